@@ -67,14 +67,18 @@ def attach(
     decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
                         the policy may take to compile before the first round
     allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
-                        "accumulation", "resize"), and hard bounds (`live.options.Bounds`). With "accumulation"
+                        "accumulation", "resize", "power": caps of GPUs, through NVML where the driver lets this
+                        process, put back by `close`), and hard bounds (`live.options.Bounds`). With "accumulation"
                         a step is computed in as many batches as the plan says, and as memory needs: the script
                         divides its loss by `runtime.passes` and steps where `runtime.ends_step`
     drift               efficiency lost per extra local step (kappa_d); "measured": from how far replicas are
                         apart, beginning with two local steps; unknown: the interval is left alone
     batch_reference     batch at which the statistical efficiency is 1 (none: global_batch)
-    batch_max           largest global batch that a policy may choose, `batch_reference` being the smallest; the
-                        script's learning rate has to follow `runtime.global_batch` (none: it stays as it is)
+    batch_max           largest global batch that a policy may choose, `batch_reference` being the smallest (none:
+                        it stays as it is)
+    learning_rate       how it follows that batch, in every parameter group and beside the script's scheduler:
+                        "adascale", "sqrt", "linear", "none", or "script": the script scales it by
+                        `runtime.global_batch` itself (none: "sqrt" under optimizers like Adam, else "adascale")
     outer_lr, outer_momentum   outer optimiser on the mean of local steps (1 and 0: plain averaging)
     samples_target      samples to train in all, for progress; sample_bytes: size of one
     drop_last           leave out the samples at the end of an epoch that make no whole global batch
@@ -107,6 +111,7 @@ def attach(
     membership = regroup.current()
     settings = check_exchange(wrapper, settings, regroups=membership is not None)
     optimizers = optimizers_of(optimizer, settings, regroups=membership is not None)
+    settings = dataclasses.replace(settings, learning_rate=settings.learning_rate or optimizers.rate_rule)
     if membership is not None:
         _check_state(settings.state)
     chosen = os.environ.get("EQUIPOISE_POLICY", "policy.yaml") if policy is None else policy

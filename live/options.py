@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
+from equipoise.policies.rate_rules import RULES, RateRule
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
-Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "resize"]
+Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "resize", "power"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 
@@ -67,6 +68,7 @@ _RULES: dict[str, Rule] = {
     "loss_reduction": one_of(*get_args(Reduction)),
     "batch_reference": optional(whole(1)),
     "batch_max": optional(whole(1)),
+    "learning_rate": optional(one_of(*RULES)),
     "decide_every": whole(1),
     "delay_rounds": whole(0),
     "statistics_every": whole(1),
@@ -120,7 +122,7 @@ class Bounds:
 
 _COMMON = (
     "global_batch", "micro_batch", "accumulation", "loss_reduction", "weighted", "decide_every", "delay_rounds",
-    "statistics_every", "shards", "shuffle", "drop_last", "seed", "outer_lr", "outer_momentum",
+    "statistics_every", "learning_rate", "shards", "shuffle", "drop_last", "seed", "outer_lr", "outer_momentum",
 )  # fmt: skip
 
 
@@ -139,7 +141,8 @@ class Options:
     weighted: bool = False
     batch_reference: int | None = None
     batch_max: int | None = None
-    decide_every: int = 6
+    learning_rate: RateRule | None = None
+    decide_every: int = 10
     delay_rounds: int = 0
     statistics_every: int = 10
     decision_budget_s: float = 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from equipoise.live.group.group import Group
 from equipoise.live.group.regroup import Membership
 from equipoise.live.options import Options
 from equipoise.live.train.optimizers import Optimizers, check_parameters
+from equipoise.live.train.power import make_power
 from equipoise.live.train.rounds import RoundMeter
 from equipoise.live.train.shares import HeldShare, make_backend
 from equipoise.live.train.sync import LocalSteps
@@ -56,6 +58,9 @@ class Parts:
         folder = None if options.run_dir is None else options.run_dir / self.group.run
         self.recorder = recorder = Recorder(folder, self.group.member)
         self.share = HeldShare(backend, lambda why: recorder.event("refused", lever="share", why=why))
+        self.power = make_power(
+            "power" in options.allow and options.mode == "act", self.device, self._not_capped
+        )
         self.agreement = Agreement(options, policy, self.group, recorder, self.device)
         self.lead(again=False)
         self.meter = RoundMeter(
@@ -66,6 +71,11 @@ class Parts:
             accumulation=options.accumulation,
             statistics_every=options.statistics_every,
         )
+
+    def _not_capped(self, why: str) -> None:
+        """Say why no cap is set, on every rank that cannot."""
+        print(f"equipoise: {why}", file=sys.stderr)
+        self.recorder.event("refused", lever="power", why=why)
 
     def lead(self, *, again: bool) -> None:
         """Take up this rank's part in the group as it is now; `again`: others had led the run before."""
@@ -84,6 +94,7 @@ class Parts:
             with contextlib.suppress(RuntimeError):
                 self.group.control.gather(np.zeros(1))
         self.agreement.close()
+        self.power.close()
         self.meter.close()
         self.local.close()
         self.recorder.close()

@@ -52,6 +52,8 @@ class Runtime(Status):
         self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = self._closed = False
         self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
+        scaled = options.batch_max is not None and options.learning_rate != "script"
+        self._rates = optimizer.scale_rates(self._stepping.rate) if scaled else []
         own_weights = options.loss_reduction == "sum"
         self._weighting = WeightedGradients(
             wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights
@@ -207,6 +209,8 @@ class Runtime(Status):
         """Write what is buffered, stop the threads, and let the other ranks finish."""
         self._closed = True
         self._weighting.close()
+        for hook in self._rates:
+            hook.remove()
         self._parts.close(finished=self.finished)
 
     # -- checkpoints ---------------------------------------------------------------------------------------

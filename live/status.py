@@ -53,6 +53,11 @@ class Status:
         return self._parts.options.global_batch if sampler is None else sampler.global_batch
 
     @property
+    def learning_rate(self) -> float:
+        """Factor on the script's own learning rate in the running round, with which optimizers step."""
+        return self._stepping.rate()
+
+    @property
     def passes(self) -> int:
         """Batches in which the running batch's optimiser step is computed: its loss is divided by them.
 

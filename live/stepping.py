@@ -61,6 +61,11 @@ class Stepping:
             )
         return current
 
+    def rate(self) -> float:
+        """Factor on the script's learning rate in the running round, or else in the next one."""
+        current = self.sampler.current() if self.sampler is not None else None
+        return current.rate if current is not None else self.sampler.rate if self.sampler is not None else 1.0
+
     def scale(self) -> float:
         """Factor on this rank's gradients in the running round."""
         if self._factor is None:  # asked for by every parameter
@@ -75,7 +80,7 @@ class Stepping:
         weights = self._weigh(current)
         # A pass counts by its samples, and not one part in so many as the script weighs it.
         passes, of_step = current.passes, current.of_step if current.passes > 1 else weights
-        mine, total = weights[group.rank], sum(of_step)
+        mine, total = weights[group.rank], math.fsum(of_step)
         if not self._parts.local.alone:
             return contribution_scale(mine, total / passes, group.ranks, reduction)
         if mine == 0:
@@ -172,7 +177,8 @@ class Stepping:
             with parts.recorder.holding():  # not beyond: who leads the next group reads the last decision
                 parts.agreement.report(
                     parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
-                    gpu_share=parts.share.share, movement=parts.local.movement, trained=self.round,
+                    gpu_share=parts.share.share, power=parts.power.state, movement=parts.local.movement,
+                    trained=self.round,
                 )  # fmt: skip
                 self._begun_at = self.round
                 if at_once:
@@ -210,11 +216,13 @@ class Stepping:
         if change.members is not None:
             self._regroup(change.members)
             return
-        dealt = (change.shares, change.order, change.accumulation)
+        dealt = (change.shares, change.order, change.accumulation, change.learning_rate)
         if change.moves or any(part is not None for part in dealt):
             self.dealt().schedule(change)
         local = self._parts.local
         if change.interval is not None or change.far_every is not None:
             local.change(change.interval or local.interval, change.far_every or local.far_every)
+        if change.power_cap_w is not None:
+            self._parts.power.set(change.power_cap_w[self._parts.group.rank])
         if change.gpu_share is not None:
             self._parts.share.set(change.gpu_share[self._parts.group.rank])

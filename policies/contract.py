@@ -29,7 +29,7 @@ from equipoise.policies.plan import Reason as Reason
 
 CONTRACT_VERSION = 1
 
-Kind = Literal["data", "tasks", "sync", "allocation"]
+Kind = Literal["data", "tasks", "sync", "power", "allocation"]
 Memory = Mapping[str, Any]
 """Plain arrays, numbers and strings by name; treated as immutable."""
 

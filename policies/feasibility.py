@@ -12,6 +12,7 @@ from equipoise.policies.kernels.placement import allocation_fault
 from equipoise.policies.observation import DONE, Floats, Ints, Observation
 from equipoise.policies.plan import CHANGES, UNCHANGED, Allocation, Moves, Plan
 from equipoise.policies.queues.feasible import breaches
+from equipoise.policies.rate_rules import SCRIPT
 
 
 def check(plan: Plan, observation: Observation, before: Plan = UNCHANGED) -> str | None:
@@ -39,9 +40,11 @@ _DENSE = {
     "gradient_weight": ("workers", "f"),
     "suspect": ("gpus", "b"),
     "global_batch": ("jobs", "i"),
+    "learning_rate": ("jobs", "f"),
     "far_every": ("jobs", "i"),
     "accumulation": ("jobs", "i"),
     "push_interval": ("workers", "i"),
+    "power_cap_w": ("nodes", "f"),
 }
 """Fields with one value per row of a table, and the kind of their dtype."""
 
@@ -109,6 +112,18 @@ def _check_push(interval: Ints, observation: Observation) -> str | None:
     return None
 
 
+def _check_cap(cap_w: Floats, observation: Observation) -> str | None:
+    nodes = observation.nodes
+    same = (cap_w == nodes.power_cap_w) | (np.isnan(cap_w) & np.isnan(nodes.power_cap_w))
+    wrong = ~same & ~((cap_w > nodes.power_idle_w) & (cap_w <= nodes.power_max_w))
+    if wrong.any():
+        node = int(np.argmax(wrong))
+        idle_w, most_w = nodes.power_idle_w[node], nodes.power_max_w[node]
+        allowed = "none, no plan caps its GPUs" if np.isnan(most_w) else f"above {idle_w:g} to {most_w:g}"
+        return f"node {node} gets a cap of {cap_w[node]:g} W, allowed: {allowed}"
+    return None
+
+
 def _check_share(share: Floats, observation: Observation) -> str | None:
     workers = observation.workers
     bad = ~((share > 0) & (share <= 1))
@@ -144,6 +159,23 @@ def _check_batch(batch: Ints, observation: Observation) -> str | None:
     if wrong.any():
         job = int(np.argmax(wrong))
         return f"job row {job} gets a batch of {batch[job]}, allowed: {_allowed_batches(observation, job)}"
+    return None
+
+
+def _check_rate(rate: Floats, observation: Observation) -> str | None:
+    jobs = observation.jobs
+    fixed = (jobs.batch_max <= jobs.batch_reference) | (jobs.rate_rule == SCRIPT)
+    most = 2.0 * np.maximum(jobs.batch_max, 1) / np.maximum(jobs.batch_given, 1)
+    wrong = (rate != jobs.learning_rate) & (fixed | ~((rate > 0) & (rate <= most)))
+    if wrong.any():
+        job = int(np.argmax(wrong))
+        if jobs.rate_rule[job] == SCRIPT:
+            allowed = "its script sets it"
+        elif fixed[job]:
+            allowed = "as it is: it has no batch_max"
+        else:
+            allowed = f"above 0, at most {most[job]:.6g}"
+        return f"job row {job} gets {rate[job]:.6g} times its learning rate, allowed: {allowed}"
     return None
 
 
@@ -242,7 +274,7 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
 _RULES: dict[str, Any] = {
     "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
     "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
-    "global_batch": _check_batch, "far_every": _check_far,
-    "accumulation": _check_accumulation, "push_interval": _check_push,
+    "learning_rate": _check_rate, "global_batch": _check_batch, "far_every": _check_far,
+    "accumulation": _check_accumulation, "push_interval": _check_push, "power_cap_w": _check_cap,
     "allocation": _check_allocation,
 }  # fmt: skip

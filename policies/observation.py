@@ -173,6 +173,9 @@ class Nodes(Table):
     nic_bytes_per_s = _float("network interface capacity, one direction")
     nic_busy_ratio = _float("share of the interface's capacity in use over the window, 0..1")
     ingest_samples_per_s = _float("samples the host can prepare per second")
+    power_idle_w = _float("power of one of its GPUs that idles, where a plan may cap it")
+    power_max_w = _float("highest power cap of its GPUs; NaN: a plan cannot cap them")
+    power_cap_w = _float("power cap of each of its GPUs now, where a plan may set it")
 
 
 class Gpus(Table):
@@ -250,6 +253,9 @@ class Jobs(Table):
     global_batch = _int("samples per step over all workers", 0)
     batch_reference = _int("reference batch M0 of the statistical efficiency; never less is dealt", 0)
     batch_max = _int("most samples per step that a plan may give it; 0: its global batch is fixed", 0)
+    batch_given = _int("global batch that its user gave, for which its own learning rate was chosen", 0)
+    learning_rate = _float("factor on its own learning rate", 1.0)
+    rate_rule = Column(np.int8, 0, "how its learning rate follows its batch: index into `rate_rules.RULES`")
     micro_batch = _int("granularity of samples_per_step", 1)
     accumulation = _int("passes in which a step is computed at least; 0: a plan cannot set it", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from equipoise.policies.kernels.arrays import heapify, sift_down
 from equipoise.policies.kernels.jit import ZERO, jit, jit_in_place
 from equipoise.policies.observation import Floats, Ints
+from equipoise.policies.rate_rules import LINEAR, SCRIPT, SQRT, UNSCALED
 
 _NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a difference
 
@@ -120,6 +121,48 @@ def efficiency(batch: float, interval: float, noise_scale: float, reference: flo
     if noise_scale >= 0.0 and noise_scale + batch > 0.0:
         value *= (noise_scale + reference) / (noise_scale + batch)
     return min(value, 1.0)
+
+
+_LEAST_WORTH = 0.01  # of a step at a rate at which nothing is learnt, so that its job ends
+
+
+@jit_in_place
+def best_rate(batch: float, given: float, noise_scale: float, adaptive: bool) -> float:
+    """The best learning rate at `batch` over the best one at `given`, for which the job's own was chosen.
+
+    SGD: M (phi + M') / (M' (phi + M)), McCandlish et al. 2018, equation 2.6, which is the gain of AdaScale (Johnson
+    et al. 2020); 1 where the noise scale is not known (negative or NaN). Adaptive optimizers: sqrt(M / M'),
+    Malladi et al. 2022.
+    """
+    if adaptive:
+        return math.sqrt(batch / given)
+    if noise_scale >= 0.0 and noise_scale + batch > 0.0:
+        return batch * (noise_scale + given) / (given * (noise_scale + batch))
+    return 1.0
+
+
+@jit_in_place
+def ruled_rate(batch: float, given: float, noise_scale: float, rule: int) -> float:
+    """Factor on a job's own learning rate at `batch`, by its rule."""
+    if rule == LINEAR:
+        return batch / given
+    if rule in (UNSCALED, SCRIPT):
+        return 1.0
+    return best_rate(batch, given, noise_scale, rule == SQRT)
+
+
+@jit_in_place
+def rate_worth(rate: float, batch: float, given: float, noise_scale: float, rule: int) -> float:
+    """What a step at `rate` times a job's own learning rate is worth beside one at the best rate: x (2 - x).
+
+    x is the rate over the best one, where the loss is quadratic in the step: McCandlish et al. 2018, equation 2.5.
+    At twice the best rate nothing is learnt; never less than 0.01. A script that scales by itself does so best, and
+    what an unknown noise scale means for SGD is not known: 1.
+    """
+    if rule == SCRIPT or (rule != SQRT and not noise_scale >= 0.0):
+        return 1.0
+    x = rate / best_rate(batch, given, noise_scale, rule == SQRT)
+    return max(x * (2.0 - x), _LEAST_WORTH)
 
 
 # -- whole samples ---------------------------------------------------------------------------------------------

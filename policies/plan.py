@@ -85,6 +85,8 @@ class Plan:
     far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
     accumulation: Ints | None = None  # per row of jobs: passes in which a step is computed at least
     push_interval: Ints | None = None  # per row of workers: local steps between its pushes
+    learning_rate: Floats | None = None  # per row of jobs: factor on its own, chosen for `batch_given`
+    power_cap_w: Floats | None = None  # per row of nodes: of each of its GPUs
     told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
 
     def with_(self, **changes: Any) -> Plan:
@@ -133,7 +135,8 @@ _values_of = attrgetter(*_FIELDS)  # three times as fast as dataclasses.replace,
 
 CHANGES = (
     "moves", "samples_per_step", "fetch_order", "sync_interval", "gpu_share", "gradient_weight", "suspect",
-    "global_batch", "far_every", "accumulation", "push_interval", "allocation",
+    "global_batch", "learning_rate", "far_every", "accumulation", "push_interval", "power_cap_w",
+    "allocation",
 )  # fmt: skip
 """Fields of a plan that change something; what they hold is checked in this order."""
 

@@ -48,6 +48,7 @@ BUILT_IN: dict[str, str] = {
     "fgd": "equipoise.policies.baselines.shares:Fgd",
     "hierarchical-local-sgd": "equipoise.policies.baselines.sync:HierarchicalLocalSgd",
     "diloco": "equipoise.policies.baselines.sync:DiLoCo",
+    "zeus": "equipoise.policies.baselines.power:Zeus",
     "adacomm": "equipoise.policies.baselines.sync:AdaComm",
 }
 

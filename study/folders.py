@@ -45,6 +45,8 @@ def _kind_by(ledger: Path) -> Kind | None:
     """What a ledger says that it is of; nothing when its study was killed before it could say."""
     try:
         with reading(ledger) as db:
+            if db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                return None
             about = dict(db.execute("SELECT key, value FROM about").fetchall())
     except sqlite3.Error:
         return "sweep"  # damaged, or not ours: whoever reads it says so

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import ndtr, stdtrit
 
 Floats = npt.NDArray[np.float64]
 
@@ -134,7 +134,7 @@ def estimate(value: float, replicates: Floats, n: int) -> Estimate:
     finite = replicates[np.isfinite(replicates)]
     if not len(finite):
         return Estimate(value, value, value, n)
-    tail = stats.norm.cdf(math.sqrt(n / max(n - 1, 1)) * stats.t.ppf(TAIL, max(n - 1, 1)))
+    tail = ndtr(math.sqrt(n / max(n - 1, 1)) * stdtrit(max(n - 1, 1), TAIL))
     low, high = np.quantile(finite, [tail, 1.0 - tail])
     return Estimate(value, min(float(low), value), max(float(high), value), n)
 
@@ -177,7 +177,7 @@ def fit_level(
     value, logs = float(np.median(centres)), np.log(centres)
     degrees = len(logs) - 1 + ROUND_DEGREES
     variance = (ROUND_DEGREES * ROUND_COV**2 + ((logs - logs.mean()) ** 2).sum()) / degrees
-    half = float(stats.t.ppf(0.975, degrees)) * math.sqrt(variance / len(logs))
+    half = float(stdtrit(degrees, 0.975)) * math.sqrt(variance / len(logs))
     low, high = math.exp(logs.mean() - half), math.exp(logs.mean() + half)
     return Estimate(value, min(low, value), max(high, value), len(data))
 

@@ -107,7 +107,7 @@ class DataView:
         """
         rates = [self.path(store, host)[0] for store in range(self.stores)]
         away = [p for p in queue if not self.is_local(rank, p.shard)]
-        needed_s = sum(float(self.size_bytes[p.shard]) / rates[self.store[p.shard]] for p in away)
+        needed_s = math.fsum(float(self.size_bytes[p.shard]) / rates[self.store[p.shard]] for p in away)
         owned = sum(p.left for p in queue)
         lacking_bytes = max(0.0, part - owned) * float(self.size_bytes.sum() / self.samples.sum())
         needed_s += lacking_bytes / rates[int(np.bincount(self.store).argmax())]
@@ -118,7 +118,7 @@ class DataView:
         pieces = [p for other, queue in enumerate(queues) if other != rank for p in queue]
         rates = [self.path(store, host)[0] for store in range(self.stores)]
         away = [p.shard for p in pieces if not self.is_local(rank, p.shard)]
-        needed_s = sum(float(self.size_bytes[k]) / rates[self.store[k]] for k in away)
+        needed_s = math.fsum(float(self.size_bytes[k]) / rates[self.store[k]] for k in away)
         return sum(p.left for p in pieces) / needed_s if needed_s > 0.0 or math.isnan(needed_s) else math.inf
 
     def worker_columns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +81,7 @@ class Agreement:
         *,
         intervals: tuple[int, int],
         gpu_share: float,
+        power: Sequence[float],
         movement: Movement | None,
         trained: int,
     ) -> None:
@@ -92,7 +93,7 @@ class Agreement:
             self._note_device(device, trained)
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
             moved = (math.nan, math.nan) if movement is None else movement.take()
-            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved)
+            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *power)
             data = self.plane.report() if self.plane is not None else np.empty(0)
             gathered = self._group.control.collect(
                 pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equipoise.live.decide.decider import Decider
+from equipoise.live.decide.held_up import HeldUp
 from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
@@ -27,6 +28,7 @@ from equipoise.live.train.change import Change
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
+from equipoise.live.train.power import POWER_COLUMNS
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
@@ -36,7 +38,10 @@ from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
 
 _NOTHING: Floats = np.empty(0)
-HEADER = ("drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean", *GPU_COLUMNS)
+HEADER = (
+    "drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean",
+    *POWER_COLUMNS, *GPU_COLUMNS,
+)  # fmt: skip
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
@@ -94,6 +99,7 @@ class Leader:
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
         self._growth, self._passes = Growth(), 1
+        self._held_up, self._took_s = HeldUp(options.decide_every), 0.0  # of the decision that is being made
         self._prometheus: PrometheusServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -189,13 +195,14 @@ class Leader:
 
         `intervals`: local steps per exchange, and exchanges per exchange of all ranks.
         """
-        world = self.world
+        world, began_s = self.world, time.perf_counter()
         header, reports, rows = unpack(gathered, 0 if world.data is None else world.data.length)
         if world.data is not None:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.far_every = intervals
         world.deal, world.shares = sampler.deal, sampler.planned_shares()
         world.batch, world.passes = sampler.planned_batch(), sampler.planned_accumulation()
+        world.rate = sampler.planned_rate()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         steps = [r for r in rounds if r.ends_step]
         window = measure(
@@ -206,6 +213,7 @@ class Leader:
         self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
+        world.power = [header[name] for name in POWER_COLUMNS]
         seen = window
         if world.data is None:  # else waits for files come and go
             each = window.each()
@@ -227,9 +235,11 @@ class Leader:
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
             self.decider.begin(world)
+        self._took_s = time.perf_counter() - began_s
 
     def answer(self, drawn: float) -> Change:
         """The change that the policy wants, of rounds that no rank has `drawn`; empty: it wants none or failed."""
+        began_s, window = time.perf_counter(), self.world.telemetry.window
         first = self.world.telemetry.first_free_round = int(drawn)
         self.world.change = Change(first)
         if self.options.mode != "observe" and self.decider is not None:
@@ -239,6 +249,9 @@ class Leader:
                 self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
             elif answer.decision is not None:
                 self._note(answer.decision, answer.refused)
+        took_s = self._took_s + time.perf_counter() - began_s
+        if (news := self._held_up.news(took_s, window.span_s if window.rounds else math.nan)) is not None:
+            self._warn(news)
         return self.world.change
 
     def _note_drift(self, header: Mapping[str, Floats], trained: int) -> None:
@@ -284,7 +297,7 @@ class Leader:
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
                 continue
-            total, ranks = sum(info.weights), len(info.weights)
+            total, ranks = math.fsum(info.weights), len(info.weights)
             scale = np.array(
                 [
                     gradient_scale(n, total, ranks, self.options.loss_reduction, info.local)
@@ -302,7 +315,7 @@ class Leader:
                 mean_square *= (ranks / total) ** 2
             covariance, true_square = noise_statistics(squares.tolist(), mean_square, info.weights)
             # Of one unit of weight (a token, say); a sample is so many of them.
-            self._noise.add(covariance * sum(info.window) / total, true_square)
+            self._noise.add(covariance * math.fsum(info.window) / total, true_square)
 
     # -- records -------------------------------------------------------------------------------------------
 
@@ -320,6 +333,7 @@ class Leader:
                 "allow": sorted(options.allow),
                 "global_batch": options.global_batch,
                 "batch_max": options.batch_max,
+                "learning_rate": options.learning_rate,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
                 "decide_every": options.decide_every,

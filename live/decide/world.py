@@ -31,7 +31,8 @@ from equipoise.policies.observation import (
     Speeds,
     Workers,
 )
-from equipoise.policies.physics import deal, efficiency
+from equipoise.policies.physics import deal, efficiency, rate_worth
+from equipoise.policies.rate_rules import RULES
 
 UNBOUNDED = 2**62
 
@@ -54,6 +55,8 @@ class LiveWorld:
         self.samples_done = 0
         self.gpu_s = 0.0
         self.interval, self.batch = 1, options.global_batch
+        self.rate = 1.0  # factor on the script's learning rate
+        self.rate_rule = RULES.index(options.learning_rate or "adascale")
         self.far_every = 1  # of so many exchanges one is of all ranks
         self.passes = self.least_passes = 1  # batches of a step, and those that a plan asked for
         self.near: Ints | None = None  # near group by rank, where there are two levels
@@ -67,6 +70,7 @@ class LiveWorld:
         self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = Change(0)
+        self.power: list[Floats] = []  # least, most and present power cap (W) of each rank's GPU, where told
         self._last_s = 0.0
         self._pieces: list[int] = []  # ids of the shards last observed
         self._exchange_s = self._exchange_alone_s = math.nan
@@ -145,7 +149,7 @@ class LiveWorld:
             "model": [self._models.index(first[row].model) for row in rows],
             "job": [(-2 if shared[row] else 0) if row in held else -1 for row in rows],
             "memory_bytes": [first[row].memory_bytes for row in rows],
-            "share_free": [max(0.0, 1.0 - sum(held.get(row, ()))) for row in rows],
+            "share_free": [max(0.0, 1.0 - math.fsum(held.get(row, ()))) for row in rows],
             "share_quantum": [first[row].share_quantum for row in rows],
         }
         for name, by_rank in (self.telemetry.gpu or {}).items():
@@ -162,7 +166,19 @@ class LiveWorld:
         if self.data is not None:  # its stores
             none = np.zeros(self.data.stores, dtype=np.int64)
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
-        return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores)
+        power = self._caps(len(count))
+        return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores, **power)
+
+    def _caps(self, nodes: int) -> dict[str, Floats]:
+        """Columns of nodes (nodes,) on power: what all ranks of a host may have, and what they have."""
+        idle, most, cap = (np.full(nodes, math.nan) for _ in range(3))
+        if len(self.power) and len(self.power[0]) == len(self.active):
+            for k, host in enumerate(self._hosts):
+                mine = [rank for rank, place in enumerate(self.active) if place.host == host]
+                least_w, most_w, cap_w = (of[mine] for of in self.power)
+                if len(mine) and np.isfinite(cap_w).all():
+                    idle[k], most[k], cap[k] = np.nextafter(least_w.max(), 0.0), most_w.min(), cap_w.min()
+        return {"power_idle_w": idle, "power_max_w": most, "power_cap_w": cap}
 
     def _measured(self) -> dict[str, Floats]:
         """Columns of workers that the last window measured, by rank."""
@@ -258,7 +274,10 @@ class LiveWorld:
             self.telemetry.noise_scale,
             float(reference),
             self.drift,
-        )
+        ) * rate_worth(
+            self.rate, float(self.batch), float(options.global_batch), self.telemetry.noise_scale,
+            self.rate_rule,
+        )  # fmt: skip
         work_s = float(np.nanmean(window.step_s)) if np.isfinite(window.step_s).any() else math.nan
         return Jobs.of(
             id=[0],
@@ -271,6 +290,9 @@ class LiveWorld:
             global_batch=[self.batch],
             batch_max=[options.batch_max or 0],
             batch_reference=[reference],
+            batch_given=[options.global_batch],
+            learning_rate=[self.rate],
+            rate_rule=[self.rate_rule],
             micro_batch=[options.micro_batch],
             accumulation=[self.least_passes if options.takes_passes else 0],
             sync_interval=[self.interval],
@@ -341,8 +363,7 @@ class LiveWorld:
             samples = None
         if samples is not None:
             self._apply_samples(samples, refused)
-        if plan.global_batch is not None and int(plan.global_batch[0]) != self.batch:
-            self._apply_batch(int(plan.global_batch[0]), samples, refused)
+        self._apply_batch(plan, samples, refused)
         if self.options.takes_passes:
             self._apply_passes(plan.accumulation, refused)
         pieces = self._pieces
@@ -359,6 +380,9 @@ class LiveWorld:
             self._apply_interval(int(plan.sync_interval[0]), refused)
         if plan.far_every is not None:
             self._apply_levels(int(plan.far_every[0]), refused)
+        if plan.power_cap_w is not None and self._allowed("power", refused):
+            by_rank = [float(plan.power_cap_w[self._hosts.index(place.host)]) for place in self.active]
+            self.change = replace(self.change, power_cap_w=tuple(by_rank))
         if plan.gpu_share is not None:
             self._apply_share(plan.gpu_share, refused)
         if plan.allocation is not None:
@@ -387,8 +411,14 @@ class LiveWorld:
         elif self._allowed("samples", refused):
             self.change = replace(self.change, shares=tuple(self._by_rank(samples.tolist())))
 
-    def _apply_batch(self, batch: int, samples: Ints | None, refused: list[Refusal]) -> None:
-        """Another global batch, dealt in the proportions that are planned, else in those that are."""
+    def _apply_batch(self, plan: Plan, samples: Ints | None, refused: list[Refusal]) -> None:
+        """Another global batch, dealt in the proportions that are planned, else in those that are, and its rate."""
+        batch = self.batch if plan.global_batch is None else int(plan.global_batch[0])
+        rate = self.rate if plan.learning_rate is None else float(plan.learning_rate[0])
+        if batch == self.batch:
+            if rate != self.rate and self._allowed("batch", refused):
+                self.change = replace(self.change, learning_rate=rate)
+            return
         dealt = self.shares[self._rank_of_row] if samples is None else samples
         shares = deal(batch, dealt, self.options.micro_batch)
         least, limit = self.options.bounds.samples_min, self._limit()[self._rank_of_row]
@@ -397,7 +427,8 @@ class LiveWorld:
             refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than it may have"))
         elif self._allowed("batch", refused):
             by_rank = tuple(self._by_rank(shares.tolist()))
-            self.change = replace(self.change, shares=by_rank, global_batch=batch)
+            changed = None if rate == self.rate else rate
+            self.change = replace(self.change, shares=by_rank, global_batch=batch, learning_rate=changed)
 
     def _apply_passes(self, asked: Ints | None, refused: list[Refusal]) -> None:
         """As many passes as are asked for, and as the largest share needs that a round cannot hold."""

@@ -23,6 +23,7 @@ _AGAIN_S = 60.0  # between two lines of a kind
 _UNANSWERED_S = 5.0  # so long a busy store may take to answer a member
 _PER_MEMBER, _SPARE = 16, 64  # connections that a job may have
 _ESTABLISHED = "01"
+_OF_PYTORCH = ("init/", "default_pg/")
 
 
 def connections_to(port: int) -> int:
@@ -36,9 +37,9 @@ def connections_to(port: int) -> int:
 
 
 def strange_keys(keys: Iterable[str], token: str) -> list[str]:
-    """Keys that were written without the job's token: all that is a member's, or PyTorch's own, stands under it."""
+    """Keys that were written without the job's token; those of groups that a script itself forms have none."""
     own = (f"equipoise/{token}/", f"equipoise/{token}.")  # of its first era, and of later ones
-    return sorted(key for key in keys if not key.startswith((*own, "init/")))
+    return sorted(key for key in keys if not key.startswith((*own, *_OF_PYTORCH)))
 
 
 class Doorman:

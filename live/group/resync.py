@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,8 +97,9 @@ def resync(
     kept = ("boundary", "near", "met", "shared", "trained")
     reports = group.control.gather_text({name: getattr(replica, name) for name in kept})
     works, done = lineage(reports)
-    merge = sum(works) > 0
-    weight = works[group.rank] / sum(works) if merge else 0.0
+    total = math.fsum(works)
+    merge = total > 0
+    weight = works[group.rank] / total if merge else 0.0
     rebuild.agree(model, optimizer, extra, replica.tensors if weight > 0 else None, weight, merge)
     content = None
     if group.rank == 0:
@@ -105,6 +107,7 @@ def resync(
         content = json.dumps(_progress(group, sampler, local, replica, gone)).encode()
     state = json.loads(group.control.broadcast(content))
     sampler.global_batch, sampler.accumulation = state["global_batch"], state["accumulation"]
+    sampler.rate = state["rate"]
     sampler.set_world(group.rank, group.ranks)
     sampler.shares, sampler.members = np.array(state["shares"], dtype=np.int64), tuple(group.members)
     left = None if state["deal"] is None else sampler.deal_of(state["deal"], state["epoch"])
@@ -135,6 +138,7 @@ def _progress(
         "joins_seen": group.joins_seen,
         "global_batch": sampler.global_batch,
         "accumulation": sampler.accumulation,
+        "rate": sampler.rate,
         "shares": kept_shares(sampler, group.members).tolist(),
         "deal": None if left is None else left.without(trained, group.ranks).to_data(),
     }

@@ -17,9 +17,11 @@ class Change:
     order: tuple[int, ...] | None = None  # piece ids, first to read first
     interval: int | None = None  # local steps per exchange
     gpu_share: tuple[float, ...] | None = None  # per rank
+    power_cap_w: tuple[float, ...] | None = None  # of each rank's GPU
     members: tuple[int, ...] | None = None  # member ids of the new world
     global_batch: int | None = None  # samples per round over all ranks; never without shares
     far_every: int | None = None  # of so many exchanges one is of all ranks, the others of near ones
+    learning_rate: float | None = None  # factor on the script's own, with the batch
     accumulation: int | None = None  # batches in which a step is computed
 
     def is_empty(self) -> bool:
@@ -34,7 +36,7 @@ class Change:
     def from_json(cls, text: str) -> Change:
         """The inverse of `to_json`."""
         raw = json.loads(text)
-        for key in ("shares", "order", "gpu_share", "members"):
+        for key in ("shares", "order", "gpu_share", "power_cap_w", "members"):
             raw[key] = None if raw[key] is None else tuple(raw[key])
         raw["moves"] = tuple((int(piece), int(rank)) for piece, rank in raw["moves"])
         return cls(**raw)

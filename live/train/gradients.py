@@ -21,11 +21,11 @@ def noise_statistics(
     that hold samples, S = B (A - mean_square) / (R - 1) and |G|^2 = mean_square - S/B are unbiased
     (generalises McCandlish et al. 2018, appendix A.1, to unequal batches). NaN with fewer than two ranks.
     """
-    total = sum(samples)
+    total = math.fsum(samples)
     some = [(n, square) for n, square in zip(samples, local_squares, strict=True) if n > 0]
     if len(some) < 2:
         return math.nan, math.nan
-    weighted = sum(n / total * square for n, square in some)
+    weighted = math.fsum(n / total * square for n, square in some)
     covariance_trace = total * (weighted - mean_square) / (len(some) - 1)
     return covariance_trace, mean_square - covariance_trace / total
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from equipoise.live.options import Options
 from equipoise.live.train.wrapped import Replicated
+from equipoise.policies.rate_rules import RateRule
 
 
 class Optimizers:
@@ -41,6 +42,50 @@ class Optimizers:
     def on_state_dict(self, call: Callable[[], None]) -> list[Any]:
         """Call whenever the state of one is asked for."""
         return [optimizer.register_state_dict_pre_hook(lambda _: call()) for optimizer in self.all]
+
+    @property
+    def rate_rule(self) -> RateRule:
+        """How their learning rate follows the batch: by the square root where one divides by a root, like Adam."""
+        names = (kind.__name__.lower() for optimizer in self.all for kind in type(optimizer).__mro__)
+        return "sqrt" if any(mark in name for name in names for mark in _DIVIDE_BY_A_ROOT) else "adascale"
+
+    def scale_rates(self, factor: Callable[[], float]) -> list[Any]:
+        """Have every step made with the learning rates times `factor()`; schedulers see them as they were.
+
+        Returns the handles of the hooks.
+        """
+        held: list[tuple[dict[str, Any], Any]] = []
+
+        def scale(optimizer: Any, *_: Any) -> None:
+            restore()  # where the last step ended in an exception
+            by, tensors = factor(), set[int]()
+            for group in optimizer.param_groups if by != 1.0 else ():
+                rate = group["lr"]
+                if isinstance(
+                    rate, torch.Tensor
+                ):  # a captured step holds on to it; groups may have it in common
+                    if id(rate) not in tensors:
+                        tensors.add(id(rate))
+                        held.append((group, rate.clone()))
+                        rate.mul_(by)
+                else:
+                    held.append((group, rate))
+                    group["lr"] = rate * by
+
+        def restore(*_: Any) -> None:
+            for group, rate in held:
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].copy_(rate)
+                else:
+                    group["lr"] = rate
+            held.clear()
+
+        hooks = [optimizer.register_step_pre_hook(scale) for optimizer in self.all]
+        return hooks + [optimizer.register_step_post_hook(restore) for optimizer in self.all]
+
+
+_DIVIDE_BY_A_ROOT = ("adam", "adagrad", "adadelta", "adafactor", "rmsprop", "lamb")
+"""In the names of optimizers that divide by the root of a mean of squared gradients (Malladi et al. 2022)."""
 
 
 def optimizers_of(given: Any, options: Options, *, regroups: bool) -> Optimizers:

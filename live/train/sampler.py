@@ -34,6 +34,7 @@ class Round:
     passes: int = 1  # rounds in which its optimiser step is computed
     ends_step: bool = True
     of_step: tuple[int, ...] = ()  # samples of every rank in that step
+    rate: float = 1.0  # factor on the script's learning rate
     stand_in: int = 0  # the one that is read, without weight, by a rank that has none
 
     @property
@@ -105,6 +106,7 @@ class ShareSampler:
         self.drop_last, self._given_batch = drop_last, global_batch
         self.takes_passes = False  # the script follows `accumulation`
         self.accumulation = 1  # passes in which a step's batch is dealt
+        self.rate = 1.0  # factor on the script's learning rate
         self._passes: deque[Ints] = deque()  # of the step being drawn, what every rank takes in those to come
         self._of_step: tuple[int, tuple[int, ...]] = (1, ())  # passes of that step, and samples of every rank
         self.members: tuple[int, ...] = tuple(range(ranks))  # whose shares these are
@@ -241,7 +243,7 @@ class ShareSampler:
         ends, (passes, of_step) = not self._passes, self._of_step
         new = Round(
             self.drawn, self.epoch, samples, sum(samples), indices, ends and deal.left < self._least, passes,
-            ends, of_step, deal.any_sample() if self._stand_in < 0 else self._stand_in,
+            ends, of_step, self.rate, deal.any_sample() if self._stand_in < 0 else self._stand_in,
         )  # fmt: skip
         if self._files is not None and len(indices):
             self._stand_in = int(indices[-1])  # of a file that is here
@@ -256,6 +258,8 @@ class ShareSampler:
             self.shares = np.array(change.shares, dtype=np.int64)
         if change.global_batch is not None:
             self.global_batch = change.global_batch
+        if change.learning_rate is not None:
+            self.rate = change.learning_rate
         if change.accumulation is not None:
             self.accumulation = change.accumulation
         shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
@@ -278,6 +282,11 @@ class ShareSampler:
         """Samples of a round once every scheduled change holds."""
         planned = [c.global_batch for c in self._pending if c.global_batch is not None]
         return planned[-1] if planned else self.global_batch
+
+    def planned_rate(self) -> float:
+        """Factor on the learning rate once every scheduled change holds."""
+        planned = [c.learning_rate for c in self._pending if c.learning_rate is not None]
+        return planned[-1] if planned else self.rate
 
     def planned_accumulation(self) -> int:
         """Passes of a step once every scheduled change holds."""
@@ -371,6 +380,7 @@ class ShareSampler:
             "shares": self.planned_shares().tolist(),
             "global_batch": self.planned_batch(),
             "given_batch": self._given_batch,
+            "rate": self.planned_rate(),
             "accumulation": self.planned_accumulation(),
             "owner": self.owner.tolist(),
         }
@@ -391,7 +401,7 @@ class ShareSampler:
             if state.get(name) != mine:
                 raise ValueError(f"state: {name} of {state.get(name)} is not allowed, the job has {mine}")
         if state["given_batch"] == self._given_batch:  # else the script wants another one now
-            self.global_batch = state["global_batch"]
+            self.global_batch, self.rate = state["global_batch"], state.get("rate", 1.0)
             self.set_world(self.rank, self.ranks)
         self.accumulation = state.get("accumulation", 1) if self.takes_passes else 1
         deal = state["deal"]

@@ -15,6 +15,7 @@ H steps, is rescaled with H.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -127,14 +128,14 @@ class LocalSteps:
 
     def weights(self) -> list[float]:
         """Each rank's part in the mean of all replicas; empty without any samples."""
-        total = sum(self._samples)
+        total = math.fsum(self._samples)
         if total == 0:
             return []
         if self.near is None or self._turn == 0:
             return [s / total for s in self._samples]
         inside = self.near_weights()
         return [
-            part * sum(self._samples[k] for k in self.near.peers(rank)) / total
+            part * math.fsum(self._samples[k] for k in self.near.peers(rank)) / total
             for rank, part in enumerate(inside)
         ]
 
@@ -143,7 +144,7 @@ class LocalSteps:
         assert self.near is not None
         samples = self._near_samples or [0.0] * len(self.near.group)
         groups = [self.near.peers(rank) for rank in range(len(samples))]
-        totals = [sum(samples[k] for k in peers) for peers in groups]
+        totals = [math.fsum(samples[k] for k in peers) for peers in groups]
         return [
             n / total if total > 0 else 1.0 / len(peers)  # none had any
             for n, total, peers in zip(samples, totals, groups, strict=True)

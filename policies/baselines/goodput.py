@@ -25,8 +25,9 @@ from equipoise.policies.baselines.rounds import (
     open_jobs,
 )
 from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.learning import batch_worth, with_rates
 from equipoise.policies.observation import WAITING, Floats, Ints, Observation
-from equipoise.policies.physics import efficiency, overlapped_each
+from equipoise.policies.physics import overlapped_each
 from equipoise.policies.stages.batches import batches
 
 
@@ -74,10 +75,7 @@ def _on_model(o: Observation, row: int, here: Ints, model: int) -> list[Option]:
     gamma = float(jobs.gamma[row]) if jobs.gamma[row] >= 1.0 else 1.0
     exchange_s = np.nan_to_num(speeds.exchange_s[here], nan=0.0) / max(int(jobs.sync_interval[row]), 1)
     tried, found = batches(o, row), []
-    phi, first = float(jobs.noise_scale[row]), float(jobs.batch_reference[row])
-    credit = np.array(
-        [efficiency(float(m), 1, phi if phi >= 0 else -1.0, first, 0.0) for m in tried.tolist()]
-    )
+    credit = batch_worth(o, row, tried, 1.0, 0.0)
     for k, size in enumerate(workers.tolist()):
         grad_s = np.where(tried == now, step_s[k], fixed_s + slope_s * tried / size)
         goodput = tried * credit / np.maximum(overlapped_each(grad_s, float(exchange_s[k]), gamma), 1e-12)
@@ -87,11 +85,11 @@ def _on_model(o: Observation, row: int, here: Ints, model: int) -> list[Option]:
 
 
 def with_batches(o: Observation, plan: Plan, chosen: dict[int, Option]) -> Plan:
-    """The plan with the batch of each chosen option, where it differs from the job's."""
+    """The plan with the batch of each chosen option, where it differs from the job's, and its learning rate."""
     batch = o.jobs.global_batch.copy()
     for row, option in chosen.items():
         batch[row] = option.batch
-    return plan if (batch == o.jobs.global_batch).all() else plan.with_(global_batch=batch)
+    return with_rates(o, plan if (batch == o.jobs.global_batch).all() else plan.with_(global_batch=batch))
 
 
 @dataclass(frozen=True)

@@ -104,5 +104,5 @@ def with_allocation(
         plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
         allocation, min(plan.revisit_s, revisit_s), (*plan.reasons, reason),
         plan.gradient_weight, plan.suspect, plan.global_batch, plan.far_every, plan.accumulation,
-        plan.push_interval,
+        plan.push_interval, plan.learning_rate, plan.power_cap_w,
     )  # fmt: skip

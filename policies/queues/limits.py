@@ -115,7 +115,7 @@ class Quota:
         if self._resource[limit] >= 0:
             return jobs * float(self.queues.tres[claim, self._resource[limit]])
         bits = int(self.queues.models[limit])
-        return sum(gpus for model, gpus in amounts.items() if bits >> model & 1)
+        return math.fsum(gpus for model, gpus in amounts.items() if bits >> model & 1)
 
     def broken(self, claim: int, amounts: Amounts, jobs: int = 1) -> int:
         """The first limit (the lowest in its tree) that so many more GPUs would break, -1 for none."""

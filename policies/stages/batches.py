@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from equipoise.policies.learning import batch_worth
 from equipoise.policies.observation import Floats, Ints, Observation
-from equipoise.policies.physics import efficiency, overlapped_each
+from equipoise.policies.physics import overlapped_each
 from equipoise.policies.stages.groups import WorkersByJob
 
 _BATCHES = 24
@@ -56,8 +57,7 @@ def _goodput(o: Observation, row: int, own: slice, tried: Ints) -> Floats:
     exchange_s = jobs.exchange_s[row] if jobs.exchange_s[row] >= 0 else jobs.exchange_alone_s[row]
     gamma = float(jobs.gamma[row]) if jobs.gamma[row] >= 1.0 else 1.0
     whole_s = overlapped_each(step_s, float(np.nan_to_num(exchange_s)) / interval, gamma)
-    phi, first, drift = float(jobs.noise_scale[row]), float(jobs.batch_reference[row]), float(jobs.drift[row])
-    credit = np.array([efficiency(float(m), interval, phi, first, drift) for m in tried.tolist()])
+    credit = batch_worth(o, row, tried, interval, float(jobs.drift[row]))
     fits = (dealt <= workers.samples_max[own]).all(axis=1)
     with np.errstate(divide="ignore"):
         found: Floats = np.where(fits & (whole_s > 0.0), tried * credit / whole_s, np.nan)

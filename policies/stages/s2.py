@@ -21,6 +21,7 @@ from equipoise.policies.kernels.fetching import (
     lateness_elsewhere,
     shard_priority,
 )
+from equipoise.policies.learning import with_rates
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.batches import best_batches
 from equipoise.policies.stages.frozen import check_frozen
@@ -100,6 +101,8 @@ class Tasks(Stage):
             batch[list(other)] = [found for found, _ in other.values()]
             plan = plan.with_(global_batch=batch)
             tasks |= {"s222_batch": batch[list(other)], "s222_gain": [gain for _, gain in other.values()]}
+        if self.frozen not in ("S221", "S222"):
+            plan = with_rates(observation, plan)
         idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 
@@ -135,8 +138,9 @@ class Tasks(Stage):
         late, late_s, before, part = _late_ones(observation, groups, rows[ranked], need_s, links)
         with np.errstate(divide="ignore", invalid="ignore"):  # what takes no time is as fast as can be
             speed = shards.bytes[rows] / fetch_s
-        alike = speed.max() <= (1.0 + _ALIKE) * speed.min()
-        acts = self.frozen != "S212" and (part <= _OVERLOAD or bool(alike))
+        acts = self.frozen != "S212" and (
+            part <= _OVERLOAD or _one_path_each(speed, shards.node[rows], owner)
+        )
         order = _order_by_rank(observation, rows[ranked]) if acts else None
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
@@ -291,6 +295,19 @@ def _late_ones(
     )  # fmt: skip
     late_s = arrives_s - need_s[rows]
     return rows[late], late_s[late], before, float((late_s > 0.0).mean())
+
+
+def _one_path_each(bytes_per_s: Floats, source: Ints, owner: Ints) -> bool:
+    """Whether all that a worker fetches comes from one node, or equally fast, for each; columns by shard.
+
+    How fast others' fetches are says nothing of its own: each orders its own queue.
+    """
+    by_owner = np.lexsort((bytes_per_s, owner))
+    first = np.flatnonzero(np.diff(owner[by_owner], prepend=-1))
+    last = np.append(first[1:], len(owner)) - 1
+    alike = bytes_per_s[by_owner[last]] <= (1.0 + _ALIKE) * bytes_per_s[by_owner[first]]
+    one = np.minimum.reduceat(source[by_owner], first) == np.maximum.reduceat(source[by_owner], first)
+    return bool((alike | one).all())
 
 
 def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.policies.kernels.jit import ZERO, jit_in_place, jit_inside
 from equipoise.policies.observation import Floats
-from equipoise.policies.physics import efficiency, hidden_s
+from equipoise.policies.physics import efficiency, hidden_s, rate_worth
 from equipoise.sim.job.account import (
     BARRIER_WAIT,
     BUSY,
@@ -42,6 +42,9 @@ class Fixed(NamedTuple):
     noise_scale_growth: float
     reference: float
     drift: float
+    learning_rate: float  # factor on its own, which is for the batch `given`
+    given: float
+    rate_rule: int
     target: float
     weight: float  # GPU-seconds held per second
     divided: bool  # whether a worker is several GPUs, see `Configuration._divide`
@@ -203,7 +206,8 @@ def gain(fixed: Fixed, useful: float) -> float:
     phi = fixed.noise_scale
     if phi >= 0.0:
         phi *= 1.0 + fixed.noise_scale_growth * min(1.0, useful / fixed.target)
-    return efficiency(float(fixed.batch), fixed.mean_interval, phi, fixed.reference, fixed.drift)
+    worth = rate_worth(fixed.learning_rate, float(fixed.batch), fixed.given, phi, fixed.rate_rule)
+    return efficiency(float(fixed.batch), fixed.mean_interval, phi, fixed.reference, fixed.drift) * worth
 
 
 @jit_inside

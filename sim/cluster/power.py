@@ -67,13 +67,14 @@ def host_w(group: NodeGroup, profile: HardwareProfile) -> float:
     return profile.node_base_w.value + group.gpus * (0.0 if each is None else each.value)
 
 
-def clock_under_cap(idle_w: Floats, max_w: Floats, cap_w: float) -> Floats:
+def clock_under_cap(idle_w: Floats, max_w: Floats, cap_w: float | Floats) -> Floats:
     """Highest relative clock at which a busy GPU draws at most `cap_w`; not above 1.
 
     Raises ValueError for a cap that is not above the idle power.
     """
     if not bool((cap_w > idle_w).all()):
-        raise ValueError(f"a power cap of {cap_w:g} W is not above the idle power of {idle_w.max():g} W")
+        text = f"a power cap of {np.min(cap_w):g} W is not above the idle power of {idle_w.max():g} W"
+        raise ValueError(text)
     share = (cap_w - idle_w) / np.maximum(max_w - idle_w, 1e-12)
     clock: Floats = np.minimum(1.0, share) ** (1.0 / EXPONENT)
     return clock

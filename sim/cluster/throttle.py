@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from simpy.events import Event
 
-from equipoise.policies.observation import Floats
+from equipoise.policies.observation import Floats, writable
 from equipoise.sim.clock import DECISION, Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
@@ -89,7 +89,8 @@ class HasReplicas(Protocol):
 
 def clocks_vary(scenario: Scenario) -> bool:
     """Whether clocks change as the run goes on."""
-    return scenario.energy.cluster_power_cap is not None or scenario.thermal is not None
+    energy = scenario.energy
+    return energy.cluster_power_cap is not None or energy.policy_caps or scenario.thermal is not None
 
 
 class Throttle:
@@ -114,6 +115,9 @@ class Throttle:
         self.limit = np.ones(len(power.idle_w))  # by the cap of each GPU
         if self.energy.power_cap is not None:
             self.limit = clock_under_cap(power.idle_w, power.max_w, self.energy.power_cap)
+        self.site_limit = self.limit
+        if self.energy.policy_caps:
+            self._allow_caps()
         self.cap_w = self.energy.cluster_power_cap
         self.hot = np.ones(len(self.limit))  # clocks that heat allows
         self._pending: Event | None = None
@@ -132,6 +136,27 @@ class Throttle:
             self._ticking = True
             self._warm(utilised=False)  # it has been cooling since
             self._next_look()
+
+    def _allow_caps(self) -> None:
+        """Show policies between what power they may cap each node's GPUs."""
+        cap_w = self.power.max_w if self.energy.power_cap is None else self.energy.power_cap
+        highest_w = np.where(self.cluster.nodes.gpus > 0, np.minimum(self.power.max_w, cap_w), np.nan)
+        for name, values in (("idle", self.power.idle_w), ("max", highest_w), ("cap", highest_w)):
+            writable(self.cluster.nodes, f"power_{name}_w")[:] = values
+
+    def set_caps(self, cap_w: Floats) -> None:
+        """A policy caps each node's GPUs at this power (nodes,); NaN: as the site has it."""
+        now_w = writable(self.cluster.nodes, "power_cap_w")
+        changed = np.flatnonzero(cap_w != now_w)
+        changed = changed[~np.isnan(cap_w[changed])]
+        now_w[:] = cap_w
+        self.limit = self.site_limit.copy()
+        known = ~np.isnan(cap_w)
+        under = clock_under_cap(self.power.idle_w[known], self.power.max_w[known], cap_w[known])
+        self.limit[known] = np.minimum(under, self.site_limit[known])
+        self._share_out(None)
+        for node in changed.tolist():
+            self.computing.happened("power_cap", node, float(cap_w[node]))
 
     @property
     def _at_work(self) -> bool:

@@ -19,6 +19,7 @@ class Pending:
     share: Floats | None = None
     weight: Floats | None = None  # of gradients
     global_batch: int | None = None
+    learning_rate: float | None = None
     far_every: int | None = None
     accumulation: int | None = None
     push_interval: Ints | None = None

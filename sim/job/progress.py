@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from equipoise.policies.levels import mean_interval
-from equipoise.policies.physics import efficiency
+from equipoise.policies.physics import efficiency, rate_worth
+from equipoise.policies.rate_rules import RULES
 from equipoise.sim.job.account import BUSY, USEFUL, Account
 from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.scenario.model import JobSpec, Model
@@ -30,6 +31,8 @@ class Progress:
     def __init__(self, spec: JobSpec, model: Model, *, asynchronous: bool) -> None:
         self.model, self.asynchronous, self.global_batch = model, asynchronous, spec.global_batch
         self.reference = spec.batch_reference or spec.global_batch
+        self.given, self.rate_rule = spec.global_batch, RULES.index(spec.learning_rate)
+        self.learning_rate = 1.0  # factor on its own
         self.target = target_of(spec)
         self.account = Account()
         self.interval = spec.sync_interval
@@ -54,9 +57,15 @@ class Progress:
         return -1.0 if phi is None else phi * (1.0 + self.model.noise_scale_growth * self.ratio)
 
     def efficiency(self, batch: float) -> float:
-        """Statistical efficiency of a batch, now; asynchronous workers have no interval."""
-        interval = 1.0 if self.asynchronous else self.mean_interval
-        return efficiency(float(batch), interval, self.noise_scale, float(self.reference), self.model.drift)
+        """Statistical efficiency of a batch, now; asynchronous workers have no interval.
+
+        What the learning rate costs is that of the whole batch, for the rest of an epoch, too.
+        """
+        interval, phi = 1.0 if self.asynchronous else self.mean_interval, self.noise_scale
+        worth = rate_worth(
+            self.learning_rate, float(self.global_batch), float(self.given), phi, self.rate_rule
+        )
+        return efficiency(float(batch), interval, phi, float(self.reference), self.model.drift) * worth
 
     @property
     def mean_interval(self) -> float:

@@ -95,6 +95,8 @@ def apply_pending(job: TrainingJob) -> list[tuple[str, str]]:
     if pending.global_batch is not None:
         job.progress.global_batch = pending.global_batch
         job.config.set_batch(pending.global_batch)
+    if pending.learning_rate is not None:
+        job.progress.learning_rate = pending.learning_rate
     if pending.accumulation is not None:
         job.progress.accumulation = pending.accumulation
         job.config.set_accumulation(pending.accumulation)

@@ -136,6 +136,7 @@ class TrainingState:
             ("far_every", progress.far_every),
             ("far_ratio", progress.far_ratio),
             ("global_batch", progress.global_batch),
+            ("learning_rate", progress.learning_rate),
             ("accumulation", progress.accumulation),
             ("attained_gpu_s", float(self.gpu_s[:HELD].sum())),
             ("input_bytes", left * (self.spec.data.sample_size if self.spec.data else 0.0)),

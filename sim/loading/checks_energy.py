@@ -36,6 +36,7 @@ def energy_problems(scenario: Scenario, profile: HardwareProfile, base: Path | N
 def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelerator]) -> Iterator[Problem]:
     energy = scenario.energy
     asked = [k for k in ("power_cap", "cluster_power_cap") if getattr(energy, k) is not None]
+    asked += ["policy_caps"] if energy.policy_caps else []
     for name, accelerator in used.items():
         if asked and (accelerator.idle_w is None or accelerator.max_w is None):
             yield ("energy", asked[0]), f"hardware profile {profile.name!r} states no power of {name}"

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from equipoise.policies.rate_rules import RateRule
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.units import Bytes, Float, Int, Seconds, Share
 
@@ -97,6 +98,9 @@ class JobSpec(Section):
     global_batch: Count = 1  # samples of a step, over all workers
     batch_reference: Count | None = None  # M0; none: global_batch
     batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
+    # how its learning rate follows a batch that a policy changes: by the gain of AdaScale (SGD), the square root
+    # (adaptive optimizers), in proportion, or not; script: its script sees to it
+    learning_rate: RateRule = "adascale"
     micro_batch: Count = 1  # batches are dealt in multiples of it
     sync_interval: Count = (
         1  # local steps between two gradient exchanges, of a round where workers do not wait

@@ -263,6 +263,7 @@ class Energy(Section):
     pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes
     ambient: Celsius = 25.0  # temperature of the room
     power_cap: Watts | None = None  # of each GPU
+    policy_caps: bool = False  # a policy may cap the GPUs of each node, under `power_cap`
     cluster_power_cap: Watts | None = None  # of all nodes together, shared by the GPUs that are held
 
     @model_validator(mode="after")

@@ -75,7 +75,7 @@ def _of_workload(workload: Workload, found: KueueObjects, unit: str) -> Row:
         "arrival": workload.created_s,
         "start": workload.admitted_s,
         "end": workload.finished_s,
-        "units": sum(p.count * p.requests.get("cpu", 0.0) for p in workload.pod_sets)
+        "units": math.fsum(p.count * p.requests.get("cpu", 0.0) for p in workload.pod_sets)
         if unit == "CPUs"
         else workload.gpus,
         "pods": sum(pod_set.count for pod_set in workload.pod_sets),

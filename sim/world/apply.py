@@ -45,12 +45,13 @@ def hand_over(
         ("interval", plan.sync_interval),
         ("far_every", plan.far_every),
         ("global_batch", plan.global_batch),
+        ("learning_rate", plan.learning_rate),
         ("accumulation", plan.accumulation),
     ):
         if of_jobs is not None:
             for row, job in training.items():
                 if row < len(of_jobs) and (job.asked.held or of_jobs[row] != getattr(job.progress, name)):
-                    setattr(asked[row], name, int(of_jobs[row]))
+                    setattr(asked[row], name, of_jobs[row].item())
     if plan.moves is not None:
         _move(plan.moves, replaced, asked, shards, workers)
     if plan.fetch_order is not None:

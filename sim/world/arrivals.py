@@ -95,6 +95,8 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("workers_max", spec.workers_max or workers),
         ("global_batch", spec.global_batch),
         ("batch_max", spec.batch_max or 0),
+        ("batch_given", spec.global_batch),
+        ("rate_rule", progress.rate_rule),
         ("batch_reference", progress.reference),
         ("micro_batch", spec.micro_batch),
         ("accumulation", progress.accumulation),

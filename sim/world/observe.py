@@ -29,6 +29,7 @@ from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
 from equipoise.sim.world.paths import PathWatch
@@ -37,6 +38,7 @@ from equipoise.sim.world.services import ServingWorld
 from equipoise.sim.world.tables import (
     Member,
     fill_active,
+    fill_power,
     fill_shards,
     fill_speeds,
     fill_stores,
@@ -130,6 +132,7 @@ class Observer:
         self.traffic.by_job = {"nodes", "workers"} <= self._needs
         self._last_s = 0.0
         self.services: ServingWorld | None = None
+        self.draws: Meter | None = None  # where policies cap power
         self._coded: dict[str, Labels | Floats] = {}
 
     def observe(self) -> Observation:
@@ -195,6 +198,8 @@ class Observer:
             fill_stores(self.stores, open_jobs, cluster)
         if "gpus" in needs:
             fill_active(cluster, jobs)
+            if self.draws is not None:
+                fill_power(cluster, self.draws)
 
     def _measure(self, job: TrainingJob, now_s: float) -> None:
         """Turn the window of a job into its measured columns; without a new period the last ones stay."""

@@ -24,6 +24,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.memory import UNBOUNDED
 from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.training import TrainingJob
+from equipoise.sim.ledger.meter import Meter
 
 Member = tuple[TrainingJob, slice]
 """A job and its rows in the table of workers."""
@@ -68,6 +69,13 @@ def fill_active(cluster: Cluster, jobs: Sequence[TrainingJob]) -> None:
         assert job.holding is not None
         share = np.repeat(job.measured.active, job.config.gpus_per_worker) * job.holding.share
         np.add.at(active, job.holding.gpu, share)
+
+
+def fill_power(cluster: Cluster, meter: Meter) -> None:
+    """Mean power of each GPU that training jobs hold, over the last window, at the present clocks."""
+    node = cluster.gpus.node
+    drawn_w = meter.power.idle_w[node] + meter.busy_w[node] * cluster.gpus.sm_active_ratio
+    writable(cluster.gpus, "power_w")[:] = drawn_w
 
 
 def _fixed_s(job: TrainingJob) -> Floats:

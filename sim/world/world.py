@@ -215,6 +215,7 @@ class SimWorld:
         self.observer = Observer(
             clock, cluster, roster, self.rigid, self.policy, self.listeners, traffic, paths
         )
+        self.observer.draws = meter if scenario.energy.policy_caps else None
         self.arrivals = Arrivals(
             clock, roster, self._make_training, self.decisions.last_event, self._unasked_until_s
         )
@@ -302,6 +303,8 @@ class SimWorld:
             return []
         if plan.suspect is not None:
             writable(self.cluster.gpus, "suspect")[:] = plan.suspect
+        if plan.power_cap_w is not None:
+            self.throttle.set_caps(plan.power_cap_w)
         replaced: set[int] = set()
         refused: list[Refusal] = []
         if plan.allocation is not None:

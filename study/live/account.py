@@ -48,7 +48,7 @@ class RankTime:
         found = dict.fromkeys(USES, 0.0)
         for part in self.slices:
             found[part.use] += part.end_s - part.begin_s
-        found["other"] = max(0.0, self.end_s - self.begin_s - sum(found.values()))
+        found["other"] = max(0.0, self.end_s - self.begin_s - math.fsum(found.values()))
         return found
 
 
@@ -131,7 +131,7 @@ def _lay(
             waiting.append(line)
             continue
         at_s = float(line["unix_s"])
-        spent_s = sum(_length(w) for w in waiting)
+        spent_s = math.fsum(_length(w) for w in waiting)
         rank.begin_s = at_s - spent_s if math.isnan(rank.begin_s) else rank.begin_s
         before_s = rank.slices[-1].end_s if rank.slices else rank.begin_s
         _place(rank, waiting, max(before_s, at_s - spent_s), rounds, shortest)
@@ -146,7 +146,7 @@ def _lay(
 
 
 def _length(line: Mapping[str, Any]) -> float:
-    return sum(_seconds(line[name]) for name in _TIMES)
+    return math.fsum(_seconds(line[name]) for name in _TIMES)
 
 
 def _place(

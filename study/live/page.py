@@ -166,7 +166,7 @@ def _by_round(account: LiveAccount) -> list[Chart]:
 
 def _length(line: Any) -> float:
     parts = [line.get(name) for name in ("stall_s", "compute_s", "tail_s", "update_s")]
-    return math.nan if any(part is None for part in parts) else float(sum(parts))
+    return math.nan if any(part is None for part in parts) else math.fsum(parts)
 
 
 def _ranks(account: LiveAccount, found: Diagnosis | None) -> str:

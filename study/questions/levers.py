@@ -5,6 +5,7 @@ Resources are doubled, disturbances are removed. A lever that changes nothing in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -202,7 +203,7 @@ def equal_nodes(scenario: Scenario) -> Scenario:
     speeds: dict[str, list[float]] = {}
     for group in scenario.cluster.groups:
         speeds.setdefault(group.accelerator, []).extend([group.speed] * (group.count * group.gpus))
-    mean = {name: sum(values) / len(values) for name, values in speeds.items()}
+    mean = {name: math.fsum(values) / len(values) for name, values in speeds.items()}
     if all(abs(group.speed - mean[group.accelerator]) <= 1e-12 for group in scenario.cluster.groups):
         return scenario
     return _groups(scenario, lambda group: _with(group, speed=mean[group.accelerator]))

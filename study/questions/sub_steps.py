@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.contract import Decision, Reason
-from equipoise.policies.observation import Ints, Observation
+from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.sim.scenario.units import format_bytes, format_seconds, format_share
 
 Name = Callable[[int], str]
@@ -184,7 +184,7 @@ def touched(decision: Decision) -> list[int]:
         found += [] if new is None else [o.workers.job[new != old]]
     for new, old in (
         (plan.sync_interval, o.jobs.sync_interval), (plan.far_every, o.jobs.far_every),
-        (plan.global_batch, o.jobs.global_batch),
+        (plan.global_batch, o.jobs.global_batch), (plan.learning_rate, o.jobs.learning_rate),
     ):  # fmt: skip
         found += [] if new is None else [np.flatnonzero(new != old)]
     rows: list[int] = np.unique(np.concatenate(found)).tolist()
@@ -213,6 +213,7 @@ def done_to(decision: Decision, row: int) -> str:
         ("interval", plan.sync_interval, o.jobs.sync_interval, "S313"),
         ("exchanges per exchange of all workers", plan.far_every, o.jobs.far_every, "S313"),
         ("global batch", plan.global_batch, o.jobs.global_batch, ""),
+        ("factor on the learning rate", plan.learning_rate, o.jobs.learning_rate, ""),
     ):
         done += [] if new is None else _changed(what, old[[row]], new[[row]], step)
     if plan.gpu_share is not None:
@@ -240,7 +241,7 @@ def _given(decision: Decision, row: int, gpus: Ints) -> str:
     return f"from {held} to {where}" if held else f"started on {where}"
 
 
-def _changed(what: str, old: Ints, new: Ints, step: str) -> list[str]:
+def _changed(what: str, old: Ints | Floats, new: Ints | Floats, step: str) -> list[str]:
     why = f" ({step})" if step else ""
     return [] if np.array_equal(old, new) else [f"{what} {_list(old)} to {_list(new)}{why}"]
 

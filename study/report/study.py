@@ -199,4 +199,4 @@ def idle_after_last(study: Study, policy: str) -> float:
     found = [  # what an older version recorded, or a live run
         idle_tail(folder.path) for folder in study.folders if folder.policy == policy and folder.timeline
     ]
-    return sum(found) / len(found) if found else math.nan
+    return math.fsum(found) / len(found) if found else math.nan

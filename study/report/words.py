@@ -212,7 +212,7 @@ def importance(study: Study) -> list[tuple[str, float]]:
 
 def _mean(values: Sequence[float]) -> float:
     known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+    return math.fsum(known) / len(known) if known else math.nan
 
 
 def _values(point: Point) -> str:

@@ -106,6 +106,8 @@ class Result:
         }
 
 
+RUNS_MOST = 50_000
+"""Of a comparison, which keeps all of them in memory: 9 to 19 KiB each."""
 ENOUGH = 0.8
 """Share of the time that GPUs compute on a cluster that suits its jobs."""
 
@@ -280,6 +282,11 @@ def compare(
     for kind in by:
         if kind not in BY:
             raise InputError([f"--by {kind!r}: allowed: {', '.join(BY)}"])
+    runs = len(policies) * (seeds if until is None else until.most)
+    if is_random(scenario) and runs > RUNS_MOST:
+        raise InputError(
+            [f"{runs:,} runs; a comparison has at most {RUNS_MOST:,}, a sweep keeps more of them on disk"]
+        )
     trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):

@@ -174,6 +174,7 @@ class Cluster:
         if not rigid:
             job |= {
                 "global_batch": batch, "batch_reference": batch, "micro_batch": micro,
+                "batch_given": batch, "batch_max": 4 * batch * (row % 3 == 1), "rate_rule": row % 5,
                 "sync_interval": int(rng.integers(1, 4)), "drift": float(rng.choice([0.0, 0.01])),
                 "noise_scale": float(rng.choice([np.nan, 50.0, 5000.0])),
                 "remaining_samples": float(rng.integers(1, 10**6)), "data_demand_bytes": 1e9,

@@ -22,7 +22,7 @@ from equipoise.study.stage_check.observations import (
 )
 from equipoise.study.stage_check.same import freeze, only, same
 
-KINDS = ("data", "tasks", "sync", "allocation")
+KINDS = ("data", "tasks", "sync", "power", "allocation")
 CASES = 20
 """Random clusters of each rule."""
 

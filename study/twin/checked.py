@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from equipoise.policies.rate_rules import RateRule
 from equipoise.sim.scenario.tree import InputError
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
@@ -37,6 +38,7 @@ class _Manifest(_Part):
     allow: list[str] = []
     global_batch: Count | None
     batch_max: Count | None = None
+    learning_rate: RateRule | None = None
     micro_batch: Count | None
     accumulation: Count = 1
     decide_every: Count | None

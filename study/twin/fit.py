@@ -301,7 +301,7 @@ def scenario_data(
         "samples": max(trained, int(target or 0)),
         "global_batch": manifest["global_batch"],
         "micro_batch": manifest["micro_batch"],
-        **({"batch_max": manifest["batch_max"]} if manifest.get("batch_max") else {}),
+        **{name: manifest[name] for name in ("batch_max", "learning_rate") if manifest.get(name)},
         "data": {
             "samples": manifest["samples"],
             "sample_size": float(manifest.get("sample_bytes") or 0.0),

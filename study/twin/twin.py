@@ -207,7 +207,7 @@ def _trained(decision: Decision) -> float:
 
 def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
     """Time per global batch in the windows before these decisions."""
-    return sum(d.observation.window_s for d in decisions) * batch / sum(map(_trained, decisions))
+    return math.fsum(d.observation.window_s for d in decisions) * batch / math.fsum(map(_trained, decisions))
 
 
 # -- the comparison ------------------------------------------------------------------------------------------

@@ -77,6 +77,11 @@ def _note(folder: Path, **values: Any) -> None:
     os.close(file)
 
 
+def noted(log: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log that are whole: another process may be writing one."""
+    return [json.loads(line) for line in log.read_text().rpartition("\n")[0].splitlines()]
+
+
 def serve(folder: Path) -> None:
     """A store of its own."""
     from equipoise.live.group import store
@@ -190,11 +195,10 @@ class Faults:
             (self.folder / f"wake-{os.getpid()}").write_text(str(fault.seconds))
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault.what in ("launcher", "store"):
-            for line in (self.folder / "log").read_text().splitlines():
-                noted = json.loads(line)
-                if noted["what"] == fault.what:
+            for line in noted(self.folder / "log"):
+                if line["what"] == fault.what:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(noted["pid"], signal.SIGKILL)
+                        os.kill(line["pid"], signal.SIGKILL)
         elif fault.what == "cut":
             from equipoise.live.group import regroup
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import json
 import os
 import re
 import shutil
@@ -52,7 +51,7 @@ class Run:
     def log(self) -> list[dict[str, Any]]:
         """What the processes have noted."""
         path = self.folder / "log"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return job.noted(path) if path.exists() else []
 
     def go(self) -> None:
         """From the start to the end of training."""

@@ -29,7 +29,7 @@ PLAYED = {
     "live/test_unsupported.py": "a rank that waits for the others; the runner of ranks has a deadline",
     "live/train/test_drift.py": "a slow exchange",
     "live/train/test_levels.py": "a rank that waits to be told of a death; the runner of ranks has a deadline",
-    "live/train/test_pauses.py": "a pause of one rank",
+    "live/train/test_pauses.py": "a pause of one rank; the runner of ranks has a deadline",
     "mutation/test_mutation.py": "a test that takes too long",
     "study/runs/sweeps/sweep_helpers.py": "runs that take a while",
     "study/runs/sweeps/test_sweep_dask.py": "the kill comes at a random time, and any is right",

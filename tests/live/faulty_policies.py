@@ -32,7 +32,7 @@ class Faulty(Stage):
         sys.exit(3)
 
     def _sleeps(self, observation: Observation, plan: Plan, memory: Memory) -> Any:
-        time.sleep(60.0)
+        time.sleep(600.0)  # longer than the runner of ranks waits
         return plan, memory
 
     def _nonsense(self, observation: Observation, plan: Plan, memory: Memory) -> Any:

@@ -15,7 +15,9 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from equipoise.live.group import quiet  # noqa: F401  # before torch is imported where ranks are forked from
+
+import torch.distributed as dist  # isort: skip
 
 from equipoise.live.group.hosting import of_job
 

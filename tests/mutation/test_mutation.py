@@ -112,7 +112,7 @@ def test_a_trial_tells_what_fails_and_ends_what_takes_too_long(tmp_path: Path) -
     test.write_text(
         "import time\ndef test_good(): pass\ndef test_bad(): assert 0\ndef test_long(): time.sleep(600)\n"
     )
-    limits = Limits(lambda _: 0.2)
+    limits = Limits(lambda name: 0.2 if "long" in name else 60.0)
     ends = [
         trial([f"{test}::test_{name}"], 60.0, tmp_path / "log", plain=False, plugins=[limits])
         for name in ("good", "bad", "long")

@@ -23,6 +23,20 @@ def efficiency(batch: float, interval: int, phi: float, reference: float, drift:
     return min(value / (1 + drift * (interval - 1)) if drift > 0 else value, 1.0)
 
 
+def rate_worth(rate: float, batch: float, given: float, phi: float) -> float:
+    """One step of a quadratic loss with noise, over the same at the best rate; McCandlish et al., 2.4 to 2.7.
+
+    |G|^2 = G H G = 1 and B_noise = phi: the loss falls by e - e^2 (1 + phi / B) / 2, most at e = 1 / (1 + phi / B).
+    The job's own rate is the best one at `given`.
+    """
+
+    def falls(e: float) -> float:
+        return e - e * e * (1 + phi / batch) / 2
+
+    own = 1 / (1 + phi / given)
+    return falls(rate * own) / falls(1 / (1 + phi / batch))
+
+
 def deal(batch: int, weights: list[int], unit: int) -> list[int]:
     """Largest remainder in fractions: ties to the larger weight, then to the first."""
     weights = weights if any(weights) else [1] * len(weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from equipoise.cli import main
+from equipoise.study.folders import check_free, kind_of
 from equipoise.study.runs.store import StoreError, connect, is_current
 from equipoise.study.runs.sweep import Options, sweep
 from tests.study.runs.sweeps.sweep_helpers import SCENARIO, quick, write_sweep
@@ -174,3 +176,12 @@ def test_an_export_that_fails_leaves_nothing_half_written(
     assert sorted(path.name for path in out.iterdir()) == ["sweep.db", "sweep.lock"]
     again = sweep(write_sweep(tmp_path, seeds=2), out, runner=quick)
     assert (again.made, again.reused) == (0, 8)
+
+
+def test_a_ledger_whose_study_was_killed_before_it_had_a_table_is_no_sweep(tmp_path: Path) -> None:
+    """A comparison that was killed there refused to be made again."""
+    db = sqlite3.connect(tmp_path / "sweep.db")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.close()
+    assert kind_of(tmp_path) is None
+    check_free(tmp_path, "comparison")

@@ -160,7 +160,7 @@ def importance(trials: Sequence[Row], metric: str) -> list[tuple[str, float]]:
             continue
         by = [y[np.array(groups) == group] for group in sorted(set(groups))]
         total = float(((y - y.mean()) ** 2).sum())
-        within = sum(float(((of - of.mean()) ** 2).sum()) for of in by)
+        within = math.fsum(float(((of - of.mean()) ** 2).sum()) for of in by)
         found.append((key, max(0.0, 1.0 - (within / (len(y) - number_of)) / (total / (len(y) - 1)))))
     return sorted(found, key=lambda one: -one[1])
 

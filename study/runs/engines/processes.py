@@ -8,6 +8,7 @@ come to lose runs or to fail innocent ones.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from collections import Counter, deque
@@ -25,6 +26,7 @@ from equipoise.study.signals import uninterrupted
 KILLS = 3
 """A run that was under way when so many processes were killed is failed."""
 _AHEAD = 2  # orders in a pipe: the one being made, and the next
+_FILES, _FILES_EACH = 5, 3  # pipes to the process that forks and while one is started; to each process
 _READY = "ready"
 _CONTEXT = get_context("forkserver")  # a clean process that has everything imported, and forks
 _CONTEXT.set_forkserver_preload(["equipoise.study.runs.orders"])
@@ -51,14 +53,29 @@ def _die_with_parent() -> None:
     os._exit(FAILURE)
 
 
+def _check_files(count: int) -> None:
+    """Raises EngineError where so few files may be open that so many processes could not be spoken to."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    needed = len(os.listdir("/dev/fd")) - 1 + _FILES + _FILES_EACH * count
+    if most != resource.RLIM_INFINITY and needed > most:
+        raise EngineError(
+            f"{count} processes need {needed} open files and {most} are allowed (ulimit -n): "
+            "allow more, or use one process"
+        )
+
+
 class _Worker:
     """One process and the orders in its pipe."""
 
     def __init__(self, shared: Shared) -> None:
         self.pipe, theirs = _CONTEXT.Pipe()
         self.process: ForkServerProcess = _CONTEXT.Process(target=_serve, args=(theirs, shared), daemon=True)
-        with uninterrupted(), in_environment():
-            self.process.start()
+        try:
+            with uninterrupted(), in_environment():
+                self.process.start()
+        except (EOFError, OSError) as error:
+            why = str(error) or "the process that forks them has ended"
+            raise EngineError(f"processes cannot be started: {why}") from error
         theirs.close()
         self.ready = False
         self.orders: deque[Order] = deque()
@@ -95,6 +112,7 @@ class Processes:
     """Makes runs in `count` processes; use as a context manager."""
 
     def __init__(self, shared: Shared, count: int) -> None:
+        _check_files(count)
         self.shared = shared
         self.workers = [_Worker(shared) for _ in range(count)]
         self.kills: Counter[str] = Counter()

@@ -391,3 +391,13 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss " in done.stdout
+
+
+def test_a_rank_behind_a_slow_path_orders_its_queue_however_fast_the_others_path_is() -> None:
+    """Rank 1 reads 20 samples/s and computes 100: most of its files come late, the small ones by less."""
+    files = [(10, 10_000 * (1 + 5 * (k % 4 == 1)), 0) for k in range(16)]
+    seen, change = observed("s2(frozen=S213)", files, SLOW_AND_FAST)
+    assert (seen.shards.bytes > 0).all()
+    assert change.order is not None
+    own = [piece for piece in change.order if piece >= 8]
+    assert own.index(13) == len(own) - 1, "60 kB behind those of 10 kB, though needed before two of them"

@@ -56,7 +56,6 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     sampler = runtime.sampler(data)
     loader = DataLoader(data, batch_sampler=sampler, num_workers=given["workers"])
-    began_s = time.monotonic()
     log: list[tuple[Any, ...]] = []
     with open(folder / f"log-{rank}.jsonl", "w") as file:
         for epoch in runtime.epochs(given["epochs"]):
@@ -79,13 +78,12 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
                     optimizer.zero_grad()
                 whole = runtime.generation == generation
                 runtime.step()
-                entry = (number, epoch, whole, mine, time.monotonic() - began_s)
+                entry = (number, epoch, whole, mine)
                 file.write(json.dumps(entry) + "\n")
                 file.flush()
                 log.append(entry)
-    took_s = time.monotonic() - began_s
     runtime.close()
     return {
-        "log": log, "took_s": took_s, "shares": runtime.shares, "used_bytes": taken_bytes(data.source.cache.folder),
+        "log": log, "shares": runtime.shares, "used_bytes": taken_bytes(data.source.cache.folder),
         "members": list(membership.members),
     }  # fmt: skip

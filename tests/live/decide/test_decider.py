@@ -54,21 +54,22 @@ class Counting(Stage):
 
 @pytest.mark.parametrize("what", KINDS)
 def test_no_faulty_policy_gets_through(what: str) -> None:
-    decider = Decider(faulty(what), budget_s=0.1)
-    began = time.monotonic()
+    decider = Decider(faulty(what), budget_s=0.1 if what == "sleeps" else 60.0)
     answer = decider.decide(Still())
-    assert time.monotonic() - began < 5.0
     if what in ("interval", "unjournaled"):  # feasible by the contract; bounds and journal deal with them
         assert answer.decision is not None
         return
     assert answer.decision is None
     assert answer.problem
     assert decider.memory == {"0:faulty": {}}
+    if what == "sleeps":
+        decider._skip = 0
+        assert "busy" in str(decider.decide(Still()).problem)  # it was not waited for
 
 
 def test_memory_goes_on_after_a_failure_from_where_it_was() -> None:
     broken = threading.Event()
-    decider = Decider(Policy("x", (Counting(broken),)), budget_s=5.0)
+    decider = Decider(Policy("x", (Counting(broken),)), budget_s=60.0)
     for _ in range(3):
         decider.decide(Still())
     broken.set()
@@ -82,7 +83,7 @@ def test_memory_goes_on_after_a_failure_from_where_it_was() -> None:
 
 
 def test_failures_are_backed_off_from() -> None:
-    decider = Decider(faulty("raises"), budget_s=5.0)
+    decider = Decider(faulty("raises"), budget_s=60.0)
     asked = [decider.decide(Still()).problem is not None for _ in range(40)]
     assert [k for k, was in enumerate(asked) if was] == [0, 2, 6, 14, 30]
 
@@ -96,7 +97,7 @@ def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
         kind: ClassVar[Kind] = "tasks"
 
         def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-            release.wait(10.0)
+            release.wait(60.0)
             return plan, {"count": memory.get("count", 0) + 1}
 
     decider = Decider(Policy("x", (Slow(),)), budget_s=0.02)
@@ -114,10 +115,10 @@ def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
 
 
 def test_warming_up_leaves_no_memory_and_reports_failures() -> None:
-    decider = Decider(Policy("x", (Counting(),)), budget_s=5.0)
+    decider = Decider(Policy("x", (Counting(),)), budget_s=60.0)
     assert decider.warm_up([observation(), observation()], 5.0) is None
     assert decider.memory == {"0:counting": {}}
-    assert "on purpose" in str(Decider(faulty("raises"), budget_s=5.0).warm_up([observation()], 5.0))
+    assert "on purpose" in str(Decider(faulty("raises"), budget_s=60.0).warm_up([observation()], 5.0))
 
 
 def test_a_policy_whose_memory_cannot_begin_is_refused_at_once() -> None:

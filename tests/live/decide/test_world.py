@@ -294,7 +294,7 @@ def test_an_allocation_becomes_a_new_set_of_members() -> None:
         ({"global_batch": 0}, "global_batch"),
         ({"mode": "dream"}, "observe, advise, act"),
         ({"loss_reduction": "max"}, "mean, sum"),
-        ({"allow": frozenset(["power"])}, "power"),
+        ({"allow": frozenset(["clock"])}, "clock"),
         ({"decision_budget_s": 0.0}, "decision_budget_s"),
         ({"micro_batch": 20}, "micro_batch: 20"),
         ({"batch_reference": 13}, "batch_reference"),

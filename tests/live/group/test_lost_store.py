@@ -41,7 +41,8 @@ for inputs, labels in runtime.batches(loader):
         torch.nn.functional.mse_loss(model(inputs), labels).backward()
         if member == 0 and runtime.round == 8:
             pathlib.Path("waits").touch()
-            time.sleep(60)  # in one exchange or none: told all the same
+            time.sleep(600)  # in one exchange or none: told all the same
+            pathlib.Path("woke").touch()
         optimizer.step()
     runtime.step()
 """
@@ -57,12 +58,11 @@ def test_a_killed_launcher_leaves_nothing_running(tmp_path: Path) -> None:
             assert launcher.poll() is None
             time.sleep(0.02)
         launcher.kill()
-        began = time.monotonic()
         assert launcher.stderr is not None
         said = (
             launcher.stderr.read().decode()
         )  # its end: nobody holds the pipe any more, no data worker either
-    assert time.monotonic() - began < 20.0
+    assert not (tmp_path / "woke").exists()
     first, *others = said.splitlines()
     assert first.startswith("equipoise: store on ")
     assert sorted(line[:28] for line in others) == [
@@ -81,7 +81,7 @@ def test_a_rank_that_finds_no_store_says_so_in_one_line(monkeypatch: pytest.Monk
 
 
 def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text("import time; print('up', flush=True); time.sleep(60)")
+    (tmp_path / "waits.py").write_text("import time; print('up', flush=True); time.sleep(600)")
     command = [sys.executable, "-m", "equipoise.live.group.launch", "--ranks", "2", "waits.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env=environment) as launcher:
@@ -93,7 +93,7 @@ def test_a_launcher_that_is_told_to_end_ends_its_ranks(tmp_path: Path) -> None:
 
 
 def test_a_launcher_whose_store_dies_ends_its_ranks_and_says_so_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(60)")
+    (tmp_path / "waits.py").write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(600)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "EQUIPOISE_TOKEN": "0" * 32}
     python = [sys.executable, "-m"]
     store = [*python, "equipoise.live.group.store", "--host", "127.0.0.1", "--port", "0"]

@@ -75,7 +75,7 @@ def train(
     with open(Path(folder) / f"log-{membership.member}.jsonl", "w") as file:
         for epoch in runtime.epochs(EPOCHS):
             for inputs, labels in runtime.batches(loader):
-                current, number, began = sampler.current(), runtime.round, time.monotonic()
+                current, number = sampler.current(), runtime.round
                 assert current is not None
                 if rank == victim and number == at:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -96,8 +96,7 @@ def train(
                 entry = (number, epoch, current.epoch, whole, current.indices.tolist(), runtime.ranks)
                 file.write(json.dumps(entry) + "\n")
                 file.flush()
-                took_s = time.monotonic() - began
-                log.append((*entry, float(loss.detach()) if whole and loss is not None else None, took_s))
+                log.append((*entry, float(loss.detach()) if whole and loss is not None else None))
     runtime.close()
     return {
         "log": log,
@@ -121,7 +120,7 @@ def loss_curve(logs: list[list[Any]]) -> list[float]:
     """Mean loss over the ranks, by round."""
     by_round: dict[int, list[float]] = collections.defaultdict(list)
     for log in logs:
-        for number, *_, loss, _ in log:
+        for number, *_, loss in log:
             if loss is not None:
                 by_round[number].append(loss)
     return [sum(by_round[k]) / len(by_round[k]) for k in sorted(by_round)]
@@ -202,8 +201,6 @@ def test_a_killed_rank(tmp_path: Path, interval: int, victim: int, reported: boo
     living = [result for result in results if result is not None]
     logs = [result["log"] for result in living]
     assert all(result["members"] == [m for m in range(4) if m != victim] for result in living)
-    # From the kill to the next round; a quiet machine needs some seconds (tests/bench/live/regroup.py).
-    assert max(entry[-1] for log in logs for entry in log) < 60.0
     resumed = next(e[0] for k, e in enumerate(logs[0]) if k and e[5] == 3 and logs[0][k - 1][5] != 3)
     resumed = min(resumed, min(e[0] for e in logs[0][14:]))
     dead = [json.loads(line) for line in (tmp_path / f"log-{victim}.jsonl").read_text().splitlines()]

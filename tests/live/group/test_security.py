@@ -26,7 +26,7 @@ import torch.distributed as dist  # noqa: E402
 from equipoise.live.decide import metrics  # noqa: E402
 from equipoise.live.group import doorman as doormen  # noqa: E402
 from equipoise.live.group import launch  # noqa: E402
-from equipoise.live.group.doorman import Doorman  # noqa: E402
+from equipoise.live.group.doorman import Doorman, strange_keys  # noqa: E402
 from equipoise.live.group.hosting import host_store, job_store, of_job, reach_store  # noqa: E402
 from equipoise.live.group.packing import pack, unpack  # noqa: E402
 from equipoise.live.group.rebuild import share_states  # noqa: E402
@@ -239,6 +239,21 @@ def test_a_silent_connection_to_the_metrics_is_closed(monkeypatch: pytest.Monkey
             assert silent.recv(1) == b""
     finally:
         server.close()
+
+
+def test_groups_that_a_script_forms_itself_are_no_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in told.items() | {("TORCHELASTIC_USE_AGENT_STORE", "True")}:  # as the launcher does
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("gloo")
+    try:
+        dist.new_group([0], backend="gloo")
+        dist.barrier()
+        assert server.num_keys() > 1
+        assert strange_keys(server.list_keys(), "secret") == []
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_host_says_in_one_line_what_it_refuses(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -203,7 +205,8 @@ def test_impossible_samplers_are_refused(samples: int, batch: int, unit: int) ->
 
 
 def test_a_change_survives_the_wire() -> None:
-    change = Change(7, (3, 5), ((4, 1), (5, 0)), (9, 8), 3, (0.5, 0.25), (0, 2), 8)
+    change = Change(7, (3, 5), ((4, 1), (5, 0)), (9, 8), 3, (0.5, 0.25), (300.0, 250.5), (0, 2), 8, 2, 1.5, 3)
+    assert None not in dataclasses.astuple(change)
     assert Change.from_json(change.to_json()) == change
     assert Change(7).is_empty()
     assert not change.is_empty()

@@ -8,6 +8,7 @@ import pytest
 
 from equipoise import api
 from equipoise.policies.contract import Plan, Policy, Stage, check
+from equipoise.policies.learning import with_rates
 from equipoise.policies.registry import make_policy
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.tree import InputError
@@ -30,7 +31,7 @@ def case(**job):
 
 @dataclass(frozen=True)
 class Batch(Stage):
-    """Asks for one batch."""
+    """Asks for one batch, with the learning rate that belongs to it."""
 
     name: ClassVar[str] = "batch"
     kind: ClassVar[str] = "tasks"
@@ -40,7 +41,8 @@ class Batch(Stage):
         batch = np.full(len(observation.jobs), self.batch)
         if (batch == observation.jobs.global_batch).all():
             return plan.because(self.name, "as it is"), memory
-        return plan.with_(global_batch=batch).because(self.name, "another batch"), memory
+        plan = with_rates(observation, plan.with_(global_batch=batch))
+        return plan.because(self.name, "another batch"), memory
 
 
 def run(spec, *stages):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from equipoise.study.folders import only_run
 from equipoise.study.questions.size import SIZES_MOST, read_vary
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.engines import processes
+from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import Options, sweep
@@ -298,13 +300,33 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
     assert sorted(path.name for path in out.iterdir()) == before
 
 
+def test_too_few_open_files_for_processes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that forks them would end with a traceback, and the command as if Ctrl-C had come."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (14, 14))
+    told = (
+        r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
+    )
+    with pytest.raises(EngineError, match=told):
+        compare(Scenario.model_validate(SMALL), ["fifo", "sjf"], 2, jobs_parallel=2)
+
+
+def test_more_runs_than_memory_holds_are_refused_before_the_first() -> None:
+    case = Scenario.model_validate(
+        SMALL | {"noise": {"step_cov": 0.1}, "faults": {"crash": {"mtbf": 1e9, "repair": 1.0}}}
+    )
+    with pytest.raises(
+        InputError, match=r"^100,000 runs; a comparison has at most 50,000, a sweep keeps more"
+    ):
+        compare(case, ["fifo", "sjf"], 50_000)
+
+
 # -- Ctrl-C ------------------------------------------------------------------------------------------------------
 
 
 def long(scenario: Scenario, **given: Any) -> Run:
-    """A run that takes 30 s, and says in the folder `why` when it begins and when it ends."""
+    """A run that takes 300 s, and says in the folder `why` when it begins and when it ends."""
     (Path(scenario.why) / f"began-{os.getpid()}").touch()
-    time.sleep(30.0)
+    time.sleep(300.0)
     (Path(scenario.why) / f"ended-{os.getpid()}").touch()
     return run(scenario, **given)
 

@@ -23,6 +23,8 @@ from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Floats, Observation
 from equipoise.policies.registry import make_policy
 
+EVERY = 6  # rounds between decisions
+
 
 @dataclass(frozen=True)
 class Raises(Stage):
@@ -58,7 +60,9 @@ class Given:
 def write(given: Given, folder: Path, seed: int = 0) -> Path:
     """Make the run of `given`; returns its folder."""
     ranks = len(given.slow(0))
-    options = Options(**{"global_batch": 32, "decision_budget_s": 600.0, **given.options})
+    options = Options(
+        **{"global_batch": 32, "decide_every": EVERY, "decision_budget_s": 600.0, **given.options}
+    )
     recorders = [Recorder(folder, rank) for rank in range(ranks)]
     places = [Place(rank, f"h{rank}", "cpu") for rank in range(ranks)]
     leader = Leader(options, make_policy(given.policy), recorders[0], places, resizable=False)

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.twin import SEEDS, twin
-from tests.study.twin.injected import Given, write
+from tests.study.twin.injected import EVERY, Given, write
 
 
 def pauses(k: int) -> float:
@@ -51,7 +51,9 @@ def test_given_times_come_out_again(given: Given, within: float, tmp_path: Path)
     found = twin(read_run(write(given, tmp_path / "run")))
     assert max(window.error for window in found.windows) < within
     assert found.parted is None
-    assert found.decisions_identical == len(found.windows) == given.rounds // 6 - (given.rounds % 6 == 0)
+    assert (
+        found.decisions_identical == len(found.windows) == given.rounds // EVERY - (given.rounds % EVERY == 0)
+    )
     assert len({window.samples for window in found.windows}) > 3
     assert found.replay_differences == ()
 
