@@ -50,7 +50,7 @@ def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Float
     d[-1, :size] = (_FILL / count.sum() * count[:, None] * relative / (best / best.min())[:, None]).ravel()
     d[-1, size] = 1.0
     x, label = np.empty(size + 1), np.empty(size + 1 + len(d) - 1, dtype=np.int64)
-    if maximise(d, label, np.empty(size + 2, dtype=np.int64), x, 100 * len(label)) < 0:
+    if maximise(d, label, np.empty(size + 2), x, 100 * len(label)) < 0:
         raise ValueError("no shares of time were found")
     part: Floats = np.clip(x[:-1].reshape(n, models), 0.0, 1.0)
     return part, float(x[-1] * best.min())
@@ -143,7 +143,10 @@ class Gavel(RoundBased):
 
 def _equal(before: Floats | Ints, now: Floats | Ints) -> bool:
     """Whether two arrays are the same; what is not known is the same as what was not known."""
-    return before.shape == now.shape and bool(((before == now) | ((before != before) & (now != now))).all())
+    if before.shape != now.shape:
+        return False
+    same = before == now
+    return bool(same.all() or (same | ((before != before) & (now != now))).all())
 
 
 def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
@@ -159,16 +162,14 @@ def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
 
 def _by_class(speed: Floats, gpus: Ints, room: Ints, need: Floats) -> Floats:
     """`shares` of each job; equal jobs are solved for as one class."""
-    alike: Floats = np.column_stack((speed, gpus.astype(np.float64), need))
-    _, first, which, count = np.unique(
-        alike, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
-    which = which.reshape(-1)  # NumPy 2.0.0 gives it a further axis
-    one, models = alike[first], speed.shape[1]
-    part, _ = shares(
-        one[:, :models], one[:, models], room.astype(np.float64), one[:, -1], count.astype(np.float64)
-    )
-    return part[which.ravel()]
+    alike, models = np.column_stack((speed, gpus.astype(np.float64), need)), speed.shape[1]
+    order = np.lexsort(alike.T[::-1])  # as `np.unique` of rows, in a tenth of its time
+    differs = np.ones(len(order), dtype=np.bool_)
+    differs[1:] = (alike[order[1:]] != alike[order[:-1]]).any(axis=1)
+    one, which = alike[order[differs]], np.empty_like(order)
+    which[order] = np.cumsum(differs) - 1
+    count = np.bincount(which).astype(np.float64)
+    return shares(one[:, :models], one[:, models], room.astype(np.float64), one[:, -1], count)[0][which]
 
 
 def _fairest(

@@ -122,8 +122,8 @@ def _own_speeds(
 
 def fits_memory(o: Observation, rows: Ints) -> Bools:
     """Whether each job row's need fits into the memory of each GPU model: (rows, models); unknown fits."""
-    need = np.nan_to_num(o.jobs.memory_bytes[rows])
-    if not need.any():
+    need = o.jobs.memory_bytes[rows]
+    if not (need > 0.0).any():
         return np.ones((len(rows), len(o.gpu_models)), dtype=np.bool_)
     least = np.full(len(o.gpu_models), np.inf)
     np.fmin.at(least, o.gpus.model, np.nan_to_num(o.gpus.memory_bytes, nan=np.inf))
@@ -156,7 +156,9 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | In
     running = running[whole_held(o, running) == o.jobs.gpus_held[running]]
     offset, own = holdings(running, o.gpus.job)
     kept = _kept(o, running, offset, own, asked)
-    new = asked[~np.isin(asked[:, 0], running[kept])]
+    stays = np.zeros(len(o.jobs), dtype=np.bool_)
+    stays[running[kept]] = True
+    new = asked[~stays[asked[:, 0]]]
     freed = np.repeat(~kept, np.diff(offset))
     draft.stop_whole(running[~kept], own[freed])
     placed = place_gangs(draft, new)

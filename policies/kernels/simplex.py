@@ -40,30 +40,32 @@ def _leaving(d: Floats, label: Ints, rows: int, columns: int, j: int) -> int:
 
 
 @jit_in_place
-def _pivot(d: Floats, rows: int, columns: int, r: int, c: int, at: Ints) -> None:
-    """Exchange the variable of row r with that of column c; at (columns + 1,) is scratch."""
-    scale, used = 1.0 / d[r, c], 0
+def _pivot(d: Floats, rows: int, columns: int, r: int, c: int, line: Floats) -> None:
+    """Exchange the variable of row r with that of column c; line (columns + 1,) is scratch.
+
+    Most of a row is 0, but whole rows one after another take less than half the time of what is not 0 in them.
+    """
+    scale = 1.0 / d[r, c]
     for j in range(columns + 1):
-        d[r, j] *= scale
-        if d[r, j] != 0.0 and j != c:  # most are 0
-            at[used] = j
-            used += 1
-    d[r, c] = scale
+        line[j] = d[r, j] * scale
+    line[c] = scale
     for i in range(rows + 1):
         factor = d[i, c]
         if i == r or factor == 0.0:
             continue
-        for k in range(used):
-            d[i, at[k]] -= factor * d[r, at[k]]
-        d[i, c] = -factor * scale
+        d[i, c] = 0.0
+        for j in range(columns + 1):
+            d[i, j] -= factor * line[j]
+    for j in range(columns + 1):
+        d[r, j] = line[j]
 
 
 @jit_in_place
-def maximise(d: Floats, label: Ints, at: Ints, x: Floats, pivots: int) -> int:
+def maximise(d: Floats, label: Ints, line: Floats, x: Floats, pivots: int) -> int:
     """Write the x >= 0 that maximises c x with A x <= b, b >= 0; d is ((A, b), (c, 0)) and is used up.
 
-    d (rows + 1, columns + 1); label (columns + rows,) and at (columns + 1,) are scratch; x (columns,). Returns the
-    pivots made, or -1 when there is no largest value or more than `pivots` would be needed.
+    d (rows + 1, columns + 1); label (columns + rows,) and line (columns + 1,) are scratch; x (columns,). Returns
+    the pivots made, or -1 when there is no largest value or more than `pivots` would be needed.
     """
     rows, columns, stalled = d.shape[0] - 1, d.shape[1] - 1, 0
     for k in range(label.size):
@@ -81,7 +83,7 @@ def maximise(d: Floats, label: Ints, at: Ints, x: Floats, pivots: int) -> int:
         if r < 0:
             return -1
         before = d[rows, columns]
-        _pivot(d, rows, columns, r, c, at)
+        _pivot(d, rows, columns, r, c, line)
         label[c], label[columns + r] = label[columns + r], label[c]
         stalled = stalled + 1 if d[rows, columns] >= before - 1e-15 * abs(before) else 0
     return -1

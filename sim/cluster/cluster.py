@@ -246,8 +246,8 @@ class Cluster:
         """Speed of a gang that runs at the pace of its slowest node; pace (GPU models,), none: 1 on all."""
         if nodes.size == 1:
             node = nodes.item()
-            speed = float(self.node_speed[node] / self.slow[node])
-            return speed if pace is None else speed * float(pace[self.node_model[node]])
+            speed = self.node_speed.item(node) / self.slow.item(node)
+            return speed if pace is None else speed * pace.item(self.node_model.item(node))
         speeds = self.node_speed[nodes] / self.slow[nodes]
         return float((speeds if pace is None else speeds * pace[self.node_model[nodes]]).min())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.observation import Floats
+from equipoise.sim.cells import cells
 from equipoise.sim.cluster.cluster import Holding
 from equipoise.sim.job.account import HELD
 from equipoise.sim.job.job import Job
@@ -27,6 +28,7 @@ class CostAccounts(Listener):
     def __init__(self, jobs: int, meter: Meter, usd_per_gpu_s: Floats) -> None:
         self.meter, self.usd_per_gpu_s = meter, usd_per_gpu_s
         self.idle_j, self.paid_idle_j, self.used_usd = np.zeros(jobs), np.zeros(jobs), np.zeros((jobs, HELD))
+        self._idle_j = cells(self.idle_j)
         self._open: dict[int, tuple[Holding, Floats]] = {}  # what a job holds, and its account as it began to
 
     def began(self, job: Job, holding: Holding, now_s: float) -> None:
@@ -38,9 +40,9 @@ class CostAccounts(Listener):
         row = job.row
         holding, before = self._open.pop(row)
         held = job.gpu_s[:HELD] - before
-        held_s = float(held.sum())
+        held_s = float(np.add.reduce(held))  # half the time of its method
         node_of_gpu, power = self.meter.node_of_gpu, self.meter.power
-        self.idle_j[row] += held_s * mean_over(power.idle_w, holding, node_of_gpu)
+        self._idle_j[row] += held_s * mean_over(power.idle_w, holding, node_of_gpu)
         if self.meter.pays is not None:
             paid_w = power.idle_w * self.meter.pays
             self.paid_idle_j[row] += held_s * mean_over(paid_w, holding, node_of_gpu)

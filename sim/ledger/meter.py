@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.sim.cells import cells
 from equipoise.sim.cluster.cluster import Holding
 from equipoise.sim.cluster.power import EXPONENT, NodePower
 
@@ -22,6 +23,7 @@ class Meter:
     ) -> None:
         self.power, self.node_of_gpu, self.pays = power, node_of_gpu, pays
         self.dynamic_j, self.paid_j = np.zeros(jobs), np.zeros(jobs)
+        self._dynamic_j = cells(self.dynamic_j)
         self.varies = varies  # over nodes or time
         self.set_clock(np.ones(len(power.idle_w)))
 
@@ -40,7 +42,7 @@ class Meter:
 
     def computed_evenly(self, row: int, holding: Holding, gpu_s: float) -> None:
         """A job has computed so many GPU-seconds, evenly on all it holds, at the present clock."""
-        self.dynamic_j[row] += gpu_s * mean_over(self.busy_w, holding, self.node_of_gpu)
+        self._dynamic_j[row] += gpu_s * mean_over(self.busy_w, holding, self.node_of_gpu)
         if self.pays is not None:
             self.paid_j[row] += gpu_s * mean_over(self.busy_w * self.pays, holding, self.node_of_gpu)
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.observation import Ints
+from equipoise.sim.cells import cells
 from equipoise.sim.cluster.cluster import Holding
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listener
@@ -17,10 +18,14 @@ class RanOn(Listener):
     def __init__(self, jobs: int, names: tuple[str, ...], type_of_gpu: Ints) -> None:
         self.names, self.type_of_gpu = names, type_of_gpu
         self._held = np.zeros((jobs, len(names)), dtype=np.bool_)
+        self._cells = cells(self._held)
 
     def began(self, job: Job, holding: Holding, now_s: float) -> None:
         """A job takes GPUs."""
-        self._held[job.row, self.type_of_gpu[holding.gpu]] = True
+        if holding.nodes.size == 1:  # as most, and a node has one type
+            self._cells[job.row, self.type_of_gpu.item(holding.gpu.item(0))] = True
+        else:
+            self._held[job.row, self.type_of_gpu[holding.gpu]] = True
 
     def column(self) -> NDArray[np.object_]:
         """(jobs,) names joined by "+" in their order in the cluster; "" for a job that never ran."""

@@ -55,9 +55,10 @@ class Allocator:
                 replaced.add(row)
         if self.writes is not None:
             self.stopped_s = self.writes.take(self.clock._now, len(replaced))
+        gpu, share = allocation.gpu.copy(), allocation.share.copy()
         for row, first, end in listed:
             if end > first:
-                self._start(row, allocation.gpu[first:end].copy(), allocation.share[first:end].copy())
+                self._start(row, gpu[first:end], share[first:end])
         return replaced
 
     def _start(self, row: int, gpus: Ints, share: Floats) -> None:

@@ -14,9 +14,9 @@ def solve(a, b, c, method=maximise):
     rows, columns = a.shape
     d = np.zeros((rows + 1, columns + 1))
     d[:rows, :columns], d[:rows, -1], d[-1, :columns] = a, b, c
-    label, at = np.empty(rows + columns, dtype=np.int64), np.empty(columns + 1, dtype=np.int64)
+    label, line = np.empty(rows + columns, dtype=np.int64), np.empty(columns + 1)
     x = np.empty(columns)
-    return method(d, label, at, x, 1000), x
+    return method(d, label, line, x, 1000), x
 
 
 @settings(max_examples=60, deadline=None)
