@@ -125,7 +125,7 @@ class Observer:
         self.listeners, self.traffic, self.watch = listeners, traffic, watch
         self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
         self.stores = Stores()
-        self._listed: Ints = np.empty(0, dtype=np.int64)  # rigid jobs in the table of speeds, where it lists no others
+        self._listed: Ints = np.empty(0, dtype=np.int64)  # rigid jobs in the table of speeds
         self.members: list[Member] = []  # the jobs behind the table of workers
         self.refused: list[Refusal] = []  # since the last observation
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
