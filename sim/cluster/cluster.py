@@ -246,7 +246,7 @@ class Cluster:
         """Speed of a gang that runs at the pace of its slowest node; pace (GPU models,), none: 1 on all."""
         if nodes.size == 1:
             node = nodes.item()
-            speed = self.node_speed.item(node) / self.slow.item(node)
+            speed: float = self.node_speed.item(node) / self.slow.item(node)
             return speed if pace is None else speed * pace.item(self.node_model.item(node))
         speeds = self.node_speed[nodes] / self.slow[nodes]
         return float((speeds if pace is None else speeds * pace[self.node_model[nodes]]).min())

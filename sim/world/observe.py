@@ -125,7 +125,7 @@ class Observer:
         self.listeners, self.traffic, self.watch = listeners, traffic, watch
         self.workers, self.shards, self.paths, self.speeds = Workers(), Shards(), Paths(), Speeds()
         self.stores = Stores()
-        self._listed: Ints | None = None  # rigid jobs in the table of speeds, where it lists no others
+        self._listed: Ints = np.empty(0, dtype=np.int64)  # rigid jobs in the table of speeds
         self.members: list[Member] = []  # the jobs behind the table of workers
         self.refused: list[Refusal] = []  # since the last observation
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
@@ -148,7 +148,7 @@ class Observer:
             by_duration = columns["rigid"][open_rows]
             jobs = [roster.training[row] for row in open_rows[~by_duration].tolist()]
             rigid = open_rows[by_duration]
-            if jobs or not np.array_equal(rigid, self._listed):  # a rigid job's speeds stay
+            if roster.training or not np.array_equal(rigid, self._listed):  # a rigid job's speeds stay
                 self._listed = rigid
                 fill_speeds(
                     self.speeds, jobs, columns, len(self.cluster.gpu_models), rigid, roster.demand.paces
