@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
-from equipoise.policies.rate_rules import RULES, RateRule
+from equipoise.policies.plan import RULES, RateRule
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]

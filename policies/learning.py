@@ -11,8 +11,7 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.physics import efficiency, rate_worth, ruled_rate
-from equipoise.policies.plan import Plan
-from equipoise.policies.rate_rules import ADASCALE, LINEAR, SCRIPT, UNSCALED
+from equipoise.policies.plan import ADASCALE, LINEAR, SCRIPT, UNSCALED, Plan
 
 _MARGIN = 0.05
 """Least relative change of a rate whose batch stays; a twentieth beside the best costs 0.25 % of a step."""

@@ -255,7 +255,7 @@ class Jobs(Table):
     batch_max = _int("most samples per step that a plan may give it; 0: its global batch is fixed", 0)
     batch_given = _int("global batch that its user gave, for which its own learning rate was chosen", 0)
     learning_rate = _float("factor on its own learning rate", 1.0)
-    rate_rule = Column(np.int8, 0, "how its learning rate follows its batch: index into `rate_rules.RULES`")
+    rate_rule = Column(np.int8, 0, "how its learning rate follows its batch: index into `plan.RULES`")
     micro_batch = _int("granularity of samples_per_step", 1)
     accumulation = _int("passes in which a step is computed at least; 0: a plan cannot set it", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)

@@ -7,11 +7,17 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+
+RateRule = Literal["adascale", "sqrt", "linear", "none", "script"]
+RULES: tuple[RateRule, ...] = get_args(RateRule)
+"""How a job's learning rate follows its batch: by the gain of AdaScale (SGD), the square root (adaptive),
+in proportion, left as it is; or the script that trains sees to it, and no plan can. In observations by number."""
+ADASCALE, SQRT, LINEAR, UNSCALED, SCRIPT = range(len(RULES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from equipoise.live.options import Options
 from equipoise.live.train.wrapped import Replicated
-from equipoise.policies.rate_rules import RateRule
+from equipoise.policies.plan import RateRule
 
 
 class Optimizers:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from equipoise.policies.rate_rules import RateRule
+from equipoise.policies.plan import RateRule
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.units import Bytes, Float, Int, Seconds, Share
 

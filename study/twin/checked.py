@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from equipoise.policies.rate_rules import RateRule
+from equipoise.policies.plan import RateRule
 from equipoise.sim.scenario.tree import InputError
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
