@@ -51,6 +51,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
     came = False
 
     def again() -> None:
+        """Send the signal once more, a moment later."""
         number = signal.SIGTERM if came else signal.SIGINT
         timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
         timer.daemon = True

@@ -57,6 +57,7 @@ class Optimizers:
         held: list[tuple[dict[str, Any], Any]] = []
 
         def scale(optimizer: Any, *_: Any) -> None:
+            """Multiply the rates, and keep what they were."""
             restore()  # where the last step ended in an exception
             by, tensors = factor(), set[int]()
             for group in optimizer.param_groups if by != 1.0 else ():
@@ -73,6 +74,7 @@ class Optimizers:
                     group["lr"] = rate * by
 
         def restore(*_: Any) -> None:
+            """Put the rates back."""
             for group, rate in held:
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].copy_(rate)

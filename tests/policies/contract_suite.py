@@ -30,14 +30,14 @@ from tests.policies.observations import (
 )
 
 EXAMPLES = settings(
-    max_examples=6, deadline=None, database=None,
+    max_examples=10, deadline=None, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 
 
 @cache
 def drawn(strategy, number):
-    """Six examples of a strategy, the same ones for a number: drawn once for all stages, which takes a while."""
+    """Ten examples of a strategy, the same ones for a number: drawn once for all stages, which takes a while."""
     found = []
 
     @seed(number)

@@ -30,8 +30,8 @@ def test_a_verdict_belongs_to_the_change_before_it():
 @pytest.mark.parametrize(
     ("cases", "least"), [(range(10), 1), pytest.param(range(10, 200), 12, marks=pytest.mark.long)]
 )
-def test_a_change_that_is_kept_pays_for_itself_or_is_no_worse_than_to_undo(tmp_path, cases, least):
-    kept = grown = paid = 0
+def test_every_change_that_is_kept_pays_for_itself(tmp_path, cases, least):
+    kept = 0
     for number in cases:
         run(make_case(number), policy="s4", out=tmp_path / str(number), journal=True)
         path = tmp_path / str(number) / "journal.jsonl"
@@ -43,13 +43,9 @@ def test_a_change_that_is_kept_pays_for_itself_or_is_no_worse_than_to_undo(tmp_p
             jobs = seen[change.time_s]
             left, restart_s = jobs.remaining_samples[change.job], jobs.restart_s[change.job]
             assert change.goodput >= 0.95 * change.expected, (number, change)
-            if change.gpus_after >= change.gpus_before:
-                lost_s = left / change.goodput - left / change.expected
-                grown += 1
-                assert lost_s <= restart_s, (number, change)  # what another restart would cost
-                paid += lost_s <= -restart_s  # the restart is won back
+            if change.gpus_after >= change.gpus_before:  # the restart is won back
+                assert left / change.goodput + restart_s <= left / change.expected, (number, change)
     assert kept >= least
-    assert paid >= 0.9 * grown
 
 
 def test_the_report_tells_what_was_rolled_back(tmp_path):
