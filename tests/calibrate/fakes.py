@@ -87,7 +87,6 @@ def environment(*libraries: Path, **variables: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "LD_LIBRARY_PATH": os.pathsep.join(paths),
         FOLDER_VARIABLE: paths[0] if paths else "",
-        "EQUIPOISE_KERNEL_CACHE": str(folder() / "kernels"),
         **variables,
     }
 
