@@ -19,7 +19,7 @@ PLAYED = {
     "campaign/job.py": "slow lines; the pace of training",
     "live/data/store.py": "a slow store",
     "live/data/training.py": "a slow rank; the runner's deadline ends a rank that waits for a newcomer",
-    "live/decide/test_telemetry.py": "a step on half a device; time for what must not happen, never for what must",
+    "live/decide/test_telemetry.py": "a step on half a device",
     "live/faulty_policies.py": "a policy that hangs",
     "live/group/test_launch.py": "a rank that is at work when its launcher ends",
     "live/group/test_lost_store.py": "a process that hangs; the pace of training",

@@ -298,7 +298,7 @@ def test_the_heartbeat_can_be_joined_and_survives_a_fork() -> None:
     assert watch._stop.__func__ is threading.Thread._stop  # type: ignore[attr-defined]
     watch.start()
     watch.stop()
-    watch.join(timeout=5.0)
+    watch.join(timeout=60.0)
     assert not watch.is_alive()
 
 

@@ -112,7 +112,9 @@ def test_what_is_noted_while_all_ranks_wait_is_written_afterwards(tmp_path: Path
         other = threading.Thread(target=recorder.event, args=("second",))
         other.start()
         other.join()
-        time.sleep(0.2)
+        looked = threading.Event()
+        recorder._work.put((looked.set, 0))  # the writer is past whatever it was given before
+        assert looked.wait(60.0)
         assert not written.exists()
         raise ConnectionError
     recorder.event("third")
@@ -261,10 +263,11 @@ class FakeNvml:
             self.metrics = [cell() for _ in range(2)]
 
     def __init__(self, gpm: bool = True) -> None:
-        self.broken, self.gpm, self.samples = False, gpm, 0
+        self.broken, self.gpm, self.samples, self.failed = False, gpm, 0, 0
 
     def _alive(self) -> None:
         if self.broken:
+            self.failed += 1
             raise OSError("the library has gone")
 
     def nvmlInit(self) -> None:
@@ -317,7 +320,7 @@ def test_device_samples_and_a_vanished_library() -> None:
     assert nvml.samples == 2
     nvml.broken = True
     until(lambda: math.isnan(sampler.latest()["temperature_c"]))
-    time.sleep(0.1)
+    until(lambda: nvml.failed > 4)
     assert problems == ["NVML: OSError: the library has gone"]  # told once
     nvml.broken = False
     until(lambda: sampler.latest()["temperature_c"] == 55.0)

@@ -133,11 +133,14 @@ class RealSlurm:
         )
         return done.stdout
 
-    def submit(self, seconds: float, gpus: int, name: str, *options: str) -> int:
-        """A job that sleeps; returns its id."""
+    def submit(self, until: float | Path, gpus: int, name: str, *options: str) -> int:
+        """A job that sleeps so many seconds, or until a file is there; returns its id."""
+        waits = (
+            f"until [ -e {until} ]; do sleep 0.1; done" if isinstance(until, Path) else f"exec sleep {until}"
+        )
         out = self.run(
             "sbatch", "--parsable", f"--gres=gpu:{gpus}", f"--job-name={name}", "--output=/dev/null", *options,
-            "--wrap", f"exec sleep {seconds}", check=True,
+            "--wrap", waits, check=True,
         )  # fmt: skip
         return int(out.split(";")[0])
 

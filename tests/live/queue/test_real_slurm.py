@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,10 @@ def starts(slurm: RealSlurm) -> list[str]:
 TOOK = {"block": 6.0, "a": 5.0, "b": 1.0, "c": 4.0, "d": 3.0, "e": 2.0}
 
 
-def submit(slurm: RealSlurm, *options: str) -> dict[str, int]:
-    first = {"block": slurm.submit(TOOK["block"], 8, "block")}
-    slurm.wait_for(lambda: slurm.jobs()[first["block"]]["State"] == "RUNNING", 30.0, "the first job runs")
-    return first | {name: slurm.submit(TOOK[name], 8, name, *options) for name in "abcde"}
+def submit(slurm: RealSlurm, until: Mapping[str, float | Path] = TOOK) -> dict[str, int]:
+    first = {"block": slurm.submit(until["block"], 8, "block")}
+    slurm.wait_for(lambda: slurm.jobs()[first["block"]]["State"] == "RUNNING", 60.0, "the first job runs")
+    return first | {name: slurm.submit(until[name], 8, name) for name in "abcde"}
 
 
 @long
@@ -136,14 +136,16 @@ def test_killed_in_the_middle_everything_ends_and_nothing_stays_held(slurm: Real
     schedule = Schedule(
         slurm, "sjf", "--mode", "act", "--held", "--lease", "20", "--estimates", estimates(slurm.folder, TOOK)
     )
-    submit(slurm)
-    held = slurm.submit(1.0, 8, "held", "--hold")
-    slurm.wait_for(lambda: slurm.jobs()[held]["PriorityLong"] != "0", 30.0, "the hold became a lease")
-    slurm.wait_for(lambda: nices(slurm) > {"0"}, 30.0, "the order was changed")
+    given_back = slurm.folder / "given-back"
+    submit(slurm, {"block": given_back, **dict.fromkeys("abcde", 0.1)})
+    held = slurm.submit(0.1, 8, "held", "--hold")
+    slurm.wait_for(lambda: slurm.jobs()[held]["PriorityLong"] != "0", 60.0, "the hold became a lease")
+    slurm.wait_for(lambda: nices(slurm) > {"0"}, 60.0, "the order was changed")
     schedule.process.kill()
     schedule.process.wait(10)
     slurm.wait_for(lambda: schedule.events("watchdog") != [], 60.0, "the watchdog gives back")
     slurm.wait_for(lambda: nices(slurm) <= {"0"}, 60.0, "no job has a nice value of ours")
+    given_back.touch()
     slurm.wait_for(lambda: all_over(slurm), 120.0, "all jobs have ended")
     assert {job["State"] for job in slurm.jobs().values()} == {"COMPLETED"}
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import duckdb
@@ -216,6 +217,7 @@ def test_ctrl_c_ends_a_query_that_is_being_folded(folder: Path) -> None:
     statm = Path(f"/proc/{asked.pid}/statm")
     while int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") < 600e6:  # the list is being made
         assert asked.poll() is None
+        time.sleep(0.001)
     asked.send_signal(signal.SIGINT)
     said = asked.communicate()[1]
     assert (said, asked.returncode) == ("equipoise: interrupted\n", 130)
