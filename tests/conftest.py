@@ -54,6 +54,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """What extensions hold is let go before Python ends: they would tell of leaks."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Import the files of tests, each process of pytest-xdist from another one on.
