@@ -35,18 +35,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "calibrate/test_cuda.py", "front/test_robust_runs.py", "kills/test_kills.py",
-    "policies/test_contract.py", "live/queue/test_real_slurm.py", "live/group/test_security.py",
-    "live/test_misuse.py", "sim/advance/test_advance.py", "front/test_cli.py",
-    "live/train/test_gradients.py", "front/test_walkthroughs.py", "study/report/test_report.py",
-    "study/report/test_report_browser.py", "fuzz/test_fuzz.py", "campaign/test_campaign.py",
-    "study/runs/test_compare_runs.py", "study/questions/test_size.py", "policies/kernels/test_kernels.py",
-    "sim/world/test_starvation.py", "live/train/test_losses.py", "live/group/test_lost_store.py",
-    "study/runs/sweeps/test_sweep_launch.py", "study/runs/sweeps/test_sweep_kills.py",
-    "calibrate/test_compose.py", "live/group/test_launch.py", "live/group/test_regroup.py",
-    "study/twin/test_twin.py",
+    "kills/test_kills.py", "live/queue/test_real_slurm.py", "policies/test_contract.py",
+    "sim/advance/test_advance.py", "front/test_robust_runs.py", "live/group/test_security.py",
+    "calibrate/test_cuda.py", "campaign/test_campaign.py", "policies/kernels/test_kernels.py",
+    "live/test_misuse.py", "study/report/test_report.py", "front/test_walkthroughs.py",
+    "study/report/test_report_browser.py", "front/test_cli.py", "fuzz/test_fuzz.py",
+    "live/train/test_gradients.py", "study/questions/test_size.py",
+    "policies/allocation/test_placement.py", "policies/kernels/test_kernels_allocation.py",
+    "calibrate/test_compose.py", "live/group/test_deaths.py", "policies/baselines/test_overloaded.py",
+    "live/group/test_resume.py", "front/test_house.py", "study/twin/test_twin.py",
+    "live/train/test_losses.py", "front/test_export.py", "live/group/test_lost_store.py",
+    "policies/kernels/test_jit.py", "mutation/test_mutation.py", "study/runs/test_compare_runs.py",
+    "study/runs/sweeps/test_sweep_kills.py", "sim/world/test_starvation.py", "front/test_hostile.py",
+    "study/runs/sweeps/test_sweep_launch.py", "calibrate/test_kernels.py", "live/group/test_launch.py",
+    "calibrate/test_monitor.py", "live/group/test_regroup.py",
 )  # fmt: skip
-"""Files that take longest, the longest first: begun last, one of them would keep one process busy alone."""
+"""Files that take longest, the longest first: begun last, one of them would keep one process busy alone.
+
+Those that wait (for Slurm, for ranks) stand between those that compute.
+"""
 
 
 def pytest_collection_finish() -> None:
