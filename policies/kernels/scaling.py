@@ -230,6 +230,19 @@ def times_of(
         result_s[k] = step_s(job, workers[k], model[k], t)
 
 
+@jit_in_place
+def exchanging_of(
+    rows: Ints, now: Ints, workers: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns, share: Floats
+) -> None:  # fmt: skip
+    """Write the share of its time, 0..1, that each job (rows) with so many workers on a model exchanges."""
+    t = SpeedTable(*table)
+    for i in range(rows.size):
+        job = job_of(rows[i], now[i], model[i], scaling)
+        every_s = job.interval * step_s(job, workers[i], model[i], t)
+        exchange_s = _exchange_s(job, workers[i], model[i], t)
+        share[i] = min(exchange_s / every_s, 1.0) if every_s > 0.0 else 0.0
+
+
 class Elastic(NamedTuple):
     """Training jobs that can change size, with the GPUs each holds in compressed rows, best kept first."""
 
