@@ -23,8 +23,8 @@ from equipoise.policies.kernels.scaling import (
     ElasticColumns,
     ScalingColumns,
     TableColumns,
-    parallel_efficiency,
     shrink_for,
+    speedups_of,
     times_of,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
@@ -287,29 +287,43 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
 def parallel_work(
     draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
 ) -> dict[str, Any]:
-    """S423: estimated efficiency of parallel work before and after."""
+    """S423: estimated efficiency of parallel work before and after; NaN where no job trains."""
     o = draft.observation
-    before = np.sort(o.running)
-    before = before[~o.jobs.rigid[before]]
-    started = draft.started()
-    after = started[~o.jobs.rigid[started]]
-    if len(before):
-        after = np.concatenate((before[~np.isin(before, np.array(draft.stopped, dtype=np.int64))], after))
-    efficiency = _efficiency(o, nodes, o.gpus.job, before, scaling, table)
+    rows = np.sort(o.running)
+    rows = rows[~o.jobs.rigid[rows]]
+    before = _speedups(o, nodes, rows, held_gpus(o.gpus.job, rows), scaling, table)
+    efficiency = _efficiency(*before)
     values = {"s423_efficiency_before": efficiency, "s423_efficiency_after": efficiency}
     if draft.stopped or draft.given:
-        values["s423_efficiency_after"] = _efficiency(o, nodes, draft.holder, after, scaling, table)
+        gone = np.zeros(len(o.jobs), dtype=np.bool_)
+        gone[draft.stopped] = gone[list(draft.given)] = True
+        stay = ~gone[rows]
+        given = {
+            row: gpu[share >= WHOLE] for row, (gpu, share) in draft.given.items() if not o.jobs.rigid[row]
+        }
+        offset = np.concatenate(
+            (NO_ROWS, [0], np.cumsum([len(gpu) for gpu in given.values()], dtype=np.int64))
+        )
+        new = offset, np.concatenate((NO_ROWS, *given.values()))
+        after = _speedups(o, nodes, np.array([*given], dtype=np.int64), new, scaling, table)
+        joined = (np.concatenate((old[stay], more)) for old, more in zip(before, after, strict=True))
+        values["s423_efficiency_after"] = _efficiency(*joined)
     return values
 
 
-def _efficiency(
-    o: Observation, nodes: NodeState, holder: Ints, rows: Ints, scaling: ScalingColumns, table: TableColumns
-) -> float:
-    """Estimated efficiency of parallel work of jobs (rows) that hold GPUs by `holder`; NaN: there are none."""
-    if not len(rows):
-        return math.nan
-    offset, gpu = held_gpus(holder, rows)
-    model = slowest_models(o, nodes, offset, gpu)
-    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+def _efficiency(speedups: Floats, workers: Ints) -> float:
+    """Mean over workers of their jobs' speed-up per worker, 0..1."""
+    count = int(workers.sum())
+    return math.fsum(speedups.tolist()) / count if count else math.nan
+
+
+def _speedups(
+    o: Observation, nodes: NodeState, rows: Ints, held: tuple[Ints, Ints], scaling: ScalingColumns,
+    table: TableColumns,
+) -> tuple[Floats, Ints]:  # fmt: skip
+    """Estimated speed-up over one worker of each job (row) with the GPUs of its compressed row, and its workers."""
+    offset, gpu = held
+    per, speedup = np.maximum(o.jobs.gpus_per_worker[rows], 1), np.zeros(len(rows))
     workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
-    return float(parallel_efficiency(rows, workers, now, model, scaling, table))
+    speedups_of(rows, workers, now, slowest_models(o, nodes, offset, gpu), scaling, table, speedup)
+    return speedup, workers
