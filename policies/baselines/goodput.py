@@ -31,10 +31,9 @@ from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observa
 from equipoise.policies.physics import overlapped_each
 from equipoise.policies.stages.batches import batches
 
-
 _COUNTS = (
-    "rigid", "gpus_per_worker", "workers_min", "workers_max", "global_batch", "gamma", "sync_interval", "micro_batch",
-    "batch_reference", "batch_max", "batch_given", "noise_scale", "rate_rule",
+    "rigid", "gpus_per_worker", "workers_min", "workers_max", "global_batch", "gamma", "sync_interval",
+    "micro_batch", "batch_reference", "batch_max", "batch_given", "noise_scale", "rate_rule",
 )  # fmt: skip
 """Columns of the jobs table by which the ways to run a job differ."""
 
@@ -170,7 +169,7 @@ class Pollux(RoundBased):
 
 
 def _ladder(ways: list[Option], model: int, held: int, cost: float, fair: int) -> list[Option]:
-    """Options of a job on one model by GPUs, each better than the last; who does not keep what it holds pays `cost`.
+    """Options of a job on one model by GPUs, each better than the last; who moves pays `cost`.
 
     Their goodput is that over the goodput with `fair` GPUs.
     """
