@@ -48,7 +48,9 @@ LONGEST = (
     "policies/kernels/test_jit.py", "mutation/test_mutation.py", "study/runs/test_compare_runs.py",
     "study/runs/sweeps/test_sweep_kills.py", "sim/world/test_starvation.py", "front/test_hostile.py",
     "study/runs/sweeps/test_sweep_launch.py", "calibrate/test_kernels.py", "live/group/test_launch.py",
-    "calibrate/test_monitor.py", "live/group/test_regroup.py",
+    "calibrate/test_monitor.py", "live/group/test_regroup.py", "policies/test_physics.py",
+    "policies/stages/test_unsound.py", "sim/cost/test_bottlenecks.py", "policies/stages/test_slices.py",
+    "policies/record/test_journal.py",
 )  # fmt: skip
 """Files that take longest, the longest first: begun last, one of them would keep one process busy alone.
 
@@ -58,6 +60,7 @@ Those that wait (for Slurm, for ranks) stand between those that compute.
 
 def pytest_collection_finish() -> None:
     """What has been collected stays to the end: half a million objects less for each search for cycles."""
+    gc.enable()
     gc.freeze()
 
 
@@ -74,6 +77,7 @@ def pytest_collection(session: pytest.Session) -> None:
     so each process does a part, and finds what the others have written. What fails here fails again where it is
     reported.
     """
+    gc.disable()  # until all is collected: nothing of it is ever let go
     sent = getattr(session.config, "workerinput", None)
     if sent is None or session.config.args != session.config.getini("testpaths"):
         return
