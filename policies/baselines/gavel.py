@@ -65,7 +65,7 @@ def _sparse(
     relative: Floats, gpus: Floats, room: Floats, worth: Floats, scale: float
 ) -> tuple[Floats, float]:
     """The same programme of thousands of classes by HiGHS: (shares, least); gpus of a whole class (classes,)."""
-    from scipy.optimize import linprog  # SciPy is loaded when first used
+    from scipy.optimize import Bounds, LinearConstraint, milp  # SciPy is loaded when first used
     from scipy.sparse import csr_array
 
     n, models = relative.shape
@@ -77,7 +77,9 @@ def _sparse(
     most = np.concatenate((np.zeros(n), np.ones(n), room))
     table = csr_array((value, (row, column)), shape=(len(most), size + 1))
     with nothing_printed():
-        solved = linprog(-np.append(worth.ravel(), 1.0), table, most, bounds=(0.0, None), method="highs")
+        solved = milp(
+            -np.append(worth.ravel(), 1.0), bounds=Bounds(0.0, np.inf), constraints=LinearConstraint(table, ub=most)
+        )  # fmt: skip
     if solved.x is None:
         raise ValueError("no shares of time were found")
     part: Floats = np.clip(solved.x[:-1].reshape(n, models), 0.0, 1.0)

@@ -62,7 +62,7 @@ WITH_A_NODE = CLUSTERS.flatmap(lambda seen: st.tuples(st.just(seen), st.integers
 
 @cache
 def cases():
-    """(label, stage) of every registered stage by default, in mode `optimal` and with each objective if it has them."""
+    """(label, stage) of every registered stage by default, and in each mode or with each objective that it has."""
     found = []
     for name in sorted(available()):
         stage = make_stage(name)
@@ -280,7 +280,7 @@ def test_thousands_of_tiny_jobs(stage):
 
 
 def tiny_jobs(count, every_s):
-    """A scenario: small elastic jobs of different length and some known by their duration, on 32 GPUs of two models."""
+    """A scenario of small jobs, elastic ones and some known by their duration, on 32 GPUs of two models."""
     rng = np.random.default_rng(5)
     jobs = [{"name": f"tiny-{k}", "arrival": every_s * k} for k in range(count)]
     for k, job in enumerate(jobs):

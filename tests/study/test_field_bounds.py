@@ -9,7 +9,10 @@ from equipoise.sim.loading.file import from_mapping
 from equipoise.study.bounds import lower_bound
 from equipoise.study.display import digits
 
-POLICIES = ("fifo", "tiresias", "themis", "gavel", "pollux", "sia", "s4")
+POLICIES = (
+    "fifo", "tiresias", "themis", "gavel", "gavel(objective=makespan)", "pollux", "sia", "optimus", "shockwave",
+    "lucid", "zeus+fifo", "diloco+fifo", "s4", "s1+s2+s3+s4",
+)  # fmt: skip
 MODELS = ("a100_sxm_40gb", "v100_sxm2_32gb", "t4")
 
 
@@ -41,6 +44,7 @@ def scenarios(draw):
             job |= {"duration": draw(st.integers(60, 3000)), "job_type": draw(st.sampled_from(["x", ""]))}
         else:
             job |= {"model": "m", "steps": draw(st.integers(100, 2000)), "global_batch": 32 * job["gpus"]}
+            job |= {"learning_rate": draw(st.sampled_from(["adascale", "sqrt", "linear", "none"]))}
             job |= {
                 "workers_min": 1,
                 "workers_max": most,
@@ -51,6 +55,7 @@ def scenarios(draw):
     return {
         "schema_version": 1, "name": "small", "cluster": {"nodes": groups},
         "workload": {"models": {"m": model}, "jobs": jobs, "throughputs": {"rates": rates}},
+        "energy": {"policy_caps": draw(st.booleans())},
     }  # fmt: skip
 
 

@@ -285,3 +285,29 @@ def test_intervals_of_two_levels(name, near_s, progress, expected):
     observation = one_job([1.0] * 4, job={"near_exchange_s": near_s, "progress": progress})
     plan, _ = make_stage(name).refine(observation, UNCHANGED, {})
     assert (int(plan.intervals(observation)[0]), int(plan.far(observation)[0])) == expected
+
+
+def test_shares_of_many_classes_are_as_good_as_those_of_the_dense_table(monkeypatch):
+    """Both reach the same least throughput over need, within the GPUs and the time that there is."""
+    rng, room = np.random.default_rng(0), np.array([16.0, 16.0])
+    speed, need, one = rng.uniform(1.0, 5.0, (60, 2)), rng.uniform(10.0, 1000.0, 60), np.ones(60)
+    _, dense = gavel.shares(speed, one, room, need, one)
+    monkeypatch.setattr(gavel, "_DENSE", 10)
+    part, least = gavel.shares(speed, one, room, need, one)
+    assert least == pytest.approx(dense, rel=1e-6)
+    assert ((speed * part).sum(axis=1) / need).min() == pytest.approx(least, rel=1e-6)
+    assert (part.sum(axis=0) <= room + 1e-6).all()
+    assert (part.sum(axis=1) <= 1.0 + 1e-6).all()
+
+
+def test_jobs_that_are_alike_are_worked_out_once_and_others_apart():
+    """Another batch, or another speed, makes another job."""
+    alike, fits = elastic(1024), np.ones((1, 1), dtype=np.bool_)
+    ways = goodput.Ways(alike, np.array([0, 0]), np.ones((2, 1)), np.array([4]), fits.repeat(2, axis=0))
+    assert ways.of(0)[1] is ways.of(1)[1]
+    other = goodput.Ways(
+        alike, np.array([0, 0]), np.array([[1.0], [2.0]]), np.array([4]), fits.repeat(2, axis=0)
+    )
+    assert other.of(0)[0] != other.of(1)[0]
+    fewer = goodput.Ways(elastic(512), np.array([0]), np.ones((1, 1)), np.array([4]), fits)
+    assert fewer.of(0)[0] != ways.of(0)[0]
