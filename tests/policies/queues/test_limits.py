@@ -123,9 +123,7 @@ class Latest(AllocationStage):
 def test_a_job_that_comes_after_one_that_is_stopped_is_put_where_it_may_be() -> None:
     """Both may use node b alone: the GPUs that the first leaves are the second one's."""
     nodes = [{"name": name, "count": 1, "gpus": 4} for name in "ab"]
-    jobs = [
-        {"name": f"j{at}", "gpus": 4, "duration": 100, "arrival": at, "partition": "p"} for at in (0, 10)
-    ]
+    jobs = [{"name": f"j{at}", "gpus": 4, "duration": 100, "arrival": at, "partition": "p"} for at in (0, 10)]
     scenario = case(jobs, {"partitions": [{"name": "p", "nodes": ["b"]}]}, nodes)
     made = run(scenario, policy=Policy("latest", (Latest(),)), timeline=True)
     assert made.timeline is not None
