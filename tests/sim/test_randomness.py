@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.randomness import _log_mantissa, gpu_times, noise, noise_key, philox4x32, step_noise, stream
+from equipoise.sim.randomness import (
+    _log_mantissa,
+    gpu_times,
+    noise,
+    noise_key,
+    philox4x32,
+    step_noise,
+    stream,
+)
 from tests.oracles import philox as naive_philox
 
 # Known answers published with the generator (Random123, kat_vectors, philox4x32 10 rounds).
