@@ -10,12 +10,9 @@ import numpy as np
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
-    NO_VALUES,
     frozen,
     holdings,
-    new_grants,
     reordered,
-    trimmed,
     working,
 )
 from equipoise.policies.allocation.near import lost_apart_s
@@ -26,9 +23,8 @@ from equipoise.policies.kernels.scaling import (
     ElasticColumns,
     ScalingColumns,
     TableColumns,
-    grow,
-    parallel_efficiency,
     shrink_for,
+    speedups_of,
     times_of,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
@@ -288,134 +284,46 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
     return mean / max(float(mean.mean()), 0.1) if len(mean) else mean
 
 
-def grow_jobs(
-    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
-    horizon_s: float, margin: float,
-) -> tuple[Ints, Floats]:  # fmt: skip
-    """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
-
-    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. Who is in one rack
-    stays there, unless it gains also with exchanges across racks.
-    """
-    o = draft.observation
-    if not len(rows) or not draft.free:
-        return NO_ROWS, NO_VALUES
-    columns = elastic_columns(draft, nodes, rows)
-    _, offset, gpu, _, _, requested = columns
-    held = np.maximum(np.diff(offset), 1)
-    job_of = np.repeat(np.arange(len(rows)), np.diff(offset))
-    worth = np.bincount(job_of, weights=ranking.weight[o.gpus.node[gpu]], minlength=len(rows)) / held
-    worth = worth * ranking.priority(rows)
-    enough = held >= requested * o.jobs.gpus_per_worker[rows]
-    order = np.lexsort((rows, -worth, enough))
-    able = on_living_nodes(o, columns)
-    if len(nodes.model_speed) > 1:  # who changes its model gives all back
-        able &= without_shunned(draft, columns)
-    order = order[able[order]]
-    columns = chosen(columns, order)
-    bound = in_one_rack_and_dear(o, columns)
-    grown, gains = [], []
-    parts = (
-        np.split(np.arange(len(order)), np.unique(np.concatenate((bound, bound + 1)))) if len(bound) else []
-    )
-    for part in parts or [np.arange(len(order))]:
-        for place, rack, estimates in _ways(o, part, bound, columns, table):
-            rows, gain_s = _grow(
-                draft, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
-            )
-            grown.append(rows)
-            gains.append(gain_s)
-            if len(rows):
-                break
-    return np.concatenate(grown).astype(np.int64), np.concatenate(gains)
-
-
-def in_one_rack_and_dear(o: Observation, columns: ElasticColumns) -> Ints:
-    """Positions of elastic jobs that hold GPUs of one rack, and whose exchange across racks takes longer."""
-    rows, offset, gpu, *_ = columns
-    racks = o.nodes.rack
-    if not len(racks) or (racks == racks[0]).all() or not len(rows):
-        return NO_ROWS
-    apart = np.zeros(len(o.jobs), dtype=np.bool_)
-    apart[o.speeds.job[o.speeds.apart_exchange_s > o.speeds.exchange_s]] = True
-    rack, first = racks[o.gpus.node[gpu]], offset[:-1]
-    one = np.minimum.reduceat(rack, first) == np.maximum.reduceat(rack, first)
-    return np.flatnonzero(one & apart[rows])
-
-
-def _ways(
-    o: Observation, part: Ints, bound: Ints, columns: ElasticColumns, table: TableColumns
-) -> list[tuple[Ints, int, TableColumns]]:
-    """How jobs (positions) may grow, the first way that is found: (positions, rack or -1, estimates).
-
-    One in one rack grows there, or else anywhere by the estimates of exchanges across racks.
-    """
-    if len(part) != 1 or part[0] not in bound:
-        return [(part, -1, table)]
-    _, offset, gpu, *_ = columns
-    rack = int(o.nodes.rack[o.gpus.node[gpu[offset[part[0]]]]])
-    apart_s = np.fmax(o.speeds.apart_exchange_s, o.speeds.exchange_s)
-    if (np.diff(o.speeds.job) < 0).any():  # as `table_columns`
-        apart_s = apart_s[np.argsort(o.speeds.job, kind="stable")]
-    here = (
-        table[2] == o.jobs.gpus_held[table[0]]
-    )  # what is measured is compared with the estimate for one rack
-    across = (*table[:4], frozen(np.where(here, table[4], np.fmax(apart_s, table[4]))), table[5])
-    return [(part, rack, table), (part, -1, across)]
-
-
-def _grow(
-    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
-    horizon_s: float, margin: float, rack: int,
-) -> tuple[Ints, Floats]:  # fmt: skip
-    """Let elastic jobs grow in their order, in one rack (-1: anywhere); returns rows and seconds gained."""
-    o, models = draft.observation, len(nodes.model_speed)
-    closed = draft.away if rack < 0 else draft.away | (o.nodes.rack != rack)
-    open_nodes = draft.columns.order[~closed[draft.columns.order]]
-    by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
-    first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.where(closed, 0, draft.free_to_grow)
-    free = np.bincount(nodes.model, weights=free, minlength=models).astype(np.int64)
-    grants, gain_s = new_grants(len(columns[0]), 2 * len(o.gpus) + 1), np.empty(len(columns[0]))
-    n = grow(
-        columns, horizon_s, margin, o.jobs.memory_bytes, working(draft.columns), nodes.model, o.gpus.node,
-        frozen(by_model), first, free, scaling, table, grants, gain_s,
-    )  # fmt: skip
-    job, new_offset, new_gpu, _ = trimmed(grants, n)
-    rows, offset, gpu, *_ = columns
-    at = {row: k for k, row in enumerate(rows.tolist())}
-    for k, row in enumerate(job.tolist()):
-        held = gpu[offset[at[row]] : offset[at[row] + 1]]
-        draft.resize(row, held, new_gpu[new_offset[k] : new_offset[k + 1]])
-    return job, gain_s[:n]
-
-
 def parallel_work(
     draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
 ) -> dict[str, Any]:
-    """S423: estimated efficiency of parallel work before and after."""
+    """S423: estimated efficiency of parallel work before and after; NaN where no job trains."""
     o = draft.observation
-    before = np.sort(o.running)
-    before = before[~o.jobs.rigid[before]]
-    started = draft.started()
-    after = started[~o.jobs.rigid[started]]
-    if len(before):
-        after = np.concatenate((before[~np.isin(before, np.array(draft.stopped, dtype=np.int64))], after))
-    efficiency = _efficiency(o, nodes, o.gpus.job, before, scaling, table)
+    rows = np.sort(o.running)
+    rows = rows[~o.jobs.rigid[rows]]
+    before = _speedups(o, nodes, rows, held_gpus(o.gpus.job, rows), scaling, table)
+    efficiency = _efficiency(*before)
     values = {"s423_efficiency_before": efficiency, "s423_efficiency_after": efficiency}
     if draft.stopped or draft.given:
-        values["s423_efficiency_after"] = _efficiency(o, nodes, draft.holder, after, scaling, table)
+        gone = np.zeros(len(o.jobs), dtype=np.bool_)
+        gone[draft.stopped] = gone[list(draft.given)] = True
+        stay = ~gone[rows]
+        given = {
+            row: gpu[share >= WHOLE] for row, (gpu, share) in draft.given.items() if not o.jobs.rigid[row]
+        }
+        offset = np.concatenate(
+            (NO_ROWS, [0], np.cumsum([len(gpu) for gpu in given.values()], dtype=np.int64))
+        )
+        new = offset, np.concatenate((NO_ROWS, *given.values()))
+        after = _speedups(o, nodes, np.array([*given], dtype=np.int64), new, scaling, table)
+        joined = (np.concatenate((old[stay], more)) for old, more in zip(before, after, strict=True))
+        values["s423_efficiency_after"] = _efficiency(*joined)
     return values
 
 
-def _efficiency(
-    o: Observation, nodes: NodeState, holder: Ints, rows: Ints, scaling: ScalingColumns, table: TableColumns
-) -> float:
-    """Estimated efficiency of parallel work of jobs (rows) that hold GPUs by `holder`; NaN: there are none."""
-    if not len(rows):
-        return math.nan
-    offset, gpu = held_gpus(holder, rows)
-    model = slowest_models(o, nodes, offset, gpu)
-    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+def _efficiency(speedups: Floats, workers: Ints) -> float:
+    """Mean over workers of their jobs' speed-up per worker, 0..1."""
+    count = int(workers.sum())
+    return math.fsum(speedups.tolist()) / count if count else math.nan
+
+
+def _speedups(
+    o: Observation, nodes: NodeState, rows: Ints, held: tuple[Ints, Ints], scaling: ScalingColumns,
+    table: TableColumns,
+) -> tuple[Floats, Ints]:  # fmt: skip
+    """Estimated speed-up over one worker of each job (row) with the GPUs of its compressed row, and its workers."""
+    offset, gpu = held
+    per, speedup = np.maximum(o.jobs.gpus_per_worker[rows], 1), np.zeros(len(rows))
     workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per
-    return float(parallel_efficiency(rows, workers, now, model, scaling, table))
+    speedups_of(rows, workers, now, slowest_models(o, nodes, offset, gpu), scaling, table, speedup)
+    return speedup, workers

@@ -43,7 +43,7 @@ class Choices:
 
 
 @contextmanager
-def _nothing_printed() -> Iterator[None]:
+def nothing_printed() -> Iterator[None]:
     """Standard output is for results: HiGHS prints a line on it now and then, whatever its options say."""
     try:
         kept = os.dup(1)
@@ -76,7 +76,7 @@ def best_sizes(
     n, jobs = len(gpus), len(must)
     one = csr_array((np.ones(n), (index, np.arange(n))), shape=(jobs, n))
     held = csr_array((gpus.astype(np.float64), (model, np.arange(n))), shape=(len(room), n))
-    with _nothing_printed():
+    with nothing_printed():
         solved = milp(
             -worth,
             integrality=np.ones(n, dtype=np.int64),

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.policies.allocation.ranking import gpus_wanted, held_models
+from equipoise.policies.allocation.sizes import nothing_printed
 from equipoise.policies.baselines.rounds import (
     RoundBased,
     hand_out,
@@ -24,6 +25,7 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 OBJECTIVES = ("max-min", "makespan", "finish-time", "throughput")
 _FILL = 1e-3  # worth of what a job gets beyond the least: enough that no GPU idles, too little to change the least
 _APART = 1e-9  # of throughput over need
+_DENSE = 256  # classes of jobs up to which the simplex method's dense table takes less time than HiGHS
 _HALVINGS = 12  # of the range in which the best finish-time fairness lies
 
 
@@ -40,6 +42,9 @@ def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Float
     relative, size = relative / best.min(), n * models
     index = np.arange(size)
     job, model = index // models, index % models
+    if n > _DENSE:
+        worth = _FILL / count.sum() * count[:, None] * relative / (best / best.min())[:, None]
+        return _sparse(relative, count * gpus, room, worth, float(best.min()))
     d = np.zeros((2 * n + models + 1, size + 2))
     d[job, index] = -relative.ravel()
     d[:n, size] = 1.0
@@ -54,6 +59,29 @@ def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Float
         raise ValueError("no shares of time were found")
     part: Floats = np.clip(x[:-1].reshape(n, models), 0.0, 1.0)
     return part, float(x[-1] * best.min())
+
+
+def _sparse(
+    relative: Floats, gpus: Floats, room: Floats, worth: Floats, scale: float
+) -> tuple[Floats, float]:
+    """The same programme of thousands of classes by HiGHS: (shares, least); gpus of a whole class (classes,)."""
+    from scipy.optimize import linprog  # SciPy is loaded when first used
+    from scipy.sparse import csr_array
+
+    n, models = relative.shape
+    size, one, index = n * models, np.arange(n), np.arange(n * models)
+    job, model = np.divmod(index, models)
+    row = np.concatenate((job, one, n + job, 2 * n + model))
+    column = np.concatenate((index, np.full(n, size), index, index))
+    value = np.concatenate((-relative.ravel(), np.ones(n + size), gpus[job]))
+    most = np.concatenate((np.zeros(n), np.ones(n), room))
+    table = csr_array((value, (row, column)), shape=(len(most), size + 1))
+    with nothing_printed():
+        solved = linprog(-np.append(worth.ravel(), 1.0), table, most, bounds=(0.0, None), method="highs")
+    if solved.x is None:
+        raise ValueError("no shares of time were found")
+    part: Floats = np.clip(solved.x[:-1].reshape(n, models), 0.0, 1.0)
+    return part, float(solved.x[-1] * scale)
 
 
 @dataclass(frozen=True)
@@ -160,23 +188,35 @@ def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
     return part
 
 
-def _by_class(speed: Floats, gpus: Ints, room: Ints, need: Floats) -> Floats:
-    """`shares` of each job; equal jobs are solved for as one class."""
-    alike, models = np.column_stack((speed, gpus.astype(np.float64), need)), speed.shape[1]
-    order = np.lexsort(alike.T[::-1])  # as `np.unique` of rows, in a tenth of its time
+def _classes(alike: Floats) -> tuple[Floats, Ints, Floats]:
+    """(one of each kind of row, which kind each row is of, how many rows each kind has), as `np.unique` of rows."""
+    order = np.lexsort(alike.T[::-1])  # in a tenth of its time
     differs = np.ones(len(order), dtype=np.bool_)
     differs[1:] = (alike[order[1:]] != alike[order[:-1]]).any(axis=1)
-    one, which = alike[order[differs]], np.empty_like(order)
+    which = np.empty_like(order)
     which[order] = np.cumsum(differs) - 1
-    count = np.bincount(which).astype(np.float64)
+    return alike[order[differs]], which, np.bincount(which).astype(np.float64)
+
+
+def _by_class(speed: Floats, gpus: Ints, room: Ints, need: Floats) -> Floats:
+    """`shares` of each job; equal jobs are solved for as one class."""
+    models = speed.shape[1]
+    one, which, count = _classes(np.column_stack((speed, gpus.astype(np.float64), need)))
     return shares(one[:, :models], one[:, models], room.astype(np.float64), one[:, -1], count)[0][which]
 
 
 def _fairest(
     speed: Floats, gpus: Floats, room: Floats, left: Floats, age_s: Floats, alone_s: Floats
 ) -> tuple[Floats, int]:
-    """Shares under which the largest of (age + left / throughput) / alone_s is least: halving, a programme each."""
-    ones = np.ones(len(left))
+    """Shares under which the largest of (age + left / throughput) / alone_s is least: halving, a programme each.
+
+    Of many jobs, equal ones are one class.
+    """
+    ones, which = np.ones(len(left)), np.arange(len(left))
+    if len(left) > _DENSE:
+        models = speed.shape[1]
+        one, which, ones = _classes(np.column_stack((speed, gpus, left, age_s, alone_s)))
+        speed, (gpus, left, age_s, alone_s) = one[:, :models], one[:, models:].T
     low = float((age_s / alone_s).max())
     part, least = shares(speed, gpus, room, left, ones)  # of the least makespan: a place to begin
     high = float(((age_s + 1.0 / max(least, 1e-300)) / alone_s).max())
@@ -191,7 +231,7 @@ def _fairest(
             part, high = tried, middle
         else:
             low = middle
-    return part, _HALVINGS + 1
+    return part[which], _HALVINGS + 1
 
 
 def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -> Ints:

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from equipoise.policies.allocation.gangs import holdings
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.allocation.sizes import best_sizes
 from equipoise.policies.baselines.rounds import (
@@ -26,9 +27,15 @@ from equipoise.policies.baselines.rounds import (
 )
 from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.learning import batch_worth, with_rates
-from equipoise.policies.observation import WAITING, Floats, Ints, Observation
+from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
 from equipoise.policies.physics import overlapped_each
 from equipoise.policies.stages.batches import batches
+
+_COUNTS = (
+    "rigid", "gpus_per_worker", "workers_min", "workers_max", "global_batch", "gamma", "sync_interval",
+    "micro_batch", "batch_reference", "batch_max", "batch_given", "noise_scale", "rate_rule",
+)  # fmt: skip
+"""Columns of the jobs table by which the ways to run a job differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +48,50 @@ class Option:
     goodput: float
 
 
-def options(o: Observation, row: int, speed: Floats, room: Ints, fits: Floats) -> list[Option]:
-    """All ways to run a job: sizes that its speeds list, on models with room; a rigid job only as it asks.
+class Ways:
+    """All ways to run each open job: sizes that its speeds list, on models with room; a rigid job only as it asks.
 
-    speed: its row of `job_speeds` (models,); room: GPUs (models,); fits (models,).
+    Jobs that are alike in all that counts here are worked out once. rows: of the jobs table; speed: of `job_speeds`
+    (rows, models); room: GPUs (models,).
     """
-    asked = int(gpus_wanted(o, np.array([row]))[0])
-    per = max(int(o.jobs.gpus_per_worker[row]), 1)
-    low, high = per * int(o.jobs.workers_min[row]), per * int(o.jobs.workers_max[row])
-    gpus, known = o.speeds.gpus, (o.speeds.job == row) & (o.speeds.samples_per_s > 0)
-    mine = np.flatnonzero(known & (gpus >= low) & (gpus <= high) & (gpus % per == 0))
-    if o.jobs.rigid[row] or not len(mine):
-        return [Option(m, asked, int(o.jobs.global_batch[row]), float(v))
-                for m, v in enumerate(speed.tolist()) if v > 0 and asked <= room[m]]  # fmt: skip
-    found: list[Option] = []
-    for model in np.unique(o.speeds.gpu_model[mine]).tolist():
-        here = mine[o.speeds.gpu_model[mine] == model]
-        here = here[np.argsort(o.speeds.gpus[here], kind="stable")]
-        if fits[model]:
-            found += [option for option in _on_model(o, row, here, model) if option.gpus <= room[model]]
-    return found
+
+    def __init__(self, o: Observation, rows: Ints, speed: Floats, room: Ints, fits: Bools) -> None:
+        self._o, self._rows, self._speed, self._room, self._fits = o, rows, speed, room, fits
+        self._order = np.argsort(o.speeds.job, kind="stable")
+        job = o.speeds.job[self._order]
+        self._first, self._end = np.searchsorted(job, rows), np.searchsorted(job, rows, side="right")
+        self._asked = gpus_wanted(o, rows)
+        columns = [np.asarray(getattr(o.jobs, name)[rows], dtype=np.float64) for name in _COUNTS]
+        self._own = np.column_stack((self._asked, *columns, speed, fits))
+        self._listed = [np.asarray(column[self._order]) for column in (
+            o.speeds.gpu_model, o.speeds.gpus, o.speeds.samples_per_s, o.speeds.exchange_s)]  # fmt: skip
+        self._known: dict[tuple[bytes, ...], list[Option]] = {}
+
+    def of(self, k: int) -> tuple[tuple[bytes, ...], list[Option]]:
+        """(what is equal for jobs that are alike, the ways) of the job at position k of the rows."""
+        listed = slice(int(self._first[k]), int(self._end[k]))
+        alike = (self._own[k].tobytes(), *(column[listed].tobytes() for column in self._listed))
+        if alike not in self._known:
+            self._known[alike] = self._work_out(k, self._order[listed])
+        return alike, self._known[alike]
+
+    def _work_out(self, k: int, mine: Ints) -> list[Option]:
+        """The ways of one job, whose rows of the speeds are given."""
+        o, room, row, asked = self._o, self._room, int(self._rows[k]), int(self._asked[k])
+        per = max(int(o.jobs.gpus_per_worker[row]), 1)
+        low, high = per * int(o.jobs.workers_min[row]), per * int(o.jobs.workers_max[row])
+        gpus = o.speeds.gpus[mine]
+        mine = mine[(o.speeds.samples_per_s[mine] > 0) & (gpus >= low) & (gpus <= high) & (gpus % per == 0)]
+        if o.jobs.rigid[row] or not len(mine):
+            return [Option(m, asked, int(o.jobs.global_batch[row]), float(v))
+                    for m, v in enumerate(self._speed[k].tolist()) if v > 0 and asked <= room[m]]  # fmt: skip
+        found: list[Option] = []
+        for model in np.unique(o.speeds.gpu_model[mine]).tolist():
+            here = mine[o.speeds.gpu_model[mine] == model]
+            here = here[np.argsort(o.speeds.gpus[here], kind="stable")]
+            if self._fits[k, model]:
+                found += [option for option in _on_model(o, row, here, model) if option.gpus <= room[model]]
+        return found
 
 
 def _on_model(o: Observation, row: int, here: Ints, model: int) -> list[Option]:
@@ -113,10 +144,21 @@ class Pollux(RoundBased):
         """Draft out the GPUs one step after another."""
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
-        ladders, left = {}, room.copy()
+        ways, held, restart_s = (
+            Ways(o, rows, speed, room, fits),
+            Held(o, rows),
+            np.nan_to_num(o.jobs.restart_s),
+        )
+        ladders, left, known = {}, room.copy(), dict[object, list[Option]]()
         for k in oldest_first(o, rows):
-            row = int(rows[k])
-            ladder = self._ladder(o, row, options(o, row, speed[k], room, fits[k]), left, len(rows))
+            row, (alike, own) = int(rows[k]), ways.of(k)
+            model, gpus = held.of(k) or (int(left.argmax()), 0)
+            cost = min(float(restart_s[row]) / self.round_s, 0.9) if gpus else 0.0
+            fair = max(int(left.sum()) // max(len(rows), 1), 1)
+            asks = (alike, model, gpus, cost, fair)
+            if asks not in known:
+                known[asks] = _ladder(own, model, gpus, cost, fair)
+            ladder = known[asks]
             if ladder:
                 ladders[row] = ladder
                 left[ladder[0].model] -= ladder[0].gpus
@@ -125,23 +167,34 @@ class Pollux(RoundBased):
         plan = with_batches(o, plan, chosen)
         return hand_out(o, plan, self.name, grants, batches=[c.batch for c in chosen.values()]), {}
 
-    def _ladder(self, o: Observation, row: int, ways: list[Option], left: Ints, jobs: int) -> list[Option]:
-        """Options of a job on one model by GPUs, each better than the last; what it holds counts its restart."""
-        held = np.flatnonzero(o.gpus.job == row)
-        model = int(o.gpus.model[held[0]]) if len(held) else int(left.argmax())
-        here = [way for way in ways if way.model == model] or ways
-        here = sorted((way for way in here if way.model == here[0].model), key=lambda way: way.gpus)
-        cost = min(float(np.nan_to_num(o.jobs.restart_s[row])) / self.round_s, 0.9) if len(held) else 0.0
-        fair = max(int(left.sum()) // max(jobs, 1), 1)
-        base = max(
-            (way.goodput for way in here if way.gpus <= fair), default=here[0].goodput if here else 1.0
-        )
-        ladder: list[Option] = []
-        for way in here:
-            worth = way.goodput / base * (1.0 if way.gpus == len(held) else 1.0 - cost)
-            if not ladder or worth > ladder[-1].goodput:
-                ladder.append(Option(way.model, way.gpus, way.batch, worth))
-        return ladder
+
+def _ladder(ways: list[Option], model: int, held: int, cost: float, fair: int) -> list[Option]:
+    """Options of a job on one model by GPUs, each better than the last; who moves pays `cost`.
+
+    Their goodput is that over the goodput with `fair` GPUs.
+    """
+    here = [way for way in ways if way.model == model] or ways
+    here = sorted((way for way in here if way.model == here[0].model), key=lambda way: way.gpus)
+    base = max((way.goodput for way in here if way.gpus <= fair), default=here[0].goodput if here else 1.0)
+    ladder: list[Option] = []
+    for way in here:
+        worth = way.goodput / base * (1.0 if way.gpus == held else 1.0 - cost)
+        if not ladder or worth > ladder[-1].goodput:
+            ladder.append(Option(way.model, way.gpus, way.batch, worth))
+    return ladder
+
+
+class Held:
+    """What each open job holds alone."""
+
+    def __init__(self, o: Observation, rows: Ints) -> None:
+        offset, gpu = holdings(rows, o.gpus.job)
+        self._gpus = np.diff(offset).tolist()
+        self._model = o.gpus.model[np.append(gpu, 0)[np.minimum(offset[:-1], len(gpu))]].tolist()
+
+    def of(self, k: int) -> tuple[int, int] | None:
+        """(GPU model, GPUs) of the job at position k; None where it holds none."""
+        return (self._model[k], self._gpus[k]) if self._gpus[k] else None
 
 
 def oldest_first(o: Observation, rows: Ints) -> list[int]:
@@ -195,26 +248,25 @@ class Sia(RoundBased):
         """Solve for one configuration a job."""
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
-        each = [_powers(options(o, row, speed[k], room, fits[k])) for k, row in enumerate(rows.tolist())]
+        ways, held = Ways(o, rows, speed, room, fits), Held(o, rows)
+        each = [_powers(ways.of(k)[1]) for k in range(len(rows))]
         index = np.repeat(np.arange(len(rows)), [len(ways) for ways in each])
-        ways = [way for own in each for way in own]
-        if not ways:
+        flat = [way for own in each for way in own]
+        if not flat:
             return hand_out(o, plan, self.name, []), {}
-        worth = np.concatenate([self._worth(o, int(row), own) for row, own in zip(rows, each, strict=True)])
+        worth = np.concatenate([self._worth(o, int(rows[k]), held.of(k), own) for k, own in enumerate(each)])
         must = np.zeros(len(rows), dtype=np.bool_)
-        gpus, model = (np.array([getattr(way, name) for way in ways]) for name in ("gpus", "model"))
+        gpus, model = (np.array([getattr(way, name) for way in flat]) for name in ("gpus", "model"))
         try:
             picked = np.flatnonzero(best_sizes(gpus, model, worth, index, must, room, self.time_limit_s))
         except (TimeoutError, ValueError) as error:
             return plan.because(self.name, f"all stays as it is: {error}"), {}
-        chosen = {int(rows[index[k]]): ways[k] for k in picked.tolist()}
+        chosen = {int(rows[index[k]]): flat[k] for k in picked.tolist()}
         grants: list[Grant] = [(row, way.model, way.gpus) for row, way in chosen.items()]
-        return hand_out(o, with_batches(o, plan, chosen), self.name, grants, choices=len(ways)), {}
+        return hand_out(o, with_batches(o, plan, chosen), self.name, grants, choices=len(flat)), {}
 
-    def _worth(self, o: Observation, row: int, ways: list[Option]) -> Floats:
-        """What each configuration of a job adds to the objective, always above 0."""
-        held = np.flatnonzero(o.gpus.job == row)
-        now = (int(o.gpus.model[held[0]]), len(held)) if len(held) else None
+    def _worth(self, o: Observation, row: int, now: tuple[int, int] | None, ways: list[Option]) -> Floats:
+        """What each configuration of a job adds to the objective, always above 0; now: the one that it has."""
         age_s = max(o.time_s - float(np.nan_to_num(o.jobs.started_s[row], nan=o.time_s)), 0.0)
         cost_s = float(np.nan_to_num(o.jobs.restart_s[row]))
         factor = age_s / (age_s + cost_s) if now is not None and age_s + cost_s > 0 else 1.0

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.baselines.goodput import Option, climb, oldest_first, options
+from equipoise.policies.baselines.goodput import Held, Option, Ways, climb, oldest_first
 from equipoise.policies.baselines.rounds import (
     RoundBased,
     fits_memory,
@@ -47,14 +47,13 @@ class Optimus(RoundBased):
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
         work, left = work_left(o, rows, speed), room.copy()
+        ways, held = Ways(o, rows, speed, room, fits), Held(o, rows)
         ladders: dict[int, list[Option]] = {}
         for k in oldest_first(o, rows):
             row = int(rows[k])
-            ways = options(o, row, speed[k], room, fits[k])
-            held = np.flatnonzero(o.gpus.job == row)
-            model = int(o.gpus.model[held[0]]) if len(held) else int(left.argmax())
+            model = (held.of(k) or (int(left.argmax()), 0))[0]
             weight = self.beginner_weight if o.jobs.progress[row] < self.beginner else 1.0
-            ladder = self._ladder(ways, model, float(work[k]) * weight)
+            ladder = self._ladder(ways.of(k)[1], model, float(work[k]) * weight)
             if ladder:
                 ladders[row] = ladder
                 left[ladder[0].model] -= ladder[0].gpus

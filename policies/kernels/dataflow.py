@@ -27,6 +27,35 @@ class Links(NamedTuple):
     nic_bytes_per_s: Floats  # per node; used where a pair was not measured
 
 
+@jit_in_place
+def sum_by(owner: Ints, size: Floats, total: Floats) -> None:
+    """Add each size to the total of its owner; -1 has none."""
+    for i in range(owner.size):
+        if owner[i] >= 0:
+            total[owner[i]] += size[i]
+
+
+@jit_in_place
+def may_move(owner: Ints, node: Ints, started: Bools, up: Bools, free: Bools) -> None:
+    """Write whether each shard has an owner that has not begun with it, and a living node (up empty: all live)."""
+    for i in range(owner.size):
+        free[i] = owner[i] >= 0 and node[i] >= 0 and not started[i] and (up.size == 0 or up[node[i]])
+
+
+@jit_in_place
+def to_fetch(
+    owner: Ints, node: Ints, local: Bools, size: Floats, owner_node: Ints, sent: Floats, received: Floats
+) -> None:
+    """Add the size of each shard that is not at its owner (-1: none) to what is sent and received."""
+    for i in range(owner.size):
+        if owner[i] < 0 or node[i] < 0 or local[i]:
+            continue
+        target = owner_node[owner[i]]
+        if target != node[i]:
+            sent[node[i]] += size[i]
+            received[target] += size[i]
+
+
 @jit
 def match_sorted(old: Ints, new: Ints) -> Ints:
     """Position in `old` of each id of `new` (both ascending and distinct), -1 where it is missing."""

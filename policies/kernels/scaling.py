@@ -201,21 +201,19 @@ def step_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
 
 
 @jit_in_place
-def parallel_efficiency(
-    rows: Ints, workers: Ints, now: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns
-) -> float:
-    """Mean over workers of each job's speed-up over one worker per worker, 0..1; NaN without workers.
+def speedups_of(
+    rows: Ints, workers: Ints, now: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns,
+    speedup: Floats,
+) -> None:  # fmt: skip
+    """Write how many times as fast as with one worker each job (rows) trains with `workers`; 0 without any.
 
-    `workers` is the size asked about, `now` the one at which the job was measured.
+    `now` is the size at which the job was measured.
     """
-    t, speedups, count = SpeedTable(*table), 0.0, 0
+    t = SpeedTable(*table)
     for i in range(rows.size):
         job = job_of(rows[i], now[i], model[i], scaling)
-        many_s = step_s(job, workers[i], model[i], t)
-        if many_s > 0.0:
-            speedups += step_s(job, ONE, model[i], t) / many_s
-            count += workers[i]
-    return speedups / count if count > 0 else np.nan
+        many_s = step_s(job, workers[i], model[i], t) if workers[i] > 0 else 0.0
+        speedup[i] = step_s(job, ONE, model[i], t) / many_s if many_s > 0.0 else 0.0
 
 
 @jit_in_place
@@ -228,6 +226,19 @@ def times_of(
     for k in range(index.size):
         job = job_of(rows[index[k]], now[index[k]], now_model[index[k]], scaling)
         result_s[k] = step_s(job, workers[k], model[k], t)
+
+
+@jit_in_place
+def exchanging_of(
+    rows: Ints, now: Ints, workers: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns, share: Floats
+) -> None:  # fmt: skip
+    """Write the share of its time, 0..1, that each job (rows) with so many workers on a model exchanges."""
+    t = SpeedTable(*table)
+    for i in range(rows.size):
+        job = job_of(rows[i], now[i], model[i], scaling)
+        every_s = job.interval * step_s(job, workers[i], model[i], t)
+        exchange_s = _exchange_s(job, workers[i], model[i], t)
+        share[i] = min(exchange_s / every_s, 1.0) if every_s > 0.0 else 0.0
 
 
 class Elastic(NamedTuple):

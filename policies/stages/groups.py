@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.contract import Memory, Moves, Plan
-from equipoise.policies.kernels.dataflow import Links, match_sorted
+from equipoise.policies.kernels.dataflow import Links, match_sorted, may_move, to_fetch
 from equipoise.policies.observation import Bools, Floats, Ints, Observation, Paths
 
 
@@ -104,20 +104,18 @@ def moved_bytes(observation: Observation, moves: Moves, *, incoming: bool) -> Fl
 def bytes_to_fetch(observation: Observation) -> tuple[Floats, Floats]:
     """Bytes of shards not at their owner: (that each node is to send, that it is to receive), (nodes,) each."""
     shards, nodes = observation.shards, len(observation.nodes)
-    rows = np.flatnonzero((shards.worker >= 0) & (shards.node >= 0) & ~shards.local)
-    target, size = observation.workers.node[shards.worker[rows]], shards.bytes[rows]
-    away = shards.node[rows] != target
-    sent = np.bincount(shards.node[rows][away], weights=size[away], minlength=nodes).astype(np.float64)
-    received = np.bincount(target[away], weights=size[away], minlength=nodes).astype(np.float64)
+    sent, received = np.zeros(nodes), np.zeros(nodes)
+    to_fetch(
+        shards.worker, shards.node, shards.local, shards.bytes, observation.workers.node, sent, received
+    )  # fmt: skip
     return sent, received
 
 
 def free_shards(observation: Observation, plan: Plan) -> Bools:
     """Shards that a plan may still move: owned, not started, stored on a living node, not moved already."""
-    shards, up = observation.shards, observation.nodes.up
-    free: Bools = (shards.worker >= 0) & (shards.node >= 0) & ~shards.started
-    if len(up):
-        free &= up[shards.node]  # -1 looks at the last, and is not free anyway
+    shards = observation.shards
+    free = np.empty(len(shards), dtype=np.bool_)
+    may_move(shards.worker, shards.node, shards.started, observation.nodes.up, free)
     if plan.moves is not None:
         free[plan.moves.shard] = False
     return free

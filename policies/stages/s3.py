@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from equipoise.policies.allocation.gangs import frozen
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
-from equipoise.policies.kernels.dataflow import match_sorted
+from equipoise.policies.kernels.dataflow import match_sorted, sum_by
 from equipoise.policies.kernels.sync import (
     best_interval,
     busiest_node,
@@ -296,21 +297,15 @@ class Synchronisation(Stage):
 def _owned_bytes(observation: Observation, plan: Plan) -> dict[str, float]:
     """Bytes of the worker that owns most, before and after the planned moves."""
     owner, size = observation.shards.worker, observation.shards.bytes
-
-    def owned(worker: Ints, size: Floats) -> Floats:  # place 0 is for no owner
-        """Sums of `size` by owner."""
-        count = len(observation.workers) + 1
-        return np.bincount(worker + 1, weights=size, minlength=count).astype(np.float64, copy=False)
-
-    bytes_of = owned(owner, size)
-    values = {
-        "s311_most_bytes": float(bytes_of[1:].max()),
-        "s311_most_bytes_after": float(bytes_of[1:].max()),
-    }
+    bytes_of = np.zeros(len(observation.workers))
+    sum_by(owner, size, bytes_of)
+    most = float(bytes_of.max())
+    values = {"s311_most_bytes": most, "s311_most_bytes_after": most}
     if plan.moves is not None:
-        moved = plan.moves.shard
-        bytes_of += owned(plan.moves.worker, size[moved]) - owned(owner[moved], size[moved])
-        values["s311_most_bytes_after"] = float(bytes_of[1:].max())
+        moved = frozen(size[plan.moves.shard])
+        sum_by(frozen(owner[plan.moves.shard]), frozen(-moved), bytes_of)
+        sum_by(frozen(plan.moves.worker), moved, bytes_of)
+        values["s311_most_bytes_after"] = float(bytes_of.max())
     return values
 
 

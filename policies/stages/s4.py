@@ -17,7 +17,6 @@ from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
     elastic_rows,
-    grow_jobs,
     in_nobodys_way,
     parallel_work,
     scaling_columns,
@@ -34,6 +33,7 @@ from equipoise.policies.allocation.gangs import (
     some_room,
     start_in_order,
 )
+from equipoise.policies.allocation.growing import grow_jobs
 from equipoise.policies.allocation.kinds import assign, movable
 from equipoise.policies.allocation.near import start_near
 from equipoise.policies.allocation.planned import plan_jobs

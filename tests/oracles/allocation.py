@@ -122,8 +122,8 @@ def listed_exchange(table, gpus, model):
     return s0 if g0 == g1 else s0 + (s1 - s0) * (gpus - g0) / (g1 - g0)
 
 
-def step(job, workers, model):
-    """Seconds of a step of a job: a dict as `drawn_job` in test_kernels_allocation.py makes it."""
+def work_and_exchange(job, workers, model):
+    """Seconds of local work and of an exchange of a job: a dict as `drawn_job` in test_kernels_allocation.py."""
     table, measured = job["table"], job["work"] if job["now"] > 0 and job["work"] > 0 else math.nan
     listed = listed_work(table, job["batch"], workers * job["per"], model)
     if measured > 0 and (workers, model) == (job["now"], job["model"]):
@@ -153,9 +153,29 @@ def step(job, workers, model):
             exchange = there
         elif job["alone"] > 0:
             exchange = job["alone"]
+    return work, exchange
+
+
+def step(job, workers, model):
+    """Seconds of a step of a job."""
+    work, exchange = work_and_exchange(job, workers, model)
     gamma = max(job["gamma"], 1.0)
     together = (work**gamma + exchange**gamma) ** (1 / gamma)
     return ((job["interval"] - 1) * work + together) / job["interval"]
+
+
+def exchanging(job, workers, model):
+    """Share of its time that a job exchanges."""
+    return min(work_and_exchange(job, workers, model)[1] / (job["interval"] * step(job, workers, model)), 1.0)
+
+
+def spanned(holder, node):
+    """By job: the nodes on which it holds GPUs."""
+    found = {}
+    for job, at in zip(holder, node, strict=True):
+        if job >= 0:
+            found.setdefault(int(job), set()).add(int(at))
+    return found
 
 
 def best_worth(configurations, jobs, must, room):

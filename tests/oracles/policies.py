@@ -14,6 +14,24 @@ def segments(first):
     return [range(first[k], first[k + 1]) for k in range(len(first) - 1)]
 
 
+def sum_by(owner, size, owners):
+    """Sum of size by owner; -1 has none."""
+    return [math.fsum(s for w, s in zip(owner, size, strict=True) if w == k) for k in range(owners)]
+
+
+def may_move(owner, node, started, up):
+    """Whether each shard has an owner that has not begun with it, and a living node."""
+    return [w >= 0 and n >= 0 and not s and bool(up[n]) for w, n, s in zip(owner, node, started, strict=True)]
+
+
+def to_fetch(owner, node, local, size, owner_node, nodes):
+    """Bytes that each node sends to owners elsewhere, and that it receives for its own."""
+    away = [(n, owner_node[w], s) for w, n, here, s in zip(owner, node, local, size, strict=True)
+            if w >= 0 and n >= 0 and not here and owner_node[w] != n]  # fmt: skip
+    return ([math.fsum(s for n, _, s in away if n == k) for k in range(nodes)],
+            [math.fsum(s for _, n, s in away if n == k) for k in range(nodes)])  # fmt: skip
+
+
 def match_sorted(old, new):
     old = list(old)
     return [old.index(wanted) if wanted in old else -1 for wanted in new]

@@ -3,6 +3,8 @@
 A package that ships stages checks them with `equipoise check-stage NAME`, which has the rules without hypothesis.
 """
 
+import copy
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -10,10 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from equipoise.policies.baselines.allocation import Fifo
+from equipoise.policies.baselines.gavel import OBJECTIVES
 from equipoise.policies.contract import UNCHANGED, Moves, Policy, check, refine
 from equipoise.policies.observation import JobState, Observation
 from equipoise.policies.record.journal import JournalWriter, replay
 from equipoise.policies.registry import available, make_stage
+from equipoise.sim.run import RunFailed
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.stage_check import rules
@@ -57,13 +62,15 @@ WITH_A_NODE = CLUSTERS.flatmap(lambda seen: st.tuples(st.just(seen), st.integers
 
 @cache
 def cases():
-    """(label, stage) of every registered stage by default, and in mode `optimal` if it has one."""
+    """(label, stage) of every registered stage by default, in mode `optimal` and with each objective if it has them."""
     found = []
     for name in sorted(available()):
         stage = make_stage(name)
         found.append((name, stage))
         if getattr(stage, "mode", None) == "formula":
             found.append((f"{name}-optimal", make_stage(name, {"mode": "optimal"})))
+        if name == "gavel":
+            found += [(f"{name}-{aim}", make_stage(name, {"objective": aim})) for aim in OBJECTIVES[1:]]
     return tuple(found)
 
 
@@ -263,13 +270,74 @@ def test_every_job_is_served(stage):
 
 @stages("allocation")
 def test_thousands_of_tiny_jobs(stage):
-    """Two thousand jobs of a second on one GPU each wait for six GPUs."""
-    pool = rules.Pool([(1, 1, 0)] * 2000)
+    """Three thousand jobs of a second on one GPU each wait for six GPUs."""
+    pool = rules.Pool([(1, 1, 0)] * 3000)
     plan, memory = run(stage, pool.observe())
     pool.apply(plan)
     assert (pool.held >= 0).all(), "GPUs stay free"
     assert pool.forward(plan.revisit_s)
     run(stage, pool.observe(), memory=memory)
+
+
+def tiny_jobs(count, every_s):
+    """A scenario: small elastic jobs of different length and some known by their duration, on 32 GPUs of two models."""
+    rng = np.random.default_rng(5)
+    jobs = [{"name": f"tiny-{k}", "arrival": every_s * k} for k in range(count)]
+    for k, job in enumerate(jobs):
+        if k % 3:
+            job |= {
+                "model": "small",
+                "steps": int(rng.integers(5, 60)),
+                "global_batch": 64,
+                "batch_max": 1024,
+            }
+            job |= {"workers_max": 4}
+        else:
+            job |= {"gpus": 1 + k % 2, "duration": int(rng.integers(1, 9))}
+    small = {"fixed_time": 0.08, "sample_time": 0.002, "parameters": 25e6, "noise_scale": 2000.0}
+    nodes = [
+        {"name": name[0], "count": 2, "gpus": 8, "accelerator": name}
+        for name in ("a100_sxm_40gb", "v100_sxm2_32gb")
+    ]
+    return Scenario.model_validate({
+        "schema_version": 1, "name": "tiny", "cluster": {"nodes": nodes},
+        "workload": {"models": {"small": small}, "jobs": jobs},
+    })  # fmt: skip
+
+
+@cache
+def many_tiny_jobs():
+    """What a policy sees of three thousand such jobs that have all come."""
+    seen = []
+
+    @dataclass(frozen=True)
+    class Looks(Fifo):
+        """Keeps what it sees first, and starts nothing."""
+
+        def refine(self, observation, plan, memory):
+            if len(observation.jobs) >= 3000:
+                seen.append(copy.deepcopy(observation))
+            raise StopIteration
+
+    with pytest.raises(RunFailed):
+        simulate(tiny_jobs(3000, 0.0), policy=Policy("looks", (Looks(),)), timeline=False)
+    return seen[0]
+
+
+@stages("allocation")
+def test_thousands_of_tiny_elastic_jobs(stage):
+    """All of three thousand wait at once: one decision gives out every GPU, or as many as its rule does."""
+    plan, _ = stage.refine(many_tiny_jobs(), UNCHANGED, stage.initial())
+    assert check(plan, many_tiny_jobs()) is None
+    assert len(np.unique(plan.allocation.gpu)) >= 30, "GPUs stay free"
+
+
+@pytest.mark.long
+@stages("allocation")
+def test_a_thousand_tiny_jobs_all_end(stage):
+    """A thousand of them, fifty a second, in a whole run."""
+    found = simulate(tiny_jobs(1000, 0.02), policy=Policy(stage.name, (stage,)), timeline=False)
+    assert found.summary()["completed"] == 1000
 
 
 @pytest.mark.parametrize("borrows", [False, True])

@@ -169,7 +169,8 @@ def elastic(batch_max=0, phi=1000.0):
 
 def test_goodput_by_hand():
     """Four workers, batch M: M / (0.1 + 0.01 M / 4) samples/s at efficiency (1000 + 32) / (1000 + M)."""
-    ways = goodput.options(elastic(1024), 0, np.ones(1), np.array([4]), np.ones(1))
+    fits = np.ones((1, 1), dtype=np.bool_)
+    _, ways = goodput.Ways(elastic(1024), np.array([0]), np.ones((1, 1)), np.array([4]), fits).of(0)
     best = next(way for way in ways if way.gpus == 4)
 
     def worth(m):

@@ -66,6 +66,25 @@ def close(values):
     return pytest.approx(np.asarray(values, dtype=float), rel=1e-9, abs=1e-12, nan_ok=True)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_of_shards(seed):
+    rng = np.random.default_rng(seed)
+    n, workers, nodes = int(rng.integers(0, 12)), 3, 4
+    owner, node, local = rng.integers(-1, workers, n), rng.integers(-1, nodes, n), rng.random(n) < 0.3
+    size, owner_node = rng.choice([0.0, 5.0, 7.5], n), rng.integers(0, nodes, workers)
+    total = np.zeros(workers)
+    kernels.sum_by(owner, size, total)
+    assert total.tolist() == naive.sum_by(owner, size, workers)
+    started, up, free = rng.random(n) < 0.5, rng.random(nodes) < 0.7, np.empty(n, dtype=np.bool_)
+    kernels.may_move(owner, node, started, up, free)
+    assert free.tolist() == naive.may_move(owner, node, started, up)
+    kernels.may_move(owner, node, started, np.ones(0, dtype=np.bool_), free)
+    assert free.tolist() == naive.may_move(owner, node, started, np.ones(nodes))
+    sent, received = np.zeros(nodes), np.zeros(nodes)
+    kernels.to_fetch(owner, node, local, size, owner_node, sent, received)
+    assert (sent.tolist(), received.tolist()) == naive.to_fetch(owner, node, local, size, owner_node, nodes)
+
+
 @MANY
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
 def test_match_sorted(old, new):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.policies.allocation import contention
 from equipoise.policies.allocation.preemption import patient_bars
 from equipoise.policies.allocation.ranking import _worth
 from equipoise.policies.allocation.sizes import best_sizes
@@ -241,20 +242,49 @@ def test_step_time(seed):
 
 @MANY
 @given(seed=SEEDS)
-def test_parallel_efficiency(seed):
+def test_share_of_time_that_a_job_exchanges(seed):
     rng = np.random.default_rng(seed)
     jobs = [drawn_job(rng) for _ in range(3)]
     for job in jobs:
         job["speeds"] = jobs[0]["speeds"]
     columns, table = columns_of(jobs)
-    workers, model = rng.integers(1, 6, 3), rng.integers(0, 2, 3)
+    workers, model, share = rng.integers(1, 9, 3), ints([job["model"] for job in jobs]), np.empty(3)
     now = ints([job["now"] for job in jobs])
-    got = scaling.parallel_efficiency(np.arange(3), workers, now, model, columns, table)
-    total = 0.0
+    scaling.exchanging_of(np.arange(3), now, workers, model, columns, table, share)
+    plain = [naive.exchanging(j, int(n), int(m)) for j, n, m in zip(jobs, workers, model, strict=True)]
+    assert share == pytest.approx(plain)
+
+
+@MANY
+@given(seed=SEEDS)
+def test_nodes_that_jobs_span(seed):
+    rng = np.random.default_rng(seed)
+    node, jobs, nodes = np.sort(rng.integers(0, 4, 12)), 5, 4
+    holder, count, seen = rng.integers(-2, jobs, 12), np.zeros(jobs, np.int64), np.full(jobs, -1)
+    contention.spanned(holder, node, count, seen)
+    plain = naive.spanned(holder, node)
+    assert count.tolist() == [len(plain.get(job, ())) for job in range(jobs)]
+    share, busy = rng.random(jobs), np.zeros(nodes)
+    contention.add_to_nodes(holder, node, share, np.full(jobs, -1), busy)
+    assert busy == pytest.approx([sum(share[j] for j in plain if n in plain[j]) for n in range(nodes)])
+
+
+@MANY
+@given(seed=SEEDS)
+def test_speed_up_over_one_worker(seed):
+    rng = np.random.default_rng(seed)
+    jobs = [drawn_job(rng) for _ in range(3)]
+    for job in jobs:
+        job["speeds"] = jobs[0]["speeds"]
+    columns, table = columns_of(jobs)
+    workers, model = rng.integers(0, 6, 3), rng.integers(0, 2, 3)
+    now, speedup = ints([job["now"] for job in jobs]), np.empty(3)
+    scaling.speedups_of(np.arange(3), workers, now, model, columns, table, speedup)
+    plain = []
     for job, n, m in zip(jobs, workers, model, strict=True):
         job["model"] = int(m)
-        total += naive.step(job, 1, int(m)) / naive.step(job, int(n), int(m))
-    assert got == pytest.approx(total / workers.sum())
+        plain.append(naive.step(job, 1, int(m)) / naive.step(job, int(n), int(m)) if n else 0.0)
+    assert speedup == pytest.approx(plain)
 
 
 @MANY

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from equipoise.cli import main
+from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.ledger.ran_on import RanOn
 from equipoise.sim.record import read_parquet
 from equipoise.study.report.breakdown import by_type
 from equipoise.study.report.read import read_study
@@ -87,3 +90,21 @@ def test_idle_time_after_the_last_arrival_counts_what_faults_interrupt():
     assert jobs["restarts"].tolist() == [1, 0]
     assert made.totals["idle_late_gpu_s"] == pytest.approx(4 * (end_s - last_s) - first - other)
     assert made.totals["idle_late_gpu_s"] <= made.totals["idle_gpu_s"]
+
+
+@pytest.mark.parametrize("gpus", [[0], [0, 1], [2, 3], [1, 2], [3, 4, 5], [0, 1, 2, 3, 4, 5]])
+def test_gpus_of_one_node_and_of_several_are_noted_alike(gpus):
+    """Three nodes of two GPUs, of the types a, b and a: by hand, which types a job of these GPUs has run on."""
+    of_gpu = np.array([0, 0, 1, 1, 0, 0])
+    ran_on, holding = RanOn(2, ("a", "b"), of_gpu), np.array(gpus)
+    nodes = np.unique(holding // 2)
+    ran_on.began(SimpleNamespace(row=1), Holding(holding, np.ones(len(gpus)), nodes, float(len(gpus))), 0.0)
+    types = sorted({"a" if gpu in (0, 1, 4, 5) else "b" for gpu in gpus})
+    assert ran_on.column().tolist() == ["", "+".join(types)]
+    ran_on.began(SimpleNamespace(row=1), Holding(np.array([2]), np.ones(1), np.array([1]), 1.0), 9.0)
+    assert ran_on.column()[1] == "+".join(sorted({*types, "b"}))
+
+
+def test_a_gang_over_two_types_has_run_on_both():
+    made = simulate(two_types([{"name": "wide", "gpus": 3, "duration": 100.0, "mix_gpus": True}]), "fifo")
+    assert made.jobs["ran_on"].tolist() == ["h100_sxm+a100_sxm_80gb"]
