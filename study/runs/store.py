@@ -22,8 +22,8 @@ import duckdb
 import numpy as np
 
 from equipoise.formats.database import database
+from equipoise.policies.files import replacing
 from equipoise.policies.plain import from_json
-from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import LEDGER, RUNS, SUMMARY, reading
 from equipoise.study.runs.orders import Row
@@ -79,13 +79,60 @@ def damaged(path: Path, error: Exception) -> StoreError:
     return StoreError(f"{path}: is damaged: {error}{kept}; delete it to start anew")
 
 
-def all_columns(db: sqlite3.Connection) -> dict[str, np.ndarray[Any, Any]]:
-    """The table `runs` by column, in the order of the study. Raises sqlite3.Error."""
-    cursor = db.execute("SELECT * FROM runs ORDER BY number, id")
-    names = [column[0] for column in cursor.description]
-    rows = cursor.fetchall()
-    columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    return {name: to_array(values) for name, values in zip(names, columns, strict=True)}
+BATCH = 5_000
+"""Runs that are read at once: only so many stand in memory as Python's objects."""
+KINDS = ("BIGINT", "DOUBLE", "VARCHAR")
+
+
+def kinds(db: sqlite3.Connection) -> dict[str, str]:
+    """The columns of `runs` with their types for DuckDB: whole numbers if all are, numbers if all are, else text.
+
+    Raises sqlite3.Error.
+    """
+    names = [row[1] for row in db.execute("PRAGMA table_info(runs)")]
+    ranks = "WHEN 'integer' THEN 0 WHEN 'real' THEN 1 WHEN 'null' THEN 1 ELSE 2"
+    asked = (f"max(CASE typeof({quoted(name)}) {ranks} END)" for name in names)
+    (found,) = db.execute(f"SELECT {', '.join(asked)} FROM runs").fetchall()
+    return {name: KINDS[1 if kind is None else kind] for name, kind in zip(names, found, strict=True)}
+
+
+def copy_runs(db: sqlite3.Connection, connection: duckdb.DuckDBPyConnection) -> None:
+    """Make the table `runs` of a ledger in DuckDB, in the order of the study.
+
+    Raises sqlite3.Error and duckdb.Error.
+    """
+    db.execute("BEGIN")  # all of it as it is now, whoever writes meanwhile
+    try:
+        columns = kinds(db)
+        listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+        connection.execute(f"CREATE TABLE runs ({listed})")
+        cursor = db.execute("SELECT * FROM runs ORDER BY number, id")
+        while rows := cursor.fetchmany(BATCH):
+            of = zip(columns.items(), zip(*rows, strict=True), strict=True)
+            batch = {name: to_array(values, kind) for (name, kind), values in of}
+            connection.register("batch", batch)
+            connection.execute("INSERT INTO runs SELECT * FROM batch")
+            connection.unregister("batch")
+    finally:
+        db.rollback()
+
+
+def write_copy(db: sqlite3.Connection, target: Path) -> None:
+    """Write the table `runs` of a ledger as Parquet, through a temporary file; equal runs give equal bytes.
+
+    Raises sqlite3.Error, duckdb.Error and OSError.
+    """
+    with replacing(target) as draft, database() as connection:
+        connection.execute(f"SET memory_limit = '{COPY_MIB}MiB'")
+        connection.execute(f"SET temp_directory = {text(f'{draft}.spilt')}")  # made only when there is more
+        copy_runs(db, connection)
+        connection.execute(
+            f"COPY runs TO {text(draft)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})"
+        )
+
+
+COPY_MIB, ROW_GROUP = 1024, 10_240
+"""What a table may take in memory while it is copied (MiB; more goes through the disk); rows packed at once."""
 
 
 class Memory:
@@ -262,13 +309,11 @@ class Ledger:
 
         Raises StoreError when it cannot be written.
         """
-        try:
-            columns = all_columns(self._db)
-        except sqlite3.Error as error:
-            raise damaged(self.path, error) from error
         target = self.path.with_name(PARQUET)
         try:
-            write_parquet(target, columns)
+            write_copy(self._db, target)
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
         except (duckdb.Error, OSError) as error:
             raise StoreError(f"{target}: cannot be written: {' '.join(str(error).split())}") from error
         return target
@@ -296,12 +341,11 @@ def to_cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def to_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """A column for Parquet: whole numbers if all are, numbers if all are (NULL as NaN), else text."""
-    present = [value for value in values if value is not None]
-    if present and all(isinstance(value, int) for value in present) and len(present) == len(values):
+def to_array(values: Sequence[Any], kind: str) -> np.ndarray[Any, Any]:
+    """A column of one of `KINDS`: whole numbers, numbers (what is not there is NaN), or text."""
+    if kind == "BIGINT":
         return np.array(values, dtype=np.int64)
-    if all(isinstance(value, int | float) for value in present):
+    if kind == "DOUBLE":
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     return np.array([None if value is None else str(value) for value in values], dtype=object)
 
@@ -340,17 +384,14 @@ def _add_runs(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     if not is_current(folder):
         try:
             with reading(folder / LEDGER) as ledger:
-                columns = all_columns(ledger)
+                try:
+                    write_copy(ledger, folder / PARQUET)
+                except (duckdb.Error, OSError):  # a folder that cannot be written can be read
+                    copy_runs(ledger, connection)
+                    return
         except sqlite3.Error as error:
             raise InputError([str(damaged(folder / LEDGER, error))]) from error
-        try:
-            write_parquet(folder / PARQUET, columns)
-            _is_copy(folder)
-        except (duckdb.Error, OSError):  # a folder that cannot be written can be read
-            connection.register("ledger", columns)
-            connection.execute("CREATE TABLE runs AS SELECT * FROM ledger")
-            connection.unregister("ledger")
-            return
+        _is_copy(folder)
     connection.execute(f"CREATE VIEW runs AS SELECT * FROM {source}")
 
 

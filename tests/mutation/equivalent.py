@@ -30,5 +30,26 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] > -1.0:": _SIZE,
         "if total[w] > 0.0: -> if total[w] != 0.0:": _SIZE,
     },
+    "policies/baselines/goodput.py": {
+        "asked = int(gpus_wanted(o, np.array([row]))[0]) -> "
+        "asked = int(gpus_wanted(o, np.array([row]))[ -1])": "one job is asked about: its first is its last",
+    },
+    "sim/scenario/models/model.py": {
+        'if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8: -> '
+        'if self.lighter.moments is "int8" and self.memory.optimizer_bytes_per_parameter < 8:': (
+            "what pydantic took as a literal is the text in the code, which Python has once"
+        ),
+    },
+    "sim/ledger/timeline.py": {
+        "held.gpu.item() if gpus == 1 else int(held.gpu.min()), _REASON[reason], *listed, -> "
+        "held.gpu.item() if gpus == 0 else int(held.gpu.min()), _REASON[reason], *listed,": (
+            "the least of one GPU is that one, only later"
+        ),
+    },
+    "sim/world/room.py": {
+        "if best is None or cost < best: -> if best is None or cost <= best:": (
+            "costs end with the node, so that no two are equal"
+        ),
+    },
 }
 """By file: the line and what it became, as `python -m tests.mutation` prints it, and why nothing differs."""

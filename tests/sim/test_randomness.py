@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.randomness import gpu_times, noise, noise_key, philox4x32, step_noise, stream
+from equipoise.sim.randomness import (
+    _log_mantissa,
+    gpu_times,
+    noise,
+    noise_key,
+    philox4x32,
+    step_noise,
+    stream,
+)
 from tests.oracles import philox as naive_philox
 
 # Known answers published with the generator (Random123, kat_vectors, philox4x32 10 rounds).
@@ -26,6 +36,15 @@ def test_philox_known_answers(counter: list[int], key: list[int], answer: list[i
     words = [np.full(5, word, dtype=np.uint64) for word in counter]
     philox4x32(*words, *map(np.uint64, key))
     assert [word.tolist() for word in words] == [[word] * 5 for word in answer]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.40, 1.4142), (0.7072, 0.714)])
+def test_the_logarithm_is_right_to_the_last_bit_where_its_series_is_longest(low: float, high: float) -> None:
+    """Rounding errors cancel over many values; a wrong last term (1e-16 here) would not."""
+    plain = getattr(_log_mantissa, "py_func", _log_mantissa)
+    errors = np.array([plain(m) - math.log(m) for m in np.linspace(low, high, 4001).tolist()])
+    assert abs(errors).max() <= 2 * np.spacing(0.35)
+    assert abs(errors.mean()) < 1e-17
 
 
 SHARES = st.floats(0, 1)

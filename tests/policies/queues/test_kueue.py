@@ -66,6 +66,22 @@ def test_lower_priority_of_its_own_queue_gives_way() -> None:
     assert starts(jobs, two())["high"] == [100.0, 0.0]
 
 
+def test_a_newer_job_of_its_own_queue_and_priority_gives_way_where_that_is_said() -> None:
+    jobs = [
+        {**job("first", "q", 2), "duration": 50},
+        job("old", "q", 4, arrival=1),
+        job("new", "q", 2, arrival=2),
+    ]
+    queue = {"name": "q", "gpus": 4}
+    found = starts(jobs, {"queues": [queue | {"within": "lower-or-newer-equal-priority"}]})
+    assert found["old"] == [50.0, 0.0]
+    assert (found["first"], found["new"][1]) == ([0.0, 0.0], 1.0)
+    assert starts(jobs, {"queues": [queue | {"within": "lower-priority"}]})["old"] == [102.0, 0.0]
+    at_once = [job("first", "q", 2), job("same", "q", 4), job("later", "q", 4, arrival=5)]
+    found = starts(at_once, {"queues": [queue | {"within": "lower-or-newer-equal-priority"}]})
+    assert found == {"first": [0.0, 0.0], "same": [100.0, 0.0], "later": [200.0, 0.0]}
+
+
 def test_only_as_many_as_needed_are_stopped() -> None:
     jobs = [job(f"a{k}", "qa", 2, arrival=k) for k in range(4)] + [job("b", "qb", 2, arrival=10)]
     found = starts(jobs, two(reclaim="any"))

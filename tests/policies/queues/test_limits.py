@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.policies.contract import Decision, Refusal
+from equipoise.policies.contract import (
+    Allocation,
+    AllocationStage,
+    Decision,
+    Memory,
+    Plan,
+    Policy,
+    Refusal,
+)
+from equipoise.policies.observation import RUNNING, Observation
 from equipoise.policies.queues.declared import Queues
 from equipoise.policies.queues.limits import Quota
 from equipoise.policies.registry import make_policy
@@ -90,6 +100,36 @@ def test_partition_and_gpu_types_hold_under_every_policy(policy: str) -> None:
         if names[job].startswith("p"):
             assert node == 0
     assert np.isfinite(made.jobs["completion_s"]).all()
+
+
+@dataclass(frozen=True)
+class Latest(AllocationStage):
+    """Stops whoever runs for the last to come, whose GPUs are the first ones of the cluster."""
+
+    name: ClassVar[str] = "latest"
+    order: ClassVar[str] = "latest first"
+    blocking: ClassVar[str] = "all"
+    preemption: ClassVar[str] = "always"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        waiting = observation.waiting.tolist()
+        running = np.flatnonzero(observation.jobs.state == RUNNING).tolist()
+        if not waiting or max(waiting) < max(running, default=-1):
+            return plan, memory
+        stops: list[tuple[int, list[int]]] = [(row, []) for row in running]
+        return plan.with_(allocation=Allocation.of([*stops, (max(waiting), [0, 1, 2, 3])])), memory
+
+
+def test_a_job_that_comes_after_one_that_is_stopped_is_put_where_it_may_be() -> None:
+    """Both may use node b alone: the GPUs that the first leaves are the second one's."""
+    nodes = [{"name": name, "count": 1, "gpus": 4} for name in "ab"]
+    jobs = [{"name": f"j{at}", "gpus": 4, "duration": 100, "arrival": at, "partition": "p"} for at in (0, 10)]
+    scenario = case(jobs, {"partitions": [{"name": "p", "nodes": ["b"]}]}, nodes)
+    made = run(scenario, policy=Policy("latest", (Latest(),)), timeline=True)
+    assert made.timeline is not None
+    assert made.jobs["start_s"].tolist() == [0.0, 10.0]
+    assert made.jobs["preemptions"].tolist() == [1, 0]
+    assert set(made.timeline["holdings"]["node"].tolist()) == {1}
 
 
 def test_a_gang_that_asks_for_one_node_gets_one() -> None:

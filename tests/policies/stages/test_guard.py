@@ -1,4 +1,6 @@
-"""The before/after guard: keep, let recover, roll back, back off."""
+"""The before/after guard: keep, let recover, roll back, back off; and which measurement counts."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from equipoise.policies.stages.guard import (
     guard_review,
     guard_watch,
 )
+from equipoise.policies.stages.watch import measured
 
 IDS = np.array([3, 7, 9], dtype=np.int64)
 RULES = {"noise": 0.05, "settle_s": 10.0, "backoff_s": 100.0}
@@ -134,3 +137,22 @@ def test_an_empty_memory_is_a_record():
     assert len(verdict.keep) == 0
     assert not guard_blocked({}, IDS, 0.0).any()
     assert len(record["id"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "started_s", "counts"),
+    [(20.0, 10.0, True), (10.0, 10.0, False), (5.0, 10.0, False), (5.0, np.nan, True)],
+)
+def test_a_goodput_counts_if_it_was_measured_after_the_start(measured_s, started_s, counts):
+    """What was measured before was of other GPUs; of a job whose start is not known, all counts."""
+    o = SimpleNamespace(jobs=SimpleNamespace(started_s=np.array([0.0, started_s, 0.0])))
+    memory = {"goodput_id": np.array([1]), "goodput_s": np.array([measured_s])}
+    assert measured(o, memory, np.array([1])).tolist() == [counts]
+
+
+def test_a_goodput_that_was_never_measured_does_not_count():
+    o = SimpleNamespace(jobs=SimpleNamespace(started_s=np.array([0.0, 0.0, 0.0, np.nan])))
+    memory = {"goodput_id": np.array([1]), "goodput_s": np.array([5.0])}
+    assert measured(o, memory, np.arange(4)).tolist() == [False, True, False, True]
+    nothing = {"goodput_id": np.empty(0, np.int64), "goodput_s": np.empty(0)}
+    assert measured(o, nothing, np.arange(4)).tolist() == [False, False, False, True]

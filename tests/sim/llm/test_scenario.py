@@ -14,6 +14,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.sim.cost.step import NO_EXCHANGE
+from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
+from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
@@ -22,6 +25,8 @@ from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stacks import STACKS
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.loading.file import dump, from_mapping, load, read_scenario
+from equipoise.sim.loading.transformers import bound_scenario
+from equipoise.sim.network.topology import Topology
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
@@ -156,6 +161,21 @@ def test_every_gpu_sends_its_part_through_its_own_node() -> None:
     gradients = 2.0 * shape.parameters
     per_node = 4 * 2 * (3 / 4) * gradients / 2  # steps, ring of four replicas, half of the layers a node
     assert nodes == pytest.approx(per_node, rel=0.02)
+
+
+def test_a_replica_alone_has_nothing_to_exchange() -> None:
+    """Also where it stands on two nodes: pipeline stages send each other activations, which are in the step."""
+    scenario = bound_scenario(from_mapping(data({"tp": 8, "pp": 2}, gpus=16)))
+    topology = Topology(scenario.cluster)
+    h100 = load_profile(scenario.cluster.hardware).accelerator("h100_sxm")
+    alone, two = (
+        make_transformer_exchange(
+            scenario.workload.models["m"], np.repeat(np.arange(2 * n), 8), 8, topology, h100, 450e9
+        )
+        for n in (1, 2)
+    )
+    assert alone is NO_EXCHANGE
+    assert two.volume_bytes > 0.0
 
 
 def test_micro_batches_pay_for_sharded_parameters() -> None:

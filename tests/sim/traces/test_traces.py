@@ -23,6 +23,15 @@ def write(folder: Path, text: str, name: str = "t.csv") -> Path:
     return path
 
 
+def test_numbers_of_jobs_are_kept_up_to_the_largest_and_are_names_beyond(tmp_path: Path) -> None:
+    text = "job_id,arrival_s,gpus,duration_s\n{},0,1,5\n1000,1,1,5\n"
+    kept = read_trace(write(tmp_path, text.format(2**63 - 1)))
+    assert (kept.job_id.tolist(), kept.notes) == ([2**63 - 1, 1000], ())
+    named = read_trace(write(tmp_path, text.format(2**63)))
+    assert named.job_id.tolist() == [0, 1]
+    assert "is no number" in named.notes[0]
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_plain_csv_keeps_ids_and_sorts_stably(tmp_path: Path, name: str) -> None:
     text = "gpus,job_id,arrival_s,duration_s,owner\n4,7,10,100,x\n1,9,0,5.5,y\n2,3,10,50,z\n"

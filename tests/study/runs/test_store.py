@@ -2,13 +2,23 @@ import json
 import math
 import os
 import sqlite3
+from contextlib import closing
 
-import numpy as np
 import pytest
 
+from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs import store
 from equipoise.study.runs.shards import ShardFile, merge, read_lines
-from equipoise.study.runs.store import Ledger, StoreError, connect, is_current, only_writer, to_array
+from equipoise.study.runs.store import (
+    Ledger,
+    StoreError,
+    connect,
+    is_current,
+    only_writer,
+    to_array,
+    write_copy,
+)
 
 
 def row(key, **changes):
@@ -121,18 +131,75 @@ def test_no_sweep_to_query(tmp_path):
 @pytest.mark.parametrize(
     ("values", "kind", "result"),
     [
-        ([1, 2], "i", [1, 2]),
-        ([1, None], "f", [1.0, math.nan]),
-        ([1, 2.5], "f", [1.0, 2.5]),
-        ([None, "x"], "O", [None, "x"]),
-        ([1, "x"], "O", ["1", "x"]),
-        ([None, None], "f", [math.nan, math.nan]),
+        ([1, 2], "BIGINT", [1, 2]),
+        ([1, None], "DOUBLE", [1.0, None]),
+        ([1, 2.5], "DOUBLE", [1.0, 2.5]),
+        ([None, "x"], "VARCHAR", [None, "x"]),
+        ([1, "x"], "VARCHAR", ["1", "x"]),
+        ([None, None], "DOUBLE", [None, None]),
     ],
 )
-def test_columns_for_parquet(values, kind, result):
-    array = to_array(values)
-    assert array.dtype.kind == kind
-    np.testing.assert_array_equal(array, np.array(result, dtype=array.dtype))
+@pytest.mark.parametrize("batch", [1, 5000])
+def test_columns_for_parquet(tmp_path, monkeypatch, values, kind, result, batch):
+    monkeypatch.setattr(store, "BATCH", batch)
+    with Ledger(tmp_path) as ledger:
+        ledger.put_all(row(str(k), number=k, x=value) for k, value in enumerate(values))
+    with connect(tmp_path) as connection:
+        column = connection.sql("SELECT x FROM runs")
+        assert str(column.types[0]) == kind
+        assert [x for (x,) in column.fetchall()] == result
+
+
+def test_a_ledger_is_copied_in_pieces(tmp_path, monkeypatch):
+    """Only so many runs at once stand in memory as Python's objects, and the bytes do not show it."""
+    seen = []
+
+    def counted(values, kind):
+        seen.append(len(values))
+        return to_array(values, kind)
+
+    with Ledger(tmp_path) as ledger:
+        ledger.put_all(row(f"r{k}", number=-k, makespan_s=float(k)) for k in range(25))
+        whole = ledger.export().read_bytes()
+        monkeypatch.setattr(store, "BATCH", 10)
+        monkeypatch.setattr(store, "to_array", counted)
+        copy = ledger.export()
+        assert copy.read_bytes() == whole
+        assert set(seen) == {10, 5}
+        assert read_parquet(copy)["makespan_s"].tolist() == [float(k) for k in reversed(range(25))]
+
+
+def test_a_copy_is_of_one_moment_whoever_writes_meanwhile(tmp_path, monkeypatch):
+    """A run that another process adds between two pieces, with a column and a type of its own, comes next time."""
+    monkeypatch.setattr(store, "BATCH", 1)
+    with Ledger(tmp_path) as ledger:
+        ledger.put_all([row("a", number=1), row("b", number=2)])
+    with Ledger(tmp_path) as ledger, Ledger(tmp_path) as other:
+        late = [row("c", number=3, seed="text", more=1)]
+
+        def written_between(values, kind):
+            while late:
+                other.put(late.pop())
+            return to_array(values, kind)
+
+        monkeypatch.setattr(store, "to_array", written_between)
+        first = read_parquet(ledger.export())
+        assert (first["id"].tolist(), "more" in first) == (["a", "b"], False)
+        assert read_parquet(ledger.export())["seed"].tolist() == ["0", "0", "text"]
+
+
+def test_a_table_larger_than_its_memory_is_copied_through_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "COPY_MIB", 48)
+    names = [f"c{k}" for k in range(70)]
+    numbers = "WITH RECURSIVE n(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM n WHERE x < 99999)"
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(f"CREATE TABLE runs (id, number, {', '.join(names)})")
+        random = ", ".join("random() / 7.0" for _ in names)
+        db.execute(f"INSERT INTO runs {numbers} SELECT 'r' || x, x, {random} FROM n")
+        db.commit()
+        write_copy(db, tmp_path / "runs.parquet")
+    assert read_parquet(tmp_path / "runs.parquet")["number"].tolist() == list(range(100_000))
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
 
 
 def test_shard_file_drops_half_a_line_and_goes_on(tmp_path):
