@@ -386,12 +386,12 @@ def _add_runs(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
             with reading(folder / LEDGER) as ledger:
                 try:
                     write_copy(ledger, folder / PARQUET)
+                    _is_copy(folder)
                 except (duckdb.Error, OSError):  # a folder that cannot be written can be read
                     copy_runs(ledger, connection)
                     return
         except sqlite3.Error as error:
             raise InputError([str(damaged(folder / LEDGER, error))]) from error
-        _is_copy(folder)
     connection.execute(f"CREATE VIEW runs AS SELECT * FROM {source}")
 
 
