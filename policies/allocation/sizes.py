@@ -96,7 +96,7 @@ def best_sizes(
         )
     if solved.status == _TIME_LIMIT:
         raise TimeoutError(f"no optimum within {limit_s:g} s")
-    if solved.status == _OTHER and (solved.mip_node_count or 0) >= search_limit:
+    if solved.status == _OTHER and "limit reached" in solved.message:
         raise ValueError(f"no optimum within {search_limit} nodes of its search")
     if solved.x is None:
         raise ValueError(str(solved.message))
