@@ -40,7 +40,7 @@ def test_what_the_solver_prints_does_not_reach_standard_output(
     ("policy", "told"), [("s4(mode=optimal,time_limit_s=1e-9)", 1), ("s4(mode=optimal)", 0)]
 )
 def test_a_run_in_which_the_clock_decided_says_so(policy: str, told: int) -> None:
-    kinds = [{"gpus": 4, "accelerator": name} for name in ("a100_sxm_40gb", "t4")]
+    kinds = [{"name": name, "gpus": 4, "accelerator": name} for name in ("a100_sxm_40gb", "t4")]
     job = {"gpus": 1, "duration": "10 min", "count": 12, "spacing": 1.0}
     found = equipoise.run(
         {"schema_version": 1, "name": "kinds", "cluster": {"nodes": kinds}, "workload": {"jobs": [job]}},
