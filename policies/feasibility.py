@@ -55,14 +55,20 @@ def _dense(values: Any, observation: Observation, table: str, kind: str) -> str 
     return None if values.dtype.kind == kind else f"has dtype {values.dtype}"
 
 
+def _worker(observation: Observation, worker: int) -> str:
+    """A row of workers by its job: `worker 3 of job row 0`."""
+    return f"worker {worker} of job row {observation.workers.job[worker]}"
+
+
 def _check_samples(samples: Ints, observation: Observation) -> str | None:
     workers, jobs = observation.workers, observation.jobs
     if (samples < 0).any():
-        return f"worker {int(np.argmin(samples))} gets {int(samples.min())} samples"
+        return f"{_worker(observation, int(np.argmin(samples)))} gets {int(samples.min())} samples"
     over = (samples > workers.samples_max) & (samples != workers.samples_per_step)
     if over.any():
         worker = int(np.argmax(over))
-        return f"worker {worker} gets {samples[worker]} samples, memory holds {workers.samples_max[worker]}"
+        named, most = _worker(observation, worker), workers.samples_max[worker]
+        return f"{named} gets {samples[worker]} samples, memory holds {most}"
     dealt = np.bincount(workers.job, weights=samples, minlength=len(jobs))
     changed = workers.job[samples != workers.samples_per_step]
     touched = np.flatnonzero(np.bincount(changed, minlength=len(jobs)))
@@ -107,7 +113,8 @@ def _check_push(interval: Ints, observation: Observation) -> str | None:
     wrong = (interval < 1) | ((interval != workers.push_interval) & np.isnan(workers.push_s))
     if wrong.any():
         worker = int(np.argmax(wrong))
-        return f"worker {worker} pushes every {interval[worker]} steps; at least 1, and only one that does not wait"
+        named = _worker(observation, worker)
+        return f"{named} pushes every {interval[worker]} steps; at least 1, and only one that does not wait"
     return None
 
 
@@ -127,7 +134,8 @@ def _check_share(share: Floats, observation: Observation) -> str | None:
     workers = observation.workers
     bad = ~((share > 0) & (share <= 1))
     if bad.any():
-        return f"worker {int(np.argmax(bad))} has share {share[np.argmax(bad)]}, allowed is 0 < share <= 1"
+        worker = int(np.argmax(bad))
+        return f"{_worker(observation, worker)} has share {share[worker]}, allowed is 0 < share <= 1"
     used = np.bincount(workers.gpu, weights=share, minlength=len(observation.gpus))
     held = np.bincount(workers.gpu, weights=workers.gpu_share, minlength=len(observation.gpus))
     room = np.maximum(held, held + observation.gpus.share_free)
@@ -142,9 +150,8 @@ def _check_weight(weight: Floats, observation: Observation) -> str | None:
     workers = observation.workers
     bad = ~((weight >= 0) & (weight <= 1))
     if bad.any():
-        return (
-            f"worker {int(np.argmax(bad))} has weight {weight[np.argmax(bad)]}, allowed is 0 <= weight <= 1"
-        )
+        worker = int(np.argmax(bad))
+        return f"{_worker(observation, worker)} has weight {weight[worker]}, allowed is 0 <= weight <= 1"
     counted = np.bincount(workers.job, weights=weight)
     silent = np.setdiff1d(workers.job, np.flatnonzero(counted))
     if len(silent):
@@ -231,11 +238,11 @@ def _check_fetch_order(order: Ints, observation: Observation) -> str | None:
 _ALLOCATION_FAULTS = {
     1: "job row {0} does not exist or is listed twice",
     2: "job row {0} is done",
-    3: "GPU {1} for job row {0} does not exist",
+    3: "GPU {1} for job row {0} does not exist: there are {gpus}, from 0",
     4: "GPU {1} for job row {0} is on a node that is down",
-    5: "GPU {1} is booked beyond its free share (job row {0})",
-    6: "job row {0} is rigid and must get exactly the GPUs it asks for (or its fewest and more), or none",
-    7: "job row {0} must get whole workers, between its fewest and its most",
+    5: "GPU {1} for job row {0} is booked beyond its free share",
+    6: "job row {0} gets {got} GPUs of the {gpus} there are, allowed: {allowed}, or none: it is rigid",
+    7: "job row {0} gets {got} GPUs of the {gpus} there are, allowed: {allowed}, or none",
     8: "GPU {1} has too little memory for job row {0}",
     9: "GPU {1} is listed twice for job row {0}",
     10: "share on GPU {1} for job row {0} must be above 0 and at most 1",
@@ -267,7 +274,27 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
         return next(
             (f"job row {row} {why}" for row, why in breaches(observation, *given, first=True).items()), None
         )
-    return _ALLOCATION_FAULTS[code].format(job, gpu) if code else None
+    if not code:
+        return None
+    got = int(np.diff(allocation.offset)[allocation.job == job].sum()) if code in (6, 7) else 0
+    allowed = _allowed_gpus(observation, job) if code in (6, 7) else ""
+    return _ALLOCATION_FAULTS[code].format(job, gpu, got=got, gpus=len(gpus), allowed=allowed)
+
+
+def _allowed_gpus(observation: Observation, job: int) -> str:
+    """How many GPUs a plan may give a job that starts or goes on."""
+    jobs = observation.jobs
+    per, fewest, most = (
+        int(column[job]) for column in (jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max)
+    )
+    if jobs.rigid[job]:
+        asked = int(jobs.gpus_requested[job])
+        if most <= fewest or per * fewest >= asked:
+            return str(asked)
+        return f"{per * fewest} to {asked} in steps of {per}" if per > 1 else f"{fewest} to {asked}"
+    if most <= fewest:
+        return str(per * most)
+    return f"{per * fewest} to {per * most}" + (f" in steps of {per}" if per > 1 else "")
 
 
 _RULES: dict[str, Any] = {

@@ -64,6 +64,10 @@ class Allocation:
         return self.gpu[self.offset[k] : self.offset[k + 1]]
 
 
+BY_CLOCK = "wall_time_limit_s"
+"""Key of a reason's values: the wall-time limit that was reached, so that another machine may decide otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """What one stage computed and did, or why it did nothing."""

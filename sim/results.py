@@ -278,6 +278,11 @@ class Results:
             notes.append(f"CO2 of {scenario.energy.region}, {carbon[0].date}: {carbon[0].source}")
         if world.prices.note:
             notes.append(f"money at {world.prices.note}; give your own under 'cost'")
+        if world.by_clock:
+            notes.append(
+                f"not reproducible: {world.by_clock} of {world.decided} decisions reached a limit of wall time "
+                "(time_limit_s), and so depend on this machine's speed"
+            )
         if world.refusals:
             time_s, first = world.refusals[0]
             notes.append(

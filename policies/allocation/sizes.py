@@ -27,6 +27,12 @@ from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observa
 
 _WAITING = 200
 """Waiting jobs, from the first, that the programme looks at."""
+SEARCH_LIMIT = 1000
+"""Nodes of the programme's search; 160 jobs on 64 GPUs of three models need one, which takes the most work."""
+WALL_LIMIT_S = 120.0
+"""Last resort against a programme whose first relaxation does not end: far above what any should take."""
+_TIME_LIMIT, _OTHER = 1, 4
+"""Statuses of `scipy.optimize.milp`; it has none of its own for the limit of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +69,13 @@ def nothing_printed() -> Iterator[None]:
 
 
 def best_sizes(
-    gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, limit_s: float
-) -> Bools:
+    gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, search_limit: int, limit_s: float
+) -> Bools:  # fmt: skip
     """Configurations (one entry each) of most total worth: at most one per job `index`, exactly one if `must`.
 
-    Those on GPU model m take at most room[m] GPUs in all. Raises TimeoutError when HiGHS has not proved an
-    optimum within `limit_s`, ValueError when there is no solution.
+    Those on GPU model m take at most room[m] GPUs in all. Raises ValueError when HiGHS has not proved an optimum
+    within `search_limit` nodes of its search, the same on every machine, or there is no solution; TimeoutError
+    after `limit_s` of wall time, which also bounds presolving and the first relaxation.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
@@ -85,10 +92,12 @@ def best_sizes(
                 LinearConstraint(one, lb=must.astype(np.float64), ub=1.0),
                 LinearConstraint(held, ub=room),
             ],
-            options={"time_limit": limit_s},
+            options={"node_limit": search_limit, "time_limit": limit_s},
         )
-    if solved.status == 1:
-        raise TimeoutError(f"no optimum within {limit_s} s")
+    if solved.status == _TIME_LIMIT:
+        raise TimeoutError(f"no optimum within {limit_s:g} s")
+    if solved.status == _OTHER and "limit reached" in solved.message:
+        raise ValueError(f"no optimum within {search_limit} nodes of its search")
     if solved.x is None:
         raise ValueError(str(solved.message))
     return np.asarray(solved.x > 0.5)
@@ -240,7 +249,8 @@ def one_model(draft: Draft, elastic: ElasticColumns) -> Bools:
 
 def resize_optimally(
     draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-    blocked: Bools, fixed: Ints, patient: Ints, waits: bool, horizon_s: float, reluctance: float, limit_s: float,
+    blocked: Bools, fixed: Ints, patient: Ints, waits: bool, horizon_s: float, reluctance: float,
+    search_limit: int, limit_s: float,
 ) -> int:  # fmt: skip
     """Give each job the size and GPU model that the integer programme chooses; returns how many it chose among.
 
@@ -265,6 +275,6 @@ def resize_optimally(
     room += np.bincount(o.gpus.model[elastic[2]], minlength=len(room))
     must = np.arange(len(c.row)) < len(elastic[0])
     must &= ~np.isin(c.row, np.intersect1d(fixed, patient))
-    picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, limit_s))
+    picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, search_limit, limit_s))
     _carry_out(draft, nodes, elastic, c, picked)
     return len(c.index)

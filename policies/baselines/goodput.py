@@ -15,7 +15,7 @@ import numpy as np
 
 from equipoise.policies.allocation.gangs import holdings
 from equipoise.policies.allocation.ranking import gpus_wanted
-from equipoise.policies.allocation.sizes import best_sizes
+from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, best_sizes
 from equipoise.policies.baselines.rounds import (
     Grant,
     RoundBased,
@@ -29,6 +29,7 @@ from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.learning import batch_worth, with_rates
 from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
 from equipoise.policies.physics import overlapped_each
+from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.batches import batches
 
 _COUNTS = (
@@ -232,7 +233,8 @@ class Sia(RoundBased):
     job there (batch adapted) over the least goodput of that job, times (age - restarts x cost) / (age + cost) where
     the job would have to move. The sum of worth^p - worth of none (p = -0.5, lambda 1.1) over jobs is minimised: at
     most one configuration a job, no more GPUs of a model than there are. What a restart discounts is known from
-    the job's last start only. Past `time_limit_s` everything stays as it is.
+    the job's last start only. Past `search_limit` nodes of the programme's search everything stays as it is;
+    past `time_limit_s` of wall time too, a last resort that the notes of a run tell of.
     """
 
     name: ClassVar[str] = "sia"
@@ -242,7 +244,8 @@ class Sia(RoundBased):
     round_s: float = 60.0
     power: float = -0.5
     penalty: float = 1.1  # lambda: what a job without GPUs costs
-    time_limit_s: float = 10.0
+    search_limit: int = SEARCH_LIMIT
+    time_limit_s: float = WALL_LIMIT_S
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Solve for one configuration a job."""
@@ -258,9 +261,11 @@ class Sia(RoundBased):
         must = np.zeros(len(rows), dtype=np.bool_)
         gpus, model = (np.array([getattr(way, name) for way in flat]) for name in ("gpus", "model"))
         try:
-            picked = np.flatnonzero(best_sizes(gpus, model, worth, index, must, room, self.time_limit_s))
+            limits = (self.search_limit, self.time_limit_s)
+            picked = np.flatnonzero(best_sizes(gpus, model, worth, index, must, room, *limits))
         except (TimeoutError, ValueError) as error:
-            return plan.because(self.name, f"all stays as it is: {error}"), {}
+            by_clock = {BY_CLOCK: self.time_limit_s} if isinstance(error, TimeoutError) else {}
+            return plan.because(self.name, f"all stays as it is: {error}", **by_clock), {}
         chosen = {int(rows[index[k]]): flat[k] for k in picked.tolist()}
         grants: list[Grant] = [(row, way.model, way.gpus) for row, way in chosen.items()]
         return hand_out(o, with_batches(o, plan, chosen), self.name, grants, choices=len(flat)), {}

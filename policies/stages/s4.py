@@ -46,13 +46,14 @@ from equipoise.policies.allocation.ranking import (
     rank,
 )
 from equipoise.policies.allocation.shunned import remember_nodes, shunned
-from equipoise.policies.allocation.sizes import resize_optimally
+from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, resize_optimally
 from equipoise.policies.allocation.widths import narrow_jobs, start_widths
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.arrays import sort_by
 from equipoise.policies.kernels.placement import ANY, WEIGHTED
 from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns
 from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
 from equipoise.policies.stages.unsound import replace_suspects, shunned_gpus
@@ -71,7 +72,8 @@ _PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may gi
 _SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give up workers
 
 _ABOVE_ZERO = (
-    "ageing", "patience_s", "run_s", "growth", "horizon_s", "unknown_s", "speed_memory_s", "time_limit_s",
+    "ageing", "patience_s", "run_s", "growth", "horizon_s", "unknown_s", "speed_memory_s", "search_limit",
+    "time_limit_s",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "demand", "lead_s", "reserve_after_s", "slowdown", "longest_wait_s", "reluctance", "margin", "noise",
@@ -143,7 +145,8 @@ class NodeAllocation(AllocationStage):
     )
     noise: float = 0.05  # a loss of goodput under this is noise
     backoff_s: float = 600.0  # least first back-off after a roll-back; doubles each time
-    time_limit_s: float = 2.0  # of the integer programme; past it the formula decides
+    search_limit: int = SEARCH_LIMIT  # nodes of the integer programme's search; past it the formula decides
+    time_limit_s: float = WALL_LIMIT_S  # of wall time, the same as a last resort: a run's notes tell of it
     frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
@@ -279,9 +282,11 @@ class NodeAllocation(AllocationStage):
         try:
             configurations = resize_optimally(
                 draft, nodes, ranking, scaling, table, blocked, fixed, patient, not overdue, self.horizon_s,
-                self.reluctance, self.time_limit_s,
+                self.reluctance, self.search_limit, self.time_limit_s,
             )  # fmt: skip
-        except (TimeoutError, ValueError) as error:
+        except TimeoutError as error:
+            return {"s422_fallback": str(error), BY_CLOCK: self.time_limit_s}
+        except ValueError as error:
             return {"s422_fallback": str(error)}
         return {"s422_configurations": configurations}
 

@@ -22,6 +22,7 @@ from equipoise.policies.contract import (
     refine,
 )
 from equipoise.policies.observation import Floats, Observation, writable
+from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.queues.within import within_queues
 from equipoise.sim.advance.event_by_event import EventByEvent
 from equipoise.sim.advance.fast import Fast
@@ -129,6 +130,7 @@ class SimWorld:
         self.memory: dict[str, Memory] = policy.initial()
         self.decided = 0  # decisions made
         self.refusals: list[tuple[float, Refusal]] = []
+        self.by_clock = 0  # decisions in which a limit of wall time was reached
         self._idle_ticks = 0
         self._idle = False  # jobs wait, none runs, and the policy has started none
         factor = np.where(demand.spare_s == 0.0, _estimate_factor(scenario, seed, len(demand)), 1.0)
@@ -336,6 +338,7 @@ class SimWorld:
         decision, refused = decide(self.policy, self, self.memory, self._ask)
         self.memory, plan = decision.memory, decision.plan
         self.decided += 1
+        self.by_clock += any(BY_CLOCK in reason.values for reason in plan.reasons)
         if self.writes is not None:
             told_s = self.writes.take(self.clock.now, plan.told)
             stopped_s = -math.inf if plan.allocation is None else self.allocator.stopped_s

@@ -185,6 +185,11 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
             )
             for k, values in enumerate(({}, *(trial.values for trial in best)))
         ]
+    if len(fresh) > 1 and all(len(set(own)) == 1 for values in (start, *found) for own in values.values()):
+        start, *found = [{metric: own[:1] for metric, own in values.items()} for values in (start, *found)]
+        notes.append(
+            f"all {len(fresh)} fresh seeds gave the same: chance does not reach these runs, they count as one"
+        )
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
     answer = Found(

@@ -44,6 +44,11 @@ class LastFirst(AllocationStage):
         free = np.flatnonzero(observation.gpus.share_free == 1)
         if self.how == "too few":
             return plan.with_(allocation=Allocation.of([(0, free[:1])])), memory
+        if self.how == "too many" or (self.how == "grow" and len(observation.running)):
+            rows = observation.waiting if self.how == "too many" else observation.running
+            gpus = range(len(observation.gpus) + 1)
+            if len(rows):
+                return plan.with_(allocation=Allocation.of([(rows[0], gpus)])), memory
         if self.how == "a list":
             return plan.with_(sync_interval=[1]), memory
         if len(free) < 2 or not len(observation.waiting):
@@ -125,7 +130,13 @@ def test_keys_of_stages_that_mean_nothing_are_refused(tmp_path, key, said):
         ("plan alone", r"refine must return \(plan, memory\) \(test_policy_objects.py:\d+\)"),
         (
             "too few",
-            r"infeasible plan: allocation: job 0 \(row 0\) is rigid .* \(test_policy_objects.py:\d+\)",
+            r"infeasible plan: allocation: job 0 \(row 0\) gets 1 GPUs of the 4 there are, allowed: 2, or none: it is "
+            r"rigid \(test_policy_objects.py:\d+\)$",
+        ),
+        (
+            "too many",
+            r"at 0 s: infeasible plan: allocation: job 0 \(row 0\) gets 5 GPUs of the 4 there are, allowed: 2, or "
+            r"none: it is rigid \(test_policy_objects.py:\d+\)$",
         ),
         (
             "a list",
@@ -138,6 +149,29 @@ def test_an_error_names_the_job_and_the_authors_line(how, said):
     line = next(k for k, row in enumerate(text, 1) if row.strip() == 'return {}["nothing"]')
     with pytest.raises(RunFailed, match=said.replace("LINE", str(line))):
         equipoise.run(CASE, policy=Policy("bad", (LastFirst(how=how),)))
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (4, "gets 5 GPUs of the 4 there are, allowed: 1 to 4, or none"),
+        (8, "GPU 4 for job 0 (row 0) does not exist: there are 4, from 0"),
+    ],
+)
+def test_a_job_that_would_grow_beyond_the_cluster_is_told_in_one_line(most, said):
+    elastic = {
+        "gpus": 2,
+        "workers_min": 1,
+        "workers_max": most,
+        "model": "m",
+        "steps": 500,
+        "global_batch": 16,
+    }
+    models = {"m": {"sample_time": "5 ms", "gradient": "1 MB"}}
+    case = CASE | {"workload": {"models": models, "jobs": [elastic]}, "decide": {"every": "1 s"}}
+    with pytest.raises(RunFailed, match=rf"{re.escape(said)} \(test_policy_objects.py:\d+\)$") as found:
+        equipoise.run(case, policy=Policy("bad", (LastFirst(how="grow"),)))
+    assert "\n" not in str(found.value)
 
 
 def test_a_stage_in_no_file_runs_here_and_nowhere_else():

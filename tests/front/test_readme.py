@@ -37,6 +37,16 @@ def test_python_examples_run(
         assert "makespan" in shown
 
 
+def test_the_policy_of_the_walk_through_holds_to_the_contract() -> None:
+    page = (ROOT / "docs" / "research.md").read_text(encoding="utf-8")
+    code = next(text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "class LeastWork" in text)
+    names = {"__name__": "idea"}
+    exec(compile(code, "idea.py", "exec", dont_inherit=True), names)
+    stage = names["LeastWork"]()
+    for rule in rules_for(stage):
+        rule(stage)
+
+
 def test_the_policy_example_is_short() -> None:
     code = next(text for text in blocks("python") if "SmallestFirst" in text)
     body = code[code.index("    def refine") : code.index("\n\n\nrun =")]

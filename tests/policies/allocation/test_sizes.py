@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+import equipoise
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import _free_by
 from equipoise.policies.allocation.sizes import best_sizes
@@ -28,11 +29,26 @@ def test_what_the_solver_prints_does_not_reach_standard_output(
     monkeypatch.setattr(scipy.optimize, "milp", chatty)
     one = np.ones(2, dtype=np.int64)
     rows, room = np.array([0, 1]), np.array([2])
-    chosen = best_sizes(one, 0 * one, np.array([1.0, 2.0]), rows, np.zeros(2, dtype=np.bool_), room, 10.0)
+    chosen = best_sizes(one, 0 * one, np.array([1.0, 2.0]), rows, np.zeros(2, dtype=np.bool_), room, 9, 10.0)
     c.puts(b"a line of ours")
     c.fflush(None)
     assert chosen.tolist() == [True, True]
     assert capfd.readouterr().out == "a line of ours\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"), [("s4(mode=optimal,time_limit_s=1e-9)", 1), ("s4(mode=optimal)", 0)]
+)
+def test_a_run_in_which_the_clock_decided_says_so(policy: str, told: int) -> None:
+    kinds = [{"name": name, "gpus": 4, "accelerator": name} for name in ("a100_sxm_40gb", "t4")]
+    job = {"gpus": 1, "duration": "10 min", "count": 12, "spacing": 1.0}
+    found = equipoise.run(
+        {"schema_version": 1, "name": "kinds", "cluster": {"nodes": kinds}, "workload": {"jobs": [job]}},
+        policy=policy,
+    )
+    lines = [note for note in found.notes if note.startswith("not reproducible: ")]
+    assert len(lines) == told
+    assert all("decisions reached a limit of wall time (time_limit_s)" in line for line in lines)
 
 
 @pytest.mark.parametrize("seed", range(20))

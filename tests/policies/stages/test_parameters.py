@@ -201,7 +201,7 @@ def test_s3_waits_for_a_new_deal_above_spread():
 
 
 def test_every_parameter_is_here():
-    elsewhere = {"s4.speed_memory_s", "s4.time_limit_s", "s3.spread"}
+    elsewhere = {"s4.speed_memory_s", "s4.time_limit_s", "s4.search_limit", "s3.spread"}
     for stage in ("s1", "s2", "s3", "s4"):
         for field in dataclasses.fields(make_stage(stage)):
             if field.name not in ("mode", "frozen"):

@@ -554,7 +554,21 @@ def test_optimal_falls_back_with_a_reason(monkeypatch):
     observation = cluster([4], [{**ELASTIC, "workers_max": 4}])
     given, values, _ = decide(observation, mode="optimal", time_limit_s=0.1)
     assert values["s422_fallback"] == "no optimum within 0.1 s"
+    assert values["wall_time_limit_s"] == 0.1
     assert given == decide(observation)[0] == {0: [0, 1, 2, 3]}
+
+
+@pytest.mark.usefixtures("programme")
+def test_past_the_limit_of_the_search_the_formula_decides_and_no_clock_did(monkeypatch):
+    def far(*given):
+        raise ValueError(f"no optimum within {given[-2]} nodes of its search")
+
+    monkeypatch.setattr(optimal_allocation, "best_sizes", far)
+    observation = cluster([4], [{**ELASTIC, "workers_max": 4}])
+    given, values, _ = decide(observation, mode="optimal", search_limit=7)
+    assert values["s422_fallback"] == "no optimum within 7 nodes of its search"
+    assert "wall_time_limit_s" not in values
+    assert given == decide(observation)[0]
 
 
 def test_a_real_time_limit_is_noticed():
@@ -564,8 +578,17 @@ def test_a_real_time_limit_is_noticed():
     with pytest.raises(TimeoutError, match="within"):
         best_sizes(
             rng.integers(1, 99, n), np.zeros(n, dtype=np.int64), rng.random(n), index, np.zeros(jobs, bool),
-            np.array([997.0]), 1e-6,
+            np.array([997.0]), 1000, 1e-6,
         )  # fmt: skip
+
+
+def test_a_search_ends_after_so_many_nodes_on_every_machine():
+    """Twelve jobs that must be parted into two halves of equal GPUs: no relaxation says which."""
+    gpus = np.repeat(np.random.default_rng(3).integers(10**5, 10**6, 12), 2)
+    model, index, must = np.tile([0, 1], 12), np.repeat(np.arange(12), 2), np.ones(12, dtype=np.bool_)
+    room = np.array([gpus.sum() // 4, gpus.sum() // 2 - gpus.sum() // 4])
+    with pytest.raises(ValueError, match="no optimum within 5 nodes of its search"):
+        best_sizes(gpus, model, np.ones(24), index, must, room, 5, 1e4)
 
 
 def test_parameters_are_checked():
@@ -575,6 +598,7 @@ def test_parameters_are_checked():
         {"horizon_s": -1.0},
         {"margin": -0.1},
         {"time_limit_s": 0.0},
+        {"search_limit": 0},
     ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             make_stage("s4", bad)

@@ -92,7 +92,7 @@ def test_local_search_against_the_integer_programme(seed, jobs, models, largest)
     assert (left == room - used).all()
     assert (left >= 0).all()
     index, model = (part.ravel() for part in np.indices(worth.shape))
-    best = best_sizes(gpus[index], model, worth.ravel(), index, np.zeros(jobs, dtype=bool), room, 5.0)
+    best = best_sizes(gpus[index], model, worth.ravel(), index, np.zeros(jobs, dtype=bool), room, 1000, 5.0)
     assert largest > 1 or total >= 0.5 * worth.ravel()[best].sum()
 
 

@@ -101,6 +101,18 @@ def test_a_scenario_without_chance_says_so(tmp_path):
     assert np.isnan(found.choices[0].p["completion_mean_s"])
 
 
+def test_seeds_that_all_give_the_same_are_no_sample(tmp_path):
+    """Only estimates are random, and no stage here reads them: ten equal pairs would have p 0."""
+    pytest.importorskip("optuna")
+    decide = {"every": 1.0, "estimate_error": 0.3}
+    (tmp_path / "calm.yaml").write_text(json.dumps(CASE | {"noise": {}, "decide": decide}))
+    found = tune(
+        Search(tmp_path / "calm.yaml", {"policy.fixed-h.interval": ("8",)}, trials=2, seeds=1, fresh=3)
+    )
+    assert "all 3 fresh seeds gave the same" in found.notes[0]
+    assert np.isnan(found.choices[0].p["completion_mean_s"])
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
