@@ -15,6 +15,7 @@ from equipoise.study.runs.store import (
     StoreError,
     connect,
     is_current,
+    kinds,
     only_writer,
     to_array,
     write_copy,
@@ -170,19 +171,19 @@ def test_a_ledger_is_copied_in_pieces(tmp_path, monkeypatch):
 
 
 def test_a_copy_is_of_one_moment_whoever_writes_meanwhile(tmp_path, monkeypatch):
-    """A run that another process adds between two pieces, with a column and a type of its own, comes next time."""
-    monkeypatch.setattr(store, "BATCH", 1)
+    """A run that another process adds once the columns are known, with one of its own, comes next time."""
     with Ledger(tmp_path) as ledger:
         ledger.put_all([row("a", number=1), row("b", number=2)])
     with Ledger(tmp_path) as ledger, Ledger(tmp_path) as other:
         late = [row("c", number=3, seed="text", more=1)]
 
-        def written_between(values, kind):
+        def then_written(db):
+            known = kinds(db)
             while late:
                 other.put(late.pop())
-            return to_array(values, kind)
+            return known
 
-        monkeypatch.setattr(store, "to_array", written_between)
+        monkeypatch.setattr(store, "kinds", then_written)
         first = read_parquet(ledger.export())
         assert (first["id"].tolist(), "more" in first) == (["a", "b"], False)
         assert read_parquet(ledger.export())["seed"].tolist() == ["0", "0", "text"]
@@ -190,6 +191,11 @@ def test_a_copy_is_of_one_moment_whoever_writes_meanwhile(tmp_path, monkeypatch)
 
 def test_a_table_larger_than_its_memory_is_copied_through_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "COPY_MIB", 48)
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    elsewhere.mkdir()
+    folder.mkdir()
+    (elsewhere / ".tmp").touch()  # where DuckDB would put it by itself: not into the working folder
+    monkeypatch.chdir(elsewhere)
     names = [f"c{k}" for k in range(70)]
     numbers = "WITH RECURSIVE n(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM n WHERE x < 99999)"
     with closing(sqlite3.connect(":memory:")) as db:
@@ -197,9 +203,9 @@ def test_a_table_larger_than_its_memory_is_copied_through_the_disk(tmp_path, mon
         random = ", ".join("random() / 7.0" for _ in names)
         db.execute(f"INSERT INTO runs {numbers} SELECT 'r' || x, x, {random} FROM n")
         db.commit()
-        write_copy(db, tmp_path / "runs.parquet")
-    assert read_parquet(tmp_path / "runs.parquet")["number"].tolist() == list(range(100_000))
-    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
+        write_copy(db, folder / "runs.parquet")
+    assert read_parquet(folder / "runs.parquet")["number"].tolist() == list(range(100_000))
+    assert [path.name for path in folder.iterdir()] == ["runs.parquet"]
 
 
 def test_shard_file_drops_half_a_line_and_goes_on(tmp_path):
