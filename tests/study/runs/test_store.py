@@ -2,13 +2,15 @@ import json
 import math
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
+from weakref import ref
 
 import pytest
 
+from equipoise.policies.plain import from_json
 from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs import store
+from equipoise.study.runs import shards, store
 from equipoise.study.runs.shards import ShardFile, merge, read_lines
 from equipoise.study.runs.store import (
     Ledger,
@@ -16,6 +18,7 @@ from equipoise.study.runs.store import (
     connect,
     is_current,
     kinds,
+    ledger_with_copy,
     only_writer,
     to_array,
     write_copy,
@@ -243,6 +246,49 @@ def test_merge_prefers_done_and_names_missing_shards(tmp_path):
     with Ledger(tmp_path / "x") as ledger:
         assert [(r["id"], r["status"]) for r in ledger.rows()] == [("a", "done"), ("b", "done")]
         assert ledger.about() == {"plan": "p"}
+
+
+def test_a_shard_that_is_written_anew_while_it_is_merged_is_told(tmp_path, monkeypatch):
+    with ShardFile(tmp_path, 1, 1) as shard:
+        shard.put(row("a", error="longer than the other"))
+        shard.put(row("b", number=1))
+    whole = shard.path.read_bytes()
+
+    @contextmanager
+    def then_written(folder):
+        with ledger_with_copy(folder) as ledger:
+            shard.path.write_bytes(b"".join(reversed(whole.splitlines(keepends=True))))
+            yield ledger
+
+    monkeypatch.setattr(shards, "ledger_with_copy", then_written)
+    with pytest.raises(StoreError, match=r"shard-1-of-1\.jsonl: was written anew meanwhile; merge again"):
+        merge(tmp_path, [tmp_path])
+    with Ledger(tmp_path) as ledger:
+        assert ledger.rows() == []
+
+
+def test_shards_are_merged_a_run_at_a_time(tmp_path, monkeypatch):
+    """Beside where each run stands, no more than three of them are in memory."""
+    with ShardFile(tmp_path, 1, 1) as shard:
+        for k in range(30):
+            shard.put(row(f"r{k}", number=-k, makespan_s=float(k)))
+    made, alive = [], []
+
+    def counted(line):
+        made.append(ref(read := Kept(from_json(line))))
+        alive.append(sum(each() is not None for each in made))
+        return read
+
+    monkeypatch.setattr(shards, "from_json", counted)
+    assert merge(tmp_path, [tmp_path]) == (30, 0, [])
+    assert len(alive) == 60
+    assert max(alive) <= 3
+    with Ledger(tmp_path) as ledger:
+        assert [r["makespan_s"] for r in ledger.rows()] == [float(k) for k in reversed(range(30))]
+
+
+class Kept(dict):
+    """A section that can be watched."""
 
 
 def test_shards_of_different_sweeps_are_not_merged(tmp_path):
