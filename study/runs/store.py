@@ -89,7 +89,7 @@ def kinds(db: sqlite3.Connection) -> dict[str, str]:
 
     Raises sqlite3.Error.
     """
-    names = [row[1] for row in db.execute("PRAGMA table_info(runs)")]
+    names = [column[0] for column in db.execute("SELECT * FROM runs LIMIT 0").description]
     ranks = "WHEN 'integer' THEN 0 WHEN 'real' THEN 1 WHEN 'null' THEN 1 ELSE 2"
     asked = (f"max(CASE typeof({quoted(name)}) {ranks} END)" for name in names)
     (found,) = db.execute(f"SELECT {', '.join(asked)} FROM runs").fetchall()
