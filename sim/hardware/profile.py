@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -35,6 +36,7 @@ from equipoise.sim.scenario.units import (
     DATA_RATE,
     POWER,
     PRICE,
+    SHARE,
     SIZE,
     TEMPERATURE,
     TIME,
@@ -108,6 +110,7 @@ Temperature = Annotated[Measured, _read_by(TEMPERATURE)]
 price_of = _read_by(PRICE)
 Price = Annotated[Measured, price_of]
 Number = Annotated[Measured, _read_by(NUMBER)]
+Efficiency = Annotated[Measured, _read_by(replace(SHARE, above=True))]
 ThermalResistance = Annotated[Measured, _read_by(THERMAL_RESISTANCE)]
 
 
@@ -115,7 +118,7 @@ class EfficiencyPoint(_Part):
     """Share of the peak rate reached by one pass of `flop` FLOP."""
 
     flop: FlopCount
-    efficiency: Number
+    efficiency: Efficiency
 
 
 class Accelerator(_Part):

@@ -62,7 +62,7 @@ def _times(table: TextTable) -> tuple[Floats, list[str]]:
     """(seconds since 1970 or as given, text) of every row's timestamp. Raises InputError."""
     shown = table.text("timestamp")
     if shown and not any("-" in text.lstrip("-") or ":" in text for text in shown):
-        return table.floats("timestamp"), shown
+        return table.floats("timestamp", low=-MAX_TIME_S, high=MAX_TIME_S), shown
     # NumPy also takes a year alone, and the words now and today.
     texts = [text.removesuffix("Z") if _DATE.fullmatch(text) else "NaT" for text in shown]
     try:

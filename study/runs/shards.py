@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from equipoise.policies.files import write_whole
 from equipoise.policies.plain import from_json
@@ -99,19 +100,50 @@ def read_lines(path: Path) -> tuple[list[Row], int]:
 
     Raises StoreError for a line in the middle that is no row: the file was written by something else.
     """
-    if not path.exists():
-        return [], 0
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    rows = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            row = from_json(line)
-            row["id"], row["number"], row["status"], row["attempts"]
-        except (ValueError, KeyError, TypeError):
-            raise StoreError(f"{path}:{number}:1: not a run of a sweep") from None
-        rows.append(row)
-    return rows, len(whole)
+    lines = list(_lines(path)) if path.exists() else []
+    return [row for _, _, row in lines], lines[-1][1] if lines else 0
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, Row]]:
+    """Whole lines of a shard file, with the bytes where each begins and ends. Raises StoreError as `read_lines`."""
+    end = 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = from_json(line)
+                row["id"], row["number"], row["status"], row["attempts"]
+            except (ValueError, KeyError, TypeError):
+                raise StoreError(f"{path}:{number}:1: not a run of a sweep") from None
+            begin, end = end, end + len(line)
+            yield begin, end, row
+
+
+class _Place(NamedTuple):
+    """Where the row of a run stands: byte `begin` of a shard file."""
+
+    path: Path
+    begin: int
+    status: str
+
+
+def _rows_at(found: Mapping[str, _Place]) -> Iterator[Row]:
+    """The rows of runs, one at a time. Raises StoreError when a file has been written anew since it was read."""
+    for path, places in groupby(found.items(), lambda item: item[1].path):
+        with open(path, "rb") as file:
+            for key, place in places:
+                file.seek(place.begin)
+                try:
+                    row = from_json(file.readline())
+                    same = row["id"] == key
+                except (ValueError, KeyError, TypeError):
+                    same = False
+                if not same:
+                    raise StoreError(
+                        f"{path}: was written anew meanwhile; merge again when its shard has ended"
+                    )
+                yield row
 
 
 def _facts(path: Path) -> dict[str, str]:
@@ -128,9 +160,10 @@ def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
     """Put the shards in `sources` (folders) into `out/sweep.db`.
 
     Of a run that two shards have, a done one wins over a failed one. Returns (runs done, runs failed, notes:
-    shards that are missing). Raises InputError when there are no shards, or they belong to different sweeps.
+    shards that are missing). Raises InputError when there are no shards, or they belong to different sweeps, and
+    StoreError when a file is damaged or `out` cannot be written.
     """
-    found: dict[str, Row] = {}
+    found: dict[str, _Place] = {}
     about: dict[str, dict[str, str]] = {}
     seen: dict[int, set[int]] = {}
     for folder in sources:
@@ -139,10 +172,10 @@ def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
             if match is None:
                 continue
             seen.setdefault(int(match[2]), set()).add(int(match[1]))
-            for row in read_lines(path)[0]:
+            for begin, _, row in _lines(path):
                 old = found.get(row["id"])
-                if old is None or (old["status"], row["status"]) == ("failed", "done"):
-                    found[row["id"]] = row
+                if old is None or (old.status, row["status"]) == ("failed", "done"):
+                    found[row["id"]] = _Place(path, begin, row["status"])
         if (folder / FOLDER / "about.json").exists():
             about[str(folder)] = _facts(folder / FOLDER / "about.json")
     if not seen:
@@ -150,12 +183,12 @@ def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
     if len({facts["plan"] for facts in about.values()}) > 1:
         raise InputError([f"{', '.join(about)}: shards of different sweeps (other file, or other code)"])
     with only_writer(out), ledger_with_copy(out) as ledger:
-        ledger.put_all(found.values())
+        ledger.put_all(_rows_at(found))
         ledger.set_about(**next(iter(about.values()), {}))
     notes = [
         f"shards missing of {n}: {', '.join(str(k) for k in range(1, n + 1) if k not in parts)}"
         for n, parts in sorted(seen.items())
         if len(parts) < n
     ]
-    done = sum(row["status"] == "done" for row in found.values())
+    done = sum(place.status == "done" for place in found.values())
     return done, len(found) - done, notes

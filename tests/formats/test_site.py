@@ -158,6 +158,14 @@ def test_a_machine_and_a_fabric(tmp_path: Path) -> None:
         import_site([fabric], out=out)
 
 
+def test_a_host_with_few_adapters_is_named_and_is_no_node(tmp_path: Path) -> None:
+    slow = '\nCa 1 "H-3"  # "store mlx5_0"\n[1](3) "S-1"[3]  # lid 4 lmc 0 "leaf" lid 1 4xEDR\n'
+    text = import_site(write(tmp_path, nccl=NCCL, ib=FABRIC + slow), out=tmp_path / "s.yaml")
+    heading, *lines = text[text.index("Hosts with few adapters, taken for no GPU nodes") :].splitlines()
+    told = " ".join([heading, lines[0]])
+    assert ("store" in told, "n1" in told, "n2" in told) == (True, False, False)
+
+
 def test_types_of_gpus_by_the_names_of_sites() -> None:
     assert accelerator_of("NVIDIA-H100-80GB-HBM3") == ("h100_sxm", "")
     assert (

@@ -11,7 +11,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import duckdb
@@ -181,6 +183,21 @@ def test_stop_is_asked_between_events_and_the_records_add_up() -> None:
     assert made.stopped == INTERRUPTED
     used = sum(made.jobs[f"{use}_gpu_s"].sum() for use in ("busy", "restart", "lost_to_faults"))
     assert used + made.totals["idle_gpu_s"] == pytest.approx(2 * made.totals["makespan_s"])
+
+
+@pytest.mark.parametrize(("a_look_s", "often"), [(0.0, False), (0.6, True)])
+def test_progress_is_told_at_the_end_and_where_half_a_second_has_passed(
+    a_look_s: float, often: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is looked at every thousand events, and stands still or goes on by 0.6 s a look."""
+    looks = count(1)
+    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: 100.0 + a_look_s * next(looks)})
+    monkeypatch.setattr("equipoise.sim.run.time", clock)
+    told: list[tuple[int, int]] = []
+    jobs = [{"gpus": 1, "duration": 1.0, "count": 2000, "spacing": 1.0}]
+    simulate(scenario(workload={"jobs": jobs}), progress=lambda _, done, of: told.append((done, of)))
+    assert told[-1] == (2000, 2000)
+    assert (len(told) > 1, told == sorted(told)) == (often, True)
 
 
 def test_a_run_that_is_stopped_does_not_take_a_finished_one_with_it(tmp_path: Path) -> None:

@@ -30,10 +30,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] > -1.0:": _SIZE,
         "if total[w] > 0.0: -> if total[w] != 0.0:": _SIZE,
     },
-    "policies/baselines/goodput.py": {
-        "asked = int(gpus_wanted(o, np.array([row]))[0]) -> "
-        "asked = int(gpus_wanted(o, np.array([row]))[ -1])": "one job is asked about: its first is its last",
-    },
     "sim/scenario/models/model.py": {
         'if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8: -> '
         'if self.lighter.moments is "int8" and self.memory.optimizer_bytes_per_parameter < 8:': (

@@ -27,6 +27,7 @@ _SILENT = (
     "lru_cache",
     "jit",
     "jit_in_place",
+    "jit_in_place_for_both",
     "jit_inside",
     "overload",
     "abstractmethod",

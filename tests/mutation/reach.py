@@ -1,4 +1,8 @@
-"""Which test reaches which line, as Coverage.py saw it; kept per test file in `.mutation/reach/`."""
+"""Which test reaches which line, as Coverage.py saw it; kept per test file in `.mutation/reach/`.
+
+A test of `PLAIN` that fails with kernels as plain Python is looked at, and later asked, with compiled ones; one
+that fails then, too, can notice nothing, and is named.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ LEFT_OUT = (
 )
 """Tests of other things, or that take minutes."""
 FILE_S = 600.0
-TEST_S = 30.0
+LIMIT_S = 60.0
+"""A test that takes longer is not asked."""
 BUDGET_S = 60.0
 """Tests of one change, by the time that they take without it."""
 
@@ -37,16 +42,12 @@ class Test:
 
     name: str
     seconds: float
+    plain: bool  # whether it is run with kernels as plain Python
 
     @property
     def path(self) -> str:
         """Its file."""
         return self.name.partition("::")[0]
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is run with kernels as plain Python."""
-        return self.path.split("/")[1] in PLAIN
 
 
 def has_kernels(path: Path) -> bool:
@@ -70,25 +71,32 @@ def record(tree: Path, place: Path, below: tuple[str, ...] = ("",)) -> None:
     (place / "kernels").write_text(told.stdout.strip())
     for path in _test_files(tree, below):
         kept = _kept(tree, place, path)
-        now = digest(path)
+        now = digest(path, Path(__file__), Path(trial.__code__.co_filename))
         if kept.is_file() and json.loads(kept.read_text())["test"] == now:
             continue
-        plugin = Reached(tree, kept, {"test": now})
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        found: dict[str, Any] = {"sources": {}, "tests": {}}
+        kept.write_text(json.dumps(found | {"test": ""}))
         name = path.relative_to(tree).as_posix()
-        limits = Limits(lambda _: TEST_S)
-        ended = trial(
-            [name],
-            FILE_S,
-            place / "log",
-            plain=Test(name, 0.0).plain,
-            own=plugin.start,
-            plugins=[plugin, limits],
-            options=(),
-        )
-        if not kept.is_file() or json.loads(kept.read_text())["test"] != now:
-            kept.write_text(json.dumps({"test": now, "sources": {}, "tests": {}}))
-        last = ended.said.strip().splitlines()[-1:]
-        print(f"{name}: {last[0] if last else ended.code}", flush=True)
+        asked = [name]
+        for plain in (True, False) if name.split("/")[1] in PLAIN else (False,):
+            plugin, limits = Reached(tree, kept, plain), Limits(lambda _: LIMIT_S)
+            trial(
+                asked,
+                FILE_S,
+                place / "log",
+                plain=plain,
+                own=plugin.start,
+                plugins=[plugin, limits],
+                options=(),
+            )
+            found = json.loads(kept.read_text())
+            if not (asked := found.get("failed", asked)):
+                break
+        kept.write_text(json.dumps(found | {"test": now}))
+        plainly = sum(test["plain"] for test in found["tests"].values())
+        print(f"{name}: {len(found['tests'])} tests, {plainly} of them with plain kernels", flush=True)
+        print(*(f"{test}: cannot be looked at" for test in asked), sep="\n", end="\n" if asked else "")
 
 
 def _kept(tree: Path, place: Path, path: Path) -> Path:
@@ -125,7 +133,7 @@ class Lines:
                 reached = int(each["lines"].get(path, "0"), 16)
                 reaching |= bool(reached & mask)
                 (near if reached & mask or (reached and changed) else far if reached else others).append(
-                    Test(name, each["s"])
+                    Test(name, each["s"], each["plain"])
                 )
             if not reaching:
                 others = [test for test in others if test.name not in kept["tests"]]

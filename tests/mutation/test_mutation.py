@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.mutation import __main__ as mutation
 from tests.mutation.__main__ import interval, table
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOMS, ROOT, Mutant, files, mutants, room_of, silent, statement
@@ -92,10 +96,12 @@ def test_tests_that_reach_a_line_are_asked_first_then_those_that_reach_its_file(
         (tree / "tests" / "sim" / f"test_{name}.py").write_text("")
         test = f"tests/sim/test_{name}.py"
         tests = {
-            f"{test}::slow": {"s": 5.0, "lines": {"sim/a.py": f"{1 << line:x}"}},
-            f"{test}::quick": {"s": 1.0, "lines": {"sim/a.py": f"{1 << line:x}"}},
-            f"{test}::far": {"s": 0.2, "lines": {"sim/a.py": f"{1 << 2:x}"}},
-        } if name == "a" else {f"{test}::other": {"s": 0.1, "lines": {"sim/a.py": f"{1 << 2:x}"}}}  # fmt: skip
+            f"{test}::slow": {"s": 5.0, "plain": True, "lines": {"sim/a.py": f"{1 << line:x}"}},
+            f"{test}::quick": {"s": 1.0, "plain": True, "lines": {"sim/a.py": f"{1 << line:x}"}},
+            f"{test}::far": {"s": 0.2, "plain": False, "lines": {"sim/a.py": f"{1 << 2:x}"}},
+        } if name == "a" else {
+            f"{test}::other": {"s": 0.1, "plain": True, "lines": {"sim/a.py": f"{1 << 2:x}"}}
+        }  # fmt: skip
         kept = {"test": "", "sources": {"sim/a.py": digest(tree / "sim" / "a.py")}, "tests": tests}
         (place / "reach" / f"tests-sim-test_{name}.py.json").write_text(json.dumps(kept))
 
@@ -105,6 +111,49 @@ def test_tests_that_reach_a_line_are_asked_first_then_those_that_reach_its_file(
     assert asked() == ["a.py::quick", "a.py::slow", "a.py::far", "b.py::other"]
     (tree / "sim" / "a.py").write_text(SOURCE + "\n")  # lines may have moved: all that reach the file
     assert asked() == ["b.py::other", "a.py::far", "a.py::quick", "a.py::slow"]
+
+
+LOOKED_AT = """
+from equipoise.sim.network.tables import make_state, size_class
+import numpy as np
+def test_plain(): assert (make_state(np.ones(3), 1, 1).links[0].head, hasattr(size_class, "py_func")) == (-1, False)
+def test_compiled(): assert hasattr(size_class, "py_func")
+def test_never(): assert 0
+"""
+NEEDED = "from equipoise.sim.randomness import noise_row\nnoise_row.py_func\ndef test_it(): pass\n"
+
+
+def test_a_test_that_fails_with_plain_kernels_is_looked_at_with_compiled_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing can be collected; what fails with both notices nothing, and is named."""
+    tree, place = tmp_path / "tree", tmp_path / "place"
+    monkeypatch.setattr(mutation, "TREE", tree)
+    mutation._copy_tree()
+    shutil.rmtree(tree / "tests" / "sim")
+    (tree / "tests" / "sim").mkdir()
+    (tree / "tests" / "sim" / "test_a.py").write_text(LOOKED_AT)
+    (tree / "tests" / "sim" / "test_b.py").write_text(NEEDED)
+    code = (
+        "from pathlib import Path; from tests.mutation.reach import record;"
+        "from tests.mutation import trial; trial.ELSEWHERE = ();"
+        f"trial.prepare(Path({str(tree)!r}), Path({str(place / 'cache')!r}));"
+        f"record(Path({str(tree)!r}), Path({str(place)!r}), ('sim',))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines() == [
+        "tests/sim/test_a.py: 2 tests, 1 of them with plain kernels",
+        "tests/sim/test_a.py::test_never: cannot be looked at",
+        "tests/sim/test_b.py: 1 tests, 0 of them with plain kernels",
+    ]
+    line = (tree / "sim/network/tables.py").read_text().splitlines().index(
+        "    reals, ints = np.zeros((3, 0)), np.zeros((ROWS, 0), dtype=np.int64)"
+    ) + 1
+    near = [
+        (test.name.rpartition("::")[2], test.plain)
+        for test in Lines(tree, place).noticing("sim/network/tables.py", line)
+    ]
+    assert near == [("test_plain", True)]
 
 
 def test_a_trial_tells_what_fails_and_ends_what_takes_too_long(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.mutation.mutants import ROOT
@@ -116,16 +118,15 @@ def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[o
     # Importing this is what may fail by the change that is tried: then it is noticed.
     try:
         from equipoise.policies.kernels import jit
+
+        if plain:
+            _as_plain_python(jit)
     except Exception:
         import traceback
 
         traceback.print_exc()
         return int(pytest.ExitCode.TESTS_FAILED)
-    if plain:
-        for name in ("jit", "jit_in_place", "jit_inside"):
-            setattr(jit, name, lambda function: function)
-        jit.compiled_for = lambda kernel, *_: kernel  # type: ignore[assignment]
-    elif kernels:
+    if kernels and not plain:
         jit.cache_dir.cache_clear()
         jit.kernel_source_hash = lambda: kernels
     arguments = [
@@ -138,6 +139,17 @@ def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[o
         *tests,
     ]
     return int(pytest.main(arguments, plugins=list(plugins)))
+
+
+def _as_plain_python(jit: ModuleType) -> None:
+    """No kernel is compiled, and rows of tables have their columns as attributes, as in compiled ones."""
+    for name in [name for name in vars(jit) if name.startswith("jit")]:
+        setattr(jit, name, lambda function: function)
+    jit.compiled_for = lambda kernel, *_: kernel  # type: ignore[attr-defined]
+    from equipoise.sim.network import tables
+
+    for name in ("FLOW", "LINK", "USE"):
+        setattr(tables, name, np.dtype((np.record, getattr(tables, name))))
 
 
 def _end_what_it_started(process: int) -> None:
@@ -174,12 +186,13 @@ def _over(number: int, frame: object) -> None:
 
 
 class Reached:
-    """A plugin of pytest: which lines each test reached, and how long it took; written to `kept` at the end."""
+    """A plugin of pytest: which lines each test reached, and how long it took; added to `kept` at the end."""
 
-    def __init__(self, tree: Path, kept: Path, head: dict[str, Any]) -> None:
-        self.tree, self.kept, self.head = tree, kept, head
+    def __init__(self, tree: Path, kept: Path, plain: bool) -> None:
+        self.tree, self.kept, self.plain = tree, kept, plain
         self.seconds: dict[str, float] = {}
         self.failed: set[str] = set()
+        self.skipped: set[str] = set()
         self.coverage: Any = None
 
     def start(self) -> None:
@@ -201,7 +214,14 @@ class Reached:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Only what passes can notice anything."""
-        if report.failed or report.skipped:
+        if report.failed:
+            self.failed.add(report.nodeid)
+        if report.skipped:
+            self.skipped.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that fails when it is imported, with all its tests."""
+        if report.failed:
             self.failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
@@ -217,15 +237,14 @@ class Reached:
                     masks[test] = masks.get(test, 0) | 1 << line
             for test, mask in masks.items():
                 lines.setdefault(test, {})[path] = f"{mask:x}"
-        tests = {
-            test: {"s": seconds, "lines": lines.get(test, {})}
-            for test, seconds in self.seconds.items()
-            if test not in self.failed
-        }
-        files = {path for each in tests.values() for path in each["lines"]}
-        sources = {path: digest(self.tree / path) for path in sorted(files)}
-        self.kept.parent.mkdir(parents=True, exist_ok=True)
-        self.kept.write_text(json.dumps(self.head | {"sources": sources, "tests": tests}))
+        found = json.loads(self.kept.read_text())
+        for test, seconds in self.seconds.items():
+            if test not in self.failed | self.skipped:
+                found["tests"][test] = {"s": seconds, "lines": lines.get(test, {}), "plain": self.plain}
+        files = {path for each in found["tests"].values() for path in each["lines"]}
+        found["sources"] = {path: digest(self.tree / path) for path in sorted(files)}
+        found["failed"] = sorted(self.failed)
+        self.kept.write_text(json.dumps(found))
 
 
 def digest(*paths: Path) -> str:

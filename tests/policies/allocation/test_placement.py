@@ -258,7 +258,7 @@ def test_faults_are_those_of_the_plain_twin(drawn):
 
 
 def test_offsets_must_fit():
-    for offset in ([0], [1, 1], [0, 2], [0, 0]):
+    for offset in ([0], [1, 1], [0, 2], [0, 0], [0, 1, 1]):
         allocation = Allocation(np.array([0]), np.array(offset, dtype=np.int64), np.array([0]), np.ones(1))
         observation = Observation.of(
             nodes=Nodes.of(gpus=[1], first_gpu=[0]), gpus=Gpus.of(node=[0]),

@@ -186,6 +186,18 @@ def test_pieces_hold_from_their_size_on() -> None:
         ("memory_bytes: {value: 8 GB, low: 9 GB}", "value 8e+09 is not between low 9e+09 and high 8e+09"),
         ("max_w: true", "accelerators.a.max_w: true is not a power"),
         ("price_usd_per_gpu_h: 2 USD/h", "accelerators.a.price_usd_per_gpu_h: needs price_date"),
+        (
+            "efficiency: [{flop: 1 GFLOP, efficiency: 1e30}]",
+            "4:46: accelerators.a.efficiency.0.efficiency: 1e+30 is too large, a share must be at most 1",
+        ),
+        (
+            "efficiency: [{flop: 1 GFLOP, efficiency: 0}]",
+            "efficiency: 0 is too small, a share must be above 0",
+        ),
+        (
+            "price_usd_per_gpu_h: .inf",
+            "4:26: accelerators.a.price_usd_per_gpu_h: .inf is not a finite number",
+        ),
         ("thermal_c_per_w: 0.1 K", "accelerators.a.thermal_c_per_w: '0.1 K': unit 'K' is not known"),
     ],
 )
@@ -207,10 +219,10 @@ origins = st.sampled_from(["measured", "fitted", "catalogue", "assumed"])
 
 
 @st.composite
-def measureds(draw: st.DrawFn) -> Measured:
-    value = draw(numbers)
+def measureds(draw: st.DrawFn, most: float = 1e12) -> Measured:
+    value = min(draw(numbers), most)
     low = draw(st.none() | st.just(value * 0.5))
-    high = draw(st.none() | st.just(value * 2))
+    high = draw(st.none() | st.just(min(value * 2, most)))
     return Measured(
         value=value, low=low, high=high, n=draw(st.integers(0, 99)), source=draw(sources), kind=draw(origins)
     )
@@ -219,7 +231,9 @@ def measureds(draw: st.DrawFn) -> Measured:
 @st.composite
 def profiles(draw: st.DrawFn) -> HardwareProfile:
     sizes = sorted(draw(st.sets(numbers, max_size=3)))
-    table = tuple(EfficiencyPoint(flop=Measured(value=s), efficiency=draw(measureds())) for s in sizes)
+    table = tuple(
+        EfficiencyPoint(flop=Measured(value=s), efficiency=draw(measureds(most=1.0))) for s in sizes
+    )
     one = Accelerator(
         source=draw(sources),
         kind=draw(st.none() | origins),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.policies.observation import Stores
 from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import Clock
 from equipoise.sim.job.dataset import ConservationError, JobData, place_shards
@@ -16,6 +20,7 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Cluster
+from equipoise.sim.world.tables import fill_stores
 
 
 class Site:
@@ -202,3 +207,14 @@ def test_who_waits_for_taken_samples_gets_them_though_the_rest_goes_to_another()
     )
     for event_by_event in (False, True):
         assert run(case, event_by_event=event_by_event).jobs["samples"].tolist() == [52]
+
+
+def test_stages_see_which_share_of_its_data_each_node_stores() -> None:
+    table = Stores.of(job=[], node=[], ratio=[])
+    job = SimpleNamespace(
+        data=None, homes_before_start=[[0], [1], [0], [3]], config=SimpleNamespace(data_bytes=1.0), row=7
+    )
+    fill_stores(table, [cast(Any, job)], cast(Any, SimpleNamespace(nodes=range(4))))
+    assert table.job.tolist() == [7, 7, 7]
+    assert table.node.tolist() == [0, 1, 3]
+    assert table.ratio.tolist() == [0.5, 0.25, 0.25]

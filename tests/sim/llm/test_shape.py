@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.memory import _in_flight
 from equipoise.sim.llm.shape import Transformer
 
 LLAMA = {
@@ -161,3 +162,13 @@ def test_a_wrong_config_is_named(change: dict[str, object], message: str) -> Non
 def test_a_wrong_layout_is_named(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Layout(**wrong)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    ("virtual", "stage", "held"), [(1, 0, 4.0), (1, 3, 1.0), (4, 0, 4.75), (4, 3, 1.1875)]
+)
+def test_interleaved_stages_hold_more_micro_batches(virtual: int, stage: int, held: float) -> None:
+    """By 1 + (p - 1) / (p v), with p stages of v chunks (Narayanan et al. 2021)."""
+    schedule = "interleaved" if virtual > 1 else "1f1b"
+    layout = Layout(pipeline=4, virtual=virtual, schedule=schedule, global_batch=64)
+    assert _in_flight(layout, stage) == held

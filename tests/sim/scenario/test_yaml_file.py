@@ -134,6 +134,8 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
         ("1 h}", f"1 h, arrival: 1{'0' * 400}}}", "workload.jobs.0.arrival: 1000000"),
         ("global_batch: 8", f"global_batch: 1{'0' * 400}", "is too large, must be at most 1e+15"),
         ("1 h}", "1 h, priority: 1e300}", "workload.jobs.0.priority: 1e+300 is too large, must be at most 1e+30"),
+        ("name: case", "name: case\ncost: {gpu_hour: .inf}", "3:18: cost.gpu_hour: .inf is not a finite number"),
+        ("parameters: 1e6}", "transformer: {layers: 1e400}}", "transformer.layers: 1e400 is not a finite number"),
         ("name: case", "name: case\ndecide: {every: 1e-6}", "decide.every: 1e-06 is not allowed, must be at least 0.001"),
         ("count: 4", "count: 1e7", "5:7: cluster.nodes.0: 10000000 nodes; at most 1000000 are possible"),
         ("gpus: 2}", "gpus: 20000000}", "5:7: cluster.nodes.0: 80000000 GPUs; at most 20000000 are possible"),

@@ -152,6 +152,13 @@ HEAD = "job_id,arrival_s,gpus,duration_s\n"
             "timestamp,duration,num_gpus\n2017-13-01 00:00:00,5,1\n",
             ["2:1: timestamp: '2017-13-01 00:00:00' is not a date"],
         ),
+        (
+            "timestamp,duration,num_gpus\n1e308,5,1\n-1e308,5,1\n",
+            [
+                "2:1: timestamp: 1e308 is too large, must be at most 1e+12",
+                "3:1: timestamp: -1e308 is too small, must be at least -1e+12",
+            ],
+        ),
     ],
 )
 def test_each_mistake_is_one_line(tmp_path: Path, text: str, lines: list[str]) -> None:

@@ -11,7 +11,11 @@ import pytest
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Observation
 from equipoise.policies.registry import make_stage
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.network.topology import Topology
 from equipoise.sim.run import run
+from equipoise.sim.world.observe import Traffic
 from tests.scenarios import model, scenario
 
 
@@ -64,3 +68,10 @@ def test_of_two_jobs_each_sees_the_other_one(event_by_event: bool) -> None:
         assert (load <= busy + 1e-9).all()
     assert seen[-1][2].max() < 1e-9  # once it has gone
     assert (np.array([len(s[0]) for s in seen]) <= 4).all()
+
+
+def test_before_the_first_look_nothing_was_used() -> None:
+    case = scenario()
+    profile = load_profile(case.cluster.hardware)
+    traffic = Traffic(Cluster(case.cluster, profile, Topology(case.cluster, profile)))
+    assert traffic.by_others(0, np.array([0, 1])).tolist() == [0.0, 0.0]

@@ -2,19 +2,23 @@ import json
 import math
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
+from weakref import ref
 
 import pytest
 
+from equipoise.policies.plain import from_json
 from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs import store
+from equipoise.study.runs import shards, store
 from equipoise.study.runs.shards import ShardFile, merge, read_lines
 from equipoise.study.runs.store import (
     Ledger,
     StoreError,
     connect,
     is_current,
+    kinds,
+    ledger_with_copy,
     only_writer,
     to_array,
     write_copy,
@@ -170,19 +174,19 @@ def test_a_ledger_is_copied_in_pieces(tmp_path, monkeypatch):
 
 
 def test_a_copy_is_of_one_moment_whoever_writes_meanwhile(tmp_path, monkeypatch):
-    """A run that another process adds between two pieces, with a column and a type of its own, comes next time."""
-    monkeypatch.setattr(store, "BATCH", 1)
+    """A run that another process adds once the columns are known, with one of its own, comes next time."""
     with Ledger(tmp_path) as ledger:
         ledger.put_all([row("a", number=1), row("b", number=2)])
     with Ledger(tmp_path) as ledger, Ledger(tmp_path) as other:
         late = [row("c", number=3, seed="text", more=1)]
 
-        def written_between(values, kind):
+        def then_written(db):
+            known = kinds(db)
             while late:
                 other.put(late.pop())
-            return to_array(values, kind)
+            return known
 
-        monkeypatch.setattr(store, "to_array", written_between)
+        monkeypatch.setattr(store, "kinds", then_written)
         first = read_parquet(ledger.export())
         assert (first["id"].tolist(), "more" in first) == (["a", "b"], False)
         assert read_parquet(ledger.export())["seed"].tolist() == ["0", "0", "text"]
@@ -190,6 +194,11 @@ def test_a_copy_is_of_one_moment_whoever_writes_meanwhile(tmp_path, monkeypatch)
 
 def test_a_table_larger_than_its_memory_is_copied_through_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "COPY_MIB", 48)
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    elsewhere.mkdir()
+    folder.mkdir()
+    (elsewhere / ".tmp").touch()  # where DuckDB would put it by itself: not into the working folder
+    monkeypatch.chdir(elsewhere)
     names = [f"c{k}" for k in range(70)]
     numbers = "WITH RECURSIVE n(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM n WHERE x < 99999)"
     with closing(sqlite3.connect(":memory:")) as db:
@@ -197,9 +206,9 @@ def test_a_table_larger_than_its_memory_is_copied_through_the_disk(tmp_path, mon
         random = ", ".join("random() / 7.0" for _ in names)
         db.execute(f"INSERT INTO runs {numbers} SELECT 'r' || x, x, {random} FROM n")
         db.commit()
-        write_copy(db, tmp_path / "runs.parquet")
-    assert read_parquet(tmp_path / "runs.parquet")["number"].tolist() == list(range(100_000))
-    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
+        write_copy(db, folder / "runs.parquet")
+    assert read_parquet(folder / "runs.parquet")["number"].tolist() == list(range(100_000))
+    assert [path.name for path in folder.iterdir()] == ["runs.parquet"]
 
 
 def test_shard_file_drops_half_a_line_and_goes_on(tmp_path):
@@ -237,6 +246,49 @@ def test_merge_prefers_done_and_names_missing_shards(tmp_path):
     with Ledger(tmp_path / "x") as ledger:
         assert [(r["id"], r["status"]) for r in ledger.rows()] == [("a", "done"), ("b", "done")]
         assert ledger.about() == {"plan": "p"}
+
+
+def test_a_shard_that_is_written_anew_while_it_is_merged_is_told(tmp_path, monkeypatch):
+    with ShardFile(tmp_path, 1, 1) as shard:
+        shard.put(row("a", error="longer than the other"))
+        shard.put(row("b", number=1))
+    whole = shard.path.read_bytes()
+
+    @contextmanager
+    def then_written(folder):
+        with ledger_with_copy(folder) as ledger:
+            shard.path.write_bytes(b"".join(reversed(whole.splitlines(keepends=True))))
+            yield ledger
+
+    monkeypatch.setattr(shards, "ledger_with_copy", then_written)
+    with pytest.raises(StoreError, match=r"shard-1-of-1\.jsonl: was written anew meanwhile; merge again"):
+        merge(tmp_path, [tmp_path])
+    with Ledger(tmp_path) as ledger:
+        assert ledger.rows() == []
+
+
+def test_shards_are_merged_a_run_at_a_time(tmp_path, monkeypatch):
+    """Beside where each run stands, no more than three of them are in memory."""
+    with ShardFile(tmp_path, 1, 1) as shard:
+        for k in range(30):
+            shard.put(row(f"r{k}", number=-k, makespan_s=float(k)))
+    made, alive = [], []
+
+    def counted(line):
+        made.append(ref(read := Kept(from_json(line))))
+        alive.append(sum(each() is not None for each in made))
+        return read
+
+    monkeypatch.setattr(shards, "from_json", counted)
+    assert merge(tmp_path, [tmp_path]) == (30, 0, [])
+    assert len(alive) == 60
+    assert max(alive) <= 3
+    with Ledger(tmp_path) as ledger:
+        assert [r["makespan_s"] for r in ledger.rows()] == [float(k) for k in reversed(range(30))]
+
+
+class Kept(dict):
+    """A section that can be watched."""
 
 
 def test_shards_of_different_sweeps_are_not_merged(tmp_path):
