@@ -130,8 +130,8 @@ def test_keys_of_stages_that_mean_nothing_are_refused(tmp_path, key, said):
         ("plan alone", r"refine must return \(plan, memory\) \(test_policy_objects.py:\d+\)"),
         (
             "too few",
-            r"infeasible plan: allocation: job 0 \(row 0\) gets 1 GPUs of the 4 there are, allowed: 2, or none: it is "
-            r"rigid \(test_policy_objects.py:\d+\)$",
+            r"infeasible plan: allocation: job 0 \(row 0\) gets 1 GPUs of the 4 there are, allowed: 2, or "
+            r"none: it is rigid \(test_policy_objects.py:\d+\)$",
         ),
         (
             "too many",
