@@ -247,6 +247,12 @@ class Sia(RoundBased):
     search_limit: int = SEARCH_LIMIT
     time_limit_s: float = WALL_LIMIT_S
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("search_limit", "time_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Solve for one configuration a job."""
         rows = open_jobs(o)

@@ -111,7 +111,11 @@ def full(lab: Lab, name: str, nth: int, code: int) -> None:
         assert os.strerror(code) in last or "full" in last or "cannot be" in last or name == "sweep", ended
         assert any(
             part in ended.said
-            for part in (str(folder), "stdout: ", *(w for w in COMMANDS[name].split() if "." in w))
+            for part in (
+                str(folder),
+                f"stdout: {os.strerror(code)}",
+                *(w for w in COMMANDS[name].split() if "." in w),
+            )
         ) or ("new" in last or "kept" in last or "compared" in last or "shards" in last or "drawn" in last), (
             ended
         )

@@ -14,6 +14,7 @@ from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import _free_by
 from equipoise.policies.allocation.sizes import best_sizes
 from equipoise.policies.observation import JobState
+from equipoise.policies.registry import make_stage
 from tests.policies.observations import Cluster
 
 
@@ -69,3 +70,10 @@ def test_when_so_many_gpus_are_free_is_what_ends_one_after_another(seed: int) ->
     for gpus in range(1, len(ends) + 3):
         expected = sorted(ends)[gpus - 1] if gpus <= len(ends) else np.inf
         assert _free_by(draft, left_s, gpus) == expected
+
+
+@pytest.mark.parametrize("name", ["search_limit", "time_limit_s"])
+@pytest.mark.parametrize("stage", ["sia", "s4"])
+def test_a_limit_of_the_search_is_above_0(stage: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be above 0"):
+        make_stage(stage, {name: 0})

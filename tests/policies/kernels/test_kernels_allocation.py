@@ -224,14 +224,19 @@ def columns_of(jobs):
     return jobs_columns, table
 
 
+def drawn_jobs(rng):
+    """(three drawn jobs, scaling columns, table columns)."""
+    jobs = [drawn_job(rng) for _ in range(3)]
+    for job in jobs:
+        job["speeds"] = jobs[0]["speeds"]
+    return jobs, *columns_of(jobs)
+
+
 @settings(max_examples=200, deadline=None)
 @given(seed=SEEDS)
 def test_step_time(seed):
     rng = np.random.default_rng(seed)
-    jobs = [drawn_job(rng) for _ in range(3)]
-    for job in jobs:
-        job["speeds"] = jobs[0]["speeds"]
-    columns, table = columns_of(jobs)
+    jobs, columns, table = drawn_jobs(rng)
     index, workers, model = rng.integers(0, 3, 8), rng.integers(1, 9, 8), rng.integers(0, 2, 8)
     result = np.empty(8)
     now, here = ints([job["now"] for job in jobs]), ints([job["model"] for job in jobs])
@@ -244,10 +249,7 @@ def test_step_time(seed):
 @given(seed=SEEDS)
 def test_share_of_time_that_a_job_exchanges(seed):
     rng = np.random.default_rng(seed)
-    jobs = [drawn_job(rng) for _ in range(3)]
-    for job in jobs:
-        job["speeds"] = jobs[0]["speeds"]
-    columns, table = columns_of(jobs)
+    jobs, columns, table = drawn_jobs(rng)
     workers, model, share = rng.integers(1, 9, 3), ints([job["model"] for job in jobs]), np.empty(3)
     now = ints([job["now"] for job in jobs])
     scaling.exchanging_of(np.arange(3), now, workers, model, columns, table, share)
@@ -273,10 +275,7 @@ def test_nodes_that_jobs_span(seed):
 @given(seed=SEEDS)
 def test_speed_up_over_one_worker(seed):
     rng = np.random.default_rng(seed)
-    jobs = [drawn_job(rng) for _ in range(3)]
-    for job in jobs:
-        job["speeds"] = jobs[0]["speeds"]
-    columns, table = columns_of(jobs)
+    jobs, columns, table = drawn_jobs(rng)
     workers, model = rng.integers(0, 6, 3), rng.integers(0, 2, 3)
     now, speedup = ints([job["now"] for job in jobs]), np.empty(3)
     scaling.speedups_of(np.arange(3), workers, now, model, columns, table, speedup)
