@@ -115,6 +115,7 @@ def full(lab: Lab, name: str, nth: int, code: int) -> None:
                 str(folder),
                 f"stdout: {os.strerror(code)}",
                 *(w for w in COMMANDS[name].split() if "." in w),
+                *(path for path in lab.undisturbed(name)[0] if path not in before),  # what it writes
             )
         ) or ("new" in last or "kept" in last or "compared" in last or "shards" in last or "drawn" in last), (
             ended
