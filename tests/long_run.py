@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "test-long.md"
 EXAMPLES_OF_THE_SUITE, EXAMPLES_OF_LONG_TESTS = 0.3, 5
 FEWEST = 10
-"""Examples of a property test as a share of those it asks for, and the fewest that are left of these."""
+"""Examples of a property test, as a share of those that it asks for; where it asks for more, so many are left."""
 
 
 def code() -> str:
@@ -76,7 +76,7 @@ def page(passed: Passed) -> str:
 
 
 def _draw(test: Any, share: float) -> None:
-    """Have a property test draw such a share of the examples that it asks for, or `FEWEST` where it asks for more."""
+    """Have a property test draw such a share of the examples that it asks for, of ten or more no fewer than ten."""
     asked = test._hypothesis_internal_use_settings  # Hypothesis has no public way to change them
     number = max(round(share * asked.max_examples), min(asked.max_examples, FEWEST))
     test._hypothesis_internal_use_settings = settings(asked, max_examples=number)

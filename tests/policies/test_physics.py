@@ -270,7 +270,9 @@ def places() -> dict[str, set[str]]:
     """`file:function` of every match of each law in the rooms."""
     found: dict[str, set[str]] = {law: set() for law in LAWS}
     for path in (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))):
-        nodes = [(node, name) for node, name in nodes_of(ast.parse(path.read_bytes())) if isinstance(node, KINDS)]
+        nodes = [
+            (node, name) for node, name in nodes_of(ast.parse(path.read_bytes())) if isinstance(node, KINDS)
+        ]
         for law, (matches, _, _) in LAWS.items():
             found[law] |= set(within(nodes, path.relative_to(ROOT).as_posix(), matches))
     return found
