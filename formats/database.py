@@ -12,8 +12,8 @@ _shared: list[duckdb.DuckDBPyConnection] = []
 def database() -> duckdb.DuckDBPyConnection:
     """A connection to read or write a file with: to one empty database of this process.
 
-    Opening a database takes 20 ms of processor time, a further connection to it a hundredth of that. Who makes tables or
-    views in it, or changes its settings, needs `own_database`.
+    Opening a database takes 20 ms of processor time, a further connection to it a hundredth of that. Who makes
+    tables or views in it, or changes its settings, needs `own_database`.
     """
     for known in _shared:
         try:
