@@ -18,11 +18,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from functools import cache
 from typing import Any
 
 from tests.mutation import reach
+from tests.mutation.asked import Lines, Test
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOT, Mutant, files, mutants, room_of
 from tests.mutation.trial import Limits, digest, prepare, trial, written
@@ -58,7 +60,7 @@ def main() -> int:
         chosen = [mutant for mutant in chosen if int(low) <= mutant.line <= int(high or low)]
     else:
         chosen = sorted(chosen, key=lambda mutant: mutant.lot(given.seed))[: given.draw]
-    lines = reach.Lines(TREE, PLACE, asked)
+    lines = Lines(TREE, PLACE, asked)
     known = _known()
     count: Counter[tuple[str, str]] = Counter()
     for k, mutant in enumerate(chosen):
@@ -71,7 +73,9 @@ def main() -> int:
         if kept is None or kept["code"] != state["code"] or (
             kept["outcome"] == "survived" and kept["tests"] != state["tests"]
         ):  # fmt: skip
+            begin_s = time.monotonic()
             kept = _try(mutant, sources[mutant.path], tests) | state
+            kept |= {"asked": len(tests), "s": round(time.monotonic() - begin_s, 1)}
             _keep(kept)
         outcome = kept["outcome"]
         if outcome == "survived" and kept["change"] in EQUIVALENT.get(mutant.path, {}):
@@ -137,7 +141,7 @@ def _copy_tree() -> None:
             shutil.copy2(source, target)
 
 
-def _try(mutant: Mutant, source: str, tests: list[reach.Test]) -> dict[str, Any]:
+def _try(mutant: Mutant, source: str, tests: list[Test]) -> dict[str, Any]:
     """Run the tests on the changed file."""
     changed, change = mutant.change(source)
     kept: dict[str, Any] = {"name": mutant.name, "line": mutant.line, "change": change, "outcome": "survived"}

@@ -14,9 +14,9 @@ import pytest
 
 from tests.mutation import __main__ as mutation
 from tests.mutation.__main__ import interval, table
+from tests.mutation.asked import Lines
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOMS, ROOT, Mutant, files, mutants, room_of, silent, statement
-from tests.mutation.reach import Lines
 from tests.mutation.trial import Limits, digest, trial, written
 
 SOURCE = """

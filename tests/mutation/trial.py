@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.mutation.mutants import ROOT
+from tests.mutation.plain import as_plain_python
 
 ELSEWHERE = (
     "numpy", "numba", "scipy.optimize", "scipy.stats", "simpy", "pydantic", "duckdb", "yaml", "click",
@@ -120,7 +117,7 @@ def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[o
         from equipoise.policies.kernels import jit
 
         if plain:
-            _as_plain_python(jit)
+            as_plain_python(jit)
     except Exception:
         import traceback
 
@@ -139,17 +136,6 @@ def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[o
         *tests,
     ]
     return int(pytest.main(arguments, plugins=list(plugins)))
-
-
-def _as_plain_python(jit: ModuleType) -> None:
-    """No kernel is compiled, and rows of tables have their columns as attributes, as in compiled ones."""
-    for name in [name for name in vars(jit) if name.startswith("jit")]:
-        setattr(jit, name, lambda function: function)
-    jit.compiled_for = lambda kernel, *_: kernel  # type: ignore[attr-defined]
-    from equipoise.sim.network import tables
-
-    for name in ("FLOW", "LINK", "USE"):
-        setattr(tables, name, np.dtype((np.record, getattr(tables, name))))
 
 
 def _end_what_it_started(process: int) -> None:
@@ -183,68 +169,6 @@ class Limits:
 
 def _over(number: int, frame: object) -> None:
     raise TimeoutError("this test takes too long")
-
-
-class Reached:
-    """A plugin of pytest: which lines each test reached, and how long it took; added to `kept` at the end."""
-
-    def __init__(self, tree: Path, kept: Path, plain: bool) -> None:
-        self.tree, self.kept, self.plain = tree, kept, plain
-        self.seconds: dict[str, float] = {}
-        self.failed: set[str] = set()
-        self.skipped: set[str] = set()
-        self.coverage: Any = None
-
-    def start(self) -> None:
-        """Before anything of ours is imported."""
-        import coverage
-
-        self.coverage = coverage.Coverage(data_file=None, include=[f"{self.tree}/*"], omit=["*/tests/*"])
-        self.coverage.start()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """One test."""
-        self.coverage.switch_context(item.nodeid)
-        begin_s = time.monotonic()
-        try:
-            return (yield)
-        finally:
-            self.seconds[item.nodeid] = round(time.monotonic() - begin_s, 3)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Only what passes can notice anything."""
-        if report.failed:
-            self.failed.add(report.nodeid)
-        if report.skipped:
-            self.skipped.add(report.nodeid)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that fails when it is imported, with all its tests."""
-        if report.failed:
-            self.failed.add(report.nodeid)
-
-    def pytest_sessionfinish(self) -> None:
-        """Keep it."""
-        self.coverage.stop()
-        data = self.coverage.get_data()
-        lines: dict[str, dict[str, str]] = {}
-        for name in data.measured_files():
-            path = Path(name).resolve().relative_to(self.tree).as_posix()
-            masks: dict[str, int] = {}
-            for line, tests in data.contexts_by_lineno(name).items():
-                for test in tests:
-                    masks[test] = masks.get(test, 0) | 1 << line
-            for test, mask in masks.items():
-                lines.setdefault(test, {})[path] = f"{mask:x}"
-        found = json.loads(self.kept.read_text())
-        for test, seconds in self.seconds.items():
-            if test not in self.failed | self.skipped:
-                found["tests"][test] = {"s": seconds, "lines": lines.get(test, {}), "plain": self.plain}
-        files = {path for each in found["tests"].values() for path in each["lines"]}
-        found["sources"] = {path: digest(self.tree / path) for path in sorted(files)}
-        found["failed"] = sorted(self.failed)
-        self.kept.write_text(json.dumps(found))
 
 
 def digest(*paths: Path) -> str:
