@@ -152,7 +152,7 @@ def _try(mutant: Mutant, source: str, tests: list[Test]) -> dict[str, Any]:
     if not tests:
         return kept
     took_s = {test.name: test.seconds for test in tests}
-    limits = Limits(lambda name: 15.0 + 10.0 * took_s.get(name, 1.0))
+    limits = Limits(lambda name: 30.0 + 10.0 * took_s.get(name, 1.0))
     with written(TREE / mutant.path, changed):
         for plain in (True, False):
             asked = [test.name for test in tests if test.plain == plain]

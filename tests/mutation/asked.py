@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.mutation.reach import files_of_tests, kept_of
 from tests.mutation.trial import digest
 
 NEAR_S, BUDGET_S = 300.0, 60.0
-"""Tests of one change, by the time that they take without it: those that reach it, and with all others."""
+"""Tests of one change, by the time that they take without it: those that reach it, and others."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Lines:
         """Tests that reach the statement, the quickest first (all that reach the file when the statement runs at
         its import, or the file has changed since), then those that reach the file, for what is kept from one test
         to the next, then others of the same test files. At least one, then as many as `NEAR_S` allows of those
-        that reach it, and of the others while all take no more than `BUDGET_S`.
+        that reach it, and `BUDGET_S` of the others.
         """
         file = self.tree / path
         lines, imported = statement(ast.parse(file.read_text(encoding="utf-8")), line)
@@ -74,22 +75,24 @@ class Lines:
         if has_kernels(file):  # compiling them anew takes minutes
             near, far, others = ([t for t in tests if t.plain] for tests in (near, far, others))
 
-        def first(test: Test) -> tuple[bool, float]:
-            """Those of the file's own name, then the quickest."""
-            return Path(test.path).stem != f"test_{file.stem}", test.seconds
+        def other(test: Test) -> tuple[bool, int, str, float]:
+            """Those of the file's own name first."""
+            return Path(test.path).stem != f"test_{file.stem}", *_order(test)
 
-        chosen, spent_s = list[Test](), 0.0
+        chosen = list[Test]()
         for limit_s, tests in (
-            (NEAR_S, sorted(near, key=_seconds)),
-            (BUDGET_S, [*sorted(far, key=first), *sorted(others, key=_seconds)]),
+            (NEAR_S, sorted(near, key=_order)),
+            (BUDGET_S, sorted(far, key=other) + sorted(others, key=_order)),
         ):
+            spent_s = 0.0
             for test in tests:
-                if chosen and spent_s + test.seconds > limit_s:
+                spent_s += test.seconds
+                if chosen and spent_s > limit_s:
                     break
                 chosen.append(test)
-                spent_s += test.seconds
         return chosen
 
 
-def _seconds(test: Test) -> float:
-    return test.seconds
+def _order(test: Test) -> tuple[int, str, float]:
+    """The quickest first, by powers of two, and of those file by file: what tests share is made once."""
+    return math.frexp(test.seconds)[1], test.path, test.seconds

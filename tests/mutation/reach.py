@@ -1,7 +1,8 @@
 """Which test reaches which line, as Coverage.py saw it; kept per test file in `.mutation/reach/`.
 
-A test of `PLAIN` that fails with kernels as plain Python is looked at, and later asked, with compiled ones; one
-that fails then, too, can notice nothing, and is named.
+A test of `PLAIN` that fails with kernels as plain Python is looked at, and later asked, with compiled ones; of the
+other rooms the processes that a test starts are looked at, too, and where it fails by that, they are not. One that
+fails then, too, can notice nothing, and is named.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.mutation.children import follow, reached
 from tests.mutation.trial import Limits, digest, trial
 
 PLAIN = ("policies", "sim")
@@ -47,9 +50,7 @@ def record(tree: Path, place: Path, below: tuple[str, ...] = ("",)) -> None:
     code = "from equipoise.policies.kernels.jit import kernel_source_hash; print(kernel_source_hash())"
     told = subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True, text=True)
     (place / "kernels").write_text(told.stdout.strip())
-    how = [
-        tree / "tests" / "mutation" / name for name in ("reach.py", "plain.py")
-    ]  # as they were at the start
+    how = [tree / "tests" / "mutation" / f"{name}.py" for name in ("reach", "plain", "children")]
     for path in files_of_tests(tree, below):
         kept = kept_of(tree, place, path)
         now = digest(path, *how)
@@ -60,8 +61,10 @@ def record(tree: Path, place: Path, below: tuple[str, ...] = ("",)) -> None:
         kept.write_text(json.dumps(found | {"test": ""}))
         name = path.relative_to(tree).as_posix()
         asked = [name]
-        for plain in (True, False) if name.split("/")[1] in PLAIN else (False,):
-            plugin, limits = Reached(tree, kept, plain), Limits(lambda _: LIMIT_S)
+        kernels = name.split("/")[1] in PLAIN
+        for first in (True, False):
+            plain, started = first and kernels, place / "started" if first and not kernels else None
+            plugin, limits = Reached(tree, kept, plain, started), Limits(lambda _: LIMIT_S)
             trial(
                 asked,
                 FILE_S,
@@ -87,31 +90,73 @@ def kept_of(tree: Path, place: Path, path: Path) -> Path:
 
 
 class Reached:
-    """A plugin of pytest: which lines each test reached, and how long it took; added to `kept` at the end."""
+    """A plugin of pytest: which lines each test reached, and how long it took; added to `kept` at the end.
 
-    def __init__(self, tree: Path, kept: Path, plain: bool) -> None:
+    What a fixture did that several tests share counts for each of them, its time, too.
+    """
+
+    def __init__(self, tree: Path, kept: Path, plain: bool, started: Path | None = None) -> None:
         self.tree, self.kept, self.plain = tree, kept, plain
-        self.seconds: dict[str, float] = {}
+        self.started = started  # the folder for what processes write that a test starts; None: not looked at
+        self.shared: dict[str, set[str]] = {}  # by test: fixtures
+        self.seconds: dict[str, float] = {}  # by test or fixture
+        self.lines: dict[str, dict[str, int]] = {}  # by test or fixture, by file: the mask
         self.failed: set[str] = set()
         self.skipped: set[str] = set()
+        self.now: list[str] = []
         self.coverage: Any = None
 
     def start(self) -> None:
         """Before anything of ours is imported."""
         import coverage
 
+        if self.started is not None:
+            follow(self.tree, self.started)
         self.coverage = coverage.Coverage(data_file=None, include=[f"{self.tree}/*"], omit=["*/tests/*"])
         self.coverage.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """One test."""
-        self.coverage.switch_context(item.nodeid)
-        begin_s = time.monotonic()
-        try:
+        used = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        self.shared[item.nodeid] = {_name(each[-1]) for each in used if each[-1].scope != "function"}
+        with self._during(item.nodeid):
             return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """What a test needs."""
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._during(_name(fixturedef)):
+            return (yield)
+
+    @contextmanager
+    def _during(self, name: str) -> Iterator[None]:
+        begin_s = time.monotonic()
+        self._collect()
+        self.now.append(name)
+        self.coverage.switch_context(name)
+        try:
+            yield
         finally:
-            self.seconds[item.nodeid] = round(time.monotonic() - begin_s, 3)
+            self._collect()
+            self.now.pop()
+            took_s = time.monotonic() - begin_s
+            self.seconds[name] = self.seconds.get(name, 0.0) + took_s
+            if self.now:
+                self.coverage.switch_context(self.now[-1])
+                self.seconds[self.now[-1]] = self.seconds.get(self.now[-1], 0.0) - took_s
+
+    def _collect(self) -> None:
+        """What processes reached that have been started and have ended."""
+        if self.started is not None and self.now:
+            for path, mask in reached(self.tree, self.started).items():
+                self._add(self.now[-1], path, mask)
+
+    def _add(self, name: str, path: str, mask: int) -> None:
+        masks = self.lines.setdefault(name, {})
+        masks[path] = masks.get(path, 0) | mask
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Only what passes can notice anything."""
@@ -129,20 +174,28 @@ class Reached:
         """Keep it."""
         self.coverage.stop()
         data = self.coverage.get_data()
-        lines: dict[str, dict[str, str]] = {}
         for name in data.measured_files():
             path = Path(name).resolve().relative_to(self.tree).as_posix()
-            masks: dict[str, int] = {}
-            for line, tests in data.contexts_by_lineno(name).items():
-                for test in tests:
-                    masks[test] = masks.get(test, 0) | 1 << line
-            for test, mask in masks.items():
-                lines.setdefault(test, {})[path] = f"{mask:x}"
+            for line, reaching in data.contexts_by_lineno(name).items():
+                for each in reaching:
+                    self._add(each, path, 1 << line)
         found = json.loads(self.kept.read_text())
-        for test, seconds in self.seconds.items():
-            if test not in self.failed | self.skipped:
-                found["tests"][test] = {"s": seconds, "lines": lines.get(test, {}), "plain": self.plain}
+        for test in self.shared.keys() - self.failed - self.skipped:
+            masks: dict[str, int] = {}
+            for part in (test, *self.shared[test]):
+                for path, mask in self.lines.get(part, {}).items():
+                    masks[path] = masks.get(path, 0) | mask
+            found["tests"][test] = {
+                "s": round(sum(self.seconds.get(part, 0.0) for part in (test, *self.shared[test])), 3),
+                "lines": {path: f"{mask:x}" for path, mask in sorted(masks.items())},
+                "plain": self.plain,
+            }
+        found["tests"] = dict(sorted(found["tests"].items()))
         files = {path for each in found["tests"].values() for path in each["lines"]}
         found["sources"] = {path: digest(self.tree / path) for path in sorted(files)}
         found["failed"] = sorted(self.failed)
         self.kept.write_text(json.dumps(found))
+
+
+def _name(fixture: pytest.FixtureDef[Any]) -> str:
+    return f"{fixture.baseid}:{fixture.argname}"

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,12 @@ def trial(
             os.dup2(out, 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+                del sys.modules[name]  # those of the checkout
             if own is not None:
                 own()
+            if any(test.startswith("tests/live/") for test in tests):
+                _serve_forks()
             code = _tested([*options, *tests], plain, kernels, plugins)
             sys.stdout.flush()
             os._exit(code)
@@ -109,9 +113,33 @@ def trial(
     return Ended(code, log.read_text(encoding="utf-8", errors="replace"))
 
 
+def _serve_forks() -> None:
+    """Start the process that ranks are forked from, by a fork of this one, which has imported PyTorch."""
+    from multiprocessing import forkserver, util
+
+    def forked(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -> int:
+        process = os.fork()
+        if process == 0:
+            try:
+                for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *passed}:
+                    with suppress(OSError):
+                        os.close(fd)
+                exec(arguments[-1], {})
+            finally:
+                os._exit(0)
+        return process
+
+    started, util.spawnv_passfds = util.spawnv_passfds, forked  # type: ignore[assignment]
+    try:
+        from tests.live import ranks
+
+        ranks._context()
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = started
+
+
 def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[object]) -> int:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-        del sys.modules[name]  # those of the checkout
     # Importing this is what may fail by the change that is tried: then it is noticed.
     try:
         from equipoise.policies.kernels import jit
@@ -139,12 +167,13 @@ def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[o
 
 
 def _end_what_it_started(process: int) -> None:
-    """All processes that carry its mark."""
+    """All processes that carry its mark, or are forked from it: those of its session."""
     mark = f"{MARK}={process}\0".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (folder / "environ").read_bytes() + b"\0":
-                os.kill(int(folder.name), signal.SIGKILL)
+            other = int(folder.name)
+            if os.getsid(other) == process or mark in (folder / "environ").read_bytes() + b"\0":
+                os.kill(other, signal.SIGKILL)
         except OSError:
             continue
 
