@@ -27,7 +27,7 @@ from tests.mutation import reach
 from tests.mutation.asked import Lines, Test
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOT, Mutant, files, mutants, room_of
-from tests.mutation.trial import Limits, digest, prepare, trial, written
+from tests.mutation.trial import Ended, Limits, digest, prepare, trial, written
 
 PLACE = ROOT / ".mutation"
 TREE = PLACE / "tree"
@@ -142,7 +142,7 @@ def _copy_tree() -> None:
 
 
 def _try(mutant: Mutant, source: str, tests: list[Test]) -> dict[str, Any]:
-    """Run the tests on the changed file."""
+    """Run the tests on the changed file; of those with compiled kernels only what fails twice has noticed it."""
     changed, change = mutant.change(source)
     kept: dict[str, Any] = {"name": mutant.name, "line": mutant.line, "change": change, "outcome": "survived"}
     try:
@@ -155,20 +155,27 @@ def _try(mutant: Mutant, source: str, tests: list[Test]) -> dict[str, Any]:
     limits = Limits(lambda name: 30.0 + 10.0 * took_s.get(name, 1.0))
     with written(TREE / mutant.path, changed):
         for plain in (True, False):
-            asked = [test.name for test in tests if test.plain == plain]
-            if not asked:
-                continue
-            ended = trial(
-                asked, 60.0 + 5.0 * sum(took_s.values()), PLACE / "log", plain=plain,
-                kernels=_kernels(mutant.path), plugins=[limits],
-            )  # fmt: skip
-            if ended.code == 4 and "ERROR collecting" not in ended.said:  # there are no such tests
-                raise SystemExit(f"{mutant.name}: {ended.said}")
-            if ended.code:
+            asked = [test for test in tests if test.plain == plain]
+            while asked:
+                ended = _asked(mutant, asked, limits, plain)
+                if ended.code == 4 and "ERROR collecting" not in ended.said:  # there are no such tests
+                    raise SystemExit(f"{mutant.name}: {ended.said}")
+                if not ended.code:
+                    break
                 failed = [line for line in ended.said.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 by = failed[0][:200] if failed else f"exit code {ended.code}"
-                return kept | {"outcome": "killed", "by": by}
+                which = [k for k, test in enumerate(asked) if by.startswith(f"FAILED {test.name} ")]
+                if plain or not which or _asked(mutant, [asked[which[0]]], limits, plain).code:
+                    return kept | {"outcome": "killed", "by": by}
+                asked = asked[which[0] + 1 :]  # it failed by something else: the load, say
     return kept
+
+
+def _asked(mutant: Mutant, tests: list[Test], limits: Limits, plain: bool) -> Ended:
+    return trial(
+        [test.name for test in tests], 90.0 + 5.0 * sum(test.seconds for test in tests), PLACE / "log",
+        plain=plain, kernels=_kernels(mutant.path), plugins=[limits],
+    )  # fmt: skip
 
 
 @cache
