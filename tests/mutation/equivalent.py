@@ -42,6 +42,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "the least of one GPU is that one, only later"
         ),
     },
+    "study/runs/across.py": {
+        "if line.value is not _NONE: -> if line.value != _NONE:": (
+            "a scenario's value is equal to it only without any run, and then its ratio is unknown, too"
+        ),
+    },
     "sim/world/room.py": {
         "if best is None or cost < best: -> if best is None or cost <= best:": (
             "costs end with the node, so that no two are equal"
