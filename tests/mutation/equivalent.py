@@ -7,6 +7,12 @@ _CAP = "no worker ever has more units than its cap"
 _SIZE = "sizes are never negative, and a sum of them is not"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
+    "live/queue/loop.py": {
+        "state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([1, 2, 1, 1]), -> "
+        "state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([ 0, 2, 1, 1]),": (
+            "what is decided of the made-up queue is thrown away: it has kernels compiled"
+        ),
+    },
     "policies/kernels/deal.py": {
         "early, late = 0.0, 0.0 -> early, late = -1.0, 0.0": _HEAP,
         "early, late = 0.0, 0.0 -> early, late = 0.0, 1.0": _HEAP,
@@ -40,6 +46,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "held.gpu.item() if gpus == 1 else int(held.gpu.min()), _REASON[reason], *listed, -> "
         "held.gpu.item() if gpus == 0 else int(held.gpu.min()), _REASON[reason], *listed,": (
             "the least of one GPU is that one, only later"
+        ),
+    },
+    "study/runs/make.py": {
+        "if jobs > 1 or dask is not None: -> if jobs != 1 or dask is not None:": (
+            "fewer than one process is refused before"
         ),
     },
     "study/runs/across.py": {
