@@ -32,6 +32,8 @@ from tests.mutation.trial import Ended, Limits, digest, prepare, trial, written
 PLACE = ROOT / ".mutation"
 TREE = PLACE / "tree"
 TRIED = PLACE / "tried.jsonl"
+_FIRST = 20
+"""So many tests are asked before the others."""
 
 
 def main() -> int:
@@ -154,10 +156,9 @@ def _try(mutant: Mutant, source: str, tests: list[Test]) -> dict[str, Any]:
     took_s = {test.name: test.seconds for test in tests}
     limits = Limits(lambda name: 30.0 + 10.0 * took_s.get(name, 1.0))
     with written(TREE / mutant.path, changed):
-        for plain in (True, False):
-            asked = [test for test in tests if test.plain == plain]
+        for asked in _in_turn(tests):
             while asked:
-                ended = _asked(mutant, asked, limits, plain)
+                ended = _asked(mutant, asked, limits)
                 if ended.code == 4 and "ERROR collecting" not in ended.said:  # there are no such tests
                     raise SystemExit(f"{mutant.name}: {ended.said}")
                 if not ended.code:
@@ -165,16 +166,22 @@ def _try(mutant: Mutant, source: str, tests: list[Test]) -> dict[str, Any]:
                 failed = [line for line in ended.said.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 by = failed[0][:200] if failed else f"exit code {ended.code}"
                 which = [k for k, test in enumerate(asked) if by.startswith(f"FAILED {test.name} ")]
-                if plain or not which or _asked(mutant, [asked[which[0]]], limits, plain).code:
+                if asked[0].plain or not which or _asked(mutant, [asked[which[0]]], limits).code:
                     return kept | {"outcome": "killed", "by": by}
                 asked = asked[which[0] + 1 :]  # it failed by something else: the load, say
     return kept
 
 
-def _asked(mutant: Mutant, tests: list[Test], limits: Limits, plain: bool) -> Ended:
+def _in_turn(tests: list[Test]) -> list[list[Test]]:
+    """The first ones alone: where they notice, no other file is imported. Those with plain kernels first."""
+    parts = [[test for test in tests if test.plain == plain] for plain in (True, False)]
+    return [some for part in parts for some in (part[:_FIRST], part[_FIRST:])]
+
+
+def _asked(mutant: Mutant, tests: list[Test], limits: Limits) -> Ended:
     return trial(
         [test.name for test in tests], 90.0 + 5.0 * sum(test.seconds for test in tests), PLACE / "log",
-        plain=plain, kernels=_kernels(mutant.path), plugins=[limits],
+        plain=tests[0].plain, kernels=_kernels(mutant.path), plugins=[limits],
     )  # fmt: skip
 
 

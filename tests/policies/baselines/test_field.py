@@ -187,6 +187,7 @@ def test_goodput_by_hand():
         ({}, [1, 2, 3, 4]),
         ({"workers_min": [2], "workers_max": [3]}, [2, 3]),
         ({"gpus_per_worker": [2], "workers_max": [2]}, [2, 4]),
+        ({"gpus_per_worker": [0]}, [1, 2, 3, 4]),  # a table that leaves it open
     ],
 )
 def test_the_ways_of_an_elastic_job_are_its_sizes_from_least_to_most(columns, sizes):
