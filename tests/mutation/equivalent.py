@@ -53,6 +53,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "fewer than one process is refused before"
         ),
     },
+    "study/runs/store.py": {
+        'if kind == "BIGINT": -> if kind is "BIGINT":': "kinds are those of `KINDS`, texts that Python has once",
+    },
     "study/runs/across.py": {
         "if line.value is not _NONE: -> if line.value != _NONE:": (
             "a scenario's value is equal to it only without any run, and then its ratio is unknown, too"
