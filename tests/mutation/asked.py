@@ -14,7 +14,7 @@ from tests.mutation.mutants import statement
 from tests.mutation.reach import files_of_tests, kept_of
 from tests.mutation.trial import digest
 
-NEAR_S, BUDGET_S = 300.0, 60.0
+NEAR_S, BUDGET_S = 600.0, 60.0
 """Tests of one change, by the time that they take without it: those that reach it, and others."""
 
 
