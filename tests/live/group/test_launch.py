@@ -71,10 +71,6 @@ def test_a_script_outlives_the_rank_that_hosted_everything(
     assert "rank 0 died (SIGKILL)" in err
     manifest = json.loads((live_ranks.record(tmp_path / "run") / "manifest.json").read_text())
     assert (manifest["global_batch"], manifest["samples"], len(manifest["members"])) == (8, 96, 2)
-    assert (manifest["parameters"], manifest["gradient_bytes"]) == (
-        5,
-        20,
-    )  # 4 weights and what is added, fp32
 
 
 def test_the_first_failure_is_the_launchers_when_nobody_finishes(tmp_path: Path) -> None:

@@ -93,6 +93,9 @@ def pause(runtime: Any, model: Any, waits: Path) -> None:
 def test_rounds_that_a_pause_held_up_are_left_out(tmp_path: Path) -> None:
     assert live_ranks.run(train, 2, str(tmp_path)) == [[SAMPLES // BATCH]] * 2
     folder = live_ranks.record(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    of_the_model = manifest["parameters"], manifest["gradient_bytes"]
+    assert of_the_model == (5, 20)  # four weights and what is added, four bytes each
     lines = [json.loads(line) for line in (folder / "rounds-0.jsonl").read_text().splitlines()]
     rounds = [line for line in lines if "round" in line]
     assert {line["round"] for line in rounds if line.get("paused")} == {0, *STEPS.values()}
