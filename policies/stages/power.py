@@ -69,7 +69,8 @@ def plan_caps(
     gets the highest clock that one of its workers needs to stay ahead of its pace by `slack` and by what steps
     vary, no cap under `least` of the highest. It is raised once half of that lead is gone, and lowered where it is
     half as large again, as measured in a window that began after its last change. A job whose goodput falls gets
-    full clocks until its back-off ends.
+    full clocks until its back-off ends; so does one that still fetches data, whose workers wait now and then, each
+    at another time, and all for who does.
     """
     o, nodes, rows = observation, observation.nodes, groups.rows
     if plan.power_cap_w is not None or not np.isfinite(nodes.power_max_w).any():
@@ -85,7 +86,8 @@ def plan_caps(
     )  # fmt: skip
     watched = np.isin(rows, record["id"][record["watched"]])
     alone, inside = _whole_nodes(o)
-    able = groups.sound & inside[rows] & (watched | ~guard_blocked(record, rows, o.time_s))
+    fetching = np.bincount(o.shards.job, weights=~o.shards.local, minlength=len(o.jobs)) > 0
+    able = groups.sound & inside[rows] & ~fetching[rows] & (watched | ~guard_blocked(record, rows, o.time_s))
     pace, lead = _pace(o, groups, plan, slack)
     spare, clock, short = (
         _at_pace(o, np.where(groups.spread(able), pace / np.maximum(1.0 - part * lead, 1e-9), 1.0), alone)
@@ -94,7 +96,9 @@ def plan_caps(
     lowest_w = np.maximum(least * nodes.power_max_w, np.minimum(nodes.power_idle_w + 1.0, nodes.power_max_w))
     cap_w = np.ceil(nodes.power_idle_w + (nodes.power_max_w - nodes.power_idle_w) * clock**3)
     cap_w = np.clip(cap_w, lowest_w, nodes.power_max_w)
-    before, since_s = clocks(nodes), memory.get("power_since_s", np.full(len(nodes), -np.inf))
+    before, since_s = clocks(nodes), memory.get("power_since_s", np.empty(0))
+    if len(since_s) != len(nodes):
+        since_s = np.full(len(nodes), -np.inf)
     raised = (short > before) & (cap_w > nodes.power_cap_w)
     lowered = (spare < before) & (cap_w < nodes.power_cap_w) & (o.time_s - o.window_s > since_s)
     lowered &= np.bincount(o.workers.node, weights=groups.spread(watched), minlength=len(nodes)) == 0
