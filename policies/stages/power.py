@@ -69,8 +69,8 @@ def plan_caps(
     gets the highest clock that one of its workers needs to stay ahead of its pace by `slack` and by what steps
     vary, no cap under `least` of the highest. It is raised once half of that lead is gone, and lowered where it is
     half as large again, as measured in a window that began after its last change. A job whose goodput falls gets
-    full clocks until its back-off ends; so does one that still fetches data, whose workers wait now and then, each
-    at another time, and all for who does.
+    full clocks until its back-off ends; so does one that fetches data, or did in the window, whose workers wait
+    now and then, each at another time, and all for who does.
     """
     o, nodes, rows = observation, observation.nodes, groups.rows
     if plan.power_cap_w is not None or not np.isfinite(nodes.power_max_w).any():
@@ -86,8 +86,12 @@ def plan_caps(
     )  # fmt: skip
     watched = np.isin(rows, record["id"][record["watched"]])
     alone, inside = _whole_nodes(o)
-    fetching = np.bincount(o.shards.job, weights=~o.shards.local, minlength=len(o.jobs)) > 0
-    able = groups.sound & inside[rows] & ~fetching[rows] & (watched | ~guard_blocked(record, rows, o.time_s))
+    fetching, fetched = (
+        np.unique(o.shards.job[~o.shards.local]),
+        memory.get("power_fetching", np.empty(0, np.int64)),
+    )
+    waits_evenly = ~np.isin(rows, fetching) & ~np.isin(rows, fetched)
+    able = groups.sound & inside[rows] & waits_evenly & (watched | ~guard_blocked(record, rows, o.time_s))
     pace, lead = _pace(o, groups, plan, slack)
     spare, clock, short = (
         _at_pace(o, np.where(groups.spread(able), pace / np.maximum(1.0 - part * lead, 1e-9), 1.0), alone)
@@ -99,13 +103,14 @@ def plan_caps(
     before, since_s = clocks(nodes), memory.get("power_since_s", np.empty(0))
     if len(since_s) != len(nodes):
         since_s = np.full(len(nodes), -np.inf)
-    raised = (short > before) & (cap_w > nodes.power_cap_w)
+    raised = nodes.up & (short > before) & (cap_w > nodes.power_cap_w)
     lowered = (spare < before) & (cap_w < nodes.power_cap_w) & (o.time_s - o.window_s > since_s)
     lowered &= np.bincount(o.workers.node, weights=groups.spread(watched), minlength=len(nodes)) == 0
     fresh = np.logical_or.reduceat(lowered[o.workers.node], groups.first[:-1]) if len(rows) else watched
     record = guard_watch(record, rows[fresh], goodput[fresh], o.time_s, np.zeros(int(fresh.sum())))
     moved = raised | lowered
-    state = {"power_guard": record, "power_since_s": np.where(moved, o.time_s, since_s)}
+    since_s = np.where(moved, o.time_s, since_s)
+    state = {"power_guard": record, "power_since_s": since_s, "power_fetching": fetching}
     new_w = np.where(moved, cap_w, nodes.power_cap_w)
     values = {
         "s324_capped": int((new_w < nodes.power_max_w).sum()),
@@ -167,8 +172,9 @@ def _whole_nodes(o: Observation) -> tuple[Bools, Bools]:
 
 
 def caps_lifted(observation: Observation, plan: Plan) -> Plan:
-    """`plan` with every node at its highest cap, where one is lower."""
+    """`plan` with the highest cap on every node that is up and has a lower one."""
     nodes = observation.nodes
-    if plan.power_cap_w is not None or not (nodes.power_cap_w < nodes.power_max_w).any():
+    lower = nodes.up & (nodes.power_cap_w < nodes.power_max_w)
+    if plan.power_cap_w is not None or not lower.any():
         return plan
-    return plan.with_(power_cap_w=nodes.power_max_w.copy())
+    return plan.with_(power_cap_w=np.where(lower, nodes.power_max_w, nodes.power_cap_w))

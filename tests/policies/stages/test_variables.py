@@ -18,8 +18,8 @@ COLUMNS = {
 }
 WHO_AND_WHERE = {
     "gpus.job", "gpus.model", "gpus.node", "jobs.rigid", "jobs.state", "nodes.first_gpu", "paths.source",
-    "paths.target", "shards.id", "shards.job", "shards.node", "shards.worker", "speeds.gpu_model", "speeds.gpus", "speeds.job",
-    "stores.job", "stores.node", "workers.gpu", "workers.id", "workers.job", "workers.node",
+    "paths.target", "shards.id", "shards.job", "shards.node", "shards.worker", "speeds.gpu_model", "speeds.gpus",
+    "speeds.job", "stores.job", "stores.node", "workers.gpu", "workers.id", "workers.job", "workers.node",
 }  # fmt: skip
 """What names a row, or says which rows belong together, or of what kind one is."""
 SHOWN = {
