@@ -20,6 +20,8 @@ from equipoise.policies.stages.pushes import do_not_wait
 STARVED = 0.01  # of its computing, above which a worker's wait for input says that input sets its pace
 _SIGMAS = 2.0  # of the difference of two steps, by which a capped worker stays ahead of the slowest
 _LOST, _TOO_MUCH = 0.5, 1.5  # of its lead, at which a node's clock is changed
+_LOOK_S = 60.0  # after which caps that are in force are looked at again, at the latest
+_NONE = np.empty(0, dtype=np.int64)
 
 
 def clocks(nodes: Nodes) -> Floats:
@@ -68,9 +70,9 @@ def plan_caps(
     observation: as at the full clock. The slowest worker of a job, or its own input, sets the pace of each; a node
     gets the highest clock that one of its workers needs to stay ahead of its pace by `slack` and by what steps
     vary, no cap under `least` of the highest. It is raised once half of that lead is gone, and lowered where it is
-    half as large again, as measured in a window that began after its last change. A job whose goodput falls gets
-    full clocks until its back-off ends; so does one that fetches data, or did in the window, whose workers wait
-    now and then, each at another time, and all for who does.
+    half as large again, as measured twice in a row since its last change, while no work is dealt anew: what waits
+    now and then may be needed next. A job whose goodput falls gets full clocks until its back-off ends; so does one
+    that fetches data, or did in the window, whose workers wait each at another time, and all for who does.
     """
     o, nodes, rows = observation, observation.nodes, groups.rows
     if plan.power_cap_w is not None or not np.isfinite(nodes.power_max_w).any():
@@ -86,31 +88,36 @@ def plan_caps(
     )  # fmt: skip
     watched = np.isin(rows, record["id"][record["watched"]])
     alone, inside = _whole_nodes(o)
-    fetching, fetched = (
-        np.unique(o.shards.job[~o.shards.local]),
-        memory.get("power_fetching", np.empty(0, np.int64)),
-    )
-    waits_evenly = ~np.isin(rows, fetching) & ~np.isin(rows, fetched)
+    fetching = np.unique(o.shards.job[~o.shards.local])
+    waits_evenly = ~np.isin(rows, fetching) & ~np.isin(rows, memory.get("power_fetching", _NONE))
     able = groups.sound & inside[rows] & waits_evenly & (watched | ~guard_blocked(record, rows, o.time_s))
     pace, lead = _pace(o, groups, plan, slack)
-    spare, clock, short = (
+    wanted = np.array([
         _at_pace(o, np.where(groups.spread(able), pace / np.maximum(1.0 - part * lead, 1e-9), 1.0), alone)
         for part in (_TOO_MUCH, 1.0, _LOST)
-    )
+    ])  # fmt: skip
+    last = memory.get("power_wanted", wanted[:, :0])
+    spare, clock, _ = np.maximum(wanted, last if last.shape == wanted.shape else 1.0)
     lowest_w = np.maximum(least * nodes.power_max_w, np.minimum(nodes.power_idle_w + 1.0, nodes.power_max_w))
     cap_w = np.ceil(nodes.power_idle_w + (nodes.power_max_w - nodes.power_idle_w) * clock**3)
     cap_w = np.clip(cap_w, lowest_w, nodes.power_max_w)
-    before, since_s = clocks(nodes), memory.get("power_since_s", np.empty(0))
+    before, since_s = clocks(nodes), memory.get("power_since_s", _NONE)
     if len(since_s) != len(nodes):
         since_s = np.full(len(nodes), -np.inf)
-    raised = nodes.up & (short > before) & (cap_w > nodes.power_cap_w)
+    raised = nodes.up & (wanted[2] > before) & (cap_w > nodes.power_cap_w)
     lowered = (spare < before) & (cap_w < nodes.power_cap_w) & (o.time_s - o.window_s > since_s)
-    lowered &= np.bincount(o.workers.node, weights=groups.spread(watched), minlength=len(nodes)) == 0
+    redealt = plan.samples(o) != o.workers.samples_per_step
+    settles = (
+        groups.spread(watched | np.logical_or.reduceat(redealt, groups.first[:-1])) if len(rows) else redealt
+    )
+    lowered &= np.bincount(o.workers.node, weights=settles, minlength=len(nodes)) == 0
     fresh = np.logical_or.reduceat(lowered[o.workers.node], groups.first[:-1]) if len(rows) else watched
     record = guard_watch(record, rows[fresh], goodput[fresh], o.time_s, np.zeros(int(fresh.sum())))
     moved = raised | lowered
     since_s = np.where(moved, o.time_s, since_s)
-    state = {"power_guard": record, "power_since_s": since_s, "power_fetching": fetching}
+    state = {
+        "power_guard": record, "power_since_s": since_s, "power_fetching": fetching, "power_wanted": wanted,
+    }  # fmt: skip
     new_w = np.where(moved, cap_w, nodes.power_cap_w)
     values = {
         "s324_capped": int((new_w < nodes.power_max_w).sum()),
@@ -118,6 +125,8 @@ def plan_caps(
         "s324_changed": int(moved.sum()),
         "s324_rolled_back": len(verdict.rollback),
     }
+    if values["s324_capped"]:
+        plan = plan.with_(revisit_s=min(plan.revisit_s, o.time_s + _LOOK_S))
     return (plan.with_(power_cap_w=new_w) if moved.any() else plan), state, values
 
 

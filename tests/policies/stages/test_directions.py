@@ -158,11 +158,12 @@ def share_after(use=1.0, load=1.0, delay=0.0, held=0.5):
                            np.array([load, 1.0]), np.array([delay, 0.0]), 0.5, 0.05)[0]  # fmt: skip
 
 
-def cap_of_0(samples_0=24, interval=1, **seen):
-    """Cap (W) of the node of worker 0, whose deal is planned anew."""
+def cap_of_0(interval=1, **seen):
+    """Cap (W) of the node of worker 0, which waits in two windows in a row."""
     o = waiting(job={"sync_interval": interval, "drift": 0.01}, **seen)
-    plan = UNCHANGED.with_(samples_per_step=np.array([samples_0, 24, 24, 48 - samples_0]))
-    plan, _ = make_stage("s3", {"power_least": 0.2, "spread": 9.0}).refine(o, plan, {})
+    stage, memory = make_stage("s3", {"power_least": 0.2}), {}
+    for _ in range(2):
+        plan, memory = stage.refine(o, UNCHANGED, memory)
     return 300.0 if plan.power_cap_w is None else plan.power_cap_w[0]
 
 
@@ -229,7 +230,6 @@ CASES = [
     ("S324 pace: the slower the slowest, the less power", cap_of_0, "others_s", 15.0, 17.0, DOWN),
     ("S324 pace: who waits for input needs less power",
      lambda s: cap_of_0(stall_s=s, others_s=12.0), "s", 0.0, 4.0, DOWN),
-    ("S324 deal: who is dealt more needs more power", cap_of_0, "samples_0", 24, 26, UP),
     ("S324 lead: steps that vary need more power", cap_of_0, "step_cov", 0.0, 0.03, UP),
     ("S324 lead: of many steps between exchanges the mean varies less",
      lambda h: cap_of_0(interval=h, step_cov=0.03), "h", 1, 4, DOWN),

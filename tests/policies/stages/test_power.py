@@ -29,6 +29,13 @@ def decided(*seen, **parameters):
     return caps, plan.reasons[-1].values
 
 
+def twice(observation, **parameters):
+    """Caps after the same was measured in two windows in a row, and what was computed then."""
+    (first, caps), values = decided(observation, at(110.0, observation), **parameters)
+    assert first is None
+    return caps, values
+
+
 def at(time_s, observation, **job):
     """The same, observed at another time, with other columns of its job."""
     other = change(observation, "jobs", **job)
@@ -50,22 +57,22 @@ def capped(cap_w, *, own_s=12.0, others_s=15.0, stall_s=0.0):
 
 def test_three_of_four_wait_for_the_last():
     """Clock 12 / (15 x 0.98) = 0.8163; 50 + 250 x 0.8163^3 = 186.0, a whole watt above."""
-    (caps,), values = decided(waiting())
+    caps, values = twice(waiting())
     assert caps == [186.0, 186.0, 186.0, 300.0]
     assert (values["s324_capped"], values["s324_least_w"], values["s324_changed"]) == (3, 186.0, 3)
 
 
 def test_one_waits_for_its_input():
     """It computes 12 s of 20, and all others wait for it: 50 + 250 x (0.6 / 0.98)^3 = 107.4."""
-    (caps,), _ = decided(waiting(others_s=12.0, stall_s=8.0))
+    caps, _ = twice(waiting(others_s=12.0, stall_s=8.0))
     assert caps == [108.0] * 4
-    (caps,), _ = decided(waiting(others_s=12.0, stall_s=8.0), power_least=0.5)
+    caps, _ = twice(waiting(others_s=12.0, stall_s=8.0), power_least=0.5)
     assert caps == [150.0] * 4
 
 
 def test_steps_that_vary_keep_a_lead():
     """Two standard deviations of the difference of two steps: 0.02 + 2 x 0.03 x sqrt(2) of 15 s."""
-    (caps,), _ = decided(waiting(step_cov=0.03))
+    caps, _ = twice(waiting(step_cov=0.03))
     assert caps[0] == math.ceil(50 + 250 * (12 / (15 * (0.98 - 0.06 * math.sqrt(2)))) ** 3)
 
 
@@ -76,7 +83,7 @@ def test_nothing_is_capped_without_leave_or_where_it_is_frozen():
     assert not any(name.startswith("s324") for name in values)
     _, memory = make_stage("s3").refine(seen, UNCHANGED, {})
     assert not any(name.startswith("power") for name in memory)
-    assert decided(waiting(), frozen="S324")[0] == [None]
+    assert twice(waiting(), frozen="S324")[0] is None
     planned = UNCHANGED.with_(power_cap_w=np.full(4, 200.0))
     kept, _ = make_stage("s3").refine(waiting(), planned, {})
     assert kept.power_cap_w.tolist() == [200.0] * 4
@@ -84,27 +91,42 @@ def test_nothing_is_capped_without_leave_or_where_it_is_frozen():
 
 def test_it_stays_while_the_wait_does_and_goes_with_it():
     first, same, even = waiting(), capped(186.0), capped(186.0, others_s=12.0)
-    caps, _ = decided(first, at(110.0, same), at(120.0, same), at(130.0, even))
-    assert caps == [[186.0] * 3 + [300.0], None, None, [300.0] * 4]
-    caps, _ = decided(first, at(110.0, capped(186.0, others_s=13.5)))
-    assert caps[1] == [math.ceil(50 + 250 * (12 / (13.5 * 0.98)) ** 3)] * 3 + [300.0], "raised at once"
+    lasts = (first, at(110.0, first))
+    caps, _ = decided(*lasts, at(120.0, same), at(130.0, same), at(140.0, even))
+    assert caps[1:] == [[186.0] * 3 + [300.0], None, None, [300.0] * 4]
+    caps, _ = decided(*lasts, at(120.0, capped(186.0, others_s=13.5)))
+    assert caps[2] == [math.ceil(50 + 250 * (12 / (13.5 * 0.98)) ** 3)] * 3 + [300.0], "raised at once"
 
 
 def test_it_is_lowered_by_what_a_whole_window_has_measured_and_the_guard_has_kept():
     slower = change(capped(186.0, others_s=20.0), "jobs", goodput_samples_per_s=96 / 15)
-    caps, values = decided(waiting(), *(at(t, slower) for t in (110.0, 120.0)))
-    assert caps[1:] == [None, [math.ceil(50 + 250 * (12 / (20 * 0.98)) ** 3)] * 3 + [300.0]]
+    caps, values = decided(waiting(), at(110.0, waiting()), *(at(t, slower) for t in (120.0, 130.0)))
+    assert caps[2:] == [None, [math.ceil(50 + 250 * (12 / (20 * 0.98)) ** 3)] * 3 + [300.0]]
     assert values["s324_rolled_back"] == 0
 
 
 def test_a_job_whose_goodput_falls_gets_full_clocks_until_its_back_off_ends():
     low = {"goodput_samples_per_s": waiting().jobs.goodput_samples_per_s * 0.8}
     same = capped(186.0)
-    lost = [at(t, same, **low) for t in (110.0, 120.0)]
-    caps, values = decided(waiting(), *lost)
-    assert (caps[1:], values["s324_rolled_back"]) == ([None, [300.0] * 4], 1)
-    caps, _ = decided(waiting(), *lost, *(at(t, waiting()) for t in (130.0, 190.0, 200.0)))
-    assert caps[3:] == [None, None, [186.0] * 3 + [300.0]], "8 windows of 10 s"
+    seen = [waiting(), at(110.0, waiting()), *(at(t, same, **low) for t in (120.0, 130.0))]
+    caps, values = decided(*seen)
+    assert (caps[2:], values["s324_rolled_back"]) == ([None, [300.0] * 4], 1)
+    caps, _ = decided(*seen, *(at(t, waiting()) for t in (140.0, 200.0, 210.0, 220.0)))
+    assert caps[4:] == [None, None, None, [186.0] * 3 + [300.0]], "8 windows of 10 s, and two that say so"
+
+
+def test_while_work_is_dealt_anew_nothing_is_lowered():
+    stage, memory, planned = make_stage("s3", {"spread": 9.0}), {}, np.array([25, 24, 24, 23])
+    for samples in (planned, planned, None):
+        plan, memory = stage.refine(waiting(), UNCHANGED.with_(samples_per_step=samples), memory)
+        assert (plan.power_cap_w is None) == (samples is not None)
+
+
+def test_caps_in_force_are_looked_at_again():
+    plan, _ = make_stage("s3").refine(capped(186.0), UNCHANGED, {})
+    assert plan.revisit_s == 160.0
+    plan, _ = make_stage("s3").refine(waiting(), UNCHANGED, {})
+    assert plan.revisit_s == math.inf
 
 
 def test_who_is_dealt_more_gets_its_clock_back():
@@ -125,7 +147,7 @@ def test_who_is_dealt_more_gets_its_clock_back():
          "not measured", "data to fetch"],
 )  # fmt: skip
 def test_where_anybody_else_may_compute_there_is_no_cap(table, columns):
-    (caps,), _ = decided(change(waiting(), table, **columns))
+    caps, _ = twice(change(waiting(), table, **columns))
     assert caps is None or caps[0] == 300.0
 
 
@@ -134,7 +156,7 @@ def test_two_jobs_on_a_node_have_the_clock_of_who_needs_more():
     o = change(waiting(), "workers", node=[0, 0, 2, 3], step_s=[9.0, 12.0, 12.0, 15.0])
     o = change(o, "gpus", node=[0, 0, 2, 3])
     o = change(o, "nodes", gpus=[2, 0, 1, 1])
-    (caps,), _ = decided(o)
+    caps, _ = twice(o)
     assert caps == [186.0, 300.0, 186.0, 300.0]
 
 
@@ -163,7 +185,7 @@ def test_caps_go_when_no_job_trains():
 def test_the_scenario_saves_energy_at_the_same_time(seed):
     """As it expects: without caps an eighth more energy or so; each job as early as without, to 1 %."""
     made, plain = (api.run("power-slack", policy=policy, seed=seed) for policy in (ALL, WITHOUT))
-    assert 1.08 < plain.totals["energy_j"] / made.totals["energy_j"] < 1.2
+    assert 1.1 < plain.totals["energy_j"] / made.totals["energy_j"] < 1.2
     assert (made.jobs["completion_s"] <= 1.01 * plain.jobs["completion_s"]).all()
 
 
@@ -178,7 +200,7 @@ def test_a_straggler_that_recovers_costs_nothing():
         },
         "faults": {"events": [{"kind": "slow", "at": "100 s", "node": "node-2", "factor": 2.0,
                                "duration": "200 s"}]},
-        "energy": {"policy_caps": True}, "decide": {"every": "5 s"}, "noise": {"step_cov": 0.03},
+        "energy": {"policy_caps": True}, "decide": {"every": "2 s"}, "noise": {"step_cov": 0.03},
     }  # fmt: skip
     made, plain = (simulate(from_mapping(spec), policy=make_policy(p), seed=1) for p in (ALL, WITHOUT))
     assert made.totals["energy_j"] < 0.97 * plain.totals["energy_j"]
