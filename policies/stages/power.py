@@ -17,7 +17,10 @@ from equipoise.policies.stages.groups import WorkersByJob
 from equipoise.policies.stages.guard import guard_blocked, guard_empty, guard_review, guard_watch
 from equipoise.policies.stages.pushes import do_not_wait
 
-STARVED = 0.01  # of its computing, above which a worker's wait for input says that input sets its pace
+_STARVED = 0.02  # of its computing, above which a worker's wait for input says that input sets its pace...
+_STARVED_LEAD = (
+    3.0  # ... and its lead over that, in such parts, of which more than one must be left to see it
+)
 _SIGMAS = 2.0  # of the difference of two steps, by which a capped worker stays ahead of the slowest
 _LOST, _TOO_MUCH = 0.5, 1.5  # of its lead, at which a node's clock is changed
 _LOOK_S = 60.0  # after which caps that are in force are looked at again, at the latest
@@ -132,7 +135,7 @@ def plan_caps(
 
 def _starved(workers: Workers) -> Bools:
     """Workers whose pace is that of their input."""
-    starved: Bools = np.nan_to_num(workers.input_stall_s) > STARVED * workers.step_s
+    starved: Bools = np.nan_to_num(workers.input_stall_s) > _STARVED * workers.step_s
     return starved
 
 
@@ -160,7 +163,8 @@ def _pace(o: Observation, groups: WorkersByJob, plan: Plan, slack: float) -> tup
         pace_s = np.minimum(pace_s, busy_s + stall_s + np.nan_to_num(workers.wait_s))
         varies = np.fmax.reduceat(np.nan_to_num(workers.step_cov), first)
         lead = slack + _SIGMAS * varies * np.sqrt(2.0 / plan.intervals(o)[groups.rows])
-        return busy_s / pace_s, groups.spread(lead)
+        lead = groups.spread(lead)
+        return busy_s / pace_s, np.where(starved, np.maximum(lead, _STARVED_LEAD * _STARVED), lead)
 
 
 def _whole_nodes(o: Observation) -> tuple[Bools, Bools]:

@@ -133,7 +133,7 @@ def cannot_act(scenario: Scenario) -> set[str]:
 
 
 class Kept:
-    """Mean completion times (s) or energies (J) of runs made with this code, in a file of lines: a long run goes on."""
+    """What runs made with this code are judged by, in a file of lines: a long run goes on."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.code = path, _code()

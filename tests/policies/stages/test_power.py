@@ -63,9 +63,9 @@ def test_three_of_four_wait_for_the_last():
 
 
 def test_one_waits_for_its_input():
-    """It computes 12 s of 20, and all others wait for it: 50 + 250 x (0.6 / 0.98)^3 = 107.4."""
+    """It computes 12 s of 20, and all others wait for it: 50 + 250 x (0.6 / 0.98)^3 = 107.4; itself 0.6 / 0.94."""
     caps, _ = twice(waiting(others_s=12.0, stall_s=8.0))
-    assert caps == [108.0] * 4
+    assert caps == [116.0, 108.0, 108.0, 108.0]
     caps, _ = twice(waiting(others_s=12.0, stall_s=8.0), power_least=0.5)
     assert caps == [150.0] * 4
 
