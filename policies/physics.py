@@ -175,15 +175,27 @@ def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
     Largest remainders are rounded up, among equal ones the larger share (a faster worker needs less time for
     a unit), then the lower index. Needs low * n <= units <= sum(cap).
     """
-    dealt = np.empty(ideal.size, dtype=np.int64)
+    dealt, worker, key = (
+        np.empty(ideal.size, dtype=np.int64),
+        np.empty(ideal.size, dtype=np.int64),
+        np.empty(ideal.size),
+    )
+    deal_remainders(ideal, units, low, cap, dealt, worker, key)
+    return dealt
+
+
+@jit_in_place
+def deal_remainders(
+    ideal: Floats, units: int, low: int, cap: Ints, dealt: Ints, worker: Ints, key: Floats
+) -> None:
+    """`largest_remainder` into `dealt`; `worker` and `key` are scratch, all as long as `ideal`."""
     left = units
     for i in range(ideal.size):
         dealt[i] = min(max(math.floor(ideal[i] + _NOISE), low), cap[i])
         left -= dealt[i]
     if left == 0:
-        return dealt
+        return
     step = 1 if left > 0 else -1
-    key, worker = np.empty(ideal.size), np.empty(ideal.size, dtype=np.int64)
     for i in range(ideal.size):
         worker[i] = i
         key[i] = _excess(dealt[i], ideal[i], units, step, low, cap[i])
@@ -194,7 +206,6 @@ def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
         left -= step
         key[0] = _excess(dealt[i], ideal[i], units, step, low, cap[i])
         sift_down(key, worker, key.size, ZERO)
-    return dealt
 
 
 @jit_in_place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
@@ -22,14 +23,16 @@ from equipoise.policies.observation import RUNNING, WAITING, Bools, Floats, Ints
 
 
 @jit_in_place
-def _book(
-    free: Ints, room: Floats, holder: Ints, gpu_node: Ints, job: Ints, offset: Ints, gpu: Ints, share: Floats
-) -> None:  # fmt: skip
+def _book(free: Ints, room: Floats, gpu_node: Ints, gpu: Ints, share: Floats) -> None:
+    for e in range(gpu.size):
+        take(free, room, gpu_node[gpu[e]], gpu[e], share[e])
+
+
+@jit_in_place
+def _hold(holder: Ints, job: Ints, offset: Ints, gpu: Ints, share: Floats) -> None:
     for k in range(job.size):
         for e in range(offset[k], offset[k + 1]):
-            g = gpu[e]
-            take(free, room, gpu_node[g], g, share[e])
-            holder[g] = job[k] if share[e] >= WHOLE else SHARED
+            holder[gpu[e]] = job[k] if share[e] >= WHOLE else SHARED
 
 
 @jit_in_place
@@ -68,15 +71,27 @@ class Draft:
             )
             np.maximum(self._free, 0, out=self._free)  # of a node that is down none is free anyway
             self._room[shunned] = 0.0
-        self._holder = o.gpus.job.copy()
         self.columns = RoomColumns(
             o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
             o.gpus.memory_bytes, frozen(weight), node_models(o) if group is None else frozen(group), frozen(order),
         )  # fmt: skip
-        self.holder: Ints = frozen(self._holder)
         self._touched = np.zeros(len(o.jobs), dtype=np.bool_)
         self.stopped: list[int] = []
         self.given: dict[int, tuple[Ints, Floats]] = {}
+        self._booked: list[GrantColumns] = []  # what `holder` has not heard of
+
+    @cached_property
+    def _holder(self) -> Ints:
+        """Who holds each GPU; made when first asked for, which most decisions never do."""
+        return self.observation.gpus.job.copy()
+
+    @property
+    def holder(self) -> Ints:
+        """Job row that holds each GPU alone now, (GPUs,); -1: nobody, `SHARED`: several."""
+        for grants in self._booked:
+            _hold(self._holder, *grants)
+        self._booked.clear()
+        return frozen(self._holder)
 
     @property
     def free(self) -> int:
@@ -98,7 +113,7 @@ class Draft:
         if job in self.given:
             return self.given[job]
         o = self.observation
-        gpu = np.flatnonzero(self._holder == job)
+        gpu = np.flatnonzero(self.holder == job)
         workers = o.workers_of(job)
         partly = o.gpus.job[o.workers.gpu[workers]] == SHARED
         gpu = np.concatenate((gpu, o.workers.gpu[workers][partly])).astype(np.int64)
@@ -139,11 +154,12 @@ class Draft:
         if self.shunned is not None:
             keep = ~self.shunned[gpu]
             gpu, share = gpu[keep], share[keep]
+        _ = self.holder  # as it is by now
         _unbook(self._free, self._room, self._holder, o.gpus.node, o.nodes.up, gpu, share)
 
     def _book(self, job: Ints, offset: Ints, gpu: Ints, share: Floats) -> None:
-        o = self.observation
-        _book(self._free, self._room, self._holder, o.gpus.node, job, offset, gpu, share)
+        _book(self._free, self._room, self.observation.gpus.node, gpu, share)
+        self._booked.append((job, offset, gpu, share))
         self._touched[job] = True
 
     def allocation(self) -> Allocation | None:

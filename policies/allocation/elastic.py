@@ -10,6 +10,7 @@ import numpy as np
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.gangs import (
     NO_ROWS,
+    NO_VALUES,
     frozen,
     holdings,
     reordered,
@@ -117,7 +118,7 @@ def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
 def elastic_columns(draft: Draft, nodes: NodeState, rows: Ints) -> ElasticColumns:
     """The parts of `Elastic`, in its order, for elastic jobs (rows) that hold GPUs now."""
     o = draft.observation
-    offset, gpu = held_gpus(draft.holder, rows)
+    offset, gpu = held_gpus(draft.holder if len(rows) else NO_ROWS, rows)
     _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed), np.zeros(len(o.nodes), dtype=np.int64))
     if draft.shunned is not None:  # these go first
         job = np.repeat(np.arange(len(rows)), np.diff(offset))
@@ -298,14 +299,13 @@ def parallel_work(
         gone = np.zeros(len(o.jobs), dtype=np.bool_)
         gone[draft.stopped] = gone[list(draft.given)] = True
         stay = ~gone[rows]
-        given = {
-            row: gpu[share >= WHOLE] for row, (gpu, share) in draft.given.items() if not o.jobs.rigid[row]
-        }
-        offset = np.concatenate(
-            (NO_ROWS, [0], np.cumsum([len(gpu) for gpu in given.values()], dtype=np.int64))
-        )
-        new = offset, np.concatenate((NO_ROWS, *given.values()))
-        after = _speedups(o, nodes, np.array([*given], dtype=np.int64), new, scaling, table)
+        given = [(row, *hold) for row, hold in draft.given.items() if not o.jobs.rigid[row]]
+        row = np.array([row for row, _, _ in given], dtype=np.int64)
+        end = np.cumsum([0, *(len(gpu) for _, gpu, _ in given)])
+        whole = np.concatenate((NO_VALUES, *(share for _, _, share in given))) >= WHOLE
+        gpu = np.concatenate((NO_ROWS, *(gpu for _, gpu, _ in given)))[whole]
+        offset = np.concatenate(([0], np.cumsum(whole)))[end].astype(np.int64)
+        after = _speedups(o, nodes, row, (offset, gpu), scaling, table)
         joined = (np.concatenate((old[stay], more)) for old, more in zip(before, after, strict=True))
         values["s423_efficiency_after"] = _efficiency(*joined)
     return values

@@ -338,29 +338,39 @@ def start_in_order(
 
 @jit_in_place
 def _holdings(
-    job: Ints, gpu_job: Ints, order: Ints, slot: Ints, offset: Ints, fill: Ints, place_of: Ints, gpu: Ints
+    job: Ints,
+    gpu_job: Ints,
+    order: Ints,
+    held: Ints,
+    slot: Ints,
+    offset: Ints,
+    fill: Ints,
+    place_of: Ints,
+    gpu: Ints,
 ) -> None:
     for i in range(order.size):
         place_of[order[i]] = i
+    count, last, at = 0, -1, -1
     for g in range(gpu_job.size):
         if gpu_job[g] < 0:
-            slot[g] = -1
             continue
-        if g > 0 and gpu_job[g] == gpu_job[g - 1]:  # as most are
-            slot[g] = slot[g - 1]
-        else:
-            at = position(job, gpu_job[g])
-            held = at < job.size and job[at] == gpu_job[g]
-            slot[g] = -1 if not held else place_of[at] if order.size > 0 else at
-        if slot[g] >= 0:
-            offset[slot[g] + 1] += 1
+        if gpu_job[g] != last:  # the GPUs of a job are mostly one after another
+            last = gpu_job[g]
+            at = position(job, last)
+            if at == job.size or job[at] != last:
+                at = -1
+            elif order.size > 0:
+                at = place_of[at]
+        if at >= 0:
+            held[count], slot[count] = g, at
+            count += 1
+            offset[at + 1] += 1
     for i in range(job.size):
         offset[i + 1] += offset[i]
         fill[i] = offset[i]
-    for g in range(gpu_job.size):
-        if slot[g] >= 0:
-            gpu[fill[slot[g]]] = g
-            fill[slot[g]] += 1
+    for k in range(count):
+        gpu[fill[slot[k]]] = held[k]
+        fill[slot[k]] += 1
 
 
 def holdings(job: Ints, gpu_job: Ints, order: Ints = NO_ROWS) -> tuple[Ints, Ints]:
@@ -368,12 +378,12 @@ def holdings(job: Ints, gpu_job: Ints, order: Ints = NO_ROWS) -> tuple[Ints, Int
 
     order: the positions in `job` in the order in which the answer has them; none: as they are.
     """
-    offset, slot = np.zeros(len(job) + 1, dtype=np.int64), np.empty((2, len(gpu_job)), dtype=np.int64)
+    offset, of_gpu = np.zeros(len(job) + 1, dtype=np.int64), np.empty((3, len(gpu_job)), dtype=np.int64)
     scratch = np.empty((2, len(job)), dtype=np.int64)
     _holdings(
-        frozen(job), frozen(gpu_job), frozen(order), slot[0], offset, scratch[0], scratch[1], slot[1]
+        frozen(job), frozen(gpu_job), frozen(order), of_gpu[0], of_gpu[1], offset, scratch[0], scratch[1], of_gpu[2]
     )  # fmt: skip
-    return offset, slot[1, : offset[-1]]
+    return offset, of_gpu[2, : offset[-1]]
 
 
 @jit_in_place

@@ -76,26 +76,25 @@ def pop(keys: Floats, ids: Ints, size: int) -> int:
 def sort_by(key: Ints, order: Ints, spare: Ints, count: Ints) -> None:
     """Sort `order` (positions) by `key` (not negative), those with equal keys staying in order.
 
-    A radix sort, eight bits a pass; `spare` is scratch like `order`, `count` has 256 numbers.
+    A radix sort, eleven bits a pass, where they differ; `spare` is scratch like `order`, `count` has 2,048 numbers.
     """
-    most = 0
+    first, differ = ZERO if order.size == 0 else key[order[0]], 0
     for at in order:
-        most = max(most, key[at])
-    shift = 0
-    while shift < 63 and most >> shift > 0:
-        for k in range(256):
+        differ |= key[at] ^ first
+    for shift in range(0, 63, 11):
+        if differ >> shift & 2047 == 0:
+            continue
+        for k in range(2048):
             count[k] = 0
         for at in order:
-            count[key[at] >> shift & 255] += 1
-        if count[key[order[0]] >> shift & 255] < order.size:
-            end = 0
-            for k in range(256):
-                end += count[k]
-                count[k] = end - count[k]
-            for at in order:
-                digit = key[at] >> shift & 255
-                spare[count[digit]] = at
-                count[digit] += 1
-            for i in range(order.size):
-                order[i] = spare[i]
-        shift += 8
+            count[key[at] >> shift & 2047] += 1
+        end = 0
+        for k in range(2048):
+            end += count[k]
+            count[k] = end - count[k]
+        for i in range(order.size):
+            spare[i] = order[i]
+        for at in spare:
+            digit = key[at] >> shift & 2047
+            order[count[digit]] = at
+            count[digit] += 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.kernels.arrays import heapify, sift_down
-from equipoise.policies.kernels.jit import ZERO, jit
+from equipoise.policies.kernels.jit import ZERO, jit, jit_in_place
 from equipoise.policies.observation import Bools, Floats, Ints
-from equipoise.policies.physics import largest_remainder
+from equipoise.policies.physics import deal_remainders
 
 
 @jit
@@ -24,6 +24,8 @@ def resource_shares(
     deal; waits for input that pass are in T_i alone. NaN for the workers of a job in which something is not known.
     """
     share = np.full(rate.size, np.nan)
+    each, able = np.empty(rate.size), np.empty(rate.size)
+    speed, sustained = np.empty(rate.size), np.empty(rate.size)
     for k in range(first.size - 1):
         begin, end = first[k], first[k + 1]
         batch, known = 0.0, True
@@ -35,29 +37,24 @@ def resource_shares(
             continue
         for i in range(begin, end):
             share[i] = samples[i] / batch
+            each[i] = sample_time(response_s[i], fixed_s[i], samples[i])
+            able[i] = sample_time(1.0 / rate[i], fixed_s[i], samples[i])
         for _ in range(64):
             rates, speeds = 0.0, 0.0
             for i in range(begin, end):
-                speed = _speed_at(share[i] * batch, response_s[i], fixed_s[i], samples[i])
-                rates += _speed_at(share[i] * batch, 1.0 / rate[i], fixed_s[i], samples[i])
-                speeds += speed
+                start_s = fixed_s[i] / (share[i] * batch)
+                # Samples per busy second at this share: by the response, and by what a worker can sustain.
+                speed[i], sustained[i] = 1.0 / (start_s + each[i]), 1.0 / (start_s + able[i])
+                rates += sustained[i]
+                speeds += speed[i]
             change = 0.0
             for i in range(begin, end):
-                speed = _speed_at(share[i] * batch, response_s[i], fixed_s[i], samples[i])
-                able = _speed_at(share[i] * batch, 1.0 / rate[i], fixed_s[i], samples[i])
-                new = alpha * able / rates + beta * speed / speeds
+                new = alpha * sustained[i] / rates + beta * speed[i] / speeds
                 change = max(change, abs(new - share[i]))
                 share[i] = new
             if change < 1e-9:
                 break
     return share
-
-
-@jit
-def _speed_at(dealt: float, response_s: float, fixed_s: float, samples: int) -> float:
-    """Samples per busy second at a deal, from the mean response at `samples` and the fixed part."""
-    per_sample_s = sample_time(response_s, fixed_s, samples)
-    return 1.0 / (fixed_s / dealt + per_sample_s)
 
 
 @jit
@@ -122,20 +119,19 @@ def _deal_until(
     return total
 
 
-@jit
-def _bounds(samples_max: Ints, begin: int, end: int, micro: int, units: int) -> tuple[Ints, int, bool]:
-    """Most units per worker, fewest units of each, and whether the bounds leave room for `units`.
+@jit_in_place
+def _bounds(samples_max: Ints, begin: int, micro: int, units: int, cap: Ints) -> tuple[int, bool]:
+    """Fewest units of each worker, and whether the bounds leave room for `units`; writes most units to `cap`.
 
     A worker gets at least one unit when there are enough, so that its speed stays visible.
     """
-    cap = np.empty(end - begin, dtype=np.int64)
-    room, low = 0, 1 if units >= end - begin else 0
-    for i in range(begin, end):
-        cap[i - begin] = min(samples_max[i] // micro, units)
-        room += cap[i - begin]
-        if cap[i - begin] < 1:
+    room, low = 0, 1 if units >= cap.size else 0
+    for i in range(cap.size):
+        cap[i] = min(samples_max[begin + i] // micro, units)
+        room += cap[i]
+        if cap[i] < 1:
             low = 0
-    return cap, low, room >= units
+    return low, room >= units
 
 
 @jit
@@ -171,16 +167,21 @@ def deal_by_share(
     worker with room that finishes it first. Jobs whose memory bounds leave no room keep their samples.
     """
     dealt, done = samples.copy(), np.zeros(first.size - 1, dtype=np.bool_)
+    whole, parts = np.empty((3, samples.size), dtype=np.int64), np.empty((2, samples.size))
     for k in range(first.size - 1):
-        begin, micro = first[k], max(micro_batch[k], 1)
-        units = batch[k] // micro
-        cap, low, fits = _bounds(samples_max, begin, first[k + 1], micro, units)
+        begin, end, micro = first[k], first[k + 1], max(micro_batch[k], 1)
+        units, cap, part, ideal = (
+            batch[k] // micro,
+            whole[0, begin:end],
+            whole[1, begin:end],
+            parts[0, begin:end],
+        )
+        low, fits = _bounds(samples_max, begin, micro, units, cap)
         if not (wanted[k] and fits):
             continue
-        ideal = np.empty(cap.size)
         for i in range(cap.size):
             ideal[i] = share[begin + i] * units
-        part = largest_remainder(ideal, units, low, cap)
+        deal_remainders(ideal, units, low, cap, part, whole[2, begin:end], parts[1, begin:end])
         rest = batch[k] - units * micro
         done[k] = _settle(dealt, part, begin, micro, rest, response_s, fixed_s, samples, samples_max)
     return dealt, done
@@ -198,8 +199,8 @@ def deal_exactly(
     dealt, done = samples.copy(), np.zeros(first.size - 1, dtype=np.bool_)
     for k in range(first.size - 1):
         begin, micro = first[k], max(micro_batch[k], 1)
-        units = batch[k] // micro
-        cap, low, fits = _bounds(samples_max, begin, first[k + 1], micro, units)
+        units, cap = batch[k] // micro, np.empty(first[k + 1] - begin, dtype=np.int64)
+        low, fits = _bounds(samples_max, begin, micro, units, cap)
         if not (wanted[k] and fits):
             continue
         start_s, unit_s = np.empty(cap.size), np.empty(cap.size)

@@ -89,6 +89,7 @@ def cache_dir() -> Path:
 
 
 _WAIT_S = 30.0  # for another process that compiles the same kernel
+_LOOK_S = 0.02  # between two looks whether it is done
 
 # No C function is ever asked for; without one, compiling takes 2 % less.
 _FLAGS = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": False, "no_cfunc_wrapper": True}
@@ -209,9 +210,10 @@ def _held(lock: Path) -> Iterator[None]:
         yield
         return
     try:
-        end_s = time.monotonic() + _WAIT_S
-        while not _taken(descriptor) and time.monotonic() < end_s:
-            time.sleep(0.02)
+        for _ in range(int(_WAIT_S / _LOOK_S)):
+            if _taken(descriptor):
+                break
+            time.sleep(_LOOK_S)
         yield
     finally:
         os.close(descriptor)

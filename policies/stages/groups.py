@@ -72,7 +72,7 @@ def links_of(observation: Observation, *, measured: bool = True) -> Links:
     An interface counts as at least 1 % free; one of unknown rate is no limit.
     """
     nodes, paths = observation.nodes, observation.paths
-    free = 1.0 - np.clip(np.nan_to_num(nodes.nic_busy_ratio, nan=0.0), 0.0, 0.99)
+    free = 1.0 - np.clip(or_else(nodes.nic_busy_ratio), 0.0, 0.99)
     nic = np.where(nodes.nic_bytes_per_s > 0, nodes.nic_bytes_per_s * free, np.inf)
     if not measured:
         paths = Paths()
@@ -146,10 +146,15 @@ def append_moves(plan: Plan, observation: Observation, rows: Ints, owners: Ints)
     return plan.with_(moves=Moves(*parts))
 
 
+def or_else(values: Floats, instead: float = 0.0) -> Floats:
+    """`instead` where a value is not known (NaN); a quarter of the time of np.nan_to_num, which also bounds it."""
+    return np.where(np.isnan(values), instead, values)
+
+
 def measurement_noise(observation: Observation, groups: WorkersByJob) -> Floats:
     """Relative standard error of the step times over the window, the largest of each job; 0 if unknown."""
     workers = observation.workers
     with np.errstate(invalid="ignore", divide="ignore"):
-        steps = np.maximum(observation.window_s / (workers.step_s + np.nan_to_num(workers.wait_s)), 1.0)
+        steps = np.maximum(observation.window_s / (workers.step_s + or_else(workers.wait_s)), 1.0)
         error = np.nan_to_num(workers.step_cov / np.sqrt(steps), nan=0.0, posinf=0.0)
     return np.maximum.reduceat(error, groups.first[:-1])

@@ -10,7 +10,7 @@ from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.kernels.deal import slowest_step
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-from equipoise.policies.stages.groups import WorkersByJob, measurement_noise
+from equipoise.policies.stages.groups import WorkersByJob, measurement_noise, or_else
 from equipoise.policies.stages.guard import (
     guard_acquit,
     guard_blocked,
@@ -43,18 +43,20 @@ def review_deals(
     old, old_s = _old_deals(o, groups, memory)
     sound = np.logical_and.reduceat(now <= workers.samples_max, groups.first[:-1])
     sound &= np.logical_and.reduceat(plan.weights(o) > 0.0, groups.first[:-1])
-    undone = np.isin(rows, verdict.rollback)
+    undone = match_sorted(verdict.rollback, rows) >= 0
     if undone.any():
         undone &= sound & (_slowest_s(o, groups, old) < _slowest_s(o, groups, now))
         record = guard_acquit(record, np.setdiff1d(verdict.rollback, rows[undone]))
     watched = record["id"][record["watched"]]
-    blocked = guard_blocked(record, rows, o.time_s) & ~np.isin(rows, watched)
+    blocked = guard_blocked(record, rows, o.time_s) & (match_sorted(watched, rows) < 0)
     if blocked.any():
         lifted = blocked & _changed(o, groups, memory, old, old_s, noise)
         record, blocked = guard_acquit(record, rows[lifted]), blocked & ~lifted
     keep = groups.spread((blocked & sound) | undone)
     new = np.where(groups.spread(undone), old, np.where(keep, now, dealt))
-    fresh = np.logical_or.reduceat(new != now, groups.first[:-1]) & ~undone & ~np.isin(rows, watched)
+    fresh = (
+        np.logical_or.reduceat(new != now, groups.first[:-1]) & ~undone & (match_sorted(watched, rows) < 0)
+    )
     record = guard_watch(record, rows[fresh], goodput[fresh], o.time_s, np.zeros(int(fresh.sum())))
     new_here = groups.spread(fresh)
     state = {"deal_guard": record, "deal_id": workers.id, "deal": np.where(new_here, now, old)}
@@ -100,5 +102,5 @@ def _changed(
 def _slowest_s(o: Observation, groups: WorkersByJob, deal: Ints) -> Floats:
     """Predicted time (s) of the slowest step of each job at a deal."""
     w = o.workers
-    fixed_s = np.nan_to_num(w.fixed_s, nan=0.0)
+    fixed_s = or_else(w.fixed_s)
     return slowest_step(groups.first, w.response_s_per_sample, fixed_s, w.samples_per_step, deal.copy())

@@ -22,6 +22,7 @@ from equipoise.policies.kernels.dataflow import (
     imbalance,
     last_needed_first,
     link,
+    match_sorted,
     pick_shards,
 )
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
@@ -34,6 +35,7 @@ from equipoise.policies.stages.groups import (
     free_shards,
     group_workers,
     links_of,
+    or_else,
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_transport
@@ -176,8 +178,9 @@ class DataFlow(Stage):
         with np.errstate(divide="ignore", invalid="ignore"):
             # More samples per gradient make fewer gradients at the same speed.
             scale = np.where(redealt, state["samples"] / batch, 1.0)
-            phi = observation.jobs.noise_scale[workers.job]
-            norm = np.log(workers.gradient_norm) - np.where(phi >= 0, 0.5 * np.log1p(phi / batch), 0.0)
+            phi, norm = observation.jobs.noise_scale[workers.job], np.log(workers.gradient_norm)
+            if not np.isnan(phi).all():
+                norm -= np.where(phi >= 0, 0.5 * np.log1p(phi / batch), 0.0)
         norm[~np.isfinite(norm)] = np.nan
         state["samples"] = batch
         for column in ("rate_level", "rate_trend"):
@@ -213,14 +216,14 @@ class DataFlow(Stage):
     def _smooth_load(self, seen: Floats, load: Floats) -> Floats:
         """1 + L by worker, with `load` brought up to what is seen of it; 1 where nothing is known."""
         if not np.isnan(seen).all():
-            load += self.smoothing * np.nan_to_num(seen - load)
+            load += self.smoothing * or_else(seen - load)
             np.copyto(load, seen, where=np.isnan(load))
         factor: Floats = np.where(load > 0.0, 1.0 + load, 1.0)
         return factor
 
     def _acting(self, groups: WorkersByJob, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
         """S112's hysteresis: (job rows to remember, jobs to even out now)."""
-        before = np.isin(groups.rows, memory.get("acting", np.empty(0, dtype=np.int64)))
+        before = match_sorted(memory.get("acting", NO_ROWS), groups.rows) >= 0
         acting = (index > self.threshold) | (before & (index >= 0.5 * self.threshold))
         return groups.rows[acting | (before & np.isnan(index))], acting
 
@@ -284,7 +287,7 @@ def _remember_variance(state: dict[str, NDArray[Any]], what: str, error: Floats)
     variance = state[f"{what}_variance"]
     known = np.isfinite(error)
     gain = np.maximum(_MEMORY_GAIN, 1.0 / np.maximum(state[f"{what}_windows"], 1))
-    variance[known] += (gain * (error**2 - variance))[known]
+    np.add(variance, gain * (error**2 - variance), out=variance, where=known)
 
 
 def _why_not(index: Floats, has_data: bool) -> str:
@@ -334,7 +337,7 @@ def _carry_out(
     gives = np.zeros(len(workers), dtype=np.bool_)
     gives[flow[0]] = True
     movable = free_shards(observation, plan)
-    movable[movable] = gives[shards.worker[movable]]
+    movable &= gives[shards.worker]  # -1, where nobody owns it, is not movable
     rows = np.flatnonzero(movable)
     shard_first, rows = last_needed_first(rows, shards.worker, shards.needed_in_s, len(workers))
     return pick_shards(

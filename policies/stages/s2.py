@@ -33,6 +33,7 @@ from equipoise.policies.stages.groups import (
     group_workers,
     links_of,
     measurement_noise,
+    or_else,
     owned_after,
     room_bytes,
 )
@@ -205,7 +206,7 @@ class Tasks(Stage):
         workers, jobs = observation.workers, observation.jobs
         measured = workers.samples_per_step
         response_s = workers.response_s_per_sample
-        fixed_s = np.nan_to_num(workers.fixed_s, nan=0.0)
+        fixed_s = or_else(workers.fixed_s)
         rate = np.where(workers.capacity_samples_per_s > 0, workers.capacity_samples_per_s, 1 / response_s)
         rate = np.fmin(rate, workers.input_samples_per_s)  # what it can sustain
         target = resource_shares(

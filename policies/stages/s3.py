@@ -29,7 +29,7 @@ from equipoise.policies.kernels.sync import (
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.coefficient import adapted
 from equipoise.policies.stages.frozen import check_frozen
-from equipoise.policies.stages.groups import WorkersByJob, group_workers, moved_bytes
+from equipoise.policies.stages.groups import WorkersByJob, group_workers, moved_bytes, or_else
 from equipoise.policies.stages.guard import (
     Record,
     Verdict,
@@ -175,7 +175,7 @@ class Synchronisation(Stage):
         if self.mode == "formula":
             h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
         else:
-            std_s, gamma = step_deviation(observation), np.nan_to_num(jobs.gamma[rows], nan=1.0)
+            std_s, gamma = step_deviation(observation), or_else(jobs.gamma[rows], 1.0)
             whole, gain = best_interval(
                 groups.first, observation.workers.step_s, std_s, far_s, gamma,
                 np.where(acts, drift, np.nan), current, self.interval_max,
@@ -216,7 +216,7 @@ class Synchronisation(Stage):
         """S311: jobs whose interval waits for the new deal, with update speeds and data before and after."""
         workers = observation.workers
         dealt = plan.samples(observation)
-        grows = workers.step_s - np.nan_to_num(workers.fixed_s)
+        grows = workers.step_s - or_else(workers.fixed_s)
         with np.errstate(invalid="ignore", divide="ignore"):
             after_s = workers.step_s + grows * (dealt / workers.samples_per_step - 1)
         # A writable copy, so that one compiled version serves both calls.
@@ -290,7 +290,7 @@ class Synchronisation(Stage):
             if self.frozen == "S321":
                 used = np.where(np.isfinite(used), 1.0, used)
             load = step_s / np.maximum(step_s, others_s)  # 1 for the worker that its job waits for
-            delay = np.nan_to_num(workers.input_stall_s) / step_s
+            delay = or_else(workers.input_stall_s) / step_s
         least = float(np.nanmin(used[rows])) if np.isfinite(used[rows]).any() else np.nan
         if self.mode == "optimal":
             kappa = workers.share_kappa
@@ -341,7 +341,7 @@ def _planned_traffic(observation: Observation, groups: WorkersByJob, plan: Plan)
     out = moved_bytes(observation, plan.moves, incoming=False)
     into = moved_bytes(observation, plan.moves, incoming=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        busy_s = np.nan_to_num(np.maximum(out, into) / observation.nodes.nic_bytes_per_s, nan=0.0)
+        busy_s = or_else(np.maximum(out, into) / observation.nodes.nic_bytes_per_s)
     longest = busiest_node(groups.first, observation.workers.node, busy_s)
     return np.minimum(longest / max(observation.window_s, np.finfo(np.float64).tiny), 1.0)
 

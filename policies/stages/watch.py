@@ -15,6 +15,7 @@ from equipoise.policies.allocation.elastic import held_gpus, slowest_models
 from equipoise.policies.allocation.gangs import frozen
 from equipoise.policies.allocation.ranking import NodeState
 from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import Bools, Ints, Observation
 from equipoise.policies.stages.guard import Verdict, guard_empty, guard_review, guard_watch
@@ -39,7 +40,7 @@ def review(o: Observation, memory: Memory, noise: float, backoff_s: float) -> tu
     if not (len(rows) or len(memory["goodput_id"]) or len(memory["guard"]["id"])):
         return Verdict(rows, rows, np.empty(0)), memory
     goodput = o.jobs.goodput_samples_per_s[rows]
-    known = np.isin(rows, memory["goodput_id"])
+    known = match_sorted(memory["goodput_id"], rows) >= 0
     at = np.searchsorted(memory["goodput_id"], rows[known])
     seen, left, since_s = np.full((3, len(rows)), np.nan)
     since_s[:] = -np.inf
