@@ -45,7 +45,8 @@ class Zeus(Stage):
         if plan.power_cap_w is not None or not np.isfinite(nodes.power_max_w).any():
             return plan.because(self.name, "no node's power may be capped"), memory
         memory = memory or self.initial()
-        cap_w, kept, tried = nodes.power_max_w.copy(), list[tuple[int, float, float, Floats]](), 0
+        cap_w = np.where(nodes.up, nodes.power_max_w, nodes.power_cap_w)
+        kept, tried = list[tuple[int, float, float, Floats]](), 0
         known = {int(row): k for k, row in enumerate(memory["row"].tolist())}
         for row, gpus in self._alone(o):
             on = np.unique(o.gpus.node[gpus])

@@ -4,8 +4,9 @@ S111: the last gradient rate, and every gradient is sound. S112: equal data for 
 interfaces' rates in place of measured transfers. S212: fetches in the order of need. S213: late shards stay. S221,
 S222, S223: the deal stays. S311: intervals change while work is dealt anew. S312: intervals stay, of one level.
 S313: one interval for all levels of the network, and for all workers that push by themselves. S321: every part of a
-GPU counts as used alike. S322, S323: shares stay. S411: nodes as their GPU model. S412: jobs in order of arrival.
-S413: no change is undone. S421: nodes whatever uses them. S422: whole requests, in order, never changed.
+GPU counts as used alike. S322, S323: shares stay. S324: no power caps. S411: nodes as their GPU model. S412: jobs
+in order of arrival. S413: no change is undone. S421: nodes whatever uses them. S422: whole requests, in order,
+never changed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 STEPS = {
     "s1": ("S111", "S112", "S113"),
     "s2": ("S211", "S212", "S213", "S221", "S222", "S223"),
-    "s3": ("S311", "S312", "S313", "S321", "S322", "S323"),
+    "s3": ("S311", "S312", "S313", "S321", "S322", "S323", "S324"),
     "s4": ("S411", "S412", "S413", "S421", "S422"),
 }
 

@@ -39,6 +39,7 @@ from equipoise.policies.stages.groups import (
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_transport
+from equipoise.policies.stages.power import at_full_clock
 from equipoise.policies.stages.unsound import NO_ROWS, leave_out, suspect_gpus
 
 _STATE = {
@@ -106,6 +107,7 @@ class DataFlow(Stage):
 
         Also the jobs being evened, and the suspect GPUs.
         """
+        observation = at_full_clock(observation)
         if not len(observation.workers):
             plan, suspects = suspect_gpus(observation, plan, memory, NO_ROWS, self.suspect_s)
             return plan.because("s1", "no training job runs"), {**memory, **suspects}

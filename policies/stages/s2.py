@@ -38,6 +38,7 @@ from equipoise.policies.stages.groups import (
     room_bytes,
 )
 from equipoise.policies.stages.optimal import least_cost_assignment
+from equipoise.policies.stages.power import at_full_clock
 from equipoise.policies.stages.unsound import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
@@ -83,6 +84,7 @@ class Tasks(Stage):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Set fetch_order, moves of late shards and samples_per_step; memory holds the smoothed shares."""
+        observation = at_full_clock(observation)
         if not len(observation.workers):
             return plan.because("s2", "no training job runs"), memory
         groups = group_workers(observation)

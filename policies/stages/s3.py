@@ -1,7 +1,8 @@
 """S3, synchronisation frequency and virtual GPUs.
 
 S311 update speed and data before and after the reassignment, S312 synchronisation coefficient, S313 interval;
-S321 capability and use per virtual GPU, S322 shares, S323 quantised, applied under a guard.
+S321 capability and use per virtual GPU, S322 shares, S323 quantised, applied under a guard; S324 power of GPUs that
+wait, which is not of the source.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from equipoise.policies.stages.intervals import (
     level_intervals,
     step_deviation,
 )
+from equipoise.policies.stages.power import at_full_clock, caps_lifted, plan_caps
 from equipoise.policies.stages.pushes import do_not_wait, push_intervals
 from equipoise.policies.stages.redeals import review_deals
-from equipoise.policies.stages.slices import slice_gpus
-from equipoise.policies.stages.virtual import capability, gpu_room, virtual_gpus
+from equipoise.policies.stages.virtual import capability, gpu_room, slice_gpus, virtual_gpus
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Synchronisation(Stage):
     handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
     shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
     `spread` and its work is being dealt anew, its interval is kept: tasks first. New deals and shares that lower
-    goodput are rolled back.
+    goodput are rolled back. Where power may be capped, nodes whose GPUs all wait get the clock at which they would
+    just not, and `slack` more (`policies.stages.power`).
     The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 
@@ -84,6 +86,10 @@ class Synchronisation(Stage):
     share_floor: float = 0.1
     share_band: float = 0.02  # relative change of a share that is not worth making
     noise: float = 0.05  # a loss of goodput under this is noise
+    slack: float = (
+        0.02  # by which GPUs that wait, where power may be capped, stay ahead of what they wait for...
+    )
+    power_least: float = 1 / 3  # ... and the least cap, of the highest
     backoff_windows: int = 8  # first back-off after a roll-back, in windows; doubles each time
     frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
@@ -95,20 +101,23 @@ class Synchronisation(Stage):
             raise ValueError("delay and eta must be above 0, interval_max at least 1")
         if not (0 < self.share_damping <= 1 and 0 < self.share_floor <= 0.5):
             raise ValueError("share_damping must be in (0, 1], share_floor in (0, 0.5]")
+        if not (0 <= self.slack < 1 and 0 < self.power_least <= 1):
+            raise ValueError("slack must be in [0, 1), power_least in (0, 1]")
         if min(self.spread, self.hysteresis, self.share_band, self.noise, self.backoff_windows) < 0:
             raise ValueError("spread, hysteresis, share_band, noise and backoff_windows must not be negative")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Set sync_interval and gpu_share; memory holds the real intervals and the guard's record."""
+        observation = at_full_clock(observation)
         if self.frozen != "S312":
             plan = first_intervals(observation, plan, self.delay)
         if not len(observation.workers):
-            return plan.because("s3", "no training job runs"), memory
+            return caps_lifted(observation, plan).because("s3", "no training job runs"), memory
         groups = group_workers(observation)
         deals: dict[str, Any] = {}
         reviewed: dict[str, Any] = {}
+        backoff_s = self.backoff_windows * observation.window_s
         if self.frozen != "S311":
-            backoff_s = self.backoff_windows * observation.window_s
             plan, deals, reviewed = review_deals(observation, groups, plan, memory, self.noise, backoff_s)
         plan, state, sync = self._intervals(observation, groups, plan, memory)
         shares, record, virtual = self._shares(observation, groups, plan, memory.get("guard", guard_empty()))
@@ -117,8 +126,16 @@ class Synchronisation(Stage):
         ) if changes]  # fmt: skip
         if shares is not None:
             plan = plan.with_(gpu_share=shares)
+        power: dict[str, Any] = {}
+        caps: dict[str, Any] = {}
+        if self.frozen != "S324":
+            plan, power, caps = plan_caps(
+                observation, groups, plan, memory, self.slack, self.power_least, self.noise, backoff_s
+            )
+            done += ["caps power"] if caps.get("s324_changed") else []
         text = ", ".join(done) or "intervals and shares stay"
-        return plan.because("s3", text, **reviewed, **sync, **virtual), {**state, **deals, "guard": record}
+        state |= deals | power | {"guard": record}
+        return plan.because("s3", text, **reviewed, **sync, **virtual, **caps), state
 
     def _intervals(
         self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory

@@ -56,6 +56,7 @@ from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
+from equipoise.policies.stages.power import at_full_clock
 from equipoise.policies.stages.unsound import replace_suspects, shunned_gpus
 from equipoise.policies.stages.watch import (
     corrected,
@@ -162,7 +163,7 @@ class NodeAllocation(AllocationStage):
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Set the allocation; memory holds node speeds, the last goodputs and the guard's record."""
-        o = observation
+        o = observation = at_full_clock(observation)
         if plan.allocation is not None:
             return plan.because("s4", "an earlier stage has handed out GPUs already"), memory
         if not len(o.waiting) and not len(o.running):

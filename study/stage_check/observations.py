@@ -248,6 +248,9 @@ class Cluster:
                 storage_free_bytes=rng.choice([1e12, 2e7], nodes),
                 nic_bytes_per_s=rng.choice([1e9, 1e7], nodes),
                 nic_busy_ratio=rng.uniform(0, 1, nodes), ingest_samples_per_s=np.full(nodes, 1e4),
+                power_idle_w=np.resize([50.0, 50.0, np.nan], nodes),
+                power_max_w=np.resize([300.0, 300.0, np.nan], nodes),
+                power_cap_w=np.resize([300.0, 150.0, np.nan], nodes),
             ),
             gpus=Gpus.of(
                 node=self.node_of, model=self.node_of % self.gpu_models, job=self.holder,

@@ -98,6 +98,7 @@ RATIOS_HELD = {
     "lucid-packing",
     "optimus-marginal-gain",
     "zeus-power",
+    "power-slack",
 }
 """What these expect is held instead: ratios of papers (test_published.py, test_power.py), costs of pools."""
 TOO_LONG = {"shockwave-window"}

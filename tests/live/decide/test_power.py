@@ -119,6 +119,25 @@ def test_zeus_tries_caps_of_a_live_job() -> None:
     assert tried == [300.0, 200.0, 100.0, 200.0]
 
 
+def test_s3_caps_a_host_whose_ranks_wait_and_lifts_it_when_they_do_not() -> None:
+    """Ranks on two hosts; rank 0 needs 0.6 s of the 1 s that rank 1 needs, until that needs less."""
+    stage, cap_w, tried = make_stage("s3"), 300.0, []
+    memory = stage.initial()
+    for other_s in (1.0, 1.0, 1.0, 1.0, 0.6):
+        made = world(places(0, 1, hosts="ab"), allow={"power"})
+        made.power = [np.full(2, 100.0), np.full(2, 300.0), np.array([cap_w, 300.0])]
+        seen, clock = made.observe(), math.cbrt((cap_w - 100.0) / 200.0)
+        writable(seen.workers, "step_s")[:] = 0.6 / clock, other_s
+        writable(seen.workers, "wait_s")[:] = max(other_s - 0.6 / clock, 0.0), 0.0
+        seen.time_s, seen.window_s = 100.0 + 10.0 * len(tried), 10.0
+        plan, memory = stage.refine(seen, UNCHANGED, memory)
+        made.apply(plan)
+        if made.change.power_cap_w is not None:
+            cap_w = made.change.power_cap_w[0]
+        tried.append(cap_w)
+    assert tried == [300.0, 146.0, 146.0, 146.0, 300.0]
+
+
 def test_a_host_whose_ranks_may_not_all_be_capped_is_not() -> None:
     made = capped(300.0)
     made.power[2][1] = math.nan

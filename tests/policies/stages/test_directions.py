@@ -13,7 +13,7 @@ from equipoise.policies.kernels.sync import level_cost, step_spread, sync_coeffi
 from equipoise.policies.observation import Paths
 from equipoise.policies.registry import make_stage
 from tests.policies.observations import change, one_job
-from tests.policies.stages.test_parameters import decisions
+from tests.policies.stages.test_parameters import decisions, waiting
 
 FIRST = np.array([0, 2])
 UP, DOWN = 1, -1
@@ -158,6 +158,15 @@ def share_after(use=1.0, load=1.0, delay=0.0, held=0.5):
                            np.array([load, 1.0]), np.array([delay, 0.0]), 0.5, 0.05)[0]  # fmt: skip
 
 
+def cap_of_0(interval=1, **seen):
+    """Cap (W) of the node of worker 0, which waits in two windows in a row."""
+    o = waiting(job={"sync_interval": interval, "drift": 0.01}, **seen)
+    stage, memory = make_stage("s3", {"power_least": 0.2}), {}
+    for _ in range(2):
+        plan, memory = stage.refine(o, UNCHANGED, memory)
+    return 300.0 if plan.power_cap_w is None else plan.power_cap_w[0]
+
+
 def cost(near_s=0.1, ratio=0.3, every=4):
     return level_cost(1, every, np.full(4, 1.0), np.zeros(4), near_s, 2.0, 1.0, 0.05, ratio)
 
@@ -218,6 +227,12 @@ CASES = [
     ("S322 R: who has more keeps more", share_after, "held", 0.5, 0.7, UP),
     ("S322 lambda: who is waited for gets more", share_after, "load", 1.0, 0.4, DOWN),
     ("S322 delta: who waits for input gets less", share_after, "delay", 0.0, 2.0, DOWN),
+    ("S324 pace: the slower the slowest, the less power", cap_of_0, "others_s", 15.0, 17.0, DOWN),
+    ("S324 pace: who waits for input needs less power",
+     lambda s: cap_of_0(stall_s=s, others_s=12.0), "s", 0.0, 4.0, DOWN),
+    ("S324 lead: steps that vary need more power", cap_of_0, "step_cov", 0.0, 0.03, UP),
+    ("S324 lead: of many steps between exchanges the mean varies less",
+     lambda h: cap_of_0(interval=h, step_cov=0.03), "h", 1, 4, DOWN),
 ]  # fmt: skip
 
 

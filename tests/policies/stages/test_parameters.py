@@ -20,6 +20,7 @@ PLANNED = (
     "allocation",
     "gradient_weight",
     "suspect",
+    "power_cap_w",
 )
 
 
@@ -98,6 +99,14 @@ def shares_undone(loss, *later_s):
     ]
 
 
+def waiting(cap_w=300.0, *, own_s=12.0, others_s=15.0, stall_s=0.0, **more):
+    """Worker 0 of four on a GPU of 50 to 300 W, of which all work `own_s` a step, but the last one `others_s`."""
+    o = one_job(24 / np.array([own_s, own_s, own_s, others_s]), samples=[24] * 4, **more)
+    whole_s = o.workers.step_s + np.array([stall_s, 0.0, 0.0, 0.0])
+    o = change(o, "workers", wait_s=whole_s.max() - whole_s, input_stall_s=[stall_s, 0.0, 0.0, 0.0])
+    return change(o, "nodes", power_idle_w=50.0, power_max_w=300.0, power_cap_w=cap_w)
+
+
 def queue(*jobs, sizes=(1,), **more):
     return [cluster(list(sizes), list(jobs), **more)]
 
@@ -140,6 +149,8 @@ CASES = {
     "s3.share_damping": ((0.2, 1.0), [shares()]),
     "s3.share_floor": ((0.1, 0.45), [shares()]),
     "s3.share_band": ((0.02, 5.0), [shares()]),
+    "s3.slack": ((0.02, 0.1), [waiting()] * 2),
+    "s3.power_least": ((1 / 3, 0.9), [waiting()] * 2),
     "s3.noise": ((0.01, 0.3), shares_undone(0.1)),
     "s3.backoff_windows": ((1, 100), shares_undone(0.5, 140.0, 150.0)),
     "s4.ageing": ((1e-4, 4.0), queue(LONG, BRIEF)),

@@ -18,8 +18,8 @@ COLUMNS = {
 }
 WHO_AND_WHERE = {
     "gpus.job", "gpus.model", "gpus.node", "jobs.rigid", "jobs.state", "nodes.first_gpu", "paths.source",
-    "paths.target", "shards.id", "shards.node", "shards.worker", "speeds.gpu_model", "speeds.gpus", "speeds.job",
-    "stores.job", "stores.node", "workers.gpu", "workers.id", "workers.job", "workers.node",
+    "paths.target", "shards.id", "shards.job", "shards.node", "shards.worker", "speeds.gpu_model", "speeds.gpus",
+    "speeds.job", "stores.job", "stores.node", "workers.gpu", "workers.id", "workers.job", "workers.node",
 }  # fmt: skip
 """What names a row, or says which rows belong together, or of what kind one is."""
 SHOWN = {
@@ -72,6 +72,9 @@ SHOWN = {
     "nodes.gpus_free": "test_s4::test_heavy_nodes_come_first_and_among_equals_those_with_least_free",
     "nodes.nic_busy_ratio": "S422 d: not behind a busy interface",
     "nodes.nic_bytes_per_s": "S422 d: not behind a slow interface",
+    "nodes.power_cap_w": "test_power::test_other_stages_see_what_would_be_without_caps",
+    "nodes.power_idle_w": "test_power::test_three_of_four_wait_for_the_last",
+    "nodes.power_max_w": "test_power::test_nothing_is_capped_without_leave_or_where_it_is_frozen",
     "nodes.rack": "S422 racks: dear exchanges stay in one",
     "nodes.storage_free_bytes": "test_s1::test_s113_a_full_node_receives_nothing",
     "nodes.up": "test_s4::test_dead_nodes_are_left_alone",
