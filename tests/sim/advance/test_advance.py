@@ -95,7 +95,7 @@ def run_pairs(seed: int, number: int) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_fast_advance_equals_event_by_event(part: int) -> None:
-    run_pairs(1000 + part, 25)
+    run_pairs(1000 + part, 50)
 
 
 @pytest.mark.long
