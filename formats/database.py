@@ -15,13 +15,13 @@ def database() -> duckdb.DuckDBPyConnection:
     Opening a database takes 20 ms of processor time, a further connection to it a hundredth of that. Who makes
     tables or views in it, or changes its settings, needs `own_database`.
     """
-    for known in _shared:
+    if _shared:
         try:
-            connection = known.cursor()
+            connection = _shared[0].cursor()
             connection.execute("SELECT 1").fetchall()
+            return connection
         except duckdb.Error:  # after an error inside DuckDB a database answers nothing any more
-            break
-        return connection
+            pass
     _shared[:] = [own_database()]
     return _shared[0].cursor()
 

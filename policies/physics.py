@@ -175,12 +175,8 @@ def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
     Largest remainders are rounded up, among equal ones the larger share (a faster worker needs less time for
     a unit), then the lower index. Needs low * n <= units <= sum(cap).
     """
-    dealt, worker, key = (
-        np.empty(ideal.size, dtype=np.int64),
-        np.empty(ideal.size, dtype=np.int64),
-        np.empty(ideal.size),
-    )
-    deal_remainders(ideal, units, low, cap, dealt, worker, key)
+    dealt, worker = np.empty(ideal.size, dtype=np.int64), np.empty(ideal.size, dtype=np.int64)
+    deal_remainders(ideal, units, low, cap, dealt, worker, np.empty(ideal.size))
     return dealt
 
 

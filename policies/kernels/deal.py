@@ -170,12 +170,8 @@ def deal_by_share(
     whole, parts = np.empty((3, samples.size), dtype=np.int64), np.empty((2, samples.size))
     for k in range(first.size - 1):
         begin, end, micro = first[k], first[k + 1], max(micro_batch[k], 1)
-        units, cap, part, ideal = (
-            batch[k] // micro,
-            whole[0, begin:end],
-            whole[1, begin:end],
-            parts[0, begin:end],
-        )
+        units, cap, part = batch[k] // micro, whole[0, begin:end], whole[1, begin:end]
+        ideal = parts[0, begin:end]
         low, fits = _bounds(samples_max, begin, micro, units, cap)
         if not (wanted[k] and fits):
             continue

@@ -86,10 +86,8 @@ class Synchronisation(Stage):
     share_floor: float = 0.1
     share_band: float = 0.02  # relative change of a share that is not worth making
     noise: float = 0.05  # a loss of goodput under this is noise
-    slack: float = (
-        0.02  # by which GPUs that wait, where power may be capped, stay ahead of what they wait for...
-    )
-    power_least: float = 1 / 3  # ... and the least cap, of the highest
+    slack: float = 0.02  # by which GPUs with capped power stay ahead of what they wait for
+    power_least: float = 1 / 3  # least cap, of a node's highest power
     backoff_windows: int = 8  # first back-off after a roll-back, in windows; doubles each time
     frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
 
