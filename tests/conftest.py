@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,6 +63,10 @@ def pytest_collection_finish() -> None:
     """What has been collected stays to the end: half a million objects less for each search for cycles."""
     gc.enable()
     gc.freeze()
+    if (
+        "torch" in sys.modules
+    ):  # the processors are shared already, and a thread that waits for another one computes
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_unconfigure() -> None:

@@ -1,5 +1,8 @@
 """Tests marked `long`: left out of `make test`; `make test-long` runs them and goes on where it stopped.
 
+Property tests are in both: a part of the examples that they ask for in `make test`, several times as many in the
+long tests, and just as many where a test is named.
+
 A test that passed is not run again while the code is the same (commit and uncommitted changes). When all have
 passed, `docs/test-long.md` says when, on which commit, and how long they took.
 """
@@ -16,9 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "test-long.md"
+EXAMPLES_OF_THE_SUITE, EXAMPLES_OF_LONG_TESTS = 0.3, 5
+FEWEST = 10
+"""Examples of a property test, as a share of those that it asks for; where it asks for more, so many are left."""
 
 
 def code() -> str:
@@ -68,6 +75,13 @@ def page(passed: Passed) -> str:
     )
 
 
+def _draw(test: Any, share: float) -> None:
+    """Have a property test draw such a share of the examples that it asks for, of ten or more no fewer than ten."""
+    asked = test._hypothesis_internal_use_settings  # Hypothesis has no public way to change them
+    number = max(round(share * asked.max_examples), min(asked.max_examples, FEWEST))
+    test._hypothesis_internal_use_settings = settings(asked, max_examples=number)
+
+
 class LongRun:
     """Chooses the tests, and in the process that collects results notes what passed."""
 
@@ -93,10 +107,18 @@ class LongRun:
         named = any("::" in argument for argument in config.args)  # someone asks for this very test
         if self.file is None and named:
             return
+        tests = {getattr(item, "obj", None): None for item in items}  # once each, whatever its parameters
+        properties = {test for test in tests if is_hypothesis_test(test)}
+        for test in properties:
+            _draw(test, EXAMPLES_OF_THE_SUITE if self.file is None else EXAMPLES_OF_LONG_TESTS)
         keep = [
             item
             for item in items
-            if ("long" in item.keywords) == (self.file is not None) and item.nodeid not in self.before
+            if item.nodeid not in self.before
+            and (
+                ("long" in item.keywords) == (self.file is not None)
+                or (self.file is not None and getattr(item, "obj", None) in properties)
+            )
         ]
         kept = set(keep)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])

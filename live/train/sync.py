@@ -127,10 +127,10 @@ class LocalSteps:
             kept[:] = [a + b for a, b in zip(kept, samples, strict=True)]
 
     def weights(self) -> list[float]:
-        """Each rank's part in the mean of all replicas; empty without any samples."""
+        """Each rank's part in the mean of all replicas; all alike where no sample counted (`weighted`)."""
         total = math.fsum(self._samples)
         if total == 0:
-            return []
+            return [1.0 / len(self._samples)] * len(self._samples)
         if self.near is None or self._turn == 0:
             return [s / total for s in self._samples]
         inside = self.near_weights()

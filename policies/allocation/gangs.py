@@ -323,6 +323,7 @@ def start_in_order(
     `strict` stops at the first that cannot; else it is passed over. Returns the jobs started and whether
     the queue ended before the room did.
     """
+    queue = frozen(queue)
     at, left = _first_that_may(queue, strict, requests, columns.free, columns.room)
     if at < 0:
         return NO_GRANTS, at == -2 and (not strict or not len(queue))
@@ -407,7 +408,7 @@ def reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
 @jit_in_place
 def place_gang(
     columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints,
-    alike: bool = False,
+    alike: bool,
 ) -> bool:  # fmt: skip
     """Place one gang (see `placement.place`); writes its GPUs to `out` and takes them out of the columns."""
     return place(room_of(columns), wanted, share, memory_bytes, alike, rule, out, ZERO)

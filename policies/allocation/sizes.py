@@ -234,7 +234,8 @@ def placed(draft: Draft, nodes: NodeState, row: int, gpus: int, model: int) -> I
         order = columns.order
         only = frozen(order[(nodes.model[order] == model) & ~closed[order]])
         out = np.empty(gpus, dtype=np.int64)
-        if place_gang(working(columns._replace(group=NO_ROWS, order=only)), gpus, 1.0, need, WEIGHTED, out):
+        room = working(columns._replace(group=NO_ROWS, order=only))
+        if place_gang(room, gpus, 1.0, need, WEIGHTED, out, False):
             return out
     return NO_ROWS
 

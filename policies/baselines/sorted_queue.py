@@ -228,8 +228,8 @@ def key_columns(
 
 def _runs(memory: Memory) -> Runs:
     return (
-        memory["key"], memory["row"], memory["head"],
-        memory["new_key"], memory["new_row"], memory["new_head"],
+        frozen(memory["key"]), frozen(memory["row"]), memory["head"],
+        frozen(memory["new_key"]), frozen(memory["new_row"]), memory["new_head"],
     )  # fmt: skip
 
 

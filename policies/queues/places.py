@@ -50,7 +50,7 @@ def place_job(
         if share >= 1.0 and int(left.sum()) < wanted:
             continue
         columns = working(room._replace(up=frozen(room.up & mask), free=frozen(left)))
-        if place_gang(columns, wanted, share, memory, rule, out):
+        if place_gang(columns, wanted, share, memory, rule, out, False):
             return out
     return None
 

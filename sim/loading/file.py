@@ -251,7 +251,10 @@ def _replaced(data: Any, loc: tuple[str | int, ...]) -> bool:
     """Put a stand-in where a job or model is that nobody can read; False elsewhere."""
     if len(loc) != 3 or loc[:2] not in (("workload", "models"), ("workload", "jobs")):
         return False
-    entries, key = data["workload"].get(loc[1]), loc[2]
+    entries, key = (
+        data.get("workload", {}).get(loc[1]),
+        loc[2],
+    )  # nothing is left of a section that went before
     there = key in entries if isinstance(entries, dict) else isinstance(key, int) and key < len(entries or ())
     if there:
         entries[key] = {"sample_time": 1.0} if loc[1] == "models" else {"duration": 1.0}

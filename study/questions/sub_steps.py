@@ -124,6 +124,13 @@ def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         yield "S322", f"other shares on {_count(v['s322_changed_gpus'], 'GPU')}"
         if v["s323_kept"] or v["s323_rolled_back"]:
             yield "S323", f"of earlier changes {v['s323_kept']} kept, {v['s323_rolled_back']} undone"
+    if v.get("s324_capped") or v.get("s324_changed"):
+        text = f"power of {_count(v['s324_capped'], 'node')} capped, the least at {v['s324_least_w']:.0f} W a GPU"
+        text += f"; caps of {_count(v['s324_changed'], 'node')} changed" if v["s324_changed"] else ""
+        text += (
+            f"; full clocks again in {_count(v['s324_rolled_back'], 'job')}" if v["s324_rolled_back"] else ""
+        )
+        yield "S324", text
 
 
 def _s4(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:

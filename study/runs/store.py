@@ -21,7 +21,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from equipoise.formats.database import database
+from equipoise.formats.database import own_database
 from equipoise.policies.files import replacing
 from equipoise.policies.plain import from_json
 from equipoise.sim.scenario.tree import InputError
@@ -122,7 +122,7 @@ def write_copy(db: sqlite3.Connection, target: Path) -> None:
 
     Raises sqlite3.Error, duckdb.Error and OSError.
     """
-    with replacing(target) as draft, database() as connection:
+    with replacing(target) as draft, own_database() as connection:
         connection.execute(f"SET memory_limit = '{COPY_MIB}MiB'")
         connection.execute(f"SET temp_directory = {text(f'{draft}.spilt')}")  # made only when there is more
         copy_runs(db, connection)
@@ -358,7 +358,7 @@ def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
     nothing of the kind in the folder, or it is damaged.
     """
     folder = Path(folder)
-    connection = database()
+    connection = own_database()
     try:
         _add_views(connection, folder)
     except (duckdb.Error, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces import kubernetes
 from equipoise.sim.traces.read import Trace, read_trace
 
 SACCT = """\
@@ -234,6 +236,21 @@ def test_what_workloads_of_kueue_ask_for_travels_to_the_jobs(tmp_path: Path) -> 
     times = zip(made.jobs["start_s"], made.jobs["completion_s"], strict=True)
     jobs = dict(zip(made.jobs["name"].tolist(), times, strict=True))
     assert jobs == {"lab/a": (0.0, 1200.0), "lab/b": (0.0, 2400.0), "lab/c": (1200.0, 2400.0)}
+
+
+@pytest.mark.parametrize(
+    ("level", "word"),
+    [
+        ("kubernetes.io/hostname", "node"),
+        ("topology.kubernetes.io/zone", "rack"),
+        ("cloud.provider.com/topology-rack", "rack"),
+    ],
+)
+def test_what_is_above_a_host_is_a_rack(level: str, word: str) -> None:
+    asked = [
+        SimpleNamespace(topology=kind, level=level) for kind in ("required", "preferred", "unconstrained")
+    ]
+    assert [kubernetes._together(each) for each in asked] == [f"{word}-required", f"{word}-preferred", ""]  # type: ignore[arg-type]
 
 
 def test_pods_of_one_owner_are_one_gang(tmp_path: Path) -> None:

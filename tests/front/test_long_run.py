@@ -16,11 +16,16 @@ from tests.conftest import pytest_addoption, pytest_configure, pytest_xdist_auto
 """
 TESTS = """
 import pathlib, pytest
+from hypothesis import given, settings, strategies
 @pytest.mark.long
 def test_a(): pass
 @pytest.mark.long
 def test_b(): assert pathlib.Path("mended").exists()
 def test_c(): pass
+@settings(max_examples=40, database=None)
+@given(strategies.integers())
+def test_d(n):
+    with pathlib.Path("drawn").open("a") as file: file.write(".")
 """
 
 
@@ -47,10 +52,15 @@ def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_x.py").write_text(TESTS)
-    assert "1 passed, 2 deselected" in run(tmp_path)
-    assert "1 failed, 1 passed, 1 deselected" in run(tmp_path, "--long", "passed")
+    drawn = tmp_path / "drawn"
+    assert "2 passed, 2 deselected" in run(tmp_path)
+    assert drawn.stat().st_size == 12
+    drawn.unlink()
+    assert "1 failed, 2 passed, 1 deselected" in run(tmp_path, "--long", "passed")
+    assert drawn.stat().st_size == 200
     (tmp_path / "mended").touch()
-    assert "1 passed, 2 deselected" in run(tmp_path, "--long", "passed")
+    assert "1 passed, 3 deselected" in run(tmp_path, "--long", "passed")
+    assert drawn.stat().st_size == 200
 
 
 def test_only_the_same_code_counts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -386,6 +387,22 @@ def test_what_is_to_be_kept_needs_a_folder(
 # -- what is there already -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a scenario, a sweep, a run, and one whose events are gone."""
+    made = tmp_path_factory.mktemp("whole")
+    case = scenario(workload={"jobs": [{"gpus": 1, "duration": 10.0}]})
+    (made / "case.yaml").write_text(yaml.safe_dump(json.loads(case.model_dump_json(exclude_defaults=True))))
+    (made / "sweep.yaml").write_text(
+        "{schema_version: 1, name: s, scenario: case.yaml, policies: [fifo], seeds: 1, "
+        "parameters: {workload.jobs.0.gpus: [1]}}"
+    )
+    equipoise.run(made / "case.yaml", out=made / "run", timeline=True)
+    shutil.copytree(made / "run", made / "damaged")
+    (made / "damaged" / "timeline" / "events.parquet").write_bytes(b"")
+    return made
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -417,18 +434,11 @@ def test_what_is_to_be_kept_needs_a_folder(
     ],
 )
 def test_nothing_that_is_there_is_destroyed(
-    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    line: str, says: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    case = scenario(workload={"jobs": [{"gpus": 1, "duration": 10.0}]})
-    Path("case.yaml").write_text(yaml.safe_dump(json.loads(case.model_dump_json(exclude_defaults=True))))
-    Path("sweep.yaml").write_text(
-        "{schema_version: 1, name: s, scenario: case.yaml, policies: [fifo], seeds: 1, "
-        "parameters: {workload.jobs.0.gpus: [1]}}"
-    )
-    for folder in ("run", "damaged"):
-        equipoise.run("case.yaml", out=folder, timeline=True)
-    Path("damaged/timeline/events.parquet").write_bytes(b"")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert main(shlex.split(line)) == 2
     assert says in capsys.readouterr().err

@@ -43,6 +43,8 @@ PLAYED = {
 
 def sleeps(text: str) -> Iterator[tuple[int, bool]]:
     """(line, whether it is in a loop with a deadline) of each sleep, also of programs in texts."""
+    if "sleep" not in text:
+        return
     tree = ast.parse(textwrap.dedent(text))
     waited = {
         id(inner)

@@ -102,6 +102,7 @@ def killed(lab: Lab, name: str, number: int, dice: random.Random) -> None:
 
 
 def full(lab: Lab, name: str, nth: int, code: int) -> None:
+    wanted, _, _ = lab.undisturbed(name)
     folder = lab.fresh()
     before = held(folder)
     ended = lab.do(name, folder, disk=[nth, code])
@@ -115,6 +116,7 @@ def full(lab: Lab, name: str, nth: int, code: int) -> None:
                 str(folder),
                 f"stdout: {os.strerror(code)}",
                 *(w for w in COMMANDS[name].split() if "." in w),
+                *(path for path in wanted if path not in before),  # what it writes
             )
         ) or ("new" in last or "kept" in last or "compared" in last or "shards" in last or "drawn" in last), (
             ended

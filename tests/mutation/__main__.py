@@ -18,18 +18,22 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from functools import cache
 from typing import Any
 
 from tests.mutation import reach
+from tests.mutation.asked import Lines, Test
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOT, Mutant, files, mutants, room_of
-from tests.mutation.trial import Limits, digest, prepare, trial, written
+from tests.mutation.trial import Ended, Limits, digest, prepare, trial, written
 
 PLACE = ROOT / ".mutation"
 TREE = PLACE / "tree"
 TRIED = PLACE / "tried.jsonl"
+_FIRST = 20
+"""So many tests are asked before the others."""
 
 
 def main() -> int:
@@ -58,7 +62,7 @@ def main() -> int:
         chosen = [mutant for mutant in chosen if int(low) <= mutant.line <= int(high or low)]
     else:
         chosen = sorted(chosen, key=lambda mutant: mutant.lot(given.seed))[: given.draw]
-    lines = reach.Lines(TREE, PLACE, asked)
+    lines = Lines(TREE, PLACE, asked)
     known = _known()
     count: Counter[tuple[str, str]] = Counter()
     for k, mutant in enumerate(chosen):
@@ -71,7 +75,9 @@ def main() -> int:
         if kept is None or kept["code"] != state["code"] or (
             kept["outcome"] == "survived" and kept["tests"] != state["tests"]
         ):  # fmt: skip
+            begin_s = time.monotonic()
             kept = _try(mutant, sources[mutant.path], tests) | state
+            kept |= {"asked": len(tests), "s": round(time.monotonic() - begin_s, 1)}
             _keep(kept)
         outcome = kept["outcome"]
         if outcome == "survived" and kept["change"] in EQUIVALENT.get(mutant.path, {}):
@@ -137,8 +143,8 @@ def _copy_tree() -> None:
             shutil.copy2(source, target)
 
 
-def _try(mutant: Mutant, source: str, tests: list[reach.Test]) -> dict[str, Any]:
-    """Run the tests on the changed file."""
+def _try(mutant: Mutant, source: str, tests: list[Test]) -> dict[str, Any]:
+    """Run the tests on the changed file; of those with compiled kernels only what fails twice has noticed it."""
     changed, change = mutant.change(source)
     kept: dict[str, Any] = {"name": mutant.name, "line": mutant.line, "change": change, "outcome": "survived"}
     try:
@@ -148,23 +154,35 @@ def _try(mutant: Mutant, source: str, tests: list[reach.Test]) -> dict[str, Any]
     if not tests:
         return kept
     took_s = {test.name: test.seconds for test in tests}
-    limits = Limits(lambda name: 15.0 + 10.0 * took_s.get(name, 1.0))
+    limits = Limits(lambda name: 30.0 + 10.0 * took_s.get(name, 1.0))
     with written(TREE / mutant.path, changed):
-        for plain in (True, False):
-            asked = [test.name for test in tests if test.plain == plain]
-            if not asked:
-                continue
-            ended = trial(
-                asked, 60.0 + 5.0 * sum(took_s.values()), PLACE / "log", plain=plain,
-                kernels=_kernels(mutant.path), plugins=[limits],
-            )  # fmt: skip
-            if ended.code == 4 and "ERROR collecting" not in ended.said:  # there are no such tests
-                raise SystemExit(f"{mutant.name}: {ended.said}")
-            if ended.code:
+        for asked in _in_turn(tests):
+            while asked:
+                ended = _asked(mutant, asked, limits)
+                if ended.code == 4 and "ERROR collecting" not in ended.said:  # there are no such tests
+                    raise SystemExit(f"{mutant.name}: {ended.said}")
+                if not ended.code:
+                    break
                 failed = [line for line in ended.said.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 by = failed[0][:200] if failed else f"exit code {ended.code}"
-                return kept | {"outcome": "killed", "by": by}
+                which = [k for k, test in enumerate(asked) if by.startswith(f"FAILED {test.name} ")]
+                if asked[0].plain or not which or _asked(mutant, [asked[which[0]]], limits).code:
+                    return kept | {"outcome": "killed", "by": by}
+                asked = asked[which[0] + 1 :]  # it failed by something else: the load, say
     return kept
+
+
+def _in_turn(tests: list[Test]) -> list[list[Test]]:
+    """The first ones alone: where they notice, no other file is imported. Those with plain kernels first."""
+    parts = [[test for test in tests if test.plain == plain] for plain in (True, False)]
+    return [some for part in parts for some in (part[:_FIRST], part[_FIRST:])]
+
+
+def _asked(mutant: Mutant, tests: list[Test], limits: Limits) -> Ended:
+    return trial(
+        [test.name for test in tests], 90.0 + 5.0 * sum(test.seconds for test in tests), PLACE / "log",
+        plain=tests[0].plain, kernels=_kernels(mutant.path), plugins=[limits],
+    )  # fmt: skip
 
 
 @cache

@@ -7,6 +7,12 @@ _CAP = "no worker ever has more units than its cap"
 _SIZE = "sizes are never negative, and a sum of them is not"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
+    "live/queue/loop.py": {
+        "state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([1, 2, 1, 1]), -> "
+        "state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([ 0, 2, 1, 1]),": (
+            "what is decided of the made-up queue is thrown away: it has kernels compiled"
+        ),
+    },
     "policies/kernels/deal.py": {
         "early, late = 0.0, 0.0 -> early, late = -1.0, 0.0": _HEAP,
         "early, late = 0.0, 0.0 -> early, late = 0.0, 1.0": _HEAP,
@@ -40,6 +46,19 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "held.gpu.item() if gpus == 1 else int(held.gpu.min()), _REASON[reason], *listed, -> "
         "held.gpu.item() if gpus == 0 else int(held.gpu.min()), _REASON[reason], *listed,": (
             "the least of one GPU is that one, only later"
+        ),
+    },
+    "study/runs/make.py": {
+        "if jobs > 1 or dask is not None: -> if jobs != 1 or dask is not None:": (
+            "fewer than one process is refused before"
+        ),
+    },
+    "study/runs/store.py": {
+        'if kind == "BIGINT": -> if kind is "BIGINT":': "kinds are those of `KINDS`, texts that Python has once",
+    },
+    "study/runs/across.py": {
+        "if line.value is not _NONE: -> if line.value != _NONE:": (
+            "a scenario's value is equal to it only without any run, and then its ratio is unknown, too"
         ),
     },
     "sim/world/room.py": {

@@ -18,7 +18,7 @@ ROOMS = {
     "sim/ledger": "ledger of time",
     "sim": "sim, other",
     "live": "live",
-    "study/runs/store.py": "ledger of runs",
+    "study/runs": "ledger of runs",
 }
 """By the beginning of a path the room that is reported; a file belongs to the longest."""
 _SILENT = (

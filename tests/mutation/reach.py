@@ -1,23 +1,25 @@
 """Which test reaches which line, as Coverage.py saw it; kept per test file in `.mutation/reach/`.
 
-A test of `PLAIN` that fails with kernels as plain Python is looked at, and later asked, with compiled ones; one
-that fails then, too, can notice nothing, and is named.
+A test of `PLAIN` that fails with kernels as plain Python is looked at, and later asked, with compiled ones; of the
+other rooms the processes that a test starts are looked at, too, and where it fails by that, they are not. One that
+fails then, too, can notice nothing, and is named.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache, cached_property
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.mutants import statement
-from tests.mutation.trial import Limits, Reached, digest, trial
+import pytest
+
+from tests.mutation.children import follow, reached
+from tests.mutation.trial import Limits, digest, trial
 
 PLAIN = ("policies", "sim")
 ROOMS = (*PLAIN, "live", "study", "soak", "formats", "front")
@@ -29,34 +31,13 @@ LEFT_OUT = (
     "front/test_readme",
 )
 """Tests of other things, or that take minutes."""
-FILE_S = 600.0
-LIMIT_S = 60.0
+FILE_S = 1800.0
+LIMIT_S = 90.0
 """A test that takes longer is not asked."""
-BUDGET_S = 60.0
-"""Tests of one change, by the time that they take without it."""
 
 
-@dataclass(frozen=True)
-class Test:
-    """One test, and how long it takes."""
-
-    name: str
-    seconds: float
-    plain: bool  # whether it is run with kernels as plain Python
-
-    @property
-    def path(self) -> str:
-        """Its file."""
-        return self.name.partition("::")[0]
-
-
-def has_kernels(path: Path) -> bool:
-    """Whether Numba compiles something of this file."""
-    text = path.read_text(encoding="utf-8")
-    return "\n@jit" in text and path.name != "jit.py"
-
-
-def _test_files(tree: Path, below: tuple[str, ...] = ("",)) -> Iterator[Path]:
+def files_of_tests(tree: Path, below: tuple[str, ...] = ("",)) -> Iterator[Path]:
+    """Those below `tests/` whose path begins so, but what is left out."""
     for room in ROOMS:
         for path in sorted((tree / "tests" / room).rglob("test_*.py")):
             name = path.relative_to(tree / "tests").as_posix()
@@ -69,9 +50,10 @@ def record(tree: Path, place: Path, below: tuple[str, ...] = ("",)) -> None:
     code = "from equipoise.policies.kernels.jit import kernel_source_hash; print(kernel_source_hash())"
     told = subprocess.run([sys.executable, "-c", code], cwd=tree, check=True, capture_output=True, text=True)
     (place / "kernels").write_text(told.stdout.strip())
-    for path in _test_files(tree, below):
-        kept = _kept(tree, place, path)
-        now = digest(path, Path(__file__), Path(trial.__code__.co_filename))
+    how = [tree / "tests" / "mutation" / f"{name}.py" for name in ("reach", "plain", "children")]
+    for path in files_of_tests(tree, below):
+        kept = kept_of(tree, place, path)
+        now = digest(path, *how)
         if kept.is_file() and json.loads(kept.read_text())["test"] == now:
             continue
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +61,10 @@ def record(tree: Path, place: Path, below: tuple[str, ...] = ("",)) -> None:
         kept.write_text(json.dumps(found | {"test": ""}))
         name = path.relative_to(tree).as_posix()
         asked = [name]
-        for plain in (True, False) if name.split("/")[1] in PLAIN else (False,):
-            plugin, limits = Reached(tree, kept, plain), Limits(lambda _: LIMIT_S)
+        kernels = name.split("/")[1] in PLAIN
+        for first in (True, False):
+            plain, started = first and kernels, place / "started" if first and not kernels else None
+            plugin, limits = Reached(tree, kept, plain, started), Limits(lambda _: LIMIT_S)
             trial(
                 asked,
                 FILE_S,
@@ -99,59 +83,119 @@ def record(tree: Path, place: Path, below: tuple[str, ...] = ("",)) -> None:
         print(*(f"{test}: cannot be looked at" for test in asked), sep="\n", end="\n" if asked else "")
 
 
-def _kept(tree: Path, place: Path, path: Path) -> Path:
+def kept_of(tree: Path, place: Path, path: Path) -> Path:
+    """Where what was found of a test file is kept."""
     name = path.relative_to(tree).as_posix().replace("/", "-")
     return place / "reach" / f"{name}.json"
 
 
-class Lines:
-    """What was kept."""
+class Reached:
+    """A plugin of pytest: which lines each test reached, and how long it took; added to `kept` at the end.
 
-    def __init__(self, tree: Path, place: Path, below: tuple[str, ...] = ("",)) -> None:
-        self.tree, self.place, self.below = tree, place, below
+    What a fixture did that several tests share counts for each of them, its time, too.
+    """
 
-    @cached_property
-    def _kept(self) -> list[dict[str, Any]]:
-        kept = (_kept(self.tree, self.place, path) for path in _test_files(self.tree, self.below))
-        return [json.loads(path.read_text()) for path in kept if path.is_file()]
+    def __init__(self, tree: Path, kept: Path, plain: bool, started: Path | None = None) -> None:
+        self.tree, self.kept, self.plain = tree, kept, plain
+        self.started = started  # the folder for what processes write that a test starts; None: not looked at
+        self.shared: dict[str, set[str]] = {}  # by test: fixtures
+        self.seconds: dict[str, float] = {}  # by test or fixture
+        self.lines: dict[str, dict[str, int]] = {}  # by test or fixture, by file: the mask
+        self.failed: set[str] = set()
+        self.skipped: set[str] = set()
+        self.now: list[str] = []
+        self.coverage: Any = None
 
-    @cache  # noqa: B019 (one object a start)
-    def noticing(self, path: str, line: int) -> list[Test]:
-        """Tests that reach the statement, the quickest first (all that reach the file when the statement runs at
-        its import, or the file has changed since), then those that reach the file, for what is kept from one test
-        to the next, then others of the same test files. At least one, then as many as `BUDGET_S` allows.
-        """
-        file = self.tree / path
-        lines, imported = statement(ast.parse(file.read_text(encoding="utf-8")), line)
-        mask = sum(1 << k for k in lines)
-        now = digest(file)
-        near, far, others = list[Test](), list[Test](), list[Test]()
-        for kept in self._kept:
-            changed = imported or kept["sources"].get(path, now) != now
-            reaching = False
-            for name, each in kept["tests"].items():
-                reached = int(each["lines"].get(path, "0"), 16)
-                reaching |= bool(reached & mask)
-                (near if reached & mask or (reached and changed) else far if reached else others).append(
-                    Test(name, each["s"], each["plain"])
-                )
-            if not reaching:
-                others = [test for test in others if test.name not in kept["tests"]]
-        if has_kernels(file):  # compiling them anew takes minutes
-            near, far, others = ([t for t in tests if t.plain] for tests in (near, far, others))
+    def start(self) -> None:
+        """Before anything of ours is imported."""
+        import coverage
 
-        def first(test: Test) -> tuple[bool, float]:
-            """Those of the file's own name, then the quickest."""
-            return Path(test.path).stem != f"test_{file.stem}", test.seconds
+        if self.started is not None:
+            follow(self.tree, self.started)
+        self.coverage = coverage.Coverage(data_file=None, include=[f"{self.tree}/*"], omit=["*/tests/*"])
+        self.coverage.start()
 
-        chosen, left_s = list[Test](), BUDGET_S
-        for test in [*sorted(near, key=_seconds), *sorted(far, key=first), *sorted(others, key=_seconds)]:
-            if chosen and test.seconds > left_s:
-                break
-            chosen.append(test)
-            left_s -= test.seconds
-        return chosen
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """One test."""
+        used = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        self.shared[item.nodeid] = {_name(each[-1]) for each in used if each[-1].scope != "function"}
+        with self._during(item.nodeid):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """What a test needs."""
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._during(_name(fixturedef)):
+            return (yield)
+
+    @contextmanager
+    def _during(self, name: str) -> Iterator[None]:
+        begin_s = time.monotonic()
+        self._collect()
+        self.now.append(name)
+        self.coverage.switch_context(name)
+        try:
+            yield
+        finally:
+            self._collect()
+            self.now.pop()
+            took_s = time.monotonic() - begin_s
+            self.seconds[name] = self.seconds.get(name, 0.0) + took_s
+            if self.now:
+                self.coverage.switch_context(self.now[-1])
+                self.seconds[self.now[-1]] = self.seconds.get(self.now[-1], 0.0) - took_s
+
+    def _collect(self) -> None:
+        """What processes reached that have been started and have ended."""
+        if self.started is not None and self.now:
+            for path, mask in reached(self.tree, self.started).items():
+                self._add(self.now[-1], path, mask)
+
+    def _add(self, name: str, path: str, mask: int) -> None:
+        masks = self.lines.setdefault(name, {})
+        masks[path] = masks.get(path, 0) | mask
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Only what passes can notice anything."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+        if report.skipped:
+            self.skipped.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that fails when it is imported, with all its tests."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Keep it."""
+        self.coverage.stop()
+        data = self.coverage.get_data()
+        for name in data.measured_files():
+            path = Path(name).resolve().relative_to(self.tree).as_posix()
+            for line, reaching in data.contexts_by_lineno(name).items():
+                for each in reaching:
+                    self._add(each, path, 1 << line)
+        found = json.loads(self.kept.read_text())
+        for test in self.shared.keys() - self.failed - self.skipped:
+            masks: dict[str, int] = {}
+            for part in (test, *self.shared[test]):
+                for path, mask in self.lines.get(part, {}).items():
+                    masks[path] = masks.get(path, 0) | mask
+            found["tests"][test] = {
+                "s": round(sum(self.seconds.get(part, 0.0) for part in (test, *self.shared[test])), 3),
+                "lines": {path: f"{mask:x}" for path, mask in sorted(masks.items())},
+                "plain": self.plain,
+            }
+        found["tests"] = dict(sorted(found["tests"].items()))
+        files = {path for each in found["tests"].values() for path in each["lines"]}
+        found["sources"] = {path: digest(self.tree / path) for path in sorted(files)}
+        found["failed"] = sorted(self.failed)
+        self.kept.write_text(json.dumps(found))
 
 
-def _seconds(test: Test) -> float:
-    return test.seconds
+def _name(fixture: pytest.FixtureDef[Any]) -> str:
+    return f"{fixture.baseid}:{fixture.argname}"

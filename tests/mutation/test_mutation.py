@@ -14,9 +14,9 @@ import pytest
 
 from tests.mutation import __main__ as mutation
 from tests.mutation.__main__ import interval, table
+from tests.mutation.asked import Lines
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOMS, ROOT, Mutant, files, mutants, room_of, silent, statement
-from tests.mutation.reach import Lines
 from tests.mutation.trial import Limits, digest, trial, written
 
 SOURCE = """
@@ -154,6 +154,47 @@ def test_a_test_that_fails_with_plain_kernels_is_looked_at_with_compiled_ones(
         for test in Lines(tree, place).noticing("sim/network/tables.py", line)
     ]
     assert near == [("test_plain", True)]
+
+
+STARTING = """
+import os, subprocess, sys
+import pytest
+@pytest.fixture(scope="module")
+def started():
+    code = "from equipoise.policies import physics; print(physics.__name__)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+def test_one(started): pass
+def test_two(started): pass
+def test_fork():
+    if (child := os.fork()) == 0:
+        from equipoise.policies import physics
+        os._exit(0)
+    os.waitpid(child, 0)
+def test_nothing(): pass
+"""
+
+
+def test_what_a_process_reaches_that_a_test_or_its_fixture_starts_counts_for_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, place = tmp_path / "tree", tmp_path / "place"
+    monkeypatch.setattr(mutation, "TREE", tree)
+    mutation._copy_tree()
+    shutil.rmtree(tree / "tests" / "formats")
+    (tree / "tests" / "formats").mkdir()
+    (tree / "tests" / "formats" / "test_a.py").write_text(STARTING)
+    code = (
+        "from pathlib import Path; from tests.mutation.reach import record;"
+        "from tests.mutation import trial; trial.ELSEWHERE = ();"
+        f"trial.prepare(Path({str(tree)!r}), Path({str(place / 'cache')!r}));"
+        f"record(Path({str(tree)!r}), Path({str(place)!r}), ('formats',))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    kept = json.loads((place / "reach" / "tests-formats-test_a.py.json").read_text())["tests"]
+    reaching = {
+        name.rpartition("::")[2]: "policies/physics.py" in each["lines"] for name, each in kept.items()
+    }
+    assert reaching == {"test_one": True, "test_two": True, "test_fork": True, "test_nothing": False}
 
 
 def test_a_trial_tells_what_fails_and_ends_what_takes_too_long(tmp_path: Path) -> None:

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.mutation.mutants import ROOT
+from tests.mutation.plain import as_plain_python
 
 ELSEWHERE = (
     "numpy", "numba", "scipy.optimize", "scipy.stats", "simpy", "pydantic", "duckdb", "yaml", "click",
@@ -90,8 +87,12 @@ def trial(
             os.dup2(out, 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+                del sys.modules[name]  # those of the checkout
             if own is not None:
                 own()
+            if any(test.startswith("tests/live/") for test in tests):
+                _serve_forks()
             code = _tested([*options, *tests], plain, kernels, plugins)
             sys.stdout.flush()
             os._exit(code)
@@ -112,15 +113,39 @@ def trial(
     return Ended(code, log.read_text(encoding="utf-8", errors="replace"))
 
 
+def _serve_forks() -> None:
+    """Start the process that ranks are forked from, by a fork of this one, which has imported PyTorch."""
+    from multiprocessing import forkserver, util
+
+    def forked(path: bytes, arguments: Sequence[str], passed: Sequence[int]) -> int:
+        process = os.fork()
+        if process == 0:
+            try:
+                for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *passed}:
+                    with suppress(OSError):
+                        os.close(fd)
+                exec(arguments[-1], {})
+            finally:
+                os._exit(0)
+        return process
+
+    started, util.spawnv_passfds = util.spawnv_passfds, forked  # type: ignore[assignment]
+    try:
+        from tests.live import ranks
+
+        ranks._context()
+        forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = started
+
+
 def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[object]) -> int:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-        del sys.modules[name]  # those of the checkout
     # Importing this is what may fail by the change that is tried: then it is noticed.
     try:
         from equipoise.policies.kernels import jit
 
         if plain:
-            _as_plain_python(jit)
+            as_plain_python(jit)
     except Exception:
         import traceback
 
@@ -141,24 +166,14 @@ def _tested(tests: Sequence[str], plain: bool, kernels: str, plugins: Sequence[o
     return int(pytest.main(arguments, plugins=list(plugins)))
 
 
-def _as_plain_python(jit: ModuleType) -> None:
-    """No kernel is compiled, and rows of tables have their columns as attributes, as in compiled ones."""
-    for name in [name for name in vars(jit) if name.startswith("jit")]:
-        setattr(jit, name, lambda function: function)
-    jit.compiled_for = lambda kernel, *_: kernel  # type: ignore[attr-defined]
-    from equipoise.sim.network import tables
-
-    for name in ("FLOW", "LINK", "USE"):
-        setattr(tables, name, np.dtype((np.record, getattr(tables, name))))
-
-
 def _end_what_it_started(process: int) -> None:
-    """All processes that carry its mark."""
+    """All processes that carry its mark, or are forked from it: those of its session."""
     mark = f"{MARK}={process}\0".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (folder / "environ").read_bytes() + b"\0":
-                os.kill(int(folder.name), signal.SIGKILL)
+            other = int(folder.name)
+            if os.getsid(other) == process or mark in (folder / "environ").read_bytes() + b"\0":
+                os.kill(other, signal.SIGKILL)
         except OSError:
             continue
 
@@ -183,68 +198,6 @@ class Limits:
 
 def _over(number: int, frame: object) -> None:
     raise TimeoutError("this test takes too long")
-
-
-class Reached:
-    """A plugin of pytest: which lines each test reached, and how long it took; added to `kept` at the end."""
-
-    def __init__(self, tree: Path, kept: Path, plain: bool) -> None:
-        self.tree, self.kept, self.plain = tree, kept, plain
-        self.seconds: dict[str, float] = {}
-        self.failed: set[str] = set()
-        self.skipped: set[str] = set()
-        self.coverage: Any = None
-
-    def start(self) -> None:
-        """Before anything of ours is imported."""
-        import coverage
-
-        self.coverage = coverage.Coverage(data_file=None, include=[f"{self.tree}/*"], omit=["*/tests/*"])
-        self.coverage.start()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """One test."""
-        self.coverage.switch_context(item.nodeid)
-        begin_s = time.monotonic()
-        try:
-            return (yield)
-        finally:
-            self.seconds[item.nodeid] = round(time.monotonic() - begin_s, 3)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Only what passes can notice anything."""
-        if report.failed:
-            self.failed.add(report.nodeid)
-        if report.skipped:
-            self.skipped.add(report.nodeid)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that fails when it is imported, with all its tests."""
-        if report.failed:
-            self.failed.add(report.nodeid)
-
-    def pytest_sessionfinish(self) -> None:
-        """Keep it."""
-        self.coverage.stop()
-        data = self.coverage.get_data()
-        lines: dict[str, dict[str, str]] = {}
-        for name in data.measured_files():
-            path = Path(name).resolve().relative_to(self.tree).as_posix()
-            masks: dict[str, int] = {}
-            for line, tests in data.contexts_by_lineno(name).items():
-                for test in tests:
-                    masks[test] = masks.get(test, 0) | 1 << line
-            for test, mask in masks.items():
-                lines.setdefault(test, {})[path] = f"{mask:x}"
-        found = json.loads(self.kept.read_text())
-        for test, seconds in self.seconds.items():
-            if test not in self.failed | self.skipped:
-                found["tests"][test] = {"s": seconds, "lines": lines.get(test, {}), "plain": self.plain}
-        files = {path for each in found["tests"].values() for path in each["lines"]}
-        found["sources"] = {path: digest(self.tree / path) for path in sorted(files)}
-        found["failed"] = sorted(self.failed)
-        self.kept.write_text(json.dumps(found))
 
 
 def digest(*paths: Path) -> str:

@@ -142,7 +142,8 @@ def test_a_host_whose_ranks_may_not_all_be_capped_is_not() -> None:
     made = capped(300.0)
     made.power[2][1] = math.nan
     nodes = made.observe().nodes
-    assert np.isnan(nodes.power_cap_w).tolist() == [True, False]
+    for column in (nodes.power_idle_w, nodes.power_max_w, nodes.power_cap_w):
+        assert np.isnan(column).tolist() == [True, False]
     change, _ = applied(made, Plan(power_cap_w=np.array([math.nan, 200.0])))
     assert math.isnan(change.power_cap_w[0])
     assert json.loads(change.to_json())["power_cap_w"][2] == 200.0

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ torch = pytest.importorskip("torch")
 
 from equipoise.live.decide.metrics import METRICS, PrometheusServer, exposition  # noqa: E402
 from equipoise.live.decide.telemetry import Recorder, last_decision  # noqa: E402
+from equipoise.live.train import devices  # noqa: E402
 from equipoise.live.train.devices import GPU_COLUMNS, DeviceSampler  # noqa: E402
 from equipoise.live.train.rounds import RoundInfo  # noqa: E402
 from equipoise.live.train.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # noqa: E402
@@ -326,6 +328,30 @@ def test_device_samples_and_a_vanished_library() -> None:
     until(lambda: sampler.latest()["temperature_c"] == 55.0)
     sampler.close()
     assert set(latest) == set(GPU_COLUMNS)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_device_is_asked_at_once_and_then_each_second(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be asked is not asked without end."""
+    pauses: list[float] = []
+
+    class Stop:
+        def wait(self, timeout_s: float) -> bool:
+            pauses.append(timeout_s)
+            return len(pauses) > 3
+
+        def set(self) -> None:
+            pass
+
+    monkeypatch.setattr(devices, "threading", SimpleNamespace(Event=Stop, Thread=threading.Thread))
+    nvml = FakeNvml()
+    nvml.broken = broken
+    sampler = DeviceSampler(nvml, 0, lambda problem: None)
+    sampler._thread.join()
+    sampler.close()
+    assert pauses == [0.0, 1.0, 1.0, 1.0]
 
 
 def test_a_device_without_activity_counters() -> None:

@@ -11,12 +11,14 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from equipoise.live.group.group import Group  # noqa: E402
 from equipoise.live.group.regroup import is_transport_error  # noqa: E402
 from equipoise.live.group.sockets import open_sockets, shut  # noqa: E402
 from equipoise.sim.scenario.tree import InputError  # noqa: E402
@@ -37,6 +39,56 @@ def make_data() -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
     return x, x[:, :1] * 2 - x[:, 1:2]
+
+
+class Asked:
+    """Who asks to join or to leave."""
+
+    def __init__(self, waiting: list[int], leaving: tuple[int, ...]) -> None:
+        self._waiting, self._leaving = waiting, leaving
+
+    def joins_asked(self) -> int:
+        return len(self._waiting) + len(self._leaving)
+
+    def waiting(self) -> list[int]:
+        return self._waiting
+
+    def is_leaving(self, member: int) -> bool:
+        return member in self._leaving
+
+
+@pytest.mark.parametrize(
+    ("planned", "resize_to", "waiting", "leaving", "wanted"),
+    [
+        (None, None, [], (), None),
+        ((2, 0, 1), None, [], (), None),  # who is there already
+        ((0, 1), None, [], (), (0, 1)),  # without the last
+        ((1, 2), None, [], (), (1, 2)),  # without the first
+        ((0, 1, 2, 3), None, [], (), (0, 1, 2, 3)),
+        (None, 3, [], (), None),
+        (None, 2, [], (), (0, 1)),
+        (None, 4, [], (), (0, 1, 2, 3)),  # the parked one comes back
+        ((2, 1), 3, [], (), (1, 2, 3)),
+        (None, None, [5], (), (0, 1, 2, 5)),
+        (None, 3, [5], (), None),  # no more than asked for
+        (None, None, [], (2,), (0, 1)),
+        (None, None, [5], (5,), None),
+        (None, None, [], (0, 1, 2), None),  # somebody has to go on
+    ],
+)
+def test_whom_the_next_group_takes(
+    planned: tuple[int, ...] | None, resize_to: int | None, waiting: list[int], leaving: tuple[int, ...],
+    wanted: tuple[int, ...] | None,
+) -> None:  # fmt: skip
+    """Of a group of members 0, 1 and 2 with 3 parked."""
+    group = Group.__new__(Group)
+    group.membership = Asked(waiting, leaving)  # type: ignore[assignment]
+    group.places = [SimpleNamespace(member=m) for m in (0, 1, 2)]  # type: ignore[misc]
+    group.parked = [SimpleNamespace(member=3)]  # type: ignore[list-item]
+    group.joins_seen = 0
+    assert group.wanted(planned, resize_to) == wanted
+    if planned is None and resize_to is None:
+        assert group.wanted(planned, resize_to) is None  # who asked has been heard
 
 
 def train(

@@ -43,6 +43,7 @@ def test_the_order_comes_first_and_priorities_are_only_exchanged(
     still = [k for k in range(len(jobs)) if k not in chosen and got[k] == priorities[k]]
     moved = [k for k in range(len(jobs)) if k not in chosen and got[k] != priorities[k]]
     assert len(moved) <= len(chosen)
+    assert sorted(moved, key=lambda k: got[k]) == sorted(moved, key=lambda k: priorities[k])
     assert all(got[k] < min((got[c] for c in chosen), default=10**7) for k in still)
 
 

@@ -113,6 +113,9 @@ def test_the_probe_measures_when_asked_and_marks_every_pass() -> None:
     marks.clear()
     net(torch.randn(3, 4)).sum().backward()
     assert marks == []
+    probe.measure(True)  # as it did when it was closed
+    net(torch.randn(3, 4)).sum().backward()
+    assert marks == ["local"] * 4 + ["done"]
 
 
 # -- real ranks ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from equipoise.study.twin.record import read_run  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 SAMPLES, BATCH, PAUSE_S = 240, 8, 0.25
+PARTS = ("stall", "compute", "tail", "update")
 STEPS = {"validation": 7, "in a block": 13, "checkpoint": 19}  # by kind: the round behind which it comes
 
 
@@ -92,10 +93,15 @@ def pause(runtime: Any, model: Any, waits: Path) -> None:
 def test_rounds_that_a_pause_held_up_are_left_out(tmp_path: Path) -> None:
     assert live_ranks.run(train, 2, str(tmp_path)) == [[SAMPLES // BATCH]] * 2
     folder = live_ranks.record(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    of_the_model = manifest["parameters"], manifest["gradient_bytes"]
+    assert of_the_model == (5, 20)  # four weights and what is added, four bytes each
     lines = [json.loads(line) for line in (folder / "rounds-0.jsonl").read_text().splitlines()]
     rounds = [line for line in lines if "round" in line]
     assert {line["round"] for line in rounds if line.get("paused")} == {0, *STEPS.values()}
-    assert all(line["stall_s"] is None for line in rounds if line.get("paused"))
+    times = [[line[f"{part}_s"] for part in PARTS] for line in rounds]
+    for line, parts in zip(rounds, times, strict=True):
+        assert (parts == [None] * len(PARTS)) if line.get("paused") else (None not in parts)
     run = read_run(folder)
     waited = run.tail_s[1, list(STEPS.values())]
     assert (waited > 0.8 * PAUSE_S).all()  # so the other rank's times are no better

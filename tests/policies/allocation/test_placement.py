@@ -99,7 +99,7 @@ def test_what_the_rules_promise(cluster, wanted):
     used = {}
     for rule in RULES:
         out = np.empty(wanted, dtype=np.int64)
-        placed = place_gang(working(observed), wanted, 1.0, 0.0, RULES[rule], out)
+        placed = place_gang(working(observed), wanted, 1.0, 0.0, RULES[rule], out, False)
         if rule != "packed":
             assert placed == (free >= wanted)
         if placed:
@@ -118,7 +118,9 @@ def test_worked_examples():
 
     def rows(wanted, rule):
         out = np.empty(wanted, dtype=np.int64)
-        return out.tolist() if place_gang(working(observed), wanted, 1.0, 0.0, RULES[rule], out) else None
+        return (
+            out.tolist() if place_gang(working(observed), wanted, 1.0, 0.0, RULES[rule], out, False) else None
+        )
 
     assert rows(2, "counted") == [0, 1]
     assert rows(2, "any") == rows(2, "packed") == [12, 13]  # the tightest node that holds it

@@ -181,6 +181,21 @@ def test_goodput_by_hand():
     assert 150 < best.batch < 260, "the optimum: sqrt(1000 * 40) = 200"
 
 
+@pytest.mark.parametrize(
+    ("columns", "sizes"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"workers_min": [2], "workers_max": [3]}, [2, 3]),
+        ({"gpus_per_worker": [2], "workers_max": [2]}, [2, 4]),
+        ({"gpus_per_worker": [0]}, [1, 2, 3, 4]),  # a table that leaves it open
+    ],
+)
+def test_the_ways_of_an_elastic_job_are_its_sizes_from_least_to_most(columns, sizes):
+    observation, fits = change(elastic(), "jobs", **columns), np.ones((1, 1), dtype=np.bool_)
+    _, ways = goodput.Ways(observation, np.array([0]), np.ones((1, 1)), np.array([4]), fits).of(0)
+    assert [way.gpus for way in ways] == sizes
+
+
 @pytest.mark.parametrize("name", ["pollux", "sia"])
 def test_batches_follow_the_gpus_where_they_may(name):
     plan, _ = make_stage(name).refine(elastic(1024), UNCHANGED, {})

@@ -16,6 +16,7 @@ from equipoise.policies.kernels import fetching
 from equipoise.policies.kernels import sync as kernels_sync
 from equipoise.policies.stages.optimal import least_cost_assignment, least_cost_transport
 from tests.oracles import policies as naive
+from tests.policies.kernels.arguments import as_used
 
 MANY = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -73,15 +74,15 @@ def test_bytes_of_shards(seed):
     owner, node, local = rng.integers(-1, workers, n), rng.integers(-1, nodes, n), rng.random(n) < 0.3
     size, owner_node = rng.choice([0.0, 5.0, 7.5], n), rng.integers(0, nodes, workers)
     total = np.zeros(workers)
-    kernels.sum_by(owner, size, total)
+    kernels.sum_by(*as_used("RRw", owner, size, total))
     assert total.tolist() == naive.sum_by(owner, size, workers)
     started, up, free = rng.random(n) < 0.5, rng.random(nodes) < 0.7, np.empty(n, dtype=np.bool_)
-    kernels.may_move(owner, node, started, up, free)
+    kernels.may_move(*as_used("RRRRw", owner, node, started, up, free))
     assert free.tolist() == naive.may_move(owner, node, started, up)
-    kernels.may_move(owner, node, started, np.ones(0, dtype=np.bool_), free)
+    kernels.may_move(*as_used("RRRRw", owner, node, started, np.ones(0, dtype=np.bool_), free))
     assert free.tolist() == naive.may_move(owner, node, started, np.ones(nodes))
     sent, received = np.zeros(nodes), np.zeros(nodes)
-    kernels.to_fetch(owner, node, local, size, owner_node, sent, received)
+    kernels.to_fetch(*as_used("RRRRRww", owner, node, local, size, owner_node, sent, received))
     assert (sent.tolist(), received.tolist()) == naive.to_fetch(owner, node, local, size, owner_node, nodes)
 
 
@@ -134,7 +135,7 @@ def test_imbalance(seed):
     d = Drawn(seed)
     capacity, owned = d.floats(0.5, 4, unknown=0.05), d.floats(0, 100, grid=25, unknown=0.05)
     receives = d.bools()
-    index, surplus = kernels.imbalance(d.first, capacity, owned, receives)
+    index, surplus = kernels.imbalance(*as_used("wwRw", d.first, capacity, owned, receives))
     expected_index, expected_surplus = naive.imbalance(d.first, capacity, owned, receives)
     assert index == close(expected_index)
     assert surplus == close(expected_surplus)
@@ -157,7 +158,9 @@ def test_greedy_flow(seed):
     d = Drawn(seed, workers=7)
     links, plain = d.links()
     surplus, pull, acting = d.floats(-50, 50, grid=10), d.floats(0.5, 4, grid=0.5) + 0.5, d.bools(d.jobs)
-    (donor, receiver, amount), value = kernels.greedy_flow(d.first, acting, surplus, pull, d.node, links)
+    (donor, receiver, amount), value = kernels.greedy_flow(
+        *as_used("wwwwR.", d.first, acting, surplus, pull, d.node, links)
+    )
     flow, expected_value = naive.greedy_flow(d.first, acting, surplus, pull, d.node, plain)
     assert list(zip(donor.tolist(), receiver.tolist(), strict=True)) == [(i, j) for i, j, _ in flow]
     assert amount == close([part for *_, part in flow])
@@ -180,7 +183,7 @@ def test_last_needed_first(seed):
     shards = int(d.rng.integers(0, 20))
     worker, needed = d.ints(0, d.n - 1, shards), d.floats(0, 9, shards, unknown=0.2, grid=3)
     rows = np.flatnonzero(d.bools(shards))
-    first, order = kernels.last_needed_first(rows, worker, needed, d.n)
+    first, order = kernels.last_needed_first(*as_used("wRR.", rows, worker, needed, d.n))
     expected = naive.last_needed_first(rows.tolist(), worker.tolist(), needed.tolist(), d.n)
     assert [order[a:b].tolist() for a, b in pairwise(first)] == expected
 
@@ -203,10 +206,10 @@ def test_pick_shards(seed):
     flow = [(i, j, part) for i, j, part in flow if i != j]
     donors, receivers = (np.array([f[c] for f in flow], dtype=np.int64) for c in (0, 1))
     first = np.searchsorted(owner, np.arange(d.n + 1))
-    picked, owners, refused = kernels.pick_shards(
-        donors, receivers, np.array([f[2] for f in flow]), first, rows, samples, size, stored,
+    picked, owners, refused = kernels.pick_shards(*as_used(
+        "wwwwwwRRRwwwww.", donors, receivers, np.array([f[2] for f in flow]), first, rows, samples, size, stored,
         d.node, capacity, owned.copy(), room.copy(), sent.copy(), received.copy(), links,
-    )  # fmt: skip
+    ))  # fmt: skip
     queue = {i: rows[first[i] : first[i + 1]].tolist() for i in range(d.n)}
     expected = naive.pick_shards(
         flow, queue, samples, size, stored, d.node, capacity, owned, room, sent, received, plain
@@ -222,7 +225,7 @@ def test_shard_priority_and_fetch_times(seed):
     count = int(d.rng.integers(1, 9))
     size, job = d.floats(0, 5e6, count, grid=1e6), d.ints(0, 2, count)
     rows, source, target = np.arange(count), d.ints(0, 3, count), d.ints(0, 3, count)
-    fetch = fetching.fetch_times(rows, size, source, target, links)
+    fetch = fetching.fetch_times(*as_used("wRRw.", rows, size, source, target, links))
     assert fetch == close([plain.time(source[k], target[k], size[k]) for k in range(count)])
     needed = d.floats(0, 1, count, unknown=0.2)
     expected = naive.shard_priority(fetch, needed, size, job, 0.7, 0.3)
@@ -240,7 +243,7 @@ def test_fetch_queues(seed):
     size, source, needed = d.floats(0, 5e6, count, grid=1e6), d.ints(0, 3, count), d.floats(0, 30, count)
     begin, end = d.first[job], d.first[job + 1]
     arrives, late, before = fetching.fetch_queues(
-        size, source, owner, needed, begin, end, 9, d.node, rack, links
+        *as_used("wwwwww.RR.", size, source, owner, needed, begin, end, 9, d.node, rack, links)
     )
     shards = [(size[k], source[k], owner[k], needed[k], range(begin[k], end[k])) for k in range(count)]
     expected, late_ones = naive.fetch_queues(shards, d.node, rack, plain)
@@ -264,10 +267,10 @@ def test_distribute_late(seed):
     computing = capacity * d.floats(1, 3)
     begin, end = d.first[job], d.first[job + 1]
     before = d.floats(0, 5e6, count * d.n).reshape(count, d.n)
-    chosen = fetching.distribute_late(
-        np.arange(count), size, samples, source, needed, late, owner, begin, end, before,
+    chosen = fetching.distribute_late(*as_used(
+        "wwwwwwwwwwRwwww.", np.arange(count), size, samples, source, needed, late, owner, begin, end, before,
         d.node, capacity, computing, owned, room.copy(), links,
-    )  # fmt: skip
+    ))  # fmt: skip
     rows = [
         (size[k], samples[k], source[k], needed[k], late[k], owner[k], range(begin[k], end[k]))
         for k in range(count)
@@ -291,7 +294,8 @@ def deals(seed):
 def test_resource_shares(seed):
     d, samples, fixed, response, rate = deals(seed)
     response = np.where(d.bools(often=0.05), np.nan, response)
-    got = kernels_deal.resource_shares(d.first, rate, response, fixed, samples, 0.5, 0.5)
+    arguments = as_used("wwRwR..", d.first, rate, response, fixed, samples, 0.5, 0.5)
+    got = kernels_deal.resource_shares(*arguments)
     assert got == close(naive.resource_shares(d.first, rate, response, fixed, samples, 0.5, 0.5))
 
 
@@ -299,7 +303,9 @@ def test_resource_shares(seed):
 @given(SEEDS)
 def test_resource_shares_make_steps_equally_long(seed):
     d, samples, fixed, response, _ = deals(seed)
-    share = kernels_deal.resource_shares(d.first, 1 / response, response, fixed, samples, 0.5, 0.5)
+    share = kernels_deal.resource_shares(
+        *as_used("wwRwR..", d.first, 1 / response, response, fixed, samples, 0.5, 0.5)
+    )
     for rows in naive.segments(d.first):
         batch = samples[rows.start : rows.stop].sum()
         busy = [
@@ -315,7 +321,7 @@ def test_resource_shares_make_steps_equally_long(seed):
 def test_slowest_step(seed):
     d, samples, fixed, response, _ = deals(seed)
     dealt = d.ints(0, 20)
-    got = kernels_deal.slowest_step(d.first, response, fixed, samples, dealt)
+    got = kernels_deal.slowest_step(*as_used("wRwRw", d.first, response, fixed, samples, dealt))
     assert got == close(naive.slowest_step(d.first, response, fixed, samples, dealt))
 
 
@@ -370,11 +376,13 @@ def test_deals(seed):
     limits = (samples, most, batch, micro)
     for dealt, done, expected in (
         (
-            *kernels_deal.deal_by_share(d.first, wanted, share, response, fixed, *limits),
+            *kernels_deal.deal_by_share(
+                *as_used("wwwRwRRww", d.first, wanted, share, response, fixed, *limits)
+            ),
             naive.deal(d.first, wanted, share, response, fixed, *limits),
         ),
         (
-            *kernels_deal.deal_exactly(d.first, wanted, response, fixed, *limits),
+            *kernels_deal.deal_exactly(*as_used("wwRwRRww", d.first, wanted, response, fixed, *limits)),
             naive.deal(d.first, wanted, None, response, fixed, *limits),
         ),
     ):
@@ -396,11 +404,13 @@ def test_synchronisation_kernels(seed):
     step = d.floats(0.1, 2, unknown=0.05)
     assert kernels_sync.step_spread(d.first, step) == close(naive.step_spread(d.first, step))
     busy = d.floats(0, 5, d.nodes)
-    assert kernels_sync.busiest_node(d.first, d.node, busy) == close(
+    assert kernels_sync.busiest_node(*as_used("wRw", d.first, d.node, busy)) == close(
         naive.busiest_node(d.first, d.node, busy)
     )
     step = d.floats(0.1, 2, grid=0.1)
-    assert kernels_sync.slowest_other(d.first, step) == close(naive.slowest_other(d.first, step))
+    assert kernels_sync.slowest_other(*as_used("wR", d.first, step)) == close(
+        naive.slowest_other(d.first, step)
+    )
     h, current = d.floats(1, 30, d.jobs), d.ints(1, 30, d.jobs)
     exchange, work = d.floats(0, 5, d.jobs, unknown=0.1), d.floats(0.1, 2, unknown=0.05)
     counts, alpha, beta = d.rng.random(len(work)) < 0.9, d.floats(0.5, 2, d.jobs), d.floats(5, 20, d.jobs)

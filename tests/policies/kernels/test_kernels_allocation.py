@@ -15,6 +15,7 @@ from equipoise.policies.kernels import allocation as kernels
 from equipoise.policies.kernels import scaling
 from equipoise.policies.observation import Gpus, Jobs, JobState, Observation
 from tests.oracles import allocation as naive
+from tests.policies.kernels.arguments import as_used
 
 MANY = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -33,21 +34,20 @@ def test_state_of_nodes(seed):
     index = rng.integers(0, nodes, n)
     value = np.where(rng.random(n) < 0.3, np.nan, rng.random(n))
     mean = np.empty(nodes)
-    kernels.mean_by(index, value, mean, np.empty(nodes, dtype=np.int64))
+    kernels.mean_by(*as_used("RRww", index, value, mean, np.empty(nodes, dtype=np.int64)))
     assert mean == pytest.approx([naive.mean(value[index == k]) for k in range(nodes)], nan_ok=True)
     rows = [(int(j), int(rng.integers(0, 3)), int(rng.integers(1, 3)), float(rng.integers(0, 5)))
             for j in np.sort(rng.integers(0, 3, n))]  # fmt: skip
     speed, count = np.zeros(3), np.zeros(3, dtype=np.int64)
     columns = [np.array([row[k] for row in rows], dtype=np.int64) for k in range(3)]
-    kernels.model_speeds(
-        *columns, np.array([row[3] for row in rows]), ints([-1] * 3), np.zeros(3), speed, count
-    )
+    columns.append(np.array([row[3] for row in rows], dtype=float))
+    kernels.model_speeds(*as_used("RRRRwwww", *columns, ints([-1] * 3), np.zeros(3), speed, count))
     expected = naive.model_speeds(rows, 3)
     assert speed == pytest.approx(expected, nan_ok=True)
     job, node, model = np.sort(rng.integers(0, 3, n)), rng.integers(0, nodes, n), rng.integers(0, 3, nodes)
     seconds = np.where(rng.random(n) < 0.2, np.nan, rng.integers(1, 5, n) * 1.0)
     own = np.empty(n)
-    kernels.worker_speeds(job, node, seconds, model, speed, own)
+    kernels.worker_speeds(*as_used("RRRwRw", job, node, seconds, model, speed, own))
     plain = naive.worker_speeds(
         list(zip(job.tolist(), node.tolist(), seconds.tolist(), strict=True)), model, expected
     )
@@ -62,7 +62,7 @@ def test_memory_that_fits(seed):
     memory, node = rng.choice([16.0, 32.0, 80.0, np.nan], gpus), rng.integers(0, nodes, gpus)
     up, need = rng.random(nodes) < 0.8, rng.choice([0.0, 16.0, 20.0, 99.0], 5)
     kind, count, enough = np.empty(gpus), np.empty(gpus, dtype=np.int64), np.empty(5, dtype=np.int64)
-    n = kernels.gpus_by_memory(memory, node, up, kind, count)
+    n = kernels.gpus_by_memory(*as_used("RRRww", memory, node, up, kind, count))
     kernels.count_enough(need, kind[:n], count[:n], enough)
     assert enough.tolist() == [sum(up[node] & ~(memory < x)) for x in need]
 
@@ -81,10 +81,10 @@ def test_priorities(seed):
         for _ in range(n)
     ]  # fmt: skip
     column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
-    claims = (
+    (claims,) = as_used("R", (
         np.where(column("waits"), W, R).astype(np.int8), column("service"), column("duration"),
         column("queued"), column("waited"),
-    )  # fmt: skip
+    ))  # fmt: skip
     a, late_s = np.empty(n), np.empty(n)
     kernels.priorities(np.arange(n), column("worth"), claims, 100.0, 4.0, 500.0, 86400.0, 3600.0, a)
     assert a == pytest.approx([naive.priority(j, 100.0, 4.0, 500.0, 86400.0, 3600.0) for j in jobs])
@@ -163,15 +163,15 @@ def test_ratios_without_laying_out_the_pairs(seed):
     kernels.demand_by_size(wanted, a_wait, by_size)
     assert by_size == pytest.approx([sum(np.minimum(wanted, f) * a_wait) for f in range(len(by_size))])
     workers = [(k, n, d) for k in range(running) if trains[k] for n, _, d in held[k]]
-    kernels.contention(
-        size, free, by_size, np.repeat(np.arange(nodes), size), np.concatenate(holder), a_run, trains,
-        ints([w[0] for w in workers]), ints([w[1] for w in workers]), np.ones(len(workers)),
+    kernels.contention(*as_used(
+        "RRwRRwwRRwww", size, free, by_size, np.repeat(np.arange(nodes), size), np.concatenate(holder), a_run,
+        trains, ints([w[0] for w in workers]), ints([w[1] for w in workers]), np.ones(len(workers)),
         np.array([w[2] for w in workers]), sums,
-    )  # fmt: skip
+    ))  # fmt: skip
     ratio = np.empty(waiting)
     with np.errstate(divide="ignore"):
         weight = np.where(sums > 0, speed / sums, 0.0)
-    kernels.entitlements(wanted, a_wait, free, weight, np.empty(len(by_size)), ratio)
+    kernels.entitlements(*as_used("wwRwww", wanted, a_wait, free, weight, np.empty(len(by_size)), ratio))
     plain = naive.ratios(
         list(zip(size, free, speed, strict=True)), list(zip(a_run, held, strict=True)),
         list(zip(a_wait, wanted, strict=True)),
@@ -186,7 +186,7 @@ def test_data_delay(seed):
     n, workers = int(rng.integers(0, 9)), 3
     owner, size, local = rng.integers(-1, workers, n), rng.choice([0.0, 5.0, 7.0], n), rng.random(n) < 0.5
     remote = np.empty(workers)
-    kernels.remote_share(owner, size, local, np.empty(workers), remote)
+    kernels.remote_share(*as_used("RRRww", owner, size, local, np.empty(workers), remote))
     for w in range(workers):
         total = size[owner == w].sum()
         assert remote[w] == pytest.approx(size[(owner == w) & ~local].sum() / total if total else 0.0)
@@ -221,7 +221,7 @@ def columns_of(jobs):
         np.array([r[3] for r in rows], dtype=float), np.array([r[4] for r in rows], dtype=float),
         np.array(jobs[0]["speeds"]),
     )  # fmt: skip
-    return jobs_columns, table
+    return as_used("RR", jobs_columns, table)
 
 
 def drawn_jobs(rng):
@@ -240,7 +240,7 @@ def test_step_time(seed):
     index, workers, model = rng.integers(0, 3, 8), rng.integers(1, 9, 8), rng.integers(0, 2, 8)
     result = np.empty(8)
     now, here = ints([job["now"] for job in jobs]), ints([job["model"] for job in jobs])
-    scaling.times_of(np.arange(3), now, here, index, workers, model, columns, table, result)
+    scaling.times_of(*as_used("R", np.arange(3)), now, here, index, workers, model, columns, table, result)
     plain = [naive.step(jobs[i], int(n), int(m)) for i, n, m in zip(index, workers, model, strict=True)]
     assert result == pytest.approx(plain)
 
@@ -252,7 +252,7 @@ def test_share_of_time_that_a_job_exchanges(seed):
     jobs, columns, table = drawn_jobs(rng)
     workers, model, share = rng.integers(1, 9, 3), ints([job["model"] for job in jobs]), np.empty(3)
     now = ints([job["now"] for job in jobs])
-    scaling.exchanging_of(np.arange(3), now, workers, model, columns, table, share)
+    scaling.exchanging_of(*as_used("R", np.arange(3)), now, workers, model, columns, table, share)
     plain = [naive.exchanging(j, int(n), int(m)) for j, n, m in zip(jobs, workers, model, strict=True)]
     assert share == pytest.approx(plain)
 
@@ -263,11 +263,11 @@ def test_nodes_that_jobs_span(seed):
     rng = np.random.default_rng(seed)
     node, jobs, nodes = np.sort(rng.integers(0, 4, 12)), 5, 4
     holder, count, seen = rng.integers(-2, jobs, 12), np.zeros(jobs, np.int64), np.full(jobs, -1)
-    contention.spanned(holder, node, count, seen)
+    contention.spanned(*as_used("RRww", holder, node, count, seen))
     plain = naive.spanned(holder, node)
     assert count.tolist() == [len(plain.get(job, ())) for job in range(jobs)]
     share, busy = rng.random(jobs), np.zeros(nodes)
-    contention.add_to_nodes(holder, node, share, np.full(jobs, -1), busy)
+    contention.add_to_nodes(*as_used("RRRww", holder, node, share, np.full(jobs, -1), busy))
     assert busy == pytest.approx([sum(share[j] for j in plain if n in plain[j]) for n in range(nodes)])
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.policies.kernels.allocation import entitlements, remote_share
+from equipoise.policies.kernels.dataflow import Links, pick_shards
 from equipoise.policies.kernels.deal import deal_by_share, exact_deal
 from tests.oracles import policies as naive
 
@@ -72,6 +73,30 @@ def test_a_job_gets_of_each_node_what_it_wants_or_what_is_free() -> None:
     assert ratio.tolist() == [
         a[i] * sum(w * max(0, min(wanted[i], f)) for f, w in zip(free, weight, strict=True)) for i in range(5)
     ]
+
+
+@pytest.mark.parametrize(("ahead_bytes", "goes"), [(14e6, True), (18e6, False)])
+@pytest.mark.parametrize("donor_node", [0, 2])
+def test_a_shard_that_its_owner_would_fetch_does_not_wait_behind_itself(
+    donor_node: int, ahead_bytes: float, goes: bool
+) -> None:
+    """It is among the bytes that its source still has to send; 14 MB before it, 4 MB of its own and a second of
+    training end at 19 s, the owner at 20 s: and at 23 s behind itself. The numbers of the nodes decide nothing.
+    """
+    source, size = 2 - donor_node, 4e6
+    nobody = np.empty(0)
+    links = Links(nobody.astype(np.int64), nobody, nobody, np.full(3, 1e6))
+    sent = np.zeros(3)
+    sent[source] = ahead_bytes + size
+    received = np.zeros(3)
+    received[donor_node] = size
+    picked, owners, refused = pick_shards(
+        ints(0), ints(1), np.array([10.0]), ints(0, 1, 1), ints(0), np.array([10.0]), np.array([size]),
+        ints(source), ints(donor_node, 1), np.array([1.0, 10.0]), np.array([20.0, 0.0]), np.full(3, 1e9),
+        sent, received, links,
+    )  # fmt: skip
+    assert (picked.tolist(), owners.tolist(), refused) == (([0], [1], 0) if goes else ([], [], 1))
+    assert received[donor_node] == (0.0 if goes else size)
 
 
 def test_a_part_of_a_byte_is_a_size_too() -> None:

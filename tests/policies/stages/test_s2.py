@@ -8,7 +8,7 @@ import pytest
 from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.observation import Paths
 from equipoise.policies.registry import PolicyError, make_stage
-from equipoise.policies.stages.groups import append_moves, carry
+from equipoise.policies.stages.groups import append_moves, carry, group_workers, measurement_noise
 from equipoise.policies.stages.s2 import Tasks
 from tests.oracles.policies import exact_deal
 from tests.policies.observations import change, even_deal, one_job
@@ -89,6 +89,15 @@ def test_measurement_noise_does_not_spoil_it(stage):
     total_s, _ = train(stage, HALVES, 96, rng=np.random.default_rng(1), step_cov=0.1)
     fixed_s, _ = train(Tasks(damping=1e-9), HALVES, 96, rng=np.random.default_rng(1), step_cov=0.1)
     assert fixed_s / total_s > 1.35, "the noise-free limit is 1.5"
+
+
+def test_a_mean_over_more_steps_of_the_window_is_surer():
+    """Windows of 10 s: the mean of ten steps, of 2.5, and of one that has not ended in it; the worst counts."""
+    for step_s, wait_s, error in ((1.0, 0.0, 0.1 / 10**0.5), (1.0, 3.0, 0.1 / 2.5**0.5), (40.0, 0.0, 0.1)):
+        seen = {"step_s": [step_s, 0.1], "wait_s": [wait_s, np.nan], "step_cov": [0.1, 0.1]}
+        observation = change(one_job([1.0, 1.0]), "workers", **seen)
+        assert observation.window_s == 10.0
+        assert measurement_noise(observation, group_workers(observation)) == pytest.approx([error])
 
 
 @BOTH

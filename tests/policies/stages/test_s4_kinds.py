@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from equipoise.policies.allocation.kinds import _improve
 from equipoise.policies.allocation.sizes import best_sizes
 from equipoise.policies.observation import Speeds
+from tests.policies.kernels.arguments import as_used
 from tests.policies.stages.test_s4 import cluster, decide
 
 MODES = pytest.mark.parametrize("mode", ["formula", "optimal"])
@@ -83,7 +84,7 @@ def test_local_search_against_the_integer_programme(seed, jobs, models, largest)
     room, now = rng.integers(0, 4, models), np.full(jobs, -1)
     left = room.copy()
     total, steps = 0.0, 0
-    while _improve(worth, gpus, np.ones(jobs, dtype=bool), now, left):
+    while _improve(*as_used("RRRww", worth, gpus, np.ones(jobs, dtype=bool), now, left)):
         reached = worth[np.arange(jobs), now][now >= 0].sum()
         assert reached > total
         total, steps = reached, steps + 1

@@ -459,6 +459,15 @@ def leaves(data: object, path: tuple[object, ...] = ()) -> list[tuple[object, ..
     return [p for key, inner in items for p in ((*path, key), *leaves(inner, (*path, key)))]
 
 
+def test_models_and_jobs_that_are_both_nothing_are_refused_in_lines() -> None:
+    with pytest.raises(InputError) as refused:
+        from_mapping({
+            "schema_version": 1, "name": "x", "cluster": {"gpus": 4}, "workload": {"models": None, "jobs": [None]},
+        })  # fmt: skip
+    wrong = [line.removeprefix("scenario: ").partition(":")[0] for line in refused.value.lines]
+    assert wrong == ["workload.models", "workload.jobs.0"]
+
+
 @settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_a_scenario_with_junk_in_it_loads_or_is_refused_in_lines(data: st.DataObject) -> None:

@@ -155,7 +155,7 @@ def test_what_each_stage_did_at_a_time(tmp_path: Path) -> None:
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Journals of scenarios in which each stage has something to do."""
     folders = {}
-    for name in ("remote-storage", "shared-gpus", "slow-uplinks"):
+    for name in ("remote-storage", "shared-gpus", "slow-uplinks", "power-slack"):
         out = tmp_path_factory.mktemp(name)
         equipoise.run(scenarios_dir() / f"{name}.yaml", policy="s1+s2+s3+s4", out=out, journal=True)
         folders[name] = read_folder(out)

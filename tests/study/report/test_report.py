@@ -73,11 +73,22 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def page_text(compared: Path) -> str:
+    """The page of `compared`."""
+    return make_report(compared).path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(page_text: str) -> Page:
+    """The same, read."""
+    return Page(page_text)
+
+
 # --- structure ------------------------------------------------------------------------------------
 
 
-def test_landmarks_headings_and_names(compared: Path) -> None:
-    page = page_of(compared)
+def test_landmarks_headings_and_names(page: Page) -> None:
     assert len(page.ids) == len(set(page.ids))
     for tag in ("header", "main", "footer", "nav", "h1"):
         assert len(page.named(tag)) == 1
@@ -92,15 +103,14 @@ def test_landmarks_headings_and_names(compared: Path) -> None:
     assert all(after <= before + 1 for before, after in pairwise(depths))
 
 
-def test_every_table_has_a_caption_and_headings(compared: Path) -> None:
-    page = page_of(compared)
+def test_every_table_has_a_caption_and_headings(page: Page) -> None:
     tables = len(page.named("table")) - page_html().count("<table")
     assert tables == len(page.named("caption")) >= 5
     assert all(th.get("scope") in ("row", "col") for th in page.named("th"))
 
 
-def test_every_control_has_a_name(compared: Path) -> None:
-    text = make_report(compared).path.read_text(encoding="utf-8")
+def test_every_control_has_a_name(page_text: str) -> None:
+    text = page_text
     for control in re.findall(r"<(?:input|select)[^>]*>", text.partition("<script")[0]):
         before = text[: text.index(control)]
         assert before.rfind("<label>") > before.rfind("</label>"), control
@@ -108,9 +118,8 @@ def test_every_control_has_a_name(compared: Path) -> None:
         assert chart["text"], chart["id"]
 
 
-def test_it_asks_nothing_from_any_network(compared: Path) -> None:
-    text = make_report(compared).path.read_text(encoding="utf-8")
-    page = Page(text)
+def test_it_asks_nothing_from_any_network(page_text: str, page: Page) -> None:
+    text = page_text
     policy = next(m["content"] for m in page.named("meta") if m.get("http-equiv"))
     assert str(policy).startswith("default-src 'none'")
     assert not [a for _, attributes in page.tags for a in attributes if a in ("src", "srcset")]
@@ -121,8 +130,7 @@ def test_it_asks_nothing_from_any_network(compared: Path) -> None:
     )
 
 
-def test_charts_and_runs_that_the_code_will_look_for_are_there(compared: Path) -> None:
-    page = page_of(compared)
+def test_charts_and_runs_that_the_code_will_look_for_are_there(page: Page) -> None:
     for chart in page.data["charts"]:
         assert f"chart-{chart['id']}" in page.ids
     assert [run["label"] for run in page.data["runs"]] == ["fifo, seed 0", "easy, seed 0"]
@@ -135,8 +143,7 @@ def test_charts_and_runs_that_the_code_will_look_for_are_there(compared: Path) -
         assert set(run["bars"]["kinds"] + run["bars"]["uses"]) <= run["bars"]["words"].keys()
 
 
-def test_numbers_say_where_they_come_from(compared: Path) -> None:
-    page = page_of(compared)
+def test_numbers_say_where_they_come_from(page: Page) -> None:
     tags = [a["class"] for a in page.named("span") if str(a.get("class", "")).startswith("tag")]
     assert {"tag simulated", "tag catalogue", "tag assumed"} <= set(tags)
     for fact in ("identity", "versions: numpy", "python", "scenario"):
@@ -144,8 +151,7 @@ def test_numbers_say_where_they_come_from(compared: Path) -> None:
     assert "catalogue" in page.text
 
 
-def test_every_metric_of_the_table_is_defined(compared: Path) -> None:
-    page = page_of(compared)
+def test_every_metric_of_the_table_is_defined(compared: Path, page: Page) -> None:
     metrics = json.loads((compared / "comparison.json").read_text())["runs"][0]["metrics"]
     known = [m for m, v in metrics.items() if v is not None and not m.endswith(("_usd", "_j"))]
     missing = [m for m in known if m not in definitions()]
@@ -296,8 +302,8 @@ def test_jobs_that_were_not_completed_are_told(tmp_path: Path) -> None:
     assert text.index("fifo has the shortest mean completion time") > 0
 
 
-def test_unknown_money_is_no_number(compared: Path) -> None:
-    assert "USD" not in page_of(compared).text.partition("What each metric means")[0]
+def test_unknown_money_is_no_number(page: Page) -> None:
+    assert "USD" not in page.text.partition("What each metric means")[0]
 
 
 @pytest.mark.parametrize(

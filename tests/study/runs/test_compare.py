@@ -161,6 +161,9 @@ def test_table_is_plain_and_fits(comparison):
     assert line.split() == ["makespan", "3.67", "±0.83", "min", "110", "±25", "s"]
     assert "of noise-free bound" in text
     assert "note: a note" in text
+    html = comparison._repr_html_()
+    assert "three jobs: 3 seeds, mean and 95 % interval" in html
+    assert "note" in html
 
 
 def test_table_folds_policies_that_do_not_fit():

@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.commands.tables import as_csv
-from equipoise.formats.database import database
+from equipoise.formats.database import own_database
 from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
@@ -35,7 +35,7 @@ _NS = {"m": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
 
 @pytest.fixture
 def table():
-    connection = database()
+    connection = own_database()
     connection.execute("CREATE TABLE t (id VARCHAR, words VARCHAR, share DOUBLE, n INTEGER, flag BOOLEAN)")
     connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", ROWS)
     yield connection

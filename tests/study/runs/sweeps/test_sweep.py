@@ -6,9 +6,9 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.shards import merge
+from equipoise.study.runs.shards import FOLDER, merge
 from equipoise.study.runs.store import Ledger, connect
-from equipoise.study.runs.sweep import Options, check, orders_of, sweep
+from equipoise.study.runs.sweep import Options, check, forget, orders_of, sweep
 from equipoise.study.runs.sweep_spec import read_sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps import sweep_helpers
@@ -249,6 +249,16 @@ def test_shards_and_merge_on_the_command_line(tmp_path, command):
     assert command("merge", "parts") == (0, "8 runs in parts: 0 failed\n", "")
     assert results(tmp_path / "parts") == results(tmp_path / "out")
     assert command("sweep", "sweep.yaml", "--out", "out", "--shard", "3/2")[0] == 2
+
+
+def test_a_shard_forgets_its_own_files_alone(tmp_path):
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    for shard in (1, 2):
+        for kind in ("jsonl", "former"):
+            (folder / f"shard-{shard}-of-2.{kind}").touch()
+    forget(tmp_path, (2, 2))
+    assert {path.name for path in folder.iterdir()} == {"shard-1-of-2.jsonl", "shard-1-of-2.former"}
 
 
 def test_failed_runs_are_listed_with_exit_code_3(tmp_path, command, monkeypatch):
