@@ -11,9 +11,9 @@ from equipoise.policies.observation import Observation
 
 
 def place_of(stage: object, trace: TracebackType | None = None) -> str:
-    """` (FILE:LINE)` in the file that defines a stage: the last line there of a traceback, else its `refine`.
+    """` (FILE:LINE)` where a stage is defined: the last line there of a traceback, else its `refine`.
 
-    "" for a stage that no file holds.
+    In a notebook the line of the cell; what was read from standard input or a text is named as Python does.
     """
     code = inspect.unwrap(type(stage).refine).__code__  # type: ignore[attr-defined]
     file, line = code.co_filename, code.co_firstlineno
@@ -21,7 +21,8 @@ def place_of(stage: object, trace: TracebackType | None = None) -> str:
         if trace.tb_frame.f_code.co_filename == file:
             line = trace.tb_lineno
         trace = trace.tb_next
-    return f" ({Path(file).name}:{line})" if Path(file).is_file() else ""
+    cell = "ipykernel_" in file or file.startswith("<ipython-input")
+    return f" (line {line} of its cell)" if cell else f" ({Path(file).name}:{line})"
 
 
 def with_ids(problem: str, observation: Observation) -> str:

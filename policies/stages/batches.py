@@ -2,7 +2,7 @@
 
 Goodput = samples/s x statistical efficiency (Pollux, Qiao et al. 2021, section 3): a larger batch shares the fixed
 part of a step and the exchange among more samples, of which each then counts for less. What one pass has no room
-for takes further ones: gradients are accumulated.
+for takes further ones (gradients are accumulated), each with a fixed part of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ _BATCHES = 24
 """Batches tried between the smallest and the largest, in equal ratios."""
 _MARGIN = 0.05
 """Least relative gain in goodput for which a batch changes."""
+_ROUNDING = 1e-9
+"""Of a pass: what a product of fractions may be above a whole one."""
 
 
 def batches(o: Observation, row: int) -> Ints:
@@ -46,13 +48,24 @@ def best_batches(o: Observation, groups: WorkersByJob) -> dict[int, tuple[int, f
     return found
 
 
+def _passes(o: Observation, row: int, own: slice, samples: Ints | Floats) -> Floats:
+    """Passes in which each worker computes so many samples: as memory and plan ask; 1 where a layout says them."""
+    least = int(o.jobs.accumulation[row])
+    if least == 0:
+        return np.ones(np.shape(samples))
+    found: Floats = np.maximum(np.ceil(samples / o.workers.samples_per_pass[own] - _ROUNDING), least)
+    return found
+
+
 def _goodput(o: Observation, row: int, own: slice, tried: Ints) -> Floats:
     """Samples/s that count with each batch, dealt in the present proportions; NaN where speeds are not known."""
     jobs, workers = o.jobs, o.workers
     samples, fixed_s = workers.samples_per_step[own], np.nan_to_num(workers.fixed_s[own])
     dealt = tried[:, None] * (samples / max(int(samples.sum()), 1))
     each_s = np.maximum(workers.response_s_per_sample[own] - fixed_s / np.maximum(samples, 1), 0.0)
-    step_s = (fixed_s + each_s * dealt).max(axis=1)
+    step_s = (fixed_s * _passes(o, row, own, dealt) / _passes(o, row, own, samples) + each_s * dealt).max(
+        axis=1
+    )
     interval = max(int(jobs.sync_interval[row]), 1)
     exchange_s = jobs.exchange_s[row] if jobs.exchange_s[row] >= 0 else jobs.exchange_alone_s[row]
     gamma = float(jobs.gamma[row]) if jobs.gamma[row] >= 1.0 else 1.0

@@ -13,6 +13,8 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.scenario.model import Scenario
 
+_NAMED = 3  # rates that are missing, in a note
+
 
 @dataclass(frozen=True)
 class Paces:
@@ -49,7 +51,7 @@ def make_paces(
     for rate in table.rates if table is not None else ():
         rates.setdefault(rate.job_type, {}).setdefault(rate.gpu_model, {})[rate.gpus] = rate.rate
     rows, number, blank = list[Floats](), dict[tuple[str, int, bool], int](), list[bool]()
-    kind = np.empty(len(gpus), dtype=np.int64)
+    kind, lacking = np.empty(len(gpus), dtype=np.int64), dict[str, None]()
     alike = np.ones_like(guess)
     for k, (name, count, kept) in enumerate(zip(types, gpus.tolist(), recorded.tolist(), strict=True)):
         key = (name, count if name in rates else 0, kept)
@@ -58,10 +60,12 @@ def make_paces(
             number[key] = len(rows)
             rows.append(np.where(np.isnan(known), alike if kept else guess, known))
             blank.append(bool((np.isnan(known) & (guess != 1.0)).any()))
+            if name in rates:
+                lacking |= dict.fromkeys(f"{name} on {model}" for model in models if model not in rates[name])
         kind[k] = number[key]
     speed = np.array(rows)
     guessed = np.array(blank, dtype=np.bool_)[kind] & rigid
-    note = _guess_note(models, guess, first) if (guessed & ~recorded).any() else ""
+    note = _guess_note(models, guess, first, list(lacking)) if (guessed & ~recorded).any() else ""
     if not note and guessed.any():
         note = (
             f"durations of the trace count alike on {' and '.join(models)}: where each was recorded is not known; "
@@ -99,9 +103,11 @@ def _peak_16(accelerator: Accelerator) -> float:
     return max(found) if found else max(rate.value for rate in rates.values())
 
 
-def _guess_note(models: Sequence[str], guess: Floats, first: int) -> str:
+def _guess_note(models: Sequence[str], guess: Floats, first: int, lacking: Sequence[str]) -> str:
     ratios = ", ".join(f"{model} {speed:.2f}" for model, speed in zip(models, guess, strict=True))
+    missing = f", which has no rate of {', '.join(lacking[:_NAMED])}" if lacking else ""
+    missing += f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
     return (
         f"durations are taken as on {models[first]}; speeds elsewhere are guessed from data sheets ({ratios}): "
-        "give workload.throughputs, or a speed of each node group"
+        f"give workload.throughputs{missing}, or a speed of each node group"
     )

@@ -96,7 +96,7 @@ def read_scenario(
 
     Raises InputError with all mistakes, each `file:line:column: key: what is wrong, what is allowed`.
     """
-    source = _file(path)
+    source = scenario_file(path)
     tree = _changed(source, overrides, tree)
     if trace is not None:
         assign(tree, _TRACE_FILE, trace, Place(f"--trace {trace}"))
@@ -113,7 +113,7 @@ def read_scenario(
 
 def changed_tree(path: str | Path, overrides: Sequence[str]) -> Any:
     """What a scenario file says, as plain data with `dotted.key=value` changes. Raises InputError."""
-    return _changed(_file(path), overrides).data
+    return _changed(scenario_file(path), overrides).data
 
 
 def _changed(source: Path, overrides: Sequence[str], tree: Tree | None = None) -> Tree:
@@ -174,7 +174,7 @@ def trace_file(spec: TraceSpec, folders: Sequence[Path]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _file(path: str | Path) -> Path:
+def scenario_file(path: str | Path) -> Path:
     """The file that is meant: the path itself, or a scenario of that name that comes with the software."""
     if is_path(str(path)) or Path(path).exists():
         return Path(path)

@@ -236,7 +236,10 @@ class Comparison:
     def as_latex(self) -> str:
         """A table for a paper; the others against the first policy."""
         cells = (*self.cells, *self.group_cells)
-        return as_latex(f"{self.scenario_name}: {len(self.seeds)} {self.unit}s, paired", cells)
+        several = f"{len(self.seeds)} {self.unit}s, paired"
+        return as_latex(
+            f"{self.scenario_name}: {several if len(self.seeds) > 1 else f'one {self.unit}'}", cells
+        )
 
     def as_csv(self) -> str:
         """One line per metric and policy; what is unknown is empty, and no text is a formula to a spreadsheet."""

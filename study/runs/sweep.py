@@ -19,8 +19,9 @@ from equipoise.policies.contract import CONTRACT_VERSION
 from equipoise.policies.parameters import AnyPolicy, check_used, split_point, with_parameters
 from equipoise.policies.registry import PolicyError, make_policy, parameters_of
 from equipoise.policies.sources import code_hash
+from equipoise.sim.hardware.profile import is_path
 from equipoise.sim.loading.checks import trace_problems
-from equipoise.sim.loading.file import ScenarioFile, read_scenario
+from equipoise.sim.loading.file import ScenarioFile, read_scenario, scenario_file
 from equipoise.sim.record import Run, versions
 from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.tree import InputError, Tree, read_text, read_tree
@@ -200,13 +201,13 @@ def check(file: Path) -> None:
             lines.append(tree.error(("policies", k), str(error)))
     points = spec.points()[:_CHECKED]
     try:
-        read_text(file.parent / spec.scenario)
+        read_text(scenario_file(_scenario_of(spec, file.parent)))
     except InputError as error:
         lines += [tree.error(("scenario",), line) for line in error.lines]
         points = []
     try:
         if points:
-            read = read_scenario(file.parent / spec.scenario, (), spec.trace)
+            read = read_scenario(_scenario_of(spec, file.parent), (), spec.trace)
             trace_at(read.scenario.workload.trace, read.folders)
     except InputError as error:
         lines += error.lines
@@ -272,10 +273,16 @@ def _distinct(orders: list[Order]) -> list[Order]:
     return list({order.id: order for order in reversed(orders)}.values())[::-1]
 
 
+def _scenario_of(spec: SweepSpec, base: Path) -> Path:
+    """The scenario of a sweep in the folder `base`: a file beside it, else one that comes with the software."""
+    beside = base / spec.scenario
+    return Path(spec.scenario) if not is_path(spec.scenario) and not beside.exists() else beside
+
+
 def _at_point(spec: SweepSpec, base: Path, point: Point, where: str) -> ScenarioFile:
     try:
         overrides = [_override(key, value) for key, value in point.items()]
-        return read_scenario(base / spec.scenario, overrides, spec.trace)
+        return read_scenario(_scenario_of(spec, base), overrides, spec.trace)
     except InputError as error:
         raise InputError(f"{where}: {line.removeprefix('--set ')}" for line in error.lines) from error
 

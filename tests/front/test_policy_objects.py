@@ -152,6 +152,19 @@ def test_an_error_names_the_job_and_the_authors_line(how, said):
 
 
 @pytest.mark.parametrize(
+    ("file", "said"),
+    [("<stdin>", "(<stdin>:3)"), ("/tmp/ipykernel_12/345.py", "(line 3 of its cell)")],
+    ids=["standard input", "notebook"],
+)
+def test_an_error_names_the_line_where_there_is_no_file(file, said):
+    text = "class Typed(Stage):\n    def refine(self, observation, plan, memory):\n        return {}['nothing']\n"
+    space = {"__name__": "written_by_hand", "Stage": type(MINE.stages[0])}
+    exec(compile(text, file, "exec"), space)
+    with pytest.raises(RunFailed, match=re.escape(f"KeyError: 'nothing' {said}")):
+        equipoise.run(CASE, policy=Policy("typed", (space["Typed"](),)))
+
+
+@pytest.mark.parametrize(
     ("most", "said"),
     [
         (4, "gets 5 GPUs of the 4 there are, allowed: 1 to 4, or none"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import equipoise
+from equipoise.cli import main
 from equipoise.sim.fairness import groups, jain
 
 
@@ -45,6 +48,14 @@ def test_jobs_that_name_nobody_have_no_fairness() -> None:
     made = equipoise.run({**plain, "workload": {"jobs": [{"gpus": 1, "duration": 1}]}}, policy="fifo")
     assert math.isnan(made.summary()["fairness_worst"])
     assert groups(made.jobs, "user") == []
+
+
+def test_of_jobs_that_never_ran_no_ratio_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "case.yaml").write_text(json.dumps(case() | {"horizon": "1 s"}))  # nobody is done by then
+    main(["run", str(tmp_path / "case.yaml"), "-q"])
+    shown = capsys.readouterr().out
+    assert "finish-time ratio" in shown
+    assert "nan" not in shown
 
 
 def test_tables_and_report(tmp_path: object) -> None:

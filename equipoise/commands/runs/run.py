@@ -130,7 +130,7 @@ def _groups(made: Run) -> Iterator[str]:
         head = (title, "jobs", "GPU hours", "waiting", "finish-time ratio", "worst")
         lines = [
             (r[kind], str(r["jobs"]), f"{r['service_gpu_s'] / 3600:.1f}", show("_s", r["queueing_mean_s"]),
-             digits(r["finish_ratio_mean"]), digits(r["finish_ratio_worst"]))
+             *(digits(r[k]) if math.isfinite(r[k]) else "-" for k in ("finish_ratio_mean", "finish_ratio_worst")))
             for r in rows[:_GROUPS]
         ]  # fmt: skip
         yield ""

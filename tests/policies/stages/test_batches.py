@@ -46,6 +46,37 @@ def test_the_batch_stays(seen):
     assert planned(seen) is None
 
 
+@pytest.mark.parametrize(
+    ("held", "passes", "batch"), [(8, 1, None), (64, 1, 200), (64, 8, 200), (2**40, 0, 200)]
+)
+def test_each_further_pass_costs_its_fixed_part(held, passes, batch):
+    """Where memory holds 8 samples of each worker, the step of 64 takes 0.2 s and 0.16: 178 samples/s become 172.
+
+    In 8 passes that a plan asks for, 0.1 s is the fixed part of all; a layout's passes are in its own times.
+    """
+    seen = change(change(job(1024), "workers", samples_per_pass=held), "jobs", accumulation=[passes])
+    found = planned(seen)
+    if batch is None:
+        assert found is None
+    else:
+        assert found[0] == pytest.approx(batch, rel=0.25)
+
+
+def test_a_batch_that_memory_would_cut_into_passes_stays():
+    case = from_mapping({
+        "schema_version": 1, "name": "passes",
+        "cluster": {"nodes": [{"gpus": 4, "accelerator": "t4"}]},
+        "workload": {
+            "models": {"m": {"fixed_time": "100 ms", "sample_time": "1 ms", "parameters": 1e6, "noise_scale": 2000,
+                             "samples_per_pass": 16}},
+            "jobs": [{"gpus": 4, "model": "m", "steps": 300, "global_batch": 64, "batch_max": 2048}],
+        },
+        "decide": {"every": "3 s"},
+    })  # fmt: skip
+    plain, larger = (run(case, policy=make_policy(name)) for name in ("none", "s2"))
+    assert larger.summary()["makespan_s"] <= plain.summary()["makespan_s"]
+
+
 def test_an_earlier_stage_keeps_its_batch():
     seen = job(1024)
     plan, _ = make_stage("s2").refine(seen, UNCHANGED.with_(global_batch=np.array([64])), {})

@@ -44,6 +44,14 @@ def test_a_duration_holds_on_the_reference_and_data_sheets_say_the_rest():
     assert any("guessed from data sheets" in note for note in result.notes)
 
 
+def test_a_rate_that_a_table_lacks_is_named():
+    rates = [{"job_type": "vision", "gpu_model": "v100_sxm2_32gb", "gpus": 4, "rate": 10}]
+    spec = case([{"gpus": 4, "duration": "1 h", "count": 3, "job_type": "vision"}],
+                {"rates": rates, "reference": "v100_sxm2_32gb"})  # fmt: skip
+    (note,) = [note for note in api.run(spec).notes if "guessed" in note]
+    assert "give workload.throughputs, which has no rate of vision on a100_sxm_40gb, vision on t4, or" in note
+
+
 def test_rates_of_a_table_take_their_place(tmp_path):
     (tmp_path / "rates.csv").write_text(RATES)
     table = {"file": "rates.csv", "reference": "v100_sxm2_32gb"}

@@ -8,7 +8,7 @@ from equipoise.cli import main
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.shards import FOLDER, merge
 from equipoise.study.runs.store import Ledger, connect
-from equipoise.study.runs.sweep import Options, forget, orders_of, sweep
+from equipoise.study.runs.sweep import Options, check, forget, orders_of, sweep
 from equipoise.study.runs.sweep_spec import read_sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps import sweep_helpers
@@ -189,6 +189,26 @@ def test_wrong_sweeps_are_refused_before_anything_runs(tmp_path, changes, says):
     if "none.csv" not in says:
         assert re.match(rf"{re.escape(str(file))}:\d+:\d+: ", line)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_scenario_that_comes_with_the_software_is_known_by_its_name(tmp_path):
+    """From any folder; and what is wrong beside it is all that is told."""
+    file = write_sweep(tmp_path, scenario="quickstart", policies=["none"], seeds=1, parameters={})
+    check(file)
+    orders, _, _ = orders_of(read_sweep(file)[0], tmp_path, str(file))
+    assert [order.policy for order in orders] == ["none"]
+    for changes, says in (
+        ({"policies": ["fifa"]}, "policies.0: unknown stage 'fifa'"),
+        (
+            {"scenario": "quickstar"},
+            "scenario: quickstar: no such file, and no scenario of that name",
+        ),
+    ):
+        file = write_sweep(tmp_path, **({"scenario": "quickstart", "parameters": {}} | changes))
+        with pytest.raises(InputError) as raised:
+            check(file)
+        (line,) = raised.value.lines
+        assert re.match(rf"{re.escape(str(file))}:\d+:\d+: {says}", line)
 
 
 @pytest.fixture
