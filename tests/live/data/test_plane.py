@@ -401,3 +401,16 @@ def test_a_rank_behind_a_slow_path_orders_its_queue_however_fast_the_others_path
     assert change.order is not None
     own = [piece for piece in change.order if piece >= 8]
     assert own.index(13) == len(own) - 1, "60 kB behind those of 10 kB, though needed before two of them"
+
+
+@pytest.mark.long
+def test_the_measurement_of_moving_data_runs_and_counts_every_sample_once() -> None:
+    root = Path(__file__).resolve().parents[3]
+    few = "--format json --pairs 1 --shards 12 --samples 10 --sample-ms 1 --batch 5"
+    command = [sys.executable, "tests/bench/live/data.py", *few.split()]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout)
+    assert found["every_sample_once"]
+    assert {name: len(took_s) for name, took_s in found["took_s"].items()} == {
+        "plain": 1, "static": 1, "moved": 1,
+    }  # fmt: skip

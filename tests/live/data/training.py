@@ -57,6 +57,7 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     sampler = runtime.sampler(data)
     loader = DataLoader(data, batch_sampler=sampler, num_workers=given["workers"])
     log: list[tuple[Any, ...]] = []
+    began_s = time.monotonic()
     with open(folder / f"log-{rank}.jsonl", "w") as file:
         for epoch in runtime.epochs(given["epochs"]):
             for ids in runtime.batches(loader):
@@ -82,8 +83,9 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
                 file.write(json.dumps(entry) + "\n")
                 file.flush()
                 log.append(entry)
+    took_s = time.monotonic() - began_s
     runtime.close()
     return {
-        "log": log, "shares": runtime.shares, "used_bytes": taken_bytes(data.source.cache.folder),
+        "log": log, "took_s": took_s, "shares": runtime.shares, "used_bytes": taken_bytes(data.source.cache.folder),
         "members": list(membership.members),
     }  # fmt: skip
