@@ -63,12 +63,12 @@ def make_paces(
         key = (name, count if name in rates or name in by_model else 0, kept)
         if key not in number:
             if name in by_model:
-                rate = model_rates(scenario, cluster, by_model[name], count)
-                without = [models[m] for m in np.flatnonzero(np.isnan(rate)).tolist()]
+                per_s = model_rates(scenario, cluster, by_model[name], count)
+                without = [models[m] for m in np.flatnonzero(np.isnan(per_s)).tolist()]
                 lacking |= {f"{name} on {model} (too little memory)": None for model in without}
             else:
-                rate = np.array([_rate(rates.get(name, {}).get(model, {}), count) for model in models])
-            known = rate / rate[first]
+                per_s = np.array([_rate(rates.get(name, {}).get(model, {}), count) for model in models])
+            known = per_s / per_s[first]
             number[key] = len(rows)
             rows.append(np.where(np.isnan(known), alike if kept else guess, known))
             blank.append(bool((np.isnan(known) & (guess != 1.0)).any()))

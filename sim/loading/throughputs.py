@@ -58,21 +58,21 @@ def throughput_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         if key in seen:
             yield (*_AT, "rates", k), f"{rate.job_type!r} on {rate.gpus} {rate.gpu_model} has a rate already"
         seen.add(key)
-    types, known = {rate.job_type for rate in table.rates}, sorted(scenario.workload.models)
+    types, named = {rate.job_type for rate in table.rates}, sorted(scenario.workload.models)
     for k, row in enumerate(table.models):
         if row.job_type in types:
             yield (*_AT, "models", k), f"{row.job_type!r} has rates already"
         types.add(row.job_type)
-        if row.model not in known:
-            yield (*_AT, "models", k, "model"), unknown("model", row.model, known)
+        if row.model not in named:
+            yield (*_AT, "models", k, "model"), unknown("model", row.model, named)
     sizes = {row.job_type: (row.model, scenario.workload.models[row.model].parallel) for row in table.models
-             if row.model in known}  # fmt: skip
+             if row.model in named}  # fmt: skip
     for k, job in enumerate(scenario.workload.jobs):
         if job.job_type and job.job_type not in types:
-            with_rates = ", ".join(sorted(types)) or "none"
+            known = ", ".join(sorted(types)) or "none"
             yield (
                 ("workload", "jobs", k, "job_type"),
-                f"{job.job_type!r} has no rates; those with: {with_rates}",
+                f"{job.job_type!r} has no rates; those with: {known}",
             )
         elif job.job_type in sizes:
             name, parallel = sizes[job.job_type]
