@@ -148,10 +148,15 @@ class Comparison:
             )
             for run in content["runs"]
         )  # fmt: skip
+        policies = tuple(map(str, content["policies"]))
+        if sorted(policies) != sorted({result.policy for result in results}):
+            raise ValueError("its policies are not those of its runs")
+        if not all({"completed", "jobs"} <= result.metrics.keys() for result in results):
+            raise ValueError("a run has no metrics")
         bound = {name: number(content["bound"][name]) for name in ("makespan_s", "completion_mean_s")}
         return cls(
             scenario_name=str(content["scenario"]),
-            policies=tuple(map(str, content["policies"])),
+            policies=policies,
             seeds=tuple(map(int, content["seeds"])),
             results=results,
             bound=Bound(**bound, noise_free=bool(content["bound"]["noise_free"])),
