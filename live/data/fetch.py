@@ -43,6 +43,7 @@ class Source:
     ) -> None:
         self.cache, self.shards, self._options, self._retries = cache, shards, options, retries
         self.keys = [shard.key() for shard in shards]
+        self._come_bytes: dict[int, int] = {}  # of shards that this process fetches now
 
     def pin(self, number: int) -> Pin | None:
         """Hold a shard that is in the cache; None where it is not."""
@@ -61,7 +62,7 @@ class Source:
             self.forget_error(number)
             for attempt in range(self._retries + 1):
                 try:
-                    fetched = self._read(shard, part, goes_on)
+                    fetched = self._read(number, part, goes_on)
                     return self.cache.commit(part), fetched
                 except (OSError, ShardError) as error:
                     why = _in_one_line(shard, error)
@@ -72,8 +73,15 @@ class Source:
         except BaseException:
             self.cache.discard(part)
             raise
+        finally:
+            self._come_bytes.pop(number, None)
 
-    def _read(self, shard: Shard, part: Pin, goes_on: Callable[[], bool]) -> Fetched:
+    def come_bytes(self) -> int:
+        """Bytes that are here of the shards that this process fetches now."""
+        return sum(list(self._come_bytes.values()))  # other threads write to it
+
+    def _read(self, number: int, part: Pin, goes_on: Callable[[], bool]) -> Fetched:
+        shard = self.shards[number]
         system, path = open_store(shard.url, self._options)
         streams = {"block_size": 0} if shard.url.startswith(("http://", "https://")) else {}
         begun_s = last_s = time.perf_counter()
@@ -87,6 +95,7 @@ class Source:
                     alone_s += (now_s - last_s) / self.cache.fetching()
                 last_s = now_s
                 done += len(chunk)
+                self._come_bytes[number] = done
                 if done > shard.size_bytes:
                     break
                 os.pwrite(part.descriptor, chunk, done - len(chunk))

@@ -16,9 +16,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
+from equipoise.live.data.at_hand import samples_at_hand
 from equipoise.live.data.index import Shard, main
-from equipoise.live.data.plane import DataPlane, packed, unpacked
-from equipoise.live.data.view import DataView, samples_at_hand
+from equipoise.live.data.plane import HEAD, DataPlane, packed, unpacked
+from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
 from equipoise.live.group.places import Place
@@ -205,9 +206,9 @@ def observed(
     reports: Floats = np.zeros((2, view.length))
     for rank in range(2):
         for store in range(view.stores):
-            reports[rank, 1 + 4 * store : 5 + 4 * store] = (1e6, 1e6 / rates[rank][store], 0.0, 1)
+            reports[rank, HEAD + 4 * store :][:4] = (1e6, 1e6 / rates[rank][store], 0.0, 1)
         flags = np.isin(np.arange(len(files)), held)
-        reports[rank, 1 + 4 * view.stores :] = np.concatenate([packed(flags), packed(flags & False)])
+        reports[rank, HEAD + 4 * view.stores :] = np.concatenate([packed(flags), packed(flags & False)])
         stall_s[rank] = 0.2 if min(rates[rank]) < 1e5 else 0.0
         reports[rank, 0] = 5 * stall_s[rank]
     view.update(reports, ["host-0", "host-1"])
@@ -305,7 +306,7 @@ def test_small_and_urgent_shards_are_fetched_first() -> None:
 def test_a_path_that_is_not_measured_again_fades_to_the_fastest_of_its_store() -> None:
     view = DataView([Shard("a.tar", 1, 100, None, 0)])
     first = np.zeros((2, view.length))
-    first[:, 1:5] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
+    first[:, HEAD : HEAD + 4] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
     view.update(first, ["a", "b"])
     assert view.path(0, "b")[0] == pytest.approx(1e5)
     slow = np.zeros((2, view.length))
