@@ -172,7 +172,7 @@ class Stepping:
         ):
             self._carry_out_begun()
         asked = self.resize_to is not None
-        if self._begun_at is None and (asked or parts.meter.rounds >= self._decide_after()):
+        if self._begun_at is None and (asked or parts.meter.rounds >= self.decide_after()):
             at_once, change = asked or not parts.options.delay_rounds, None
             with parts.recorder.holding():  # not beyond: who leads the next group reads the last decision
                 parts.agreement.report(
@@ -186,7 +186,7 @@ class Stepping:
             if change is not None:
                 self.carry_out(change)
 
-    def _decide_after(self) -> int:
+    def decide_after(self) -> int:
         """Rounds between decisions. Early on fewer where data lies in files: a slow path holds up every round."""
         every = self._parts.options.decide_every
         return min(every, max(2, self.round // 2)) if self._parts.agreement.plane is not None else every

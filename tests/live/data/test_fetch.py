@@ -245,3 +245,19 @@ def test_parquet_rows(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(root: Path, option: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{option}: {value} is not allowed"):
         dataset(root, **{option: value})
+
+
+def test_what_has_come_of_a_file_is_told_while_it_is_fetched(tmp_path: Path) -> None:
+    size = 3 * fetch._CHUNK_BYTES
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "one.bin").write_bytes(bytes(size))
+    assert main([str(tmp_path / "store")]) == 0
+    made, seen = source(tmp_path / "store"), list[int]()
+
+    def note() -> bool:
+        seen.append(made.come_bytes())
+        return True
+
+    assert made.fetch(0, note) is not None
+    assert seen == [size // 3, 2 * size // 3, size]
+    assert made.come_bytes() == 0

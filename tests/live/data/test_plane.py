@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
-from equipoise.live.data.at_hand import samples_at_hand
 from equipoise.live.data.index import Shard, main
 from equipoise.live.data.plane import HEAD, DataPlane, packed, unpacked
 from equipoise.live.data.view import DataView
@@ -257,26 +256,6 @@ def test_equal_paths_or_cached_shards_change_nothing() -> None:
     assert seen.shards.local.all()
     assert (seen.workers.input_samples_per_s == np.inf).all()
     assert cached.is_empty()
-
-
-@pytest.mark.parametrize(
-    ("owned", "taking", "most"),
-    [
-        ((900, 100), (500, 50), (-1, -1)),  # enough for 12 rounds of 8 samples
-        ((904, 56), (500, 50), (-1, 2)),  # 56 samples over 24 rounds
-        ((904, 56), (500, 250), (-1, -1)),  # it fetches the others' faster than they train on them
-        ((904, 56), (500, np.nan), (-1, -1)),  # not known
-        ((190, 10), (500, 50), (-1, 2)),  # 5 rounds are left, and 40 samples of them are its part
-        ((160, 40), (500, 50), (-1, -1)),  # it has them
-        ((0, 0), (500, 50), (-1, -1)),
-    ],
-)
-def test_a_rank_that_would_wait_for_what_others_have_is_dealt_what_it_has(
-    owned: tuple[float, ...], taking: tuple[float, ...], most: tuple[int, ...]
-) -> None:
-    capacity = np.array([200.0, 50.0])
-    found = samples_at_hand(np.array(owned, dtype=float), capacity, np.array(taking), 40, 12, -1)
-    assert found.tolist() == list(most)
 
 
 def test_the_last_samples_are_trained_on_where_they_are() -> None:
