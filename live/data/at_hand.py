@@ -46,14 +46,15 @@ class Reading:
 
 
 def samples_in_time(
-    readings: Sequence[Reading], exchange_s: float, dealt: Ints, most: Ints, rounds: int, *, last: bool
-) -> Ints:
+    readings: Sequence[Reading], exchange_s: float, dealt: Ints, most: Ints, rounds: int, unit: int, *, last: bool
+) -> Ints:  # fmt: skip
     """`most` samples of each rank in each of the next `rounds`, (ranks,), lowered where it would wait for files.
 
     The shortest round is looked for in which the batch, all that is `dealt`, fits; a rank may wait in it as long
-    as another one computes, and one that reads as fast as it computes is bound by nothing else. `last`: they are
-    the epoch's last rounds. Then each rank is dealt what it owns, if that takes no longer than it does with a file
-    that goes from one to another at the end. Nobody is bound where something is not known.
+    as another one computes, and one that reads as fast as it computes is bound by nothing else. Nobody is bound to
+    less than a micro-batch of `unit`, or where something is not known. `last`: they are the epoch's last rounds.
+    Then each rank is dealt what it owns, if that takes no longer than it does with a file that goes from one to
+    another at the end.
     """
     each_s, supply = (np.array([getattr(r, name) for r in readings]) for name in ("each_s", "supply"))
     arrivals_s = np.concatenate([r.arrival_s for r in readings])
@@ -77,8 +78,9 @@ def samples_in_time(
         round_s = shortest_s * _LONGER**trial
         found = fits(round_s)
         # Who has not one for each round keeps all waiting in any case, and then has a file.
-        bound = np.minimum(np.maximum(np.where(found < 1.0, part, found), 1.0), most).astype(np.int64)
-        if bound.sum() >= batch:
+        found = np.where(found < 1.0, part, found)
+        bound = np.minimum(np.maximum(found, unit), most).astype(np.int64)
+        if (bound // unit).sum() * unit >= batch:
             break
     else:
         return most
@@ -86,11 +88,14 @@ def samples_in_time(
         owned = np.array([r.samples.sum() for r in readings])
         takes = bound * rounds > owned
         taking_s = max((r.taking_s for r, does in zip(readings, takes, strict=True) if does), default=0.0)
-        each = np.ceil(owned / rounds).astype(np.int64)
-        if (each <= most).all() and (fits(round_s + taking_s / rounds) >= owned / rounds).all():
+        per_round = owned * batch / owned.sum()  # a smaller round, the very last one, is dealt in proportion
+        each: Ints = np.minimum(-(-per_round // unit) * unit, most).astype(np.int64)
+        holds = (per_round < each + unit).all() and (each // unit).sum() * unit >= batch
+        if holds and (fits(round_s + taking_s / rounds) >= per_round).all():
             return each
-    bound = np.where(slow, bound, most)
-    return np.where((bound >= _SAME * dealt) & (bound < dealt), np.minimum(dealt, most), bound)
+    nearly = (bound >= _SAME * dealt) & (bound < dealt)
+    lowered: Ints = np.where(slow, np.where(nearly, np.minimum(dealt, most), bound), most)
+    return lowered
 
 
 def _in_time(

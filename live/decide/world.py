@@ -249,7 +249,7 @@ class LiveWorld:
     def _at_hand(self, measured: Mapping[str, Floats], most: Ints) -> Ints:
         """Of `most` samples of each rank in one round those for which it has the files in time, (ranks,)."""
         window, options = self.telemetry.window, self.options
-        if self.data is None or self.deal is None or not window.rounds:
+        if self.data is None or self.deal is None or not (window.rounds and self.deal.left):
             return most
         queues, data = self.deal.queues(), self.data
         taking = [data.taking_samples_per_s(k, p.host, queues) for k, p in enumerate(self.active)]
@@ -270,8 +270,9 @@ class LiveWorld:
         left, until = -(-self.deal.left // self.batch), options.decide_every + options.delay_rounds
         exchange_s = 0.0 if math.isnan(self._exchange_s) else self._exchange_s
         return samples_in_time(
-            readings, exchange_s, self.shares, np.minimum(most, at_hand), min(until, left), last=left <= until
-        )
+            readings, exchange_s, self.shares, np.minimum(most, at_hand), min(until, left),
+            options.micro_batch, last=left <= until,
+        )  # fmt: skip
 
     def _limit(self) -> Ints:
         """Most samples of each rank in one round, (ranks,)."""

@@ -35,14 +35,10 @@ FAST = reading(40, [0.2, 0.4, 0.6, 0.8], 300.0)  # computes 200 samples/s, and r
 
 
 def bound(
-    slow: Reading,
-    fast: Reading = FAST,
-    dealt: Ints = EQUAL,
-    most: int = MANY,
-    rounds: int = 3,
+    slow: Reading, fast: Reading = FAST, dealt: Ints = EQUAL, most: int = MANY, rounds: int = 3, unit: int = 1,
     last: bool = False,
-) -> list[int]:
-    return samples_in_time([fast, slow], 0.0, dealt, np.array([MANY, most]), rounds, last=last).tolist()
+) -> list[int]:  # fmt: skip
+    return samples_in_time([fast, slow], 0.0, dealt, np.array([MANY, most]), rounds, unit, last=last).tolist()
 
 
 def test_a_rank_is_dealt_what_it_has_until_its_next_file_is_here() -> None:
@@ -102,9 +98,20 @@ def test_who_reads_as_fast_as_it_computes_or_is_not_known_is_not_bound() -> None
 def test_a_bound_of_memory_stays_and_all_bounds_together_hold_the_batch() -> None:
     assert bound(reading(40, [0.2, 0.4], 150.0), most=5)[1] == 5
     poor = [reading(8, [0.5, 1.4], 44.0), reading(4, [0.9, 1.8], 44.0)]
-    found = samples_in_time(poor, 0.01, EQUAL, np.array([MANY, MANY]), 3, last=False)
+    found = samples_in_time(poor, 0.01, EQUAL, np.array([MANY, MANY]), 3, 1, last=False)
     assert found.sum() >= 40
-    assert samples_in_time(poor, 0.01, EQUAL, np.array([9, 9]), 3, last=False).tolist() == [9, 9]
+    assert samples_in_time(poor, 0.01, EQUAL, np.array([9, 9]), 3, 1, last=False).tolist() == [9, 9]
+
+
+def test_whole_micro_batches_fit_under_the_bounds() -> None:
+    slow = reading(20, [0.78, 1.7], 44.0)
+    assert bound(slow, unit=4) == [MANY, 6]
+    assert bound(slow, unit=10) == [MANY, 10]  # not 0: its speed would be seen no more
+    poor = [reading(8, [0.5, 1.4], 44.0), reading(4, [0.9, 1.8], 44.0)]
+    found = samples_in_time(poor, 0.01, EQUAL, np.array([MANY, MANY]), 3, 8, last=False)
+    assert (found // 8).sum() * 8 >= 40
+    fast, slow = reading(87, [], np.inf), reading(33, [], np.inf, taking_s=0.9)
+    assert bound(slow, fast, unit=4, last=True) == [32, 12]
 
 
 def test_nearly_what_is_dealt_is_what_is_dealt() -> None:
@@ -116,6 +123,10 @@ def test_the_last_rounds_are_dealt_by_what_each_still_has() -> None:
     fast, slow = reading(87, [], np.inf), reading(33, [], np.inf, taking_s=0.9)
     assert bound(slow, fast, last=True) == [29, 11]
     assert bound(slow, fast, last=False) == [MANY, MANY]
+    assert bound(reading(30, [], np.inf, taking_s=0.9), reading(80, [], np.inf), last=True) == [
+        30,
+        11,
+    ]  # of 40
     here = Reading(slow.samples, slow.arrival_s, slow.each_s, np.inf, 0.0)  # what it takes is on its node
     assert bound(here, fast, last=True) == [MANY, MANY]
     heavy = reading(114, [], np.inf, each_s=0.05), reading(6, [], np.inf)  # 1.9 s a round, or fetch one file
