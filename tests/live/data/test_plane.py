@@ -237,6 +237,16 @@ def test_waiting_for_shards_is_told_from_computing_as_in_a_simulation() -> None:
     assert not seen.shards.local.any()
 
 
+def test_the_first_deal_is_at_once_what_a_slow_path_can_bear() -> None:
+    seen, change = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST)
+    assert seen.workers.samples_max.tolist() == [UNBOUNDED, 3]  # 20 of 120 samples/s
+    assert change.shares == (17, 3)
+    seen, _ = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST, held=(20, 21, 22))
+    assert 3 < seen.workers.samples_max[1] < 10  # 30 samples of its own are here
+    seen, _ = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST, held=tuple(range(20, 40)))
+    assert seen.workers.samples_max.tolist() == [UNBOUNDED] * 2
+
+
 def test_late_shards_go_from_the_slow_path_to_the_fast_one() -> None:
     _, change = observed("s1+s2", EQUAL, SLOW_AND_FAST)
     assert change.shares is not None
