@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ class Fetched:
     delay_s: float  # before the first byte
 
 
-class _ClosedError(Exception):
-    """The fetcher was closed while it fetched."""
+class _StoppedError(Exception):
+    """The fetcher was closed while it fetched, or the shard went to another rank."""
 
 
 class Source:
@@ -101,7 +101,7 @@ class Source:
                 os.pwrite(part.descriptor, chunk, done - len(chunk))
                 checksum.update(chunk)
                 if not goes_on():
-                    raise _ClosedError
+                    raise _StoppedError
         if done != shard.size_bytes:
             got = f"{done} bytes came" if done < shard.size_bytes else "more bytes came"
             raise ShardError(f"{got}, the index says {shard.size_bytes}: cut off, or changed since")
@@ -161,6 +161,7 @@ class Fetcher:
         self._ahead: tuple[int, ...] = ()
         self._quota_bytes = 0
         self._busy: set[int] = set()
+        self._gone: set[int] = set()  # of those, the ones that this rank will not read
         self._full: dict[int, str] = {}  # why there was no room for it
         self._failed: dict[int, str] = {}
         self._done: list[Fetched] = []
@@ -168,10 +169,20 @@ class Fetcher:
         for _ in range(connections):
             threading.Thread(target=self._run, name="equipoise-fetch", daemon=True).start()
 
-    def want(self, now: Sequence[int], ahead: Sequence[int], quota_bytes: int) -> None:
-        """Hold the shards `now`, and of those `ahead` the first that fit into `quota_bytes` together with them."""
+    def want(
+        self, now: Sequence[int], ahead: Sequence[int], quota_bytes: int, later: Collection[int] | None = None
+    ) -> None:
+        """Hold the shards `now`, and of those `ahead` the first that fit into `quota_bytes` together with them.
+
+        `later`: those that may be wanted afterwards; any other that is on its way is fetched no further. None: any
+        may be.
+        """
         with self._changed:
             order = (tuple(now), tuple(ahead))
+            wanted = {*now, *ahead}
+            self._gone = (
+                set() if later is None else {n for n in self._busy if n not in wanted and n not in later}
+            )
             if order == (self._now, self._ahead) and quota_bytes == self._quota_bytes:
                 return
             before = self._now
@@ -259,11 +270,14 @@ class Fetcher:
         try:
             pin = self.source.pin(number)
             if pin is None:
-                got = self.source.fetch(number, lambda: not self._closed)
+                got = self.source.fetch(number, lambda: not self._closed and number not in self._gone)
                 pin, fetched = got if got is not None else (None, None)
         except NoRoomError as error:
             self._make_room(number, str(error))
-        except _ClosedError:
+        except _StoppedError:
+            with self._changed:
+                self._busy.discard(number)
+                self._gone.discard(number)
             return
         except ShardError as error:
             why = str(error)

@@ -44,7 +44,9 @@ class DataPlane:
         now = list(drawn[0]) if drawn else queue[:1]
         ahead = [number for part in drawn[1:] for number in part if number not in now]
         more = [number for number in dict.fromkeys(queue) if number not in now and number not in ahead]
-        self._fetcher.want(now, ahead + more[: data.prefetch], int(data.cache_bytes / self._ranks_here()))
+        ranks = self._ranks_here()  # what another one of them has now, it waits for
+        later = set(queue) if ranks == 1 else None
+        self._fetcher.want(now, ahead + more[: data.prefetch], int(data.cache_bytes / ranks), later)
 
     def report(self) -> Floats:
         """What rank 0 needs to know: `HEAD`, fetches by store, shards in the cache and on their way."""

@@ -127,7 +127,7 @@ class Noted:
     def start(self) -> Any:
         return self
 
-    def want(self, now: list[int], ahead: list[int], quota: int) -> None:
+    def want(self, now: list[int], ahead: list[int], quota: int, later: set[int] | None) -> None:
         self.wanted = (now, ahead, quota)
 
     def shards_of(self, indices: Any) -> list[int]:
