@@ -172,7 +172,7 @@ class Stepping:
         ):
             self._carry_out_begun()
         asked = self.resize_to is not None
-        if self._begun_at is None and (asked or parts.meter.rounds >= parts.options.decide_every):
+        if self._begun_at is None and (asked or parts.meter.rounds >= self.decide_after()):
             at_once, change = asked or not parts.options.delay_rounds, None
             with parts.recorder.holding():  # not beyond: who leads the next group reads the last decision
                 parts.agreement.report(
@@ -185,6 +185,11 @@ class Stepping:
                     change = self._agreed()
             if change is not None:
                 self.carry_out(change)
+
+    def decide_after(self) -> int:
+        """Rounds between decisions. Early on fewer where data lies in files: a slow path holds up every round."""
+        every = self._parts.options.decide_every
+        return min(every, max(2, self.round // 2)) if self._parts.agreement.plane is not None else every
 
     def _agreed(self) -> Change | None:
         """What was decided, once it is to act. Collective."""

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ class Fetched:
     delay_s: float  # before the first byte
 
 
-class _ClosedError(Exception):
-    """The fetcher was closed while it fetched."""
+class _StoppedError(Exception):
+    """The fetcher was closed while it fetched, or the shard went to another rank."""
 
 
 class Source:
@@ -43,6 +43,7 @@ class Source:
     ) -> None:
         self.cache, self.shards, self._options, self._retries = cache, shards, options, retries
         self.keys = [shard.key() for shard in shards]
+        self._come_bytes: dict[int, int] = {}  # of shards that this process fetches now
 
     def pin(self, number: int) -> Pin | None:
         """Hold a shard that is in the cache; None where it is not."""
@@ -61,7 +62,7 @@ class Source:
             self.forget_error(number)
             for attempt in range(self._retries + 1):
                 try:
-                    fetched = self._read(shard, part, goes_on)
+                    fetched = self._read(number, part, goes_on)
                     return self.cache.commit(part), fetched
                 except (OSError, ShardError) as error:
                     why = _in_one_line(shard, error)
@@ -72,8 +73,15 @@ class Source:
         except BaseException:
             self.cache.discard(part)
             raise
+        finally:
+            self._come_bytes.pop(number, None)
 
-    def _read(self, shard: Shard, part: Pin, goes_on: Callable[[], bool]) -> Fetched:
+    def come_bytes(self) -> int:
+        """Bytes that are here of the shards that this process fetches now."""
+        return sum(list(self._come_bytes.values()))  # other threads write to it
+
+    def _read(self, number: int, part: Pin, goes_on: Callable[[], bool]) -> Fetched:
+        shard = self.shards[number]
         system, path = open_store(shard.url, self._options)
         streams = {"block_size": 0} if shard.url.startswith(("http://", "https://")) else {}
         begun_s = last_s = time.perf_counter()
@@ -87,12 +95,13 @@ class Source:
                     alone_s += (now_s - last_s) / self.cache.fetching()
                 last_s = now_s
                 done += len(chunk)
+                self._come_bytes[number] = done
                 if done > shard.size_bytes:
                     break
                 os.pwrite(part.descriptor, chunk, done - len(chunk))
                 checksum.update(chunk)
                 if not goes_on():
-                    raise _ClosedError
+                    raise _StoppedError
         if done != shard.size_bytes:
             got = f"{done} bytes came" if done < shard.size_bytes else "more bytes came"
             raise ShardError(f"{got}, the index says {shard.size_bytes}: cut off, or changed since")
@@ -152,6 +161,7 @@ class Fetcher:
         self._ahead: tuple[int, ...] = ()
         self._quota_bytes = 0
         self._busy: set[int] = set()
+        self._gone: set[int] = set()  # of those, the ones that this rank will not read
         self._full: dict[int, str] = {}  # why there was no room for it
         self._failed: dict[int, str] = {}
         self._done: list[Fetched] = []
@@ -159,10 +169,20 @@ class Fetcher:
         for _ in range(connections):
             threading.Thread(target=self._run, name="equipoise-fetch", daemon=True).start()
 
-    def want(self, now: Sequence[int], ahead: Sequence[int], quota_bytes: int) -> None:
-        """Hold the shards `now`, and of those `ahead` the first that fit into `quota_bytes` together with them."""
+    def want(
+        self, now: Sequence[int], ahead: Sequence[int], quota_bytes: int, later: Collection[int] | None = None
+    ) -> None:
+        """Hold the shards `now`, and of those `ahead` the first that fit into `quota_bytes` together with them.
+
+        `later`: those that may be wanted afterwards; any other that is on its way is fetched no further. None: any
+        may be.
+        """
         with self._changed:
             order = (tuple(now), tuple(ahead))
+            wanted = {*now, *ahead}
+            self._gone = (
+                set() if later is None else {n for n in self._busy if n not in wanted and n not in later}
+            )
             if order == (self._now, self._ahead) and quota_bytes == self._quota_bytes:
                 return
             before = self._now
@@ -250,11 +270,14 @@ class Fetcher:
         try:
             pin = self.source.pin(number)
             if pin is None:
-                got = self.source.fetch(number, lambda: not self._closed)
+                got = self.source.fetch(number, lambda: not self._closed and number not in self._gone)
                 pin, fetched = got if got is not None else (None, None)
         except NoRoomError as error:
             self._make_room(number, str(error))
-        except _ClosedError:
+        except _StoppedError:
+            with self._changed:
+                self._busy.discard(number)
+                self._gone.discard(number)
             return
         except ShardError as error:
             why = str(error)

@@ -10,6 +10,7 @@ from equipoise.live.data.dataset import ShardDataset
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.observation import Bools, Floats
 
+HEAD = 2  # numbers before those by store: seconds waited, bytes here of the shards on their way
 BITS = 32  # shards told in one number
 OF_STORE = 4  # numbers by store: bytes, seconds, delays, fetches
 
@@ -43,10 +44,12 @@ class DataPlane:
         now = list(drawn[0]) if drawn else queue[:1]
         ahead = [number for part in drawn[1:] for number in part if number not in now]
         more = [number for number in dict.fromkeys(queue) if number not in now and number not in ahead]
-        self._fetcher.want(now, ahead + more[: data.prefetch], int(data.cache_bytes / self._ranks_here()))
+        ranks = self._ranks_here()  # what another one of them has now, it waits for
+        later = set(queue) if ranks == 1 else None
+        self._fetcher.want(now, ahead + more[: data.prefetch], int(data.cache_bytes / ranks), later)
 
     def report(self) -> Floats:
-        """What rank 0 needs to know: seconds waited, fetches by store, shards in the cache and on their way."""
+        """What rank 0 needs to know: `HEAD`, fetches by store, shards in the cache and on their way."""
         by_store = np.zeros((self.stores, OF_STORE))
         for f in self._fetcher.take():
             by_store[f.store] += (f.size_bytes, f.alone_s, f.delay_s, 1.0)
@@ -54,8 +57,8 @@ class DataPlane:
         held = np.fromiter((key in keys for key in self.data.source.keys), dtype=np.bool_, count=count)
         on_its_way = np.zeros(count, dtype=np.bool_)
         on_its_way[self._fetcher.busy()] = True
-        waited_s = np.array([self.data.take_waited_s()])
-        return np.concatenate([waited_s, by_store.ravel(), packed(held), packed(on_its_way)])
+        head = np.array([self.data.take_waited_s(), float(self.data.source.come_bytes())])
+        return np.concatenate([head, by_store.ravel(), packed(held), packed(on_its_way)])
 
     def close(self) -> None:
         """Fetch nothing more."""

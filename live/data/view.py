@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.live.data.index import Shard
-from equipoise.live.data.plane import BITS, OF_STORE, unpacked
+from equipoise.live.data.plane import BITS, HEAD, OF_STORE, unpacked
 from equipoise.live.train.deal import LivePiece
 from equipoise.policies.observation import Bools, Floats, Ints, Paths
 from equipoise.policies.paths import PathSpeeds
@@ -30,6 +30,7 @@ class DataView:
         self.stores = 1 + int(self.store.max())
         self.speeds = PathSpeeds()
         self.waited_s: Floats = np.empty(0)  # by rank, in the last window
+        self._come_bytes: Floats = np.empty(0)  # by rank, of what is on its way
         self._hosts: list[str] = []  # by rank
         self._held: dict[str, Bools] = {}  # by host
         self._on_its_way: list[Bools] = []  # by rank
@@ -38,19 +39,19 @@ class DataView:
     @property
     def length(self) -> int:
         """Numbers in the report of a rank."""
-        return 1 + self.stores * OF_STORE + 2 * -(-len(self.store) // BITS)
+        return HEAD + self.stores * OF_STORE + 2 * -(-len(self.store) // BITS)
 
     def update(self, reports: Floats, hosts: Sequence[str]) -> None:
         """A window has ended; reports (ranks, length), hosts by rank."""
         count, bits = len(self.store), -(-len(self.store) // BITS)
-        self._hosts, self.waited_s = list(hosts), reports[:, 0].copy()
+        self._hosts, self.waited_s, self._come_bytes = list(hosts), reports[:, 0].copy(), reports[:, 1].copy()
         self._held = {host: np.zeros(count, dtype=np.bool_) for host in hosts}
         self._on_its_way, under_way = [], set[tuple[int, int]]()
         for host, report in zip(hosts, reports, strict=True):
             number = self._numbers.setdefault(host, len(self._numbers))
-            end = 1 + self.stores * OF_STORE
+            end = HEAD + self.stores * OF_STORE
             for store, (size_bytes, alone_s, delay_s, fetches) in enumerate(
-                report[1:end].reshape(-1, OF_STORE)
+                report[HEAD:end].reshape(-1, OF_STORE)
             ):
                 self.speeds.finished(store, number, size_bytes, alone_s, delay_s, int(fetches))
             self._held[host] |= unpacked(report[end : end + bits], count)
@@ -66,7 +67,7 @@ class DataView:
         """Reports as they may come, for a policy that is to compile: the last rank's paths are the slowest."""
         reports = np.zeros((ranks, self.length))
         for rank, report in enumerate(reports):
-            by_store = report[1 : 1 + self.stores * OF_STORE].reshape(-1, OF_STORE)
+            by_store = report[HEAD : HEAD + self.stores * OF_STORE].reshape(-1, OF_STORE)
             by_store[:] = (self.size_bytes.mean(), 1.0 + 10.0 * rank, 0.01, 1.0)
         return reports
 
@@ -121,6 +122,21 @@ class DataView:
         needed_s = math.fsum(float(self.size_bytes[k]) / rates[self.store[k]] for k in away)
         return sum(p.left for p in pieces) / needed_s if needed_s > 0.0 or math.isnan(needed_s) else math.inf
 
+    def arrivals_s(self, rank: int, host: str, queue: Sequence[LivePiece]) -> Floats:
+        """Seconds until each piece of a rank's queue can be read, one fetched after the other.
+
+        NaN from the first one on whose path is not known.
+        """
+        paths = [self.path(store, host) for store in range(self.stores)]
+        fetch_s = np.zeros(len(queue))
+        for k, piece in enumerate(queue):
+            if not self.is_local(rank, piece.shard):
+                rate, delay_s = paths[self.store[piece.shard]]
+                begun = self.is_on_its_way(rank, piece.shard)
+                come_bytes = float(self._come_bytes[rank]) if begun else 0.0
+                fetch_s[k] = delay_s * (not begun) + (self.size_bytes[piece.shard] - come_bytes) / rate
+        return np.maximum(np.cumsum(fetch_s), 0.0)
+
     def worker_columns(
         self, samples: Floats, busy_s: Floats, stall_s: Floats, rounds: int, supply: Floats
     ) -> dict[str, Any]:
@@ -141,22 +157,3 @@ class DataView:
                 "input_samples_per_s": supply,
                 "response_s_per_sample": response_s_per_sample(computing_s, stalled_s, samples, keeps_up),
             }
-
-
-def samples_at_hand(
-    owned: Floats, capacity: Floats, taking: Floats, batch: int, soon: int, unbounded: int
-) -> Ints:
-    """Most samples of each rank in a round, (ranks,), so that none waits at the end for what others have.
-
-    A rank whose samples, at its part of all `capacity` (samples/s), do not last `soon` rounds would take whole
-    files from the others. Where it fetches those (`taking`, samples/s) more slowly than the others would train on
-    them, it is dealt what it owns, evenly over the rest. `unbounded` where there is no such rank.
-    """
-    left = -(-owned.sum() // batch)  # rounds
-    with np.errstate(invalid="ignore", divide="ignore"):
-        wanted = batch * capacity / capacity.sum()
-        short = owned < min(soon, left) * wanted
-        bound = short & (taking < np.where(short, 0.0, capacity).sum())
-    if not bound.any():
-        return np.full(len(owned), unbounded, dtype=np.int64)
-    return np.where(bound, owned // left, unbounded).astype(np.int64)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.data.view import DataView, samples_at_hand
+from equipoise.live.data.at_hand import Reading, samples_at_hand, samples_in_time
+from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry
 from equipoise.live.group.places import Place
 from equipoise.live.options import Lever, Options
@@ -235,9 +236,9 @@ class LiveWorld:
         seen, by = self.telemetry, self._rank_of_row
         window = seen.window
         owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(len(by), math.nan)
-        limit, endless = self._limit()[by], np.full(len(by), UNBOUNDED, dtype=np.int64)
+        limit, endless = self._limit(), np.full(len(by), UNBOUNDED, dtype=np.int64)
         most, each = (endless, limit) if self.options.takes_passes else (limit, endless)
-        most = np.minimum(most, self._at_hand(measured["capacity_samples_per_s"])[by])
+        most = self._at_hand(measured, most)
         places = [self.active[rank] for rank in by]
         return Workers.of(
             job=np.zeros(len(by), dtype=np.int64),
@@ -246,8 +247,8 @@ class LiveWorld:
             node=[self._hosts.index(place.host) for place in places],
             gpu_share=self.shares_of_gpu[by],
             samples_per_step=self.shares[by],
-            samples_max=most,
-            samples_per_pass=each,
+            samples_max=most[by],
+            samples_per_pass=each[by],
             samples_owned=owned[by],
             fixed_s=np.nan_to_num(window.fixed_s)[by],
             wait_s=window.wait_s[by],
@@ -272,15 +273,33 @@ class LiveWorld:
             apart_exchange_s=[self._exchange_alone_s],
         )
 
-    def _at_hand(self, capacity: Floats) -> Ints:
-        """Most samples of each rank in one round for which it has the files in time, (ranks,)."""
-        if self.data is None or self.deal is None or not self.telemetry.window.rounds:
-            return np.full(len(self.active), UNBOUNDED, dtype=np.int64)
+    def _at_hand(self, measured: Mapping[str, Floats], most: Ints) -> Ints:
+        """Of `most` samples of each rank in one round those for which it has the files in time, (ranks,)."""
+        window, options = self.telemetry.window, self.options
+        if self.data is None or self.deal is None or not (window.rounds and self.deal.left):
+            return most
         queues, data = self.deal.queues(), self.data
         taking = [data.taking_samples_per_s(k, p.host, queues) for k, p in enumerate(self.active)]
-        soon = 2 * self.options.decide_every + self.options.delay_rounds  # until the deal after next acts
-        owned = self.deal.owned.astype(np.float64)
-        return samples_at_hand(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
+        soon = 2 * options.decide_every + options.delay_rounds  # until the deal after next acts
+        owned, capacity = self.deal.owned.astype(np.float64), measured["capacity_samples_per_s"]
+        at_hand = samples_at_hand(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            each_s = measured["step_s"] * window.rounds / window.samples
+            taking_s = float(data.samples.mean()) / np.array(taking)
+        readings = [
+            Reading(
+                np.array([p.left for p in queue], dtype=np.float64),
+                data.arrivals_s(k, self.active[k].host, queue),
+                float(each_s[k]), float(measured["input_samples_per_s"][k]), float(taking_s[k]),
+            )
+            for k, queue in enumerate(queues)
+        ]  # fmt: skip
+        left, until = -(-self.deal.left // self.batch), options.decide_every + options.delay_rounds
+        exchange_s = 0.0 if math.isnan(self._exchange_s) else self._exchange_s
+        return samples_in_time(
+            readings, exchange_s, self.shares, np.minimum(most, at_hand), min(until, left),
+            options.micro_batch, last=left <= until,
+        )  # fmt: skip
 
     def _limit(self) -> Ints:
         """Most samples of each rank in one round, (ranks,)."""

@@ -110,6 +110,15 @@ class Deal:
         """What each worker takes next: its share, or its part of the rest when less than a batch is left."""
         return next_batch(self.left, shares, unit)
 
+    def kept(self, demand: Ints, most: Ints, unit: int) -> Ints:
+        """`demand` of the last round, or what each worker owns: little that goes from one to another costs a file.
+
+        Where that is at most half as much again, at most `most` of each, and whole micro-batches of `unit`.
+        """
+        more = np.minimum(demand + np.maximum(demand // 2, 1), most)
+        fits = demand.sum() == self.left and (self.owned <= more).all() and not (self.owned % unit).any()
+        return self.owned.copy() if fits else demand
+
     def draw(self, demand: Ints, worker: int) -> Ints:
         """Take `demand` for all workers; returns the dataset indices of `worker`."""
         ahead = self.owned - self._behind  # left in the piece at the head of each queue

@@ -245,3 +245,55 @@ def test_parquet_rows(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(root: Path, option: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{option}: {value} is not allowed"):
         dataset(root, **{option: value})
+
+
+def test_what_has_come_of_a_file_is_told_while_it_is_fetched(tmp_path: Path) -> None:
+    size = 3 * fetch._CHUNK_BYTES
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "one.bin").write_bytes(bytes(size))
+    assert main([str(tmp_path / "store")]) == 0
+    made, seen = source(tmp_path / "store"), list[int]()
+
+    def note() -> bool:
+        seen.append(made.come_bytes())
+        return True
+
+    assert made.fetch(0, note) is not None
+    assert seen == [size // 3, 2 * size // 3, size]
+    assert made.come_bytes() == 0
+
+
+@pytest.mark.parametrize(("later", "fetched"), [({2}, 1), ({1, 2}, 2), (None, 2)])
+def test_a_file_that_went_to_another_rank_is_fetched_no_further(
+    root: Path, monkeypatch: pytest.MonkeyPatch, later: set[int] | None, fetched: int
+) -> None:
+    begun, goes_on, opened = threading.Event(), threading.Event(), fetch.open_store
+
+    class Held:
+        """A file on a store, of which the first bytes come when the test says so."""
+
+        def __init__(self, url: str, options: Any) -> None:
+            self.system, self.path = opened(url, options)
+
+        def open(self, *arguments: Any, **named: Any) -> Any:
+            begun.set()
+            assert goes_on.wait(30)
+            return self.system.open(*arguments, **named)
+
+    def held(url: str, options: Any) -> Any:
+        made = Held(url, options)
+        return made, made.path
+
+    monkeypatch.setattr(fetch, "open_store", held)
+    monkeypatch.setattr(fetch, "_CHUNK_BYTES", 1024)
+    made = Fetcher(source(root), 1, 30.0)
+    made.want([], [1, 2], 10**6)
+    assert begun.wait(30)
+    made.want([], [2], 10**6, later)
+    goes_on.set()
+    made.wait(2)
+    assert len(made.take()) == fetched
+    held_here = set(made.source.cache.keys())
+    assert (made.source.keys[1] in held_here) == (fetched == 2)
+    assert made.busy() == []
+    made.close()

@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
 from equipoise.live.data.index import Shard, main
-from equipoise.live.data.plane import DataPlane, packed, unpacked
-from equipoise.live.data.view import DataView, samples_at_hand
+from equipoise.live.data.plane import HEAD, DataPlane, packed, unpacked
+from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
 from equipoise.live.group.places import Place
@@ -127,7 +127,7 @@ class Noted:
     def start(self) -> Any:
         return self
 
-    def want(self, now: list[int], ahead: list[int], quota: int) -> None:
+    def want(self, now: list[int], ahead: list[int], quota: int, later: set[int] | None) -> None:
         self.wanted = (now, ahead, quota)
 
     def shards_of(self, indices: Any) -> list[int]:
@@ -205,9 +205,9 @@ def observed(
     reports: Floats = np.zeros((2, view.length))
     for rank in range(2):
         for store in range(view.stores):
-            reports[rank, 1 + 4 * store : 5 + 4 * store] = (1e6, 1e6 / rates[rank][store], 0.0, 1)
+            reports[rank, HEAD + 4 * store :][:4] = (1e6, 1e6 / rates[rank][store], 0.0, 1)
         flags = np.isin(np.arange(len(files)), held)
-        reports[rank, 1 + 4 * view.stores :] = np.concatenate([packed(flags), packed(flags & False)])
+        reports[rank, HEAD + 4 * view.stores :] = np.concatenate([packed(flags), packed(flags & False)])
         stall_s[rank] = 0.2 if min(rates[rank]) < 1e5 else 0.0
         reports[rank, 0] = 5 * stall_s[rank]
     view.update(reports, ["host-0", "host-1"])
@@ -237,6 +237,16 @@ def test_waiting_for_shards_is_told_from_computing_as_in_a_simulation() -> None:
     assert not seen.shards.local.any()
 
 
+def test_the_first_deal_is_at_once_what_a_slow_path_can_bear() -> None:
+    seen, change = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST)
+    assert seen.workers.samples_max.tolist() == [UNBOUNDED, 3]  # 20 of 120 samples/s
+    assert change.shares == (17, 3)
+    seen, _ = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST, held=(20, 21, 22))
+    assert 3 < seen.workers.samples_max[1] < 10  # 30 samples of its own are here
+    seen, _ = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST, held=tuple(range(20, 40)))
+    assert seen.workers.samples_max.tolist() == [UNBOUNDED] * 2
+
+
 def test_late_shards_go_from_the_slow_path_to_the_fast_one() -> None:
     _, change = observed("s1+s2", EQUAL, SLOW_AND_FAST)
     assert change.shares is not None
@@ -256,26 +266,6 @@ def test_equal_paths_or_cached_shards_change_nothing() -> None:
     assert seen.shards.local.all()
     assert (seen.workers.input_samples_per_s == np.inf).all()
     assert cached.is_empty()
-
-
-@pytest.mark.parametrize(
-    ("owned", "taking", "most"),
-    [
-        ((900, 100), (500, 50), (-1, -1)),  # enough for 12 rounds of 8 samples
-        ((904, 56), (500, 50), (-1, 2)),  # 56 samples over 24 rounds
-        ((904, 56), (500, 250), (-1, -1)),  # it fetches the others' faster than they train on them
-        ((904, 56), (500, np.nan), (-1, -1)),  # not known
-        ((190, 10), (500, 50), (-1, 2)),  # 5 rounds are left, and 40 samples of them are its part
-        ((160, 40), (500, 50), (-1, -1)),  # it has them
-        ((0, 0), (500, 50), (-1, -1)),
-    ],
-)
-def test_a_rank_that_would_wait_for_what_others_have_is_dealt_what_it_has(
-    owned: tuple[float, ...], taking: tuple[float, ...], most: tuple[int, ...]
-) -> None:
-    capacity = np.array([200.0, 50.0])
-    found = samples_at_hand(np.array(owned, dtype=float), capacity, np.array(taking), 40, 12, -1)
-    assert found.tolist() == list(most)
 
 
 def test_the_last_samples_are_trained_on_where_they_are() -> None:
@@ -305,7 +295,7 @@ def test_small_and_urgent_shards_are_fetched_first() -> None:
 def test_a_path_that_is_not_measured_again_fades_to_the_fastest_of_its_store() -> None:
     view = DataView([Shard("a.tar", 1, 100, None, 0)])
     first = np.zeros((2, view.length))
-    first[:, 1:5] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
+    first[:, HEAD : HEAD + 4] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
     view.update(first, ["a", "b"])
     assert view.path(0, "b")[0] == pytest.approx(1e5)
     slow = np.zeros((2, view.length))

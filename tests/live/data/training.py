@@ -57,6 +57,8 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     sampler = runtime.sampler(data)
     loader = DataLoader(data, batch_sampler=sampler, num_workers=given["workers"])
     log: list[tuple[Any, ...]] = []
+    if given["newcomer_at"] < 0:
+        torch.distributed.barrier()  # rank 0 may still compile what its policy calls
     began_s = time.monotonic()
     with open(folder / f"log-{rank}.jsonl", "w") as file:
         for epoch in runtime.epochs(given["epochs"]):
