@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.given import called, path_of, texts_of, whole_of, wrong
 from equipoise.policies.parameters import GivenPolicy, as_policies, as_policy
 from equipoise.policies.registry import make_policy
-from equipoise.sim.loading.file import from_mapping, load, read_scenario, to_trace
+from equipoise.sim.loading.file import from_mapping, read_scenario, to_trace
+from equipoise.sim.loading.file import load as load_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario, TraceSpec
@@ -31,13 +33,25 @@ __all__ = ["AnyScenario", "compare", "load", "prepare", "run", "size", "sweep"]
 AnyScenario = Scenario | str | Path | Mapping[str, Any]
 """A scenario, the path of its YAML file, or plain data as in such a file."""
 
+_FILE = "the path of a scenario file, or the name of one that comes with the software"
+_OVERRIDE = "cluster.nodes.0.count=16"
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a file, with `dotted.key=value` changes. Raises InputError, one line per mistake."""
+    return load_scenario(path_of("path", path, _FILE), texts_of("overrides", overrides, _OVERRIDE))
+
 
 def prepare(
     scenario: AnyScenario, trace: Trace | str | Path | None = None, overrides: Sequence[str] = ()
 ) -> tuple[Scenario, Trace | None, tuple[str, ...]]:
     """(scenario, its trace, one line per doubtful value). Raises InputError, one line per mistake."""
     warnings: tuple[str, ...] = ()
-    if isinstance(scenario, str | Path):
+    overrides = texts_of("overrides", overrides, _OVERRIDE)
+    if trace is not None and not isinstance(trace, Trace):
+        trace = path_of("trace", trace, "the path of a job trace, or a Trace")
+    if not isinstance(scenario, Scenario | Mapping):
+        scenario = path_of("scenario", scenario, f"{_FILE}; a mapping as in such a file; a Scenario")
         named = None if trace is None or isinstance(trace, Trace) else str(trace)
         file = read_scenario(scenario, overrides, named)
         scenario, warnings = file.scenario, file.warnings
@@ -92,13 +106,16 @@ def run(
     >>> equipoise.run(case).summary()["makespan_s"]
     3600.0
     """
+    seed = None if seed is None else whole_of("seed", seed)
+    keep = None if out is None else Path(path_of("out", out))
+    called("progress", progress)
+    called("stop", stop)
+    if journal and keep is None:
+        raise ValueError("a journal needs out, the folder to keep it in")
     ready, jobs, _ = prepare(scenario, trace, overrides)
     given = None if policy is None else as_policy(policy)
     chosen = make_policy(given) if isinstance(given, str) else given
-    if journal and out is None:
-        raise ValueError("a journal needs out, the folder to keep it in")
     warm([chosen if chosen is not None else make_policy(list(ready.policy))], ready)
-    keep = None if out is None else Path(out)
     return make_run(
         ready, chosen, seed, jobs, keep=keep, unfinished=None if keep is None else unfinished(keep),
         journal=journal, runner=simulate, progress=progress, timeline=timeline, stop=stop,
@@ -135,8 +152,20 @@ def compare(
     them, too, with each run in `out`. by: what jobs are grouped by as well (`gpus`, `ran_on`, `class`, `user`,
     `account`, `queue`, `partition`). A policy with a run that fails is left out and named in `failures`.
 
-    Raises InputError and PolicyError, one clear line per mistake.
+    Raises InputError and PolicyError, one clear line per mistake; ValueError for a journal or timeline without
+    `out`.
     """
+    seeds, jobs, max_seeds = (
+        whole_of("seeds", seeds, 1),
+        whole_of("jobs", jobs, 1),
+        whole_of("max_seeds", max_seeds, 1),
+    )
+    keep, by = None if out is None else Path(path_of("out", out)), texts_of("by", by, "gpus")
+    called("progress", progress)
+    if until is not None and not isinstance(until, str):
+        raise wrong("until", until, "a text such as 'ci:2%'")
+    if keep is None and (journal or timeline):
+        raise ValueError("a journal or timeline of each run needs out, the folder to keep it in")
     ready, read, _ = prepare(scenario, trace, overrides)
     return compare_policies(
         ready,
@@ -144,7 +173,7 @@ def compare(
         seeds,
         trace=read,
         jobs_parallel=jobs,
-        out=None if out is None else Path(out),
+        out=keep,
         progress=progress,
         until=None if until is None else read_until(until, seeds, max_seeds),
         timeline=timeline,
@@ -167,9 +196,10 @@ def sweep(
 
     Raises InputError and PolicyError, one clear line per mistake, StoreError when `out` cannot be used.
     """
-    return make_sweep(
-        Path(file), Path(out), Options(jobs=jobs, policies=tuple(as_policies(policies))), progress=progress
-    )
+    called("progress", progress)
+    options = Options(jobs=whole_of("jobs", jobs, 1), policies=tuple(as_policies(policies)))
+    source, keep = Path(path_of("file", file, "the path of a sweep file")), Path(path_of("out", out))
+    return make_sweep(source, keep, options, progress=progress)
 
 
 def size(
@@ -188,7 +218,10 @@ def size(
 
     Raises InputError and PolicyError, one clear line per mistake.
     """
-    varied = dict(map(read_vary, vary))
-    wanted = tuple(map(read_target, targets))
+    called("progress", progress)
+    file = Path(path_of("scenario", scenario, _FILE))
+    varied = dict(map(read_vary, texts_of("vary", vary, "cluster.nodes.0.count=4:16")))
+    wanted = tuple(map(read_target, texts_of("targets", targets, "makespan<=10h")))
     chosen = None if policy is None else as_policy(policy)
-    return find_size(Question(Path(scenario), varied, wanted, chosen, seeds, jobs=jobs), progress)
+    seeds, jobs = whole_of("seeds", seeds, 1), whole_of("jobs", jobs, 1)
+    return find_size(Question(file, varied, wanted, chosen, seeds, jobs=jobs), progress)

@@ -138,7 +138,7 @@ def _policy(
     """
     if isinstance(policy, Policy):
         return policy, None
-    if not isinstance(policy, str | Path | Sequence):
+    if not isinstance(policy, str | Path | Sequence) or isinstance(policy, bytes):
         raise TypeError(
             f"policy: {reprlib.repr(policy)} is not allowed, needed is a file, a Policy, or stages, as 's1+s2'"
         )

@@ -173,6 +173,10 @@ class Nodes(Table):
     nic_bytes_per_s = _float("network interface capacity, one direction")
     nic_busy_ratio = _float("share of the interface's capacity in use over the window, 0..1")
     ingest_samples_per_s = _float("samples the host can prepare per second")
+    speed_ratio = _float(
+        "speed last measured on it, of training jobs on whole GPUs, over what the hardware profile says (live: "
+        "over the fastest node with its GPU model); NaN: none was measured"
+    )
     power_idle_w = _float("power of one of its GPUs that idles, where a plan may cap it")
     power_max_w = _float("highest power cap of its GPUs; NaN: a plan cannot cap them")
     power_cap_w = _float("power cap of each of its GPUs now, where a plan may set it")

@@ -39,6 +39,8 @@ def as_policy(given: GivenPolicy) -> AnyPolicy:
     if isinstance(given, str | Policy):
         return given
     entries = given if isinstance(given, Sequence) else [given]
+    if not entries:  # as in a scenario
+        return "none"
     stages, names = list[Stage](), list[str]()
     for entry in entries:
         if isinstance(entry, str):

@@ -186,7 +186,8 @@ def latex_table(title: str, rows: Sequence[Sequence[str]]) -> str:
 def _escaped(text: str) -> str:
     """Text with what LaTeX reads as commands written out."""
     marked = "".join(_LATEX.get(character, character) for character in printable(text))
-    return re.sub(r"\*+", lambda stars: f"$^{{{stars[0]}}}$", marked)
+    inset = r"\quad " if marked.startswith("  ") else ""  # a part of what stands above it
+    return inset + re.sub(r"\*+", lambda stars: f"$^{{{stars[0]}}}$", marked.lstrip())
 
 
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {

@@ -71,6 +71,7 @@ class LiveWorld:
         self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = Change(0)
+        self._speed: dict[str, float] = {}  # samples/s of a GPU of each host, as last measured
         self.power: list[Floats] = []  # least, most and present power cap (W) of each rank's GPU, where told
         self._last_s = 0.0
         self._pieces: list[int] = []  # ids of the shards last observed
@@ -167,8 +168,34 @@ class LiveWorld:
         if self.data is not None:  # its stores
             none = np.zeros(self.data.stores, dtype=np.int64)
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
-        power = self._caps(len(count))
-        return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores, **power)
+        power, ratio = self._caps(len(count)), self._speed_ratios(len(count))
+        return Nodes.of(
+            gpus=count,
+            first_gpu=np.cumsum(count) - count,
+            gpus_free=free,
+            cores=cores,
+            speed_ratio=ratio,
+            **power,
+        )
+
+    def _speed_ratios(self, nodes: int) -> Floats:
+        """Speed of each host over the fastest with its GPU model; NaN where not two were measured (nodes,)."""
+        window, ratio = self.telemetry.window, np.full(nodes, math.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = window.samples / window.rounds / (window.step_s - window.stall_s - window.fixed_s)
+        whole = np.isfinite(rate) & (rate > 0.0) & (self.shares_of_gpu >= 1.0)
+        for host in self._hosts:
+            mine = [rate[k] for k, place in enumerate(self.active) if place.host == host and whole[k]]
+            if mine:
+                self._speed[host] = float(np.mean(mine))
+        model = {place.host: place.model for place in reversed(self._everyone)}
+        for kind in self._models:
+            alike = [host for host in self._hosts if host in self._speed and model[host] == kind]
+            if len(alike) > 1:
+                most = max(self._speed[host] for host in alike)
+                for host in alike:
+                    ratio[self._hosts.index(host)] = self._speed[host] / most
+        return ratio
 
     def _caps(self, nodes: int) -> dict[str, Floats]:
         """Columns of nodes (nodes,) on power: what all ranks of a host may have, and what they have."""

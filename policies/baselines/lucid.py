@@ -59,11 +59,16 @@ class Lucid(AllocationStage):
         draft.start(start_in_order(
             frozen(queue), False, PLACEMENTS[self.placement], request_columns(o), draft.columns
         )[0])  # fmt: skip
-        share, hosts = plan.shares(o).copy(), self._hosts(o, draft)
-        for row in queue[~draft.touched(queue)].tolist() if hosts else ():
-            self._join(o, row, hosts, draft, share, busy)
-        for gpu, _ in hosts.values():  # whoever found no company keeps its GPUs to itself
-            share[np.isin(o.workers.gpu, gpu)] = 1.0
+        share, hosts = plan.shares(o).copy(), self._hosts(o, draft, busy)
+        open_ones = [host for host in hosts.values() if host.score <= self.capacity]
+        left = queue[~draft.touched(queue)] if open_ones else queue[:0]
+        for row, wanted in zip(left.tolist(), gpus_wanted(o, left).tolist(), strict=True):
+            joined = self._join(o, row, wanted, open_ones, draft, share, busy)
+            if joined is not None:
+                open_ones.remove(joined)
+                del hosts[joined.row]
+        for host in hosts.values():  # whoever found no company keeps its GPUs to itself
+            share[np.isin(o.workers.gpu, host.gpu)] = 1.0
         started, allocation = len(draft.started()), draft.allocation()
         moved = not np.array_equal(share, plan.shares(o))
         if moved:  # parts change when a period ends: look again soon
@@ -91,9 +96,9 @@ class Lucid(AllocationStage):
     def _score(self, busy: float) -> int:
         return 0 if busy < self.tiny else 1 if busy < self.medium else 2
 
-    def _hosts(self, o: Observation, draft: Draft) -> dict[int, tuple[Ints, bool]]:
-        """Running training jobs without company: (their GPUs, whether they hold less than all of these)."""
-        found: dict[int, tuple[Ints, bool]] = {}
+    def _hosts(self, o: Observation, draft: Draft, busy: dict[str, Floats]) -> dict[int, _Host]:
+        """Running training jobs without company."""
+        found: dict[int, _Host] = {}
         crowd = np.bincount(o.workers.gpu, minlength=len(o.gpus))
         for row in np.unique(o.workers.job).tolist():
             part = o.workers_of(row)
@@ -102,42 +107,57 @@ class Lucid(AllocationStage):
             alone = (crowd[gpu] == 1).all() and (np.abs(own + free - 1.0) < 1e-6).all()
             asked = o.jobs.gpu_share_requested[row] >= WHOLE and o.jobs.gpus_per_worker[row] == 1
             if alone and asked and o.nodes.up[o.gpus.node[gpu]].all() and not o.gpus.mig[gpu].any():
-                found[row] = (gpu, bool((own < WHOLE).all()))
+                theirs = float(busy.get(_kind(o, row), np.nan))
+                score = self.capacity + 1 if np.isnan(theirs) else self._score(theirs)
+                held = float(np.nan_to_num(o.jobs.memory_bytes[row]))
+                most = float(np.fmin.reduce(o.gpus.memory_bytes[gpu]))
+                kinds = len(np.unique(o.gpus.model[gpu]))
+                found[row] = _Host(row, gpu, bool((own < WHOLE).all()), theirs, score, held, most, kinds)
         return found
 
     def _join(
-        self, o: Observation, row: int, hosts: dict[int, tuple[Ints, bool]], draft: Draft, share: Floats,
+        self, o: Observation, row: int, count: int, hosts: list[_Host], draft: Draft, share: Floats,
         busy: dict[str, Floats],
-    ) -> None:  # fmt: skip
-        """Let a job start beside a host that has made room, or have one make room; takes it from `hosts`."""
-        jobs, mine = o.jobs, float(busy.get(_kind(o, row), np.nan))
-        if (
-            jobs.rigid[row]
-            or np.isnan(mine)
-            or jobs.gpu_share_requested[row] < WHOLE
-            or jobs.gpus_per_worker[row] > 1
-        ):
-            return
-        count = int(gpus_wanted(o, np.array([row]))[0])
-        best, least = -1, np.inf
-        for host, (gpu, ready) in hosts.items():
-            theirs = float(busy.get(_kind(o, host), np.nan))
-            need = np.nan_to_num(jobs.memory_bytes[row]) + np.nan_to_num(jobs.memory_bytes[host])
-            fits = len(gpu) == count and not (o.gpus.memory_bytes[gpu] < need).any()
-            if jobs.one_gpu_model[row] and len(np.unique(o.gpus.model[gpu])) > 1:
-                fits = False
-            if fits and not np.isnan(theirs) and self._score(mine) + self._score(theirs) <= self.capacity:
-                rank = theirs - ready  # who has made room comes first
-                if rank < least:
-                    best, least = host, rank
-        if best < 0:
-            return
-        gpu, ready = hosts.pop(best)
-        part = mine / (mine + float(busy[_kind(o, best)]))
-        if not ready:
-            share[np.isin(o.workers.gpu, gpu)] = 1.0 - part
-            return
-        draft.start((np.array([row]), np.array([0, count]), gpu, draft.columns.room[gpu].copy()))
+    ) -> _Host | None:  # fmt: skip
+        """Let a job start on `count` GPUs beside a host that has made room, or have one make room; who that is."""
+        jobs = o.jobs
+        if jobs.rigid[row] or jobs.gpu_share_requested[row] < WHOLE or jobs.gpus_per_worker[row] > 1:
+            return None
+        mine = float(busy.get(_kind(o, row), np.nan))
+        if np.isnan(mine):
+            return None
+        room, need = self.capacity - self._score(mine), float(np.nan_to_num(jobs.memory_bytes[row]))
+        alike, best, least = bool(jobs.one_gpu_model[row]), None, np.inf
+        for host in hosts:
+            if len(host.gpu) != count or host.score > room or host.most_bytes < need + host.held_bytes:
+                continue
+            if alike and host.gpu_models > 1:
+                continue
+            rank = host.busy - host.ready  # who has made room comes first
+            if rank < least:
+                best, least = host, rank
+        if best is None:
+            return None
+        if best.ready:
+            gpus = np.array([row]), np.array([0, count]), best.gpu, draft.columns.room[best.gpu].copy()
+            draft.start(gpus)
+        else:
+            share[np.isin(o.workers.gpu, best.gpu)] = 1.0 - mine / (mine + best.busy)
+        return best
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Host:
+    """A running training job without company. ready: it holds less than all of its GPUs."""
+
+    row: int
+    gpu: Ints
+    ready: bool
+    busy: float  # share of the time that its kind keeps GPUs busy; NaN not known
+    score: int
+    held_bytes: float  # of each GPU's memory
+    most_bytes: float  # the least memory of its GPUs
+    gpu_models: int
 
 
 def _kind(o: Observation, row: int) -> str:

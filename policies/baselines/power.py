@@ -21,6 +21,9 @@ class Zeus(Stage):
     between two decisions each; then the job keeps the best one until its GPUs change. What the paper does besides,
     batches by a bandit over recurring jobs, is left to other stages. A job that shares a node with others, and one
     known by its duration only, is left alone, and so is what nobody uses.
+
+    Published of the limit alone, V100, least energy: GPUs take 3.0 to 31.5 % less. In `zeus-power` they take 16.0 %
+    less at eta 0.5 (met), 43.5 % at eta 1 (missed: more than was measured).
     """
 
     name: ClassVar[str] = "zeus"

@@ -54,6 +54,7 @@ class Configuration:
         self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
         self.sample_bytes = spec.data.sample_size if spec.data is not None else 0.0
         self.stale = True  # to be worked out before the next period
+        self._fixed: Floats | None = None  # of a step at speed 1, since it was last worked out
 
     def place(self, holding: Holding) -> None:
         """Work on these GPUs, with equal parts of the batch."""
@@ -148,7 +149,7 @@ class Configuration:
         self._divide()
         self.credit = self._credit()
         self.pushes = self._pushes() if self.asynchronous else []
-        self.stale = False
+        self.stale, self._fixed = False, None
 
     def _divide(self) -> None:
         """Of the GPU-seconds in which a worker computes: which its GPUs wait in a pipeline, or exchange inside it.
@@ -240,7 +241,28 @@ class Configuration:
 
     def fixed_s(self) -> Floats:
         """The part of each worker's step that does not grow with its samples (s)."""
-        return self._costs(self.samples, 0) * self.scale
+        return self._fixed_s() * self.scale
+
+    def _fixed_s(self) -> Floats:
+        if self.stale:
+            return self._costs(self.samples, 0)
+        if self._fixed is None:
+            self._fixed = self._costs(self.samples, 0)
+        return self._fixed
+
+    def listed_s(self, samples: Floats) -> Floats:
+        """Seconds of a step of each worker by the hardware profile alone, at its mean `samples` (workers,).
+
+        NaN of workers without samples, with part of a GPU, or dealt anew since the last period.
+        """
+        if self.stale:
+            return np.full(self.workers, np.nan)
+        fixed_s = self._fixed_s()
+        grows = np.where(
+            (self.samples > 0) & (self.share >= 1.0), self.compute_s / self.scale - fixed_s, np.nan
+        )
+        listed_s: Floats = fixed_s + grows * samples / np.maximum(self.samples, 1)
+        return listed_s
 
     def seconds_per_sample(self) -> Floats:
         """Work per sample and worker at the present shares; infinite for a worker without samples."""

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.physics import overlapped_s
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cost.configuration import Configuration
+from equipoise.sim.cost.memory import samples_per_pass
 from equipoise.sim.hardware.profile import Accelerator
-from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.model import JobSpec, Scenario
+from equipoise.sim.scenario.throughputs import ModelRates
+from equipoise.sim.scenario.tree import InputError
 
 _NAMED = 3  # rates that are missing, in a note
 
@@ -37,7 +42,7 @@ def make_paces(
 
     From `workload.throughputs` where it has a rate; else, on several GPU models without a `speed` of their own,
     `typical_speed`, and `note` says so. A duration that was recorded (jobs,) on some GPU of the site is as likely
-    too long as too short for another, and stays.
+    too long as too short for another, and stays. Raises InputError for GPUs that make no whole replicas of a model.
     """
     table, models = scenario.workload.throughputs, cluster.gpu_models
     first = models.index(table.reference) if table is not None and table.reference is not None else 0
@@ -50,13 +55,20 @@ def make_paces(
     rates: dict[str, dict[str, dict[int, float]]] = {}
     for rate in table.rates if table is not None else ():
         rates.setdefault(rate.job_type, {}).setdefault(rate.gpu_model, {})[rate.gpus] = rate.rate
+    by_model = {row.job_type: row for row in table.models} if table is not None else {}
     rows, number, blank = list[Floats](), dict[tuple[str, int, bool], int](), list[bool]()
     kind, lacking = np.empty(len(gpus), dtype=np.int64), dict[str, None]()
     alike = np.ones_like(guess)
     for k, (name, count, kept) in enumerate(zip(types, gpus.tolist(), recorded.tolist(), strict=True)):
-        key = (name, count if name in rates else 0, kept)
+        key = (name, count if name in rates or name in by_model else 0, kept)
         if key not in number:
-            known = _speeds(rates.get(name, {}), models, first, count)
+            if name in by_model:
+                per_s = model_rates(scenario, cluster, by_model[name], count)
+                without = [models[m] for m in np.flatnonzero(np.isnan(per_s)).tolist()]
+                lacking |= {f"{name} on {model} (too little memory)": None for model in without}
+            else:
+                per_s = np.array([_rate(rates.get(name, {}).get(model, {}), count) for model in models])
+            known = per_s / per_s[first]
             number[key] = len(rows)
             rows.append(np.where(np.isnan(known), alike if kept else guess, known))
             blank.append(bool((np.isnan(known) & (guess != 1.0)).any()))
@@ -74,11 +86,25 @@ def make_paces(
     return Paces(speed, kind, note)
 
 
-def _speeds(rates: Mapping[str, Mapping[int, float]], models: Sequence[str], first: int, gpus: int) -> Floats:
-    """Speed on each GPU model relative to that on `first`; NaN where a rate is missing."""
-    rate = np.array([_rate(rates.get(model, {}), gpus) for model in models])
-    relative: Floats = rate / rate[first]
-    return relative
+def model_rates(scenario: Scenario, cluster: Cluster, row: ModelRates, gpus: int) -> Floats:
+    """Samples/s of a job type on so many GPUs of each GPU model, by its own model; NaN where that does not fit.
+
+    Raises InputError where the GPUs are no whole replicas.
+    """
+    model, batch = scenario.workload.models[row.model], row.global_batch
+    spec = JobSpec(name=row.job_type, gpus=gpus, model=row.model, steps=1, global_batch=batch)
+    config = Configuration(0, spec, model, cluster)
+    workers, rest = divmod(gpus, config.gpus_per_worker)
+    if rest:
+        each = config.gpus_per_worker
+        text = f"{gpus} GPUs are no whole replicas of model {row.model!r}, which take {each} each"
+        raise InputError([f"{scenario.name}: workload.throughputs.models: job type {row.job_type!r}: {text}"])
+    rates = np.full(len(cluster.gpu_models), np.nan)
+    for k in range(len(rates)):
+        if samples_per_pass(model, config.memory_bytes(k), workers):
+            work_s = config.cost_s(k, -(-batch // workers), workers)[1]
+            rates[k] = batch / overlapped_s(work_s, config.exchange_estimate_s(k, workers), model.overlap)
+    return rates
 
 
 def _rate(by_gpus: Mapping[int, float], gpus: int) -> float:

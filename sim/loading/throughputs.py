@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.scenario.throughputs import Rate, Throughputs
+from equipoise.sim.scenario.names import unknown
+from equipoise.sim.scenario.throughputs import Rate
 from equipoise.sim.scenario.tree import KeyPath, WrongValueError
 from equipoise.sim.traces.table import TextTable
 
@@ -24,7 +25,7 @@ def with_rates(scenario: Scenario, base: Path | None) -> Scenario:
     if not path.is_file():
         text = f"{table.file}: no such file in {base or Path()}"
         raise WrongValueError(("workload", "throughputs", "file"), text)
-    filled = Throughputs(rates=(*table.rates, *_rows(path)), reference=table.reference)
+    filled = table.model_copy(update={"file": None, "rates": (*table.rates, *_rows(path))})
     workload = scenario.workload.model_copy(update={"throughputs": filled})
     return scenario.model_copy(update={"workload": workload})
 
@@ -57,8 +58,24 @@ def throughput_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         if key in seen:
             yield (*_AT, "rates", k), f"{rate.job_type!r} on {rate.gpus} {rate.gpu_model} has a rate already"
         seen.add(key)
-    types = {rate.job_type for rate in table.rates}
+    types, named = {rate.job_type for rate in table.rates}, sorted(scenario.workload.models)
+    for k, row in enumerate(table.models):
+        if row.job_type in types:
+            yield (*_AT, "models", k), f"{row.job_type!r} has rates already"
+        types.add(row.job_type)
+        if row.model not in named:
+            yield (*_AT, "models", k, "model"), unknown("model", row.model, named)
+    sizes = {row.job_type: (row.model, scenario.workload.models[row.model].parallel) for row in table.models
+             if row.model in named}  # fmt: skip
     for k, job in enumerate(scenario.workload.jobs):
         if job.job_type and job.job_type not in types:
             known = ", ".join(sorted(types)) or "none"
-            yield ("workload", "jobs", k, "job_type"), f"{job.job_type!r} has no rates; those with: {known}"
+            yield (
+                ("workload", "jobs", k, "job_type"),
+                f"{job.job_type!r} has no rates; those with: {known}",
+            )
+        elif job.job_type in sizes:
+            name, parallel = sizes[job.job_type]
+            if job.gpus % (each := parallel.tensor * parallel.pipeline):
+                text = f"{job.gpus} GPUs are no whole replicas of model {name!r}, which take {each} each"
+                yield ("workload", "jobs", k, "gpus"), text

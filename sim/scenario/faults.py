@@ -79,7 +79,7 @@ class Spot(Section):
 
     group: str  # node group that may be reclaimed
     mtbf: Span  # mean time between reclaims of a node
-    notice: Seconds = 120.0  # between the warning and the loss
+    notice: Seconds = 120.0  # between the warning and the loss; 0: no job can save
     away: Seconds = 3600.0  # mean time until a node is back
 
 

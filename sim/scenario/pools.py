@@ -35,7 +35,7 @@ class Available(Section):
     nodes_each: Count = 1  # nodes that 1 in the file stands for
     supply: tuple[Supply, ...] = ()  # in place of a file
     begin: Seconds = 0.0  # time of the series at which the run begins
-    notice: Seconds = 120.0  # between the warning and the loss
+    notice: Seconds = 120.0  # between the warning and the loss; 0: no job can save
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

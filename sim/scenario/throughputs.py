@@ -14,14 +14,28 @@ class Rate(Section):
     rate: Positive  # in any unit; ratios count
 
 
+class ModelRates(Section):
+    """A job type whose rates follow from a model: samples/s of a step and its exchange, on any number of GPUs.
+
+    As of a training job alone on the fewest nodes with that GPU model, its batch dealt equally, an exchange after
+    every step.
+    """
+
+    job_type: str  # of the trace's column of that name, or a job's
+    model: str  # name in workload.models
+    global_batch: Count  # samples of a step, over all workers
+
+
 class Throughputs(Section):
     """Rates by job type, GPU model and GPUs, as Gavel (Narayanan et al. 2020, section 3.1) measures them.
 
     `file` is CSV with the columns job_type,gpu_model,gpus,rate; its rows come behind `rates`. A job's `duration`
     is on GPUs of the `reference` model (none: the cluster's first); elsewhere it takes rate(reference) over
     rate(model) times as long. A number of GPUs that is not listed takes the next smaller one, or else the smallest.
+    Jobs of several batches are several job types, such as "vision 64" and "vision 128".
     """
 
     file: str | None = None  # CSV with the columns of `rates`
     rates: tuple[Rate, ...] = ()
+    models: tuple[ModelRates, ...] = ()  # job types that have no `rates`
     reference: str | None = None  # GPU model that durations are given for; none: the first

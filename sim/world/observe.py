@@ -40,6 +40,7 @@ from equipoise.sim.world.tables import (
     fill_active,
     fill_power,
     fill_shards,
+    fill_speed_ratio,
     fill_speeds,
     fill_stores,
     fill_workers,
@@ -134,6 +135,7 @@ class Observer:
         self.services: ServingWorld | None = None
         self.draws: Meter | None = None  # where policies cap power
         self._coded: dict[str, Labels | Floats] = {}
+        self._paces: list[tuple[Ints, Floats]] = []  # of jobs just measured: node and pace of each worker
 
     def observe(self) -> Observation:
         """All tables, as of now."""
@@ -173,10 +175,13 @@ class Observer:
         roster, needs, cluster = self.roster, self._needs, self.cluster
         jobs = [job for _, job in sorted(roster.training.items()) if job.runs]
         self.watch.speeds.close()
+        self._paces.clear()
         for job in jobs:
             job.advance.settle(job)
             job.fill_row(roster.cells, roster.factor.item(job.row))
             self._measure(job, now_s)
+        if self._paces:
+            fill_speed_ratio(cluster, self._paces)
         if "nodes" in needs and self.traffic.due(now_s):
             for job in jobs:
                 job.report_traffic()
@@ -215,6 +220,8 @@ class Observer:
         start_s = job.ends.start_s
         span_s = max(start_s - window.since_s, math.ulp(start_s))
         job.measured.active = np.minimum(window.busy_s / span_s, 1.0)
+        if "nodes" in self._needs:
+            self._paces.append((job.config.nodes, pace_of(job, window)))
         columns["work_s"][row] = float(measured["step_s"].mean())
         columns["exchange_s"][row] = window.exchange_s / window.periods
         columns["far_exchange_s"][row], near_s = window.exchanges_s(
@@ -228,6 +235,14 @@ class Observer:
         for tell in self.listeners.looked_at:
             tell(job, now_s)
         job.measured.open_window(start_s)
+
+
+def pace_of(job: TrainingJob, window: JobWindow) -> Floats:
+    """Step that the hardware profile has each worker take over the measured one (workers,); NaN where unknown."""
+    step_s = job.measured.columns["step_s"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace: Floats = job.config.listed_s(window.samples * step_s / window.busy_s) / step_s
+    return pace
 
 
 def worker_columns(

@@ -71,6 +71,14 @@ def fill_active(cluster: Cluster, jobs: Sequence[TrainingJob]) -> None:
         np.add.at(active, job.holding.gpu, share)
 
 
+def fill_speed_ratio(cluster: Cluster, paces: Sequence[tuple[Ints, Floats]]) -> None:
+    """Mean pace of the workers on each node, from (node, pace) of each job; elsewhere that of before stays."""
+    node, pace = (np.concatenate(part) for part in zip(*paces, strict=True))
+    known = np.isfinite(pace)
+    found, place, count = np.unique(node[known], return_inverse=True, return_counts=True)
+    writable(cluster.nodes, "speed_ratio")[found] = np.bincount(place, weights=pace[known]) / count
+
+
 def fill_power(cluster: Cluster, meter: Meter) -> None:
     """Mean power of each GPU that training jobs hold, over the last window, at the present clocks."""
     node = cluster.gpus.node

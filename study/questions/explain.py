@@ -297,13 +297,30 @@ def stage_lines(folder: Folder, decision: Decision) -> list[str]:
 
 
 def done_to_job(folder: Folder, row: int) -> list[tuple[float, str]]:
-    """What was changed of a job, when (s) and by which sub-step; said once where it is planned again and again."""
-    found: list[tuple[float, str]] = []
+    """What was changed of a job, when (s) and by which sub-step; said once where it is planned again and again.
+
+    Also when it lost its GPUs without a plan, to a fault or to whom its nodes belong.
+    """
+    found, queued_s, stopped = list[tuple[float, str]](), math.nan, False
     for decision in decisions(folder):
-        text = done_to(decision, row) if row < len(decision.observation.jobs) else ""
+        o = decision.observation
+        if row >= len(o.jobs):
+            continue
+        before_s, queued_s = queued_s, float(o.jobs.queued_since_s[row])
+        if queued_s > before_s and o.jobs.state[row] != RUNNING and not stopped:
+            found.append((queued_s, "lost its GPUs, and waits again"))
+        text = done_to(decision, row)
+        stopped = o.jobs.state[row] == RUNNING and _stops(decision.plan, row)
         if text and (not found or found[-1][1] != text):
-            found.append((decision.observation.time_s, text))
+            found.append((o.time_s, text))
     return found
+
+
+def _stops(plan: Plan, row: int) -> bool:
+    """Whether a plan takes all GPUs from a job."""
+    if plan.allocation is None or row not in plan.allocation.job:
+        return False
+    return not len(plan.allocation.gpus_of(int(np.flatnonzero(plan.allocation.job == row)[-1])))
 
 
 def service_lines(o: Observation) -> list[str]:

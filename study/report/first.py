@@ -139,9 +139,9 @@ def ranking(study: Study) -> Chart | None:
         series.append(Series("lower bound", [0.0], [bound / unit.seconds], colour="front"))
     noun = NOUNS[metric]
     runs = (
-        "one seed"
+        f"one {study.unit}"
         if study.seeds == 1
-        else f"mean and {100 * study.level:g} % interval of {study.seeds} seeds"
+        else f"mean and {100 * study.level:g} % interval of {study.seeds} {study.unit}s"
     )
     return Chart(
         "ranking",

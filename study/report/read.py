@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,11 @@ from equipoise.study.report.study import (
     read_tornado,
 )
 from equipoise.study.report.sweep import read_sweep_study
+from equipoise.study.runs.across import across
+from equipoise.study.runs.compare import Comparison
 from equipoise.study.statistics import CONFIDENCE, Interval, paired_ratio
+
+_NAMED = 3  # folders, in one line
 
 
 def read_study(folder: str | Path) -> Study:
@@ -32,13 +38,15 @@ def read_study(folder: str | Path) -> Study:
     if not path.is_dir():
         raise InputError([f"{folder}: no such folder"])
     if (path / COMPARISON).is_file():
-        return _comparison(path)
+        return _comparison(path, read_json(path / COMPARISON))
     if (path / LEDGER).is_file():
         return read_sweep_study(path)
     if (path / "shards").is_dir():
         raise InputError([f"{folder}: shards of a sweep; put them together first: equipoise merge {folder}"])
     if (path / MANIFEST).is_file():
         return _run(path)
+    if within := sorted(child for child in path.iterdir() if (child / COMPARISON).is_file()):
+        return _traces(path, within)
     wanted = f"a run ({MANIFEST}), a comparison ({COMPARISON}) or a sweep ({LEDGER})"
     raise InputError([f"{folder}: no results here; {wanted} is needed"])
 
@@ -74,22 +82,66 @@ def _run(path: Path) -> Study:
     )  # fmt: skip
 
 
-def _comparison(path: Path) -> Study:
-    content = read_json(path / COMPARISON)
+def _traces(path: Path, within: Sequence[Path]) -> Study:
+    """The comparisons in folders within one as one, each trace in the place of a seed."""
+    contents, made = (
+        {folder.name: read_json(folder / COMPARISON) for folder in within},
+        dict[str, Comparison](),
+    )
+    for folder in within:
+        with _damage(folder / COMPARISON):
+            made[folder.name] = Comparison.read(contents[folder.name])
+    if len({one.scenario_name for one in made.values()}) > 1:
+        listed = ", ".join(map(str, within[:_NAMED])) + (", ..." if len(within) > _NAMED else "")
+        raise InputError([f"{path}: comparisons of several scenarios; a report is of one of them: {listed}"])
+    try:
+        together = across(made)
+    except ValueError as error:
+        raise InputError([f"{path}: {error}: {', '.join(made)}"]) from error
+    title = f"{within[0].name}" if len(within) == 1 else f"{len(within)} traces"
+    content = json.loads(together.as_json()) | {
+        "scenario": f"{next(iter(made.values())).scenario_name}, {title}"
+    }
+    study = _comparison(path, content)
+    folders = tuple(
+        found
+        for folder in within
+        for run in contents[folder.name]["runs"]
+        if str(run["policy"]) in together.policies
+        for found in [_folder_of(folder, run, f"{folder.name}: {run['policy']}, seed {run['seed']}")]
+        if found is not None
+    )
+    common = set.intersection(*(set(one.notes) for one in made.values()))
+    notes = [
+        note if note in common else f"{name}: {note}" for name, one in made.items() for note in one.notes
+    ]
+    open_ones = (
+        child for child in sorted(path.iterdir()) if child not in within and (child / LEDGER).is_file()
+    )
+    notes += [f"{child.name}: is no comparison that has ended, and left out" for child in open_ones]
+    return replace(
+        study, folders=folders, detail=first_of_each_policy(folders), config=read_config(folders), unit="trace",
+        notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _folder_of(path: Path, run: Mapping[str, Any], label: str = "") -> RunFolder | None:
+    """The run directory of a comparison's run."""
+    return read_run_folder(path / RUNS / Path(str(run["identity"])).name, str(run["policy"]), label)
+
+
+def _comparison(path: Path, content: Mapping[str, Any]) -> Study:
     with _damage(path / COMPARISON):
         policies, seeds = tuple(map(str, content["policies"])), tuple(map(int, content["seeds"]))
         rows = tuple(_row(row) for row in content["rows"])
         noise_free = bool(content["bound"]["noise_free"])
         level = float((content.get("until") or {}).get("level") or content.get("confidence") or CONFIDENCE)
-        runs = [
-            (str(run["policy"]), int(run["seed"]), dict(run["metrics"]), Path(str(run["identity"])).name)
-            for run in content["runs"]
-        ]
+        runs = [(str(run["policy"]), int(run["seed"]), dict(run["metrics"])) for run in content["runs"]]
+        found = [_folder_of(path, run) for run in content["runs"]]
         exact = content.get("random") is False
         scenario, notes = str(content["scenario"]), tuple(map(str, content.get("notes", ())))
         gpus = {number((run.get("totals") or {}).get("gpus")) for run in content["runs"]}
-    values = {(policy, seed): metrics for policy, seed, metrics, _ in runs}
-    found = [read_run_folder(path / RUNS / key, policy) for policy, _, _, key in runs]
+    values = {(policy, seed): metrics for policy, seed, metrics in runs}
     folders = tuple(folder for folder in found if folder is not None)
 
     def versus(policy: str, other: str, metric: str) -> Interval:

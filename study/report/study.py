@@ -92,7 +92,8 @@ class Study:
     detail: those of them to show closely.
     exact: nothing in the scenario is random. versus: versus(policy, other, metric) is the paired ratio.
     gpus: of the cluster, NaN when not known or not the same. level: of the intervals. about: facts that the
-    ledger of a sweep holds. points, trends: of a sweep. tornado: of a sensitivity study.
+    ledger of a sweep holds. points, trends: of a sweep. tornado: of a sensitivity study. unit: what `seeds` counts
+    and results are paired by: seeds, or traces.
     """
 
     kind: Literal["run", "comparison", "sweep"]
@@ -116,6 +117,7 @@ class Study:
     tornado: Mapping[str, Any] | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
+    unit: str = "seed"
 
     def row(self, metric: str, policy: str) -> Row | None:
         """That metric under that policy, or None."""

@@ -102,10 +102,12 @@ def _caption(study: Study) -> str:
     if study.kind == "run":
         return "Metrics of the run"
     level = f"{100 * study.level:g} % interval"
-    seeds = "one seed" if study.seeds == 1 else f"{study.seeds} seeds, mean ± {level}"
+    seeds = f"one {study.unit}" if study.seeds == 1 else f"{study.seeds} {study.unit}s, mean ± {level}"
     numbers = len({point.number for point in study.points})
     seeds = f"means over {numbers} points; {seeds}" if numbers > 1 else seeds
-    ratios = f"; × is the ratio to {study.policies[0]}, paired by seed" if len(study.policies) > 1 else ""
+    ratios = (
+        f"; × is the ratio to {study.policies[0]}, paired by {study.unit}" if len(study.policies) > 1 else ""
+    )
     return f"{seeds[0].upper()}{seeds[1:]}{ratios}"
 
 

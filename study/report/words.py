@@ -112,7 +112,9 @@ def _lead(study: Study, metric: str, best: str, second: str, ratio: Interval) ->
         return f"{best} and {second} have the same {noun}, {value}"
     known = math.isfinite(ratio.low) and math.isfinite(ratio.high)
     if known and not ratio.low > 1:
-        return f"{study.seeds} seeds do not tell {best} and {second} apart: {noun} {value} under {best}"
+        return (
+            f"{study.seeds} {study.unit}s do not tell {best} and {second} apart: {noun} {value} under {best}"
+        )
     return f"{best} has the shortest {noun}, {value}"
 
 
@@ -121,14 +123,15 @@ def _certainty(study: Study, best: str, second: str, ratio: Interval, *, told_al
     if study.exact:
         return "Nothing in this scenario is random: the numbers are exact for this trace."
     if _same(ratio):
-        return f"{second} does exactly as well on every seed."
+        return f"{second} does exactly as well on every {study.unit}."
     if not (math.isfinite(ratio.low) and math.isfinite(ratio.high)):
-        few = "One seed was run" if study.seeds == 1 else "Too few seeds were run"
+        few = f"One {study.unit} was run" if study.seeds == 1 else f"Too few {study.unit}s were run"
         return f"{few}, so how much of this is chance is unknown."
     takes = f"{second}, the next best, takes {_times(ratio, study.level)}"
     if ratio.low > 1:
         return "" if told_already else f"{takes}."
-    return "More seeds (--seeds) may tell them apart." if told_already else f"{takes}."
+    more = "seeds (--seeds)" if study.unit == "seed" else f"{study.unit}s"
+    return f"More {more} may tell them apart." if told_already else f"{takes}."
 
 
 def _same(ratio: Interval) -> bool:

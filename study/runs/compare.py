@@ -21,7 +21,7 @@ from typing import Any
 from equipoise.formats.text.spreadsheet import guarded
 from equipoise.policies.files import write_whole
 from equipoise.policies.parameters import AnyPolicy
-from equipoise.policies.plain import from_json, plain
+from equipoise.policies.plain import from_json, number, plain
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run, data_frame, read_parquet
 from equipoise.sim.run import is_random, run, trace_of
@@ -133,6 +133,37 @@ class Comparison:
     failures: tuple[str, ...] = ()
     random: bool = True
     unit: str = "seed"
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Comparison:
+        """A comparison of what `as_json` has written, without its groups of jobs.
+
+        Raises KeyError, TypeError or ValueError where that is damaged.
+        """
+        results = tuple(
+            Result(
+                str(run["policy"]), int(run["seed"]), str(run["identity"]),
+                {str(name): number(value) for name, value in run["metrics"].items()},
+                totals={str(name): number(value) for name, value in (run.get("totals") or {}).items()},
+            )
+            for run in content["runs"]
+        )  # fmt: skip
+        policies = tuple(map(str, content["policies"]))
+        if sorted(policies) != sorted({result.policy for result in results}):
+            raise ValueError("its policies are not those of its runs")
+        if not all({"completed", "jobs"} <= result.metrics.keys() for result in results):
+            raise ValueError("a run has no metrics")
+        bound = {name: number(content["bound"][name]) for name in ("makespan_s", "completion_mean_s")}
+        return cls(
+            scenario_name=str(content["scenario"]),
+            policies=policies,
+            seeds=tuple(map(int, content["seeds"])),
+            results=results,
+            bound=Bound(**bound, noise_free=bool(content["bound"]["noise_free"])),
+            notes=tuple(map(str, content["notes"])),
+            failures=tuple(map(str, content["failures"])),
+            random=content.get("random") is not False,
+        )
 
     def of(self, policy: str) -> tuple[Result, ...]:
         """Results of one policy, seeds ascending."""

@@ -248,6 +248,7 @@ class Cluster:
                 storage_free_bytes=rng.choice([1e12, 2e7], nodes),
                 nic_bytes_per_s=rng.choice([1e9, 1e7], nodes),
                 nic_busy_ratio=rng.uniform(0, 1, nodes), ingest_samples_per_s=np.full(nodes, 1e4),
+                speed_ratio=np.resize([np.nan, 1.02, 0.5], nodes),
                 power_idle_w=np.resize([50.0, 50.0, np.nan], nodes),
                 power_max_w=np.resize([300.0, 300.0, np.nan], nodes),
                 power_cap_w=np.resize([300.0, 150.0, np.nan], nodes),
@@ -316,7 +317,7 @@ def without_telemetry(observation: Any) -> Any:
 
 
 MEASURED = {
-    "nodes": ("nic_busy_ratio", "ingest_samples_per_s"),
+    "nodes": ("nic_busy_ratio", "ingest_samples_per_s", "speed_ratio"),
     "gpus": ("sm_active_ratio", "dram_active_ratio", "power_w", "temperature_c", "clock_ratio"),
     "workers": (
         "samples_owned", "capacity_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s",

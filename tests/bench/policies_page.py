@@ -71,6 +71,46 @@ that, and `equipoise check-stage rarely` and `equipoise compare SCENARIO --polic
 [project.entry-points."equipoise.stages"]
 rarely = "my_package:Rarely"
 ```
+
+How fast a job trains on each GPU model is in `speeds`, and how fast a node has been beside its hardware profile in
+`nodes.speed_ratio`, once a training job has run on it. This stage takes the fastest nodes first:
+
+```python
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from equipoise.policies.contract import Allocation, AllocationStage
+
+
+@dataclass(frozen=True)
+class FastestNodes(AllocationStage):
+    """Starts jobs in order of arrival, on the nodes that were measured to be fastest."""
+
+    name: ClassVar[str] = "fastest-nodes"
+    order: ClassVar[str] = "arrival, then id"
+    blocking: ClassVar[str] = "passes over what does not fit"
+    preemption: ClassVar[str] = "never"
+    placement: ClassVar[str] = "GPUs of one model, the fastest nodes first"
+
+    def refine(self, observation, plan, memory):
+        nodes, gpus, jobs = observation.nodes, observation.gpus, observation.jobs
+        pace = np.nan_to_num(nodes.speed_ratio, nan=1.0)  # not measured yet: as its hardware profile says
+        order = np.argsort(-pace[gpus.node], kind="stable")
+        free = order[(gpus.share_free[order] == 1) & nodes.up[gpus.node[order]]]
+        starts = []
+        for job in observation.waiting.tolist():
+            for model in np.unique(gpus.model[free]):  # a gang does not mix GPU models
+                chosen = free[gpus.model[free] == model][: jobs.gpus_requested[job]]
+                if len(chosen) == jobs.gpus_requested[job]:
+                    starts.append((job, chosen.tolist()))
+                    free = free[~np.isin(free, chosen)]
+                    break
+        if not starts:
+            return plan.because(self.name, "no waiting job fits"), memory
+        return plan.with_(allocation=Allocation.of(starts)).because(self.name, f"{len(starts)} jobs"), memory
+```
 '''
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 import equipoise
@@ -47,6 +48,7 @@ class Backwards(AllocationStage):
         (["s1", Backwards(weight=2.0)], "s1+backwards(weight=2.0)"),
         (Policy("mine", (Backwards(),)), "mine"),
         ("easy", "easy"),
+        ([], "none"),
     ],
 )
 def test_a_stage_is_a_policy(given, name):
@@ -74,6 +76,66 @@ def test_what_is_no_policy_is_told(given, said):
         equipoise.run(CASE, policy=given)
     with pytest.raises(PolicyError, match=said):
         equipoise.compare(CASE, given)
+
+
+SCENARIO = "scenario: .* is not allowed; allowed: the path of a scenario file"
+TEXTS = r"is not allowed; allowed: a list of texts, such as \['"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda out: equipoise.run(None), SCENARIO),
+        (lambda out: equipoise.run([CASE]), SCENARIO),
+        (lambda out: equipoise.run(b"quickstart"), SCENARIO),
+        (
+            lambda out: equipoise.run(CASE, trace={}),
+            "trace: {} is not allowed; allowed: the path of a job trace",
+        ),
+        (lambda out: equipoise.run(CASE, trace=[(0, 0, 1, 60)]), r"trace: \[.*\] is not allowed"),
+        (lambda out: equipoise.run(CASE, seed="a"), "seed: 'a' is not allowed; allowed: a whole number"),
+        (lambda out: equipoise.run(CASE, seed=1.5), "seed: 1.5 is not allowed"),
+        (lambda out: equipoise.run(CASE, seed=True), "seed: True is not allowed"),
+        (lambda out: equipoise.run(CASE, out={}), "out: {} is not allowed; allowed: a path"),
+        (lambda out: equipoise.run(CASE, stop=True), "stop: True is not allowed; allowed: a function"),
+        (lambda out: equipoise.run(CASE, progress=3), "progress: 3 is not allowed"),
+        (lambda out: equipoise.run("quickstart", overrides="a=1"), f"overrides: 'a=1' {TEXTS}"),
+        (lambda out: equipoise.run("quickstart", overrides={"a": 1}), f"overrides: .* {TEXTS}"),
+        (lambda out: equipoise.run("quickstart", overrides=[3]), f"overrides: .* {TEXTS}"),
+        (lambda out: equipoise.run("quickstart", overrides=None), f"overrides: None {TEXTS}"),
+        (lambda out: equipoise.compare(None, "fifo"), SCENARIO),
+        (
+            lambda out: equipoise.compare(CASE, "fifo", "3"),
+            "seeds: '3' is not allowed; .* number of at least 1",
+        ),
+        (lambda out: equipoise.compare(CASE, "fifo", [0, 1]), r"seeds: \[0, 1\] is not allowed"),
+        (lambda out: equipoise.compare(CASE, "fifo", jobs="2"), "jobs: '2' is not allowed"),
+        (lambda out: equipoise.compare(CASE, "fifo", max_seeds=0), "max_seeds: 0 is not allowed"),
+        (lambda out: equipoise.compare(CASE, "fifo", until=3), "until: 3 is not allowed; .* such as 'ci:2%'"),
+        (lambda out: equipoise.compare(CASE, "fifo", by="user"), f"by: 'user' {TEXTS}"),
+        (lambda out: equipoise.compare(CASE, "fifo", journal=True), "a journal or timeline .* needs out"),
+        (lambda out: equipoise.sweep({}, out), "file: {} is not allowed; allowed: the path of a sweep file"),
+        (lambda out: equipoise.sweep("x.yaml", None), "out: None is not allowed; allowed: a path"),
+        (lambda out: equipoise.sweep("x.yaml", out, jobs=None), "jobs: None is not allowed"),
+        (lambda out: equipoise.size(CASE, [], []), SCENARIO),
+        (lambda out: equipoise.size("quickstart", {"a": [1]}, []), f"vary: .* {TEXTS}"),
+        (lambda out: equipoise.size("quickstart", [3], []), f"vary: .* {TEXTS}"),
+        (lambda out: equipoise.size("quickstart", [], {"makespan": 1}), f"targets: .* {TEXTS}"),
+        (lambda out: equipoise.size("quickstart", [], [], seeds=0), "seeds: 0 is not allowed"),
+        (lambda out: equipoise.load({}), "path: {} is not allowed; allowed: the path of a scenario file"),
+        (lambda out: equipoise.load("quickstart", "a=1"), f"overrides: 'a=1' {TEXTS}"),
+    ],
+)
+def test_what_a_function_cannot_take_is_one_line(tmp_path, call, said):
+    with pytest.raises(ValueError, match=said) as raised:
+        call(tmp_path / "out")
+    assert len(str(raised.value).splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_and_paths_of_other_libraries_do():
+    assert equipoise.run(CASE, seed=np.int64(3)).seed == 3
+    assert equipoise.load("quickstart", ("seed=4",)).seed == 4
 
 
 def test_an_answer_is_short(tmp_path):

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from equipoise import api
+from equipoise.policies.contract import Policy
+from equipoise.study.stage_check.rules import rules_for
 from tests.bench import policies_compared, policies_page
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +71,28 @@ def test_the_page_says_where_they_lose_nothing():
     found = compared(s4=99, srtf=100, easy=110)
     assert policies_compared.losses(found, {}) == ["- s1-s4 loses to none of the others in mean completion."]
     assert policies_compared.losses(compared(s4=101, srtf=100), {})[-1].endswith("not known yet.")
+
+
+def test_the_example_that_looks_at_speeds_holds_to_the_contract_and_leaves_a_slow_node():
+    code = next(
+        text for text in re.findall(r"```python\n(.*?)```", policies_page.HEAD, re.S) if "Fastest" in text
+    )
+    names = {"__name__": "fastest"}
+    exec(compile(code, "fastest.py", "exec", dont_inherit=True), names)
+    stage = names["FastestNodes"]()
+    for rule in rules_for(stage):
+        rule(stage)
+    nodes = [{"name": "slow", "gpus": 1, "speed": 0.5}, {"name": "fast", "gpus": 1}]
+    train = {"model": "m", "gpus": 1, "steps": 100}
+    spec = {
+        "schema_version": 1, "name": "two", "cluster": {"nodes": nodes},
+        "workload": {
+            "models": {"m": {"sample_time": 1.0}},
+            "jobs": [train, train, train | {"arrival": "1 h"}],
+        },
+    }  # fmt: skip
+    found = api.run(spec, policy=Policy("fastest", (stage,))).jobs
+    assert (found["completion_s"] - found["start_s"]).tolist() == pytest.approx([200.0, 100.0, 100.0])
 
 
 def test_the_example_runs_on_standard_input_and_holds_to_the_contract(tmp_path):

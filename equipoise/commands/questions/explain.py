@@ -97,7 +97,9 @@ def _told(folder: Any, row: int, wait: Any, tried: list[Any]) -> dict[str, Any]:
     best = smallest(tried, start_s, arrival_s)
     who = {kind: str(jobs[kind][row]) for kind in ("user", "account", "partition", "qos", "queue")
            if kind in jobs and jobs[kind][row]}  # fmt: skip
+    again_s = float(jobs["queueing_s"][row]) - (start_s - arrival_s) if "queueing_s" in jobs else math.nan
     return {
+        "waited_again_s": again_s if again_s > 1e-6 else 0.0,
         "job": folder.name(row), "policy": folder.policy, "gpus": int(jobs["gpus"][row]), **who,
         "arrival_s": arrival_s, "start_s": None if math.isnan(start_s) else start_s,
         "causes": [{"kind": c.kind, "text": c.text, "span_s": s} for c, s in wait.span_s.items()],
@@ -125,10 +127,13 @@ def _text(told: dict[str, Any]) -> str:
     lines = [f"{told['job']}{f' ({who})' if who else ''}: {told['gpus']} GPUs under {told['policy']}",
              f"arrived at {_span(arrival_s)}, {ended}"]  # fmt: skip
     if start_s is not None:
-        lines.append(f"waited {_span(start_s - arrival_s)}")
+        again = told["waited_again_s"]
+        lost = f", and {_span(again)} more once it had lost its GPUs" if again else ""
+        lines.append(f"waited {_span(start_s - arrival_s)}{lost}")
     whole = sum(cause["span_s"] for cause in told["causes"])
     if not whole:
-        return "\n".join([*lines, "It did not wait.", *_done(told)])
+        at_once = "It started at once." if told["waited_again_s"] else "It did not wait."
+        return "\n".join([*lines, at_once, *_done(told)])
     causes = sorted(told["causes"], key=lambda cause: -cause["span_s"])
     lines += ["", "What stood in its way, longest first:"]
     rows = [

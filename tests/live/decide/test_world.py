@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,21 @@ def test_ranks_on_one_device_share_it_and_parked_members_leave_theirs_free() -> 
     assert seen.nodes.gpus.tolist() == [1, 2]
     assert seen.nodes.gpus_free.tolist() == [0, 1]
     assert seen.nodes.first_gpu.tolist() == [0, 1]
+
+
+def test_a_node_is_as_fast_as_its_ranks_that_have_whole_gpus_beside_the_fastest_of_its_model() -> None:
+    active = places(0, 1, 2, 3, hosts="aabc")
+    active[3] = replace(active[3], model="other")
+    made = world(active)
+    # 3 samples in 0.1, 0.2, 0.3 and 0.4 s; the third host has the only GPU of its model
+    expected = [1.0, (1 / 0.3) / ((1 / 0.1 + 1 / 0.2) / 2), NAN]
+    np.testing.assert_allclose(made.observe().nodes.speed_ratio, expected)
+    made.telemetry = Telemetry.unknown(4)
+    np.testing.assert_allclose(
+        made.observe().nodes.speed_ratio, expected, err_msg="the last that was measured"
+    )
+    shared = world(places(0, 1, 2, hosts="abb", devices=["x", "y", "y"]))
+    assert np.isnan(shared.observe().nodes.speed_ratio).all()
 
 
 def test_the_last_exchange_is_remembered_through_a_window_without_one() -> None:

@@ -82,6 +82,60 @@ def test_a_number_of_gpus_takes_the_rates_of_the_next_smaller_one():
     assert spans_s(result) == pytest.approx([450.0, 900.0])
 
 
+MODEL = {
+    "flop_per_sample": "6 TFLOP", "efficiency": 0.5, "fixed_time": 0, "precision": "fp16", "overlap": 1,
+    "gradient": "2 GB", "exchange": {"alpha": 0, "rate": "1 GB/s"},
+}  # fmt: skip
+BY_MODEL = {"models": [{"job_type": "x", "model": "m", "global_batch": 64}], "reference": "a100_sxm_40gb"}
+
+
+def modelled(jobs, model, throughputs=BY_MODEL, **nodes):
+    spec = case(jobs, throughputs, **(nodes or {"a100_sxm_40gb": 4, "t4": 4}))
+    spec["workload"]["models"] = {"m": model}
+    return spec
+
+
+def test_rates_of_a_model_by_hand():
+    of = {"duration": "1 h", "job_type": "x"}
+    jobs = [of | {"gpus": 1, "count": 8}, of | {"gpus": 4, "count": 2, "arrival": "1 d"}]
+    found = spans_s(api.run(modelled(jobs, MODEL)))
+    # 64 or 16 samples of 6 TFLOP at half of 312 and of 65 TFLOP/s; an exchange takes 2 GB x 2 (4 - 1) / 4 at 1 GB/s
+    one, slow_one, four, slow_four = [samples * 6 / (peak / 2) for samples in (64, 16) for peak in (312, 65)]
+    assert sorted(found[:8]) == pytest.approx([3600.0] * 4 + [3600 * slow_one / one] * 4)
+    assert sorted(found[8:]) == pytest.approx([3600.0, 3600 * (slow_four + 3) / (four + 3)])
+
+
+@pytest.mark.parametrize("overlap", [1, 2.5])
+@pytest.mark.parametrize("gpus", [1, 3, 8])
+def test_rates_of_a_model_are_those_of_its_training_jobs(gpus, overlap):
+    model = {"flop_per_sample": "6 TFLOP", "parameters": 1e8, "precision": "fp16", "overlap": overlap}
+    kinds = ("a100_sxm_40gb", "t4")
+    trains = {"model": "m", "gpus": gpus, "steps": 1000, "global_batch": 64}
+    fast_s, slow_s = (spans_s(api.run(modelled([trains], model, None, **{kind: 8})))[0] for kind in kinds)
+    lasts = {"gpus": gpus, "duration": "1 h", "job_type": "x", "gpu_types": ["t4"]}
+    (found_s,) = spans_s(api.run(modelled([lasts], model, a100_sxm_40gb=8, t4=8), policy="multifactor"))
+    assert found_s / 3600 == pytest.approx(slow_s / fast_s, rel=1e-9)
+
+
+def test_a_model_that_does_not_fit_on_a_gpu_model_has_no_rate_there():
+    jobs = [{"gpus": 4, "duration": "1 h", "job_type": "x", "count": 2}]
+    notes = api.run(modelled(jobs, MODEL | {"parameters": 1.2e9})).notes
+    assert any("has no rate of x on t4 (too little memory), or a speed of each" in note for note in notes)
+
+
+def test_jobs_that_are_no_whole_replicas_are_refused(tmp_path):
+    model = MODEL | {"parallel": {"tensor": 2}, "parameters": 1e8}
+    with pytest.raises(
+        InputError, match=r"jobs\.0\.gpus: 3 GPUs are no whole replicas of model 'm', which take 2"
+    ):
+        from_mapping(modelled([{"gpus": 3, "duration": "1 h", "job_type": "x"}], model))
+    (tmp_path / "trace.csv").write_text("job_id,arrival_s,gpus,duration_s,job_type\n0,0,3,60,x\n")
+    with pytest.raises(
+        InputError, match="job type 'x': 3 GPUs are no whole replicas of model 'm', which take 2"
+    ):
+        api.run(modelled([], model), trace=tmp_path / "trace.csv")
+
+
 def test_a_speed_of_the_nodes_is_known_better_than_a_guess():
     spec = case([{"gpus": 4, "duration": "1 h", "count": 2}], a100_sxm_40gb=4, v100_sxm2_32gb=4)
     spec["cluster"]["nodes"][1]["speed"] = 0.5
@@ -198,6 +252,12 @@ def test_a_wrong_table_is_one_line(tmp_path, text, said):
     [
         ({"reference": "h100_sxm"}, {}, "no accelerator of the cluster; allowed: a100_sxm_40gb, t4, v100"),
         ({}, {"job_type": "x"}, "'x' has no rates; those with: none"),
+        (BY_MODEL, {"job_type": "x"}, "models.0.model: unknown model 'm'"),
+        (
+            BY_MODEL | {"rates": [{"job_type": "x", "gpu_model": "t4", "gpus": 1, "rate": 1}]},
+            {},
+            "models.0: 'x' has rates already",
+        ),
         (None, {"job_type": "x"}, "says nothing without 'workload.throughputs'"),
         ({"file": "no.csv"}, {}, "no such file"),
     ],

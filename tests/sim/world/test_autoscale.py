@@ -105,6 +105,18 @@ def test_what_is_not_rented_is_there_whenever_it_can_be_had():
     assert made.pools()[0]["node_h"] == pytest.approx((2 * made.totals["makespan_s"] - 1200.0) / 3600.0)
 
 
+def test_who_is_not_told_loses_what_was_not_saved():
+    spot = {"name": "spot", "gpus": 8, "price": 5.0}
+    spot["available"] = {
+        "supply": [{"at": 0, "nodes": 1}, {"at": 600, "nodes": 0}, {"at": 1800, "nodes": 1}],
+        "notice": 0,
+    }
+    job = {"gpus": 8, "duration": "1 h", "checkpoint": {"interval": "never"}}
+    made = scaled([job], spot)
+    assert made.totals["makespan_s"] == pytest.approx(1800.0 + 30.0 + 30.0 + 3600.0)  # detected, begun anew
+    assert made.jobs["lost_to_faults_gpu_s"][0] == pytest.approx(8 * 600.0)
+
+
 def test_no_node_is_ordered_before_the_job_has_waited_nor_within_the_cool_down():
     demand = DEMAND | {"autoscale": {"wait": "10 min", "delay": "1 min", "cool_down": "1 h"}}
     jobs = [

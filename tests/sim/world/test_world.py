@@ -179,6 +179,18 @@ def test_spot_reclaim_with_notice_loses_nothing() -> None:
     assert result.jobs["lost_to_faults_gpu_s"][0] == 0
 
 
+def test_spot_reclaim_without_notice_loses_what_was_not_saved() -> None:
+    case = scenario(
+        cluster={"nodes": [{"name": "spot", "gpus": 1}, {"name": "own", "gpus": 1}]},
+        workload={"jobs": [rigid("a", 0, 2, 5000) | {"checkpoint": {"interval": "never"}}]},
+        faults={"spot": {"group": "spot", "mtbf": 3000.0, "notice": 0.0, "away": 100.0}},
+        restart=EXACT,
+    )
+    result = simulate(case, seed=0)
+    assert result.jobs["preemptions"][0] == 0
+    assert result.jobs["lost_to_faults_gpu_s"][0] > 0
+
+
 def test_faults_are_the_same_for_every_policy() -> None:
     def downtime(policy: str) -> float:
         case = pool([rigid("a", 0, 1, 1e5)], faults={"crash": {"mtbf": 2e4, "repair": 500.0}}, restart=EXACT)

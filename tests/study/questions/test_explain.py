@@ -196,6 +196,27 @@ def test_what_was_changed_of_a_job_is_what_was_planned(shipped: dict[str, Any]) 
         assert f" {len(gpus)} GPU" in text if len(gpus) else "stopped" in text
 
 
+def test_a_job_that_lost_its_node_is_told_of_that_and_waited_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supply = [{"at": 0, "nodes": 1}, {"at": 600, "nodes": 0}, {"at": 1800, "nodes": 1}]
+    case = {
+        "schema_version": 1, "name": "x",
+        "cluster": {"nodes": [{"name": "spot", "gpus": 2, "available": {"supply": supply}}]},
+        "workload": {"jobs": [{"name": "a", "gpus": 2, "duration": "1 h"}]},
+    }  # fmt: skip
+    equipoise.run(case, out=tmp_path, journal=True)
+    assert done_to_job(read_folder(tmp_path), 0) == [
+        (0.0, "started on 2 GPUs of node 0"),
+        (600.0, "lost its GPUs, and waits again"),
+        (1800.0, "started on 2 GPUs of node 0"),
+    ]
+    assert cli.main(["explain", str(tmp_path), "a", "--no-try"]) == 0
+    told = capsys.readouterr().out
+    assert "waited 0 s, and 20 min more once it had lost its GPUs" in told
+    assert "It did not wait." not in told
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path, [job("r", 8), job("x", 6, 10)], "fifo")
     assert cli.main(["explain", str(tmp_path), "x", "-q"]) == 0

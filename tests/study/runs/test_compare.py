@@ -230,6 +230,8 @@ def test_differences_are_tested_and_stand_in_a_table_for_papers(comparison):
     for seeds, said in ((1, "one seed"), (2, "2 seeds, paired")):
         made = compare(scenario(), ["fifo", "sjf"], seeds, runner=fake_run)
         assert rf": {said}}}" in made.as_latex()
+    part = as_latex("t", [replace(found, metric="idle_late_ratio", policy="first")])
+    assert "\n\\quad after last arrival &" in part, "a part of idle, which stands above it"
     hostile = as_latex("\\input{/etc/passwd} ~^ $x$ \x1b[2J\n%", [replace(found, policy="first")])
     written = r"\caption{\textbackslash{}input\{/etc/passwd\} \textasciitilde{}\textasciicircum{} \$x\$ "
     assert written + r"\textbackslash{}x1b[2J \%}" in hostile
