@@ -13,7 +13,7 @@ import numpy as np
 
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.contract import Decision, Plan, Reason
-from equipoise.policies.observation import RUNNING, Ints, Observation
+from equipoise.policies.observation import RUNNING, WAITING, Ints, Observation
 from equipoise.policies.queues.limits import (
     Quota,
     allowed_nodes,
@@ -307,7 +307,7 @@ def done_to_job(folder: Folder, row: int) -> list[tuple[float, str]]:
         if row >= len(o.jobs):
             continue
         before_s, queued_s = queued_s, float(o.jobs.queued_since_s[row])
-        if queued_s > before_s and o.jobs.state[row] != RUNNING and not stopped:
+        if queued_s > before_s and o.jobs.state[row] == WAITING and not stopped:
             found.append((queued_s, "lost its GPUs, and waits again"))
         text = done_to(decision, row)
         stopped = o.jobs.state[row] == RUNNING and _stops(decision.plan, row)

@@ -217,6 +217,17 @@ def test_a_job_that_lost_its_node_is_told_of_that_and_waited_again(
     assert "It did not wait." not in told
 
 
+def test_a_job_that_waited_and_is_done_has_lost_nothing(tmp_path: Path) -> None:
+    jobs = [{"name": "first", "gpus": 2, "duration": "1 h"}, {"name": "second", "gpus": 2, "duration": "1 h"},
+            {"name": "third", "gpus": 2, "arrival": "10 min", "duration": "1 h"}]  # fmt: skip
+    case = {
+        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "n", "gpus": 2}]},
+        "workload": {"jobs": jobs}, "policy": ["fifo"],
+    }  # fmt: skip
+    equipoise.run(case, out=tmp_path, journal=True)
+    assert done_to_job(read_folder(tmp_path), 1) == [(3600.0, "started on 2 GPUs of node 0")]
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path, [job("r", 8), job("x", 6, 10)], "fifo")
     assert cli.main(["explain", str(tmp_path), "x", "-q"]) == 0
