@@ -26,12 +26,14 @@ def test_jobs_end_sooner_where_the_exchanges_of_others_are_reckoned_with(
     assert reckoned < 0.92 * alone
 
 
-def test_what_a_job_gains_beside_the_exchanges_of_another() -> None:
+@pytest.mark.parametrize("per_worker", [1, 0])
+def test_what_a_job_gains_beside_the_exchanges_of_another(per_worker: int) -> None:
     """Steps of 1 s on one GPU and of 0.5 + 0.1 s on two; the other job exchanges for half of its time.
 
     The 30 s gained alone, after a restart of 10 s, are of 100 s left; beside the other a step takes 0.65 s.
+    0 GPUs of a worker are as good as one.
     """
-    train = {"rigid": False, "workers_max": 2}
+    train = {"rigid": False, "workers_max": 2, "gpus_per_worker": per_worker}
     speeds = Speeds.of(
         job=[0, 0, 1, 1], gpu_model=[0] * 4, gpus=[1, 2, 1, 2], samples_per_s=[64.0, 128.0, 64.0, 128.0],
         exchange_s=[0.0, 0.1, 0.0, 0.5],

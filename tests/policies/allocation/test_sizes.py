@@ -115,9 +115,11 @@ def test_gpus_of_others_are_held_until_their_jobs_end():
     assert capacity == [10]
 
 
-def test_what_of_others_is_of_one_gpu_each():
+@pytest.mark.parametrize("per_worker", [1, 0])
+def test_what_of_others_is_of_one_gpu_each(per_worker):
     """A job of three workers of one GPU each that asks for one: a third of the time is left."""
     job = {"rigid": False, "gpus_requested": 1, "workers_max": 4, "holds": [0, 1, 2], "service_s": 90.0}
+    job["gpus_per_worker"] = per_worker
     o = cluster([4], [job], speeds=listed(0, {1: 1.0}))
     nodes = node_state(o, {}, 600.0)
     busy, capacity = planned._room(Draft(o), nodes, NO_ROWS, *both_columns(o, nodes))

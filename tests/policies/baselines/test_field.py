@@ -342,7 +342,7 @@ def test_shockwave_sells_rounds_once_in_a_window(monkeypatch):
 
 
 def test_gavel_gives_whole_shares_to_the_worthiest_that_fit():
-    """Model 0 has 3 GPUs and model 1 one: job 1 does not fit beside job 0, and job 3 runs nowhere."""
-    worth = np.array([[0.9, 0.8], [0.7, 0.2], [0.5, 0.4], [0.0, 0.0], [0.3, 0.1]])
-    part = gavel._worthiest(worth, np.array([2, 2, 1, 1, 1]), np.array([3, 1]))
+    """Model 0 has 3 GPUs and model 1 two: job 1 does not fit beside job 0, and job 3 runs nowhere."""
+    worth = np.array([[0.9, 0.8], [0.7, 0.0], [0.5, 0.4], [0.0, 0.0], [0.3, 0.1]])
+    part = gavel._worthiest(worth, np.array([2, 2, 1, 1, 1]), np.array([3, 2]))
     assert part.tolist() == [[1, 0], [0, 0], [1, 0], [0, 0], [0, 1]]
