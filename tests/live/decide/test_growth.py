@@ -16,7 +16,7 @@ from equipoise.live.group.places import Place
 from equipoise.live.options import Options
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, TAIL
 from equipoise.policies.contract import refine
-from equipoise.policies.growth import Growth
+from equipoise.policies.growth import Growth, Law
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.registry import make_policy
 
@@ -135,3 +135,10 @@ def test_what_is_sure_is_the_least_fixed_time_within_two_standard_errors() -> No
     sure = part.sure.fixed_samples
     assert 0.0 < sure < part.law.fixed_samples
     assert left(sure) <= most < left(growing_more(sure, 0.0101))
+
+
+def test_what_grows_exactly_is_sure_to_grow() -> None:
+    part = Growth()
+    for samples in (40.0, 80.0, 40.0, 80.0, 40.0):
+        part.learn(np.array([samples]), np.array([samples]))
+    assert (part.law, part.sure) == (Law(), Law())
