@@ -5,6 +5,8 @@ from __future__ import annotations
 _HEAP = "the heap deals out whatever the halvings leave, so that only the time differs"
 _CAP = "no worker ever has more units than its cap"
 _SIZE = "sizes are never negative, and a sum of them is not"
+_BESIDE = "if self.beside is not None and holding.weight < holding.gpu.size:"
+_WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "live/queue/loop.py": {
@@ -64,6 +66,38 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "sim/world/room.py": {
         "if best is None or cost < best: -> if best is None or cost <= best:": (
             "costs end with the node, so that no two are equal"
+        ),
+    },
+    "sim/network/fairness.py": {
+        "if flow.fixed == count[ROUND]: -> if flow.fixed >= count[ROUND]:": "no flow is fixed in a round to come",
+    },
+    "sim/world/allocate.py": {
+        _BESIDE + " -> if self.beside is not None and holding.weight != holding.gpu.size:": _WHOLE,
+        _BESIDE + " -> if self.beside is not None and holding.weight <= holding.gpu.size:": _WHOLE,
+        _BESIDE + " -> if self.beside is not None and holding.weight is not holding.gpu.size:": _WHOLE,
+    },
+    "sim/world/roster.py": {
+        "if self.start_s[row] > now_s: -> if self.start_s[row] >= now_s:": (
+            "a start that is not written yet is the first, and written later, or a later one than the first"
+        ),
+    },
+    "sim/job/training.py": {
+        "if partial_s > 0.0 and use != BUSY: -> if partial_s >= 0.0 and use != BUSY:": "nothing is added then",
+        "if partial_s > 0.0 and use != BUSY: -> if partial_s > 0.0 and use > BUSY:": "`BUSY` is the first use, 0",
+        "if partial_s > 0.0 and use != BUSY: -> if partial_s > 0.0 and use is not BUSY:": (
+            "uses are small whole numbers, which Python has once"
+        ),
+    },
+    "policies/baselines/gavel.py": {
+        "if worth[job, model] > 0 and not part[job].any() and gpus[job] <= left[model]: -> "
+        "if worth[job, model] != 0 and not part[job].any() and gpus[job] <= left[model]:": (
+            "speeds and priorities are never negative"
+        ),
+    },
+    "policies/allocation/planned.py": {
+        "size = int(offset[k + 1] - offset[k]) // max(int(o.jobs.gpus_per_worker[row]), 1) -> "
+        "size = int(offset[k + 1] - offset[k]) / max(int(o.jobs.gpus_per_worker[row]), 1)": (
+            "a job holds all GPUs of each of its workers"
         ),
     },
 }

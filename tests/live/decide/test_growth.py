@@ -16,7 +16,7 @@ from equipoise.live.group.places import Place
 from equipoise.live.options import Options
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, TAIL
 from equipoise.policies.contract import refine
-from equipoise.policies.growth import Growth
+from equipoise.policies.growth import Growth, Law
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.registry import make_policy
 
@@ -113,3 +113,32 @@ def test_an_old_change_of_shares_is_forgotten_so_that_one_is_tried_again() -> No
         growth.learn(np.array(pair, dtype=float), np.ones(2))
     assert not growth.is_known
     assert growth.sure.fixed_samples == 0.0
+
+
+def test_what_is_sure_is_the_least_fixed_time_within_two_standard_errors() -> None:
+    """Four changes between 40 and 80 samples, so 4 / 3 more squares than the best law may be left."""
+    part, answers, noise = Growth(), [], (0.0, 0.1, 0.0, -0.1, 0.1)
+    took_s = [(60.0 + (40.0, 80.0)[k % 2]) * math.exp(noise[k]) for k in range(5)]
+    for k, took in enumerate(took_s):
+        part.learn(np.array([(40.0, 80.0)[k % 2]]), np.array([took]))
+    answers = [(-1) ** k * math.log(took_s[k + 1] / took_s[k]) for k in range(4)]
+
+    def left(fixed: float) -> float:
+        return sum((answer - math.log((fixed + 80.0) / (fixed + 40.0))) ** 2 for answer in answers)
+
+    def growing_more(fixed: float, by: float) -> float:
+        usual = math.sqrt(40.0 * 80.0)
+        growing = usual / (usual + fixed) + by
+        return usual * (1.0 - growing) / growing
+
+    most = left(part.law.fixed_samples) * (1.0 + 4.0 / 3.0)
+    sure = part.sure.fixed_samples
+    assert 0.0 < sure < part.law.fixed_samples
+    assert left(sure) <= most < left(growing_more(sure, 0.0101))
+
+
+def test_what_grows_exactly_is_sure_to_grow() -> None:
+    part = Growth()
+    for samples in (40.0, 80.0, 40.0, 80.0, 40.0):
+        part.learn(np.array([samples]), np.array([samples]))
+    assert (part.law, part.sure) == (Law(), Law())

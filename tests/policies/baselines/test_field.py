@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.policies.baselines import gavel, goodput
+from equipoise.policies.baselines import gavel, goodput, shockwave
 from equipoise.policies.baselines.shockwave import market
 from equipoise.policies.contract import UNCHANGED
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Speeds
@@ -326,3 +326,23 @@ def test_jobs_that_are_alike_are_worked_out_once_and_others_apart():
     assert other.of(0)[0] != other.of(1)[0]
     fewer = goodput.Ways(elastic(512), np.array([0]), np.ones((1, 1)), np.array([4]), fits)
     assert fewer.of(0)[0] != ways.of(0)[0]
+
+
+def test_shockwave_sells_rounds_once_in_a_window(monkeypatch):
+    """12 rounds with the same jobs, in windows of 6."""
+    sold = []
+    monkeypatch.setattr(shockwave, "market", lambda *given: sold.append(given) or market(*given))
+    stage, memory, after = make_stage("shockwave", {"window": 6}), {}, []
+    seen = elastic(1024)
+    for k in range(12):
+        seen.time_s = k * stage.round_s
+        _, memory = stage.refine(seen, UNCHANGED, memory)
+        after.append(len(sold))
+    assert after == [1] * 6 + [2] * 6
+
+
+def test_gavel_gives_whole_shares_to_the_worthiest_that_fit():
+    """Model 0 has 3 GPUs and model 1 two: job 1 does not fit beside job 0, and job 3 runs nowhere."""
+    worth = np.array([[0.9, 0.8], [0.7, 0.0], [0.5, 0.4], [0.0, 0.0], [0.3, 0.1]])
+    part = gavel._worthiest(worth, np.array([2, 2, 1, 1, 1]), np.array([3, 2]))
+    assert part.tolist() == [[1, 0], [0, 0], [1, 0], [0, 0], [0, 1]]

@@ -184,3 +184,12 @@ def test_lucid_packs_by_utilisation_and_gives_back():
     assert alone.gpu_share.tolist() == [1.0, 1.0], "whoever is alone has the GPU to itself"
     strict, _ = Lucid(capacity=0).refine(trainers([0.4, 1.0]), UNCHANGED, {})
     assert strict.changes_nothing()
+
+
+def test_lucid_looks_again_after_two_periods():
+    """Periods of 4 steps of 3 s and of 2 steps of 5 s: the longest ends within 12 s."""
+    seen = trainers([0.4, 1.0], waiting=1)
+    seen = change(seen, "jobs", work_s=[3.0, 5.0, np.nan], sync_interval=[4, 2, 1])
+    plan, _ = Lucid().refine(seen, UNCHANGED, {})
+    assert plan.gpu_share.tolist() == [0.5, 1.0]
+    assert plan.revisit_s == seen.time_s + 24.0

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from equipoise.policies.allocation.shunned import remember_nodes
 from equipoise.policies.stages.guard import (
     guard_blocked,
     guard_empty,
     guard_review,
     guard_watch,
 )
-from equipoise.policies.stages.watch import measured
+from equipoise.policies.stages.watch import going_back_pays, measured
 
 IDS = np.array([3, 7, 9], dtype=np.int64)
 RULES = {"noise": 0.05, "settle_s": 10.0, "backoff_s": 100.0}
@@ -156,3 +157,31 @@ def test_a_goodput_that_was_never_measured_does_not_count():
     assert measured(o, memory, np.arange(4)).tolist() == [False, True, False, True]
     nothing = {"goodput_id": np.empty(0, np.int64), "goodput_s": np.empty(0)}
     assert measured(o, nothing, np.arange(4)).tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("restart_s", "pays"), [(0.7, True), (0.8, False)])
+def test_going_back_pays_where_it_saves_more_than_a_restart(restart_s, pays):
+    """15 samples take 1.5 s at 10 samples/s and 0.75 s at 20."""
+    jobs = {"remaining_samples": 15.0, "goodput_samples_per_s": 10.0, "restart_s": restart_s}
+    o = SimpleNamespace(jobs=SimpleNamespace(**{name: np.array([value]) for name, value in jobs.items()}))
+    assert going_back_pays(o, 0, 20.0) is pays
+
+
+def test_nodes_are_left_alone_twice_as_long_each_time():
+    """A trial at 1000 s that cost 20 s at a noise of 0.1, and a job that is left alone for 300 s."""
+    jobs = {"goodput_samples_per_s": np.array([10.0]), "restart_s": np.array([10.0])}
+    o = SimpleNamespace(
+        time_s=1000.0, jobs=SimpleNamespace(**jobs), nodes=range(3),
+        gpus=SimpleNamespace(job=np.array([0, 0, 0]), node=np.arange(3)),
+    )  # fmt: skip
+    row = np.array([0])
+    memory = {
+        "guard": {"id": row, "blocked_until_s": np.array([1300.0]), "failures": np.array([1])},
+        "undo_id": row, "undo_gpu": np.array([0]), "undo_offset": np.array([0, 1]),
+        "shunned": np.array([0, 0, 2]), "shunned_until_s": np.full(3, -np.inf),
+    }  # fmt: skip
+    before = {"id": row, "since_s": np.array([900.0]), "before": np.array([10.0])}
+    after = remember_nodes(SimpleNamespace(observation=o), memory, before, row[:0], row, 0.1)
+    assert after["shunned"].tolist() == [0, 1, 3]
+    assert after["shunned_until_s"].tolist() == [-np.inf, 1300.0, 2200.0]
+    assert after["guard"]["blocked_until_s"].tolist() == [1300.0]

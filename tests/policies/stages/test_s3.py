@@ -7,7 +7,8 @@ import pytest
 
 from equipoise.policies.contract import UNCHANGED, Moves, Plan, check
 from equipoise.policies.registry import PolicyError, make_stage
-from equipoise.policies.stages.s3 import Synchronisation
+from equipoise.policies.stages.guard import Verdict
+from equipoise.policies.stages.s3 import Synchronisation, _undo
 from tests.oracles.policies import worst_slowdown
 from tests.policies.observations import change, one_job, shared_gpu
 
@@ -315,3 +316,13 @@ def test_workers_of_several_gpus_are_left_alone():
 def test_wrong_parameters_are_refused(wrong):
     with pytest.raises(PolicyError, match=r"^s3"):
         make_stage("s3", wrong)
+
+
+@pytest.mark.parametrize(("now", "restored"), [((0.3, 0.5), [0]), ((0.3, 0.7), [])])
+def test_s323_a_share_is_restored_where_its_gpu_has_room(now, restored):
+    """Back to 0.5: 0.2 more, which is free in the one case and another job's in the other."""
+    share, rows = _undo(
+        shared_gpu(now, (1.0, 1.0)), np.array(now), Verdict(np.array([]), np.array([0]), np.array([0.5]))
+    )
+    assert rows.tolist() == restored
+    assert share.tolist() == [0.5 if restored else 0.3, now[1]]

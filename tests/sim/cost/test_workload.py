@@ -108,3 +108,10 @@ def test_memory_of_a_replica() -> None:
     assert memory_need_bytes(case, 4, 8) == pytest.approx(1e9 * (12 + 2 + 2) + 4e8)
     sharded = model(parameters=1e9, precision="bf16", parallel={"zero": 3})
     assert memory_need_bytes(sharded, 4, 8) == pytest.approx(1e9 * 16 / 8)
+
+
+def test_a_link_that_carries_two_edges_of_a_ring_lets_half_through() -> None:
+    """Ranks in turn on two nodes whose interfaces carry 7 bytes/s: 3.5 for each edge."""
+    case = model(gradient=8.0, exchange={"algorithm": "ring", "alpha": ALPHA, "rate": RATE})
+    made = make_exchange(case, [0, 1, 0, 1], topology(2, 2, nic=7.0), PROFILE, "generic")
+    assert made.alone_s == pytest.approx(6 * ALPHA + 2 * (3 / 4) * 8.0 / 3.5)

@@ -10,6 +10,7 @@ from equipoise import api
 from equipoise.policies.contract import Plan, Policy, Stage, check
 from equipoise.policies.learning import with_rates
 from equipoise.policies.registry import make_policy
+from equipoise.sim.job.pending import Asked, Pending
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.tree import InputError
 from tests.policies.observations import change, one_job
@@ -109,3 +110,12 @@ def test_a_job_keeps_its_batch_over_a_restart():
     assert made.jobs["restarts"][0] > 0
     trained = made.jobs["useful_samples"][0] / made.jobs["samples"][0]
     assert trained == pytest.approx((PHI + FIRST) / (PHI + 128), rel=0.02)
+
+
+def test_what_is_held_for_later_steps_acts_in_its_order():
+    asked = Asked()
+    assert asked.steps_left(3) > 1e9
+    asked.held = [(5, Pending(interval=2)), (9, Pending(interval=4))]
+    assert asked.steps_left(3) == 2
+    assert asked.take(5).interval == 2
+    assert asked.steps_left(5) == 4

@@ -356,3 +356,9 @@ def test_a_config_named_on_the_command_line_is_found_in_the_working_folder(
     model = read_scenario("llm-13b", [f"{key}=config.json"]).scenario.workload.models["llama-13b"]
     assert model.transformer is not None
     assert model.transformer.layers == LLAMA["num_hidden_layers"]
+
+
+def test_a_sample_is_a_sequence_of_tokens() -> None:
+    shape = SHAPES["llama2-13b"]
+    made = from_mapping(data()).workload.models["m"]
+    assert made.flop_per_sample == shape.train_flop_per_token() * 4096

@@ -236,3 +236,11 @@ def test_memory_of_accelerators_is_in_gib_up_to_the_h100_and_in_gb_later() -> No
         "V100-32GB": 34_359_738_368, "A100-40GB": 42_949_672_960, "A100-80GB": 85_899_345_920,
         "H100": 85_899_345_920, "H200": 141e9, "GH200": 96e9, "B200": 180e9, "GB200": 186e9,
     }  # fmt: skip
+
+
+def test_elements_of_a_layer_with_shared_experts_by_hand() -> None:
+    """Gate, up and their product of 6 routed and 2 shared experts of width 100, and the queries; and the stream."""
+    experts = replace(SHAPE, experts=16, top_k=6, shared_experts=2, expert_ffn=100)
+    q = quantities([ShardingPlan(shape, Layout(), H100, NETWORK) for shape in (SHAPE, experts)])
+    each = [4096 * (4096 + (3 * width + 4096) / 2) for width in (14_336, 8 * 100)]
+    assert q.elementwise_elements.tolist() == each

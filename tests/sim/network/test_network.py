@@ -586,3 +586,12 @@ def test_end_times_equal_another_simulators(topology, name, on_clock):
     drawn = read_flows(SETS / f"flows_{name}.csv.gz", route)
     ends = OnClock(capacity, drawn).end_times_s() if on_clock else end_times_s(capacity, drawn)
     assert largest_error(ends, SETS / f"ref_{name}.csv.gz") < 1e-9
+
+
+def test_members_that_are_fixed_are_not_chosen_again():
+    state = flows.make_state(ONE, flows=4, uses=4)
+    state.flows["limit"], state.flows["fixed"] = [1.0, 1.2, 1.5, 2.0], [3, 2, 3, 2]
+    state.ints[flows.MEMBER, :4], state.ints[flows.COUNT, flows.N_MEMBER] = range(4), 4
+    state.ints[flows.COUNT, flows.ROUND] = 3
+    assert fairness.choose_limited(state.flows, state.ints, 1.4) == 2.0
+    assert state.ints[flows.CHOSEN, : state.ints[flows.COUNT, flows.N_CHOSEN]].tolist() == [1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +15,12 @@ from equipoise.policies.contract import Kind, Memory, Moves, Plan, Policy, Stage
 from equipoise.policies.observation import Observation, Refusal
 from equipoise.policies.record.journal import read
 from equipoise.policies.registry import make_stage
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.job.demand import make_demand
+from equipoise.sim.network.topology import Topology
 from equipoise.sim.run import run
+from equipoise.sim.world.roster import Roster
 from tests.scenarios import model, scenario
 
 
@@ -57,3 +64,20 @@ def test_a_move_that_comes_too_late_is_told_with_the_next_observation(
     assert made.totals["refusals"] == 1
     recorded = [entry.decision.observation for entry in read(journal)]
     assert [(o.time_s, o.refused) for o in recorded if o.refused] == told
+
+
+def test_the_first_start_stands_though_a_later_one_was_never_written():
+    """Decided at 0 s and written at 5 s; stopped at 10 s, and again at 22 s before the next was written."""
+    case = scenario(workload={"jobs": [{"gpus": 1, "duration": 100.0}]})
+    profile = load_profile(case.cluster.hardware)
+    demand = make_demand(case, None, Cluster(case.cluster, profile, Topology(case.cluster, profile)))
+    job = SimpleNamespace(row=0, fill_row=lambda cells, factor: None)
+    holding = SimpleNamespace(gpu=np.array([0]))
+    for stops, first_s in (((2.0,), math.nan), ((10.0, 22.0), 5.0)):
+        roster = Roster(demand, np.ones(1), 0.0)
+        roster.waiting.add(0)
+        for start_s, stop_s in zip((0.0, 20.0), stops, strict=False):
+            roster.started(job, holding, start_s)
+            roster.writing(0, start_s, start_s + 5.0)
+            roster.stopped(job, stop_s, 0.0)
+        assert roster.start_s.tolist() == pytest.approx([first_s], nan_ok=True)
