@@ -256,6 +256,7 @@ def test_every_sample_once_through_losses_and_regroups(data: st.DataObject) -> N
 
 
 def test_the_next_group_keeps_the_proportions_of_the_shares() -> None:
+    pytest.importorskip("torch")
     from equipoise.live.group.resync import kept_shares
 
     sampler = ShareSampler(960, rank=0, ranks=3, global_batch=24)
