@@ -151,11 +151,10 @@ class Processes:
         """A new process for a dead one, whose orders go back; the run that killed too many becomes a row."""
         dead = self.workers[k]
         dead.stop()
-        if not dead.ready:
-            self._unborn += 1
-            if self._unborn >= KILLS:
-                raise EngineError(f"processes cannot start (exit code {dead.process.exitcode})")
-        elif dead.orders:
+        self._unborn = 0 if dead.ready else self._unborn + 1
+        if self._unborn >= KILLS:
+            raise EngineError(f"processes cannot start (exit code {dead.process.exitcode})")
+        if dead.ready and dead.orders:
             self.kills[dead.orders[0].id] += 1
         back = list(dead.orders)
         if back and self.kills[back[0].id] >= KILLS:

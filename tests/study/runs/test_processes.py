@@ -16,7 +16,9 @@ from equipoise.study.runs.orders import Order
 
 
 class Fate:
-    """A process of which is known before when it dies: at its birth, or at an order; None: never."""
+    """A process of which is known before when it dies: at its birth, once it has said that it began and before
+    anybody reads that, or at an order; None: never.
+    """
 
     fates: Iterator[str | None]
 
@@ -36,6 +38,8 @@ class Fate:
             raise EOFError
         if not self.ready:
             self.ready = True  # which is all that it says at first
+            if self.fate == "begin":
+                raise EOFError
             return
         while self.orders:
             if self.orders[0].policy == self.fate:
@@ -65,6 +69,7 @@ def made(monkeypatch: pytest.MonkeyPatch, *fates: str | None) -> dict[str, str]:
         ("birth", "birth", None),
         ("b", "b", None),
         ("birth", "birth", "b", "birth", "birth", None),  # one that began stands between them
+        ("birth", "birth", "begin", "birth", "birth", None),
         ("a", "a", "b", "b", "c", "c", None),
     ],
 )
