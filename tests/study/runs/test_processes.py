@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing import Pipe
@@ -32,6 +34,7 @@ class Fate:
 
     def give(self, order: Order) -> None:
         self.orders.append(order)
+        self.most = max(getattr(self, "most", 0), len(self.orders))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         if self.fate == "birth":
@@ -86,3 +89,23 @@ def test_a_run_that_kills_three_processes_is_given_up_and_no_other(monkeypatch: 
 def test_three_processes_that_die_before_they_begin_are_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match="processes cannot start"):
         made(monkeypatch, "birth", "birth", "birth", None)
+
+
+def test_a_process_is_given_one_order_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_Worker", Fate)
+    monkeypatch.setattr(Fate, "fates", iter([None]), raising=False)
+    with processes.Processes(None, 1) as engine:  # type: ignore[arg-type]
+        rows = list(engine.rows([Order(str(k), k, 0, "a", k, "{}", {}) for k in range(5)]))
+        assert [row["seed"] for row in rows] == [0, 1, 2, 3, 4]
+        assert [worker.most for worker in engine.workers] == [2]  # type: ignore[attr-defined]
+
+
+def test_open_files_that_processes_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three are open, and the fourth is that of the list; five are for the process that forks, three for each."""
+    monkeypatch.setattr(os, "listdir", lambda _: ["0", "1", "2", "3"])
+    for allowed in (14, 15, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=allowed: (soft, 4096))
+        processes._check_files(2)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (13, 4096))
+    with pytest.raises(EngineError, match="2 processes need 14 open files and 13 are allowed"):
+        processes._check_files(2)
