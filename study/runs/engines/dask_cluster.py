@@ -97,7 +97,7 @@ class OnDask:
                 yield row
 
     def _submit(self, order: Order) -> Future[Row]:
-        return self.client.submit(perform_on_worker, self.shared.token, order, key=order.id, pure=False)
+        return self.client.submit(perform_on_worker, self.shared.token, order, key=order.id)
 
     def _row(self, future: Future[Row], result: Any) -> Row | None:
         """The row of a task that has ended; None when its workers were killed."""
@@ -135,7 +135,7 @@ def remote(address: str, shared: Shared) -> Iterator[OnDask]:
         client = Client(address, timeout=CONNECT_S)
     except ValueError as error:
         raise InputError([f"--dask {address}: is no address such as tcp://host:8786: {error}"]) from error
-    except (OSError, TimeoutError) as error:
+    except OSError as error:  # a TimeoutError is one, too
         raise EngineError(f"{address}: no Dask scheduler answers: {error}") from error
     with client:
         yield OnDask(client, shared)

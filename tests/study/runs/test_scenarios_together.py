@@ -9,8 +9,8 @@ from scipy import stats
 
 from equipoise import api
 from equipoise.cli import main
-from equipoise.study.runs.across import SCENARIOS, SEEDS, Together
-from equipoise.study.statistics import holm, paired_p, paired_ratio, stratified_ratio
+from equipoise.study.runs.across import _NONE, SCENARIOS, SEEDS, Line, Together
+from equipoise.study.statistics import Interval, holm, paired_effect, paired_p, paired_ratio, stratified_ratio
 
 POLICIES = ("fifo", "srtf", "las")
 
@@ -101,10 +101,26 @@ def test_rows_over_all_count_each_scenario_once(together):
         assert seeds.pairs == 4 + 4 + 1
         means = [[np.mean(values(together, n, p)) for n in names] for p in (policy, "fifo")]
         assert line_of(together, SCENARIOS, policy).ratio == paired_ratio(*means)
+        assert line_of(together, SCENARIOS, policy).effect == paired_effect(*means)
     raw = [paired_p(values(together, n, p), values(together, n, "fifo")) for n in names for p in POLICIES[1:]]
     mine = [line_of(together, n, p).p for n in names for p in POLICIES[1:]]
     np.testing.assert_allclose(mine, holm(raw))
     assert math.isnan(line_of(together, SEEDS, "fifo").p)
+    # Over all, Holm's correction is over the policies but the first; `sure` has nothing random in it.
+    first = [values(together, n, "fifo") for n in names]
+    of_seeds = [
+        stratified_ratio([values(together, n, p) for n in names], first, [n == "sure" for n in names])
+        for p in POLICIES[1:]
+    ]
+    np.testing.assert_allclose(
+        [line_of(together, SEEDS, p).p for p in POLICIES[1:]], holm([p for _, p, _ in of_seeds])
+    )
+    assert [line_of(together, SEEDS, p).effect for p in POLICIES[1:]] == [d for *_, d in of_seeds]
+    mean = {p: [np.mean(values(together, n, p)) for n in names] for p in POLICIES}
+    np.testing.assert_allclose(
+        [line_of(together, SCENARIOS, p).p for p in POLICIES[1:]],
+        holm([paired_p(mean[p], mean["fifo"]) for p in POLICIES[1:]]),
+    )
 
 
 def test_the_table_names_scenarios_and_both_kinds_of_ratio(together):
@@ -118,6 +134,60 @@ def test_the_table_names_scenarios_and_both_kinds_of_ratio(together):
     assert "±" not in latex
     assert repr(together) == "<fifo, srtf, las on small, large, sure>"
     assert {row["scenario"] for row in together.rows()} == {"small", "large", "sure", SEEDS, SCENARIOS}
+
+
+def line(scenario, policy, value=None, ratio=math.nan, p=math.nan, effect=math.nan, metric="makespan_s"):
+    """A line whose intervals are 1 s to either side, and 0.1 of a ratio."""
+    mean = _NONE if value is None else Interval(value, value - 1.0, value + 1.0, 4)
+    return Line(metric, scenario, policy, 4, mean, Interval(ratio, ratio - 0.1, ratio + 0.1, 4), p, effect)
+
+
+def tabled(policies, *lines):
+    made = Together({})
+    made.__dict__.update(policies=policies, lines=lines)  # in place of what it would make of comparisons
+    return made.texts()
+
+
+@pytest.mark.parametrize(
+    ("p", "stars"), [(0.05, ""), (0.0499, "*"), (0.01, "*"), (0.0099, "**"), (0.0, "**"), (math.nan, "")]
+)
+def test_stars_stand_below_a_twentieth_and_a_hundredth(p, stars):
+    rows = tabled(
+        ("fifo", "las"),
+        line("a", "fifo", 10.0), line("a", "las", 20.0, p=p),
+        line(SEEDS, "fifo", ratio=1.0), line(SEEDS, "las", ratio=2.0, p=p, effect=1.25),
+    )  # fmt: skip
+    assert rows == [
+        ["", "fifo", "las"],
+        ["makespan", "", ""],
+        ["  a", "10.0 ±1.0 s", f"20.0 ±1.0 s{stars}"],
+        [f"  {SEEDS}", "x1.00 ±0.10", f"x2.00 ±0.10 (d 1.2){stars}"],
+    ]
+
+
+def test_what_is_nothing_or_unknown_has_no_row():
+    """A metric that is 0 everywhere, a scenario of which only the first policy is known, metrics of no table."""
+    rows = tabled(
+        ("fifo", "las"),
+        line("a", "fifo", 0.0, metric="cost_usd"), line("a", "las", 0.0, metric="cost_usd"),
+        line("a", "fifo", 3.0, metric="jobs"), line("a", "las", 3.0, metric="jobs"),
+        line("a", "fifo", 5.0), line("a", "las", math.nan),
+        line("b", "fifo", 5.0), line("b", "las", 0.5),
+        line(SEEDS, "fifo", ratio=1.0), line(SEEDS, "las", p=0.001),
+    )  # fmt: skip
+    assert rows == [["", "fifo", "las"], ["makespan", "", ""], ["  b", "5.00 ±1.0 s", "500 ±1000 ms"]]
+    alone = [["", "fifo"], ["makespan", ""], ["  a", "5.00 ±1.0 s"], [f"  {SEEDS}", "-"]]
+    assert tabled(("fifo",), line("a", "fifo", 5.0), line(SEEDS, "fifo")) == alone
+
+
+def test_columns_stand_below_each_other():
+    made = Together({})
+    made.__dict__.update(policies=("fifo", "las"), lines=(line("a", "fifo", 10.0), line("a", "las", 5.0)))
+    assert made.as_table().splitlines()[2:] == [
+        "                 fifo          las",
+        "makespan",
+        "  a       10.0 ±1.0 s  5.00 ±1.0 s",
+    ]
 
 
 def test_the_rows_as_a_frame(together):

@@ -50,7 +50,7 @@ class Cluster:
         self.asked += 1
         return {"workers": dict.fromkeys(range(self.workers))}
 
-    def submit(self, work: Any, token: str, order: Order, *, key: str, pure: bool) -> Task:
+    def submit(self, work: Any, token: str, order: Order, *, key: str) -> Task:
         status, why, times = self.ends.get(order.seed, ("finished", None, 0))
         self.ends[order.seed] = status, why, times - 1
         bad = times > 0

@@ -10,12 +10,23 @@ from equipoise.cli import main
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.compare import compare
+from equipoise.study.runs.orders import Order
 from equipoise.study.runs.shards import merge
-from equipoise.study.runs.store import Ledger
-from equipoise.study.runs.sweep import Options, sweep
-from equipoise.study.runs.until import Until, read_until, relative_half_width
+from equipoise.study.runs.store import Ledger, Memory
+from equipoise.study.runs.sweep import Options, of_shard, sweep
+from equipoise.study.runs.until import (
+    Until,
+    how_it_ended,
+    looks,
+    one_seed,
+    ranks,
+    read_until,
+    relative_half_width,
+    values_by_point,
+    whole_points,
+)
 from equipoise.study.runs.warm import _SMALL
-from equipoise.study.statistics import mean_interval, t_quantile
+from equipoise.study.statistics import Interval, mean_interval, t_quantile
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
 
@@ -69,6 +80,93 @@ def test_it_stops_at_the_first_look_that_is_narrow_enough(spread, share, key, fi
         assert not until.met({"only": values[:before]})
 
 
+@pytest.mark.parametrize(
+    ("first", "most", "looks"),
+    [
+        (3, 3, (3,)),
+        (3, 4, (3, 4)),
+        (3, 10, (3, 5, 8, 10)),
+        (4, 9, (4, 6, 9)),
+        (3, 100, (3, 5, 8, 12, 18, 27, 41, 62, 93, 100)),
+    ],
+)
+def test_looks_grow_by_half_each_time(first, most, looks):
+    until = Until(0.1, first=first, most=most)
+    assert until.looks == looks
+    assert until.level == pytest.approx(1.0 - 0.05 / len(looks), abs=1e-12)
+
+
+def order(point, seed, policy="fifo"):
+    return Order(f"{point}-{policy}-{seed}", 0, point, policy, seed, "{}", {})
+
+
+def stored(orders, value, metric="makespan_s"):
+    """A store with the results of some of these runs; None is none."""
+    store = Memory()
+    for number, each in enumerate(orders):
+        found = value(each)
+        end = {"status": "failed"} if found is None else {"status": "done", metric: found}
+        store.put({"id": each.id, "number": number, "attempts": 1, **end})
+    return store
+
+
+def test_only_seeds_that_all_policies_have_are_paired():
+    orders = [order(1, seed, policy) for policy in ("las", "fifo", "sjf") for seed in (9, 7, 8)]
+    results = {"1-las-7": 1.0, "1-las-8": 2.0, "1-fifo-8": 3.0, "1-fifo-9": 4.0, "1-fifo-7": 5.0}
+    assert values_by_point(orders, results) == {1: {"las": [1.0, 2.0], "fifo": [5.0, 3.0]}}
+    assert values_by_point(orders, {}) == {1: {}}
+
+
+def test_seeds_are_counted_from_the_first_of_their_point():
+    orders = [order(0, 5), order(0, 7), order(0, 6), order(1, 3), order(2, 0), order(2, 1)]
+    rank = ranks(orders)
+    assert list(rank.values()) == [0, 2, 1, 0, 0, 1]
+    assert one_seed(orders, rank) == {1}
+
+
+@pytest.mark.parametrize(
+    ("missed", "shown"),
+    [
+        (1, "92"), (3, "0, 1, 92"), (10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 92"),
+        (11, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."),
+    ],
+)  # fmt: skip
+def test_points_that_do_not_hold_are_named(missed, shown):
+    """Point 90 holds, at 91 nothing is random, and at 92 every run has failed."""
+    until = Until(0.1, "makespan_s", first=3, most=4)
+    orders = [order(point, seed) for point in (*range(missed - 1), 90) for seed in range(3)] + [order(91, 0)]
+    orders += [order(92, seed) for seed in range(3)]
+    store = stored(orders, lambda o: None if o.point == 92 else 10.0 if o.point == 90 else 10.0 + o.seed)
+    notes, unsure = how_it_ended(store, orders, until)
+    assert unsure == (*range(missed - 1), 92)
+    assert notes == [
+        f"95 % interval of makespan_s within ±10 %: reached at 1 of {missed + 1} points",
+        f"not reached with 4 seeds at point {shown}",
+        "for 95 % intervals after 2 looks use level 0.975",
+    ]
+
+
+def test_each_look_asks_for_the_points_that_do_not_hold_yet():
+    """Point 0 holds at once, point 1 never, 2 has nothing random, and all runs of 3 fail."""
+    until = Until(0.1, "makespan_s", first=3, most=8)
+    orders = [order(point, seed) for point in (0, 1, 3) for seed in range(5, 13)] + [order(2, 5)]
+    store = stored(orders, lambda o: None if o.point == 3 else 10.0 if o.point == 0 else 10.0 * (o.seed % 2))
+    asked = [
+        {point: sum(o.point == point for o in chosen) for point in range(4)}
+        for chosen in looks(store, orders, until)
+    ]
+    assert asked == [{0: 3, 1: 3, 2: 1, 3: 3}, {0: 3, 1: 5, 2: 1, 3: 3}, {0: 3, 1: 8, 2: 1, 3: 3}]
+    assert list(looks(store, orders, None)) == [orders]
+    assert list(looks(store, orders[:8], until)) == [orders[:3]]
+
+
+def test_a_shard_has_every_so_manieth_point():
+    orders = [order(point, seed) for point in range(5) for seed in range(2)]
+    found = [[(o.point, o.seed) for o in whole_points(orders, shard, 3)] for shard in (1, 2, 3)]
+    assert found == [[(0, 0), (0, 1), (3, 0), (3, 1)], [(1, 0), (1, 1), (4, 0), (4, 1)], [(2, 0), (2, 1)]]
+    assert [[o.point for o in of_shard(orders, shard, 4)] for shard in (1, 4)] == [[0, 2, 4], [1, 3]]
+
+
 @given(st.integers(3, 50), st.integers(0, 500))
 def test_looks_are_few_and_end_at_the_most(first, more):
     until = Until(0.1, first=first, most=first + more)
@@ -94,6 +192,14 @@ def test_no_spread_and_no_middle():
     assert Until(0.02).reached({"a": [-1.0, 0.0, 1.0]}) == math.inf
     assert Until(0.02).reached({"a": [1.0]}) == math.inf
     assert Until(0.02).reached({"a": [math.nan] * 4}) == math.inf
+    assert relative_half_width(Interval(-10.0, -11.0, -9.0, 3)) == 0.1
+    assert relative_half_width(Interval(0.5, 0.25, 0.75, 3)) == 0.5
+    assert relative_half_width(Interval(0.0, -1.0, 1.0, 3)) == math.inf
+    assert Until(0.5).reached({}) == 0.0
+    # Mean 10, standard deviation 1, of 4: 3.182446 / 2 = 1.591 at 95 %, more at the level of 9 looks.
+    half = relative_half_width(mean_interval([9.0, 9.0, 11.0, 11.0], Until(0.1).level))
+    assert Until(half).met({"a": [9.0, 9.0, 11.0, 11.0]})
+    assert not Until(math.nextafter(half, 0.0)).met({"a": [9.0, 9.0, 11.0, 11.0]})
 
 
 @pytest.mark.parametrize(
@@ -102,6 +208,7 @@ def test_no_spread_and_no_middle():
         ("ci:2%", 0.02, "completion_mean_s", False),
         ("ci:0.5 %:makespan_s", 0.005, "makespan_s", False),
         ("ci:0.1:goodput_ratio:ratio", 0.1, "goodput_ratio", True),
+        (" ci : 2 % : makespan_s : ratio ", 0.02, "makespan_s", True),
     ],
 )
 def test_conditions_are_read(text, share, metric, of_ratio):
@@ -116,6 +223,9 @@ def test_conditions_are_read(text, share, metric, of_ratio):
         ("2%", 5, 100, "write ci:SHARE"),
         ("ci", 5, 100, "write ci:SHARE"),
         ("ci:2%:makespan_s:rate", 5, 100, "write ci:SHARE"),
+        ("ci:2%:makespan_s:ratio:x", 5, 100, "write ci:SHARE"),
+        ("ic:2%", 5, 100, "write ci:SHARE"),
+        ("ci:100%", 5, 100, "allowed is 0 to 100 %"),
         ("ci:0%", 5, 100, "allowed is 0 to 100 %"),
         ("ci:2 GB", 5, 100, "'2 GB' is a size, a share is needed"),
         ("ci:2%:makspan_s", 5, 100, "unknown metric 'makspan_s'; known: jobs, completed, makespan_s"),
