@@ -6,6 +6,8 @@ _HEAP = "the heap deals out whatever the halvings leave, so that only the time d
 _CAP = "no worker ever has more units than its cap"
 _SIZE = "sizes are never negative, and a sum of them is not"
 _BESIDE = "if self.beside is not None and holding.weight < holding.gpu.size:"
+_STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
+_EACH = "there is one for each"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -50,7 +52,12 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "the least of one GPU is that one, only later"
         ),
     },
+    "study/runs/engines/processes.py": {
+        "if self._unborn >= KILLS: -> if self._unborn == KILLS:": "they are counted one by one, and the third is the last",
+    },
     "study/runs/make.py": {
+        'done, failed = done + 1, failed + (row["status"] == "failed") -> '
+        'done, failed = done + 1, failed + (row["status"] >= "failed")': _STATUS,
         "if jobs > 1 or dask is not None: -> if jobs != 1 or dask is not None:": (
             "fewer than one process is refused before"
         ),
@@ -58,7 +65,29 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "study/runs/store.py": {
         'if kind == "BIGINT": -> if kind is "BIGINT":': "kinds are those of `KINDS`, texts that Python has once",
     },
+    "study/runs/until.py": {
+        "while found[-1] < self.most: -> while found[-1] != self.most:": "no look has more seeds than the last",
+        "return 1.0 - (1.0 - CONFIDENCE) / len(self.looks) -> return 1.0 - (1.0 % CONFIDENCE) / len(self.looks)": (
+            "1 less a half or more is what is left of 1"
+        ),
+    },
+    "study/runs/variants.py": {
+        'return next((str(row["error"]) for row in self.rows if row["status"] != "done"), None) -> '
+        'return next((str(row["error"]) for row in self.rows if row["status"] > "done"), None)': _STATUS,
+        "for variant, one in zip(variants, asked, strict=True) -> "
+        "for variant, one in zip(variants, asked, strict=False)": _EACH,
+    },
+    "study/runs/watch.py": {
+        'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[0] or 0 -> '
+        'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[0] or 1': "one job is told as none is",
+    },
     "study/runs/across.py": {
+        "wide = [max(map(len, column)) for column in zip(*rows, strict=True)] -> "
+        "wide = [max(map(len, column)) for column in zip(*rows, strict=False)]": _EACH,
+        "if all(not line.value.mean > 0 for line in mine if line.value is not _NONE): -> "
+        "if all(not line.value.mean > 0 for line in mine if line.value != _NONE):": (
+            "a scenario's value is equal to it only without any run, and then its mean is unknown, too"
+        ),
         "if line.value is not _NONE: -> if line.value != _NONE:": (
             "a scenario's value is equal to it only without any run, and then its ratio is unknown, too"
         ),

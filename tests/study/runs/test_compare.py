@@ -15,8 +15,11 @@ from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.bounds import Bound
 from equipoise.study.display import show
-from equipoise.study.runs.compare import compare, is_random
+from equipoise.study.runs import compare as compare_module
+from equipoise.study.runs.compare import Comparison, Result, _never_waits, _notes, compare, is_random
 from equipoise.study.table import as_latex
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
@@ -140,6 +143,7 @@ def test_what_counts_as_random(section, random):
     [
         ([], {}, ValueError, "no policy"),
         (["fifo", "fifo"], {}, ValueError, "'fifo' is named twice"),
+        (["las", "fifo", "sjf", "fifo", "sjf"], {}, ValueError, "'fifo' is named twice"),
         (["fifo"], {"seeds": 0}, ValueError, "seeds: 0"),
         (["fifo"], {"jobs_parallel": 0}, ValueError, "jobs: 0"),
         (["fifa"], {}, PolicyError, "did you mean 'fifo'"),
@@ -274,6 +278,120 @@ def test_rounding_of_a_share_is_no_ratio():
     seen = compare(scenario(), ["fifo", "sjf"], 2, runner=residue)
     assert math.isnan(cell(seen, "idle_ratio", "sjf").ratio.mean)
     assert cell(seen, "idle_ratio", "sjf").value.mean == 0.0
+
+
+def of_metrics(comparison, **metrics):
+    """The comparison with these metrics in every run; those of `sjf` are twice the first's."""
+    results = [
+        replace(
+            r, metrics={**r.metrics, **{k: v * (2 if r.policy == "sjf" else 1) for k, v in metrics.items()}}
+        )
+        for r in comparison.results
+    ]
+    return replace(comparison, results=tuple(results))
+
+
+def test_small_shares_are_rounding_and_small_times_are_not(comparison):
+    """Below 1e-12 a share is nothing; a time of a share's size is one."""
+    for share, mean, ratio in ((1e-12, 1e-12, 2.0), (0.99e-12, 0.0, math.nan), (-0.4e-12, 0.0, math.nan)):
+        seen = of_metrics(comparison, idle_ratio=share)
+        assert cell(seen, "idle_ratio", "fifo").value.mean == mean
+        if share == -0.4e-12:
+            assert cell(seen, "idle_ratio", "sjf").value.mean == 0.0
+        assert cell(seen, "idle_ratio", "sjf").ratio.mean == pytest.approx(ratio, nan_ok=True)
+    seen = of_metrics(comparison, makespan_s=1e-13)
+    assert cell(seen, "makespan_s", "sjf").ratio.mean == pytest.approx(2.0)
+
+
+def test_a_bound_of_nothing_is_none(comparison):
+    for bound_s, over in ((0.5, 440.0), (0.0, math.nan)):
+        seen = replace(comparison, bound=Bound(bound_s, 0.0, False))
+        found = cell(seen, "makespan_s", "fifo")
+        assert (found.bound, found.over_bound) == (bound_s, pytest.approx(over, nan_ok=True))
+    assert math.isnan(cell(seen, "completion_p95_s", "fifo").bound)
+
+
+def test_holm_is_over_all_policies_but_the_first():
+    """The smallest of two p counts twice."""
+    seen = compare(scenario(), ["fifo", "sjf", "las"], 4, runner=fake_run)
+    noise = np.random.default_rng(3).lognormal(0.0, 0.1, len(seen.results))
+    results = [
+        replace(r, metrics={**r.metrics, "makespan_s": r.metrics["makespan_s"] * factor})
+        for r, factor in zip(seen.results, noise, strict=True)
+    ]
+    seen = replace(seen, results=tuple(results))
+    logs = {p: np.log([r.metrics["makespan_s"] for r in seen.of(p)]) for p in seen.policies}
+    raw = sorted((ttest_rel(logs[p], logs["fifo"]).pvalue, p) for p in ("sjf", "las"))
+    (least, first), (most, last) = raw
+    assert cell(seen, "makespan_s", first).p == pytest.approx(2 * least)
+    assert cell(seen, "makespan_s", last).p == pytest.approx(max(2 * least, most))
+
+
+def result(policy="fifo", seed=0, notes=(), gpus=20.0, busy=0.1, waited_s=0.0, jobs=2.0):
+    metrics = {"queueing_mean_s": waited_s, "jobs": jobs, "gpu_busy_ratio": busy}
+    return Result(policy, seed, "x", metrics, notes, {"gpus": gpus} if gpus else {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "no job ever waits: the 20 GPUs compute 10 % of the time; 3 would 80 %"),
+        ({"busy": 0.0}, "no job ever waits: the 20 GPUs compute 0 % of the time; 1 would 80 %"),
+        ({"busy": 0.79}, "no job ever waits: the 20 GPUs compute 79 % of the time; 20 would 80 %"),
+        ({"busy": 0.8}, None),
+        ({"gpus": 2.0}, "no job ever waits: the 2 GPUs compute 10 % of the time; 1 would 80 %"),
+        ({"gpus": 1.0}, None),
+        ({"gpus": None}, None),
+        ({"waited_s": 1e-9}, None),
+        ({"jobs": 1.0}, None),
+    ],
+)
+def test_gpus_that_would_do_are_told_where_no_job_waits(changes, told):
+    pair = [result(**changes), result("sjf", **changes)]
+    assert _never_waits(pair) == ([] if told is None else [told])
+    assert _never_waits(pair[:1]) == []
+    assert _never_waits([*pair, result(waited_s=1.0)]) == []
+
+
+def test_notes_of_all_runs_come_once_and_others_with_their_run():
+    results = [
+        result("fifo", 3, ("all", "one")), result("fifo", 4, ("all", "late")), result("sjf", 3, ("two", "all")),
+        result("sjf", 4, ("all",)),
+    ]  # fmt: skip
+    assert _notes(results) == ["all", "fifo seed 3: one", "sjf seed 3: two"]
+
+
+def test_one_run_more_than_can_be_held_is_refused(monkeypatch):
+    monkeypatch.setattr(compare_module, "RUNS_MOST", 4)
+    assert len(compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run).results) == 4
+    with pytest.raises(InputError, match="6 runs; a comparison has at most 4"):
+        compare(scenario(), ["fifo", "sjf"], 3, runner=fake_run)
+    assert len(compare(scenario(noise={}), ["fifo", "sjf"], 3, runner=fake_run).results) == 2
+
+
+def test_titles_of_one_seed_and_of_several():
+    for seeds, table, page in ((1, "one seed", "one seed"), (2, "2 seeds, mean", "2 seeds, mean and 95 %")):
+        seen = compare(scenario(), ["fifo", "sjf"], seeds, runner=fake_run)
+        assert seen.as_table().startswith(f"three jobs: {table}")
+        assert f"three jobs: {page}" in seen._repr_html_()
+
+
+def test_what_was_written_is_read_and_what_is_damaged_is_not(comparison):
+    content = json.loads(comparison.as_json())
+    assert content["schema_version"] == 1
+    assert comparison.as_json().startswith('{\n  "schema_version": 1,\n')
+    again = Comparison.read(content)
+    assert json.loads(again.as_json())["rows"] == content["rows"]
+    assert (again.seeds, again.random, again.bound) == (comparison.seeds, True, comparison.bound)
+    assert not Comparison.read(content | {"random": False}).random
+    one, *others = content["runs"]
+    for runs in (
+        others[2:],
+        [one | {"metrics": {"jobs": 3}}, *others],
+        [one | {"metrics": {"completed": 3}}, *others],
+    ):
+        with pytest.raises(ValueError, match=r"its policies are not those of its runs|a run has no metrics"):
+            Comparison.read(content | {"runs": runs})
 
 
 def test_percentiles_of_a_single_job_are_left_out_of_the_table():

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equipoise.sim.run import RunFailed
+from equipoise.policies.contract import Policy
+from equipoise.policies.registry import PolicyError, make_policy
+from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.runs import make as making
 from equipoise.study.runs.engines.engine import EngineError
-from equipoise.study.runs.make import How, make
-from equipoise.study.runs.orders import Order, Shared, make_run, orders_at, perform
+from equipoise.study.runs.make import How, _check_can_travel, make
+from equipoise.study.runs.orders import Order, Shared, _take_place, make_run, orders_at, perform
 from equipoise.study.runs.store import Memory, to_cell
-from equipoise.study.runs.variants import RunOptions, Variant, run_all
+from equipoise.study.runs.variants import RunOptions, Variant, policy_text, run_all
 from tests.study.runs.sweeps.sweep_helpers import SCENARIO, quick
 
 CASE = Scenario.model_validate(SCENARIO | {"seed": 7})
@@ -140,6 +145,74 @@ def test_records_of_a_failed_run_are_left_beside_the_finished_one(tmp_path: Path
     assert not beside.exists()
 
 
+def test_a_summary_takes_its_place_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that all is there."""
+    new, old, moved = tmp_path / "new", tmp_path / "old", list[str]()
+    old.mkdir()
+    (new / "timeline").mkdir(parents=True)
+    for name in ("summary.json", "a", "z"):
+        (new / name).touch()
+    monkeypatch.setattr(os, "replace", lambda path, target: moved.append(Path(path.rename(target)).name))
+    _take_place(new, old)
+    assert (sorted(moved[:3]), moved[3:]) == (["a", "timeline", "z"], ["summary.json"])
+    assert not new.exists()
+
+
+def test_only_what_another_process_can_import_may_travel() -> None:
+    class Own:
+        name = "own"
+
+    Own.__module__ = "written at the prompt"
+    own = Policy("own", (Own(),))  # type: ignore[arg-type]
+    _check_can_travel(["fifo", make_policy("fifo")])
+    for given in ([own], ["fifo", make_policy("fifo"), own]):
+        with pytest.raises(EngineError, match="stage 'own' is in no file"):
+            _check_can_travel(given)
+
+
+def simulates(*_: object, **__: object) -> Any:
+    raise AssertionError
+
+
+simulates.simulates = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("runner", "jobs", "dask", "done"),
+    [
+        (quick, 1, None, [("engine", 1, None)]),
+        (quick, 9, None, [("travel",), ("engine", 9, None)]),  # not the simulator: nothing is known of it
+        (run, 1, None, [("warming",), ("engine", 1, None)]),
+        (run, 2, None, [("travel",), ("warm",), ("engine", 2, None)]),
+        (run, 3, None, [("travel",), ("warm",), ("engine", 3, None)]),
+        (run, 4, None, [("travel",), ("warm",), ("engine", 3, None)]),
+        (simulates, 4, "local", [("travel",), ("warm",), ("engine", 3, "local")]),
+        (run, 1, "local", [("travel",), ("warming",), ("engine", 1, "local")]),
+        (run, 9, "tcp://a:1", [("travel",), ("engine", 9, "tcp://a:1")]),
+    ],
+)
+def test_kernels_are_compiled_before_simulations_on_three_processors(
+    runner: Any, jobs: int, dask: str | None, done: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    @contextmanager
+    def noted(name: str, *values: Any) -> Iterator[None]:
+        seen.append((name, *values))
+        yield
+
+    monkeypatch.setattr(making, "processors", lambda: 3)
+    monkeypatch.setattr(making, "warming", lambda policies, scenario: noted("warming"))
+    monkeypatch.setattr(making, "warm", lambda policies, scenario: seen.append(("warm",)))
+    monkeypatch.setattr(making, "engine", lambda shared, jobs, dask: noted("engine", jobs, dask))
+    monkeypatch.setattr(making, "_check_can_travel", lambda policies: seen.append(("travel",)))
+    with making.workers(Shared(runner=runner), list(orders_at(CASE, ["fifo"], 1, None)), jobs, dask):
+        assert seen == done
+    seen.clear()
+    with making.workers(Shared(runner=runner), [], jobs, dask):
+        assert [one for one in seen if one[0] not in ("travel", "engine")] == []
+
+
 def test_progress_counts_what_is_there_already_and_what_fails() -> None:
     def unlucky(scenario: Scenario, **given: Any) -> Any:
         if given["seed"] in (8, 9):
@@ -221,14 +294,17 @@ def test_variants_are_run_on_the_same_seeds_and_equal_ones_once() -> None:
     asked = [Variant(str(k), CASE, policy) for k, policy in enumerate(("fifo", "sjf", "fifo", "las"))]
     names: list[str] = []
     found = run_all(
-        asked, RunOptions(2, runner=counted, progress=lambda _done, _of, name: names.append(name))
+        asked, RunOptions(3, runner=counted, progress=lambda _done, _of, name: names.append(name))
     )
-    assert calls == [("fifo", 7), ("fifo", 8), ("sjf", 7), ("sjf", 8), ("las", 7), ("las", 8)]
-    assert names == ["0", "0", "1", "1", "3", "3, 1 failed"]
+    assert calls == [(policy, seed) for policy in ("fifo", "sjf", "las") for seed in (7, 8, 9)]
+    assert names == ["0", "0", "0", "1", "1", "1", "3", "3, 1 failed", "3, 1 failed"]
     # `quick`: 100 s times 1 + seed times 1 + noise 0.1, twice that under sjf.
-    assert found[1].values("makespan_s") == pytest.approx([1760.0, 1980.0])
+    assert found[1].values("makespan_s") == pytest.approx([1760.0, 1980.0, 2200.0])
     assert [one.failed for one in found] == [None, None, None, "ValueError: no such luck"]
     assert found[2].rows == found[0].rows
+    assert (policy_text(CASE, "sjf"), policy_text(CASE, None)) == ("sjf", "fifo")
+    with pytest.raises(PolicyError, match="unknown stage 'fifa'"):
+        policy_text(CASE, "fifa")
     sure = CASE.model_copy(update={"noise": CASE.noise.model_copy(update={"step_cov": 0.0})})
     assert [len(one.rows) for one in run_all([Variant("a", sure, "fifo")], RunOptions(3, runner=quick))] == [
         1

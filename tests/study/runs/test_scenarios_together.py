@@ -190,6 +190,14 @@ def test_columns_stand_below_each_other():
     ]
 
 
+def test_a_table_for_programs(together):
+    text = together.as_json()
+    assert text.startswith('{\n  "schema_version": 1,\n  "scenarios": [\n')
+    content = json.loads(text)
+    assert (content["policies"], content["confidence"], content["failures"]) == (list(POLICIES), 0.95, [])
+    assert len(content["rows"]) == len(together.lines)
+
+
 def test_the_rows_as_a_frame(together):
     pytest.importorskip("pandas")
     assert len(together.to_df()) == len(together.rows())

@@ -101,6 +101,29 @@ def test_a_ledger_of_another_version_or_no_ledger_is_refused(tmp_path):
         Ledger(tmp_path)
 
 
+def test_a_ledger_that_cannot_be_read_is_not_copied(tmp_path):
+    with Ledger(tmp_path) as ledger:
+        ledger._db.close()
+        with pytest.raises(StoreError, match=r"sweep\.db: is damaged: .*; delete it to start anew"):
+            ledger.export()
+
+
+def test_a_copy_is_of_the_ledger_as_it_is(tmp_path):
+    """It is there, of the same time, and nothing stands in the ledger's log."""
+    ledger, copy, log = (tmp_path / name for name in ("sweep.db", "runs.parquet", "sweep.db-wal"))
+    ledger.touch()
+    assert not is_current(tmp_path)
+    copy.touch()
+    for ledger_ns, copy_ns, written, current in (
+        (5, 5, None, True), (5, 6, None, False), (6, 5, None, False), (5, 5, b"", True), (5, 5, b"x", False),
+    ):  # fmt: skip
+        os.utime(ledger, ns=(ledger_ns, ledger_ns))
+        os.utime(copy, ns=(copy_ns, copy_ns))
+        if written is not None:
+            log.write_bytes(written)
+        assert is_current(tmp_path) == current
+
+
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     with Ledger(tmp_path) as ledger:
         ledger.put(row("a"))
@@ -248,7 +271,16 @@ def test_merge_prefers_done_and_names_missing_shards(tmp_path):
         assert ledger.about() == {"plan": "p"}
 
 
-def test_a_shard_that_is_written_anew_while_it_is_merged_is_told(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "anew",
+    [
+        lambda whole: b"".join(reversed(whole.splitlines(keepends=True))),
+        lambda _: b"",
+        lambda _: b"{}",
+        lambda _: b"3",
+    ],
+)
+def test_a_shard_that_is_written_anew_while_it_is_merged_is_told(tmp_path, monkeypatch, anew):
     with ShardFile(tmp_path, 1, 1) as shard:
         shard.put(row("a", error="longer than the other"))
         shard.put(row("b", number=1))
@@ -257,7 +289,7 @@ def test_a_shard_that_is_written_anew_while_it_is_merged_is_told(tmp_path, monke
     @contextmanager
     def then_written(folder):
         with ledger_with_copy(folder) as ledger:
-            shard.path.write_bytes(b"".join(reversed(whole.splitlines(keepends=True))))
+            shard.path.write_bytes(anew(whole))
             yield ledger
 
     monkeypatch.setattr(shards, "ledger_with_copy", then_written)
@@ -289,6 +321,25 @@ def test_shards_are_merged_a_run_at_a_time(tmp_path, monkeypatch):
 
 class Kept(dict):
     """A section that can be watched."""
+
+
+def test_of_a_run_that_two_shards_have_a_done_one_wins_whichever_is_read_first(tmp_path):
+    ends = {
+        "a": ("failed", "done"),
+        "b": ("done", "failed"),
+        "c": ("done", "done"),
+        "d": ("failed", "failed"),
+    }
+    for part in (1, 2):
+        with ShardFile(tmp_path, part, 4) as shard:
+            for number, (key, status) in enumerate(ends.items()):
+                shard.put(row(key, number=number, status=status[part - 1], makespan_s=float(part)))
+    beside = tmp_path / "shards" / "shard-1-of-4-old.jsonl"  # read before the others, if it were one
+    beside.write_text("{}\n")
+    assert merge(tmp_path, [tmp_path, tmp_path / "none"]) == (3, 1, ["shards missing of 4: 3, 4"])
+    with Ledger(tmp_path) as ledger:
+        assert [r["makespan_s"] for r in ledger.rows()] == [2.0, 1.0, 1.0, 1.0]
+        assert ledger.about() == {}
 
 
 def test_shards_of_different_sweeps_are_not_merged(tmp_path):

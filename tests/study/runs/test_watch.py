@@ -9,7 +9,7 @@ import pytest
 from equipoise.cli import main
 from equipoise.exit_codes import OK, SOME_FAILED, WRONG_INPUT
 from equipoise.study.runs.store import Ledger
-from equipoise.study.runs.watch import standing
+from equipoise.study.runs.watch import Standing, standing
 
 
 def ledger_in(folder: Path, ended: int, planned: int, failed: int = 0) -> Path:
@@ -32,6 +32,49 @@ def test_a_study_half_way(tmp_path: Path) -> None:
         "nightly: 4 of 8 runs, 0 failed, 2 runs/s, 2.00 s left",
         "mean completion time so far: easy 40.0 s; fifo 50.0 s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("done", "failed", "planned", "runs_per_s", "line"),
+    [
+        (4, 1, None, 0.5, "s: 5 runs, 1 failed, 0.5 runs/s"),
+        (4, 1, 8, 0.5, "s: 5 of 8 runs, 1 failed, 0.5 runs/s, 6.00 s left"),
+        (7, 1, 8, 0.5, "s: 8 of 8 runs, 1 failed, 0.5 runs/s"),
+        (9, 0, 8, 0.5, "s: 9 of 8 runs, 0 failed, 0.5 runs/s"),
+        (4, 0, 8, 0.0, "s: 4 of 8 runs, 0 failed"),
+        (4, 0, 8, float("nan"), "s: 4 of 8 runs, 0 failed"),
+    ],
+)
+def test_the_pace_tells_what_is_left(
+    done: int, failed: int, planned: int | None, runs_per_s: float, line: str
+) -> None:
+    now = Standing("s", done, failed, planned, "", (), ())
+    assert now.text(runs_per_s) == line
+    assert now.ended == (planned is not None and done + failed >= 8)
+
+
+def test_jobs_alone_are_told_by_their_makespan_and_three_failures_at_most(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        assert standing(tmp_path).name == tmp_path.name
+        for k in range(5):
+            order = {"id": f"f{k}", "number": k, "point": 0, "policy": "fifo", "seed": k, "attempts": 1}
+            ledger.put({**order, "status": "failed", "error": "no luck"})
+        assert (standing(tmp_path).metric, standing(tmp_path).leaders) == ("", ())
+        ledger.set_about(planned="many")
+        done = {
+            **order,
+            "id": "d",
+            "number": 9,
+            "status": "done",
+            "completion_mean_s": 5.0,
+            "makespan_s": 7.0,
+        }
+        ledger.put({**done, "jobs": 1})
+        now = standing(tmp_path)
+        assert (now.metric, now.leaders, now.planned) == ("makespan_s", (("fifo", "7.00 s"),), None)
+        assert now.failures == tuple(f"fifo seed {k}: no luck" for k in (4, 3, 2))
+        ledger.put({**done, "jobs": 2})
+        assert standing(tmp_path).leaders == (("fifo", "5.00 s"),)
 
 
 def test_the_end_and_the_failures_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

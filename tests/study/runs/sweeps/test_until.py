@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from equipoise.cli import main
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.runs import sweep as sweep_module
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.orders import Order
 from equipoise.study.runs.shards import merge
@@ -196,6 +197,7 @@ def test_no_spread_and_no_middle():
     assert relative_half_width(Interval(0.5, 0.25, 0.75, 3)) == 0.5
     assert relative_half_width(Interval(0.0, -1.0, 1.0, 3)) == math.inf
     assert Until(0.5).reached({}) == 0.0
+    assert Until(0.5, of_ratio=True).reached({"first": [1.0]}) == 0.0  # no other is compared with it
     # Mean 10, standard deviation 1, of 4: 3.182446 / 2 = 1.591 at 95 %, more at the level of 9 looks.
     half = relative_half_width(mean_interval([9.0, 9.0, 11.0, 11.0], Until(0.1).level))
     assert Until(half).met({"a": [9.0, 9.0, 11.0, 11.0]})
@@ -214,6 +216,7 @@ def test_no_spread_and_no_middle():
 def test_conditions_are_read(text, share, metric, of_ratio):
     until = read_until(text, 5)
     assert (until.share, until.metric, until.of_ratio) == (pytest.approx(share), metric, of_ratio)
+    assert (until.first, until.most) == (5, 100)
     assert "95 % interval of" in until.text
 
 
@@ -279,6 +282,22 @@ def test_compare_adds_seeds_and_makes_no_run_twice():
         case, ["fifo", "sjf"], 3, until=read_until("ci:1%:makespan_s:ratio", 3), runner=Drawn()
     )
     assert len(by_ratio.seeds) == 3
+
+
+def test_one_run_more_than_a_sweep_may_have_is_refused(tmp_path, monkeypatch):
+    file, asked = write_sweep(tmp_path, seeds=3), {"until": "ci:1%", "max_seeds": 5}
+    monkeypatch.setattr(sweep_module, "RUNS_MOST", 20)
+    orders, _, _, until = sweep_module.planned(file, Options(**asked))
+    assert (len(orders), until.first, until.most) == (20, 3, 5)  # two points, two policies
+    parts = [sweep_module.planned(file, Options(**asked, shard=(k, 2)))[0] for k in (1, 2)]
+    assert [{order.point for order in part} for part in parts] == [{0}, {1}]
+    parts = [sweep_module.planned(file, Options(shard=(k, 5)))[0] for k in range(1, 6)]
+    assert [[order.number for order in part] for part in parts] == [
+        [0, 5, 10], [1, 6, 11], [2, 7], [3, 8], [4, 9]
+    ]  # fmt: skip
+    monkeypatch.setattr(sweep_module, "RUNS_MOST", 19)
+    with pytest.raises(InputError, match="20 runs; at most 19 are possible"):
+        sweep_module.planned(file, Options(**asked))
 
 
 def test_a_ratio_needs_a_second_policy(tmp_path):

@@ -65,6 +65,22 @@ def test_one_process_compiles_the_network(names, processes):
     assert sum(bool(movers & set(group)) for group in groups) == bool(movers)
 
 
+@pytest.mark.parametrize(
+    ("portions", "groups", "shared"),
+    [
+        ([], 2, [[], []]),
+        (["s2", "s3", "fifo"], 1, [["s2", "s3", "fifo"]]),
+        # The runs are 1.5 s of the first group, then come 9 s (network and s1, together), 4, 3.7, 2 and 0.5 s.
+        (["network", "time-advance", "s1", "s2", "s3", "fifo"], 2,
+         [["time-advance", "s3", "fifo"], ["network", "s1", "s2"]]),
+        (["s3 with a queue", "fifo with a queue"], 2, [["s3 with a queue"], ["fifo with a queue"]]),
+        (["fifo", "s3", "s2"], 3, [["s3"], ["fifo"], ["s2"]]),
+    ],
+)  # fmt: skip
+def test_the_longest_goes_to_who_has_least_to_do(portions, groups, shared):
+    assert warm._share_out(portions, groups) == shared
+
+
 def test_garbage_collection_comes_back():
     import gc
 
