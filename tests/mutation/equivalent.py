@@ -53,7 +53,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
     },
     "study/runs/engines/processes.py": {
-        "if self._unborn >= KILLS: -> if self._unborn == KILLS:": "they are counted one by one, and the third is the last",
+        "if self._unborn >= KILLS: -> if self._unborn == KILLS:": "counted one by one, and the third is the last",
     },
     "study/runs/make.py": {
         'done, failed = done + 1, failed + (row["status"] == "failed") -> '
