@@ -126,16 +126,19 @@ class NodeCache:
     def _make_room(self, size_bytes: int) -> None:
         files = sorted(self._files())
         free = self.limit_bytes - sum(size for _, size, _ in files)
+        going = list[Path]()
         for _, size, path in files:
             if free >= size_bytes:
-                return
+                break
             if path.name != _LOCK and _abandoned(path):
-                path.unlink()
+                going.append(path)
                 free += size
-        if free < size_bytes:
+        if free < size_bytes:  # then what is kept stays
             raise NoRoomError(
                 f"{self.folder}: no room for {size_bytes} bytes, the rest of the {self.limit_bytes} is in use"
             )
+        for path in going:
+            path.unlink()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

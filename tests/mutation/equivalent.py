@@ -6,17 +6,91 @@ _HEAP = "the heap deals out whatever the halvings leave, so that only the time d
 _CAP = "no worker ever has more units than its cap"
 _SIZE = "sizes are never negative, and a sum of them is not"
 _BESIDE = "if self.beside is not None and holding.weight < holding.gpu.size:"
+_SMALL_INT = "small whole numbers, which Python has once"
+_RAN_ON = (
+    "ran_on = was == RUNNING and state == RUNNING and before is not None and job.start_s != before.start_s"
+)
+_BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
+    "live/decide/held_up.py": {
+        "if len(self._shares) < _FIRST or share <= _TOLD: -> "
+        "if len(self._shares) is not _FIRST or share <= _TOLD:": "there are never more",
+    },
+    "live/decide/slow.py": {
+        "if not window.rounds or len(window.samples) < 2: -> "
+        "if not window.rounds or len(window.samples) < 1:": "no rank is slower than none, which is NaN",
+    },
+    "live/decide/window.py": {"idle = samples == 0 -> idle = samples <= 0": _SIZE},
+    "live/data/cache.py": {
+        "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) -> "
+        "fcntl.flock(descriptor, fcntl.LOCK_EX ^ fcntl.LOCK_NB)": _BITS,
+    },
+    "live/data/plane.py": {
+        "later = set(queue) if ranks == 1 else None -> later = set(queue) if ranks <= 1 else None": (
+            "a rank is on its own node"
+        ),
+    },
+    "live/data/view.py": {
+        "known = [row for row in found if row[2] > 0.0] -> known = [row for row in found if row[2] >= 0.0]": (
+            "a path that was measured has a speed"
+        ),
+    },
+    "live/options.py": {
+        'other = f"accumulation of {self.accumulation}" if self.accumulation > 1 else "weighted batches" -> '
+        'other = f"accumulation of {self.accumulation}" if self.accumulation != 1 else "weighted batches"': (
+            "less than one is refused before"
+        ),
+    },
+    "live/queue/apply.py": dict.fromkeys(
+        (
+            "highest = max((job.priority for job in rest), default=-1) -> "
+            f"highest = max((job.priority for job in rest), default={changed})"
+            for changed in ("~1", "- 0", "not 1")
+        ),
+        "an order that is taken for none is reckoned, and found to be in its places",
+    ),
+    "live/queue/machines.py": {
+        "free = (holder == -1) & up[of_node] -> free = (holder == -1) * up[of_node]": "of flags both are the same",
+        "running = {(job.id, job.start_s): job for job in jobs if job.phase is Phase.RUNNING} -> "
+        "running = {(job.id, job.start_s): job for job in jobs if job.phase >= Phase.RUNNING}": (
+            "beside them only `waiting` is, and such a job is on no node"
+        ),
+    },
+    "live/queue/rows.py": {
+        f"{_RAN_ON} -> ran_on = was == RUNNING and state is RUNNING and before is not None "
+        "and job.start_s != before.start_s": _SMALL_INT,
+        f"{_RAN_ON} -> ran_on = was <= RUNNING and state == RUNNING and before is not None "
+        "and job.start_s != before.start_s": "it is asked only of a job whose state is the same as before",
+        '("waited_s", max(started_s - arrival_s, 0.0) if state == RUNNING else 0.0), -> '
+        '("waited_s", max(started_s - arrival_s, 0.0) if state is RUNNING else 0.0),': _SMALL_INT,
+    },
     "live/queue/loop.py": {
         "state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([1, 2, 1, 1]), -> "
         "state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([ 0, 2, 1, 1]),": (
             "what is decided of the made-up queue is thrown away: it has kernels compiled"
         ),
     },
+    "live/train/deal.py": {
+        "if rest.left > 0 and part.id != piece.id: -> if rest.left > 0 and part.id is not piece.id:": (
+            "a part is the piece itself, or has an id of its own"
+        ),
+    },
+    "live/train/gradients.py": {
+        'if dense.device.type == "cpu" and dense.dtype in (torch.float32, torch.float64) '
+        'and dense.is_contiguous(): -> if dense.device.type >= "cpu" and dense.dtype in (torch.float32, torch.float64) '
+        "and dense.is_contiguous():": "elsewhere it is the same sum, only slower",
+    },
+    "live/train/stream.py": {
+        "super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 0) -> "
+        "super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 1)": "a stream has no pieces",
+        "self.owned = np.full(len(demand), self.left // len(demand), dtype=np.int64) -> "
+        "self.owned = np.full(len(demand), self.left / len(demand), dtype=np.int64)": "whole numbers are kept",
+    },
+    "live/train/timing.py": {"self._waits += 1 -> self._waits += 2": "names of waits only have to differ"},
     "policies/kernels/deal.py": {
         "early, late = 0.0, 0.0 -> early, late = -1.0, 0.0": _HEAP,
         "early, late = 0.0, 0.0 -> early, late = 0.0, 1.0": _HEAP,

@@ -85,6 +85,8 @@ def test_more_at_hand_or_a_sooner_arrival_lets_a_rank_have_more() -> None:
 
 def test_a_rank_without_anything_at_hand_keeps_its_lasting_part() -> None:
     """All wait for its file in any case."""
+    both = [reading(0, [0.7, 1.6], 44.0)] * 2
+    assert samples_in_time(both, 0.0, EQUAL, np.array([MANY, MANY]), 3, 1, last=False).tolist() == [20, 20]
     assert bound(reading(0, [0.7, 1.6], 44.0)) == [MANY, 7]  # 44 of 244 samples/s
 
 

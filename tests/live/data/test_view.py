@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,7 +117,12 @@ def test_flags_are_packed_into_as_few_numbers_as_hold_them(count: int, numbers: 
     some = np.arange(count) % 3 == 0
     assert len(packed(some)) == numbers
     assert (unpacked(packed(some), count) == some).all()
-    assert DataView([SHARDS[0]] * count).length == 2 + 4 + 2 * numbers
+    view = DataView([SHARDS[0]] * count)
+    assert view.length == 2 + 4 + 2 * numbers
+    view.update(np.array([[0.0, 0.0, 5.0, 10.0, 0.0, 1.0, *packed(some), *packed(~some)]]), ["a"])
+    assert [view.is_local(0, k) for k in range(count)] == some.tolist()
+    assert [view.is_on_its_way(0, k) for k in range(count)] == (~some).tolist()
+    assert view.paths(["a", "b"]).bytes_per_s.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_how_many_samples_a_rank_can_have_until_its_file_comes() -> None:
@@ -177,6 +183,7 @@ def test_no_more_goes_than_a_file_needs_room(tmp_path: Path, wanted: int, left: 
     if left is None:
         with pytest.raises(NoRoomError, match=f"no room for {wanted} bytes, the rest of the 100 is in use"):
             cache.reserve("x", wanted)
+        assert cache.keys() == {"old", "new"}  # nothing goes in vain
         return
     pin = cache.reserve("x", wanted)
     assert pin is not None
@@ -184,11 +191,18 @@ def test_no_more_goes_than_a_file_needs_room(tmp_path: Path, wanted: int, left: 
     assert cache.fetching() == 1
     assert cache.reserve("x", wanted) is None  # somebody fetches it
     assert (tmp_path / "x.part").stat().st_size == wanted
-    cache.commit(pin).release()
+    assert not (tmp_path / "x.part").stat().st_mode & 0o111
+    held = cache.commit(pin)
+    with pytest.raises(NoRoomError):
+        cache.reserve("y", 100)
+    held.release()
+    held.release()
     assert cache.keys() == left | {"x"}
     assert cache.reserve("x", wanted) is None  # it is there
     assert cache.pin("x", wanted + 1) is None  # of another size it is damaged
     assert cache.keys() == left
+    assert cache.reserve("y", 100) is not None  # nobody holds anything any more
+    assert cache.keys() == set()
 
 
 def test_stores_are_numbered_by_name_behind_that_of_the_index(tmp_path: Path) -> None:
@@ -203,3 +217,5 @@ def test_stores_are_numbered_by_name_behind_that_of_the_index(tmp_path: Path) ->
     assert [key[32:] for key in keys] == [".tar", ".tar.gz", "", ".z.tar", ".tar", ""]
     assert len(set(keys)) == 6
     int("".join(key[:32] for key in keys), 16)
+    assert replace(shards[0], store=5).key() == keys[0]  # wherever it lies
+    assert replace(shards[0], md5="1" * 32).key() != keys[0]

@@ -81,8 +81,18 @@ def rounds_of(compute_s: np.ndarray) -> LiveWindow:
         (10e-3, 10e-3, 0.1, False),  # a single round, ten times as long
         (10e-3, 13e-3, 1e-3, True),
         (10e-3, 11e-3, 0.0, False),
+        (3e-3, 3.99e-3, 0.0, False),
+        (3e-3, 4.01e-3, 0.0, True),
     ],
-    ids=["microseconds", "lasting", "one hiccup", "lasting with noise", "too little"],
+    ids=[
+        "microseconds",
+        "lasting",
+        "one hiccup",
+        "lasting with noise",
+        "too little",
+        "under a millisecond",
+        "over it",
+    ],
 )
 def test_slow_is_what_is_so_in_proportion_in_time_and_beyond_noise(
     usual_s: float, slow_s: float, hiccup_s: float, told: bool
@@ -90,6 +100,17 @@ def test_slow_is_what_is_so_in_proportion_in_time_and_beyond_noise(
     compute_s = np.full((2, 6), usual_s)
     compute_s[0] = slow_s
     compute_s[0, 3] += hiccup_s
+    assert list(causes(rounds_of(compute_s), {})) == ([0] if told else [])
+
+
+@pytest.mark.parametrize(("spread_s", "told"), [(2.44e-3, True), (2.46e-3, False)])
+def test_longer_is_more_than_three_standard_errors(spread_s: float, told: bool) -> None:
+    """Of six rounds: 3 ms longer are three of them where rounds spread by 3 ms * sqrt(6) / 3 = 2.449 ms."""
+    compute_s = np.full((2, 6), 10e-3)
+    compute_s[0] = 13e-3 + spread_s * np.array([-1, 1] * 3)
+    assert list(causes(rounds_of(compute_s), {})) == ([0] if told else [])
+    compute_s[1] += np.array([-1, 1] * 3) * 1e-3  # the noise of both counts: 2.449 of 2.236 and 1 ms
+    compute_s[0] = 13e-3 + (spread_s - 0.21e-3) * np.array([-1, 1] * 3)
     assert list(causes(rounds_of(compute_s), {})) == ([0] if told else [])
 
 

@@ -73,7 +73,9 @@ def test_a_round_in_which_a_time_is_missing_is_left_out(column: int) -> None:
     assert seen.exchange_s == pytest.approx(0.3)
     assert seen.near_exchange_s == pytest.approx(0.7)
     some[:, :, column] = math.nan
-    assert measure(some, [True] * 3).rounds == 0
+    nothing = measure(some, [True] * 3)
+    assert nothing.rounds == 0
+    assert np.isnan([nothing.samples, nothing.step_s, nothing.wait_s]).all()
 
 
 def test_nothing_is_known_of_a_window_without_rounds() -> None:

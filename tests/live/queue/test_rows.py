@@ -119,6 +119,11 @@ def test_a_job_counts_once_it_may_start_and_not_while_it_may_not() -> None:
     assert seen.at(60.0, running(1, 55.0))
     assert seen.row(1, "waited_s") == [5.0]
     seen = Seen()
+    assert seen.at(20.0, job(1))
+    assert seen.at(30.0, job(1), waits=False)
+    assert seen.at(40.0, running(1, 35.0), waits=False)  # it started all the same, and was not queued again
+    assert (seen.events, seen.row(1, "attained_gpu_s", "waited_s")) == (["start"], [0.0, 25.0])
+    seen = Seen()
     assert not seen.at(20.0, job(1), waits=False)
     assert not seen.at(30.0)  # it ended, but no policy had seen it
     assert seen.told == [
@@ -215,6 +220,7 @@ def test_which_gpus_are_held_by_whom() -> None:
     one = running(1, 5.0)
     models, gpus, table = machines.tables(nodes, [one], {1: 6})
     assert models == ("gpu", "a100")
+    assert (FOREIGN, FREE_NEXT) == (-2, -3)  # no row of a job, and not free: policies and records know them
     assert gpus.job.tolist() == [6, 6, FOREIGN, -1, FOREIGN, -1]
     assert gpus.share_free.tolist() == [
         0.0,
@@ -407,6 +413,26 @@ def test_a_queue_that_does_not_answer_is_asked_ever_more_seldom(monkeypatch: pyt
         assert np.diff(looks).tolist() == waits_s
 
 
+def test_the_queue_that_is_made_up_could_be_one() -> None:
+    """One job runs, one of those that wait fits, one does not, and everything adds up."""
+    seen = loop._made_up()
+    jobs, gpus, nodes = seen.jobs, seen.gpus, seen.nodes
+    assert jobs.state.tolist() == [RUNNING, WAITING, WAITING, WAITING]
+    assert jobs.gpus_held.tolist() == [np.count_nonzero(gpus.job == row) for row in range(4)]
+    assert jobs.gpus_held[0] == jobs.gpus_requested[0] == 1
+    assert set(jobs.gpus_requested[1:].tolist()) == {1, 2}
+    assert (gpus.share_free == (gpus.job == -1)).all()
+    assert (nodes.gpus.tolist(), nodes.first_gpu.tolist()) == ([len(gpus.job)], [0])
+    assert nodes.gpus_free.tolist() == [np.count_nonzero(gpus.job == -1)] == [1]
+    assert gpus.node.tolist() == [0, 0]
+    assert jobs.arrival_s.tolist() == sorted(jobs.queued_since_s.tolist()) == jobs.id.tolist() == [0, 1, 2, 3]
+    assert jobs.arrival_s.max() <= seen.time_s
+    assert np.isnan(jobs.started_s).tolist() == [False, True, True, True]
+    assert (jobs.started_s[0], np.isinf(jobs.restart_s).tolist()) == (0.0, [True, False, False, False])
+    assert (jobs.duration_s == jobs.service_s).all()
+    assert jobs.rigid.all()
+
+
 @pytest.mark.parametrize(
     ("now_s", "revisit_s", "due"),
     [(129.0, math.inf, False), (130.0, math.inf, True), (110.0, 110.0, True), (110.0, 110.5, False)],
@@ -451,6 +477,47 @@ def test_what_is_given_back() -> None:
         Change(Verb.RELEASE, 1, 0, 0, "given back"), Change(Verb.PRIORITY, 1, 0, 5, "given back"),
         Change(Verb.RELEASE, 2, 0, 0, "given back"),
     ]  # fmt: skip
+
+
+def test_a_lock_is_waited_for_as_long_as_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 0.1
+        clock.now_s += 0.125
+
+    monkeypatch.setattr(
+        record, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep, time=lambda: 1e9)
+    )
+    held = record.Record(tmp_path)
+    with (tmp_path / "events.jsonl").open() as file, pytest.raises(OSError, match="unavailable"):
+        record.lock(file, 0.25)
+    assert clock.now_s == 0.375
+    clock.now_s = 0.0
+    with pytest.raises(record.BusyError, match="another scheduler, or the watchdog of one that was killed"):
+        record.Record(tmp_path)
+    assert clock.now_s == 15.125  # a quarter of a minute
+    held.close()
+    record.Record(tmp_path).close()
+
+
+def test_what_was_touched_is_written_when_it_is_news(tmp_path: Path) -> None:
+    kept, file = record.Record(tmp_path), tmp_path / "touched.json"
+    kept.keep_touched()
+    assert not file.exists()
+    kept.touched[3] = {"nice": 5, "lease": True}
+    for lease_now in (True, False):
+        kept.touched[3]["lease"] = lease_now
+        kept.keep_touched()
+        assert record.Touched.read(tmp_path) == {3: {"nice": 5, "lease": lease_now}}
+        file.unlink()
+        kept.keep_touched()
+        assert not file.exists()
+    kept.close()
+    for damaged in ("[]", "{", '{"x": {}}', '{"3": 5}'):
+        file.write_text(damaged)
+        with pytest.raises(ValueError, match=r"touched\.json: is damaged"):
+            record.Touched.read(tmp_path)
 
 
 def test_events_leave_out_what_is_no_number(tmp_path: Path) -> None:

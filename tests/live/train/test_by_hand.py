@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.train import apart, timing  # noqa: E402
+from equipoise.live.train import apart, shares, timing  # noqa: E402
 from equipoise.live.train.apart import Drift, Movement  # noqa: E402
 from equipoise.live.train.gradients import (  # noqa: E402
     NoiseScale,
@@ -21,7 +22,14 @@ from equipoise.live.train.gradients import (  # noqa: E402
     noise_statistics,
 )
 from equipoise.live.train.near import groups_by_host  # noqa: E402
-from equipoise.live.train.shares import GreenContexts, HeldShare, MpsAtStart, WholeDevice  # noqa: E402
+from equipoise.live.train.shares import (  # noqa: E402
+    DutyCycle,
+    GreenContexts,
+    HeldShare,
+    MpsAtStart,
+    WholeDevice,
+    make_backend,
+)
 from equipoise.live.train.timing import CudaTimer, HostTimer, make_timer  # noqa: E402
 from equipoise.live.train.weighting import _inverse, contribution_scale  # noqa: E402
 
@@ -97,7 +105,7 @@ def test_marks_of_a_device_are_in_milliseconds() -> None:
     assert timer._seconds(rounds) == [{"begin": 0.0, "end": 0.005}] * 2  # type: ignore[arg-type]
     assert [one["end"].waited for one in rounds] == [False, True]
     assert timer._seconds([]) == []
-    assert isinstance(make_timer(torch.device("cpu")), HostTimer)
+    assert all(isinstance(make_timer(torch.device(name)), HostTimer) for name in ("cpu", "meta"))
 
 
 # -- weights and noise -----------------------------------------------------------------------------------------
@@ -116,6 +124,7 @@ def test_a_rank_contributes_by_its_samples() -> None:
         ((4.0, 9.0), 3.0, (10, 30), 190.0, -1.75),  # 40 * (7.75 - 3) / 1, and 3 - 190 / 40
         ((4.0, 9.0, 1e9), 3.0, (10, 30, 0), 190.0, -1.75),
         ((4.0, 8.0, 6.0), 3.0, (10, 10, 20), 60.0, 1.5),  # 40 * (6 - 3) / 2
+        ((4.0, 9.0), 3.0, (1, 3), 19.0, -1.75),
         ((4.0, 9.0), 3.0, (10, 0), NAN, NAN),
         ((4.0,), 4.0, (10,), NAN, NAN),
     ],
@@ -149,7 +158,9 @@ def test_parts_squares_and_totals() -> None:
     for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         assert float(_square(torch.tensor([3.0, 4.0], dtype=kind))) == pytest.approx(25.0, rel=1e-3)
     assert float(_square(torch.tensor([300.0, 400.0], dtype=torch.float16))) == pytest.approx(25e4, rel=1e-3)
-    twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0]), (3,))
+    twice = torch.sparse_coo_tensor(
+        torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0]), (3,), check_invariants=True
+    )
     assert float(_square(twice)) == 9.0
     assert [_total(each) for each in ([], [1.0, torch.tensor(2.0)], [1.0, NAN], [math.inf])] == [
         0.0,
@@ -205,8 +216,8 @@ def test_an_even_sample_of_all_parameters(monkeypatch: pytest.MonkeyPatch) -> No
         ((6.0, 2.0), NAN, 1, 1, 1.0, 3, 0.1),  # one step: they had no time to part
         ((6.0, 2.0), NAN, 4, 1, 1.0, 1, 0.1),
         ((6.0, 0.0), NAN, 4, 1, 1.0, 3, 0.1),
-        ((6.0, math.inf), NAN, 4, 1, 1.0, 3, 0.1),
-        ((math.inf, 2.0), NAN, 4, 1, 1.0, 3, 0.1),
+        ((6.0, float("inf")), NAN, 4, 1, 1.0, 3, 0.1),
+        ((float("inf"), 2.0), NAN, 4, 1, 1.0, 3, 0.1),
         ((0.0, 2.0), NAN, 4, 1, 1.0, 3, 0.01),  # the least
     ],
 )
@@ -281,6 +292,22 @@ def test_a_part_of_a_device_is_at_least_one_processor_and_all_of_it_none() -> No
     assert api.made == [(1, 3), (3, 3), (9, 3)]
     GreenContexts(torch.device("cpu"), api, 10).set(0.5)
     assert api.made[-1] == (5, 0)
+
+
+def test_each_back_end_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert isinstance(make_backend("duty-cycle", cpu), DutyCycle)
+    assert isinstance(make_backend("none", cpu), WholeDevice)
+    part = SimpleNamespace(SUPPORTED=True, GreenContext=Contexts())
+    monkeypatch.setitem(sys.modules, "torch.cuda.green_contexts", part)
+    backend = GreenContexts(cpu, processors=4)
+    assert backend.set(0.5) is None
+    assert part.GreenContext.made == [(2, 0)]
+    part.SUPPORTED = False
+    with pytest.raises(ValueError, match="share_backend green-context: this PyTorch has no green contexts"):
+        GreenContexts(cpu, processors=4)
+    monkeypatch.setattr(shares, "GreenContexts", lambda device: ("green", device))
+    assert make_backend("green-context", cpu) == ("green", cpu)
 
 
 def test_a_share_that_is_refused_is_told_and_the_one_before_is_held() -> None:

@@ -78,6 +78,26 @@ def test_the_rest_without_what_was_trained(data: st.DataObject) -> None:
     assert len(rest.queues()) == new
 
 
+def test_many_samples_are_dealt_as_few_are() -> None:
+    """Whole pieces go without a rest, parts get the next ids, and what a queue lacks comes from the longest."""
+    deal = Deal.whole(np.arange(1200), 3, np.array([0, 0, 1]), 2, first_id=5)
+    assert [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in deal.queues()] == [
+        [(5, 0, 0, 400), (6, 1, 400, 800)], [(7, 2, 800, 1200)]
+    ]  # fmt: skip
+    assert deal.next_id == 8
+    assert deal.draw(np.array([400, 400]), 0).tolist() == list(range(400))
+    assert [[(p.id, p.begin, p.end) for p in queue] for queue in deal.queues()] == [[(6, 400, 800)], []]
+    assert deal.draw(np.array([100, 200]), 1).tolist() == list(range(600, 800))
+    assert [[(p.id, p.begin, p.end) for p in queue] for queue in deal.queues()] == [[(6, 500, 600)], []]
+    assert deal.next_id == 9
+    rest = deal.without(np.array([550, 5000]), 2)
+    assert [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in rest.queues()] == [
+        [(9, 1, 0, 99)],
+        [],
+    ]
+    assert rest.order.tolist() == [k for k in range(500, 600) if k != 550]
+
+
 # -- samplers ------------------------------------------------------------------------------------------------
 
 
