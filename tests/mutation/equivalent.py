@@ -82,7 +82,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "live/train/gradients.py": {
         'if dense.device.type == "cpu" and dense.dtype in (torch.float32, torch.float64) '
         'and dense.is_contiguous(): -> if dense.device.type >= "cpu" and '
-        "dense.dtype in (torch.float32, torch.float64) and dense.is_contiguous():": "elsewhere it is the same sum, only slower",
+        "dense.dtype in (torch.float32, torch.float64) and dense.is_contiguous():": "the same sum, only slower",
     },
     "live/train/stream.py": {
         "super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 0) -> "
