@@ -132,8 +132,8 @@ def test_the_rate_is_that_of_the_round_or_of_the_next() -> None:
 # -- decisions -------------------------------------------------------------------------------------------------
 
 
-def decided(rounds: int, resize_at: int = 0, **options: Any) -> list[Any]:
-    """What happened behind each of so many rounds."""
+def decided(rounds: int, resize_at: int = 0, meet_every: int = 1, **options: Any) -> list[Any]:
+    """What happened behind each of so many rounds; all meet in every so manieth."""
     made, seen = train_on(stepping(**options), (1, 1)), list[Any]()
     meter = made._parts.meter
 
@@ -151,7 +151,8 @@ def decided(rounds: int, resize_at: int = 0, **options: Any) -> list[Any]:
         meter.rounds += 1
         if made.round == resize_at:
             made.resize_to = 5
-        made._decide()
+        if made.round % meet_every == 0:
+            made._decide()
     return seen
 
 
@@ -168,6 +169,89 @@ def test_or_acts_so_many_rounds_later(delay: int, acts: list[int]) -> None:
         ("asked", 3, 3, (4, 2)), ("acts", acts[0], None, True),
         ("asked", 6, 6, (4, 2)), ("acts", acts[1], None, True),
     ]  # fmt: skip
+
+
+def test_or_when_all_meet_next() -> None:
+    assert decided(8, delay_rounds=2, meet_every=4) == [("asked", 4, 4, (4, 2)), ("acts", 8, None, True), (
+        "asked", 8, 8, (4, 2)
+    )]  # fmt: skip
+
+
+def finished(
+    stepped: bool, alone: bool, exchanges: bool, meets: bool, **options: Any
+) -> tuple[list[Any], Stepping]:
+    """What happens at the end of the seventh round; the run began with the third."""
+    seen: list[Any] = []
+    made = train_on(stepping(alone=alone, **options), (30, 10))
+    made.round, made.first = 6, 2
+    current, parts = made.current(), made._parts
+    current.last, current.ends_step = "last", stepped  # type: ignore[misc, assignment]
+
+    @contextlib.contextmanager
+    def exchanging() -> Any:
+        seen.append("exchanging")
+        yield
+
+    def count(samples: Any, weights: Any, told: bool | None) -> bool:
+        seen.append(("counted", samples, weights, told))
+        return stepped
+
+    def step(last: Any) -> bool:
+        seen.append(("stepped", last))
+        return not alone or meets
+
+    sampler: Any = made.sampler
+    sampler.finish = lambda stepped: seen.append(("finish", stepped))
+    sampler.commit, sampler.commit_near = (lambda: seen.append("commit")), (lambda: seen.append("near"))
+    parts.local.count = lambda weights: None  # type: ignore[method-assign]
+    parts.local.will_exchange, parts.local.will_meet = (lambda _: exchanges), (lambda _: meets)  # type: ignore[method-assign]
+    parts.local.step, parts.meter.exchanging, parts.meter.count = step, exchanging, count  # type: ignore[method-assign, assignment]
+    parts.meter.end = lambda *which, **how: seen.append((which, how))  # type: ignore[method-assign]
+    made._decide = lambda: seen.append("decide")  # type: ignore[method-assign]
+    made.finish(None)
+    assert seen[0][1:3] == ((30, 10), (30.0, 10.0))
+    assert seen[1] == ("finish", stepped)
+    assert (made.round, made._last_weights) == (7, (30.0, 10.0))
+    return seen[2:], made
+
+
+@pytest.mark.parametrize(
+    ("stepped", "alone", "exchanges", "meets", "before", "exchanged", "near", "after"),
+    [
+        (False, False, True, True, [], False, False, []),
+        (True, False, False, False, [("stepped", "last")], True, False, ["commit", "decide"]),
+        (False, True, True, True, [], False, False, []),
+        (True, True, False, False, [("stepped", "last")], False, False, []),
+        (True, True, True, False, ["exchanging", ("stepped", "last")], False, True, ["near"]),
+        (True, True, True, True, ["exchanging", ("stepped", "last")], True, False, ["commit", "decide"]),
+    ],
+)
+def test_what_a_round_ends_in(
+    stepped: bool, alone: bool, exchanges: bool, meets: bool, before: list[Any], exchanged: bool, near: bool,
+    after: list[Any],
+) -> None:  # fmt: skip
+    """All ranks meet behind every step, or, where they step alone, when it is time: all, or near ones."""
+    seen, _ = finished(stepped, alone, exchanges, meets)
+    how = {"exchanged": exchanged, "local": alone, "near": near, "ends_step": stepped}
+    assert seen == [*before, ((4, 10), how), *after]
+
+
+def test_what_was_begun_is_settled_with_equal_replicas() -> None:
+    done: list[Any] = []
+    made = train_on(stepping(), (1, 1))
+    made._parts.local.meet = lambda: done.append("meet")  # type: ignore[method-assign, assignment, return-value]
+    made.sampler.commit = lambda: done.append("commit")  # type: ignore[union-attr, method-assign]
+    made._parts.meter.begin = lambda *place: done.append(place)  # type: ignore[method-assign]
+    made._parts.agreement.change = lambda *_, **told: done.append(told)  # type: ignore[method-assign, assignment, return-value]
+    made.settle()
+    assert done == []
+    made.go_on_from(5)
+    made.settle()
+    assert (made.round, done) == (5, [])
+    made._begun_at = 5
+    made.settle()
+    assert done == ["meet", "commit", {"later": False}, (1, 2)]
+    assert made._begun_at is None
 
 
 def test_a_size_that_is_asked_for_waits_for_nothing() -> None:

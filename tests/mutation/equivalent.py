@@ -74,6 +74,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "what is decided of the made-up queue is thrown away: it has kernels compiled"
         ),
     },
+    "live/stepping.py": {
+        'if self._parts.options.loss_reduction == "sum": -> if self._parts.options.loss_reduction >= "sum":': (
+            "there are `mean` and `sum` alone"
+        ),
+    },
     "live/train/deal.py": {
         "if rest.left > 0 and part.id != piece.id: -> if rest.left > 0 and part.id is not piece.id:": (
             "a part is the piece itself, or has an id of its own"
@@ -151,7 +156,15 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "for variant, one in zip(variants, asked, strict=True) -> "
         "for variant, one in zip(variants, asked, strict=False)": _EACH,
     },
+    "study/runs/sweep_spec.py": {
+        'model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True) -> '
+        'model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=False)': (
+            "only when a model is built"
+        ),
+    },
     "study/runs/watch.py": {
+        'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[0] or 0 -> '
+        'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[ -1] or 0': "a row of one column",
         'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[0] or 0 -> '
         'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[0] or 1': "one job is told as none is",
     },

@@ -17,6 +17,7 @@ from equipoise.live.queue.machines import FOREIGN, FREE_NEXT, Machines
 from equipoise.live.queue.manager import Change, Phase, QueuedJob, QueueNode, Snapshot, Verb
 from equipoise.live.queue.options import QueueOptions, read_estimates
 from equipoise.live.queue.rows import JobRows
+from equipoise.policies.contract import Allocation
 from equipoise.policies.observation import DONE, RUNNING, WAITING
 
 NAN = math.nan
@@ -361,6 +362,74 @@ def test_half_of_a_lease_is_left_when_it_is_renewed() -> None:
     assert (queue._until_s[2], queue._until_s[3]) == (130.0, 220.0)
     queue._remember(Change(Verb.RELEASE, 2))
     assert (queue.record.touched[2]["lease"], 2 in queue._until_s) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "touched", "waits"),
+    [
+        ({"eligible_s": 100.0}, {}, True),
+        ({"eligible_s": 100.5}, {}, False),
+        ({"eligible_s": 100.5}, {"lease": True}, True),
+        ({"limited": True}, {}, False),
+        ({"limited": True}, {"lease": True}, True),
+        ({"held": True, "reason": "JobHeldUser", "eligible_s": NAN}, {}, True),
+        ({"held": True, "reason": "JobHeldUser", "eligible_s": 50.0}, {}, False),  # it was free once
+        ({"held": True, "reason": "JobHeldAdmin", "eligible_s": NAN}, {}, False),
+        ({"held": True, "eligible_s": 50.0}, {"lease": True}, False),
+    ],
+)
+def test_which_jobs_wait_for_a_policy(changes: dict[str, Any], touched: dict[str, Any], waits: bool) -> None:
+    queue, _ = made(held=True)
+    queue.snapshot = Snapshot(100.0, (), ())
+    if touched:
+        queue.record.touched[1] = {"nice": 0, **touched}
+    assert queue._waits(job(1, **changes)) == waits
+    queue.by_hand.add(1)
+    free = not changes.get("held") and not changes.get("limited") and changes.get("eligible_s", 10.0) <= 100.0
+    assert queue._waits(job(1, **changes)) == free  # only what anybody's job may
+
+
+def test_a_window_is_the_time_between_two_observations_and_ended_jobs_are_forgotten() -> None:
+    queue, _ = made()
+    windows = []
+    for now_s, jobs in ((100.0, (job(1), job(2))), (130.0, (job(1),)), (137.0, (job(1),))):
+        queue.snapshot = Snapshot(now_s, jobs, (node("a", 2, 0),))
+        queue.rows.see(jobs, lambda _: True, now_s)
+        windows.append(queue.observe().window_s)
+        for held in (queue._expected, queue._until_s, queue.record.touched):
+            held.setdefault(2, 0)  # type: ignore[attr-defined]
+            held.setdefault(1, 0)  # type: ignore[attr-defined]
+        queue.forget_ended()
+        assert (
+            {*queue._expected} == {*queue._until_s} == {*queue.record.touched} == {each.id for each in jobs}
+        )
+    assert windows == [0.0, 30.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("requeue", "said", "stopped"),
+    [
+        (False, ["requeuing was not allowed", "requeuing was not allowed"], []),
+        (True, ["it was submitted with --no-requeue"], [5]),
+    ],
+)
+def test_what_a_plan_starts_and_stops(requeue: bool, said: list[str], stopped: list[int]) -> None:
+    queue, _ = made(requeue=requeue)
+    jobs = (job(1), job(2), running(3, 5.0), running(4, 5.0, requeues=False), running(5, 5.0))
+    queue.rows.see(jobs, lambda _: True, 100.0)
+    queue._until_s = {1: 150.0, 3: 150.0}
+    row = queue.rows.row
+    refused: list[Any] = []
+    plan: Any = SimpleNamespace(
+        allocation=Allocation.of([(row[1], [0, 1]), (row[2], [2]), (row[3], [3]), (row[4], []), (row[5], [])])
+    )
+    changes = queue._stops_and_starts(plan, refused)
+    assert [(change.verb, change.job) for change in changes] == [
+        (Verb.RELEASE, 1), *((Verb.REQUEUE, number) for number in stopped)
+    ]  # fmt: skip
+    assert refused[0].why == "job 3: a running job of made up keeps its GPUs"
+    assert [each.why for each in refused[1:]] == [f"job {4 + k}: {why}" for k, why in enumerate(said)]
+    assert queue._stops_and_starts(SimpleNamespace(allocation=None), refused) == []  # type: ignore[arg-type]
 
 
 def test_tables_are_made_anew_for_other_nodes_or_many_ended_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.exit_codes import OK, SOME_FAILED, WRONG_INPUT
+from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.store import Ledger
 from equipoise.study.runs.watch import Standing, standing
 
@@ -93,6 +94,9 @@ def test_looking_once_at_what_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_nothing_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path), "--once"]) == WRONG_INPUT
     assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "sweep.db").write_text("no database " * 100)
+    with pytest.raises(InputError, match=r"sweep\.db: cannot be read: "):
+        standing(tmp_path)
 
 
 def test_a_sweep_says_how_many_runs_it_plans_and_its_page_refreshes(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def test_draws_depend_on_their_seed_alone(kind):
     assert first.points() != spec(parameters=keys, sampling={"kind": kind, "points": 20, "seed": 5}).points()
     assert {p["b"] for p in first.points()} == {"x", "y", "z"}
     assert all(0 <= p["a"] <= 1 for p in first.points())
+    unsaid, none = (
+        spec(parameters=keys, sampling={"kind": kind, "points": 20, **more}) for more in ({}, {"seed": 0})
+    )
+    assert unsaid.points() == none.points()
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))
