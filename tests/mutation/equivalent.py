@@ -10,6 +10,7 @@ _SMALL_INT = "small whole numbers, which Python has once"
 _RAN_ON = (
     "ran_on = was == RUNNING and state == RUNNING and before is not None and job.start_s != before.start_s"
 )
+_ONE_MEMBER = "a member of an enumeration is there once"
 _BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
@@ -73,6 +74,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([ 0, 2, 1, 1]),": (
             "what is decided of the made-up queue is thrown away: it has kernels compiled"
         ),
+    },
+    "live/queue/world.py": {
+        "for job in (jobs[int(k)] for k in table.id[table.state == WAITING]) -> "
+        "for job in (jobs[int(k)] for k in table.id[table.state <= WAITING])": "`WAITING` is the first state, 0",
+        "elif change.verb is Verb.RELEASE: -> elif change.verb == Verb.RELEASE:": _ONE_MEMBER,
+    },
+    "live/queue/slurm.py": {
+        "if text != self._last[0]: -> if text is not self._last[0]:": "the same text is read once more",
     },
     "live/stepping.py": {
         'if self._parts.options.loss_reduction == "sum": -> if self._parts.options.loss_reduction >= "sum":': (
@@ -148,6 +157,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "while found[-1] < self.most: -> while found[-1] != self.most:": "no look has more seeds than the last",
         "return 1.0 - (1.0 - CONFIDENCE) / len(self.looks) -> return 1.0 - (1.0 % CONFIDENCE) / len(self.looks)": (
             "1 less a half or more is what is left of 1"
+        ),
+    },
+    "study/runs/compare.py": {
+        "if len(set(policies)) < len(policies): -> if len(set(policies)) != len(policies):": (
+            "there are never more of them"
         ),
     },
     "study/runs/variants.py": {

@@ -12,13 +12,22 @@ import numpy as np
 import pytest
 
 from equipoise.live.queue import lease, loop, record, world
+from equipoise.live.queue.ahead import _Future
 from equipoise.live.queue.apply import exchange
 from equipoise.live.queue.machines import FOREIGN, FREE_NEXT, Machines
-from equipoise.live.queue.manager import Change, Phase, QueuedJob, QueueNode, Snapshot, Verb
+from equipoise.live.queue.manager import (
+    Change,
+    ManagerError,
+    Phase,
+    QueuedJob,
+    QueueNode,
+    Snapshot,
+    Verb,
+)
 from equipoise.live.queue.options import QueueOptions, read_estimates
 from equipoise.live.queue.rows import JobRows
 from equipoise.policies.contract import Allocation
-from equipoise.policies.observation import DONE, RUNNING, WAITING
+from equipoise.policies.observation import DONE, RUNNING, WAITING, Gpus, Jobs, Nodes, Observation
 
 NAN = math.nan
 
@@ -480,6 +489,84 @@ def test_a_queue_that_does_not_answer_is_asked_ever_more_seldom(monkeypatch: pyt
         most = len(waits_s)
         assert scheduler.run(lambda looks=looks, most=most: len(looks) > most)
         assert np.diff(looks).tolist() == waits_s
+
+
+def test_what_was_held_is_let_go_when_a_policy_has_failed_three_times() -> None:
+    scheduler, asked = object.__new__(loop.Scheduler), list[Any]()
+    scheduler.world = SimpleNamespace(renewals=lambda failing: failing, carry_out=asked.append)  # type: ignore[assignment]
+    for failures in (0, 2, 3, 4):
+        scheduler.decider = SimpleNamespace(failures=failures)  # type: ignore[assignment]
+        scheduler._renew()
+    assert asked == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("lost", "given", "waited"), [(0, True, 0), (2, True, 2), (3, False, 3)])
+def test_giving_back_is_tried_three_times(
+    lost: int, given: bool, waited: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, told, answers = (
+        list[float](),
+        list[str](),
+        [manager_down] * lost + [lambda: Snapshot(0.0, (), ())] * 3,
+    )
+    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=waits.append))
+    scheduler = object.__new__(loop.Scheduler)
+    scheduler.options = QueueOptions(mode="act")
+    scheduler.manager = SimpleNamespace(  # type: ignore[assignment]
+        snapshot=lambda: answers.pop(0)(), carry_out=lambda changes: ""
+    )
+    scheduler.record = SimpleNamespace(  # type: ignore[assignment]
+        touched={}, event=lambda event, **_: told.append(event), actions=lambda changes, event: None
+    )
+    scheduler.world = SimpleNamespace(forget_touched=lambda: told.append("forgotten"))  # type: ignore[assignment]
+    assert scheduler.give_back("why") == given
+    assert waits == [1.0] * waited
+    assert told == ["lost"] * lost + (["given back", "forgotten"] if given else [])
+    scheduler.options = QueueOptions(mode="advise")
+    assert scheduler.give_back("why")  # nothing was changed
+    assert len(told) == lost + 2 * given
+
+
+def manager_down() -> Snapshot:
+    raise ManagerError("no answer")
+
+
+def test_time_goes_on_to_the_end_of_the_job_that_ends_first() -> None:
+    """Two jobs run for 10 and 25 s more, two wait, and the GPUs of one that is over come free before anything."""
+    jobs = Jobs.of(
+        id=np.arange(4), state=np.array([RUNNING, RUNNING, WAITING, WAITING]), gpus_requested=np.ones(4),
+        gpus_held=np.array([1, 2, 0, 0]), service_s=np.array([10.0, 25.0, 5.0, 5.0]), attained_gpu_s=np.zeros(4),
+    )  # fmt: skip
+    gpus = Gpus.of(node=np.array([0, 0, 0, 1]), job=np.array([0, 1, 1, FREE_NEXT]), share_free=np.zeros(4))
+    nodes = Nodes.of(gpus=[3, 1], first_gpu=[0, 3], gpus_free=[0, 0], up=[True, False])
+    future = _Future(Observation.of(100.0, nodes=nodes, gpus=gpus, jobs=jobs), None)
+
+    def now() -> tuple[Any, ...]:
+        seen = future.seen
+        return (seen.time_s, seen.gpus.job.tolist(), seen.gpus.share_free.tolist(), future.free.tolist(),
+                future.state.tolist(), future.left_s.tolist(), seen.jobs.attained_gpu_s.tolist(),
+                seen.running.tolist(), seen.waiting.tolist())  # fmt: skip
+
+    states = [RUNNING, RUNNING, WAITING, WAITING]
+    assert future._end_first()
+    soon_s = math.nextafter(100.0, 200.0)
+    left = [10.0, 25.0, 5.0, 5.0]
+    # The node of what comes free is down: nothing of it can be had.
+    assert now() == (soon_s, [0, 1, 1, -1], [0.0] * 4, [0, 0], states, left, [0.0] * 4, [0, 1], [2, 3])
+    assert future._end_first()
+    states[0], left = DONE, [0.0, 15.0, 5.0, 5.0]
+    assert now() == (
+        soon_s + 10.0, [-1, 1, 1, -1], [1.0, 0.0, 0.0, 0.0], [1, 0],
+        states, left, [10.0, 20.0, 0.0, 0.0], [1], [2, 3],
+    )  # fmt: skip
+    future.left_s[1] = math.nan
+    assert future._end_first()
+    states[1], left[1] = DONE, 0.0
+    assert now() == (
+        soon_s + 10.0 + 3600.0, [-1] * 4, [1.0, 1.0, 1.0, 0.0], [3, 0],
+        states, left, [10.0, 7220.0, 0.0, 0.0], [], [2, 3],
+    )  # fmt: skip
+    assert not future._end_first()
 
 
 def test_the_queue_that_is_made_up_could_be_one() -> None:

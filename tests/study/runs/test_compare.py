@@ -344,6 +344,7 @@ def result(policy="fifo", seed=0, notes=(), gpus=20.0, busy=0.1, waited_s=0.0, j
         ({"gpus": None}, None),
         ({"waited_s": 1e-9}, None),
         ({"jobs": 1.0}, None),
+        ({"jobs": 0.0}, None),
     ],
 )
 def test_gpus_that_would_do_are_told_where_no_job_waits(changes, told):
@@ -384,6 +385,9 @@ def test_what_was_written_is_read_and_what_is_damaged_is_not(comparison):
     assert json.loads(again.as_json())["rows"] == content["rows"]
     assert (again.seeds, again.random, again.bound) == (comparison.seeds, True, comparison.bound)
     assert not Comparison.read(content | {"random": False}).random
+    for policies in (["fifo"], ["fifo", "sjf", "zzz"]):
+        with pytest.raises(ValueError, match="its policies are not those of its runs"):
+            Comparison.read(content | {"policies": policies})
     one, *others = content["runs"]
     for runs in (
         others[2:],

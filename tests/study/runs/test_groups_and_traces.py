@@ -63,6 +63,7 @@ def test_traces_are_paired_with_each_other(traces):
             <= 2 * paired_p(mean[policy], mean["fifo"])
         )
     assert "3 traces, mean" in whole.as_table()
+    assert whole.random
 
 
 def test_groups_sum_to_all_and_are_the_same_from_memory_and_disk(traces):

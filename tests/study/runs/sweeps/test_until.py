@@ -277,6 +277,9 @@ def test_compare_adds_seeds_and_makes_no_run_twice():
     assert written["confidence"] == 0.95
     assert written["until"]["level"] == until.level
     assert "makespan within ±" in result.as_table()
+    alone = compare(case, ["fifo"], 3, until=read_until("ci:50%:makespan_s", 3), runner=Drawn(0.01))
+    assert alone.precision.met
+    assert len(alone.seeds) == 3
     # All policies share their noise here, so their ratio is exact at once.
     by_ratio = compare(
         case, ["fifo", "sjf"], 3, until=read_until("ci:1%:makespan_s:ratio", 3), runner=Drawn()
