@@ -110,7 +110,7 @@ def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> N
     names = [column[0] for column in cursor.description or []]
     if len(names) > COLUMNS_MOST:
         raise ExportError(f"{len(names)} columns; a sheet holds {COLUMNS_MOST}")
-    book = xlsxwriter.Workbook(str(draft), {"constant_memory": True, "nan_inf_to_errors": False})
+    book = xlsxwriter.Workbook(str(draft), {"constant_memory": True})
     book.set_properties({"created": _MADE})
     sheet = book.add_worksheet("results")
     bold = book.add_format({"bold": True})

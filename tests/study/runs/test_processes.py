@@ -91,6 +91,59 @@ def test_three_processes_that_die_before_they_begin_are_the_last(monkeypatch: py
         made(monkeypatch, "birth", "birth", "birth", None)
 
 
+def test_what_a_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is ready, then a row for each order; and when its pipe has closed it is gone."""
+    worker = object.__new__(processes._Worker)
+    worker.pipe, theirs = Pipe()
+    worker.ready, worker.orders = False, deque([Order(str(k), k, 0, "a", k, "{}", {}) for k in range(2)])
+    assert list(worker.rows()) == []
+    assert not worker.ready
+    theirs.send("ready")
+    assert list(worker.rows()) == []
+    assert (worker.ready, len(worker.orders)) == (True, 2)
+    theirs.send({"id": "0"})
+    theirs.send({"id": "1"})
+    assert list(worker.rows()) == [{"id": "0"}, {"id": "1"}]
+    assert len(worker.orders) == 0
+    theirs.close()
+    with pytest.raises(EOFError):
+        list(worker.rows())
+    worker.give(Order("2", 2, 0, "a", 2, "{}", {}))  # that it is gone is found out when it is read
+    assert len(worker.orders) == 1
+
+
+@pytest.mark.parametrize("error", [EOFError, BrokenPipeError, ConnectionResetError])
+def test_a_process_whose_pipe_breaks_ends(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, sent = list[str](), list[object]()
+    monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(processes.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(processes, "perform", lambda order, shared: made.append(order) or f"row {order}")
+    orders = ["a", "b"]
+
+    def receive() -> str:
+        if not orders:
+            raise error
+        return orders.pop(0)
+
+    processes._serve(SimpleNamespace(send=sent.append, recv=receive), None)  # type: ignore[arg-type]
+    assert (made, sent) == (["a", "b"], ["ready", "row a", "row b"])
+
+
+@pytest.mark.parametrize(
+    ("error", "why"), [(EOFError(), "the process that forks them has ended"), (OSError("full"), "full")]
+)
+def test_processes_that_cannot_be_started(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> None:
+        raise error
+
+    made = SimpleNamespace(Pipe=Pipe, Process=lambda **_: SimpleNamespace(start=start))
+    monkeypatch.setattr(processes, "_CONTEXT", made)
+    with pytest.raises(EngineError, match=f"processes cannot be started: {why}"):
+        processes._Worker(None)  # type: ignore[arg-type]
+
+
 def test_a_process_is_given_one_order_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_Worker", Fate)
     monkeypatch.setattr(Fate, "fates", iter([None]), raising=False)

@@ -55,6 +55,8 @@ def test_what_is_kept_can_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch
             ["policy", "makespan_s"],
             [("fifo", 10.0)],
         )
+        for table in ("jobs", "segments"):
+            assert ask(place, f"SELECT DISTINCT id FROM {table}")[1] == [("it's a run",)]
         assert ask(place, "WITH a AS (FROM segments) SELECT count(*) > 0 FROM a")[1] == [(True,)]
 
 

@@ -93,6 +93,18 @@ def test_workers_are_counted_again_after_every_64_runs(monkeypatch: pytest.Monke
     assert cluster.asked == 3  # before the first, the 65th and the 129th has been taken
 
 
+def test_fewer_are_handed_out_when_a_worker_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shrinking(Cluster):
+        def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+            found = super().scheduler_info(n_workers)
+            self.workers, self.most = 1, 0
+            return found
+
+    cluster = Shrinking(2)
+    assert len(made(cluster, 100, monkeypatch)) == 100
+    assert cluster.most == 4  # since the second time that they were counted
+
+
 KILLED = KilledWorker("r1", None, 1)
 
 

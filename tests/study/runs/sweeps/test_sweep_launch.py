@@ -57,6 +57,21 @@ def test_a_slurm_array_makes_the_whole_sweep(tmp_path, on_path, capsys):
     assert results(out) == results(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("a/My sweep_1.yaml", "sweep-my-sweep-1"), ("x.yaml", "sweep-x"), ("plain", "sweep-plain"),
+        (f"{'a' * 57}b.yaml", f"sweep-{'a' * 57}"), (f"{'a' * 56}-b.yaml", f"sweep-{'a' * 56}"),
+        (f"{'a' * 55}-b.yaml", f"sweep-{'a' * 55}-b"),
+    ],
+)  # fmt: skip
+def test_names_of_at_most_63_characters(file, name):
+    launch = Launch(file, "out", 3)
+    assert yaml.safe_load(kubernetes(launch))["metadata"]["name"] == name
+    assert launch.command("$K").endswith('--quiet --jobs 1 --shard "$K/3"')
+    assert "#SBATCH --cpus-per-task=1\n" in slurm(launch)
+
+
 def test_a_kubernetes_job_asks_for_every_shard_once(tmp_path):
     launch = Launch(
         "my sweeps/Big_Sweep.v2.yaml", "out", 3, 4, ("--until", "ci:2%"), "registry/image:1", "disk"

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.policies.contract import Plan
+from equipoise.policies.observation import Gpus, Jobs, Observation
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.study.runs import warm
@@ -79,6 +82,35 @@ def test_one_process_compiles_the_network(names, processes):
 )  # fmt: skip
 def test_the_longest_goes_to_who_has_least_to_do(portions, groups, shared):
     assert warm._share_out(portions, groups) == shared
+
+
+def test_the_small_case_has_what_a_portion_needs_and_no_more():
+    for alone in (True, False):
+        for moves in (True, False):
+            for noise in (True, False):
+                made = warm._case(alone=alone, moves=moves, noise=noise)
+                assert [job.count for job in made.workload.jobs] == ([1] if alone else [2, 3])
+                assert (made.workload.models["model"].parameters > 0) == moves
+                data = made.workload.jobs[0].data
+                assert (data.replicas == 4) == (not moves)  # every node has all of it
+                assert made.noise.step_cov == (0.1 if noise else None)
+    assert [stage.name for stage in warm._only("s1").stages] == ["s1", "plainly"]
+    assert [stage.name for stage in warm._only("las").stages] == ["las"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "given"),
+    [((1, 3), [0, 2], [(0, [0])]), ((2, 1), [1, 2], [(0, [1, 2])]), ((3, 1), [0, 2], None), ((), [0], None)],
+)
+def test_jobs_start_plainly(asked, free, given):
+    """The first one where it fits, on the first GPUs that are free; else none."""
+    gpus = Gpus.of(node=np.zeros(3), share_free=np.isin(np.arange(3), free).astype(float))
+    jobs = Jobs.of(id=np.arange(len(asked)), gpus_requested=np.array(asked, dtype=np.int64))
+    plan, _ = warm._Plainly().refine(Observation.of(0.0, gpus=gpus, jobs=jobs), Plan(), {})
+    found = None if plan.allocation is None else [
+        (int(row), plan.allocation.gpus_of(k).tolist()) for k, row in enumerate(plan.allocation.job)
+    ]  # fmt: skip
+    assert found == given
 
 
 def test_garbage_collection_comes_back():
