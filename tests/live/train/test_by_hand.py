@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.train import apart, shares, timing  # noqa: E402
+from equipoise.live.train import apart, rounds, shares, timing  # noqa: E402
 from equipoise.live.train.apart import Drift, Movement  # noqa: E402
 from equipoise.live.train.gradients import (  # noqa: E402
     NoiseScale,
@@ -22,6 +22,7 @@ from equipoise.live.train.gradients import (  # noqa: E402
     noise_statistics,
 )
 from equipoise.live.train.near import groups_by_host  # noqa: E402
+from equipoise.live.train.rounds import RoundMeter  # noqa: E402
 from equipoise.live.train.shares import (  # noqa: E402
     DutyCycle,
     GreenContexts,
@@ -106,6 +107,90 @@ def test_marks_of_a_device_are_in_milliseconds() -> None:
     assert [one["end"].waited for one in rounds] == [False, True]
     assert timer._seconds([]) == []
     assert all(isinstance(make_timer(torch.device(name)), HostTimer) for name in ("cpu", "meta"))
+
+
+def meter(accumulation: int = 1, every: int = 1) -> tuple[Any, list[Any]]:
+    """A meter without a model, whose rounds all have the same spans and norms; and what it asks of its parts."""
+    made, asked = object.__new__(RoundMeter), list[Any]()
+    made._accumulation, made._every, made.ends_step = accumulation, every, lambda: None
+    made._probe = SimpleNamespace(  # type: ignore[assignment]
+        local_square=4.0, mean_square=9.0, measure=lambda wanted: asked.append(wanted), reset=lambda: None
+    )
+    made._timer = SimpleNamespace(  # type: ignore[assignment]
+        end_round=lambda: None, begin_round=lambda: None, mark=lambda name: asked.append(name),
+        spans=lambda: [(0.1, 0.2, 0.3, 0.4)] * made.rounds_taken,
+    )  # fmt: skip
+    made._share = SimpleNamespace(begin=lambda: None)  # type: ignore[assignment]
+    made._wrapper = SimpleNamespace(part=lambda rank, ranks: (rank, ranks))  # type: ignore[assignment]
+    made.clear()
+    return made, asked
+
+
+def test_samples_of_a_step_are_summed_over_its_rounds() -> None:
+    made, _ = meter(accumulation=2)
+    for samples, stepped, window in (
+        ((3, 5), False, (3, 5)), ((1, 2), True, (4, 7)), ((6, 0), False, (6, 0)), ((2, 3), True, (8, 3))
+    ):  # fmt: skip
+        assert made.count(samples, [10.0 * n for n in samples]) == stepped
+        made.end(7, samples[0], exchanged=stepped, local=False)
+        info = made._infos[-1]
+        assert (info.window, info.weights) == (window, tuple(10.0 * n for n in window))
+        assert (info.number, info.samples, info.exchanged, info.near, info.ends_step) == (
+            7,
+            samples[0],
+            stepped,
+            False,
+            True,
+        )
+        assert made.in_window == (not stepped)
+    assert (made._steps, made.rounds) == (2, 4)
+    assert made.count((1, 1), (1.0, 1.0), stepped=True)
+    made.end(8, 1, exchanged=True, local=True)
+    assert (made._steps, made.in_window) == (3, 0)
+
+
+def test_a_round_as_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for in the middle of computing is of the tail; the first round of a group tells nothing."""
+    made, _ = meter()
+    clock = SimpleNamespace(now_s=5.0)
+    monkeypatch.setattr(rounds.time, "perf_counter", lambda: clock.now_s)
+    for number in range(2):
+        made.begin(0, 2)
+        for _ in range(2):
+            with made.waiting():
+                clock.now_s += 0.0625
+        made.count((3, 5), (3.0, 5.0))
+        made.end(number, 3, exchanged=True, local=False)
+    made.rounds_taken = 2
+    rows, infos = made.take()
+    assert [info.paused for info in infos] == [True, False]
+    assert same(rows[0].tolist(), [3.0, NAN, NAN, NAN, NAN, 4.0, 9.0])
+    assert same(rows[1].tolist(), [3.0, 0.1, 0.2 - 0.125, 0.3 + 0.125, 0.4, 4.0, 9.0])
+    made.rounds_taken = 0
+    rows, infos = made.take()
+    assert (rows.shape, infos, made.rounds) == ((0, 7), [], 0)
+
+
+def test_norms_are_measured_in_the_last_round_of_every_so_manieth_step() -> None:
+    made, asked = meter(accumulation=2, every=3)
+    training = SimpleNamespace(training=True)
+    measured = []
+    for number in range(12):
+        made.begin(0, 1)
+        asked.clear()
+        made._before_forward(training, ())
+        made._before_forward(training, ())  # a second forward in a round is no other round
+        assert (asked[1:], made.in_round) == (["forward"], True)
+        measured.append(asked[0])
+        made.count((1,), (1.0,))
+        made.end(number, 1, exchanged=True, local=False)
+    assert [k for k, wanted in enumerate(measured) if wanted] == [1, 7]
+    made.begin(0, 1)
+    made._before_forward(SimpleNamespace(training=False), ())
+    assert not made.in_round
+    for told in (True, False):  # where a plan says in how many passes a step is computed
+        made.ends_step = lambda told=told: told
+        assert made._is_last() == told
 
 
 # -- weights and noise -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -147,6 +148,100 @@ def test_every_sample_once_with_prefetching_and_changing_shares(data: st.DataObj
                 for sampler in some:
                     sampler.schedule(change)
         assert sorted(seen) == list(range(samples))
+
+
+def plain(**settings: object) -> ShareSampler:
+    """The first of two ranks; of 24 samples in their order it has the first half, 4 in each of three rounds."""
+    return samplers(2, 24, 8, shards=2, shuffle=False, **settings)[0]
+
+
+def test_what_was_trained_on_since_all_or_near_ones_met() -> None:
+    sampler = plain()
+    assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert sampler.trained_near([0, 1]).tolist() == []
+    assert [each.last for each in sampler._rounds] == [False, False, True]
+    found = []
+    for stepped in (True, False, True):
+        current = sampler.current()
+        assert current is not None
+        assert len(sampler.to_read()) == 3 - current.number
+        sampler.finish(stepped)
+        found.append([sampler.trained_since(k).tolist() for k in (0, 1)])
+        if not stepped:
+            sampler.commit_near()
+    assert sampler.current() is None
+    assert found == [
+        [[0, 1, 2, 3], []], [[0, 1, 2, 3], []], [[*range(12)], [*range(4, 12)]]
+    ]  # fmt: skip
+    near = [*range(4), *range(12, 16), *range(4, 8), *range(16, 20)]  # of both ranks, in the first two rounds
+    assert sampler.trained_near([0, 1]).tolist() == near
+    for boundary, left in ((0, 24), (1, 16), (2, 8), (3, 0)):
+        rest = sampler.rest_at(boundary)
+        assert rest is not None
+        assert (rest[0], rest[1].left) == (0, left)
+    sampler.commit()
+    assert (sampler.boundary, sampler.near_boundary, len(sampler._rounds)) == (3, 3, 0)
+    assert sampler.trained_since(0).tolist() == []
+    assert plain().rest_at(0) is None
+
+
+def test_rounds_that_are_not_safe_are_kept_and_an_epoch_that_is_broken_off_is_forgotten() -> None:
+    sampler = plain()
+    list(sampler)
+    for _ in range(2):
+        sampler.finish(stepped=True)
+    sampler.commit()
+    assert [each.number for each in sampler._rounds] == [2]
+    assert next(iter(sampler)) == [0, 1, 2, 3]
+    current = sampler.current()
+    assert current is not None
+    assert (current.number, current.epoch, current.indices.tolist()) == (2, 1, [0, 1, 2, 3])
+    sampler.set_epoch(8)
+    next(iter(sampler))
+    assert sampler.epoch == 8
+    sampler = plain()
+    list(sampler)
+    with pytest.warns(UserWarning, match="a whole epoch was read without runtime"):
+        next(iter(sampler))
+    with warnings.catch_warnings(action="error"):
+        sampler = plain()
+        list(sampler)
+        sampler.finish(stepped=True)
+        next(iter(sampler))
+
+
+@pytest.mark.parametrize(
+    ("left", "resumes", "dropped"),
+    [(9, True, True), (8, True, True), (7, True, False), (1, True, False), (0, False, False)],
+)
+def test_the_rest_of_an_epoch_is_gone_on_with(left: int, resumes: bool, dropped: bool) -> None:
+    """Where less than a global batch of 8 is left, nothing of it where such rounds are left out."""
+    for drop_last, goes_on in ((False, resumes), (True, dropped)):
+        sampler = plain(drop_last=drop_last)
+        next(iter(sampler))
+        rest = Deal.whole(np.arange(24 - left, 24), 1, np.array([0]), 2, first_id=40) if left else None
+        sampler.resume(3, rest, 0)
+        assert (sampler.current(), sampler.to_read(), sampler.resumes) == (None, [], goes_on)
+        assert sampler.whole_deal(4).queues()[0][0].id == (41 if left else 2)
+        if not goes_on:
+            continue
+        assert sampler.state()["deal"]["order"] is not None  # it is not what its epoch's number says
+        assert next(iter(sampler))[0] == 24 - left
+        assert (sampler.epoch, sampler.drawn) == (3, 1)
+    assert plain().state()["deal"] is None
+    sampler = plain()
+    next(iter(sampler))
+    assert sampler.state()["deal"]["order"] is None
+
+
+def test_what_is_planned_is_what_was_scheduled_last() -> None:
+    sampler = plain()
+    assert sampler.planned_shares().tolist() == [4, 4]
+    sampler.schedule(Change(1, (5, 3), global_batch=8, learning_rate=1.5, accumulation=2))
+    sampler.schedule(Change(2, (9, 7), global_batch=16, learning_rate=2.0, accumulation=3))
+    sampler.schedule(Change(3, order=(1,)))
+    assert sampler.planned_shares().tolist() == [9, 7]
+    assert (sampler.planned_batch(), sampler.planned_rate(), sampler.planned_accumulation()) == (16, 2.0, 3)
 
 
 def test_a_change_holds_from_its_round_on() -> None:

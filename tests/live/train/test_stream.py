@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from equipoise.live.train.change import Change  # noqa: E402
-from equipoise.live.train.stream import ENDLESS, Reader, StreamLoader, StreamSampler, length_of  # noqa: E402
+from equipoise.live.train.stream import ENDLESS, Reader, StreamDeal, StreamLoader, StreamSampler, length_of  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 BATCH = 8
@@ -112,6 +112,23 @@ def test_what_a_rank_made_local_steps_on_is_not_dealt_again() -> None:
     rest = deal.without(np.array([9, 10, 12]), 1)
     sampler.resume(0, sampler.deal_of(rest.to_data(), 0), 1)
     assert next(iter(made)) == [8, 11, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.mark.parametrize(
+    ("there", "said", "at", "gone", "left"),
+    [
+        (100, 50, 10, (12,), 39),
+        (100, 50, 10, (), 40),
+        (100, 15, 10, (), 8),
+        (15, 50, 10, (12,), 4),
+        (10, 50, 10, (), 0),
+    ],
+)
+def test_what_is_left_of_a_stream(there: int, said: int, at: int, gone: tuple[int, ...], left: int) -> None:
+    """What it says until its end is seen, one batch of eight ahead, and at least that batch; then what there is."""
+    reader = Reader(range(there))
+    reader.rewind(0, at)
+    assert StreamDeal(reader, 2, said, BATCH, at, gone).left == left
 
 
 def test_a_stream_is_not_read_before_it_is_asked_for_nor_further_than_a_round_ahead() -> None:
