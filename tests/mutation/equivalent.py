@@ -21,11 +21,19 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if len(self._shares) < _FIRST or share <= _TOLD: -> "
         "if len(self._shares) is not _FIRST or share <= _TOLD:": "there are never more",
     },
+    "live/decide/leader.py": {
+        'if self.decider is None or self.options.mode == "observe": -> '
+        'if self.decider is None or self.options.mode >= "observe":': "the other modes come before it",
+    },
     "live/decide/slow.py": {
         "if not window.rounds or len(window.samples) < 2: -> "
         "if not window.rounds or len(window.samples) < 1:": "no rank is slower than none, which is NaN",
     },
     "live/decide/window.py": {"idle = samples == 0 -> idle = samples <= 0": _SIZE},
+    "live/decide/world.py": {
+        "shared = {row: len(parts) > 1 or parts[0] < 1.0 for row, parts in held.items()} -> "
+        "shared = {row: len(parts) != 1 or parts[0] < 1.0 for row, parts in held.items()}": "held by one at least",
+    },
     "live/data/cache.py": {
         "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) -> "
         "fcntl.flock(descriptor, fcntl.LOCK_EX ^ fcntl.LOCK_NB)": _BITS,
@@ -98,6 +106,14 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         'and dense.is_contiguous(): -> if dense.device.type >= "cpu" and '
         "dense.dtype in (torch.float32, torch.float64) and dense.is_contiguous():": "the same sum, only slower",
     },
+    "live/train/sampler.py": {
+        "if drawn.number == self.trained: -> if drawn.number >= self.trained:": "no later one without it",
+        "self._is_whole = True  # the running epoch's order is the one that its number says -> "
+        "self._is_whole = False  # the running epoch's order is the one that its number says": (
+            "an epoch that begins says it"
+        ),
+    },
+    "live/train/shares.py": {"if idle_s > 0: -> if idle_s > -1:": "to sleep for no time is none"},
     "live/train/stream.py": {
         "super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 0) -> "
         "super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 1)": "a stream has no pieces",

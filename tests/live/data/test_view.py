@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from equipoise.live.data.at_hand import _in_time
-from equipoise.live.data.cache import NodeCache, NoRoomError
+from equipoise.live.data.cache import NodeCache, NoRoomError, _abandoned
 from equipoise.live.data.index import Shard, read_index
 from equipoise.live.data.plane import DataPlane, packed, unpacked
 from equipoise.live.data.view import DataView
@@ -195,8 +195,10 @@ def test_no_more_goes_than_a_file_needs_room(tmp_path: Path, wanted: int, left: 
     held = cache.commit(pin)
     with pytest.raises(NoRoomError):
         cache.reserve("y", 100)
+    assert not _abandoned(tmp_path / "x")
     held.release()
     held.release()
+    assert _abandoned(tmp_path / "x")
     assert cache.keys() == left | {"x"}
     assert cache.reserve("x", wanted) is None  # it is there
     assert cache.pin("x", wanted + 1) is None  # of another size it is damaged
