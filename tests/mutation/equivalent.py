@@ -22,6 +22,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if len(self._shares) is not _FIRST or share <= _TOLD:": "there are never more",
     },
     "live/decide/leader.py": {
+        "squares = np.where(scale > 0, stored / scale**2, np.nan) -> "
+        "squares = np.where(scale > -1, stored / scale**2, np.nan)": "over 0 it is no finite number, either",
         'if self.decider is None or self.options.mode == "observe": -> '
         'if self.decider is None or self.options.mode >= "observe":': "the other modes come before it",
     },

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from equipoise.live.decide import leader as leader_module
 from equipoise.live.decide.leader import HEADER, Leader, pack, unpack
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.options import Bounds, Options
@@ -117,6 +118,15 @@ def test_what_is_reported_is_what_the_policy_will_see() -> None:
     assert np.isnan(world.telemetry.gradient_norm).all()
     change = made.answer(9.0)
     assert (change, world.telemetry.first_free_round) == (Change(9), 9)
+
+
+def test_a_decision_takes_what_both_its_halves_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter((10.0, 13.0, 20.0, 21.0))
+    monkeypatch.setattr(leader_module, "time", SimpleNamespace(perf_counter=lambda: next(now_s)))
+    made, seen = leader(), list[Any]()
+    made._held_up = SimpleNamespace(news=lambda *took: seen.append(took))  # type: ignore[assignment]
+    report(made, (rows((NAN, NAN), (NAN, NAN)), info())).answer(7.0)
+    assert seen == [(4.0, pytest.approx(0.231))]
 
 
 def test_passes_of_a_step_are_one_round_of_the_window() -> None:

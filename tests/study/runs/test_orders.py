@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,17 @@ def test_what_a_runner_gets_and_what_its_row_says(tmp_path: Path) -> None:
     assert (given["timeline"], given["journal"]) == (True, tmp_path / order_of().id / "journal.jsonl")
 
 
+def test_what_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = SimpleNamespace(
+        perf_counter=iter((100.0, 107.0)).__next__, process_time=iter((50.0, 53.0)).__next__
+    )
+    monkeypatch.setattr("equipoise.study.runs.orders.time", clocks)
+    row = perform(
+        order_of(), Shared(runner=lambda case, **given: quick(case, policy=given["policy"], seed=1))
+    )
+    assert (row["wall_s"], row["cpu_s"]) == (7.0, 3.0)
+
+
 def test_what_goes_wrong_is_told_in_one_line() -> None:
     def runner(*_: object, **__: object) -> Any:
         raise error
@@ -138,6 +150,8 @@ def test_records_of_a_failed_run_are_left_beside_the_finished_one(tmp_path: Path
     assert json.loads((keep / "summary.json").read_text())["identity"] == "fake"
     make_run(CASE, policy, 0, None, keep=keep, unfinished=beside, runner=ends)
     assert {path.name for path in keep.iterdir()} == names | {"summary.json"}
+    make_run(CASE, policy, 0, None, keep=keep, unfinished=tmp_path / "another", runner=ends)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
     beside.mkdir()
     make_run(
         CASE, policy, 0, None, keep=keep, unfinished=keep, runner=ends

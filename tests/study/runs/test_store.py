@@ -265,6 +265,7 @@ def test_merge_prefers_done_and_names_missing_shards(tmp_path):
     with ShardFile(tmp_path / "y", 2, 3) as shard:
         shard.put(row("a"))
         shard.set_about(plan="p")
+    assert (tmp_path / "y" / "shards" / "about.json").read_text() == '{\n  "plan": "p"\n}\n'
     assert merge(tmp_path / "x", [tmp_path / "x", tmp_path / "y"]) == (2, 0, ["shards missing of 3: 3"])
     with Ledger(tmp_path / "x") as ledger:
         assert [(r["id"], r["status"]) for r in ledger.rows()] == [("a", "done"), ("b", "done")]

@@ -130,8 +130,9 @@ def test_a_run_whose_workers_were_killed_is_tried_alone_at_the_end(
 def test_a_cluster_that_cannot_make_runs(
     status: str, why: BaseException | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(EngineError, match=said):
+    with pytest.raises(EngineError, match=said) as caught:
         made(Cluster(ends={0: (status, why, 1)}), 1, monkeypatch)
+    assert caught.value.__cause__ is why
 
 
 def test_a_cluster_of_this_machine_has_a_process_a_worker_and_suspects_one_alone(

@@ -113,6 +113,16 @@ def test_jobs_start_plainly(asked, free, given):
     assert found == given
 
 
+def test_marks_and_processors(monkeypatch):
+    assert warm._mark("s1 with a queue") == warm.cache_dir() / "compiled-s1-with-a-queue"
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {0, 1, 5}}.get)  # of this process
+    assert warm.processors() == 3
+    for count, found in ((7, 7), (None, 1)):
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        assert warm.processors() == found
+
+
 def test_garbage_collection_comes_back():
     import gc
 
