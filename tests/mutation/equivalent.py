@@ -71,6 +71,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "beside them only `waiting` is, and such a job is on no node"
         ),
     },
+    "live/queue/record.py": {
+        "return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB) -> "
+        "return fcntl.flock(file, fcntl.LOCK_EX + fcntl.LOCK_NB)": _BITS,
+    },
     "live/queue/rows.py": {
         f"{_RAN_ON} -> ran_on = was == RUNNING and state is RUNNING and before is not None "
         "and job.start_s != before.start_s": _SMALL_INT,
@@ -210,6 +214,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[0] or 1': "one job is told as none is",
     },
     "study/runs/across.py": {
+        'stars = "*" * ((line.p < 0.05) + (line.p < 0.01)) -> stars = "*" * ((line.p < 0.05) << (line.p < 0.01))': (
+            "what is below the one is below the other"
+        ),
         "wide = [max(map(len, column)) for column in zip(*rows, strict=True)] -> "
         "wide = [max(map(len, column)) for column in zip(*rows, strict=False)]": _EACH,
         "if all(not line.value.mean > 0 for line in mine if line.value is not _NONE): -> "

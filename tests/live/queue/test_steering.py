@@ -355,6 +355,26 @@ def test_what_is_given_back() -> None:
     ]  # fmt: skip
 
 
+def test_a_queue_is_given_back_until_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds after what went wrong, and a tenth of one after what did not."""
+    waits: list[float] = []
+    monkeypatch.setattr(lease, "time", SimpleNamespace(sleep=waits.append, time=lambda: 1e9))
+    changed = Snapshot(0.0, (job(1, nice=5),), ())
+    answers: list[Any] = [manager_down, lambda: changed, lambda: changed, lambda: Snapshot(0.0, (), ())]
+    said = ["it hurts", ""]
+    manager: Any = SimpleNamespace(snapshot=lambda: answers.pop(0)(), carry_out=lambda changes: said.pop(0))
+    (tmp_path / "touched.json").write_text('{"1": {"nice": 0, "lease": false}}')
+    lease._give_back(tmp_path, manager)
+    assert waits == [2.0, 2.0, 0.1]
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [line.get("why", line.get("verb")) for line in lines] == [
+        "no answer",
+        "priority",
+        "it hurts",
+        "priority",
+    ]
+
+
 def test_a_lock_is_waited_for_as_long_as_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=0.0)
 

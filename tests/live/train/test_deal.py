@@ -233,6 +233,16 @@ def test_the_rest_of_an_epoch_is_gone_on_with(left: int, resumes: bool, dropped:
     assert sampler.state()["deal"]["order"] is None
 
 
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "passes", "rounds"),
+    [(24, False, 1, 3), (25, False, 1, 4), (25, True, 1, 3), (25, False, 3, 12)],
+)
+def test_batches_of_an_epoch(samples: int, drop_last: bool, passes: int, rounds: int) -> None:
+    sampler = samplers(2, samples, 8, drop_last=drop_last)[0]
+    sampler.accumulation = passes
+    assert len(sampler) == rounds
+
+
 def test_what_is_planned_is_what_was_scheduled_last() -> None:
     sampler = plain()
     assert sampler.planned_shares().tolist() == [4, 4]

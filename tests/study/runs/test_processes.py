@@ -156,9 +156,9 @@ def test_a_process_is_given_one_order_ahead(monkeypatch: pytest.MonkeyPatch) -> 
 def test_open_files_that_processes_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three are open, and the fourth is that of the list; five are for the process that forks, three for each."""
     monkeypatch.setattr(os, "listdir", lambda _: ["0", "1", "2", "3"])
-    for allowed in (14, 15, resource.RLIM_INFINITY):
+    for allowed in (17, 18, resource.RLIM_INFINITY):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=allowed: (soft, 4096))
-        processes._check_files(2)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (13, 4096))
-    with pytest.raises(EngineError, match="2 processes need 14 open files and 13 are allowed"):
-        processes._check_files(2)
+        processes._check_files(3)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 4096))
+    with pytest.raises(EngineError, match="3 processes need 17 open files and 16 are allowed"):
+        processes._check_files(3)
