@@ -46,6 +46,14 @@ def test_above_0_and_finite(name: str) -> None:
         refused(name, options, **{name: wrong})
 
 
+@pytest.mark.parametrize("name", ["shuffle", "drop_last", "mlflow", "nvml", "plugins", "strict", "weighted"])
+def test_yes_or_no(name: str) -> None:
+    for value in (True, False):
+        assert getattr(options(**{name: value}), name) is value
+    for wrong in (1, 0, "yes", None):
+        refused(name, options, **{name: wrong})
+
+
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [

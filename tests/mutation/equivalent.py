@@ -51,6 +51,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
     },
     "live/options.py": {
+        'if self.weighted and self.loss_reduction == "sum": -> '
+        'if self.weighted and self.loss_reduction >= "sum":': "there are `mean` and `sum` alone",
         'other = f"accumulation of {self.accumulation}" if self.accumulation > 1 else "weighted batches" -> '
         'other = f"accumulation of {self.accumulation}" if self.accumulation != 1 else "weighted batches"': (
             "less than one is refused before"
@@ -175,6 +177,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if self._unborn >= KILLS: -> if self._unborn == KILLS:": "counted one by one, and the third is the last",
     },
     "study/runs/make.py": {
+        "for row in makers.rows(missing) if makers is not None and missing else (): -> "
+        "for row in makers.rows(missing) if makers is not None or missing else ():": "no orders give no rows",
         'done, failed = done + 1, failed + (row["status"] == "failed") -> '
         'done, failed = done + 1, failed + (row["status"] >= "failed")': _STATUS,
         "if jobs > 1 or dask is not None: -> if jobs != 1 or dask is not None:": (
