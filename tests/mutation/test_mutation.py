@@ -222,6 +222,13 @@ def test_a_change_is_told_as_a_line_and_what_it_became() -> None:
     assert (changed, told) == ("a = 2\nb = 2\n", "a = 1 -> a = 2")
 
 
+def test_a_change_that_the_library_cannot_make_changes_nothing() -> None:
+    source = "import a\ntry:\n    pass\nexcept (a.B, ValueError):\n    pass\n"
+    path, operator = "live/train/devices.py", "core/ExceptionReplacer"
+    made = [mutation._try(Mutant(path, operator, k, 4), source, [])["outcome"] for k in range(2)]
+    assert sorted(made) == ["equal", "survived"]
+
+
 def test_the_table_and_the_interval_of_a_share() -> None:
     assert interval(0, 0) == (0.0, 1.0)
     assert interval(88, 100) == pytest.approx((0.8019, 0.9300), abs=1e-4)  # Wilson (1927)
