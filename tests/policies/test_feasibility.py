@@ -27,7 +27,8 @@ def world(
     } | (jobs or {})  # fmt: skip
     of_workers = {
         "job": [0, 0, 1], "index": [0, 1, 0], "gpu": [0, 1, 2], "node": [0, 1, 1], "gpu_share": [1.0, 0.5, 0.25],
-        "samples_per_step": [4, 4, 6], "samples_max": [8, 8, 6], "push_s": [NAN, NAN, 0.1], "push_interval": [1, 1, 2],
+        "samples_per_step": [4, 4, 6], "samples_max": [8, 8, 6], "push_s": [NAN, NAN, 0.1],
+        "push_interval": [1, 1, 2],
     } | (workers or {})  # fmt: skip
     of_nodes = {
         "gpus": [1, 2], "first_gpu": [0, 1], "gpus_free": [0, 0], "storage_free_bytes": [NAN, 10.0],
@@ -75,7 +76,8 @@ SAID: list[tuple[str, list[Any], str | None]] = [
     ("gpu_share", [1.0, 0.5, 0.75001], "GPU 2 is shared out 0.7500 times, 0.7500 is there"),
     ("gpu_share", [0.0, 0.5, 0.25], "worker 0 of job row 0 has share 0.0, allowed is 0 < share <= 1"),
     ("gpu_share", [1.0, 1.5, 0.25], "worker 1 of job row 0 has share 1.5, allowed is 0 < share <= 1"),
-    ("gradient_weight", [0.0, 1.0, 0.5], None), ("gradient_weight", [0.0, 0.0, 1.0], "job row 0 is left without any gradient"),
+    ("gradient_weight", [0.0, 1.0, 0.5], None),
+    ("gradient_weight", [0.0, 0.0, 1.0], "job row 0 is left without any gradient"),
     ("gradient_weight", [1.0, 1.0, 0.0], "job row 1 is left without any gradient"),
     ("gradient_weight", [1.0, -0.5, 1.0], "worker 1 of job row 0 has weight -0.5, allowed is 0 <= weight <= 1"),
     ("global_batch", [4, 6], None), ("global_batch", [16, 6], None),
@@ -85,7 +87,8 @@ SAID: list[tuple[str, list[Any], str | None]] = [
     ("learning_rate", [4.0, 1.0], None), ("learning_rate", [0.5, 1.0], None),
     ("learning_rate", [4.5, 1.0], "job row 0 gets 4.5 times its learning rate, allowed: above 0, at most 4"),
     ("learning_rate", [0.0, 1.0], "job row 0 gets 0 times its learning rate, allowed: above 0, at most 4"),
-    ("learning_rate", [1.0, 2.0], "job row 1 gets 2 times its learning rate, allowed: as it is: it has no batch_max"),
+    ("learning_rate", [1.0, 2.0],
+     "job row 1 gets 2 times its learning rate, allowed: as it is: it has no batch_max"),
     ("fetch_order", [3, 0, 2, 1], None), ("fetch_order", [3], None),
     ("fetch_order", [0, 4], "needs different rows of shards (0..3)"),
     ("fetch_order", [0, -1], "needs different rows of shards (0..3)"),
@@ -110,7 +113,8 @@ def test_a_value_by_row_at_the_border_of_what_is_allowed(
          "job row 0 deals 8, fewer than its reference batch"),
         ({"jobs": {"batch_reference": [8, 6]}}, "samples_per_step", [5, 3, 6], None),
         ({"jobs": {"micro_batch": [0, 1]}}, "accumulation", [8, 0], None),
-        ({"jobs": {"micro_batch": [0, 1]}}, "accumulation", [9, 0], "job row 0 gets 9 passes a step, allowed: 1 to 8"),
+        ({"jobs": {"micro_batch": [0, 1]}}, "accumulation", [9, 0],
+         "job row 0 gets 9 passes a step, allowed: 1 to 8"),
         ({"jobs": {"batch_given": [0, 6]}}, "learning_rate", [32.0, 1.0], None),
         ({"jobs": {"batch_max": [4, 0]}}, "learning_rate", [1.5, 1.0],
          "job row 0 gets 1.5 times its learning rate, allowed: as it is: it has no batch_max"),
@@ -170,7 +174,7 @@ def test_a_plan_is_looked_at_again_later_than_now(revisit_s: float, allowed: boo
 
 
 def cluster(**columns: Any) -> Observation:
-    """GPUs 0 to 5; 1 is half free, 2 has little memory and another model, 3 a service's, 4 on a node that is down."""
+    """GPUs 0 to 5; 1 is half free, 2 has little memory and another model, 3 is a service's, 4 on a dead node."""
     jobs = {
         "id": range(3), "state": [JobState.WAITING, JobState.DONE, JobState.WAITING], "rigid": [True, True, False],
         "gpus_requested": [2, 2, 1], "workers_max": [1, 1, 2], "memory_bytes": [5.0, 0.0, 0.0],
@@ -200,7 +204,8 @@ def cluster(**columns: Any) -> Observation:
         ([(2, [0, 0])], 1.0, "GPU 0 is listed twice for job row 2"),
         ([(2, [0])], 0.0, "share on GPU 0 for job row 2 must be above 0 and at most 1"),
         ([(2, [0])], 1.01, "share on GPU 0 for job row 2 must be above 0 and at most 1"),
-        ([(2, [0, 2])], 1.0, "GPU 2 is of another model than the first of job row 2, whose gang must not mix GPU models"),
+        ([(2, [0, 2])], 1.0,
+         "GPU 2 is of another model than the first of job row 2, whose gang must not mix GPU models"),
         ([(2, [3])], 1.0, "GPU 3 is a service's, which gives it back by itself; job row 2 cannot have it"),
         ([(0, [5])], 1.0, "job row 0 gets 1 GPUs of the 6 there are, allowed: 2, or none: it is rigid"),
         ([(2, [0, 5, 1])], 0.5, "job row 2 gets 3 GPUs of the 6 there are, allowed: 1 to 2, or none"),
@@ -222,18 +227,21 @@ def test_compressed_rows_must_match() -> None:
     ("columns", "said"),
     [
         ({"gpus_requested": [6], "workers_max": [3]}, "1 to 6, or none: it is rigid"),
-        ({"gpus_requested": [6], "gpus_per_worker": [2], "workers_max": [3]}, "2 to 6 in steps of 2, or none: it is rigid"),
+        ({"gpus_requested": [6], "gpus_per_worker": [2], "workers_max": [3]},
+         "2 to 6 in steps of 2, or none: it is rigid"),
         ({"gpus_requested": [2], "gpus_per_worker": [2], "workers_max": [3]}, "2, or none: it is rigid"),
         ({"gpus_requested": [6], "workers_min": [3], "workers_max": [3]}, "6, or none: it is rigid"),
         ({"rigid": [False], "gpus_per_worker": [2], "workers_min": [2], "workers_max": [2]}, "4, or none"),
-        ({"rigid": [False], "gpus_per_worker": [2], "workers_min": [2], "workers_max": [3]}, "4 to 6 in steps of 2, or none"),
+        ({"rigid": [False], "gpus_per_worker": [2], "workers_min": [2], "workers_max": [3]},
+         "4 to 6 in steps of 2, or none"),
         ({"rigid": [False], "workers_min": [2], "workers_max": [3]}, "2 to 3, or none"),
     ],
 )  # fmt: skip
 def test_how_many_gpus_a_job_may_have_in_words(columns: dict[str, Any], said: str) -> None:
     few = {"workers_min": [1], "rigid": [True], "id": [0]} | columns
     o = Observation.of(
-        0.0, jobs=Jobs.of(**few), nodes=Nodes.of(gpus=[9], first_gpu=[0], gpus_free=[9]), gpus=Gpus.of(node=np.zeros(9))
+        0.0, jobs=Jobs.of(**few), nodes=Nodes.of(gpus=[9], first_gpu=[0], gpus_free=[9]),
+        gpus=Gpus.of(node=np.zeros(9)),
     )  # fmt: skip
     gpus = range(1) if said[0] != "1" else range(7)
     found = check(UNCHANGED.with_(allocation=Allocation.of([(0, gpus)])), o)

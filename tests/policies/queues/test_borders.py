@@ -69,7 +69,7 @@ def test_what_is_used_and_left_of_limits() -> None:
     assert [limits.held_amounts(o, row) for row in (0, 1, 2)] == [{0: 1.0, 1: 1.0}, {0: 0.25}, {1: 1.0}]
     assert limits.amounts_of(o, np.array([0, 1, 3]), 0.5) == {0: 1.0, 1: 0.5}
     quota = Quota.now(o)
-    # `own` counts 1 GPU of model 0 and a quarter, a quarter more than it keeps, which counts above; job 0 has 3 cores.
+    # `own` counts 1 GPU of model 0 and a quarter, which is more than it keeps and counts above; job 0 has 3 cores.
     assert (quota.gpus, quota.jobs) == ([0.25, 1.25, 3.0], [2.0, 2.0, 1.0])
     assert [quota.left(k) for k in range(3)] == [3.75, 0.75, 3.0]
     assert [quota.left_jobs(k) for k in range(3)] == [math.inf, 1.0, math.inf]
@@ -425,8 +425,8 @@ def test_each_factor_of_a_priority(numbers: dict[str, float], expected: list[flo
 def test_whom_a_job_may_stop_and_in_which_order() -> None:
     numbers = {"preempt_by": 2.0, "exempt_s": 70.0, "youngest_first": 0.0}
     q = replace(
-        QUEUES, claims=np.zeros((3, 5), dtype=np.int64), tier=np.array([1, 2, 3]), spared=np.zeros(3, dtype=np.bool_),
-        nodes=np.ones((3, 4), dtype=np.bool_), leaf=np.full((3, 1), -1), tres=np.zeros((3, 3)), numbers=numbers,
+        QUEUES, claims=np.zeros((3, 5), dtype=np.int64), tier=np.array([1, 2, 3]),
+        spared=np.zeros(3, dtype=np.bool_), nodes=np.ones((3, 4), dtype=np.bool_), leaf=np.full((3, 1), -1), tres=np.zeros((3, 3)), numbers=numbers,
     )  # fmt: skip
 
     def found(queues: Queues, claim: list[int] | None = None, **columns: Any) -> list[int]:
@@ -441,7 +441,8 @@ def test_whom_a_job_may_stop_and_in_which_order() -> None:
     assert found(q, claim=[0, -1, 1, 2, 1]) == [0, 2]
     assert found(replace(q, numbers=numbers | {"youngest_first": 1.0})) == [2, 1, 0]
     by_qos = replace(
-        q, claims=np.array([[0, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 2, 0]]), numbers=numbers | {"preempt_by": 1.0},
+        q, claims=np.array([[0, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 2, 0]]),
+        numbers=numbers | {"preempt_by": 1.0},
         preempts=np.array([[False] * 3, [False] * 3, [True, True, False]]), qos_priority=np.array([5.0, 1.0, 9.0]),
     )  # fmt: skip
     assert found(by_qos) == [2, 1, 0]
