@@ -426,7 +426,8 @@ def test_whom_a_job_may_stop_and_in_which_order() -> None:
     numbers = {"preempt_by": 2.0, "exempt_s": 70.0, "youngest_first": 0.0}
     q = replace(
         QUEUES, claims=np.zeros((3, 5), dtype=np.int64), tier=np.array([1, 2, 3]),
-        spared=np.zeros(3, dtype=np.bool_), nodes=np.ones((3, 4), dtype=np.bool_), leaf=np.full((3, 1), -1), tres=np.zeros((3, 3)), numbers=numbers,
+        spared=np.zeros(3, dtype=np.bool_), nodes=np.ones((3, 4), dtype=np.bool_),
+        leaf=np.full((3, 1), -1), tres=np.zeros((3, 3)), numbers=numbers,
     )  # fmt: skip
 
     def found(queues: Queues, claim: list[int] | None = None, **columns: Any) -> list[int]:
