@@ -53,8 +53,8 @@ def site(time_s: float = 100.0, **columns: Any) -> Observation:
         time_s, jobs=Jobs.of(**jobs | columns), gpu_models=("a", "h"),
         nodes=Nodes.of(gpus=[4, 2, 2, 1], first_gpu=[0, 4, 6, 8], gpus_free=[1, 1, 2, 0], up=[1, 1, 1, 0]),
         gpus=Gpus.of(
-            node=[0, 0, 0, 0, 1, 1, 2, 2, 3], model=[0, 0, 0, 0, 1, 1, 0, 0, 0], job=[0, 0, -2, -1, 4, -1, -1, -1, -1],
-            share_free=[0.0, 0.0, 0.5, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0],
+            node=[0, 0, 0, 0, 1, 1, 2, 2, 3], model=[0, 0, 0, 0, 1, 1, 0, 0, 0],
+            job=[0, 0, -2, -1, 4, -1, -1, -1, -1], share_free=[0.0, 0.0, 0.5, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0],
             memory_bytes=[4.0, 8.0, 8.0, NAN, 8.0, 8.0, 8.0, 8.0, 8.0],
         ),
         speeds=Speeds.of(
@@ -245,7 +245,7 @@ def test_what_open_jobs_hold_and_who_comes_first() -> None:
 
 def test_the_worth_of_a_configuration() -> None:
     o = site(restart_s=[30.0, 0.0, 0.0, 0.0, 0.0])
-    two = WAYS[:1] + [Option(0, 2, 8, 20.0)]
+    two = [WAYS[0], Option(0, 2, 8, 20.0)]
     # 90 s old: the factor of a move is 90 / (90 + 30).
     assert Sia()._worth(o, 0, (0, 1), two).tolist() == pytest.approx([0.1, 1.1 - 1.5**-0.5])
     assert Sia()._worth(o, 0, None, two).tolist() == pytest.approx([0.1, 1.1 - 2.0**-0.5])
