@@ -30,7 +30,7 @@ from equipoise.policies.allocation.ranking import NodeState, Ranking, node_state
 from equipoise.policies.allocation.schedules import Busy, Option, best_schedule, earliest_s, useful
 from equipoise.policies.allocation.sizes import one_model, sizes_up_to
 from equipoise.policies.allocation.widths import sizes_between
-from equipoise.policies.observation import Jobs, Nodes, Observation, Speeds, Stores
+from equipoise.policies.observation import Jobs, Nodes, Observation, Speeds, Stores, Workers
 from tests.policies.stages.test_s4 import cluster
 
 NAN, INF = math.nan, math.inf
@@ -374,9 +374,49 @@ def test_paces_on_each_model() -> None:
     assert ranking._own_service_s(o, np.ones(2), np.arange(3)).tolist() == pytest.approx(
         [150.0, 375.0, 200.0, 600.0]
     )
+    assert paces(o, np.array([1.0, NAN]), np.array([1])).tolist() == [pytest.approx([1.0, 1.6])]
+    only = Speeds.of(job=[0], gpu_model=[1], gpus=[1], samples_per_s=[40.0], exchange_s=[0.0])
+    assert paces(replace(o, speeds=only), np.ones(2), np.array([0])).tolist() == [[0.0, 1.0]]
     held = cluster([1, 1], [{**jobs[0], "holds": [0]}, *jobs[1:]], models=[0, 1], speeds=speeds)
     assert ranking.held_models(held, np.array([0])).tolist() == [0]
     assert ranking._own_service_s(held, np.ones(2), np.arange(1))[:2].tolist() == [600.0, 600.0]
+
+
+def test_paces_of_workers_are_taken_at_an_even_share() -> None:
+    """Expected: 64 samples in 0.64 s of two GPUs, and in 3.2 s of one. An even share of the first is 32 samples."""
+    jobs = [{**TRAIN, "holds": [0, 1]}, {**TRAIN, "holds": [2]}]
+    speeds = Speeds.of(
+        job=[0, 0, 1, 1], gpu_model=[0, 1, 1, 1], gpus=[2, 2, 1, 2], samples_per_s=[100.0, 50.0, 20.0, 999.0]
+    )
+    o = cluster([2, 1], jobs, models=[0, 1], speeds=speeds)
+    timed = o.workers.as_dict() | {
+        "samples_per_step": [40, 24, 64], "step_s": [1.0, 0.5, 4.0], "fixed_s": [0.1, 0.1, 0.5],
+    }  # fmt: skip
+    o.workers = Workers.of(**timed)
+    expected = [0.64 / (0.9 * 32 / 40 + 0.1), 0.64 / (0.4 * 32 / 24 + 0.1), 0.8]
+    assert ranking._paces(o).tolist() == pytest.approx(expected)
+    o.workers = Workers.of(**timed | {"gpu_share": [1.0, 0.5, 1.0], "step_s": [1.0, 0.5, NAN]})
+    assert np.isnan(ranking._paces(o)).tolist() == [False, True, True]
+    none = replace(o, speeds=Speeds.of(job=[0], gpu_model=[0], gpus=[1], samples_per_s=[1.0]))
+    assert np.isnan(ranking._paces(none)).all()
+
+
+def test_who_is_ranked_and_how_much_each_node_is_worth() -> None:
+    ageing = ranking.Ageing(1.0, 0.5, 60.0, 600.0, 100.0, 1.0, 500.0, 3600.0)
+    elastic = {**TRAIN, "workers_min": 2, "gpus_per_worker": 2, "gpus_requested": 4, "memory_bytes": 5.0}
+    jobs = [
+        {**elastic, "arrival_s": 400.0},
+        {**elastic, "memory_bytes": 3.0, "rigid": True, "arrival_s": 990.0},
+    ]
+    for last, expected in ((4.0, [1]), (6.0, [0, 1])):
+        gpu = {"memory_bytes": [6.0, 6.0, 6.0, last]}
+        o = cluster([2, 2], jobs, gpu=gpu)
+        found = ranking.rank(o, state(o, [1.0, 0.5]), ageing, arrival_order=True, use=False)
+        assert sorted(found.waiting.tolist()) == expected
+        assert found.weight.tolist() == [1.0, 0.5]
+        assert found.priority(np.array([1])).tolist() == [11.0]  # it came 10 s ago
+    dead = seen(o, up=[True, False], gpus_free=[2, 0])
+    assert ranking.rank(dead, state(o), ageing, use=False).weight.tolist() == [1.0, 0.0]
 
 
 def test_the_speed_of_a_node_fades_to_its_models() -> None:

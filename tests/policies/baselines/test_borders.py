@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.baselines import goodput, shockwave
+from equipoise.policies.baselines import gavel, goodput, shockwave
 from equipoise.policies.baselines.gavel import Gavel, _classes, _equal, _first_due
 from equipoise.policies.baselines.goodput import Held, Option, Sia, climb, oldest_first
 from equipoise.policies.baselines.lucid import Lucid
@@ -31,6 +31,7 @@ from equipoise.policies.baselines.rounds import (
 from equipoise.policies.baselines.shares import _cores, _per_core, frequent
 from equipoise.policies.contract import UNCHANGED, Allocation, Memory, Plan
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Speeds, Workers
+from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.registry import make_stage
 from tests.policies.baselines.test_field import elastic, kinds, placed
 
@@ -45,6 +46,7 @@ def site(time_s: float = 100.0, **columns: Any) -> Observation:
     """
     jobs = {
         "id": range(5), "state": [R, R, W, W, R], "rigid": [False, False, True, True, False],
+        "global_batch": [32, 32, 0, 0, 32],
         "gpus_requested": [2, 1, 2, 1, 1], "gpus_held": [2, 1, 0, 0, 1], "workers_max": [2, 1, 2, 1, 1],
         "gpu_share_requested": [1.0, 0.5, 1.0, 0.5, 1.0], "service_s": [50.0, 50.0, 60.0, NAN, 30.0],
         "remaining_samples": [500.0, 1.0, 9.0, 9.0, 0.0], "started_s": [10.0, 10.0, NAN, NAN, 80.0],
@@ -195,10 +197,56 @@ def test_gpus_of_a_round_go_to_who_is_furthest_behind_then_to_the_fastest() -> N
     assert first([2, 1]) == [[5, 0, 2], [3, 1, 1]]
     assert first([3, 1]) == [[5, 0, 2], [3, 1, 1], [7, 0, 1]]
     assert first([3, 2]) == [[5, 0, 2], [3, 1, 1], [7, 1, 1]]
+    assert first([4, 1]) == [[5, 0, 2], [3, 1, 1], [7, 0, 1]]
     assert first([1, 2]) == [[3, 1, 1], [7, 1, 1]]
     assert first([1, 0]) == [[3, 0, 1]]  # none is due there; both are fastest relative to their best
     assert first([3, 1], np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 4.0]])) == [[3, 1, 1]]
     assert first([0, 0]) == []
+
+
+def test_shares_of_gangs_and_what_is_left_over() -> None:
+    """Two jobs of two GPUs take turns on two; who needs a quarter as much still gets what nobody else can use."""
+    one = np.ones((1, 1))
+    part, least = gavel.shares(one, np.array([2.0]), np.array([2.0]), np.ones(1), np.array([2.0]))
+    assert (part.tolist(), least) == ([[pytest.approx(0.5)]], pytest.approx(0.5))
+    speed, count = np.ones((2, 1)), np.ones(2)
+    part, least = gavel.shares(speed, count, np.array([2.0]), np.array([4.0, 1.0]), count)
+    assert (part.ravel().tolist(), least) == (pytest.approx([1.0, 1.0]), pytest.approx(0.25))
+
+
+def test_what_the_objectives_of_gavel_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal part of 1 and 3 GPUs: (4 + 3) / 4 and (1 + 9) / 4; of four jobs one of two GPUs has half of its."""
+    seen: dict[str, Any] = {}
+
+    def keep(name: str, result: Any) -> Any:
+        return lambda *given: seen.update({name: given}) or result
+
+    nothing = np.zeros((4, 2))
+    for name, result in (("_worthiest", nothing), ("_by_class", nothing), ("_fairest", (nothing, 7))):
+        monkeypatch.setattr(gavel, name, keep(name, result))
+    speed = [[4.0, 1.0], [1.0, 3.0], [1.0, 1.0], [1.0, 1.0]]
+    o = kinds(speed, gpus=(1, 3), wanted=[1, 2, 1, 1], priority=[2.0, NAN, 1.0, 0.0], service_s=[900.0] * 4)
+    o.time_s = 600.0
+    solved = {}
+    for parts in ("through put", "max- min", "make span", "finish- time"):
+        objective = "".join(parts.split())  # not the very text that stands in the code
+        solved[objective] = make_stage("gavel", {"objective": objective}).refine(o, UNCHANGED, {})[1][
+            "solved"
+        ]
+    assert solved == {"throughput": 0, "max-min": 1, "makespan": 1, "finish-time": 7}
+    able = [[4.0, 1.0], [0.0, 3.0], [1.0, 1.0], [1.0, 1.0]]  # model 0 has no two GPUs
+    worth = [[8.0, 2.0], [0.0, 1.5], [1.0, 1.0], [1e-9, 1e-9]]
+    assert seen["_worthiest"][0].tolist() == worth
+    assert seen["_by_class"][3].tolist() == [900.0] * 4  # makespan, the last that asked
+    *_, left, age_s, alone_s = seen["_fairest"]
+    assert (seen["_fairest"][0].tolist(), left.tolist(), age_s.tolist()) == (able, [900.0] * 4, [600.0] * 4)
+    equal = np.array([7 / 4, 9 / 4, 1.0, 1.0]) * np.array([1.0, 0.5, 1.0, 1.0])
+    assert alone_s == pytest.approx(600 + 900 / equal)
+    make_stage("gavel").refine(o, UNCHANGED, {})
+    equal = np.array([7 / 4, 9 / 4, 1.0, 1.0])
+    assert seen["_by_class"][3] == pytest.approx(
+        equal * np.array([2.0, 1.0, 1.0, 1e-9]) / np.array([1, 2, 1, 1])
+    )
 
 
 # -- Pollux, Sia, Optimus --------------------------------------------------------------------------------------
@@ -254,6 +302,8 @@ def test_the_worth_of_a_configuration() -> None:
         [0.1, 1e-6]
     )
     assert Sia()._worth(site(10.0, restart_s=[0.0] * 5), 0, (0, 1), two)[1] == pytest.approx(1.1 - 2.0**-0.5)
+    young = Sia()._worth(site(10.5, restart_s=[0.25] * 5), 0, (0, 1), two)[1]
+    assert young == pytest.approx(1.1 - (2 * 2 / 3) ** -0.5)
     sizes = [Option(0, n, 8, 1.0) for n in (2, 3, 4, 6, 8)] + [Option(1, 3, 8, 1.0)]
     assert [(way.model, way.gpus) for way in goodput._powers(sizes)] == [(0, 2), (0, 4), (0, 8), (1, 3)]
 
@@ -271,6 +321,28 @@ def test_goodput_counts_the_exchange(gamma: float, interval: int, expected: floa
     total_s = [math.hypot(s, 0.1) if expected is None else s + expected for s in step_s]
     assert [way.goodput for way in ways] == pytest.approx([32 / s for s in total_s])
     assert [(way.gpus, way.batch) for way in ways] == [(n, 32) for n in (1, 2, 3, 4)]
+
+
+def test_what_pollux_asks_of_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart of 30 s in rounds of 60 s costs half of one, at most nine tenths, and who holds none nothing."""
+    asked: list[Any] = []
+    monkeypatch.setattr(goodput, "_ladder", lambda own, *given: asked.append(given) or [])
+    stage = make_stage("pollux")
+    stage.refine(site(restart_s=[30.0, 0.0, 30.0, 30.0, 99.0]), UNCHANGED, {})
+    # Of 5 and 2 GPUs each of the four open jobs has one; jobs 2 and 3 would go to model 0, where most are left.
+    assert sorted(asked) == [(0, 0, 0.0, 1), (0, 0, 0.0, 1), (0, 2, 0.5, 1), (1, 1, 0.9, 1)]
+
+
+@pytest.mark.parametrize("error", [ValueError("no solution"), TimeoutError("no optimum")])
+def test_where_there_is_no_optimum_all_stays(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(goodput, "best_sizes", fails)
+    plan, memory = Sia(time_limit_s=7.0).refine(site(), UNCHANGED, {})
+    assert plan.reasons[-1].text == f"all stays as it is: {error}"
+    assert plan.reasons[-1].values == ({BY_CLOCK: 7.0} if isinstance(error, TimeoutError) else {})
+    assert (plan.allocation, memory["next_s"]) == (None, 160.0)
 
 
 def test_optimus_and_drf_climb_other_worths() -> None:

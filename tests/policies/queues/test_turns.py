@@ -33,7 +33,10 @@ QUEUES = Queues(
 """Queues a and b of 4 GPUs each in one cohort; jobs of queue a may have 7 in all."""
 
 
-def site(queues: Queues = QUEUES, **columns: Any) -> Observation:
+HOLDER = [0, 0, 0, 1, 1, 1, 2, -1]
+
+
+def site(queues: Queues = QUEUES, holder: list[int] = HOLDER, **columns: Any) -> Observation:
     """Of 8 GPUs job 0 holds 0 to 2, job 1 holds 3 to 5 (both queue a), job 2 holds 6 (queue b).
 
     Jobs 3 (queue b, 4 GPUs), 4 (queue a) and 5 (of no queue) wait.
@@ -47,8 +50,8 @@ def site(queues: Queues = QUEUES, **columns: Any) -> Observation:
     }  # fmt: skip
     return Observation.of(
         100.0, jobs=Jobs.of(**jobs | columns), queues=queues,
-        nodes=Nodes.of(gpus=[8], first_gpu=[0], gpus_free=[1]),
-        gpus=Gpus.of(node=[0] * 8, job=[0, 0, 0, 1, 1, 1, 2, -1], share_free=[0.0] * 7 + [1.0]),
+        nodes=Nodes.of(gpus=[8], first_gpu=[0], gpus_free=[holder.count(-1)]),
+        gpus=Gpus.of(node=[0] * 8, job=holder, share_free=np.where(np.array(holder) < 0, 1.0, 0.0)),
     )  # fmt: skip
 
 
@@ -177,6 +180,90 @@ def test_nobody_is_stopped_for_who_has_no_quota() -> None:
     made, heads = turn()
     assert made._whom_to_stop(heads[5]) == []
     assert made._with_fewer(heads[3]) is None  # rigid, of one size
+
+
+def test_with_fair_sharing_a_queue_keeps_no_less_than_the_one_that_takes() -> None:
+    """Queue a borrows 2 of a weight of 2; b would borrow 1 with 4 GPUs more, nothing with 3."""
+    fair = replace(QUEUES, numbers={"fair_sharing": 1.0})
+    made, heads = turn(fair)
+    assert not made._may_take(heads[3], 0, 1)  # nothing borrowed after it, and no more before
+    assert not made._may_take(heads[3], 2, 2)  # b does not borrow
+    made, heads = turn(fair, gpus_requested=[3, 3, 1, 3, 1, 1])
+    assert made._may_take(heads[3], 0, 1)
+    made, heads = turn(replace(fair, weight=np.ones(2)))
+    assert made._may_take(heads[3], 0, 1)  # 2 before it
+    made, heads = turn()
+    assert made._may_take(heads[3], 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("per", "fewest", "within", "expected"),
+    [
+        (1, 1, NEVER, (4, [])), (1, 4, NEVER, (4, [])), (1, 5, NEVER, (6, None)), (1, 6, NEVER, (6, None)),
+        (2, 1, NEVER, (4, [])), (2, 2, NEVER, (4, [])), (2, 3, NEVER, (6, None)),
+        (1, 1, LOWER_OR_NEWER, (5, [2])),
+    ],
+)  # fmt: skip
+def test_a_head_is_made_as_much_smaller_as_it_must_be(
+    per: int, fewest: int, within: int, expected: Any
+) -> None:
+    """Job 3 asks for 6; four are free, and five once job 2 has stopped."""
+    q = replace(QUEUES, reclaim=np.full(2, NEVER), within=np.full(2, within))
+    made, heads = turn(
+        q, holder=[0, 0, 0, -1, -1, -1, 2, -1], state=[R, JobState.DONE, R, W, W, W],
+        rigid=[True] * 3 + [False] * 3,
+        gpus_requested=[3, 3, 1, 6, 1, 1], gpus_per_worker=[1, 1, 1, per, 1, 1],
+        workers_min=[1, 1, 1, fewest, 1, 1], workers_max=[1, 1, 1, 6 // per, 1, 1],
+    )  # fmt: skip
+    head = heads[3]
+    assert (head.wanted, head.fits) == (6, False)
+    stopped = made._with_fewer(head)
+    assert (head.wanted, head.gpus, stopped) == (expected[0], float(expected[0]), expected[1])
+
+
+def test_flavors_of_a_queue_and_the_limits_that_count_for_them() -> None:
+    """Of the flavors model 1 (2 GPUs) comes first, of which a user may have one; of model 0 there are 4."""
+    q = Queues(
+        names={"limit": ("h", "a", "user"), "queue": ("a",)}, claims=np.array([[-1, -1, -1, -1, 0]]),
+        nodes=np.ones((1, 3), dtype=np.bool_), leaf=np.array([[0, 1, 2]]), parent=np.full(3, -1),
+        gpus_max=np.array([2.0, 4.0, 1.0]), gpus_kept=np.zeros(3), gpus_nominal=np.array([2.0, 4.0, 1.0]),
+        jobs_max=np.full(3, np.inf), models=np.array([0b10, 0b01, 0b10]), resource=np.full(3, -1),
+        owner=np.array([0, 0, -1]), strict=np.array([False]), reclaim=np.array([NEVER]), within=np.array([NEVER]),
+        weight=np.ones(1), borrows_below=np.array([-np.inf]),
+    )  # fmt: skip
+    sizes = [1, 2, 3, 5]
+    o = Observation.of(
+        9.0, queues=q, gpu_models=("a", "h"),
+        nodes=Nodes.of(gpus=[4, 2, 0], first_gpu=[0, 4, 6], gpus_free=[4, 2, 0]),
+        gpus=Gpus.of(node=[0] * 4 + [1] * 2, model=[0] * 4 + [1] * 2, job=[-1] * 6),
+        jobs=Jobs.of(id=range(4), claim=[0] * 4, rigid=[True] * 4, gpus_requested=sizes),
+    )  # fmt: skip
+    slurm_turn = multifactor._Turn(o, Draft(o), Quota.now(o))
+    for gpus, nodes in ((1.0, [True, True, True]), (1.5, [True, False, False]), (4.0, [True, False, False])):
+        assert slurm_turn._nodes(0, 0, gpus).tolist() == nodes  # type: ignore[union-attr]
+    assert slurm_turn._nodes(0, 3, 5.0) is None
+    assert slurm_turn.limited == {3: 0}
+    made = kueue._Turn(o, np.arange(4))
+    for row, (size, leaf, fits) in enumerate(
+        zip(sizes, (0, 1, 1, 0), (True, True, True, False), strict=True)
+    ):
+        head = _Head(row, row, 0, size, float(size))
+        made._nominate(head)
+        assert (head.leaf, head.fits, head.borrows) == (leaf, fits, size == 5)
+    assert [made._nodes(head, leaf).tolist() for leaf in (-1, 0, 1)] == [
+        [True, True, True], [False, True, False], [True, False, False],
+    ]  # fmt: skip
+    assert [made._counts(2, leaf) for leaf in (-1, 0, 1)] == [True, True, False]
+    one, two = _Head(0, 0, 0, 1, 1.0, leaf=0), _Head(1, 1, 0, 2, 2.0, leaf=1)
+    assert made._start(one)
+    assert made._start(two)
+    assert (made.draft.given[0][0].tolist(), made.draft.given[1][0].tolist()) == ([4], [0, 1])
+    assert made.quota.gpus == [1.0, 2.0, 1.0]
+    assert not made._start(_Head(2, 2, 0, 3, 3.0, leaf=1))
+    for leaf, limit in ((0, {3: 0}), (1, {3: 1})):
+        made.limited.clear()
+        made._note(_Head(3, 3, 0, 5, 5.0, leaf=leaf))
+        assert made.limited == limit
 
 
 def test_one_cycle_of_kueue() -> None:
