@@ -13,27 +13,16 @@ from equipoise.policies.allocation import near, preemption, ranking, shunned
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
     _best_first,
-    _busy,
-    _efficiency,
-    _free_by,
-    chosen,
-    elastic_columns,
-    elastic_rows,
-    lost_there_s,
-    on_living_nodes,
-    without_shunned,
 )
 from equipoise.policies.allocation.gangs import holdings, reordered, request_columns
-from equipoise.policies.allocation.growing import in_one_rack_and_dear
 from equipoise.policies.allocation.kinds import candidates, movable, worth_by_model
 from equipoise.policies.allocation.ranking import NodeState, Ranking, node_state, paces
 from equipoise.policies.allocation.schedules import Busy, Option, best_schedule, earliest_s, useful
-from equipoise.policies.allocation.sizes import one_model, sizes_up_to
-from equipoise.policies.allocation.widths import sizes_between
-from equipoise.policies.observation import Jobs, Nodes, Observation, Speeds, Stores, Workers
+from equipoise.policies.observation import Nodes, Observation, Speeds, Stores, Workers
 from tests.policies.stages.test_s4 import cluster
 
 NAN, INF = math.nan, math.inf
+TRAIN = {"rigid": False, "workers_max": 4, "workers_min": 1}
 
 
 def seen(o: Observation, **nodes: Any) -> Observation:
@@ -225,102 +214,6 @@ def test_what_a_trial_cost_and_for_how_long_its_nodes_are_left_alone() -> None:
     )
     other = {**memory, "undo_id": np.array([1])}
     assert shunned._taken(draft, other, 0).tolist() == shunned._taken(draft, other, 2).tolist() == []
-
-
-# -- sizes -----------------------------------------------------------------------------------------------------
-
-
-def test_sizes_that_are_looked_at() -> None:
-    assert sizes_between(1, 16) == list(range(1, 17))
-    assert sizes_between(1, 17) == [1, 2, 4, 8, 16, 17]
-    assert sizes_between(3, 40) == [3, 4, 8, 16, 32, 40]
-    assert sizes_between(4, 64) == [4, 8, 16, 32, 64]
-    assert sizes_between(5, 5) == [5]
-
-    def up_to(fewest: int, most: int, batch: int, micro: int) -> list[int]:
-        jobs = Jobs.of(workers_min=[fewest], workers_max=[most], global_batch=[batch], micro_batch=[micro])
-        return sizes_up_to(Observation.of(jobs=jobs), 0)
-
-    assert up_to(1, 64, 64, 2) == [*range(1, 9), 12, 16, 24, 32]
-    assert up_to(5, 7, 64, 0) == [5, 6, 7]
-    assert up_to(5, 7, 3, 1) == [5]
-    assert up_to(9, 50, 99, 1) == [9, 12, 16, 24, 32, 48, 50]
-
-
-TRAIN = {"rigid": False, "workers_max": 4, "workers_min": 1}
-
-
-def test_which_jobs_are_elastic_and_whole() -> None:
-    jobs = [
-        {**TRAIN, "holds": [0, 2]}, {**TRAIN, "holds": [1, 4], "workers_max": 1},
-        {**TRAIN, "gpu_share_requested": 0.5},
-        {"holds": [3]}, {**TRAIN, "holds": [5, 6, 7], "gpus_per_worker": 2}, TRAIN,
-    ]  # fmt: skip
-    jobs = [{"gpus_per_worker": 1, "gpu_share_requested": 1.0, **job} for job in jobs]
-    o = cluster([2] * 4, jobs, up=[True, True, False, True], models=[0, 1, 0, 0])
-    assert elastic_rows(o, np.arange(6)).tolist() == [0, 4, 5]
-    columns = elastic_columns(Draft(o), state(o, [1.0, 2.0, 1.0, 1.0]), np.array([0, 1, 4, 5]))
-    rows, offset, gpu, model, cost_s, requested = columns
-    assert (offset.tolist(), gpu.tolist()) == (
-        [0, 2, 4, 7, 7],
-        [2, 0, 1, 4, 6, 7, 5],
-    )  # the fastest first, then most
-    assert (cost_s.tolist(), requested.tolist()) == ([30.0, 30.0, 30.0, 0.0], [1, 1, 1, 1])
-    assert on_living_nodes(o, columns).tolist() == [True, False, False, False]
-    assert one_model(Draft(o), columns).tolist() == [False, True, True, True]
-    some = chosen(columns, np.array([2, 0]))
-    assert (some[0].tolist(), some[1].tolist(), some[2].tolist()) == ([4, 0], [0, 3, 5], [6, 7, 5, 2, 0])
-    away = Draft(o, shunned=np.arange(8) == 2)
-    assert elastic_columns(away, state(o), np.array([0, 1]))[2].tolist() == [0, 2, 1, 4]
-    assert without_shunned(away, columns).tolist() == [False, True, True, True]
-    assert without_shunned(Draft(o), columns).all()
-    assert len(rows) == len(model) == 4
-
-
-def test_when_gpus_are_free_and_how_busy_jobs_keep_theirs() -> None:
-    o = cluster([2, 2, 1], [{"holds": [0]}, {"holds": [1, 2]}], up=[True, True, False])
-    left_s = np.array([50.0, 20.0])
-    assert [_free_by(Draft(o), left_s, n) for n in range(1, 7)] == [0.0, 20.0, 20.0, 50.0, INF, INF]
-    assert _free_by(Draft(o, shunned=np.arange(5) == 3), left_s, 1) == 20.0
-    assert _busy(np.array([0, 2, 3]), np.array([0.5, NAN, 0.2])).tolist() == pytest.approx(
-        [0.75 / 0.475, 0.2 / 0.475]
-    )
-    assert _busy(np.array([0, 1, 2]), np.array([0.0, 0.5])).tolist() == pytest.approx([0.1 / 0.3, 0.5 / 0.3])
-    assert _busy(np.array([0]), np.empty(0)).tolist() == []
-    assert _efficiency(np.array([1.5, 2.0]), np.array([2, 2])) == 0.875
-    assert math.isnan(_efficiency(np.empty(0), np.empty(0, dtype=np.int64)))
-
-
-def test_what_a_job_loses_on_these_gpus() -> None:
-    o = racks(0.5, 1.5)
-    fast = state(o, [1.0, 0.5, 2.0, 2.0])
-    assert lost_there_s(o, fast, 0, np.array([4, 5]), 1, 600.0) == 0.0
-    assert lost_there_s(o, fast, 0, np.array([0, 4]), 1, 600.0) == 600.0  # at half of the speed
-    assert (
-        lost_there_s(o, fast, 0, np.array([2, 4]), 1, 600.0) == 1800.0
-    )  # in two racks, but nothing is listed
-    apart = racks(0.5, 1.5)
-    four, whole = np.array([0, 2, 4, 6]), state(o)
-    assert lost_there_s(apart, whole, 0, four, 1, 600.0) == pytest.approx(400.0)
-    assert lost_there_s(apart, whole, 0, np.array([0, 1, 4, 5]), 1, 600.0) == 0.0
-    assert lost_there_s(seen(apart, rack=[0, 1, 2, 3]), whole, 0, four, 1, 600.0) == 0.0  # no rack has four
-    dead = seen(o, up=[True, True, False, False])
-    assert lost_there_s(dead, fast, 0, np.array([0, 1]), 1, 600.0) == 0.0
-
-
-def test_jobs_in_one_rack_whose_exchanges_across_racks_take_longer() -> None:
-    jobs = [{**TRAIN, "holds": [0, 4]}, {**TRAIN, "holds": [1, 2]}, {**TRAIN, "holds": [5]}]
-    speeds = Speeds.of(
-        job=[0, 1, 2],
-        gpu_model=[0] * 3,
-        gpus=[2, 2, 1],
-        exchange_s=[0.1, 0.1, 0.1],
-        apart_exchange_s=[0.2, 0.2, 0.1],
-    )
-    o = seen(cluster([2] * 4, jobs, speeds=speeds), rack=[0, 1, 0, 1])
-    columns = elastic_columns(Draft(o), state(o), np.arange(3))
-    assert in_one_rack_and_dear(o, columns).tolist() == [0]
-    assert in_one_rack_and_dear(seen(o, rack=[3] * 4), columns).tolist() == []
 
 
 # -- who comes first -------------------------------------------------------------------------------------------
