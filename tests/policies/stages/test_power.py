@@ -8,9 +8,9 @@ import pytest
 
 from equipoise import api
 from equipoise.policies.contract import UNCHANGED, check
-from equipoise.policies.observation import Jobs, Nodes, Observation, Workers
+from equipoise.policies.observation import Gpus, Jobs, Nodes, Observation, Workers
 from equipoise.policies.registry import make_policy, make_stage
-from equipoise.policies.stages.power import _starved, at_full_clock, clocks
+from equipoise.policies.stages.power import _at_pace, _starved, _whole_nodes, at_full_clock, clocks
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.run import run as simulate
 from tests.policies.observations import change
@@ -252,3 +252,31 @@ def test_what_would_be_measured_at_the_full_clock():
     )
     one = replace(o, workers=Workers.of(job=[1], index=[0], gpu=[0], node=[0], step_s=[2.0]))
     assert at_full_clock(one).jobs.work_s.tolist() == [9.0, 1.0, 9.0]
+
+
+def test_nodes_that_one_job_holds_whole_and_jobs_inside_their_nodes():
+    """Job 3 has a worker of four GPUs on two nodes; beside job 1 a GPU is free; node 6 is down, node 5 is empty."""
+    o = Observation.of(
+        nodes=Nodes.of(gpus=[2, 2, 2, 2, 2, 0, 1], first_gpu=[0, 2, 4, 6, 8, 10, 10], up=[1, 1, 1, 1, 1, 1, 0]),
+        gpus=Gpus.of(node=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 6], job=[0, 0, 1, -1, 2, 2, 3, 3, 3, 3, 4]),
+        jobs=Jobs.of(id=range(6), gpus_per_worker=[1, 1, 2, 4, 1, 1]),
+        workers=Workers.of(job=[0, 0, 1, 2, 3, 4], index=[0, 1, 0, 0, 0, 0], gpu=[0, 1, 2, 4, 6, 10],
+                           node=[0, 0, 1, 2, 3, 6]),
+    )  # fmt: skip
+    alone, inside = _whole_nodes(o)
+    assert alone.tolist() == [True, False, True, False, False, False, False]
+    assert inside.tolist() == [True, True, True, False, True, True]
+    two = change(o, "gpus", job=[0, 5, 1, -1, 2, 2, 3, 3, 3, 3, 4])  # job 5 holds one without a worker there
+    alone, inside = _whole_nodes(two)
+    assert alone.tolist() == [False, False, True, False, False, False, False]
+    assert inside.tolist() == [False, True, True, False, True, False]
+
+
+def test_the_clock_of_a_node_is_that_of_its_worker_in_most_haste():
+    o = Observation.of(
+        nodes=Nodes.of(gpus=[2, 1, 1], first_gpu=[0, 2, 3]),
+        workers=Workers.of(job=[0] * 4, index=range(4), gpu=range(4), node=[0, 0, 1, 2]),
+    )  # fmt: skip
+    every = np.ones(3, dtype=bool)
+    assert _at_pace(o, np.array([0.5, 0.75, 1.5, np.nan]), every).tolist() == [0.75, 1.0, 1.0]
+    assert _at_pace(o, np.full(4, 0.5), np.array([True, False, True])).tolist() == [0.5, 1.0, 0.5]
