@@ -63,6 +63,7 @@ def test_intervals_of_both_jobs() -> None:
     plan, _ = done(DiLoCo(interval=9, warm_up=0.5), pair(progress=[0.49, 0.5]))
     assert (plan.intervals(pair()).tolist(), plan.reasons[-1].text) == ([1, 9], "sets 1 intervals")
     assert DiLoCo(interval=1, warm_up=0.0).warm_up + HierarchicalLocalSgd(1, 1).interval == 1
+    assert DiLoCo().warm_up == pytest.approx(24_000 / 88_000)  # steps of the paper's model
     for stage, wrong in (
         (FixedInterval, {"interval": 0}), (HierarchicalLocalSgd, {"interval": 0}), (DiLoCo, {"interval": 0}),
         (HierarchicalLocalSgd, {"far_every": 0}), (DiLoCo, {"warm_up": 1.1}), (DiLoCo, {"warm_up": -0.1}),
