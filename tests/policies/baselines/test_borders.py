@@ -121,7 +121,7 @@ def test_a_gang_goes_to_the_tightest_node_that_holds_it(
 
 
 def test_gangs_take_their_gpus_one_after_another() -> None:
-    job, offset, gpu, _ = place_gangs(Draft(site()), np.array([[2, 0, 3], [3, 0, 1], [2, 1, 1]]))
+    job, offset, gpu, _ = place_gangs(Draft(site()), np.array([[2, 0, 3], [3, 0, 1], [2, 1, 1], [3, 1, 1]]))
     assert (job.tolist(), offset.tolist(), gpu.tolist()) == ([2, 2], [0, 3, 4], [3, 6, 7, 5])
     need = site(memory_bytes=[0.0, 0.0, 9.0, 0.0, 0.0])  # GPU 3's memory is not known
     assert place_gangs(Draft(need), np.array([[2, 0, 1]]))[2].tolist() == [3]
@@ -357,20 +357,20 @@ def test_optimus_and_drf_climb_other_worths() -> None:
 
 
 def two_jobs(first: int = 0) -> Observation:
-    """One GPU; of the first job 1200 s are left after 120 s of it, of the other 3600 s; both came 600 s ago."""
+    """One GPU; of the first job 1200 s are left after 120.5 s of it, of the other 3600 s; both came 600 s ago."""
     order = [first, 1 - first]
     o = kinds(
         [[1.0]] * 2, gpus=(1,), service_s=np.array([1200.0, 3600.0])[order],
-        attained_gpu_s=np.array([120.0, 0.0])[order],
+        attained_gpu_s=np.array([120.5, 0.0])[order],
     )  # fmt: skip
     o.time_s = 600.0
     return o
 
 
 def test_the_worst_off_choose_first() -> None:
-    """rho: (600 + 1200) / (2 x 1320) against (600 + 3600) / (2 x 3600)."""
+    """rho: (600 + 1200) / (2 x 1320.5) against (600 + 3600) / (2 x 3600)."""
     plan, _ = make_stage("themis").refine(two_jobs(), UNCHANGED, {})
-    assert plan.reasons[-1].values["rho_worst"] == pytest.approx(1800 / 2640)
+    assert plan.reasons[-1].values["rho_worst"] == pytest.approx(1800 / 2641)
     for fairness, expected in ((0.8, 1), (0.5, 1), (1.0, 0)):
         stage = make_stage("themis", {"fairness": fairness})
         assert list(placed(stage.refine(two_jobs(1), UNCHANGED, {})[0], two_jobs())) == [expected]
@@ -391,13 +391,13 @@ def test_the_market_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, memory = stage.refine(o, UNCHANGED, {})
     ran, left, gpus, budget, makespan, window, total, _ = seen[0]
     assert (ran.tolist(), left.tolist(), gpus.tolist(), window, total) == (
-        [1.0, 0.0],
+        [120.5 / 120, 0.0],
         [10.0, 30.0],
         [1, 1],
         20,
         1,
     )
-    worth = np.array([3000 / 2640, 7800 / 7200]) ** 5  # (age + left x 2) / ((ran + left) x 2)
+    worth = np.array([3000 / 2641, 7800 / 7200]) ** 5  # (age + left x 2) / ((ran + left) x 2)
     assert budget == pytest.approx(worth / worth.sum())
     assert makespan == pytest.approx(120 / 4800)
     # 12 and 8 of 20 rounds are a credit of 0.6 and 0.4; the first one runs, which costs it 1.
