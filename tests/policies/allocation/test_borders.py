@@ -14,10 +14,11 @@ from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
     _best_first,
 )
-from equipoise.policies.allocation.gangs import holdings, reordered, request_columns
+from equipoise.policies.allocation.gangs import holdings, reordered, request_columns, start_in_order
 from equipoise.policies.allocation.kinds import candidates, movable, worth_by_model
 from equipoise.policies.allocation.ranking import NodeState, Ranking, node_state, paces
 from equipoise.policies.allocation.schedules import Busy, Option, best_schedule, earliest_s, useful
+from equipoise.policies.kernels.placement import PACKED
 from equipoise.policies.observation import Nodes, Observation, Speeds, Stores, Workers
 from tests.policies.stages.test_s4 import cluster
 
@@ -446,3 +447,11 @@ def test_gpus_are_kept_in_order_of_speed_then_of_company() -> None:
         np.array([0, 5]), gpu, node, np.array([1.0, 1.0, 2.0, 1.0]), np.zeros(4, dtype=np.int64)
     )  # node 2 is the fastest, node 0 has two of them
     assert gpu.tolist() == [4, 0, 1, 2, 6]
+
+
+def test_packed_gangs_take_whole_nodes_and_the_rest_of_one() -> None:
+    """Six GPUs are a node of four and two of another, of which one is free."""
+    o = cluster([4, 4], [{"holds": [5, 6, 7]}, {"gpus_requested": 6}, {"gpus_requested": 5}])
+    for row, expected in ((1, []), (2, [0, 1, 2, 3, 4])):
+        grants, _ = start_in_order(np.array([row]), False, PACKED, request_columns(o), Draft(o).columns)
+        assert grants[2].tolist() == expected
