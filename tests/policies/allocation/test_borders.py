@@ -295,6 +295,16 @@ def test_paces_of_workers_are_taken_at_an_even_share() -> None:
     assert np.isnan(ranking._paces(none)).all()
 
 
+def test_a_node_of_a_slow_model_that_is_slower_than_estimated_is_both() -> None:
+    """Model 1 is half as fast, and its worker takes 4 s in place of 3.2."""
+    speeds = Speeds.of(
+        job=[0, 0, 1, 1], gpu_model=[0, 1] * 2, gpus=[1] * 4, samples_per_s=[40.0, 20.0, 40.0, 20.0]
+    )
+    o = cluster([1, 1], [{**TRAIN, "holds": [0]}, {**TRAIN, "holds": [1]}], models=[0, 1], speeds=speeds)
+    o.workers = Workers.of(**o.workers.as_dict() | {"samples_per_step": [64, 64], "step_s": [1.6, 4.0]})
+    assert node_state(o, {}, 600.0).speed.tolist() == pytest.approx([1.0, 0.4])
+
+
 def test_who_is_ranked_and_how_much_each_node_is_worth() -> None:
     ageing = ranking.Ageing(1.0, 0.5, 60.0, 600.0, 100.0, 1.0, 500.0, 3600.0)
     elastic = {**TRAIN, "workers_min": 2, "gpus_per_worker": 2, "gpus_requested": 4, "memory_bytes": 5.0}

@@ -179,6 +179,22 @@ def test_elastic_jobs_grow_to_where_they_gain() -> None:
         assert given == ({0: [0, 1], 1: [2, 3, 4, 5]} if grows else {})  # what is free of node 0 first
 
 
+def test_no_job_grows_beyond_a_micro_batch_for_each_worker() -> None:
+    """Without exchanges four workers are quickest; of a batch of 64 in micro-batches of 32 two have some."""
+    speeds = Speeds.of(
+        job=[0] * 4, gpu_model=[0] * 4, gpus=[1, 2, 3, 4], samples_per_s=[64.0, 128.0, 192.0, 256.0],
+        exchange_s=[0.0] * 4,
+    )  # fmt: skip
+    for micro, expected in ((32, [0, 1]), (16, [0, 1, 2, 3])):
+        job = {**TRAIN, "gpus_requested": 4, "micro_batch": micro, "service_s": 9e3, "holds": [0]}
+        o = cluster([4], [job], speeds=speeds)
+        draft, scaling = Draft(o, np.ones(1), order=np.arange(1)), scaling_columns(o, o.jobs.sync_interval)
+        table = table_columns(o, state(o))
+        rows, _ = grow_jobs(draft, state(o), ranks(o, [1.0], []), scaling, table, np.arange(1), 1e9, 0.05)
+        assert rows.tolist() == [0]
+        assert sorted(draft.given[0][0].tolist()) == expected
+
+
 def test_the_quickest_size_and_the_gpus_that_a_job_asks_for() -> None:
     o, scaling, table = wide()
     rows, now, zero = np.arange(2), np.full(2, 4), np.zeros(2, dtype=np.int64)
