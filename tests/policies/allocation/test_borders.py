@@ -14,11 +14,19 @@ from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
     _best_first,
 )
-from equipoise.policies.allocation.gangs import holdings, reordered, request_columns, start_in_order
+from equipoise.policies.allocation.gangs import (
+    NO_VALUES,
+    frozen,
+    holdings,
+    reordered,
+    request_columns,
+    room_columns,
+    start_in_order,
+)
 from equipoise.policies.allocation.kinds import candidates, movable, worth_by_model
 from equipoise.policies.allocation.ranking import NodeState, Ranking, node_state, paces
 from equipoise.policies.allocation.schedules import Busy, Option, best_schedule, earliest_s, useful
-from equipoise.policies.kernels.placement import PACKED
+from equipoise.policies.kernels.placement import ANY, PACKED
 from equipoise.policies.observation import Nodes, Observation, Speeds, Stores, Workers
 from tests.policies.stages.test_s4 import cluster
 
@@ -465,3 +473,25 @@ def test_packed_gangs_take_whole_nodes_and_the_rest_of_one() -> None:
     for row, expected in ((1, []), (2, [0, 1, 2, 3, 4])):
         grants, _ = start_in_order(np.array([row]), False, PACKED, request_columns(o), Draft(o).columns)
         assert grants[2].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "key", "bar", "stopped"),
+    [
+        (2, 0.0, [(7 * k) % 20 + 1.0 for k in range(20)], [14, 17]),  # bars of 19 and 20
+        (2, 0.0, [5.0] * 20, [18, 19]),  # of equals the last
+        (17, 0.0, [float(k + 1) for k in range(20)], list(range(3, 20))),
+        (18, 2.5, [float(k + 1) for k in range(20)], list(range(2, 20))),
+        (19, 2.5, [float(k + 1) for k in range(20)], []),  # 18 of them have a higher bar
+        (1, 20.0, [float(k + 1) for k in range(20)], []),
+    ],
+)  # fmt: skip
+def test_those_with_the_highest_bars_are_stopped(
+    gpus: int, key: float, bar: list[float], stopped: list[int]
+) -> None:
+    o = cluster([20], [*({"holds": [k]} for k in range(20)), {"gpus_requested": gpus}])
+    found, grants, _ = preemption.start_with_preemption(
+        o, frozen(np.array([20])), frozen(np.array([key])), NO_VALUES, ANY, o.running, np.array(bar), NO_VALUES,
+        o.gpus.job, request_columns(o), room_columns(o),
+    )  # fmt: skip
+    assert (found.tolist(), grants[0].tolist()) == (stopped, [20] if stopped else [])

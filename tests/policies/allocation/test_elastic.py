@@ -25,8 +25,9 @@ from equipoise.policies.allocation.elastic import (
     table_columns,
     without_shunned,
 )
+from equipoise.policies.allocation.gangs import NO_ROWS
 from equipoise.policies.allocation.growing import grow_jobs, in_one_rack_and_dear
-from equipoise.policies.allocation.sizes import one_model, sizes_up_to
+from equipoise.policies.allocation.sizes import choices, one_model, sizes_up_to
 from equipoise.policies.allocation.widths import narrow_jobs, quickest, sizes_between, start_widths
 from equipoise.policies.observation import Jobs, Observation, Speeds
 from tests.policies.allocation.test_borders import TRAIN, racks, ranks, seen, state
@@ -258,3 +259,36 @@ def test_who_is_in_nobodys_way() -> None:
     assert (
         in_nobodys_way(Draft(full), state(full), np.array([0]), np.array([2]), scaling, table).tolist() == []
     )
+
+
+def test_configurations_that_the_integer_programme_chooses_among() -> None:
+    """Of 1000 s ahead a restart of 30 s takes 0.03; worth is by the step at the size asked for, 0.85 s."""
+    o, scaling, table = wide(service_s=9e3)
+    ranking = ranks(o, [1.0, 2.0], [])
+    elastic = elastic_columns(Draft(o), state(o), np.arange(2))
+    found = choices(Draft(o), state(o), ranking, scaling, table, elastic, NO_ROWS, 1000.0, 2.0)
+    assert found.row.tolist() == [0, 1]
+    assert (found.index.tolist(), found.workers.tolist()) == ([0] * 4 + [1] * 4, [1, 2, 3, 4] * 2)
+    assert (found.gpus.tolist(), found.model.tolist()) == ([1, 2, 3, 4, 2, 4, 6, 8], [0] * 8)
+    assert found.stays.tolist() == [False, False, False, True] * 2
+    worth = [0.97 * 0.85, 0.97 * 0.85 / 0.55, 0.97 * 0.85 / 0.64, 1.0]
+    assert found.worth == pytest.approx([*worth, 0.0, 0.0, 0.0, 2.0])  # the other's restart would take 1e6 s
+    rigid = [{"holds": [0], "restart_s": 30.0, "service_s": 200.0}, {"gpus_requested": 2, "service_s": 500.0}]
+    o = cluster([2, 2], rigid, models=[0, 1])
+    nodes, scaling, table = (
+        state(o, model=[0, 1]),
+        scaling_columns(o, o.jobs.sync_interval),
+        table_columns(o, state(o)),
+    )
+    fixed = elastic_columns(Draft(o), nodes, np.array([0]))
+    ranking = replace(ranks(o, [3.0], [5.0]), wanted=np.array([2]))
+    found = choices(Draft(o), nodes, ranking, scaling, table, fixed, np.array([0]), 1000.0, 2.0)
+    assert (found.row.tolist(), found.index.tolist(), found.gpus.tolist()) == (
+        [0, 1],
+        [0, 0, 1, 1],
+        [1, 1, 2, 2],
+    )
+    assert found.stays.tolist() == [True, False, False, False]
+    assert found.worth == pytest.approx(
+        [3.0, 3.0 * (1 - 60 / 200), 5.0, 5.0]
+    )  # two restarts of the 200 s left
