@@ -353,10 +353,11 @@ def test_running_jobs_that_may_move() -> None:
         {**run, "holds": [0], "started_s": 700.0}, {**run, "holds": [1], "started_s": 700.1},
         {**run, "holds": [2], "rigid": False, "workers_max": 2}, {**run, "holds": [3], "rigid": False},
         {**run, "holds": [4, 6]}, {**run, "holds": [5]}, {**run, "holds": [7, 8]}, {**run, "holds": [9]},
-        {**run, "restart_s": NAN, "started_s": 999.0, "holds": [10]}, {**run}, {**run, "gpu_share_requested": 0.5},
+        {**run, "restart_s": NAN, "started_s": 999.0, "holds": [10]},
+        {**run, "holds": [11], "gpu_share_requested": 0.5}, {**run}, {**run, "gpu_share_requested": 0.5},
     ]  # fmt: skip
     o = cluster([6, 4, 2], jobs, models=[0, 1, 0], up=[True, True, True])
-    rank, blocked = ranks(o, [1.0] * 9, [1.0, 1.0]), np.zeros(9, dtype=np.bool_)
+    rank, blocked = ranks(o, [1.0] * 10, [1.0, 1.0]), np.zeros(10, dtype=np.bool_)
     draft = Draft(o)
     draft.leave(np.array([5]))
     blocked[7] = True
@@ -364,7 +365,7 @@ def test_running_jobs_that_may_move() -> None:
     assert movable(draft, rank, blocked, 2.0).tolist() == [0, 3, 6, 8]
     down = seen(o, up=[False, True, True])
     assert movable(Draft(down), rank, blocked, 2.0).tolist() == [6, 8]
-    assert candidates(Draft(o), rank).tolist() == [9]
+    assert candidates(Draft(o), rank).tolist() == [10]
 
 
 def test_the_worth_of_each_model_to_a_job() -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from equipoise.policies.allocation.gangs import NO_ROWS, frozen
+from equipoise.policies.baselines.queueing import with_allocation
 from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion, promoted
 from equipoise.policies.baselines.shares import place
 from equipoise.policies.baselines.shockwave import Shockwave, market
 from equipoise.policies.baselines.sorted_queue import first_rows, key_columns, keys_of, queue_now
+from equipoise.policies.contract import UNCHANGED, Allocation
 from equipoise.policies.observation import Jobs, JobState, Observation
 
 W, R, DONE = JobState.WAITING, JobState.RUNNING, JobState.DONE
@@ -221,3 +223,13 @@ def test_nobody_buys_more_rounds_than_it_needs_or_there_are() -> None:
         with pytest.raises(ValueError, match=said):
             Shockwave(**wrong)  # type: ignore[arg-type]
     assert Shockwave(makespan=0.0, power=0.0, window=1).window == 1
+
+
+def test_what_a_plan_says_of_its_allocation() -> None:
+    given = Allocation.of([(1, []), (2, []), (5, [0]), (7, [1]), (8, [2])])
+    plan = with_allocation(UNCHANGED.with_(revisit_s=50.0), "x", 9, given, 2, 40.0, more=1)
+    assert (plan.reasons[-1].text, plan.revisit_s) == ("started 3 of 9 waiting jobs, stopped 2", 40.0)
+    values = plan.reasons[-1].values
+    assert (values["started"].tolist(), values["stopped"].tolist(), values["more"]) == ([5, 7, 8], [1, 2], 1)
+    plan = with_allocation(UNCHANGED.with_(revisit_s=30.0), "x", 9, given)
+    assert (plan.reasons[-1].text, plan.revisit_s) == ("started 5 of 9 waiting jobs", 30.0)

@@ -165,6 +165,11 @@ def test_whom_kueue_may_stop_in_order() -> None:
         # Nothing to reclaim: its own job leaves 2 GPUs.
         ({"reclaim": np.full(2, NEVER)}, {}, []),
         ({"reclaim": np.full(2, NEVER)}, {"gpus_requested": [3, 3, 1, 2, 1, 1]}, [2]),
+        # Fair sharing: queue a borrows 8 times its weight, b would borrow 2; and where it may take back nothing.
+        ({"numbers": {"fair_sharing": 1.0}, "weight": np.array([0.25, 1.0])},
+         {"gpus_requested": [3, 3, 1, 5, 1, 1], "priority": [1.0, 1.0, 1.0, 2.0, 5.0, 1.0]}, [1, 2]),
+        ({"numbers": {"fair_sharing": 1.0}, "weight": np.array([0.25, 1.0]), "reclaim": np.full(2, NEVER)},
+         {"gpus_requested": [3, 3, 1, 5, 1, 1], "priority": [1.0, 1.0, 1.0, 2.0, 5.0, 1.0]}, []),
         # Three of its own: job 0 is enough.
         ({}, {"gpus_requested": [3, 3, 1, 3, 1, 1]}, [0]),
     ],
