@@ -61,6 +61,13 @@ def test_small_changes_and_what_is_not_known_teach_nothing() -> None:
     assert not none.is_known
 
 
+def test_four_changes_are_enough_to_tell() -> None:
+    one = Growth()
+    for k, known in enumerate((False, False, False, False, True)):
+        one.learn(np.array([32.0 + 16.0 * (k % 2)]), np.array([1.0 + k % 2]))
+        assert one.is_known == known
+
+
 def test_old_changes_are_forgotten() -> None:
     found = taught(16.0, [EVEN, ODD, EVEN], Growth(forgotten=3))  # changes in the windows 2 and 3
     for known in (True, True, False):

@@ -11,9 +11,7 @@ import pytest
 
 from equipoise.policies.allocation import near, preemption, ranking, shunned
 from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.elastic import (
-    _best_first,
-)
+from equipoise.policies.allocation.elastic import elastic_columns
 from equipoise.policies.allocation.gangs import (
     NO_VALUES,
     frozen,
@@ -460,12 +458,27 @@ def test_what_jobs_hold_in_any_order() -> None:
 
 
 def test_gpus_are_kept_in_order_of_speed_then_of_company() -> None:
-    gpu = np.array([0, 1, 2, 4, 6])
-    node = np.array([0, 0, 1, 1, 2, 2, 3, 3])
-    _best_first(
-        np.array([0, 5]), gpu, node, np.array([1.0, 1.0, 2.0, 1.0]), np.zeros(4, dtype=np.int64)
-    )  # node 2 is the fastest, node 0 has two of them
-    assert gpu.tolist() == [4, 0, 1, 2, 6]
+    """Node 2 is the fastest; of the others node 0 has two of the job's GPUs."""
+    o = cluster([2] * 4, [{**TRAIN, "holds": [0, 1, 2, 4, 6]}])
+    assert elastic_columns(Draft(o), state(o, [1.0, 1.0, 2.0, 1.0]), np.array([0]))[2].tolist() == [
+        4,
+        0,
+        1,
+        2,
+        6,
+    ]
+
+
+def test_a_draft_keeps_shunned_gpus_back() -> None:
+    """Of three free ones one is shunned, and so is one that job 0 holds: when it stops, the other is free."""
+    o = cluster([3, 2], [{"holds": [0, 1]}], up=[True, True])
+    draft = Draft(o, shunned=np.array([True, False, True, False, False]))
+    assert (draft.columns.free.tolist(), draft.columns.room.tolist()) == ([0, 2], [0.0, 0.0, 0.0, 1.0, 1.0])
+    draft.stop([0])
+    assert (draft.columns.free.tolist(), draft.columns.room.tolist()) == ([1, 2], [0.0, 1.0, 0.0, 1.0, 1.0])
+    assert (draft.free, Draft(o).free) == (3, 3)
+    down = Draft(cluster([3, 2], [{}], up=[True, False]), shunned=np.array([False] * 3 + [True] * 2))
+    assert down.columns.free.tolist() == [3, 0]
 
 
 def test_packed_gangs_take_whole_nodes_and_the_rest_of_one() -> None:
