@@ -112,3 +112,10 @@ def test_the_goodput_of_a_batch_counts_its_exchange(gamma, interval, step_s):
     columns = {"gamma": gamma, "sync_interval": interval, "exchange_s": 1.0, "noise_scale": 1000.0}
     seen = one_job([10.0, 10.0], batch=20, job=columns | {"batch_reference": 20, "batch_max": 40})
     assert _goodput(seen, 0, slice(0, 2), np.array([20])).tolist() == pytest.approx([20 / step_s])
+
+
+def test_a_batch_fits_up_to_what_each_worker_can_take():
+    seen = one_job(
+        [10.0, 10.0], batch=20, samples_max=[10, 10], job={"exchange_s": 0.0, "batch_reference": 20}
+    )
+    assert np.isfinite(_goodput(seen, 0, slice(0, 2), np.array([20, 22]))).tolist() == [True, False]

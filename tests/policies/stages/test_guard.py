@@ -10,6 +10,7 @@ from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.shunned import remember_nodes
 from equipoise.policies.observation import Gpus, Jobs, Nodes, Observation, Speeds
 from equipoise.policies.stages.guard import (
+    guard_acquit,
     guard_blocked,
     guard_empty,
     guard_review,
@@ -256,3 +257,15 @@ def test_a_goodput_is_fresh_where_it_or_what_is_left_has_changed():
     assert first["goodput_s"].tolist() == [1000.0] * 3
     nan = Observation.of(1000.0, 10.0, jobs=jobs.replaced(goodput_samples_per_s=np.full(4, np.nan)))
     assert look(nan, {}, 0.05, 300.0)[1]["goodput_s"].tolist() == [-np.inf] * 3
+
+
+def test_a_failure_is_taken_back_with_its_back_off():
+    """Job 3 has failed twice, and once by another cause; job 7 once, and that by another cause."""
+    record = {name: values.copy() for name, values in watched().items()}
+    record |= {
+        "watched": np.zeros(2, dtype=bool), "failures": np.array([2, 1]), "blocked_until_s": np.array([99.0, 99.0]),
+    }  # fmt: skip
+    after = guard_acquit(record, np.array([3, 7, 9]))
+    assert (after["id"].tolist(), after["failures"].tolist()) == ([3], [1])
+    assert not guard_blocked(after, IDS, 50.0).any()
+    assert guard_blocked(guard_acquit(record, np.array([7])), IDS, 50.0).tolist() == [True, False, False]

@@ -147,6 +147,7 @@ def test_a_gpu_is_replaced_where_it_pays_and_the_job_can_restart():
     assert replaced(touched=True) == []
     assert replaced(restart_s=[24.0]) == [0]  # a quarter of its work is lost on one GPU of four
     assert replaced(restart_s=[25.0]) == []
+    assert replaced(service_s=[101.0], restart_s=[25.1]) == [0]
 
 
 def test_how_long_a_gpu_is_suspect():
