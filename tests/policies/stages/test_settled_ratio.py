@@ -102,7 +102,8 @@ def test_what_a_changed_interval_did_weighs_speed_and_delay():
 @pytest.mark.parametrize(
     "columns",
     [
-        {"samples_per_step": [5, 3]}, {"samples_per_step": [5, 4]}, {"gpu": [0, 2]}, {"far_every": [2]}, {"push_s": [NAN, 1.0]}, {"interval": 1},
+        {"samples_per_step": [5, 3]}, {"samples_per_step": [5, 4]},
+        {"gpu": [0, 2]}, {"far_every": [2]}, {"push_s": [NAN, 1.0]}, {"interval": 1},
         {"throughput": 100.0}, {"throughput": 300.0, "goodput": 300.0}, {"throughput": 95.0, "goodput": 95.0},
         {"goodput": 85.0}, {"goodput": 260.0}, {"goodput": NAN},
     ],
