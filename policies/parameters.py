@@ -10,9 +10,9 @@ from equipoise.policies.contract import Policy, Stage
 from equipoise.policies.registry import PolicyError, make_policy, make_stage
 
 AnyPolicy = str | Policy
+"""A policy, or its name."""
 GivenPolicy = str | Policy | Stage | Sequence[Stage | str]
 """What callers may give for a policy: also a stage, or several."""
-"""A policy, or its name."""
 
 PREFIX = "policy."
 Parameters = dict[str, dict[str, Any]]

@@ -86,7 +86,7 @@ def narrow_jobs(
     _, asked_s = quickest(rows, requested, requested, now, model, scaling, table)
     left_s = o.jobs.service_s[rows] * now_s / asked_s
     left_s = np.fmin(np.where(np.isnan(left_s), horizon_s, left_s), horizon_s)
-    pays = (left_s * (1.0 - then_s / now_s) > cost_s) & (then_s <= now_s * (1.0 - margin)) & (best < now)
+    pays = (left_s * (1.0 - then_s / now_s) > cost_s) & (then_s <= now_s * (1.0 - margin))
     for k in np.flatnonzero(pays).tolist():
         held = gpu[offset[k] : offset[k + 1]]
         draft.resize(int(rows[k]), held, held[: best[k] * per[k]])

@@ -52,7 +52,7 @@ def review_deals(
     if blocked.any():
         lifted = blocked & _changed(o, groups, memory, old, old_s, noise)
         record, blocked = guard_acquit(record, rows[lifted]), blocked & ~lifted
-    keep = groups.spread((blocked & sound) | undone)
+    keep = groups.spread(blocked & sound)
     new = np.where(groups.spread(undone), old, np.where(keep, now, dealt))
     fresh = (
         np.logical_or.reduceat(new != now, groups.first[:-1]) & ~undone & (match_sorted(watched, rows) < 0)

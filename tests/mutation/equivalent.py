@@ -261,6 +261,22 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if worth[job, model] != 0 and not part[job].any() and gpus[job] <= left[model]:": (
             "speeds and priorities are never negative"
         ),
+        "return part[which], _HALVINGS + 1 -> return part[which], _HALVINGS ^ 1": "the number of halvings is even",
+        "return bool(same.all() or (same | ((before != before) & (now != now))).all()) -> "
+        "return bool(same.all() or (same ^ ((before != before) & (now != now))).all())": (
+            "what is not equal to itself is equal to nothing"
+        ),
+    },
+    "policies/allocation/elastic.py": {
+        "if (np.diff(speeds.job) < 0).any(): -> if (np.diff(speeds.job) <= 0).any():": (
+            "a stable sort leaves what is in order"
+        ),
+        "for e in range(first + 1, end): -> for e in range(first >> 1, end):": "nothing stands before the first",
+    },
+    "policies/queues/feasible.py": {
+        "mine = np.flatnonzero(claim == one) -> mine = np.flatnonzero(claim >= one)": (
+            "claims are looked at in order, so that each later one is written anew"
+        ),
     },
     "policies/allocation/planned.py": {
         "size = int(offset[k + 1] - offset[k]) // max(int(o.jobs.gpus_per_worker[row]), 1) -> "

@@ -180,3 +180,10 @@ def test_the_scripts_of_the_live_room(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         parser.parse_args(["--ranks", "1_2"])
     assert "argument --ranks: invalid int value: '1_2'" in capsys.readouterr().err
+
+
+def test_a_long_text_is_cut_in_what_is_said() -> None:
+    for size, shown in ((60, repr("x" * 60)), (61, repr("x" * 60)[:57] + "...")):
+        for read in (strict_int, strict_float):
+            with pytest.raises(ValueError, match=re.escape(f"{shown} is not a")):
+                read("x" * size)

@@ -19,8 +19,10 @@ from equipoise.policies.physics import (
     hidden_s,
     overlapped_each,
     overlapped_s,
+    response_s_per_sample,
     share_for,
     speed_at,
+    sustainable,
 )
 from tests.oracles import physics as plain
 
@@ -82,6 +84,21 @@ def test_what_is_not_known_costs_no_efficiency(unknown: float) -> None:
     assert efficiency(64.0, 8, unknown, 32.0, unknown) == 1.0
     assert efficiency(64.0, 1, 64.0, 32.0, unknown) == 0.75
     assert efficiency(64.0, 2, unknown, 32.0, 1.0) == 0.5
+
+
+def test_what_a_worker_can_keep_up_and_how_long_a_sample_takes() -> None:
+    computing, reading = np.array([4.0, 8.0, np.nan, np.nan]), np.array([5.0, np.nan, 3.0, np.nan])
+    keeps_up = sustainable(computing, reading)
+    assert np.array_equal(keeps_up, [4.0, 8.0, 3.0, np.nan], equal_nan=True)
+    # 3 s and 1 s of 10 samples; at most 4 a second it can keep up: 0.4 s are long enough.
+    busy_s, stall_s, samples = (
+        np.array([3.0, 1.0, 1.0, 3.0, 1.0]),
+        np.array([1.0, 0.0, 0.0, 1.0, 1.0]),
+        np.ones(5),
+    )
+    samples[:] = [10.0, 10.0, 0.0, 10.0, 8.0]
+    found = response_s_per_sample(busy_s, stall_s, samples, np.array([4.0, 4.0, 4.0, np.nan, 4.0]))
+    assert np.array_equal(found, [0.4, 0.25, np.nan, 0.4, 0.25], equal_nan=True)
 
 
 # -- whole samples ---------------------------------------------------------------------------------------------

@@ -583,3 +583,11 @@ def test_assignment_leaves_out_what_is_not_allowed():
     cost = np.array([[-5.0, np.inf], [-4.0, np.inf], [np.inf, np.inf]])
     assert least_cost_assignment(cost).tolist() == [0, -1, -1]
     assert least_cost_assignment(np.array([[-5.0, -4.0], [-4.5, -1.0]])).tolist() == [1, 0]
+
+
+def test_what_is_left_of_a_gpu_is_dealt_in_proportion():
+    """Peers take 4 and 8 s, 8 and 16 times as long as each alone: an eighth and a sixteenth are enough."""
+    first, held, room = np.array([0, 2]), np.array([0.5, 0.5]), np.ones(1)
+    step, others, kappa = np.ones(2), np.array([4.0, 8.0]), np.full(2, NAN)
+    shares = kernels_sync.fair_shares(first, held, room, step, others, kappa, 0.01)
+    assert shares == pytest.approx([2 / 3, 1 / 3])

@@ -5,7 +5,7 @@ import pytest
 
 from equipoise.policies.contract import UNCHANGED, check
 from equipoise.policies.registry import make_policy, make_stage
-from equipoise.policies.stages.batches import best_batches
+from equipoise.policies.stages.batches import _goodput, best_batches
 from equipoise.policies.stages.groups import group_workers
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
@@ -101,3 +101,21 @@ def test_a_job_ends_sooner_though_each_sample_counts_for_less():
         "efficiency below 1: more samples are needed"
     )
     assert larger.jobs["steps"][0] < plain.jobs["steps"][0]
+
+
+@pytest.mark.parametrize(
+    ("gamma", "interval", "step_s"),
+    [(2.0, 1, 2**0.5), (1.0, 1, 2.0), (0.0, 1, 2.0), (np.nan, 1, 2.0), (1.0, 4, 1.25), (2.0, 0, 2**0.5)],
+)
+def test_the_goodput_of_a_batch_counts_its_exchange(gamma, interval, step_s):
+    """20 samples of two workers take 1 s, an exchange as long; at its own batch each counts whole."""
+    columns = {"gamma": gamma, "sync_interval": interval, "exchange_s": 1.0, "noise_scale": 1000.0}
+    seen = one_job([10.0, 10.0], batch=20, job=columns | {"batch_reference": 20, "batch_max": 40})
+    assert _goodput(seen, 0, slice(0, 2), np.array([20])).tolist() == pytest.approx([20 / step_s])
+
+
+def test_a_batch_fits_up_to_what_each_worker_can_take():
+    seen = one_job(
+        [10.0, 10.0], batch=20, samples_max=[10, 10], job={"exchange_s": 0.0, "batch_reference": 20}
+    )
+    assert np.isfinite(_goodput(seen, 0, slice(0, 2), np.array([20, 22]))).tolist() == [True, False]

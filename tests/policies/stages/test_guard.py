@@ -1,18 +1,23 @@
 """The before/after guard: keep, let recover, roll back, back off; and which measurement counts."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.shunned import remember_nodes
+from equipoise.policies.observation import Gpus, Jobs, Nodes, Observation, Speeds
 from equipoise.policies.stages.guard import (
+    guard_acquit,
     guard_blocked,
     guard_empty,
     guard_review,
     guard_watch,
 )
-from equipoise.policies.stages.watch import going_back_pays, measured
+from equipoise.policies.stages.watch import corrected, going_back_pays, measured, remember_exchanges, way_back
+from equipoise.policies.stages.watch import review as look
 
 IDS = np.array([3, 7, 9], dtype=np.int64)
 RULES = {"noise": 0.05, "settle_s": 10.0, "backoff_s": 100.0}
@@ -185,3 +190,82 @@ def test_nodes_are_left_alone_twice_as_long_each_time():
     assert after["shunned"].tolist() == [0, 1, 3]
     assert after["shunned_until_s"].tolist() == [-np.inf, 1300.0, 2200.0]
     assert after["guard"]["blocked_until_s"].tolist() == [1300.0]
+
+
+def test_exchanges_are_expected_to_take_as_much_longer_as_they_did_last():
+    """Four times as long 600 s ago is twice as long by a half-life of 600 s; 0.6 s in place of 0.2 is thrice."""
+    held = {"gpus_held": [0, 1, 2, 2], "gpus_per_worker": [1, 1, 1, 2], "exchange_s": [0.6, 0.6, 0.6, 0.6]}
+    speeds = Speeds.of(
+        job=[0, 1, 2, 2, 3],
+        gpu_model=[0] * 5,
+        gpus=[1, 1, 2, 3, 2],
+        samples_per_s=[1.0] * 5,
+        exchange_s=[0.2] * 5,
+    )
+    o = Observation.of(1000.0, jobs=Jobs.of(**held), speeds=speeds)
+    before = {"exchange_over": np.array([4.0, 1.0]), "exchange_s": 400.0}
+    after = remember_exchanges(o, before, 600.0)
+    assert after["exchange_over"].tolist() == [2.0, 1.0, pytest.approx(3.0), 1.0]
+    assert after["exchange_s"] == 1000.0
+    assert remember_exchanges(o, before | {"exchange_s": 2000.0}, 600.0)["exchange_over"][0] == 4.0
+    assert remember_exchanges(Observation.of(1000.0, jobs=o.jobs), before, 600.0)[
+        "exchange_over"
+    ].tolist() == [2.0, 1, 1, 1]
+    table = (np.array([0, 1, 2, 3]), None, None, None, np.full(4, 0.5), None)
+    over = {"exchange_over": np.array([2.0, 3.0, 4.0, 5.0])}
+    assert corrected(table, o, over)[4].tolist() == [1.0, 1.5, 0.5, 2.5]  # who exchanges now is measured
+
+
+def test_the_way_back_is_open_while_its_gpus_are_there():
+    """Job 1 held GPUs 0 and 2, and holds GPU 0 now."""
+    memory = {
+        "undo_id": np.array([1, 4]),
+        "undo_offset": np.array([0, 2, 3]),
+        "undo_gpu": np.array([0, 2, 1]),
+    }
+    for third, up, open_again in ((-1, True, True), (1, True, True), (3, True, False), (-1, False, False)):
+        o = Observation.of(
+            nodes=Nodes.of(gpus=[2, 1], first_gpu=[0, 2], gpus_free=[0, 0], up=[True, up]),
+            jobs=Jobs.of(id=range(5)),
+            gpus=Gpus.of(node=[0, 0, 1], job=[1, 3, third]),
+        )  # fmt: skip
+        back = way_back(Draft(o), memory, 1)
+        assert (None if back is None else back.tolist()) == ([0, 2] if open_again else None)
+        assert [way_back(Draft(o), memory, row) for row in (0, 2, 4, 9)] == [None] * 4
+    assert not going_back_pays(o_of(15.0, 10.0, 0.75), 0, 20.0)  # just as much as it saves
+    assert going_back_pays(o_of(15.0, 10.0, math.nan), 0, 20.0)
+
+
+def o_of(remaining, goodput, restart_s):
+    jobs = {"remaining_samples": remaining, "goodput_samples_per_s": goodput, "restart_s": restart_s}
+    return SimpleNamespace(jobs=SimpleNamespace(**{name: np.array([value]) for name, value in jobs.items()}))
+
+
+def test_a_goodput_is_fresh_where_it_or_what_is_left_has_changed():
+    jobs = Jobs.of(
+        id=range(4), state=[1, 1, 1, 1], rigid=[False, False, False, True],
+        goodput_samples_per_s=[5.0, 5.0, 6.0, 5.0], remaining_samples=[100.0, 99.0, 100.0, 1.0],
+    )  # fmt: skip
+    o = Observation.of(1000.0, 10.0, jobs=jobs)
+    memory = {
+        "goodput_id": np.arange(3), "goodput": np.full(3, 5.0), "goodput_s": np.full(3, 900.0),
+        "remaining": np.full(3, 100.0),
+    }  # fmt: skip
+    _, after = look(o, memory, 0.05, 300.0)
+    assert (after["goodput_id"].tolist(), after["goodput_s"].tolist()) == ([0, 1, 2], [900.0, 1000.0, 1000.0])
+    _, first = look(o, {}, 0.05, 300.0)
+    assert first["goodput_s"].tolist() == [1000.0] * 3
+    nan = Observation.of(1000.0, 10.0, jobs=jobs.replaced(goodput_samples_per_s=np.full(4, np.nan)))
+    assert look(nan, {}, 0.05, 300.0)[1]["goodput_s"].tolist() == [-np.inf] * 3
+
+
+def test_a_failure_is_taken_back_with_its_back_off():
+    """Job 3 has failed twice, and once by another cause; job 7 once, and that by another cause."""
+    record = {name: values.copy() for name, values in watched().items()}
+    record |= {
+        "watched": np.zeros(2, dtype=bool), "failures": np.array([2, 1]), "blocked_until_s": np.array([99.0, 99.0]),
+    }  # fmt: skip
+    after = guard_acquit(record, np.array([3, 7, 9]))
+    assert (after["id"].tolist(), after["failures"].tolist()) == ([3], [1])
+    assert not guard_blocked(after, IDS, 50.0).any()
+    assert guard_blocked(guard_acquit(record, np.array([7])), IDS, 50.0).tolist() == [True, False, False]

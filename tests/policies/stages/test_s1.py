@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.observation import Paths
 from equipoise.policies.registry import PolicyError, make_stage
-from equipoise.policies.stages.s1 import DataFlow
+from equipoise.policies.stages.groups import WorkersByJob
+from equipoise.policies.stages.s1 import DataFlow, _norm_deviation
 from tests.policies import observations
 from tests.policies.observations import change, same, with_dead_nodes
 
@@ -441,3 +442,18 @@ def test_the_usual_level_of_every_gradient_is_learnt_while_the_deal_stays():
     learnt = next(value for key, value in memory.items() if key.endswith("norm_windows"))
     assert learnt.tolist() == [learnt[0]] * 4
     assert learnt[0] >= 3
+
+
+def test_how_far_off_a_norm_is_and_how_far_it_usually_is():
+    """A job of two, whose variances count together, and one of three, whose median is the least of each."""
+    groups = WorkersByJob(np.arange(2), np.array([0, 2, 5]), np.array([2, 3]), np.ones(2, dtype=bool))
+    state = {
+        "norm_level": np.zeros(5), "norm_trend": np.zeros(5), "norm_windows": np.array([4, 5, 5, 5, 5]),
+        "norm_variance": np.array([0.01, 0.03, 0.01, 0.04, 0.09]),
+    }  # fmt: skip
+    deviation, sigma, warm = _norm_deviation(groups, state, np.array([0.0, 1.0, 0.0, 0.0, 2.0]))
+    assert deviation == pytest.approx([0.0, 1.0, 0.0, 0.0, 2.0])
+    assert sigma == pytest.approx([0.2, 0.2, 0.2, 0.2, 0.3])
+    assert warm.tolist() == [False, True, True, True, True]
+    steady = state | {"norm_variance": np.zeros(5)}
+    assert _norm_deviation(groups, steady, np.zeros(5))[1].tolist() == [0.05] * 5

@@ -7,8 +7,9 @@ import pytest
 
 from equipoise.policies.contract import UNCHANGED, Moves, Plan, check
 from equipoise.policies.registry import PolicyError, make_stage
+from equipoise.policies.stages.groups import group_workers
 from equipoise.policies.stages.guard import Verdict
-from equipoise.policies.stages.s3 import Synchronisation, _undo
+from equipoise.policies.stages.s3 import Synchronisation, _planned_traffic, _slowest_rate, _undo
 from tests.oracles.policies import worst_slowdown
 from tests.policies.observations import change, one_job, shared_gpu
 
@@ -326,3 +327,16 @@ def test_s323_a_share_is_restored_where_its_gpu_has_room(now, restored):
     )
     assert rows.tolist() == restored
     assert share.tolist() == [0.5 if restored else 0.3, now[1]]
+
+
+def test_planned_moves_use_the_links_for_a_part_of_the_window():
+    """Two shards of 0.5 GB over 1 GB/s are 1 s of 10; more than a window is a whole one."""
+    o = one_job([1.0, 1.0], shard_bytes=5e8, nic_bytes_per_s=1e9, window_s=10.0)
+    moves = Moves(np.array([1, 2]), np.array([0, 0]), np.array([1, 1]), np.array([1, 1]))
+    plan = UNCHANGED.with_(moves=moves)
+    assert _planned_traffic(o, group_workers(o), plan).tolist() == [0.1]
+    assert _planned_traffic(o, group_workers(o), UNCHANGED).tolist() == [0.0]
+    o.window_s = 0.5
+    assert _planned_traffic(o, group_workers(o), plan).tolist() == [1.0]
+    assert _slowest_rate(np.array([0.5, np.nan, 4.0])) == 0.25
+    assert math.isnan(_slowest_rate(np.full(2, np.nan)))

@@ -97,6 +97,29 @@ def test_local_search_against_the_integer_programme(seed, jobs, models, largest)
     assert largest > 1 or total >= 0.5 * worth.ravel()[best].sum()
 
 
+@pytest.mark.parametrize(
+    ("worth", "now", "room", "stoppable", "then", "left"),
+    [
+        ([[1.0, 3.0, 2.0]], [-1], [1, 1, 1], False, [1], [1, 0, 1]),  # where it is worth most
+        ([[1.0, 3.0, 2.0]], [0], [0, 0, 1], False, [2], [1, 0, 0]),
+        ([[1.0, -1.0, -1.0]], [-1], [0, 9, 9], False, None, None),
+        # The other gives its place for one that is free, or for that of the first, or for none.
+        ([[-1.0, 5.0, 1.0], [4.0, 3.0, -1.0]], [2, 1], [0, 0, 0], False, None, None),
+        ([[-1.0, 5.0, 1.0], [4.0, 3.0, -1.0]], [2, 1], [1, 0, 0], False, [1, 0], [0, 0, 1]),
+        ([[-1.0, 5.0, 1.0], [-1.0, 3.0, 2.0]], [2, 1], [0, 0, 0], False, [1, 2], [0, 0, 0]),
+        ([[-1.0, 5.0, 1.0], [-1.0, 3.0, -1.0]], [2, 1], [0, 0, 0], True, [1, -1], [0, 0, 1]),
+        ([[-1.0, 5.0, 1.0], [-1.0, 4.0, -1.0]], [2, 1], [0, 0, 0], True, None, None),  # nothing is gained
+    ],
+)  # fmt: skip
+def test_a_pass_of_the_local_search(worth, now, room, stoppable, then, left):
+    """Jobs of one GPU each; the model that each is on, -1 none, and the GPUs of each that are free."""
+    n, at, free = len(now), np.array(now), np.array(room)
+    may = np.full(n, stoppable)
+    changed = _improve(*as_used("RRRww", np.array(worth), np.ones(n, dtype=np.int64), may, at, free))
+    assert changed == (then is not None)
+    assert (at.tolist(), free.tolist()) == (then or now, left or room)
+
+
 def test_a_job_that_is_nearly_done_leaves_the_fast_model_to_one_that_gains_more():
     """A_i of the short one is some twenty times as large; it gains a sixth there, the long one nine tenths."""
     jobs, paces = [{"service_s": 1800.0}, {"service_s": 360_000.0}], [(1.2, 1.0), (10.0, 1.0)]
