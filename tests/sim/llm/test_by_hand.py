@@ -8,6 +8,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from equipoise.sim.llm.fit import PRIORS
+from equipoise.sim.llm.fit_memory import BOUNDS
 from equipoise.sim.llm.hardware import ACCELERATORS, Accelerator, Network
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, _changes, counts, memory, peaks
@@ -358,3 +360,19 @@ def test_each_limit_of_a_layout_and_a_shape() -> None:
         with pytest.raises(ValueError, match=message):
             replace(shape, **change)  # type: ignore[arg-type]
     assert replace(shape, ffn=0, dense_layers=0).moe_layers == 4
+
+
+def test_what_is_usual_lies_within_what_is_possible() -> None:
+    """No share is above 1 and no time of a part is longer than a fifth of a second."""
+    assert PRIORS.keys() == {f.name for f in fields(Stack)}
+    for name, prior in PRIORS.items():
+        assert 0 < prior.low < prior.centre <= prior.high, name
+        assert prior.low <= getattr(Stack(), name) <= prior.high, name
+        assert name not in ("send_exposed", "bubble") or prior.high <= 2 * prior.centre, name
+        assert not name.endswith("efficiency") or prior.high <= 1, name
+        assert not name.endswith("_s") or prior.high <= 0.2, name
+        assert max(prior.weight, prior.label_weight) < 1, name
+    for field in fields(MemoryStack):
+        low, high = BOUNDS[field.name]
+        assert 0 < low < high, field.name
+        assert field.name == "score_bytes" or low <= getattr(MemoryStack(), field.name) <= high, field.name
