@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import _in_flight
+from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M, SHAPES, with_sequence
 from equipoise.sim.llm.shape import Transformer
 
 LLAMA = {
@@ -107,6 +108,33 @@ PUBLISHED = {
 def test_parameters_of_published_models_to_the_digit(name: str) -> None:
     config, parameters = PUBLISHED[name]
     assert from_config(json.dumps(config)).parameters == parameters
+
+
+# Of GPT-style models 12 l h^2 + 13 l h + (V + s) h + 2 h (Narayanan et al. 2021, section 5.1, and the last norm).
+SIZES = {
+    "mpt-125m": (125_311_488, 12, 2048), "mpt-350m": (355_985_408, 16, 2048), "mpt-760m": (760_470_528, 12, 2048),
+    "mpt-1b": (1_315_950_592, 16, 2048), "mpt-3b": (2_651_837_440, 20, 2048), "mpt-7b": (6_658_859_008, 32, 2048),
+    "mpt-13b": (12_853_954_560, 40, 2048), "mpt-30b": (29_975_214_080, 56, 2048),
+    "mpt-70b": (64_862_437_376, 64, 2048), "gpt3-5b": (5_051_228_160, 32, 2048),
+    "gpt3-20b": (20_262_014_976, 48, 2048), "gpt3-175b": (174_615_846_912, 96, 2048),
+    "megatron-22b": (22_074_273_792, 64, 2048), "turing-530b": (529_600_819_200, 128, 2048),
+    "megatron-1t": (1_008_038_758_400, 160, 2048), "llama2-7b": (6_738_415_616, 32, 4096),
+    "llama2-13b": (13_015_864_320, 40, 4096), "llama2-70b": (68_976_648_192, 64, 4096),
+    "llama3-8b": (8_030_261_248, 32, 8192), "llama3-70b": (70_553_706_496, 64, 8192),
+    "llama3-405b": (405_853_388_800, 128, 8192), "nemotron-8b": (8_540_135_424, 32, 4096),
+    "nemotron-15b": (15_628_775_424, 48, 4096), "nemotron-22b": (21_266_116_608, 48, 4096),
+    "nemotron-340b": (341_029_195_776, 96, 4096),
+}  # fmt: skip
+"""Parameters, heads and the sequence that a model was trained on."""
+
+
+def test_shapes_of_published_models_are_as_large_as_they_are() -> None:
+    assert {n: (s.parameters, s.heads, s.sequence) for n, s in SHAPES.items()} == SIZES
+    assert (OPT_350M.parameters, OPT_350M.sequence) == (355_889_152, 2048)
+    assert (GPT_NEO_2_7B.parameters, GPT_NEO_2_7B.sequence) == (2_651_553_280, 2048)
+    longer = with_sequence(SHAPES["gpt3-5b"], 4096)
+    assert longer.parameters == 5_051_228_160 + 2048 * 4096
+    assert with_sequence(SHAPES["llama2-7b"], 8192).parameters == 6_738_415_616
 
 
 def test_gpt3_has_its_175_billion() -> None:
