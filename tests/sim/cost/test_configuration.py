@@ -27,19 +27,17 @@ TWO = {
 }
 FOUR = {"name": "b", "gpus": 4, "cores": 8, "nic": 1e8}
 EXCHANGE = {"alpha": 0.001, "rate": 1e9}
+DATA = {"samples": 50, "sample_size": 1000}
 
 
-def made(gpus: int, *, topology: dict[str, Any] | None = None, batch: int = 12, **keys: Any) -> Configuration:
+def made(
+    gpus: int, *, topology: dict[str, Any] | None = None, batch: int = 12, kind: str = "generic",
+    data: dict[str, Any] | None = DATA, **keys: Any,
+) -> Configuration:  # fmt: skip
     """A job on two nodes of two slow GPUs and one of four; 0.1 s a pass, 0.01 s a sample of 1,000 bytes."""
-    nodes = [{"accelerator": "generic", **own} for own in (TWO, FOUR)]
+    nodes = [{"accelerator": "generic"} | TWO, {"accelerator": kind} | FOUR]
     cluster = {"nodes": nodes, "topology": topology or {"kind": "star"}}
-    spec = {
-        "gpus": gpus,
-        "model": "m",
-        "steps": 5,
-        "global_batch": batch,
-        "data": {"samples": 50, "sample_size": 1000},
-    }
+    spec = {"gpus": gpus, "model": "m", "steps": 5, "global_batch": batch, "data": data}
     own = model(fixed_time=0.1, gradient=3e8, exchange=EXCHANGE) | keys
     case = scenario(cluster=cluster, workload={"models": {"m": own}, "jobs": [spec]})
     built = Cluster(case.cluster, PROFILE, Topology(case.cluster, PROFILE))
@@ -89,6 +87,9 @@ def test_a_disk_that_reads_slowly_is_shared_by_the_workers_of_a_node() -> None:
     config.work_out()
     assert config.ingest == pytest.approx([20, 20, math.inf])  # 1e6 bytes/s, 1,000 a sample, 50 workers
     assert not placed(made(2), [4, 5]).shares_input
+    reads_nothing = placed(made(2, data=None), [0, 1])
+    assert not reads_nothing.shares_input
+    assert reads_nothing.data_bytes == 0.0
     assert placed(made(2, preprocess_time=1e-9), [4, 5]).shares_input
 
 
@@ -102,7 +103,9 @@ def test_a_spoilt_gradient_counts_nothing_and_one_left_out_is_not_counted() -> N
         credits.append(config.credit)
     assert credits == pytest.approx([0.8, 0.8 * 2 / 3, 0.8 * 2 / 3, 0, 0])
     config.cluster.corrupt[:] = 1.0
+    assert not config.stale
     config.set_gradient_weight(np.array([1.0, 0.5, 1.0]))
+    assert config.stale
     config.work_out()
     assert config.credit == pytest.approx(0.8 * 10 / 12)
 
@@ -126,6 +129,7 @@ def test_exchanges_of_the_workers_and_of_those_on_a_node() -> None:
     assert config.exchange.alone_s == pytest.approx(4 * 0.001 + 4.0)
     assert config.near.alone_s == pytest.approx(2 * 0.001 + 0.3)
     assert config.far_ratio == 0.5
+    assert placed(made(2), [4, 5]).far_ratio == 1.0  # all are near
     assert config.pushes == []
     pushing = placed(
         made(3, exchange=EXCHANGE | {"algorithm": "async-parameter-server", "servers": 2}), [0, 1, 4]
@@ -143,6 +147,10 @@ def test_an_exchange_is_estimated_on_the_fewest_nodes() -> None:
     assert config.exchange_estimate_s(0, 6) == pytest.approx(10 * 0.001 + 10 / 6 * 3)
     assert config.exchange_estimate_s(0, 8) == pytest.approx(14 * 0.001 + 14 / 8 * 3)
     assert config.exchange_estimate_s(0, 1) == 0.0
+    two = made(4, kind="h100_sxm")  # three on its two nodes, though the others would hold them all
+    assert two.exchange_estimate_s(0, 3) == pytest.approx(4 * 0.001 + 4 / 3 * 3)
+    assert two.exchange_estimate_s(1, 3) == pytest.approx(4 * 0.001 + 4 / 3 * 0.3)
+    assert placed(two, [1, 4])._accelerator == "generic"
     assert math.isnan(config.exchange_estimate_s(0, 9))
     assert math.isnan(config.exchange_estimate_s(0, 0))
     assert math.isnan(config.exchange_estimate_s(0, 4, True))  # all are in one rack
@@ -164,6 +172,10 @@ def test_replicas_of_several_gpus_wait_in_their_pipeline() -> None:
     assert config.inside_weight.tolist() == [0, 0]
     assert config.busy_weight == pytest.approx([1.6, 1.6])
     assert config.compute_s == pytest.approx([2 * 0.1, 0.1])  # 0.16 s times 1.25 over two GPUs
+    inside = placed(made(2, parallel={"tensor": 2, "tensor_bytes_per_sample": 4e9}), [4, 5])
+    inside.work_out()  # 48e9 bytes at 300e9 bytes/s, beside 0.11 s of work
+    assert inside.inside_weight == pytest.approx([2 * 0.16 / 0.27])
+    assert inside.busy_weight == pytest.approx([2 * 0.11 / 0.27])
     assert placed(made(4, parallel={"tensor": 2}), [0, 4, 5, 6]).fabric_bytes_per_s == 1e8
     assert placed(made(4, parallel={"tensor": 2}), [4, 5, 6, 7]).fabric_bytes_per_s == 300e9
     assert placed(made(4, parallel={"pipeline": 2}), [0, 4, 5, 6]).fabric_bytes_per_s == 300e9

@@ -137,6 +137,8 @@ def test_a_roofline_by_hand() -> None:
     assert single_gpu_cost_s(moving, GENERIC, 10) == pytest.approx((0.003, 0.003 + 10 * 0.1))
     again = model(**keys, flop_per_sample=1e12, memory={"recompute": True})
     assert single_gpu_cost_s(again, GENERIC, 10)[1] == pytest.approx(15e-6 + 10 * 0.02 * 4 / 3)
+    prompt = GENERIC.model_copy(update={"launch_latency_s": None})
+    assert single_gpu_cost_s(compute, prompt, 10) == pytest.approx((0.0, 10 * 0.02))
 
 
 def test_a_pruned_and_taught_model_by_hand() -> None:
@@ -267,6 +269,8 @@ def test_a_push_and_a_pull_by_hand() -> None:
     assert make_push(messages, 1, [0], topology(2), PROFILE, "generic").alone_s == 2 * ALPHA
     nothing = model(gradient=0.0, exchange={"alpha": 0.0, "rate": 1e9})
     assert not make_push(nothing, 1, [0], topology(2), PROFILE, "generic").happens
+    bytes_alone = model(gradient=1e8, exchange={"alpha": 0.0, "rate": 1e9})
+    assert make_push(bytes_alone, 1, [0], topology(2), PROFILE, "generic").alone_s == pytest.approx(0.2)
 
 
 def test_what_compression_leaves_and_takes_in_32_bits() -> None:

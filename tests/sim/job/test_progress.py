@@ -58,8 +58,10 @@ def test_efficiency_and_steps_to_the_target() -> None:
     assert (own.noise_scale, own.ratio) == (150.0, 0.5)
     own.account.useful_samples = 999.0
     assert own.ratio == 1.0
+    own.account.useful_samples, own.learning_rate = 0.0, 0.5  # half of the best rate is worth 0.5 * 1.5
+    assert own.efficiency(64) == pytest.approx(132 / 164 * 0.75)
     plain = progress()
-    assert plain.noise_scale == -1.0
+    assert (plain.noise_scale, plain.accumulation, plain.far_ratio) == (-1.0, 1, 1.0)
     for useful, left in ((0.0, 10), (287.0, 2), (288.0, 1), (320.0, 1), (400.0, 1)):
         plain.account.useful_samples = useful
         assert plain.steps_to_target() == left
@@ -90,6 +92,10 @@ def test_exchanges_of_all_come_in_their_turn_and_last() -> None:
     assert (own.interval, own.far_every, own.far_ratio) == (5, 1, 0.75)
     own.place(1.0)
     assert (own.interval, own.far_every, own.far_ratio) == (5, 1, 1.0)
+    pairs = progress()
+    pairs.interval, pairs.far_every, pairs.far_ratio = 2, 2, 0.5
+    pairs.place(1.0)
+    assert (pairs.interval, pairs.far_every) == (3, 1)
 
 
 def test_a_period_is_credited_by_what_is_left_of_it() -> None:
@@ -103,6 +109,7 @@ def test_a_period_is_credited_by_what_is_left_of_it() -> None:
     assert (own.turn, own.steps_since_decision, own.done) == (1, 3, False)
     assert own.credit(period(1), 10.0, outcome(), 1.0) == pytest.approx(16.0)  # no more than at the reference
     assert (own.turn, account.near_exchanges, account.steps) == (0, 1, 4)
+    assert own.credit(period(2), 10.0, outcome(), 1.0) == pytest.approx(32 + 16.0)
     account.useful_samples = 320.0 * (1 - 2e-9) - 16.0
     own.credit(period(1), 10.0, outcome(), 1.0)
     assert not own.done

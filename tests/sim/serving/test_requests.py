@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from equipoise.sim.randomness import stream
 from equipoise.sim.scenario.services import BatchLatency, Requests, Service
 from equipoise.sim.serving.queue import Tally
 from equipoise.sim.serving.requests import RequestTimes, mean_rate
@@ -76,6 +77,7 @@ def test_times_of_a_file_count_from_the_beginning_of_the_run():
     spec = Requests.model_validate({"file": "requests.csv"})
     times = RequestTimes(spec, 0, "chat", 100.0, np.array([0.0, 1.0, 10.0, 70.0]))
     assert times.rate_per_s(100.0) == 3 / 60
+    assert [times.rate_per_s(at) for at in (100.5, 105.0, 110.0, 110.5)] == [2 / 60, 1 / 60, 1 / 60, 1 / 60]
     assert times.window(110.0).tolist() == [100.0, 101.0]
     assert times.window(120.0).tolist() == [110.0]
     assert times.window(500.0).tolist() == [170.0]
@@ -93,6 +95,29 @@ def test_requests_expected_by_hand():
     assert mean_rate(Requests(rate=1.0, kind="diurnal", weekend=0.3)) == pytest.approx(0.8)
     steady = RequestTimes(Requests(rate=2.0), 0, "chat", 0.0, None)
     assert [part.tolist() for part in steady._expected(1.0, 4.0)] == [[1, 4], [0, 6]]
+
+
+def test_requests_are_drawn_as_said_and_no_others():
+    """A number by Poisson, places in the expected number that has come, uniform; once more in the next window."""
+    spec = Requests(rate=2.0, kind="profile", every=10.0, weights=(1.0, 3.0))
+    drawn_by = stream(4, "service:chat:requests")
+    times = RequestTimes(spec, 4, "chat", 0.0, None)
+    for begin_s in (0.0, 40.0):
+        count = drawn_by.poisson(80.0)
+        came = np.sort(drawn_by.random(count)) * 80.0
+        edges = begin_s + 10.0 * np.arange(5)
+        expected = np.interp(came, [0, 10, 40, 50, 80], edges)
+        assert times.window(begin_s + 40.0) == pytest.approx(expected, abs=1e-9)
+
+
+def test_bursts_follow_their_begin():
+    """Half of the requests begin a burst; the others come 0.1 s after the one before in the mean."""
+    spec = Requests(rate=5.0, burst=2.0, within=0.1)
+    found = RequestTimes(spec, 0, "chat", 0.0, None).window(2000.0)
+    gaps = np.diff(found)
+    assert len(found) == pytest.approx(10_000, rel=0.1)
+    neither = (1 - 0.5 * (1 - np.exp(-0.2))) * np.exp(-0.1)  # its follower within 20 ms, or any other at 5/s
+    assert np.mean(gaps < 0.02) == pytest.approx(1 - neither, abs=0.01)
 
 
 def test_times_of_batches_and_what_a_replica_can_answer_in_time():

@@ -82,11 +82,11 @@ def test_rates_over_days_and_profiles() -> None:
 def test_as_many_bursts_are_taken_as_hold_the_jobs() -> None:
     sizes, begin_s = np.array([3, 3, 3]), np.array([5.0, 6.0, 7.0])
     found = {}
-    for jobs in (1, 3, 4, 7, 9):
+    for jobs in (0, 1, 3, 4, 7, 9):
         kept, begins = _just(sizes, begin_s, jobs, UNCHANGED)
         found[jobs] = kept.tolist()
         assert begins.tolist() == begin_s[: len(kept)].tolist()
-    assert found == {1: [1], 3: [3], 4: [3, 1], 7: [3, 3, 1], 9: [3, 3, 3]}
+    assert found == {0: [], 1: [1], 3: [3], 4: [3, 1], 7: [3, 3, 1], 9: [3, 3, 3]}
 
 
 @pytest.mark.parametrize("burst", [1.0, 4.0])
@@ -97,6 +97,10 @@ def test_an_exact_number_of_jobs_comes_and_bursts_come_together(burst: float) ->
     assert came.min() >= 0.0
     assert came.max() <= 1000.0
     assert (len(set(came.tolist())) < 100) == (burst > 1)  # those of a burst come at one time
+    apart = _arrivals(spec.model_copy(update={"within": 5.0}), 200.4, 1000.0, drawing(), exact=True)
+    assert (
+        apart.mean() < 700.0
+    )  # of a burst some 5 s each later than the one before, and no burst than another
     many = [len(_arrivals(spec, 200.0, 1000.0, drawing(k), exact=False)) for k in range(200)]
     spread = math.sqrt(200.0 * (2 * burst - 1))  # of a geometric size the second moment is b (2 b - 1)
     assert np.mean(many) == pytest.approx(200.0, abs=4 * spread / math.sqrt(200))
@@ -167,6 +171,7 @@ def test_begins_are_those_of_the_window_and_further_ones_lie_between_them() -> N
     assert (more.min(), more.max()) == (10, 40)
     assert 0.2 < np.mean((more[3:] > 10) & (more[3:] < 20)) < 0.5
     assert 0.2 < np.mean((more[3:] > 20) & (more[3:] < 40)) < 0.5
+    assert 0.2 < np.mean(more[3:] == 40) < 0.5  # behind the last there is none
     assert _between(places[:1], 3, drawing()).tolist() == [10, 10, 10]
 
 
