@@ -12,7 +12,7 @@ import pytest
 from equipoise.sim.cluster.cluster import Holding
 from equipoise.sim.cluster.power import NodePower
 from equipoise.sim.cluster.throttle import shared_clock, warmed
-from equipoise.sim.hardware.carbon import KWH_J, emitted_kg
+from equipoise.sim.hardware.carbon import emitted_kg
 from equipoise.sim.hardware.contracts import Bond, of_on_demand
 from equipoise.sim.job.account import BUSY, HELD, INPUT_STALL, RESTART
 from equipoise.sim.ledger.bill import Biller
@@ -112,7 +112,7 @@ def test_what_is_metered_of_computing() -> None:
     assert (found.dynamic_j[0], found.paid_j[0]) == (800, 200)
     found.set_clock(np.array([0.5, 1.0]))
     assert found.busy_w.tolist() == [12.5, 200]
-    both = holding([1, 2], [0.25, 0.75])
+    both = holding([1, 2], [0.125, 0.375])
     assert mean_over(POWER.idle_w, both, NODE_OF_GPU) == 0.25 * 10 + 0.75 * 20
     found.computed_evenly(1, both, 4.0)
     assert (found.dynamic_j[1], found.paid_j[1]) == (4 * (0.25 * 12.5 + 150), 4 * 0.25 * 12.5)
@@ -155,12 +155,13 @@ def test_carbon_of_energy_by_the_hour() -> None:
     day[[0, 1, 23]] = 100.0, 300.0, 700.0
 
     def kg(start_s: float, end_s: float, begin_s: float = 0.0) -> float:
-        return emitted_kg(np.array([start_s]), np.array([end_s]), np.array([2 * KWH_J]), day, begin_s)
+        return emitted_kg(np.array([start_s]), np.array([end_s]), np.array([7.2e6]), day, begin_s)
 
     assert kg(1800, 5400) == pytest.approx(0.4)
     assert kg(0, 3600, 23 * 3600) == pytest.approx(1.4)
     assert kg(0, 7200, 23 * 3600) == pytest.approx(0.8)
     assert kg(0, 3 * 86_400) == pytest.approx(2 * 1100 / 24 / 1000)
+    assert kg(1800, 1800.5) == pytest.approx(0.2)
     assert kg(1800, 1800) == 0.0
 
 

@@ -13,6 +13,7 @@ from equipoise.sim.llm.fit_memory import BOUNDS
 from equipoise.sim.llm.hardware import ACCELERATORS, Accelerator, Network
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, _changes, counts, memory, peaks
+from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS
 from equipoise.sim.llm.quantities import Quantities, ShardingPlan, quantities, stage_parameters
 from equipoise.sim.llm.search import Found, Search, _layouts, _variants, describe, search, why
 from equipoise.sim.llm.shape import LatentAttention, Transformer
@@ -375,4 +376,6 @@ def test_what_is_usual_lies_within_what_is_possible() -> None:
     for field in fields(MemoryStack):
         low, high = BOUNDS[field.name]
         assert 0 < low < high, field.name
-        assert field.name == "score_bytes" or low <= getattr(MemoryStack(), field.name) <= high, field.name
+        for stack in (MemoryStack(), *(known for known, _ in MEMORY_STACKS.values())):
+            assert field.name == "score_bytes" or low <= getattr(stack, field.name) <= high, field.name
+    assert all(0.7 < low < 1 < high < 1.7 for _, (low, high) in (GENERAL, *MEMORY_STACKS.values()))
