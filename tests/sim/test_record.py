@@ -64,6 +64,15 @@ def test_energy_money_and_tokens_by_hand() -> None:
     assert (row["energy_per_useful_sample_j"], row["cost_per_useful_sample_usd"]) == (2.0, 0.2)
     assert (row["mfu_ratio"], row["tokens_per_s"], row["cost_per_million_tokens_usd"]) == (0.4, 50, 20_000)
     assert (row["carbon_kg"], row["upfront_usd"], "committed_usd" in row) == (3, 7, False)
+    little = made(
+        columns(useful_samples=[0.5, 0.0, 0.0]), energy_j=1.0, peak_flop=0.5, model_flop=0.25, tokens=0.5
+    )
+    shown = little.summary()
+    assert (shown["energy_per_useful_sample_j"], shown["mfu_ratio"], shown["tokens_per_s"]) == (
+        2.0,
+        0.5,
+        0.01,
+    )
     nothing = made(columns(useful_samples=[0.0] * 3), energy_j=1.0, peak_flop=0.0, tokens=0.0).summary()
     unknown = ("energy_per_useful_sample_j", "mfu_ratio", "tokens_per_s", "cost_usd", "waste_usd")
     assert all(math.isnan(nothing[name]) for name in unknown)
@@ -127,6 +136,12 @@ def test_users_in_order_of_what_they_held() -> None:
         "finish_ratio_mean": 1.25, "finish_ratio_worst": 1.5,
     }  # fmt: skip
     assert (bob["user"], bob["jobs"], bob["completed"], bob["service_gpu_s"]) == ("bob", 1, 0, 9.0)
+    assert bob["queueing_mean_s"] == 30
+    short = {
+        name: np.array([value])
+        for name, value in (("arrival_s", 0.0), ("completion_s", 1.0), ("queueing_s", 0.5))
+    }
+    assert finish_ratios(short).tolist() == [2.0]
     assert math.isnan(bob["finish_ratio_mean"])
     assert math.isnan(bob["finish_ratio_worst"])
     assert groups(table | {"user": np.array([""] * 4, dtype=object)}, "user") == []
@@ -139,6 +154,9 @@ def test_users_in_order_of_what_they_held() -> None:
     assert found["fairness_queue"] == pytest.approx(sum(queues) ** 2 / (2 * sum(q * q for q in queues)))
     assert math.isnan(found["fairness_account"])
     assert found["fairness_worst"] == 1.25
+    alone = fairness(table | {"user": np.array(["ann"] * 4, dtype=object)})
+    assert math.isnan(alone["fairness_user"])
+    assert math.isnan(alone["fairness_worst"])
 
 
 @pytest.mark.parametrize(("part", "told"), [(0.4, [3000, 6000, 6500]), (0.5, [2000, 4000, 6000, 6500])])
