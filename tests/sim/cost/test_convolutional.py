@@ -103,6 +103,14 @@ def test_what_does_not_go_together_is_one_line(model: dict[str, Any], said: str)
     assert len(raised.value.lines) == 1
 
 
+@pytest.mark.parametrize("layer", [{"channels": 4, "groups": 2}, {"channels": 4, "groups": 3}])
+def test_groups_divide_what_comes_in_and_what_goes_out(layer: dict[str, int]) -> None:
+    wrong = Convolutional.model_validate({"input": IMAGE, "blocks": [STEM, {"layers": [layer]}]})
+    three = wrong.model_copy(update={"blocks": wrong.blocks[1:]})
+    with pytest.raises(ValueError, match=r"blocks.0.layers: groups: \d does not divide 3 and 4 channels"):
+        three.tally()
+
+
 def test_a_small_network_layer_by_layer() -> None:
     """From (3, 8, 6): 4 x 4 x 3, pooled to 4 x 2 x 2, 8 x 1 x 1 twice, ten classes. By layer, with its norm:
 

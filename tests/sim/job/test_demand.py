@@ -43,6 +43,9 @@ def test_a_job_of_a_trace_that_trains_takes_as_long_as_the_trace_says(
     training = {"count": 1, "models": ["m"], "global_batch": 64, "steps_max": steps_max}
     case = scenario(workload={"models": {"m": model()}, "trace": {"file": str(path), "training": training}})
     job = make_demand(case, read_trace(path), cluster_of(case)).training[0]
+    path.write_text("job_id,arrival_s,gpus,duration_s\n1,0,1,128\n")
+    alone = make_demand(case, read_trace(path), cluster_of(case)).training[0]
+    assert (alone.gpus, alone.workers_max, alone.steps) == (1, 2, {400: 200, 50: 50}[steps])
     assert (job.steps, job.global_batch) == (steps, batch)
 
 
@@ -70,6 +73,8 @@ def test_time_limits_end_jobs_and_are_what_is_spared() -> None:
     assert found.columns["time_limit_s"][:2].tolist() == [5, 5]
     assert math.isnan(found.columns["time_limit_s"][2])
     assert found.spare_s.tolist() == [0, 0, 0]
+    planned = scenario(workload={"jobs": [{"duration": 1.0}]}, decide={"estimate": "time-limit"})
+    assert (found.by_limit, make_demand(planned, None, cluster_of(planned)).by_limit) == (False, True)
     limited = made_of.replace(found, by_limit=True, columns={"time_limit_s": np.array([8.0, 5.0, np.nan])})
     assert limited.spare_s.tolist() == [3, 0, 0]
 
@@ -102,6 +107,19 @@ def test_what_jobs_take_of_cores_memory_and_nodes() -> None:
         (0, 0, 0),
         (7, 5, 2),
     ]
+
+
+def test_a_traces_jobs_are_numbered_after_the_scenarios_own(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("job_id,arrival_s,gpus,duration_s,priority,queue\n7,3,1,5,2,q\n9,0,2,6,1,r\n")
+    case = scenario(workload={"jobs": [{"name": "a", "duration": 4.0, "arrival": 1.0}] * 2})
+    found = make_demand(case, read_trace(path), cluster_of(case))
+    assert found.id.tolist() == [11, 0, 1, 9]
+    assert found.name == ["9", "a", "a", "7"]
+    assert found.duration_s.tolist() == [6, 4, 4, 5]
+    assert found.priority.tolist() == [1, 1, 1, 2]
+    assert found.columns["queue"].tolist() == ["r", "", "", "q"]
+    assert make_demand(scenario(), read_trace(path), cluster_of(case)).id.tolist() == [9, 7]
 
 
 def test_rows_of_a_trace_that_train_are_evenly_spread() -> None:
@@ -166,6 +184,8 @@ def test_paces_by_measured_rates_and_by_data_sheets() -> None:
     case = scenario(cluster={"nodes": nodes}, workload={"throughputs": table, "jobs": [{"duration": 1.0}]})
     kinds, gpus = ["t", "t", "u", "", "u"], np.array([2, 4, 1, 1, 1])
     own = np.array([False, False, False, False, True])
+    plain = scenario(cluster={"nodes": nodes[:1]}, workload={"jobs": [{"duration": 1.0}]})
+    assert make_paces(plain, cluster_of(plain), gpus[:1], [""], np.ones(1, bool), np.zeros(1, bool)).alike
     found = make_paces(case, cluster_of(case), gpus, kinds, np.ones(5, bool), own)
     assert np.allclose(found.speed[found.kind], [[1, 1.5], [1, 2], [1, guess], [1, guess], [1, 1]])
     assert "which has no rate of u on h100_sxm" in found.note

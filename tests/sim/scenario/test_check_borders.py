@@ -144,6 +144,12 @@ def energy(case: Scenario) -> Any:
         ),
         (
             checks.problems,
+            trained({"parameters": 10e9, "parallel": {"pipeline": 2}}, workers_min=1),
+            trained({"parameters": 10.2e9, "parallel": {"pipeline": 2}}, workers_min=1),
+            "workload.jobs.0: needs 81600000000 bytes (81.6 GB) ",
+        ),
+        (
+            checks.problems,
             trained({"parameters": 5e9}),
             trained({"parameters": 5.1e9}),
             "workload.jobs.0: needs 81600000000 bytes (81.6 GB)",
@@ -170,7 +176,7 @@ def test_what_is_impossible_begins_just_beyond_what_is_not(
     assert f"{'.'.join(map(str, path))}: {text}".startswith(line)
 
 
-QUARTER = {"kind": "shared", "share": 0.25}
+QUARTER, HALF = ({"kind": "shared", "share": part} for part in (0.25, 0.5))
 SERVICE = {
     "name": "s", "batch_latency": {"fixed": 0.5, "per_request": 0.5, "most": 3}, "requests": {"rate": 1.0},
     "latency": {"p50": 1.0}, "replicas": {"max": 4},
@@ -214,6 +220,17 @@ def served(*services: dict[str, Any], **more: Any) -> Scenario:
             served({"replicas": {"min": 2, "max": 2}}, {"replicas": {"min": 2, "max": 2}}),
             served({"replicas": {"min": 2, "max": 2}}, {"replicas": {"min": 3, "max": 3}}),
             "need 5 GPUs all the time",
+        ),
+        (
+            served(
+                *[{"placement": HALF, "replicas": {"gpus": 2, "min": 2, "max": 2}, "latency": {"p50": 2.0}}]
+                * 2
+            ),
+            served(
+                *[{"placement": HALF, "replicas": {"gpus": 2, "min": 2, "max": 2}, "latency": {"p50": 2.0}}]
+                * 3
+            ),
+            "need 6 GPUs all the time",
         ),
         (
             served({}, workload={"jobs": [{"gpus": 3, "duration": 1.0}]}),
@@ -337,6 +354,8 @@ def test_what_typed_parallelism_leaves_out() -> None:
     ]
     wide = parallel({"tensor": 4, "tensor_bytes_per_sample": 1.0})
     assert [t[:20] for t in wide] == ["the latency of tenso", "4 is wider than a no", "replicas of 4 GPUs e"]
+    deep = parallel({"pipeline": 4, "pipeline_microbatches": 8})
+    assert [t[:34] for t in deep] == ["replicas of 4 GPUs exchange gradie"]
     assert parallel({"zero": 3}) == []
     in_passes = scenario(**trained({"parallel": {"zero": 3}, "samples_per_pass": 1}))
     ((_, text),) = parallel_doubts(in_passes)

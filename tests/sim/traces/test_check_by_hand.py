@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from equipoise.formats.text.columns import Text, TextBuilder
+from equipoise.formats.text.tally import Change
 from equipoise.sim.scenario.model import Cluster
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces import check
@@ -69,6 +71,10 @@ def test_rows_that_are_no_jobs_are_left_out_for_one_reason_each() -> None:
         "ended; changed: 1 a broken number of GPUs rounded up; noted: 1 a share of one of the GPUs; "
         "arrivals counted from 1 s"
     )
+    lost = (Change("left out", "a", 3, 9), Change("merged", "b", 4, 9), Change("noted", "c", 5, 9))
+    copied = replace(rows_of(5), changes=lost, made=2)
+    assert copied.read == 5 - 2 + 3 + 4
+    assert [change.count for change in copied.tally.changes()] == [3, 4, 5]
     below = rows_of(2, duration_s=[-1, 1])
     below.sift("CPUs")
     assert [c.reason for c in below.tally.changes()] == ["a duration below 0"]
@@ -130,6 +136,7 @@ def test_submissions_that_go_back_in_time() -> None:
     assert clock_of({}, back_s=180.5) == [(jump, 1, 152)]
     assert clock_of({100: 121.0}) == [(renewed, 1, 102)]
     assert clock_of({0: 121.0}) == [(jump, 1, 3)]  # before it there is nothing to tell it by
+    assert clock_of({1: 121.0}) == [(renewed, 1, 3)]
     assert clock_of({100: 121.0, 120: 121.0}) == [(renewed, 2, 102)]
     assert clock_of({100: 121.0, 120: 121.0, 140: 121.0}) == []  # three of 200: numbers say nothing
     words = [
@@ -167,12 +174,12 @@ def test_what_was_held_at_the_edges_and_at_once() -> None:
     assert (early.count, early.line) == (2, 2)
     assert early.effect.startswith("50 % of the load; what ended before 10 s is not in the record")
     (peak,) = check._load(rows, "GPUs", None)
-    assert (peak.what, peak.count) == ("the site held up to 7 GPUs at once", 7)
+    assert (peak.what, peak.count, peak.line) == ("the site held up to 7 GPUs at once", 7, 0)
     four, five, seven = (Cluster.model_validate({"nodes": [{"gpus": n}]}) for n in (4, 5, 7))
     assert told(check._load(rows, "GPUs", seven)) == []
     (two,) = check._load(rows, "GPUs", five)
     assert two.count == 2
-    assert "first at 12 s: up to 7 GPUs, the scenario has 5" in two.effect
+    assert two.effect.startswith("0.0005556 h, first at 12 s: up to 7 GPUs, the scenario has 5")
     assert next(check._load(rows, "GPUs", four)).count == 8
     wide = rows_of(3, units=[8, 6, 9], columns={"nodes": [2, 1, 0]})
     small = Cluster.model_validate({"nodes": [{"count": 2, "gpus": 4}]})
