@@ -120,6 +120,28 @@ def test_what_a_step_computes_and_sends() -> None:
     assert stage_parameters(LATENT) == (2 * 566 + 800, 2 * 566 + 808)  # the embedding once more, for the head
 
 
+def test_what_changes_with_the_layout() -> None:
+    def made(plan: ShardingPlan, **layout: object) -> dict[str, float]:
+        found = quantities([replace(plan, layout=replace(plan.layout, **layout))])  # type: ignore[arg-type]
+        return {f.name: getattr(found, f.name).tolist()[0] for f in fields(Quantities)}
+
+    parallel = made(EXPERTS, sequence_parallel=True, expert=4)
+    assert parallel["expert_bytes"] == pytest.approx(0.8 * 1024 / 8 * 3 / 4)
+    assert parallel["link_expert"] == 60  # four in a node
+    assert made(DENSE, pipeline=1)["pipelined_ranks"] == 0
+    spread = made(LATENT, data=4, global_batch=8, zero=1)
+    assert (spread["link_send"], spread["optimizer_parameters"]) == (25, 1940 / 4)
+    assert replace(LATENT, layout=Layout(pipeline=4, global_batch=4)).stage_layers() == (1, 1, 1, 1)
+
+
+def test_flop_of_a_token_with_experts() -> None:
+    """Five layers of 768 weights in attention; one of 320 in the feed-forward, four of three experts and a router."""
+    found = EXPERTS.shape.forward_flop_per_token()
+    assert (found.projections, found.scores, found.head) == (2 * 5 * 768, 2 * 5 * 32 * 24, 2 * 100 * 8)
+    assert found.feed_forward == 2 * (320 + 4 * (3 * 160 + 32))
+    assert EXPERTS.shape.train_flop_per_token() == 3 * (7680 + 7680 + 4736 + 1600)
+
+
 def test_what_every_stage_keeps() -> None:
     """Columns: gradients, moments, width hidden, such kept whole, inner, scores, around the head, logits, one."""
     weights, kept = counts(DENSE)
@@ -154,6 +176,7 @@ def test_memory_by_what_holds_it() -> None:
         3 * 384 + 4 * 384 + 5 * 4608 + 6 * 3072 + 7 * 384,
         8 * 2400,
     )
+    assert last.total == 2396 + 148.5 + last.activations + 19_200 + 9
     assert found.peak == first.total == 3172 + 197 + 92_544 + 9
     assert (found.low, found.high, found.capacity) == (found.peak / 2, found.peak * 2, 0.97e6)
     assert peaks([counts(DENSE)], stack).tolist() == [95_922]
@@ -210,7 +233,7 @@ def test_the_time_of_a_step_by_part() -> None:
         recompute_full=[1, 0, 0], recompute_selective=[0, 1, 0],
         tensor_ranks=[2, 1, 1], tensor_bytes=[8, 0, 0], tensor_steps=[4, 0, 0], pipelined_ranks=[1, 0, 0],
         link_tensor=[4, 4, 4], context_bytes=[4, 0, 0], link_context=[8, 8, 8],
-        expert_bytes=[6, 0, 0], link_expert=[6, 6, 6], head_flop=[100, 100, 0], head_elements=[4, 6, 0],
+        expert_bytes=[6, 0, 0], link_expert=[6, 6, 6], head_flop=[100, 100, 100], head_elements=[4, 6, 4],
         stages=[3, 2, 1], virtual=[2, 1, 1], bubble_share=[0.5, 1, 1], layers=[5, 3, 1],
         plain_layers=[2, 1, 0], head_layers=[1, 1, 1], loss_layers=[1, 1, 1], loss_apart=[0, 1, 0],
         micro_batches=[4, 2, 1], send_bytes=[12, 0, 0], link_send=[4, 1, 1],
@@ -234,7 +257,7 @@ def test_the_time_of_a_step_by_part() -> None:
         "attention": (8 * 9.8, 2 * 7, 0),
         "elementwise": (8 * 12, 0, 0),
         "host": (4 * (260 - 217.2), 0, 0),
-        "head": (0, 2 * 11, 0),
+        "head": (0, 2 * 11, 6 + 2),
         "recompute": (8 * 10.8, 2 * 2, 0),
         "tensor": (8 * 42, 0, 0),
         "context": (8 * 4, 0, 0),
@@ -282,6 +305,8 @@ def test_the_search_keeps_what_fits_and_times_it() -> None:
     seconds = [f.seconds for f in found.found]
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[2]
+    full = replace(stack, base_bytes=970_000.0 - held)
+    assert len(search(shape, machine, Network(1, 1e9), 1, 1, Stack(), full).found) == 3
     none = search(shape, replace(machine, memory_bytes=held / 2), Network(1, 1e9), 1, 1, Stack(), stack)
     assert none == Search((), 3, held + 1)
     with pytest.raises(ValueError, match="no layout of 2 accelerators divides 1 sequences"):
@@ -341,6 +366,7 @@ def test_each_limit_of_a_layout_and_a_shape() -> None:
     for wrong, message in (
         ({"virtual": 2, "schedule": "interleaved"}, "virtual: needs pipeline > 1"),
         ({"schedule": "interleaved"}, "virtual: 1 does not go with"),
+        ({"data": 4, "micro_batch": 2, "global_batch": 12}, "global_batch: 12 is not a multiple"),
         ({"data": 2, "context": 2, "global_batch": 2, "shard": 3}, r"shard: 3 does not divide data x context"),
         ({"zero": -1}, "zero: -1 is not"),
     ):  # fmt: skip
@@ -361,6 +387,7 @@ def test_each_limit_of_a_layout_and_a_shape() -> None:
         with pytest.raises(ValueError, match=message):
             replace(shape, **change)  # type: ignore[arg-type]
     assert replace(shape, ffn=0, dense_layers=0).moe_layers == 4
+    assert replace(shape, ffn=1).moe_layers == 1
 
 
 def test_what_is_usual_lies_within_what_is_possible() -> None:
