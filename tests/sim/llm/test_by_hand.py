@@ -135,7 +135,7 @@ def test_what_changes_with_the_layout() -> None:
 
 
 def test_flop_of_a_token_with_experts() -> None:
-    """Five layers of 768 weights in attention; one of 320 in the feed-forward, four of three experts and a router."""
+    """Five layers of 768 weights in attention; one of 320 beside it, four of three experts and a router."""
     found = EXPERTS.shape.forward_flop_per_token()
     assert (found.projections, found.scores, found.head) == (2 * 5 * 768, 2 * 5 * 32 * 24, 2 * 100 * 8)
     assert found.feed_forward == 2 * (320 + 4 * (3 * 160 + 32))
