@@ -28,13 +28,17 @@ def uninterrupted() -> Iterator[None]:
 
 
 def heard_inside(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, stands for Ctrl-C that came while DuckDB or pydantic worked."""
+    """Whether an error, or one behind it, stands for Ctrl-C that came while DuckDB or pydantic worked.
+
+    Python 3.11 makes a RuntimeError of a Ctrl-C that comes while a class is being made (`__set_name__`).
+    """
     while error is not None:
         name, room, told = type(error).__name__, type(error).__module__.split(".")[0], str(error)
         if (
             (name == "InterruptException" and room in ("duckdb", "_duckdb"))
             or (type(error) is RuntimeError and told == "Query interrupted")
             or (room == "pydantic_core" and "KeyboardInterrupt" in told)
+            or isinstance(error.__cause__, KeyboardInterrupt)
         ):
             return True
         error = error.__cause__ or error.__context__

@@ -73,6 +73,19 @@ def test_ctrl_c_within_pydantic_stands_for_ctrl_c() -> None:
     assert not heard_inside(ValueError("KeyboardInterrupt"))
 
 
+def test_ctrl_c_within_the_making_of_a_class_stands_for_ctrl_c() -> None:
+    class Named:
+        """Its name is set where the signal comes."""
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises((RuntimeError, KeyboardInterrupt)) as raised:  # the first up to Python 3.11
+        type("Owner", (), {"named": Named()})
+    assert isinstance(raised.value, KeyboardInterrupt) or heard_inside(raised.value)
+    assert not heard_inside(RuntimeError("Error calling __set_name__"))
+
+
 def test_two_runs_never_write_into_one_folder(small, tmp_path, capsys) -> None:
     asked, out = ["run", str(small), "--out", str(tmp_path / "out"), "-q"], tmp_path / "out"
     assert main(asked) == 0
