@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from equipoise.formats.text.columns import Text
 from equipoise.sim.scenario.generate import Arrivals, Durations, Generate, JobClass
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.generate import (
@@ -133,8 +134,6 @@ def test_jobs_of_classes_are_named_and_too_many_or_none_are_refused() -> None:
 def trace_of(rows: list[tuple[float, int, str]]) -> Any:
     arrival, gpus, user = zip(*rows, strict=True)
     n = len(rows)
-    from equipoise.formats.text.columns import Text
-
     names = tuple(sorted(set(user)))
     users = Text(np.array([names.index(u) for u in user], dtype=np.int32), names)
     return make_trace(
