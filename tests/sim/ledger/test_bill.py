@@ -11,10 +11,11 @@ import pytest
 
 from equipoise.sim.cluster.cluster import Holding
 from equipoise.sim.cluster.power import NodePower
-from equipoise.sim.cluster.throttle import shared_clock, warmed
+from equipoise.sim.cluster.throttle import Throttle, shared_clock, warmed
 from equipoise.sim.hardware.carbon import emitted_kg
 from equipoise.sim.hardware.contracts import Bond, of_on_demand
 from equipoise.sim.job.account import BUSY, HELD, INPUT_STALL, RESTART
+from equipoise.sim.job.state import TrainingState
 from equipoise.sim.ledger.bill import Biller
 from equipoise.sim.ledger.buckets import BUCKETS, FIRST_WIDTH_S, Buckets
 from equipoise.sim.ledger.late import HeldLate
@@ -208,3 +209,46 @@ def test_clocks_under_a_cap_of_the_site() -> None:
     assert clocks(20.0, [1.0, 1.0]) == [0.0, 0.0]
     warm = warmed(np.array([20.0, 20.0]), np.array([60.0, 20.0]), np.array([10.0, 10.0]), 10.0)
     assert warm == pytest.approx([60 - 40 / math.e, 20])
+
+
+def test_heat_moves_clocks_that_differ_and_ends_at_the_highest() -> None:
+    """By less than a thousandth a clock stays as it is, but for the last step back to 1."""
+    told: list[Any] = []
+    made: Any = object.__new__(Throttle)
+    made.hot = np.array([1.0, 0.9, 0.9995, 0.8])
+    made._share_out = lambda _: told.append("shared")
+    made.computing = SimpleNamespace(
+        happened=lambda kind, node, value: told.append((kind, node, value)),
+        event=lambda: told.append("event"),
+    )
+    made._set_hot(np.array([1.0, 0.9005, 0.9995, 0.8]))
+    assert told == []
+    made._set_hot(np.array([0.9, 0.9, 1.0, 0.7]))
+    assert made.hot.tolist() == [0.9, 0.9, 1.0, 0.7]
+    assert told == ["shared", ("throttle", 0, 0.9), ("throttle_end", 2, 1.0), "event"]
+    told.clear()
+    made._set_hot(np.array([0.9, 0.9, 1.0, 0.6]))
+    assert told == ["shared"]  # a clock moves, and nothing begins or ends
+
+
+def test_a_period_under_way_counts_as_computing_when_it_is_broken_off() -> None:
+    """1.5 s of two workers on half and all of a GPU; where power is the same everywhere the account tells."""
+    told: list[list[float]] = []
+
+    def metered(varies: bool, now_s: float) -> list[list[float]]:
+        job: Any = object.__new__(TrainingState)
+        job.row, job.ends = 3, SimpleNamespace(start_s=10.0)
+        job.config = SimpleNamespace(
+            nodes=np.array([0, 1]), weight=np.array([0.5, 1.0]), busy_weight=np.ones(2)
+        )
+        job.measured = SimpleNamespace(take_busy_s=lambda: np.array([2.0, 3.0]))
+        job.meter = SimpleNamespace(
+            varies=varies, computed=lambda row, nodes, gpu_s: told.append(gpu_s.tolist())
+        )
+        told.clear()
+        job.meter_all(now_s)
+        return list(told)
+
+    assert metered(True, 11.5) == [[2.0, 3.0], [0.75, 1.5]]
+    assert metered(True, 10.0) == [[2.0, 3.0]]
+    assert metered(False, 11.5) == []

@@ -76,6 +76,7 @@ def test_a_key_is_changed_where_it_stands(assignment: str, path: tuple[Any, ...]
         ("a.b", "write dotted.key=value"),
         ("=1", "write dotted.key=value"),
         ("list.2=1", "list: no entry '2'; allowed: 0 to 1"),
+        ("list.5=1", "list: no entry '5'; allowed: 0 to 1"),
         ("empty.0=1", "empty: no entry '0'; allowed: none, the list is empty"),
         ("list.x=1", "list is a list; did you mean list.0.x?"),
         ("list.y=1", "list is a list; did you mean list.0.y?"),
@@ -169,3 +170,17 @@ def test_a_key_is_described_by_its_field() -> None:
         "horizon": "s",
         "cluster.nodes.0.nic": "bytes/s",
     }
+
+
+def test_own_keys_stand_where_they_are_written_and_tags_are_refused() -> None:
+    read = read_tree("x: &a\n  k: {z: 2}\n  m: 3\ny:\n  k: {z: 1}\n  <<: *a\n", "f.yaml")
+    assert read.data["y"] == {"k": {"z": 1}, "m": 3}
+    assert [read.place(path).line for path in (("y", "k"), ("y", "k", "z"), ("y", "m"), ("x", "k"))] == [
+        5,
+        5,
+        3,
+        2,
+    ]
+    for text in ("a: !x [1]", "a: !x {b: 1}"):
+        with pytest.raises(InputError, match="tag '!x' is not allowed"):
+            read_tree(text, "f.yaml")

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from equipoise.policies.observation import Speeds, Stores
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
+from equipoise.policies.observation import Observation, Speeds, Stores
+from equipoise.policies.registry import make_stage
 from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.progress import Progress
 from equipoise.sim.network.topology import FABRIC, NIC_IN, NIC_OUT
+from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Data
 from equipoise.sim.world import observe
 from equipoise.sim.world.arrivals import _fill_row, _first_after, _shard_sizes
 from equipoise.sim.world.observe import Traffic, pace_of, worker_columns
 from equipoise.sim.world.tables import _add_rigid, _counts, fill_stores
+from tests.scenarios import model, scenario
 from tests.sim.cost.test_configuration import made
 from tests.sim.world.test_room import cluster_of
 
@@ -173,9 +178,42 @@ def test_the_row_of_a_job_that_has_arrived() -> None:
     progress.interval = 3
     _fill_row(arrived, roster)
     assert columns["duration_s"].item() == pytest.approx(5 * (2 * 0.13 + 0.13 + 0.456) / 3 * 1.5)
+    large = made(4, parameters=1e9)
+    arrived.config, arrived.model = large, large.model
+    arrived.spec = spec.model_copy(update={"gpu_share": 0.5})
+    _fill_row(arrived, roster)
+    assert columns["memory_bytes"].item() == 16e9 / 0.5
     arrived.config = made(9)  # more than there are: what they exchange is not known
     _fill_row(arrived, roster)
     assert columns["duration_s"].item() == pytest.approx(5 * 0.12 * 1.5)
+
+
+@dataclass(frozen=True)
+class Look(Stage):
+    """Keeps what was measured of the job's exchanges."""
+
+    name: ClassVar[str] = "look"
+    kind: ClassVar[Kind] = "tasks"
+    seen: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        jobs = observation.jobs
+        columns = (jobs.exchange_s, jobs.throughput_samples_per_s, jobs.goodput_samples_per_s)
+        self.seen.append(tuple(column.item() for column in columns))  # type: ignore[arg-type]
+        return plan, memory
+
+
+def test_exchanges_and_samples_are_means_over_what_was_observed() -> None:
+    """Steps of 0.1 s with ten samples each, of which nine tenths count, and an exchange of 0.25 s."""
+    spec = model(gradient=1e8, exchange={"alpha": 0.125, "rate": 1e24}, lighter={"samples_factor": 10 / 9})
+    job = {"gpus": 2, "model": "m", "steps": 60, "global_batch": 20}
+    case = scenario(workload={"models": {"m": spec}, "jobs": [job]}, decide={"every": 4.0})
+    look = Look()
+    run(case, policy=Policy("look", (make_stage("fifo"), look)))
+    exchange_s, throughput, goodput = look.seen[2]
+    assert exchange_s == pytest.approx(0.25 + 1e8 / 12.5e9)
+    assert throughput == pytest.approx(20 / (0.1 + exchange_s))
+    assert goodput == pytest.approx(0.9 * throughput)
 
 
 def test_arrivals_of_an_instant_and_sizes_of_shards() -> None:

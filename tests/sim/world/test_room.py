@@ -93,6 +93,21 @@ def test_the_jobs_that_matter_least_make_room() -> None:
     assert victims(1, equal, late) is None
 
 
+def test_shares_that_others_hold_of_a_gpu() -> None:
+    cluster = cluster_of(2)
+    for row, share in enumerate((0.5, 0.25, 0.125)):
+        hold(cluster, row, [0], share)
+    assert cluster._shares_on(0).tolist() == [0.5, 0.25, 0.125]
+    assert cluster._shares_on(0, 1).tolist() == [0.5, 0.125]
+    assert cluster._shares_on(1).tolist() == []
+    assert cluster.co_located(0, 1) == 0.625
+    assert cluster.co_located(1, 1) == 0.0
+    assert cluster.share_in_force(0, 0.25) == 0.25
+    cluster.in_turns[:] = True
+    assert cluster.share_in_force(0, 0.25) == 1 / 3
+    assert (cluster.jobs_on(0), cluster.free_gpus, cluster.held_gpus().tolist()) == ([0, 1, 2], 1, [1.0])
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_queue_of_rows_is_a_sorted_list(seed: int) -> None:
     drawn, queue, plain = random.Random(seed), RowQueue(), list[int]()
