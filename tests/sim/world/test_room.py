@@ -93,6 +93,16 @@ def test_the_jobs_that_matter_least_make_room() -> None:
     assert victims(1, equal, late) is None
 
 
+def test_so_many_jobs_stop_that_their_shares_make_room() -> None:
+    cluster = cluster_of(1)
+    hold(cluster, 0, [0], 0.3)
+    hold(cluster, 1, [0], 0.7)
+    everywhere, equal = np.ones(1, dtype=np.bool_), np.ones(2)
+    for started_s, rows in (([5.0, 1.0], [0, 1]), ([1.0, 5.0], [1])):
+        found = cheapest_victims(service(1, 0.5), everywhere, cluster, equal, np.array(started_s))
+        assert found == (0, rows)
+
+
 def test_shares_that_others_hold_of_a_gpu() -> None:
     cluster = cluster_of(2)
     for row, share in enumerate((0.5, 0.25, 0.125)):
