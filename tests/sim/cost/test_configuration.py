@@ -138,6 +138,9 @@ def test_exchanges_of_the_workers_and_of_those_on_a_node() -> None:
     # Both servers are on node 0: half of 6e8 bytes through node 2's interface each way.
     assert [push.alone_s for push in pushing.pushes] == pytest.approx([0.602, 0.602, 3.002])
     assert not pushing.near.happens
+    spread = placed(made(4, exchange=pushing.model.exchange.model_dump()), [0, 1, 4, 5])
+    spread.work_out()  # a server on each node: a quarter of the volume goes each way between them
+    assert [push.alone_s for push in spread.pushes] == pytest.approx([1.502] * 4)
 
 
 def test_an_exchange_is_estimated_on_the_fewest_nodes() -> None:

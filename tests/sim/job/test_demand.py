@@ -12,7 +12,7 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job import demand as made_of
 from equipoise.sim.job.checkpoints import Checkpoints, write_s, young_daly_s
 from equipoise.sim.job.demand import Demand, expand, make_demand
-from equipoise.sim.job.paces import _rate, make_paces, typical_speed
+from equipoise.sim.job.paces import _guess_note, _rate, make_paces, typical_speed
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.faults import Crash
 from equipoise.sim.scenario.model import Checkpoint, JobSpec, Model, Restart, Scenario, TrainingJobs
@@ -194,6 +194,18 @@ def test_paces_by_measured_rates_and_by_data_sheets() -> None:
     assert known.note == ""
     recorded = make_paces(case, cluster_of(case), gpus[4:], kinds[4:], np.ones(1, bool), own[4:])
     assert recorded.note.startswith("durations of the trace count alike on generic and h100_sxm")
+
+
+def test_three_rates_that_are_missing_are_named() -> None:
+    speeds = np.array([1.0, 2.5])
+    rows = [f"t{k} on b" for k in range(5)]
+    told = [_guess_note(["a", "b"], speeds, 0, rows[:n]).partition("throughputs")[2] for n in (0, 3, 5)]
+    assert told == [
+        ", or a speed of each node group",
+        ", which has no rate of t0 on b, t1 on b, t2 on b, or a speed of each node group",
+        ", which has no rate of t0 on b, t1 on b, t2 on b and 2 more, or a speed of each node group",
+    ]
+    assert "(a 1.00, b 2.50)" in _guess_note(["a", "b"], speeds, 0, [])
 
 
 def test_failures_of_a_node_in_four_ways() -> None:

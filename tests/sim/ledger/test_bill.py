@@ -14,13 +14,15 @@ from equipoise.sim.cluster.power import NodePower
 from equipoise.sim.cluster.throttle import Throttle, shared_clock, warmed
 from equipoise.sim.hardware.carbon import emitted_kg
 from equipoise.sim.hardware.contracts import Bond, of_on_demand
-from equipoise.sim.job.account import BUSY, HELD, INPUT_STALL, RESTART
+from equipoise.sim.job.account import BUSY, HELD, INPUT_STALL, LOST_TO_FAULTS, RESTART
 from equipoise.sim.job.state import TrainingState
 from equipoise.sim.ledger.bill import Biller
 from equipoise.sim.ledger.buckets import BUCKETS, FIRST_WIDTH_S, Buckets
 from equipoise.sim.ledger.late import HeldLate
 from equipoise.sim.ledger.meter import Meter, mean_over
 from equipoise.sim.ledger.serving import ServingAccount
+from equipoise.sim.ledger.tables import DOWN_GPU_S, DOWN_J, DYNAMIC_J, QUEUED, RUNNING, USAGE_COLUMNS, _usage
+from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.scenario.money import Terms
 
 POWER = NodePower(np.array([10.0, 20.0]), np.array([110.0, 220.0]), np.array([5.0, 0.0]))
@@ -252,3 +254,64 @@ def test_a_period_under_way_counts_as_computing_when_it_is_broken_off() -> None:
     assert metered(True, 11.5) == [[2.0, 3.0], [0.75, 1.5]]
     assert metered(True, 10.0) == [[2.0, 3.0]]
     assert metered(False, 11.5) == []
+
+
+def test_a_duration_job_first_starts_then_computes_and_what_is_lost_was_last() -> None:
+    """Two GPUs from 10 to 20 s: 4 GPU-seconds to start, 6 lost at the end."""
+    told: dict[int, tuple[float, float, float]] = {}
+
+    def charged(used: dict[int, float]) -> dict[int, tuple[float, float, float]]:
+        told.clear()
+        made: Any = object.__new__(Timeline)
+        made.meter = meter()
+        made.usage = SimpleNamespace(
+            add=lambda start, end, column, amount: told.update({column: (start, end, amount)})
+        )
+        opened: Any = SimpleNamespace(start_s=10.0, holding=holding([0, 1], [1.0, 1.0]))
+        made._charge_rigid(0, opened, 20.0, [used.get(use, 0.0) for use in range(HELD)])
+        return dict(told)
+
+    assert charged({BUSY: 10.0, RESTART: 4.0, LOST_TO_FAULTS: 6.0}) == {
+        RESTART: (10, 12, 4), LOST_TO_FAULTS: (17, 20, 6), BUSY: (12, 17, 10), DYNAMIC_J: (12, 20, 1600),
+    }  # fmt: skip
+    assert charged({BUSY: 20.0}) == {BUSY: (10, 20, 20), DYNAMIC_J: (10, 20, 2000)}
+    assert charged({RESTART: 30.0})[RESTART] == (10, 20, 30)
+
+
+def test_use_over_time_by_hand() -> None:
+    """Half a second, in buckets of 1/1024 s: of four GPUs three are held, two jobs run and one waits."""
+    usage = Buckets(len(USAGE_COLUMNS), 0.0)
+    for column, amount in (
+        (BUSY, 1.5),
+        (RUNNING, 1.0),
+        (QUEUED, 0.5),
+        (DOWN_GPU_S, 0.25),
+        (DYNAMIC_J, 8.0),
+        (DOWN_J, 2.0),
+    ):
+        usage.add(0.0, 0.5, column, amount)
+    usage.flush()
+    found = _usage(4, 100.0, 1.5, usage, 0.5, serves=False)
+    assert len(found["start_s"]) == 512
+    for name, value in (
+        ("jobs_running", 2),
+        ("jobs_waiting", 1),
+        ("idle_gpu_s", 0.25 / 512),
+        ("energy_j", 1.5 * 56 / 512),
+    ):
+        assert found[name] == pytest.approx(np.full(512, value)), name
+    assert "serving_gpu_s" not in found
+
+
+def test_what_exchanges_carry_since_they_were_last_looked_at() -> None:
+    """Two more exchanges of all workers, of 10 bytes, half of which go over the first link, and one of near ones."""
+    job: Any = object.__new__(TrainingState)
+    far = SimpleNamespace(volume_bytes=10.0, links=np.array([3, 4]), usage=np.array([0.5, 1.0]))
+    near = SimpleNamespace(volume_bytes=8.0, links=np.array([7]), usage=np.array([0.25]))
+    job.config = SimpleNamespace(exchange=far, near=near, asynchronous=False)
+    job.progress = SimpleNamespace(account=SimpleNamespace(exchanges=7, near_exchanges=2))
+    assert job.traffic == (5, 2)
+    volume, links, amounts = job.on_links((3, 1))
+    assert (volume, links.tolist(), amounts.tolist()) == (28, [3, 4, 7], [10, 20, 2])
+    volume, links, amounts = job.on_links((4, 2))
+    assert (volume, links.tolist(), amounts.tolist()) == (10, [3, 4], [5, 10])

@@ -47,7 +47,7 @@ def test_words_that_others_use(given: str, meant: str) -> None:
 
 
 def tree() -> Tree:
-    return read_tree("a: {b: 1, b.c: 2}\nlist: [{x: 1}, 2]\nempty: []\ntext: hi\n", "f.yaml")
+    return read_tree("a: {b: 1, b.c: 2}\nlist: [{x: 1}, 2, 3]\nempty: []\ntext: hi\n", "f.yaml")
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_a_key_is_changed_where_it_stands(assignment: str, path: tuple[Any, ...]
     [
         ("a.b", "write dotted.key=value"),
         ("=1", "write dotted.key=value"),
-        ("list.2=1", "list: no entry '2'; allowed: 0 to 1"),
-        ("list.5=1", "list: no entry '5'; allowed: 0 to 1"),
+        ("list.3=1", "list: no entry '3'; allowed: 0 to 2"),
+        ("list.5=1", "list: no entry '5'; allowed: 0 to 2"),
         ("empty.0=1", "empty: no entry '0'; allowed: none, the list is empty"),
         ("list.x=1", "list is a list; did you mean list.0.x?"),
         ("list.y=1", "list is a list; did you mean list.0.y?"),
-        ("list.y.z=1", "list: no entry 'y'; allowed: 0 to 1"),
+        ("list.y.z=1", "list: no entry 'y'; allowed: 0 to 2"),
         ("list.1.z=1", "list.1 is not a section"),
     ],
 )
