@@ -304,7 +304,7 @@ def test_use_over_time_by_hand() -> None:
 
 
 def test_what_exchanges_carry_since_they_were_last_looked_at() -> None:
-    """Two more exchanges of all workers, of 10 bytes, half of which go over the first link, and one of near ones."""
+    """Two more exchanges of all workers, of 10 bytes, half of them over the first link, and one of near ones."""
     job: Any = object.__new__(TrainingState)
     far = SimpleNamespace(volume_bytes=10.0, links=np.array([3, 4]), usage=np.array([0.5, 1.0]))
     near = SimpleNamespace(volume_bytes=8.0, links=np.array([7]), usage=np.array([0.25]))
