@@ -16,7 +16,8 @@ from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
 
-PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
+"""Of one weight, gradient or activation: fp8 holds for products only, the rest is bf16."""
 PASSES = 3.0
 """Work of a training sample over that of an evaluated one: backward costs twice the forward pass."""
 
@@ -135,8 +136,8 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
 
 
 def state_bytes(model: Model) -> int:
-    """Bytes of one weight or gradient: the precision's, but of fp8, which holds for products only, bf16's."""
-    return max(PRECISION_BYTES[model.precision], 2)
+    """Bytes of one weight or gradient."""
+    return PRECISION_BYTES[model.precision]
 
 
 def gradient_bytes(model: Model) -> float:

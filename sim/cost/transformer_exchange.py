@@ -29,7 +29,7 @@ def make_transformer_exchange(
     """
     _, bound = section(model)
     replicas = len(gpu_nodes) // bound.layout.replica_gpus
-    passes = max(1, -(-samples // bound.layout.micro_batch))
+    passes = -(-samples // bound.layout.micro_batch)
     plan = plan_of(model, accelerator, fabric_bytes_per_s, replicas, passes)
     q, stack = quantities([plan]), stack_in_force(model)
     bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))

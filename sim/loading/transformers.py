@@ -110,7 +110,7 @@ def bind(scenario: Scenario, profile: HardwareProfile) -> tuple[Scenario, list[P
     for name, model in models.items():
         if model.convolutional is not None:
             size = PRECISION_BYTES[model.precision]
-            models[name] = model.model_copy(update=model.convolutional.follows(model, max(2, size)))
+            models[name] = model.model_copy(update=model.convolutional.follows(model, size))
         if model.transformer is None:
             continue
         path: KeyPath = ("workload", "models", name)

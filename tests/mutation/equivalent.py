@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _HEAP = "the heap deals out whatever the halvings leave, so that only the time differs"
 _CAP = "no worker ever has more units than its cap"
+_END = "which end of the queue moves decides the time alone"
 _SIZE = "sizes are never negative, and a sum of them is not"
 _BESIDE = "if self.beside is not None and holding.weight < holding.gpu.size:"
 _SMALL_INT = "small whole numbers, which Python has once"
@@ -243,6 +244,41 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         _BESIDE + " -> if self.beside is not None and holding.weight != holding.gpu.size:": _WHOLE,
         _BESIDE + " -> if self.beside is not None and holding.weight <= holding.gpu.size:": _WHOLE,
         _BESIDE + " -> if self.beside is not None and holding.weight is not holding.gpu.size:": _WHOLE,
+    },
+    "sim/job/checkpoints.py": {
+        'if store.kind == "local": -> if store.kind <= "local":': "the other kinds come later in the alphabet",
+    },
+    "sim/job/dataset.py": {
+        "source_worker, piece = found or (-1, None) -> source_worker, piece = found or (- 2, None)": (
+            "without a piece it is refused before the number is looked at"
+        ),
+    },
+    "sim/llm/search.py": {
+        "if global_batch % (data * micro) or (zero == 3 and (pipeline > 1 or data * context == 1)): -> "
+        "if global_batch % (data * micro) or (zero >= 3 and (pipeline > 1 or data * context == 1)):": (
+            "there is no stage above 3"
+        ),
+    },
+    "sim/world/queue.py": {
+        "if at - head < tail - at: -> if at / head < tail - at:": _END,
+        "if tail == len(entries) or head == 0: -> if tail >= len(entries) or head == 0:": (
+            "the queue ends at its last cell at the latest"
+        ),
+    },
+    "sim/serving/queue.py": {
+        "more = count - self.busy_s.size -> more = count | self.busy_s.size": "further slots stay free",
+    },
+    "sim/traces/slurm.py": {
+        'rows.drop("never started", np.isnan(jobs.start_s) & ~(rows.duration_s > 0)) -> '
+        'rows.drop("never started", np.isnan(jobs.start_s) * ~(rows.duration_s > 0))': (
+            "of truth values the product is the conjunction"
+        ),
+    },
+    "sim/fairness.py": {
+        "return np.where(ran_s > 0.0, span_s / np.where(ran_s > 0.0, ran_s, 1.0), np.nan) -> "
+        "return np.where(ran_s > 0.0, span_s / np.where(ran_s > 0.0, ran_s, 2.0), np.nan)": (
+            "what it is divided by is left out there"
+        ),
     },
     "sim/world/roster.py": {
         "if self.start_s[row] > now_s: -> if self.start_s[row] >= now_s:": (

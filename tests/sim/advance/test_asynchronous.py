@@ -65,3 +65,18 @@ def test_each_worker_s_interval_pays_where_some_push_slowly() -> None:
     file = read_scenario(scenarios_dir() / "slow-pushes.yaml")
     own, one = (run(file.scenario, policy=make_policy(text)) for text in ("s3", "s3(frozen=S313)"))
     assert one.jobs["completion_s"][0] > 1.02 * own.jobs["completion_s"][0]
+
+
+def test_workers_that_do_not_wait_for_each_other_wait_for_their_input() -> None:
+    """Each sample takes 20 ms to come and 10 ms to compute: half of the time of both workers is spent waiting."""
+    spec = {"alpha": 0.0, "rate": 1e12, "algorithm": "async-parameter-server"}
+    job = {"gpus": 2, "model": "m", "global_batch": 20, "steps": 30, "checkpoint": {"interval": "never"}}
+    case = scenario(
+        cluster={"nodes": [{"count": 2, "gpus": 1, "ingest": 50.0}]},
+        workload={"models": {"m": model(exchange=spec, gradient=0.0)}, "jobs": [job]},
+    )
+    made = run(case, policy=make_policy("fifo"))
+    assert made.jobs["samples"][0] == 600
+    assert made.jobs["busy_gpu_s"][0] == pytest.approx(6.0)
+    assert made.jobs["input_stall_gpu_s"][0] == pytest.approx(6.0)
+    assert made.totals["makespan_s"] == pytest.approx(6.0, rel=0.01)

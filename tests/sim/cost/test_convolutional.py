@@ -8,6 +8,7 @@ import pytest
 
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
+from equipoise.sim.scenario.model import Model
 from equipoise.sim.scenario.models.convolutional import Convolutional
 from equipoise.sim.scenario.tree import InputError
 
@@ -100,3 +101,43 @@ def test_what_does_not_go_together_is_one_line(model: dict[str, Any], said: str)
     with pytest.raises(InputError, match=said) as raised:
         from_mapping(case(model))
     assert len(raised.value.lines) == 1
+
+
+@pytest.mark.parametrize("layer", [{"channels": 4, "groups": 2}, {"channels": 4, "groups": 3}])
+def test_groups_divide_what_comes_in_and_what_goes_out(layer: dict[str, int]) -> None:
+    wrong = Convolutional.model_validate({"input": IMAGE, "blocks": [STEM, {"layers": [layer]}]})
+    three = wrong.model_copy(update={"blocks": wrong.blocks[1:]})
+    with pytest.raises(ValueError, match=r"blocks.0.layers: groups: \d does not divide 3 and 4 channels"):
+        three.tally()
+
+
+def test_a_small_network_layer_by_layer() -> None:
+    """From (3, 8, 6): 4 x 4 x 3, pooled to 4 x 2 x 2, 8 x 1 x 1 twice, ten classes. By layer, with its norm:
+
+    parameters 108 + 8, 16 + 16, 32 + 16 (projected), 32 + 16, 80 + 10; products of 108 weights at 12 places, then
+    16, 32, 32 and 80 at one; traffic 1200, 128 (pool), 176, 176, 40 (sum), 152, 40, 32 (mean), 114.
+    """
+    pool, mean = {"kind": "pool", "stride": 2}, {"kind": "mean"}
+    blocks = [
+        {"layers": [{"channels": 4, "stride": 2}, pool]},
+        {
+            "layers": [{"channels": 8, "kernel": 1, "groups": 2, "stride": 2}],
+            "repeat": 2,
+            "shortcut": "projected",
+        },
+        {"layers": [mean, {"kind": "dense", "channels": 10}]},
+    ]
+    made = Convolutional.model_validate({"input": [3, 8, 6], "blocks": blocks})
+    sums = made.tally()
+    assert (sums.parameters, sums.forward_flop, sums.first_flop) == (334, 2592 + 32 + 64 + 64 + 160, 2592)
+    assert (sums.moved, sums.kept, sums.layers) == (2058, 96 + 16 + 16 + 16 + 16 + 8 + 10, 4)
+    found = made.follows(Model.model_validate({"convolutional": made}), 2)
+    assert (found["flop_per_sample"], found["bytes_per_sample"]) == (3 * 2912 - 2592, 2 * 2058)
+    assert found["memory"].activation_per_sample == 2 * (178 + 144)  # type: ignore[attr-defined]
+    assert found["memory"].layers == 4  # type: ignore[attr-defined]
+    deep = {"layers": [{"groups": 0, "stride": 3}], "shortcut": "equal"}
+    flat = {"layers": [{"kernel": 1}], "shortcut": "equal"}
+    plain = Convolutional.model_validate({"input": [3, 8, 6], "norm": False, "blocks": [deep, flat]}).tally()
+    # 27 weights and 3 biases for 3 x 3 x 2, of which no sum is made; then 9 and 3, with one.
+    assert (plain.parameters, plain.forward_flop) == (42, 2 * 27 * 6 + 2 * 9 * 6)
+    assert (plain.moved, plain.kept) == (3 * 144 + 9 * 18 + 12 * 18 + 5 * 18, 36)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import _in_flight
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M, SHAPES, with_sequence
+from equipoise.sim.llm.shape import LatentAttention, Transformer
 
 LLAMA = {
     "model_type": "llama",
@@ -109,6 +110,33 @@ def test_parameters_of_published_models_to_the_digit(name: str) -> None:
     assert from_config(json.dumps(config)).parameters == parameters
 
 
+# Of GPT-style models 12 l h^2 + 13 l h + (V + s) h + 2 h (Narayanan et al. 2021, section 5.1, and the last norm).
+SIZES = {
+    "mpt-125m": (125_311_488, 12, 2048), "mpt-350m": (355_985_408, 16, 2048), "mpt-760m": (760_470_528, 12, 2048),
+    "mpt-1b": (1_315_950_592, 16, 2048), "mpt-3b": (2_651_837_440, 20, 2048), "mpt-7b": (6_658_859_008, 32, 2048),
+    "mpt-13b": (12_853_954_560, 40, 2048), "mpt-30b": (29_975_214_080, 56, 2048),
+    "mpt-70b": (64_862_437_376, 64, 2048), "gpt3-5b": (5_051_228_160, 32, 2048),
+    "gpt3-20b": (20_262_014_976, 48, 2048), "gpt3-175b": (174_615_846_912, 96, 2048),
+    "megatron-22b": (22_074_273_792, 64, 2048), "turing-530b": (529_600_819_200, 128, 2048),
+    "megatron-1t": (1_008_038_758_400, 160, 2048), "llama2-7b": (6_738_415_616, 32, 4096),
+    "llama2-13b": (13_015_864_320, 40, 4096), "llama2-70b": (68_976_648_192, 64, 4096),
+    "llama3-8b": (8_030_261_248, 32, 8192), "llama3-70b": (70_553_706_496, 64, 8192),
+    "llama3-405b": (405_853_388_800, 128, 8192), "nemotron-8b": (8_540_135_424, 32, 4096),
+    "nemotron-15b": (15_628_775_424, 48, 4096), "nemotron-22b": (21_266_116_608, 48, 4096),
+    "nemotron-340b": (341_029_195_776, 96, 4096),
+}  # fmt: skip
+"""Parameters, heads and the sequence that a model was trained on."""
+
+
+def test_shapes_of_published_models_are_as_large_as_they_are() -> None:
+    assert {n: (s.parameters, s.heads, s.sequence) for n, s in SHAPES.items()} == SIZES
+    assert (OPT_350M.parameters, OPT_350M.sequence) == (355_889_152, 2048)
+    assert (GPT_NEO_2_7B.parameters, GPT_NEO_2_7B.sequence) == (2_651_553_280, 2048)
+    longer = with_sequence(SHAPES["gpt3-5b"], 4096)
+    assert longer.parameters == 5_051_228_160 + 2048 * 4096
+    assert with_sequence(SHAPES["llama2-7b"], 8192).parameters == 6_738_415_616
+
+
 def test_gpt3_has_its_175_billion() -> None:
     shape = Transformer(
         96, 12_288, 96, 49_152, 50_257, 2048, tied=True, norm="layer", bias=True, learned_positions=2048
@@ -172,3 +200,140 @@ def test_interleaved_stages_hold_more_micro_batches(virtual: int, stage: int, he
     schedule = "interleaved" if virtual > 1 else "1f1b"
     layout = Layout(pipeline=4, virtual=virtual, schedule=schedule, global_batch=64)
     assert _in_flight(layout, stage) == held
+
+
+# Per family: keys of a small config.json, and the shape that they mean, what is left out by the family's default.
+PLAIN = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10, "intermediate_size": 20,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+LAYER = {"norm": "layer", "bias": True}
+BY_FAMILY: list[tuple[dict[str, object], Transformer]] = [
+    (PLAIN | {"model_type": "llama"}, Transformer(2, 8, 4, 20, 10, 64, kv_heads=4, gated=True)),
+    (
+        PLAIN
+        | {
+            "model_type": "mistral",
+            "num_key_value_heads": 2,
+            "head_dim": 3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+        },
+        Transformer(2, 8, 4, 20, 10, 64, kv_heads=2, head_size=3, gated=True, tied=True, qkv_bias=True),
+    ),
+    (
+        PLAIN | {"model_type": "qwen2", "num_key_value_heads": None},
+        Transformer(2, 8, 4, 20, 10, 64, gated=True, qkv_bias=True),
+    ),
+    (
+        PLAIN | {"model_type": "qwen3", "attention_bias": False},
+        Transformer(2, 8, 4, 20, 10, 64, gated=True, qk_norm=True),
+    ),
+    (
+        PLAIN | {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2},
+        Transformer(2, 8, 4, 0, 10, 64, gated=True, experts=6, top_k=2, expert_ffn=20),
+    ),
+    (
+        PLAIN
+        | {
+            "model_type": "qwen2_moe",
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 5,
+            "shared_expert_intermediate_size": 15,
+        },
+        Transformer(
+            2, 8, 4, 0, 10, 64, gated=True, qkv_bias=True, experts=6, top_k=2, expert_ffn=5, shared_experts=3
+        ),
+    ),
+    (
+        PLAIN
+        | {
+            "model_type": "deepseek_v2",
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 5,
+            "kv_lora_rank": 7,
+            "qk_nope_head_dim": 3,
+            "qk_rope_head_dim": 1,
+            "v_head_dim": 4,
+        },
+        Transformer(
+            2,
+            8,
+            4,
+            20,
+            10,
+            64,
+            head_size=4,
+            gated=True,
+            experts=6,
+            top_k=2,
+            expert_ffn=5,
+            latent=LatentAttention(0, 7, 3, 1, 4),
+        ),
+    ),
+    (
+        {"model_type": "gpt2", "n_embd": 8, "n_ctx": 64, "n_layer": 2, "n_head": 4, "vocab_size": 10},
+        Transformer(2, 8, 4, 32, 10, 64, tied=True, learned_positions=64, **LAYER),  # type: ignore[arg-type]
+    ),
+    (PLAIN | {"model_type": "gpt_neox"}, Transformer(2, 8, 4, 20, 10, 64, **LAYER)),  # type: ignore[arg-type]
+    (
+        PLAIN | {"model_type": "opt", "ffn_dim": 24, "word_embed_proj_dim": 8},
+        Transformer(2, 8, 4, 24, 10, 64, tied=True, learned_positions=66, **LAYER),  # type: ignore[arg-type]
+    ),
+    (
+        PLAIN | {"model_type": "bloom", "seq_length": 32},
+        Transformer(2, 8, 4, 32, 10, 32, tied=True, embedding_norm=True, **LAYER),  # type: ignore[arg-type]
+    ),
+    (
+        PLAIN | {"model_type": "falcon"},
+        Transformer(2, 8, 4, 32, 10, 64, kv_heads=1, tied=True, norm="layer", norms=1),
+    ),
+    (
+        PLAIN
+        | {
+            "model_type": "falcon",
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "ffn_hidden_size": 24,
+        },
+        Transformer(2, 8, 4, 24, 10, 64, kv_heads=2, tied=True, norm="layer"),
+    ),
+    (
+        {k: v for k, v in PLAIN.items() if k != "max_position_embeddings"}
+        | {"model_type": "falcon", "multi_query": False, "parallel_attn": False, "bias": True},
+        Transformer(2, 8, 4, 32, 10, 2048, tied=True, **LAYER),  # type: ignore[arg-type]
+    ),
+]
+
+
+def test_configs_of_every_family() -> None:
+    for config, shape in BY_FAMILY:
+        assert from_config(json.dumps(config)) == shape, config["model_type"]
+        assert from_config(json.dumps(config), 16).sequence == 16
+    llama = PLAIN | {"model_type": "llama"}
+    assert from_config(json.dumps(llama | {"vocab_size": 10**15})).vocab == 10**15
+    for change, said in (
+        ({"vocab_size": 10**15 + 1}, "vocab_size: 1000000000000001 is not a whole number from 0 to 10"),
+        ({"vocab_size": True}, "vocab_size: True is not a whole number"),
+        ({"vocab_size": -1}, "vocab_size: -1 is not a whole number"),
+        (
+            {
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+                "moe_intermediate_size": 4,
+                "shared_expert_intermediate_size": 6,
+            },
+            "shared_expert_intermediate_size: 6 is not a multiple of 4",
+        ),
+        (
+            {"model_type": "opt", "ffn_dim": 8, "word_embed_proj_dim": 4},
+            "word_embed_proj_dim: only the width",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            from_config(json.dumps(llama | change))
+    for text, said in (("[]", "a mapping of keys is needed"), ('{"a":\n1,}', r"config.json:2:3: ")):
+        with pytest.raises(ValueError, match=said):
+            from_config(text)

@@ -203,6 +203,14 @@ def test_an_interval_of_few_families_reaches_their_worst_residual() -> None:
     assert (np.log(low), np.log(high)) == pytest.approx((-0.9, 0.9), abs=0.01)
 
 
+def test_an_interval_lies_between_the_residuals_by_hand() -> None:
+    """Ten families: of half a tenth to each end and one to come, 0.175 of the weight is left out on each side."""
+    low, high = spread(np.arange(10) / 10, [str(k) for k in range(10)], 0.5)
+    assert np.log([low, high]) == pytest.approx([0.125, 0.775])
+    twice = spread(np.repeat(np.arange(10) / 10, 2), [str(k // 2) for k in range(20)], 0.5)
+    assert np.log(twice[0]) == pytest.approx(0.1)  # both of a family count half
+
+
 def test_residuals_are_of_a_fit_without_the_family() -> None:
     q = quantities(grid())
     measured = np.asarray(step_times(q, Stack()).total)

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from equipoise.sim.scenario import units
 from equipoise.sim.scenario.units import QUANTITIES, Bytes, BytesPerS, Celsius, Quantity, Seconds, Share
@@ -59,6 +59,31 @@ GOOD = [
     (units.TARIFF, "0.36 USD/kWh", 1e-7),
     (units.TARIFF, "100 $/MWh", 100 / 3.6e9),
     (units.POWER, "0.7 kW", 700.0),
+    (units.SIZE, "2 KiB", 2048.0),
+    (units.SIZE, "2 EiB", 2.0**61),
+    (units.SIZE, "2 PB", 2e15),
+    (units.SIZE, "2 Eb", 2.5e17),
+    (units.SIZE, "3 bytes", 3.0),
+    (units.DATA_RATE, "8 kbps", 1e3),
+    (units.DATA_RATE, "2 MBps", 2e6),
+    (units.DATA_RATE, "7200 KB/h", 2e3),
+    (units.DATA_RATE, "86400 B/d", 1.0),
+    (units.WORK, "2 EFLOP", 2e18),
+    (units.WORK_RATE, "2 PFLOPS", 2e15),
+    (units.SAMPLE_RATE, "2 kHz", 2000.0),
+    (units.SAMPLE_RATE, "7200 samples/h", 2.0),
+    (units.JOB_RATE, "1209600 jobs/week", 2.0),
+    (units.JOB_RATE, "172800/day", 2.0),
+    (units.REQUEST_RATE, "120 requests/min", 2.0),
+    (units.PRICE, "2 $/hour", 2.0),
+    (units.MONEY, "2M USD", 2e6),
+    (units.MONEY, "2k $", 2000.0),
+    (units.TARIFF, "36 ct/kWh", 1e-7),
+    (units.TARIFF, "0.5 USD/J", 0.5),
+    (units.STORAGE_PRICE, "2.628 USD/MB-month", 1e-12),
+    (units.CARBON, "2 kgCO2e/MWh", 2.0),
+    (units.CARBON, "2 t CO2/GWh", 2.0),
+    (units.POWER, "5 mW", 5e-3),
     (units.TEMPERATURE, "-5 C", -5.0),
     (units.TEMPERATURE, 25, 25.0),
 ]
@@ -110,6 +135,60 @@ def test_what_is_no_such_quantity_is_refused_in_one_line(
         quantity.parse(value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+HINT = "write e.g. 24 h, or a number in s"
+
+
+def accepts(quantity: object, value: object) -> str:
+    """ "" where it is taken, else what is said."""
+    adapter = TypeAdapter(quantity)
+    try:
+        adapter.validate_python(value)
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken", "refused", "message"),
+    [
+        (units.Float, 1e30, 1.1e30, "1.1e+30 is too large, must be at most 1e+30"),
+        (units.Float, -1e30, -1.1e30, "-1.1e+30 is too large, must be at most 1e+30"),
+        (units.Float, 1e-30, 9e-31, "9e-31 is too small, must be at least 1e-30"),
+        (units.Float, -1e-30, -9e-31, "-9e-31 is too small, must be at least 1e-30"),
+        (units.Float, 0, False, "false is not a number"),
+        (units.Int, 10**15, 10**15 + 1, "1000000000000001 is too large, must be at most 1e+15"),
+        (units.Share, 1.0, 1.5, "1.5 is too large, a share must be at most 1; 1.5 per cent is '1.5 %'"),
+        (units.Share, 1, 100, "100 is too large, a share must be at most 1; 100 per cent is '100 %'"),
+        (units.Share, "1", "101", "'101' is too large, a share must be at most 1"),
+        (units.Share, "100 %", "2 s", "'2 s' is a time, a share is needed (e.g. 50 %)"),
+        (units.Bytes, 0, 9e-31, "9e-31 is too small, a size must be at least 1e-30 bytes"),
+        (units.Bytes, 1e-30, -1e-30, "-1e-30 is too small, a size must be at least 0"),
+        (units.Bytes, 1e24, 1.1e24, "1.1e+24 is too large, a size must be at most 1e+24"),
+        (units.Celsius, -273.15, -273.16, "-273.16 is too small, a temperature must be at least -273.15"),
+        (units.Seconds, 10**12, 10**400, f"1{'0' * 56}... is not a finite number; {HINT}"),
+        (units.Bytes, "0" * 40, "x" * 58, f"'{'x' * 58}' is not a size; write e.g. 80 GiB, or a number in bytes"),
+        (units.Seconds, "+.5e1 min", ["x"] * 99, f"a list is not a time; {HINT}"),
+    ],
+)  # fmt: skip
+def test_what_is_just_allowed_and_what_is_not(
+    kind: object, taken: object, refused: object, message: str
+) -> None:
+    assert accepts(kind, taken) == ""
+    assert accepts(kind, refused) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("13B", 13e9), ("1.5k", 1500), ("2K", 2000), ("3 M", 3e6), ("4G", 4e9), ("2T", 2e12), ("5 %", 0.05),
+        ("-1k", -1000),
+    ],
+)  # fmt: skip
+def test_numbers_with_a_letter(text: str, number: float) -> None:
+    assert TypeAdapter(units.Float).validate_python(text) == number
+    assert number < 1 or TypeAdapter(units.Int).validate_python(text) == number
 
 
 @given(st.sampled_from(QUANTITIES), st.data())
@@ -167,7 +246,12 @@ def test_implausible_values_are_named() -> None:
     assert "implausibly large" in units.TARIFF.implausible(0.1)
     assert units.SIZE.implausible(0.0) == ""
     assert units.SIZE.implausible(8e10) == ""
-    assert units.SIZE.implausible(8e10, (1.0, 2.0)) != ""
+    assert units.SIZE.implausible(1.0, (1.0, 2.0)) == units.SIZE.implausible(2.0, (1.0, 2.0)) == ""
+    assert units.SIZE.implausible(8e10, (1.0, 2.0)) == (
+        "8e+10 bytes is implausibly large; a bare number is in bytes (e.g. 80 GiB)"
+    )
+    for quantity in QUANTITIES:
+        assert quantity.plausible[0] <= quantity.parse(quantity.example) <= quantity.plausible[1]
 
 
 @pytest.mark.parametrize(
@@ -186,6 +270,36 @@ def test_implausible_values_are_named() -> None:
         (units.format_seconds(9000), "2.5 h"),
         (units.format_seconds(-276480), "-3.2 d"),
         (units.format_seconds(math.nan), "nan s"),
+        (units.format_bytes(999.4), "999 B"),
+        (units.format_bytes(-2.5e9), "-2.5 GB"),
+        (units.format_bytes(2e21), "2000 EB"),
+        (units.format_bytes(0.05), "0.05 B"),
+        (units.format_scaled(1023.4, "B", 1024), "1023 B"),
+        (units.format_scaled(1023.5, "B", 1024), "1 KiB"),
+        (units.format_scaled(123.456, "", digits=5), "123.46 "),
+        (units.format_scaled(100.0, "m"), "100 m"),
+        (units.format_seconds(1e-6), "1 us"),
+        (units.format_seconds(1e-3), "1 ms"),
+        (units.format_seconds(1.0), "1 s"),
+        (units.format_seconds(119.4), "119 s"),
+        (units.format_seconds(120.0), "2 min"),
+        (units.format_seconds(7199), "120 min"),
+        (units.format_seconds(7200), "2 h"),
+        (units.format_seconds(172_799), "48 h"),
+        (units.format_seconds(172_800), "2 d"),
+        (units.format_seconds(86_400e6), "1e+06 d"),
+        (units.format_seconds(86_400 * 999_999), "999999 d"),
+        (units.format_seconds(-math.inf), "-inf s"),
+        (units.format_joules(99_999), "99999 J"),
+        (units.format_joules(-1e5), "-27.8 Wh"),
+        (units.format_kg(999), "999 kg"),
+        (units.format_kg(1000), "1 t"),
+        (units.format_kg(-22_300), "-22.3 t"),
+        (units.format_usd(0.9994), "0.999 USD"),
+        (units.format_usd(0.9995), "1.00 USD"),
+        (units.format_usd(9.994), "9.99 USD"),
+        (units.format_usd(99.94), "99.9 USD"),
+        (units.format_usd(-99.95), "-100 USD"),
         (units.format_share(0.1234), "12.3 %"),
         (units.format_usd(1234.4), "1,234 USD"),
         (units.format_usd(99.96), "100 USD"),

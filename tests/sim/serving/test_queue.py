@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.serving.queue import PER_OCTAVE, RequestQueue
+from equipoise.sim.serving.queue import CLASSES, PER_OCTAVE, RequestQueue, _class_of
 from tests.oracles.serving import answer
 
 REQUESTS = 400_000
@@ -150,3 +150,33 @@ def test_more_replicas_than_slots_were_made_for():
     queue.open(np.full(11, 0.5))
     queue.advance(100.0)
     assert queue.busy_s[:11].tolist() == [1.0 + k for k in range(11)]
+
+
+def test_latencies_are_counted_in_classes_from_a_microsecond_on():
+    plain = getattr(_class_of, "py_func", _class_of)
+    least = 2.0**-20
+    told = [
+        (0.0, 0),
+        (-1.0, 0),
+        (least / 2, 0),
+        (least, 0),
+        (2 * least, 256),
+        (1.0, 20 * 256),
+        (1.5, 20 * 256 + 128),
+    ]
+    told += [(1.999, 21 * 256 - 1), (2.0**23, 43 * 256), (2.0**24, CLASSES - 1), (1e12, CLASSES - 1)]
+    assert [plain(latency_s) for latency_s, _ in told] == [place for _, place in told]
+
+
+def test_requests_are_late_once_they_have_waited_for_longer_than_the_target():
+    queue = queue_of([10.0], within_s=2.0, queue_most=2)
+    queue.open(np.array([0.0, 1.0, 2.0, 3.0]))
+    queue.advance(3.0)
+    assert [queue.unanswered(at) for at in (2.0, 3.0, 3.5)] == [(3, 0), (3, 1), (3, 2)]
+    queue.advance(4.0)
+    assert (queue.waiting, queue.take().refused) == (2, 1)
+    assert queue.busy_s[0] == 4.0
+    queue.advance(10.0)
+    assert queue.take().served == 0  # answers of the instant come after it
+    queue.advance(10.5)
+    assert (queue.take().served, queue.waiting) == (1, 1)

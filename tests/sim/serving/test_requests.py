@@ -5,8 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.sim.scenario.services import Requests
-from equipoise.sim.serving.requests import RequestTimes
+from equipoise.sim.randomness import stream
+from equipoise.sim.scenario.services import BatchLatency, Requests, Service
+from equipoise.sim.serving.queue import Tally
+from equipoise.sim.serving.requests import RequestTimes, mean_rate
+from equipoise.sim.serving.service import ServiceState, ServiceWindow, batch_times_s, capacity_per_s
 
 DAY = 86400.0
 
@@ -74,6 +77,108 @@ def test_times_of_a_file_count_from_the_beginning_of_the_run():
     spec = Requests.model_validate({"file": "requests.csv"})
     times = RequestTimes(spec, 0, "chat", 100.0, np.array([0.0, 1.0, 10.0, 70.0]))
     assert times.rate_per_s(100.0) == 3 / 60
+    assert [times.rate_per_s(at) for at in (100.5, 105.0, 110.0, 110.5)] == [2 / 60, 1 / 60, 1 / 60, 1 / 60]
     assert times.window(110.0).tolist() == [100.0, 101.0]
     assert times.window(120.0).tolist() == [110.0]
     assert times.window(500.0).tolist() == [170.0]
+
+
+def test_requests_expected_by_hand():
+    """Weights 1 and 3 of 10 s each, 2 a second in the mean: a step's rate holds wherever it is cut."""
+    spec = Requests(rate=2.0, kind="profile", every=10.0, weights=(1.0, 3.0))
+    times = RequestTimes(spec, 0, "chat", 5.0, None)
+    edges, expected = times._expected(5.0, 25.0)
+    assert edges.tolist() == [5, 10, 20, 25]
+    assert expected.tolist() == [0, 5, 35, 40]
+    assert times._expected(10.0, 20.0)[0].tolist() == [10, 20]
+    assert (times.rate_per_s(9.0), times.rate_per_s(10.0)) == (1.0, 3.0)
+    assert mean_rate(Requests(rate=1.0, kind="diurnal", weekend=0.3)) == pytest.approx(0.8)
+    steady = RequestTimes(Requests(rate=2.0), 0, "chat", 0.0, None)
+    assert [part.tolist() for part in steady._expected(1.0, 4.0)] == [[1, 4], [0, 6]]
+
+
+def test_requests_are_drawn_as_said_and_no_others():
+    """A number by Poisson, places in the expected number that has come, uniform; once more in the next window."""
+    spec = Requests(rate=2.0, kind="profile", every=10.0, weights=(1.0, 3.0))
+    drawn_by = stream(4, "service:chat:requests")
+    times = RequestTimes(spec, 4, "chat", 0.0, None)
+    for begin_s in (0.0, 40.0):
+        count = drawn_by.poisson(80.0)
+        came = np.sort(drawn_by.random(count)) * 80.0
+        edges = begin_s + 10.0 * np.arange(5)
+        expected = np.interp(came, [0, 10, 40, 50, 80], edges)
+        assert times.window(begin_s + 40.0) == pytest.approx(expected, abs=1e-9)
+
+
+def test_bursts_follow_their_begin():
+    """Half of the requests begin a burst; the others come 0.1 s after the one before in the mean."""
+    spec = Requests(rate=5.0, burst=2.0, within=0.1)
+    found = RequestTimes(spec, 0, "chat", 0.0, None).window(2000.0)
+    gaps = np.diff(found)
+    assert len(found) == pytest.approx(10_000, rel=0.1)
+    neither = (1 - 0.5 * (1 - np.exp(-0.2))) * np.exp(-0.1)  # its follower within 20 ms, or any other at 5/s
+    assert np.mean(gaps < 0.02) == pytest.approx(1 - neither, abs=0.01)
+
+
+def test_times_of_batches_and_what_a_replica_can_answer_in_time():
+    measured = BatchLatency(measured={1: 1.0, 3: 5.0})
+    assert batch_times_s(measured).tolist() == [0, 1, 3, 5]
+    line_s = batch_times_s(BatchLatency(fixed=0.5, per_request=0.25, most=3))
+    assert line_s.tolist() == [0, 0.75, 1, 1.25]
+    batch_s = np.array([0.0, 1.0, 1.5, 2.5])
+    found = [
+        capacity_per_s(batch_s, *each)
+        for each in ((3.0, 1.0), (2.9, 1.0), (10.0, 1.0), (1.0, 2.0), (6.0, 2.0))
+    ]
+    assert found == pytest.approx([2 / 1.5, 1, 3 / 2.5, 1 / 2, 2 / 3])
+
+
+def service(**keys):
+    given = {
+        "batch_latency": {"fixed": 0.25, "per_request": 0.25, "most": 1}, "requests": {"rate": 1.0},
+        "latency": {"p50": 1.0}, "replicas": {"min": 2, "max": 9},
+        "autoscaler": {"every": 10.0, "utilisation": 0.5, "hold": 15.0},
+    }  # fmt: skip
+    return ServiceState(Service.model_validate(given | keys), 0, 100.0, None)
+
+
+def test_replicas_that_are_wanted():
+    """One answers two a second, and is to be half busy: as many as requests a second, for 15 s after."""
+    state = service()
+    assert [state.replicas_for(rate, 1.0) for rate in (0.0, 2.0, 2.1, 9.0, 99.0)] == [2, 2, 3, 9, 9]
+    assert state.replicas_for(2.0, 2.0) == 4
+    assert service(placement={"kind": "own"}).replicas_for(0.0, 1.0) == 9
+    wanted = []
+    for k, (arrived, waiting) in enumerate(((40, 10), (0, 0), (30, 0), (0, 0), (0, 0))):
+        start_s = 100.0 + 10.0 * k
+        state.look(ServiceWindow(start_s, start_s + 10.0, arrived, Tally(), waiting, 2, 2, 0.0), 1.0)
+        wanted.append(state.wanted)
+    assert wanted == [5, 5, 3, 3, 2]
+    edge = service(autoscaler={"every": 10.0, "utilisation": 0.5, "hold": 10.0})
+    for k, arrived in enumerate((50, 0, 0)):
+        edge.look(ServiceWindow(10.0 * k, 10.0 * k + 10.0, arrived, Tally(), 0, 2, 2, 0.0), 1.0)
+        wanted.append(edge.wanted)
+    assert wanted[5:] == [5, 5, 2]
+    assert (state.window_s, state.next_s) == (100.0, 110.0)
+
+
+def test_percentiles_lie_within_their_class_by_rank():
+    """Two answers of 1 s and two of 1.5 s: classes of 1/256 from there on."""
+    classes = np.zeros_like(Tally().classes)
+    classes[20 * 256], classes[20 * 256 + 128] = 2, 2
+    tally = Tally(4, 0, 0, 5.0, classes)
+    assert tally.percentiles_s(0.25, 0.5, 0.75, 1.0) == [
+        1 + 0.5 / 256,
+        1 + 1 / 256,
+        1.5 + 0.5 / 256,
+        1.5 + 1 / 256,
+    ]
+    assert math.isnan(Tally().percentiles_s(0.5)[0])
+    tally.add(Tally(1, 2, 3, 4.0, classes))
+    assert (tally.served, tally.within, tally.refused, tally.latency_s, int(tally.classes.sum())) == (
+        5,
+        2,
+        3,
+        9,
+        8,
+    )

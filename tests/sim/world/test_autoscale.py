@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from equipoise.cli import main
@@ -14,7 +17,9 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run
+from equipoise.sim.scenario.pools import Autoscale
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.world.autoscale import Autoscaler, Pool, _take
 from equipoise.study.questions.targets import price_usd_per_h, standing_usd_per_h
 
 OWN = {"name": "own", "gpus": 8, "price": "10 USD/h"}
@@ -374,3 +379,52 @@ def test_a_service_that_may_not_use_them_has_no_nodes_rented():
     made = served(SMALL, RENTED, on=["own"], most=2)
     assert events(made) == [] or "rented" not in [kind for at_s, kind, _ in events(made) if at_s > 1200.0]
     assert made.service_windows["replicas"].max() == 2
+
+
+def scaler(pools=((0, 8), (1, 4)), models=3, **columns):
+    """An autoscaler without a world: pools as (GPU model, GPUs of a node), and the row of one job."""
+    made = object.__new__(Autoscaler)
+    spec = Autoscale()
+    made.pools = [Pool(spec, range(k, k + 1), model, gpus) for k, (model, gpus) in enumerate(pools)]
+    row = {
+        "gpu_share_requested": 1.0, "gpus_requested": 8, "workers_min": 1, "workers_max": 1, "gpus_per_worker": 1,
+        "gpu_types": -1, "one_gpu_model": False,
+    }  # fmt: skip
+    made.roster = SimpleNamespace(columns={k: np.array([v]) for k, v in (row | columns).items()})
+    made.cluster = SimpleNamespace(gpu_models=range(models))
+    return made
+
+
+def test_what_a_job_needs_at_most_and_at_least():
+    assert scaler()._needs(0) == (8, 8)
+    assert scaler(gpu_share_requested=0.5)._needs(0) == (4, 4)
+    elastic = {"workers_min": 2, "workers_max": 3, "gpus_per_worker": 2, "gpu_share_requested": 0.5}
+    assert scaler(**elastic)._needs(0) == (4, 2)
+    assert scaler(workers_min=2, workers_max=2, gpus_per_worker=2)._needs(0) == (8, 8)
+    assert scaler(workers_min=9, workers_max=99)._needs(0) == (8, 8)
+
+
+def test_models_that_a_job_may_have_in_the_order_of_the_groups():
+    assert scaler()._models_for(0) == [[2, 0, 1]]  # what does not scale is there anyway
+    assert scaler(pools=((1, 8), (0, 8), (1, 4)))._models_for(0) == [[2, 1, 0]]
+    assert scaler(gpu_types=0b011)._models_for(0) == [[0, 1]]
+    assert scaler(gpu_types=0b110, one_gpu_model=True)._models_for(0) == [[2], [1]]
+    assert scaler(gpu_types=0)._models_for(0) == [[]]
+
+
+def test_gpus_are_set_aside_if_there_are_as_many():
+    free = np.array([3.0, 1.0, 5.0])
+    assert not _take(free, [0, 2], 8.1)
+    assert not _take(free, [], 0.0)
+    assert free.tolist() == [3, 1, 5]
+    assert _take(free, [0, 2], 4.0)
+    assert free.tolist() == [0, 1, 4]
+    assert _take(free, [1], 1.0 + 1e-10)  # rounding
+    assert free.tolist() == [0, 0, 4]
+
+
+def test_a_pool_orders_again_at_the_instant_or_after_its_cool_down():
+    pool = Pool(Autoscale(cool_down=60.0), range(2), 0, 8)
+    assert pool.ready_s(5.0) == -math.inf
+    pool.ordered_s = 5.0
+    assert (pool.ready_s(5.0), pool.ready_s(6.0)) == (5.0, 65.0)
