@@ -94,6 +94,14 @@ class Lab:
             self._undisturbed[name] = held(folder), ended.changes, took_s
         return self._undisturbed[name]
 
+    def at_call(self, name: str, folder: Path, nth: int, number: signal.Signals) -> Ended:
+        """Run a command in a process of its own that gets a signal at its n-th call; changes are not counted."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.kills.at_call", str(nth), number.name, *words(name)],
+            cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return Ended(done.returncode, done.stderr, 0)
+
     def close(self) -> None:
         """End the process that forks."""
         assert self.process.stdin is not None

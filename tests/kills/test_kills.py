@@ -92,7 +92,11 @@ def killed(lab: Lab, name: str, number: int, dice: random.Random) -> None:
         time.sleep(0.002)
     with suppress(ProcessLookupError):  # it may have ended
         os.kill(pid, number)
-    ended = lab.wait(folder)
+    told(lab, name, folder, lab.wait(folder), number)
+
+
+def told(lab: Lab, name: str, folder: Path, ended: Ended, number: int) -> None:
+    """A command that got a signal ended as it should, and recovers."""
     assert ended.code in HOW_ENDED[signal.Signals(number)], ended
     if ended.code == TERMINATED:
         assert ended.said.endswith("equipoise: ended by SIGTERM\n")
@@ -201,6 +205,19 @@ def test_many_kills(lab: Lab, name: str, number: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("number", SIGNALS[:2])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_signals_at_any_call(lab: Lab, name: str, number: signal.Signals) -> None:
+    """Half of them in the first fifth, while modules load."""
+    dice = random.Random(f"{name} {number}")
+    calls = int(lab.at_call(name, lab.fresh(), NEVER, number).said.splitlines()[-1])
+    for turn in range(KILLS):
+        folder = lab.fresh()
+        nth = dice.randrange(1, calls // (5 if turn % 2 else 1))
+        told(lab, name, folder, lab.at_call(name, folder, nth, number), number)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_disk_that_is_full_at_every_write(lab: Lab, name: str) -> None:
     _, changes, _ = lab.undisturbed(name)
@@ -218,6 +235,7 @@ def test_every_command_on_what_can_only_be_read_beside_itself_and_by_a_clock_set
     set_back(lab, name)
 
 
+NEVER = 10**15
 KILLS = int(os.environ.get("EQUIPOISE_KILLS", "8"))
 WRITES = int(os.environ.get("EQUIPOISE_WRITES", "60"))
 """Kills of each kind and writes of each command in one run of the campaign."""
