@@ -235,7 +235,7 @@ def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, ta
 def _free_by(draft: Draft, left_s: Floats, gpus: int) -> float:
     """When (s) so many GPUs are free, if each job ends after `left_s` (jobs,); infinite: never."""
     o = draft.observation
-    ends_s = np.where(draft.holder == -1, 0.0, left_s[draft.holder])
+    ends_s = np.where(draft.holder == -1, 0.0, left_s[np.maximum(draft.holder, 0)])
     ends_s[(draft.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
     if draft.shunned is not None:
         ends_s[draft.shunned] = np.inf

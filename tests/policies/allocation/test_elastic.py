@@ -94,6 +94,12 @@ def test_when_gpus_are_free_and_how_busy_jobs_keep_theirs() -> None:
     assert math.isnan(_efficiency(np.empty(0), np.empty(0, dtype=np.int64)))
 
 
+def test_a_gpu_of_a_service_is_never_free_however_few_jobs_there_are() -> None:
+    o = cluster([3], [{"holds": [0]}])
+    o = replace(o, gpus=o.gpus.replaced(job=np.array([0, -3, -1])))
+    assert [_free_by(Draft(o), np.array([50.0]), n) for n in (1, 2, 3)] == [0.0, 50.0, INF]
+
+
 def test_what_a_job_loses_on_these_gpus() -> None:
     o = racks(0.5, 1.5)
     fast = state(o, [1.0, 0.5, 2.0, 2.0])

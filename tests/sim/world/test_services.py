@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from equipoise.policies.contract import Allocation, Policy, Stage
@@ -302,8 +302,25 @@ def crowds(draw):
     return services, jobs, nodes, gpus, faults, policy, draw(st.integers(0, 5))
 
 
+FEW_JOBS = (
+    [{
+        "name": "s0", "requests": QUIET_THEN_BUSY | {"rate": "20/s", "every": "200 s"},
+        "replicas": {"min": 1, "max": 1, "gpus": 2, "start": "5 s"},
+        "placement": {"preempt": True, "take_back": "10 s"}, "autoscaler": {"every": "20 s", "hold": "0 s"},
+    }],
+    [
+        {"name": "r", "duration": "150 s", "count": 1, "spacing": "40 s", "gpus": 1},
+        {"name": "t", "model": "m", "gpus": 2, "workers_min": 1, "workers_max": 2, "steps": 2000,
+         "global_batch": 8, "spacing": "100 s", "count": 2, "on_worker_loss": "regroup"},
+    ],
+    3, 2, {"crash": {"mtbf": "600 s", "repair": "60 s"}}, "s4", 2,
+)  # fmt: skip
+"""S4 once failed where a service held GPUs and fewer than three jobs were there."""
+
+
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(crowds())
+@example(FEW_JOBS)
 def test_no_service_starves_under_any_policy(drawn):
     services, jobs, nodes, gpus, faults, policy, seed = drawn
     stages = make_policy(policy).stages
