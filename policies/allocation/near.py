@@ -134,7 +134,7 @@ def lost_in_rack_s(draft: Draft, row: int, gpus: int, rack: RoomColumns, columns
 def frees_by_rack(draft: Draft) -> tuple[Floats, Ints]:
     """When (s) the GPUs of each rack are free if jobs end as expected, ascending, and where each rack begins."""
     o, holder = draft.observation, draft.holder
-    left_s = np.where(holder == -1, 0.0, np.nan_to_num(o.jobs.service_s, nan=np.inf)[holder])
+    left_s = np.where(holder == -1, 0.0, np.nan_to_num(o.jobs.service_s, nan=np.inf)[np.maximum(holder, 0)])
     left_s[(holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
     rack = o.nodes.rack[o.gpus.node]
     order = np.lexsort((left_s, rack))

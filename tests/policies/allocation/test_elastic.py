@@ -27,6 +27,7 @@ from equipoise.policies.allocation.elastic import (
 )
 from equipoise.policies.allocation.gangs import NO_ROWS
 from equipoise.policies.allocation.growing import grow_jobs, in_one_rack_and_dear
+from equipoise.policies.allocation.near import frees_by_rack
 from equipoise.policies.allocation.sizes import choices, one_model, sizes_up_to
 from equipoise.policies.allocation.widths import narrow_jobs, quickest, sizes_between, start_widths
 from equipoise.policies.observation import Jobs, Observation, Speeds
@@ -98,6 +99,7 @@ def test_a_gpu_of_a_service_is_never_free_however_few_jobs_there_are() -> None:
     o = cluster([3], [{"holds": [0]}])
     o = replace(o, gpus=o.gpus.replaced(job=np.array([0, -3, -1])))
     assert [_free_by(Draft(o), np.array([50.0]), n) for n in (1, 2, 3)] == [0.0, 50.0, INF]
+    assert frees_by_rack(Draft(o))[0].tolist() == [0.0, 600.0, INF]
 
 
 def test_what_a_job_loses_on_these_gpus() -> None:
