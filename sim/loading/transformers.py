@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from equipoise.sim.cost.lighter import pruned_shape
-from equipoise.sim.cost.step import PRECISION_BYTES
+from equipoise.sim.cost.step import state_bytes
 from equipoise.sim.cost.transformer import accelerator_of, memory_stack, section
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
 from equipoise.sim.llm import search as llm
@@ -109,8 +109,8 @@ def bind(scenario: Scenario, profile: HardwareProfile) -> tuple[Scenario, list[P
     problems: list[Problem] = []
     for name, model in models.items():
         if model.convolutional is not None:
-            size = PRECISION_BYTES[model.precision]
-            models[name] = model.model_copy(update=model.convolutional.follows(model, size))
+            update = model.convolutional.follows(model, state_bytes(model))
+            models[name] = model.model_copy(update=update)
         if model.transformer is None:
             continue
         path: KeyPath = ("workload", "models", name)
