@@ -12,8 +12,10 @@ from equipoise.calibrate.device.libraries import load_library
 from equipoise.policies.sources import root
 
 KERNELS = root() / "calibrate" / "measure" / "kernels"
-SOURCES = ("bandwidth", "arithmetic", "tensor", "latency")
+SOURCES = ("bandwidth", "arithmetic", "tensor", "latency", "warpgroup")
 INSTRUCTIONS = "instructions.cuh"
+ONE_ARCHITECTURE = {"warpgroup": "sm_90a"}
+"""Files of instructions that one generation alone has, and the compiler's name for it with all that is its own."""
 
 _INSTALL = "install the nvidia-cuda-nvrtc package (pip install 'equipoise[gpu]') or a CUDA toolkit"
 
@@ -43,7 +45,8 @@ def _check(code: int, what: str) -> None:
 
 def source(name: str) -> str:
     """The text of one kernel file behind the instructions that it uses."""
-    return (KERNELS / INSTRUCTIONS).read_text() + (KERNELS / f"{name}.cu").read_text()
+    parts = (INSTRUCTIONS, f"{name}.cuh", f"{name}.cu")
+    return "".join((KERNELS / part).read_text() for part in parts if (KERNELS / part).exists())
 
 
 def compile_cubin(text: str, name: str, architecture: str) -> bytes:
@@ -87,5 +90,11 @@ def _image(program: ctypes.c_void_p) -> bytes:
 
 @lru_cache(maxsize=64)
 def cubin(name: str, architecture: str) -> bytes:
-    """Machine code of one of the kernel files (`SOURCES`) for an architecture."""
-    return compile_cubin(source(name), name, architecture)
+    """Machine code of one of the kernel files (`SOURCES`) for an architecture such as "sm_90".
+
+    Raises CompileError, also for a file of `ONE_ARCHITECTURE` and any other architecture.
+    """
+    exact = ONE_ARCHITECTURE.get(name, architecture)
+    if exact.removesuffix("a") != architecture.removesuffix("a"):
+        raise CompileError(f"{name}.cu: is for {exact} alone, not for {architecture}")
+    return compile_cubin(source(name), name, exact)

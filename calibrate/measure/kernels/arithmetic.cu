@@ -10,6 +10,7 @@ __device__ __forceinline__ void fma_chains(T* out, T a, T b, int iterations) {
     T x[CHAINS];
 #pragma unroll
     for (int c = 0; c < CHAINS; ++c) x[c] = (T)(threadIdx.x % 32) + (T)c;
+#pragma unroll 16
     for (int k = 0; k < iterations; ++k) {
 #pragma unroll
         for (int c = 0; c < CHAINS; ++c) x[c] = x[c] * a + b;
@@ -35,6 +36,7 @@ extern "C" __global__ void fma_fp16(unsigned int* out, unsigned int a, unsigned 
     u32 x[CHAINS];
 #pragma unroll
     for (int c = 0; c < CHAINS; ++c) x[c] = start + (unsigned int)c;  // neighbours in the last bits
+#pragma unroll 16
     for (int k = 0; k < iterations; ++k) {
 #pragma unroll
         for (int c = 0; c < CHAINS; ++c) x[c] = fma_f16x2(x[c], a, b);

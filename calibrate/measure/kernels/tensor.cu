@@ -2,8 +2,8 @@
 //
 // a: 16 x K row by row, b: 8 x K (B transposed) row by row, each element in its own format; the same for all
 // warps. out: 16 x 8 floats per warp, the sum of its accumulators = iterations * TILES * A * B.
-// FLOP = warps * iterations * TILES * 2 * 16 * 8 * K. From Hopper on, the library's warpgroup instructions are
-// faster than mma.sync: these rates bound the pipe from below, matrix products of the library from above.
+// FLOP = warps * iterations * TILES * 2 * 16 * 8 * K. On Hopper these reach about 60 % of the tensor cores' rate;
+// warpgroup.cu has the instructions that reach it.
 
 #define TILES 4
 
@@ -71,3 +71,32 @@ extern "C" __global__ void tensor_fp64(const double* a, const double* b, double*
         cell[1] += d[t][1];
     }
 }
+
+// 16 x 8 x 16: a 16 x 16 row by row, b 8 x 16 (B transposed), out 16 x 8 per warp. Value 2 j of a is at row lane / 4
+// and column lane % 4 + 4 j, the one behind it 8 rows below; value j of b is at row lane % 4 + 4 j of B.
+#ifdef HAS_WIDE_FP64
+extern "C" __global__ void tensor_fp64_wide(const double* a, const double* b, double* out, int iterations) {
+    const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4;
+    double fa[8], fb[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        fa[2 * j] = a[row * 16 + column + 4 * j];
+        fa[2 * j + 1] = a[(row + 8) * 16 + column + 4 * j];
+        fb[j] = b[row * 16 + column + 4 * j];
+    }
+    double d[TILES][4] = {};
+    for (int k = 0; k < iterations; ++k) {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) mma_f64_16x8x16(d[t], fa, fb);
+    }
+    const long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    double* tile = out + warp * 128;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        double sum = 0.0;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) sum += d[t][e];
+        tile[(row + e / 2 * 8) * 8 + column * 2 + e % 2] = sum;
+    }
+}
+#endif
