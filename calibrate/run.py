@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.calibrate.device import cuda, nvml, nvrtc
-from equipoise.calibrate.measure import gemm, inventory, microbench, shares, sustained, verify
+from equipoise.calibrate.measure import gemm, inventory, microbench, shares, sustained, tensor, verify
 from equipoise.calibrate.measure.collectives import collective_measures, open_groups, overlap_measures
 from equipoise.calibrate.measure.framework import convolution_measures, framework_measures
 from equipoise.calibrate.measure.host import HostBench
@@ -109,7 +109,8 @@ def plan_for(
         else:
             plan = _cpu_plan(stack, quick, folder, only)
         kept = [m for m in plan.measures if not only or m.kind in only]
-        yield replace(plan, measures=kept, missing=() if only else plan.missing)
+        missing = tuple(line for line in plan.missing if not only or line.partition(" ")[0] in only)
+        yield replace(plan, measures=kept, missing=missing)
 
 
 def _training(device: DeviceKind, quick: bool, only: frozenset[str]) -> list[Measure]:
@@ -139,8 +140,9 @@ def _cuda_plan(
     count = cuda.device_count()
     device = cuda.Device(0)
     verify.check_all(device)
+    kernels, refused = tensor.checked_kernels(device)
     gpu, versions = _nvml_side(stack, device.uuid)
-    bench = microbench.Microbench(device, quick)
+    bench = microbench.Microbench(device, quick, kernels)
     host = HostBench(quick, folder)
     stack.callback(host.close)
     groups = stack.enter_context(open_groups("cuda", count))
@@ -167,7 +169,7 @@ def _cuda_plan(
         current = next((g for g in nvml.gpus() if gpu and g.uuid == gpu.uuid), None) if gpu else None
         return inventory.gpu_conditions(current, versions, device.name, float(device.memory_bytes), count)
 
-    return SessionPlan(measures, now(), software, now, tuple(_absent(measures, count)))
+    return SessionPlan(measures, now(), software, now, (*refused, *_absent(measures, count)))
 
 
 def _absent(measures: list[Measure], gpus: int) -> Iterator[str]:

@@ -255,18 +255,27 @@ class Device:
     def kernel(self, file: str, name: str) -> c_void_p:
         """A kernel of one of the kernel files, as a context-independent handle.
 
-        Raises CudaError when the file has no such kernel for this architecture.
+        Raises CudaError when the file has no such kernel for this architecture, CompileError.
         """
+        return self.kernel_of(self._modules(file), name)
+
+    @staticmethod
+    def kernel_of(library: c_void_p, name: str) -> c_void_p:
+        """A kernel of a library that was loaded. Raises CudaError when it has none of that name."""
         kernel = c_void_p()
-        call("cuLibraryGetKernel", byref(kernel), self._modules(file), name.encode())
+        call("cuLibraryGetKernel", byref(kernel), library, name.encode())
         return kernel
+
+    @staticmethod
+    def load(image: bytes) -> c_void_p:
+        """A library of kernels from machine code. Raises CudaError when it is not this device's."""
+        library = c_void_p()
+        call("cuLibraryLoadData", byref(library), c_char_p(image), None, None, 0, None, None, 0)
+        return library
 
     @lru_cache(maxsize=16)  # noqa: B019 - one device object lives as long as the process
     def _modules(self, file: str) -> c_void_p:
-        library = c_void_p()
-        image = nvrtc.cubin(file, self.architecture)
-        call("cuLibraryLoadData", byref(library), c_char_p(image), None, None, 0, None, None, 0)
-        return library
+        return self.load(nvrtc.cubin(file, self.architecture))
 
     def launch(
         self,

@@ -6,6 +6,7 @@ several times the L2, so that a repeat never finds the data of the one before in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_longlong, c_uint
 from functools import cached_property, partial
 from itertools import cycle
@@ -15,16 +16,9 @@ import numpy as np
 
 from equipoise.calibrate.device.cuda import Buffer, Device, PinnedBuffer
 from equipoise.calibrate.measure.measure import Measure, Outcome
+from equipoise.calibrate.measure.tensor import TensorKernel
 from equipoise.calibrate.measure.timing import DeviceTimer, time_calls, time_calls_batched
-from equipoise.calibrate.measure.verify import (
-    CHAINS,
-    TENSOR_K,
-    TENSOR_TILES,
-    chain,
-    stations,
-    tensor_buffers,
-    tensor_precisions,
-)
+from equipoise.calibrate.measure.verify import CHAINS, UNROLL, chain, stations
 
 MIB = 2**20
 BLOCKS_PER_SM = 4
@@ -40,8 +34,10 @@ KERNEL_S = 5e-4  # about how long one launch of an arithmetic kernel should take
 class Microbench:
     """The measurements of one device."""
 
-    def __init__(self, device: Device, quick: bool) -> None:
+    def __init__(self, device: Device, quick: bool, tensor_kernels: Sequence[TensorKernel] = ()) -> None:
+        """`tensor_kernels`: those that were checked."""
         self.device = device
+        self._tensor_kernels = tensor_kernels
         self.quick = quick
         self.timer = DeviceTimer(device)
         self.blocks = device.sm_count * BLOCKS_PER_SM
@@ -87,8 +83,8 @@ class Microbench:
     def _bandwidth(self, kind: str, size: int, budget_s: float) -> Outcome:
         a, b, out = self.arenas
         slots, elements = max(self.arena_bytes // size, 1), size // 16
-        # No more threads than elements: each thread of `read` also writes its sum, which would not be counted.
-        blocks = min(self.blocks, -(-elements // THREADS))
+        # No more blocks than tiles: each thread of `read` also writes its sum, which would not be counted.
+        blocks = min(self.blocks, -(-elements // (UNROLL[kind] * THREADS)))
         kernel = self.device.kernel("bandwidth", kind)
         sums = self._sums if kind == "read" else None
 
@@ -143,27 +139,26 @@ class Microbench:
         return Measure("fma", {"precision": precision, "flop": iterations * per_iteration}, run)
 
     def tensor(self) -> list[Measure]:
-        """Tensor cores through mma.sync, by format."""
-        return [self._tensor(precision) for precision in tensor_precisions(self.device)]
+        """Tensor cores by format, through the fastest instructions that were checked."""
+        return [self._tensor(kernel) for kernel in self._tensor_kernels]
 
-    def _tensor(self, precision: str) -> Measure:
-        warps = self.blocks * THREADS // 32
-        k, tile = (4, 64) if precision == "fp64" else (TENSOR_K[precision], 128)
-        per_iteration = warps * TENSOR_TILES * 2 * tile * k
-        rate = {"fp16": 4e12, "bf16": 4e12, "tf32": 2e12, "fp8": 8e12, "fp64": 2e11}[precision]
-        iterations = max(int(rate * self.device.sm_count * KERNEL_S / per_iteration), 8)
+    def _tensor(self, tensor: TensorKernel) -> Measure:
+        blocks = self.device.sm_count * tensor.blocks_per_sm
+        rate = {"fp16": 4e12, "bf16": 4e12, "tf32": 2e12, "fp8": 8e12, "fp64": 2e11}[tensor.precision]
+        iterations = max(int(rate * self.device.sm_count * KERNEL_S / tensor.flop(blocks)), 8)
 
         def run(budget_s: float) -> Outcome:
             """Time the tensor cores."""
-            a, b, _ = tensor_buffers(precision)
-            out = Buffer(warps * tile * (8 if precision == "fp64" else 4))
-            kernel = self.device.kernel("tensor", f"tensor_{precision}")
+            a, b, _ = tensor.operands()
+            out, kernel = tensor.out(blocks), self.device.kernel(tensor.file, tensor.name)
             values = [a, b, out, c_int(iterations)]
             return self.timer.times(
-                lambda k: self.device.launch(kernel, self.blocks, THREADS, values), budget_s
+                lambda k: self.device.launch(kernel, blocks, tensor.block, values), budget_s
             )
 
-        return Measure("tensor", {"precision": precision, "flop": iterations * per_iteration}, run)
+        flop = iterations * tensor.flop(blocks)
+        parameters = {"precision": tensor.precision, "instruction": tensor.instruction, "flop": flop}
+        return Measure("tensor", parameters, run)
 
     def latency(self) -> list[Measure]:
         """Launches (queued one by one; and one with its wait) and dependent loads in L1, L2 and memory."""

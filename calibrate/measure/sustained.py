@@ -7,9 +7,9 @@ from ctypes import c_int
 from itertools import pairwise
 
 from equipoise.calibrate.device import nvml
-from equipoise.calibrate.device.cuda import Buffer, Device
+from equipoise.calibrate.device.cuda import Device
 from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
-from equipoise.calibrate.measure.verify import tensor_buffers
+from equipoise.calibrate.measure.tensor import warp_kernel
 
 FULL_PHASES_S = (5.0, 60.0, 25.0)
 """Seconds of idle, load, idle in a session of the usual length; in another one in proportion to it."""
@@ -52,11 +52,11 @@ class _Load:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._blocks = device.sm_count * 4
-        a, b, _ = tensor_buffers("fp16")
-        out = Buffer(self._blocks * THREADS // 32 * 128 * 4)
-        self._arguments = [a, b, out, c_int(ITERATIONS)]
-        self._kernel = device.kernel("tensor", "tensor_fp16")
+        tensor = warp_kernel("fp16")
+        self._blocks = device.sm_count * tensor.blocks_per_sm
+        a, b, _ = tensor.operands()
+        self._arguments = [a, b, tensor.out(self._blocks), c_int(ITERATIONS)]
+        self._kernel = device.kernel(tensor.file, tensor.name)
         self._one_s = self._time()
 
     def _time(self) -> float:

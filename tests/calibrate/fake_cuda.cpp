@@ -7,7 +7,7 @@
 // stream was asked for is done no sooner than somebody waits for it, as a driver may do.
 //
 // FAKE_CUDA, words separated by commas: two (GPUs), nodevice, nogreen (a driver without green contexts),
-// wrong (the tensor kernels compute something else).
+// wrong, wrongown (a kernel of mma.sync, of wgmma computes something else).
 #include "cuda_on_host.h"
 
 #define read kernel_read  // not libc's
@@ -15,6 +15,7 @@
 #include "../../calibrate/measure/kernels/bandwidth.cu"
 #include "../../calibrate/measure/kernels/latency.cu"
 #include "../../calibrate/measure/kernels/tensor.cu"
+#include "../../calibrate/measure/kernels/warpgroup.cu"
 #undef read
 
 #include <sys/syscall.h>
@@ -74,7 +75,9 @@ constexpr double KAPPA_COMPUTE = 5.0, KAPPA_MEMORY = 0.3;
 constexpr int SMS = 16, SM_STEP = 4;
 const std::map<std::string, double> FLOP_RATE = {
     {"fma_fp32", 40e12},     {"fma_fp64", 20e12},     {"fma_fp16", 80e12},    {"tensor_fp16", 300e12},
-    {"tensor_bf16", 300e12}, {"tensor_tf32", 150e12}, {"tensor_fp8", 600e12}, {"tensor_fp64", 30e12}};
+    {"tensor_bf16", 300e12}, {"tensor_tf32", 150e12}, {"tensor_fp8", 600e12}, {"tensor_fp64", 15e12},
+    {"tensor_fp64_wide", 30e12}, {"warpgroup_fp16", 500e12}, {"warpgroup_bf16", 500e12}, {"warpgroup_tf32", 250e12},
+    {"warpgroup_fp8", 1000e12}};
 constexpr double GEMM_RATE = 700e12, GEMM_BYTES = 380e9, GEMM_LAUNCH = 2e-6;
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, TIMEOUT = 702, NO_DEVICE = 100, NO_IMAGE = 200, NOT_FOUND = 500, UNSUPPORTED = 801 };
@@ -174,6 +177,12 @@ T argument(void** arguments, int k) {
 
 using Arguments = void**;
 
+bool is_warpgroup(const std::string& name) { return name.rfind("warpgroup_", 0) == 0; }
+bool is_tensor(const std::string& name) { return name.rfind("tensor_", 0) == 0 || is_warpgroup(name); }
+bool ends_with(const std::string& name, const std::string& end) {
+    return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
+}
+
 void call_kernel(const std::string& name, Arguments a) {
     auto in = [&](int k) { return argument<float4*>(a, k); };
     if (name == "copy") return copy(in(0), in(1), argument<long long>(a, 2));
@@ -188,9 +197,16 @@ void call_kernel(const std::string& name, Arguments a) {
                         argument<int>(a, 4));
     if (name == "chase")
         return chase(argument<u32*>(a, 0), argument<u32*>(a, 1), argument<u32>(a, 2), argument<int>(a, 3));
-    if (name == "tensor_fp64")
-        return tensor_fp64(argument<double*>(a, 0), argument<double*>(a, 1), argument<double*>(a, 2),
+    if (name == "tensor_fp64" || name == "tensor_fp64_wide")
+        return (name == "tensor_fp64" ? tensor_fp64 : tensor_fp64_wide)(argument<double*>(a, 0), argument<double*>(a, 1), argument<double*>(a, 2),
                            argument<int>(a, 3));
+    if (is_warpgroup(name)) {
+        auto group = name == "warpgroup_fp16"   ? warpgroup_fp16
+                     : name == "warpgroup_bf16" ? warpgroup_bf16
+                     : name == "warpgroup_tf32" ? warpgroup_tf32
+                                                : warpgroup_fp8;
+        return group(argument<uint4*>(a, 0), argument<uint4*>(a, 1), argument<float*>(a, 2), argument<int>(a, 3));
+    }
     auto tensor = name == "tensor_fp16"   ? tensor_fp16
                   : name == "tensor_bf16" ? tensor_bf16
                   : name == "tensor_tf32" ? tensor_tf32
@@ -198,7 +214,6 @@ void call_kernel(const std::string& name, Arguments a) {
     tensor(argument<u32*>(a, 0), argument<u32*>(a, 1), argument<float*>(a, 2), argument<int>(a, 3));
 }
 
-bool is_tensor(const std::string& name) { return name.rfind("tensor_", 0) == 0; }
 bool is_stream(const std::string& name) { return name == "copy" || name == "read" || name == "triad"; }
 
 int iterations(const std::string& name, Arguments a) { return argument<int>(a, name == "fma_fp16" ? 4 : 3); }
@@ -207,8 +222,10 @@ double flop(const std::string& name, double threads, Arguments a) {
     const double k = iterations(name, a);
     if (name == "fma_fp16") return threads * k * 32;
     if (!is_tensor(name)) return threads * k * 16;
-    const double depth = name == "tensor_fp64" ? 4 : name == "tensor_tf32" ? 8 : name == "tensor_fp8" ? 32 : 16;
-    return threads / 32 * k * 4 * 2 * (name == "tensor_fp64" ? 64 : 128) * depth;
+    if (name == "tensor_fp64") return threads / 32 * k * 4 * 2 * 8 * 8 * 4;
+    const double depth = ends_with(name, "tf32") ? 8 : ends_with(name, "fp8") ? 32 : 16;
+    if (is_warpgroup(name)) return threads / 128 * k * 8 * 2 * 64 * 256 * depth;
+    return threads / 32 * k * 4 * 2 * 16 * 8 * depth;
 }
 
 bool small(const std::string& name, double threads, Arguments a) {
@@ -351,7 +368,8 @@ int cuLibraryLoadData(void** library, const char* code, void*, void*, unsigned, 
 }
 int cuLibraryGetKernel(void** kernel, void*, const char* name) {
     const std::string known = " copy read triad fma_fp32 fma_fp64 fma_fp16 nothing chase hold tensor_fp16 "
-                              "tensor_bf16 tensor_tf32 tensor_fp8 tensor_fp64 ";
+                              "tensor_bf16 tensor_tf32 tensor_fp8 tensor_fp64 tensor_fp64_wide warpgroup_fp16 "
+                              "warpgroup_bf16 warpgroup_tf32 warpgroup_fp8 ";
     if (known.find(" " + std::string(name) + " ") == std::string::npos) return NOT_FOUND;
     return *kernel = new Kernel{name}, OK;
 }
@@ -367,8 +385,10 @@ int cuLaunchKernel(void* kernel, unsigned blocks, unsigned gy, unsigned gz, unsi
     }
     const double all = (double)blocks * threads;
     if (name != "nothing" && small(name, all, arguments))
-        run_grid(blocks, threads, is_tensor(name), [&] { call_kernel(name, arguments); });
-    if (has("wrong") && name == "tensor_bf16") argument<float*>(arguments, 2)[0] += 1.0f;
+        run_grid(blocks, threads, is_warpgroup(name) ? threads : is_tensor(name) ? 32 : 1,
+                 [&] { call_kernel(name, arguments); });
+    if (name == (has("wrong") ? "tensor_bf16" : has("wrongown") ? "warpgroup_bf16" : ""))
+        argument<float*>(arguments, 2)[0] += 1.0f;
     return busy(stream, seconds(name, all, stream_of(stream).share, arguments)), OK;
 }
 

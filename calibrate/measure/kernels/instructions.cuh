@@ -54,9 +54,9 @@ __device__ __forceinline__ void mma_f64(double (&d)[2], double a, double b) {
                  : "d"(a), "d"(b));
 }
 
-// 16 x 8 x 16 in double precision, at twice the rate of the other where there is one: eight values of a, four of b
-// and of d per lane.
-#if __CUDA_ARCH__ >= 900
+// 16 x 8 x 16 in double precision, on Hopper at twice the rate of the other: eight values of a, four of b and of d
+// per lane.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
 __device__ __forceinline__ void mma_f64_16x8x16(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, {%0, %1, %2, %3};"

@@ -75,7 +75,7 @@ extern "C" __global__ void tensor_fp64(const double* a, const double* b, double*
 // 16 x 8 x 16: a 16 x 16 row by row, b 8 x 16 (B transposed), out 16 x 8 per warp. Value 2 j of a is at row lane / 4
 // and column lane % 4 + 4 j, the one behind it 8 rows below; value j of b is at row lane % 4 + 4 j of B.
 #ifdef HAS_WIDE_FP64
-extern "C" __global__ void tensor_fp64_wide(const double* a, const double* b, double* out, int iterations) {
+extern "C" __global__ void __launch_bounds__(512) tensor_fp64_wide(const double* a, const double* b, double* out, int iterations) {
     const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4;
     double fa[8], fb[4];
 #pragma unroll
@@ -85,6 +85,7 @@ extern "C" __global__ void tensor_fp64_wide(const double* a, const double* b, do
         fb[j] = b[row * 16 + column + 4 * j];
     }
     double d[TILES][4] = {};
+#pragma unroll 1
     for (int k = 0; k < iterations; ++k) {
 #pragma unroll
         for (int t = 0; t < TILES; ++t) mma_f64_16x8x16(d[t], fa, fb);
