@@ -157,8 +157,9 @@ class Microbench:
             )
 
         flop = iterations * tensor.flop(blocks)
-        parameters = {"precision": tensor.precision, "instruction": tensor.instruction, "flop": flop}
-        return Measure("tensor", parameters, run)
+        return Measure(
+            "tensor", {"precision": tensor.precision, "instruction": tensor.instruction, "flop": flop}, run
+        )
 
     def latency(self) -> list[Measure]:
         """Launches (queued one by one; and one with its wait) and dependent loads in L1, L2 and memory."""

@@ -6,7 +6,7 @@ timed once they compute what NumPy computes; if they do not, mma.sync is timed, 
 
 from __future__ import annotations
 
-from ctypes import c_int
+from ctypes import c_int, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,14 +58,22 @@ class TensorKernel:
         m, n, k = self.shape
         a, b = operands(k, m, n)
         right = np.ascontiguousarray(b.T)
-        left, right = (a, right) if self.precision == "fp64" else (to_bits(a, self.precision), to_bits(right, self.precision))
+        left, right = (
+            (a, right)
+            if self.precision == "fp64"
+            else (to_bits(a, self.precision), to_bits(right, self.precision))
+        )
         return Buffer(left.nbytes).write(left), Buffer(right.nbytes).write(right), a @ b
 
-    def check(self, device: Device) -> None:
-        """Its products against NumPy's. Raises VerificationError, CudaError, CompileError."""
+    def check(self, device: Device, kernel: c_void_p | None = None) -> None:
+        """Its products, or those of a variant of it, against NumPy's.
+
+        Raises VerificationError, CudaError, CompileError.
+        """
         a, b, product = self.operands()
         out = self.out(2).fill(0x7FC00000)
-        device.launch(device.kernel(self.file, self.name), 2, self.block, [a, b, out, c_int(CHECKED_ITERATIONS)])
+        kernel = kernel or device.kernel(self.file, self.name)
+        device.launch(kernel, 2, self.block, [a, b, out, c_int(CHECKED_ITERATIONS)])
         device.wait(device.stream)
         groups = 2 * self.block // self.group
         wanted = np.tile(CHECKED_ITERATIONS * self.adds * product.ravel(), groups)
@@ -108,6 +116,8 @@ def checked_kernels(device: Device) -> tuple[list[TensorKernel], list[str]]:
                 kernel = own
             except (VerificationError, CudaError, CompileError) as error:
                 why = " ".join(str(error).split())
-                refused.append(f"tensor {precision} by {own.instruction}: {why}; {kernel.instruction} is timed")
+                refused.append(
+                    f"tensor {precision} by {own.instruction}: {why}; {kernel.instruction} is timed"
+                )
         chosen.append(kernel)
     return chosen, refused

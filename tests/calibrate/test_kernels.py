@@ -18,12 +18,16 @@ from hypothesis import strategies as st
 
 from equipoise.calibrate.device import nvrtc
 from equipoise.calibrate.device.libraries import LibraryMissingError, load_library
+from equipoise.calibrate.measure.tensor import hopper_kernel
 from equipoise.calibrate.measure.verify import chain, operands, to_bits
 from tests.calibrate import fakes as calibrate_fakes
 from tests.oracles import gpu_kernels as naive_kernels
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-DEFINED = re.compile(r'extern "C" __global__ void (\w+)|TENSOR_KERNEL\((\w+), mma')
+DEFINED = re.compile(
+    r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)|TENSOR_KERNEL\((\w+), mma|'
+    r"WARPGROUP_KERNEL\((\w+), wgmma"
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +41,29 @@ def compiler() -> str:
 
 def kernel_names(file: str) -> list[str]:
     text = (nvrtc.KERNELS / f"{file}.cu").read_text()
-    return [a or b for a, b in DEFINED.findall(text) if (a or b) != "NAME"]
+    found = ["".join(names) for names in DEFINED.findall(text)]
+    return [name for name in found if name not in ("NAME", "__launch_bounds__")]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("file", nvrtc.SOURCES)
 def test_every_kernel_compiles_to_machine_code(compiler: str, file: str, architecture: str) -> None:
+    if file in nvrtc.ONE_ARCHITECTURE and architecture != "sm_90":
+        with pytest.raises(
+            nvrtc.CompileError, match=f"{file}.cu: is for sm_90a alone, not for {architecture}"
+        ):
+            nvrtc.cubin(file, architecture)
+        return
     image = nvrtc.cubin(file, architecture)
     assert image[:4] == b"\x7fELF"
     names = kernel_names(file)
     assert names
     for name in names:
-        expected = not (name == "tensor_fp8" and architecture == "sm_80")  # fp8 came with sm_89
+        absent = {
+            "sm_80": ("tensor_fp8", "tensor_fp64_wide"),
+            "sm_100": ("tensor_fp64_wide",),
+        }  # fp8 came with sm_89
+        expected = name not in absent.get(architecture, ())
         assert (f".text.{name}\0".encode() in image) == expected, name
 
 
@@ -121,7 +136,7 @@ def test_streams_equal_their_twins(compiler: str) -> None:
         ]
     )
     assert copied == naive_kernels.copy(b)
-    assert summed == pytest.approx(naive_kernels.read(b, 160), rel=1e-5, abs=1e-5)
+    assert summed == pytest.approx(naive_kernels.read(b, 5, 32, 4), rel=1e-5, abs=1e-5)
     assert added == pytest.approx(naive_kernels.triad(b, c, 3.0), rel=1e-6, abs=1e-6)
 
 
@@ -187,7 +202,34 @@ def test_tensor_products_equal_their_twins(compiler: str) -> None:
         }
     )
     wanted.append(np.ravel(naive_kernels.matrix_product(a.tolist(), b.tolist(), 2 * 4)).tolist() * 3)
+    a, b = operands(16)
+    inputs = [["in", ["float64", m.ravel().tolist()]] for m in (a, b.T)]
+    requests.append(
+        {
+            "file": "tensor",
+            "name": "tensor_fp64_wide",
+            "blocks": 2,
+            "threads": 64,
+            "arguments": [*inputs, ["out", ["float64", 4 * 128]], ["i", 3]],
+        }
+    )
+    wanted.append(np.ravel(naive_kernels.matrix_product(a.tolist(), b.tolist(), 3 * 4)).tolist() * 4)
     assert launches(requests) == wanted
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32", "fp8"])
+def test_warpgroup_products_equal_their_twins(compiler: str, precision: str) -> None:
+    kernel = hopper_kernel(precision)
+    rows, columns, k = kernel.shape
+    a, b = operands(k, rows, columns)
+    dtype = {"fp16": "uint16", "bf16": "uint16", "tf32": "uint32", "fp8": "uint8"}[precision]
+    encoded = (to_bits(a, precision), to_bits(np.ascontiguousarray(b.T), precision))
+    inputs = [["in", [dtype, words.ravel().tolist()]] for words in encoded]
+    out = ["out", ["float32", 2 * rows * columns]]
+    shape = {"file": kernel.file, "name": kernel.name, "blocks": 1, "threads": 256}
+    (got,) = launches([{**shape, "arguments": [*inputs, out, ["i", 2]]}])
+    product = naive_kernels.matrix_product(a.tolist(), b.tolist(), 2 * kernel.adds)
+    assert got == np.ravel(product).tolist() * 2
 
 
 def test_the_pointer_chase_equals_its_twin(compiler: str) -> None:

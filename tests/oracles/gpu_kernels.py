@@ -18,12 +18,13 @@ def triad(b: Sequence[float], c: Sequence[float], scalar: float) -> list[float]:
     return [p + scalar * q for p, q in zip(b, c, strict=True)]
 
 
-def read(source: Sequence[float], threads: int) -> list[float]:
-    """The sum of each thread's quadruples: thread t has quadruples t, t + threads, ..."""
-    sums = [0.0] * threads
-    for quadruple in range(len(source) // 4):
-        for element in source[4 * quadruple : 4 * quadruple + 4]:
-            sums[quadruple % threads] += element
+def read(source: Sequence[float], blocks: int, threads: int, unroll: int) -> list[float]:
+    """The sum of each thread's quadruples: blocks take tiles of unroll * threads quadruples in turn."""
+    sums = [0.0] * (blocks * threads)
+    for tile, start in enumerate(range(0, len(source) // 4, unroll * threads)):
+        for quadruple in range(start, min(start + unroll * threads, len(source) // 4)):
+            for element in source[4 * quadruple : 4 * quadruple + 4]:
+                sums[tile % blocks * threads + quadruple % threads] += element
     return sums
 
 
