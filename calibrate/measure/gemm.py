@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from equipoise.calibrate.device.cuda import Device
 from equipoise.calibrate.measure import cublaslt
 from equipoise.calibrate.measure.measure import Measure, Outcome
-from equipoise.calibrate.measure.timing import DeviceTimer, time_calls_batched
+from equipoise.calibrate.measure.timing import LEAST_REPEATS, MOST_REPEATS, DeviceTimer
 
 if TYPE_CHECKING:
     import torch
@@ -94,15 +95,20 @@ def _torch_gemm(precision: str, size: int, budget_s: float) -> Outcome:
         return (magnitude * (torch.randint(0, 2, (size, size), device="cuda") * 2 - 1)).to(dtype)
 
     sets = [(operand(), operand()) for _ in range(3)]
-    turn = 0
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def ten() -> None:
-        """Ten products, then wait."""
-        nonlocal turn
-        for _ in range(10):
-            a, b = sets[turn % len(sets)]
-            torch.matmul(a, b)
-            turn += 1
-        torch.cuda.synchronize()
+    def ten() -> float:
+        """Device seconds of one of ten products queued together, by events as the other method has them."""
+        start.record()
+        for k in range(10):
+            torch.matmul(*sets[k % len(sets)])
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-4
 
-    return tuple(t / 10 for t in time_calls_batched(ten, budget_s))
+    ten()
+    times: list[float] = []
+    deadline = time.perf_counter() + budget_s
+    while len(times) < LEAST_REPEATS or (time.perf_counter() < deadline and len(times) < MOST_REPEATS):
+        times.append(ten())
+    return tuple(times)

@@ -22,7 +22,7 @@ from equipoise.calibrate.measure.verify import CHAINS, UNROLL, chain, stations
 
 MIB = 2**20
 BLOCKS_PER_SM = 4
-THREADS = 512
+THREADS, LEAST_THREADS = 512, 64
 ARENA_L2_MULTIPLE = 8
 ARENA_LEAST_BYTES = 256 * MIB
 # Bytes moved per byte of one array: read + write, read, two reads + write.
@@ -83,8 +83,11 @@ class Microbench:
     def _bandwidth(self, kind: str, size: int, budget_s: float) -> Outcome:
         a, b, out = self.arenas
         slots, elements = max(self.arena_bytes // size, 1), size // 16
-        # No more blocks than tiles: each thread of `read` also writes its sum, which would not be counted.
-        blocks = min(self.blocks, -(-elements // (UNROLL[kind] * THREADS)))
+        # Small arrays in smaller blocks, so that all SMs have one. No more blocks than tiles: each thread of `read`
+        # also writes its sum, which would not be counted.
+        each = -(-elements // (UNROLL[kind] * self.device.sm_count))
+        threads = min(max(2 ** (each.bit_length() - 1), LEAST_THREADS), THREADS)
+        blocks = min(self.blocks * THREADS // threads, -(-elements // (UNROLL[kind] * threads)))
         kernel = self.device.kernel("bandwidth", kind)
         sums = self._sums if kind == "read" else None
 
@@ -96,7 +99,7 @@ class Microbench:
                 arguments += [b.at(at), out.at(at), c_float(0.5)]
             else:
                 arguments.append(sums if sums is not None else out.at(at))
-            self.device.launch(kernel, blocks, THREADS, [*arguments, c_longlong(elements)])
+            self.device.launch(kernel, blocks, threads, [*arguments, c_longlong(elements)])
 
         return self.timer.times(queue, budget_s)
 

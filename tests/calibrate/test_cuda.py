@@ -20,7 +20,7 @@ from tests.calibrate import fakes as calibrate_fakes
 
 # What tests/calibrate/fake_cuda.cpp takes.
 BYTES_PER_S = {"copy": 400e9, "read": 420e9, "triad": 390e9, "library_copy": 398e9}
-FLOP_PER_S = {"fma_fp32": 40e12, "tensor_bf16": 300e12, "tensor_fp8": 600e12, "tensor_fp64": 30e12}
+FLOP_PER_S = {"fma_fp32": 40e12, "tensor_bf16": 500e12, "tensor_fp8": 1000e12, "tensor_fp64": 30e12}
 GEMM_FLOP_PER_S, LOAD_S, TO_DEVICE, TO_HOST, PEER = 700e12, 5e-7, 20e9, 18e9, 90e9
 KAPPA_COMPUTE, KAPPA_MEMORY = 5.0, 0.3
 
@@ -132,6 +132,17 @@ def test_a_kernel_that_computes_nonsense_stops_everything(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("equipoise: kernel tensor_bf16: wrong by")
     assert not (tmp_path / "p.yaml").exists()
+
+
+def test_an_own_instruction_that_computes_nonsense_is_named_and_replaced(tmp_path: Path) -> None:
+    done = calibrate("--seconds", "1", "--only", "copy,tensor", machine="wrongown", out=tmp_path / "p.yaml")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in json.loads(done.stdout)["missing"] if line.startswith("tensor ")]
+    assert line.startswith("tensor bf16 by wgmma: kernel warpgroup_bf16: wrong by")
+    assert line.endswith("; mma.sync is timed")
+    figures = load_profile(str(tmp_path / "p.yaml")).figures
+    assert "mma.sync" in figures["tensor_bf16_flop_per_s"].source
+    assert "wgmma" in figures["tensor_fp16_flop_per_s"].source
 
 
 @pytest.mark.long

@@ -211,7 +211,20 @@ def test_more_than_the_data_sheet_allows_fails() -> None:
     ],
 )
 def test_devices_are_found_in_the_catalogue(device: str, entry: str) -> None:
-    assert gpu_rows.data_sheet(device) == load_profile("catalogue").accelerators[entry]
+    assert gpu_rows.data_sheet(device) == (entry, load_profile("catalogue").accelerators[entry])
+
+
+def test_a_rate_is_compared_with_that_of_the_pipes_and_the_clock_it_has() -> None:
+    found = profile(fma_fp64_flop_per_s=31.4e12, tensor_fp64_flop_per_s=62e12, tensor_bf16_flop_per_s=1.05e15)
+    rows = {r.what: r for r in gpu_rows.physical_rows(found)}
+    assert rows["fma fp64, share of the data sheet"].found == "93.7%"
+    assert rows["tensor fp64, share of the data sheet"].found == "92.5%"
+    assert rows["tensor bf16, share of the data sheet"].verdict == "FAILS"
+    boosted = found.model_copy(update={"conditions": {**found.conditions, "max_sm_clock_hz": 1.98e9}})
+    rows = {r.what: r for r in gpu_rows.physical_rows(boosted)}
+    bf16 = rows["tensor bf16, share of the data sheet"]
+    assert (bf16.wanted, bf16.verdict) == ("at most 1.10 (the sheet's clock is lower)", "holds")
+    assert rows["tensor fp64, share of the data sheet"].wanted == "at most 1.02"
 
 
 def test_calibrations_whose_intervals_do_not_meet_fail_and_are_named() -> None:
