@@ -23,7 +23,7 @@ from equipoise.policies.physics import overlapped_each
 
 FACTORS = ("product", "convolution", "attention", "memory", "function", "overhead")
 ATTENTION: tuple[Kind, ...] = ("attention", "attention_backward")
-FACTOR_OF: Mapping[str, str] = {
+FACTOR_OF: Mapping[Kind, Kind] = {
     "attention_backward": "attention",
     **dict.fromkeys(("cast", "mixed", "strided", "list", "update", "sum"), "memory"),
     **dict.fromkeys(("norm", "norm_backward", "batch_norm", "batch_norm_backward"), "function"),
@@ -55,8 +55,8 @@ class UnitCosts:
     of the two; otherwise their sum.
     """
 
-    products: Mapping[tuple[str, int], GemmFit]
-    moves: Mapping[str, CollectiveFit]
+    products: Mapping[tuple[Kind, int], GemmFit]
+    moves: Mapping[Kind, CollectiveFit]
     overhead_s: float
     overlapped: bool
     load_s: float = 0.0

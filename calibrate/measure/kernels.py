@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,15 @@ from equipoise.calibrate.measure.measure import Measure, Outcome
 from equipoise.calibrate.measure.operations import trace
 from equipoise.calibrate.measure.timing import LEAST_REPEATS, MOST_REPEATS, time_calls
 from equipoise.calibrate.measure.training import FRAMEWORK, one_step, use_precision
+from equipoise.calibrate.samples import Scalar
 
 if TYPE_CHECKING:
     import torch
 
 Call = Callable[[], object]
+Make = Callable[[str, Any], Call]
+"""make(device, dtype) gives a function that does it once, on operands of its own."""
+IMAGE_CHANNELS = 3
 # (rows, outputs, inputs) of linear layers.
 LINEARS = (
     (4096, 1024, 1024), (16384, 4096, 1024), (16384, 1024, 4096), (8192, 8192, 2048), (32, 8192, 8192),
@@ -62,48 +66,61 @@ def kernel_measures(quick: bool) -> list[Measure]:
         return []
     if not torch.cuda.is_available():
         return []
-    found = []
-    for precision in ("tf32", "bf16") if quick else ("fp32", "tf32", "bf16"):
-        what = {"precision": precision, "framework": FRAMEWORK}
-        library = {"precision": precision, "library": FRAMEWORK}
-        for rows, outputs, inputs in LINEARS[:3] if quick else LINEARS:
-            for part in PARTS:
-                make = partial(linear, part, rows, outputs, inputs)
-                found.append(_measure("gemm", library, product_of(part, rows, outputs, inputs), make))
-        for shape in ATTENTIONS[:3] if quick else ATTENTIONS:
-            batch, heads, length, depth = shape
-            for part in ("forward", "backward"):
-                product = batch * heads * length, length // 2, depth
-                found.append(
-                    _measure("attention", what | {"part": part}, product, partial(attention, part, shape))
-                )
-        for convolved in CONVOLUTIONS[:3] if quick else CONVOLUTIONS:
-            batch, into, out, side, stride = convolved
-            for part in PARTS:
-                if (part, into) == ("input", 3):  # images need no gradient
-                    continue
-                product = product_of(part, batch * (side // stride) ** 2, out, 9 * into)
-                make = partial(convolution, part, convolved)
-                found.append(_measure("convolution", what | {"part": part}, product, make))
-        found.append(Measure("dispatch", what, partial(_dispatch, "cuda", precision), once=True))
-    for precision, operations in (("fp32", tuple(MOVED)), ("bf16", IN_BF16)):
+    precisions = ("tf32", "bf16") if quick else ("fp32", "tf32", "bf16")
+    found = [m for precision in precisions for m in _products(precision, 3 if quick else None)]
+    return [*found, *_moves(ELEMENTS[quick:])]
+
+
+def _products(precision: str, first: int | None) -> Iterator[Measure]:
+    """Products in a precision, and the host's time for an operation; of so many shapes of each kind."""
+
+    def alone(kind: str, part: str, product: tuple[int, int, int], make: Make) -> Measure:
+        """One of them."""
+        m, n, k = product
+        by = "library" if kind == "gemm" else "framework"
+        size = 2 if precision == "bf16" else 4
+        return Measure(
+            kind,
+            {"precision": precision, "m": m, "n": n, "k": k, "part": part, by: FRAMEWORK},
+            partial(_times, "cuda", precision, size * (m * k + k * n + m * n), make),
+            once=True,
+        )
+
+    for layer in LINEARS[:first]:
+        for part in PARTS:
+            yield alone("gemm", part, product_of(part, *layer), partial(linear, part, *layer))
+    for shape in ATTENTIONS[:first]:
+        batch, heads, length, depth = shape
+        for part in ("forward", "backward"):
+            product = batch * heads * length, length // 2, depth
+            yield alone("attention", part, product, partial(attention, part, shape))
+    for convolved in CONVOLUTIONS[:first]:
+        batch, into, out, side, stride = convolved
+        for part in PARTS[:: 2 if into == IMAGE_CHANNELS else 1]:  # images need no gradient
+            product = product_of(part, batch * (side // stride) ** 2, out, 9 * into)
+            yield alone("convolution", part, product, partial(convolution, part, convolved))
+    what: dict[str, Scalar] = {"precision": precision, "framework": FRAMEWORK}
+    yield Measure("dispatch", what, partial(_dispatch, "cuda", precision), once=True)
+
+
+def _moves(sizes: Sequence[int]) -> Iterator[Measure]:
+    """Operations that move memory, on so many elements."""
+    for precision, part, operations in (("fp32", 1, tuple(MOVED)), ("bf16", 2, IN_BF16)):
         for operation in operations:
-            for elements in ELEMENTS[1:] if quick else ELEMENTS:
-                moved = MOVED[operation] * elements // (2 if precision == "bf16" else 1)
-                what = {"operation": operation, "precision": precision, "framework": FRAMEWORK}
-                run = partial(_times, "cuda", precision, moved, partial(moving, operation, elements))
-                sizes = {"bytes": moved, "array_bytes": moved // MOVED[operation] * 4}
-                found.append(Measure("elementwise", what | sizes, run, once=True))
-    return found
-
-
-def _measure(
-    kind: str, what: dict[str, str], product: tuple[int, int, int], make: Callable[[str, Any], Call]
-) -> Measure:
-    m, n, k = product
-    size = 2 if what["precision"] == "bf16" else 4
-    run = partial(_times, "cuda", what["precision"], size * (m * k + k * n + m * n), make)
-    return Measure(kind, {**what, "m": m, "n": n, "k": k}, run, once=True)
+            for elements in sizes:
+                moved = MOVED[operation] * elements // part
+                yield Measure(
+                    "elementwise",
+                    {
+                        "operation": operation,
+                        "precision": precision,
+                        "bytes": moved,
+                        "array_bytes": 4 * elements // part,
+                        "framework": FRAMEWORK,
+                    },
+                    partial(_times, "cuda", precision, moved, partial(moving, operation, elements)),
+                    once=True,
+                )
 
 
 def product_of(part: str, rows: int, outputs: int, inputs: int) -> tuple[int, int, int]:
@@ -173,8 +190,7 @@ def moving(operation: str, elements: int, device: str, dtype: torch.dtype) -> Ca
     if operation == "mixed":
         return partial(torch.add, rows, random(rows.shape).to(torch.bfloat16))
     if operation == "strided":
-        heads = rows.view(-1, 64, 16, 64).transpose(1, 2)
-        return heads.contiguous
+        return partial(rows.view(-1, 64, 16, 64).transpose(1, 2).clone, memory_format=torch.contiguous_format)
     if operation == "sum":
         return partial(rows.to(torch.bfloat16).sum, 0)
     if operation in ("list", "update"):
@@ -216,9 +232,7 @@ def _list_of(operation: str, weights: list[Any]) -> Call:
     )  # fmt: skip
 
 
-def _times(
-    device: str, precision: str, moved_bytes: int, make: Callable[[str, Any], Call], budget_s: float
-) -> Outcome:
+def _times(device: str, precision: str, moved_bytes: int, make: Make, budget_s: float) -> Outcome:
     """Seconds of one call on the device; operands are rotated, as a step finds them used a while ago."""
     import torch
 

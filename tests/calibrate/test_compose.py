@@ -18,7 +18,14 @@ from equipoise.calibrate.fit.compose_fits import composed_part, prior_of, unit_c
 from equipoise.calibrate.fit.gemm import fit_gemm_efficiency
 from equipoise.calibrate.fit.levels import Report
 from equipoise.calibrate.fit.pieces import fit_collective
-from equipoise.calibrate.measure.operations import COLUMNS, KINDS, Operation, as_columns, from_columns, trace
+from equipoise.calibrate.measure.operations import (
+    COLUMNS,
+    KINDS,
+    Operation,
+    as_columns,
+    from_columns,
+    trace,
+)
 from equipoise.calibrate.samples import Sample, SampleSet
 from equipoise.commands.hardware.calibrate import calibrate as command
 from equipoise.sim.hardware.profile import load_profile
@@ -133,6 +140,42 @@ def test_attention_and_lookups_are_seen_as_such(masked: bool, causal: bool) -> N
         ("attention_backward", rows, depth, seen): 3,
     }
     assert ("memory", 2 * 3 * 4 * 4) in {(o.kind, o.moved_bytes) for o in found}, "the rows, not the table"
+
+
+@pytest.mark.parametrize(("dim", "loads"), [(-1, 0), (2, 0), (1, 40), (-3, 4)])
+def test_a_softmax_along_another_dimension_makes_each_thread_wait_in_turn(dim: int, loads: int) -> None:
+    torch = pytest.importorskip("torch")
+    x, dy = torch.randn(4, 40, 16), torch.randn(4, 40, 16)
+    y = torch.log_softmax(x, dim)
+    (forward,) = trace(lambda: torch.log_softmax(x, dim))
+    (backward,) = trace(lambda: torch.ops.aten._log_softmax_backward_data(dy, y, dim, torch.float32))
+    assert (forward.kind, forward.k, forward.moved_bytes) == ("softmax", 3 * loads, 2 * 4 * x.numel())
+    assert (backward.kind, backward.k, backward.moved_bytes) == (
+        "softmax_backward",
+        2 * loads,
+        3 * 4 * x.numel(),
+    )
+    slow = replace(costs(overlapped=True), load_s=1e-3).totals([forward, backward])
+    assert slow[4] == pytest.approx(max(5 * loads * 1e-3, float(costs().totals([forward, backward])[4])))
+
+
+def test_what_is_given_twice_or_repeated_by_a_stride_is_read_once() -> None:
+    torch = pytest.importorskip("torch")
+    mean, slope = ([torch.randn(100)] for _ in range(2))
+    (square,) = trace(lambda: torch._foreach_addcmul_(mean, slope, slope, value=0.1))
+    assert square.moved_bytes == 4 * (100 + 100 + 100), "the mean read and written, the slope read"
+    mask, scores = torch.zeros(1, 8, 8).expand(6, 8, 8), torch.randn(6, 8, 8)
+    (masked,) = trace(lambda: scores + mask)
+    assert (masked.kind, masked.moved_bytes) == ("memory", 4 * (2 * 6 * 64 + 64))
+
+
+def test_a_loss_reads_one_element_of_each_row() -> None:
+    torch = pytest.importorskip("torch")
+    scores, picked = torch.randn(10, 5000, requires_grad=True), torch.randint(0, 5000, (10,))
+    forward = trace(lambda: torch.nn.functional.nll_loss(scores, picked))
+    assert sum(o.moved_bytes for o in forward) < 400
+    loss = torch.nn.functional.nll_loss(scores, picked)
+    assert sum(o.moved_bytes for o in trace(loss.backward)) == pytest.approx(4 * 50_000, rel=0.01)
 
 
 whole = st.integers(0, 10**6)
