@@ -30,7 +30,8 @@ class AsLive(Stage):
     """All stages of a policy, asked as a live job asks them.
 
     It sees what a live job measures of the fixed part of a step: the update, and what changes of shares taught; and
-    parts of GPUs as the live job held them, where in the simulation each rank has a slower GPU of its own. It is not asked where it was not heard live, and what the live job did not carry out is taken back.
+    parts of GPUs as ranks held them live, where in the simulation each has a slower GPU of its own. It is not asked
+    where it was not heard live, and what the live job did not carry out is taken back.
     """
 
     name: ClassVar[str] = "as-live"
