@@ -50,10 +50,11 @@ class AsLive(Stage):
         return {"policy": self.policy.initial(), "growth": Growth()}
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """What the policy wants and the live job would carry out."""
+        """What the policy wants and the live job would carry out; a live job starts as its script says."""
         if not len(observation.workers):
-            decision = refine(self.policy, observation, memory["policy"])
-            return decision.plan, {**memory, "policy": decision.memory}
+            begun = refine(self.policy, observation, memory["policy"]).plan
+            others = {field for fields in _FIELDS.values() for field in fields} - {"allocation"}
+            return without(begun, [*_NEVER, *others]), memory
         seen = self._seen(observation.snapshot(), memory["growth"])
         if len(self.decided) + 1 in self.unheard:
             before = memory["policy"]
