@@ -32,6 +32,7 @@ from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import SampleSet, SampleWriter, read_samples
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile
 from tests.bench.gpu import activity as gpu_activity
+from tests.bench.gpu import predicted as gpu_predicted
 from tests.bench.gpu import ranks as gpu_ranks
 from tests.bench.gpu import rows as gpu_rows
 from tests.bench.gpu import shares as gpu_shares
@@ -161,15 +162,26 @@ def second_calibration(session: Session) -> list[Row]:
 
 
 def large(session: Session) -> list[Row]:
-    """Steps and peak memory of a transformer of 1.3 billion parameters."""
+    """Steps and peak memory of a transformer of 1.3 billion parameters, by stacks fitted to public steps."""
+    return _transformers(session, "large", ["1.3B"], gpu_predicted.PUBLIC)
+
+
+def others(session: Session) -> list[Row]:
+    """The same of two shapes of which no step was ever fitted, by the stacks fitted to the 1.3 billion's."""
+    return _transformers(session, "others", ["350M", "2.7B"], gpu_predicted.FITTED)
+
+
+def _transformers(session: Session, name: str, shapes: list[str], stacks: gpu_predicted.Stacks) -> list[Row]:
     if session.first is None:
         raise MissingError("there is no first calibration to predict from")
+    if session.device == "cpu":
+        shapes = ["tiny"]
     whole = [sys.executable, "-m", "tests.bench.gpu.large", "--device", session.device]
-    done = _run([*whole, "--seconds", str(LARGE_S * session.scale)], session.left_s())
-    found = json.loads(done.stdout.splitlines()[-1])
-    session.results["large"] = found
-    samples = read_samples(session.out / "first.samples.jsonl")
-    return gpu_rows.large_rows(found, str(session.out / "first.yaml"), samples)
+    whole += ["--shapes", ",".join(shapes), "--seconds", str(LARGE_S * session.scale)]
+    found = json.loads(_run(whole, session.left_s()).stdout.splitlines()[-1])
+    session.results[name] = found
+    samples, hardware = read_samples(session.out / "first.samples.jsonl"), str(session.out / "first.yaml")
+    return [row for each in found for row in gpu_rows.large_rows(each, hardware, samples, stacks)]
 
 
 def training_shares(session: Session) -> list[Row]:
@@ -207,6 +219,7 @@ SECTIONS: tuple[tuple[str, Callable[[Session], list[Row]]], ...] = (
     ("adapter", adapter),
     ("training on shares of the GPU", training_shares),
     ("large transformer", large),
+    ("transformers of other sizes", others),
     ("two ranks on one GPU", ranks),
     ("second calibration", second_calibration),
 )
