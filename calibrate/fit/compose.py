@@ -24,6 +24,8 @@ from equipoise.policies.physics import overlapped_each
 FACTORS = ("product", "convolution", "attention", "memory", "function", "overhead")
 ATTENTION: tuple[Kind, ...] = ("attention", "attention_backward")
 FACTOR_OF: Mapping[Kind, Kind] = {
+    **dict.fromkeys(("product_input", "product_weight"), "product"),
+    **dict.fromkeys(("convolution_input", "convolution_weight"), "convolution"),
     "attention_backward": "attention",
     **dict.fromkeys(("cast", "mixed", "strided", "list", "update", "sum"), "memory"),
     **dict.fromkeys(("norm", "norm_backward", "batch_norm", "batch_norm_backward"), "function"),

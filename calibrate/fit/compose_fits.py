@@ -25,12 +25,17 @@ from equipoise.calibrate.samples import Sample, SampleSet
 
 MEASURED_AS: dict[Kind, str] = {"memory": "add", "function": "exp"}
 """The operation that stands for a kind whose name it does not have."""
-ALONE: dict[Kind, tuple[str, tuple[str, ...], float]] = {
-    "convolution": ("convolution", ("forward", "input", "weight"), 1.0),
-    "attention": ("attention", ("forward",), 2.0),
-    "attention_backward": ("attention", ("backward",), 5.0),
+ALONE: dict[Kind, tuple[str, str, float]] = {
+    "product": ("gemm", "forward", 1.0),
+    "product_input": ("gemm", "input", 1.0),
+    "product_weight": ("gemm", "weight", 1.0),
+    "convolution": ("convolution", "forward", 1.0),
+    "convolution_input": ("convolution", "input", 1.0),
+    "convolution_weight": ("convolution", "weight", 1.0),
+    "attention": ("attention", "forward", 2.0),
+    "attention_backward": ("attention", "backward", 5.0),
 }
-"""Products of a kind measured by themselves: the samples' kind, parts, and products in one of them."""
+"""What is timed by itself on a GPU: the samples' kind, their part, and the products in one of them."""
 LEAST_WORKLOADS = 3  # two to fit, one to predict
 
 
@@ -56,11 +61,11 @@ def unit_costs(samples: SampleSet, precision: str, framework: str) -> UnitCosts:
         products |= _fitted("product", name, m, n, k, seconds)
     if not products:
         raise ValueError(f"composed steps, {precision}: fewer than 6 shapes of products were measured")
-    for kind, (single, part, calls) in ALONE.items():
-        found = samples.of(single, precision=precision, framework=framework)
-        chosen = [s for s in found if str(s.parameters.get("part")) in part]
-        m, n, k = (np.array([float(s[name]) for s in chosen]) for name in ("m", "n", "k"))
-        products |= _fitted(kind, precision, m, n, k, _seconds(chosen) / calls)
+    for kind, (single, part, count) in ALONE.items():
+        for name in _product_precisions(precision):
+            chosen = samples.of(single, precision=name, part=part)
+            m, n, k = (np.array([float(s[axis]) for s in chosen]) for axis in ("m", "n", "k"))
+            products |= _fitted(kind, name, m, n, k, _seconds(chosen) / count)
     moves = {
         kind: _moved(samples, MEASURED_AS.get(kind, kind), precision)
         for kind in KINDS

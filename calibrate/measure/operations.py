@@ -17,9 +17,13 @@ Kind = Literal[
     "memory", "product", "convolution", "attention", "function",
     "attention_backward", "cast", "mixed", "strided", "list", "update", "sum", "norm", "norm_backward",
     "batch_norm", "batch_norm_backward", "softmax", "softmax_backward",
+    "product_input", "product_weight", "convolution_input", "convolution_weight",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-PRODUCTS: tuple[Kind, ...] = ("product", "convolution", "attention", "attention_backward")
+PRODUCTS: tuple[Kind, ...] = (
+    "product", "product_input", "product_weight", "convolution", "convolution_input", "convolution_weight",
+    "attention", "attention_backward",
+)  # fmt: skip
 FUNCTIONS = ("softmax", "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "log", "pow", "norm")
 SOFTMAX_PASSES = {False: 3, True: 2}
 """Times that each element is read: largest, sum of exponentials, result; backward: sum, result."""
@@ -179,13 +183,23 @@ def _product(m: int, n: int, k: int, like: Any, kind: Kind = "product") -> Opera
 
 def _mm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
     left, right = ins[-2], ins[-1]
-    return [_product(left.shape[0], right.shape[1], left.shape[1], left)]
+    return [_product(left.shape[0], right.shape[1], left.shape[1], left, _layout(left, right))]
+
+
+def _layout(left: Any, right: Any) -> Kind:
+    """By which operands hold the summed dimension together: both in a linear layer's forward (x w').
+
+    The first in the gradient of its input (dy w), none in that of its weight (dy' x); kernels differ.
+    """
+    if left.stride(-1) != 1 and left.stride(-2) == 1:
+        return "product_weight"
+    return "product_input" if right.stride(-1) == 1 and right.stride(-2) != 1 else "product"
 
 
 def _bmm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
     left, right = ins[-2], ins[-1]
     rows = left.shape[0] * left.shape[1]  # as one product with the batch in the rows
-    return [_product(rows, right.shape[2], left.shape[2], left)]
+    return [_product(rows, right.shape[2], left.shape[2], left, _layout(left, right))]
 
 
 def _convolution(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
@@ -205,8 +219,8 @@ def _convolution_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Op
     forward = _implicit_product(grad_out, weight)
     m, n, k, size = forward.m, forward.n, forward.k, forward.element_bytes
     wanted = args[-1]
-    found = [Operation("convolution", m, k, n, size)] if wanted[0] else []
-    return [*found, Operation("convolution", n, k, m, size)] if wanted[1] else found
+    found = [Operation("convolution_input", m, k, n, size)] if wanted[0] else []
+    return [*found, Operation("convolution_weight", n, k, m, size)] if wanted[1] else found
 
 
 def _attention(ins: list[Any], backward: bool, causal: bool) -> list[Operation]:

@@ -89,7 +89,7 @@ def test_products_are_those_that_pytorch_s_own_counter_finds(make: Any, batch: i
         step()
     work = sum(2 * o.m * o.n * o.k * o.count for o in found)
     assert work == counted.get_total_flops()
-    assert {o.kind for o in found} >= {"memory", "product" if make is linear_step else "convolution"}
+    assert {o.kind for o in found} >= {"memory", "product" if make is linear_step else "convolution_weight"}
 
 
 def test_traffic_is_what_each_operation_reads_and_writes_and_views_are_free() -> None:
