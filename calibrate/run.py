@@ -85,9 +85,15 @@ class SessionOutcome:
 
 @contextmanager
 def plan_for(
-    device: DeviceKind, quick: bool, only: frozenset[str] = frozenset(), folder: Path | None = None
+    device: DeviceKind,
+    quick: bool,
+    only: frozenset[str] = frozenset(),
+    folder: Path | None = None,
+    part: float = 1.0,
 ) -> Iterator[SessionPlan]:
     """Everything there is to measure, or only the kinds named. Frees processes and memory when left.
+
+    `part`: how long the session is to be, over the usual; what must go on for a while goes on so much shorter.
 
     Raises SamplesError for an unknown kind; CudaUnavailableError, LibraryMissingError, VerificationError when
     a GPU is asked for and cannot be used.
@@ -98,7 +104,10 @@ def plan_for(
             f"nothing is called {', '.join(sorted(unknown))}; known: {', '.join(KINDS[device])}"
         )
     with ExitStack() as stack:
-        plan = (_cuda_plan if device == "cuda" else _cpu_plan)(stack, quick, folder, only)
+        if device == "cuda":
+            plan = _cuda_plan(stack, quick, folder, only, part)
+        else:
+            plan = _cpu_plan(stack, quick, folder, only)
         kept = [m for m in plan.measures if not only or m.kind in only]
         yield replace(plan, measures=kept, missing=() if only else plan.missing)
 
@@ -124,7 +133,9 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
     return SessionPlan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
 
 
-def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> SessionPlan:
+def _cuda_plan(
+    stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str], part: float
+) -> SessionPlan:
     count = cuda.device_count()
     device = cuda.Device(0)
     verify.check_all(device)
@@ -145,7 +156,7 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozens
         *_training("cuda", quick, only),
         *collective_measures(groups, quick),
         *overlap_measures(groups, quick),
-        *sustained.sustained_measures(device, gpu, quick),
+        *sustained.sustained_measures(device, gpu, quick, part),
     ]
     device.use()
     software = inventory.software_versions()

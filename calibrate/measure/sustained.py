@@ -11,17 +11,31 @@ from equipoise.calibrate.device.cuda import Buffer, Device
 from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
 from equipoise.calibrate.measure.verify import tensor_buffers
 
-# Seconds of idle, load, idle.
 FULL_PHASES_S = (5.0, 60.0, 25.0)
+"""Seconds of idle, load, idle in a session of the usual length; in another one in proportion to it."""
 QUICK_PHASES_S = (1.5, 5.0, 2.0)
+"""The least."""
 SAMPLE_S = 0.25
 THREADS = 512
 ITERATIONS = 20_000
 
 
-def sustained_measures(device: Device, gpu: nvml.Gpu | None, quick: bool) -> list[Measure]:
-    """One series of idle, full tensor load and idle. `gpu` is the same device in NVML, which must be open."""
-    phases = QUICK_PHASES_S if quick else FULL_PHASES_S
+def phases_s(quick: bool, part: float) -> tuple[float, float, float]:
+    """Seconds of idle, load, idle in a session `part` times as long as usual."""
+    if quick:
+        return QUICK_PHASES_S
+    idle, load, cool = (
+        max(round(part * f, 2), q) for f, q in zip(FULL_PHASES_S, QUICK_PHASES_S, strict=True)
+    )
+    return idle, load, cool
+
+
+def sustained_measures(device: Device, gpu: nvml.Gpu | None, quick: bool, part: float = 1.0) -> list[Measure]:
+    """One series of idle, full tensor load and idle, `part` times as long as usual.
+
+    `gpu` is the same device in NVML, which must be open.
+    """
+    phases = phases_s(quick, part)
     parameters = {"idle_s": phases[0], "load_s": phases[1], "cool_s": phases[2]}
 
     def run(budget_s: float) -> Outcome:
@@ -63,12 +77,12 @@ class _Load:
             self._launch()
 
 
-def record(device: Device, gpu: nvml.Gpu, phases_s: tuple[float, float, float]) -> Series:
+def record(device: Device, gpu: nvml.Gpu, phases: tuple[float, float, float]) -> Series:
     """Columns time_s, loaded (0 or 1) and, where the device gives them, power, temperature and clock."""
     load = _Load(device)
     readings: list[tuple[float, float, nvml.Counters]] = []
     start = time.monotonic()
-    edges = (phases_s[0], phases_s[0] + phases_s[1], sum(phases_s))
+    edges = (phases[0], phases[0] + phases[1], sum(phases))
     while (now := time.monotonic() - start) < edges[2]:
         loaded = edges[0] <= now < edges[1]
         if loaded:

@@ -47,6 +47,8 @@ SIZES = {
     ("cuda", True): Size((4, 8, 16, 32, 64), 768, 6, 512, 128, 64, 8192),
     ("cuda", False): Size((4, 8, 16, 32, 64, 96), 1024, 8, 512, 128, 64, 8192),
 }
+SLOW, LARGEST_SLOW = ("cuda", "transformer", "fp32"), 32
+"""Without tensor cores, larger batches take as long as all other steps together, and show nothing new."""
 LEAST_STEPS = 4
 Prepared = tuple[Callable[[], None], Any]
 FRAMEWORK, ONE_CORE = "PyTorch", "PyTorch on one core, CPU time"
@@ -67,6 +69,8 @@ def training_measures(device: str, quick: bool) -> list[Measure]:
     for workload in WORKLOADS:
         for precision in precisions:
             for batch in size.batches:
+                if (device, workload, precision) == SLOW and batch > LARGEST_SLOW:
+                    continue
                 what: dict[str, Scalar] = {"workload": workload, "precision": precision, "batch": batch}
                 what["framework"] = framework
                 make = partial(prepared_step, device, quick, workload, precision, batch)

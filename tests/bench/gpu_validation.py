@@ -2,10 +2,11 @@
 
     python -m tests.bench.gpu_validation --out FOLDER [--docs]
 
-Counters under known loads, two calibrations, second methods, training steps that were not fitted, shares of
-the GPU, two trainings beside each other, the adapter's cost. FOLDER receives rows.md, results.json, the
-profile and the raw samples; --docs puts the table into docs/validation.md. What this machine lacks becomes a
-line that says what is missing. Exit codes: 0 all holds, 5 something does not, 3 something could not be run.
+Counters under known loads, two calibrations, second methods, training steps that were not fitted, steps and
+memory of a large transformer, shares of the GPU, two trainings beside each other, two ranks under a policy, the
+adapter's cost. FOLDER receives rows.md, results.json, the profile and the raw samples; --docs puts the table
+into docs/validation.md. Sections that FOLDER has are kept, unless --sections names them. What this machine lacks
+becomes a line that says what is missing. Exit codes: 0 all holds, 5 something does not, 3 something was not run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import os
 import shlex
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +32,8 @@ from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import SampleSet, SampleWriter, read_samples
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile
 from tests.bench.gpu import activity as gpu_activity
+from tests.bench.gpu import predicted as gpu_predicted
+from tests.bench.gpu import ranks as gpu_ranks
 from tests.bench.gpu import rows as gpu_rows
 from tests.bench.gpu import shares as gpu_shares
 from tests.bench.gpu.rows import Row, not_run
@@ -38,7 +43,8 @@ DOCS = ROOT / "docs" / "validation.md"
 BEGIN, END = "<!-- measured on a GPU: begin -->", "<!-- measured on a GPU: end -->"
 KEPT_VALUES = 15  # of each sample, in the file that is small enough to be kept
 # Seconds of measuring; starting processes, loading libraries and compiling come on top.
-FIRST_S, SECOND_S, TRAINING_S, ADAPTER_S, WATCH_S = 110.0, 60.0, 3.0, 25.0, 2.0
+FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, WATCH_S = 90.0, 40.0, 80.0, 1.0, 15.0, 2.0
+RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
     "copy,read,triad,library_copy,fma,tensor,launch_pipelined,launch_round_trip,load_latency,transfer,gemm,"
     "share,interference"
@@ -56,9 +62,24 @@ class Session:
     scale: float
     only: str | None
     quick: bool
-    rows: list[Row] = field(default_factory=list)
+    sections: dict[str, list[Row]] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     first: HardwareProfile | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        """All lines, in the order of the sections."""
+        return [row for _, section in SECTIONS for row in self.sections.get(section.__name__, [])]
+
+    def go_on(self) -> None:
+        """Take up what the folder has."""
+        path = self.out / "results.json"
+        if path.exists():
+            self.results = json.loads(path.read_text(encoding="utf-8"))
+            found = self.results.pop("sections", {})
+            self.sections = {name: [Row(**row) for row in rows] for name, rows in found.items()}
+        if (self.out / "first.yaml").exists():
+            self.first = load_profile(str(self.out / "first.yaml"))
 
     def left_s(self) -> float:
         """Seconds until the deadline."""
@@ -140,14 +161,46 @@ def second_calibration(session: Session) -> list[Row]:
     return [gpu_rows.agreement_row(session.first, second)]
 
 
+def large(session: Session) -> list[Row]:
+    """Steps and peak memory of a transformer of 1.3 billion parameters, by stacks fitted to public steps."""
+    return _transformers(session, "large", ["1.3B"], gpu_predicted.PUBLIC)
+
+
+def others(session: Session) -> list[Row]:
+    """The same of two shapes of which no step was ever fitted, by the stacks fitted to the 1.3 billion's."""
+    return _transformers(session, "others", ["350M", "2.7B"], gpu_predicted.FITTED)
+
+
+def _transformers(session: Session, name: str, shapes: list[str], stacks: gpu_predicted.Stacks) -> list[Row]:
+    if session.first is None:
+        raise MissingError("there is no first calibration to predict from")
+    if session.device == "cpu":
+        shapes = ["tiny"]
+    whole = [sys.executable, "-m", "tests.bench.gpu.large", "--device", session.device]
+    whole += ["--shapes", ",".join(shapes), "--seconds", str(LARGE_S * session.scale)]
+    found = json.loads(_run(whole, session.left_s()).stdout.splitlines()[-1])
+    session.results[name] = found
+    samples, hardware = read_samples(session.out / "first.samples.jsonl"), str(session.out / "first.yaml")
+    return [row for each in found for row in gpu_rows.large_rows(each, hardware, samples, stacks)]
+
+
 def training_shares(session: Session) -> list[Row]:
-    """A training on half of the GPU, and two beside each other."""
-    (accelerator,) = session.first.accelerators.values() if session.first else (None,)
-    interference = accelerator.interference.value if accelerator and accelerator.interference else 0.0
+    """Two kinds of training on parts of the GPU, alone and beside each other."""
     with gpu_shares.mps() as environment:
         found = gpu_shares.measure_training(environment, session.device, TRAINING_S * session.scale)
-    session.results["training_shares"] = found | {"interference": interference}
-    return gpu_rows.training_share_rows(found, interference)
+    session.results["training_shares"] = found
+    return gpu_rows.training_share_rows(found)
+
+
+def ranks(session: Session) -> list[Row]:
+    """Two unequal ranks of one training on one GPU; their records are kept, as an archive."""
+    with gpu_shares.mps() as environment, tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
+        left_s = min(session.left_s(), RANKS_S)
+        found = gpu_ranks.measure(environment, RUNS, session.device, Path(folder), left_s)
+        with tarfile.open(session.out / "ranks.tar.gz", "w:gz") as archive:
+            archive.add(folder, "ranks")
+    session.results["ranks"] = found
+    return gpu_rows.rank_rows(found)
 
 
 def adapter(session: Session) -> list[Row]:
@@ -165,6 +218,9 @@ SECTIONS: tuple[tuple[str, Callable[[Session], list[Row]]], ...] = (
     ("first calibration", first_calibration),
     ("adapter", adapter),
     ("training on shares of the GPU", training_shares),
+    ("large transformer", large),
+    ("transformers of other sizes", others),
+    ("two ranks on one GPU", ranks),
     ("second calibration", second_calibration),
 )
 
@@ -172,13 +228,14 @@ SECTIONS: tuple[tuple[str, Callable[[Session], list[Row]]], ...] = (
 def validate(session: Session, wanted: frozenset[str] = frozenset()) -> None:
     """Every section, or those named; one that cannot run costs only itself."""
     for name, section in SECTIONS:
-        if wanted and section.__name__ not in wanted:
+        if section.__name__ not in wanted if wanted else section.__name__ in session.sections:
             continue
         print(f"{name} ({session.left_s():.0f} s left)", file=sys.stderr, flush=True)
         try:
-            session.rows += section(session)
+            rows = section(session)
         except Exception as error:  # every reason is a line of the table
-            session.rows.append(not_run(name, error if str(error) else type(error).__name__))
+            rows = [not_run(name, error if str(error) else type(error).__name__)]
+        session.sections[section.__name__] = rows
         _write(session)
 
 
@@ -222,7 +279,8 @@ def heading(session: Session) -> str:
 def _write(session: Session) -> None:
     table = gpu_rows.as_markdown(session.rows, heading(session))
     (session.out / "rows.md").write_text(table, encoding="utf-8")
-    results = session.results | {"rows": [asdict(row) for row in session.rows]}
+    sections = {name: [asdict(row) for row in rows] for name, rows in session.sections.items()}
+    results = session.results | {"sections": sections}
     (session.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
@@ -261,6 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60.0 * given.minutes
     session = Session(given.out.resolve(), deadline, given.device, given.scale, given.only, given.quick)
+    session.go_on()
     validate(session, wanted)
     if session.first is not None:
         keep_profile(session)

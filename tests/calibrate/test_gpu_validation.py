@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,6 +24,7 @@ from equipoise.calibrate.samples import Sample, SampleSet, read_samples
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, StepTime, load_profile
 from tests.bench import gpu_validation
 from tests.bench.gpu import activity as gpu_activity
+from tests.bench.gpu import ranks as gpu_ranks
 from tests.bench.gpu import rows as gpu_rows
 from tests.bench.gpu import shares as gpu_shares
 from tests.bench.gpu import training as gpu_training
@@ -65,6 +66,11 @@ def validate(
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
 
 
+def rows_in(out: Path) -> list[Row]:
+    sections = json.loads((out / "results.json").read_text())["sections"]
+    return [Row(**row) for rows in sections.values() for row in rows]
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Row], Path, Any]:
     """The whole command on the fakes, with an MPS daemon that is one in name only."""
@@ -82,7 +88,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Row], P
         out, calibrate_fakes.cuda(), calibrate_fakes.nvml(), FAKE_NVML="hopper", FAKE_CUDA="", PATH=path
     )
     assert (out / "results.json").exists(), done.stderr
-    rows = [Row(**row) for row in json.loads((out / "results.json").read_text())["rows"]]
+    rows = rows_in(out)
     return {row.what: row for row in rows}, out, done
 
 
@@ -140,7 +146,7 @@ def test_without_a_gpu_every_line_says_what_is_missing(tmp_path: Path) -> None:
     calibrate_fakes.needs_no("libcuda.so.1")
     done = validate(tmp_path, sections="activity,first_calibration,second_calibration")
     assert done.returncode == 3
-    rows = [Row(**row) for row in json.loads((tmp_path / "results.json").read_text())["rows"]]
+    rows = rows_in(tmp_path)
     reasons = {row.what: row.found for row in rows}
     assert reasons["counters under known loads"] == "no NVIDIA driver here: libcuda.so.1 was not found"
     assert "libcuda.so.1 was not found" in reasons["first calibration"]
@@ -310,16 +316,18 @@ def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
 # -- the parts that need PyTorch, on a CPU ---------------------------------------------------------------
 
 
-def test_training_steps_are_timed_after_the_signal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_training_is_timed_for_as_long_as_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    go = tmp_path / "go"
-    go.touch()
-    gpu_training.main(["step", "--device", "cpu", "--seconds", "0.05", "--wait-for", str(go)])
-    ready, result = capsys.readouterr().out.splitlines()
-    assert ready == "ready"
-    assert len(json.loads(result)["steps_s"]) >= 5
+    monkeypatch.setattr("sys.stdin", ["0.05\n", "0.01\n"])
+    for kind in gpu_training.KINDS:
+        gpu_training.main(["serve", "--device", "cpu", "--kind", kind])
+        ready, *results = capsys.readouterr().out.splitlines()
+        assert ready == "ready"
+        steps = [json.loads(line)["steps_s"] for line in results]
+        assert len(steps) == 2
+        assert all(len(times) >= 5 and min(times) > 0.0 for times in steps)
 
 
 def test_the_adapter_is_compared_with_plain_training(capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,32 +341,79 @@ def test_the_adapter_is_compared_with_plain_training(capsys: pytest.CaptureFixtu
     assert gpu_rows.adapter_row(found | {"overhead": 0.02}).verdict == "FAILS"
 
 
-WORKER = """
-import json, os, pathlib, sys, time
-f = int(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) / 100
-if "--wait-for" in sys.argv:
-    print("ready", flush=True)
-    go = pathlib.Path(sys.argv[sys.argv.index("--wait-for") + 1])
-    while not go.exists():
-        time.sleep(0.001)
-print(json.dumps({"steps_s": [(f + 0.5) / (1.5 * f)] * 3}))
-"""
+class FakeWorker:
+    """A training whose speed on a part f is (1 + k) f / (f + k), a fifth slower beside another one."""
+
+    asked: ClassVar[list[FakeWorker]] = []
+    closed = 0
+
+    def __init__(self, environment: dict[str, str], percentage: int, kind: str, device: str) -> None:
+        f, k, whole_s = percentage / 100.0, *{"products": (0.5, 0.01), "memory": (0.1, 0.004)}[kind]
+        self.step_s = whole_s * (f + k) / ((1.0 + k) * f)
+
+    def ready(self) -> None:
+        """At once."""
+
+    def ask(self, seconds: float) -> None:
+        self.asked.append(self)
+
+    def answer(self) -> list[float]:
+        slower = 1.2 if len(self.asked) > 1 else 1.0
+        if self is self.asked[-1]:
+            self.asked.clear()
+        return [slower * self.step_s] * 3
+
+    def close(self) -> None:
+        FakeWorker.closed += 1
 
 
-def test_training_on_shares_is_predicted_from_the_other_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(environment: dict[str, str], percentage: int, device: str, seconds: float, *more: str) -> Any:
-        own = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
-        command = [sys.executable, "-c", WORKER, *more]
-        return subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_training_on_shares_and_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_shares, "Worker", FakeWorker)
+    found = gpu_shares.measure_training({}, "cpu", 0.1)
+    for curve, kappa in zip(gpu_shares.curves(found["alone"]).values(), (0.5, 0.1), strict=True):
+        assert curve["kappa"] == pytest.approx(kappa, rel=1e-6)
+        assert curve["predicted_s"] == pytest.approx(curve["measured_s"], rel=1e-6)
+    rows = {row.what: row.found for row in gpu_rows.training_share_rows(found)}
+    equal = rows["two trainings beside each other 50/50 % (products / memory)"]
+    assert equal == "1.389 of a GPU each by itself (0.625 + 0.764)"
+    assert f"two trainings beside each other, as S3 gives them, {found['s3']} % (products / memory)" in rows
+    products, memory = (int(part) for part in found["s3"].split("/"))
+    assert products > memory  # which is nearly as fast on less
+    assert 99 <= products + memory <= 100  # whole percents
 
-    monkeypatch.setattr(gpu_shares, "_start", start)
-    found = gpu_shares.measure_training(dict(os.environ), "cpu", 0.1)
-    assert found["kappa"] == pytest.approx(0.5, rel=1e-6)
-    assert found["predicted_half_s"] == pytest.approx(found["step_s"]["50"], rel=1e-6)
-    assert found["together_s"] == [found["step_s"]["50"]] * 2
-    one, two = gpu_rows.training_share_rows(found, interference=0.2)
-    assert one.found in ("+0.0%", "-0.0%")
-    assert two.found == "+10.0% and +10.0%"
+
+def test_a_training_process_that_ends_is_one_line(tmp_path: Path) -> None:
+    worker = gpu_shares.Worker({"PATH": os.environ["PATH"]}, 50, "nothing", "cpu")
+    try:
+        with pytest.raises(MissingError, match=r"a training process ended: .*invalid choice: 'nothing'"):
+            worker.ready()
+    finally:
+        worker.close()
+
+
+def test_the_stages_are_compared_with_the_mean_of_equal_work() -> None:
+    def ran(policy: str, round_s: float) -> dict[str, Any]:
+        return {"policy": policy, "batch": 10, "times_s": [9.0] * gpu_ranks.REACTION + [round_s] * 5}
+
+    runs = [ran("plain", 0.5), ran("s1+s2", 0.4), ran("plain", 0.5)]
+    (row,) = gpu_rows.rank_rows({"percentages": (60, 40), "ranks": [runs, runs]})
+    assert row.what == "two ranks on 60 % and 40 % of one GPU, s1+s2 against equal work"
+    assert row.found == "1.250 times the samples/s"
+
+
+def test_sections_that_a_folder_has_are_kept(tmp_path: Path) -> None:
+    one = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
+    one.sections["adapter"], one.results["adapter"] = (
+        [Row("adapter on one rank", "-", "x", "holds")],
+        {"a": 1},
+    )
+    gpu_validation.validate(one, frozenset({"activity"}))
+    two = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
+    two.go_on()
+    gpu_validation.validate(two)
+    assert [row.verdict for row in two.sections["adapter"]] == ["holds"]
+    assert two.results["adapter"] == {"a": 1}
+    assert {row.verdict for row in two.sections["ranks"]} == {"not run"}
 
 
 def test_without_an_mps_daemon_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

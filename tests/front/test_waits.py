@@ -14,7 +14,6 @@ DEADLINES = ("monotonic()", "poll()", "limit_s")
 """What is in a loop that ends, also when the event does not come: a time, or whether the process lives."""
 
 PLAYED = {
-    "calibrate/test_gpu_validation.py": "a process that waits for the others; who starts it has a deadline",
     "calibrate/test_run.py": "a slow measurement",
     "campaign/job.py": "slow lines; the pace of training",
     "live/data/store.py": "a slow store",

@@ -161,14 +161,15 @@ def _measure(
 
     kind: DeviceKind = "cpu" if device == "cpu" else "cuda"
     rounds, budget_s = QUICK_ROUNDS if quick else FULL_ROUNDS, BUDGET_S[kind, quick]
-    with plan_for(kind, quick, kinds, folder) as plan:
+    seconds = seconds or budget_s
+    with plan_for(kind, quick, kinds, folder, seconds / budget_s) as plan:
         writer = SampleWriter(path, plan.conditions, plan.versions)
         before = len(writer.done)
         if before:
             note(quiet, f"continuing with {before} samples of {path}")
         try:
             with progress(quiet, path.stem, "measured") as tell:
-                outcome = run_calibration(plan, writer, rounds, seconds or budget_s, tell)
+                outcome = run_calibration(plan, writer, rounds, seconds, tell)
         except KeyboardInterrupt:
             writer.close()
             kept = len(read_samples(path).samples)  # the one under way may have been written just before

@@ -11,7 +11,9 @@ from equipoise.calibrate.check import as_estimate
 from equipoise.calibrate.samples import SampleSet
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, load_profile
 from tests.bench.gpu.activity import EXPECTED
-from tests.bench.gpu.shares import HELD_OUT, held_out_shares
+from tests.bench.gpu.predicted import FITTED, Stacks, from_operations, from_shape, measured_s
+from tests.bench.gpu.ranks import throughput
+from tests.bench.gpu.shares import HELD_OUT, curves, held_out_shares, pair_goodput
 
 Verdict = Literal["holds", "FAILS", "stated", "not run"]
 SECOND_METHOD, STEP_ERROR, OVERHEAD = 0.05, 0.05, 0.01
@@ -194,20 +196,78 @@ def share_rows(samples: SampleSet) -> list[Row]:
     return rows or [not_run("throughput by share of the SMs", "no shares in the samples")]
 
 
-def training_share_rows(found: Mapping[str, Any], interference: float) -> list[Row]:
-    """A training on half of the GPU, and two beside each other."""
-    half = found["step_s"][str(HELD_OUT)]
-    one = found["predicted_half_s"] / half - 1.0
-    wanted = half * (1.0 + interference * 0.5)
-    both = [wanted / seconds - 1.0 for seconds in found["together_s"]]
+def training_share_rows(found: Mapping[str, Any]) -> list[Row]:
+    """Each kind of training on half of the GPU from the other shares, and what pairs make of it."""
+    rows = []
+    for kind, c in curves(found["alone"]).items():
+        error = c["predicted_s"] / c["measured_s"] - 1.0
+        others = " and ".join(p for p in found["alone"][kind] if p != str(HELD_OUT))
+        what = f"training step ({kind}) on {HELD_OUT} % of the SMs (MPS), from {others} %"
+        rows.append(Row(what, "-", f"{error:+.1%} (kappa {c['kappa']:.3g})", "stated"))
+    for pair, goodput in pair_goodput(found).items():
+        each = " + ".join(f"{part:.3f}" for part in goodput)
+        whose = ", as S3 gives them," if pair == found.get("s3") else ""
+        what = f"two trainings beside each other{whose} {pair} % ({' / '.join(found['alone'])})"
+        rows.append(Row(what, "-", f"{sum(goodput):.3f} of a GPU each by itself ({each})", "stated"))
+    return rows
+
+
+def large_rows(found: Mapping[str, Any], hardware: str, samples: SampleSet, stacks: Stacks) -> list[Row]:
+    """Steps and peak memory of a large transformer against what its shape, or its operations, and a profile say."""
+    cases, size = found["cases"], found["name"]
+    by_shape, by_operations = from_shape(found, hardware, stacks), from_operations(found, samples)
+    rows = []
+    for compiled, recompute in ((False, False), (False, True), (True, False), (True, True)):
+        chosen = [
+            k
+            for k, c in enumerate(cases)
+            if (c["compiled"], c["recompute"]) == (compiled, recompute) and "steps_s" in c
+        ]
+        if not chosen:
+            continue
+        how = (
+            f"{'compiled' if compiled else 'as written'}, activations {'recomputed' if recompute else 'kept'}"
+        )
+        steps = [by_shape[k]["step_s"] / float(measured_s(cases[k]) or 0.0) - 1.0 for k in chosen]
+        what = f"step of {size} parameters, {how}, from its shape ({stacks[compiled]})"
+        if stacks is FITTED:
+            good = statistics.median(map(abs, steps)) <= STEP_ERROR
+            rows.append(_judged(what, f"median at most {STEP_ERROR:.0%}", _errors(steps), good))
+        else:
+            rows.append(Row(what, "-", _errors(steps), "stated"))
+        noted = [(k, s) for k in chosen if (s := by_operations[k]) is not None]
+        if noted:
+            steps = [s / float(measured_s(cases[k]) or 0.0) - 1.0 for k, s in noted]
+            rows.append(Row(f"the same from its operations, {how}", "-", _errors(steps), "stated"))
+        peaks = [(by_shape[k], cases[k]["device_bytes"]) for k in chosen if "device_bytes" in cases[k]]
+        if peaks:
+            errors = [p["peak_bytes"] / real - 1.0 for p, real in peaks]
+            inside = sum(p["peak_low_bytes"] <= real <= p["peak_high_bytes"] for p, real in peaks)
+            text = f"{_errors(errors)}; in its interval {inside} of {len(peaks)}"
+            rows.append(Row(f"peak memory of {size} parameters, {how}, from its shape", "-", text, "stated"))
+    return rows
+
+
+def _errors(errors: Sequence[float]) -> str:
+    size = statistics.median(abs(e) for e in errors)
+    return f"{size:.1%} median of {len(errors)}, {min(errors):+.1%} to {max(errors):+.1%}"
+
+
+def rank_rows(found: Mapping[str, Any]) -> list[Row]:
+    """What the stages make of two unequal ranks, against equal work."""
+    runs = found["ranks"][0]
+    plain = statistics.mean(throughput(run) for run in runs if run["policy"] == "plain")
+    parts = " and ".join(f"{p} %" for p in found["percentages"])
     return [
-        Row("training step on 50 % of the SMs (MPS), from 25, 75 and 100 %", "-", f"{one:+.1%}", "stated"),
-        Row("two trainings on 50 % each, from one alone and the interference", "-", _list(both), "stated"),
+        Row(
+            f"two ranks on {parts} of one GPU, {run['policy']} against equal work",
+            "-",
+            f"{throughput(run) / plain:.3f} times the samples/s",
+            "stated",
+        )
+        for run in runs
+        if run["policy"] != "plain"
     ]
-
-
-def _list(errors: Iterable[float]) -> str:
-    return " and ".join(f"{e:+.1%}" for e in errors)
 
 
 def adapter_row(found: Mapping[str, Any]) -> Row:

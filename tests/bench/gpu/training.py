@@ -1,11 +1,11 @@
-"""Workers of the GPU validation, each a process of its own; prints one JSON object.
+"""Workers of the GPU validation, each a process of its own.
 
-    python -m tests.bench.gpu.training step --device cuda --seconds 3
-    python -m tests.bench.gpu.training adapter --device cuda --seconds 8
+    python -m tests.bench.gpu.training serve --kind products
+    python -m tests.bench.gpu.training adapter --seconds 8
 
-`step` times training steps alone or beside others (MPS limits the process from outside); `--wait-for FILE`
-begins when the file appears, so that two begin together. `adapter` compares plain data-parallel training with
-the same under a policy, in paired blocks that take turns.
+`serve` prepares a training, prints "ready", then trains for as many seconds as each line of its input says and
+answers with the seconds of every step, as JSON; MPS limits the process from outside. `adapter` compares plain
+data-parallel training with the same under a policy, in paired blocks that take turns.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 LAYERS = 6
-# (width, batch): on a GPU a step must be far longer than the host takes to queue it.
+# (width, batch): on a GPU a step must be far longer than the host takes to queue it. Small batches of a wide
+# perceptron are limited by memory: by its weights, and by the update.
 SIZES = {
-    ("step", "cuda"): (2048, 4096),
+    ("products", "cuda"): (4096, 8192),
+    ("memory", "cuda"): (8192, 64),
     ("adapter", "cuda"): (8192, 1024),
-    ("step", "cpu"): (64, 16),
+    ("products", "cpu"): (64, 256),
+    ("memory", "cpu"): (128, 4),
     ("adapter", "cpu"): (64, 16),
 }
+KINDS = ("products", "memory")
 BLOCK_STEPS = {"cuda": 10, "cpu": 4}
 BATCHES_HELD = 8
 
@@ -56,7 +59,8 @@ def stepper(model: Any, optimizer: Any, device: str) -> Callable[[Any, Any], Non
     import torch
 
     def step(x: Any, y: Any) -> None:
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -71,32 +75,27 @@ def batch_of(device: str, wide: int, batch: int) -> tuple[Any, Any]:
     return torch.randn(batch, wide, device=device), torch.randint(0, 10, (batch,), device=device)
 
 
-def time_steps(device: str, seconds: float, wait_for: str | None) -> dict[str, Any]:
-    """Seconds of every step for about `seconds`, after warm-up and, if asked, after a file appeared."""
+def serve(kind: str, device: str) -> None:
+    """Train for as long as each line of the input says, a line of JSON for each; no line ends it."""
     import torch
 
-    wide, batch = SIZES["step", device]
+    wide, batch = SIZES[kind, device]
     model = network(device, wide)
-    step = stepper(model, torch.optim.AdamW(model.parameters()), device)
+    step = stepper(model, torch.optim.AdamW(model.parameters(), fused=device == "cuda"), device)
     x, y = batch_of(device, wide, batch)
     for _ in range(5):
         step(x, y)
     _wait(device)
-    if wait_for:
-        print("ready", flush=True)
-        deadline = time.monotonic() + 60.0
-        while not Path(wait_for).exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{wait_for} did not appear")
-            time.sleep(0.002)
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 5:
-        start = time.perf_counter()
-        step(x, y)
-        _wait(device)
-        times.append(time.perf_counter() - start)
-    return {"steps_s": times}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        times: list[float] = []
+        end = time.perf_counter() + float(line)
+        while time.perf_counter() < end or len(times) < 5:
+            start = time.perf_counter()
+            step(x, y)
+            _wait(device)
+            times.append(time.perf_counter() - start)
+        print(json.dumps({"steps_s": times}), flush=True)
 
 
 def time_adapter(device: str, seconds: float) -> dict[str, Any]:
@@ -169,21 +168,20 @@ def _forever(loader: Any) -> Iterator[Any]:
 def main(arguments: list[str] | None = None) -> None:
     """Run one worker."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["step", "adapter"])
+    parser.add_argument("what", choices=["serve", "adapter"])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--wait-for")
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0])
     given = parser.parse_args(arguments)
     if given.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             sys.exit("PyTorch shows no CUDA device")
-    if given.what == "step":
-        found = time_steps(given.device, given.seconds, given.wait_for)
+    if given.what == "serve":
+        serve(given.kind, given.device)
     else:
-        found = time_adapter(given.device, given.seconds)
-    print(json.dumps(found))
+        print(json.dumps(time_adapter(given.device, given.seconds)))
 
 
 if __name__ == "__main__":
