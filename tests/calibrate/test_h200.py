@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+import tarfile
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from equipoise.calibrate.samples import SampleSet, read_samples
 from equipoise.sim.hardware.profile import save_profile
 from equipoise.sim.llm.stacks import STACKS
 from tests.bench.gpu import predicted
+from tests.bench.gpu import ranks as gpu_ranks
 
 DATA = Path(__file__).parents[1] / "data" / "h200"
 OF_EXCHANGES = frozenset((
@@ -74,6 +76,19 @@ def test_steps_of_a_large_transformer_from_its_shape(hardware: str) -> None:
     # By stacks of public steps: a measured rate counted as a data sheet's would make it 41 and 27 %.
     assert statistics.median(map(abs, errors(found, hardware, predicted.PUBLIC, False))) <= 0.25
     assert statistics.median(map(abs, errors(found, hardware, predicted.PUBLIC, True))) <= 0.08
+
+
+def test_twins_of_two_ranks_that_shared_it(tmp_path: Path) -> None:
+    """Recorded before `share_fixed` was: it was added to the record, since MPS gave the shares."""
+    with tarfile.open(DATA / "ranks.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    twins = [gpu_ranks.twin_of(run) for run in sorted((tmp_path / "ranks").iterdir())]
+    assert [policy for policy, *_ in twins] == ["s1+s2", "s1+s2+s3"]
+    for _, error, _, windows, replayed in twins:
+        assert error <= 0.005
+        assert windows == 24
+        assert replayed
+    assert twins[1][2] >= 10  # first decisions alike
 
 
 def test_peak_memory_of_a_large_transformer_from_its_shape(hardware: str) -> None:

@@ -270,6 +270,20 @@ def rank_rows(found: Mapping[str, Any]) -> list[Row]:
     ]
 
 
+def twin_rows(twins: Mapping[str, tuple[str, float, int, int, bool]]) -> list[Row]:
+    """How far the simulated twins of those runs are off."""
+    return [
+        _judged(
+            f"twin of the two ranks under {policy}: step times",
+            f"median at most {STEP_ERROR:.0%}",
+            f"{error:.2%} median of {windows} windows, the first {alike} decisions alike, "
+            f"{'all' if replayed else 'not all'} replayed",
+            error <= STEP_ERROR and replayed,
+        )
+        for policy, error, alike, windows, replayed in twins.values()
+    ]
+
+
 def adapter_row(found: Mapping[str, Any]) -> Row:
     """What a policy attached to a training costs."""
     overhead, pairs = float(found["overhead"]), len(found["pairs_s"])

@@ -51,7 +51,7 @@ class Given:
     pause: Callable[[int], float] = lambda k: 0.0  # seconds that rank 0 does something else before round k
     step_cov: float = 0.0  # of each rank's steps on its own,
     common_cov: float = 0.0  # and of all ranks' together
-    rounds: int = 300
+    rounds: int = 240
     samples: int = 4096
     policy: str = "s1+s2"
     fails: frozenset[int] = frozenset()  # points at which the policy raises

@@ -76,7 +76,7 @@ def test_noise_adds_no_error_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_slows_all_ranks_down_at_once_makes_nobody_wait(tmp_path: Path) -> None:
-    given = Given(step_cov=0.01, common_cov=0.1, options={"mode": "advise"})
+    given = Given(step_cov=0.01, common_cov=0.1, rounds=300, options={"mode": "advise"})
     found = twin(read_run(write(given, tmp_path / "run")))
     bias = np.mean([window.predicted_s / window.measured_s - 1.0 for window in found.windows])
     assert abs(bias) < 0.015
