@@ -47,7 +47,7 @@ FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, WATCH_S = 90.0, 40.0, 80.0, 1
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
     "copy,read,triad,library_copy,fma,tensor,launch_pipelined,launch_round_trip,load_latency,transfer,gemm,"
-    "share,interference,training"
+    "share,interference,attention,convolution,elementwise,dispatch,training,operations"
 )
 
 
@@ -82,9 +82,9 @@ class Session:
             raise MissingError(f"there is no {name} calibration")
         return load_profile(str(self.out / f"{name}.yaml"))
 
-    def samples(self) -> SampleSet:
-        """Those of the first calibration."""
-        return read_samples(self.out / "first.samples.jsonl")
+    def samples(self, name: str = "first") -> SampleSet:
+        """Those of a calibration."""
+        return read_samples(self.out / f"{name}.samples.jsonl")
 
     def left_s(self) -> float:
         """Seconds until the deadline."""
@@ -195,7 +195,8 @@ def _transformers(session: Session, shapes: str) -> Any:
 
 def _transformer_rows(session: Session, found: Any, stacks: gpu_predicted.Stacks) -> list[Row]:
     session.profile("first")
-    hardware, samples = str(session.out / "first.yaml"), session.samples()
+    hardware = str(session.out / "first.yaml")
+    samples = session.samples("second" if "second" in session.results else "first")
     return [row for each in found for row in gpu_rows.large_rows(each, hardware, samples, stacks)]
 
 
