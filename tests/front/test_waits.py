@@ -36,6 +36,7 @@ PLAYED = {
     "study/runs/sweeps/test_sweep_kills.py": "the kill comes at a random time, and any is right",
     "study/runs/test_study_hostile.py": "a run that takes long",
     "study/test_user_paths.py": "a slow rank",
+    "study/twin/test_shared_device.py": "a rank on a smaller part of its device",
 }
 """Files with sleeps outside of such loops, and what they play."""
 
