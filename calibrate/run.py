@@ -13,8 +13,9 @@ from typing import Literal
 from equipoise.calibrate.device import cuda, nvml, nvrtc
 from equipoise.calibrate.measure import gemm, inventory, microbench, shares, sustained, tensor, verify
 from equipoise.calibrate.measure.collectives import collective_measures, open_groups, overlap_measures
-from equipoise.calibrate.measure.framework import convolution_measures, framework_measures
+from equipoise.calibrate.measure.framework import framework_measures
 from equipoise.calibrate.measure.host import HostBench
+from equipoise.calibrate.measure.kernels import kernel_measures
 from equipoise.calibrate.measure.measure import Measure, MissingError, Series
 from equipoise.calibrate.measure.training import training_measures
 from equipoise.calibrate.samples import (
@@ -48,13 +49,16 @@ _HOST = (
 )  # fmt: skip
 _GPU = (
     "copy", "read", "triad", "library_copy", "fma", "tensor", "launch_pipelined", "launch_round_trip",
-    "load_latency", "transfer", "gemm", "share", "interference", "peer", "sustained",
+    "load_latency", "transfer", "gemm", "attention", "elementwise", "dispatch", "share", "interference", "peer",
+    "sustained",
 )  # fmt: skip
 KINDS: dict[DeviceKind, tuple[str, ...]] = {
     "cuda": (*_GPU, *_HOST),
     "cpu": ("copy", "read", "add", "gemm", "elementwise", "share", "interference", *_HOST),
 }
 """What can be measured on each kind of device."""
+
+FROM_KERNELS = {"gemm", "attention", "convolution", "elementwise", "dispatch"}
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(measurements done, of how many, what comes next)."""
@@ -154,7 +158,7 @@ def _cuda_plan(
         *(microbench.peer_measures(device, cuda.Device(1), quick) if count > 1 else []),
         *host.storage(),
         host.preprocessing(),
-        *(convolution_measures("cuda", quick) if not only or "convolution" in only else []),
+        *(kernel_measures(quick) if not only or FROM_KERNELS & only else []),
         *_training("cuda", quick, only),
         *collective_measures(groups, quick),
         *overlap_measures(groups, quick),

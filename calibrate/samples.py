@@ -203,6 +203,8 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("fma", "tensor"), (("flop",), ("precision",))),
     "gemm": (("m", "n", "k"), ("precision", "library")),
     "convolution": (("m", "n", "k"), ("precision", "framework")),
+    "attention": (("m", "n", "k"), ("precision", "framework", "part")),
+    "dispatch": ((), ("precision", "framework")),
     "elementwise": (("bytes", "array_bytes"), ("operation", "framework")),
     "load_latency": (("bytes",), ()),
     "transfer": (("bytes",), ("direction", "memory")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -31,8 +32,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without `--long`, tests marked long are left out."""
+    """Without `--long`, tests marked long are left out.
+
+    A process of pytest-xdist ends when what is registered later to be done at its end is done: letting go of every
+    object of all tests, one by one, takes seconds.
+    """
     config.pluginmanager.register(LongRun(config), "long-run")
+    if hasattr(config, "workerinput"):
+        atexit.register(os._exit, 0)
 
 
 LONGEST = (

@@ -137,7 +137,8 @@ def gemm_samples(
     """
     found = samples.of("gemm", precision=precision)
     if library is None:
-        found = [s for s in found if s.parameters.get("clock") != CPU_TIME]
+        # Those with a part are of layers, by which steps are composed.
+        found = [s for s in found if s.parameters.get("clock") != CPU_TIME and "part" not in s.parameters]
     libraries = [str(s.parameters.get("library")) for s in found]
     wanted = (
         library if library in libraries else max(dict.fromkeys(libraries), key=libraries.count, default=None)

@@ -18,10 +18,21 @@ from scipy.optimize import least_squares
 from equipoise.calibrate.fit.gemm import GemmFit
 from equipoise.calibrate.fit.pieces import CollectiveFit
 from equipoise.calibrate.fit.robust import Estimate, Floats, estimate, noise_cov
-from equipoise.calibrate.measure.operations import Operation
+from equipoise.calibrate.measure.operations import PRODUCTS, Kind, Operation
 from equipoise.policies.physics import overlapped_each
 
 FACTORS = ("product", "convolution", "attention", "memory", "function", "overhead")
+ATTENTION: tuple[Kind, ...] = ("attention", "attention_backward")
+FACTOR_OF: Mapping[Kind, Kind] = {
+    **dict.fromkeys(("product_input", "product_weight"), "product"),
+    **dict.fromkeys(("convolution_input", "convolution_weight"), "convolution"),
+    "attention_backward": "attention",
+    **dict.fromkeys(("cast", "mixed", "strided", "list", "update", "sum"), "memory"),
+    **dict.fromkeys(("norm", "norm_backward", "batch_norm", "batch_norm_backward"), "function"),
+    **dict.fromkeys(("softmax", "softmax_backward"), "function"),
+}
+"""The factor of a kind of operation that has none of its own."""
+
 # Before any step is seen, the factors' logarithms are normal with these centres and deviations: how far a
 # framework lies from isolated kernels. With gradients an operation's overhead is several times a bare call's.
 PRIOR_CENTRE = np.log([1.0, 1.0, 1.0, 1.0, 1.0, 3.0])
@@ -39,43 +50,51 @@ REPLICATES = 60
 class UnitCosts:
     """What single operations cost on a device.
 
-    `products` by bytes of an element; `memory` and `function` predict seconds from bytes moved, launch included;
-    `overhead_s` is the host's time for one operation. `overlapped`: the host queues while the device works
-    (GPU), so that a step takes the longer of the two; otherwise their sum.
+    `products` by kind and bytes of an element, at least those of kind "product", which stand in for the others.
+    `moves` predict seconds from bytes moved, launch included, by kind; at least "memory" and "function", which
+    stand in for what was not measured. `overhead_s` is the host's time for one operation, `load_s` that of a
+    load from memory. `overlapped`: the host queues while the device works (GPU), so that a step takes the longer
+    of the two; otherwise their sum.
     """
 
-    products: Mapping[int, GemmFit]
-    memory: CollectiveFit
-    function: CollectiveFit
+    products: Mapping[tuple[Kind, int], GemmFit]
+    moves: Mapping[Kind, CollectiveFit]
     overhead_s: float
     overlapped: bool
+    load_s: float = 0.0
 
     def totals(self, operations: Iterable[Operation]) -> Floats:
         """Seconds of a step by FACTORS, each at factor 1; shape (6,).
 
         Raises ValueError for products of an element size that was not measured.
         """
-        found = list(operations)
         totals = np.zeros(len(FACTORS))
-        for row, kind in enumerate(FACTORS[:3]):
-            chosen = [o for o in found if o.kind == kind]
-            for size in sorted({o.element_bytes for o in chosen}):
-                totals[row] += self._products_s([o for o in chosen if o.element_bytes == size], size)
-        for row, kind, fit in ((3, "memory", self.memory), (4, "function", self.function)):
-            moved = [o for o in found if o.kind == kind]
-            if moved:
-                seconds = fit.predict([o.moved_bytes for o in moved])
-                totals[row] = float(seconds @ np.array([o.count for o in moved], dtype=np.float64))
-        totals[5] = self.overhead_s * sum(o.count for o in found)
+        groups: dict[tuple[Kind, int], list[Operation]] = {}
+        for o in operations:
+            groups.setdefault((o.kind, o.element_bytes if o.kind in PRODUCTS else 0), []).append(o)
+        for (kind, size), chosen in groups.items():
+            count = np.array([o.count for o in chosen], dtype=np.float64)
+            seconds = self._products_s(chosen, kind, size) if size else self._moves_s(chosen, kind)
+            totals[FACTORS.index(FACTOR_OF.get(kind, kind))] += float(seconds @ count)
+            totals[5] += self.overhead_s * count.sum()
         return totals
 
-    def _products_s(self, chosen: Sequence[Operation], element_bytes: int) -> float:
-        fit = self.products.get(element_bytes)
+    def _moves_s(self, chosen: Sequence[Operation], kind: Kind) -> Floats:
+        """By traffic, or by the loads that one thread waits for in turn."""
+        fit = self.moves.get(kind) or self.moves[FACTOR_OF.get(kind, kind)]
+        in_turn = self.load_s * np.array([o.k for o in chosen], dtype=np.float64)
+        return np.maximum(fit.predict([o.moved_bytes for o in chosen]), in_turn)
+
+    def _products_s(self, chosen: Sequence[Operation], kind: Kind, size: int) -> Floats:
+        m, n, k = (np.array([getattr(o, name) for o in chosen]) for name in ("m", "n", "k"))
+        fit = self.products.get((kind, size))
+        if fit is not None and kind in ATTENTION:  # one kernel: scores and their use are not told apart
+            return fit.predict(m, np.maximum(n, k), np.minimum(n, k))
+        fit = fit or self.products.get(("product", size))
         if fit is None:
-            known = ", ".join(str(size) for size in sorted(self.products)) or "none"
-            raise ValueError(f"no products of {element_bytes}-byte elements were measured; known: {known}")
-        seconds = fit.predict(*([getattr(o, name) for o in chosen] for name in ("m", "n", "k")))
-        return float(seconds @ np.array([o.count for o in chosen], dtype=np.float64))
+            known = ", ".join(str(s) for kind, s in sorted(self.products) if kind == "product") or "none"
+            raise ValueError(f"no products of {size}-byte elements were measured; known: {known}")
+        return fit.predict(m, n, k)
 
 
 @dataclass(frozen=True)
@@ -132,6 +151,8 @@ class Prior:
 
 
 DEFAULT_PRIOR = Prior(PRIOR_CENTRE, PRIOR)
+MEASURED_PRIOR = Prior(np.zeros(len(FACTORS)), np.array([0.1, 0.15, 0.15, 0.1, 0.15, 0.2]))
+"""Where single operations of every kind, and the host's time for one, were timed through the framework."""
 LEAST_DEVIATION = 0.1
 
 

@@ -8,14 +8,34 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.calibrate.fit.accelerator import BYTES, gemm_samples
-from equipoise.calibrate.fit.compose import DEFAULT_PRIOR, Prior, StepModel, UnitCosts, fit_step_model
-from equipoise.calibrate.fit.gemm import fit_gemm_efficiency
+from equipoise.calibrate.fit.compose import (
+    DEFAULT_PRIOR,
+    MEASURED_PRIOR,
+    Prior,
+    StepModel,
+    UnitCosts,
+    fit_step_model,
+)
+from equipoise.calibrate.fit.gemm import GemmFit, fit_gemm_efficiency
 from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Prediction, Report, by_parameters, level
 from equipoise.calibrate.fit.pieces import CollectiveFit, fit_collective
 from equipoise.calibrate.fit.robust import Floats, low_quantile
-from equipoise.calibrate.measure.operations import Operation, from_columns
+from equipoise.calibrate.measure.operations import KINDS, PRODUCTS, Kind, Operation, from_columns
 from equipoise.calibrate.samples import Sample, SampleSet
 
+MEASURED_AS: dict[Kind, str] = {"memory": "add", "function": "exp"}
+"""The operation that stands for a kind whose name it does not have."""
+ALONE: dict[Kind, tuple[str, str, float]] = {
+    "product": ("gemm", "forward", 1.0),
+    "product_input": ("gemm", "input", 1.0),
+    "product_weight": ("gemm", "weight", 1.0),
+    "convolution": ("convolution", "forward", 1.0),
+    "convolution_input": ("convolution", "input", 1.0),
+    "convolution_weight": ("convolution", "weight", 1.0),
+    "attention": ("attention", "forward", 2.0),
+    "attention_backward": ("attention", "backward", 5.0),
+}
+"""What is timed by itself on a GPU: the samples' kind, their part, and the products in one of them."""
 LEAST_WORKLOADS = 3  # two to fit, one to predict
 
 
@@ -35,19 +55,49 @@ def unit_costs(samples: SampleSet, precision: str, framework: str) -> UnitCosts:
 
     Raises ValueError, one line, when the samples do not hold products and memory traffic.
     """
-    products = {}
+    products: dict[tuple[Kind, int], GemmFit] = {}
     for name in _product_precisions(precision):
         m, n, k, seconds = gemm_samples(samples, name, framework)
-        if len(np.unique(np.stack([m, n, k]), axis=1).T) < 6:
-            continue
-        peak = float((2.0 * m * n * k / seconds).max())
-        products[int(BYTES[name])] = fit_gemm_efficiency(m, n, k, seconds, peak, BYTES[name])
+        products |= _fitted("product", name, m, n, k, seconds)
     if not products:
         raise ValueError(f"composed steps, {precision}: fewer than 6 shapes of products were measured")
+    for kind, (single, part, count) in ALONE.items():
+        for name in _product_precisions(precision):
+            chosen = samples.of(single, precision=name, part=part)
+            m, n, k = (np.array([float(s[axis]) for s in chosen]) for axis in ("m", "n", "k"))
+            products |= _fitted(kind, name, m, n, k, _seconds(chosen) / count)
+    moves = {
+        kind: _moved(samples, MEASURED_AS.get(kind, kind), precision)
+        for kind in KINDS
+        if kind not in PRODUCTS
+    }
+    copies = [*samples.of("copy"), *samples.of("triad")]  # kernels past the framework
+    for kind in MEASURED_AS:
+        moves[kind] = moves[kind] or _by_bytes(copies)
+    if moves["memory"] is None or moves["function"] is None:
+        raise ValueError("composed steps: fewer than 3 sizes of memory traffic were measured")
     launches = level(samples.of("launch_pipelined"))
-    memory, function = _elementwise(samples, "add"), _elementwise(samples, "exp")
-    overhead_s = launches.value if launches else float(memory.predict([0.0])[0])
-    return UnitCosts(products, memory, function, overhead_s, overlapped=launches is not None)
+    dispatch = level(samples.of("dispatch", precision=precision, framework=framework))
+    overhead = dispatch or launches
+    loads = samples.of("load_latency")
+    load = level(s for s in loads if s["bytes"] == max(s["bytes"] for s in loads))
+    return UnitCosts(
+        products,
+        {kind: fit for kind, fit in moves.items() if fit is not None},
+        overhead.value if overhead else float(moves["memory"].predict([0.0])[0]),
+        overlapped=launches is not None,
+        load_s=load.value if load else 0.0,
+    )
+
+
+def _fitted(
+    kind: Kind, precision: str, m: Floats, n: Floats, k: Floats, seconds: Floats
+) -> dict[tuple[Kind, int], GemmFit]:
+    """The fit of products of a kind by it and its bytes of an element; none from too few shapes."""
+    if len(np.unique(np.stack([m, n, k]), axis=1).T) < 6:
+        return {}
+    peak = float((2.0 * m * n * k / seconds).max())
+    return {(kind, int(BYTES[precision])): fit_gemm_efficiency(m, n, k, seconds, peak, BYTES[precision])}
 
 
 def _product_precisions(precision: str) -> tuple[str, ...]:
@@ -55,14 +105,21 @@ def _product_precisions(precision: str) -> tuple[str, ...]:
     return (precision,) if precision in ("fp32", "tf32", "fp64") else (precision, "tf32")
 
 
-def _elementwise(samples: SampleSet, operation: str) -> CollectiveFit:
-    """Seconds by bytes moved: of the framework's operation (CPU), else of the copy and triad kernels (GPU)."""
-    chosen = samples.of("elementwise", operation=operation) or [*samples.of("copy"), *samples.of("triad")]
+def _moved(samples: SampleSet, operation: str, precision: str) -> CollectiveFit | None:
+    """Seconds by bytes moved of the framework's operation; None where it was not measured."""
+    found = samples.of("elementwise", operation=operation)
+    same = [s for s in found if s.parameters.get("precision") == precision]
+    return _by_bytes(same or [s for s in found if s.parameters.get("precision", "fp32") == "fp32"])
+
+
+def _by_bytes(chosen: list[Sample]) -> CollectiveFit | None:
     if len({s["bytes"] for s in chosen}) < 3:
-        raise ValueError("composed steps: fewer than 3 sizes of memory traffic were measured")
-    sizes = [float(s["bytes"]) for s in chosen]
-    seconds = [float(low_quantile(np.asarray(s.values), LOW_QUANTILE)) for s in chosen]
-    return fit_collective(sizes, seconds, intervals=False)
+        return None
+    return fit_collective([float(s["bytes"]) for s in chosen], _seconds(chosen), intervals=False)
+
+
+def _seconds(chosen: list[Sample]) -> Floats:
+    return np.array([float(low_quantile(np.asarray(s.values), LOW_QUANTILE)) for s in chosen])
 
 
 def operations_of(samples: SampleSet, sample: Sample) -> list[Operation]:
@@ -88,7 +145,9 @@ def steps_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: st
 
 
 def prior_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: str) -> Prior:
-    """What single convolutions say of the factor of convolutions, where some were timed."""
+    """Surer where single operations of all kinds were timed; else what single convolutions say of their factor."""
+    if samples.of("dispatch", precision=precision, framework=framework):
+        return MEASURED_PRIOR
     ratios = []
     for group in by_parameters(samples.of("convolution", precision=precision, framework=framework)).values():
         measured, first = level(group), group[0]

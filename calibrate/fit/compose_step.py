@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.calibrate.fit.accelerator import BYTES
-from equipoise.calibrate.fit.compose import FACTORS, StepModel, UnitCosts
+from equipoise.calibrate.fit.compose import StepModel, UnitCosts
 from equipoise.calibrate.fit.compose_fits import prior_of, step_model, steps_of, unit_costs
 from equipoise.calibrate.fit.levels import FitLine, Report, measured
 from equipoise.calibrate.fit.robust import Floats, affine, estimate
-from equipoise.calibrate.measure.operations import Operation, trace
+from equipoise.calibrate.measure.operations import PRODUCTS, Operation, trace
 from equipoise.calibrate.samples import SamplesError, SampleSet
 from equipoise.sim.hardware.profile import Measured, StepTime
 
@@ -98,7 +98,7 @@ def _main_element_bytes(operations: list[Operation]) -> int | None:
     """Bytes of an element in most of the products' work; None without products."""
     work: dict[int, int] = {}
     for o in operations:
-        if o.kind in FACTORS[:3]:
+        if o.kind in PRODUCTS:
             work[o.element_bytes] = work.get(o.element_bytes, 0) + o.m * o.n * o.k * o.count
     return max(work, key=lambda size: work[size], default=None)
 

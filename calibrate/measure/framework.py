@@ -1,8 +1,4 @@
-"""What single operations cost through PyTorch: what training steps are composed from.
-
-On a CPU, on one core: products, elementwise operations, convolutions. On a GPU convolutions only, since
-products and memory traffic are measured without a framework there.
-"""
+"""What single operations cost through PyTorch on one core: what training steps on a CPU are composed from."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 from equipoise.calibrate.measure.measure import Measure, Outcome
-from equipoise.calibrate.measure.timing import time_calls, time_calls_batched
-from equipoise.calibrate.measure.training import FRAMEWORK, ONE_CORE, use_precision
+from equipoise.calibrate.measure.timing import time_calls
+from equipoise.calibrate.measure.training import ONE_CORE, use_precision
 from equipoise.calibrate.samples import CPU_TIME
 
 KIB = 2**10
@@ -34,10 +30,8 @@ QUICK_ARRAYS = tuple(KIB * 16**k for k in range(4))  # 1 KiB to 4 MiB
 FULL_ARRAYS = tuple(64 * 4**k for k in range(10))  # 64 B to 16 MiB
 # (batch, channels in, channels out, pixels along each side); kernels of 3 x 3.
 CONVOLUTIONS = {
-    ("cpu", True): ((8, 16, 32, 16), (32, 8, 8, 16), (16, 32, 32, 8)),
-    ("cpu", False): ((8, 16, 32, 16), (32, 8, 8, 16), (16, 32, 32, 8), (32, 16, 16, 32), (8, 3, 16, 32)),
-    ("cuda", True): ((32, 64, 64, 128), (32, 256, 512, 32)),
-    ("cuda", False): ((32, 64, 64, 128), (8, 128, 128, 64), (32, 256, 512, 32), (64, 512, 512, 16)),
+    True: ((8, 16, 32, 16), (32, 8, 8, 16), (16, 32, 32, 8)),
+    False: ((8, 16, 32, 16), (32, 8, 8, 16), (16, 32, 32, 8), (32, 16, 16, 32), (8, 3, 16, 32)),
 }
 INNER_S = 1e-3  # one timed stretch: far above the clock's resolution
 ROTATED_BYTES = 64 * KIB * KIB
@@ -67,49 +61,25 @@ def framework_measures(quick: bool) -> list[Measure]:
         for size in (QUICK_ARRAYS if quick else FULL_ARRAYS)
         for name, arrays in (("add", 3), ("exp", 2))
     ]
-    return [*products, *elementwise, *convolution_measures("cpu", quick)]
-
-
-def convolution_measures(device: Literal["cpu", "cuda"], quick: bool) -> list[Measure]:
-    """A convolution with its two gradients; parameters m, n, k are the product that it amounts to.
-
-    None where PyTorch is not installed for the device.
-    """
-    if importlib.util.find_spec("torch") is None:
-        return []
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            return []
-    precisions = ("fp32",) if device == "cpu" else ("tf32", "bf16") if quick else ("fp32", "tf32", "bf16")
-    return [
+    # A convolution with its two gradients; m, n, k are the product that it amounts to.
+    convolutions = [
         Measure(
             "convolution",
-            {
-                "precision": precision,
-                "m": batch * side * side,
-                "n": out,
-                "k": 9 * into,
-                "framework": ONE_CORE if device == "cpu" else FRAMEWORK,
-            },
-            partial(_convolution, device, precision, batch, into, out, side),
+            {"precision": "fp32", "m": batch * side * side, "n": out, "k": 9 * into, "framework": ONE_CORE},
+            partial(_convolution, batch, into, out, side),
             weight=0.3,
         )
-        for precision in precisions
-        for batch, into, out, side in CONVOLUTIONS[device, quick]
+        for batch, into, out, side in CONVOLUTIONS[quick]
     ]
+    return [*products, *elementwise, *convolutions]
 
 
-def _convolution(
-    device: str, precision: str, batch: int, into: int, out: int, side: int, budget_s: float
-) -> Outcome:
+def _convolution(batch: int, into: int, out: int, side: int, budget_s: float) -> Outcome:
     import torch
 
-    use_precision(device, precision)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    use_precision("cpu", "fp32")
     x, w, dy = (
-        torch.randn(shape, device=device, dtype=dtype)
+        torch.randn(shape)
         for shape in ((batch, into, side, side), (out, into, 3, 3), (batch, out, side, side))
     )
     geometry = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
@@ -119,16 +89,7 @@ def _convolution(
         torch.ops.aten.convolution(x, w, None, *geometry)
         torch.ops.aten.convolution_backward(dy, x, w, None, *geometry, [True, True, False])
 
-    if device == "cpu":
-        return _stretches(once, budget_s)
-
-    def ten() -> None:
-        """Ten of them, then wait."""
-        for _ in range(10):
-            once()
-        torch.cuda.synchronize()
-
-    return tuple(t / 10 for t in time_calls_batched(ten, budget_s))
+    return _stretches(once, budget_s)
 
 
 def _product(m: int, n: int, k: int, budget_s: float) -> Outcome:

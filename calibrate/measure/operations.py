@@ -11,11 +11,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-Kind = Literal["memory", "product", "convolution", "attention", "function"]
-KINDS: tuple[Kind, ...] = ("memory", "product", "convolution", "attention", "function")
+Kind = Literal[
+    "memory", "product", "convolution", "attention", "function",
+    "attention_backward", "cast", "mixed", "strided", "list", "update", "sum", "norm", "norm_backward",
+    "batch_norm", "batch_norm_backward", "softmax", "softmax_backward",
+    "product_input", "product_weight", "convolution_input", "convolution_weight",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PRODUCTS: tuple[Kind, ...] = (
+    "product", "product_input", "product_weight", "convolution", "convolution_input", "convolution_weight",
+    "attention", "attention_backward",
+)  # fmt: skip
 FUNCTIONS = ("softmax", "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "log", "pow", "norm")
+SOFTMAX_PASSES = {False: 3, True: 2}
+"""Times that each element is read: largest, sum of exponentials, result; backward: sum, result."""
 COLUMNS = ("kind", "m", "n", "k", "element_bytes", "moved_bytes", "count")
 
 
@@ -25,7 +36,9 @@ class Operation:
 
     Products have the shape (m, k) x (k, n) and elements of `element_bytes`; convolutions and attention are
     given as the products that they amount to. Other operations read and write `moved_bytes`; those of kind
-    "function" compute an exponential or the like for each element, which a CPU needs longer for.
+    "function" compute an exponential or the like for each element, which a CPU needs longer for. A softmax along
+    a dimension that is not the last has `k` elements that a GPU's thread goes through one after the other, in
+    several passes.
     """
 
     kind: Kind
@@ -89,9 +102,40 @@ def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Oper
     if rule is not None:
         return rule(args, ins, outs)
     if "scaled_dot_product" in name or "efficient_attention" in name or "flash_attention" in name:
-        return _attention(ins, backward="backward" in name)
-    kind: Kind = "function" if any(part in name for part in FUNCTIONS) else "memory"
-    return [Operation(kind, moved_bytes=_bytes(ins) + _bytes(outs))]
+        return _attention(ins, "backward" in name, bool(_argument("is_causal", function, args, kwargs)))
+    moved = _bytes(ins) + _bytes(outs)
+    if "softmax" in name:
+        return [_softmax("backward" in name, _argument("dim", function, args, kwargs), outs[0], moved)]
+    if name.startswith("_fused_"):  # the schema says that gradients are written, which they are not
+        moved -= _bytes(_tensors(_argument("grads", function, args, kwargs)))
+    return [Operation(_moving(name, ins, outs), moved_bytes=moved)]
+
+
+def _moving(name: str, ins: list[Any], outs: list[Any]) -> Kind:
+    """The kind of an operation that moves memory: kernels of each kind move it at a rate of their own."""
+    for part, kind in _NAMED:
+        if name.startswith(part):
+            return kind
+    norm: Kind | None = "batch_norm" if "batch_norm" in name else "norm" if "_norm" in name else None
+    if norm is not None and not name.startswith("linalg"):
+        return (
+            ("batch_norm_backward" if norm == "batch_norm" else "norm_backward")
+            if "backward" in name
+            else norm
+        )
+    if any(part in name for part in FUNCTIONS):
+        return "function"
+    whole = [t for t in (*ins, *outs) if t.shape == outs[0].shape and _stored(t) == t.numel()]
+    if len({t.element_size() for t in whole}) > 1:
+        return "cast" if len(whole) == 2 else "mixed"
+    return "memory" if len({t.stride() for t in whole}) < 2 else "strided"
+
+
+def _softmax(backward: bool, dim: int, out: Any, moved: int) -> Operation:
+    """Along the last dimension threads share a row; along another one each goes through its own in turn."""
+    last = dim % out.dim() == out.dim() - 1
+    turns = 0 if last else out.shape[dim] * SOFTMAX_PASSES[backward]
+    return Operation("softmax_backward" if backward else "softmax", k=turns, moved_bytes=moved)
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -112,7 +156,13 @@ def _written(function: Any, args: Any) -> list[Any]:
 
 
 def _bytes(tensors: Iterable[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+    """Bytes of the elements in memory: what is given twice or repeated by a stride of 0 counts once."""
+    distinct = {(t.data_ptr(), t.numel(), t.element_size()): t for t in tensors}.values()
+    return sum(_stored(t) * t.element_size() for t in distinct)
+
+
+def _stored(tensor: Any) -> int:
+    return math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s or not n)
 
 
 def _memory(moved_bytes: int) -> Operation:
@@ -133,13 +183,23 @@ def _product(m: int, n: int, k: int, like: Any, kind: Kind = "product") -> Opera
 
 def _mm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
     left, right = ins[-2], ins[-1]
-    return [_product(left.shape[0], right.shape[1], left.shape[1], left)]
+    return [_product(left.shape[0], right.shape[1], left.shape[1], left, _layout(left, right))]
+
+
+def _layout(left: Any, right: Any) -> Kind:
+    """By which operands hold the summed dimension together: both in a linear layer's forward (x w').
+
+    The first in the gradient of its input (dy w), none in that of its weight (dy' x); kernels differ.
+    """
+    if left.stride(-1) != 1 and left.stride(-2) == 1:
+        return "product_weight"
+    return "product_input" if right.stride(-1) == 1 and right.stride(-2) != 1 else "product"
 
 
 def _bmm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
     left, right = ins[-2], ins[-1]
     rows = left.shape[0] * left.shape[1]  # as one product with the batch in the rows
-    return [_product(rows, right.shape[2], left.shape[2], left)]
+    return [_product(rows, right.shape[2], left.shape[2], left, _layout(left, right))]
 
 
 def _convolution(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
@@ -159,24 +219,51 @@ def _convolution_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Op
     forward = _implicit_product(grad_out, weight)
     m, n, k, size = forward.m, forward.n, forward.k, forward.element_bytes
     wanted = args[-1]
-    found = [Operation("convolution", m, k, n, size)] if wanted[0] else []
-    return [*found, Operation("convolution", n, k, m, size)] if wanted[1] else found
+    found = [Operation("convolution_input", m, k, n, size)] if wanted[0] else []
+    return [*found, Operation("convolution_weight", n, k, m, size)] if wanted[1] else found
 
 
-def _attention(ins: list[Any], backward: bool) -> list[Operation]:
-    """Scores and their use: two products forward, five backward (Dao et al. 2022, algorithm 4)."""
+def _attention(ins: list[Any], backward: bool, causal: bool) -> list[Operation]:
+    """Scores and their use: two products forward, five backward (Dao et al. 2022, algorithm 4).
+
+    Where a place only sees those before it, half of them are left out.
+    """
     query, key = ins[1:3] if backward else ins[:2]  # the backward's first is the gradient
     batch, heads, length, depth = query.shape
     rows, others = batch * heads * length, key.shape[2]
-    scores = _product(rows, others, depth, query, "attention")
-    use = _product(rows, depth, others, query, "attention")
+    if causal:
+        others = (others + 1) // 2
+    kind: Kind = "attention_backward" if backward else "attention"
+    scores = _product(rows, others, depth, query, kind)
+    use = _product(rows, depth, others, query, kind)
     return [scores, use, scores, use, use] if backward else [scores, use]
+
+
+def _argument(name: str, function: Any, args: Any, kwargs: Any) -> Any:
+    """What a call was given as that argument; None without."""
+    names = [argument.name for argument in function._schema.arguments]
+    return dict(zip(names, args, strict=False)).get(name, kwargs.get(name))
+
+
+def _picked(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+    """A loss that reads one element of each row."""
+    return [_memory(2 * _bytes(ins[1:2]) + _bytes(outs))]
+
+
+def _picked_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+    return [_memory(_bytes(outs))]  # zeros but for these elements
 
 
 def _embedding(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
     return [_memory(2 * _bytes(outs))]  # only the rows that are looked up are read
 
 
+_NAMED: tuple[tuple[str, Kind], ...] = (
+    ("_foreach_norm", "function"),
+    ("_foreach", "list"),
+    ("_fused_", "update"),
+    ("sum", "sum"),
+)
 _RULES: dict[str, Callable[[Any, list[Any], list[Any]], list[Operation]]] = {
     "mm": _mm,
     "addmm": _mm,
@@ -185,4 +272,8 @@ _RULES: dict[str, Callable[[Any, list[Any], list[Any]], list[Operation]]] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "embedding": _embedding,
+    "nll_loss_forward": _picked,
+    "nll_loss2d_forward": _picked,
+    "nll_loss_backward": _picked_backward,
+    "nll_loss2d_backward": _picked_backward,
 }

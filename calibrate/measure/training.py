@@ -114,6 +114,15 @@ def prepared_step(
     with torch.device(device):  # a GPU draws the first weights far faster than its host
         model, inputs, targets = _workload(workload, SIZES[device, quick], batch)
     model = wrap(model)
+    return one_step(device, precision, model, inputs, targets), model
+
+
+def one_step(
+    device: str, precision: str, model: Any, inputs: torch.Tensor, targets: torch.Tensor
+) -> Callable[[], None]:
+    """A function that does one training step of a classifier and waits for its end."""
+    import torch
+
     model.train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
     loss_of = torch.nn.CrossEntropyLoss()
@@ -128,7 +137,7 @@ def prepared_step(
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return step, model
+    return step
 
 
 def use_precision(device: str, precision: str) -> None:

@@ -26,6 +26,7 @@ class Place:
     cores: int = 1
     share: float = 1.0  # of the device
     share_quantum: float = 0.01
+    share_fixed: bool = False  # the share is that of the process, and cannot change
 
 
 def my_place(member: int, device: torch.device, share_quantum: float, share: float | None) -> dict[str, Any]:
@@ -61,8 +62,9 @@ def places_from(raw: Sequence[Mapping[str, Any]]) -> list[Place]:
     places = []
     for r, where in zip(raw, on, strict=True):
         memory = math.nan if r["memory_bytes"] is None else r["memory_bytes"]
-        share = 1.0 / on.count(where) if r["share"] is None else r["share"]
-        places.append(Place(**{**r, "memory_bytes": memory, "share": share}))
+        fixed = r["share"] is not None
+        share = r["share"] if fixed else 1.0 / on.count(where)
+        places.append(Place(**{**r, "memory_bytes": memory, "share": share, "share_fixed": fixed}))
     return places
 
 

@@ -18,12 +18,14 @@ import torch
 from equipoise.policies.numerals import strict_float
 
 MPS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_SAME = 0.005  # of a device: so near to the percentage of MPS, a share is that
 
 
 class ShareBackend(Protocol):
     """Holds one rank to a fraction of its device."""
 
     quantum: float
+    """Smallest step of a share; 1: there is no choice."""
     fixed: float | None
     """The share that cannot change, where that is so."""
 
@@ -84,7 +86,7 @@ class DutyCycle:
 class MpsAtStart:
     """The share that `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` gave this process."""
 
-    quantum = 0.01
+    quantum = 1.0
 
     def __init__(self) -> None:
         text = os.environ.get(MPS_VARIABLE)
@@ -97,7 +99,7 @@ class MpsAtStart:
 
     def set(self, share: float) -> str | None:
         """See `ShareBackend`."""
-        if self.fixed is not None and abs(share - self.fixed) < 0.5 * self.quantum:
+        if self.fixed is not None and abs(share - self.fixed) < _SAME:
             return None
         return f"an MPS percentage is fixed when the process starts; restart with {MPS_VARIABLE}={share:.0%}"
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from equipoise.sim.cost.lighter import compressed, exchange_kept, moment_bytes_saved, pruned_shape
-from equipoise.sim.hardware.profile import Accelerator
+from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan, stage_parameters
@@ -35,21 +35,39 @@ def section(model: Model) -> tuple[TransformerSpec, Bound]:
 
 
 def accelerator_of(
-    accelerator: Accelerator, precision: str, fabric_bytes_per_s: float
+    accelerator: Accelerator, precision: str, fabric_bytes_per_s: float, spec: TransformerSpec
 ) -> hardware.Accelerator:
-    """A profile's accelerator as `sim.llm` sees it. Raises ValueError when it states no rate for the precision."""
+    """A profile's accelerator as `sim.llm` sees it: by the rates of data sheets, of which stacks reach a share.
+
+    A rate that was measured is such a share itself, so it is put back to the sheet by what the accelerators reach
+    that the stack of `spec` was fitted on; else the loss would count twice.
+
+    Raises ValueError when it states no rate for the precision.
+    """
     accelerator.peak_flop_per_s(precision)
-    plain = "fp16" if precision == "fp16" else "bf16"
-    rate = (
-        2.0 * accelerator.peak_flop_per_s("fp32")
-        if precision == "fp32"
-        else accelerator.peak_flop_per_s(plain)
-    )
+    plain = "fp32" if precision == "fp32" else "fp16" if precision == "fp16" else "bf16"
+    accelerator.peak_flop_per_s(plain)
+    fitted_on = spec.stack.rpartition("/")[2] if isinstance(spec.stack, str) else ""
+    best = PRODUCT_OF_SHEET.get(fitted_on, PRODUCT_OF_SHEET[""])
+    rate = (2.0 if precision == "fp32" else 1.0) * _by_sheet(accelerator.flop_per_s[plain], best)
     fp8, reached = accelerator.flop_per_s.get("fp8"), reached_share(accelerator)
     return hardware.Accelerator(
-        "", reached * rate, reached * fp8.value if fp8 else 0.0, accelerator.memory_bytes.value,
-        accelerator.hbm_bytes_per_s.value, fabric_bytes_per_s,
+        "", reached * rate, reached * _by_sheet(fp8, best) if fp8 else 0.0, accelerator.memory_bytes.value,
+        _by_sheet(accelerator.hbm_bytes_per_s, MEMORY_OF_SHEET), fabric_bytes_per_s,
     )  # fmt: skip
+
+
+PRODUCT_OF_SHEET = {"A100": 0.87, "H100": 0.80, "H200": 0.77, "": 0.8}
+"""What the best 16-bit product of a GPU reaches of its data sheet, by that on which a stack was fitted: Bekman, ML
+engineering, "maximum achievable matmul FLOPS" (A100 271.2 of 312, H100 794.5 of 989 TFLOP/s); on an H200 measured
+(docs/validation.md)."""
+MEMORY_OF_SHEET = 0.9
+"""What the best traffic reaches: on an H200 reading 0.91, the driver's copy 0.89 (docs/validation.md)."""
+
+
+def _by_sheet(rate: Measured, reached: float) -> float:
+    """A rate as a data sheet states it."""
+    return rate.value / reached if rate.kind == "measured" else rate.value
 
 
 FITTED_EFFICIENCY = 0.7
@@ -74,7 +92,9 @@ def plan_of(
     Raises ValueError.
     """
     dp = replicas or section(model)[1].dp
-    plan = _plain_plan(model, accelerator_of(accelerator, model.precision, fabric_bytes_per_s), dp, passes)
+    plan = _plain_plan(
+        model, accelerator_of(accelerator, model.precision, fabric_bytes_per_s, section(model)[0]), dp, passes
+    )
     width = 4 if plan.layout.precision == "fp32" else 2
     kept, taken_s = compressed(model, dp, accelerator, width * max(stage_parameters(plan)), width)
     kept *= model.exchange.compression

@@ -170,7 +170,10 @@ def _bound(
     try:
         precision_of(model.precision)
         machine = accelerator_of(
-            profile.accelerator(groups[0].accelerator), model.precision, link_bytes_per_s(groups[0], profile)
+            profile.accelerator(groups[0].accelerator),
+            model.precision,
+            link_bytes_per_s(groups[0], profile),
+            spec,
         )
     except ValueError as error:
         raise WrongValueError((*path, "precision"), str(error).removeprefix("precision: ")) from None

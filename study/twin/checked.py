@@ -28,6 +28,8 @@ class _Place(_Part):
     host: str
     device: str
     model: str = ""
+    share: Annotated[float, Field(ge=0.0, le=1e3, allow_inf_nan=False)] = 1.0  # of the device
+    share_fixed: bool = False
 
 
 class _Manifest(_Part):

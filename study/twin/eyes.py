@@ -19,6 +19,9 @@ _FIELDS = {
 }  # fmt: skip
 """Levers of a live run and the fields of a plan that use them."""
 
+_OF_SHARES = ("job", "memory_bytes", "share_free", "share_quantum")
+"""Columns of GPUs that say who holds what of them."""
+
 _NEVER = ("gradient_weight", "suspect")  # a live job carries out neither
 
 
@@ -26,8 +29,9 @@ _NEVER = ("gradient_weight", "suspect")  # a live job carries out neither
 class AsLive(Stage):
     """All stages of a policy, asked as a live job asks them.
 
-    It sees what a live job measures of the fixed part of a step: the update, and what changes of shares taught. It
-    is not asked where it was not heard live, and what the live job did not carry out is taken back.
+    It sees what a live job measures of the fixed part of a step: the update, and what changes of shares taught; and
+    parts of GPUs as ranks held them live, where in the simulation each has a slower GPU of its own. It is not asked
+    where it was not heard live, and what the live job did not carry out is taken back.
     """
 
     name: ClassVar[str] = "as-live"
@@ -39,16 +43,18 @@ class AsLive(Stage):
     unheard: frozenset[int]  # points, from 1 on, at which there was no decision live
     fixed_samples: float  # fixed part of a step, as so many samples
     update_samples: float  # of these, what a live job measures as the update
+    shares: Observation | None = None  # a live one, whose ranks held parts of GPUs; none: all had whole ones
 
     def initial(self) -> Memory:
         """Memory of the policy, and what was learnt of steps."""
         return {"policy": self.policy.initial(), "growth": Growth()}
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """What the policy wants and the live job would carry out."""
+        """What the policy wants and the live job would carry out; a live job starts as its script says."""
         if not len(observation.workers):
-            decision = refine(self.policy, observation, memory["policy"])
-            return decision.plan, {**memory, "policy": decision.memory}
+            begun = refine(self.policy, observation, memory["policy"]).plan
+            others = {field for fields in _FIELDS.values() for field in fields} - {"allocation"}
+            return without(begun, [*_NEVER, *others]), memory
         seen = self._seen(observation.snapshot(), memory["growth"])
         if len(self.decided) + 1 in self.unheard:
             before = memory["policy"]
@@ -76,7 +82,25 @@ class AsLive(Stage):
         fixed_s = np.nan_to_num(np.fmax(update_s, growth.sure.fixed_s(samples, workers.step_s)))
         changed = type(workers).of(**workers.as_dict())
         writable(changed, "fixed_s")[:] = fixed_s
-        return replace(observation, workers=changed)
+        seen = replace(observation, workers=changed)
+        return seen if self.shares is None else _with_shares(seen, self.shares)
+
+
+def _with_shares(observation: Observation, live: Observation) -> Observation:
+    """GPUs and the workers' parts of them as in `live`; a GPU stands at the node of the first worker on it."""
+    held, first, gpu = np.unique(live.workers.gpu, return_index=True, return_inverse=True)
+    there = observation.workers.gpu[first]
+    gpus = {name: values[there] for name, values in observation.gpus.as_dict().items()}
+    gpus |= {name: getattr(live.gpus, name)[held] for name in _OF_SHARES}
+    count, row = (np.zeros(len(observation.nodes), dtype=np.int64) for _ in range(2))
+    count[gpus["node"]], row[gpus["node"]] = 1, np.arange(len(held))
+    return replace(
+        observation,
+        nodes=observation.nodes.replaced(gpus=count, first_gpu=row, gpus_free=np.zeros_like(count)),
+        gpus=type(observation.gpus).of(**gpus),
+        workers=observation.workers.replaced(gpu=gpu, gpu_share=live.workers.gpu_share),
+        speeds=observation.speeds if len(live.speeds) else type(live.speeds)(),
+    )
 
 
 def without(plan: Plan, fields: Sequence[str]) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from equipoise.study.twin.checked import check_line, check_manifest
 FORMAT = 2
 _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
 _GROUP_CHANGES = ("regrouped", "exchange-broken")
+_ROUNDING = 1e-9  # of shares that are added up
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class LiveRun:
     def rounds(self) -> int:
         """Rounds on record for every rank."""
         return int(self.samples.shape[1])
+
+    @property
+    def has_fixed_shares(self) -> bool:
+        """Some rank had a part of its device only, which could not change."""
+        return any(place.get("share", 1.0) < 1.0 for place in self.manifest["members"])
 
     @property
     def round_s(self) -> Floats:
@@ -161,9 +168,22 @@ def _check(path: Path, manifest: Mapping[str, Any]) -> None:
         )
     if manifest["shards"] == 0:
         raise InputError([f"{path}: shards: a run over a stream has none, and no twin"])
-    devices = [(place["host"], place["device"]) for place in manifest["members"]]
-    if len(set(devices)) < len(devices):
-        raise InputError([f"{path}: members: ranks that share a device have no twin"])
+    on: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for place in manifest["members"]:
+        on.setdefault((place["host"], place["device"]), []).append(place)
+    for (_, device), places in on.items():
+        if len(places) > 1:
+            _check_shares(f"{path}: members: ranks that share a device ({device})", places)
+
+
+def _check_shares(ranks: str, places: Sequence[Mapping[str, Any]]) -> None:
+    """Ranks of one device have speeds of their own where each has a part of it that nothing changes."""
+    allowed = "allowed: fixed shares (share_backend 'mps' on each rank) of at most 1 together"
+    if not all(place.get("share_fixed") for place in places):
+        raise InputError([f"{ranks} by turns, or in shares that may change, have no twin; {allowed}"])
+    total = math.fsum(place.get("share", 1.0) for place in places)
+    if total > 1.0 + _ROUNDING:
+        raise InputError([f"{ranks} and have {total:.4g} of it slow each other, and have no twin; {allowed}"])
 
 
 def _policy(folder: Path, manifest: Mapping[str, Any]) -> Policy:

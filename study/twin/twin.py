@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.contract import Decision, Policy
-from equipoise.policies.observation import Floats
+from equipoise.policies.observation import Floats, Observation
 from equipoise.policies.record.journal import JournalError, replay
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
@@ -185,18 +185,33 @@ def _decisions(
 ) -> tuple[Scenario, list[Decision]]:
     stages = run.manifest.get("stages") or ["fifo"]
     scenario = from_mapping(scenario_data(run, measured, events, stages))
-    allowed = run.manifest.get("allow", ()) if run.manifest["mode"] == "act" else ()
+    allowed = set(run.manifest.get("allow", ()) if run.manifest["mode"] == "act" else ())
+    shares = _shares(run)
+    if shares is not None:
+        allowed -= {"share", "resize"}  # MPS refuses the one; what follows the other is not simulated
     found: list[Decision] = []
     eyes = AsLive(
         run.policy,
         found,
-        levers() - set(allowed),
+        levers() - allowed,
         run.unheard,
         measured.fixed_samples,
         measured.update_samples,
+        shares,
     )
     simulate(scenario, policy=Policy(run.policy.name, (eyes,)), seed=seed)
     return scenario, found
+
+
+def _shares(run: LiveRun) -> Observation | None:
+    """What was first observed live, where ranks held parts of devices. Raises InputError."""
+    if not run.has_fixed_shares:
+        return None
+    first = run.points[0].entry.decision.observation
+    gpu = first.workers.gpu
+    if len(gpu) != run.ranks or gpu.min() < 0 or gpu.max() >= len(first.gpus):
+        raise InputError([f"{run.folder}: the first decision on record is not of the ranks in the manifest"])
+    return first
 
 
 def _trained(decision: Decision) -> float:

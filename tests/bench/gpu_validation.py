@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import SampleSet, SampleWriter, read_samples
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile
 from tests.bench.gpu import activity as gpu_activity
+from tests.bench.gpu import predicted as gpu_predicted
 from tests.bench.gpu import ranks as gpu_ranks
 from tests.bench.gpu import rows as gpu_rows
 from tests.bench.gpu import shares as gpu_shares
@@ -46,14 +47,13 @@ FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, WATCH_S = 90.0, 40.0, 80.0, 1
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
     "copy,read,triad,library_copy,fma,tensor,launch_pipelined,launch_round_trip,load_latency,transfer,gemm,"
-    "share,interference"
+    "share,interference,attention,convolution,elementwise,dispatch,training,operations"
 )
-STEPS_TOO_S = 250.0  # with so much time left the second calibration times training steps as well
 
 
 @dataclass
 class Session:
-    """Where results go and how much time there is."""
+    """Where results go and how much time there is. `failed`: why a section was not run, by its name."""
 
     out: Path
     deadline_s: float
@@ -61,24 +61,30 @@ class Session:
     scale: float
     only: str | None
     quick: bool
-    sections: dict[str, list[Row]] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
-    first: HardwareProfile | None = None
-
-    @property
-    def rows(self) -> list[Row]:
-        """All lines, in the order of the sections."""
-        return [row for _, section in SECTIONS for row in self.sections.get(section.__name__, [])]
+    failed: dict[str, str] = field(default_factory=dict)
 
     def go_on(self) -> None:
         """Take up what the folder has."""
         path = self.out / "results.json"
         if path.exists():
             self.results = json.loads(path.read_text(encoding="utf-8"))
-            found = self.results.pop("sections", {})
-            self.sections = {name: [Row(**row) for row in rows] for name, rows in found.items()}
-        if (self.out / "first.yaml").exists():
-            self.first = load_profile(str(self.out / "first.yaml"))
+            self.failed = self.results.pop("failed", {})
+
+    def keep(self) -> None:
+        """Write down what there is."""
+        found = self.results | {"failed": self.failed}
+        (self.out / "results.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+    def profile(self, name: str) -> HardwareProfile:
+        """The profile of a calibration. Raises MissingError when there was none."""
+        if name not in self.results:
+            raise MissingError(f"there is no {name} calibration")
+        return load_profile(str(self.out / f"{name}.yaml"))
+
+    def samples(self, name: str = "first") -> SampleSet:
+        """Those of a calibration."""
+        return read_samples(self.out / f"{name}.samples.jsonl")
 
     def left_s(self) -> float:
         """Seconds until the deadline."""
@@ -108,122 +114,180 @@ def _run(whole: list[str], left_s: float) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def doctor(session: Session) -> list[Row]:
+def measure_doctor(session: Session) -> Any:
     """What the installation and the driver say."""
-    text = command(session, "doctor").stdout
-    session.results["doctor"] = text.splitlines()
-    line = next((line for line in text.splitlines() if line.startswith("GPUs")), "GPUs none")
+    return command(session, "doctor").stdout.splitlines()
+
+
+def doctor_rows(session: Session, found: Any) -> list[Row]:
+    """The GPUs and their driver."""
+    line = next((line for line in found if line.startswith("GPUs")), "GPUs none")
     return [Row("doctor", "-", " ".join(line.split()[1:]), "stated")]
 
 
-def activity(session: Session) -> list[Row]:
+def measure_activity(session: Session) -> Any:
     """The counters under known loads."""
-    found = gpu_activity.measure(WATCH_S * session.scale, session.scale)
-    session.results["activity"] = found
-    return gpu_rows.activity_rows(found)
+    return gpu_activity.measure(WATCH_S * session.scale, session.scale)
 
 
-def _calibrate(session: Session, name: str, seconds: float, only: str | None) -> dict[str, Any]:
+def _calibrate(session: Session, name: str, seconds: float, only: str | None) -> Any:
     out = session.out / f"{name}.yaml"
     arguments = ["calibrate", "--device", session.device, "--out", str(out), "--format", "json", "--quiet"]
     arguments += ["--seconds", str(seconds * session.scale), *(["--quick"] if session.quick else [])]
     chosen = session.only or only
-    report: dict[str, Any] = json.loads(
-        command(session, *arguments, *(["--only", chosen] if chosen else [])).stdout
-    )
-    session.results[name] = report
-    return report
+    return json.loads(command(session, *arguments, *(["--only", chosen] if chosen else [])).stdout)
 
 
-def first_calibration(session: Session) -> list[Row]:
-    """All of it; the profile, second methods, shares of the data sheet, steps, shares of the GPU."""
-    report = _calibrate(session, "first", FIRST_S, None)
-    session.first = load_profile(str(session.out / "first.yaml"))
-    samples = read_samples(session.out / "first.samples.jsonl")
-    rows = [not_run(line.partition(":")[0], line.partition(":")[2]) for line in report["missing"]]
+def measure_first(session: Session) -> Any:
+    """A calibration of all there is."""
+    return _calibrate(session, "first", FIRST_S, None)
+
+
+def first_rows(session: Session, found: Any) -> list[Row]:
+    """Second methods, shares of the data sheet, steps, shares of the GPU."""
+    profile = session.profile("first")
+    missing = [not_run(line.partition(":")[0], line.partition(":")[2]) for line in found["missing"]]
     return [
-        *gpu_rows.second_method_rows(session.first),
-        *gpu_rows.physical_rows(session.first),
-        *gpu_rows.step_rows(report["predictions"]),
-        *gpu_rows.share_rows(samples),
-        *rows,
+        *gpu_rows.second_method_rows(profile),
+        *gpu_rows.physical_rows(profile),
+        *gpu_rows.step_rows(found["predictions"]),
+        *gpu_rows.share_rows(session.samples()),
+        *missing,
     ]
 
 
-def second_calibration(session: Session) -> list[Row]:
-    """Again, without what takes long, and whether the intervals agree."""
-    if session.first is None:
-        raise MissingError("there is no first calibration to compare with")
-    steps = ",training" if session.left_s() > STEPS_TOO_S else ""
-    _calibrate(session, "second", SECOND_S, ALL_BUT_SLOW + steps)
-    second = load_profile(str(session.out / "second.yaml"))
-    return [gpu_rows.agreement_row(session.first, second)]
+def measure_second(session: Session) -> Any:
+    """Again, without what takes long."""
+    return _calibrate(session, "second", SECOND_S, ALL_BUT_SLOW)
 
 
-def large(session: Session) -> list[Row]:
+def second_rows(session: Session, found: Any) -> list[Row]:
+    """Whether the intervals of both agree."""
+    return [gpu_rows.agreement_row(session.profile("first"), session.profile("second"))]
+
+
+def measure_large(session: Session) -> Any:
     """Steps and peak memory of a transformer of 1.3 billion parameters."""
-    if session.first is None:
-        raise MissingError("there is no first calibration to predict from")
+    return _transformers(session, "1.3B")
+
+
+def large_rows(session: Session, found: Any) -> list[Row]:
+    """By stacks fitted to public steps."""
+    return _transformer_rows(session, found, gpu_predicted.PUBLIC)
+
+
+def measure_others(session: Session) -> Any:
+    """The same of two shapes of which no step was ever fitted."""
+    return _transformers(session, "350M,2.7B")
+
+
+def others_rows(session: Session, found: Any) -> list[Row]:
+    """By the stacks fitted to the 1.3 billion's."""
+    return _transformer_rows(session, found, gpu_predicted.FITTED)
+
+
+def _transformers(session: Session, shapes: str) -> Any:
+    shapes = "tiny" if session.device == "cpu" else shapes
     whole = [sys.executable, "-m", "tests.bench.gpu.large", "--device", session.device]
-    done = _run([*whole, "--seconds", str(LARGE_S * session.scale)], session.left_s())
-    found = json.loads(done.stdout.splitlines()[-1])
-    session.results["large"] = found
-    samples = read_samples(session.out / "first.samples.jsonl")
-    return gpu_rows.large_rows(found, str(session.out / "first.yaml"), samples)
+    whole += ["--shapes", shapes, "--seconds", str(LARGE_S * session.scale)]
+    return json.loads(_run(whole, session.left_s()).stdout.splitlines()[-1])
 
 
-def training_shares(session: Session) -> list[Row]:
+def _transformer_rows(session: Session, found: Any, stacks: gpu_predicted.Stacks) -> list[Row]:
+    session.profile("first")
+    hardware = str(session.out / "first.yaml")
+    samples = session.samples("second" if "second" in session.results else "first")
+    return [row for each in found for row in gpu_rows.large_rows(each, hardware, samples, stacks)]
+
+
+def measure_shares(session: Session) -> Any:
     """Two kinds of training on parts of the GPU, alone and beside each other."""
     with gpu_shares.mps() as environment:
-        found = gpu_shares.measure_training(environment, session.device, TRAINING_S * session.scale)
-    session.results["training_shares"] = found
-    return gpu_rows.training_share_rows(found)
+        return gpu_shares.measure_training(environment, session.device, TRAINING_S * session.scale)
 
 
-def ranks(session: Session) -> list[Row]:
+def measure_ranks(session: Session) -> Any:
     """Two unequal ranks of one training on one GPU; their records are kept, as an archive."""
     with gpu_shares.mps() as environment, tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
         left_s = min(session.left_s(), RANKS_S)
         found = gpu_ranks.measure(environment, RUNS, session.device, Path(folder), left_s)
         with tarfile.open(session.out / "ranks.tar.gz", "w:gz") as archive:
             archive.add(folder, "ranks")
-    session.results["ranks"] = found
-    return gpu_rows.rank_rows(found)
+    return found
 
 
-def adapter(session: Session) -> list[Row]:
+def ranks_rows(session: Session, found: Any) -> list[Row]:
+    """What the stages gain, and what their twins say."""
+    with (
+        tempfile.TemporaryDirectory(prefix="equipoise-") as folder,
+        tarfile.open(session.out / "ranks.tar.gz") as archive,
+    ):
+        archive.extractall(folder, filter="data")
+        twins = {run.name: gpu_ranks.twin_of(run) for run in sorted(Path(folder, "ranks").iterdir())}
+    return gpu_rows.rank_rows(found) + gpu_rows.twin_rows(twins)
+
+
+def measure_adapter(session: Session) -> Any:
     """What a policy attached to a training costs."""
     whole = [sys.executable, "-m", "tests.bench.gpu.training", "adapter", "--device", session.device]
     done = _run([*whole, "--seconds", str(ADAPTER_S * session.scale)], session.left_s())
-    found = json.loads(done.stdout.splitlines()[-1])
-    session.results["adapter"] = found
-    return [gpu_rows.adapter_row(found)]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-SECTIONS: tuple[tuple[str, Callable[[Session], list[Row]]], ...] = (
-    ("doctor", doctor),
-    ("counters under known loads", activity),
-    ("first calibration", first_calibration),
-    ("adapter", adapter),
-    ("training on shares of the GPU", training_shares),
-    ("large transformer", large),
-    ("two ranks on one GPU", ranks),
-    ("second calibration", second_calibration),
-)
+@dataclass(frozen=True)
+class Section:
+    """A part of the validation: what is measured, and the lines that it gives."""
+
+    name: str
+    title: str
+    measure: Callable[[Session], Any]
+    rows: Callable[[Session, Any], list[Row]]
 
 
-def validate(session: Session, wanted: frozenset[str] = frozenset()) -> None:
-    """Every section, or those named; one that cannot run costs only itself."""
-    for name, section in SECTIONS:
-        if section.__name__ not in wanted if wanted else section.__name__ in session.sections:
+SECTIONS = (
+    Section("doctor", "doctor", measure_doctor, doctor_rows),
+    Section(
+        "activity", "counters under known loads", measure_activity, lambda _, found: gpu_rows.activity_rows(found)
+    ),
+    Section("first", "first calibration", measure_first, first_rows),
+    Section("adapter", "adapter", measure_adapter, lambda _, found: [gpu_rows.adapter_row(found)]),
+    Section(
+        "training_shares", "training on shares of the GPU", measure_shares,
+        lambda _, found: gpu_rows.training_share_rows(found),
+    ),
+    Section("large", "large transformer", measure_large, large_rows),
+    Section("others", "transformers of other sizes", measure_others, others_rows),
+    Section("ranks", "two ranks on one GPU", measure_ranks, ranks_rows),
+    Section("second", "second calibration", measure_second, second_rows),
+)  # fmt: skip
+
+
+def validate(session: Session, wanted: frozenset[str] | None = None) -> None:
+    """Measure those named, or what is not measured yet; a section that cannot run costs only itself."""
+    for section in SECTIONS:
+        if section.name not in wanted if wanted is not None else section.name in session.results:
             continue
-        print(f"{name} ({session.left_s():.0f} s left)", file=sys.stderr, flush=True)
+        print(f"{section.title} ({session.left_s():.0f} s left)", file=sys.stderr, flush=True)
         try:
-            rows = section(session)
+            session.results[section.name] = section.measure(session)
+            session.failed.pop(section.name, None)
         except Exception as error:  # every reason is a line of the table
-            rows = [not_run(name, error if str(error) else type(error).__name__)]
-        session.sections[section.__name__] = rows
-        _write(session)
+            session.failed[section.name] = str(error) or type(error).__name__
+        session.keep()
+
+
+def all_rows(session: Session) -> list[Row]:
+    """The lines of every section that was measured or that failed."""
+    rows: list[Row] = []
+    for section in SECTIONS:
+        if section.name in session.failed:
+            rows.append(not_run(section.title, session.failed[section.name]))
+        elif section.name in session.results:
+            try:
+                rows += section.rows(session, session.results[section.name])
+            except Exception as error:  # likewise
+                rows.append(not_run(section.title, error))
+    return rows
 
 
 def thinned(samples: SampleSet) -> SampleSet:
@@ -249,26 +313,18 @@ def keep_small(samples: SampleSet, target: Path) -> None:
 
 def keep_profile(session: Session) -> None:
     """The thinned samples and the profile that they give: profile.yaml, samples.jsonl.gz."""
-    samples = thinned(read_samples(session.out / "first.samples.jsonl"))
+    samples = thinned(session.samples())
     keep_small(samples, session.out / "samples.jsonl.gz")
     save_profile(build_profile(samples, "profile")[0], session.out / "profile.yaml")
 
 
 def heading(session: Session) -> str:
     """Machine, driver, date, command."""
-    conditions = session.first.conditions if session.first else {}
+    conditions = session.profile("first").conditions if "first" in session.results else {}
     names = {"device": "", "driver": "driver ", "cuda_driver": "CUDA ", "power_limit_w": "power limit (W) "}
     parts = [f"{text}{conditions[name]}" for name, text in names.items() if conditions.get(name) is not None]
     machine = ", ".join(parts) or "no calibration"
     return f"{machine}; {datetime.now(UTC):%Y-%m-%d}; `python -m tests.bench.gpu_validation --out FOLDER`"
-
-
-def _write(session: Session) -> None:
-    table = gpu_rows.as_markdown(session.rows, heading(session))
-    (session.out / "rows.md").write_text(table, encoding="utf-8")
-    sections = {name: [asdict(row) for row in rows] for name, rows in session.sections.items()}
-    results = session.results | {"sections": sections}
-    (session.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
 def put_into_docs(table: str, page: Path = DOCS) -> None:
@@ -296,25 +352,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of the time for each measurement")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true", help="calibrate with --quick, for a trial")
-    names = ",".join(section.__name__ for _, section in SECTIONS)
-    parser.add_argument("--sections", default="", help=f"some of {names}")
+    names = [section.name for section in SECTIONS]
+    parser.add_argument("--sections", help=f"measure these again, of {','.join(names)}; none: only the table")
     parser.add_argument("--only", help="kinds of measurement, for a trial")
+    parser.add_argument(
+        "--no-table", action="store_true", help="only measure; the table can be made elsewhere"
+    )
     given = parser.parse_args(arguments)
-    wanted = frozenset(name for name in given.sections.split(",") if name)
-    if wanted - set(names.split(",")):
-        parser.error(f"--sections: known are {names}")
+    wanted = None if given.sections is None else frozenset(given.sections.split(",")) - {"none"}
+    if wanted is not None and wanted - set(names):
+        parser.error(f"--sections: known are {','.join(names)}, or none")
     given.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60.0 * given.minutes
     session = Session(given.out.resolve(), deadline, given.device, given.scale, given.only, given.quick)
     session.go_on()
     validate(session, wanted)
-    if session.first is not None:
+    if given.no_table:
+        return 0
+    if "first" in session.results:
         keep_profile(session)
-    table = gpu_rows.as_markdown(session.rows, heading(session))
+    rows = all_rows(session)
+    table = gpu_rows.as_markdown(rows, heading(session))
+    (session.out / "rows.md").write_text(table, encoding="utf-8")
     if given.docs:
         put_into_docs(table)
     print(table)
-    return exit_code(session.rows)
+    return exit_code(rows)
 
 
 if __name__ == "__main__":

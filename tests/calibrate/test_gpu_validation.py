@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,6 +24,7 @@ from equipoise.calibrate.samples import Sample, SampleSet, read_samples
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, StepTime, load_profile
 from tests.bench import gpu_validation
 from tests.bench.gpu import activity as gpu_activity
+from tests.bench.gpu import ranks as gpu_ranks
 from tests.bench.gpu import rows as gpu_rows
 from tests.bench.gpu import shares as gpu_shares
 from tests.bench.gpu import training as gpu_training
@@ -59,10 +60,17 @@ KINDS = "copy,library_copy,fma,tensor,share,interference"
 def validate(
     out: Path, *libraries: Path, sections: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    arguments = ["--out", str(out), "--quick", "--scale", "0.01", "--only", KINDS, "--sections", sections]
+    arguments = ["--out", str(out), "--quick", "--scale", "0.01", "--only", KINDS]
+    arguments += ["--sections", sections] if sections else []
     env = calibrate_fakes.environment(*libraries, **variables)
     command = [sys.executable, "-c", WITH_LOADS, *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+
+
+def rows_in(out: Path) -> list[Row]:
+    found = gpu_validation.Session(out, 0.0, "cuda", 1.0, None, True)
+    found.go_on()
+    return gpu_validation.all_rows(found)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +90,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Row], P
         out, calibrate_fakes.cuda(), calibrate_fakes.nvml(), FAKE_NVML="hopper", FAKE_CUDA="", PATH=path
     )
     assert (out / "results.json").exists(), done.stderr
-    rows = [Row(**row) for row in json.loads((out / "results.json").read_text())["rows"]]
+    rows = rows_in(out)
     return {row.what: row for row in rows}, out, done
 
 
@@ -99,8 +107,8 @@ def test_every_section_runs_and_each_gap_is_one_line(session: Any) -> None:
     assert missing["training on shares of the GPU"].startswith("a training process ended: ")
     assert missing["products of cuBLASLt against PyTorch's"] == "needs PyTorch for CUDA"
     assert not any("\n" in row.found or "Traceback" in row.found for row in rows.values())
-    for name, _ in gpu_validation.SECTIONS:
-        assert f"{name} (" in done.stderr
+    for section in gpu_validation.SECTIONS:
+        assert f"{section.title} (" in done.stderr
 
 
 @pytest.mark.long
@@ -138,13 +146,13 @@ def test_what_is_kept_is_small_and_gives_the_same_profile(session: Any) -> None:
 @pytest.mark.long
 def test_without_a_gpu_every_line_says_what_is_missing(tmp_path: Path) -> None:
     calibrate_fakes.needs_no("libcuda.so.1")
-    done = validate(tmp_path, sections="activity,first_calibration,second_calibration")
+    done = validate(tmp_path, sections="activity,first,second")
     assert done.returncode == 3
-    rows = [Row(**row) for row in json.loads((tmp_path / "results.json").read_text())["rows"]]
+    rows = rows_in(tmp_path)
     reasons = {row.what: row.found for row in rows}
     assert reasons["counters under known loads"] == "no NVIDIA driver here: libcuda.so.1 was not found"
     assert "libcuda.so.1 was not found" in reasons["first calibration"]
-    assert reasons["second calibration"] == "there is no first calibration to compare with"
+    assert "libcuda.so.1 was not found" in reasons["second calibration"]
     assert "no calibration;" in done.stdout
 
 
@@ -323,16 +331,18 @@ def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
 # -- the parts that need PyTorch, on a CPU ---------------------------------------------------------------
 
 
-def test_training_steps_are_timed_after_the_signal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_training_is_timed_for_as_long_as_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    go = tmp_path / "go"
-    go.touch()
-    gpu_training.main(["step", "--device", "cpu", "--seconds", "0.05", "--wait-for", str(go)])
-    ready, result = capsys.readouterr().out.splitlines()
-    assert ready == "ready"
-    assert len(json.loads(result)["steps_s"]) >= 5
+    monkeypatch.setattr("sys.stdin", ["0.05\n", "0.01\n"])
+    for kind in gpu_training.KINDS:
+        gpu_training.main(["serve", "--device", "cpu", "--kind", kind])
+        ready, *results = capsys.readouterr().out.splitlines()
+        assert ready == "ready"
+        steps = [json.loads(line)["steps_s"] for line in results]
+        assert len(steps) == 2
+        assert all(len(times) >= 5 and min(times) > 0.0 for times in steps)
 
 
 def test_the_adapter_is_compared_with_plain_training(capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,32 +356,76 @@ def test_the_adapter_is_compared_with_plain_training(capsys: pytest.CaptureFixtu
     assert gpu_rows.adapter_row(found | {"overhead": 0.02}).verdict == "FAILS"
 
 
-WORKER = """
-import json, os, pathlib, sys, time
-f = int(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) / 100
-if "--wait-for" in sys.argv:
-    print("ready", flush=True)
-    go = pathlib.Path(sys.argv[sys.argv.index("--wait-for") + 1])
-    while not go.exists():
-        time.sleep(0.001)
-print(json.dumps({"steps_s": [(f + 0.5) / (1.5 * f)] * 3}))
-"""
+class FakeWorker:
+    """A training whose speed on a part f is (1 + k) f / (f + k), a fifth slower beside another one."""
+
+    asked: ClassVar[list[FakeWorker]] = []
+    closed = 0
+
+    def __init__(self, environment: dict[str, str], percentage: int, kind: str, device: str) -> None:
+        f, k, whole_s = percentage / 100.0, *{"products": (0.5, 0.01), "memory": (0.1, 0.004)}[kind]
+        self.step_s = whole_s * (f + k) / ((1.0 + k) * f)
+
+    def ready(self) -> None:
+        """At once."""
+
+    def ask(self, seconds: float) -> None:
+        self.asked.append(self)
+
+    def answer(self) -> list[float]:
+        slower = 1.2 if len(self.asked) > 1 else 1.0
+        if self is self.asked[-1]:
+            self.asked.clear()
+        return [slower * self.step_s] * 3
+
+    def close(self) -> None:
+        FakeWorker.closed += 1
 
 
-def test_training_on_shares_is_predicted_from_the_other_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(environment: dict[str, str], percentage: int, device: str, seconds: float, *more: str) -> Any:
-        own = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
-        command = [sys.executable, "-c", WORKER, *more]
-        return subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_training_on_shares_and_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_shares, "Worker", FakeWorker)
+    found = gpu_shares.measure_training({}, "cpu", 0.1)
+    for curve, kappa in zip(gpu_shares.curves(found["alone"]).values(), (0.5, 0.1), strict=True):
+        assert curve["kappa"] == pytest.approx(kappa, rel=1e-6)
+        assert curve["predicted_s"] == pytest.approx(curve["measured_s"], rel=1e-6)
+    rows = {row.what: row.found for row in gpu_rows.training_share_rows(found)}
+    equal = rows["two trainings beside each other 50/50 % (products / memory)"]
+    assert equal == "1.389 of a GPU each by itself (0.625 + 0.764)"
+    assert f"two trainings beside each other, as S3 gives them, {found['s3']} % (products / memory)" in rows
+    products, memory = (int(part) for part in found["s3"].split("/"))
+    assert products > memory  # which is nearly as fast on less
+    assert 99 <= products + memory <= 100  # whole percents
 
-    monkeypatch.setattr(gpu_shares, "_start", start)
-    found = gpu_shares.measure_training(dict(os.environ), "cpu", 0.1)
-    assert found["kappa"] == pytest.approx(0.5, rel=1e-6)
-    assert found["predicted_half_s"] == pytest.approx(found["step_s"]["50"], rel=1e-6)
-    assert found["together_s"] == [found["step_s"]["50"]] * 2
-    one, two = gpu_rows.training_share_rows(found, interference=0.2)
-    assert one.found in ("+0.0%", "-0.0%")
-    assert two.found == "+10.0% and +10.0%"
+
+def test_a_training_process_that_ends_is_one_line(tmp_path: Path) -> None:
+    worker = gpu_shares.Worker({"PATH": os.environ["PATH"]}, 50, "nothing", "cpu")
+    try:
+        with pytest.raises(MissingError, match=r"a training process ended: .*invalid choice: 'nothing'"):
+            worker.ready()
+    finally:
+        worker.close()
+
+
+def test_the_stages_are_compared_with_the_mean_of_equal_work() -> None:
+    def ran(policy: str, round_s: float) -> dict[str, Any]:
+        return {"policy": policy, "batch": 10, "times_s": [9.0] * gpu_ranks.REACTION + [round_s] * 5}
+
+    runs = [ran("plain", 0.5), ran("s1+s2", 0.4), ran("plain", 0.5)]
+    (row,) = gpu_rows.rank_rows({"percentages": (60, 40), "ranks": [runs, runs]})
+    assert row.what == "two ranks on 60 % and 40 % of one GPU, s1+s2 against equal work"
+    assert row.found == "1.250 times the samples/s"
+
+
+def test_sections_that_a_folder_has_are_kept(tmp_path: Path) -> None:
+    one = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
+    one.results["adapter"] = {"overhead": 0.001, "pairs_s": []}
+    gpu_validation.validate(one, frozenset({"doctor"}))
+    two = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
+    two.go_on()
+    gpu_validation.validate(two)
+    rows = {row.what: row.verdict for row in gpu_validation.all_rows(two)}
+    assert rows["adapter on one rank"] == "holds"
+    assert rows["doctor"] == rows["two ranks on one GPU"] == rows["large transformer"] == "not run"
 
 
 def test_without_an_mps_daemon_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,6 +461,7 @@ def test_an_mps_daemon_that_keeps_what_it_inherits_does_not_hold_the_validation_
 def test_a_section_has_no_more_time_than_is_left(tmp_path: Path) -> None:
     late = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
     gpu_validation.validate(late)
-    reasons = [row.found for row in late.rows if row.what in ("doctor", "first calibration", "adapter")]
+    rows = gpu_validation.all_rows(late)
+    reasons = [row.found for row in rows if row.what in ("doctor", "first calibration", "adapter")]
     assert len(reasons) == 3
     assert all(reason.startswith("no time is left for ") for reason in reasons)

@@ -15,8 +15,8 @@ from tests.campaign.job import fork_server
 from tests.campaign.plan import EARLY, EARLY_FROM, LEVELS_FROM, PHASES, make
 from tests.campaign.run import make_run
 
-SHORT = (0, 5, 10, 13, 17, 26, 1019, 2004)
-MORE = (2, 3, 6, 7, 14, 15, 18, 22, 34, 201, 203, 2003)
+SHORT = (0, 5, 13, 17, 1019, 2004)
+MORE = (2, 3, 6, 7, 10, 14, 15, 18, 22, 26, 34, 201, 203, 2003)
 """Seeds in which nobody is stopped for long: they wait for each other far more than they compute. The first few
 have every kind of fault between them, once before a first group and once as a checkpoint is saved."""
 LONG = (8, 12, 19, 20, 24, 27, 33, 200, 1032, LEVELS_FROM)
@@ -42,7 +42,7 @@ def several_at_a_time(seeds: Sequence[int], folder: Path) -> list[dict[str, Any]
     return rows
 
 
-def test_eight_runs_several_at_a_time(tmp_path: Path) -> None:
+def test_six_runs_at_a_time(tmp_path: Path) -> None:
     rows = several_at_a_time(SHORT, tmp_path)
     befallen = {fault.split()[0] for row in rows for fault in row["faults"]}
     assert befallen == {"kill", "cut", "disk", "join", "launcher", "store"}
@@ -50,7 +50,7 @@ def test_eight_runs_several_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_twelve_more_runs_several_at_a_time(tmp_path: Path) -> None:
+def test_fourteen_more_runs_several_at_a_time(tmp_path: Path) -> None:
     several_at_a_time(MORE, tmp_path)
 
 

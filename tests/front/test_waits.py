@@ -14,7 +14,6 @@ DEADLINES = ("monotonic()", "poll()", "limit_s")
 """What is in a loop that ends, also when the event does not come: a time, or whether the process lives."""
 
 PLAYED = {
-    "calibrate/test_gpu_validation.py": "a process that waits for the others; who starts it has a deadline",
     "calibrate/test_run.py": "a slow measurement",
     "campaign/job.py": "slow lines; the pace of training",
     "live/data/store.py": "a slow store",
@@ -37,6 +36,7 @@ PLAYED = {
     "study/runs/sweeps/test_sweep_kills.py": "the kill comes at a random time, and any is right",
     "study/runs/test_study_hostile.py": "a run that takes long",
     "study/test_user_paths.py": "a slow rank",
+    "study/twin/test_shared_device.py": "a rank on a smaller part of its device",
 }
 """Files with sleeps outside of such loops, and what they play."""
 

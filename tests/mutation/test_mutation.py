@@ -123,48 +123,6 @@ def test_never(): assert 0
 NEEDED = "from equipoise.sim.randomness import noise_row\nnoise_row.py_func\ndef test_it(): pass\n"
 
 
-def recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str, tests: dict[str, str]
-) -> tuple[Path, Path, list[str]]:
-    """(a copy of the tree whose tests of `room` are these only, where their reach is kept, what was said)."""
-    tree, place = tmp_path / "tree", tmp_path / "place"
-    monkeypatch.setattr(mutation, "TREE", tree)
-    mutation._copy_tree()
-    folder = tree / "tests" / room
-    shutil.rmtree(folder)
-    folder.mkdir()
-    for name, text in tests.items():
-        (folder / f"{name}.py").write_text(text)
-    code = (
-        "from pathlib import Path; from tests.mutation.reach import record;"
-        "from tests.mutation import trial; trial.ELSEWHERE = ();"
-        f"trial.prepare(Path({str(tree)!r}), Path({str(place / 'cache')!r}));"
-        f"record(Path({str(tree)!r}), Path({str(place)!r}), ({room!r},))"
-    )
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return tree, place, told.stdout.splitlines()
-
-
-def test_a_test_that_fails_with_plain_kernels_is_looked_at_with_compiled_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where nothing can be collected; what fails with both notices nothing, and is named."""
-    tree, place, told = recorded(tmp_path, monkeypatch, "sim", {"test_a": LOOKED_AT, "test_b": NEEDED})
-    assert told == [
-        "tests/sim/test_a.py: 2 tests, 1 of them with plain kernels",
-        "tests/sim/test_a.py::test_never: cannot be looked at",
-        "tests/sim/test_b.py: 1 tests, 0 of them with plain kernels",
-    ]
-    line = (tree / "sim/network/tables.py").read_text().splitlines().index(
-        "    reals, ints = np.zeros((3, 0)), np.zeros((ROWS, 0), dtype=np.int64)"
-    ) + 1
-    near = [
-        (test.name.rpartition("::")[2], test.plain)
-        for test in Lines(tree, place).noticing("sim/network/tables.py", line)
-    ]
-    assert near == [("test_plain", True)]
-
-
 STARTING = """
 import os, subprocess, sys
 import pytest
@@ -183,10 +141,53 @@ def test_nothing(): pass
 """
 
 
-def test_what_a_process_reaches_that_a_test_or_its_fixture_starts_counts_for_the_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
+    """(a copy of the tree whose tests of two rooms are these only, where their reach is kept, what was said)."""
+    tree, place = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mutation, "TREE", tree)
+        mutation._copy_tree()
+    for room, tests in (("sim", {"test_a": LOOKED_AT, "test_b": NEEDED}), ("formats", {"test_a": STARTING})):
+        folder = tree / "tests" / room
+        shutil.rmtree(folder)
+        folder.mkdir()
+        for name, text in tests.items():
+            (folder / f"{name}.py").write_text(text)
+    code = (
+        "from pathlib import Path; from tests.mutation.reach import record;"
+        "from tests.mutation import trial; trial.ELSEWHERE = ();"
+        f"trial.prepare(Path({str(tree)!r}), Path({str(place / 'cache')!r}));"
+        f"record(Path({str(tree)!r}), Path({str(place)!r}), ('sim', 'formats'))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return tree, place, told.stdout.splitlines()
+
+
+def test_a_test_that_fails_with_plain_kernels_is_looked_at_with_compiled_ones(
+    recorded: tuple[Path, Path, list[str]],
 ) -> None:
-    _, place, _ = recorded(tmp_path, monkeypatch, "formats", {"test_a": STARTING})
+    """Also where nothing can be collected; what fails with both notices nothing, and is named."""
+    tree, place, told = recorded
+    assert told[:-1] == [
+        "tests/sim/test_a.py: 2 tests, 1 of them with plain kernels",
+        "tests/sim/test_a.py::test_never: cannot be looked at",
+        "tests/sim/test_b.py: 1 tests, 0 of them with plain kernels",
+    ]
+    line = (tree / "sim/network/tables.py").read_text().splitlines().index(
+        "    reals, ints = np.zeros((3, 0)), np.zeros((ROWS, 0), dtype=np.int64)"
+    ) + 1
+    near = [
+        (test.name.rpartition("::")[2], test.plain)
+        for test in Lines(tree, place).noticing("sim/network/tables.py", line)
+    ]
+    assert near == [("test_plain", True)]
+
+
+def test_what_a_process_reaches_that_a_test_or_its_fixture_starts_counts_for_the_test(
+    recorded: tuple[Path, Path, list[str]],
+) -> None:
+    _, place, _ = recorded
     kept = json.loads((place / "reach" / "tests-formats-test_a.py.json").read_text())["tests"]
     reaching = {
         name.rpartition("::")[2]: "policies/physics.py" in each["lines"] for name, each in kept.items()

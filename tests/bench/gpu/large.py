@@ -1,6 +1,6 @@
-"""Steps and peak memory of a transformer of 1.3 billion parameters on one GPU; prints one JSON object.
+"""Steps and peak memory of large transformers on one GPU; prints one JSON object.
 
-    python -m tests.bench.gpu.large --seconds 80
+    python -m tests.bench.gpu.large --seconds 80 --shapes 1.3B
 
 By batch and sequence, with all activations kept and recomputed (Chen et al. 2016), as it is written and through
 torch.compile (each block; embedding, loss and update as they are). Parameters and moments in 32 bits, products in
@@ -32,7 +32,12 @@ class Shape:
     positions: int
 
 
-SHAPES = {"cuda": Shape(24, 2048, 16, 50304, 4096), "cpu": Shape(2, 64, 2, 256, 64)}
+SHAPES = {
+    "1.3B": Shape(24, 2048, 16, 50304, 4096),
+    "350M": Shape(24, 1024, 16, 50304, 2048),
+    "2.7B": Shape(32, 2560, 32, 50304, 2048),
+    "tiny": Shape(2, 64, 2, 256, 64),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Case:
 
 
 CASES = {
-    "cuda": (
+    "1.3B": (
         *(Case(b, 2048) for b in (4, 1, 2, 8)),
         *(Case(b, s) for b, s in ((4, 1024), (1, 1024), (16, 1024), (2, 4096), (4, 4096))),
         *(Case(b, 2048, recompute=True) for b in (4, 1, 8, 16)),
@@ -54,7 +59,21 @@ CASES = {
         *(Case(b, 2048, compiled=True) for b in (4, 8)),
         Case(4, 2048, recompute=True, compiled=True),
     ),
-    "cpu": (Case(1, 32), Case(2, 64, recompute=True), Case(2, 64, compiled=True), Case(2, 64, True, True)),
+    "350M": (
+        Case(8, 2048),
+        Case(16, 1024),
+        Case(8, 2048, recompute=True),
+        Case(8, 2048, compiled=True),
+        Case(16, 2048),
+    ),
+    "2.7B": (
+        Case(4, 2048),
+        Case(2, 2048),
+        Case(4, 2048, recompute=True),
+        Case(4, 2048, compiled=True),
+        Case(4, 1024),
+    ),
+    "tiny": (Case(1, 32), Case(2, 64, recompute=True), Case(2, 64, compiled=True), Case(2, 64, True, True)),
 }
 """The most telling first: what no time is left for is left out."""
 WARM_UP, LEAST_STEPS, MOST_STEPS = 2, 4, 12
@@ -116,12 +135,12 @@ def model_of(shape: Shape, device: str) -> Any:
 class Bench:
     """One model and its optimiser, stepped in every case in turn."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, shape: Shape) -> None:
         import torch
 
         torch.manual_seed(0)
         torch.backends.cuda.matmul.allow_tf32 = True
-        self.device, self.shape = device, SHAPES[device]
+        self.device, self.shape = device, shape
         self.model = model_of(self.shape, device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=device == "cuda")
         self.plain = list(self.model.layers)
@@ -195,13 +214,12 @@ class Bench:
         return found
 
 
-def measure(device: str, seconds: float) -> dict[str, Any]:
-    """All cases for which there is time; one that does not fit into memory says so."""
+def measure(device: str, name: str, deadline: float) -> dict[str, Any]:
+    """All cases of one shape for which there is time; one that does not fit into memory says so."""
     import torch
 
-    deadline = time.monotonic() + seconds
-    bench, found, left_out = Bench(device), [], []
-    for case in CASES[device]:
+    bench, found, left_out = Bench(device, SHAPES[name]), [], []
+    for case in CASES[name]:
         if time.monotonic() > deadline:
             left_out.append(asdict(case))
             continue
@@ -211,23 +229,27 @@ def measure(device: str, seconds: float) -> dict[str, Any]:
             result = {**asdict(case), "out_of_memory": str(error).splitlines()[0]}
         found.append(result)
         shown = f"{statistics.median(result['steps_s']):.4f} s" if "steps_s" in result else "out of memory"
-        print(f"{case}: {shown}", file=sys.stderr, flush=True)
+        print(f"{name} {case}: {shown}", file=sys.stderr, flush=True)
     parameters = sum(p.numel() for p in bench.model.parameters())
-    return {"shape": asdict(bench.shape), "parameters": parameters, "cases": found, "left_out": left_out}
+    return {
+        "name": name, "shape": asdict(bench.shape), "parameters": parameters, "cases": found, "left_out": left_out,
+    }  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the worker."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--seconds", type=float, default=80.0, help="no case is begun after so many")
+    parser.add_argument("--shapes", default="1.3B", help=f"some of {','.join(SHAPES)}")
     given = parser.parse_args(arguments)
     if given.device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
             sys.exit("PyTorch shows no CUDA device")
-    print(json.dumps(measure(given.device, given.seconds)))
+    deadline = time.monotonic() + given.seconds
+    print(json.dumps([measure(given.device, name, deadline) for name in given.shapes.split(",")]))
 
 
 if __name__ == "__main__":

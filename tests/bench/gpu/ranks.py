@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from equipoise.calibrate.measure.measure import MissingError
+from equipoise.study.twin.record import read_run, the_run_in
+from equipoise.study.twin.twin import twin
 
 ROOT = Path(__file__).resolve().parents[3]
 PERCENTAGES = (60, 40)
@@ -148,6 +150,17 @@ def throughput(run: Mapping[str, Any]) -> float:
     """Samples per second once a policy has had time to adapt."""
     times = run["times_s"][REACTION:]
     return float(run["batch"] * len(times) / sum(times))
+
+
+def twin_of(folder: Path) -> tuple[str, float, int, int, bool]:
+    """(policy, median relative error of step times, first decisions alike, decisions, replayed) of a recorded run.
+
+    Raises InputError for a record that has no twin.
+    """
+    found = twin(read_run(the_run_in(folder)))
+    replayed = not found.replay_differences
+    policy = str(found.run.manifest["policy"])
+    return policy, found.step_error_median, found.decisions_identical, len(found.windows), replayed
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from equipoise.calibrate.check import as_estimate
 from equipoise.calibrate.samples import SampleSet
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, load_profile
 from tests.bench.gpu.activity import EXPECTED
-from tests.bench.gpu.predicted import from_operations, from_shape, measured_s
+from tests.bench.gpu.predicted import FITTED, Stacks, from_operations, from_shape, measured_s
 from tests.bench.gpu.ranks import throughput
 from tests.bench.gpu.shares import HELD_OUT, curves, held_out_shares, pair_goodput
 
@@ -221,15 +221,16 @@ def training_share_rows(found: Mapping[str, Any]) -> list[Row]:
         rows.append(Row(what, "-", f"{error:+.1%} (kappa {c['kappa']:.3g})", "stated"))
     for pair, goodput in pair_goodput(found).items():
         each = " + ".join(f"{part:.3f}" for part in goodput)
-        what = f"two trainings beside each other, {pair} % ({' / '.join(found['alone'])})"
+        whose = ", as S3 gives them," if pair == found.get("s3") else ""
+        what = f"two trainings beside each other{whose} {pair} % ({' / '.join(found['alone'])})"
         rows.append(Row(what, "-", f"{sum(goodput):.3f} of a GPU each by itself ({each})", "stated"))
     return rows
 
 
-def large_rows(found: Mapping[str, Any], hardware: str, samples: SampleSet) -> list[Row]:
+def large_rows(found: Mapping[str, Any], hardware: str, samples: SampleSet, stacks: Stacks) -> list[Row]:
     """Steps and peak memory of a large transformer against what its shape, or its operations, and a profile say."""
-    cases = found["cases"]
-    by_shape, by_operations = from_shape(found, hardware), from_operations(found, samples)
+    cases, size = found["cases"], found["name"]
+    by_shape, by_operations = from_shape(found, hardware, stacks), from_operations(found, samples)
     rows = []
     for compiled, recompute in ((False, False), (False, True), (True, False), (True, True)):
         chosen = [
@@ -243,17 +244,22 @@ def large_rows(found: Mapping[str, Any], hardware: str, samples: SampleSet) -> l
             f"{'compiled' if compiled else 'as written'}, activations {'recomputed' if recompute else 'kept'}"
         )
         steps = [by_shape[k]["step_s"] / float(measured_s(cases[k]) or 0.0) - 1.0 for k in chosen]
-        rows.append(Row(f"step of 1.3B parameters, {how}, from its shape", "-", _errors(steps), "stated"))
+        what = f"step of {size} parameters, {how}, from its shape ({stacks[compiled]})"
+        if stacks is FITTED:
+            good = statistics.median(map(abs, steps)) <= STEP_ERROR
+            rows.append(_judged(what, f"median at most {STEP_ERROR:.0%}", _errors(steps), good))
+        else:
+            rows.append(Row(what, "-", _errors(steps), "stated"))
         noted = [(k, s) for k in chosen if (s := by_operations[k]) is not None]
         if noted:
             steps = [s / float(measured_s(cases[k]) or 0.0) - 1.0 for k, s in noted]
-            rows.append(Row(f"the same, from its operations, {how}", "-", _errors(steps), "stated"))
-        peaks = [(by_shape[k], cases[k]["allocated_bytes"]) for k in chosen if "allocated_bytes" in cases[k]]
+            rows.append(Row(f"the same from its operations, {how}", "-", _errors(steps), "stated"))
+        peaks = [(by_shape[k], cases[k]["device_bytes"]) for k in chosen if "device_bytes" in cases[k]]
         if peaks:
             errors = [p["peak_bytes"] / real - 1.0 for p, real in peaks]
             inside = sum(p["peak_low_bytes"] <= real <= p["peak_high_bytes"] for p, real in peaks)
             text = f"{_errors(errors)}; in its interval {inside} of {len(peaks)}"
-            rows.append(Row(f"peak memory, {how}, from its shape", "-", text, "stated"))
+            rows.append(Row(f"peak memory of {size} parameters, {how}, from its shape", "-", text, "stated"))
     return rows
 
 
@@ -276,6 +282,20 @@ def rank_rows(found: Mapping[str, Any]) -> list[Row]:
         )
         for run in runs
         if run["policy"] != "plain"
+    ]
+
+
+def twin_rows(twins: Mapping[str, tuple[str, float, int, int, bool]]) -> list[Row]:
+    """How far the simulated twins of those runs are off."""
+    return [
+        _judged(
+            f"twin of the two ranks under {policy}: step times",
+            f"median at most {STEP_ERROR:.0%}",
+            f"{error:.2%} median of {windows} windows, the first {alike} decisions alike, "
+            f"{'all' if replayed else 'not all'} replayed",
+            error <= STEP_ERROR and replayed,
+        )
+        for policy, error, alike, windows, replayed in twins.values()
     ]
 
 

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from equipoise import run
 from equipoise.calibrate.fit.fits import fit_share_curve
 from equipoise.calibrate.measure.measure import MissingError
 from equipoise.calibrate.samples import SampleSet
+from equipoise.policies.record.journal import read
 from tests.bench.gpu.training import KINDS
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -129,16 +131,59 @@ def measure_training(environment: dict[str, str], device: str, seconds: float) -
         for (kind, percentage), worker in workers.items():
             worker.ask(seconds)
             alone[kind][str(percentage)] = worker.answer()
-        together = {}
-        for pair in PAIRS:
-            both = [workers[kind, percentage] for kind, percentage in zip(KINDS, pair, strict=True)]
-            for worker in both:
-                worker.ask(2.0 * seconds)
-            together["/".join(map(str, pair))] = [worker.answer() for worker in both]
+        together = {
+            "/".join(map(str, pair)): _together(
+                [workers[key] for key in zip(KINDS, pair, strict=True)], seconds
+            )
+            for pair in PAIRS
+        }
+        chosen = s3_percentages({"alone": alone, "together": together})
+        for key in zip(KINDS, chosen, strict=True):
+            if key not in workers:
+                workers[key] = Worker(environment, key[1], key[0], device)
+                workers[key].ready()
+        both = [workers[key] for key in zip(KINDS, chosen, strict=True)]
+        together["/".join(map(str, chosen))] = _together(both, seconds)
     finally:
         for worker in workers.values():
             worker.close()
-    return {"alone": alone, "together": together, "took_s": time.monotonic() - start}
+    took_s = time.monotonic() - start
+    return {"alone": alone, "together": together, "s3": "/".join(map(str, chosen)), "took_s": took_s}
+
+
+def _together(workers: list[Worker], seconds: float) -> list[list[float]]:
+    for worker in workers:
+        worker.ask(2.0 * seconds)
+    return [worker.answer() for worker in workers]
+
+
+def s3_percentages(found: dict[str, Any]) -> tuple[int, ...]:
+    """The parts of the GPU that S3 gives the two trainings, simulated with the curves that were measured."""
+    models = {}
+    for k, (kind, curve) in enumerate(curves(found["alone"]).items()):
+        beside = statistics.median(found["together"]["50/50"][k]) / curve["measured_s"] - 1.0
+        models[kind] = {
+            "sample_time": curve["whole_s"],
+            "parameters": 1e8,
+            "share_kappa": max(curve["kappa"], 1e-3),
+            "interference": max(beside, 0.0),
+        }
+    jobs = [
+        {"name": kind, "gpus": 1, "gpu_share": 0.5, "model": kind, "steps": 1000, "global_batch": 1}
+        for kind in models
+    ]
+    scenario = {
+        "schema_version": 1,
+        "name": "pair",
+        "cluster": {"nodes": [{"count": 1, "gpus": 1}]},
+        "workload": {"models": models, "jobs": jobs},
+        "policy": ["s3"],
+        "decide": {"every_steps": 20},
+    }
+    with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
+        run(scenario, out=folder, journal=True)
+        held = [entry.decision.observation.workers.gpu_share for entry in read(Path(folder, "journal.jsonl"))]
+    return tuple(round(100 * share) for share in [both for both in held if len(both) == 2][-1])
 
 
 def curves(alone: dict[str, dict[str, list[float]]]) -> dict[str, Any]:

@@ -171,7 +171,8 @@ import os, pathlib, time
 with open("started", "a") as file:
     file.write(f"{os.environ.get('HOST')} {os.environ.get('RANK', 'joins')} {os.environ['EQUIPOISE_STORE']}\\n")
 if os.environ.get("RANK") == "0":
-    pathlib.Path("list").write_text("localhost:1\\nnew:1\\n")
+    pathlib.Path("draft").write_text("localhost:1\\nnew:1\\n")
+    pathlib.Path("draft").rename("list")  # whoever looks meanwhile sees one list or the other
 until = time.monotonic() + 60
 while len(open("started").readlines()) < 3 and time.monotonic() < until:
     time.sleep(0.02)

@@ -340,7 +340,7 @@ def test_an_mps_share_is_met_to_half_a_percent(
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "40")
     backend = MpsAtStart()
-    assert (backend.fixed, backend.quantum) == (0.4, 0.01)
+    assert (backend.fixed, backend.quantum) == (0.4, 1.0)
     assert (backend.set(share) is None) == taken
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "4_0")
     with pytest.raises(ValueError, match="share_backend mps: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: "):

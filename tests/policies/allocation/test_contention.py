@@ -15,7 +15,7 @@ from tests.bench.brute_force import make_case
 from tests.policies.stages.test_s4 import cluster
 
 
-@pytest.mark.parametrize("number", [111, 190])
+@pytest.mark.parametrize("number", [111, pytest.param(190, marks=pytest.mark.long)])
 def test_jobs_end_sooner_where_the_exchanges_of_others_are_reckoned_with(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -14,7 +14,7 @@ from tests.bench.speed.cases import queueing_trace, scenario
 CASE = scenario(cluster={"gpus": 32})
 
 
-def made(policy, jobs=900):
+def made(policy, jobs=450):
     return run(CASE, policy=make_policy(policy), trace=queueing_trace(jobs, 32, 3.0, 0.0))
 
 

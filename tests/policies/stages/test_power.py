@@ -183,7 +183,7 @@ def test_caps_go_when_no_job_trains():
     assert clocks(idle.nodes)[0] == pytest.approx(0.4 ** (1 / 3))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_scenario_saves_energy_at_the_same_time(seed):
     """As it expects: without caps an eighth more energy or so; each job as early as without, to 1 %."""
     made, plain = (api.run("power-slack", policy=policy, seed=seed) for policy in (ALL, WITHOUT))

@@ -56,7 +56,8 @@ def test_both_ways_of_advancing_time_agree(rule):
     spec["workload"]["models"]["m"]["noise_scale_growth"] = 40.0
     spec["workload"]["models"]["m"]["noise_scale"] = 50.0
     spec["noise"] = {"step_cov": 0.1}
-    spec["faults"] = {"crash": {"mtbf": "60 s", "repair": "1 s"}}
+    spec["faults"] = {"crash": {"mtbf": "20 s", "repair": "1 s"}}
+    spec["restart"] = {"detection": "2 s", "initialisation": "2 s"}
     for policy in (Policy("mine", (Batch(96), *make_policy("fifo").stages)), make_policy("s2+fifo")):
         fast, plain = (
             simulate(from_mapping(spec), policy=policy, event_by_event=slow) for slow in (False, True)

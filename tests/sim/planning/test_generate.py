@@ -317,9 +317,8 @@ def test_the_orders_that_are_kept_wait_more_like_the_trace():
     trace = batches(20)
     kept, chosen = calibrated(trace, 12, draws=8, keep=2)
     assert len(set(chosen)) == 2
-    assert chosen == calibrated(trace, 12, draws=8, keep=2)[1]
     any_, every = calibrated(trace, 12, draws=8, keep=8)
-    assert every[:2] == chosen
+    assert every[:2] == chosen  # asked again, the same
 
     def worst(case: Scenario, seeds: int) -> float:
         found = [one for one in compared(case, trace, ("fifo", "sjf"), seeds) if "wait" in one.quantity]

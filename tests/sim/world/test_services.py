@@ -407,7 +407,7 @@ def test_a_node_that_fails_before_the_first_job_comes_starts_no_service():
 
 def test_the_shipped_scenario_shows_what_it_expects():
     def shown(*changes):
-        overrides = ["horizon=12h", *(f"services.0.{change}" for change in changes)]
+        overrides = ["horizon=8h", *(f"services.0.{change}" for change in changes)]
         return run(load("serving-beside-training", overrides)).summary()
 
     own = shown("placement.kind=own", "replicas.max=7")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -386,34 +388,32 @@ def test_a_training_job_slows_down_while_a_rigid_job_shares_its_gpu() -> None:
     assert done_s == pytest.approx(100 * step_s + 5.0 * (1.0 - 1.0 / 1.1), abs=step_s)
 
 
-SCRIPT = """
-import hashlib, sys
-from tests.scenarios import model, scenario, simulate
-case = scenario(
-    cluster={"nodes": [{"count": 6, "gpus": 2}, {"name": "slow", "count": 2, "gpus": 2, "speed": 0.7}]},
-    workload={"models": {"m": model(parameters=1e7)}, "jobs": [
-        {"name": "t", "count": 4, "spacing": 20.0, "gpus": 6, "model": "m", "epochs": 2, "global_batch": 60,
-         "data": {"samples": 3000, "sample_size": 1e5, "shards": 20, "placement": {"kind": "skewed"}}},
-        {"name": "r", "count": 30, "spacing": 3.0, "gpus": 2, "duration": 17.0}]},
-    noise={"step_cov": 0.2}, faults={"crash": {"mtbf": 300.0, "repair": 50.0}}, decide={"every_steps": 10})
-from pathlib import Path
-folder = Path(sys.argv[1])
-simulate(case, "s1+s2+s3+las", 4).write(folder)
-print(hashlib.sha256((folder / "jobs.parquet").read_bytes() + (folder / "summary.json").read_bytes()).hexdigest())
-"""
+def digest(folder: Path) -> str:
+    """What a run with noise and faults writes into the folder, as one number."""
+    case = scenario(
+        cluster={"nodes": [{"count": 6, "gpus": 2}, {"name": "slow", "count": 2, "gpus": 2, "speed": 0.7}]},
+        workload={"models": {"m": model(parameters=1e7)}, "jobs": [
+            {"name": "t", "count": 4, "spacing": 20.0, "gpus": 6, "model": "m", "epochs": 2, "global_batch": 60,
+             "data": {"samples": 3000, "sample_size": 1e5, "shards": 20, "placement": {"kind": "skewed"}}},
+            {"name": "r", "count": 30, "spacing": 3.0, "gpus": 2, "duration": 17.0}]},
+        noise={"step_cov": 0.2}, faults={"crash": {"mtbf": 300.0, "repair": 50.0}}, decide={"every_steps": 10},
+    )  # fmt: skip
+    simulate(case, "s1+s2+s3+las", 4).write(folder)
+    written = (folder / "jobs.parquet").read_bytes() + (folder / "summary.json").read_bytes()
+    return hashlib.sha256(written).hexdigest()
 
 
 def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path) -> None:
-    digests = set()
-    for hash_seed in ("1", "2"):
-        env = dict(os.environ, PYTHONHASHSEED=hash_seed)
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / hash_seed)], env=env, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        digests.add(done.stdout)
-    assert len(digests) == 1
+    """Here, and in one whose hashes are others'."""
+    env = os.environ | {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"}
+    program = (
+        f"from pathlib import Path; from {__name__} import digest; print(digest(Path({str(tmp_path)!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == digest(tmp_path / "here")
 
 
 def test_no_gpu_is_held_twice_at_any_time() -> None:

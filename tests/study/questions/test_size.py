@@ -349,7 +349,7 @@ CLASSES = {
     "cluster": {"nodes": [{"count": 2, "gpus": 8, "accelerator": "h100_sxm", "nics": 8}]},
     "workload": {
         "generate": {
-            "length": "1 d",
+            "length": "12 h",
             "classes": [
                 {"name": "short", "rate": "20/h", "duration": lognormal("6 min")},
                 {"name": "long", "rate": "1/h", "gpus": {8: 1}, "duration": lognormal("150 min")},

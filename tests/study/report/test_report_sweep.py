@@ -169,14 +169,15 @@ def test_a_point_in_which_nothing_is_random_takes_no_interval_from_the_others(tm
         asked = "SELECT point, list(makespan_s) FROM runs WHERE policy = 'fifo' GROUP BY 1"
         values = dict(db.execute(asked).fetchall())
     assert [len(values[k]) for k in (0, 1)] == [1, 5]
-    found = read_study(out).row("makespan_s", "fifo")
+    study = read_study(out)
+    found = study.row("makespan_s", "fifo")
     assert found is not None
     half = t_quantile(0.95, 4) * math.sqrt(
         statistics.variance(values[1]) / 5 / 4
     )  # the mean of two, one known
     assert found.value.half_width == pytest.approx(half)
-    assert ("Cluster", "4 GPUs, in one pool") in context(read_study(out))
-    trend = next(t for t in read_study(out).trends if t.key == "noise.step_cov")
+    assert ("Cluster", "4 GPUs, in one pool") in context(study)
+    trend = next(t for t in study.trends if t.key == "noise.step_cov")
     assert trend.halves["fifo"][0] == 0.0
     assert trend.halves["fifo"][1] > 0.0
 

@@ -45,13 +45,9 @@ def plain(small):
     return compare(small, POLICIES, 2)
 
 
-def test_processes_do_not_change_a_result(small, plain, tmp_path):
-    spread = compare(small, POLICIES, 2, jobs_parallel=2, out=tmp_path)
-    assert spread.as_json() == plain.as_json() == (tmp_path / "comparison.json").read_text()
-    assert (run_folder(tmp_path, "sjf-greedy", 1) / "summary.json").is_file()
-
-
-def test_no_more_processes_than_processors_are_started(small, plain, monkeypatch, capsys):
+def test_processes_change_no_result_and_are_no_more_than_processors(
+    small, plain, tmp_path, monkeypatch, capsys
+):
     started = []
 
     class Seen(processes.Processes):
@@ -62,8 +58,10 @@ def test_no_more_processes_than_processors_are_started(small, plain, monkeypatch
     _at_most.cache_clear()
     monkeypatch.setattr(processes, "Processes", Seen)
     monkeypatch.setattr("equipoise.study.runs.make.processors", lambda: 1)
-    for _ in range(2):
-        assert compare(small, POLICIES, 2, jobs_parallel=64).as_json() == plain.as_json()
+    for out in (None, tmp_path):
+        assert compare(small, POLICIES, 2, jobs_parallel=64, out=out).as_json() == plain.as_json()
+    assert (tmp_path / "comparison.json").read_text() == plain.as_json()
+    assert (run_folder(tmp_path, "sjf-greedy", 1) / "summary.json").is_file()
     assert started == [2, 2]  # two even on one processor: a run whose process is killed is made again
     told = "2 processes instead of 4: more of them than processors take memory and save no time"
     assert capsys.readouterr().err.count(told) == 1  # 4 runs are to be made

@@ -216,21 +216,21 @@ def test_a_copy_is_of_one_moment_whoever_writes_meanwhile(tmp_path, monkeypatch)
 
 
 def test_a_table_larger_than_its_memory_is_copied_through_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "COPY_MIB", 48)
+    monkeypatch.setattr(store, "COPY_MIB", 24)
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
     elsewhere.mkdir()
     folder.mkdir()
     (elsewhere / ".tmp").touch()  # where DuckDB would put it by itself: not into the working folder
     monkeypatch.chdir(elsewhere)
     names = [f"c{k}" for k in range(70)]
-    numbers = "WITH RECURSIVE n(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM n WHERE x < 99999)"
+    numbers = "WITH RECURSIVE n(x) AS (SELECT 0 UNION ALL SELECT x + 1 FROM n WHERE x < 39999)"
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute(f"CREATE TABLE runs (id, number, {', '.join(names)})")
         random = ", ".join("random() / 7.0" for _ in names)
         db.execute(f"INSERT INTO runs {numbers} SELECT 'r' || x, x, {random} FROM n")
         db.commit()
         write_copy(db, folder / "runs.parquet")
-    assert read_parquet(folder / "runs.parquet")["number"].tolist() == list(range(100_000))
+    assert read_parquet(folder / "runs.parquet")["number"].tolist() == list(range(40_000))
     assert [path.name for path in folder.iterdir()] == ["runs.parquet"]
 
 

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from equipoise.live.decide.leader import HEADER, Leader, pack
 from equipoise.live.decide.telemetry import Recorder
-from equipoise.live.group.places import Place
+from equipoise.live.group.places import Place, my_place, places_from
 from equipoise.live.options import Options
 from equipoise.live.train.rounds import COLUMNS, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
@@ -50,11 +51,12 @@ class Given:
     pause: Callable[[int], float] = lambda k: 0.0  # seconds that rank 0 does something else before round k
     step_cov: float = 0.0  # of each rank's steps on its own,
     common_cov: float = 0.0  # and of all ranks' together
-    rounds: int = 300
+    rounds: int = 240
     samples: int = 4096
     policy: str = "s1+s2"
     fails: frozenset[int] = frozenset()  # points at which the policy raises
     options: dict[str, Any] = field(default_factory=dict)
+    shares: tuple[float, ...] | None = None  # of one device, fixed; none: each rank has a whole one
 
 
 def write(given: Given, folder: Path, seed: int = 0) -> Path:
@@ -65,6 +67,9 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
     )
     recorders = [Recorder(folder, rank) for rank in range(ranks)]
     places = [Place(rank, f"h{rank}", "cpu") for rank in range(ranks)]
+    if given.shares is not None:
+        raw = [my_place(rank, torch.device("cpu"), 1.0, share) for rank, share in enumerate(given.shares)]
+        places = places_from([place | {"device": "gpu"} for place in raw])
     leader = Leader(options, make_policy(given.policy), recorders[0], places, resizable=False)
     sampler = ShareSampler(
         given.samples, rank=0, ranks=ranks, global_batch=options.global_batch,
@@ -114,7 +119,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
             begun_at = None
         if begun_at is None and len(infos) >= options.decide_every:
             with _failing(leader, leader.points + 1 in given.fails):
-                _report(leader, recorders, sampler, rows, infos)
+                _report(leader, recorders, sampler, rows, infos, [place.share for place in places])
             rows, infos, begun_at = [], [], k + 1
             if not options.delay_rounds:
                 _act(leader, sampler)
@@ -144,6 +149,7 @@ def _report(
     sampler: ShareSampler,
     rows: list[Floats],
     infos: list[RoundInfo],
+    shares: list[float],
 ) -> None:
     table, gathered = np.stack(rows, axis=1), []
     for rank, recorder in enumerate(recorders):
@@ -151,7 +157,7 @@ def _report(
         # Only the rank that pauses knows it.
         own[[info.paused and rank == 0 for info in infos], 1:5] = math.nan
         recorder.rounds(own, infos)
-        header = {"drawn": float(sampler.drawn), "gpu_share": 1.0}
+        header = {"drawn": float(sampler.drawn), "gpu_share": shares[rank]}
         gathered.append(pack([header.get(name, math.nan) for name in HEADER], own))
     leader.begin(np.stack(gathered), infos, sampler, (1, 1))
 

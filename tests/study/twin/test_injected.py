@@ -26,6 +26,12 @@ def three(k: int) -> Any:
     return np.array([1.0, 1.5 if k > 70 else 1.0, 1.0 if k < 120 else 2.5])
 
 
+on_one_device = Given(
+    slow=lambda k: np.array([2.5 if k < 150 else 4.0, 1.6]), policy="s1+s2+s3", shares=(0.4, 0.6),
+    options={"share_backend": "mps", "drift": 0.02},
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("given", "within"),
     [
@@ -36,6 +42,7 @@ def three(k: int) -> Any:
         (Given(samples=1000), 1e-3),
         (Given(slow=three), 0.03),  # a speed that changes in the middle of a window
         (Given(fixed_s=100e-3, update_part=0.02), 1e-3),
+        (on_one_device, 1e-3),
     ],
     ids=[
         "plain",
@@ -45,6 +52,7 @@ def three(k: int) -> Any:
         "short epochs",
         "three ranks",
         "fixed and not measured",
+        "parts of one device",
     ],
 )
 def test_given_times_come_out_again(given: Given, within: float, tmp_path: Path) -> None:
@@ -68,7 +76,7 @@ def test_noise_adds_no_error_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_slows_all_ranks_down_at_once_makes_nobody_wait(tmp_path: Path) -> None:
-    given = Given(step_cov=0.01, common_cov=0.1, options={"mode": "advise"})
+    given = Given(step_cov=0.01, common_cov=0.1, rounds=300, options={"mode": "advise"})
     found = twin(read_run(write(given, tmp_path / "run")))
     bias = np.mean([window.predicted_s / window.measured_s - 1.0 for window in found.windows])
     assert abs(bias) < 0.015

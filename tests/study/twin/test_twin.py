@@ -292,6 +292,9 @@ def copied(record: Path, folder: Path, **changes: Any) -> Path:
 
 
 PLACES = [{"member": k, "host": "a", "device": "cuda-0"} for k in range(2)]
+FIXED = [
+    place | {"share": share, "share_fixed": True} for place, share in zip(PLACES, (0.4, 1.0), strict=True)
+]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +304,16 @@ PLACES = [{"member": k, "host": "a", "device": "cuda-0"} for k in range(2)]
         ({"policy": None}, "decided nothing"),
         ({"mode": "observe"}, "decided nothing"),
         ({"accumulation": 4}, "accumulation"),
-        ({"members": PLACES}, "share a device"),
+        (
+            {"members": PLACES},
+            r"members: ranks that share a device \(cuda-0\) by turns, .* allowed: fixed shares",
+        ),
+        (
+            {"members": [FIXED[0], FIXED[1] | {"share_fixed": False, "share": 0.5}]},
+            "in shares that may change",
+        ),
+        ({"members": FIXED}, r"have 1\.4 of it slow each other, .* allowed: .* of at most 1 together"),
+        ({"members": [FIXED[0] | {"share": -0.4}, FIXED[1]]}, r"members\.0\.share: "),
         ({"stages": None}, "--policy"),
         ({"stages": [{"mine": {}}]}, "unknown stage 'mine'"),
         ({"global_batch": 0}, "global_batch"),

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.policies.contract import Decision
+from equipoise.policies.contract import Decision, Kind, Memory, Plan, Policy, Stage, refine
+from equipoise.policies.observation import Observation
 from equipoise.policies.record.export import stage_entries
-from equipoise.policies.record.journal import append, read
+from equipoise.policies.record.journal import append
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
@@ -66,19 +67,38 @@ class Truth:
         }
 
 
-def simulated(truth: Truth, folder: Path) -> list[Decision]:
-    """What the policy decides in the truth, without the start of the job."""
-    path = folder / "truth.jsonl"
-    run(from_mapping(truth.scenario()), policy=make_policy(truth.policy), seed=3, journal=path)
-    decisions = [entry.decision for entry in read(path)]
-    path.unlink()
-    return [decision for decision in decisions if len(decision.observation.workers)]
+@dataclass(frozen=True)
+class Asked(Stage):
+    """A policy that a live job asks: from its first rounds on, not at its start, where only places are its own."""
+
+    name: ClassVar[str] = "asked"
+    kind: ClassVar[Kind] = "tasks"
+
+    policy: Policy
+    decided: list[Decision]  # filled
+
+    def initial(self) -> Memory:
+        return {"policy": self.policy.initial()}
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        decision = refine(self.policy, observation.snapshot(), memory["policy"])
+        if not len(observation.workers):
+            return Plan(allocation=decision.plan.allocation), memory
+        self.decided.append(decision)
+        return decision.plan, {"policy": decision.memory}
+
+
+def simulated(truth: Truth) -> list[Decision]:
+    """What the policy decides in the truth."""
+    asked = Asked(make_policy(truth.policy), [])
+    run(from_mapping(truth.scenario()), policy=Policy("asked", (asked,)), seed=3)
+    return asked.decided
 
 
 def write_run(truth: Truth, folder: Path, seed: int = 0) -> tuple[Path, int]:
     """Write the record; returns its folder and the first slow round."""
     folder.mkdir(parents=True, exist_ok=True)
-    decisions = simulated(truth, folder)
+    decisions = simulated(truth)
     lines: list[list[dict[str, Any]]] = [[] for _ in range(truth.ranks)]
     random, at_s, first_slow, number = np.random.default_rng(seed), 0.0, -1, 0
     for point, decision in enumerate(decisions, start=1):
