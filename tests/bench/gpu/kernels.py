@@ -155,20 +155,32 @@ def memory(device: Device, size: int = 0, larger: Sequence[int] = SIZES) -> Iter
         kind: max(f for f in found if f[1] == kind) for kind in TRAFFIC if any(f[1] == kind for f in found)
     }
     for size in larger:
-        if 3 * size > device.free_bytes // 2:
-            continue
-        arrays = Memory(device, size)
-        yield _library_copy(arrays)
-        for _, kind, variant, threads, per_sm in best.values():
-            library = device.load(image(*variant, device.architecture))
-            rate = arrays.run(library, kind, variant[0], threads, per_sm)
-            yield _variant(rate, kind, variant, threads, per_sm, size)
-        arrays.free()
+        try:
+            yield from _again(device, size, [f[1:] for f in best.values()])
+        except Exception as error:
+            yield {"array_bytes": size, "error": _text(error)}
     for chunk, stages, per_sm in BULK:
         try:
             yield _bulk(usual, chunk, stages, per_sm)
         except Exception as error:
             yield {"bulk": (chunk, stages, per_sm), "error": _text(error)}
+
+
+def _again(
+    device: Device, size: int, chosen: Sequence[tuple[str, tuple[int, str, str], int, int]]
+) -> Iterator[dict[str, Any]]:
+    """The driver's copy and some variants on arrays of another size, where there is room for them."""
+    if 3 * size > device.free_bytes // 2:
+        return
+    arrays = Memory(device, size)
+    try:
+        yield _library_copy(arrays)
+        for kind, variant, threads, per_sm in chosen:
+            library = device.load(image(*variant, device.architecture))
+            rate = arrays.run(library, kind, variant[0], threads, per_sm)
+            yield _variant(rate, kind, variant, threads, per_sm, size)
+    finally:
+        arrays.free()
 
 
 def _variant(
