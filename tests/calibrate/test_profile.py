@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from equipoise.calibrate.check import as_estimate, compare, device_of
+from equipoise.calibrate.fit import accelerator
 from equipoise.calibrate.fit.fabric import as_fabric, messages
 from equipoise.calibrate.fit.pieces import fit_collective
 from equipoise.calibrate.profile import build_profile
@@ -244,3 +245,17 @@ def test_only_measured_profiles_of_the_same_kind_can_be_checked() -> None:
     with pytest.raises(SamplesError, match="none of the figures"):
         compare(profile_with(number), "cpu", {})
     assert as_estimate(number).low == 1.0
+
+
+def test_a_counter_that_moves_in_steps_does_not_lower_the_power() -> None:
+    """480 W read every 0.23 s from a counter of 0.1 s: most readings hold two steps, some three."""
+    times = np.arange(1, 101) * 0.23
+    steps = np.floor(times / 0.1) * 0.1 * 480.0
+    loaded = (times > 5.0).astype(float)
+    columns = {"loaded": loaded, "time_s": times, "power_w": np.diff(steps, prepend=0.0) / 0.23}
+    found = accelerator._power(columns)
+    assert found["max_w"] is not None
+    assert found["idle_w"] is not None
+    assert np.median(columns["power_w"]) < 425.0
+    assert found["max_w"].value == pytest.approx(480.0, rel=0.05)
+    assert found["idle_w"].value == pytest.approx(480.0, rel=0.05)
