@@ -35,8 +35,8 @@ def sustained_measures(
 ) -> list[Measure]:
     """One series of idle, full load by a tensor kernel and idle, `part` times as long as usual.
 
-    `gpu` is the same device in NVML, which must be open. The load must be the fastest there is: on an H200 wgmma and
-    the library's products draw the 700 W of its limit, mma.sync 480 W.
+    `gpu` is the same device in NVML, which must be open. The load must be by the fastest instructions: on an H200
+    wgmma and the library's products draw the 700 W of its limit, mma.sync 480 W.
     """
     phases = phases_s(quick, part)
     parameters: dict[str, Scalar] = {
