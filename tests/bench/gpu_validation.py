@@ -162,8 +162,13 @@ def measure_second(session: Session) -> Any:
 
 
 def second_rows(session: Session, found: Any) -> list[Row]:
-    """Whether the intervals of both agree."""
-    return [gpu_rows.agreement_row(session.profile("first"), session.profile("second"))]
+    """Whether the intervals of both agree; second methods and steps again."""
+    profile = session.profile("second")
+    again = [*gpu_rows.second_method_rows(profile), *gpu_rows.step_rows(found["predictions"])]
+    return [
+        gpu_rows.agreement_row(session.profile("first"), profile),
+        *(replace(row, what=f"again: {row.what}") for row in again),
+    ]
 
 
 def measure_large(session: Session) -> Any:
