@@ -342,7 +342,11 @@ def twin_rows(twins: Mapping[str, tuple[str, float, int, int, bool]]) -> list[Ro
 def adapter_row(found: Mapping[str, Any]) -> Row:
     """What a policy attached to a training costs."""
     overhead, pairs = float(found["overhead"]), len(found["pairs_s"])
-    text = f"{overhead:+.2%} median of {pairs} pairs of blocks"
+    plain_s = statistics.median(a for a, _ in found["pairs_s"])
+    more_s = statistics.median(b - a for a, b in found["pairs_s"])
+    text = (
+        f"{overhead:+.2%} median of {pairs} pairs of blocks: {1e3 * more_s:+.2f} ms of {1e3 * plain_s:.1f} ms"
+    )
     return _judged("adapter on one rank", f"at most {OVERHEAD:.0%}", text, overhead <= OVERHEAD)
 
 
