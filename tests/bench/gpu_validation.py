@@ -44,6 +44,7 @@ BEGIN, END = "<!-- measured on a GPU: begin -->", "<!-- measured on a GPU: end -
 KEPT_VALUES = 15  # of each sample, in the file that is small enough to be kept
 # Seconds of measuring; starting processes, loading libraries and compiling come on top.
 FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, WATCH_S = 90.0, 40.0, 80.0, 1.0, 15.0, 2.0
+LEAST_S = 0.5  # of a calibration
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
     "copy,read,triad,library_copy,fma,tensor,launch_pipelined,launch_round_trip,load_latency,transfer,gemm,"
@@ -133,7 +134,11 @@ def measure_activity(session: Session) -> Any:
 def _calibrate(session: Session, name: str, seconds: float, only: str | None) -> Any:
     out = session.out / f"{name}.yaml"
     arguments = ["calibrate", "--device", session.device, "--out", str(out), "--format", "json", "--quiet"]
-    arguments += ["--seconds", str(seconds * session.scale), *(["--quick"] if session.quick else [])]
+    arguments += [
+        "--seconds",
+        str(max(seconds * session.scale, LEAST_S)),
+        *(["--quick"] if session.quick else []),
+    ]
     chosen = session.only or only
     return json.loads(command(session, *arguments, *(["--only", chosen] if chosen else [])).stdout)
 
