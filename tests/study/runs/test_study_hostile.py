@@ -14,6 +14,7 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 import yaml
 from pydantic import BaseModel, model_serializer
@@ -71,6 +72,22 @@ def test_ctrl_c_within_pydantic_stands_for_ctrl_c() -> None:
         Interrupted().model_dump_json()
     assert heard_inside(raised.value)
     assert not heard_inside(ValueError("KeyboardInterrupt"))
+
+
+def test_ctrl_c_within_duckdb_stands_for_ctrl_c() -> None:
+    """It looks at the arrays of a table in Python, where the signal may come."""
+
+    class Arrays(dict[str, Any]):
+        def _interrupted(self, *asked: Any) -> Any:
+            raise KeyboardInterrupt
+
+        __getitem__ = __iter__ = keys = items = _interrupted
+
+    with duckdb.connect() as connection, pytest.raises((KeyboardInterrupt, duckdb.Error)) as raised:
+        connection.register("columns_", Arrays(a=1))
+        connection.execute("SELECT * FROM columns_")
+    assert isinstance(raised.value, KeyboardInterrupt) or heard_inside(raised.value)
+    assert not heard_inside(duckdb.Error("a column is missing"))
 
 
 def test_ctrl_c_within_the_making_of_a_class_stands_for_ctrl_c() -> None:
