@@ -45,7 +45,7 @@ PARTS = ("forward", "input", "weight")
 ELEMENTS = (2**16, 2**20, 2**23, 2**26)
 # Bytes moved per element by operation; arrays are fp32 but for the second of "cast" and "mixed", and "sum".
 MOVED = {
-    "add": 12, "exp": 8, "cast": 6, "mixed": 10, "strided": 8, "list": 8, "update": 28, "sum": 2, "norm": 8,
+    "add": 12, "exp": 8, "cast": 6, "mixed": 10, "strided": 8, "transposed": 8, "list": 8, "update": 28, "sum": 2, "norm": 8,
     "norm_backward": 12, "batch_norm": 8, "batch_norm_backward": 12, "softmax": 8, "softmax_backward": 12,
 }  # fmt: skip
 IN_BF16 = ("add", "exp", "strided", "batch_norm", "batch_norm_backward")
@@ -191,6 +191,8 @@ def moving(operation: str, elements: int, device: str, dtype: torch.dtype) -> Ca
         return partial(torch.add, rows, random(rows.shape).to(torch.bfloat16))
     if operation == "strided":
         return partial(rows.view(-1, 64, 16, 64).transpose(1, 2).clone, memory_format=torch.contiguous_format)
+    if operation == "transposed":
+        return partial(rows.view(-1, 8192).t().clone, memory_format=torch.contiguous_format)
     if operation == "sum":
         return partial(rows.to(torch.bfloat16).sum, 0)
     if operation in ("list", "update"):
