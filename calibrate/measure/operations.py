@@ -74,23 +74,29 @@ def from_columns(columns: Mapping[str, Sequence[float]]) -> list[Operation]:
 def trace(step: Callable[[], object]) -> list[Operation]:
     """Run `step` once and note what PyTorch dispatches in it; equal operations are counted together.
 
+    But apart before, in and after the backward pass, since a GPU's host may be far ahead in one and not in another.
     Views, and tensors that are only allocated, cost nothing and are left out.
     """
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: Counter[Operation] = Counter()
+    found: Counter[tuple[int, Operation]] = Counter()
+    part = 0
 
     class Noting(TorchDispatchMode):  # type: ignore[misc] # PyTorch's types are not read
         """Notes every operation that moves data."""
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal part
             result = function(*args, **(kwargs or {}))
-            found.update(_operations(function, args, kwargs or {}, result))
+            backward = torch._C._current_autograd_node() is not None
+            part = 1 if backward else 2 * (part > 0)
+            found.update((part, o) for o in _operations(function, args, kwargs or {}, result))
             return result
 
     with Noting():
         step()
-    return [replace(o, count=count) for o, count in found.items()]
+    return [replace(o, count=count) for (_, o), count in found.items()]
 
 
 def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Operation]:
