@@ -162,7 +162,7 @@ def _cuda_plan(
         *_training("cuda", quick, only),
         *collective_measures(groups, quick),
         *overlap_measures(groups, quick),
-        *sustained.sustained_measures(device, gpu, quick, part),
+        *sustained.sustained_measures(device, gpu, kernels[0], quick, part),
     ]
     device.use()
     software = inventory.software_versions()

@@ -39,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     config.pluginmanager.register(LongRun(config), "long-run")
     if hasattr(config, "workerinput"):
-        atexit.register(os._exit, 0)
+        worker = os.getpid()  # a process forked from it ends as it says
+        atexit.register(lambda: os._exit(0) if os.getpid() == worker else None)
 
 
 LONGEST = (

@@ -83,7 +83,9 @@ def _peaks(samples: SampleSet, report: Report) -> dict[str, Measured]:
         for kind in kinds:
             for precision in samples.distinct(kind, "precision"):
                 whole = [
-                    s for s in samples.of(kind, precision=precision) if s.parameters.get("clock") != CPU_TIME
+                    s
+                    for s in samples.of(kind, precision=precision)
+                    if s.parameters.get("clock") != CPU_TIME and "part" not in s.parameters  # of layers, once
                 ]
                 number = best(whole, gemm_rate if kind == "gemm" else rate("flop"), kind)
                 if number and (precision not in found or number.value > found[precision].value):

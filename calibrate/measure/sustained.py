@@ -9,14 +9,14 @@ from itertools import pairwise
 from equipoise.calibrate.device import nvml
 from equipoise.calibrate.device.cuda import Device
 from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
-from equipoise.calibrate.measure.tensor import warp_kernel
+from equipoise.calibrate.measure.tensor import TensorKernel
+from equipoise.calibrate.samples import Scalar
 
 FULL_PHASES_S = (5.0, 60.0, 25.0)
 """Seconds of idle, load, idle in a session of the usual length; in another one in proportion to it."""
 QUICK_PHASES_S = (1.5, 5.0, 2.0)
 """The least."""
 SAMPLE_S = 0.25
-THREADS = 512
 ITERATIONS = 20_000
 
 
@@ -30,19 +30,27 @@ def phases_s(quick: bool, part: float) -> tuple[float, float, float]:
     return idle, load, cool
 
 
-def sustained_measures(device: Device, gpu: nvml.Gpu | None, quick: bool, part: float = 1.0) -> list[Measure]:
-    """One series of idle, full tensor load and idle, `part` times as long as usual.
+def sustained_measures(
+    device: Device, gpu: nvml.Gpu | None, tensor: TensorKernel, quick: bool, part: float = 1.0
+) -> list[Measure]:
+    """One series of idle, full load by a tensor kernel and idle, `part` times as long as usual.
 
-    `gpu` is the same device in NVML, which must be open.
+    `gpu` is the same device in NVML, which must be open. The load must be by the fastest instructions: on an H200
+    wgmma and the library's products draw the 700 W of its limit, mma.sync 480 W.
     """
     phases = phases_s(quick, part)
-    parameters = {"idle_s": phases[0], "load_s": phases[1], "cool_s": phases[2]}
+    parameters: dict[str, Scalar] = {
+        "load": tensor.instruction,
+        "idle_s": phases[0],
+        "load_s": phases[1],
+        "cool_s": phases[2],
+    }
 
     def run(budget_s: float) -> Outcome:
         """Record idle, load and idle. Raises MissingError without NVML."""
         if gpu is None:
             raise MissingError("NVML does not show this device: no power, temperature or clock")
-        return record(device, gpu, phases)
+        return record(device, gpu, tensor, phases)
 
     return [Measure("sustained", parameters, run, once=True)]
 
@@ -50,9 +58,8 @@ def sustained_measures(device: Device, gpu: nvml.Gpu | None, quick: bool, part: 
 class _Load:
     """Keeps the tensor cores of all SMs busy for about SAMPLE_S per call of `top_up`."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        tensor = warp_kernel("fp16")
+    def __init__(self, device: Device, tensor: TensorKernel) -> None:
+        self._device, self._threads = device, tensor.block
         self._blocks = device.sm_count * tensor.blocks_per_sm
         a, b, _ = tensor.operands()
         self._arguments = [a, b, tensor.out(self._blocks), c_int(ITERATIONS)]
@@ -68,7 +75,7 @@ class _Load:
         return max(time.perf_counter() - start, 1e-5)
 
     def _launch(self) -> None:
-        self._device.launch(self._kernel, self._blocks, THREADS, self._arguments)
+        self._device.launch(self._kernel, self._blocks, self._threads, self._arguments)
 
     def top_up(self) -> None:
         """Wait for what is queued but the last launch's worth, then queue about SAMPLE_S more."""
@@ -77,9 +84,9 @@ class _Load:
             self._launch()
 
 
-def record(device: Device, gpu: nvml.Gpu, phases: tuple[float, float, float]) -> Series:
+def record(device: Device, gpu: nvml.Gpu, tensor: TensorKernel, phases: tuple[float, float, float]) -> Series:
     """Columns time_s, loaded (0 or 1) and, where the device gives them, power, temperature and clock."""
-    load = _Load(device)
+    load = _Load(device, tensor)
     readings: list[tuple[float, float, nvml.Counters]] = []
     start = time.monotonic()
     edges = (phases[0], phases[0] + phases[1], sum(phases))

@@ -16,7 +16,7 @@ from equipoise.calibrate.device.cuda import Buffer, Device
 Array = npt.NDArray[Any]
 
 CHAINS = 8
-UNROLL = {"copy": 4, "read": 4, "triad": 2}
+UNROLL = {"copy": 1, "read": 4, "triad": 4}
 """Elements of a thread in one tile, as kernels/bandwidth.cu has them."""
 
 

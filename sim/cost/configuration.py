@@ -298,8 +298,13 @@ class Configuration:
         if len(places) < workers or workers == 0:
             return math.nan
         places = places[:workers]
-        name = cluster.gpu_models[gpu_model]
-        return make_exchange(self.model, places.tolist(), cluster.topology, cluster.profile, name).alone_s
+        if self.model.transformer is None:
+            name = cluster.gpu_models[gpu_model]
+            return make_exchange(self.model, places.tolist(), cluster.topology, cluster.profile, name).alone_s
+        return make_transformer_exchange(
+            self.model, np.repeat(places, self.gpus_per_worker), -(-self.batch // workers), cluster.topology,
+            cluster.accelerators[gpu_model], self.fabric_bytes_per_s,
+        ).alone_s  # fmt: skip
 
     def memory_bytes(self, gpu_model: int) -> float:
         """Memory of a GPU model that a worker may use: the share that the job asks for."""

@@ -44,6 +44,7 @@ BEGIN, END = "<!-- measured on a GPU: begin -->", "<!-- measured on a GPU: end -
 KEPT_VALUES = 15  # of each sample, in the file that is small enough to be kept
 # Seconds of measuring; starting processes, loading libraries and compiling come on top.
 FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, WATCH_S = 90.0, 40.0, 80.0, 1.0, 15.0, 2.0
+LEAST_S = 0.5  # of a calibration
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
     "copy,read,triad,library_copy,fma,tensor,launch_pipelined,launch_round_trip,load_latency,transfer,gemm,"
@@ -133,7 +134,11 @@ def measure_activity(session: Session) -> Any:
 def _calibrate(session: Session, name: str, seconds: float, only: str | None) -> Any:
     out = session.out / f"{name}.yaml"
     arguments = ["calibrate", "--device", session.device, "--out", str(out), "--format", "json", "--quiet"]
-    arguments += ["--seconds", str(seconds * session.scale), *(["--quick"] if session.quick else [])]
+    arguments += [
+        "--seconds",
+        str(max(seconds * session.scale, LEAST_S)),
+        *(["--quick"] if session.quick else []),
+    ]
     chosen = session.only or only
     return json.loads(command(session, *arguments, *(["--only", chosen] if chosen else [])).stdout)
 
@@ -162,8 +167,13 @@ def measure_second(session: Session) -> Any:
 
 
 def second_rows(session: Session, found: Any) -> list[Row]:
-    """Whether the intervals of both agree."""
-    return [gpu_rows.agreement_row(session.profile("first"), session.profile("second"))]
+    """Whether the intervals of both agree; second methods and steps again."""
+    profile = session.profile("second")
+    again = [*gpu_rows.second_method_rows(profile), *gpu_rows.step_rows(found["predictions"])]
+    return [
+        gpu_rows.agreement_row(session.profile("first"), profile),
+        *(replace(row, what=f"again: {row.what}") for row in again),
+    ]
 
 
 def measure_large(session: Session) -> Any:
@@ -227,6 +237,12 @@ def ranks_rows(session: Session, found: Any) -> list[Row]:
     return gpu_rows.rank_rows(found) + gpu_rows.twin_rows(twins)
 
 
+def measure_kernels(session: Session) -> Any:
+    """Forms of the memory kernels, tensor instructions, large products over time."""
+    done = _run([sys.executable, "-m", "tests.bench.gpu.kernels"], session.left_s())
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def measure_adapter(session: Session) -> Any:
     """What a policy attached to a training costs."""
     whole = [sys.executable, "-m", "tests.bench.gpu.training", "adapter", "--device", session.device]
@@ -250,6 +266,7 @@ SECTIONS = (
         "activity", "counters under known loads", measure_activity, lambda _, found: gpu_rows.activity_rows(found)
     ),
     Section("first", "first calibration", measure_first, first_rows),
+    Section("kernels", "forms of kernels", measure_kernels, lambda _, found: gpu_rows.kernel_rows(found)),
     Section("adapter", "adapter", measure_adapter, lambda _, found: [gpu_rows.adapter_row(found)]),
     Section(
         "training_shares", "training on shares of the GPU", measure_shares,

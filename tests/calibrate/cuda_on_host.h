@@ -30,6 +30,8 @@ struct uint4 {
 };
 static inline float4 load_once(const float4* from) { return *from; }
 static inline void store_once(float4* to, float4 v) { *to = v; }
+static inline float4 load_streamed(const float4* from) { return *from; }
+static inline void store_streamed(float4* to, float4 v) { *to = v; }
 struct Dim {
     unsigned x, y, z;
 };

@@ -178,11 +178,11 @@ SUSTAINED = """
 import json
 from equipoise.calibrate.device import cuda
 from equipoise.calibrate.device import nvml
-from equipoise.calibrate.measure import sustained
+from equipoise.calibrate.measure import sustained, tensor
 device = cuda.Device(0)
 with nvml.session():
     gpu = next(g for g in nvml.gpus() if g.uuid == device.uuid)
-    print(json.dumps(sustained.record(device, gpu, (0.8, 0.8, 0.6)).columns))
+    print(json.dumps(sustained.record(device, gpu, tensor.warp_kernel("fp16"), (0.8, 0.8, 0.6)).columns))
 """
 
 

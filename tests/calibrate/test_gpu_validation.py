@@ -418,7 +418,7 @@ def test_the_stages_are_compared_with_the_mean_of_equal_work() -> None:
 
 def test_sections_that_a_folder_has_are_kept(tmp_path: Path) -> None:
     one = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
-    one.results["adapter"] = {"overhead": 0.001, "pairs_s": []}
+    one.results["adapter"] = {"overhead": 0.001, "pairs_s": [[1.0, 1.001]]}
     gpu_validation.validate(one, frozenset({"doctor"}))
     two = gpu_validation.Session(tmp_path, time.monotonic() - 1.0, "cuda", 1.0, None, True)
     two.go_on()

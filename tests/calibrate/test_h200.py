@@ -1,4 +1,4 @@
-"""What was measured on a real NVIDIA H200, fitted again: the raw samples are small and kept (`tests/data/h200`)."""
+"""What was measured on a real NVIDIA H200, held against what is said of it (`tests/data/h200`)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import json
 import statistics
 import tarfile
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equipoise.calibrate.profile import build_profile
-from equipoise.calibrate.samples import SampleSet, read_samples
-from equipoise.sim.hardware.profile import save_profile
 from equipoise.sim.llm.stacks import STACKS
 from tests.bench.gpu import predicted
 from tests.bench.gpu import ranks as gpu_ranks
+from tests.bench.gpu import shares as gpu_shares
 
+PROFILE = "h200_measured"
 DATA = Path(__file__).parents[1] / "data" / "h200"
 OF_EXCHANGES = frozenset((
     "fp8_efficiency", "score_bytes", "host_s_per_tensor_rank", "tensor_efficiency", "tensor_latency_s",
@@ -30,25 +28,13 @@ OF_EXCHANGES = frozenset((
 """Constants of which one GPU without fp8 says nothing."""
 
 
-@cache
-def samples() -> SampleSet:
-    return read_samples(DATA / "samples.jsonl.gz")
-
-
 def kept(name: str) -> Any:
     return json.loads(gzip.decompress((DATA / f"{name}.json.gz").read_bytes()))
 
 
-@pytest.fixture(scope="module")
-def hardware(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("h200") / "h200.yaml"
-    save_profile(build_profile(samples(), "h200")[0], path)
-    return str(path)
-
-
-def errors(found: dict[str, Any], hardware: str, stacks: predicted.Stacks, compiled: bool) -> list[float]:
+def errors(found: dict[str, Any], stacks: predicted.Stacks, compiled: bool) -> list[float]:
     """Predicted over measured steps, less 1, of the cases that the device bounds."""
-    said = predicted.from_shape(found, hardware, stacks)
+    said = predicted.from_shape(found, PROFILE, stacks)
     return [
         p["step_s"] / float(predicted.measured_s(case) or 0.0) - 1.0
         for p, case in zip(said, found["cases"], strict=True)
@@ -67,15 +53,33 @@ def test_the_stacks_of_plain_pytorch_are_what_the_steps_give() -> None:
                 assert known[constant] == getattr(STACKS["fsdp-eager/H100"], constant)
 
 
-def test_steps_of_a_large_transformer_from_its_shape(hardware: str) -> None:
+def test_steps_of_a_large_transformer_from_its_shape() -> None:
     (found,) = kept("large")
     for compiled, most in ((False, 0.05), (True, 0.05)):
-        own = errors(found, hardware, predicted.FITTED, compiled)
+        own = errors(found, predicted.FITTED, compiled)
         assert statistics.median(map(abs, own)) <= most
         assert max(map(abs, own)) <= 0.07
     # By stacks of public steps: a measured rate counted as a data sheet's would make it 41 and 27 %.
-    assert statistics.median(map(abs, errors(found, hardware, predicted.PUBLIC, False))) <= 0.25
-    assert statistics.median(map(abs, errors(found, hardware, predicted.PUBLIC, True))) <= 0.08
+    assert statistics.median(map(abs, errors(found, predicted.PUBLIC, False))) <= 0.25
+    assert statistics.median(map(abs, errors(found, predicted.PUBLIC, True))) <= 0.08
+
+
+def test_steps_of_shapes_of_which_none_was_fitted() -> None:
+    for found in kept("others"):
+        for compiled in (False, True):
+            own = errors(found, predicted.FITTED, compiled)
+            # By the profile that was there when they were measured 4 %; its memory rate was a kernel's of our own.
+            assert statistics.median(map(abs, own)) <= 0.055, found["name"]
+            assert max(map(abs, own)) <= 0.09, found["name"]
+
+
+def test_s3_gives_two_trainings_parts_with_which_they_do_more_than_with_equal_ones() -> None:
+    found = kept("training_shares")
+    goodput = {pair: sum(both) for pair, both in gpu_shares.pair_goodput(found).items()}
+    assert goodput[found["s3"]] > 1.02 * goodput["50/50"]
+    assert all(goodput[found["s3"]] > value for pair, value in goodput.items() if pair != found["s3"])
+    again = gpu_shares.s3_percentages(found)
+    assert "/".join(map(str, again)) == found["s3"]
 
 
 def test_twins_of_two_ranks_that_shared_it(tmp_path: Path) -> None:
@@ -91,9 +95,9 @@ def test_twins_of_two_ranks_that_shared_it(tmp_path: Path) -> None:
     assert twins[1][2] >= 10  # first decisions alike
 
 
-def test_peak_memory_of_a_large_transformer_from_its_shape(hardware: str) -> None:
+def test_peak_memory_of_a_large_transformer_from_its_shape() -> None:
     (found,) = kept("large")
-    said = predicted.from_shape(found, hardware, predicted.FITTED)
+    said = predicted.from_shape(found, PROFILE, predicted.FITTED)
     errors = []
     for p, case in zip(said, found["cases"], strict=True):
         assert p["peak_low_bytes"] <= case["device_bytes"] <= p["peak_high_bytes"]

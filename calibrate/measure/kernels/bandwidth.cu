@@ -5,13 +5,13 @@
 // of fewer blocks than tiles goes round.
 
 #ifndef COPY_UNROLL
-#define COPY_UNROLL 4
+#define COPY_UNROLL 1
 #endif
 #ifndef READ_UNROLL
 #define READ_UNROLL 4
 #endif
 #ifndef TRIAD_UNROLL
-#define TRIAD_UNROLL 2
+#define TRIAD_UNROLL 4
 #endif
 
 // Runs `whole(first)` for each of the thread's full tiles, `single(element)` for each element of a cut one.
@@ -78,12 +78,14 @@ extern "C" __global__ void triad(const float4* __restrict__ b, const float4* __r
             float4 p[TRIAD_UNROLL], q[TRIAD_UNROLL];
 #pragma unroll
             for (int u = 0; u < TRIAD_UNROLL; ++u) {
-                p[u] = load_once(b + first + u * blockDim.x);
-                q[u] = load_once(c + first + u * blockDim.x);
+                p[u] = load_streamed(b + first + u * blockDim.x);
+                q[u] = load_streamed(c + first + u * blockDim.x);
             }
 #pragma unroll
             for (int u = 0; u < TRIAD_UNROLL; ++u)
-                store_once(out + first + u * blockDim.x, scaled_sum(p[u], scalar, q[u]));
+                store_streamed(out + first + u * blockDim.x, scaled_sum(p[u], scalar, q[u]));
         },
-        [=](long long i) { store_once(out + i, scaled_sum(load_once(b + i), scalar, load_once(c + i))); });
+        [=](long long i) {
+            store_streamed(out + i, scaled_sum(load_streamed(b + i), scalar, load_streamed(c + i)));
+        });
 }

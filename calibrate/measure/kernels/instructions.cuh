@@ -11,25 +11,32 @@ __device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// 16 bytes that are used once: what the caches are told is in these two, which a trial may set otherwise.
+// 16 bytes that are used once: what the caches are told is in these four, which a trial may set otherwise. Two
+// ways, since on an H200 a copy is fastest by the first, a triad by the second.
 #ifndef LOAD_ONCE
 #define LOAD_ONCE "ld.global.nc.L1::no_allocate.v4.f32"
+#define LOAD_STREAMED "ld.global.cs.v4.f32"
 #endif
 #ifndef STORE_ONCE
 #define STORE_ONCE "st.global.v4.f32"
+#define STORE_STREAMED "st.global.cs.v4.f32"
 #endif
 
-__device__ __forceinline__ float4 load_once(const float4* from) {
-    float4 v;
-    asm volatile(LOAD_ONCE " {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(from));
-    return v;
-}
+#define LOAD_AND_STORE(LOAD, LOAD_TEXT, STORE, STORE_TEXT)                                                           \
+    __device__ __forceinline__ float4 LOAD(const float4* from) {                                                     \
+        float4 v;                                                                                                    \
+        asm volatile(LOAD_TEXT " {%0, %1, %2, %3}, [%4];"                                                            \
+                     : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)                                                    \
+                     : "l"(from));                                                                                   \
+        return v;                                                                                                    \
+    }                                                                                                                \
+    __device__ __forceinline__ void STORE(float4* to, float4 v) {                                                    \
+        asm volatile(STORE_TEXT " [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)         \
+                     : "memory");                                                                                    \
+    }
 
-__device__ __forceinline__ void store_once(float4* to, float4 v) {
-    asm volatile(STORE_ONCE " [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-}
+LOAD_AND_STORE(load_once, LOAD_ONCE, store_once, STORE_ONCE)
+LOAD_AND_STORE(load_streamed, LOAD_STREAMED, store_streamed, STORE_STREAMED)
 
 #define MMA_16X8_F32(NAME, SHAPE, TYPE)                                                            \
     __device__ __forceinline__ void NAME(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {    \

@@ -51,7 +51,8 @@ FLOP = 2.0 * SIDE**3
 def defines(unroll: int, load: str, store: str) -> str:
     """Text in front of kernels/bandwidth.cu that makes a variant of it."""
     text: dict[str, int | str] = {"COPY_UNROLL": unroll, "READ_UNROLL": unroll, "TRIAD_UNROLL": unroll}
-    text |= {"LOAD_ONCE": f'"{load}"', "STORE_ONCE": f'"{store}"'}
+    for hint in ("ONCE", "STREAMED"):
+        text |= {f"LOAD_{hint}": f'"{load}"', f"STORE_{hint}": f'"{store}"'}
     return "".join(f"#define {name} {value}\n" for name, value in text.items())
 
 

@@ -134,7 +134,12 @@ def test_ranks_follow_the_list_of_hosts(tmp_path: Path, monkeypatch: pytest.Monk
     Path("draft").write_text("near:1\nnew:2\n")
     Path("draft").rename("hosts")
     assert started(4)[1:] == ["near 0", "new joins", "new joins"]
-    assert launcher._store.get("leave/1")  # waits: the leaving are told once the joining have been started
+    deadline = (
+        time.monotonic() + 60
+    )  # looked at again and again: a wait of the store would hold up the launcher's
+    while not launcher._store.check(["leave/1"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert launcher._store.check(["leave/1"])
     assert not launcher._store.check(["leave/0"])
     Path("end").touch()
     waits.join(60)

@@ -14,6 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.step import NO_EXCHANGE
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import load_profile
@@ -55,6 +57,24 @@ def data(
         "cluster": {"nodes": [node]},
         "workload": {"models": {"m": {"transformer": spec}}, "jobs": [job]},
     }
+
+
+def test_an_exchange_is_estimated_as_it_is_made_also_by_a_profile_that_knows_no_fabric() -> None:
+    raw = data()
+    for hardware, accelerator in (("catalogue", "h100_sxm"), ("h200_measured", "nvidia_h200")):
+        raw["cluster"]["hardware"] = hardware
+        raw["cluster"]["nodes"][0]["accelerator"] = accelerator
+        scenario = from_mapping(raw)
+        profile = load_profile(hardware)
+        cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))
+        config = Configuration(0, scenario.workload.jobs[0], scenario.workload.models["m"], cluster)
+        workers = 64 // 2
+        made = make_transformer_exchange(
+            scenario.workload.models["m"], np.repeat(np.arange(8), 8), 128 // workers, cluster.topology,
+            cluster.accelerators[0], 450e9,
+        )  # fmt: skip
+        assert made.alone_s > 0.0
+        assert config.exchange_estimate_s(0, workers) == pytest.approx(made.alone_s, rel=1e-12)
 
 
 def step_s(scenario: Scenario) -> float:
