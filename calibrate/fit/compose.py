@@ -145,7 +145,7 @@ class StepModel:
 
     def drawn(self, rows: Floats) -> Floats:
         """Seconds of one step under each draw of the factors."""
-        return _step_s(rows, self.replicates[:, :, None])
+        return np.asarray((rows @ self.replicates.T).max(axis=0))
 
     def predict_interval(self, rows: Floats) -> Estimate:
         """Seconds of one step with a 95 % interval: uncertain factors, and residuals like those of the fit."""
@@ -162,8 +162,7 @@ def stacked(steps: Sequence[Floats]) -> Floats:
 
 
 def _step_s(rows: Floats, factors: Floats) -> Floats:
-    """The longest row; (..., rows, 6) by factors (6,) or (draws, 6, 1)."""
-    return np.asarray((rows @ factors).max(axis=1 if factors.ndim == 3 else -1).squeeze())
+    return np.asarray((rows @ factors).max(axis=-1))
 
 
 @dataclass(frozen=True)

@@ -567,6 +567,7 @@ def test_a_model_of_one_s_own_becomes_a_step_that_a_scenario_can_name(tmp_path: 
     products = 6.0 * (512 * 1024 + 1024 * 1024) / 100e9  # s per sample at 100 GFLOP/s, forward and backward
     assert 0.5 * products < step.beta_s.value < 4.0 * products
     assert step.beta_s.low is not None
+    assert step.beta_s.high is not None
     assert step.beta_s.low < step.beta_s.value < step.beta_s.high
 
 

@@ -118,8 +118,8 @@ def test_large_transformers_from_their_operations(name: str) -> None:
                 if c["recompute"] == recompute and "operations" in c and measured_s(c)
             ]
             said = model.predict(stacked([costs.rows(from_columns(c["operations"])) for c in cases]))
-            measured = [measured_s(c) for c in cases]
-            assert np.median(np.abs(np.atleast_1d(said) / measured - 1.0)) <= 0.05, (found["name"], recompute)
+            measured = np.array([measured_s(c) for c in cases], dtype=float)
+            assert np.median(np.abs(said / measured - 1.0)) <= 0.05, (found["name"], recompute)
 
 
 @pytest.mark.long
