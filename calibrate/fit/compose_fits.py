@@ -15,6 +15,7 @@ from equipoise.calibrate.fit.compose import (
     StepModel,
     UnitCosts,
     fit_step_model,
+    stacked,
 )
 from equipoise.calibrate.fit.gemm import GemmFit, fit_gemm_efficiency
 from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Prediction, Report, by_parameters, level
@@ -36,16 +37,18 @@ ALONE: dict[Kind, tuple[str, str, float]] = {
     "attention_backward": ("attention", "backward", 5.0),
 }
 """What is timed by itself on a GPU: the samples' kind, their part, and the products in one of them."""
+SECTORS = (32 + 4) / (4 + 4)
+"""A GPU reads 32 bytes at least, of which a transposing copy uses the 4 of one element, and writes these."""
 LEAST_WORKLOADS = 3  # two to fit, one to predict
 
 
 @dataclass(frozen=True)
 class Step:
-    """One timed step: its workload, batch, operations' cost by factor, measured seconds."""
+    """One timed step: its workload, batch, rows of operations' cost by factor, measured seconds."""
 
     workload: str
     batch: int
-    totals: Floats
+    rows: Floats
     seconds: float
     samples: tuple[Sample, ...]
 
@@ -72,6 +75,8 @@ def unit_costs(samples: SampleSet, precision: str, framework: str) -> UnitCosts:
         if kind not in PRODUCTS
     }
     copies = [*samples.of("copy"), *samples.of("triad")]  # kernels past the framework
+    strided = samples.of("elementwise", operation="strided", precision="fp32")
+    moves["transposed"] = moves["transposed"] or _by_bytes(strided, SECTORS)
     for kind in MEASURED_AS:
         moves[kind] = moves[kind] or _by_bytes(copies)
     if moves["memory"] is None or moves["function"] is None:
@@ -112,10 +117,11 @@ def _moved(samples: SampleSet, operation: str, precision: str) -> CollectiveFit 
     return _by_bytes(same or [s for s in found if s.parameters.get("precision", "fp32") == "fp32"])
 
 
-def _by_bytes(chosen: list[Sample]) -> CollectiveFit | None:
+def _by_bytes(chosen: list[Sample], each: float = 1.0) -> CollectiveFit | None:
+    """Seconds by bytes, of which it takes `each` times as many."""
     if len({s["bytes"] for s in chosen}) < 3:
         return None
-    return fit_collective([float(s["bytes"]) for s in chosen], _seconds(chosen), intervals=False)
+    return fit_collective([float(s["bytes"]) / each for s in chosen], _seconds(chosen), intervals=False)
 
 
 def _seconds(chosen: list[Sample]) -> Floats:
@@ -139,8 +145,8 @@ def steps_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: st
     for (workload, batch), chosen in groups.items():
         measured = level(chosen)
         assert measured is not None
-        totals = costs.totals(operations_of(samples, chosen[0]))
-        found.append(Step(workload, batch, totals, measured.value, tuple(chosen)))
+        rows = costs.rows(operations_of(samples, chosen[0]))
+        found.append(Step(workload, batch, rows, measured.value, tuple(chosen)))
     return found
 
 
@@ -160,10 +166,9 @@ def prior_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: st
     return DEFAULT_PRIOR.with_convolutions(ratios)
 
 
-def step_model(steps: Sequence[Step], overlapped: bool, prior: Prior = DEFAULT_PRIOR) -> StepModel:
+def step_model(steps: Sequence[Step], prior: Prior = DEFAULT_PRIOR) -> StepModel:
     """The factors from these steps."""
-    totals, seconds = np.array([s.totals for s in steps]), np.array([s.seconds for s in steps])
-    return fit_step_model(totals, seconds, overlapped, prior)
+    return fit_step_model(stacked([s.rows for s in steps]), np.array([s.seconds for s in steps]), prior)
 
 
 def composed_part(samples: SampleSet, report: Report) -> None:
@@ -177,15 +182,15 @@ def composed_part(samples: SampleSet, report: Report) -> None:
             steps = steps_of(samples, costs, precision, framework)
             if len({s.workload for s in steps}) >= LEAST_WORKLOADS:
                 prior = prior_of(samples, costs, precision, framework)
-                _each_from_the_others(steps, costs.overlapped, prior, report)
+                _each_from_the_others(steps, prior, report)
         except ValueError as reason:
             report.missing.append(str(reason))
 
 
-def _each_from_the_others(steps: list[Step], overlapped: bool, prior: Prior, report: Report) -> None:
+def _each_from_the_others(steps: list[Step], prior: Prior, report: Report) -> None:
     for workload in dict.fromkeys(s.workload for s in steps):
         others = [s for s in steps if s.workload != workload]
-        model = step_model(others, overlapped, prior)
+        model = step_model(others, prior)
         fitted_on = "steps of " + " and ".join(dict.fromkeys(s.workload for s in others))
         found = [_prediction(model, s, fitted_on) for s in steps if s.workload == workload]
         report.predictions += found
@@ -199,5 +204,5 @@ def _prediction(model: StepModel, step: Step, fitted_on: str) -> Prediction:
     assert measured is not None
     return Prediction(
         step.workload, str(first["precision"]), step.batch, str(first["framework"]),
-        model.predict_interval(step.totals), measured, fitted_on,
+        model.predict_interval(step.rows), measured, fitted_on,
     )  # fmt: skip

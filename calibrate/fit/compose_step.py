@@ -74,13 +74,13 @@ def composed_steps(
             continue
         try:
             costs = unit_costs(samples, precision, framework)
-            totals = np.array([costs.totals(noted[b]) for b in batches])
+            rows = [costs.rows(noted[b]) for b in batches]
             model = _model(samples, costs, precision, framework)
         except ValueError as reason:
             reasons.append(str(reason))
             continue
         found = True
-        yield _constants(name, precision, accelerator, batches, totals, model, framework, report)
+        yield _constants(name, precision, accelerator, batches, rows, model, framework, report)
     if not found:
         raise SamplesError(f"composing {name}: {reasons[-1]}")
 
@@ -105,7 +105,7 @@ def _main_element_bytes(operations: list[Operation]) -> int | None:
 
 def _model(samples: SampleSet, costs: UnitCosts, precision: str, framework: str) -> StepModel:
     steps = steps_of(samples, costs, precision, framework)
-    return step_model(steps, costs.overlapped, prior_of(samples, costs, precision, framework))
+    return step_model(steps, prior_of(samples, costs, precision, framework))
 
 
 def _constants(
@@ -113,14 +113,15 @@ def _constants(
     precision: str,
     accelerator: str,
     batches: list[int],
-    totals: Floats,
+    rows: list[Floats],
     model: StepModel,
     framework: str,
     report: Report,
 ) -> StepTime:
     """alpha_c and beta_c of the line through the composed steps; their spread is the factors'."""
     x = np.array(batches, dtype=np.float64)
-    best, draws = affine(x, model.predict(totals)), affine(x, _drawn_steps(model, totals))
+    best = affine(x, np.array([model.predict(each) for each in rows]))
+    draws = affine(x, np.stack([model.drawn(each) for each in rows], axis=1))
     alpha, beta = (estimate(float(best[k]), draws[:, k], len(model.residuals)) for k in (0, 1))
     source = f"composed from its operations; factors from {len(model.residuals)} timed steps, {framework}"
     report.lines.append(
@@ -137,12 +138,3 @@ def _constants(
             "residual_cov": spread,
         }
     )
-
-
-def _drawn_steps(model: StepModel, totals: Floats) -> Floats:
-    """(draws, batches) composed steps under each draw of the factors."""
-    rows = [
-        StepModel(factors, model.replicates, model.residuals, model.overlapped).predict(totals)
-        for factors in model.replicates
-    ]
-    return np.array(rows)

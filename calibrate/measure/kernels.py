@@ -40,13 +40,15 @@ ATTENTIONS = (
 CONVOLUTIONS = (
     (32, 3, 64, 128, 1), (32, 64, 64, 128, 1), (32, 64, 128, 128, 2), (16, 128, 128, 64, 1), (64, 256, 512, 32, 2),
     (64, 512, 512, 16, 1), (64, 512, 1024, 16, 2), (4, 64, 64, 64, 1), (4, 256, 256, 32, 1),
+    (32, 128, 256, 64, 2), (64, 256, 256, 32, 1),
 )  # fmt: skip
 PARTS = ("forward", "input", "weight")
 ELEMENTS = (2**16, 2**20, 2**23, 2**26)
 # Bytes moved per element by operation; arrays are fp32 but for the second of "cast" and "mixed", and "sum".
 MOVED = {
-    "add": 12, "exp": 8, "cast": 6, "mixed": 10, "strided": 8, "list": 8, "update": 28, "sum": 2, "norm": 8,
-    "norm_backward": 12, "batch_norm": 8, "batch_norm_backward": 12, "softmax": 8, "softmax_backward": 12,
+    "add": 12, "exp": 8, "cast": 6, "mixed": 10, "strided": 8, "transposed": 8, "list": 8, "update": 28,
+    "sum": 2, "norm": 8, "norm_backward": 12, "batch_norm": 8, "batch_norm_backward": 12, "softmax": 8,
+    "softmax_backward": 12,
 }  # fmt: skip
 IN_BF16 = ("add", "exp", "strided", "batch_norm", "batch_norm_backward")
 """Those of which autocast leaves operands in bf16."""
@@ -191,6 +193,8 @@ def moving(operation: str, elements: int, device: str, dtype: torch.dtype) -> Ca
         return partial(torch.add, rows, random(rows.shape).to(torch.bfloat16))
     if operation == "strided":
         return partial(rows.view(-1, 64, 16, 64).transpose(1, 2).clone, memory_format=torch.contiguous_format)
+    if operation == "transposed":
+        return partial(rows.view(-1, 8192).t().clone, memory_format=torch.contiguous_format)
     if operation == "sum":
         return partial(rows.to(torch.bfloat16).sum, 0)
     if operation in ("list", "update"):

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 Kind = Literal[
     "memory", "product", "convolution", "attention", "function",
     "attention_backward", "cast", "mixed", "strided", "list", "update", "sum", "norm", "norm_backward",
     "batch_norm", "batch_norm_backward", "softmax", "softmax_backward",
-    "product_input", "product_weight", "convolution_input", "convolution_weight",
+    "product_input", "product_weight", "convolution_input", "convolution_weight", "transposed",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PRODUCTS: tuple[Kind, ...] = (
@@ -27,6 +27,8 @@ PRODUCTS: tuple[Kind, ...] = (
 FUNCTIONS = ("softmax", "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "log", "pow", "norm")
 SOFTMAX_PASSES = {False: 3, True: 2}
 """Times that each element is read: largest, sum of exponentials, result; backward: sum, result."""
+BATCH_NORM_CHANNELS = 64
+"""Where how many there are was not noted, and where batch normalisation was timed."""
 COLUMNS = ("kind", "m", "n", "k", "element_bytes", "moved_bytes", "count")
 
 
@@ -35,10 +37,11 @@ class Operation:
     """One operation, done `count` times in a step.
 
     Products have the shape (m, k) x (k, n) and elements of `element_bytes`; convolutions and attention are
-    given as the products that they amount to. Other operations read and write `moved_bytes`; those of kind
-    "function" compute an exponential or the like for each element, which a CPU needs longer for. A softmax along
-    a dimension that is not the last has `k` elements that a GPU's thread goes through one after the other, in
-    several passes.
+    given as the products that they amount to, a convolution's bias (its gradient) as the bytes that it moves.
+    Other operations read and write `moved_bytes`; those of kind "function" compute an exponential or the like for
+    each element, which a CPU needs longer for; "transposed" ones read along one dimension and write along another.
+    A softmax along a dimension that is not the last has `k` elements that a GPU's thread goes through one after
+    the other, in several passes; batch normalisation has `n` channels.
     """
 
     kind: Kind
@@ -71,25 +74,29 @@ def from_columns(columns: Mapping[str, Sequence[float]]) -> list[Operation]:
 def trace(step: Callable[[], object]) -> list[Operation]:
     """Run `step` once and note what PyTorch dispatches in it; equal operations are counted together.
 
+    But apart before, in and after the backward pass, since a GPU's host may be far ahead in one and not in another.
     Views, and tensors that are only allocated, cost nothing and are left out.
     """
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: Counter[Operation] = Counter()
+    found: Counter[tuple[int, Operation]] = Counter()
+    part = 0
 
     class Noting(TorchDispatchMode):  # type: ignore[misc] # PyTorch's types are not read
         """Notes every operation that moves data."""
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal part
             result = function(*args, **(kwargs or {}))
-            found.update(_operations(function, args, kwargs or {}, result))
+            backward = torch._C._current_autograd_node() is not None
+            part = 1 if backward else 2 * (part > 0)
+            found.update((part, o) for o in _operations(function, args, kwargs or {}, result))
             return result
 
     with Noting():
         step()
-    return [
-        Operation(o.kind, o.m, o.n, o.k, o.element_bytes, o.moved_bytes, count) for o, count in found.items()
-    ]
+    return [replace(o, count=count) for (_, o), count in found.items()]
 
 
 def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Operation]:
@@ -105,10 +112,13 @@ def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Oper
         return _attention(ins, "backward" in name, bool(_argument("is_causal", function, args, kwargs)))
     moved = _bytes(ins) + _bytes(outs)
     if "softmax" in name:
-        return [_softmax("backward" in name, _argument("dim", function, args, kwargs), outs[0], moved)]
+        return _softmax("backward" in name, _argument("dim", function, args, kwargs), ins, outs[0], moved)
     if name.startswith("_fused_"):  # the schema says that gradients are written, which they are not
         moved -= _bytes(_tensors(_argument("grads", function, args, kwargs)))
-    return [Operation(_moving(name, ins, outs), moved_bytes=moved)]
+    kind = _moving(name, ins, outs)
+    channels = ins[0].shape[1] if kind.startswith("batch_norm") else 0
+    size = outs[0].element_size() if kind == "transposed" else 4
+    return [Operation(kind, n=channels, element_bytes=size, moved_bytes=moved)]
 
 
 def _moving(name: str, ins: list[Any], outs: list[Any]) -> Kind:
@@ -128,14 +138,31 @@ def _moving(name: str, ins: list[Any], outs: list[Any]) -> Kind:
     whole = [t for t in (*ins, *outs) if t.shape == outs[0].shape and _stored(t) == t.numel()]
     if len({t.element_size() for t in whole}) > 1:
         return "cast" if len(whole) == 2 else "mixed"
-    return "memory" if len({t.stride() for t in whole}) < 2 else "strided"
+    if len({t.stride() for t in whole}) < 2:
+        return "memory"
+    return "strided" if len({_innermost(t) for t in whole}) < 2 else "transposed"
 
 
-def _softmax(backward: bool, dim: int, out: Any, moved: int) -> Operation:
-    """Along the last dimension threads share a row; along another one each goes through its own in turn."""
+def _innermost(tensor: Any) -> int:
+    """The dimension along which elements lie together in memory."""
+    return min((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=tensor.stride, default=0)
+
+
+def _softmax(backward: bool, dim: int, ins: list[Any], out: Any, moved: int) -> list[Operation]:
+    """Along the last dimension threads share a row; along another one each goes through its own in turn.
+
+    The kernel reads a copy in order of what is not.
+    """
     last = dim % out.dim() == out.dim() - 1
     turns = 0 if last else out.shape[dim] * SOFTMAX_PASSES[backward]
-    return Operation("softmax_backward" if backward else "softmax", k=turns, moved_bytes=moved)
+    first = [] if ins[0].is_contiguous() else [_transposed(ins[0])]
+    return [*first, Operation("softmax_backward" if backward else "softmax", k=turns, moved_bytes=moved)]
+
+
+def _transposed(tensor: Any) -> Operation:
+    """A copy in order."""
+    size = tensor.element_size()
+    return Operation("transposed", element_bytes=size, moved_bytes=2 * size * tensor.numel())
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -204,7 +231,7 @@ def _bmm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
 
 def _convolution(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
     out, weight = outs[0], ins[1]
-    return [_implicit_product(out, weight)]
+    return [replace(_implicit_product(out, weight), moved_bytes=2 * _bytes(outs) if len(ins) > 2 else 0)]
 
 
 def _implicit_product(out: Any, weight: Any) -> Operation:
@@ -220,7 +247,8 @@ def _convolution_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Op
     m, n, k, size = forward.m, forward.n, forward.k, forward.element_bytes
     wanted = args[-1]
     found = [Operation("convolution_input", m, k, n, size)] if wanted[0] else []
-    return [*found, Operation("convolution_weight", n, k, m, size)] if wanted[1] else found
+    bias = _bytes(ins[:1]) if wanted[2] else 0
+    return [*found, Operation("convolution_weight", n, k, m, size, bias)] if wanted[1] else found
 
 
 def _attention(ins: list[Any], backward: bool, causal: bool) -> list[Operation]:

@@ -96,9 +96,9 @@ def from_operations(found: Mapping[str, Any], samples: SampleSet) -> list[float 
     """Seconds of every case whose operations were noted, as the calibrated costs of these give them."""
     costs: UnitCosts = unit_costs(samples, PRECISION, FRAMEWORK)
     steps = steps_of(samples, costs, PRECISION, FRAMEWORK)
-    model = step_model(steps, costs.overlapped, prior_of(samples, costs, PRECISION, FRAMEWORK))
+    model = step_model(steps, prior_of(samples, costs, PRECISION, FRAMEWORK))
     noted = [case.get("operations") for case in found["cases"]]
-    return [None if o is None else float(model.predict(costs.totals(from_columns(o)))) for o in noted]
+    return [None if o is None else float(model.predict(costs.rows(from_columns(o)))) for o in noted]
 
 
 def measured_s(case: Mapping[str, Any]) -> float | None:
