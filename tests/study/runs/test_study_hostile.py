@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 import yaml
 from pydantic import BaseModel, model_serializer
 
 from equipoise.cli import main
+from equipoise.formats.database import database
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
@@ -83,9 +85,8 @@ def test_ctrl_c_within_duckdb_stands_for_ctrl_c() -> None:
 
         __getitem__ = __iter__ = keys = items = _interrupted
 
-    with duckdb.connect() as connection, pytest.raises((KeyboardInterrupt, duckdb.Error)) as raised:
-        connection.register("columns_", Arrays(a=1))
-        connection.execute("SELECT * FROM columns_")
+    with database() as connection, pytest.raises((KeyboardInterrupt, duckdb.Error)) as raised:
+        connection.register("columns_", Arrays(a=np.arange(3)))
     assert isinstance(raised.value, KeyboardInterrupt) or heard_inside(raised.value)
     assert not heard_inside(duckdb.Error("a column is missing"))
 
