@@ -30,6 +30,7 @@ def uninterrupted() -> Iterator[None]:
 def heard_inside(error: BaseException | None) -> bool:
     """Whether an error, or one behind it, stands for Ctrl-C that came while DuckDB or pydantic worked.
 
+    DuckDB's own Error, while it looks at a table's arrays, has the traceback of the KeyboardInterrupt as its text.
     Python 3.11 makes a RuntimeError of a Ctrl-C that comes while a class is being made (`__set_name__`).
     """
     while error is not None:
@@ -37,7 +38,7 @@ def heard_inside(error: BaseException | None) -> bool:
         if (
             (name == "InterruptException" and room in ("duckdb", "_duckdb"))
             or (type(error) is RuntimeError and told == "Query interrupted")
-            or (room == "pydantic_core" and "KeyboardInterrupt" in told)
+            or (room in ("duckdb", "_duckdb", "pydantic_core") and "KeyboardInterrupt" in told)
             or isinstance(error.__cause__, KeyboardInterrupt)
         ):
             return True

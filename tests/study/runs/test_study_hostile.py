@@ -14,11 +14,14 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import numpy as np
 import pytest
 import yaml
 from pydantic import BaseModel, model_serializer
 
 from equipoise.cli import main
+from equipoise.formats.database import database
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
@@ -71,6 +74,21 @@ def test_ctrl_c_within_pydantic_stands_for_ctrl_c() -> None:
         Interrupted().model_dump_json()
     assert heard_inside(raised.value)
     assert not heard_inside(ValueError("KeyboardInterrupt"))
+
+
+def test_ctrl_c_within_duckdb_stands_for_ctrl_c() -> None:
+    """It looks at the arrays of a table in Python, where the signal may come."""
+
+    class Arrays(dict[str, Any]):
+        def _interrupted(self, *asked: Any) -> Any:
+            raise KeyboardInterrupt
+
+        __getitem__ = __iter__ = keys = items = _interrupted
+
+    with database() as connection, pytest.raises((KeyboardInterrupt, duckdb.Error)) as raised:
+        connection.register("columns_", Arrays(a=np.arange(3)))
+    assert isinstance(raised.value, KeyboardInterrupt) or heard_inside(raised.value)
+    assert not heard_inside(duckdb.Error("a column is missing"))
 
 
 def test_ctrl_c_within_the_making_of_a_class_stands_for_ctrl_c() -> None:
