@@ -72,9 +72,17 @@ class UnitCosts:
         for (kind, size), chosen in groups.items():
             count = np.array([o.count for o in chosen], dtype=np.float64)
             seconds = self._products_s(chosen, kind, size) if size else self._moves_s(chosen, kind)
-            totals[FACTORS.index(FACTOR_OF.get(kind, kind))] += float(seconds @ count)
+            totals[FACTORS.index(self._factor(kind))] += float(seconds @ count)
             totals[5] += self.overhead_s * count.sum()
         return totals
+
+    def _factor(self, kind: Kind) -> str:
+        """Timed by itself, batch normalisation goes with convolutions: nets without them say nothing of it."""
+        return (
+            "convolution"
+            if kind.startswith("batch_norm") and kind in self.moves
+            else FACTOR_OF.get(kind, kind)
+        )
 
     def rows(self, operations: Sequence[Operation]) -> Floats:
         """What a step takes at least, from every operation on: rows of FACTORS; shape (rows, 6).

@@ -31,7 +31,7 @@ from tests.calibrate.test_h200 import DATA, kept
 
 SIZE = SIZES["cuda", False]
 # Largest median error (%) of mlp, conv and transformer.
-BOUNDS = {"fp32": (3.5, 9.5, 2.5), "tf32": (4.2, 6.5, 4.5), "bf16": (3.5, 12.5, 10.0)}
+BOUNDS = {"fp32": (3.5, 9.0, 2.5), "tf32": (4.0, 5.0, 4.5), "bf16": (4.5, 7.5, 9.0)}
 
 
 @cache
