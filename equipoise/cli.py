@@ -162,6 +162,13 @@ def _run(arguments: Sequence[str] | None, state: State) -> int:
 
 
 def _interrupted() -> int:
+    """Python ends a process by SIGINT, whatever its exit code, once Ctrl-C came while C code ran a text of Python.
+
+    Some modules do that as they load. Another text that runs to its end makes Python forget it.
+    """
+    import ctypes
+
+    ctypes.pythonapi.PyRun_SimpleString(b"")
     print("equipoise: interrupted", file=sys.stderr)
     return INTERRUPTED
 

@@ -1,6 +1,8 @@
 """Exit codes have names, which stand in one place."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +50,14 @@ def test_each_code_has_one_meaning() -> None:
     codes = {name: value for name, value in vars(exit_codes).items() if name.isupper()}
     assert len(set(codes.values())) == len(codes) == 8
     assert all(0 <= code <= 255 for code in codes.values())
+
+
+def test_ctrl_c_within_a_text_of_python_that_c_code_runs_ends_with_the_exit_code_too() -> None:
+    """Python would end the process by the signal."""
+    code = (
+        "import ctypes, sys; from equipoise import cli;"
+        "ctypes.pythonapi.PyRun_SimpleString(b'raise KeyboardInterrupt'); sys.exit(cli._interrupted())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr.endswith("equipoise: interrupted\n")
