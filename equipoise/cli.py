@@ -162,7 +162,7 @@ def _run(arguments: Sequence[str] | None, state: State) -> int:
 
 
 def _interrupted() -> int:
-    """Python ends a process by SIGINT, whatever its exit code, once Ctrl-C came while C code ran a text of Python.
+    """Started with `-m`, Python ends by SIGINT, whatever the exit code, once Ctrl-C came while C code ran its text.
 
     Some modules do that as they load. Another text that runs to its end makes Python forget it.
     """

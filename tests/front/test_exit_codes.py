@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise import exit_codes
+from equipoise.policies.sources import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
@@ -52,12 +53,15 @@ def test_each_code_has_one_meaning() -> None:
     assert all(0 <= code <= 255 for code in codes.values())
 
 
-def test_ctrl_c_within_a_text_of_python_that_c_code_runs_ends_with_the_exit_code_too() -> None:
-    """Python would end the process by the signal."""
-    code = (
-        "import ctypes, sys; from equipoise import cli;"
-        "ctypes.pythonapi.PyRun_SimpleString(b'raise KeyboardInterrupt'); sys.exit(cli._interrupted())"
+def test_ctrl_c_within_a_text_of_python_that_c_code_runs_ends_with_the_exit_code_too(tmp_path: Path) -> None:
+    """Started with `-m`, Python would end the process by the signal."""
+    (tmp_path / "interrupted.py").write_text(
+        "import ctypes, sys\nfrom equipoise import cli\n"
+        "ctypes.pythonapi.PyRun_SimpleString(b'raise KeyboardInterrupt')\nsys.exit(cli._interrupted())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 130
     assert done.stderr.endswith("equipoise: interrupted\n")
