@@ -1,6 +1,7 @@
 """Exit codes have names, which stand in one place."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,9 +60,9 @@ def test_ctrl_c_within_a_text_of_python_that_c_code_runs_ends_with_the_exit_code
         "import ctypes, sys\nfrom equipoise import cli\n"
         "ctypes.pythonapi.PyRun_SimpleString(b'raise KeyboardInterrupt')\nsys.exit(cli._interrupted())\n"
     )
+    own = environment()
+    own |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{own['PYTHONPATH']}"}
     command = [sys.executable, "-m", "interrupted"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert done.stderr.endswith("equipoise: interrupted\n")
