@@ -191,8 +191,8 @@ def left_out(rank: int) -> str:
     membership = regroup.start()
     if rank == 1:
         membership._store.set("dead/1", "1")
-        while not membership._store.check(["members/1"]):
-            time.sleep(0.01)
+    while not membership._store.check(["dead/1" if rank == 0 else "members/1"]):  # not before it is told
+        time.sleep(0.01)
     membership.leave_group()
     try:
         membership.regroup(0)
