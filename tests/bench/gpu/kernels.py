@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_float, c_longlong, c_uint64
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -41,7 +40,6 @@ LOADS = (
 STORES = ("st.global.v4.f32", "st.global.cs.v4.f32", "st.global.L1::no_allocate.v4.f32")
 UNROLLS, THREADS = (1, 2, 4, 8), (256, 512, 1024)
 PER_SM = (2, 4, 8, 0)  # blocks of 512 threads' worth that go round; 0: one block a tile
-BULK = ((4096, 10, 4), (8192, 5, 4), (16384, 2, 6), (4096, 5, 8))  # bytes of a chunk, stages, blocks an SM
 VARIANT_S, OWN_S = 0.006, 0.3
 SIZES = (2**29, 2**30, 2**32)  # bytes of an array
 SIDE, COLD, WARM_UPS, LOAD_S, BURST_S = 8192, 10, 3, 2.0, 0.05
@@ -74,14 +72,6 @@ def image(unroll: int, load: str, store: str, architecture: str) -> bytes:
     """A variant's machine code. Raises CompileError."""
     text = defines(unroll, load, store) + nvrtc.source("bandwidth")
     return nvrtc.compile_cubin(text, "bandwidth", architecture)
-
-
-def bulk_image(chunk: int, stages: int, architecture: str) -> bytes:
-    """The copy engine's machine code. Raises CompileError."""
-    text = (
-        f"#define CHUNK {chunk}\n#define STAGES {stages}\n" + (Path(__file__).parent / "bulk.cu").read_text()
-    )
-    return nvrtc.compile_cubin(text, "bulk", architecture)
 
 
 class Memory:
@@ -160,11 +150,6 @@ def memory(device: Device, size: int = 0, larger: Sequence[int] = SIZES) -> Iter
             yield from _again(device, size, [f[1:] for f in best.values()])
         except Exception as error:
             yield {"array_bytes": size, "error": _text(error)}
-    for chunk, stages, per_sm in BULK:
-        try:
-            yield _bulk(usual, chunk, stages, per_sm)
-        except Exception as error:
-            yield {"bulk": (chunk, stages, per_sm), "error": _text(error)}
 
 
 def _again(
@@ -190,18 +175,6 @@ def _variant(
     unroll, load, store = variant
     grid = {"unroll": unroll, "threads": threads, "per_sm": per_sm, "load": load, "store": store}
     return {"kind": kind, "array_bytes": size, **grid, "bytes_per_s": float(f"{rate:.5g}")}
-
-
-def _bulk(memory: Memory, chunk: int, stages: int, per_sm: int) -> dict[str, Any]:
-    device = memory.device
-    kernel = device.kernel_of(device.load(bulk_image(chunk, stages, device.architecture)), "copy_bulk")
-    count = c_longlong(memory.size // 16)
-    arguments = [memory.a, memory.out, count]
-    rate = memory.checked(
-        "copy", lambda k: device.launch(kernel, device.sm_count * per_sm, 32, arguments), TRAFFIC["copy"]
-    )
-    shape = {"chunk": chunk, "stages": stages, "per_sm": per_sm, "array_bytes": memory.size}
-    return {"kind": "copy_bulk", **shape, "bytes_per_s": float(f"{rate:.5g}")}
 
 
 def _library_copy(memory: Memory) -> dict[str, Any]:
