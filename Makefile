@@ -35,7 +35,7 @@ test: $(VENV)/installed-dev
 	$(KEEP) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-long: $(VENV)/installed-dev
-	$(KEEP) $(BIN)/python -m pytest -n auto --dist load --long .test-long/passed $(TESTS)
+	$(KEEP) $(BIN)/python -m pytest -n auto --dist load --long=.test-long/passed $(TESTS)
 
 fuzz soak: $(VENV)/installed-dev
 	$(BIN)/python -m tests.$@ $(ARGS)

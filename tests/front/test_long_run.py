@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,17 +50,20 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def test_what_passed_is_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_x.py").write_text(TESTS)
+    """As `make test-long` says it, which names no folder of tests."""
+    (asked,) = re.findall(r"--long.*passed", (ROOT / "Makefile").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "tests" / "test_x.py").write_text(TESTS)
     drawn = tmp_path / "drawn"
     assert "2 passed, 2 deselected" in run(tmp_path)
     assert drawn.stat().st_size == 12
     drawn.unlink()
-    assert "1 failed, 2 passed, 1 deselected" in run(tmp_path, "--long", "passed")
+    assert "1 failed, 2 passed, 1 deselected" in run(tmp_path, *asked.split())
     assert drawn.stat().st_size == 200
     (tmp_path / "mended").touch()
-    assert "1 passed, 3 deselected" in run(tmp_path, "--long", "passed")
+    assert "1 passed, 3 deselected" in run(tmp_path, *asked.split())
     assert drawn.stat().st_size == 200
 
 
