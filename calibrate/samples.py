@@ -6,6 +6,7 @@ without the hardware. Samples of different conditions are never mixed.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import math
@@ -287,19 +288,32 @@ class SampleWriter:
     """Appends samples to a file, each flushed, so that an interruption loses at most the one under way."""
 
     def __init__(self, path: Path, conditions: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
-        """Opens or continues the file. Raises SamplesError when it was begun under other conditions."""
+        """Opens or continues the file. Raises SamplesError when it was begun under other conditions or is in use."""
         self.path = path
         self.done: dict[str, Sample] = {}
-        if path.exists() and path.stat().st_size:
+        self._file = path.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._begin(conditions, versions)
+        except BlockingIOError:
+            self._file.close()
+            raise SamplesError(
+                f"{path}: another calibration is writing here; wait for it, or choose another file with --samples"
+            ) from None
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _begin(self, conditions: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
+        path = self.path
+        if path.stat().st_size:
             before = read_samples(path)
             found = differences(before.conditions, conditions)
             if found:
                 raise SamplesError(f"{path}: begun under other conditions: {'; '.join(found)}")
             self.done = {s.key: s for s in before.samples}
             self._drop_cut_line()
-            self._file = path.open("a", encoding="utf-8")
             return
-        self._file = path.open("w", encoding="utf-8")
         header = {
             "schema_version": SCHEMA_VERSION,
             "conditions": dict(conditions),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 @contextmanager
@@ -28,11 +29,15 @@ def uninterrupted() -> Iterator[None]:
 
 
 def heard_inside(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, stands for Ctrl-C that came while DuckDB or pydantic worked.
+    """Whether an error, or one behind it, stands for Ctrl-C that came while a library worked.
 
     DuckDB's own Error, while it looks at a table's arrays, has the traceback of the KeyboardInterrupt as its text.
-    Python 3.11 makes a RuntimeError of a Ctrl-C that comes while a class is being made (`__set_name__`).
+    Python 3.11 makes a RuntimeError of a Ctrl-C that comes while a class is being made (`__set_name__`), Numba a
+    SystemError of one that comes while it looks for types. Whatever fails once `terminable` has raised Ctrl-C is
+    its consequence, but for what the disk says.
     """
+    if _raised and not isinstance(error, OSError):
+        return True
     while error is not None:
         name, room, told = type(error).__name__, type(error).__module__.split(".")[0], str(error)
         if (
@@ -50,33 +55,42 @@ def heard_inside(error: BaseException | None) -> bool:
 def terminable() -> Iterator[Callable[[], bool]]:
     """SIGTERM ends work as Ctrl-C does, with what was made kept; the function it gives says whether it came.
 
-    A signal is sent again a moment later where Python can raise nothing, as in a `__del__` or a callback of a
-    library, and where it must not: an exception in the middle of llvmlite frees LLVM's memory twice.
+    A signal is raised a moment later where Python can raise nothing, as in a `__del__`, and where a library may be
+    in the middle of machine code that expects no exception: Numba, DuckDB or PyTorch then end the process or
+    drop what was raised, and llvmlite frees LLVM's memory twice.
     """
-    came = False
+    global _raised
+    _raised = came = False
+    first_s: float | None = None
 
     def again() -> None:
-        """Send the signal once more, a moment later."""
-        number = signal.SIGTERM if came else signal.SIGINT
-        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
-        timer.daemon = True
-        timer.start()
+        """Have the signal once more, a moment later."""
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, as Python's own handler does."""
-        if _in_llvm(frame):
+        """Raise KeyboardInterrupt, as Python's own handler does, where it is safe."""
+        global _raised
+        nonlocal first_s
+        if first_s is None:
+            first_s = time.monotonic()
+        if _in_llvm(frame) or (time.monotonic() < first_s + _PATIENCE_S and not _safe(frame)):
             again()
             return
+        first_s, _raised = None, True
         raise KeyboardInterrupt
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        """As Ctrl-C does."""
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs
+            on_interrupt(number, frame)
+        else:
+            signal.raise_signal(signal.SIGINT)  # waits where `uninterrupted` holds it back
 
     def on_term(number: int, frame: FrameType | None) -> None:
         """End the work as Ctrl-C does."""
         nonlocal came
         came = True
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs
-            on_interrupt(number, frame)
-        else:
-            signal.raise_signal(signal.SIGINT)  # waits where `uninterrupted` holds it back
+        interrupt(number, frame)
 
     def on_unraisable(ignored: sys.UnraisableHookArgs) -> None:
         """Python drops the exception; a moment later this thread is where it can be raised."""
@@ -88,18 +102,39 @@ def terminable() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may choose
         return
-    terminated, told = signal.signal(signal.SIGTERM, on_term), sys.unraisablehook
-    interrupted = signal.getsignal(signal.SIGINT)
+    told, interrupted = sys.unraisablehook, signal.getsignal(signal.SIGINT)
+    before: dict[int, Any] = {signal.SIGTERM: signal.signal(signal.SIGTERM, on_term)}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, interrupt)
     if interrupted is signal.default_int_handler:
-        signal.signal(signal.SIGINT, on_interrupt)
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
     sys.unraisablehook = on_unraisable
     try:
         yield lambda: came
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         sys.unraisablehook = told
-        if interrupted is signal.default_int_handler:
-            signal.signal(signal.SIGINT, interrupted)
-        signal.signal(signal.SIGTERM, terminated)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _safe(frame: FrameType | None) -> bool:
+    """Whether what is running was called by Python alone, so that an exception ends it in order.
+
+    The standard library does what its caller is in, except while it loads a module: that may be for machine code.
+    What Numba calls, as ours for its cache, it calls from such.
+    """
+    safe = None
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name == "__main__" and (spec := frame.f_globals.get("__spec__")) is not None:
+            name = spec.name
+        top = name.partition(".")[0]
+        if top == "numba":
+            return False
+        if safe is None and name != __name__ and (name in _LOADING or top not in sys.stdlib_module_names):
+            safe = top in _SAFE
+        frame = frame.f_back
+    return safe is not False
 
 
 def _in_llvm(frame: FrameType | None) -> bool:
@@ -111,5 +146,16 @@ def _in_llvm(frame: FrameType | None) -> bool:
     return False
 
 
+_raised = False
+"""Whether Ctrl-C, or SIGTERM, was raised since `terminable` began."""
+_SAFE = frozenset(("equipoise", "simpy", "click", "yaml", "dask", "distributed", "tornado", "__main__"))
+"""Packages, Python all through, that may be interrupted anywhere. The last is a program that calls ours."""
+_LOADING = frozenset(
+    f"{package}{part}"
+    for package in ("_frozen_importlib", "importlib._bootstrap")
+    for part in ("", "_external")
+)
 _AGAIN_S = 0.01
-"""After which a signal is sent again."""
+"""After which a signal is tried again."""
+_PATIENCE_S = 2.0
+"""So long a signal waits for a safe place: most libraries return within milliseconds."""
