@@ -288,7 +288,10 @@ class SampleWriter:
     """Appends samples to a file, each flushed, so that an interruption loses at most the one under way."""
 
     def __init__(self, path: Path, conditions: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
-        """Opens or continues the file. Raises SamplesError when it was begun under other conditions or is in use."""
+        """Opens or continues the file.
+
+        Raises SamplesError when it was begun under other conditions, or when another process writes into it.
+        """
         self.path = path
         self.done: dict[str, Sample] = {}
         self._file = path.open("a", encoding="utf-8")

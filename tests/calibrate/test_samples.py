@@ -64,6 +64,21 @@ def test_a_session_continues_where_it_stopped(tmp_path: Path) -> None:
     assert [s.round for s in read_samples(path).samples] == [0, 1]
 
 
+def test_two_sessions_never_write_into_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    first = SampleWriter(path, HERE, {})
+    with pytest.raises(SamplesError, match=f"{path}: another calibration is writing here"):
+        SampleWriter(path, HERE, {})
+    first.add(COPY)
+    first.close()
+    second = SampleWriter(path, HERE, {})
+    assert len(second.done) == 1
+    second.close()
+    with pytest.raises(SamplesError, match="begun under other conditions"):
+        SampleWriter(path, HERE | {"driver": "other"}, {})
+    SampleWriter(path, HERE, {}).close()
+
+
 def test_a_line_that_was_cut_off_is_left_out_and_written_over(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     write(path, [COPY, Sample("read", {"bytes": 8, "array_bytes": 4}, (1.0,))])
