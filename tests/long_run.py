@@ -95,7 +95,8 @@ class LongRun:
         self.seconds: dict[str, float] = {}
         self.failed = False
         option = config.option
-        self.all = not (option.collectonly or option.keyword or config.args != config.getini("testpaths"))
+        part = option.collectonly or option.keyword or config.args != config.getini("testpaths")
+        self.all = config.rootpath == ROOT and not part
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
