@@ -60,9 +60,9 @@ def accelerator_of(
 PRODUCT_OF_SHEET = {"A100": 0.87, "H100": 0.80, "H200": 0.77, "": 0.8}
 """What the best 16-bit product of a GPU reaches of its data sheet, by that on which a stack was fitted: Bekman, ML
 engineering, "maximum achievable matmul FLOPS" (A100 271.2 of 312, H100 794.5 of 989 TFLOP/s); on an H200 measured
-(docs/validation.md)."""
+(docs/validation-gpu.md)."""
 MEMORY_OF_SHEET = 0.9
-"""What the best traffic reaches: on an H200 reading 0.91, the driver's copy 0.89 (docs/validation.md)."""
+"""What the best traffic reaches: on an H200 reading 0.91, the driver's copy 0.89 (docs/validation-gpu.md)."""
 
 
 def _by_sheet(rate: Measured, reached: float) -> float:

@@ -5,8 +5,9 @@
 Counters under known loads, two calibrations, second methods, training steps that were not fitted, steps and
 memory of a large transformer, shares of the GPU, two trainings beside each other, two ranks under a policy, the
 adapter's cost. FOLDER receives rows.md, results.json, the profile and the raw samples; --docs puts the table
-into docs/validation.md. Sections that FOLDER has are kept, unless --sections names them. What this machine lacks
-becomes a line that says what is missing. Exit codes: 0 all holds, 5 something does not, 3 something was not run.
+into docs/validation-gpu.md. Sections that FOLDER has are kept, unless --sections names them. What this machine
+lacks becomes a line that says what is missing. Exit codes: 0 all holds, 5 something does not, 3 something was not
+run.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ from tests.bench.gpu import shares as gpu_shares
 from tests.bench.gpu.rows import Row, not_run
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs" / "validation.md"
-BEGIN, END = "<!-- measured on a GPU: begin -->", "<!-- measured on a GPU: end -->"
+DOCS = ROOT / "docs" / "validation-gpu.md"
 KEPT_VALUES = 15  # of each sample, in the file that is small enough to be kept
 # Seconds of measuring; starting processes, loading libraries and compiling come on top.
 FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, WATCH_S = 90.0, 40.0, 80.0, 1.0, 15.0, 2.0
@@ -182,8 +182,15 @@ def measure_large(session: Session) -> Any:
 
 
 def large_rows(session: Session, found: Any) -> list[Row]:
-    """By stacks fitted to public steps."""
-    return _transformer_rows(session, found, gpu_predicted.PUBLIC)
+    """By stacks fitted to public steps; on another GPU than their own also by those fitted to these."""
+    rows = _transformer_rows(session, found, gpu_predicted.PUBLIC)
+    if session.profile("first").conditions["device"] == gpu_predicted.FITTED_ON:
+        return rows
+    return rows + [
+        row
+        for row in _transformer_rows(session, found, gpu_predicted.FITTED)
+        if "from its shape (" in row.what
+    ]
 
 
 def measure_others(session: Session) -> Any:
@@ -344,14 +351,20 @@ def heading(session: Session) -> str:
     return f"{machine}; {datetime.now(UTC):%Y-%m-%d}; `python -m tests.bench.gpu_validation --out FOLDER`"
 
 
-def put_into_docs(table: str, page: Path = DOCS) -> None:
-    """Replace what stands between the two marks. Raises ValueError when the page has none."""
+def marks(device: str) -> tuple[str, str]:
+    """Between which a page holds the table of a GPU."""
+    return f"<!-- {device}: begin -->", f"<!-- {device}: end -->"
+
+
+def put_into_docs(table: str, device: str, page: Path = DOCS) -> None:
+    """Replace what stands between the GPU's two marks. Raises ValueError when the page has none."""
+    first, last = marks(device)
     text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{page.name}: has no marks {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{after}", encoding="utf-8")
+        raise ValueError(f"{page.name}: has no marks {first} and {last}")
+    page.write_text(f"{before}{first}\n\n{table}\n{last}{after}", encoding="utf-8")
 
 
 def exit_code(rows: list[Row]) -> int:
@@ -364,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run it all and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--docs", action="store_true", help="put the table into docs/validation.md")
+    parser.add_argument("--docs", action="store_true", help="put the table into docs/validation-gpu.md")
     parser.add_argument("--minutes", type=float, default=9.5, help="time for all of it")
     parser.add_argument("--scale", type=float, default=1.0, help="of the time for each measurement")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -392,7 +405,7 @@ def main(arguments: list[str] | None = None) -> int:
     table = gpu_rows.as_markdown(rows, heading(session))
     (session.out / "rows.md").write_text(table, encoding="utf-8")
     if given.docs:
-        put_into_docs(table)
+        put_into_docs(table, str(session.profile("first").conditions["device"]))
     print(table)
     return exit_code(rows)
 

@@ -311,21 +311,22 @@ def test_exit_codes_and_the_page() -> None:
     assert gpu_rows.not_run("c", "no\n way").found == "no way"
 
 
-def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
+def test_the_table_goes_between_the_marks_of_its_gpu(tmp_path: Path) -> None:
     text = gpu_validation.DOCS.read_text()
-    assert text.count(gpu_validation.BEGIN) == text.count(gpu_validation.END) == 1
     page = tmp_path / "page.md"
-    page.write_text(text)
     table = gpu_rows.as_markdown([Row("what", "-", "found", "stated")], "heading")
-    gpu_validation.put_into_docs(table, page)
-    gpu_validation.put_into_docs(table, page)
-    new = page.read_text()
-    assert new.count("| what | - | found | stated |") == 1
-    assert new.partition(gpu_validation.BEGIN)[0] == text.partition(gpu_validation.BEGIN)[0]
-    assert new.partition(gpu_validation.END)[2] == text.partition(gpu_validation.END)[2]
-    page.write_text("nothing")
+    for device in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"):
+        begin, end = gpu_validation.marks(device)
+        assert text.count(begin) == text.count(end) == 1
+        page.write_text(text)
+        gpu_validation.put_into_docs(table, device, page)
+        gpu_validation.put_into_docs(table, device, page)
+        new = page.read_text()
+        assert new.count("| what | - | found | stated |") == 1
+        assert new.partition(begin)[0] == text.partition(begin)[0]
+        assert new.partition(end)[2] == text.partition(end)[2]
     with pytest.raises(ValueError, match="has no marks"):
-        gpu_validation.put_into_docs(table, page)
+        gpu_validation.put_into_docs(table, "another", page)
 
 
 # -- the parts that need PyTorch, on a CPU ---------------------------------------------------------------

@@ -27,7 +27,7 @@ from equipoise.calibrate.measure.operations import Operation, from_columns
 from equipoise.calibrate.measure.training import SIZES, WORKLOADS
 from equipoise.calibrate.samples import SampleSet, read_samples
 from tests.bench.gpu.predicted import measured_s
-from tests.calibrate.test_h200 import DATA, kept
+from tests.calibrate.test_gpus import DATA, kept
 
 SIZE = SIZES["cuda", False]
 # Largest median error (%) of mlp, conv and transformer.
@@ -36,7 +36,7 @@ BOUNDS = {"fp32": (3.5, 9.0, 2.5), "tf32": (4.0, 5.0, 4.5), "bf16": (4.5, 7.5, 9
 
 @cache
 def samples() -> SampleSet:
-    return read_samples(DATA / "second.samples.jsonl.gz")
+    return read_samples(DATA / "h200" / "second.samples.jsonl.gz")
 
 
 def as_noted_now(found: list[Operation], workload: str, batch: int, precision: str) -> list[Operation]:
@@ -110,7 +110,7 @@ def test_each_model_from_the_steps_of_the_others(precision: str) -> None:
 def test_large_transformers_from_their_operations(name: str) -> None:
     costs, steps = costs_and_steps("bf16")
     model = step_model(steps, MEASURED_PRIOR)
-    for found in kept(name):
+    for found in kept("h200", name):
         for recompute in (False, True):
             cases = [
                 c
@@ -131,7 +131,7 @@ def test_half_and_twice_as_sure_of_the_factors_predicts_no_better() -> None:
         costs, steps = costs_and_steps("bf16")
         model = step_model(steps, prior)
         found = [m for precision in BOUNDS for m in medians(precision, prior)]
-        for shape in kept("others"):
+        for shape in kept("h200", "others"):
             for case in shape["cases"]:
                 if "operations" in case:
                     said = float(model.predict(costs.rows(from_columns(case["operations"]))))

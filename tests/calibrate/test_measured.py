@@ -18,7 +18,7 @@ MEASURED = [name for name in list_profiles() if load_profile(name).kind == "meas
 
 
 def test_there_is_a_measured_profile() -> None:
-    assert {"amd_epyc_2_cores", "h200_measured"} <= set(MEASURED)
+    assert {"amd_epyc_2_cores", "h100_measured", "h200_measured"} <= set(MEASURED)
 
 
 @pytest.mark.long

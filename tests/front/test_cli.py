@@ -444,7 +444,12 @@ def test_list_says_what_a_name_means(capsys: pytest.CaptureFixture[str]) -> None
             assert row["blocking"]
             assert row["preemption"]
     assert stages["fifo"]["placement"] == "counted, packed, any"
-    assert [row["name"] for row in found["hardware"]] == ["amd_epyc_2_cores", "catalogue", "h200_measured"]
+    assert [row["name"] for row in found["hardware"]] == [
+        "amd_epyc_2_cores",
+        "catalogue",
+        "h100_measured",
+        "h200_measured",
+    ]
     assert "quickstart" in {row["name"] for row in found["scenarios"]}
     assert cli.main(["list", "stages"]) == 0
     shown = capsys.readouterr().out

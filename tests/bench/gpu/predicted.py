@@ -28,6 +28,7 @@ PUBLIC: Stacks = {False: "fsdp-eager/H100", True: "megatron-core/H100"}
 """Fitted to public steps on the sister GPU: the software that is most like it."""
 FITTED: Stacks = {False: "pytorch/H200", True: "pytorch-compiled/H200"}
 """Fitted to the steps of the 1.3 billion parameters (`fitted_stacks`)."""
+FITTED_ON = "NVIDIA H200"
 PRECISION = "bf16"
 
 
