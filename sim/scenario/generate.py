@@ -80,7 +80,9 @@ class JobClass(Section):
     duration: Durations
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
     priority: Positive = 1.0  # of its jobs
-    exact: bool = False  # as many jobs on every seed, durations from equal parts of the distribution
+    exact: bool = (
+        False  # as many jobs on every seed and in each step of a profile, equal parts of the durations
+    )
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:

@@ -106,7 +106,14 @@ def _arrivals(
     if (
         exact
     ):  # a Poisson process of which the number is known: independent and uniform (the same, section 4.1)
-        came = np.sort(random.random(many if spec.burst > 1.0 else round(expected)))
+        came = random.random(many if spec.burst > 1.0 else round(expected))
+        if (
+            spec.kind == "profile" and spec.burst == 1.0
+        ):  # known of each of its steps: its counts were drawn once
+            last = np.rint(cumulative / cumulative[-1] * len(came)).astype(np.int64)
+            step = np.repeat(np.arange(len(last) - 1), np.diff(last))
+            came = (cumulative[step] + came * np.diff(cumulative)[step]) / cumulative[-1]
+        came = np.sort(came)
     begin_s = np.interp(came * cumulative[-1], cumulative, time_s)
     if spec.burst == 1.0:
         return np.asarray(begin_s)

@@ -64,7 +64,7 @@ from equipoise.sim.world.writes import Writes
 DecisionHook = Callable[[Decision, list[Refusal]], None]
 
 IDLE_TICKS = 1000
-"""A policy that starts nothing on an idle cluster at so many regular decisions in a row never will."""
+"""A policy that starts nothing on an idle cluster at so many decisions in a row never will."""
 
 
 def mtbf_s(faults: FaultsSpec, groups: Sequence[NodeGroup], node_gpus: float) -> float:
@@ -359,11 +359,11 @@ class SimWorld:
 
     def _check_not_stalled(self) -> None:
         """Raise Stalled when no event is left that could ever start a waiting job."""
-        if not self.arrivals.all_here or self.decisions.revisits or self._nodes_may_come():
+        if not self.arrivals.all_here or self._nodes_may_come():
             return
         if self.services.can_shrink:
             return
-        if self.decisions.ticks and self._idle_ticks < IDLE_TICKS:
+        if (self.decisions.ticks or self.decisions.revisits) and self._idle_ticks < IDLE_TICKS:
             self._idle_ticks += 1
             return
         waiting = self.roster.waiting

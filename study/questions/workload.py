@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from equipoise.policies.observation import Bools, Floats
 from equipoise.policies.registry import make_policy
 from equipoise.sim.run import drawn_jobs, redraws, run
+from equipoise.sim.scenario.generate import Durations
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.traces.generate import mean_s
 from equipoise.sim.traces.redraw import shifts
 from equipoise.sim.traces.trace import Trace
 
-QUANTILES = 41
+QUANTILES = 401
+"""Most values that say how long jobs of a class take."""
 BINS = 400
 """Most weights of the profile of arrivals."""
 FEW = 20
@@ -26,7 +30,7 @@ FEW = 20
 def fitted(trace: Trace) -> dict[str, Any]:
     """The section `workload.generate` for a trace: for each GPU count a class with its arrivals and durations."""
     length_s = max(float(trace.arrival_s.max()) * (1.0 + 1.0 / len(trace)), 1.0)
-    every_s = max(3600.0, length_s / BINS)
+    every_s = length_s / max(1, min(BINS, int(length_s // 3600.0)))
     classes = []
     for low, high, rows in _by_gpus(trace):
         bins = (trace.arrival_s[rows] // every_s).astype(int)
@@ -55,14 +59,21 @@ def _by_gpus(trace: Trace) -> Iterator[tuple[int, int, Bools]]:
 
 
 def _durations(duration_s: Floats) -> dict[str, Any]:
-    """Quantiles, of few jobs fewer; the longest ones are told apart further."""
+    """Quantiles, of few jobs fewer. The last one is such that their mean is the jobs' own.
+
+    Between the last two a job of any length in between is drawn: up to the longest, it would be one far too often.
+    """
     shares = np.linspace(0.0, 1.0, min(QUANTILES, max(2, len(duration_s))))
-    values = np.quantile(duration_s, shares)
-    return {
-        "kind": "quantiles",
-        "values": [float(f"{v:.6g}") for v in values],
-        "low": float(f"{values[0] / 2:.6g}"),
-    }
+    values = [float(f"{v:.6g}") for v in np.quantile(duration_s, shares)]
+    low = float(f"{values[0] / 2:.6g}")
+
+    def mean_with(last_s: float) -> float:
+        return mean_s(Durations(kind="quantiles", values=[*values[:-1], last_s], low=low))
+
+    wanted_s, least_s, most_s = float(duration_s.mean()), values[-2], values[-1]
+    if mean_with(least_s) < wanted_s < mean_with(most_s):
+        values[-1] = float(f"{brentq(lambda s: mean_with(s) - wanted_s, least_s, most_s, rtol=1e-7):.6g}")
+    return {"kind": "quantiles", "values": values, "low": low}
 
 
 @dataclass(frozen=True)

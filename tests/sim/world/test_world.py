@@ -330,6 +330,21 @@ def test_a_worker_that_waits_for_input_computes_without_variation(
     assert max(seen) < 1e-6
 
 
+class Rounds(Idle):
+    """Starts nothing, and asks to be asked again."""
+
+    name: ClassVar[str] = "rounds"
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        return plan.with_(revisit_s=observation.time_s + 60.0), memory
+
+
+def test_a_policy_that_starts_nothing_in_any_of_its_rounds_ends_the_run() -> None:
+    with pytest.raises(RunFailed, match="leaves 1 jobs waiting on an idle cluster") as ended:
+        run(pool([rigid("a", 0, 1, 1)]), policy=Policy("rounds", (Rounds(),)))
+    assert ended.value.run.totals["decisions"] <= 1002
+
+
 @pytest.mark.parametrize("decide", [{}, {"every": 5.0}])
 def test_a_policy_that_starts_nothing_ends_the_run(decide: dict[str, float]) -> None:
     with pytest.raises(RunFailed, match="leaves 1 jobs waiting on an idle cluster"):
