@@ -16,6 +16,8 @@ _BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
+_TRUTHS = "the product of truths is that both are true"
+_MODES = "there are `formula` and `optimal` alone"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "live/decide/held_up.py": {
@@ -308,6 +310,17 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "a stable sort leaves what is in order"
         ),
         "for e in range(first + 1, end): -> for e in range(first >> 1, end):": "nothing stands before the first",
+    },
+    "policies/stages/s2.py": {
+        "known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0) -> "
+        "known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch != 0)": _SIZE,
+        "known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0) -> "
+        "known = groups.sound * ~np.isnan(target[groups.first[:-1]]) & (batch > 0)": _TRUTHS,
+        "one = np.minimum.reduceat(source[by_owner], first) == np.maximum.reduceat(source[by_owner], first) -> "
+        "one = np.minimum.reduceat(source[by_owner], first) >= np.maximum.reduceat(source[by_owner], first)": (
+            "the least of some is never above the largest"
+        ),
+        'if self.mode == "formula": -> if self.mode <= "formula":': _MODES,
     },
     "policies/queues/feasible.py": {
         "mine = np.flatnonzero(claim == one) -> mine = np.flatnonzero(claim >= one)": (

@@ -78,8 +78,9 @@ def together(*observations):
         }  # fmt: skip
         for name, table in o.tables().items():
             for column, values in table.as_dict().items():
-                shift = base[points.get(name, {}).get(column, name)] if column in points.get(name, {}) else 0
-                tables[name][column] = np.concatenate((tables[name][column], values + shift))
+                if column in points.get(name, {}):  # what is no row stays: -1 nobody, -2 shared
+                    values = np.where(values >= 0, values + base[points[name][column]], values)
+                tables[name][column] = np.concatenate((tables[name][column], values))
     first, used = observations[0], ("nodes", "gpus", "jobs", "workers", "shards")
     made = {name: TABLES[name].of(**tables[name]) for name in used}
     return Observation.of(first.time_s, first.window_s, **made)

@@ -17,6 +17,7 @@ from equipoise.policies.stages.s2 import (
     _order_by_rank,
 )
 from tests.policies.observations import change, one_job, together, with_dead_nodes
+from tests.policies.stages.borders.test_s1 import as_read
 from tests.policies.stages.test_s2 import BOTH, refine, remote
 
 
@@ -53,6 +54,8 @@ def test_a_job_that_gains_nothing_keeps_what_was_planned(stage):
     plan, _, values = refine(stage, one_job([2.0, 2.0], batch=30, shards_each=1))
     assert plan.reasons[-1].text == "the deal in force is as good"
     assert (values["s223_gain"], values["s223_jobs"], values["s221_known_jobs"]) == (0.0, 0, 1)
+    cramped = one_job([3.0, 2.0], batch=30, shards_each=1, samples_max=[14, 15])
+    assert refine(stage, cramped)[2]["s223_gain"] == 0.0
 
 
 @EAGER
@@ -185,8 +188,8 @@ def test_s212_each_worker_orders_its_own_queue():
 
 
 def test_s212_priorities_a_hundredth_apart_are_alike():
-    """S = 1 - size / 8 MB: 0.87375, 0.8725 and 0.8625 of the second, third and fourth."""
-    for sizes, order in (([1.02, 1.01, 8.0], None), ([1.1, 1.01, 8.0], [0, 2, 1, 3])):
+    """S = 1 - size / 8 MB: 0.866 and 0.874 of two of the shards are alike; 0.8625 and 0.87375 are not."""
+    for sizes, order in (([1.072, 1.008, 8.0], None), ([1.1, 1.01, 8.0], [0, 2, 1, 3])):
         seen = remote(np.array([1.0, *sizes, *[1.0] * 8]) * 1e6)
         plan, _, values = refine(Tasks(priority_alpha=0.0), change(seen, "shards", id=np.arange(70, 82)))
         assert (None if plan.fetch_order is None else plan.fetch_order.tolist()) == order
@@ -221,14 +224,40 @@ def test_s212_paths_stay_mixed_only_where_more_than_half_comes_late():
         assert values["s213_late"] == waits
         assert values["s212_reordered"] == (order is not None)
         assert (None if plan.fetch_order is None else plan.fetch_order.tolist()) == order
-    assert refine(replace(small_first, frozen="S212"), from_two_nodes([50.0, 60.0]))[0].fetch_order is None
+    assert (
+        refine(replace(small_first, frozen=as_read("S212")), from_two_nodes([50.0, 60.0]))[0].fetch_order
+        is None
+    )
+
+
+def test_s212_paths_are_told_apart_by_their_speed_not_by_the_size_of_the_shards():
+    seen = change(from_two_nodes([0.5, 0.75]), "shards", bytes=[1e6, 1.03e6, 1e6] + [1e6] * 6)
+    assert refine(Tasks(priority_alpha=0.0), seen)[0].fetch_order is None
+    seen.paths = Paths.of(source=[1, 2], target=[0, 0], bytes_per_s=[1e6, 1e6])
+    assert refine(Tasks(priority_alpha=0.0), seen)[0].fetch_order.tolist() == [0, 2, 1]
+    for frozen in ("S211", "S213", "S221"):
+        plan = refine(Tasks(priority_alpha=0.0, frozen=frozen), from_two_nodes([50.0, 60.0]))[0]
+        assert plan.fetch_order.tolist() == [0, 2, 1]
+
+
+@BOTH
+def test_s213_the_first_worker_may_have_a_late_shard(stage):
+    seen = one_job(
+        [1.0] * 3,
+        shards_each=4,
+        shard_samples=10,
+        nic_bytes_per_s=2e4,
+        stored_on=[0] * 4 + [1] * 4 + [2, 0, 0, 0],
+    )
+    seen = change(seen, "workers", capacity_samples_per_s=[1.0] * 3)
+    assert refine(stage, seen)[0].moves.worker.tolist() == [0]
 
 
 def test_frozen_sub_steps_of_data_look_at_no_measured_path_and_move_nothing():
     seen = remote()
     seen.paths = Paths.of(source=[2], target=[0], bytes_per_s=[5e5], latency_s=[0.25])
-    assert refine(Tasks(frozen="S211"), seen)[2]["s211_fetch_s"] == pytest.approx(1.0)
-    plan, _, values = refine(Tasks(frozen="S213"), remote(rate=2e4))
+    assert refine(Tasks(frozen=as_read("S211")), seen)[2]["s211_fetch_s"] == pytest.approx(1.0)
+    plan, _, values = refine(Tasks(frozen=as_read("S213")), remote(rate=2e4))
     assert plan.moves is None
     assert (values["s213_late"], values["s213_moved"]) == (3, 0)
     plan, _, values = refine(Tasks(), remote(rate=2e4))
