@@ -58,8 +58,8 @@ def test_what_must_not_be_negative_may_be_zero(name):
 def test_parameters_are_as_documented():
     assert NodeAllocation() == NodeAllocation(
         mode="formula", ageing=4.0, demand=0.1, lead_s=360000.0, patience_s=86400.0, reserve_after_s=3600.0,
-        slowdown=10.0, longest_wait_s=1814400.0, run_s=600.0, growth=0.1, preempt_ratio=0.5, reluctance=2.0, horizon_s=1800.0,
-        margin=0.05, unknown_s=3600.0, speed_memory_s=600.0, noise=0.05, backoff_s=600.0,
+        slowdown=10.0, longest_wait_s=1814400.0, run_s=600.0, growth=0.1, preempt_ratio=0.5, reluctance=2.0,
+        horizon_s=1800.0, margin=0.05, unknown_s=3600.0, speed_memory_s=600.0, noise=0.05, backoff_s=600.0,
     )  # fmt: skip
     with pytest.raises(PolicyError, match=r"^s4: frozen"):
         make_stage("s4", {"frozen": "S311"})
@@ -290,7 +290,8 @@ def test_s413_a_change_that_harmed_is_undone_where_going_back_pays():
         record |= {"reports": np.array([1]), "last": np.array([60.0])}
         memory = {
             "guard": record, "goodput_id": np.array([0]), "goodput": np.array([61.0]),
-            "goodput_s": np.array([980.0]), "remaining": np.array([9600.0]), "undo_id": np.array([0]), "undo_offset": np.array([0, 2]),
+            "goodput_s": np.array([980.0]), "remaining": np.array([9600.0]),
+            "undo_id": np.array([0]), "undo_offset": np.array([0, 2]),
             "undo_gpu": np.array([0, 1]),
         }  # fmt: skip
         return decide(o, memory, frozen=frozen)
