@@ -151,6 +151,14 @@ def test_a_new_deal_changes_rates_and_levels_by_what_each_gradient_means():
     assert state["norm_level"][1] == pytest.approx(-0.5 * np.log1p(66 / 24))
 
 
+def test_a_rate_of_nothing_says_nothing():
+    seen = change(observations.one_job([2.0] * 3, batch=36), "workers", gradient_rate_per_s=[0.0, 0.125, NAN])
+    known = {"samples": [12] * 3, "rate_level": [0.25] * 3, "rate_windows": [4] * 3}
+    forecast, _, state = watched(DataFlow(trend_smoothing=0.0), seen, **known)
+    assert forecast.tolist() == [0.25, 0.1875, 0.25]
+    assert state["rate_windows"].tolist() == [4, 5, 4]
+
+
 def test_sick_windows_count_where_norms_were_measured_and_a_verdict_lasts_until_then():
     unsound = {"gradient_norm": [1.0, NAN, 1.0, NAN, NAN]}
     seen = together(observations.one_job([2.0] * 3), observations.one_job([2.0] * 2))
@@ -357,6 +365,8 @@ def test_s113_optimal_gives_what_there_is_and_values_it_by_link_and_pull():
     assert flow == [(2, 3, 30.0), (2, 4, 20.0)]
     flow, value = flows(seen, [5.0, -4.0, 0.0, 0.0, 0.0], [True, True], pull)
     assert (flow, value) == ([(0, 1, 4.0)], pytest.approx(12.0))
+    flow, value = flows(seen, [0.5, -0.25, 0.0, 0.0, 0.0], [True, True], pull)
+    assert (flow, value) == ([(0, 1, 0.25)], pytest.approx(0.75))
     near = change(seen, "workers", node=[0, 0, 2, 3, 4])
     assert flows(near, [5.0, -4.0, 0.0, 0.0, 0.0], [True, False], pull) == (
         [(0, 1, 4.0)],

@@ -21,6 +21,7 @@ from equipoise.policies.stages.s3 import (
 from tests.policies.observations import change, one_job, shared_gpu, together, with_dead_nodes
 from tests.policies.stages.borders.test_s1 import as_read
 from tests.policies.stages.test_s3 import BOTH, refine, slow_exchange, two_jobs
+from tests.policies.stages.test_settled_ratio import waits
 
 NAN = np.nan
 
@@ -91,6 +92,13 @@ def test_s313_each_job_has_its_own_interval():
     assert (dead.sync_interval, dead.reasons[-1].text) == (None, "intervals and shares stay")
     unknown = refine(Synchronisation(), change(exchanging(), "jobs", exchange_s=NAN))[2]
     assert np.isnan([unknown["s312_coefficient_min"], unknown["s312_coefficient_max"]]).all()
+
+
+def test_s313_a_job_that_waits_begins_where_it_would_settle_unless_that_is_frozen():
+    for frozen, begins in (("", [5]), ("S311", [5]), ("S313", [5]), ("S324", [5]), (as_read("S312"), None)):
+        plan, _ = Synchronisation(delay=2.0, frozen=frozen).refine(waits(), UNCHANGED, {})
+        assert (None if plan.sync_interval is None else plan.sync_interval.tolist()) == begins
+        assert plan.reasons[-1].text == "no training job runs"
 
 
 def test_s313_the_interval_that_an_earlier_stage_plans_is_the_one_that_is_changed():

@@ -219,6 +219,7 @@ def test_s422_elastic_jobs_start_with_a_half_or_a_quarter():
     assert smaller(9, {**wide, "gpus_requested": 12, "gpus_per_worker": 2, "workers_min": 2}) == (1, {0: 6})
     assert smaller(1, {**wide, "gpus_requested": 4, "gpus_per_worker": 2}) == (0, {})
     assert smaller(0, wide) == (0, {})
+    assert smaller(8, wide) == (1, {0: 4}), "a half, whatever is free"
 
 
 def test_s422_jobs_start_in_order_up_to_the_first_that_cannot():
@@ -257,6 +258,20 @@ def test_s422_a_reservation_is_made_for_who_has_waited_longer_than_that():
 
     assert found(50.0) == (-1, {2: [1]})
     assert found(51.0) == (1, {})
+
+
+def test_s422_a_reservation_is_for_the_first_job_of_the_table_too():
+    first = {
+        "gpus_requested": 3,
+        "queued_since_s": 900.0,
+        "priority": 9.0,
+        "duration_s": 100.0,
+        "service_s": 100.0,
+    }
+    long = {"service_s": 5000.0, "duration_s": 5000.0}
+    o = cluster([3], [first, {"holds": [0], "started_s": 990.0}, long])
+    given, values, _ = decide(o, reserve_after_s=50.0)
+    assert (given, values["s422_overdue"]) == ({}, 0)
 
 
 def test_s422_frozen_starts_whole_requests_in_order_and_changes_nothing():
@@ -318,3 +333,21 @@ def test_s413_a_change_that_harmed_is_undone_where_going_back_pays():
     assert values["s423_asked"] == ["S413"]
     assert found(61.0)[1]["s413_undone"].tolist() == []
     assert found(59.0, as_read("S413"))[1].get("s413_rejected", np.array([])).tolist() == []
+
+
+def test_s422_elastic_jobs_make_room_for_an_overdue_job_first():
+    job = {**ELASTIC, "holds": [0, 1, 2, 3], "exchange_s": 2.0}  # mostly exchange: it loses little
+    given, values, _ = decide(
+        cluster([4], [job, {"gpus_requested": 2, "queued_since_s": -9e4}, {"gpus_requested": 2}])
+    )
+    assert (values["s422_overdue"], values["s422_shrunk"].tolist()) == (1, [0])
+    assert {row: len(gpus) for row, gpus in given.items()} == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize(("service_s", "stops"), [(300.0, False), (299.0, True)])
+def test_s422_a_job_that_needs_just_as_long_as_the_bar_stops_nobody(service_s, stops):
+    """Half of 1000 s, less two restarts of 100 s."""
+    short = {"service_s": service_s, "queued_since_s": 500.0}
+    given, values, _ = decide(cluster([1], [{"holds": [0], "service_s": 1000.0, "restart_s": 100.0}, short]))
+    assert values.get("s422_stopped", NO_ROWS).tolist() == ([0] if stops else [])
+    assert given == ({0: [], 1: [0]} if stops else {})
