@@ -315,7 +315,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "policies/stages/s1.py": {
         'solve = _least_time_flow if self.mode == "optimal" else _weighted_flow -> '
         'solve = _least_time_flow if self.mode >= "optimal" else _weighted_flow': _MODES,
-        'if not acting.any() or self.frozen == "S113": -> if not acting.any() or self.frozen >= "S113":': _LAST_STEP,
+        'if not acting.any() or self.frozen == "S113": -> '
+        'if not acting.any() or self.frozen >= "S113":': _LAST_STEP,
     },
     "policies/stages/s2.py": {
         "known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0) -> "
@@ -330,7 +331,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "policies/stages/s3.py": {
         'if self.mode == "formula": -> if self.mode <= "formula":': _MODES,
-        'if self.mode == "optimal": -> if self.mode >= "optimal":': _MODES,
         'if self.frozen != "S324": -> if self.frozen < "S324":': _LAST_STEP,
     },
     "policies/stages/s4.py": {
