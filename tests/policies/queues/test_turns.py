@@ -457,7 +457,7 @@ def test_a_job_of_unknown_duration_is_planned_to_run_for_ever() -> None:
 def test_nobody_is_looked_at_where_all_ask_for_more_than_is_free() -> None:
     o = two_nodes(BACKFILL, 2, gpus_requested=[2, 8, 7, 6], service_s=[50.0, 30.0, 5.0, 50.0])
     given, plan, _ = slurm(o)
-    assert (given, plan.reasons[-1].values["planned"].tolist()) == ({3: [2, 3, 4, 5, 6, 7]}, [1, 2])
+    assert (given, plan.reasons[-1].values["planned"].tolist()) == ({3: [4, 5, 6, 7, 2, 3]}, [1, 2])
     o = two_nodes(BACKFILL, 3, gpus_requested=[3, 8, 7, 6], service_s=[50.0, 30.0, 5.0, 50.0])
     given, plan, _ = slurm(o)
     assert (given, plan.reasons[-1].values["planned"].tolist()) == ({}, [])
