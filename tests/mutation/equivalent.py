@@ -312,6 +312,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
         "for e in range(first + 1, end): -> for e in range(first >> 1, end):": "nothing stands before the first",
     },
+    "policies/stages/guard.py": {
+        "due = (size > 0) & ~lost & (fewest >= reports) -> due = (size > 0) & ~lost * (fewest >= reports)": _TRUTHS,
+        "good = due & (ratio >= 1 - noise) -> good = due * (ratio >= 1 - noise)": _TRUTHS,
+    },
     "policies/stages/s1.py": {
         'solve = _least_time_flow if self.mode == "optimal" else _weighted_flow -> '
         'solve = _least_time_flow if self.mode >= "optimal" else _weighted_flow': _MODES,
