@@ -16,6 +16,9 @@ _BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
+_TRUTHS = "the product of truths is that both are true"
+_MODES = "there are `formula` and `optimal` alone"
+_LAST_STEP = "it is the last of the sub-steps"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "live/decide/held_up.py": {
@@ -308,6 +311,47 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "a stable sort leaves what is in order"
         ),
         "for e in range(first + 1, end): -> for e in range(first >> 1, end):": "nothing stands before the first",
+    },
+    "policies/stages/guard.py": {
+        "due = (size > 0) & ~lost & (fewest >= reports) -> due = (size > 0) & ~lost * (fewest >= reports)": _TRUTHS,
+        "good = due & (ratio >= 1 - noise) -> good = due * (ratio >= 1 - noise)": _TRUTHS,
+    },
+    "policies/stages/s1.py": {
+        'solve = _least_time_flow if self.mode == "optimal" else _weighted_flow -> '
+        'solve = _least_time_flow if self.mode >= "optimal" else _weighted_flow': _MODES,
+        'if not acting.any() or self.frozen == "S113": -> '
+        'if not acting.any() or self.frozen >= "S113":': _LAST_STEP,
+    },
+    "policies/stages/s2.py": {
+        "known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0) -> "
+        "known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch != 0)": _SIZE,
+        "known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0) -> "
+        "known = groups.sound * ~np.isnan(target[groups.first[:-1]]) & (batch > 0)": _TRUTHS,
+        "one = np.minimum.reduceat(source[by_owner], first) == np.maximum.reduceat(source[by_owner], first) -> "
+        "one = np.minimum.reduceat(source[by_owner], first) >= np.maximum.reduceat(source[by_owner], first)": (
+            "the least of some is never above the largest"
+        ),
+        'if self.mode == "formula": -> if self.mode <= "formula":': _MODES,
+    },
+    "policies/stages/s3.py": {
+        'if self.mode == "formula": -> if self.mode <= "formula":': _MODES,
+        'if self.frozen != "S324": -> if self.frozen < "S324":': _LAST_STEP,
+    },
+    "policies/stages/s4.py": {
+        'if self.mode == "optimal" and self.frozen != "S422": -> '
+        'if self.mode >= "optimal" and self.frozen != "S422":': _MODES,
+        'if self.mode == "optimal" and self.frozen != "S422": -> '
+        'if self.mode == "optimal" and self.frozen < "S422":': _LAST_STEP,
+        'by_formula = "s422_fallback" in solved or self.mode == "formula" -> '
+        'by_formula = "s422_fallback" in solved or self.mode <= "formula"': _MODES,
+        'if self.mode == "optimal" and len(self._may_be_stopped(o, o.running)): -> '
+        'if self.mode >= "optimal" and len(self._may_be_stopped(o, o.running)):': _MODES,
+        'if self.frozen == "S422": -> if self.frozen >= "S422":': _LAST_STEP,
+        'if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422": -> '
+        'if by_formula and len(o.gpu_models) > 1 and self.frozen < "S422":': _LAST_STEP,
+        'if by_formula and self.frozen != "S422": -> if by_formula and self.frozen < "S422":': _LAST_STEP,
+        "queue, first = ranking.waiting[~draft.touched(ranking.waiting)], -1 -> "
+        "queue, first = ranking.waiting[~draft.touched(ranking.waiting)], 1": "it is set anew where it is read",
     },
     "policies/queues/feasible.py": {
         "mine = np.flatnonzero(claim == one) -> mine = np.flatnonzero(claim >= one)": (

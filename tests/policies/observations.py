@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Workers
+from equipoise.policies.observation import TABLES, Gpus, Jobs, JobState, Nodes, Observation, Workers
 from equipoise.study.stage_check.observations import (  # noqa: F401 (tests find them all here)
     FREE,
     MEASURED,
@@ -64,6 +64,26 @@ def shared_gpu(
             gradient_rate_per_s=1 / step_s,
         ),
     )  # fmt: skip
+
+
+def together(*observations):
+    """The jobs of several observations (no paths) in one cluster, on their own nodes each, in this order."""
+    tables = {name: table.as_dict() for name, table in observations[0].tables().items()}
+    for o in observations[1:]:
+        base = {name: len(next(iter(columns.values()))) for name, columns in tables.items()}
+        points = {
+            "nodes": {"first_gpu": "gpus"}, "gpus": {"node": "nodes", "job": "jobs"}, "jobs": {"id": "jobs"},
+            "workers": {"job": "jobs", "gpu": "gpus", "node": "nodes"},
+            "shards": {"id": "shards", "job": "jobs", "worker": "workers", "node": "nodes"},
+        }  # fmt: skip
+        for name, table in o.tables().items():
+            for column, values in table.as_dict().items():
+                if column in points.get(name, {}):  # what is no row stays: -1 nobody, -2 shared
+                    values = np.where(values >= 0, values + base[points[name][column]], values)
+                tables[name][column] = np.concatenate((tables[name][column], values))
+    first, used = observations[0], ("nodes", "gpus", "jobs", "workers", "shards")
+    made = {name: TABLES[name].of(**tables[name]) for name in used}
+    return Observation.of(first.time_s, first.window_s, **made)
 
 
 @st.composite

@@ -418,3 +418,46 @@ def test_who_finds_no_place_stops_as_few_as_it_needs() -> None:
     assert not _fits(o, 2, free, np.array([True, False]), 2)
     dead = replace(o, nodes=Nodes.of(**o.nodes.as_dict() | {"up": [True, False]}))
     assert not _fits(dead, 2, free, every, 2)
+
+
+def test_a_job_that_is_backfilled_takes_of_each_class_what_nobody_counts_on() -> None:
+    classes = np.array([0, 1])
+
+    def started(most: list[int], running: int = 0) -> Any:
+        o = two_nodes(gpus_requested=[running or 4, 4], running=running, claim=[-1, -1])
+        made = multifactor._Turn(o, Draft(o), Quota.now(o))
+        done = made.start(1, np.array(most), classes)
+        return made.draft.given[1][0].tolist() if done else done
+
+    assert started([4, 0]) == [0, 1, 2, 3]
+    assert started([1, 3]) == [0, 4, 5, 6]
+    assert started([3, 2]) == [0, 1, 2, 4], "the emptiest class first"
+    assert started([0, 4], 2) == [4, 5, 6, 7]
+    assert started([3, 1], 2) is False, "of three only two are there"
+    assert started([2, 2], 2) == [2, 3, 4, 5]
+
+
+def test_a_job_of_unknown_duration_is_planned_to_run_for_ever() -> None:
+    """Job 0 ends at 150 s; job 1 of 8 GPUs comes then; job 2 may not begin before it, job 3 of 50 s may."""
+    o = two_nodes(BACKFILL, 2, gpus_requested=[2, 8, 3, 3], service_s=[50.0, 30.0, np.nan, 50.0])
+    given, plan, _ = slurm(o)
+    assert given == {3: [4, 5, 6]}
+    values = plan.reasons[-1].values
+    assert dict(zip(values["planned"].tolist(), values["planned_s"].tolist(), strict=True)) == {
+        1: 150.0, 2: 180.0,
+    }  # fmt: skip
+    ends_never = two_nodes(BACKFILL, 2, gpus_requested=[2, 8, 3], service_s=[np.nan, 30.0, 50.0])
+    given, plan, _ = slurm(ends_never)
+    assert given == {2: [4, 5, 6]}
+    assert plan.reasons[-1].values["planned"].tolist() == []
+    negative = two_nodes(BACKFILL, 2, gpus_requested=[2, 8, 3], service_s=[50.0, -9.0, 51.0])
+    assert slurm(negative)[0] == {2: [4, 5, 6]}, "what takes no time is in nobody's way"
+
+
+def test_nobody_is_looked_at_where_all_ask_for_more_than_is_free() -> None:
+    o = two_nodes(BACKFILL, 2, gpus_requested=[2, 8, 7, 6], service_s=[50.0, 30.0, 5.0, 50.0])
+    given, plan, _ = slurm(o)
+    assert (given, plan.reasons[-1].values["planned"].tolist()) == ({3: [4, 5, 6, 7, 2, 3]}, [1, 2])
+    o = two_nodes(BACKFILL, 3, gpus_requested=[3, 8, 7, 6], service_s=[50.0, 30.0, 5.0, 50.0])
+    given, plan, _ = slurm(o)
+    assert (given, plan.reasons[-1].values["planned"].tolist()) == ({}, [])

@@ -323,11 +323,24 @@ def test_s213_optimal_makes_room_for_the_shard_that_has_no_choice():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mode": "best"}, {"damping": 0.0}, {"priority_alpha": 1.5}, {"epsilon": 0.0}, {"modus": "x"}]
-)
+    "wrong",
+    [
+        {"mode": "best"}, {"damping": 0.0}, {"damping": 1.5}, {"priority_alpha": 1.5}, {"priority_alpha": -0.5},
+        {"rate_alpha": 1.5}, {"rate_alpha": -0.5}, {"epsilon": 0.0}, {"modus": "x"},
+    ],
+)  # fmt: skip
 def test_wrong_parameters_are_refused(wrong):
     with pytest.raises(PolicyError, match=r"^s2"):
         make_stage("s2", wrong)
+
+
+def test_parameters_may_be_at_their_bounds_and_are_as_documented_else():
+    for bounds in (
+        {"priority_alpha": 0.0, "rate_alpha": 1.0},
+        {"priority_alpha": 1.0, "rate_alpha": 0.0, "damping": 1.0},
+    ):
+        assert make_stage("s2", bounds) == Tasks(**bounds)
+    assert Tasks() == Tasks(mode="formula", priority_alpha=0.7, rate_alpha=0.8, damping=0.5, epsilon=0.005)
 
 
 def test_what_is_remembered_follows_its_worker():
