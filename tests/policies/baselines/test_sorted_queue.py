@@ -313,7 +313,9 @@ def many(wide: int, waiting: int, runs: int = 0, free: int = 3) -> Observation:
             gpus_held=[0] * waiting + [3 - free] * runs,
         ),
         nodes=Nodes.of(gpus=[3], first_gpu=[0], gpus_free=[free]),
-        gpus=Gpus.of(node=[0] * 3, job=[-1] * free + [waiting] * (3 - free), share_free=[1.0] * free + [0.0] * (3 - free)),
+        gpus=Gpus.of(
+            node=[0] * 3, job=[-1] * free + [waiting] * (3 - free), share_free=[1.0] * free + [0.0] * (3 - free)
+        ),
     )  # fmt: skip
 
 
