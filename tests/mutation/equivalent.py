@@ -292,6 +292,15 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "uses are small whole numbers, which Python has once"
         ),
     },
+    "policies/baselines/sorted_queue.py": {
+        "return bool(low < end and run_row[low] == row and run_key[low] == key) -> "
+        "return bool(low < end and run_row[low] == row and run_key[low] <= key)": "an entry with less comes before",
+        'if len(memory["held"]) + len(o.held) and not np.array_equal(memory["held"], o.held): -> '
+        'if len(memory["held"]) | len(o.held) and not np.array_equal(memory["held"], o.held):': _SIZE,
+        "if not (late and 0 <= j < seen and state[j] == WAITING): -> "
+        "if not (late and 0 <= j < seen and state[j] <= WAITING):": "`WAITING` is the first state, 0",
+        "old = b == new_row.size or ( -> old = b >= new_row.size or (": "a run ends with its last entry",
+    },
     "policies/baselines/gavel.py": {
         "if worth[job, model] > 0 and not part[job].any() and gpus[job] <= left[model]: -> "
         "if worth[job, model] != 0 and not part[job].any() and gpus[job] <= left[model]:": (

@@ -173,6 +173,35 @@ def test_of_equal_keys_the_lower_id_comes_first_in_both_runs() -> None:
     assert first_rows(queue_now({}, o, untied), o, untied, 9)[0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_who_crashed_and_is_back_in_its_place_was_not_named() -> None:
+    queue, _ = begun()
+    queued = [0.0, 1001.0, 1001.0] + [0.0] * 6
+    o = seen(1002.0, state=[W, W, W, R, R, DONE, W, DONE, W], service_s=SERVICE, queued_since_s=queued)
+    for waiting, named in ((4, ()), (3, (1,))):  # of the two one is told of at most
+        after = queue_now({**queue, "waiting": waiting}, o, shortest(o), rows_of(*named))
+        assert (len(after["row"]), front(after, o)) == (5, [1, 2, 8, 6, 0])
+
+
+def test_the_short_run_goes_on_where_its_head_is() -> None:
+    """Of jobs 8, 6 and 9 of the short run the first has started."""
+    queue, _ = begun()
+    state = [W, W, W, R, R, DONE, W, DONE, W, W]
+    o = seen(1002.0, state=state, service_s=[*SERVICE, 60.0])
+    queue = queue_now(queue, o, shortest(o))
+    assert queue["new_row"].tolist() == [8, 6, 9]
+    o = seen(1003.0, state=[*state[:8], R, W, W], service_s=[*SERVICE, 60.0, 35.0])
+    after = queue_now({**queue, "waiting": 5, "new_head": 1}, o, shortest(o))
+    assert (after["new_row"].tolist(), after["new_key"].tolist()) == ([10, 6, 9], [35.0, 40.0, 60.0])
+
+
+def test_a_named_job_gets_its_new_place_though_nobody_is_missing() -> None:
+    queue, _ = begun()
+    service = [*SERVICE[:6], 15.0, *SERVICE[7:]]
+    o = seen(1002.0, state=[W, W, W, R, R, DONE, W, DONE, W], service_s=service)
+    after = queue_now(queue, o, shortest(o), rows_of(6))
+    assert (after["new_row"].tolist(), after["new_key"].tolist()) == ([6, 8, 6], [15.0, 33.0, 40.0])
+
+
 # -- the first of a queue --------------------------------------------------------------------------------------
 
 
@@ -353,6 +382,21 @@ def test_a_job_is_stopped_for_one_far_back_in_the_queue(wide: int, lowest: float
     assert given.offset.tolist() == ([0, 0, 2] if starts else [0])
     assert (first, queue["waiting"]) == (lowest, 300 - len(starts))
     assert queue["again"].tolist() == stopped.tolist()
+
+
+@pytest.mark.parametrize(("free", "lowest"), [(15, 16.0), (16, 16.0), (17, 18.0), (40, math.inf)])
+def test_from_which_key_on_jobs_wait(free: int, lowest: float) -> None:
+    """Forty jobs with keys 1 to 40 ask for a GPU each; behind the first 16 nobody is looked at without need."""
+    o = Observation.of(
+        50.0, jobs=Jobs.of(id=range(40), state=[W] * 40, service_s=np.arange(1.0, 41.0), rigid=[True] * 40),
+        nodes=Nodes.of(gpus=[free], first_gpu=[0], gpus_free=[free]),
+        gpus=Gpus.of(node=[0] * free, job=[-1] * free),
+    )  # fmt: skip
+    given, stopped, first, queue = preempt_from_queue(
+        o, queue_now({}, o, shortest(o)), shortest(o), ANY, rows_of(), frozen(np.empty(0))
+    )
+    assert (given.job.tolist(), len(stopped), first) == (list(range(free)), 0, lowest)
+    assert queue["waiting"] == 40 - free
 
 
 def test_a_reason_is_added_to_what_is_planned() -> None:
