@@ -273,7 +273,7 @@ def test_two_waiting_jobs_join_two_hosts() -> None:
         Lucid().refine(trainers([0.1, 0.2], waiting=0), UNCHANGED, {})[0].reasons[-1].text == "no job waits"
     )
     for wrong in ({"placement": "tight"}, {"tiny": 0.5, "medium": 0.4}, {"medium": 1.5}):
-        with pytest.raises(ValueError, match="none of|0 to 1"):
+        with pytest.raises(ValueError, match=r"none of|0 to 1"):
             Lucid(**wrong)  # type: ignore[arg-type]
 
 
