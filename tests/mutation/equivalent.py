@@ -292,6 +292,16 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "uses are small whole numbers, which Python has once"
         ),
     },
+    "policies/baselines/rounds.py": {
+        "able = (draft.holder == -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node] -> "
+        "able = (draft.holder >= -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]": (
+            "a GPU that somebody holds has no room"
+        ),
+    },
+    "policies/feasibility.py": {
+        "if ((order < 0) | (order >= rows)).any() or not _all_different(order, rows): -> "
+        "if ((order < 0) ^ (order >= rows)).any() or not _all_different(order, rows):": "a row is not both",
+    },
     "policies/baselines/sorted_queue.py": {
         "return bool(low < end and run_row[low] == row and run_key[low] == key) -> "
         "return bool(low < end and run_row[low] == row and run_key[low] <= key)": "an entry with less comes before",

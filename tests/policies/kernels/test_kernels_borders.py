@@ -224,7 +224,7 @@ def test_a_shard_goes_where_that_just_pays(changed: dict[str, Any], goes: bool |
 
 
 def test_shards_that_the_receiver_stores_go_first_until_enough_went() -> None:
-    """Of three shards of ten samples the second is where the receiver is; 16 samples are wanted, more than one and a half."""
+    """Of three shards of ten samples the second is where the receiver is; 16 samples are wanted."""
     owned, room, sent, received = floats(90.0, 0.0), floats(1e9, 1e9), floats(8e6, 4e6), floats(4e6, 0.0)
     picked, owners, refused = pick_shards(
         ints(0), ints(1), floats(16.0), ints(0, 3, 3), ints(2, 1, 0), np.full(3, 10.0), np.full(3, 4e6),
