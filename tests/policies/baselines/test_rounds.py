@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from equipoise.policies.baselines import gavel, goodput
+from equipoise.policies.baselines import gavel, goodput, shockwave
 from equipoise.policies.baselines.gavel import Gavel
 from equipoise.policies.baselines.goodput import Option, Sia, Ways, climb, with_batches
 from equipoise.policies.baselines.rounds import RoundBased, hand_out, job_speeds, model_counts, work_left
@@ -300,3 +300,47 @@ def test_the_worth_of_ways_counts_where_nothing_was_started() -> None:
         [math.sqrt(1e-3), math.sqrt(2e-3)]
     )
     assert Sia(penalty=1.5)._worth(o, 0, None, two).tolist() == pytest.approx([0.5, 1.5 - 0.5**0.5])
+
+
+# -- Shockwave -------------------------------------------------------------------------------------------------
+
+
+def test_who_has_most_rounds_to_come_runs_first_where_it_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GPU of model 0 and two of model 1, which job 1 takes whole; job 2 has the least to come."""
+
+    def market(*given: Any) -> None:
+        given[-1][:] = [2, 3, 1]
+
+    monkeypatch.setattr(shockwave, "market", market)
+    stage = make_stage("shockwave", {"window": 4})
+    o = kinds([[4.0, 1.0], [9.0, 5.0], [2.0, 6.0]], gpus=(1, 2), wanted=[1, 2, 1])
+    plan, memory = stage.refine(o, UNCHANGED, {})
+    assert entries(plan) == [(1, [1, 2]), (0, [0])]
+    assert (memory["credit"].tolist(), memory["ahead"], memory["rows"].tolist()) == (
+        [0.0, 0.0, 0.25],
+        3,
+        [0, 1, 2],
+    )
+    rich = {**memory, "credit": np.array([1.0, 0.5, 1.75]), "next_s": -math.inf}
+    plan, memory = stage.refine(o, UNCHANGED, rich)  # 1.5, 1.25 and 2 to come
+    assert entries(plan) == [(2, [1]), (0, [0])]
+    assert (memory["credit"].tolist(), memory["ahead"]) == ([0.5, 1.25, 1.0], 2)
+    equal = {**memory, "credit": np.array([0.5, 0.25, 0.75]), "next_s": -math.inf}
+    plan, _ = stage.refine(o, UNCHANGED, equal)  # all one: the lowest rows
+    assert entries(plan) == [(0, [0]), (1, [1, 2])]
+
+
+def test_what_gangs_offer_for_the_rounds_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of two GPUs and of one on three: an equal part is 3 / 2, so that the first is 4 / 3 as long."""
+    seen: list[Any] = []
+    monkeypatch.setattr(shockwave, "market", lambda *given: seen.append(given))
+    o = kinds(
+        [[1.0], [2.0]], gpus=(3,), wanted=[2, 1], service_s=[1200.0, 7200.0], attained_gpu_s=[240.0, NAN]
+    )
+    o.time_s = 600.0
+    make_stage("shockwave", {"makespan": 0.5, "power": 2.0}).refine(o, UNCHANGED, {})
+    ran, left, gpus, budget, makespan, window, total, _ = seen[0]
+    assert (ran.tolist(), left.tolist(), gpus.tolist()) == ([1.0, 0.0], [10.0, 30.0], [2, 1])
+    worth = np.array([(600 + 1600) / (1320 * 4 / 3), 4200 / 3600]) ** 2
+    assert budget == pytest.approx(worth / worth.sum())
+    assert (makespan, window, total) == (pytest.approx(0.5 * 120 / 4800), 20, 3)
