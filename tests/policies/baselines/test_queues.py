@@ -169,6 +169,7 @@ def fitted(
     )  # fmt: skip
     assert room.tolist() == before.tolist()
     if node < 0:
+        assert node == -1
         return []
     assert count == 0 or (first[node] <= out[:count]).all()
     return out[:count].tolist() if count else [node]
