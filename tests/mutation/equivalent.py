@@ -302,7 +302,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if ((order < 0) | (order >= rows)).any() or not _all_different(order, rows): -> "
         "if ((order < 0) ^ (order >= rows)).any() or not _all_different(order, rows):": "a row is not both",
     },
-    "policies/baselines/shares.py": {"break -> continue": "where nothing is left, the others find nothing"},
+    "policies/physics.py": {
+        "if noise_scale >= 0.0 and noise_scale + batch > 0.0: -> "
+        "if noise_scale >= 0.0 and noise_scale + batch != 0.0:": _SIZE,
+    },
     "policies/baselines/sorted_queue.py": {
         "return bool(low < end and run_row[low] == row and run_key[low] == key) -> "
         "return bool(low < end and run_row[low] == row and run_key[low] <= key)": "an entry with less comes before",
