@@ -302,6 +302,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if ((order < 0) | (order >= rows)).any() or not _all_different(order, rows): -> "
         "if ((order < 0) ^ (order >= rows)).any() or not _all_different(order, rows):": "a row is not both",
     },
+    "policies/record/export.py": {
+        "raw = file.read(MAX_BYTES + 1) -> raw = file.read(MAX_BYTES << 1)": "one byte more is enough to tell",
+    },
     "policies/physics.py": {
         "if noise_scale >= 0.0 and noise_scale + batch > 0.0: -> "
         "if noise_scale >= 0.0 and noise_scale + batch != 0.0:": _SIZE,

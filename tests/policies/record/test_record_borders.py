@@ -220,6 +220,8 @@ def policy_file(
         ("scenario: {}", "scenario: []", "7:1", "scenario: needs name and digest only"),
         ("{x: 1.5}", "{x: [1, 2]}", "8:1", "promise: needs numbers and texts by name"),
         ("{x: 1.5}", "{y: 1, x: [2, {z: 2020-01-01}]}", "8:25", "is not plain data"),
+        ("{x: 1.5}", "{x: [[[[[[1]]]]]]}", "8:1", "promise: needs numbers and texts by name"),
+        ("{x: 1.5}", "{x: [[[[[[[1]]]]]]]}", "8:21", "nested too deeply"),
         ("{x: 1.5}", "{y: 1, 4: 2}", "8:1", "key 4 is not text"),
     ],
 )  # fmt: skip
