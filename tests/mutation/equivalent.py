@@ -302,7 +302,13 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if ((order < 0) | (order >= rows)).any() or not _all_different(order, rows): -> "
         "if ((order < 0) ^ (order >= rows)).any() or not _all_different(order, rows):": "a row is not both",
     },
+    "policies/record/journal.py": {
+        'return json.dumps(line, separators=(",", ":"), allow_nan=False) -> '
+        'return json.dumps(line, separators=(",", ":"), allow_nan=True)': "what is not finite is marked before",
+    },
     "policies/record/export.py": {
+        "if len(at) > _MAX_DEPTH or count[0] > _MAX_ITEMS: -> "
+        "if len(at) > _MAX_DEPTH or count[ -1] > _MAX_ITEMS:": "a list of one number",
         "raw = file.read(MAX_BYTES + 1) -> raw = file.read(MAX_BYTES << 1)": "one byte more is enough to tell",
     },
     "policies/physics.py": {

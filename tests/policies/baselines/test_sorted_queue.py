@@ -10,10 +10,12 @@ import pytest
 
 from equipoise.policies.allocation.gangs import NO_ROWS, frozen
 from equipoise.policies.baselines.queueing import preempt_from_queue, start_from_queue, unchanged
+from equipoise.policies.baselines.service_levels import next_promotion, promoted
 from equipoise.policies.baselines.sorted_queue import first_rows, key_columns, keys_of, queue_now
 from equipoise.policies.contract import UNCHANGED
 from equipoise.policies.kernels.placement import ANY
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation
+from tests.policies.baselines.test_queues import INF, LEVELS
 
 W, R, DONE = JobState.WAITING, JobState.RUNNING, JobState.DONE
 
@@ -326,6 +328,44 @@ def test_what_is_reached_but_for_rounding_is_reached() -> None:
     assert level_of(0, [0.5, 7.0], 0.0, state=[R], attained_gpu_s=[math.nan]) == 0.0
     assert level_of(0, [0.5, 7.0], 0.0, state=[R], attained_gpu_s=[7.5]) == 2.0
     assert level_of(0, [0.5, 7.0], 0.25, state=[W], attained_gpu_s=[7.2], gpus_requested=[2]) == 0.0
+
+
+def test_a_promotion_that_is_overdue_is_not_asked_for_now() -> None:
+    """Who has waited long enough already is looked at a moment later, which grows with the clock."""
+    past = {"state": [W], "attained_gpu_s": [150.0], "waited_s": [399.0]}
+    for time_s, moment_s in ((1000.0, 1e-6), (1e6, 1e-6), (1e9, 1e-3)):
+        o = seen(time_s, queued_since_s=[time_s], **past)
+        found = next_promotion(rows_of(0), levels_of(o))
+        assert found == (pytest.approx(time_s + 1.0, abs=1e-5), 0)
+        o = seen(time_s, queued_since_s=[time_s], **past | {"waited_s": [400.0 - 1e-9]})
+        found = next_promotion(rows_of(0), levels_of(o))
+        assert found[0] - time_s == pytest.approx(moment_s, rel=0.05)
+
+
+def levels_of(o: Observation, relief: float = 0.25) -> Any:
+    return key_columns(o, o.jobs.attained_gpu_s, NO_ROWS, frozen(np.array([100.0, 1000.0])), relief)
+
+
+def test_when_the_next_promotion_is_taken_as_remembered() -> None:
+    """Rounding counts for 2e-9 quanta of 400 s, and 1e-12 of the clock: 0.801 us at 1,000 s."""
+    o = seen(
+        state=[W, W, R, R, W, W], **{name: LEVELS[name] for name in LEVELS if name not in ("id", "state")}
+    )
+    known = {"again": NO_ROWS, "jobs": 6, "waiting": 4, "promotion": (1079.0, 0), "time_s": 990.0}
+    trusted, anew = (1079.0, 0), (pytest.approx(1080.0), 0)
+    one_more = {**known, "again": rows_of(1), "waiting": 3}
+    for memory, expected in (
+        (known, trusted), ({**known, "jobs": 5, "waiting": 3}, trusted), ({**known, "jobs": 5}, anew),
+        ({**known, "waiting": 5}, anew), ({**known, "waiting": 3}, anew),
+        ({**known, "promotion": (1000.0 + 8.05e-7, 0)}, (1000.0 + 8.05e-7, 0)),
+        ({**known, "promotion": (1000.0 + 7.95e-7, 0)}, anew), ({**known, "promotion": (1000.0, 0)}, anew),
+        ({**one_more, "promotion": (INF, -1)}, (INF, -1)), ({**one_more, "promotion": (1080.0, 0)}, anew),
+    ):  # fmt: skip
+        rows, following = promoted(o, memory, levels_of(o))
+        assert following == expected
+        assert rows.tolist() == memory["again"].tolist()
+    never = {**known, "promotion": (1000.0 + 1e-9, 0)}
+    assert promoted(o, never, levels_of(o, 0.0))[1] == (1000.0 + 1e-9, 0)
 
 
 # -- starting from a queue -------------------------------------------------------------------------------------
