@@ -337,7 +337,7 @@ def test_a_promotion_that_is_overdue_is_not_asked_for_now() -> None:
         o = seen(time_s, queued_since_s=[time_s], **past)
         found = next_promotion(rows_of(0), levels_of(o))
         assert found == (pytest.approx(time_s + 1.0, abs=1e-5), 0)
-        o = seen(time_s, queued_since_s=[time_s], **past | {"waited_s": [400.0 - 1e-9]})
+        o = seen(time_s, queued_since_s=[time_s], **past | {"waited_s": [400.0 - 8e-7]})
         found = next_promotion(rows_of(0), levels_of(o))
         assert found[0] - time_s == pytest.approx(moment_s, rel=0.05)
 
