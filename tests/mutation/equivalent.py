@@ -292,7 +292,18 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "uses are small whole numbers, which Python has once"
         ),
     },
+    "policies/baselines/goodput.py": {
+        "least = min((way.goodput for way in ways), default=1.0) -> "
+        "least = min((way.goodput for way in ways), default= 2.0)": "nothing is divided by it then",
+        "here = sorted((way for way in here if way.model == here[0].model), key=lambda way: way.gpus) -> "
+        "here = sorted((way for way in here if way.model is here[0].model), key=lambda way: way.gpus)": _SMALL_INT,
+    },
     "policies/baselines/rounds.py": {
+        "usable = free & o.nodes.up[o.gpus.node] -> usable = free * o.nodes.up[o.gpus.node]": (
+            "of truth values the product is the conjunction"
+        ),
+        "samples = np.where(jobs.remaining_samples[rows] > 0, jobs.remaining_samples[rows], np.nan) -> "
+        "samples = np.where(jobs.remaining_samples[rows] != 0, jobs.remaining_samples[rows], np.nan)": _SIZE,
         "able = (draft.holder == -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node] -> "
         "able = (draft.holder >= -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]": (
             "a GPU that somebody holds has no room"

@@ -199,6 +199,8 @@ def test_the_ways_of_a_job_are_its_listed_sizes_where_there_is_room() -> None:
     assert sizes(o, 1, (4, 3)) == sizes(o, 1, (9, 9))
     assert sizes(o, 1, (9, 9), [[True, True], [False, True], [True, True]]) == [(1, 3, 48, 480.0)]
     assert sizes(o, 2, (5, 4)) == [(0, 5, 64, 1.0)]  # what it asks for; nothing is known of it
+    o.speeds = Speeds.of(job=[0], gpu_model=[1], gpus=[2], samples_per_s=[7.0])
+    assert sizes(o, 0, (2, 2)) == [(1, 2, 0, 7.0)]
     pairs = three(gpus_per_worker=[1, 2, 1], workers_min=[2, 1, 5], workers_max=[2, 2, 5])
     assert [way[:2] for way in sizes(pairs, 1, (9, 9))] == [(0, 2), (0, 4)]
     assert sizes(three(gpus_per_worker=[0, 2, 1], workers_max=[2, 3, 5], workers_min=[2, 3, 5]), 1, (9, 9)) == [
