@@ -147,6 +147,18 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "by_then = min(max((end_s - fixed_s[i]) / unit_s[i], 0.0), float(units)) -> "
         "by_then = min(max((end_s - fixed_s[i]) // unit_s[i], 0.0), float(units))": "rounded down on the next line",
     },
+    "policies/kernels/fetching.py": {
+        "elif fetch_s[k] > 0.0 and np.isfinite(needed_s[k]): -> "
+        "elif fetch_s[k] != 0.0 and np.isfinite(needed_s[k]):": _SIZE,
+    },
+    "policies/kernels/dataflow.py": {
+        "if donors.size * receivers.size > _PAIRS_MOST: -> if donors.size | receivers.size > _PAIRS_MOST:": (
+            "whether rates are written down decides the time and the memory alone"
+        ),
+    },
+    "policies/kernels/sync.py": {
+        "if not (total > 0.0 and np.isfinite(total)): -> if not (total != 0.0 and np.isfinite(total)):": _SIZE,
+    },
     "policies/kernels/allocation.py": {
         "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] != 0.0:": _SIZE,
         "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] >= 0.0:": _SIZE,

@@ -223,6 +223,21 @@ def test_a_shard_goes_where_that_just_pays(changed: dict[str, Any], goes: bool |
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("wanted", "to_donor", "goes"), [(10.0, 5e5, True), (9.0, 5e5, False), (9.0, 1e6, True)]
+)
+def test_a_shard_wanted_in_part_stays_where_its_donor_fetches_slower(
+    wanted: float, to_donor: float, goes: bool
+) -> None:
+    """It lies on node 2; if it came back, its donor at half of the speed would have it later."""
+    picked, _, refused = pick_shards(
+        ints(0), ints(1), floats(wanted), ints(0, 1, 1), ints(0), floats(10.0), floats(4e6), ints(2), ints(0, 1),
+        floats(1.0, 10.0), floats(20.0, 0.0), np.full(3, 1e9), floats(0.0, 0.0, 4e6), floats(4e6, 0.0, 0.0),
+        links(to_donor, 1e6, 1e6),
+    )  # fmt: skip
+    assert (picked.tolist(), refused) == (([0], 0) if goes else ([], 1))
+
+
 def test_shards_that_the_receiver_stores_go_first_until_enough_went() -> None:
     """Of three shards of ten samples the second is where the receiver is; 16 samples are wanted."""
     owned, room, sent, received = floats(90.0, 0.0), floats(1e9, 1e9), floats(8e6, 4e6), floats(4e6, 0.0)
