@@ -150,6 +150,18 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "by_then = min(max((end_s - fixed_s[i]) / unit_s[i], 0.0), float(units)) -> "
         "by_then = min(max((end_s - fixed_s[i]) // unit_s[i], 0.0), float(units))": "rounded down on the next line",
     },
+    "policies/kernels/fetching.py": {
+        "elif fetch_s[k] > 0.0 and np.isfinite(needed_s[k]): -> "
+        "elif fetch_s[k] != 0.0 and np.isfinite(needed_s[k]):": _SIZE,
+    },
+    "policies/kernels/dataflow.py": {
+        "if donors.size * receivers.size > _PAIRS_MOST: -> if donors.size | receivers.size > _PAIRS_MOST:": (
+            "whether rates are written down decides the time and the memory alone"
+        ),
+    },
+    "policies/kernels/sync.py": {
+        "if not (total > 0.0 and np.isfinite(total)): -> if not (total != 0.0 and np.isfinite(total)):": _SIZE,
+    },
     "policies/kernels/allocation.py": {
         "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] != 0.0:": _SIZE,
         "if worker[k] >= 0 and size_bytes[k] > 0.0: -> if worker[k] >= 0 and size_bytes[k] >= 0.0:": _SIZE,
@@ -294,6 +306,49 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if partial_s > 0.0 and use != BUSY: -> if partial_s > 0.0 and use is not BUSY:": (
             "uses are small whole numbers, which Python has once"
         ),
+    },
+    "policies/baselines/goodput.py": {
+        "least = min((way.goodput for way in ways), default=1.0) -> "
+        "least = min((way.goodput for way in ways), default= 2.0)": "nothing is divided by it then",
+        "here = sorted((way for way in here if way.model == here[0].model), key=lambda way: way.gpus) -> "
+        "here = sorted((way for way in here if way.model is here[0].model), key=lambda way: way.gpus)": _SMALL_INT,
+    },
+    "policies/baselines/rounds.py": {
+        "usable = free & o.nodes.up[o.gpus.node] -> usable = free * o.nodes.up[o.gpus.node]": (
+            "of truth values the product is the conjunction"
+        ),
+        "samples = np.where(jobs.remaining_samples[rows] > 0, jobs.remaining_samples[rows], np.nan) -> "
+        "samples = np.where(jobs.remaining_samples[rows] != 0, jobs.remaining_samples[rows], np.nan)": _SIZE,
+        "able = (draft.holder == -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node] -> "
+        "able = (draft.holder >= -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]": (
+            "a GPU that somebody holds has no room"
+        ),
+    },
+    "policies/feasibility.py": {
+        "if ((order < 0) | (order >= rows)).any() or not _all_different(order, rows): -> "
+        "if ((order < 0) ^ (order >= rows)).any() or not _all_different(order, rows):": "a row is not both",
+    },
+    "policies/record/journal.py": {
+        'return json.dumps(line, separators=(",", ":"), allow_nan=False) -> '
+        'return json.dumps(line, separators=(",", ":"), allow_nan=True)': "what is not finite is marked before",
+    },
+    "policies/record/export.py": {
+        "if len(at) > _MAX_DEPTH or count[0] > _MAX_ITEMS: -> "
+        "if len(at) > _MAX_DEPTH or count[ -1] > _MAX_ITEMS:": "a list of one number",
+        "raw = file.read(MAX_BYTES + 1) -> raw = file.read(MAX_BYTES << 1)": "one byte more is enough to tell",
+    },
+    "policies/physics.py": {
+        "if noise_scale >= 0.0 and noise_scale + batch > 0.0: -> "
+        "if noise_scale >= 0.0 and noise_scale + batch != 0.0:": _SIZE,
+    },
+    "policies/baselines/sorted_queue.py": {
+        "return bool(low < end and run_row[low] == row and run_key[low] == key) -> "
+        "return bool(low < end and run_row[low] == row and run_key[low] <= key)": "an entry with less comes before",
+        'if len(memory["held"]) + len(o.held) and not np.array_equal(memory["held"], o.held): -> '
+        'if len(memory["held"]) | len(o.held) and not np.array_equal(memory["held"], o.held):': _SIZE,
+        "if not (late and 0 <= j < seen and state[j] == WAITING): -> "
+        "if not (late and 0 <= j < seen and state[j] <= WAITING):": "`WAITING` is the first state, 0",
+        "old = b == new_row.size or ( -> old = b >= new_row.size or (": "a run ends with its last entry",
     },
     "policies/baselines/gavel.py": {
         "if worth[job, model] > 0 and not part[job].any() and gpus[job] <= left[model]: -> "

@@ -107,6 +107,37 @@ def test_a_value_by_row_at_the_border_of_what_is_allowed(
 
 
 @pytest.mark.parametrize(
+    ("field", "table", "rows"),
+    [
+        ("samples_per_step", "workers", 3), ("gpu_share", "workers", 3), ("gradient_weight", "workers", 3),
+        ("push_interval", "workers", 3), ("sync_interval", "jobs", 2), ("global_batch", "jobs", 2),
+        ("learning_rate", "jobs", 2), ("far_every", "jobs", 2), ("accumulation", "jobs", 2), ("suspect", "gpus", 3),
+        ("power_cap_w", "nodes", 2),
+    ],
+)  # fmt: skip
+def test_a_dense_value_has_all_rows_and_its_kind(field: str, table: str, rows: int) -> None:
+    right = {
+        "gpu_share": "f",
+        "gradient_weight": "f",
+        "learning_rate": "f",
+        "power_cap_w": "f",
+        "suspect": "?",
+    }
+    kind = right.get(field, "i")
+    for wrong in (
+        np.ones(rows - 1, kind),
+        np.ones(rows + 1, kind),
+        np.ones((rows, 1), kind),
+        np.ones((), kind),
+        [1] * rows,
+    ):
+        plan = UNCHANGED.with_(**{field: wrong})
+        assert check(plan, NOW) == f"{field}: needs one value per row of {table} ({rows})"
+    other = np.ones(rows, "i" if kind in "f?" else "f")
+    assert check(UNCHANGED.with_(**{field: other}), NOW) == f"{field}: has dtype {other.dtype}"
+
+
+@pytest.mark.parametrize(
     ("changed", "field", "values", "said"),
     [
         ({"workers": {"samples_max": [3, 8, 6]}}, "samples_per_step", [4, 4, 6], None),  # as it is

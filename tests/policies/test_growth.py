@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.policies.growth import ALL_GROWS, Growth, Law
+from equipoise.policies.growth import ALL_GROWS, LEAST_PAIRS, LEAST_ROUNDS, Growth, Law, _law
 
 NAN = math.nan
 
@@ -82,3 +82,45 @@ def test_the_law_is_that_of_the_last_changes_too() -> None:
     taught(100.0, [EVEN, ODD, EVEN, ODD, EVEN, ODD], found)
     assert found.law.fixed_samples > 1.5 * first
     assert found.sure.fixed_samples < found.law.fixed_samples  # the two disagree
+
+
+@pytest.mark.parametrize("error", [0.003, 0.001])
+def test_what_is_sure_is_two_standard_errors_from_what_is_likely(error: float) -> None:
+    """Four changes between 32 and 48 samples, 16 of them fixed, whose logarithm of 4 / 3 is off by `error`.
+
+    The law leaves the four errors; another one is as likely whose logarithm is off by 2 errors / sqrt(3) at most.
+    """
+    growth, took_s = Growth(), 1.0
+    true = math.log(4 / 3)
+    growth.learn(np.array([32.0]), np.array([took_s]))
+    for k, change in enumerate((true + error, -true - error, true - error, -true + error)):
+        took_s *= math.exp(change)
+        growth.learn(np.array([48.0 if k % 2 == 0 else 32.0]), np.array([took_s]))
+    ratio = math.exp(true + 2.0 * error / math.sqrt(3.0))
+    usual, fixed = math.sqrt(32 * 48), (48 - 32 * ratio) / (ratio - 1.0)
+
+    def grows(law_fixed: float) -> float:
+        return usual / (usual + law_fixed)
+
+    assert grows(growth.law.fixed_samples) == pytest.approx(grows(16.0), abs=1.1e-4)
+    assert grows(growth.sure.fixed_samples) == pytest.approx(grows(fixed), abs=1.1e-4)
+
+
+def test_512_changes_are_kept() -> None:
+    """Of 600 windows without fixed time the last 512 changes are of the other law."""
+    growth = Growth(forgotten=10_000)
+    for k in range(88):
+        growth.learn(np.array([32.0 + 16.0 * (k % 2)]), np.array([1.0]))
+    assert math.isinf(growth.law.fixed_samples)
+    for k in range(513):
+        samples = 32.0 + 16.0 * (k % 2)
+        growth.learn(np.array([samples]), np.array([samples]))
+        assert k < 512 or growth.law.fixed_samples == 0.0
+    assert len(growth._pairs) == 512
+
+
+def test_a_law_of_which_a_twentieth_grows_is_not_told_from_a_fixed_step() -> None:
+    """Of a step of 40 samples: 760 samples' worth is fixed where a twentieth grows."""
+    for growing, fixed in ((0.05, 760.0), (0.0499, math.inf), (0.25, 120.0), (1.0, 0.0), (0.0, math.inf)):
+        assert _law(growing, 40.0).fixed_samples == pytest.approx(fixed)
+    assert (LEAST_PAIRS, LEAST_ROUNDS) == (4, 3)

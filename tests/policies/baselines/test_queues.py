@@ -134,6 +134,8 @@ def test_when_the_next_job_is_promoted() -> None:
         ([2, 3], [3], 1, INF, -1, 0.5, 1060.0), ([2, 3], [3], 1, 0.0, -1, 1.0, 1030.0),
         ([2, 3], [2], 1, INF, -2, 1.0, 1500.0),  # one that runs is in a later queue than one that is stopped
         ([2, 3], [3, 4], 1, INF, -1, 1.0, 1250.0),
+        ([2], [], 0, 1.0, 1, 1.0, 1480.0),  # what is free is for nobody, where nobody is stopped
+        ([0, 2, 3], [3], 1, INF, -1, 1.0, 1480.0),  # nobody is in a later queue than who is stopped
     ],
 )  # fmt: skip
 def test_when_a_running_job_could_first_give_way(
@@ -169,6 +171,7 @@ def fitted(
     )  # fmt: skip
     assert room.tolist() == before.tolist()
     if node < 0:
+        assert node == -1
         return []
     assert count == 0 or (first[node] <= out[:count]).all()
     return out[:count].tolist() if count else [node]
