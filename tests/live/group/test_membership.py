@@ -262,7 +262,7 @@ def test_the_same_group_without_a_new_round_is_formed_three_times(join: Join) ->
     found = [
         counted(0, [1, 2], 5), counted(1, [1, 2], 5), counted(2, [2, 1], 5), counted(3, [1, 2], 6),
         counted(4, [1, 2], 6), counted(5, [1, 3], 6), counted(6, [1, 3], 4), counted(7, [1, 3], 4, planned=True),
-        counted(8, [3, 1], None), counted(9, [3, 1], None),
+        counted(8, [3, 1], None), counted(9, [3, 1], -1),
     ]  # fmt: skip
     assert found == [0, 1, 2, 0, 1, 0, 1, 0, 1, 2]
     with pytest.raises(RegroupError, match="the group of 2 was formed anew 3 times, nobody had left it"):
@@ -344,7 +344,7 @@ def test_who_waits_ends_with_training(join: Join, key: str) -> None:
 
 def test_who_waits_alone_ends_the_job(join: Join) -> None:
     """Both founders and one who came are dead, another one never came in."""
-    mine, store = join(4, founders="2", joined="3", dead_0="1", dead_2="1", admit_2="1")
+    mine, store = join(4, founders="2", joined="3", dead_0="1", dead_2="1", admit_2="1", admit_6="1")
     assert not mine._is_deserted()
     assert mine._asked_for == {0, 1, 2}
     store.set("dead/1", "1")
@@ -423,3 +423,121 @@ def test_a_group_that_does_not_form_is_left(join: Join, monkeypatch: pytest.Monk
     with pytest.raises(RegroupError, match="y"):
         mine._try_form(4, [1])
     assert len(left) == 1
+
+
+def test_what_a_member_waits_for_is_broken(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of its group and, while it connects, all that were opened since; under NCCL the group, too."""
+    broken: list[Any] = []
+    aborted: list[str] = []
+    monkeypatch.setattr(regroup, "shut", broken.append)
+    monkeypatch.setattr(regroup, "open_sockets", lambda: frozenset({1, 2, 7}))
+    group = SimpleNamespace(abort=lambda: aborted.append("group"))
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_group", lambda: group)
+    mine, _ = join(1)
+    mine._sockets = frozenset({4, 5})  # type: ignore[arg-type]
+    mine.break_exchange()
+    mine._before = frozenset({1, 2})  # type: ignore[arg-type]
+    mine.break_exchange()
+    assert (broken, aborted) == ([{4, 5}, {4, 5, 7}], [])
+    mine.backend = "cpu:gloo,cuda:nccl"
+    mine.break_exchange()
+    assert aborted == ["group"]
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch, store: Store, ended: Exception | None = None, **environment: str
+) -> Any:
+    """What a process that starts does, in such an environment."""
+    done: list[Any] = []
+    for name in ("EQUIPOISE_JOIN", "EQUIPOISE_STORE", "RANK", "WORLD_SIZE", regroup.WORKER):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def job_store(*hosts: bool) -> Store:
+        """The one store, and who hosts it."""
+        done.append(("store", *hosts))
+        return store
+
+    def reached(*where: Any) -> Any:
+        """A connection to whoever hosts the store."""
+        done.append(("reached", *where))
+        return where
+
+    def way(name: str) -> Callable[..., None]:
+        """A way into the group."""
+
+        def go(self: Membership, *what: Any) -> None:
+            """Note it, and end where that is asked for."""
+            done.append((name, self.member, *what))
+            if ended is not None:
+                raise ended
+
+        return go
+
+    monkeypatch.setattr(regroup, "gc", SimpleNamespace(freeze=lambda: done.append("frozen")))
+    monkeypatch.setattr(regroup, "job_store", job_store)
+    monkeypatch.setattr(regroup, "address", lambda: ("h", 29))
+    monkeypatch.setattr(regroup, "is_hosted", lambda: "EQUIPOISE_STORE" in environment)
+    monkeypatch.setattr(regroup, "reached", reached)
+    monkeypatch.setattr(regroup, "_current", None)
+    monkeypatch.setattr(Membership, "end_with", lambda self, line: done.append(("line", line)))
+    for name in ("found", "join"):
+        monkeypatch.setattr(Membership, name, way(name))
+    try:
+        regroup.start(timeout_s=7.0)
+        mine = regroup.current()
+        assert mine is not None
+        assert (mine.backend, mine.timeout_s) == ("gloo", 7.0)
+    except SystemExit as ending:
+        done.append(("ended", ending.code))
+    return done
+
+
+def test_a_founder_starts_with_the_others_and_the_first_hosts_the_store(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("line", ("h", 29))
+    first = started(monkeypatch, Store(), RANK="0", WORLD_SIZE="3")
+    reached = ("reached", "h", 29)
+    assert first == ["frozen", ("store", True), ("store",), reached, line, ("found", 0, 3)]
+    hosted = {"EQUIPOISE_STORE": "h:29", "WORLD_SIZE": "3"}
+    for rank in ("0", "2"):
+        found = started(monkeypatch, Store(), RANK=rank, **hosted)
+        assert found == ["frozen", reached, ("store", False), ("store",), line, ("found", int(rank), 3)]
+    other = started(monkeypatch, Store(beat_2="5"), RANK="2", WORLD_SIZE="3")
+    assert other[-1] == ("found", 2, 3)  # torchrun starts all of them again
+
+
+def test_who_comes_gets_the_next_number(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(founders="4", joined="2")
+    found = started(monkeypatch, store, EQUIPOISE_JOIN="1", EQUIPOISE_STORE="h:29", **{regroup.WORKER: "w"})
+    assert found[-1] == ("join", 6)
+    assert (store.get("joined"), store.get("worker/w"), store.get("beat/6")) == (b"3", b"6", b"0")
+    for known in ("beat_2", "dead_2"):  # it was started again
+        store = Store(joined="2", **{known: "1"})
+        found = started(monkeypatch, store, RANK="2", WORLD_SIZE="4", EQUIPOISE_STORE="h:29")
+        assert found[-1] == ("join", 6)
+        assert store.get("founders") == b"4"
+
+
+def test_who_is_not_taken_in_ends_well(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    found = started(monkeypatch, store, EvictedError("over"), RANK="0", WORLD_SIZE="3")
+    assert found[-1] == ("ended", 0)
+    assert not store.check(["done"])
+    with pytest.raises(RuntimeError, match="broken"):
+        started(monkeypatch, Store(), RuntimeError("broken"), RANK="0", WORLD_SIZE="3")
+
+
+def test_a_store_that_went_before_ends_the_process(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(Store):
+        """Answers nobody."""
+
+        def set(self, key: str, value: str) -> None:
+            raise torch.distributed.DistNetworkError("gone")
+
+    ((*_, (_, why)),) = [started(monkeypatch, Gone(), RANK="1", WORLD_SIZE="3")]
+    assert why.startswith(
+        "equipoise: this process ends: the job's store at h:29 went before it was taken in; start"
+    )
