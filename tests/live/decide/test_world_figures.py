@@ -327,6 +327,6 @@ def test_where_files_lie_and_when_they_are_needed() -> None:
         (3, 0),
         (3, 1),
     ]
-    # At 500 and 100 bytes/s; of 21 samples half is each one's part, and rank 0 lacks a half of 2000 / 23 bytes of it.
+    # At 500 and 100 bytes/s. Each has 10.5 of 21 samples to train on, of which rank 0 lacks half a sample.
     supply = [10.5 / (1000 / 500 + 0.5 * 2000 / 23 / 500), 11 / (600 / 500)]
     assert seen.workers.input_samples_per_s.tolist() == pytest.approx(supply)
