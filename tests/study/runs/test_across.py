@@ -123,6 +123,7 @@ def test_the_case_that_compiles_kernels_is_small_and_has_of_everything() -> None
     ]
     training, rigid = made.workload.jobs
     assert (training.count, training.gpus, training.steps, training.global_batch) == (2, 4, 60, 32)
+    assert training.data is not None
     assert (training.data.samples, training.data.shards) == (640, 32)
     assert training.data.samples == 20 * training.global_batch
     assert (rigid.count, rigid.gpus, rigid.duration, rigid.spacing) == (3, 2, 5.0, 1.0)
