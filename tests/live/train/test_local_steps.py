@@ -205,20 +205,20 @@ def test_movements_are_measured_over_whole_periods(met: list[Any]) -> None:
     assert made.movement is not None
     added: list[Any] = []
     made.movement.add = lambda own, mean, part: added.append(part)  # type: ignore[method-assign,assignment]
-    made.change(2, 2)
+    made.change(3, 2)
     samples = (1.0, 3.0, 4.0, 0.0)
-    for last in (False, False, False, False):
+    for last in (False,) * 6:
         made.count(samples)
         made.step(last)
     assert added == [0.375]
-    for last in (False, True):  # after two of four steps
+    for last in (False, True):  # after two of six steps
         made.count(samples)
         made.step(last)
     assert added == [0.375]
     for _ in range(3):
         made.count(samples)
         made.step(last=False)
-    made.reset(2, 2)
+    made.reset(3, 2)
     assert made.movement.own([weight]) is not None
     made.change(1)
     assert made.movement.own([weight]) is None
