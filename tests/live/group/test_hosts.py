@@ -62,7 +62,7 @@ def test_a_command_prints_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ((3, "a\n", "first\nlast \n"), r"^list it: exit code 3: last$"),
+        ((3, "a\n", "first\nsecond\nlast \n"), r"^list it: exit code 3: last$"),
         ((-9, "a\n", ""), r"^list it: exit code -9$"),
         ((0, "a:0\n", ""), r"^list it:1:1: 'a:0' is not HOST"),
         (

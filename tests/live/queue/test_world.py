@@ -252,6 +252,8 @@ def test_what_a_plan_starts_comes_first() -> None:
     starts = Plan(allocation=Allocation.of([(3, [2])]))
     assert order_of(ahead.refine(seen, starts, {})[0]) == [3, 1, 2]
     assert stage.asked_s == [103.0, 108.0, 110.0]
+    nothing = Plan(allocation=Allocation.of([(2, []), (3, [2])]))  # a job that waits gets none
+    assert order_of(ahead.refine(seen, nothing, {})[0]) == [3, 1, 2]
     stops = Plan(allocation=Allocation.of([(0, []), (2, [0, 1])]))
     assert order_of(ahead.refine(seen, stops, {})[0])[:1] == [2]
     everything = Plan(allocation=Allocation.of([(0, []), (2, [0, 1]), (1, [2])]))

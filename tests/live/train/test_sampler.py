@@ -235,6 +235,10 @@ def test_a_checkpoint_is_gone_on_from_with_another_batch_or_other_ranks() -> Non
     assert more.state()["deal"]["order"] is not None
     assert more.deal is not None
     assert more.deal.left == 18
+    fewer = sampler(24, batch=6, shuffle=False, shards=4)
+    fewer.load(state)
+    assert fewer.deal is not None
+    assert ([len(queue) for queue in fewer.deal.queues()], fewer.shares.tolist()) == ([4], [6])
     old = {k: v for k, v in at_the_second_round().state().items() if k not in ("rate", "accumulation")}
     early = sampler(24, ranks=2, batch=6, shuffle=False, shards=4)
     early.load(old)
@@ -242,6 +246,14 @@ def test_a_checkpoint_is_gone_on_from_with_another_batch_or_other_ranks() -> Non
     nothing = sampler(24, ranks=2, batch=6, shuffle=False, shards=4)
     nothing.load(sampler(24, ranks=2, batch=6, shuffle=False, shards=4).state())
     assert (nothing.deal, nothing.resumes, nothing._is_whole) == (None, False, True)
+
+
+def test_a_checkpoint_is_one_of_the_same_data_wherever_it_was_written() -> None:
+    sizes = np.array([400, 200, 360], dtype=np.int64)
+    made = sampler(960, seed=1000, files=Files(sizes, "th" + "ese"))
+    again = sampler(960, seed=1000, files=Files(sizes, "these"))
+    again.load(json.loads(json.dumps(made.state())))
+    assert again.boundary == 0
 
 
 @pytest.mark.parametrize(
