@@ -202,7 +202,7 @@ def test_steps_of_a_share() -> None:
 
 def test_a_rank_sleeps_for_what_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the device: four times as long as it computed."""
-    clock, slept = SimpleNamespace(now_s=10.0), list[float]()
+    clock, slept = SimpleNamespace(now_s=0.5), list[float]()
     monkeypatch.setattr(
         shares, "time", SimpleNamespace(perf_counter=lambda: clock.now_s, sleep=lambda s: slept.append(s))
     )
@@ -210,14 +210,14 @@ def test_a_rank_sleeps_for_what_it_does_not_hold(monkeypatch: pytest.MonkeyPatch
     assert held.set(0.2) is None
     held.begin()
     assert slept == []  # nothing was computed yet
-    clock.now_s = 10.5
+    clock.now_s = 1.0
     held.end()
-    clock.now_s = 10.75
+    clock.now_s = 1.25
     held.end()  # the last counts
     held.begin()
     assert slept == [pytest.approx(3.0)]
     held.set(1.0)
-    clock.now_s = 13.0
+    clock.now_s = 3.5
     held.end()
     held.begin()
     assert len(slept) == 1
