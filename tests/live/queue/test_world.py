@@ -42,6 +42,7 @@ def test_a_look_is_news_when_jobs_or_free_gpus_change() -> None:
         queue.manager.snapshot = lambda jobs=jobs, nodes=nodes: Snapshot(100.0, jobs, nodes)  # type: ignore[method-assign]
         assert queue.look() == news
     assert [*queue.rows.jobs] == [1, 2]
+    assert queue.rows.table.rigid.tolist() == [True, True]  # they get what they ask for, or nothing
 
 
 @pytest.mark.parametrize(
@@ -244,6 +245,21 @@ def test_jobs_that_follow_are_those_that_the_policy_starts_when_others_end(
     assert (reason.stage, reason.text) == ("ahead", f"the next {len(order)} of 3")
     assert (seen.time_s, seen.gpus.job.tolist(), seen.waiting.tolist()) == (100.0, [0, 0], [1, 2, 3])
     assert seen.jobs.service_s.tolist() == [10.0, 5.0, 7.0, 3.0]  # of a copy time went on
+
+
+@pytest.mark.parametrize(("running", "order"), [(3, [3]), (4, [4]), (5, [])])
+def test_no_more_than_four_jobs_end_for_each_that_may_start(running: int, order: list[int]) -> None:
+    """One waits for all GPUs, of which one comes free each second."""
+    rows = np.arange(running + 1)
+    jobs = Jobs.of(
+        id=rows, state=np.where(rows < running, RUNNING, WAITING), rigid=np.ones(running + 1, dtype=bool),
+        gpus_requested=np.where(rows < running, 1, running), gpus_held=(rows < running).astype(int),
+        service_s=rows + 1.0, arrival_s=np.zeros(running + 1),
+    )  # fmt: skip
+    gpus = Gpus.of(node=np.zeros(running), job=rows[:-1], share_free=np.zeros(running))
+    nodes = Nodes.of(gpus=[running], first_gpu=[0], gpus_free=[0], up=[True])
+    seen = Observation.of(100.0, nodes=nodes, gpus=gpus, jobs=jobs)
+    assert order_of(Ahead(Policy("p", (InOrder([]),)), most=1).refine(seen, Plan(), {})[0]) == order
 
 
 def test_what_a_plan_starts_comes_first() -> None:

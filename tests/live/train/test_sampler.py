@@ -89,7 +89,9 @@ def test_the_least_that_can_be_sampled(samples: int, how: dict[str, Any], why: s
 
 def test_what_does_not_fill_a_batch_is_left_out_where_that_is_asked_for() -> None:
     assert read(sampler(11, shuffle=False, drop_last=True)) == [*range(8)]
-    assert len(sampler(11)) == 3
+    made = sampler(11)
+    next(iter(made))
+    assert len(made) == len(sampler(11)) == 3
     assert len(sampler(11, drop_last=True)) == 2
     assert len(sampler(8, drop_last=True)) == len(sampler(8)) == 2
 
@@ -106,6 +108,13 @@ def test_passes_are_cut_in_whole_micro_batches() -> None:
     assert cut([5, 0], 9, 2) == [[2, 0], [2, 0], [1, 0]]  # no more than there are micro-batches
     assert cut([0, 0], 3, 2) == [[0, 0]]
     assert cut([], 3, 2) == [[]]
+
+
+def test_many_ranks_read_and_many_files_move_as_few_do() -> None:
+    assert read(sampler(600, 299, 300, 300, shuffle=False, shards=300)) == [598, 599]
+    deal = Deal.whole(np.arange(300), 300, None, 2)
+    assert deal.move(int("299"), 0) is None
+    assert deal.owned.tolist() == [151, 149]
 
 
 def test_rounds_of_a_step_say_so() -> None:
@@ -254,12 +263,25 @@ def test_a_checkpoint_is_one_of_the_same_data_wherever_it_was_written() -> None:
     again = sampler(960, seed=1000, files=Files(sizes, "these"))
     again.load(json.loads(json.dumps(made.state())))
     assert again.boundary == 0
+    many = [sampler(600, ranks=300, batch=300, shuffle=False) for _ in range(2)]
+    next(iter(many[0]))
+    many[1].load(json.loads(json.dumps(many[0].state())))
+    assert many[1].state()["deal"]["order"] is None  # as many ranks as before
+    asked = {
+        **many[0].state(),
+        "given_batch": 200,
+        "shares": [2, 0] * 150,
+    }  # the batch is the script's now
+    other = sampler(600, ranks=300, batch=300, shuffle=False)
+    other.load(json.loads(json.dumps(asked)))
+    assert other.shares.tolist() == [2, 0] * 150
 
 
 @pytest.mark.parametrize(
     ("how", "why"),
     [
         ({"samples": 25}, "state: samples of 24 is not allowed, the job has 25"),
+        ({"samples": 23}, "state: samples of 24 is not allowed, the job has 23"),
         ({"seed": 3}, "state: seed of 0 is not allowed, the job has 3"),
         ({"shuffle": True}, "state: shuffle of False is not allowed, the job has True"),
     ],
