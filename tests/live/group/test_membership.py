@@ -127,7 +127,8 @@ def test_a_member_is_dead_when_it_was_silent_for_six_seconds(join: Join, clock: 
 
 def test_a_wait_is_broken_when_a_member_is_lost_or_another_group_is_asked_for(join: Join, clock: Any) -> None:
     mine, store = join(0)
-    mine.expected, mine.attempt, watch = [0, 3], 4, mine._watch
+    mine.expected, mine.attempt, watch = [0, 3], 5, mine._watch
+    assert watch.daemon  # it keeps no process alive
     watch._seen = {3: (b"1", 100.0)}
     assert not watch._is_broken(115.0)
     assert watch._is_broken(115.5)
@@ -138,9 +139,9 @@ def test_a_wait_is_broken_when_a_member_is_lost_or_another_group_is_asked_for(jo
     assert watch._is_broken(106.5)
     watch._seen = {}
     assert not watch._is_broken(106.5)
-    store.set("ask/4", "0")
-    assert not watch._is_broken(106.5)
     store.set("ask/5", "0")
+    assert not watch._is_broken(106.5)
+    store.set("ask/6", "0")
     assert watch._is_broken(106.5)
 
 
