@@ -62,6 +62,20 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "less than one is refused before"
         ),
     },
+    "live/group/regroup.py": {
+        "self._agreed: tuple[frozenset[int], int] = (frozenset(), -1)  # on whom, and on which round -> "
+        "self._agreed: tuple[frozenset[int], int] = (frozenset(), - 2)  # on whom, and on which round": (
+            "nobody is no group, so that the first one is another"
+        ),
+    },
+    "live/queue/ahead.py": {
+        "return [int(row) for row in given if o.jobs.state[row] == WAITING] -> "
+        "return [int(row) for row in given if o.jobs.state[row] <= WAITING]": "`WAITING` is the first state, 0",
+        "if len(observation.waiting) > len(order) and len(order) < self.most: -> "
+        "if len(observation.waiting) > len(order) and len(order) != self.most:": (
+            "to an order that is longer nothing is added"
+        ),
+    },
     "live/queue/apply.py": dict.fromkeys(
         (
             "highest = max((job.priority for job in rest), default=-1) -> "

@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -404,3 +406,85 @@ def test_the_measurement_of_moving_data_runs_and_counts_every_sample_once() -> N
     assert {name: len(took_s) for name, took_s in found["took_s"].items()} == {
         "plain": 1, "static": 1, "moved": 1,
     }  # fmt: skip
+
+
+# -- what a rank tells ---------------------------------------------------------------------------------------
+
+
+class Fetches:
+    """Stands for a fetcher: what has come, and what is on its way."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Any] = []
+
+    def want(self, *asked: Any) -> None:
+        self.wanted.append(asked)
+
+    def take(self) -> list[Any]:
+        names = ("store", "size_bytes", "alone_s", "delay_s")
+        rows = ((2, 100.0, 2.0, 0.5), (0, 40.0, 4.0, 0.25), (2, 300.0, 3.0, 0.125))
+        return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def busy(self) -> list[int]:
+        return [1, 33]
+
+
+def told(samples: int = 6, **how: Any) -> tuple[Any, DataPlane, Fetches, ShareSampler]:
+    """The plane of one of two ranks, on 34 files of three stores."""
+    sizes = np.full(34, samples)
+    made, fetcher = samplers(2, shuffle=False, files=Files(sizes, "x"))[0], Fetches()
+    data = Noted(sizes, prefetch=how.pop("prefetch", 2))
+    data.shards = [replace(shard, store=(0, 2, 1)[k % 3]) for k, shard in enumerate(data.shards)]
+    held = {"k0", "k33"}
+    more = {
+        "start": lambda: fetcher, "take_waited_s": lambda: 7.5, "stop": lambda: fetcher.wanted.append("stop"),
+        "source": SimpleNamespace(
+            cache=SimpleNamespace(keys=lambda: held), keys=[f"k{k}" for k in range(34)], come_bytes=lambda: 50
+        ),
+    }  # fmt: skip
+    for name, value in {**more, **how}.items():
+        setattr(data, name, value)
+    return data, DataPlane(data, made, lambda: 2), fetcher, made  # type: ignore[arg-type]
+
+
+def test_a_rank_tells_what_has_come_what_is_there_and_what_is_on_its_way() -> None:
+    _, plane, _, _ = told()
+    found = plane.report()
+    assert plane.stores == 3
+    assert found[:HEAD].tolist() == [7.5, 50.0]
+    assert found[HEAD : HEAD + 12].reshape(3, 4).tolist() == [
+        [40.0, 4.0, 0.25, 1.0], [0.0] * 4, [400.0, 5.0, 0.625, 2.0]
+    ]  # fmt: skip
+    assert np.flatnonzero(unpacked(found[HEAD + 12 : HEAD + 14], 34)).tolist() == [0, 33]
+    assert np.flatnonzero(unpacked(found[HEAD + 14 :], 34)).tolist() == [1, 33]
+    assert len(found) == HEAD + 16
+    for count, numbers in ((1, 1), (32, 1), (33, 2), (0, 0)):
+        assert len(packed(np.ones(count, dtype=np.bool_))) == numbers
+    assert packed(np.array([True, False, True])).tolist() == [160.0]
+
+
+def test_a_rank_wants_what_it_reads_now_and_then_what_it_drew_and_what_it_owns() -> None:
+    data, plane, fetcher, made = told(2)
+    plane.refresh()
+    assert fetcher.wanted == []  # nothing is dealt yet
+    drawn = iter(made)
+    next(drawn)
+    assert fetcher.wanted[0] == ([0], [1, 2], 500_000, None)  # as it was dealt
+    assert fetcher.wanted[-1] == ([0, 1], [2, 3], 500_000, None)
+    next(drawn)
+    assert fetcher.wanted[-1] == ([0, 1], [2, 3, 4], 500_000, None)
+    made.finish(stepped=True)
+    assert fetcher.wanted[-1] == ([1, 2], [3, 4], 500_000, None)
+    plane._ranks_here = lambda: 1
+    data.cache_bytes = 999
+    plane.refresh()
+    assert fetcher.wanted[-1] == ([1, 2], [3, 4], 999, set(range(3, 17)))
+    plane.close()
+    next(drawn)
+    assert fetcher.wanted[-1] == "stop"
+
+
+def test_a_cache_of_two_shards_for_each_rank_is_enough() -> None:
+    told(cache_bytes=400)
+    with pytest.raises(ValueError, match="cache_bytes: 399 is not allowed, 2 ranks on this node need room"):
+        told(cache_bytes=399)

@@ -278,3 +278,55 @@ def test_a_step_has_as_many_passes_as_memory_needs(
     plan = Plan() if asked is None else Plan(accumulation=array(asked))
     change, refused = bounded(made, plan)
     assert (change.accumulation, refused) == (passes, [])
+
+
+# -- data in files -----------------------------------------------------------------------------------------------
+
+
+def test_where_files_lie_and_when_they_are_needed() -> None:
+    """Of three files of two stores rank 1 has one here, of which it has read 2 of 5 samples, and fetches one."""
+    pytest.importorskip("fsspec")
+    from equipoise.live.data.index import Shard
+    from equipoise.live.data.plane import HEAD, packed
+    from equipoise.live.data.view import DataView
+    from equipoise.live.train.deal import Deal
+
+    made = world(places(0, 1, hosts="ab"))
+    files = [Shard("x", 10, 1000, None, 0), Shard("y", 5, 400, None, 1), Shard("z", 8, 600, None, 0)]
+    sizes = np.array([10, 5, 8])
+    made.deal = Deal.whole(np.arange(23), 3, np.array([0, 1, 1]), 2, sizes=sizes)
+    made.deal.draw(np.array([0, 2]), 1)
+    made.data = DataView(files)
+    reports = np.zeros((2, made.data.length))
+    reports[1, 0] = 0.02  # of the 0.05 s that it waited, so long for files
+    reports[:, HEAD : HEAD + 8] = (1000.0, 2.0, 0.25, 1.0, 400.0, 4.0, 0.5, 1.0)
+    reports[1, HEAD + 8 :] = np.concatenate([packed(np.arange(3) == k) for k in (1, 2)])
+    made.data.update(reports, ["a", "b"])
+    seen = made.observe()
+    shards, each_s = seen.shards, (5 * 0.211 - 0.02) / 30
+    assert shards.id.tolist() == [0, 1, 2]
+    assert shards.worker.tolist() == [0, 1, 1]
+    assert shards.node.tolist() == [2, 3, 2]
+    assert shards.samples.tolist() == [10, 3, 8]
+    assert shards.bytes.tolist() == [1000.0, 240.0, 600.0]
+    assert shards.started.tolist() == [False, True, True]
+    assert shards.local.tolist() == [False, True, False]
+    assert shards.needed_in_s.tolist() == pytest.approx([0.0, 0.0, 3 * each_s])
+    assert seen.workers.step_s.tolist() == pytest.approx([0.111, 0.207])
+    assert seen.workers.step_cov.tolist() == pytest.approx([0.0, 0.0])
+    assert seen.workers.samples_owned.tolist() == [10.0, 11.0]
+    nodes = seen.nodes
+    assert [nodes.gpus.tolist(), nodes.gpus_free.tolist(), nodes.first_gpu.tolist()] == [
+        [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 2, 2]
+    ]  # fmt: skip
+    assert len(nodes.speed_ratio) == 4
+    paths = seen.paths
+    assert list(zip(paths.source.tolist(), paths.target.tolist(), strict=True)) == [
+        (2, 0),
+        (2, 1),
+        (3, 0),
+        (3, 1),
+    ]
+    # At 500 and 100 bytes/s. Each has 10.5 of 21 samples to train on, of which rank 0 lacks half a sample.
+    supply = [10.5 / (1000 / 500 + 0.5 * 2000 / 23 / 500), 11 / (600 / 500)]
+    assert seen.workers.input_samples_per_s.tolist() == pytest.approx(supply)

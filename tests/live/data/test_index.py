@@ -1,0 +1,153 @@
+"""The index of a data set: which shards there are, where they lie, and what is wrong with one, in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fsspec")
+
+from equipoise.live.data import index
+from equipoise.live.data.formats import ShardError
+from equipoise.live.data.index import Shard, digest, main, make_index, read_index
+from tests.live.data.store import tar_of
+
+
+def entry(url: str = "a.tar", samples: Any = 3, size: Any = 40, **more: Any) -> dict[str, Any]:
+    return {"url": url, "nsamples": samples, "filesize": size, **more}
+
+
+def written(folder: Path, content: Any, name: str = "index.json") -> str:
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder)
+
+
+def test_shards_lie_beside_the_index_or_in_stores_of_their_own(tmp_path: Path) -> None:
+    """Stores are numbered by their names, 0 is that of the index."""
+    entries = [
+        entry("z.tar", 3, 40, md5sum="ab"),
+        entry("s3://two/x/b.tar", 5, 60),
+        entry("s3://one/c.tar", 7, 80, md5sum=None),
+        entry("http://two/d.tar", 2, 90),
+        entry("s3://two/e.tar", 4, 50),
+    ]
+    root = written(tmp_path, {"shardlist": entries})
+    expected = [
+        Shard(f"{root}/z.tar", 3, 40, "ab", 0), Shard("s3://two/x/b.tar", 5, 60, None, 3),
+        Shard("s3://one/c.tar", 7, 80, None, 2), Shard("http://two/d.tar", 2, 90, None, 1),
+        Shard("s3://two/e.tar", 4, 50, None, 3),
+    ]  # fmt: skip
+    assert read_index(root, {}) == expected
+    assert read_index(root + "//", {}) == expected
+    written(tmp_path, {"shardlist": entries[:1]}, "other.json")
+    assert read_index(f"{root}/other.json", {}) == expected[:1]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "no index of shards: "),
+        ({"shards": []}, "no index of shards: KeyError: 'shardlist'"),
+        ([3], "no index of shards: TypeError: "),
+        ({"shardlist": []}, "shardlist: a list of shards is needed, with at least one"),
+        ({"shardlist": {"a": 1}}, "shardlist: a list of shards is needed"),
+        ({"shardlist": [entry(), 3]}, r"shardlist\[1\].url: a text is needed"),
+        ({"shardlist": [{"nsamples": 3}]}, r"shardlist\[0\].url: a text is needed"),
+        ({"shardlist": [entry(samples=0)]}, r"shardlist\[0\].nsamples: 0 is not allowed, a whole number"),
+        ({"shardlist": [entry(samples=True)]}, r"shardlist\[0\].nsamples: True is not allowed"),
+        ({"shardlist": [entry(samples=2.0)]}, r"shardlist\[0\].nsamples: 2.0 is not allowed"),
+        ({"shardlist": [entry(), entry(size=0)]}, r"shardlist\[1\].filesize: 0 is not allowed"),
+        ({"shardlist": [entry(size=None)]}, r"shardlist\[0\].filesize: None is not allowed"),
+        ({"shardlist": [entry(md5sum=7)]}, r"shardlist\[0\].md5sum: a text is needed, or none"),
+    ],
+)
+def test_an_index_that_is_not_sound_is_refused(content: Any, why: str, tmp_path: Path) -> None:
+    root = written(tmp_path, content)
+    with pytest.raises(ShardError, match=f"^{root}/index.json: {why}"):
+        read_index(root, {})
+
+
+def test_one_sample_in_one_byte_is_enough(tmp_path: Path) -> None:
+    root = written(tmp_path, {"shardlist": [entry(samples=1, size=1)]})
+    assert read_index(root, {}) == [Shard(f"{root}/a.tar", 1, 1, None, 0)]
+
+
+def test_an_index_that_is_not_there_can_be_made(tmp_path: Path) -> None:
+    with pytest.raises(
+        ShardError, match=rf"not found; make it with python -m equipoise.live.data.index {tmp_path}$"
+    ):
+        read_index(str(tmp_path), {})
+    with pytest.raises(ShardError, match=r"^nowhere://x/index.json: Protocol not known: nowhere"):
+        read_index("nowhere://x", {})
+
+
+def test_a_changed_file_has_another_name_in_a_cache() -> None:
+    plain = Shard("s3://b/x/a.tar", 3, 40, "m", 2)
+    told = hashlib.sha256(b'["s3://b/x/a.tar", 3, 40, "m"]').hexdigest()[:32]
+    assert plain.key() == f"{told}.tar"
+    assert len(told) == 32
+    others = [
+        Shard("s3://b/x/b.tar", 3, 40, "m", 2), Shard("s3://b/x/a.tar", 4, 40, "m", 2),
+        Shard("s3://b/x/a.tar", 3, 41, "m", 2), Shard("s3://b/x/a.tar", 3, 40, None, 2),
+    ]  # fmt: skip
+    assert len({shard.key() for shard in [plain, *others]}) == 5
+    assert Shard("s3://b/x/a.tar", 3, 40, "m", 5).key() == plain.key()
+    names = ["d/a.b.tar", "d.e/a", "d/.hidden", "d/.hidden.bin", "a.tar"]
+    found = [Shard(name, 3, 40, None, 0).key()[32:] for name in names]
+    assert found == [".b.tar", "", "", ".hidden.bin", ".tar"]
+
+
+def test_the_same_files_elsewhere_are_the_same_data() -> None:
+    here, there = Shard("h/x/a.tar", 3, 40, "m", 0), Shard("s3://b/a.tar", 3, 40, "m", 4)
+    assert digest([here]) == digest([there])
+    assert digest([here]) == hashlib.sha256(b'[["a.tar", 3, 40, "m"]]').hexdigest()[:16]
+    others = [Shard("b.tar", 3, 40, "m", 0), Shard("a.tar", 3, 40, "n", 0), Shard("a.tar", 3, 41, "m", 0)]
+    assert len({digest([one]) for one in [here, *others]} | {digest([here, here])}) == 5
+
+
+def test_an_index_is_made_of_all_files_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = tar_of({"x": {"id": b"3"}, "y": {"id": b"4"}})
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.tar").write_bytes(two)
+    (tmp_path / "a.bin").write_bytes(b"12345")
+    (tmp_path / ".hidden").write_bytes(b"1")
+    (tmp_path / "index.json").write_text("old")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/index.json\n"
+    made = json.loads((tmp_path / "index.json").read_text())
+    sums = [hashlib.md5(content).hexdigest() for content in (b"12345", two)]
+    assert made == {
+        "__kind__": "wids-shard-index-v1",
+        "shardlist": [
+            {"url": "a.bin", "nsamples": 1, "filesize": 5, "md5sum": sums[0]},
+            {"url": "deep/b.tar", "nsamples": 2, "filesize": len(two), "md5sum": sums[1]},
+        ],
+    }
+    assert [(s.url, s.samples) for s in read_index(str(tmp_path), {})] == [
+        (f"{tmp_path}/a.bin", 1), (f"{tmp_path}/deep/b.tar", 2)
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_counted_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [main([]), main(["a", "b"]), main(["-h"])] == [2, 2, 2]
+    assert capsys.readouterr().err == "usage: python -m equipoise.live.data.index ROOT\n" * 3
+    with pytest.raises(ShardError, match=f"^{tmp_path}: no files$"):
+        make_index(str(tmp_path), {})
+    (tmp_path / "a.tar").write_bytes(b"no tar")
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("equipoise: a.tar: no tar file, or cut off")
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_without_its_library_no_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(index.sys.modules, "fsspec.core", None)
+    with pytest.raises(
+        ShardError, match=r"^s3://x: file shards need fsspec: pip install 'equipoise\[live\]'$"
+    ):
+        index.open_store("s3://x", {})
