@@ -16,6 +16,8 @@ _BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
+_KINDS = "ibnetdiscover's nodes are `Ca`, `Rt` and `Switch`, in this order"
+_UNITS = "there are `CPUs` and `GPUs` alone"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "live/decide/held_up.py": {
@@ -252,6 +254,19 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "source_worker, piece = found or (-1, None) -> source_worker, piece = found or (- 2, None)": (
             "without a piece it is refused before the number is looked at"
         ),
+    },
+    "sim/loading/site/fabric.py": {
+        'if node.kind != "Ca" or "Aggregation Node" in node.description: -> '
+        'if node.kind > "Ca" or "Aggregation Node" in node.description:': _KINDS,
+        'if cable.peer in by_id and by_id[cable.peer].kind == "Switch" and cable.peer not in switches -> '
+        'if cable.peer in by_id and by_id[cable.peer].kind >= "Switch" and cable.peer not in switches': _KINDS,
+        "usual = max(Counter(rates.values()).items(), key=lambda item: item[1], default=(0.0, 0))[0] -> "
+        "usual = max(Counter(rates.values()).items(), key=lambda item: item[1], default=( 1.0, 0))[0]": (
+            "the default is of no hosts, none of which is then compared with it"
+        ),
+    },
+    "sim/loading/site/kubernetes.py": {
+        'cores = each if unit == "CPUs" else None -> cores = each if unit <= "CPUs" else None': _UNITS,
     },
     "sim/llm/search.py": {
         "if global_batch % (data * micro) or (zero == 3 and (pipeline > 1 or data * context == 1)): -> "
