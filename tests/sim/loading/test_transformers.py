@@ -44,14 +44,14 @@ def wrong(given: Scenario) -> list[tuple[str, str]]:
 
 
 def test_a_model_is_what_its_shape_and_layout_make_of_it() -> None:
-    found, problems = bind(case(JOB, layout=LAYOUT | {"cp": 3}), PROFILE)
+    found, problems = bind(case(JOB | {"gpus": 120}, layout=LAYOUT | {"tp": 4, "cp": 2, "pp": 5}), PROFILE)
     made, shape = found.workload.models["m"], SHAPES["llama2-13b"]
     assert problems == []
     assert made.transformer is not None
     bound = made.transformer.bound
     assert bound is not None
-    assert (bound.dp, bound.global_batch, bound.node_gpus, bound.nic, bound.why) == (1, 12, 4, 40e9, "")
-    assert (made.parallel.tensor, made.parallel.pipeline, made.parallel.zero) == (6, 4, 1)
+    assert (bound.dp, bound.global_batch, bound.node_gpus, bound.nic, bound.why) == (3, 12, 4, 40e9, "")
+    assert (made.parallel.tensor, made.parallel.pipeline, made.parallel.zero) == (8, 5, 1)
     assert (made.parameters, made.gradient) == (shape.parameters, 2.0 * shape.parameters)
     assert made.flop_per_sample == shape.train_flop_per_token() * shape.sequence
     assert made.memory.optimizer_bytes_per_parameter == 10.0
