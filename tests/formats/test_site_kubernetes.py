@@ -149,6 +149,7 @@ def test_flavors_are_accelerators_by_their_product_else_by_their_nodes() -> None
     one = Site(nodes=[Nodes(("a",), 8, "a10"), Nodes(("d",), 0, "t4")])
     assert _kinds(one, found) == expected | {"nodes": ""}
     assert _kinds(Site(nodes=[Nodes(("d",), 0, "t4")]), found) == expected | {"nodes": ""}
+    assert _kinds(Site(), KueueObjects(flavors=(ResourceFlavor("a10", {}, ""),))) == {"a10": "a10"}
     assert _kinds(Site(), KueueObjects(flavors=flavors)) == {
         "product": "l40s",
         "nodes": "",

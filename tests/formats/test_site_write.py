@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import yaml
 
+from equipoise.formats.slurm.config import ConfiguredNodes, Partition, SlurmConfig
 from equipoise.formats.slurm.hardware import Gres, SlurmTopology
 from equipoise.formats.slurm.hardware import Switch as SlurmSwitch
 from equipoise.formats.slurm.nodes import NodeRow
 from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
-from equipoise.sim.loading.site.slurm import add_gres, add_nodes, add_topology
+from equipoise.sim.loading.site.slurm import add_config, add_gres, add_nodes, add_topology, partition_line
 from equipoise.sim.loading.site.write import (
     _aside,
     _flow,
@@ -149,6 +150,9 @@ def test_equal_racks_in_order_are_a_tree_and_others_are_links() -> None:
     assert kind(Switch("r1", ("a1", "a2", "a3")), Switch("r2", ("a4",))) == links
     assert kind(one, Switch("r2", ("a3", "a4"), ("r1",))) == links
     assert kind(one, Switch("r2", ("a3",))) == links
+    each = [Switch(f"r{k}", (f"a{k}",)) for k in (1, 2, 3, 4)]
+    assert kind(*each, Switch("t1", (), ("r1", "r2"))) == tree.replace("2", "1")
+    assert kind(*each, Switch("t1", (), ("r1", "r2")), Switch("t2", (), ("r3", "r4"))) == links
     star = "  topology: {kind: star}  # one switch"
     assert kind(Switch("r1", ("a1", "a2", "a3", "a4")), Switch("top", (), ("r1",))) == star
     assert kind() == star + ": no topology was told"
@@ -303,3 +307,50 @@ def test_nodes_of_a_list_count_once_and_are_parted_by_what_they_have() -> None:
         "Nodes that are not there yet": ["g to h: FUTURE"],
         "Features of nodes": ["e to i: x,y"],
     }
+
+
+def test_of_a_partition_only_what_is_unusual_is_told() -> None:
+    def told(longest: float | None = None, mode: str = "OFF", **other: str) -> str:
+        return partition_line(Partition("p", "ALL", (), False, longest, None, 1, 1, mode, "", "UP", other, 1))
+
+    assert told() == told(mode="off") == ""
+    assert told(5400.0) == "p: longest 1.5 h"
+    assert (
+        told(float("inf"), "SUSPEND", maxnodes="3")
+        == "p: longest without limit, preemption SUSPEND, maxnodes 3"
+    )
+    assert told(mode="CANCEL") == "p: preemption CANCEL"
+
+
+def test_what_slurm_conf_says_beside_its_nodes_is_listed() -> None:
+    def nodes(
+        *names: str, weight: int, features: tuple[str, ...] = (), state: str = "UNKNOWN"
+    ) -> ConfiguredNodes:
+        return ConfiguredNodes(names, 6, 5 * 2**20, 3, "t4", features, weight, state, {}, 1)
+
+    site = Site()
+    lines = (
+        nodes("a1", weight=1),
+        nodes("b1", weight=2),
+        nodes("c1", weight=0),
+        nodes("d1", weight=1, features=("x", "y")),
+        nodes("e1", "e2", weight=1, state="future"),
+        nodes("f1", weight=1, state="drain"),
+    )
+    settings = {"zeta": "4", "alpha": "5", "clustername": "lab", "maxjobcount": "7"}
+    add_config(site, SlurmConfig("lab", lines, (), {}, {}, {}, settings))
+    told = [(group.names, group.gpus, group.cores, group.memory_bytes) for group in site.nodes]
+    assert told == [((f"{name}1",), 3, 6, 5 * 2**20) for name in "abcdf"]
+    assert site.name == "lab"
+    assert site.aside["Weights and features of nodes"] == [
+        "b1 ... weight 2, features ",
+        "c1 ... weight 0, features ",
+        "d1 ... weight 1, features x,y",
+    ]
+    assert site.aside["Other settings of slurm.conf, by name only"] == ["alpha, zeta"]
+    assert site.aside["Scheduling"] == ["maxjobcount=7"]
+    assert site.aside["States of nodes"] == ["f1 ...: drain"]
+    assert site.aside["Nodes that are not there yet"] == ["e1 to e2: State=future"]
+    bare = Site()
+    add_config(bare, SlurmConfig("", (), (), {}, {}, {}, {}))
+    assert (bare.name, "Other settings of slurm.conf, by name only" in bare.aside) == ("site", False)

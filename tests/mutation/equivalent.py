@@ -268,6 +268,16 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "sim/loading/site/kubernetes.py": {
         'cores = each if unit == "CPUs" else None -> cores = each if unit <= "CPUs" else None': _UNITS,
     },
+    "sim/loading/site/write.py": {
+        'up = titles[parent[switch.name]] if switch.name in parent else "core" if len(tops) > 1 else "" -> '
+        'up = titles[parent[switch.name]] if switch.name in parent else "core" if len(tops) != 1 else ""': (
+            "a switch without a parent is itself one of them"
+        ),
+        "size, flat = len(leaves[0].nodes), [node for leaf in leaves for node in leaf.nodes] -> "
+        "size, flat = len(leaves[ 1].nodes), [node for leaf in leaves for node in leaf.nodes]": (
+            "of two at least, that must all be of one size"
+        ),
+    },
     "sim/llm/search.py": {
         "if global_batch % (data * micro) or (zero == 3 and (pipeline > 1 or data * context == 1)): -> "
         "if global_batch % (data * micro) or (zero >= 3 and (pipeline > 1 or data * context == 1)):": (

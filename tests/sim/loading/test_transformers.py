@@ -85,6 +85,9 @@ def test_every_job_of_a_model_is_whole_replicas_and_whole_micro_batches() -> Non
     assert wrong(case(JOB, JOB | {"gpus": 20})) == [
         (layout, "20 GPUs of job 'j1' are not whole replicas of 8 (tp x cp x pp)")
     ]
+    assert wrong(case(JOB | {"gpus": 4})) == [
+        (layout, "4 GPUs of job 'j0' are not whole replicas of 8 (tp x cp x pp)")
+    ]
     ((path, text),) = wrong(case(JOB | {"global_batch": 16}))
     assert path == layout
     assert text.startswith("job 'j0': global_batch: 16 is not a multiple of dp x micro_batch (3 x 2)")
