@@ -149,6 +149,11 @@ def test_flavors_are_accelerators_by_their_product_else_by_their_nodes() -> None
     one = Site(nodes=[Nodes(("a",), 8, "a10"), Nodes(("d",), 0, "t4")])
     assert _kinds(one, found) == expected | {"nodes": ""}
     assert _kinds(Site(nodes=[Nodes(("d",), 0, "t4")]), found) == expected | {"nodes": ""}
+    bare = KueueObjects(
+        flavors=(ResourceFlavor("f", {"pool": "p"}, ""),),
+        nodes=(node("e", 2, pool="p"), node("f", 2, pool="p", NVIDIA="t4")),
+    )
+    assert _kinds(two, bare) == {"f": ""}
     assert _kinds(Site(), KueueObjects(flavors=(ResourceFlavor("a10", {}, ""),))) == {"a10": "a10"}
     assert _kinds(Site(), KueueObjects(flavors=flavors)) == {
         "product": "l40s",

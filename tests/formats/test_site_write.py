@@ -214,7 +214,7 @@ def test_gpus_of_gres_conf_add_up_and_those_of_slurm_conf_hold() -> None:
             Nodes(("c",), 3, "t4"),
             Nodes(("d",), 5),
             Nodes((), 7, count=2),
-            Nodes(("e",), 4),
+            Nodes(("e",), 0),
         ]
     )
     add_gres(
