@@ -19,6 +19,8 @@ _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held m
 _TRUTHS = "the product of truths is that both are true"
 _MODES = "there are `formula` and `optimal` alone"
 _LAST_STEP = "it is the last of the sub-steps"
+_KINDS = "ibnetdiscover's nodes are `Ca`, `Rt` and `Switch`, in this order"
+_UNITS = "there are `CPUs` and `GPUs` alone"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "live/decide/held_up.py": {
@@ -280,6 +282,29 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "sim/job/dataset.py": {
         "source_worker, piece = found or (-1, None) -> source_worker, piece = found or (- 2, None)": (
             "without a piece it is refused before the number is looked at"
+        ),
+    },
+    "sim/loading/site/fabric.py": {
+        'if node.kind != "Ca" or "Aggregation Node" in node.description: -> '
+        'if node.kind > "Ca" or "Aggregation Node" in node.description:': _KINDS,
+        'if cable.peer in by_id and by_id[cable.peer].kind == "Switch" and cable.peer not in switches -> '
+        'if cable.peer in by_id and by_id[cable.peer].kind >= "Switch" and cable.peer not in switches': _KINDS,
+        "usual = max(Counter(rates.values()).items(), key=lambda item: item[1], default=(0.0, 0))[0] -> "
+        "usual = max(Counter(rates.values()).items(), key=lambda item: item[1], default=( 1.0, 0))[0]": (
+            "the default is of no hosts, none of which is then compared with it"
+        ),
+    },
+    "sim/loading/site/kubernetes.py": {
+        'cores = each if unit == "CPUs" else None -> cores = each if unit <= "CPUs" else None': _UNITS,
+    },
+    "sim/loading/site/write.py": {
+        'up = titles[parent[switch.name]] if switch.name in parent else "core" if len(tops) > 1 else "" -> '
+        'up = titles[parent[switch.name]] if switch.name in parent else "core" if len(tops) != 1 else ""': (
+            "a switch without a parent is itself one of them"
+        ),
+        "size, flat = len(leaves[0].nodes), [node for leaf in leaves for node in leaf.nodes] -> "
+        "size, flat = len(leaves[ 1].nodes), [node for leaf in leaves for node in leaf.nodes]": (
+            "of two at least, that must all be of one size"
         ),
     },
     "sim/llm/search.py": {

@@ -179,6 +179,39 @@ def test_what_is_just_allowed_and_what_is_not(
     assert accepts(kind, refused) == message
 
 
+BORDERS = [  # (quantity, least and most that is plausible, most that is allowed)
+    (units.SIZE, 0.1, 1e18, 1e24),
+    (units.DATA_RATE, 1e5, 1e14, 1e24),
+    (units.TIME, 1e-10, 2e9, 1e12),
+    (units.WORK, 1.0, 1e21, 1e36),
+    (units.WORK_RATE, 1e6, 1e17, 1e30),
+    (units.SAMPLE_RATE, 1e-6, 1e9, 1e18),
+    (units.JOB_RATE, 0.0, math.inf, 1e9),
+    (units.REQUEST_RATE, 0.0, math.inf, 1e9),
+    (units.SHARE, 0.0, math.inf, 1.0),
+    (units.PRICE, 1e-3, 1e4, 1e15),
+    (units.TARIFF, 1e-10, 1e-6, 1e6),
+    (units.MONEY, 1e-2, 1e12, 1e18),
+    (units.STORAGE_PRICE, 1e-19, 1e-14, 1.0),
+    (units.POWER, 1.0, 1e6, 1e15),
+    (units.TEMPERATURE, -60.0, 150.0, 1e6),
+    (units.CARBON, 1.0, 2000.0, 1e6),
+]
+
+
+@pytest.mark.parametrize(("quantity", "least", "most", "high"), BORDERS)
+def test_what_is_doubted_and_what_is_refused_begins_where_it_is_said_to(
+    quantity: Quantity, least: float, most: float, high: float
+) -> None:
+    assert [quantity.implausible(value) for value in (least, most)] == ["", ""]
+    below = quantity.implausible(math.nextafter(least, -math.inf)) if least > 0 else "implausibly small"
+    assert "implausibly small" in below
+    assert math.isinf(most) or "implausibly large" in quantity.implausible(math.nextafter(most, math.inf))
+    assert quantity.parse(high) == high
+    with pytest.raises(ValueError, match=r"is too large, .* must be at most "):
+        quantity.parse(math.nextafter(high, math.inf))
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [

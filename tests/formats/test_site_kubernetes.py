@@ -1,0 +1,190 @@
+"""Nodes, quotas and labels of Kueue as nodes and switches, by hand."""
+
+from __future__ import annotations
+
+from equipoise.formats.kueue.objects import (
+    ClusterQueue,
+    Cohort,
+    KubeNode,
+    KubeTopology,
+    KueueObjects,
+    Pod,
+    Quota,
+    ResourceFlavor,
+    Workload,
+)
+from equipoise.formats.text.tally import Change
+from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.sim.loading.site.kubernetes import _kinds, add_kueue
+
+NVIDIA, GKE, AMD = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "amd.com/gpu.product-name",
+)
+
+
+def node(name: str, gpus: float, cpu: float = 0.0, memory: float = 0.0, **labels: str) -> KubeNode:
+    """One node; labels: GKE= and so on, and `block` and `rack`."""
+    long = {"NVIDIA": NVIDIA, "GKE": GKE, "AMD": AMD, "HOST": "kubernetes.io/hostname"}
+    amounts = {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value}
+    return KubeNode(name, amounts, gpus, {long.get(key, key): value for key, value in labels.items()})
+
+
+def quota(flavor: str, nominal: float, resource: str = "nvidia.com/gpu") -> Quota:
+    return Quota(flavor, resource, nominal, None, None)
+
+
+def queue(name: str, *quotas: Quota) -> ClusterQueue:
+    return ClusterQueue(name, "", "BestEffortFIFO", quotas, "Never", "Never", "Never", None, 1.0)
+
+
+def test_nodes_that_are_equal_are_one_group() -> None:
+    site = Site(nodes=[Nodes(("old",), 3)])
+    found = KueueObjects(
+        nodes=(
+            node("a", 8.0, 96.5, 2e9, NVIDIA="H100"),
+            node("b", 8.0, 96.0, 3e9, NVIDIA="H100"),
+            node("c", 8.0, 96.9, 2e9, NVIDIA="H100", GKE="t4"),
+            node("d", 4.0, AMD="mi300x"),
+            node("e", 0.0),
+        )
+    )
+    add_kueue(site, found, "GPUs")
+    told = [(g.names, g.gpus, g.gpu_type, g.cores, g.memory_bytes, g.count) for g in site.nodes]
+    assert told == [
+        (("old",), 3, "", None, None, 1),
+        (("a", "c"), 8, "H100", 96, 2e9, 2),
+        (("b",), 8, "H100", 96, 3e9, 1),
+        (("d",), 4, "mi300x", None, None, 1),
+        (("e",), 0, "", None, None, 1),
+    ]
+    assert (site.switches, site.policy) == ([], "easy")
+
+
+def test_places_of_nodes_are_switches_below_each_other() -> None:
+    levels = ("hall", "block", "row", "rack", "kubernetes.io/hostname")
+    nodes = (
+        node("a", 8, hall="h", block="x", row="r", rack="1", HOST="a"),
+        node("b", 8, hall="h", block="x", row="r", rack="2", HOST="b"),
+        node("c", 8, hall="h", block="x", row="r", rack="1", HOST="c"),
+        node("d", 8, hall="h", block="y", HOST="d"),
+    )
+    site = Site()
+    found = KueueObjects(nodes=nodes, topologies=(KubeTopology("t", levels), KubeTopology("u", ("other",))))
+    add_kueue(site, found, "GPUs")
+    assert site.switches == [
+        Switch("h/x/r/1", ("a", "c")),
+        Switch("h/x/r/2", ("b",)),
+        Switch("h/y/none/none", ("d",)),
+        Switch("h", (), ("h/x", "h/y")),
+        Switch("h/x", (), ("h/x/r",)),
+        Switch("h/x/r", (), ("h/x/r/1", "h/x/r/2")),
+        Switch("h/y", (), ("h/y/none",)),
+        Switch("h/y/none", (), ("h/y/none/none",)),
+    ]
+    assert site.aside == {}
+    hosts = Site()
+    add_kueue(
+        hosts, KueueObjects(nodes=nodes, topologies=(KubeTopology("t", ("kubernetes.io/hostname",)),)), "GPUs"
+    )
+    assert hosts.switches == []
+
+
+def test_quotas_of_all_queues_and_cohorts_are_nodes_of_the_largest_size_that_fits() -> None:
+    cohort = Cohort("c", "", (quota("eight", 9.0), quota("four", 12.0), quota("odd", 7.5)), 1.0)
+    other = Cohort(
+        "d",
+        "",
+        (quota("eight", 15.0), quota("two", 6.0), quota("none", 0.0), quota("eight", 7.0, "cpu")),
+        1.0,
+    )
+    found = KueueObjects(
+        cohorts=(cohort, other),
+        cluster_queues=(queue("q", quota("eight", 16.0)), queue("r", quota("four", 8.0))),
+        flavors=(ResourceFlavor("eight", {GKE: "t4", "x": "y"}, ""), ResourceFlavor("two", {}, "")),
+    )
+    site = Site()
+    add_kueue(site, found, "GPUs")
+    told = [(g.names, g.gpus, g.gpu_type, g.cores, g.count, g.label, g.remark) for g in site.nodes]
+    said = "nominal quotas of all queues:"
+    assert sorted(told, key=lambda row: row[5]) == [
+        ((), 8, "t4", None, 5, "eight", f"{said} 40 GPUs; 8 a node: assumed"),
+        ((), 4, "", None, 5, "four", f"{said} 20 GPUs; 4 a node: assumed"),
+        ((), 1, "", None, 7, "odd", f"{said} 7 GPUs; 1 a node: assumed"),
+        ((), 2, "two", None, 3, "two", f"{said} 6 GPUs; 2 a node: assumed"),
+    ]
+    assert (site.policy, site.policy_why) == ("kueue", "whose queues these are")
+
+
+def test_quotas_of_cores_are_nodes_of_cores_and_nodes_that_are_told_come_first() -> None:
+    found = KueueObjects(cohorts=(Cohort("c", "", (quota("f", 12.0, "cpu"), quota("g", 8.0)), 1.0),))
+    site = Site()
+    add_kueue(site, found, "CPUs")
+    assert [(g.gpus, g.cores, g.count, g.label) for g in site.nodes] == [(4, 4, 3, "f")]
+    assert site.policy == "easy"
+    told = Site(nodes=[Nodes(("old",), 3)])
+    add_kueue(told, found, "GPUs")
+    assert [g.names for g in told.nodes] == [("old",)]
+
+
+def test_flavors_are_accelerators_by_their_product_else_by_their_nodes() -> None:
+    flavors = (
+        ResourceFlavor("product", {NVIDIA: "l40s", "pool": "h"}, ""),
+        ResourceFlavor("nodes", {"pool": "h"}, ""),
+        ResourceFlavor("mixed", {"zone": "z"}, ""),
+        ResourceFlavor("t4", {"pool": "none"}, ""),
+        ResourceFlavor("unknown", {AMD: "strange"}, ""),
+    )
+    nodes = (
+        node("a", 8, NVIDIA="a10", pool="h", zone="z"),
+        node("b", 0, NVIDIA="t4", pool="h"),
+        node("c", 4, GKE="v100", zone="z"),
+        node("d", 0, pool="none"),
+    )
+    found = KueueObjects(flavors=flavors, nodes=nodes)
+    two = Site(nodes=[Nodes(("a",), 8, "a10"), Nodes(("c",), 4, "v100")])
+    expected = {"product": "l40s", "nodes": "a10", "mixed": "", "t4": "", "unknown": "generic"}
+    assert _kinds(two, found) == expected
+    one = Site(nodes=[Nodes(("a",), 8, "a10"), Nodes(("d",), 0, "t4")])
+    assert _kinds(one, found) == expected | {"nodes": ""}
+    assert _kinds(Site(nodes=[Nodes(("d",), 0, "t4")]), found) == expected | {"nodes": ""}
+    bare = KueueObjects(
+        flavors=(ResourceFlavor("f", {"pool": "p"}, ""),),
+        nodes=(node("e", 2, pool="p"), node("f", 2, pool="p", NVIDIA="t4")),
+    )
+    assert _kinds(two, bare) == {"f": ""}
+    assert _kinds(Site(), KueueObjects(flavors=(ResourceFlavor("a10", {}, ""),))) == {"a10": "a10"}
+    assert _kinds(Site(), KueueObjects(flavors=flavors)) == {
+        "product": "l40s",
+        "nodes": "",
+        "mixed": "",
+        "t4": "t4",
+        "unknown": "",
+    }
+
+
+def test_what_has_no_place_is_listed() -> None:
+    pod = Pod("n", "p", "", "", "Running", {}, 1.0, {}, 1.0, 2.0, 3.0, 4.0)
+    work = [Workload("Job", "n", f"w{k}", "q", None, "", ()) for k in range(3)]
+    found = KueueObjects(
+        flavors=(ResourceFlavor("f", {"x": "1", "y": "2"}, "t", ("taints: k",)), ResourceFlavor("g", {}, "")),
+        priority_classes={"high": 70, "low": -3},
+        topologies=(KubeTopology("t", ("block", "rack")),),
+        workloads=tuple(work),
+        pods=(pod, pod),
+        changes=(Change(count=5, action="left out", reason="objects of other kinds", first_line=3),),
+    )
+    site = Site()
+    add_kueue(site, found, "GPUs")
+    assert site.nodes == []
+    assert site.aside == {
+        "Flavors": ["f: x=1, y=2, topology t, taints: k", "g: any node, topology none"],
+        "Priority classes": ["high: 70", "low: -3"],
+        "Topologies without nodes (`kubectl get nodes -o json` tells them)": ["t: block, rack"],
+        "Jobs": [
+            "3 workloads and jobs: as jobs of the scenario they are named with --trace",
+            "2 pods: as jobs of the scenario they are named with --trace",
+        ],
+        "Left out": ["5 objects of other kinds"],
+    }
