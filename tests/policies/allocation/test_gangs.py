@@ -31,7 +31,7 @@ from equipoise.policies.allocation.gangs import (
     working,
 )
 from equipoise.policies.kernels.placement import ANY, PACKED, WEIGHTED
-from equipoise.policies.observation import Nodes, Observation
+from equipoise.policies.observation import Gpus, Nodes, Observation
 from tests.policies.stages.test_s4 import cluster
 
 
@@ -170,8 +170,8 @@ def test_a_gang_that_needs_all_that_is_free_starts() -> None:
     assert started(cluster([5], gpus(3, 1)), True) == ({0: [0, 1, 2], 1: [3]}, True)
     assert started(cluster([5], gpus(6))) == ({}, True)
     assert started(cluster([5], gpus(6)), True) == ({}, False)
-    assert started(cluster([5], []), True) == ({}, True)
-    assert started(cluster([5], []), False) == ({}, True)
+    nobody = cluster([5], [{"holds": [0]}])
+    assert started(nobody) == started(nobody, True) == ({}, True)
     full = cluster([2], [{"holds": [0, 1]}, *gpus(1)])
     assert started(full) == started(full, True) == ({}, False)
     assert started(cluster([2], [{"holds": [0, 1]}])) == ({}, False)
@@ -218,13 +218,18 @@ def test_jobs_with_a_share_start_beside_each_other_when_no_gpu_is_free() -> None
     part = cluster([2], jobs({"gpu_share_requested": 0.5}, {}, {"gpu_share_requested": 0.5}, {}))
     assert started(part) == ({0: [0], 1: [1], 2: [0]}, True)
     # 0.25 of GPU 0 is left, and nothing else.
-    o = cluster([2], jobs({}, {"gpu_share_requested": 0.25}), gpu={"share_free": [0.25, 0.0]})
-    o.nodes = Nodes.of(**o.nodes.as_dict() | {"gpus_free": [0]})
+    o = quarter({}, {"gpu_share_requested": 0.25})
     assert started(o) == ({1: [0]}, True)
     assert started(o, True) == ({}, False)
-    alone = cluster([2], jobs({}), gpu={"share_free": [0.25, 0.0]})
-    alone.nodes = Nodes.of(**alone.nodes.as_dict() | {"gpus_free": [0]})
-    assert started(alone) == ({}, True)
+    assert started(quarter({})) == ({}, True)
+
+
+def quarter(*each: dict[str, Any]) -> Observation:
+    """A quarter of the first of two GPUs is free."""
+    o = cluster([2], jobs(*each))
+    o.nodes = Nodes.of(**o.nodes.as_dict() | {"gpus_free": [0]})
+    o.gpus = Gpus.of(**o.gpus.as_dict() | {"share_free": [0.25, 0.0]})
+    return o
 
 
 @pytest.mark.parametrize(
