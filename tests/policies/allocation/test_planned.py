@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,39 @@ def test_a_job_that_may_change_its_size_has_each_size() -> None:
     assert not any(k.stays or k.at_once for k in own)
     fixed = cluster([8], [{**ELASTIC, "workers_min": 2, "workers_max": 2}], speeds=listed(*RATES))
     assert [k.workers for k in options(fixed, [0], NO_ROWS, [])[0]] == [2]
+
+
+def test_running_jobs_keep_the_sizes_that_they_have() -> None:
+    jobs = [
+        {**ELASTIC, "holds": [0, 1, 2, 3, 4, 5]},
+        {**ELASTIC, "holds": [6, 7]},
+        {**ELASTIC, "holds": [8, 9, 10, 11]},
+    ]
+    rates = [(job, model, gpus, rate) for job in range(3) for _, model, gpus, rate in RATES]
+    o = cluster([12], jobs, speeds=listed(*rates))
+    found = options(o, [0, 6, 8, 12], NO_ROWS, [])
+    assert [[(k.workers, k.gpus, pytest.approx(k.time_s)) for k in own] for own in found] == [
+        [(3, 6, 75.0)], [(1, 2, 150.0)], [(2, 4, 100.0)]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("here", "model", "times_s"), [(0, 1, [220.0, 230.0]), (1, 0, [212.0, 174.0]), (1, 1, [148.0, 140.0])]
+)
+def test_what_is_measured_where_a_job_runs_counts_elsewhere(
+    here: int, model: int, times_s: list[float]
+) -> None:
+    """Exchanges of its three workers take 0.6 s in place of 0.2 or 0.5 s; the two it asks for take 1 + 0.4 s."""
+    speeds = Speeds.of(
+        job=[0] * 4, gpu_model=[0, 0, 1, 1], gpus=[2, 3, 2, 3], samples_per_s=[32.0, 64 / 1.5, 64.0, 80.0],
+        exchange_s=[0.1, 0.2, 0.4, 0.5],
+    )  # fmt: skip
+    job = {"rigid": False, "gpus_per_worker": 1, "workers_max": 3, "gpus_requested": 2, "exchange_s": 0.6}
+    o = cluster([4, 4], [job], models=[0, 1], speeds=speeds)
+    nodes, scaling, table = both(o)
+    nodes = replace(nodes, model_speed=np.array([NAN, 2.0]))
+    found = planned._times_s(Draft(o), nodes, 0, 3, here, [2, 3], model, 140.0, scaling, table)
+    assert found.tolist() == pytest.approx(times_s)
 
 
 # -- what there is ---------------------------------------------------------------------------------------------
