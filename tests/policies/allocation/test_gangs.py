@@ -217,6 +217,8 @@ def test_jobs_with_a_share_start_beside_each_other_when_no_gpu_is_free() -> None
     assert started(held) == ({0: [0]}, True)
     part = cluster([2], jobs({"gpu_share_requested": 0.5}, {}, {"gpu_share_requested": 0.5}, {}))
     assert started(part) == ({0: [0], 1: [1], 2: [0]}, True)
+    three = cluster([2], jobs({"gpu_share_requested": 0.25}, {"gpu_share_requested": 0.5}, {}))
+    assert started(three) == ({0: [0], 1: [0], 2: [1]}, True)
     # 0.25 of GPU 0 is left, and nothing else.
     o = quarter({}, {"gpu_share_requested": 0.25})
     assert started(o) == ({1: [0]}, True)

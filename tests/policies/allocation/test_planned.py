@@ -215,6 +215,8 @@ def test_running_jobs_come_first_and_of_them_those_that_grow_least() -> None:
     four, three = Option(4, 4, 0, 9.0), Option(3, 3, 0, 9.0)
     assert carried(o, [0, 1], [four, three], [0.0, 0.0]) == ({1: [1, 2, 3]}, [])
     assert carried(o, [0, 2], [four, Option(1, 1, 0, 9.0)], [0.0, 0.0]) == ({0: [0, 3, 4, 5]}, [])
+    last = [four, Option(5, 5, 0, 9.0), Option(1, 1, 0, 9.0)]
+    assert carried(o, [0, 2, 3], last, [0.0, 0.0, 0.0]) == ({0: [0, 3, 4, 5]}, [])
     assert carried(o, [2, 3], [three, Option(2, 2, 0, 9.0)], [0.0, 0.0]) == ({3: [3, 4]}, [])
 
 
