@@ -261,13 +261,13 @@ def test_a_smaller_share_than_what_failed_may_start() -> None:
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_gangs_by_worth_find_the_nodes_with_memory_for_them(alike: bool) -> None:
-    """Nodes of 2, 5 and 3 GPUs, each of its own model; the last two have memory, and the last is worth more."""
+    """Nodes of 4, 5 and 3 GPUs, each of its own model; the last two have memory, and the last is worth more."""
     job = {"gpus_requested": 3, "memory_bytes": 30.0, "one_gpu_model": alike}
-    memory = [20.0] * 2 + [30.0] * 5 + [60.0] * 3
-    o = cluster([2, 5, 3], jobs(job, job, job), models=[0, 1, 2], gpu={"memory_bytes": memory})
+    memory = [20.0] * 4 + [30.0] * 5 + [60.0] * 3
+    o = cluster([4, 5, 3], jobs(job, job, job), models=[0, 1, 2], gpu={"memory_bytes": memory})
     draft = Draft(o, weight=np.array([9.0, 2.0, 4.0]), order=np.array([0, 2, 1]))
     grants, more = start_in_order(o.waiting, False, WEIGHTED, request_columns(o), draft.columns)
-    assert (by_job(grants), bool(more)) == ({0: [7, 8, 9], 1: [2, 3, 4]}, True)
+    assert (by_job(grants), bool(more)) == ({0: [9, 10, 11], 1: [4, 5, 6]}, True)
 
 
 # -- where space for answers runs out --------------------------------------------------------------------------
