@@ -15,6 +15,7 @@ _ONE_MEMBER = "a member of an enumeration is there once"
 _BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
+_NONE_LEFT = "where nothing is left nothing is placed, and less than nothing never is"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -319,6 +320,23 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "size = int(offset[k + 1] - offset[k]) / max(int(o.jobs.gpus_per_worker[row]), 1)": (
             "a job holds all GPUs of each of its workers"
         ),
+    },
+    "policies/allocation/backfill.py": {
+        "if left == 0 and not shared: -> if left < 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left <= 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left == -1 and not shared:": _NONE_LEFT,
+        "if n % 16 == 0:  # often enough: it looks at all nodes -> "
+        "if n % 16 <= 0:  # often enough: it looks at all nodes": _SIZE,
+    },
+    "policies/allocation/gangs.py": {
+        "if left == 0 and not shared: -> if left < 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left <= 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left == -1 and not shared:": _NONE_LEFT,
+        "if n % 16 == 0:  # often enough: it looks at all nodes -> "
+        "if n % 16 <= 0:  # often enough: it looks at all nodes": _SIZE,
+        "left = left - d.gpus if d.share >= WHOLE else total(room.free) -> "
+        "left = left - d.gpus if d.share is WHOLE else total(room.free)": "both ways come to the same",
+        "count, last, at = 0, -1, -1 -> count, last, at = 0, -1, ~1": "it is found for the first GPU that is held",
     },
 }
 """By file: the line and what it became, as `python -m tests.mutation` prints it, and why nothing differs."""
