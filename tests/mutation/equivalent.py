@@ -15,6 +15,7 @@ _ONE_MEMBER = "a member of an enumeration is there once"
 _BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
+_FULL = "there is never more than there is space for"
 _NONE_LEFT = "where nothing is left nothing is placed, and less than nothing never is"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
 
@@ -321,7 +322,22 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "a job holds all GPUs of each of its workers"
         ),
     },
+    "policies/allocation/preemption.py": {
+        "while at > 0 and chosen_bar[at - 1] < bar[i]: -> while at != 0 and chosen_bar[at - 1] < bar[i]:": _SIZE,
+        "if n == chosen.size: -> if n is chosen.size:": _SMALL_INT,
+        "mine = standing[k] if standing.size > 0 else 0.0 -> mine = standing[k] if standing.size > 0 else 1.0": (
+            "where none is given, nobody's counts"
+        ),
+        "if n == out.job.size or at + d.gpus > out.gpu.size: -> "
+        "if n >= out.job.size or at + d.gpus > out.gpu.size:": _FULL,
+    },
     "policies/allocation/backfill.py": {
+        "if n == out.job.size or at + d.gpus > out.gpu.size: -> "
+        "if n >= out.job.size or at + d.gpus > out.gpu.size:": _FULL,
+        "enough = head.share < WHOLE or total(later.free) >= head.gpus -> "
+        "enough = head.share <= WHOLE or total(later.free) >= head.gpus": "it looks once more, in vain",
+        "enough = head.share < WHOLE or total(later.free) >= head.gpus -> "
+        "enough = head.share != WHOLE or total(later.free) >= head.gpus": "it looks once more, in vain",
         "if left == 0 and not shared: -> if left < 0 and not shared:": _NONE_LEFT,
         "if left == 0 and not shared: -> if left <= 0 and not shared:": _NONE_LEFT,
         "if left == 0 and not shared: -> if left == -1 and not shared:": _NONE_LEFT,
@@ -329,6 +345,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if n % 16 <= 0:  # often enough: it looks at all nodes": _SIZE,
     },
     "policies/allocation/gangs.py": {
+        "if n == out.job.size or at + d.gpus > out.gpu.size: -> "
+        "if n >= out.job.size or at + d.gpus > out.gpu.size:": _FULL,
         "if left == 0 and not shared: -> if left < 0 and not shared:": _NONE_LEFT,
         "if left == 0 and not shared: -> if left <= 0 and not shared:": _NONE_LEFT,
         "if left == 0 and not shared: -> if left == -1 and not shared:": _NONE_LEFT,

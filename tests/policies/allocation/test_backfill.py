@@ -175,6 +175,31 @@ def test_several_share_the_gpu_that_the_first_of_them_took() -> None:
     assert filled(o, [9.0, 900.0, 9.0, 9.0]) == ({1: [2], 3: [2]}, 1100.0)
 
 
+def partly(o: Observation, gpu: int, free: float) -> Observation:
+    """The same with one GPU shared, and so much of it left."""
+    o = shared(o, gpu)
+    room = o.gpus.share_free.copy()
+    room[gpu] = free
+    return replace(o, gpus=Gpus.of(**o.gpus.as_dict() | {"share_free": room}))
+
+
+def test_what_is_left_of_a_shared_gpu_is_used_where_no_other_is_free() -> None:
+    jobs = [runs([0, 1], 100.0), *waits(3), {"gpu_share_requested": 0.5}, {"gpu_share_requested": 0.25}]
+    jobs = [{"gpu_share_requested": 1.0, "gpus_requested": 1, **job} for job in jobs]
+    assert filled(partly(cluster([3], jobs), 2, 0.25), [9.0, 9.0]) == ({2: [2]}, 1100.0)
+
+
+def test_a_gang_of_shares_gets_its_turn_when_one_gpu_beside_what_is_left_is_free() -> None:
+    jobs = [runs([0], 100.0), runs([1], 300.0), {"gpu_share_requested": 0.5, "gpus_requested": 2}, *waits(1)]
+    jobs = [{"gpu_share_requested": 1.0, "gpus_requested": 1, **job} for job in jobs]
+    o = partly(cluster([4], jobs), 2, 0.75)
+    held = o.gpus.job.copy()
+    held[3] = 1
+    o = replace(o, gpus=Gpus.of(**o.gpus.as_dict() | {"job": held, "share_free": [0.0, 0.0, 0.75, 0.0]}))
+    o = replace(o, nodes=Nodes.of(**o.nodes.as_dict() | {"gpus_free": [0]}))
+    assert filled(o, [9.0]) == ({}, 1100.0)
+
+
 def part(
     o: Observation, first: int, reserved_s: float, takes_s: float, jobs: int, gpus: int
 ) -> tuple[tuple[int, int, float], list[int], list[int], int]:

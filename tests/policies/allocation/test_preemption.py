@@ -292,6 +292,7 @@ def test_a_job_that_has_worked_for_long_enough_since_its_start_may_be_stopped() 
 
     # Job 1 has worked all its 600 GPU-s since its start, 2 since ever, 3 not yet.
     assert bars(270.0, 1.5) == [340.0, 400.0, 400.0, -INF]
+    assert bars(0.5, 0.0) == [340.0, 400.0, 400.0, -INF]
     assert bars(270.1, 0.0) == [-INF, 400.0, 400.0, -INF]
     assert bars(300.0, 0.0) == [-INF, 400.0, 400.0, -INF]
     assert bars(300.1, 0.0) == [-INF, -INF, 400.0, -INF]
