@@ -354,6 +354,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if n % 16 <= 0:  # often enough: it looks at all nodes": _SIZE,
         "left = left - d.gpus if d.share >= WHOLE else total(room.free) -> "
         "left = left - d.gpus if d.share is WHOLE else total(room.free)": "both ways come to the same",
+        "count, last, at = 0, -1, -1 -> count, last, at = 0, - 2, -1": "no job has that row, either",
         "count, last, at = 0, -1, -1 -> count, last, at = 0, -1, ~1": "it is found for the first GPU that is held",
     },
 }

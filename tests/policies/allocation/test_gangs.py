@@ -17,11 +17,13 @@ from equipoise.policies.allocation.gangs import (
     asking_for,
     fill_in_parts,
     frozen,
+    holdings,
     joined,
     new_failures,
     new_grants,
     node_models,
     partly_free,
+    reordered,
     request_columns,
     room_columns,
     some_room,
@@ -159,6 +161,16 @@ def test_space_for_grants_grows_fourfold_until_it_is_enough() -> None:
     grants, last = fill_in_parts(fill, "a", 7, 3)
     assert seen == [(0, "a", 3, 3), (2, "ax", 5, 12), (5, "axx", 2, 48)]
     assert (last, by_job(grants)) == ("axxx", {20: [30], 22: [32], 25: [35]})
+
+
+def test_what_other_jobs_hold_is_left_out_wherever_they_stand() -> None:
+    holder = np.array([5, 4, -1, 1, 7, 7, -2, 5, 2, 9])
+    offset, gpu = holdings(np.array([2, 4, 7]), holder)
+    assert (offset.tolist(), gpu.tolist()) == ([0, 1, 2, 4], [8, 1, 4, 5])
+    offset, gpu = holdings(np.array([2, 4, 7]), holder, np.array([2, 0, 1]))
+    assert (offset.tolist(), gpu.tolist()) == ([0, 2, 3, 4], [4, 5, 8, 1])
+    offset, gpu = reordered(np.array([0, 1, 2, 4]), np.array([8, 1, 4, 5]), np.array([2, 0]))
+    assert (offset.tolist(), gpu.tolist()) == ([0, 2, 3], [4, 5, 8])
 
 
 # -- who starts ------------------------------------------------------------------------------------------------
