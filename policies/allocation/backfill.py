@@ -35,7 +35,6 @@ from equipoise.policies.allocation.gangs import (
 )
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.kernels.placement import (
-    NOTHING,
     WHOLE,
     Room,
     give,
@@ -93,7 +92,7 @@ def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
     """Whether a job may still run at the reserved time; no reservation (NaN) is never run into."""
     if np.isnan(reserved_s):
         return False
-    return np.isnan(takes_s) or not now_s + max(takes_s, 0.0) <= reserved_s
+    return not now_s + takes_s <= reserved_s  # nor where it takes NaN
 
 
 @jit_in_place
@@ -125,7 +124,8 @@ def _fill(
     head = demand(r, queue[0])
     if first == 0:
         reserved_s = _reserve(head, later, rule, now_s, running, spare)
-    left, shared, n, tight = total(room.free), partly_free(room.room), ZERO, NOTHING
+    left, shared, n = total(room.free), partly_free(room.room), ZERO
+    tighten(room)
     for k in range(max(first, 1), queue.size):
         if left == 0 and not shared:
             break
@@ -135,9 +135,6 @@ def _fill(
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
             return n, k, reserved_s
-        if n % 16 == 0 and n != tight:
-            tighten(room)
-            tight = n
         fits = place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at)
         if (
             fits
@@ -149,6 +146,8 @@ def _fill(
         elif fits:
             n = granted(out, n, queue[k], d)
             left, shared = total(room.free), shared or d.share < WHOLE
+            if n % 16 == 0:  # often enough: it looks at all nodes
+                tighten(room)
         else:
             remember_failure(tried, d, False)
     return n, -1, reserved_s

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.kernels.arrays import position
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
-from equipoise.policies.kernels.placement import NOTHING, WHOLE, Room, gpus_needed, place, tighten
+from equipoise.policies.kernels.placement import WHOLE, Room, gpus_needed, place, tighten
 from equipoise.policies.observation import Bools, Floats, Ints, Observation, S
 
 SHARED = -2  # in `gpus.job`
@@ -293,7 +293,8 @@ def _start(
 ) -> tuple[int, int, bool]:  # fmt: skip
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
     r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), UnmetDemands(*failures)
-    left, shared, n, tight = total(room.free), partly_free(room.room), ZERO, NOTHING
+    left, shared, n = total(room.free), partly_free(room.room), ZERO
+    tighten(room)
     for k in range(first, queue.size):
         if left == 0 and not shared:
             break
@@ -301,13 +302,12 @@ def _start(
         if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
             if n == out.job.size or at + d.gpus > out.gpu.size:
                 return n, k, True
-            if n % 16 == 0 and n != tight:  # often enough: it looks at all nodes
-                tighten(room)
-                tight = n
             if place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at):
                 n = granted(out, n, queue[k], d)
                 left = left - d.gpus if d.share >= WHOLE else total(room.free)
                 shared |= d.share < WHOLE
+                if n % 16 == 0:  # often enough: it looks at all nodes
+                    tighten(room)
                 continue
             remember_failure(tried, d, False)
         if strict:

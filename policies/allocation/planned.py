@@ -103,21 +103,12 @@ def _times_s(
         return np.full(len(sizes), left_s / pace if pace > 0.0 else np.inf)
     fastest = int(np.nan_to_num(nodes.model_speed, nan=1.0).argmax())
     asked = int(gpus_wanted(o, np.array([row]))[0]) // max(int(o.jobs.gpus_per_worker[row]), 1)
-    one, many = np.zeros(1, dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
+    none, many = np.zeros(1, dtype=np.int64), np.zeros(len(sizes), dtype=np.int64)
     asked_s, step_s = np.empty(1), np.empty(len(sizes))
-    rows = frozen(np.array([row]))
-    times_of(rows, one, one + fastest, one, one + asked, one + fastest, scaling, table, asked_s)
-    times_of(
-        rows,
-        one + held,
-        one + here,
-        many,
-        np.array(sizes, dtype=np.int64),
-        many + model,
-        scaling,
-        table,
-        step_s,
-    )
+    rows, best = frozen(np.array([row])), np.array([fastest])
+    times_of(rows, none, best, none, np.array([asked]), best, scaling, table, asked_s)
+    workers, there = np.array(sizes, dtype=np.int64), np.full(len(sizes), model)
+    times_of(rows, np.array([held]), np.array([here]), many, workers, there, scaling, table, step_s)
     return left_s * step_s / asked_s
 
 

@@ -15,6 +15,8 @@ _ONE_MEMBER = "a member of an enumeration is there once"
 _BITS = "the bits are different ones"
 _STATUS = "a run is done or failed, and the one comes before the other in the alphabet"
 _EACH = "there is one for each"
+_FULL = "there is never more than there is space for"
+_NONE_LEFT = "where nothing is left nothing is placed, and less than nothing never is"
 _WHOLE = "nobody is beside a job on GPUs that it holds whole, and none is held more than whole"
 _TRUTHS = "the product of truths is that both are true"
 _MODES = "there are `formula` and `optimal` alone"
@@ -457,6 +459,41 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "size = int(offset[k + 1] - offset[k]) / max(int(o.jobs.gpus_per_worker[row]), 1)": (
             "a job holds all GPUs of each of its workers"
         ),
+    },
+    "policies/allocation/preemption.py": {
+        "while at > 0 and chosen_bar[at - 1] < bar[i]: -> while at != 0 and chosen_bar[at - 1] < bar[i]:": _SIZE,
+        "if n == chosen.size: -> if n is chosen.size:": _SMALL_INT,
+        "mine = standing[k] if standing.size > 0 else 0.0 -> mine = standing[k] if standing.size > 0 else 1.0": (
+            "where none is given, nobody's counts"
+        ),
+        "if n == out.job.size or at + d.gpus > out.gpu.size: -> "
+        "if n >= out.job.size or at + d.gpus > out.gpu.size:": _FULL,
+    },
+    "policies/allocation/backfill.py": {
+        "if n == out.job.size or at + d.gpus > out.gpu.size: -> "
+        "if n >= out.job.size or at + d.gpus > out.gpu.size:": _FULL,
+        "enough = head.share < WHOLE or total(later.free) >= head.gpus -> "
+        "enough = head.share <= WHOLE or total(later.free) >= head.gpus": "it looks once more, in vain",
+        "enough = head.share < WHOLE or total(later.free) >= head.gpus -> "
+        "enough = head.share != WHOLE or total(later.free) >= head.gpus": "it looks once more, in vain",
+        "if left == 0 and not shared: -> if left < 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left <= 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left == -1 and not shared:": _NONE_LEFT,
+        "if n % 16 == 0:  # often enough: it looks at all nodes -> "
+        "if n % 16 <= 0:  # often enough: it looks at all nodes": _SIZE,
+    },
+    "policies/allocation/gangs.py": {
+        "if n == out.job.size or at + d.gpus > out.gpu.size: -> "
+        "if n >= out.job.size or at + d.gpus > out.gpu.size:": _FULL,
+        "if left == 0 and not shared: -> if left < 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left <= 0 and not shared:": _NONE_LEFT,
+        "if left == 0 and not shared: -> if left == -1 and not shared:": _NONE_LEFT,
+        "if n % 16 == 0:  # often enough: it looks at all nodes -> "
+        "if n % 16 <= 0:  # often enough: it looks at all nodes": _SIZE,
+        "left = left - d.gpus if d.share >= WHOLE else total(room.free) -> "
+        "left = left - d.gpus if d.share is WHOLE else total(room.free)": "both ways come to the same",
+        "count, last, at = 0, -1, -1 -> count, last, at = 0, - 2, -1": "no job has that row, either",
+        "count, last, at = 0, -1, -1 -> count, last, at = 0, -1, ~1": "it is found for the first GPU that is held",
     },
 }
 """By file: the line and what it became, as `python -m tests.mutation` prints it, and why nothing differs."""
