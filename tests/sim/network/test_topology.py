@@ -369,7 +369,7 @@ def test_no_path_is_told_with_the_node_that_no_link_names():
 
 def test_a_long_chain_of_switches_is_crossed_in_order():
     places = ["a", *(f"s{k}" for k in range(1, 12)), "b", "c"]
-    pairs = list(itertools.pairwise(places[:-1])) + [("s3", "c")]
+    pairs = [*itertools.pairwise(places[:-1]), ("s3", "c")]
     links = [(a, b, 2.0 + k) for k, (a, b) in enumerate(pairs)]
     topology = explicit(links, group("a"), group("b"), group("c"), latency=3.0)
     there, seconds = topology.route(0, 1)
