@@ -312,11 +312,10 @@ def built(found: Records) -> Any:
         link_name=lambda link: f"link {link}", node_names=["a-0", "b-0"],
         capacity_bytes_per_s=np.arange(12) * 100.0,
     )  # fmt: skip
-    gpus: Any = SimpleNamespace(node=NODE_OF_GPU, model=np.array([1, 1, 0]), __len__=lambda: 3)
     cluster: Any = SimpleNamespace(topology=topology, gpu_models=("x", "y"))
 
-    class Gpus(list):  # type: ignore[type-arg]
-        node, model = gpus.node, gpus.model
+    class Gpus(list[int]):
+        node, model = NODE_OF_GPU, np.array([1, 1, 0])
 
     cluster.gpus = Gpus(range(3))
     return build(demand, cluster, 100.0, 1.5, found)
