@@ -159,6 +159,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "what pydantic took as a literal is the text in the code, which Python has once"
         ),
     },
+    "sim/advance/periods.py": {
+        "slowest += 8 -> slowest += 7": "all that are passed over come early, and the rest is looked at",
+    },
     "sim/ledger/timeline.py": {
         "held.gpu.item() if gpus == 1 else int(held.gpu.min()), _REASON[reason], *listed, -> "
         "held.gpu.item() if gpus == 0 else int(held.gpu.min()), _REASON[reason], *listed,": (

@@ -387,6 +387,7 @@ def test_periods_are_quiet_until_a_piece_is_fetched_waited_for_or_the_epoch_is_o
     assert quiet((1,), [(6, "here"), (5, "coming"), (4, "here"), (9, "asked")], prefetch=2) == 6
     assert quiet((1,), [(6, "here"), (5, "here"), (4, "coming"), (9, "asked")], prefetch=1) == 11
     assert quiet((1,), [(5, "coming"), (4, "coming"), (3, "here")]) == 0
+    assert quiet((1,), [(5, "here"), (4, "coming"), (3, "coming")]) == 5
     assert quiet((3, 2), [(7, "here"), (9, "here")], [(5, "here"), (8, "coming")]) == 2
     assert quiet((3, 0), [(7, "here"), (9, "here")], [(8, "coming")]) == 5
     assert quiet((2, 3), here, here) == 5
