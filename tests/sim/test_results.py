@@ -95,8 +95,8 @@ def test_the_first_job_of_which_memory_splits_a_step_is_named(monkeypatch: pytes
     assert made._first_pass(split.config) == (4, 9)
     told = "memory holds 4 of the 9 samples of a worker's step, so it takes 3 passes"
     assert made._passes([*fits, split]) == [f"job c: {told}"]
-    assert made._passes([*fits, split, passing("d", 90, 3, [8, 5]), passing("e", 90, 3, [8, 5])]) == [
-        f"job c (and 2 more jobs): {told}"
+    assert made._passes([*fits, split, *(passing(name, 90, 3, [8, 5]) for name in "def")]) == [
+        f"job c (and 3 more jobs): {told}"
     ]
     assert made._first_pass(passing("f", 25, 3, [0, 0]).config) == (1, 9)
     assert made._first_pass(passing("g", 25, 3, [6, 2], limit=4).config) == (UNBOUNDED, 9)
@@ -158,8 +158,8 @@ def test_the_first_interval_that_was_derived_is_told_with_what_it_comes_from() -
     assert made._intervals([job("a", [1], "never"), job("c", [4, 1, 4])]) == [
         f"job c: a checkpoint every 5 min, {told}"
     ]
-    assert made._intervals([job("d", [3]), job("e", [1]), job("f", [2])]) == [
-        "job d (and 2 more jobs): a checkpoint every 100 s, by young-daly sqrt(2 C M) from C 10 s to write it and "
+    assert made._intervals([job("d", [3]), job("e", [1]), job("f", [2]), job("g", [5])]) == [
+        "job d (and 3 more jobs): a checkpoint every 100 s, by young-daly sqrt(2 C M) from C 10 s to write it and "
         "M 10 h between failures of its 1 node"
     ]
 
@@ -341,7 +341,7 @@ def test_carbon_by_a_constant() -> None:
     found = results(timeline=None)
     assert found._carbon(7.2e6) == {}
     found.world.scenario.energy.carbon = 250.0
-    assert found._carbon(7.2e6) == {"carbon_kg": 0.5}
+    assert found._carbon(9e6) == {"carbon_kg": 0.625}
     assert found.timeline() is None
 
 
