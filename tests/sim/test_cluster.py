@@ -87,6 +87,7 @@ def test_a_job_holds_its_gpus_in_any_order_and_its_nodes_in_theirs() -> None:
     assert cluster.nodes.gpus_free.tolist() == [1, 2, 0, 1]
     assert cluster.gpus.job.tolist() == [FREE, 2, 2, FREE, FREE, FREE]
     assert (cluster.free_gpus, sorted(cluster.holding)) == (4, [2])
+    assert book(cluster, 4, [0, 5, 3]).nodes.tolist() == [0, 1, 3]
 
 
 def test_parts_of_a_gpu_add_up_and_come_back_whole() -> None:

@@ -105,6 +105,15 @@ def test_the_last_step_may_be_another_one() -> None:
     assert (found.duration_s, found.exchange_s, site.clock.now) == pytest.approx((0.9, 0.0, START_S + 0.9))
 
 
+def test_of_workers_that_come_together_the_first_hides_the_exchange() -> None:
+    """They differ by half a billionth: of the first one's step of 300 ms, and not of the other's of 600."""
+    site = Site()
+    last = {"last_compute_s": np.array([0.3, 0.6, 0.1]), "last_input_s": np.array([0.1, 0.2, 0.1])}
+    before = {"compute_s": np.array([0.9 - 6e-10, 0.6, 0.1]), "input_s": np.zeros(3)}
+    found = site.ran(site.events._unfold(job_of(exchange(3.0, 0.3)), period(steps=2, **before, **last), 1))
+    assert found.duration_s == pytest.approx(1.2 + 0.3 - (0.6 - np.hypot(0.3, 0.3)))
+
+
 def test_near_workers_exchange_where_it_is_not_the_turn_of_all() -> None:
     site = Site()
     job = job_of(exchange(3.0, 0.3), exchange(6.0, 0.6, link=1))
