@@ -124,6 +124,7 @@ def test_replicas_are_told_from_jobs() -> None:
     book(cluster, -3, [2])
     book(cluster, 0, [3])
     assert cluster.gpus.job[[2, 3]].tolist() == [SERVING, 0]
+    assert len({FREE, SHARED, SERVING}) == 3
     assert cluster.jobs_on(1) == [0]
 
 

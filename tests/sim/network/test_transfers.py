@@ -51,7 +51,7 @@ def test_a_transfer_flows_after_its_latency_and_tells_of_its_end_once() -> None:
     site = Site(0.25)
     site.clock.run(until=2.0)
     sent = site.send([3, 1], 0, 1e9, owner=6)
-    assert (sent.source, sent.asked_s, sent.flow, site.told) == (3, 2.0, -1, [])
+    assert (sent.source, sent.asked_s, sent.flow, sent.alone_s, site.told) == (3, 2.0, -1, 0.0, [])
     site.clock.run(until=3.0)
     assert (sent.begin_s, site.transfers.active[sent.flow]) == (2.25, sent)
     site.clock.run()
