@@ -111,7 +111,7 @@ class Cluster:
         )
         self.any_mig = bool((sharing == "mig").any())
         self.node_model = model
-        self.node_gpus = len(self.gpus) / max(1, int((counts > 0).sum()))  # mean over nodes with GPUs
+        self.node_gpus = len(self.gpus) / int((counts > 0).sum())  # mean over nodes with GPUs
         self.node_speed = np.array([g.speed for g in groups])
         self.caches = NodeCaches([g.cache for g in groups])
         self.workers = np.zeros(len(groups), dtype=np.int64)  # of training jobs, that share a node's input

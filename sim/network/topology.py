@@ -117,9 +117,9 @@ class Topology:
         """As `route`, from one node's disk to another's memory."""
         found = self._read_routes.get((source, target))
         if found is None:
-            disk, rest = self.link(source, DISK), (np.empty(0, dtype=np.int64), 0.0)
+            rest: tuple[Ints, float] = np.empty(0, dtype=np.int64), 0.0
             links, latency_s = self.route(source, target) if source != target else rest
-            found = np.concatenate(([disk], links)), latency_s + float(self.latency_s[disk])
+            found = np.concatenate(([self.link(source, DISK)], links)), latency_s
             self._read_routes[source, target] = found
         return found
 

@@ -192,6 +192,19 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "what pydantic took as a literal is the text in the code, which Python has once"
         ),
     },
+    "sim/cluster/cluster.py": {
+        "while at > 0 and nodes[at - 1] > gpu_node[g]: -> while at != 0 and nodes[at - 1] > gpu_node[g]:": (
+            "it is counted down to 0 one by one"
+        ),
+    },
+    "sim/advance/asynchronous.py": {
+        "lambda _flow: done.succeed(), last=True, -> lambda _flow: done.succeed(), last=False,": (
+            "it saves an event, and no rate depends on it"
+        ),
+    },
+    "sim/advance/periods.py": {
+        "slowest += 8 -> slowest += 7": "all that are passed over come early, and the rest is looked at",
+    },
     "sim/ledger/timeline.py": {
         "held.gpu.item() if gpus == 1 else int(held.gpu.min()), _REASON[reason], *listed, -> "
         "held.gpu.item() if gpus == 0 else int(held.gpu.min()), _REASON[reason], *listed,": (

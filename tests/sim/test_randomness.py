@@ -12,10 +12,13 @@ from equipoise.sim.randomness import (
     _exp_mantissa,
     _log_mantissa,
     gpu_times,
+    lognormal_parameters,
     noise,
     noise_key,
+    noise_space,
     philox4x32,
     step_noise,
+    step_noise_row,
     stream,
 )
 from tests.oracles import philox as naive_philox
@@ -127,3 +130,43 @@ def test_named_streams_are_independent_of_each_other() -> None:
     assert first.random(3).tolist() == again.random(3).tolist()
     assert stream(1, "b").random(3).tolist() != stream(1, "a").random(3).tolist()
     assert noise_key(1, "a") != noise_key(2, "a")
+
+
+def test_named_streams_are_the_same_on_every_machine() -> None:
+    assert noise_key(5, "job") == 245330980524937879
+    assert stream(5, "arrivals").integers(0, 1000, 4).tolist() == [198, 221, 68, 997]
+
+
+def test_a_row_of_noise_begins_with_the_pair_that_is_asked_for() -> None:
+    """Every worker's own, whatever it is drawn with: of five workers from the seventh on, in three pairs."""
+    drawn = step_noise(noise_key(5, "job"), 0.3, 0.6, 4, 0.3, 0.2, 3.0)
+    space, factor = noise_space(5), np.empty(6)
+    assert [len(part) for part in space] == [3, 3, 3, 3, 3, 6, 6]
+    step_noise_row(drawn, 23, 3, space, factor)
+    assert factor.tolist() == [noise(drawn, worker, 23) for worker in range(6, 12)]
+    assert len(set(factor.tolist())) == 6
+
+
+def test_spreads_of_logarithms_by_hand() -> None:
+    mu, sigma = lognormal_parameters(0.5)
+    assert (mu, sigma) == pytest.approx((-0.5 * math.log(1.25), math.sqrt(math.log(1.25))))
+    drawn = step_noise(7, 0.5, 0.36, 9, 0.19, 0.5, 4.0)
+    assert (drawn.key, drawn.mu, drawn.lasting_steps) == (7, mu, 9)
+    assert drawn.sigma == pytest.approx(sigma * math.sqrt(0.81 * 0.64))
+    assert drawn.lasting_sigma == pytest.approx(sigma * math.sqrt(0.81 * 0.36))
+    assert drawn.common_sigma == pytest.approx(sigma * math.sqrt(0.19))
+    assert (drawn.tail_level, drawn.tail_factor, drawn.varies) == (pytest.approx(1.0), 4.0, True)
+    plain = step_noise(7, 0.5)
+    assert plain == (7, mu, sigma, 0.0, 1, 0.0, math.inf, 1.0, True)
+    for chance, factor in ((0.5, 1.0), (0.0, 4.0)):
+        still = step_noise(7, 0.0, tail_chance=chance, tail_factor=factor)
+        assert (still.tail_level, still.tail_factor, still.varies) == (math.inf, 1.0, False)
+    assert step_noise(7, 0.0, tail_chance=1.0, tail_factor=4.0).varies
+    assert noise(step_noise(7, 0.0, tail_chance=1.0, tail_factor=4.0), 3, 5) == 4.0
+    assert noise(step_noise(7, 0.0), 3, 5) == 1.0
+
+
+def test_times_of_gpus_are_those_of_their_stream() -> None:
+    mu, sigma = lognormal_parameters(0.4)
+    drawn = stream(3, "gpu speed").standard_normal(3)
+    assert gpu_times(3, 3, 0.4).tolist() == [pytest.approx(math.exp(mu + sigma * z)) for z in drawn.tolist()]

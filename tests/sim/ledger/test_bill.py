@@ -257,7 +257,7 @@ def test_a_period_under_way_counts_as_computing_when_it_is_broken_off() -> None:
 
 
 def test_a_duration_job_first_starts_then_computes_and_what_is_lost_was_last() -> None:
-    """Two GPUs from 10 to 20 s: 6 GPU-seconds to start, 6 lost at the end."""
+    """Two GPUs from 10 to 20 s: 5 GPU-seconds to start, 5 lost at the end."""
     told: dict[int, tuple[float, float, float]] = {}
 
     def charged(used: dict[int, float]) -> dict[int, tuple[float, float, float]]:
@@ -271,8 +271,8 @@ def test_a_duration_job_first_starts_then_computes_and_what_is_lost_was_last() -
         made._charge_rigid(0, opened, 20.0, [used.get(use, 0.0) for use in range(HELD)])
         return dict(told)
 
-    assert charged({BUSY: 8.0, RESTART: 6.0, LOST_TO_FAULTS: 6.0}) == {
-        RESTART: (10, 13, 6), LOST_TO_FAULTS: (17, 20, 6), BUSY: (13, 17, 8), DYNAMIC_J: (13, 20, 1400),
+    assert charged({BUSY: 10.0, RESTART: 5.0, LOST_TO_FAULTS: 5.0}) == {
+        RESTART: (10, 12.5, 5), LOST_TO_FAULTS: (17.5, 20, 5), BUSY: (12.5, 17.5, 10), DYNAMIC_J: (12.5, 20, 1500),
     }  # fmt: skip
     assert charged({BUSY: 20.0}) == {BUSY: (10, 20, 20), DYNAMIC_J: (10, 20, 2000)}
     assert charged({RESTART: 30.0})[RESTART] == (10, 20, 30)

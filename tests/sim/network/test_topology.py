@@ -313,3 +313,118 @@ def test_usage_over_explicit_links():
         "a-0.nic_out": 1.0, "a-0.nic_in": 1.0, "b-0.nic_out": 1.0, "b-0.nic_in": 1.0,
         "a->left": 1.0, "left->b": 1.0, "b->left": 1.0, "left->a": 1.0,
     }  # fmt: skip
+
+
+# --- borders, by hand ------------------------------------------------------------------------------------
+
+
+def mesh(nodes):
+    """A link of its own between any two nodes, so that every edge of a collective has a name."""
+    pairs = itertools.combinations([f"n-{k}" for k in range(nodes)], 2)
+    return explicit([(a, b, 1.0) for a, b in pairs], group("n", nodes))
+
+
+def edges(topology, pair):
+    found = named_usage(topology, pair)
+    return {tuple(name.replace("n-", "").split("->")): used for name, used in found.items() if "->" in name}
+
+
+def test_the_fabric_of_a_node_carries_all_its_gpus_and_at_least_one():
+    topology = star(group("a", gpus=0), group("b", gpus=1), group("c", gpus=3))
+    assert topology.capacity_bytes_per_s.reshape(3, 4)[:, FABRIC].tolist() == [100.0, 100.0, 300.0]
+
+
+def test_a_bare_name_stands_for_its_groups_node_whatever_comes_before_it():
+    topology = star(group("a", 3), group("b"), group("c", 2), group("d"))
+    assert [topology.node_index(name) for name in ("b", "c-1", "d")] == [3, 5, 6]
+    with pytest.raises(TopologyError, match="'c-1' names both a group and a node of another group"):
+        star(group("c-1"), group("c", 2))
+
+
+def test_one_name_is_suggested_for_one_that_is_unknown():
+    with pytest.raises(TopologyError) as told:
+        star(group("alpha", 3), group("beta", 5)).node_index("alpha-7")
+    assert str(told.value) in {f"unknown node 'alpha-7'; did you mean 'alpha-{k}'?" for k in range(3)}
+    with pytest.raises(TopologyError) as told:
+        star(group("alpha", 3), group("beta", 5)).node_index("zz")
+    assert str(told.value) == "unknown node 'zz'; nodes are named like 'alpha-0'"
+
+
+def test_no_path_is_told_with_the_node_that_no_link_names():
+    def told(links, *groups, **keys):
+        with pytest.raises(TopologyError) as error:
+            explicit(links, *groups, **keys)
+        return str(error.value)
+
+    end = "; where nodes are added, take {kind: star} or {kind: tree, ...}"
+    none = told([("c", "x", 1.0)], group("a"), group("b"), group("c"))
+    assert none == "topology.links: no path from a-0 to b-0: no link names a-0" + end
+    source = told([("b", "x", 1.0), ("b", "y", 1.0)], group("a"), group("b"))
+    assert source == "topology.links: no path from a-0 to b-0: no link names a-0" + end
+    target = told([("a", "x", 1.0)], group("a"), group("b"))
+    assert target == "topology.links: no path from a-0 to b-0: no link names b-0" + end
+    both = told([("a", "x", 1.0), ("b", "y", 1.0)], group("a"), group("b"))
+    assert both == "topology.links: no path from a-0 to b-0"
+
+
+def test_a_long_chain_of_switches_is_crossed_in_order():
+    places = ["a", *(f"s{k}" for k in range(1, 12)), "b", "c"]
+    pairs = [*itertools.pairwise(places[:-1]), ("s3", "c")]
+    links = [(a, b, 2.0 + k) for k, (a, b) in enumerate(pairs)]
+    topology = explicit(links, group("a"), group("b"), group("c"), latency=3.0)
+    there, seconds = topology.route(0, 1)
+    assert names(topology, there)[1:-1] == [f"{a}->{b}" for a, b in pairs[:-1]]
+    assert topology.capacity_bytes_per_s[there[1:-1]].tolist() == [2.0 + k for k in range(12)]
+    assert seconds == 12 * 3.0
+    assert names(topology, topology.route(2, 0)[0])[1:-1] == ["c->s3", "s3->s2", "s2->s1", "s1->a"]
+    assert topology.route(2, 0)[1] == 12.0
+
+
+def test_reading_from_another_node_waits_for_the_way_and_from_ones_own_for_nothing():
+    topology = tree(latency=3.0, core_latency=5.0)
+    links, seconds = topology.read_route(6, 1)
+    assert names(topology, links) == [
+        "node-6.disk", "node-6.nic_out", "rack-1.up", "rack-0.down", "node-1.nic_in"
+    ]  # fmt: skip
+    assert seconds == 8.0
+    assert topology.read_route(6, 6)[1] == 0.0
+    assert topology.read_route(6, 1)[0] is links
+
+
+@pytest.mark.parametrize(
+    ("workers", "pairs"),
+    [
+        (2, [(1, 0), (0, 1)]),
+        (4, [(1, 2), (2, 0), (3, 2), (2, 1), (1, 3), (0, 1)]),
+        (5, [(1, 2), (2, 4), (3, 2), (4, 0), (2, 3), (3, 0), (4, 3), (0, 1)]),
+    ],
+)
+def test_a_tree_all_reduce_goes_along_the_edges_of_two_in_order_trees(workers, pairs):
+    topology = mesh(workers)
+    expected = dict.fromkeys(((str(a), str(b)) for a, b in itertools.permutations(range(workers), 2)), 0.0)
+    for child, parent in pairs:
+        expected[str(child), str(parent)] += 0.25
+        expected[str(parent), str(child)] += 0.25
+    found = edges(topology, topology.tree_usage(np.arange(workers)))
+    assert found == {edge: used for edge, used in expected.items() if used}
+
+
+def test_workers_of_one_node_exchange_over_its_fabric_in_a_tree_too():
+    topology = star(group(count=3))
+    assert named_usage(topology, topology.tree_usage([2, 2, 0, 0])) == {
+        "node-2.fabric": 0.5, "node-0.fabric": 0.5,
+        "node-2.nic_out": 1.0, "node-2.nic_in": 1.0, "node-0.nic_out": 1.0, "node-0.nic_in": 1.0,
+    }  # fmt: skip
+
+
+def test_parameter_servers_by_number_are_spread_over_workers_that_are_not():
+    topology = star(group(count=2))
+    assert named_usage(topology, topology.parameter_server_usage([0, 0, 1], 4)) == {
+        "node-0.fabric": 12 / 8, "node-1.fabric": 2 / 8,
+        "node-0.nic_out": 5 / 8, "node-1.nic_in": 5 / 8, "node-1.nic_out": 5 / 8, "node-0.nic_in": 5 / 8,
+    }  # fmt: skip
+    fewer = named_usage(topology, topology.parameter_server_usage([0, 0, 1], 2))
+    assert fewer == pytest.approx(
+        {"node-0.fabric": 4 / 3} | dict.fromkeys(("node-0.nic_out", "node-0.nic_in"), 1 / 3)
+        | dict.fromkeys(("node-1.nic_out", "node-1.nic_in"), 1 / 3)
+    )  # fmt: skip
