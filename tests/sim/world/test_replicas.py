@@ -172,7 +172,7 @@ def test_before_its_first_job_a_service_does_not_begin() -> None:
     world.services.node_changed()
     assert (world.services.replicas, bool(world.services)) == (0, True)
     to(world, 7.1)
-    assert (world.services.replicas, ready_s(world)) == (1, [math.inf])
+    assert (world.services.replicas, ready_s(world)) == (1, [7.0])
     assert not world_of({"gpus": 1, "duration": 5.0}).services
 
 
@@ -201,7 +201,7 @@ def test_a_part_of_a_gpu_is_slower_and_neighbours_disturb() -> None:
         {"gpus": 1, "duration": 50.0, "arrival": 2.0}, nodes=[{"name": "n", "gpus": 1}, {"name": "m", "gpus": 1}],
         placement={"kind": "shared", "share": 0.5}, share_kappa=1.0, interference=0.4, replicas={"max": 1},
     )  # fmt: skip
-    to(world, 0.1)
+    to(world, 2.1)
     assert factor_of(world) == pytest.approx(1.5)
     queue, gpu = of(world).state.queue, of(world).replicas[0].holding.gpu
     world.cluster.book(77, gpu, np.array([0.5]))
