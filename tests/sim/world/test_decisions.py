@@ -170,7 +170,7 @@ def test_what_policies_see_of_jobs_before_they_run() -> None:
     }  # fmt: skip
     assert told["id"] == [0, 1, 2]
     assert told["arrival_s"] == told["queued_since_s"] == [0, 2, 5]
-    assert told["priority"] == [0, 4, 0]
+    assert told["priority"] == [1, 4, 1]
     assert told["gpus_requested"] == [2, 3, 4]
     assert told["duration_s"] == told["service_s"] == [45, 100, 35]
     assert told["restart_s"] == [6, 6, 6]
