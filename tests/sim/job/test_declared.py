@@ -132,7 +132,8 @@ def test_a_user_of_an_account_without_bounds_of_users_stands_under_the_account()
         [claim("ann", "a"), claim("ann", "b"), claim("", "none")], False
     )
     assert limits(q, 0) == {"account a": 8}
-    assert (limits(q, 1), limits(q, 2)) == ({}, {})
+    assert (limits(q, 1), limits(q, 2), q.leaf.shape) == ({}, {}, (3, 1))
+    assert declared_of(accounts=[{"name": "b"}]).build([claim("ann", "b")], False).leaf.shape == (1, 0)
     only_jobs = declared_of(accounts=[{"name": "a", "jobs_per_user": 3}]).build([claim("ann", "a")], False)
     assert limits(only_jobs) == {"account a, user ann": math.inf}
     assert only_jobs.jobs_max.tolist() == [3]
