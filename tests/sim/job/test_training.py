@@ -264,4 +264,7 @@ def test_the_noise_scale_of_a_job_without_one_is_not_known() -> None:
     world, job = training(data={"samples": 80, "sample_size": 5.0, "shards": 4})
     job.fill_row(world.roster.cells, 1.0)
     assert math.isnan(world.roster.columns["noise_scale"][0])
-    assert (world.roster.columns["input_bytes"][0], world.roster.columns["compute_demand_flops"][0]) == (4000.0, 0.0)
+    assert (world.roster.columns["input_bytes"][0], world.roster.columns["compute_demand_flops"][0]) == (
+        4000.0,
+        0.0,
+    )

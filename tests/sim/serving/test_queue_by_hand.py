@@ -14,7 +14,9 @@ TIMES_S = (0.0, 2.0, 3.0, 3.5)
 """Of batches of none, 1, 2 and 3 requests."""
 
 
-def queue_of(*replicas: tuple[float, float], within_s: float = 4.0, most: int = 0, cov: float = 0.0) -> RequestQueue:
+def queue_of(
+    *replicas: tuple[float, float], within_s: float = 4.0, most: int = 0, cov: float = 0.0
+) -> RequestQueue:
     queue = RequestQueue(np.array(TIMES_S), within_s, most, cov, np.random.default_rng(7))
     for ready_s, factor in replicas:
         queue.add(ready_s, factor)
@@ -78,7 +80,7 @@ def test_of_batches_that_end_together_the_first_slots_comes_first() -> None:
 
 
 def test_a_changed_factor_holds_for_batches_that_begin_later() -> None:
-    """Slot 0 from 10 to 14; slot 1 comes anew at 11: until 12, with three more until 13.75, the last until 14.75."""
+    """Slot 0 from 10 to 14; slot 1 comes anew: from 11 until 12, three more until 13.75, one until 14.75."""
     queue = opened(queue_of((0.0, 1.0), (0.0, 0.25)), 10.0, 11.0, 11.25, 11.5, 11.75, 13.0)
     queue.set_factor(1, 1.5)
     queue.set_factor(0, 2.0)
@@ -196,7 +198,13 @@ def test_tallies_add_up() -> None:
     assert (tally.served, tally.within, tally.refused, tally.latency_s) == (16, 9, 6, 8.75)
     assert tally.classes[[1, 4, 9]].tolist() == [2, 2, 1]
     empty = Tally()
-    assert (empty.served, empty.within, empty.refused, empty.latency_s, empty.classes.sum()) == (0, 0, 0, 0.0, 0)
+    assert (empty.served, empty.within, empty.refused, empty.latency_s, empty.classes.sum()) == (
+        0,
+        0,
+        0,
+        0.0,
+        0,
+    )
     assert len(empty.classes) == 44 * 256
 
 

@@ -451,7 +451,12 @@ def test_nodes_are_ordered_after_the_wait_come_after_the_delay_and_go_after_havi
     to(world, 14.9)
     assert (pool.coming, scaler.pending, world.cluster.up.tolist()) == (set(), True, [True, *[False] * 4])
     to(world, 15.1)
-    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().tolist()) == ({1, 2}, 15.0, True, [6.0])
+    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().tolist()) == (
+        {1, 2},
+        15.0,
+        True,
+        [6.0],
+    )
     to(world, 44.9)
     assert world.cluster.up.tolist() == [True, *[False] * 4]
     to(world, 45.1)
@@ -487,8 +492,11 @@ def test_the_nodes_that_are_always_kept_are_the_first_and_the_last_go_first():
 
 def test_a_group_orders_again_once_it_has_cooled_down():
     slow = {"delay": 5.0, "idle": 500.0, "cool_down": 40.0}
-    jobs = [{"gpus": 2, "duration": 900.0}, *({"gpus": 3, "duration": 300.0, "arrival": at} for at in (4.0, 9.0, 11.0))]
-    world, scaler = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": slow},))
+    jobs = [
+        {"gpus": 2, "duration": 900.0},
+        *({"gpus": 3, "duration": 300.0, "arrival": at} for at in (4.0, 9.0, 11.0)),
+    ]
+    world, _ = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": slow},))
     to(world, 43.5)
     assert world.roster.start_s.tolist()[1] == 9.0
     assert world.roster.running.rows.tolist() == [0, 1]
@@ -506,7 +514,8 @@ def two_pools() -> tuple[SimWorld, Autoscaler]:
 def test_what_one_job_lacks_is_ordered_of_the_first_models_that_suffice():
     for need, sets, ordered, left in (
         (5.0, [[1], [2]], [{1, 2}, set()], [0, 1, 0]), (6.0, [[1], [2]], [{1, 2}, set()], [0, 0, 0]),
-        (7.0, [[1], [2]], None, None), (8.0, [[1, 2]], [{1, 2}, {3}], [0, 0, 0]), (3.0, [[2]], [set(), {3, 4}], [0, 0, 1]),
+        (7.0, [[1], [2]], None, None), (8.0, [[1, 2]], [{1, 2}, {3}], [0, 0, 0]),
+        (3.0, [[2]], [set(), {3, 4}], [0, 0, 1]),
         (12.5, [[1, 2]], None, None), (2.0, [[0], [2]], [set(), {3}], [0, 0, 0]),
     ):  # fmt: skip
         _, scaler = two_pools()
@@ -526,7 +535,9 @@ def test_what_is_free_already_is_not_ordered():
     assert scaler._free().tolist() == [2, 3, 0]
 
 
-def lacking(lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ...] = (1, 1)) -> SimpleNamespace:
+def lacking(
+    lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ...] = (1, 1)
+) -> SimpleNamespace:
     """A service that lacks replicas, and may use the pools or not; GPUs 2 to 7 and 8 to 13 are theirs."""
     spec = SimpleNamespace(replicas=SimpleNamespace(gpus=gpus), share=share)
     return SimpleNamespace(lack=lack, spec=spec, allowed=np.repeat([True, *map(bool, allowed)], [2, 6, 6]))

@@ -192,7 +192,11 @@ def test_a_job_that_starts_stops_and_ends() -> None:
     assert roster.queueing_s(14.0).tolist()[:2] == [14, 10]
     roster.stopped(job, 20.0, 8.5)  # type: ignore[arg-type]
     assert (columns["restart_s"][1], columns["gpus_held"][1], columns["queued_since_s"][1]) == (8.5, 0, 20)
-    assert (roster.waiting.rows.tolist(), roster.running.rows.tolist(), roster.running_jobs) == ([0, 1], [], {})
+    assert (roster.waiting.rows.tolist(), roster.running.rows.tolist(), roster.running_jobs) == (
+        [0, 1],
+        [],
+        {},
+    )
     assert roster.started(job, held(2), 27.0) == 8.5  # type: ignore[arg-type]
     assert (columns["waited_s"][1], roster.start_s[1], columns["restart_s"][1]) == (17, 12, 6)
     roster.regrouped(job, held(1), 30.0)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def test_a_node_that_is_repaired_before_the_first_arrival_was_never_down() -> No
 
 
 def test_a_node_is_not_paid_for_while_it_is_with_its_owner_or_not_rented() -> None:
-    world, nodes = late()
+    _, nodes = late()
     to(world, 20.0)
     nodes.reclaimed(1)
     to(world, 25.0)
@@ -162,7 +162,9 @@ def test_a_sound_gpu_is_no_longer_suspected() -> None:
 
 
 def test_gpus_are_busy_that_jobs_hold() -> None:
-    world = world_of({"gpus": 3, "duration": 100.0}, {"gpus": 1, "duration": 100.0, "arrival": 2.0}, nodes=TWO)
+    world = world_of(
+        {"gpus": 3, "duration": 100.0}, {"gpus": 1, "duration": 100.0, "arrival": 2.0}, nodes=TWO
+    )
     to(world, 1.0)
     busy = world.nodes.utilisation(1.0)
     assert sorted(busy.tolist()) == [0, 1, 1, 1]

@@ -30,7 +30,11 @@ CHAT: dict[str, Any] = {
 
 
 def beside(
-    *jobs: dict[str, Any], times: list[float] | None = None, nodes: Any = None, sections: Any = None, **service: Any
+    *jobs: dict[str, Any],
+    times: list[float] | None = None,
+    nodes: Any = None,
+    sections: Any = None,
+    **service: Any,
 ) -> SimWorld:
     return world_of(
         *(jobs or ({"gpus": 2, "duration": 1000.0},)), nodes=nodes, services=[CHAT | service],
@@ -47,7 +51,9 @@ def ready_s(world: SimWorld) -> list[float]:
     return [float(tenant.state.queue._done_s[replica.slot]) for replica in tenant.replicas]
 
 
-def test_replicas_come_on_free_gpus_and_then_on_those_of_jobs_and_go_when_none_were_needed_for_a_while() -> None:
+def test_replicas_come_on_free_gpus_and_then_on_those_of_jobs_and_go_when_none_were_needed_for_a_while() -> (
+    None
+):
     world = beside()
     to(world, 9.5)
     assert (world.services.replicas, of(world).state.wanted, world.services.can_shrink) == (1, 1, False)
@@ -55,7 +61,11 @@ def test_replicas_come_on_free_gpus_and_then_on_those_of_jobs_and_go_when_none_w
     assert [replica.lane for replica in of(world).replicas] == [0, 1, 2]
     assert [replica.key for replica in of(world).replicas] == [-1, -2, -3]
     assert ready_s(world)[1:] == [13.0, 18.0]
-    assert (of(world).taken, world.roster.preemptions.tolist(), world.roster.restarts.tolist()) == (1, [1], [0])
+    assert (of(world).taken, world.roster.preemptions.tolist(), world.roster.restarts.tolist()) == (
+        1,
+        [1],
+        [0],
+    )
     assert (len(world.roster.waiting), world.cluster.free_gpus) == (1, 1)
     assert (of(world).active, of(world).lack, world.services.short) == (3, 0, False)
     assert (world.services.replicas, world.services.can_shrink) == (3, True)
@@ -158,7 +168,11 @@ def test_a_lost_replica_is_made_up_for_once_that_is_noticed() -> None:
     to(world, 12.2)
     assert [replica.node for replica in of(world).replicas] == [1]
     assert ready_s(world) == [12.0 + 4.0 + 3.0]
-    assert (of(world).state.queue.waiting, of(world).replicas[0].lane, of(world).replicas[0].slot) == (1, 0, 0)
+    assert (of(world).state.queue.waiting, of(world).replicas[0].lane, of(world).replicas[0].slot) == (
+        1,
+        0,
+        0,
+    )
     to(world, 19.5)
     world.services.settle()
     assert of(world).state.queue.waiting == 0
@@ -236,7 +250,11 @@ def test_a_service_may_use_the_groups_and_accelerators_that_it_names() -> None:
 
 
 def test_times_are_of_the_first_accelerator_that_a_service_may_have_unless_it_says() -> None:
-    for names, given, expected in (((), None, "a100_sxm_40gb"), (("h", "t"), None, "t4"), (("t",), "b200", "b200")):
+    for names, given, expected in (
+        ((), None, "a100_sxm_40gb"),
+        (("h", "t"), None, "t4"),
+        (("t",), "b200", "b200"),
+    ):
         spec, _, cluster = on(*names, of=given)
         assert reference(spec, cluster) == expected
 
@@ -250,8 +268,8 @@ def test_speeds_on_other_accelerators_are_those_of_data_sheets_and_a_note_says_s
     assert speeds(spec, case, cluster).tolist() == ratios
     assert ratios[1] == 1.0
     assert list(service_notes(case, cluster)) == [
-        f"service chat: its times are of t4; speeds elsewhere are guessed from data sheets (h100_sxm {ratios[2]:.2f}):"
-        " give a speed of each node group, or placement.on"
+        "service chat: its times are of t4; speeds elsewhere are guessed from data sheets "
+        f"(h100_sxm {ratios[2]:.2f}): give a speed of each node group, or placement.on"
     ]
     stated = [GROUPS[0], GROUPS[1] | {"speed": 0.5}]
     spec, case, cluster = on(groups=stated)
@@ -273,7 +291,9 @@ def test_jobs_that_none_has_run_beside_services_for_a_month_wait_for_ever() -> N
     clock._now += IDLE_S
     services._check_not_stalled()
     clock._now += 1.0
-    with pytest.raises(Stalled, match=r"job j0 and 1 more wait, none has run for 30 days: the services leave too few"):
+    with pytest.raises(
+        Stalled, match=r"job j0 and 1 more wait, none has run for 30 days: the services leave too few"
+    ):
         services._check_not_stalled()
     world.roster.running.add(1)
     services._check_not_stalled()

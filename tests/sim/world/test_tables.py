@@ -68,7 +68,9 @@ def test_shards_of_two_jobs_with_where_they_are_and_when_they_are_needed() -> No
     first.data.consume(np.array([1, 0]))
     table = Shards()
     fill_shards(table, [first, none, last], np.array([True, True, False]))
-    assert columns_of(table, "id", "job", "worker", "node", "bytes", "samples", "started", "local", "needed_in_s") == [
+    assert columns_of(
+        table, "id", "job", "worker", "node", "bytes", "samples", "started", "local", "needed_in_s"
+    ) == [
         ((3 << 32) + 0, 3, 0, 0, 30.0, 3, True, True, 0.0),
         ((3 << 32) + 1, 3, 0, 0, 60.0, 6, False, True, 1.5),
         ((3 << 32) + 2, 3, 1, 1, 50.0, 5, False, True, 0.0),
@@ -109,7 +111,9 @@ def estimates(row: int, batch: int, per: int = 2) -> Any:
     config = SimpleNamespace(
         gpus_per_worker=per,
         cost_s=lambda model, samples, workers: (0.0, (2.0, 5.0)[model] + samples),
-        exchange_estimate_s=lambda model, workers, apart=False: 100.0 * model + workers + (0.5 if apart else 0.0),
+        exchange_estimate_s=lambda model, workers, apart=False: (
+            100.0 * model + workers + (0.5 if apart else 0.0)
+        ),
     )
     return SimpleNamespace(row=row, progress=SimpleNamespace(global_batch=batch), config=config)
 
