@@ -52,7 +52,7 @@ def test_a_node_that_is_repaired_before_the_first_arrival_was_never_down() -> No
 
 
 def test_a_node_is_not_paid_for_while_it_is_with_its_owner_or_not_rented() -> None:
-    _, nodes = late()
+    world, nodes = late()
     to(world, 20.0)
     nodes.reclaimed(1)
     to(world, 25.0)
@@ -173,7 +173,7 @@ def test_gpus_are_busy_that_jobs_hold() -> None:
 
 
 def test_readers_are_told_of_nodes_that_are_rented() -> None:
-    world, nodes = late()
+    _, nodes = late()
     told: list[tuple[str, str, float]] = []
     nodes.listeners.happened = (lambda kind, name, value, now_s: told.append((kind, name, value)),)
     nodes.happened("slow", 1, 2.5)
