@@ -248,6 +248,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "sim/job/checkpoints.py": {
         'if store.kind == "local": -> if store.kind <= "local":': "the other kinds come later in the alphabet",
     },
+    "sim/job/declared.py": {
+        'if spec is None or spec.borrow_within == "never": -> if spec is None or spec.borrow_within >= "never":': (
+            "there is `lower-priority` beside it, which comes before it in the alphabet"
+        ),
+    },
     "sim/job/dataset.py": {
         "source_worker, piece = found or (-1, None) -> source_worker, piece = found or (- 2, None)": (
             "without a piece it is refused before the number is looked at"

@@ -271,3 +271,36 @@ def test_a_job_works_on_what_it_holds_once_it_has_restarted() -> None:
     assert [part.size for part in job.not_metered()] == [0, 0]
     assert job.rigid
     assert (job.elastic, job.traffic) == (None, (0, 0))
+
+
+def test_a_job_with_fewer_gpus_than_it_asks_for_runs_in_proportion() -> None:
+    bench = Bench({"gpus": 4, "duration": 30.0, "gpus_min": 3}, {"gpus": 1, "duration": 5.0})
+    bench.start(0)
+    bench.start(1, np.array([3]))
+    assert (bench.jobs.rate[0], bench.jobs.rate[1]) == (0.75, 1.0)
+    bench.to(50.0)
+    assert bench.done == [(5.0, 1), (40.0, 0)]
+
+
+def test_a_job_runs_as_fast_as_its_gpu_model_does_its_kind_of_work() -> None:
+    rates = [
+        {"job_type": kind, "gpu_model": gpu, "gpus": 1, "rate": rate}
+        for kind, gpu, rate in (
+            ("a", "t4", 2.0),
+            ("a", "h100_sxm", 5.0),
+            ("b", "t4", 4.0),
+            ("b", "h100_sxm", 3.0),
+        )
+    ]
+    nodes = [{"name": name, "gpus": 2, "accelerator": name} for name in ("t4", "h100_sxm")]
+    jobs = [{"name": f"j{k}", "gpus": 2, "duration": 30.0, "job_type": kind} for k, kind in enumerate("ab")]
+    case = scenario(
+        cluster={"nodes": nodes}, workload={"jobs": jobs, "throughputs": {"rates": rates, "reference": "t4"}}
+    )
+    cluster = Cluster(case.cluster, PROFILE, Topology(case.cluster, PROFILE))
+    made = RigidJobs(
+        Clock(), cluster, make_demand(case, None, cluster), lambda job: None, None, math.inf, Restart()
+    )
+    slow, fast = cluster.book(7, np.array([0, 1]), np.ones(2)), cluster.book(8, np.array([2, 3]), np.ones(2))
+    assert [made.rate_on(slow, row) for row in (0, 1)] == [1.0, 1.0]
+    assert [made.rate_on(fast, row) for row in (0, 1)] == [2.5, 0.75]
