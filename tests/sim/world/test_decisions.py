@@ -14,7 +14,7 @@ from equipoise.sim.scenario.model import Decide
 from equipoise.sim.world.decisions import Decisions
 from equipoise.sim.world.roster import Roster
 from equipoise.sim.world.writes import Writes
-from tests.sim.world.small import world_of
+from tests.sim.world.small import to, world_of
 
 
 class Desk:
@@ -224,3 +224,28 @@ def test_a_start_that_is_written_later_has_waited_until_then() -> None:
     roster.started(job, held(2), 15.0)  # type: ignore[arg-type]
     roster.writing(0, 15.0, 18.0)
     assert roster.start_s[0] == pytest.approx(10.0)
+
+
+def test_a_policy_that_only_starts_jobs_is_asked_when_it_could_start_one() -> None:
+    """At 0 s, and at 10 s when the GPUs come free; not at 3 s, as none is free, nor at 20 s, as none waits."""
+    world = world_of({"gpus": 4, "duration": 10.0}, {"gpus": 4, "duration": 10.0, "arrival": 3.0})
+    to(world, 5.0)
+    assert (world.decided, world.roster.waiting.rows.tolist()) == (1, [1])
+    to(world, 15.0)
+    assert (world.decided, world.done.triggered) == (2, False)
+    to(world, 25.0)
+    assert (world.decided, world.done.triggered) == (2, True)
+    assert world.roster.start_s.tolist() == [0.0, 10.0]
+
+
+def test_beside_services_a_run_lasts_to_its_horizon() -> None:
+    service = {
+        "batch_latency": {"fixed": 1.0, "most": 2}, "requests": {"rate": 1.0}, "latency": {"p99": 5.0},
+    }  # fmt: skip
+    job = {"gpus": 1, "duration": 10.0}
+    for sections, lasts in (
+        ({"services": [service], "horizon": 50.0}, True), ({"services": [service]}, False), ({"horizon": 50.0}, False),
+    ):  # fmt: skip
+        world = world_of(job, **sections)
+        to(world, 12.0)
+        assert (world.lasts, world.done.triggered) == (lasts, not lasts)
