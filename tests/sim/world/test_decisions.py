@@ -244,7 +244,8 @@ def test_beside_services_a_run_lasts_to_its_horizon() -> None:
     }  # fmt: skip
     job = {"gpus": 1, "duration": 10.0}
     for sections, lasts in (
-        ({"services": [service], "horizon": 50.0}, True), ({"services": [service]}, False), ({"horizon": 50.0}, False),
+        ({"services": [service], "horizon": 50.0}, True), ({"services": [service]}, False),
+        ({"horizon": 50.0}, False),
     ):  # fmt: skip
         world = world_of(job, **sections)
         to(world, 12.0)
