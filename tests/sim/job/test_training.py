@@ -166,7 +166,7 @@ def test_several_steps_between_exchanges_and_no_more_than_are_left() -> None:
     world, job = training(sync_interval=7)
     to(world, 1.0)
     job.advance.settle(job)
-    assert (job.progress.account.steps, job.exchanges, job.steps_ever) == (21, 3, 28)
+    assert (job.progress.account.steps, job.exchanges) == (21, 3)
     assert job.ends.start_s == pytest.approx(0.84)
     to(world, 6.0)
     assert (world.roster.completion_s[0], job.progress.account.steps) == (pytest.approx(4.0), 100)
@@ -180,7 +180,7 @@ def test_an_epoch_ends_with_what_is_left_of_it() -> None:
     to(world, 0.11)
     job.advance.settle(job)
     assert job.data is not None
-    assert (job.data.epoch, job.data.left, job.progress.account.samples) == (0, 0, 20)
+    assert (job.data.epoch, job.data.left, job.progress.account.samples) == (1, 20, 20)
     assert job.ends.start_s == pytest.approx(0.1)
     to(world, 0.15)
     job.advance.settle(job)
@@ -255,16 +255,13 @@ def test_what_exchanges_have_carried_is_told_once() -> None:
 
 
 def test_the_noise_scale_of_a_job_without_one_is_not_known() -> None:
-    world, job = training(m={"noise_scale": 50.0, "flop_per_sample": 3.0})
+    world, job = training(m={"noise_scale": 50.0})
     job.fill_row(world.roster.cells, 1.0)
     columns = world.roster.columns
-    assert (columns["noise_scale"][0], columns["compute_demand_flops"][0]) == (50.0, 2400.0)
+    assert (columns["noise_scale"][0], columns["compute_demand_flops"][0]) == (50.0, 0.0)
     assert (columns["global_batch"][0], columns["sync_interval"][0], columns["learning_rate"][0]) == (8, 1, 1)
     assert columns["input_bytes"][0] == 0.0
     world, job = training(data={"samples": 80, "sample_size": 5.0, "shards": 4})
     job.fill_row(world.roster.cells, 1.0)
     assert math.isnan(world.roster.columns["noise_scale"][0])
-    assert (world.roster.columns["input_bytes"][0], world.roster.columns["compute_demand_flops"][0]) == (
-        4000.0,
-        0.0,
-    )
+    assert world.roster.columns["input_bytes"][0] == 4000.0
