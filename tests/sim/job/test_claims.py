@@ -15,6 +15,7 @@ from equipoise.policies.queues.declared import (
 )
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.job import claims as made_of
 from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, texts_by_kind
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import JobSpec
@@ -219,3 +220,21 @@ def test_jobs_that_can_never_start_are_refused_or_left_out() -> None:
     with pytest.raises(InputError, match=r"job c asks for 9 GPUs, why: it can never start; queues"):
         refuse_too_large(case, one, names, least, False)
     assert refuse_too_large(case, Claims(), names, least, False).tolist() == [True] * 3
+
+
+def test_columns_with_very_many_names_are_no_claims_where_nothing_is_declared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(made_of, "_MOST", 2)
+    two, three = {"user": texts("a", "b", "a")}, {"user": texts("a", "b", "c")}
+    assert claims_of([1] * 3, by=two).claim.tolist() == [0, 1, 0]
+    assert claims_of([1] * 3, by=three).queues is EMPTY
+    assert claims_of([1] * 3, by=three, qos=[{"name": "q"}]).claim.tolist() == [0, 1, 2]
+
+
+def test_a_note_on_gpu_types_where_none_are_named_and_there_are_several_models() -> None:
+    found = claims_of([1, 1, 1], told={"gpu_type": texts("x", "", "x")})
+    assert found.notes == (
+        "2 jobs ask for a GPU type that queues.gpu_types does not name (such as x): they may use any GPU",
+    )
+    assert found.gpu_types.tolist() == [-1] * 3
