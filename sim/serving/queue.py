@@ -113,7 +113,7 @@ def serve(
         counter[ARRIVED] += 1
         waits = counter[LAST] - counter[FIRST]
         free = -1 if waits else _fastest_idle(there, done_s, factor)
-        if free < 0 and queue_most > 0 and waits >= queue_most:
+        if queue_most > 0 and waits >= queue_most:
             counter[REFUSED] += 1
             continue
         waiting_s[counter[LAST]] = come_s
