@@ -250,7 +250,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "sim/job/claims.py": {
         'row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) > 1 else "" -> '
-        'row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) != 1 else ""': "there is one at least",
+        'row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) != 1 else ""': (
+            "there is one at least"
+        ),
     },
     "sim/job/declared.py": {
         'if spec is None or spec.borrow_within == "never": -> if spec is None or spec.borrow_within >= "never":': (

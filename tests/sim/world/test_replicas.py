@@ -299,3 +299,16 @@ def test_jobs_that_none_has_run_beside_services_for_a_month_wait_for_ever() -> N
     services._check_not_stalled()
     assert services._idle_since_s == math.inf
     assert IDLE_S == 2_592_000.0
+
+
+def test_only_the_replicas_of_a_lost_node_are_gone() -> None:
+    for node in (0, 1, 2):
+        world = beside(
+            {"gpus": 1, "duration": 5.0}, nodes=[{"name": "n", "count": 4, "gpus": 1}],
+            placement={"kind": "own", "preempt": False}, replicas={"max": 3},
+        )  # fmt: skip
+        to(world, 2.0)
+        assert [replica.node for replica in of(world).replicas] == [0, 1, 2]
+        world.services.node_lost(node)
+        assert [replica.node for replica in of(world).replicas] == [k for k in (0, 1, 2) if k != node]
+        assert (of(world).active, of(world).lack) == (2, 1)
