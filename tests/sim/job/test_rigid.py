@@ -243,10 +243,11 @@ def test_what_a_policy_sees_of_running_jobs() -> None:
     bench.jobs._attained_gpu_s[1] = 100.0
     attained, service = np.full((2, 4), -7.0)
     rows, factor = np.array([0, 1, 2, 3]), np.array([2.0, 1.5, 4.0, 0.5])
+    rows.flags.writeable = False  # as the rows of those that run are
     bench.jobs.refresh(6.0, rows, factor, attained, service)
     assert attained.tolist() == [-7, 118, 0, 6]
     assert service.tolist() == [-7, 21, 120, 1]
-    bench.jobs.refresh(999.0, np.array([1]), factor, attained, service)
+    bench.jobs.refresh(999.0, rows[1:2], factor, attained, service)
     assert service[1] == 0.0
     cells = {"attained_gpu_s": np.zeros(4), "service_s": np.zeros(4)}
     bench.to(8.5)
