@@ -113,7 +113,7 @@ def serve(
         counter[ARRIVED] += 1
         waits = counter[LAST] - counter[FIRST]
         free = -1 if waits else _fastest_idle(there, done_s, factor)
-        if free < 0 and queue_most > 0 and waits >= queue_most:
+        if queue_most > 0 and waits >= queue_most:
             counter[REFUSED] += 1
             continue
         waiting_s[counter[LAST]] = come_s
@@ -191,7 +191,7 @@ class RequestQueue:
             return now_s
         return float(self._done_s[slot])
 
-    def gone(self, slot: int) -> None:
+    def gone(self, slot: int, now_s: float) -> None:
         """A replica's slot is free again; a batch that it was at goes back to the head of the queue."""
         count = int(self._size[slot])
         if count:
@@ -201,6 +201,9 @@ class RequestQueue:
             self._hold(held)
         self._size[slot], self._done_s[slot] = 0, math.inf
         self._taken[slot] = self._there[slot] = False
+        idle = np.flatnonzero(self._there & (self._done_s == math.inf))
+        if count and idle.size:  # the fastest that is idle takes the batch at once
+            self._done_s[idle[np.argmin(self._factor[idle])]] = now_s
 
     # -- time ------------------------------------------------------------------------------------------------
 

@@ -193,6 +193,7 @@ class ServingWorld:
         def done(_: Event) -> None:
             """The last batch is done."""
             if replica in tenant.replicas:
+                tenant.state.queue.advance(math.nextafter(done_s, math.inf))  # answers of this instant, too
                 self._settle(tenant)
                 self._give_back(tenant, replica)
                 self.event()
@@ -200,7 +201,7 @@ class ServingWorld:
         self.clock.at(done_s, done)
 
     def _give_back(self, tenant: Tenant, replica: Replica) -> None:
-        tenant.state.queue.gone(replica.slot)
+        tenant.state.queue.gone(replica.slot, self.clock._now)
         tenant.replicas.remove(replica)
         self._record(tenant, replica, self.clock._now)
         self._changed(self.cluster.release(replica.key))

@@ -294,6 +294,17 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "sim/job/checkpoints.py": {
         'if store.kind == "local": -> if store.kind <= "local":': "the other kinds come later in the alphabet",
     },
+    "sim/job/claims.py": {
+        'row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) > 1 else "" -> '
+        'row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) != 1 else ""': (
+            "there is one at least"
+        ),
+    },
+    "sim/job/declared.py": {
+        'if spec is None or spec.borrow_within == "never": -> if spec is None or spec.borrow_within >= "never":': (
+            "there is `lower-priority` beside it, which comes before it in the alphabet"
+        ),
+    },
     "sim/job/dataset.py": {
         "source_worker, piece = found or (-1, None) -> source_worker, piece = found or (- 2, None)": (
             "without a piece it is refused before the number is looked at"
@@ -335,6 +346,13 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ),
     },
     "sim/serving/queue.py": {
+        "if size[slot] > 0: -> if size[slot] != 0:": _SIZE,
+        "slot = -1 -> slot = ~1": "any number below 0 is no slot",
+        "self._factor: Floats = np.zeros(0) -> self._factor: Floats = np.zeros( 1)": (
+            "a slot's factor is set before its first batch, and one more than there are slots is nobody's"
+        ),
+        "self._batch: Floats = np.zeros((0, self.batch_s.size - 1)) -> "
+        "self._batch: Floats = np.zeros((0, self.batch_s.size ^ 1))": "further places of a batch stay empty",
         "more = count - self.busy_s.size -> more = count | self.busy_s.size": "further slots stay free",
     },
     "sim/traces/slurm.py": {

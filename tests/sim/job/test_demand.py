@@ -245,3 +245,76 @@ def test_how_long_a_checkpoint_takes_to_write() -> None:
     assert (
         Checkpoints(Checkpoint(interval="never"), own, cluster, 1.0, Restart()).interval_s(both) == math.inf
     )
+
+
+def test_jobs_that_may_start_with_what_a_limit_allows_stay_and_others_are_left_out() -> None:
+    """Three GPUs: of a duration job that may shrink and of a training job the fewest count."""
+    jobs = [
+        {"name": "a", "gpus": 2, "duration": 11.0, "priority": 5},
+        {"name": "b", "gpus": 4, "duration": 12.0},
+        {"name": "c", "gpus": 5, "duration": 13.0, "gpus_min": 3, "priority": 7},
+        {"name": "d", "gpus": 6, "model": "m", "global_batch": 12, "steps": 9, "workers_min": 3, "cpus": 4},
+        {"name": "e", "gpus": 4, "model": "m", "global_batch": 12, "steps": 9},
+    ]  # fmt: skip
+    listed = [{"arrival": 20.0 - k, "qos": "q"} | job for k, job in enumerate(jobs)]
+
+    def made(*rows: int) -> Demand:
+        case = scenario(
+            cluster={"nodes": [{"count": 2, "gpus": 4}]},
+            workload={"models": {"m": model()}, "jobs": [listed[row] for row in rows]},
+            queues={"qos": [{"name": "q", "gpus": 3}], "too_large": "leave-out"},
+        )
+        return make_demand(case, None, cluster_of(case))
+
+    found = made(0, 1, 2, 3, 4)
+    assert found.name == ["d", "c", "a"]
+    assert found.arrival_s.tolist() == [17, 18, 20]
+    assert found.gpus.tolist() == [6, 5, 2]
+    assert found.duration_s.tolist()[1:] == [13, 11]
+    assert found.priority.tolist() == [1, 7, 5]
+    assert found.id.tolist() == [3, 2, 0]
+    assert ([*found.training], found.shrinks) == ([0], {1: (3, 1)})
+    assert found.mixes.tolist() == [True, False, False]
+    assert found.notes == ("2 jobs left out: they can never start; first e: the limit QOS q allows 3",)
+    assert found.columns["qos"].tolist() == ["q"] * 3
+    assert found.claims.claim.tolist() == [0] * 3
+    assert len(found.checkpoint) == len(found.paces.kind) == len(found.gpu_share) == 3
+    assert made(0, 2).notes == ()
+    with pytest.raises(InputError, match="queues: no job is left: the limits let none of them start"):
+        made(1, 4)
+
+
+def test_time_limits_are_of_their_jobs_whatever_the_order_of_arrival() -> None:
+    found = demand_of(
+        {"arrival": 9.0, "duration": 7.0, "time_limit": 3.0}, {"arrival": 2.0, "duration": 8.0},
+        {"arrival": 4.0, "duration": 6.0, "time_limit": 5.0, "cpus": 2, "user": "ann"},
+    )  # fmt: skip
+    assert found.duration_s.tolist() == [8, 5, 3]
+    assert found.columns["time_limit_s"][1:].tolist() == [5, 3]
+    assert found.notes == ("2 jobs are ended at their time limit",)
+    assert found.columns["user"].tolist() == ["", "ann", ""]
+    assert demand_of({"duration": 5.0}).notes == ()
+
+
+def test_a_traces_jobs_that_train_have_whole_micro_batches(tmp_path: Path) -> None:
+    """Two workers of 3 samples each at least: 30 ms a step; 90 s in at most 400 steps need 7.5 times as much."""
+    path = tmp_path / "t.csv"
+    path.write_text("job_id,arrival_s,gpus,duration_s\n1,0,2,90\n2,5,2,0.001\n3,7,1,6\n")
+    training = {
+        "count": 2, "models": ["m"], "global_batch": 4, "micro_batch": 3, "steps_max": 400, "shards": 7,
+        "sample_size": 5.0,
+    }  # fmt: skip
+    case = scenario(workload={"models": {"m": model()}, "trace": {"file": str(path), "training": training}})
+    found = make_demand(case, read_trace(path), cluster_of(case))
+    assert [*found.training] == [0, 2]
+    first, last = found.training[0], found.training[2]
+    assert (first.global_batch, first.steps, first.workers_min, first.workers_max) == (45, 409, 1, 4)
+    assert first.data is not None
+    assert (first.data.samples, first.data.shards, first.data.sample_size) == (45 * 409, 7, 5.0)
+    assert (last.global_batch, last.steps, last.gpus, last.arrival, last.workers_max) == (4, 150, 1, 7.0, 2)
+    assert np.isnan(found.duration_s).tolist() == [True, False, True]
+    assert found.mixes.tolist() == [True, False, True]
+    short = scenario(
+        workload={"models": {"m": model()}, "trace": {"file": str(path), "training": training | {"count": 9}}}
+    )
+    assert make_demand(short, read_trace(path), cluster_of(short)).training[1].steps == 1

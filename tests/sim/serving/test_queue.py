@@ -131,12 +131,12 @@ def test_a_lost_replica_puts_its_batch_back_and_a_leaving_one_ends_it():
     queue.open(np.array([0.1, 0.2, 0.3]))
     queue.advance(0.5)
     assert queue.waiting == 1
-    queue.gone(0)
+    queue.gone(0, 0.5)
     assert queue.waiting == 2
     assert queue.leave(1, 0.5) == 1.2
     queue.advance(5.0)
     assert queue.take().served == 1
-    queue.gone(1)
+    queue.gone(1, 5.0)
     slot = queue.add(6.0, 1.0)
     assert slot == 0
     queue.advance(10.0)

@@ -20,7 +20,9 @@ from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.pools import Autoscale
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.world.autoscale import Autoscaler, Pool, _take
+from equipoise.sim.world.world import SimWorld
 from equipoise.study.questions.targets import price_usd_per_h, standing_usd_per_h
+from tests.sim.world.small import to, world_of
 
 OWN = {"name": "own", "gpus": 8, "price": "10 USD/h"}
 DEMAND = {
@@ -428,3 +430,169 @@ def test_a_pool_orders_again_at_the_instant_or_after_its_cool_down():
     assert pool.ready_s(5.0) == -math.inf
     pool.ordered_s = 5.0
     assert (pool.ready_s(5.0), pool.ready_s(6.0)) == (5.0, 65.0)
+
+
+def elastic(*jobs: dict, pools: tuple[dict, ...], policy: str = "fifo") -> tuple[SimWorld, Autoscaler]:
+    """Node 0 has two GPUs and is always there; pools of what they say follow."""
+    nodes = [{"name": "own", "gpus": 2}, *({"name": f"p{k}"} | pool for k, pool in enumerate(pools))]
+    world = world_of(*jobs, nodes=nodes, policy=policy)
+    assert world.autoscaler is not None
+    return world, world.autoscaler
+
+
+LATER = {"delay": 30.0, "idle": 50.0, "wait": 10.0}
+
+
+def test_nodes_are_ordered_after_the_wait_come_after_the_delay_and_go_after_having_been_idle():
+    """Five GPUs are lacking: two nodes of three."""
+    jobs = [{"gpus": 2, "duration": 1000.0}, {"gpus": 5, "duration": 100.0, "arrival": 5.0}]
+    world, scaler = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": LATER},))
+    (pool,) = scaler.pools
+    to(world, 14.9)
+    assert (pool.coming, scaler.pending, world.cluster.up.tolist()) == (set(), True, [True, *[False] * 4])
+    to(world, 15.1)
+    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().tolist()) == (
+        {1, 2},
+        15.0,
+        True,
+        [6.0],
+    )
+    to(world, 44.9)
+    assert world.cluster.up.tolist() == [True, *[False] * 4]
+    to(world, 45.1)
+    assert (pool.coming, world.cluster.up.tolist()) == (set(), [True, True, True, False, False])
+    assert (world.roster.start_s[1], scaler._free().tolist()) == (45.0, [1.0])
+    to(world, 194.9)
+    assert world.cluster.up.tolist() == [True, True, True, False, False]
+    to(world, 195.1)
+    assert (world.cluster.up.tolist(), scaler.pending) == ([True, *[False] * 4], False)
+    assert world.nodes.unpaid_s().tolist() == pytest.approx([0, 45.1, 45.1, 195.1, 195.1])
+
+
+def test_the_nodes_that_are_always_kept_are_the_first_and_the_last_go_first():
+    kept = {"min": 2, "delay": 7.0, "idle": 20.0}
+    jobs = [{"gpus": 2, "duration": 90.0}, {"gpus": 9, "duration": 10.0, "arrival": 3.0}]
+    world, scaler = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": kept},))
+    to(world, 2.0)
+    assert world.cluster.up.tolist() == [True, True, True, False, False]
+    to(world, 3.5)
+    assert scaler.pools[0].coming == {3}
+    to(world, 10.5)
+    assert (world.roster.start_s[1], world.nodes.released_nodes) == (10.0, {4})
+    to(world, 39.5)
+    assert world.nodes.released_nodes == {4}
+    to(world, 40.5)
+    assert world.nodes.released_nodes == {3, 4}
+    to(world, 85.0)
+    assert world.nodes.released_nodes == {3, 4}
+    world.nodes.reclaimed(1)
+    scaler.look()
+    assert scaler.pools[0].coming == {3}
+
+
+def test_a_group_orders_again_once_it_has_cooled_down():
+    slow = {"delay": 5.0, "idle": 500.0, "cool_down": 40.0}
+    jobs = [
+        {"gpus": 2, "duration": 900.0},
+        *({"gpus": 3, "duration": 300.0, "arrival": at} for at in (4.0, 9.0, 11.0)),
+    ]
+    world, _ = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": slow},))
+    to(world, 43.5)
+    assert world.roster.start_s.tolist()[1] == 9.0
+    assert world.roster.running.rows.tolist() == [0, 1]
+    to(world, 49.5)
+    assert world.roster.start_s.tolist() == [0.0, 9.0, 49.0, 49.0]
+
+
+def two_pools() -> tuple[SimWorld, Autoscaler]:
+    """Two nodes of three H100 and three nodes of two T4, beside a node of another model."""
+    made = ({"count": 2, "gpus": 3, "accelerator": "h100_sxm", "autoscale": {}},
+            {"count": 3, "gpus": 2, "accelerator": "t4", "autoscale": {}})  # fmt: skip
+    return elastic({"gpus": 1, "duration": 10.0}, pools=made)
+
+
+def test_what_one_job_lacks_is_ordered_of_the_first_models_that_suffice():
+    for need, sets, ordered, left in (
+        (5.0, [[1], [2]], [{1, 2}, set()], [0, 1, 0]), (6.0, [[1], [2]], [{1, 2}, set()], [0, 0, 0]),
+        (7.0, [[1], [2]], None, None), (8.0, [[1, 2]], [{1, 2}, {3}], [0, 0, 0]),
+        (3.0, [[2]], [set(), {3, 4}], [0, 0, 1]),
+        (12.5, [[1, 2]], None, None), (2.0, [[0], [2]], [set(), {3}], [0, 0, 0]),
+    ):  # fmt: skip
+        _, scaler = two_pools()
+        free = np.zeros(3)
+        found = scaler._rent_for(need, sets, scaler.pools, free, 4.0)
+        assert found == (ordered is not None)
+        assert [pool.coming for pool in scaler.pools] == (ordered or [set(), set()])
+        assert free.tolist() == (left or [0, 0, 0])
+        assert [pool.ordered_s == 4.0 for pool in scaler.pools] == [bool(c) for c in ordered or ((), ())]
+
+
+def test_what_is_free_already_is_not_ordered():
+    _, scaler = two_pools()
+    free = np.array([0.0, 4.0, 0.0])
+    assert scaler._rent_for(7.0, [[1]], scaler.pools, free, 0.0)
+    assert (scaler.pools[0].coming, free.tolist()) == ({1}, [0, 0, 0])
+    assert scaler._free().tolist() == [2, 3, 0]
+
+
+def lacking(
+    lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ...] = (1, 1)
+) -> SimpleNamespace:
+    """A service that lacks replicas, and may use the pools or not; GPUs 2 to 7 and 8 to 13 are theirs."""
+    spec = SimpleNamespace(replicas=SimpleNamespace(gpus=gpus), share=share)
+    return SimpleNamespace(lack=lack, spec=spec, allowed=np.repeat([True, *map(bool, allowed)], [2, 6, 6]))
+
+
+@pytest.mark.parametrize(
+    ("tenant", "coming", "kept"),
+    [
+        (lacking(5), [{1, 2}, {3, 4, 5}], [0, 6, 6]), (lacking(2), [{1, 2}, set()], [0, 6, 0]),
+        (lacking(5, share=0.5), [{1, 2}, {3}], [0, 6, 2]), (lacking(5, gpus=1), [{1, 2}, set()], [0, 6, 0]),
+        (lacking(9, gpus=3), [{1, 2}, set()], [0, 6, 0]), (lacking(2, gpus=4), [set(), set()], [0, 0, 0]),
+        (lacking(2, allowed=(0, 1)), [set(), {3, 4}], [0, 0, 4]), (lacking(0), [set(), set()], [0, 0, 0]),
+    ],
+)  # fmt: skip
+def test_nodes_are_ordered_for_the_replicas_that_lack_room(tenant, coming, kept):
+    world, scaler = two_pools()
+    world.services.tenants = [tenant]
+    for _ in range(2):  # what is on its way counts
+        found, later_s = scaler._serve(6.0)
+        assert [pool.coming for pool in scaler.pools] == coming
+        assert (found.tolist(), later_s) == (kept, math.inf)
+
+
+def test_services_wait_for_a_group_that_cools_down():
+    world, scaler = two_pools()
+    world.services.tenants = [lacking(1)]
+    first = scaler.pools[0]
+    first.spec, first.ordered_s, scaler.pools[1:] = Autoscale(cool_down=20.0), 3.0, []
+    assert scaler._serve(6.0)[1] == 23.0
+    assert first.coming == set()
+    assert scaler._serve(23.0)[1] == math.inf
+    assert first.coming == {1}
+
+
+def test_no_node_goes_that_a_lacking_service_could_use():
+    world, scaler = two_pools()
+    for tenant, expected in (
+        (lacking(1), [True, True]), (lacking(0), [False, False]), (lacking(2, gpus=3), [True, False]),
+        (lacking(1, allowed=(0, 1)), [False, True]),
+    ):  # fmt: skip
+        world.services.tenants = [lacking(0), tenant]
+        assert [scaler._lacking(pool) for pool in scaler.pools] == expected
+
+
+def test_a_waiting_job_keeps_idle_nodes_of_its_gpu_model_alone():
+    """The last two jobs wait for more than there is; one of them asks for the second pool's model."""
+    for types, gone in (("t4", {1, 2}), ("h100_sxm", {3, 4, 5}), (None, set())):
+        world, scaler = two_pools()
+        for pool in scaler.pools:
+            for node in pool.nodes:
+                world.nodes.rented(node)
+        to(world, 1.0)
+        bits = {"h100_sxm": 2, "t4": 4, None: -1}[types]
+        world.roster.columns["gpu_types"][0] = bits
+        world.roster.waiting.add(0)
+        scaler._give_back(5.0)
+        scaler._give_back(5.0 + Autoscale().idle)
+        assert world.nodes.released_nodes == gone

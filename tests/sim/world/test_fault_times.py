@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from equipoise.sim.cluster import faults
+from equipoise.sim.scenario.model import Faults
+from equipoise.sim.world.world import mtbf_s
 from tests.scenarios import scenario, simulate
 
 SPAN_S, MTBF_S, LENGTH_S = 20_000.0, 100.0, 20.0
@@ -112,3 +115,28 @@ def test_the_times_of_faults_are_those_of_the_formulas(kind: str, monkeypatch: p
     ended = events["time_s"][of_node & (events["kind"] == KINDS[kind][2])]
     assert begun[:3] == pytest.approx([until_s + k * (until_s + lasts_s) for k in range(3)])
     assert ended[:3] == pytest.approx([(k + 1) * (until_s + lasts_s) for k in range(3)])
+
+
+def test_a_node_is_lost_as_often_as_all_causes_together() -> None:
+    """Once in 100, 300 and 150 s is once in 50 s; of groups that come and go the worst counts."""
+    plain = scenario().cluster.groups
+
+    def mean_s(groups: Any = plain, **causes: Any) -> float:
+        return mtbf_s(Faults.model_validate(causes), groups, 8.0)
+
+    causes: dict[str, Any] = {
+        "crash": {"mtbf": 100.0}, "rack": {"mtbf": 300.0}, "spot": {"group": "n", "mtbf": 150.0},
+    }  # fmt: skip
+    assert mean_s(**causes) == pytest.approx(50.0)
+    assert mean_s(crash=causes["crash"]) == 100.0
+    assert mean_s(rack=causes["rack"]) == 300.0
+    assert mean_s(spot=causes["spot"]) == 150.0
+    assert mean_s(crash={"gpu_hours": 16.0}) == 7200.0
+    assert mean_s() == math.inf
+    supplied: Any = [
+        SimpleNamespace(count=3, available=SimpleNamespace(loss_per_s=lambda count: count / 120.0)),
+        SimpleNamespace(count=2, available=SimpleNamespace(loss_per_s=lambda count: count / 800.0)),
+        SimpleNamespace(count=9, available=None),
+    ]
+    assert mean_s(supplied) == pytest.approx(40.0)
+    assert mean_s(supplied, crash={"mtbf": 60.0}) == pytest.approx(24.0)

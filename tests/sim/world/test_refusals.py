@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from equipoise.policies.contract import Kind, Memory, Moves, Plan, Policy, Stage
+from equipoise.policies.contract import Allocation, Kind, Memory, Moves, Plan, Policy, Stage
 from equipoise.policies.observation import Observation, Refusal
 from equipoise.policies.record.journal import read
 from equipoise.policies.registry import make_stage
@@ -22,6 +22,7 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.run import run
 from equipoise.sim.world.roster import Roster
 from tests.scenarios import model, scenario
+from tests.sim.world.small import to, world_of
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,37 @@ def test_the_first_start_stands_though_a_later_one_was_never_written():
             roster.writing(0, start_s, start_s + 5.0)
             roster.stopped(job, stop_s, 0.0)
         assert roster.start_s.tolist() == pytest.approx([first_s], nan_ok=True)
+
+
+def test_a_plan_stops_and_moves_jobs_before_it_starts_any() -> None:
+    world = world_of(
+        *({"gpus": gpus, "duration": 90.0} for gpus in (2, 1, 1)), restart={"initialisation": 4.0}
+    )
+    to(world, 10.0)
+    told: list[tuple[int, str]] = []
+    world.listeners.ended = (lambda job, reason, now_s: told.append((job.row, reason)),)
+    gpus = {row: held.gpu.tolist() for row, held in world.cluster.holding.items()}
+    replaced = world.allocator.apply(Allocation.of([(0, []), (2, gpus[0][:1])]))
+    assert replaced == {0, 2}
+    assert told == [(0, "preempted"), (2, "resized")]
+    assert world.roster.preemptions.tolist() == [1, 0, 0]
+    assert (world.roster.waiting.rows.tolist(), world.roster.running.rows.tolist()) == ([0], [1, 2])
+    assert {row: held.gpu.tolist() for row, held in world.cluster.holding.items()} == {
+        1: gpus[1],
+        2: gpus[0][:1],
+    }
+    assert world.roster.columns["started_s"].tolist()[1:] == [0.0, 10.0]
+    assert world.roster.columns["restart_s"][0] == 4.0
+    assert [world.rigid.left_s[row] for row in (0, 2)] == [80.0, 80.0]
+    assert world.rigid.begin_s[2] == 14.0
+
+
+def test_starts_take_effect_as_they_are_written_down() -> None:
+    """Two a second: at 0, 0.5 and 1 s; their GPUs are taken meanwhile, and jobs last as long as ever."""
+    world = world_of(*[{"gpus": 1, "duration": 9.0}] * 3, decide={"writes_per_s": 2.0})
+    to(world, 0.1)
+    assert world.roster.start_s.tolist() == [0.0, 0.5, 1.0]
+    assert world.roster.columns["waited_s"].tolist() == [0.0, 0.5, 1.0]
+    assert world.cluster.free_gpus == 1
+    to(world, 20.0)
+    assert world.roster.completion_s.tolist() == [9.0, 9.5, 10.0]
