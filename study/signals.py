@@ -111,6 +111,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: came
     finally:
+        _raised = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         sys.unraisablehook = told
         for number, handler in before.items():
@@ -121,7 +122,7 @@ def _safe(frame: FrameType | None) -> bool:
     """Whether what is running was called by Python alone, so that an exception ends it in order.
 
     The standard library does what its caller is in, except while it loads a module: that may be for machine code.
-    What Numba calls, as ours for its cache, it calls from such.
+    What Numba calls, our cache of kernels among it, is called from machine code.
     """
     safe = None
     while frame is not None:
@@ -147,7 +148,7 @@ def _in_llvm(frame: FrameType | None) -> bool:
 
 
 _raised = False
-"""Whether Ctrl-C, or SIGTERM, was raised since `terminable` began."""
+"""Whether Ctrl-C, or SIGTERM, was raised within `terminable`."""
 _SAFE = frozenset(("equipoise", "simpy", "click", "yaml", "dask", "distributed", "tornado", "__main__"))
 """Packages, Python all through, that may be interrupted anywhere. The last is a program that calls ours."""
 _LOADING = frozenset(

@@ -81,7 +81,7 @@ class JobClass(Section):
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
     priority: Positive = 1.0  # of its jobs
     exact: bool = (
-        False  # as many jobs on every seed and in each step of a profile, equal parts of the durations
+        False  # the same number of jobs on every seed and in each profile step, durations spread evenly
     )
 
     @model_validator(mode="after")

@@ -68,6 +68,7 @@ def _durations(duration_s: Floats) -> dict[str, Any]:
     low = float(f"{values[0] / 2:.6g}")
 
     def mean_with(last_s: float) -> float:
+        """Mean duration (s) were the last quantile this one (s)."""
         return mean_s(Durations(kind="quantiles", values=[*values[:-1], last_s], low=low))
 
     wanted_s, least_s, most_s = float(duration_s.mean()), values[-2], values[-1]

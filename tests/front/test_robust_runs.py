@@ -195,6 +195,27 @@ def test_a_signal_waits_for_a_library_only_so_long_but_for_llvmlite_as_long_as_i
     assert in_a_library("llvmlite.binding", "INT", 0.01) == "heard False []\n"
 
 
+HEARD = """
+import signal
+from equipoise.study.signals import heard_inside, terminable
+failed, full = SystemError("a result with an exception set"), OSError(28, "No space left on device")
+with terminable():
+    print(heard_inside(failed))
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print(heard_inside(failed), heard_inside(full))
+print(heard_inside(failed))
+"""
+
+
+def test_what_fails_after_ctrl_c_is_its_consequence_but_for_a_full_disk_and_later_work() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HEARD], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert ended.stdout.split() == ["False", "True", "False", "False"]
+
+
 SAFE = """
 import sys
 from functools import partial
