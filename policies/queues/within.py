@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,9 @@ class Within(AllocationStage):
             if plan.allocation is None or plan.allocation is before.allocation:
                 return _noted(plan, self.name, held), after
             allocation, homeless = _moved(o, plan.allocation)
-            quota = Quota.now(o)
-            listed = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
-            bad = breaches(o, *listed, quota=quota) | dict.fromkeys(homeless, "found no GPUs")
+            quota, placed = Quota.now(o), _without(allocation, homeless)
+            bad = breaches(o, placed.job, placed.offset, placed.gpu, placed.share, quota=quota)
+            bad |= dict.fromkeys(homeless, "found no GPUs")
             if not bad:
                 return _noted(plan.with_(allocation=allocation), self.name, held), after
             rows = np.array(sorted(bad), dtype=np.int64)
@@ -58,17 +58,16 @@ class Within(AllocationStage):
             held = np.union1d(held, rows[o.jobs.state[rows] == WAITING])
             held = np.union1d(held, np.setdiff1d(_held(o, quota), good))  # others that these leave no room
             fixed = np.union1d(fixed, rows[o.jobs.state[rows] == RUNNING])
-        kept = _without(o, allocation, bad)
-        if kept is None:
+        if (o.jobs.state[allocation.job] == RUNNING).any():  # jobs may be changed for those that do not start
             return before.because(self.name, "every plan broke a limit: nothing is changed"), memory
-        return _noted(plan.with_(allocation=kept), self.name, held), after
+        return _noted(plan.with_(allocation=_without(allocation, bad)), self.name, held), after
 
 
-def _without(o: Observation, allocation: Allocation, bad: Mapping[int, str]) -> Allocation | None:
-    """Only the starts that break nothing; None where running jobs are to be changed for them."""
-    if (o.jobs.state[allocation.job] == RUNNING).any():
-        return None
-    kept = [k for k, row in enumerate(allocation.job.tolist()) if row not in bad]
+def _without(allocation: Allocation, rows: Collection[int]) -> Allocation:
+    """What it gives to jobs other than these rows."""
+    if not rows:
+        return allocation
+    kept = [k for k, row in enumerate(allocation.job.tolist()) if row not in rows]
     none = np.empty(0, dtype=np.int64)
     entries = np.concatenate(
         [none, *(np.arange(allocation.offset[k], allocation.offset[k + 1]) for k in kept)]

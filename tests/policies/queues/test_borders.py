@@ -273,10 +273,8 @@ def test_what_a_stage_that_knows_no_limits_sees_and_may_do() -> None:
     assert (seen.waiting.tolist(), seen.held.tolist(), seen.jobs.rigid.tolist()) == ([4], [3], [False] * 5)
     seen = _view(o, none, np.array([1]))
     assert (seen.waiting.tolist(), seen.jobs.rigid.tolist()) == ([3, 4], [False, True, False, False, False])
-    kept = _without(o, rows_of((3, [0, 1]), (4, [4])), {3: "why"})
-    assert kept is not None
+    kept = _without(rows_of((3, [0, 1]), (4, [4])), {3: "why"})
     assert [kept.job.tolist(), kept.offset.tolist(), kept.gpu.tolist()] == [[4], [0, 1], [4]]
-    assert _without(o, rows_of((0, []), (4, [4])), {4: "why"}) is None
 
 
 def test_who_got_gpus_that_it_may_not_use_is_put_on_others() -> None:
@@ -335,6 +333,24 @@ def test_a_stage_is_asked_again_without_those_that_broke_a_limit() -> None:
     before = UNCHANGED.with_(allocation=rows_of((3, [4])))
     planned = replace(o, waiting=np.empty(0, dtype=np.int64))
     assert kept.refine(planned, before, {})[0] == before  # what stood there is not the stage's
+
+
+class AsksForBoth(Asks):
+    """Starts job 3 on GPU 4 and job 4 on GPU 0 while both wait."""
+
+    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
+        if observation.waiting.tolist() == [3, 4]:
+            return plan.with_(allocation=rows_of((3, [4]), (4, [0]))), memory
+        return super().refine(observation, plan, memory)
+
+
+def test_a_job_that_finds_no_gpus_uses_nothing_of_a_limit() -> None:
+    """Job 4 may use the node of GPU 4 alone, and gets it; of the limit, one of the two has room."""
+    nodes = np.array([[True] * 4, [False, False, False, True]])
+    o = site(replace(QUEUES, nodes=nodes, gpus_max=np.array([4.0, 3.0, 6.0])))
+    plan, _ = Within(AsksForBoth()).refine(o, UNCHANGED, {})
+    assert plan.allocation is not None
+    assert (plan.allocation.job.tolist(), plan.allocation.gpu.tolist()) == ([4], [4])
 
 
 def test_a_running_job_that_grows_beyond_a_limit_is_shown_as_one_that_cannot() -> None:
