@@ -75,6 +75,11 @@ def nices(slurm: RealSlurm) -> set[str]:
     return {job["Nice"] for job in slurm.jobs().values() if job["State"] == "PENDING"}
 
 
+def waiting(slurm: RealSlurm) -> list[str]:
+    jobs = [job for job in slurm.jobs().values() if job["State"] == "PENDING"]
+    return [job["Name"].strip() for job in sorted(jobs, key=lambda job: -int(job["PriorityLong"]))]
+
+
 def starts(slurm: RealSlurm) -> list[str]:
     jobs = [job for job in slurm.jobs().values() if job["State"] == "COMPLETED"]
     return [job["Name"].strip() for job in sorted(jobs, key=lambda job: int(job["StartTime"]))]
@@ -83,7 +88,7 @@ def starts(slurm: RealSlurm) -> list[str]:
 TOOK = {"block": 6.0, "a": 5.0, "b": 1.0, "c": 4.0, "d": 3.0, "e": 2.0}
 
 
-def submit(slurm: RealSlurm, until: Mapping[str, float | Path] = TOOK) -> dict[str, int]:
+def submit(slurm: RealSlurm, until: Mapping[str, float | Path]) -> dict[str, int]:
     first = {"block": slurm.submit(until["block"], 8, "block")}
     slurm.wait_for(lambda: slurm.jobs()[first["block"]]["State"] == "RUNNING", 60.0, "the first job runs")
     return first | {name: slurm.submit(until[name], 8, name) for name in "abcde"}
@@ -98,7 +103,10 @@ def test_jobs_start_in_the_order_of_the_policy(tmp_path: Path, scheduler: str, p
     slurm = RealSlurm(tmp_path / "slurm", f"sched/{scheduler}", f"priority/{priority}")
     try:
         schedule = Schedule(slurm, "sjf", "--mode", "act", "--estimates", estimates(slurm.folder, TOOK))
-        submit(slurm)
+        free = slurm.folder / "free"
+        submit(slurm, TOOK | {"block": free})
+        slurm.wait_for(lambda: waiting(slurm) == [*"bedca"], 60.0, "they wait in the order of the policy")
+        free.touch()
         slurm.wait_for(lambda: all_over(slurm), 120.0, "all jobs have ended")
         assert starts(slurm) == ["block", *"bedca"]
         schedule.end()
@@ -153,7 +161,8 @@ def test_killed_in_the_middle_everything_ends_and_nothing_stays_held(slurm: Real
 @long
 def test_without_the_watchdog_slurm_itself_lets_the_held_jobs_go(slurm: RealSlurm) -> None:
     schedule = Schedule(slurm, "sjf", "--mode", "act", "--held", "--lease", "20")
-    block = slurm.submit(12.0, 8, "block")
+    free = slurm.folder / "free"
+    block = slurm.submit(free, 8, "block")
     slurm.wait_for(lambda: slurm.jobs()[block]["State"] == "RUNNING", 30.0, "the first job runs")
     held = [slurm.submit(0.5, 8, f"held-{k}", "--hold") for k in range(3)]
     slurm.wait_for(
@@ -163,6 +172,7 @@ def test_without_the_watchdog_slurm_itself_lets_the_held_jobs_go(slurm: RealSlur
     schedule.process.kill()
     schedule.process.wait(10)
     assert {slurm.jobs()[job]["State"] for job in held} == {"PENDING"}
+    free.touch()
     slurm.wait_for(lambda: all_over(slurm), 120.0, "all jobs have ended")
     assert {job["State"] for job in slurm.jobs().values()} == {"COMPLETED"}
 
@@ -201,13 +211,15 @@ def test_a_running_job_is_requeued_where_that_is_allowed(slurm: RealSlurm) -> No
     options = ["--mode", "act", "--requeue", "--restart", "1", "--budget", "30"]
     options += ["--estimates", estimates(slurm.folder, took)]
     schedule = Schedule(slurm, "srtf", *options)
-    fixed = slurm.submit(took["fixed"], 4, "fixed", "--no-requeue")
+    over = slurm.folder / "over"
+    fixed = slurm.submit(over, 4, "fixed", "--no-requeue")
     long = slurm.submit(took["long"], 4, "long")
     slurm.wait_for(lambda: slurm.jobs()[long]["State"] == "RUNNING", 30.0, "both run")
     first_s = int(slurm.jobs()[long]["StartTime"])
     short = slurm.submit(took["short"], 4, "short")
     slurm.wait_for(lambda: slurm.jobs()[short]["State"] == "COMPLETED", 60.0, "the short job has ended")
     assert slurm.jobs()[fixed]["State"] == "RUNNING"
+    over.touch()
     slurm.wait_for(lambda: all_over(slurm), 300.0, "all jobs have ended")
     found = slurm.jobs()
     assert {job["State"] for job in found.values()} == {"COMPLETED"}
@@ -221,7 +233,8 @@ def test_a_running_job_is_requeued_where_that_is_allowed(slurm: RealSlurm) -> No
 @long
 def test_nothing_is_lost_of_200_at_once_one_cancelled_and_one_changed_by_hand(slurm: RealSlurm) -> None:
     schedule = Schedule(slurm, "s4", "--mode", "act", "--changes", "1000")
-    block = slurm.submit(15.0, 8, "block")
+    free = slurm.folder / "free"
+    block = slurm.submit(free, 8, "block")
     slurm.wait_for(lambda: slurm.jobs()[block]["State"] == "RUNNING", 30.0, "the first job runs")
     jobs = [slurm.submit(0.1, 1 + k % 4, f"job-{k}", f"--time={1 + k * 7 % 13}") for k in range(200)]
     slurm.wait_for(lambda: len(schedule.events("job")) == 201, 60.0, "all are seen")
@@ -229,6 +242,7 @@ def test_nothing_is_lost_of_200_at_once_one_cancelled_and_one_changed_by_hand(sl
     cancelled = next(job for job in jobs if job != by_hand)
     slurm.run("scontrol", "update", f"jobid={by_hand}", "nice=77")
     slurm.run("scancel", str(cancelled))
+    free.touch()
     slurm.wait_for(lambda: all_over(slurm), 400.0, "all jobs have ended")
     found = slurm.jobs()
     assert {number: job["State"] for number, job in found.items() if job["State"] != "COMPLETED"} == {
