@@ -66,6 +66,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "less than one is refused before"
         ),
     },
+    "live/group/packing.py": {
+        "if count == 0: -> if count <= 0:": "sizes that are negative are refused before"
+    },
     "live/group/regroup.py": {
         "self._agreed: tuple[frozenset[int], int] = (frozenset(), -1)  # on whom, and on which round -> "
         "self._agreed: tuple[frozenset[int], int] = (frozenset(), - 2)  # on whom, and on which round": (
@@ -438,6 +441,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "a stable sort leaves what is in order"
         ),
         "for e in range(first + 1, end): -> for e in range(first >> 1, end):": "nothing stands before the first",
+        "speed, node = np.where(o.nodes.up, nodes.speed, 0.0)[o.gpus.node], o.gpus.node[gpu] -> "
+        "speed, node = np.where(o.nodes.up, nodes.speed, -1.0)[o.gpus.node], o.gpus.node[gpu]": (
+            "the fastest are up, and slower than nothing is as good as nothing"
+        ),
     },
     "policies/stages/guard.py": {
         "due = (size > 0) & ~lost & (fewest >= reports) -> due = (size > 0) & ~lost * (fewest >= reports)": _TRUTHS,

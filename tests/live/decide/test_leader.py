@@ -292,6 +292,7 @@ def restored(made: Leader, monkeypatch: pytest.MonkeyPatch, drift: float, folder
     ("options", "drift", "parts"),
     [
         ({"drift": "measured"}, 0.0625, (0.0625, 1.0)),
+        ({"drift": "measured"}, 64.0, (64.0, 1.0)),
         ({"drift": 0.03125}, 0.0625, (NAN, NAN)),
         ({"drift": "measured"}, None, (NAN, NAN)),
     ],

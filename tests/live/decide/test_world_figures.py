@@ -44,6 +44,11 @@ def test_progress_and_what_is_left() -> None:
     job = row_of(made)
     assert job["remaining_samples"] == 0
     assert np.isnan([job["duration_s"], job["service_s"], job["work_s"]]).all()
+    made = world(places(0, 1), samples_target=1000)
+    made.telemetry.window = replace(made.telemetry.window, samples=np.zeros(2))
+    job = row_of(made)
+    assert job["throughput_samples_per_s"] == 0.0
+    assert np.isnan([job["duration_s"], job["service_s"]]).all()  # at that rate it never ends
 
 
 def test_what_a_job_may_have_and_what_it_has() -> None:

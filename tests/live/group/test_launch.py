@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -77,6 +78,39 @@ def test_the_first_failure_is_the_launchers_when_nobody_finishes(tmp_path: Path)
     script = tmp_path / "fails.py"
     script.write_text("import sys; sys.exit(7)")
     assert launch.main([str(script)]) == 7
+
+
+def test_a_process_that_ended_well_is_not_started_again(tmp_path: Path) -> None:
+    launcher = launch.Launcher(restarts=1)
+    launcher.start([sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'a').write('x')"], 1)
+    assert launcher.wait() == 0
+    launcher.stop()
+    assert (tmp_path / "started").read_text() == "x"
+
+
+@pytest.mark.parametrize(("code", "wrote"), [(0, True), (0, False), (1, True)])
+def test_a_demonstration_needs_its_ranks_to_end_well_and_to_write_a_result(
+    code: int, wrote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended(launch.Launcher):
+        """Of ranks that have ended."""
+
+        def start(self, *command: object, **environment: object) -> None:
+            if wrote:
+                (tmp_path / "run" / "result.json").write_text('{"rounds": 3}')
+
+        def wait(self) -> int:
+            return code
+
+    monkeypatch.setattr("equipoise.live.group.launcher.Launcher", Ended)
+    given = argparse.Namespace(
+        ranks=2, policy="s2", rounds=3, batch=8, sample_ms=1.0, slowdown=2.0, decide_every=1, delay_rounds=0
+    )
+    if code == 0 and wrote:
+        assert demo.run(given, "uneven", tmp_path / "run") == {"rounds": 3}
+        return
+    with pytest.raises(RuntimeError, match=f"the uneven run failed with exit code {code}"):
+        demo.run(given, "uneven", tmp_path / "run")
 
 
 def test_stopping_ends_every_process(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_half_of_a_lease_is_left_when_it_is_renewed() -> None:
         ({"held": True, "reason": "JobHeldUser", "eligible_s": NAN}, {}, True),
         ({"held": True, "reason": "JobHeldUser", "eligible_s": 50.0}, {}, False),  # it was free once
         ({"held": True, "reason": "JobHeldAdmin", "eligible_s": NAN}, {}, False),
+        ({"held": True, "reason": "Priority", "eligible_s": NAN}, {}, False),
         ({"held": True, "eligible_s": 50.0}, {"lease": True}, False),
     ],
 )

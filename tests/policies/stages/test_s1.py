@@ -95,6 +95,9 @@ def test_s111_a_strange_norm_is_suspicious_only_once_the_usual_one_is_known():
     _, _, values = windows(DataFlow(), 2, gradient_norm=[1.0, 5.0, 0.9, 1.0])
     assert values["s111_unhealthy"] == 0
     assert windows(DataFlow(), 8, gradient_norm=[1.0, 1.2, 0.9, 1.0])[2]["s111_unhealthy"] == 0
+    for count, unhealthy in ((4, 0), (5, 1)):
+        _, _, values = windows(DataFlow(), count, gradient_norm=[1.0, 1e6, 0.9, 1.0])
+        assert values["s111_unhealthy"] == unhealthy
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])

@@ -201,6 +201,7 @@ def test_what_is_left_out_lowers_the_load() -> None:
         ("1 GPU-hours of rows that are left out or merged", 2, 0),
     ]
     assert "lower by 25 %" in found[-1].effect
+    assert list(check._left_out(rows_of(2), np.full(2, 3600.0), "GPUs")) == []
 
 
 def test_numbers_of_a_table_at_their_borders(tmp_path: Any) -> None:
