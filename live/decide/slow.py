@@ -37,8 +37,8 @@ def causes(
         return {}
     found: dict[int, tuple[str, str]] = {}
     with np.errstate(divide="ignore", invalid="ignore"):
-        samples = np.where(window.samples > 0, window.each(), np.nan)
-        work = np.where(window.samples > 0, law.work(samples), np.nan)
+        samples = window.each()
+        work = np.where(samples > 0, law.work(samples), np.nan)
         unit_s = window.step_s / work
         error_s = unit_s * window.step_cov / math.sqrt(window.rounds)
         parts = {

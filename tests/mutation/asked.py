@@ -49,10 +49,19 @@ class Lines:
         kept = (kept_of(self.tree, self.place, path) for path in files_of_tests(self.tree, self.below))
         return [json.loads(path.read_text()) for path in kept if path.is_file()]
 
+    def _imports(self, test: str, path: str) -> bool:
+        module = path.removesuffix(".py").replace("/", ".")
+        return f"from equipoise.{module} import " in self._text(test.partition("::")[0])
+
+    @cache  # noqa: B019 (one object a start)
+    def _text(self, path: str) -> str:
+        return (self.tree / path).read_text(encoding="utf-8")
+
     @cache  # noqa: B019 (one object a start)
     def noticing(self, path: str, line: int) -> list[Test]:
-        """Tests that reach the statement, the quickest first (all that reach the file when the statement runs at
-        its import, or the file has changed since), then those that reach the file, for what is kept from one test
+        """Tests that reach the statement, the quickest first (all that reach the file, and all of test files that
+        import it by name, when the statement runs at its import; all that reach the file when it has changed
+        since), then those that reach the file, for what is kept from one test
         to the next, then others of the same test files. At least one, then as many as `NEAR_S` allows of those
         that reach it, and `BUDGET_S` of the others.
         """
@@ -67,9 +76,8 @@ class Lines:
             for name, each in kept["tests"].items():
                 reached = int(each["lines"].get(path, "0"), 16)
                 reaching |= bool(reached & mask)
-                (near if reached & mask or (reached and changed) else far if reached else others).append(
-                    Test(name, each["s"], each["plain"])
-                )
+                asked = reached & mask or (reached and changed) or (imported and self._imports(name, path))
+                (near if asked else far if reached else others).append(Test(name, each["s"], each["plain"]))
             if not reaching:
                 others = [test for test in others if test.name not in kept["tests"]]
         if has_kernels(file):  # compiling them anew takes minutes

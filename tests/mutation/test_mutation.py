@@ -105,12 +105,29 @@ def test_tests_that_reach_a_line_are_asked_first_then_those_that_reach_its_file(
         kept = {"test": "", "sources": {"sim/a.py": digest(tree / "sim" / "a.py")}, "tests": tests}
         (place / "reach" / f"tests-sim-test_{name}.py.json").write_text(json.dumps(kept))
 
-    def asked() -> list[str]:
+    def asked(line: int = line) -> list[str]:
         return [test.name.rpartition("test_")[2] for test in Lines(tree, place).noticing("sim/a.py", line)]
 
     assert asked() == ["a.py::quick", "a.py::slow", "a.py::far", "b.py::other"]
     (tree / "sim" / "a.py").write_text(SOURCE + "\n")  # lines may have moved: all that reach the file
     assert asked() == ["b.py::other", "a.py::far", "a.py::quick", "a.py::slow"]
+
+
+def test_of_a_statement_that_runs_at_import_files_are_asked_that_import_it(tmp_path: Path) -> None:
+    """Also where no test of theirs reaches a line of it: it ran when they were collected."""
+    tree, place = tmp_path / "tree", tmp_path / "place"
+    (tree / "tests" / "sim").mkdir(parents=True)
+    (tree / "sim").mkdir()
+    (tree / "sim" / "a.py").write_text(SOURCE)
+    (place / "reach").mkdir(parents=True)
+    for name, imports in (("a", "sim.ab"), ("b", "sim.b"), ("c", "sim.a")):
+        test = f"tests/sim/test_{name}.py"
+        (tree / test).write_text(f"from equipoise.{imports} import LIMIT\n")
+        tests = {f"{test}::own": {"s": 1.0, "plain": True, "lines": {}}}
+        kept = {"test": "", "sources": {}, "tests": tests}
+        (place / "reach" / f"tests-sim-test_{name}.py.json").write_text(json.dumps(kept))
+    found = Lines(tree, place).noticing("sim/a.py", SOURCE.splitlines().index("LIMIT = 3") + 1)
+    assert found[0].path == "tests/sim/test_c.py"
 
 
 LOOKED_AT = """

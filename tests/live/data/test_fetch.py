@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,9 +82,11 @@ def test_a_store_that_breaks_off_is_tried_again(root: Path, monkeypatch: pytest.
             raise error
         return opened(url, options)
 
+    slept: list[float] = []
     monkeypatch.setattr(fetch, "open_store", flaky)
-    monkeypatch.setattr(fetch, "_BACK_OFF_S", 0.0)
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(sleep=slept.append, perf_counter=time.perf_counter))
     got = source(root, retries=2).fetch(1, lambda: True)
+    assert slept == [0.2, 0.4]
     assert got is not None
     pin, fetched = got
     assert pin.path.read_bytes() == (root / "001.tar").read_bytes()

@@ -184,6 +184,20 @@ def test_replicas_are_averaged_by_what_they_trained_on(
     assert (group.joins_seen, local.near) == (5, "near")
 
 
+def test_near_ranks_are_remembered_where_there_are_two_levels() -> None:
+    near = SimpleNamespace(group=np.array([0, 1, 1]), peers=lambda rank: [1, 2])
+    sampler: Any = SimpleNamespace(
+        boundary=4, near_boundary=6, rest_at=lambda boundary: np.arange(boundary),
+        trained_since=lambda boundary: np.array([boundary]), trained_near=lambda peers: np.array(peers),
+    )  # fmt: skip
+    model: Any = SimpleNamespace(module=torch.nn.Linear(1, 1))
+    for far_every, found, shared in ((1, -1, ()), (2, 1, (1, 2))):
+        local: Any = SimpleNamespace(near=near, far_every=far_every, has_apart=False)
+        made = resync.replica_of(model, sampler, local, 2)
+        assert (made.near, made.shared, made.met, made.trained) == (found, shared, 6, (6,))
+        assert (made.boundary, made.rest.tolist(), made.tensors) == (4, [0, 1, 2, 3], None)
+
+
 def test_a_member_that_comes_has_nothing() -> None:
     fresh = Replica()
     assert (fresh.boundary, fresh.near, fresh.met, fresh.rest, fresh.tensors) == (-1, -1, -1, None, None)
