@@ -163,10 +163,9 @@ def rebuilt(loader: Any, sampler: DeferredSampler) -> DataLoader[Any]:
     """A loader with all that `loader` was told (columns, workers, collation), for the batches of `sampler`."""
     names = (
         "collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "timeout",
+        "prefetch_factor", "persistent_workers",
     )  # fmt: skip
     kept = {name: getattr(loader, name) for name in names}
-    if loader.num_workers > 0:
-        kept |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
     return DataLoader(loader.dataset, batch_sampler=sampler, **kept)  # type: ignore[arg-type, unused-ignore]
 
 

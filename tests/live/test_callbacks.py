@@ -168,6 +168,7 @@ def test_the_loader_keeps_what_it_was_told() -> None:
     assert made.dataset is without_columns
     assert (made.collate_fn, made.worker_init_fn, made.batch_sampler) == (collate, begin, sampler)
     assert (made.num_workers, made.prefetch_factor, made.pin_memory) == (2, 5, False)
+    assert rebuilt(DataLoader(without_columns), sampler).num_workers == 0
 
 
 def test_lightning_says_when_its_checkpoint_leaves_nothing_to_train(

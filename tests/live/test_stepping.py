@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from equipoise.live.runtime import Runtime
 from equipoise.live.stepping import Stepping
 from equipoise.live.train.change import Change
 
@@ -252,6 +253,21 @@ def test_what_was_begun_is_settled_with_equal_replicas() -> None:
     made.settle()
     assert done == ["meet", "commit", {"later": False}, (1, 2)]
     assert made._begun_at is None
+
+
+def test_a_size_can_be_asked_for_where_members_are_known() -> None:
+    for membership in (None, object()):
+        made: Any = SimpleNamespace(
+            _parts=SimpleNamespace(group=SimpleNamespace(membership=membership)),
+            _stepping=SimpleNamespace(resize_to=None),
+        )
+        if membership is not None:
+            Runtime.resize(made, 3)
+            assert made._stepping.resize_to == 3
+            continue
+        with pytest.raises(RuntimeError, match=r"a job started with equipoise\.live\.group\.regroup\.start"):
+            Runtime.resize(made, 3)
+        assert made._stepping.resize_to is None
 
 
 def test_a_size_that_is_asked_for_waits_for_nothing() -> None:

@@ -66,6 +66,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "less than one is refused before"
         ),
     },
+    "live/data/fetch.py": {
+        "_CHUNK_BYTES = 1 << 18 -> _CHUNK_BYTES = 1 | 18": "how much is read at once decides the time alone",
+    },
     "live/group/packing.py": {
         "if count == 0: -> if count <= 0:": "sizes that are negative are refused before"
     },
@@ -312,6 +315,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "source_worker, piece = found or (-1, None) -> source_worker, piece = found or (- 2, None)": (
             "without a piece it is refused before the number is looked at"
         ),
+    },
+    "sim/loading/file.py": {
+        "data[loc[0]] = _STAND_INS[loc] -> data[loc[ -1]] = _STAND_INS[loc]": "a section's location has one part",
     },
     "sim/loading/site/fabric.py": {
         'if node.kind != "Ca" or "Aggregation Node" in node.description: -> '

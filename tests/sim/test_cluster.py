@@ -323,6 +323,12 @@ def test_gpus_warm_while_they_work_and_the_hottest_slows_its_node() -> None:
     assert (throttle.next_look_s, len(site.set)) == (math.inf, 3)
 
 
+def test_a_clock_that_moves_by_a_thousandth_is_left_as_it_is() -> None:
+    seen: Any = SimpleNamespace(hot=np.array([0.0]))
+    Throttle._set_hot(seen, np.array([1e-3]))  # nothing of the node is looked at
+    assert seen.hot.tolist() == [0.0]
+
+
 def test_no_heat_slows_a_node_below_the_least_clock_and_a_node_that_is_down_draws_nothing() -> None:
     site = Site(thermal(every=40.0, clock_min=0.625))
     site.running.append(1)

@@ -143,6 +143,7 @@ def test_nothing_is_held_beyond_the_quota_but_what_is_needed_now(root: Path) -> 
     fetcher = Fetcher(made, 1, 20.0)
     fetcher.want([0], [1, 2], 2 * 10240)
     fetcher.wait(0)
+    fetcher.wait(1)
     fetcher.want([3], [1, 2], 2 * 10240)
     fetcher.wait(3)
     assert taken_bytes(made.cache.folder) <= 2 * 10240

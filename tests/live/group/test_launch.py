@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ pytest.importorskip("torch")
 from equipoise import cli
 from equipoise.live import demo
 from equipoise.live.group import launch
+from equipoise.live.group.hosting import TOKEN
 from equipoise.policies.record.export import ExportedPolicy, write_policy
 from equipoise.policies.registry import make_policy
 from tests.live import ranks as live_ranks
@@ -113,6 +115,26 @@ def test_a_demonstration_needs_its_ranks_to_end_well_and_to_write_a_result(
         demo.run(given, "uneven", tmp_path / "run")
 
 
+def demonstrated(rank: int, folder: str) -> None:
+    """A demonstration whose clock is moved by its waits alone."""
+    now_s = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    demo.time = types.SimpleNamespace(sleep=sleep, perf_counter=lambda: now_s[0])  # type: ignore[assignment]
+    demo.train(
+        argparse.Namespace(mode="plain", rounds=4, batch=2, sample_ms=10.0, slowdown=3.0, run_dir=folder)
+    )
+
+
+def test_a_demonstration_slows_its_first_rank_half_way(tmp_path: Path) -> None:
+    live_ranks.Ranks(demonstrated, 2, str(tmp_path)).join()
+    made = json.loads((tmp_path / "result.json").read_text())
+    assert made["times_s"] == pytest.approx([0.02, 0.02, 0.06, 0.06])
+    assert (made["batch"], made["shares"], len(made["losses"])) == (4, [[2, 2]] * 4, 4)
+
+
 def test_stopping_ends_every_process(tmp_path: Path) -> None:
     launcher = launch.Launcher()
     launcher.start([sys.executable, "-c", "import time; time.sleep(60)"], 2)
@@ -199,12 +221,26 @@ def test_the_demonstration_refuses_what_it_cannot_show(
         (["train.py"], "train.py: no such file; needed is a training script"),
         (["--ranks", "0", __file__], "--ranks: at least 1 is needed"),
         (["--ranks", "two", __file__], "argument --ranks: invalid"),
+        (["--max-restarts", "-1", __file__], "--max-restarts: at least 0 is needed"),
         (["--nodes", "2", __file__], "--nodes: several need a --store that all of them reach"),
+        (["--node-rank", "1", __file__], "--node-rank: 1 is not allowed, needed is 0 to 0"),
+        (["--node-rank", "-1", __file__], "--node-rank: -1 is not allowed, needed is 0 to 0"),
+        (["--nodes", "3", "--node-rank", "3", __file__], "--node-rank: 3 is not allowed, needed is 0 to 2"),
+        (["--store", "h:1", __file__], f"--store: needs the job's token in {TOKEN}"),
+        (
+            ["--hosts", "list", "--host-command", "cat list", "x.py"],
+            "--hosts: not allowed with --host-command",
+        ),
+        (
+            ["--hosts", "list", "--join", "h:1", "x.py"],
+            "--hosts: not allowed with --host-command, --nodes or",
+        ),
     ],
 )
 def test_the_launcher_says_in_one_line_what_it_cannot_start(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
     with pytest.raises(SystemExit) as stop:
         launch.main(arguments)
     assert stop.value.code == 2
