@@ -72,6 +72,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "live/group/packing.py": {
         "if count == 0: -> if count <= 0:": "sizes that are negative are refused before"
     },
+    "live/group/launcher.py": {
+        "self._started = 0 -> self._started = -1": "it makes names, of which none is there twice",
+    },
     "live/group/regroup.py": {
         "self._agreed: tuple[frozenset[int], int] = (frozenset(), -1)  # on whom, and on which round -> "
         "self._agreed: tuple[frozenset[int], int] = (frozenset(), - 2)  # on whom, and on which round": (
@@ -441,6 +444,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "return bool(same.all() or (same ^ ((before != before) & (now != now))).all())": (
             "what is not equal to itself is equal to nothing"
         ),
+    },
+    "policies/kernels/scaling.py": {
+        "share[i] = min(exchange_s / every_s, 1.0) if every_s > 0.0 else 0.0 -> "
+        "share[i] = min(exchange_s / every_s, 1.0) if every_s > 0.0 else 1.0": "every step takes some time",
     },
     "policies/allocation/elastic.py": {
         "if (np.diff(speeds.job) < 0).any(): -> if (np.diff(speeds.job) <= 0).any():": (

@@ -147,6 +147,7 @@ def test_nothing_is_held_beyond_the_quota_but_what_is_needed_now(root: Path) -> 
     fetcher.want([3], [1, 2], 2 * 10240)
     fetcher.wait(3)
     assert taken_bytes(made.cache.folder) <= 2 * 10240
+    assert fetcher._held.keys() == {1, 3}
     fetcher.close()
     held = made.cache.reserve("another", 2 * 10240)  # nothing is in use any more
     assert held is not None

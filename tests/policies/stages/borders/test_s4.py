@@ -118,6 +118,7 @@ def test_use_of_nodes_that_are_up():
     down = _use(cluster([4, 3], [{}], up=[False, False]))
     assert math.isnan(down["s421_used_ratio"])
     assert (down["s421_free"], down["s421_largest_block"]) == (0, 0)
+    assert _use(Observation.of(0.0))["s421_largest_block"] == 0
 
 
 def test_changed_jobs_are_told_of_with_what_asked_for_it():
