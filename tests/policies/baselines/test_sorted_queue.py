@@ -72,6 +72,15 @@ def test_who_was_stopped_or_crashed_is_queued_again() -> None:
     ]
 
 
+def test_many_may_come_and_come_back_at_once() -> None:
+    o = seen(state=[R] * 24, service_s=[50.0 - k for k in range(24)])
+    queue = queue_now({}, o, shortest(o))
+    o = seen(1001.0, state=[W] * 48, service_s=[50.0 - k for k in range(48)])
+    after = queue_now(queue, o, shortest(o), rows_of(*range(24)))
+    assert after["row"] is queue["row"]
+    assert after["new_row"].tolist() == front(after, o) == list(range(48))[::-1]
+
+
 def test_the_first_job_may_come_back_too() -> None:
     queue, _ = begun()
     less = [45.0, *SERVICE[1:]]
