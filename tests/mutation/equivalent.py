@@ -145,6 +145,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         'and dense.is_contiguous(): -> if dense.device.type >= "cpu" and '
         "dense.dtype in (torch.float32, torch.float64) and dense.is_contiguous():": "the same sum, only slower",
     },
+    "live/train/optimizers.py": {
+        "if owners.setdefault(id(parameter), place) != place: -> "
+        "if owners.setdefault(id(parameter), place) is not place:": _SMALL_INT,
+    },
     "live/train/sampler.py": {
         "if drawn.number == self.trained: -> if drawn.number >= self.trained:": "no later one without it",
         "self._is_whole = True  # the running epoch's order is the one that its number says -> "

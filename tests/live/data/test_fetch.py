@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
+from equipoise.live.data import dataset as dataset_module
 from equipoise.live.data import fetch
 from equipoise.live.data.cache import NodeCache
 from equipoise.live.data.dataset import ShardDataset
@@ -176,6 +177,30 @@ def test_the_first_chunk_came_at_the_rate_of_the_others(root: Path) -> None:
 
 def dataset(root: Path, **options: Any) -> ShardDataset:
     return ShardDataset(root, cache=root.parent / "cache", **{"cache_bytes": 1e6, **options})
+
+
+@pytest.mark.parametrize(("progress_s", "comes"), [(0.0, False), (100.0, True)])
+def test_a_loaders_process_waits_while_bytes_come(
+    root: Path, progress_s: float, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own process fetches nothing; the file is there after two looks, 3 s apart, or never."""
+    data, now_s = dataset(root), [100.0]
+
+    def sleep(_: float) -> None:
+        now_s[0] += 3.0
+        if comes and now_s[0] > 105.0:
+            path.touch()
+
+    monkeypatch.setattr(dataset_module, "time", SimpleNamespace(time=lambda: now_s[0], sleep=sleep))
+    monkeypatch.setattr(data.source, "progress_s", lambda number: progress_s and now_s[0])
+    data.stalled_s = 2.0
+    path = data.source.cache.path(data.source.keys[1])
+    if comes:
+        assert data._fetched_by_trainer(1) == path
+        return
+    with pytest.raises(ShardError, match=r"001.tar: no byte of it came for 2 s"):
+        data._fetched_by_trainer(1)
+    assert now_s == [103.0]
 
 
 def test_samples_are_numbered_shard_by_shard(root: Path) -> None:

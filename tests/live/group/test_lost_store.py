@@ -72,6 +72,14 @@ def test_a_killed_launcher_leaves_nothing_running(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
+def test_what_waits_for_the_store_to_go_keeps_no_process_from_its_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        line = lifeline.Lifeline(lifeline.reached(*store.getsockname()), "member 0", lambda: None)
+        line.release()
+        line.join(60)
+    assert (line.daemon, line.is_alive()) == (True, False)
+
+
 def test_a_rank_that_finds_no_store_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifeline, "_REACHED_WITHIN_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as free:

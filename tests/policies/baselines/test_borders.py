@@ -126,6 +126,11 @@ def test_gangs_take_their_gpus_one_after_another() -> None:
     need = site(memory_bytes=[0.0, 0.0, 9.0, 0.0, 0.0])  # GPU 3's memory is not known
     assert place_gangs(Draft(need), np.array([[2, 0, 1]]))[2].tolist() == [3]
     assert place_gangs(Draft(need), np.array([[2, 0, 2]]))[2].tolist() == []
+    served = Observation.of(
+        0.0, jobs=Jobs.of(id=[0]), nodes=Nodes.of(gpus=[2], first_gpu=[0], gpus_free=[1]),
+        gpus=Gpus.of(node=[0, 0], job=[-3, -1]),
+    )  # fmt: skip
+    assert place_gangs(Draft(served), np.array([[0, 0, 1]]))[2].tolist() == [1]
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,8 @@ def test_a_small_network_layer_by_layer() -> None:
     assert found["memory"].activation_per_sample == 2 * (178 + 144)  # type: ignore[attr-defined]
     assert found["memory"].layers == 4  # type: ignore[attr-defined]
     deep = {"layers": [{"groups": 0, "stride": 3}], "shortcut": "equal"}
-    flat = {"layers": [{"kernel": 1}], "shortcut": "equal"}
+    flat = {"layers": [{"kernel": 1}], "repeat": 2, "shortcut": "equal"}
     plain = Convolutional.model_validate({"input": [3, 8, 6], "norm": False, "blocks": [deep, flat]}).tally()
-    # 27 weights and 3 biases for 3 x 3 x 2, of which no sum is made; then 9 and 3, with one.
-    assert (plain.parameters, plain.forward_flop) == (42, 2 * 27 * 6 + 2 * 9 * 6)
-    assert (plain.moved, plain.kept) == (3 * 144 + 9 * 18 + 12 * 18 + 5 * 18, 36)
+    # 27 weights and 3 biases for 3 x 3 x 2, of which no sum is made; then 9 and 3, with one, twice.
+    assert (plain.parameters, plain.forward_flop) == (54, 2 * 27 * 6 + 2 * 2 * 9 * 6)
+    assert (plain.moved, plain.kept) == (3 * 144 + 9 * 18 + 2 * (12 * 18 + 5 * 18), 54)
