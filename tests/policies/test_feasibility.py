@@ -228,6 +228,8 @@ def cluster(**columns: Any) -> Observation:
     [
         ([(0, [0, 5])], 1.0, None), ([(2, [1])], 0.5, None), ([(2, [2])], 1.0, None), ([(2, [5, 0])], 1.0, None),
         ([(3, [0])], 1.0, "job row 3 does not exist or is listed twice"),
+        ([(9, [0])], 1.0, "job row 9 does not exist or is listed twice"),
+        ([(-1, [0])], 1.0, "job row -1 does not exist or is listed twice"),
         ([(0, [0, 5]), (0, [])], 1.0, "job row 0 does not exist or is listed twice"),
         ([(1, [0, 5])], 1.0, "job row 1 is done"),
         ([(2, [4])], 1.0, "GPU 4 for job row 2 is on a node that is down"),
