@@ -270,6 +270,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         'model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=False)': (
             "only when a model is built"
         ),
+        "for item in error.errors(include_url=False): -> for item in error.errors(include_url=True):": (
+            "only the place of an error is looked at"
+        ),
     },
     "study/runs/watch.py": {
         'jobs = db.execute("SELECT max(jobs) FROM runs").fetchone()[0] or 0 -> '

@@ -3,6 +3,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.sweep_spec import (
@@ -22,6 +23,12 @@ BASE = {"schema_version": 1, "name": "s", "scenario": "s.yaml", "policies": ["fi
 
 def spec(**changes):
     return SweepSpec.model_validate(BASE | changes)
+
+
+def test_a_sweep_that_was_read_cannot_be_changed():
+    for made, key in ((spec(), "name"), (Range(low=1.0, high=2.0), "low")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(made, key, getattr(made, key))
 
 
 def test_grid_is_every_combination_in_a_fixed_order():
