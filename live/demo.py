@@ -44,6 +44,7 @@ def train(given: argparse.Namespace) -> None:
     from torch.utils.data.distributed import DistributedSampler
 
     from equipoise.live.attach import attach
+    from equipoise.live.train.wrapped import keep_group
 
     class Net(torch.nn.Module):  # type: ignore[misc]
         """A small model that takes `sample_s` longer per sample."""
@@ -70,6 +71,7 @@ def train(given: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     runtime = None
     if given.mode == "plain":
+        keep_group(model)
         sampler = DistributedSampler(dataset, shuffle=False)
         loader = DataLoader(dataset, given.batch, sampler=sampler)
     else:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from equipoise.live.group.packing import pack, unpack
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sync import average, optimizer_tensors
+from equipoise.live.train.wrapped import keep_group
 
 _HOOKS = (
     "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
@@ -40,6 +41,7 @@ def rewrap(model: DistributedDataParallel, settings: Mapping[str, Any]) -> None:
     for parameter in module.parameters():
         parameter.grad = None
     DistributedDataParallel.__init__(model, module, **settings)
+    keep_group(model)
     model.__dict__.update(hooks)
     torch.nn.Module.train(model, training)
     for hook, state in exchanges:

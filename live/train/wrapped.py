@@ -7,6 +7,7 @@ there it is summed and cut into the ranks' parts. So a weight at the gathered pa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -131,9 +132,22 @@ class Sharded(Replicated):
         return handles
 
 
+def keep_group(model: DistributedDataParallel) -> None:
+    """Let the process group of `model` live as long as what exchanges its gradients, its reducer.
+
+    PyTorch ends a reducer with Python's lock held. If that ended the group as well, it would wait for a thread of
+    gloo that may wait for the lock: a script that ends with `destroy_process_group()` would hang, now and then.
+    """
+    if (reducer := getattr(model, "reducer", None)) is not None:
+        weakref.finalize(reducer, lambda _: None, model.process_group).atexit = False
+
+
 def wrapped(model: Any) -> Replicated:
     """The face of a model that `unsupported.check_model` let pass."""
-    return Replicated(model) if isinstance(model, DistributedDataParallel) else Sharded(model)
+    if not isinstance(model, DistributedDataParallel):
+        return Sharded(model)
+    keep_group(model)
+    return Replicated(model)
 
 
 def _has_kind(module: Any, name: str) -> bool:
