@@ -18,6 +18,7 @@ MIB = 2.0**20
 KIB = 2.0**10
 GPM_LEAST_INTERVAL_S = 0.1
 ALL_LINKS = 0xFFFFFFFF  # scope of a field: the sum over all NVLinks
+PROMPT_S = 1e-3  # a call that took longer may have been interrupted between the counter and its moment
 
 # DCGM field: (GPM metric, factor to DCGM's unit). Ratios are 0 to 1, traffic is bytes/s.
 GPM_METRICS: dict[str, tuple[int, float]] = {
@@ -359,11 +360,46 @@ def processes(gpu: Gpu, since_us: int, missing: dict[str, str]) -> list[Process]
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """A counter that only rises, and the moment (`time.monotonic`) at which it had this value."""
+
+    value: float
+    time_s: float
+
+
+def rate(now: Count | None, before: Count | None) -> float | None:
+    """Units of the counter per second between two of its counts; None without both, or where it fell."""
+    if now is None or before is None or now.time_s <= before.time_s or now.value < before.value:
+        return None
+    return (now.value - before.value) / (now.time_s - before.time_s)
+
+
+def _count(read: Callable[[], float | None], factor: float) -> Count | None:
+    """A counter with the middle of its call as its moment.
+
+    The process may be put aside during a call, and then nobody knows when the counter was read: of up to
+    three calls the shortest counts.
+    """
+    calls: list[tuple[float, Count]] = []
+    while len(calls) < 3 and (not calls or calls[-1][0] > PROMPT_S):
+        began_s = time.monotonic()
+        value = read()
+        took_s = time.monotonic() - began_s
+        if value is None:
+            return None
+        calls.append((took_s, Count(float(value) * factor, began_s + took_s / 2)))
+    return min(calls, key=lambda call: call[0])[1]
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
-    """What plain NVML gives on any GPU, at one instant; None where the device does not have it."""
+    """What plain NVML gives on any GPU, about now; None where the device does not have it.
+
+    The calls of one reading may be tens of ms apart, so each counter has its own moment.
+    """
 
     time_s: float
-    energy_j: float | None
+    energy_j: Count | None
     power_w: float | None
     temperature_c: float | None
     sm_clock_hz: float | None
@@ -373,8 +409,8 @@ class Counters:
     memory_util: float | None
     pcie_tx_bytes_per_s: float | None  # a 20 ms window
     pcie_rx_bytes_per_s: float | None
-    nvlink_tx_bytes: float | None
-    nvlink_rx_bytes: float | None
+    nvlink_tx_bytes: Count | None
+    nvlink_rx_bytes: Count | None
     clock_reasons: tuple[str, ...]
 
 
@@ -393,15 +429,17 @@ def counters(gpu: Gpu, missing: dict[str, str], traffic: bool = False) -> Counte
     reasons = get("clock reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
     tx = get("pcie", pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES) if traffic else None
     rx = get("pcie", pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES) if traffic else None
-    links = (
-        field_value(gpu.handle, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS) if traffic else None,
-        field_value(gpu.handle, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS) if traffic else None,
-    )
+    links: list[Count | None] = [
+        _count(lambda number=number: field_value(gpu.handle, number, ALL_LINKS), KIB) if traffic else None
+        for number in (
+            pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+            pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+        )
+    ]
+    energy = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
     return Counters(
         time_s=time.monotonic(),
-        energy_j=_scaled(
-            get("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", pynvml.nvmlDeviceGetTotalEnergyConsumption), 1e-3
-        ),
+        energy_j=_count(lambda: get(energy, pynvml.nvmlDeviceGetTotalEnergyConsumption), 1e-3),
         power_w=_scaled(get("DCGM_FI_DEV_POWER_USAGE", pynvml.nvmlDeviceGetPowerUsage), 1e-3),
         temperature_c=_scaled(
             get("DCGM_FI_DEV_GPU_TEMP", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0
@@ -417,7 +455,7 @@ def counters(gpu: Gpu, missing: dict[str, str], traffic: bool = False) -> Counte
         memory_util=util.memory / 100.0 if util else None,
         pcie_tx_bytes_per_s=_scaled(tx, KIB),
         pcie_rx_bytes_per_s=_scaled(rx, KIB),
-        nvlink_tx_bytes=_scaled(links[0], KIB),
-        nvlink_rx_bytes=_scaled(links[1], KIB),
+        nvlink_tx_bytes=links[0],
+        nvlink_rx_bytes=links[1],
         clock_reasons=tuple(name for bit, name in CLOCK_REASONS.items() if reasons & bit),
     )

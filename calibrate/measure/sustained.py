@@ -106,11 +106,10 @@ def _columns(readings: list[tuple[float, float, nvml.Counters]]) -> dict[str, li
         "time_s": [t for t, _, _ in readings[1:]],
         "loaded": [flag for _, flag, _ in readings[1:]],
     }
+    by_energy = [nvml.rate(b.energy_j, a.energy_j) for (_, _, a), (_, _, b) in pairwise(readings)]
     power = [
-        (b.energy_j - a.energy_j) / (b.time_s - a.time_s)
-        if a.energy_j is not None and b.energy_j is not None
-        else b.power_w
-        for (_, _, a), (_, _, b) in pairwise(readings)
+        b.power_w if watts is None else watts
+        for watts, (_, _, b) in zip(by_energy, readings[1:], strict=True)
     ]
     given = {
         "power_w": power,

@@ -20,6 +20,7 @@ from equipoise.calibrate.device.nvml import (
     Process,
     counters,
     processes,
+    rate,
 )
 
 DEVICE_FIELDS = (
@@ -117,7 +118,7 @@ def _device_values(gpu: Gpu, now: Counters, before: Counters | None) -> dict[str
         "DCGM_FI_DEV_GPU_UTIL": _times(now.gpu_util, 100.0),
         "DCGM_FI_DEV_MEM_COPY_UTIL": _times(now.memory_util, 100.0),
         "DCGM_FI_DEV_POWER_USAGE": _power_w(now, before),
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": _times(now.energy_j, 1e3),
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": _times(now.energy_j.value if now.energy_j else None, 1e3),
         "DCGM_FI_DEV_GPU_TEMP": now.temperature_c,
         "DCGM_FI_DEV_SM_CLOCK": _times(now.sm_clock_hz, 1e-6),
         "DCGM_FI_DEV_MEM_CLOCK": _times(now.memory_clock_hz, 1e-6),
@@ -131,32 +132,21 @@ def _power_w(now: Counters, before: Counters | None) -> float | None:
 
     A100 and H100 sample power 25 % of the time (Yang et al. 2024), the energy counter misses nothing.
     """
-    if before and now.energy_j is not None and before.energy_j is not None:
-        elapsed_s = now.time_s - before.time_s
-        if elapsed_s >= FULL_ENERGY_INTERVAL_S and now.energy_j >= before.energy_j:
-            return (now.energy_j - before.energy_j) / elapsed_s
+    if before and now.time_s - before.time_s >= FULL_ENERGY_INTERVAL_S:
+        power_w = rate(now.energy_j, before.energy_j)
+        if power_w is not None:
+            return power_w
     return now.power_w
 
 
 def _traffic(now: Counters, before: Counters | None) -> dict[str, float | None]:
     """PCIe (20 ms windows) and NVLink bytes/s of parts without GPM."""
-    elapsed_s = now.time_s - before.time_s if before else 0.0
     return {
         "DCGM_FI_PROF_PCIE_TX_BYTES": now.pcie_tx_bytes_per_s,
         "DCGM_FI_PROF_PCIE_RX_BYTES": now.pcie_rx_bytes_per_s,
-        "DCGM_FI_PROF_NVLINK_TX_BYTES": _rate(
-            now.nvlink_tx_bytes, before.nvlink_tx_bytes if before else None, elapsed_s
-        ),
-        "DCGM_FI_PROF_NVLINK_RX_BYTES": _rate(
-            now.nvlink_rx_bytes, before.nvlink_rx_bytes if before else None, elapsed_s
-        ),
+        "DCGM_FI_PROF_NVLINK_TX_BYTES": rate(now.nvlink_tx_bytes, before.nvlink_tx_bytes if before else None),
+        "DCGM_FI_PROF_NVLINK_RX_BYTES": rate(now.nvlink_rx_bytes, before.nvlink_rx_bytes if before else None),
     }
-
-
-def _rate(now: float | None, before: float | None, elapsed_s: float) -> float | None:
-    if now is None or before is None or elapsed_s <= 0 or now < before:
-        return None
-    return (now - before) / elapsed_s
 
 
 def _times(value: float | None, factor: float) -> float | None:
