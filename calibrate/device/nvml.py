@@ -424,18 +424,14 @@ def counters(gpu: Gpu, missing: dict[str, str], traffic: bool = False) -> Counte
         """The function's value for this device, None where it has none."""
         return ask(missing, what, function, gpu.handle, *arguments)
 
+    def links(number: int) -> Count | None:
+        return _count(lambda: field_value(gpu.handle, number, ALL_LINKS), KIB) if traffic else None
+
     memory = get("DCGM_FI_DEV_FB_USED", pynvml.nvmlDeviceGetMemoryInfo)
     util = get("DCGM_FI_DEV_GPU_UTIL", pynvml.nvmlDeviceGetUtilizationRates)
     reasons = get("clock reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
     tx = get("pcie", pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES) if traffic else None
     rx = get("pcie", pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES) if traffic else None
-    links: list[Count | None] = [
-        _count(lambda number=number: field_value(gpu.handle, number, ALL_LINKS), KIB) if traffic else None
-        for number in (
-            pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
-            pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-        )
-    ]
     energy = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
     return Counters(
         time_s=time.monotonic(),
@@ -455,7 +451,7 @@ def counters(gpu: Gpu, missing: dict[str, str], traffic: bool = False) -> Counte
         memory_util=util.memory / 100.0 if util else None,
         pcie_tx_bytes_per_s=_scaled(tx, KIB),
         pcie_rx_bytes_per_s=_scaled(rx, KIB),
-        nvlink_tx_bytes=links[0],
-        nvlink_rx_bytes=links[1],
+        nvlink_tx_bytes=links(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
+        nvlink_rx_bytes=links(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
         clock_reasons=tuple(name for bit, name in CLOCK_REASONS.items() if reasons & bit),
     )
