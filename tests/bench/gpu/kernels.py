@@ -244,7 +244,7 @@ def _state(gpu: nvml.Gpu | None) -> dict[str, Any]:
     return {
         "sm_clock_hz": c.sm_clock_hz,
         "power_w": c.power_w,
-        "energy_j": c.energy_j,
+        "energy_j": c.energy_j.value if c.energy_j else None,
         "temperature_c": c.temperature_c,
         "clock_reasons": list(c.clock_reasons),
     }
