@@ -17,7 +17,6 @@ from equipoise.live.queue.manager import Change, ManagerError, Phase, QueueManag
 from equipoise.live.queue.record import Touched, lock
 from equipoise.policies.sources import environment
 
-DONE = b"done"
 _TRIES, _EVERY_S = 1800, 2.0  # an hour
 _DYING_S = 3.0
 
@@ -50,17 +49,14 @@ class Watchdog:
         )
 
     def dismiss(self) -> None:
-        """The queue has been given back already."""
-        try:
-            self._process.communicate(DONE, timeout=10.0)
-        except (subprocess.TimeoutExpired, OSError):
-            self._process.kill()
+        """The queue has been given back already. The process only waits for us, so it can be ended at once."""
+        self._process.kill()
+        self._process.communicate()
 
 
 def watch(folder: Path, manager: QueueManager) -> None:
-    """Wait until the scheduler's end of our stdin closes; unless it said that all is done, give the queue back."""
-    if sys.stdin.buffer.read() == DONE:
-        return
+    """Wait until the scheduler's end of our stdin closes, and give the queue back."""
+    sys.stdin.buffer.read()
     with open(folder / "events.jsonl", "ab") as file:
         try:  # a process that dies closes its pipe to us before its files, or after
             lock(file, _DYING_S)

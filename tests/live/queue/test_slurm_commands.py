@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.live.queue.lease import DONE, Watchdog
+from equipoise.live.queue.lease import Watchdog
 from equipoise.live.queue.manager import Change, ManagerError, Phase, Verb
 from equipoise.live.queue.record import Record, Touched
 from equipoise.live.queue.slurm import Slurm
@@ -121,18 +122,22 @@ def test_a_partition_is_a_name(name: str) -> None:
         Slurm(name)
 
 
-@pytest.mark.long
-def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
+def left_alone(fake: Path) -> tuple[Slurm, Record, Watchdog]:
+    """A queue whose third job has another nice value, which its watchdog has to give back."""
     for _ in range(3):
         subprocess.run(["sbatch", "--gres=gpu:8", "--job-name=x", "--wrap", "sleep 600"], check=True)
     slurm = Slurm("main")
     slurm.snapshot()
     slurm.carry_out([Change(Verb.PRIORITY, 3, -7)])
-    folder = fake / "journal"
-    record = Record(folder)
+    record = Record(fake / "journal")
     record.touched.update({3: {"nice": 0, "lease": False}})
     record.keep_touched()
-    watchdog = Watchdog(folder, "main", "")
+    return slurm, record, Watchdog(fake / "journal", "main", "")
+
+
+@pytest.mark.long
+def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
+    slurm, record, watchdog = left_alone(fake)
     reads = Path(f"/proc/{watchdog._process.pid}/wchan")
     RealSlurm.wait_for(lambda: "pipe_read" in reads.read_text(), 60.0, "it waits for the end of the pipe")
     assert watchdog._process.stdin is not None
@@ -141,16 +146,17 @@ def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
     record.close()  # and its files are closed a moment after the pipe
     assert watchdog._process.wait(30) == 0
     assert {job.nice for job in slurm.snapshot().jobs} == {0}
-    assert '"event":"watchdog","verb":"priority","id":3,"value":0' in (folder / "events.jsonl").read_text()
+    said = (fake / "journal" / "events.jsonl").read_text()
+    assert '"event":"watchdog","verb":"priority","id":3,"value":0' in said
 
 
 def test_a_watchdog_that_is_dismissed_does_nothing(fake: Path) -> None:
-    folder = fake / "journal"
-    Record(folder).close()
-    watchdog = Watchdog(folder, "main", "")
+    slurm, record, watchdog = left_alone(fake)
+    record.close()
     watchdog.dismiss()
-    assert watchdog._process.returncode == 0
-    assert DONE not in (folder / "events.jsonl").read_bytes()
+    assert watchdog._process.returncode == -signal.SIGKILL
+    assert {job.id: job.nice for job in slurm.snapshot().jobs} == {1: 0, 2: 0, 3: -7}
+    assert "watchdog" not in (fake / "journal" / "events.jsonl").read_text()
 
 
 def test_a_damaged_list_of_what_was_touched_is_said(tmp_path: Path) -> None:
