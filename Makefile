@@ -5,6 +5,7 @@
 # make fuzz   damaged inputs, for hours, from where it stopped; ARGS="--seconds 3600"
 # make soak   laws of random runs, for hours, from where it stopped
 # make test-mutation  which changes of the code no test notices, from where it stopped
+# make test-pauses  the test suite while every process is put aside now and then
 # make test-lowest    the core with the oldest versions of its dependencies
 # make check  style, types, import directions
 # make bench  benchmarks, with their yardsticks
@@ -20,7 +21,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # Tests start hundreds of processes: without kept bytecode each would compile all modules anew.
 KEEP   := env -u PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo installed-live live-demo test test-long fuzz soak test-mutation test-lowest check bench clean
+.PHONY: demo installed-live live-demo test test-long test-pauses fuzz soak test-mutation test-lowest check bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/equipoise compare scenarios/quickstart.yaml \
@@ -36,6 +37,11 @@ test: $(VENV)/installed-dev
 
 test-long: $(VENV)/installed-dev
 	$(KEEP) $(BIN)/python -m pytest -n auto --dist load --long=.test-long/passed $(TESTS)
+
+# Every process is put aside at random looks at the clock, as on a busy machine.
+test-pauses: $(VENV)/installed-dev
+	$(CC) -shared -fPIC -O1 -Wall -Wextra -o $(VENV)/pauses.so tests/pauses.c
+	LD_PRELOAD=$(abspath $(VENV)/pauses.so) $(KEEP) $(BIN)/python -m pytest -n 8 --dist loadfile $(TESTS)
 
 fuzz soak: $(VENV)/installed-dev
 	$(BIN)/python -m tests.$@ $(ARGS)

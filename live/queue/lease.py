@@ -26,12 +26,12 @@ def to_give_back(manager: QueueManager, touched: Touched) -> list[Change]:
 
     Jobs that are held now were held by somebody, and are left alone: a new nice value would set them free.
     """
-    found = []
-    for job in manager.snapshot().jobs:
+    found, seen = [], manager.snapshot()
+    for job in seen.jobs:
         was = touched.get(job.id)
         if was is None or job.phase is not Phase.WAITING or job.held:
             continue
-        if was["lease"]:
+        if was["lease"] and not job.eligible_s <= seen.time_s:  # not known: never so far
             found.append(Change(Verb.RELEASE, job.id, why="given back"))
         if job.nice != was["nice"]:
             found.append(Change(Verb.PRIORITY, job.id, int(was["nice"]), job.nice, "given back"))
@@ -77,7 +77,7 @@ def _give_back(folder: Path, manager: QueueManager) -> None:
         except ManagerError as error:
             said = str(error)
             _tell(folder, [], said)
-        time.sleep(_EVERY_S if said else 0.1)
+        time.sleep(_EVERY_S)
 
 
 def _tell(folder: Path, changes: list[Change], said: str) -> None:

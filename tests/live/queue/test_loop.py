@@ -291,6 +291,7 @@ def test_what_a_killed_scheduler_left_is_given_back_by_whoever_comes(case: Make)
     assert set(left) > {held}
     c.queue.carry_out(to_give_back(c.queue, left))
     assert not any(job["nice"] for job in c.queue.jobs.values())
+    assert to_give_back(c.queue, left) == []  # though they wait
     c.queue.advance(c.queue.now_s + 1000.0)
     assert c.starts() == ["block", *"abcd", "held"]
 

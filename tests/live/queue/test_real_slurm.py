@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -149,10 +150,13 @@ def test_killed_in_the_middle_everything_ends_and_nothing_stays_held(slurm: Real
     held = slurm.submit(0.1, 8, "held", "--hold")
     slurm.wait_for(lambda: slurm.jobs()[held]["PriorityLong"] != "0", 60.0, "the hold became a lease")
     slurm.wait_for(lambda: nices(slurm) > {"0"}, 60.0, "the order was changed")
+    watchdog = os.pidfd_open(schedule.watchdog())
     schedule.process.kill()
     schedule.process.wait(10)
     slurm.wait_for(lambda: schedule.events("watchdog") != [], 60.0, "the watchdog gives back")
     slurm.wait_for(lambda: nices(slurm) <= {"0"}, 60.0, "no job has a nice value of ours")
+    assert select.select([watchdog], [], [], 60.0)[0], "the watchdog ends while there is a Slurm"
+    os.close(watchdog)
     given_back.touch()
     slurm.wait_for(lambda: all_over(slurm), 120.0, "all jobs have ended")
     assert {job["State"] for job in slurm.jobs().values()} == {"COMPLETED"}
