@@ -425,6 +425,7 @@ def counters(gpu: Gpu, missing: dict[str, str], traffic: bool = False) -> Counte
         return ask(missing, what, function, gpu.handle, *arguments)
 
     def links(number: int) -> Count | None:
+        """A counter of all NVLinks together, in bytes."""
         return _count(lambda: field_value(gpu.handle, number, ALL_LINKS), KIB) if traffic else None
 
     memory = get("DCGM_FI_DEV_FB_USED", pynvml.nvmlDeviceGetMemoryInfo)

@@ -2,9 +2,9 @@
 //
 // Small launches run the real kernel sources on the CPU (cuda_on_host.h); large ones only take their time on
 // the stream. A stream is busy until a moment, waiting for it sleeps. What a program measures must therefore come
-// out as the constants below. Preloaded (LD_PRELOAD), the library gives the whole process a clock of its own, which
-// only sleeping and looking at it move: what is measured does not depend on how busy this machine is. Pointers and sizes of copies are checked. What the default
-// stream was asked for is done no sooner than somebody waits for it, as a driver may do.
+// out as the constants below. Preloaded, the library gives the process a clock of its own (own_clock.h). Pointers and
+// sizes of copies are checked. What the default stream was asked for is done no sooner than somebody waits for it, as
+// a driver may do.
 //
 // FAKE_CUDA, words separated by commas: two (GPUs), nodevice, nogreen (a driver without green contexts),
 // wrong, wrongown (a kernel of mma.sync, of wgmma computes something else).
@@ -18,9 +18,8 @@
 #include "../../calibrate/measure/kernels/warpgroup.cu"
 #undef read
 
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
+#define OWN_NAME "libcuda"
+#include "own_clock.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -34,41 +33,6 @@
 namespace {
 
 constexpr int ONCE_AROUND = 512;  // of launches on 64 KiB, slot after slot of an arena of 32 MiB, so many are run
-constexpr long LOOK_NS = 100;  // what one look at the clock takes
-long clock_ns = 0;
-
-long ns_of(const timespec& t) { return t.tv_sec * 1000000000L + t.tv_nsec; }
-long add_ns(long ns) { return __atomic_add_fetch(&clock_ns, ns, __ATOMIC_SEQ_CST); }
-
-__attribute__((constructor)) void start_clock() {
-    timespec t;
-    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
-    clock_ns = ns_of(t);
-    unsetenv("LD_PRELOAD");  // processes that this one starts have the real clock
-}
-
-}  // namespace
-
-extern "C" int clock_gettime(clockid_t id, timespec* t) noexcept {
-    if (id != CLOCK_MONOTONIC) return syscall(SYS_clock_gettime, id, t);
-    const long ns = add_ns(LOOK_NS);
-    *t = {ns / 1000000000L, ns % 1000000000L};
-    return 0;
-}
-
-extern "C" int clock_nanosleep(clockid_t, int flags, const timespec* t, timespec*) {
-    const long ns = flags & TIMER_ABSTIME ? ns_of(*t) - add_ns(0) : ns_of(*t);
-    if (ns > 0) add_ns(ns);
-    return 0;
-}
-
-extern "C" int nanosleep(const timespec* t, timespec*) {
-    add_ns(ns_of(*t));
-    return 0;
-}
-
-namespace {
-
 constexpr double COPY = 400e9, READ = 420e9, TRIAD = 390e9, DTOD = 398e9;  // bytes/s
 constexpr double LAUNCH = 1e-6, LOAD = 5e-7;                              // s
 constexpr double TO_DEVICE = 20e9, TO_HOST = 18e9, PEER = 90e9;           // bytes/s

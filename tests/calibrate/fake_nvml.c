@@ -17,17 +17,14 @@
  * Like the real library it refuses GPM samples less than 100 ms apart.
  * Compiled with -DOLD_DRIVER the GPM functions are not there at all.
  *
- * Preloaded (LD_PRELOAD), it gives the whole process a clock of its own, which only sleeping, looking at it and the
- * calls below move: what comes out does not depend on how busy this machine is.
+ * Preloaded, it gives the process a clock of its own (own_clock.h), which calls below move as well.
  */
 #define _GNU_SOURCE
+#define OWN_NAME "libnvidia-ml"
+#include "own_clock.h"
+
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, SHORT = 7, NO_DRIVER = 9, LOST = 15 };
 
@@ -59,34 +56,6 @@ static int has(const char *word) {
 static int load_is(const char *word) {
     const char *load = getenv("FAKE_NVML_LOAD");
     return strcmp(load ? load : "gemm", word) == 0;
-}
-
-static long clock_ns = 0;
-
-static long ns_of(const struct timespec *t) { return t->tv_sec * 1000000000L + t->tv_nsec; }
-static long add_ns(long ns) { return __atomic_add_fetch(&clock_ns, ns, __ATOMIC_SEQ_CST); }
-
-__attribute__((constructor)) static void start_clock(void) {
-    struct timespec t;
-    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
-    clock_ns = ns_of(&t);
-    const char *first = getenv("LD_PRELOAD");
-    if (first && strstr(first, "libnvidia-ml")) unsetenv("LD_PRELOAD"); /* the next processes have the real clock */
-}
-
-int clock_gettime(clockid_t id, struct timespec *t) {
-    if (id != CLOCK_MONOTONIC) return (int)syscall(SYS_clock_gettime, id, t);
-    const long ns = add_ns(100);
-    t->tv_sec = ns / 1000000000L;
-    t->tv_nsec = ns % 1000000000L;
-    return 0;
-}
-
-int clock_nanosleep(clockid_t id, int flags, const struct timespec *t, struct timespec *left) {
-    (void)id; (void)left;
-    const long ns = flags & TIMER_ABSTIME ? ns_of(t) - add_ns(0) : ns_of(t);
-    if (ns > 0) add_ns(ns);
-    return 0;
 }
 
 static double now(void) {

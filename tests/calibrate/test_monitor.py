@@ -52,7 +52,7 @@ def test_power_comes_from_the_energy_counter_not_from_the_power_reading() -> Non
 
 
 def test_a_counter_whose_call_was_put_aside_is_read_again() -> None:
-    """Its moment would be 75 ms beside the true one: power 12 %, traffic a third too high or too low."""
+    """Its moment would be 75 ms beside the true one, a tenth of the time between the readings."""
     (row,) = monitor("ampere,hurdle", "gemm", "--interval", "0.6")
     assert row["DCGM_FI_DEV_POWER_USAGE"] == pytest.approx(500.0, rel=1e-3)
     for direction in ("TX", "RX"):
