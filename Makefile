@@ -1,6 +1,6 @@
 # make demo   virtual environment, installation, comparison of the quickstart scenario
 # make live-demo   policies in real PyTorch training on this machine, without a GPU
-# make test   the test suite, in about five minutes
+# make test   the test suite, in about five to ten minutes on two cores
 # make test-long  the tests that take longer; called again, it goes on where it stopped
 # make fuzz   damaged inputs, for hours, from where it stopped; ARGS="--seconds 3600"
 # make soak   laws of random runs, for hours, from where it stopped
