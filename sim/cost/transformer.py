@@ -96,7 +96,7 @@ def plan_of(
         model, accelerator_of(accelerator, model.precision, fabric_bytes_per_s, section(model)[0]), dp, passes
     )
     width = 4 if plan.layout.precision == "fp32" else 2
-    kept, taken_s = compressed(model, dp, accelerator, width * max(stage_parameters(plan)), width)
+    kept, taken_s = compressed(model, dp, accelerator, width * max(map(sum, stage_parameters(plan))), width)
     kept *= model.exchange.compression
     return replace(
         plan,

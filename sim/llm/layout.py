@@ -6,6 +6,7 @@ data, then pipeline stages; so a tensor group lies inside a node wherever it fit
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -96,6 +97,21 @@ class Layout:
         """Ranks over which ZeRO spreads its state."""
         return self.shard or self.data * self.context
 
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that one expert is cut over: tensor ranks, as far as the other experts leave some of a stage."""
+        return math.gcd(self.tensor, self.data * self.context * self.tensor // self.expert)
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks of a pipeline stage that hold the same part of its experts."""
+        return self.data * self.context * self.tensor // (self.expert * self.expert_tensor)
+
+    @property
+    def expert_shard_ranks(self) -> int:
+        """Ranks over which ZeRO spreads the state of experts: never more than hold the same part."""
+        return max(1, self.expert_copies * self.shard_ranks // (self.data * self.context))
+
     def check(self, shape: Transformer) -> None:
         """Raises ValueError, one clear line, when this layout cannot hold that shape."""
         if shape.heads % self.tensor:
@@ -106,5 +122,6 @@ class Layout:
             )
         if self.expert > 1 and (not shape.experts or shape.experts % self.expert):
             raise ValueError(f"expert: {self.expert} does not divide the {shape.experts} experts")
-        if self.expert > self.data * self.context * self.tensor:
-            raise ValueError(f"expert: {self.expert} is more than the ranks of a pipeline stage")
+        ranks = self.data * self.context * self.tensor
+        if ranks % self.expert:
+            raise ValueError(f"expert: {self.expert} does not divide the {ranks} ranks of a pipeline stage")

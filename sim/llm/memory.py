@@ -1,7 +1,8 @@
 """Peak memory of one rank by pipeline stage, whether a plan fits, and the smallest change that makes it fit.
 
 States per parameter: weights 2 bytes, gradients, Adam's two moments and a 32-bit copy of the weights, divided by
-the ranks of a ZeRO group as its stage says (Rajbhandari et al. 2020, section 3). Activations per layer and
+the ranks of a ZeRO group as its stage says (Rajbhandari et al. 2020, section 3); of an expert, by no more ranks
+than hold it (Rajbhandari et al. 2022, DeepSpeed-MoE, section 4). Activations per layer and
 token: those of width `hidden` are divided by the tensor group only with sequence parallelism, the inner ones
 always; scores only where attention keeps them; recomputation keeps a layer's input alone (Korthikanti et al.
 2022, section 4). A stage of a 1F1B schedule holds the activations of as many micro-batches as stages follow it,
@@ -113,18 +114,20 @@ def counts(plan: ShardingPlan) -> tuple[Floats, Floats]:
     layers = plan.stage_layers()
     head = plan.head_stage % la.pipeline
     weights, rows = [], []
-    for stage, held in enumerate(stage_parameters(plan)):
-        over = [la.shard_ranks if la.zero >= level else 1 for level in (3, 2, 1)]
+    for stage, (common, experts) in enumerate(stage_parameters(plan)):
+        held = common + experts
+        spread = common / la.shard_ranks + experts / la.expert_shard_ranks
+        of_optimizer, of_gradients, of_weights = (spread if la.zero >= level else held for level in (1, 2, 3))
         width = 4.0 if la.precision == "fp32" else 2.0
         gathered = held / max(1, layers[stage]) if la.zero == 3 else 0.0
         frozen = plan.frozen_parameters / (la.tensor * la.pipeline)
-        weights.append(width * (held / over[0] + gathered + frozen))
+        weights.append(width * (of_weights + gathered + frozen))
         kept = _activations(plan, layers[stage], _in_flight(la, stage))
         ends = stage in (head, plan.loss_stage % la.pipeline)
         around = la.micro_batch * plan.shape.sequence / la.context * plan.shape.hidden if ends else 0.0
         logits = _logits(plan) if ends else 0.0
-        optimizer = 0.0 if la.offload else held / over[2]
-        rows.append([held / over[1] + gathered, optimizer, *kept, around, logits, 1.0])
+        optimizer = 0.0 if la.offload else of_optimizer
+        rows.append([of_gradients + gathered, optimizer, *kept, around, logits, 1.0])
     return np.array(weights), np.array(rows)
 
 

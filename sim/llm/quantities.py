@@ -166,7 +166,7 @@ def _layer(plan: ShardingPlan) -> dict[str, object]:
         "attention_flop": 2.0 * tokens * s.sequence * s.score_width / la.tensor,
         "score_elements": tokens * s.sequence * s.heads / la.tensor,
         "elementwise_elements": tokens * (plain + inner / 2),
-        "layer_parameters": _layer_parameters(plan),
+        "layer_parameters": sum(_layer_parameters(plan)),
         "head_parameters": s.vocab * s.hidden / la.tensor,
         "recompute_full": la.recompute == "full",
         "recompute_selective": la.recompute == "selective",
@@ -242,45 +242,65 @@ def _pipeline(plan: ShardingPlan) -> dict[str, object]:
     }
 
 
-def _layer_parameters(plan: ShardingPlan) -> float:
-    """Parameters of one layer on one rank; of a model with experts, of a layer with them."""
+def _layer_parameters(plan: ShardingPlan) -> tuple[float, float]:
+    """Parameters of one layer on one rank: those of all ranks alike, and its experts; of a model with experts, of a
+    layer with them."""
     s, la = plan.shape, plan.layout
-    expert = s.experts * s.feed_forward_parameters(s.expert_ffn) if s.experts else 0
-    dense = s.moe_layer_parameters - expert if s.experts else s.dense_layer_parameters
-    return dense / la.tensor + expert / (la.expert * la.tensor)
+    if not s.experts:
+        return s.dense_layer_parameters / la.tensor, 0.0
+    experts = s.experts * s.feed_forward_parameters(s.expert_ffn)
+    return (s.moe_layer_parameters - experts) / la.tensor, experts / (la.expert * la.expert_tensor)
 
 
-def stage_parameters(plan: ShardingPlan) -> tuple[float, ...]:
-    """Parameters held by one rank of every pipeline stage, experts spread over expert ranks."""
+def _expert_layers(plan: ShardingPlan) -> list[int]:
+    """Layers with experts of every pipeline stage; the model's first layers, chunk after chunk, have none."""
+    layers, virtual = plan.stage_layers(), plan.layout.virtual
+    found, dense = list(layers), plan.shape.dense_layers if plan.shape.experts else plan.shape.layers
+    for _ in range(virtual):
+        for stage, held in enumerate(layers):
+            taken = min(dense, found[stage], math.ceil(held / virtual))
+            found[stage] -= taken
+            dense -= taken
+    return found
+
+
+def stage_parameters(plan: ShardingPlan) -> tuple[tuple[float, float], ...]:
+    """Parameters held by one rank of every pipeline stage: outside and inside routed experts.
+
+    The first are held by all data and context ranks alike, the second by `Layout.expert_copies` ranks.
+    """
     s, la = plan.shape, plan.layout
-    layers = plan.stage_layers()
-    each = _layer_parameters(plan)
-    held = [n * each for n in layers]
+    layers, routed = plan.stage_layers(), _expert_layers(plan)
+    common, experts = _layer_parameters(plan)
+    dense = s.dense_layer_parameters / la.tensor
+    held = [with_ * common + (n - with_) * dense for n, with_ in zip(layers, routed, strict=True)]
     held[0] += s.embedding_parameters / la.tensor
     last = plan.head_stage % len(layers)
     shared = s.tied and last != 0
     held[last] += (s.head_parameters + (s.vocab * s.hidden if shared else 0)) / la.tensor
-    return tuple(held)
+    return tuple((other, n * experts) for other, n in zip(held, routed, strict=True))
 
 
 def _exchange(plan: ShardingPlan) -> dict[str, object]:
-    """Gradient and parameter exchange of the stage that holds most, over its data and context ranks."""
+    """Gradient and parameter exchange of the stage that holds most, over the ranks that hold the same."""
     la = plan.layout
-    held = max(stage_parameters(plan))
+    common, experts = max(stage_parameters(plan), key=sum)
+    held = common + experts
     ranks = la.shard_ranks if la.zero == 3 else la.data * la.context
+    copies = la.expert_shard_ranks if la.zero == 3 else la.expert_copies
     link, _ = _link(plan, ranks, la.tensor)
     passes = {0: 0, 1: 0, 2: 2, 3: 3}[la.zero]
     width = 4.0 if la.precision == "fp32" else 2.0
-    spread = la.shard_ranks if la.zero >= 1 else 1
+    updated = common / la.shard_ranks + experts / la.expert_shard_ranks if la.zero >= 1 else held
     return {
         "stage_parameters": held,
-        "exchange_share": (ranks - 1) / ranks,
+        "exchange_share": (common * (ranks - 1) / ranks + experts * (copies - 1) / copies) / held,
         "exchange_hops": math.log2(ranks) if ranks > 1 else 0.0,
         "link_exchange": link,
         "gradient_bytes": width,
         "sharded_passes": passes,
         "exchange_kept": plan.exchange_kept,
         "compression_s": plan.compression_s,
-        "optimizer_parameters": held / spread,
-        "offload_bytes": 4.0 * held / spread if la.offload else 0.0,
+        "optimizer_parameters": updated,
+        "offload_bytes": 4.0 * updated if la.offload else 0.0,
     }

@@ -115,7 +115,7 @@ def _variants(base: Layout, shape: Transformer) -> Iterator[Layout]:
     chunks = [1]
     if base.pipeline > 1 and base.micro_batches % base.pipeline == 0:
         chunks += sorted(_divisors(each), reverse=True)[: CHUNKS - 1]
-    experts = [e for e in _divisors(shape.experts) if e <= base.data] if shape.experts else [1]
+    experts = _divisors(shape.experts) if shape.experts else [1]
     for virtual, expert in product(sorted(set(chunks)), experts):
         made = replace(
             base, virtual=virtual, schedule="interleaved" if virtual > 1 else "1f1b", expert=expert

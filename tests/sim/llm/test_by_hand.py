@@ -94,15 +94,15 @@ BY_HAND: dict[str, tuple[object, object, object]] = {
     "micro_batches": (2, 2, 2),
     "send_bytes": (384, 64, 1024),
     "link_send": (25, 12.5, 60),
-    "stage_parameters": (1576, 644.25, 2 * 566 + 808),
-    "exchange_share": (7 / 8, 1 / 2, 0),
+    "stage_parameters": (1576, 617, 2 * 566 + 808),
+    "exchange_share": (7 / 8, 528 / 2 / 617, 0),
     "exchange_hops": (3, 1, 0),
     "link_exchange": (50, 12.5, 60),
     "gradient_bytes": (2, 2, 4),
     "sharded_passes": (2, 3, 0),
     "exchange_kept": (0.5, 1, 1),
     "compression_s": (0.25, 0, 0),
-    "optimizer_parameters": (197, 322.125, 1940),
+    "optimizer_parameters": (197, 528 / 2 + 89, 1940),
     "offload_bytes": (788, 0, 0),
     "tokens_per_step": (768, 256, 128),
     "gpus": (48, 64, 2),
@@ -115,9 +115,11 @@ def test_what_a_step_computes_and_sends() -> None:
     assert told.keys() == BY_HAND.keys()
     for name, by_hand in BY_HAND.items():
         assert np.allclose(told[name], by_hand, rtol=1e-12, atol=0), (name, told[name])
-    assert stage_parameters(DENSE) == (1576, 784, 1188)
-    assert stage_parameters(EXPERTS) == (644.25, 361.5)
-    assert stage_parameters(LATENT) == (2 * 566 + 800, 2 * 566 + 808)  # the embedding once more, for the head
+    assert stage_parameters(DENSE) == ((1576, 0), (784, 0), (1188, 0))
+    outside = (2 * 1090 + 1228 + 800 + 16) / 8, 2 * 1090 / 8  # one layer of the first stage has no experts
+    assert stage_parameters(EXPERTS) == tuple((held, 2 * 712 / 16) for held in outside)
+    with_embedding = 2 * 566 + 808  # once more, for the head
+    assert stage_parameters(LATENT) == ((2 * 566 + 800, 0), (with_embedding, 0))
 
 
 def test_what_changes_with_the_layout() -> None:
@@ -152,10 +154,11 @@ def test_what_every_stage_keeps() -> None:
         [148.5, 0, 192 * 2, 384, 2304 * 2, 3072, 384, 2400, 1],
     ]
     weights, kept = counts(EXPERTS)
-    assert weights.tolist() == [2 * (322.125 + 214.75), 2 * (180.75 + 180.75)]
+    first, last = 528 / 2 + 89, 272.5 / 2 + 89  # two ranks hold the same experts, one of each shard
+    assert np.allclose(weights, [2 * (first + 617 / 3), 2 * (last + 361.5 / 2)], rtol=1e-12)
     assert np.allclose(kept, [
-        [322.125 + 214.75, 322.125, 256 * (7.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
-        [180.75 + 180.75, 180.75, 256 * (2.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
+        [first + 617 / 3, first, 256 * (7.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
+        [last + 361.5 / 2, last, 256 * (2.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
     ], rtol=1e-12)  # fmt: skip
     weights, kept = counts(LATENT)  # nothing is sharded or recomputed; heads of 4 elements
     assert weights.tolist() == [4 * 1932, 4 * 1940]
@@ -359,7 +362,10 @@ def test_each_limit_of_a_layout_and_a_shape() -> None:
         (Layout(tensor=3), "tensor: 3 does not divide the 4 heads"),
         (Layout(context=5), "context: 5 does not divide the sequence of 12 tokens"),
         (Layout(data=3, expert=3, global_batch=3), "expert: 3 does not divide the 4 experts"),
-        (Layout(data=3, expert=4, global_batch=3), "expert: 4 is more than the ranks of a pipeline stage"),
+        (
+            Layout(data=3, expert=4, global_batch=3),
+            "expert: 4 does not divide the 3 ranks of a pipeline stage",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             layout.check(shape)

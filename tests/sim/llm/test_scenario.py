@@ -215,6 +215,38 @@ def test_memory_is_checked_before_a_run() -> None:
     assert not memory(plan, MemoryStack()).fits
 
 
+DEEPSEEK_V3 = {
+    "config": None, "layers": 61, "hidden": 7168, "heads": 128, "head_size": 128, "ffn": 18_432, "vocab": 129_280,
+    "sequence": 4096, "gated": True, "experts": 256, "top_k": 8, "expert_ffn": 2048, "shared_experts": 1,
+    "dense_layers": 3,
+    "latent": {"query_rank": 1536, "key_value_rank": 512, "nope_size": 128, "rope_size": 64, "value_size": 128},
+}  # fmt: skip
+MIXTRAL = {
+    "config": None, "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 32_000, "sequence": 4096,
+    "gated": True, "experts": 8, "top_k": 2, "expert_ffn": 14_336,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "gpus", "least"),
+    [
+        # 45.1e9 of 46.7e9 parameters are experts, each on one GPU: 18 bytes of them, 6 of the rest and 12 / 8
+        (MIXTRAL, {"ep": 8, "zero": 1}, 8, 18 * 45.1e9 / 8 + 7.5 * 1.6e9),
+        # 671e9 parameters: bf16 weights alone are 1.34 TB, all states 12.1 TB
+        (DEEPSEEK_V3, {"ep": 32, "zero": 3}, 32, 18 * 671e9 / 32),
+        (DEEPSEEK_V3, {"ep": 8, "pp": 4, "zero": 1}, 32, 18 * 671e9 / 32),
+    ],
+)
+def test_experts_are_held_by_the_gpus_that_there_are(
+    shape: dict[str, Any], layout: dict[str, Any], gpus: int, least: float
+) -> None:
+    given = data({**layout, "recompute": "full"}, gpus, 4 * gpus, **shape)
+    with pytest.raises(InputError, match="no GPUs have that much") as error:
+        from_mapping(given)
+    needed = float(str(error.value).split("needs ")[1].split()[0])
+    assert least < needed < 1.3 * least
+
+
 def test_the_plan_that_is_searched_for_is_the_fastest_tried_and_says_why() -> None:
     auto = data(plan="auto")
     del auto["workload"]["models"]["m"]["transformer"]["layout"]
