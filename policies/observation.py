@@ -180,6 +180,9 @@ class Nodes(Table):
     power_idle_w = _float("power of one of its GPUs that idles, where a plan may cap it")
     power_max_w = _float("highest power cap of its GPUs; NaN: a plan cannot cap them")
     power_cap_w = _float("power cap of each of its GPUs now, where a plan may set it")
+    power_draw_w = _float(
+        "what its GPUs draw computing at the highest clock; NaN: as much as the highest cap"
+    )
 
 
 class Gpus(Table):

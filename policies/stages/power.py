@@ -30,9 +30,15 @@ _NONE = np.empty(0, dtype=np.int64)
 def clocks(nodes: Nodes) -> Floats:
     """Clock of each node over its highest, by its power cap; 1 where no plan may cap it, (nodes,)."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = (nodes.power_cap_w - nodes.power_idle_w) / (nodes.power_max_w - nodes.power_idle_w)
+        share = (nodes.power_cap_w - nodes.power_idle_w) / (_draw_w(nodes) - nodes.power_idle_w)
     clock: Floats = np.where(share > 0.0, np.cbrt(np.minimum(share, 1.0)), 1.0)
     return clock
+
+
+def _draw_w(nodes: Nodes) -> Floats:
+    """What a computing GPU of each node draws at the highest clock (W), (nodes,)."""
+    drawn_w: Floats = np.where(np.isfinite(nodes.power_draw_w), nodes.power_draw_w, nodes.power_max_w)
+    return drawn_w
 
 
 def at_full_clock(observation: Observation) -> Observation:
@@ -102,7 +108,8 @@ def plan_caps(
     last = memory.get("power_wanted", wanted[:, :0])
     spare, clock, _ = np.maximum(wanted, last if last.shape == wanted.shape else 1.0)
     lowest_w = np.maximum(least * nodes.power_max_w, np.minimum(nodes.power_idle_w + 1.0, nodes.power_max_w))
-    cap_w = np.ceil(nodes.power_idle_w + (nodes.power_max_w - nodes.power_idle_w) * clock**3)
+    cap_w = np.ceil(nodes.power_idle_w + (_draw_w(nodes) - nodes.power_idle_w) * clock**3)
+    cap_w = np.where(clock < 1.0, cap_w, nodes.power_max_w)
     cap_w = np.clip(cap_w, lowest_w, nodes.power_max_w)
     before, since_s = clocks(nodes), memory.get("power_since_s", _NONE)
     if len(since_s) != len(nodes):

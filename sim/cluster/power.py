@@ -1,8 +1,9 @@
 """Power of GPUs, idling and computing, and what a lower clock does to it.
 
-    power_w = idle + (max - idle) * utilisation * clock^3
+    power_w = idle + power_share * (max - idle) * utilisation * clock^3
 
-Utilisation is the busy share of the GPU: computing, not waiting for data, other workers or the network. The
+Utilisation is the busy share of the GPU: computing, not waiting for data, other workers or the network. The share
+of the highest power that a model draws while it computes is the model's own. The
 clock is relative to the highest. Dynamic power is proportional to frequency and voltage squared and the voltage
 follows the frequency (Chandrakasan et al., IEEE JSSC 27(4), 1992), hence the cube; compute is taken to be as fast
 as the clock.
@@ -67,14 +68,14 @@ def host_w(group: NodeGroup, profile: HardwareProfile) -> float:
     return profile.node_base_w.value + group.gpus * (0.0 if each is None else each.value)
 
 
-def clock_under_cap(idle_w: Floats, max_w: Floats, cap_w: float | Floats) -> Floats:
-    """Highest relative clock at which a busy GPU draws at most `cap_w`; not above 1.
+def clock_under_cap(idle_w: Floats, draw_w: Floats, cap_w: float | Floats) -> Floats:
+    """Highest relative clock, up to 1, at which a GPU that draws `draw_w` at the highest one draws at most `cap_w`.
 
     Raises ValueError for a cap that is not above the idle power.
     """
     if not bool((cap_w > idle_w).all()):
         text = f"a power cap of {np.min(cap_w):g} W is not above the idle power of {idle_w.max():g} W"
         raise ValueError(text)
-    share = (cap_w - idle_w) / np.maximum(max_w - idle_w, 1e-12)
+    share = (cap_w - idle_w) / np.maximum(draw_w - idle_w, 1e-12)
     clock: Floats = np.minimum(1.0, share) ** (1.0 / EXPONENT)
     return clock

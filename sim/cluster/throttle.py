@@ -31,7 +31,8 @@ def shared_clock(
     """Clocks (nodes,) at which the cluster draws at most `cap_w` when every held GPU computes all the time.
 
     All clocks are the same but where `limit` (nodes,) is lower. up, held, gpus (nodes,): whether the node is up,
-    its GPUs that jobs hold, and all it has. The idle draw must be below the cap.
+    its GPUs that jobs hold (each as its job's share of the highest power), and all it has. The idle draw must be
+    below the cap.
     """
     idle_w = float((up * (gpus * power.idle_w + power.base_w)).sum())
     span_w = up * held * (power.max_w - power.idle_w)
@@ -60,7 +61,11 @@ class BusyPower(Protocol):
 
     @property
     def busy_w(self) -> Floats:
-        """What a busy GPU of each node draws beyond idling (W), (nodes,)."""
+        """What a busy GPU of each node draws at most beyond idling (W), (nodes,)."""
+
+    @property
+    def share(self) -> Floats:
+        """Share of that which each job's computing draws, (jobs,)."""
 
 
 class Computing(Protocol):
@@ -69,8 +74,8 @@ class Computing(Protocol):
     def set_clocks(self, clock: Floats) -> None:
         """Nodes compute at these clocks, relative to their highest, from now on; (nodes,)."""
 
-    def utilisation(self, now_s: float) -> Floats:
-        """Busy share of each GPU since this was last asked, (gpus,)."""
+    def drawn_share(self, now_s: float) -> Floats:
+        """Part of its highest power beyond idling that each GPU drew since this was last asked, (gpus,)."""
 
     def happened(self, kind: str, node: int, value: float) -> None:
         """Something that a reader of the run should see."""
@@ -90,6 +95,8 @@ class HasReplicas(Protocol):
 def clocks_vary(scenario: Scenario) -> bool:
     """Whether clocks change as the run goes on."""
     energy = scenario.energy
+    if energy.power_cap is not None and any(m.power_share < 1.0 for m in scenario.workload.models.values()):
+        return True  # with the jobs that a node has
     return energy.cluster_power_cap is not None or energy.policy_caps or scenario.thermal is not None
 
 
@@ -112,25 +119,26 @@ class Throttle:
         self.energy, self.thermal = scenario.energy, scenario.thermal
         self.clock, self.cluster, self.running = clock, cluster, running
         self.power, self.meter, self.computing = power, meter, computing
-        self.limit = np.ones(len(power.idle_w))  # by the cap of each GPU
-        if self.energy.power_cap is not None:
-            self.limit = clock_under_cap(power.idle_w, power.max_w, self.energy.power_cap)
-        self.site_limit = self.limit
+        self.uneven = bool((meter.share < 1.0).any())  # jobs do not all draw the highest power
+        self.draw_w = power.max_w  # of the GPU of each node that would draw most at the highest clock
+        site_w = math.inf if self.energy.power_cap is None else self.energy.power_cap
+        self.site_w = np.full(len(power.idle_w), site_w)
+        self.gpu_cap_w = self.site_w
         if self.energy.policy_caps:
             self._allow_caps()
         self.cap_w = self.energy.cluster_power_cap
-        self.hot = np.ones(len(self.limit))  # clocks that heat allows
+        self.hot = np.ones(len(self.site_w))  # clocks that heat allows
         self._pending: Event | None = None
         self._ticking = False
         self.beside: HasReplicas | None = None  # services, that are at work, too
         self.next_look_s = math.inf
         if self.thermal is not None:
             self._prepare_heat()
-        computing.set_clocks(self.limit)
+        computing.set_clocks(self._limit())
 
     def changed(self) -> None:
         """Jobs have taken or given back GPUs, or nodes have come or gone."""
-        if self.cap_w is not None and self._pending is None:
+        if (self.cap_w is not None or self.uneven) and self._pending is None:
             self._pending = self.clock.at(self.clock.now, self._share_out, DECISION)
         if self.thermal is not None and not self._ticking and self._at_work:
             self._ticking = True
@@ -141,7 +149,8 @@ class Throttle:
         """Show policies between what power they may cap each node's GPUs."""
         cap_w = self.power.max_w if self.energy.power_cap is None else self.energy.power_cap
         highest_w = np.where(self.cluster.nodes.gpus > 0, np.minimum(self.power.max_w, cap_w), np.nan)
-        for name, values in (("idle", self.power.idle_w), ("max", highest_w), ("cap", highest_w)):
+        shown = {"idle": self.power.idle_w, "max": highest_w, "cap": highest_w, "draw": self.power.max_w}
+        for name, values in shown.items():
             writable(self.cluster.nodes, f"power_{name}_w")[:] = values
 
     def set_caps(self, cap_w: Floats) -> None:
@@ -150,13 +159,34 @@ class Throttle:
         changed = np.flatnonzero(cap_w != now_w)
         changed = changed[~np.isnan(cap_w[changed])]
         now_w[:] = cap_w
-        self.limit = self.site_limit.copy()
-        known = ~np.isnan(cap_w)
-        under = clock_under_cap(self.power.idle_w[known], self.power.max_w[known], cap_w[known])
-        self.limit[known] = np.minimum(under, self.site_limit[known])
+        self.gpu_cap_w = np.fmin(cap_w, self.site_w)
         self._share_out(None)
         for node in changed.tolist():
             self.computing.happened("power_cap", node, float(cap_w[node]))
+
+    def _limit(self) -> Floats:
+        """Clocks (nodes,) that the caps of GPUs allow."""
+        limit, capped = np.ones(len(self.gpu_cap_w)), np.isfinite(self.gpu_cap_w)
+        limit[capped] = clock_under_cap(
+            self.power.idle_w[capped], self.draw_w[capped], self.gpu_cap_w[capped]
+        )
+        return limit
+
+    def _held(self) -> Floats:
+        """GPUs of each node that are held, each as its job's share of the highest power; notes who draws most."""
+        cluster, power = self.cluster, self.power
+        if not self.uneven:
+            return cluster.held_gpus()
+        each = np.zeros(len(cluster.gpus))
+        for row, held in cluster.holding.items():
+            share = float(self.meter.share[row]) if row >= 0 else 1.0  # a service is told none
+            each[held.gpu] = np.maximum(each[held.gpu], share)
+        most = np.zeros(len(power.idle_w))
+        np.maximum.at(most, cluster.gpus.node, each)
+        self.draw_w = power.idle_w + np.where(most > 0.0, most, 1.0) * (power.max_w - power.idle_w)
+        if self.energy.policy_caps:
+            writable(cluster.nodes, "power_draw_w")[:] = np.where(cluster.nodes.gpus > 0, self.draw_w, np.nan)
+        return np.bincount(cluster.gpus.node, each, len(most)).astype(np.float64)
 
     @property
     def _at_work(self) -> bool:
@@ -164,13 +194,17 @@ class Throttle:
 
     def _share_out(self, _: Event | None) -> None:
         self._pending = None
-        clock = np.minimum(self.limit, self.hot)
+        cluster, held = self.cluster, self._held()
+        clock = np.minimum(self._limit(), self.hot)
         if self.cap_w is not None:
-            cluster = self.cluster
             clock = shared_clock(
-                self.power, cluster.up.astype(float), cluster.held_gpus(), cluster.nodes.gpus.astype(float),
-                clock, self.cap_w,
-            )  # fmt: skip
+                self.power,
+                cluster.up.astype(float),
+                held,
+                cluster.nodes.gpus.astype(float),
+                clock,
+                self.cap_w,
+            )
         self.computing.set_clocks(clock)
 
     # -- heat ------------------------------------------------------------------------------------------------
@@ -223,7 +257,7 @@ class Throttle:
         """Bring temperatures up to now."""
         now_s = self.clock.now
         seconds, self._looked_s = now_s - self._looked_s, now_s
-        busy = self.computing.utilisation(now_s) if utilised else np.zeros(len(self.node))
+        busy = self.computing.drawn_share(now_s) if utilised else np.zeros(len(self.node))
         drawn_w = self.power.idle_w[self.node] + self.meter.busy_w[self.node] * np.minimum(1.0, busy)
         drawn_w *= self.cluster.up[self.node]
         settles_c = self.energy.ambient + self.c_per_w * drawn_w

@@ -14,17 +14,19 @@ class Meter:
     """Counts the energy that each job's computing draws beyond idling (J).
 
     dynamic_j (jobs,) holds what has been metered. With one kind of GPU and one clock nothing is: the accounts
-    tell (`of_account_j`), to the same bits however often anybody has looked. paid_j (jobs,) is the part of it on
-    the nodes `pays` (nodes,), where only some nodes' electricity is charged.
+    tell (`of_account_j`), to the same bits however often anybody has looked. share (jobs,): of the highest power
+    beyond idling, that a job's computing draws; jobs known by their duration draw all of it. paid_j (jobs,) is the
+    part of dynamic_j on the nodes `pays` (nodes,), where only some nodes' electricity is charged.
     """
 
     def __init__(
-        self, power: NodePower, node_of_gpu: Ints, jobs: int, pays: Bools | None, *, varies: bool
+        self, power: NodePower, node_of_gpu: Ints, share: Floats, pays: Bools | None, *, varies: bool
     ) -> None:
+        jobs, self.share = len(share), share
         self.power, self.node_of_gpu, self.pays = power, node_of_gpu, pays
         self.dynamic_j, self.paid_j = np.zeros(jobs), np.zeros(jobs)
         self._dynamic_j = cells(self.dynamic_j)
-        self.varies = varies  # over nodes or time
+        self.varies = varies or bool((share < 1.0).any())  # over nodes, time or jobs
         self.set_clock(np.ones(len(power.idle_w)))
 
     def set_clock(self, clock: Floats) -> None:
@@ -35,7 +37,7 @@ class Meter:
 
     def computed(self, row: int, nodes: Ints, gpu_s: Floats) -> None:
         """A job's workers have computed so many GPU-seconds on their nodes, at the present clock; (workers,)."""
-        drawn_w = self.busy_w[nodes]
+        drawn_w = self.busy_w[nodes] * self.share[row]
         self.dynamic_j[row] += float(gpu_s @ drawn_w)
         if self.pays is not None:
             self.paid_j[row] += float(gpu_s @ (drawn_w * self.pays[nodes]))
@@ -54,9 +56,9 @@ class Meter:
         """Energy of so much computing, where it is the same everywhere."""
         return computed_gpu_s * self._first_w
 
-    def would_draw_j(self, nodes: Ints, gpu_s: Floats) -> float:
-        """Energy of computing that has not been metered yet; (workers,)."""
-        return float(gpu_s @ self.busy_w[nodes]) if self.varies else 0.0
+    def would_draw_j(self, row: int, nodes: Ints, gpu_s: Floats) -> float:
+        """Energy of a job's computing that has not been metered yet; (workers,)."""
+        return float(gpu_s @ self.busy_w[nodes]) * self.share.item(row) if self.varies else 0.0
 
 
 def mean_over(per_node: Floats, holding: Holding, node_of_gpu: Ints) -> float:

@@ -210,7 +210,7 @@ class Timeline(Listener):
     def _look(self, job: Job, opened: _Open, end_s: float) -> None:
         account = job.gpu_s[:HELD].copy()
         energy_j = self.meter.drawn_j(job.row, job.computed_gpu_s) + self.meter.would_draw_j(
-            *job.not_metered()
+            job.row, *job.not_metered()
         )
         stretch = Stretch(opened.looked_s, end_s, account - opened.looked)
         self._carried(job, opened, end_s)

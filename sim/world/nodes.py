@@ -217,11 +217,12 @@ class NodeEvents:
         if self.tenants is not None:
             self.tenants.speed_changed()
 
-    def utilisation(self, now_s: float) -> Floats:
-        """Busy share of each GPU since this was last asked, (gpus,)."""
+    def drawn_share(self, now_s: float) -> Floats:
+        """Part of its highest power beyond idling that each GPU drew since this was last asked, (gpus,)."""
         busy = np.zeros(len(self.cluster.gpus))
         for row in self.roster.running.rows.tolist():
-            np.add.at(busy, self.cluster.holding[row].gpu, self.roster.running_jobs[row].utilisation(now_s))
+            share = self.roster.running_jobs[row].utilisation(now_s) * self.meter.share[row]
+            np.add.at(busy, self.cluster.holding[row].gpu, share)
         if self.tenants is not None:
             self.tenants.add_utilisation(busy, now_s)
         return busy

@@ -80,9 +80,14 @@ def fill_speed_ratio(cluster: Cluster, paces: Sequence[tuple[Ints, Floats]]) -> 
 
 
 def fill_power(cluster: Cluster, meter: Meter) -> None:
-    """Mean power of each GPU that training jobs hold, over the last window, at the present clocks."""
-    node = cluster.gpus.node
-    drawn_w = meter.power.idle_w[node] + meter.busy_w[node] * cluster.gpus.sm_active_ratio
+    """Mean power of each GPU that training jobs hold, over the last window, at the present clocks.
+
+    A GPU that several share is taken to draw at most what the most demanding of them does.
+    """
+    node, share = cluster.gpus.node, np.zeros(len(cluster.gpus))
+    for row, held in cluster.holding.items():
+        share[held.gpu] = np.maximum(share[held.gpu], meter.share[row] if row >= 0 else 1.0)
+    drawn_w = meter.power.idle_w[node] + meter.busy_w[node] * share * cluster.gpus.sm_active_ratio
     writable(cluster.gpus, "power_w")[:] = drawn_w
 
 

@@ -176,10 +176,17 @@ class SimWorld:
             self.clock, self.cluster, self.scenario, self.demand, self.roster,
         )  # fmt: skip
         power, varying = node_power(cluster), clocks_vary(scenario)
-        uneven = varying or not (self.prices.uniform and power.uniform)
+        share, models = np.ones(len(demand)), scenario.workload.models
+        for row, spec in demand.training.items():
+            share[row] = models[spec.model or ""].power_share
         self.meter = meter = Meter(
-            power, cluster.gpus.node, len(demand), self.prices.pays_energy, varies=uneven
+            power,
+            cluster.gpus.node,
+            share,
+            self.prices.pays_energy,
+            varies=varying or not (self.prices.uniform and power.uniform),
         )
+        uneven = meter.varies
         self.costs = CostAccounts(len(demand), meter, self.prices.usd_per_gpu_s) if uneven else None
         can_lose = scenario.faults != FaultsSpec() or any(
             g.available is not None for g in scenario.cluster.groups

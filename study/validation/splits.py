@@ -16,6 +16,7 @@ A rule reads a row's key and the number of the split, never a measured value. Th
 | MIG slices | the workload | half of the workloads; of the others the whole GPU |
 | Alibaba jitter | - (no hash); job and stretch of 20 steps | the first half of the time; half of the stretches |
 | MLPerf power | kind of node and benchmark | the benchmark of least hash, and the idle power |
+| Zeus, power limits | - (no hash) | each model's epoch and power at its highest limit |
 | Shockwave | - (no hash) | the authors' throughput inputs |
 | NeuSight | - (no hash) | shapes and data sheets; of the second line also inference latencies |
 | MLPerf Storage | submitter and system | half of the systems |

@@ -66,6 +66,8 @@ class Model(Section):
     convolutional: Convolutional | None = None  # an image model by its layers; its work follows from them
     bytes_per_sample: Bytes = 0.0  # read from memory by a pass, for the roofline
     precision: Precision = "bf16"  # of the pass
+    # what its GPUs draw while computing, beyond idling, over what they can draw at most; power caps act from there
+    power_share: Annotated[Share, Field(gt=0, le=1)] = 1.0
     tokens_per_sample: Count | None = None  # of a language model, for tokens/s and money per token
     # of the model: gradients, memory and checkpoints follow from it
     parameters: Annotated[Float, Field(ge=0)] = 0.0

@@ -234,6 +234,7 @@ def test_what_would_be_measured_at_the_full_clock():
     )
     assert clocks(o.nodes).tolist() == [0.5, 1.0]
     assert clocks(Nodes.of(**nodes, power_cap_w=[40.0, np.nan])).tolist() == [1.0, 1.0]
+
     assert _starved(workers).tolist() == [False, True, True, False]  # 0.04 s are just a fiftieth
     seen = at_full_clock(o)
     slower = 2.04 / 1.04
@@ -280,3 +281,10 @@ def test_the_clock_of_a_node_is_that_of_its_worker_in_most_haste():
     every = np.ones(3, dtype=bool)
     assert _at_pace(o, np.array([0.5, 0.75, 1.5, np.nan]), every).tolist() == [0.75, 1.0, 1.0]
     assert _at_pace(o, np.full(4, 0.5), np.array([True, False, True])).tolist() == [0.5, 1.0, 0.5]
+
+
+def test_what_a_job_draws_says_what_a_cap_does() -> None:
+    """Of 50 to 350 W: 87.5 W leave (37.5 / 300)^(1/3) to who draws 350 W, and all to who draws 80 W."""
+    nodes = {"gpus": [1, 1], "first_gpu": [0, 1], "power_idle_w": [50.0] * 2, "power_max_w": [350.0] * 2}
+    found = clocks(Nodes.of(**nodes, power_cap_w=[87.5, 87.5], power_draw_w=[np.nan, 80.0]))
+    assert found.tolist() == [0.5, 1.0]

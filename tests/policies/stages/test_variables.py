@@ -74,6 +74,7 @@ SHOWN = {
     "nodes.nic_busy_ratio": "S422 d: not behind a busy interface",
     "nodes.nic_bytes_per_s": "S422 d: not behind a slow interface",
     "nodes.power_cap_w": "test_power::test_other_stages_see_what_would_be_without_caps",
+    "nodes.power_draw_w": "test_power::test_what_a_job_draws_says_what_a_cap_does",
     "nodes.power_idle_w": "test_power::test_three_of_four_wait_for_the_last",
     "nodes.power_max_w": "test_power::test_nothing_is_capped_without_leave_or_where_it_is_frozen",
     "nodes.rack": "S422 racks: dear exchanges stay in one",

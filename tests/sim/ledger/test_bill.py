@@ -32,7 +32,7 @@ SPAN_S = 100.0
 
 def meter(pays: Any = None, *, varies: bool = False) -> Meter:
     """Two nodes: of two GPUs from 10 to 110 W and 5 W beside, and of one from 20 to 220 W."""
-    return Meter(POWER, NODE_OF_GPU, 2, None if pays is None else np.array(pays), varies=varies)
+    return Meter(POWER, NODE_OF_GPU, np.ones(2), None if pays is None else np.array(pays), varies=varies)
 
 
 def holding(gpu: list[int], share: list[float]) -> Holding:
@@ -122,9 +122,9 @@ def test_what_is_metered_of_computing() -> None:
     found.computed_evenly(1, holding([2], [0.5]), 1.0)
     assert found.dynamic_j[1] == 612.5 + 200
     assert found.drawn_j(0, 99.0) == 800
-    assert found.would_draw_j(np.array([0, 1]), np.array([1.0, 2.0])) == 412.5
+    assert found.would_draw_j(1, np.array([0, 1]), np.array([1.0, 2.0])) == 412.5
     alike = meter()
-    assert (alike.drawn_j(0, 3.0), alike.would_draw_j(np.array([0]), np.array([1.0]))) == (300, 0)
+    assert (alike.drawn_j(0, 3.0), alike.would_draw_j(0, np.array([0]), np.array([1.0]))) == (300, 0)
     account = ServingAccount()
     for node in (0, 1):
         account.book(found, np.array([0.5, 0.25]), node, 8.0, 2.0)

@@ -178,6 +178,44 @@ def test_a_cap_on_each_gpu_slows_compute_and_saves_energy() -> None:
     assert simulate(rigid).totals["makespan_s"] == pytest.approx(20.0)
 
 
+@given(st.floats(0.05, 1.0), st.floats(0.02, 1.1))
+@settings(max_examples=20)
+def test_a_cap_acts_from_what_the_job_draws(share: float, left: float) -> None:
+    """A job that draws 40 + share * 360 W is slowed by a cap below that only, and draws the cap then."""
+    cap_w, draw_w = GENERIC_IDLE_W + 360.0 * left, GENERIC_IDLE_W + 360.0 * share
+    models = {"m": model(power_share=share)}
+    jobs = [training(gpus=1, global_batch=10)]
+    capped, free = (
+        simulate(scenario(workload={"models": models, "jobs": jobs}, energy={"pue": 1.0, **cap}))
+        for cap in ({"power_cap": cap_w}, {})
+    )
+    seconds = free.totals["makespan_s"]
+    assert capped.totals["makespan_s"] == pytest.approx(seconds * max(1.0, share / left) ** (1 / 3))
+    assert free.jobs["energy_j"][0] == pytest.approx(draw_w * seconds)
+    assert capped.jobs["energy_j"][0] == pytest.approx(min(cap_w, draw_w) * capped.totals["makespan_s"])
+
+
+@pytest.mark.parametrize("cap", [{"power_cap": 130.0}, {"cluster_power_cap": 2 * 130.0}])
+def test_a_node_takes_the_clock_of_the_job_that_draws_most(cap: dict[str, float]) -> None:
+    """220 W and 58 W of 400 under 130 W each: (90/180)^(1/3) while the first is there, then no cap binds.
+
+    Under 260 W for both 180 W are left of 180 + 18 W, and to the second alone more than it takes.
+    """
+    models = {"half": model(power_share=0.5), "little": model(power_share=0.05)}
+    jobs = [
+        training(model="half", gpus=1, global_batch=10),
+        training(model="little", gpus=1, global_batch=10),
+    ]
+    jobs[1]["steps"] = 2 * jobs[0]["steps"]
+    nodes = {"nodes": [{"gpus": 2}]}
+    both = scenario(cluster=nodes, workload={"models": models, "jobs": jobs}, energy={"pue": 1.0, **cap})
+    made = simulate(both)
+    clock = (0.5 if "power_cap" in cap else 180 / 198) ** (1 / 3)
+    first_s = 10.0 / clock
+    assert made.jobs["completion_s"].tolist() == pytest.approx([first_s, first_s + 10.0])
+    assert_equal(made, simulate(both, event_by_event=True))
+
+
 def test_a_cap_and_a_slow_node_multiply() -> None:
     event = {"kind": "slow", "node": "node-0", "at": 0.0, "duration": 1e4, "factor": 3.0}
     made = simulate(case(energy={"power_cap": GENERIC_IDLE_W + 360.0 / 8}, faults={"events": [event]}))

@@ -65,7 +65,9 @@ def timeline(*, can_lose: bool = True) -> Any:
     """On two nodes, of two GPUs and of one; `added` lists what is charged."""
     cluster: Any = SimpleNamespace(nodes=SimpleNamespace(gpus=np.array([2, 1])))
     demand: Any = Demand()
-    made: Any = Timeline(demand, cluster, Meter(POWER, NODE_OF_GPU, 3, None, varies=False), can_lose=can_lose)
+    made: Any = Timeline(
+        demand, cluster, Meter(POWER, NODE_OF_GPU, np.ones(3), None, varies=False), can_lose=can_lose
+    )
     made.added = []
     made.usage = SimpleNamespace(
         add=lambda start, end, column, amount: (
@@ -380,7 +382,7 @@ def test_use_over_time_tells_of_services_where_there_are_some() -> None:
 def test_what_a_job_held_is_charged_at_the_means_of_its_gpus() -> None:
     """GPUs of 10 and 20 W idling, at 0.5 and 0.75 USD/s: 6 GPU-seconds on both nodes, then 2 on the second."""
     accounts = CostAccounts(
-        3, Meter(POWER, NODE_OF_GPU, 3, np.array([False, True]), varies=True), np.array([0.5, 0.75])
+        3, Meter(POWER, NODE_OF_GPU, np.ones(3), np.array([False, True]), varies=True), np.array([0.5, 0.75])
     )
     job: Any = Job(2).did(busy=100.0, restart=50.0)
     accounts.began(job, holding(0, 1, 2), 1.0)
