@@ -81,17 +81,18 @@ def _first_pass(config: Configuration) -> tuple[int, int]:
 def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
     """A line on the interval between checkpoints that was derived for the first of the jobs."""
     found = [
-        job for job in jobs if job.checkpoints.interval == "young-daly" and job.checkpoints.mtbf_s < np.inf
+        job
+        for job in jobs
+        if job.checkpoints.spec.interval == "young-daly" and job.checkpoints.interval_s < math.inf
     ]
     if not found:
         return []
-    job, nodes = found[0], np.unique(found[0].config.nodes)
-    saves, every_s = job.checkpoints, job.checkpoints.interval_s(job.config.nodes)
+    job, saves = found[0], found[0].checkpoints
     more = f" (and {len(found) - 1} more jobs)" if len(found) > 1 else ""
-    mtbf = format_seconds(saves.mtbf_s / len(nodes))
-    return [f"job {job.name}{more}: a checkpoint every {format_seconds(every_s)}, by young-daly sqrt(2 C M) from "
-            f"C {format_seconds(saves.save_s(nodes))} to write it and M {mtbf} between failures of its "
-            f"{len(nodes)} node{'s' * (len(nodes) != 1)}"]  # fmt: skip
+    every, write, mtbf = map(format_seconds, (saves.interval_s, saves.save_s, saves.mtbf_s(saves.nodes)))
+    nodes = f"{len(saves.nodes)} node{'s' * (len(saves.nodes) != 1)}"
+    told = f"job {job.name}{more}: a checkpoint every {every}, by young-daly sqrt(2 C M)"
+    return [f"{told} from C {write} to write it and M {mtbf} between failures of its {nodes}"]
 
 
 def _columns(rows: list[dict[str, Any]]) -> Columns:

@@ -13,6 +13,7 @@ from simpy.events import Event
 
 from equipoise.sim.clock import FAULTS, Clock
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.losses import crash_mtbf_s
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.randomness import lognormal_parameters, stream
 from equipoise.sim.scenario.faults import (
@@ -174,7 +175,7 @@ class Faults:
         self.clock.at(at_s, begins, FAULTS)
 
     def _next_crash(self, node: int, spec: Crash, random: Generator) -> None:
-        mtbf_s = spec.node_mtbf_s(self.cluster.node_gpus)
+        mtbf_s = crash_mtbf_s(spec, self.cluster.group(node))
         scale_s = mtbf_s / math.gamma(1.0 + 1.0 / spec.shape)
         mu, sigma = lognormal_parameters(spec.repair_cov)
         at_s = self.clock.now + scale_s * float(random.weibull(spec.shape))

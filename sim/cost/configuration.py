@@ -132,8 +132,9 @@ class Configuration:
     def work_out(self) -> None:
         """Work out what a step costs now: speeds, shares, neighbours, exchange."""
         cluster = self.cluster
-        speed = cluster.node_speed[self.nodes] / cluster.slow[self.nodes]
-        speed /= cluster.gpu_time[self.gpus].max(axis=1)  # a replica runs at its slowest GPU's pace
+        nodes = self.gpu_nodes.reshape(self.gpus.shape)
+        of_gpu = cluster.node_speed[nodes] / cluster.slow[nodes] / cluster.gpu_time[self.gpus]
+        speed: Floats = of_gpu.min(axis=1)  # a replica runs at its slowest GPU's pace
         for i in range(self.workers):
             if self.share[i] < 1.0:
                 part = cluster.share_in_force(int(self.gpu[i]), float(self.share[i]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,7 +33,7 @@ UNKNOWN_WRITE_S = 60.0
 def write_s(
     spec: Checkpoint, size_bytes: float | None, restart: Restart, cluster: Cluster, nodes: Ints
 ) -> float:
-    """Seconds in which a job's nodes (nodes,), each once, write a checkpoint together, or read one back.
+    """Seconds in which a job's distinct nodes write a checkpoint together, or read one back.
 
     `restart.checkpoint_write` holds where the job states no size of its own; else size over what the storage takes
     from these nodes, alone. size_bytes: where the job states none; None: not known.
@@ -50,29 +51,41 @@ def write_s(
     return store.latency + size_bytes / min(each, store.rate or math.inf)
 
 
+def interval_s(spec: Checkpoint, save_s: float, mtbf_s: Callable[[Ints], float], nodes: Ints) -> float:
+    """Time between two checkpoints (s): as given, or Young/Daly for any loss of a job's distinct nodes."""
+    if spec.interval == "never":
+        return math.inf
+    if spec.interval == "young-daly":
+        return young_daly_s(save_s, mtbf_s(nodes))
+    return float(spec.interval)
+
+
 class Checkpoints:
-    """What is written, what is being written, and when the next is due; `mtbf_s` is that of one node."""
+    """What is written, what is being written, and when the next is due.
+
+    mtbf_s: mean time between losses of any of some distinct nodes. nodes, save_s, interval_s: those of the job, the
+    time in which they write a checkpoint together, or read one back, and the time between two checkpoints.
+    """
 
     def __init__(
-        self, spec: Checkpoint, model: Model, cluster: Cluster, mtbf_s: float, restart: Restart
+        self,
+        spec: Checkpoint,
+        model: Model,
+        cluster: Cluster,
+        mtbf_s: Callable[[Ints], float],
+        restart: Restart,
     ) -> None:
-        self.interval, self.cluster, self.mtbf_s = spec.interval, cluster, mtbf_s
-        self.spec, self.restart, self.size_bytes = spec, restart, checkpoint_bytes(model)
+        self.spec, self.cluster, self.mtbf_s, self.restart = spec, cluster, mtbf_s, restart
+        self.size_bytes = checkpoint_bytes(model)
         self.account, self.data = Account(), None  # type: Account, Snapshot | None
         self._unwritten: State | None = None
         self.last_s = 0.0
 
-    def save_s(self, nodes: Ints) -> float:
-        """Time in which the workers' nodes (workers,) write a checkpoint together, or read one back."""
-        return write_s(self.spec, self.size_bytes, self.restart, self.cluster, np.unique(nodes))
-
-    def interval_s(self, nodes: Ints) -> float:
-        """Time between checkpoints: as given, or Young/Daly."""
-        if self.interval == "never":
-            return math.inf
-        if self.interval == "young-daly":
-            return young_daly_s(self.save_s(nodes), self.mtbf_s / len(set(nodes.tolist())))
-        return float(self.interval)
+    def place(self, nodes: Ints) -> None:
+        """The job runs on these distinct nodes from now on: all nodes of all its replicas."""
+        self.nodes = nodes
+        self.save_s = write_s(self.spec, self.size_bytes, self.restart, self.cluster, nodes)
+        self.interval_s = interval_s(self.spec, self.save_s, self.mtbf_s, nodes)
 
     def begin(self, state: State, end_s: float) -> None:
         """Begin to write a checkpoint, until `end_s`; it counts once it is written."""

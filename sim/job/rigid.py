@@ -15,7 +15,7 @@ from equipoise.sim.cells import cells
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART, USEFUL, Use
-from equipoise.sim.job.checkpoints import write_s, young_daly_s
+from equipoise.sim.job.checkpoints import interval_s, write_s
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.scenario.model import Restart
 
@@ -54,7 +54,7 @@ class RigidJobs:
         demand: Demand,
         ended: Callable[[RigidJob], None],
         metered: Callable[[int, Holding, float], None] | None,
-        mtbf_s: float,
+        mtbf_s: Callable[[Ints], float],
         restart: Restart,
     ) -> None:
         n = len(demand)
@@ -222,11 +222,7 @@ class RigidJob:
         jobs, spec = self.all, self.all.demand.checkpoint[self.row]
         assert self.holding is not None
         nodes = self.holding.nodes
-        if spec.interval == "never":
-            return math.inf
-        if spec.interval != "young-daly":
-            return float(spec.interval)
-        return young_daly_s(write_s(spec, None, jobs.restart, jobs.cluster, nodes), jobs.mtbf_s / len(nodes))
+        return interval_s(spec, write_s(spec, None, jobs.restart, jobs.cluster, nodes), jobs.mtbf_s, nodes)
 
     def _meter(self) -> None:
         """Tell what it has computed up to the time its account is booked to."""

@@ -138,13 +138,12 @@ def _set_share(job: TrainingJob, by_worker: Floats) -> bool:
 
 def checkpoint_due_s(job: TrainingJob) -> float:
     """When the next checkpoint is due, counted from the last."""
-    return job.checkpoints.last_s + job.checkpoints.interval_s(job.config.nodes)
+    return job.checkpoints.last_s + job.checkpoints.interval_s
 
 
 def checkpoint_if_due(job: TrainingJob, now_s: float) -> None:
     """Begin to write a checkpoint before the next period, when one is due."""
-    interval_s = job.checkpoints.interval_s(job.config.nodes)
-    if job.ends.start_s - job.checkpoints.last_s < interval_s:
+    if job.ends.start_s - job.checkpoints.last_s < job.checkpoints.interval_s:
         return
     for tell in job.listeners.checkpointing:
         tell(job, now_s)

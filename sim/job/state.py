@@ -31,7 +31,7 @@ class PowerMeter(Protocol):
         """Whether power differs over nodes or time; else nothing needs to be told."""
 
     def computed(self, row: int, nodes: Ints, gpu_s: Floats) -> None:
-        """A job's workers have computed so long on their nodes; both (workers,)."""
+        """A job's GPUs have computed so long on their nodes; both (GPUs held,)."""
 
 
 class TrainingState:
@@ -52,7 +52,7 @@ class TrainingState:
         *,
         seed: int,
         noise: Noise,
-        mtbf_s: float,
+        mtbf_s: Callable[[Ints], float],
         restart: Restart,
     ) -> None:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
@@ -64,6 +64,7 @@ class TrainingState:
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)
         self.checkpoints = Checkpoints(spec.checkpoint, model, cluster, mtbf_s, restart)
+        self.checkpoints.place(np.arange(min(len(cluster.nodes), math.ceil(spec.gpus / cluster.node_gpus))))
         self.measured, self.ends, self.asked = Measurements(), Ends(), Asked()
         self.data: JobData | None = None
         self.homes_before_start: list[list[int]] | None = None  # where its data lies; None: not known
@@ -98,7 +99,7 @@ class TrainingState:
     @property
     def save_s(self) -> float:
         """Duration of writing a checkpoint (or reading one back)."""
-        return self.checkpoints.save_s(self.config.nodes)
+        return self.checkpoints.save_s
 
     @property
     def computed_gpu_s(self) -> float:
@@ -190,15 +191,20 @@ class TrainingState:
         """Have the computing metered that is booked and was not metered before."""
         if self.meter.varies:
             busy_gpu_s = self.measured.take_busy_s() * self.config.busy_weight
-            self.meter.computed(self.row, self.config.nodes, busy_gpu_s)
+            self.meter.computed(self.row, *self._by_gpu(busy_gpu_s))
 
     def not_metered(self) -> tuple[Ints, Floats]:
-        """(nodes, GPU-seconds of computing), (workers,) each, that are booked and not metered yet."""
-        return self.config.nodes, self.measured.fresh_busy_s() * self.config.busy_weight
+        """(nodes, GPU-seconds of computing), (GPUs held,) each, that are booked and not metered yet."""
+        return self._by_gpu(self.measured.fresh_busy_s() * self.config.busy_weight)
+
+    def _by_gpu(self, gpu_s: Floats) -> tuple[Ints, Floats]:
+        """(nodes, GPU-seconds) of each GPU it holds, from those of the workers: a worker's GPUs compute alike."""
+        per = self.config.gpus_per_worker
+        return self.config.gpu_nodes, np.repeat(gpu_s / per, per)
 
     def meter_all(self, now_s: float) -> None:
         """As `meter_booked`, with the running period, which ends here and counts as computing."""
         self.meter_booked()
         partial_s = now_s - self.ends.start_s
         if self.meter.varies and partial_s > 0.0:
-            self.meter.computed(self.row, self.config.nodes, partial_s * self.config.weight)
+            self.meter.computed(self.row, *self._by_gpu(partial_s * self.config.weight))

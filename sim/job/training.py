@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from equipoise.policies.observation import Bools, Floats
+from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost.measured import step_cov
 from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART
@@ -56,7 +56,7 @@ class TrainingJob(TrainingState):
         *,
         seed: int,
         noise: Noise,
-        mtbf_s: float,
+        mtbf_s: Callable[[Ints], float],
         restart: Restart,
     ) -> None:
         super().__init__(
@@ -77,6 +77,7 @@ class TrainingJob(TrainingState):
     def _place(self, holding: Holding, saved: Snapshot | None) -> None:
         self.holding = holding
         self.config.place(holding)
+        self.checkpoints.place(holding.nodes)
         self.progress.place(self.config.far_ratio)
         said = self.noise
         self.step_noise = step_noise(

@@ -36,7 +36,7 @@ class Meter:
         self._first_w = float(self.busy_w[0])
 
     def computed(self, row: int, nodes: Ints, gpu_s: Floats) -> None:
-        """A job's workers have computed so many GPU-seconds on their nodes, at the present clock; (workers,)."""
+        """A job's GPUs have computed so many GPU-seconds on their nodes, at the present clock; (GPUs held,)."""
         drawn_w = self.busy_w[nodes] * self.share[row]
         self.dynamic_j[row] += float(gpu_s @ drawn_w)
         if self.pays is not None:
@@ -57,7 +57,7 @@ class Meter:
         return computed_gpu_s * self._first_w
 
     def would_draw_j(self, row: int, nodes: Ints, gpu_s: Floats) -> float:
-        """Energy of a job's computing that has not been metered yet; (workers,)."""
+        """Energy of a job's computing that has not been metered yet; (GPUs held,)."""
         return float(gpu_s @ self.busy_w[nodes]) * self.share.item(row) if self.varies else 0.0
 
 

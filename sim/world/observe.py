@@ -221,7 +221,8 @@ class Observer:
         span_s = max(start_s - window.since_s, math.ulp(start_s))
         job.measured.active = np.minimum(window.busy_s / span_s, 1.0)
         if "nodes" in self._needs:
-            self._paces.append((job.config.nodes, pace_of(job, window)))
+            pace = np.repeat(pace_of(job, window), job.config.gpus_per_worker)
+            self._paces.append((job.config.gpu_nodes, pace))
         columns["work_s"][row] = float(measured["step_s"].mean())
         columns["exchange_s"][row] = window.exchange_s / window.periods
         columns["far_exchange_s"][row], near_s = window.exchanges_s(

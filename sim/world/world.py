@@ -6,7 +6,7 @@ Handlers change state and ask for a decision; one decision per instant, after al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from simpy.events import Event
@@ -29,6 +29,7 @@ from equipoise.sim.advance.fast import Fast
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.faults import Faults
+from equipoise.sim.cluster.losses import LossRates
 from equipoise.sim.cluster.power import node_power
 from equipoise.sim.cluster.throttle import Throttle, clocks_vary
 from equipoise.sim.hardware.prices import Prices
@@ -46,7 +47,7 @@ from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.randomness import stream
-from equipoise.sim.scenario.model import Data, NodeGroup, Scenario
+from equipoise.sim.scenario.model import Data, Scenario
 from equipoise.sim.scenario.model import Faults as FaultsSpec
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.apply import hand_over
@@ -65,17 +66,6 @@ DecisionHook = Callable[[Decision, list[Refusal]], None]
 
 IDLE_TICKS = 1000
 """A policy that starts nothing on an idle cluster at so many decisions in a row never will."""
-
-
-def mtbf_s(faults: FaultsSpec, groups: Sequence[NodeGroup], node_gpus: float) -> float:
-    """Mean time between losses of a node with so many GPUs, all causes together, of the group worst off."""
-    rates = [1.0 / f.mtbf for f in (faults.rack, faults.spot) if f is not None]
-    rates.append(
-        max((g.available.loss_per_s(g.count) for g in groups if g.available is not None), default=0.0)
-    )
-    if faults.crash is not None:
-        rates.insert(0, 1.0 / faults.crash.node_mtbf_s(node_gpus))
-    return 1.0 / math.fsum(rates) if any(rates) else math.inf
 
 
 def _estimate_factor(scenario: Scenario, seed: int, jobs: int) -> Floats:
@@ -193,11 +183,12 @@ class SimWorld:
         )
         self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
         traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
-        self.mtbf_s = mtbf_s(scenario.faults, scenario.cluster.groups, cluster.node_gpus)
+        losses = LossRates(scenario.faults, cluster)
+        self.mtbf_s = losses.mtbf_s
         several = len(cluster.gpu_models) > 1
         self.ran_on = RanOn(len(demand), cluster.gpu_models, cluster.gpus.model) if several else None
         self.held_late = HeldLate(float(demand.arrival_s[-1]))
-        stall = StallDetection(demand, roster.waiting, roster.running, self.mtbf_s)
+        stall = StallDetection(demand, roster.waiting, roster.running, losses.worst_s)
         listening: list[Listener | None] = [
             self.costs,
             traffic,

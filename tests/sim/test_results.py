@@ -143,27 +143,6 @@ def test_rules_that_a_policy_does_not_heed_are_told_each_by_its_name() -> None:
     assert told(jobs=["rack preferred"]) == ["topology preferred"]
 
 
-def test_the_first_interval_that_was_derived_is_told_with_what_it_comes_from() -> None:
-    def job(name: str, nodes: list[int], interval: Any = "young-daly", mtbf_s: float = 36_000.0) -> Any:
-        saves = few(
-            interval=interval,
-            mtbf_s=mtbf_s,
-            interval_s=lambda on: 100.0 * len(on),
-            save_s=lambda on: 10.0 * len(on),
-        )
-        return few(name=name, checkpoints=saves, config=few(nodes=np.array(nodes)))
-
-    assert made._intervals([job("a", [1], 60.0), job("b", [1], mtbf_s=math.inf)]) == []
-    told = "by young-daly sqrt(2 C M) from C 20 s to write it and M 5 h between failures of its 2 nodes"
-    assert made._intervals([job("a", [1], "never"), job("c", [4, 1, 4])]) == [
-        f"job c: a checkpoint every 5 min, {told}"
-    ]
-    assert made._intervals([job("d", [3]), job("e", [1]), job("f", [2]), job("g", [5])]) == [
-        "job d (and 3 more jobs): a checkpoint every 100 s, by young-daly sqrt(2 C M) from C 10 s to write it and "
-        "M 10 h between failures of its 1 node"
-    ]
-
-
 def test_rows_become_columns() -> None:
     found = made._columns([{"a": "x", "b": 2.5}, {"a": "y", "b": 3.0}])
     assert (found["a"].dtype, found["a"].tolist(), found["b"].tolist()) == (object, ["x", "y"], [2.5, 3.0])

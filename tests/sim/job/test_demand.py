@@ -237,14 +237,17 @@ def test_how_long_a_checkpoint_takes_to_write() -> None:
     assert took(sized, storage={"kind": "shared", "rate": 99.0}) == 3.0  # the NICs
     assert took(sized, storage={"kind": "object", "node_rate": 5.0}) == 6.0
     own = Model.model_validate({"sample_time": 1.0, "parameters": 10.0})
-    saves = Checkpoints(sized.model_copy(update={"interval": "young-daly"}), own, cluster, 300.0, Restart())
-    assert saves.size_bytes == 160.0
-    assert saves.interval_s(np.array([0, 1, 1])) == math.sqrt(2 * 12 * 150)
-    given = Checkpoints(Checkpoint(interval=9.0), own, cluster, 300.0, Restart())
-    assert (given.interval_s(both), given.save_s(both)) == (9.0, 32.0)
-    assert (
-        Checkpoints(Checkpoint(interval="never"), own, cluster, 1.0, Restart()).interval_s(both) == math.inf
-    )
+
+    def placed(spec: Checkpoint) -> Checkpoints:
+        saves = Checkpoints(spec, own, cluster, lambda nodes: 300.0 / len(nodes), Restart())
+        saves.place(both)
+        return saves
+
+    derived = placed(sized.model_copy(update={"interval": "young-daly"}))
+    assert (derived.size_bytes, derived.interval_s) == (160.0, math.sqrt(2 * 12 * 150))
+    given = placed(Checkpoint(interval=9.0))
+    assert (given.interval_s, given.save_s) == (9.0, 32.0)
+    assert placed(Checkpoint(interval="never")).interval_s == math.inf
 
 
 def test_jobs_that_may_start_with_what_a_limit_allows_stay_and_others_are_left_out() -> None:

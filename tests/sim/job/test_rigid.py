@@ -41,7 +41,8 @@ class Bench:
         self.told: list[tuple[int, int, float]] = []
         self.jobs = RigidJobs(
             self.clock, self.cluster, make_demand(case, None, self.cluster),
-            lambda job: self.done.append((self.clock.now, job.row)), self.metered if meter else None, mtbf_s,
+            lambda job: self.done.append((self.clock.now, job.row)), self.metered if meter else None,
+            lambda nodes: mtbf_s / len(nodes),
             Restart.model_validate(restart or {}),
         )  # fmt: skip
 

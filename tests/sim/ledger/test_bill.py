@@ -24,6 +24,7 @@ from equipoise.sim.ledger.serving import ServingAccount
 from equipoise.sim.ledger.tables import DOWN_GPU_S, DOWN_J, DYNAMIC_J, QUEUED, RUNNING, USAGE_COLUMNS, _usage
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.scenario.money import Terms
+from tests.scenarios import model, scenario, simulate
 
 POWER = NodePower(np.array([10.0, 20.0]), np.array([110.0, 220.0]), np.array([5.0, 0.0]))
 NODE_OF_GPU = np.array([0, 0, 1])
@@ -233,27 +234,17 @@ def test_heat_moves_clocks_that_differ_and_ends_at_the_highest() -> None:
     assert told == ["shared"]  # a clock moves, and nothing begins or ends
 
 
-def test_a_period_under_way_counts_as_computing_when_it_is_broken_off() -> None:
-    """1.5 s of two workers on half and all of a GPU; where power is the same everywhere the account tells."""
-    told: list[list[float]] = []
+def test_a_replica_draws_power_on_all_of_its_nodes() -> None:
+    """Half on an H100's node and half on an A10's, whichever node comes first."""
 
-    def metered(varies: bool, now_s: float) -> list[list[float]]:
-        job: Any = object.__new__(TrainingState)
-        job.row, job.ends = 3, SimpleNamespace(start_s=10.0)
-        job.config = SimpleNamespace(
-            nodes=np.array([0, 1]), weight=np.array([0.5, 1.0]), busy_weight=np.ones(2)
-        )
-        job.measured = SimpleNamespace(take_busy_s=lambda: np.array([2.0, 3.0]))
-        job.meter = SimpleNamespace(
-            varies=varies, computed=lambda row, nodes, gpu_s: told.append(gpu_s.tolist())
-        )
-        told.clear()
-        job.meter_all(now_s)
-        return list(told)
+    def energy_j(*kinds: str) -> float:
+        nodes = [{"name": kind, "accelerator": kind} for kind in kinds]
+        jobs = [{"gpus": 2, "model": "m", "steps": 40, "global_batch": 100}]
+        models = {"m": model(parallel={"pipeline": 2})}
+        case = scenario(cluster={"nodes": nodes}, workload={"models": models, "jobs": jobs})
+        return float(simulate(case).jobs["energy_j"][0])
 
-    assert metered(True, 11.5) == [[2.0, 3.0], [0.75, 1.5]]
-    assert metered(True, 10.0) == [[2.0, 3.0]]
-    assert metered(False, 11.5) == []
+    assert energy_j("h100_sxm", "a10") == pytest.approx(energy_j("a10", "h100_sxm"))
 
 
 def test_a_duration_job_first_starts_then_computes_and_what_is_lost_was_last() -> None:

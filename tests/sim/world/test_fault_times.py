@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from equipoise.sim.cluster import faults
-from equipoise.sim.scenario.model import Faults
-from equipoise.sim.world.world import mtbf_s
-from tests.scenarios import scenario, simulate
+from tests.scenarios import model, scenario, simulate
 
 SPAN_S, MTBF_S, LENGTH_S = 20_000.0, 100.0, 20.0
 KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -117,26 +114,51 @@ def test_the_times_of_faults_are_those_of_the_formulas(kind: str, monkeypatch: p
     assert ended[:3] == pytest.approx([(k + 1) * (until_s + lasts_s) for k in range(3)])
 
 
-def test_a_node_is_lost_as_often_as_all_causes_together() -> None:
-    """Once in 100, 300 and 150 s is once in 50 s; of groups that come and go the worst counts."""
-    plain = scenario().cluster.groups
-
-    def mean_s(groups: Any = plain, **causes: Any) -> float:
-        return mtbf_s(Faults.model_validate(causes), groups, 8.0)
-
-    causes: dict[str, Any] = {
-        "crash": {"mtbf": 100.0}, "rack": {"mtbf": 300.0}, "spot": {"group": "n", "mtbf": 150.0},
+def derived(**changes: Any) -> str:
+    """The note on the interval of a job with two replicas of two nodes each, which write 1 GB/s a node."""
+    sections = {
+        "cluster": {
+            "nodes": [{"name": "n", "count": 4, "storage_rate": 1e9}],
+            "topology": {"kind": "tree", "nodes_per_rack": 2},
+        },
+        "workload": {
+            "models": {"m": model(parallel={"pipeline": 2})},
+            "jobs": [
+                {"gpus": 4, "model": "m", "steps": 5, "global_batch": 8, "name": "j",
+                 "checkpoint": {"interval": "young-daly", "size": 2e10}},
+            ],
+        },
+        "horizon": 1.0,
     }  # fmt: skip
-    assert mean_s(**causes) == pytest.approx(50.0)
-    assert mean_s(crash=causes["crash"]) == 100.0
-    assert mean_s(rack=causes["rack"]) == 300.0
-    assert mean_s(spot=causes["spot"]) == 150.0
-    assert mean_s(crash={"gpu_hours": 16.0}) == 7200.0
-    assert mean_s() == math.inf
-    supplied: Any = [
-        SimpleNamespace(count=3, available=SimpleNamespace(loss_per_s=lambda count: count / 120.0)),
-        SimpleNamespace(count=2, available=SimpleNamespace(loss_per_s=lambda count: count / 800.0)),
-        SimpleNamespace(count=9, available=None),
-    ]
-    assert mean_s(supplied) == pytest.approx(40.0)
-    assert mean_s(supplied, crash={"mtbf": 60.0}) == pytest.approx(24.0)
+    made = simulate(scenario(**(sections | changes)))
+    return next((note for note in made.notes if "young-daly" in note), "")
+
+
+def test_young_and_daly_count_every_node_of_every_replica_and_what_it_is_lost_by() -> None:
+    """Four nodes write 20 GB in C = 5 s, and lose one every 360 / 4 s by crashes, by reclaims, or by 0.1 GPU-hours
+    of each one's GPU. Two racks that fail every 180 s are two causes, not four: sqrt(2 x 5 s x 90 s) = 30 s.
+    """
+    told = "every 30 s, by young-daly sqrt(2 C M) from C 5 s to write it and M 90 s between failures of its 4 nodes"
+    for causes in (
+        {"crash": {"mtbf": 360.0}},
+        {"rack": {"mtbf": 180.0}},
+        {"crash": {"gpu_hours": 0.1}},
+        {"spot": {"group": "n", "mtbf": 360.0}},
+        {"crash": {"mtbf": 720.0}, "rack": {"mtbf": 360.0}},
+    ):
+        assert derived(faults=causes).endswith(told)
+    assert derived() == ""
+
+
+def test_a_slow_node_anywhere_in_a_replica_slows_all_of_it() -> None:
+    """Ten steps of 8 samples at 0.01 s: 0.8 s; twice that while the second of its two nodes is half as fast."""
+    case = {
+        "cluster": {"nodes": [{"name": "n", "count": 2}]},
+        "workload": {
+            "models": {"m": model(parallel={"tensor": 2})},
+            "jobs": [{"gpus": 2, "model": "m", "steps": 10, "global_batch": 8}],
+        },
+    }
+    slow = [{"kind": "slow", "node": "n-1", "at": 0.0, "duration": 99.0, "factor": 2.0}]
+    took = [simulate(scenario(**case, faults={"events": e})).jobs["completion_s"][0] for e in ([], slow)]
+    assert took[1] == pytest.approx(2 * took[0])
