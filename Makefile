@@ -4,7 +4,7 @@
 # make test-long  the tests that take longer; called again, it goes on where it stopped
 # make fuzz   damaged inputs, for hours, from where it stopped; ARGS="--seconds 3600"
 # make soak   laws of random runs, for hours, from where it stopped
-# make test-mutation  which changes of the code no test notices, from where it stopped
+# make test-mutation  which of 60 drawn changes of the code no test notices, from where it stopped
 # make test-pauses  the test suite while every process is put aside now and then
 # make test-lowest    the core with the oldest versions of its dependencies
 # make check  style, types, import directions
@@ -47,7 +47,7 @@ fuzz soak: $(VENV)/installed-dev
 	$(BIN)/python -m tests.$@ $(ARGS)
 
 test-mutation: $(VENV)/installed-dev
-	$(BIN)/python -m tests.mutation $(ARGS)
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 test-lowest:
 	$(PYTHON) -m tests.lowest $(ARGS)

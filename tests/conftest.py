@@ -54,7 +54,7 @@ LONGEST = (
     "calibrate/test_compose.py", "live/group/test_deaths.py", "policies/baselines/test_overloaded.py",
     "live/group/test_resume.py", "front/test_house.py", "study/twin/test_twin.py",
     "live/train/test_losses.py", "front/test_export.py", "live/group/test_lost_store.py",
-    "policies/kernels/test_jit.py", "mutation/test_mutation.py", "study/runs/test_compare_runs.py",
+    "policies/kernels/test_jit.py", "study/runs/test_compare_runs.py",
     "study/runs/sweeps/test_sweep_kills.py", "sim/world/test_starvation.py", "front/test_hostile.py",
     "study/runs/sweeps/test_sweep_launch.py", "calibrate/test_kernels.py", "live/group/test_launch.py",
     "calibrate/test_monitor.py", "live/group/test_regroup.py", "policies/test_physics.py",

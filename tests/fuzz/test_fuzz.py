@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -16,16 +15,6 @@ from tests.fuzz.judge import judge, ready
 BATCH = 100
 RUNS = 50
 """Of so many inputs of the suite, scenarios that are taken are run, too; of all in the long tests."""
-
-
-def test_the_page_names_tests_that_are_there() -> None:
-    tests = Path(__file__).resolve().parents[1]
-    page = (tests.parent / "docs" / "robustness.md").read_text(encoding="utf-8")
-    for row in page.splitlines():
-        path = ""
-        for file, name in re.findall(r"`([\w/]+\.py)?::(\w+)`", row):
-            path = file or path
-            assert f"def {name}(" in (tests / path).read_text(encoding="utf-8"), (path, name)
 
 
 @pytest.fixture(scope="module")
