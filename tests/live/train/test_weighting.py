@@ -22,7 +22,6 @@ from equipoise.live.train.weighting import (  # noqa: E402
     contribution_scale,
     is_weighted,
 )
-from tests.live.train.test_by_hand import meter  # noqa: E402
 
 
 class Net(torch.nn.Module):  # type: ignore[misc]
@@ -156,36 +155,6 @@ def test_what_a_round_tells_by_default() -> None:
     told = RoundInfo(3, 4, True, False, (4, 5), False, (4.0, 5.0))
     assert (told.near, told.ends_step) == (False, True)
     assert COLUMNS == ("samples", "stall_s", "compute_s", "tail_s", "update_s", "local_square", "mean_square")
-
-
-def test_marks_of_a_round_come_in_their_order() -> None:
-    made, asked = meter()
-    ended: list[str] = []
-    made._share = SimpleNamespace(begin=lambda: ended.append("begin"), end=lambda: ended.append("end"))
-    made.begin(1, 4)
-    assert (made._probe.part, asked) == ((1, 4), [False])
-    asked.clear()
-    module = SimpleNamespace(training=True)
-    with torch.no_grad():
-        made._before_forward(module, ())
-    assert (asked, made.in_round) == ([], False)  # it only looks
-    made._before_forward(module, ())
-    made._gradient_ready()
-    with made.exchanging():
-        asked.append("exchange")
-    assert asked == [True, "forward", "local", "enter", "exchange", "leave"]
-    assert ended == ["begin", "end"]
-    made.clear()
-    assert (made.in_round, made.in_window, made.rounds) == (False, 0, 0)
-
-
-def test_a_meter_that_is_closed_leaves_the_model_alone() -> None:
-    made, _ = meter()
-    closed: list[str] = []
-    made._probe = SimpleNamespace(close=lambda: closed.append("probe"))
-    made._handles = [SimpleNamespace(remove=lambda k=k: closed.append(k)) for k in ("a", "b")]
-    made.close()
-    assert closed == ["probe", "a", "b"]
 
 
 # -- shares ----------------------------------------------------------------------------------------------------
