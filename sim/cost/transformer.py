@@ -143,7 +143,7 @@ def replica_cost_s(
         return 0.0, 0.0
     spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    plan = plan_of(model, accelerator, fabric_bytes_per_s)
+    plan = plan_of(model, accelerator, fabric_bytes_per_s, passes=min(passes, bound.layout.pp))
     pass_s, step_s, _, _ = _costs(plan, stack_in_force(model), spec.replica_links)
     return bound.factor * step_s, bound.factor * (step_s + passes * pass_s)
 
@@ -156,7 +156,7 @@ def replica_shares(
         return 0.0, 0.0
     spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    plan = plan_of(model, accelerator, fabric_bytes_per_s)
+    plan = plan_of(model, accelerator, fabric_bytes_per_s, passes=min(passes, bound.layout.pp))
     pass_s, step_s, bubble_s, inside_s = _costs(plan, stack_in_force(model), spec.replica_links)
     total_s = step_s + passes * pass_s
     return bubble_s / total_s, passes * inside_s / total_s
@@ -168,10 +168,10 @@ def _costs(plan: ShardingPlan, stack: Stack, links: float) -> tuple[float, float
 
     links: rate of the exchanges inside over what the plan's links give; the bubble grows as a micro-batch does.
     """
-    times = step_time(plan, stack)
+    times, passes = step_time(plan, stack), plan.layout.micro_batches
     pass_s, step_s, bubble_s, inside_s = (
-        math.fsum(float(getattr(times, name)) for name in names)
-        for names in (IN_PASS, IN_STEP, ("bubble",), INSIDE)
+        math.fsum(float(getattr(times, name)) for name in names) / n
+        for names, n in ((IN_PASS, passes), (IN_STEP, 1), (("bubble",), 1), (INSIDE, passes))
     )
     if links == 1.0:
         return pass_s, step_s, bubble_s, inside_s

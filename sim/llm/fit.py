@@ -58,13 +58,14 @@ PRIORS: dict[str, Prior] = {
     "exchange_efficiency": Prior(0.7, 0.1, 1.0, "stack"),
     "exchange_latency_s": Prior(20e-6, 1e-6, 2e-3, "stack"),
     "overlap": Prior(2.0, 1.0, 8.0, "stack"),
-    "bubble": Prior(1.0, 0.5, 2.0, "stack"),
+    "bubble": Prior(1.05, 1.0, 2.0, "stack"),
     "head_bytes": Prior(16.0, 2.0, 120.0, "stack"),
     "optimizer_bytes": Prior(32.0, 1.0, 80.0, "stack"),
     "step_s": Prior(10e-3, 1e-4, 200e-3, "stack"),
 }
 """Centres are what such numbers usually are; bounds are physical where there is one (the highest product rates ever
-seen are 0.87 of the peak on an A100, 0.81 on an H100; a link gives no more than its data sheet)."""
+seen are 0.87 of the peak on an A100, 0.81 on an H100; a link gives no more than its data sheet; a pipeline waits
+for at least its ideal bubble)."""
 
 STEP = 1e-5
 FIT_STEPS, REFIT_STEPS = 60, 8

@@ -215,8 +215,9 @@ def _groups(plan: ShardingPlan) -> dict[str, object]:
 def _pipeline(plan: ShardingPlan) -> dict[str, object]:
     """Layers of the longest stage without head and loss, and of the stages with them.
 
-    Every tensor rank sends its own part of the activations (scatter and gather: Narayanan et al. 2021, section
-    4.1).
+    A tensor rank sends the activations that it holds: its part with sequence parallelism, else all. Chunks and
+    deferred work fill a bubble with other micro-batches: with fewer of them than stages, a stage waits for what
+    is missing in full, so that one micro-batch passes all stages in a row.
     """
     s, la = plan.shape, plan.layout
     layers = plan.stage_layers()
@@ -227,17 +228,18 @@ def _pipeline(plan: ShardingPlan) -> dict[str, object]:
     nic = plan.network.node_bytes_per_s / plan.network.node_gpus
     tokens = la.micro_batch * s.sequence / la.context
     share = {"1f1b": 1.0, "interleaved": 1.0 / la.virtual, "zero-bubble": 1.0 / 3.0}[la.schedule]
+    short = max(0, la.pipeline - la.micro_batches) / max(1, la.pipeline - 1)
     return {
         "stages": la.pipeline,
         "virtual": la.virtual,
-        "bubble_share": share,
+        "bubble_share": short + (1.0 - short) * share,
         "layers": sum(layers),
         "plain_layers": max(plain, default=0),
         "head_layers": layers[head],
         "loss_layers": layers[loss],
         "loss_apart": head != loss,
         "micro_batches": la.micro_batches,
-        "send_bytes": 2.0 * tokens * s.hidden / la.tensor,
+        "send_bytes": 2.0 * tokens * s.hidden / (la.tensor if la.sequence_parallel else 1),
         "link_send": nic if crosses else plan.accelerator.link_bytes_per_s,
     }
 

@@ -83,11 +83,8 @@ def step_time(plan: ShardingPlan, stack: Stack) -> StepTime:
 def step_times(q: Quantities, c: Stack) -> StepTime:
     """The step times of all rows, by part [s], shape (rows,) each."""
     layer, send = _layer(q, c), _send(q, c)
-    pace, paced_layers = _pace(q, c, layer.total)
-    stage = np.maximum(pace, _host(q, c, paced_layers, 1.0))
-    whole = q.layers * layer.total + _head(q, c) + _loss(q, c)
-    others = np.maximum(whole - pace, _host(q, c, q.layers - paced_layers, q.stages - 1))
-    bubble = c.bubble * q.bubble_share * np.where(q.stages > 1, others + (q.stages - 1) * send, 0.0)
+    pace, paced_layers, stage, others = _pace(q, c, layer.total)
+    bubble = c.bubble * q.bubble_share * (others + (q.stages - 1) * send)
     shown = _sharded(q, c, stage)
     n = q.micro_batches
     passes = n * paced_layers
@@ -151,20 +148,26 @@ def _tensor(q: Quantities, c: Stack) -> Floats:
     return np.asarray(q.tensor_bytes / (c.tensor_efficiency * q.link_tensor) + latency)
 
 
-def _pace(q: Quantities, c: Stack, layer: Floats) -> tuple[Floats, Floats]:
-    """Seconds of the slowest stage per micro-batch, and its layers: a plain one, the head's, or the loss's."""
-    head, loss = _head(q, c), _loss(q, c)
-    logits = q.loss_apart * 4.0 * q.head_elements / (c.send_efficiency * q.link_tensor)
-    times = np.stack(
-        [
-            q.plain_layers * layer,
-            q.head_layers * layer + head + np.where(q.loss_apart > 0, 0.0, loss),
-            np.where(q.loss_apart > 0, q.loss_layers * layer + loss + logits, 0.0),
-        ]
-    )
-    slowest = times.argmax(axis=0)
-    layers = np.choose(slowest, [q.plain_layers, q.head_layers, q.loss_layers])
-    return times.max(axis=0), layers
+def _pace(q: Quantities, c: Stack, layer: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Of the slowest stage: its device's seconds per micro-batch, its layers, its seconds; and those of the others.
+
+    Stages are plain ones, of which the longest counts by itself, the head's, and the loss's where it is apart. Each
+    takes as long as its device or its host, whichever is slower.
+    """
+    head, loss, apart = _head(q, c), _loss(q, c), q.loss_apart > 0
+    logits = 4.0 * q.head_elements / (c.send_efficiency * q.link_tensor)
+    plain = q.stages - 1 - apart
+    rest = np.where(plain > 1, q.layers - q.plain_layers - q.head_layers - apart * q.loss_layers, 0.0)
+    layers = np.stack([q.plain_layers, q.head_layers, q.loss_layers, rest])
+    passes = np.stack([plain > 0, np.ones_like(plain), apart, np.maximum(plain - 1, 0)])
+    device = passes[:3] * layers[:3] * layer
+    device[1] += head + np.where(apart, 0.0, loss)
+    device[2] += apart * (loss + logits)
+    slower = np.maximum(device, passes[:3] * _host(q, c, layers[:3], 1.0))
+    further = np.maximum(rest * layer, _host(q, c, rest, passes[3]))
+    slowest, rows = slower.argmax(axis=0), np.arange(len(plain))
+    stage = slower[slowest, rows]
+    return device[slowest, rows], layers[slowest, rows], stage, slower.sum(axis=0) + further - stage
 
 
 def _head(q: Quantities, c: Stack) -> Floats:

@@ -82,7 +82,9 @@ def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> floa
     link = link_bytes_per_s(group, profile)
     plan = plan_of(model, accelerator, link, passes=passes)
     samples = passes * bound.layout.micro_batch
-    work_s = replica_cost_s(model, accelerator, samples, link)[1]
+    work_s = replica_cost_s(model, accelerator, samples, link)[1] + replica_teacher_s(
+        model, accelerator, samples
+    )
     q = quantities([plan])
     bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
     times = passes if q.sharded_passes[0] > 0 else 1

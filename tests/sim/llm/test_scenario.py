@@ -119,10 +119,14 @@ def test_a_measured_step_sets_one_factor() -> None:
     assert twice / plain == pytest.approx(7.5 / small, rel=1e-3)
 
 
-def test_a_measured_step_contains_the_passes_of_the_teacher() -> None:
-    """The run takes the step named, with its teacher; a step shorter than the teacher's passes is refused."""
+@pytest.mark.parametrize("stack", ["megatron-core/H100", "megatron/A100"])
+def test_a_measured_step_contains_the_passes_of_the_teacher(stack: str) -> None:
+    """The run takes the step named, with its teacher, also where the exchange runs beside the passes of both.
+
+    A step shorter than the teacher's passes is refused.
+    """
     own = {"time": 7.5, "gpus": 64, "global_batch": 128}
-    given = data(measured_step=own)
+    given = data(measured_step=own, stack=stack)
     lighter = given["workload"]["models"]["m"]["lighter"] = {"teacher_flop_per_sample": 1e14}
     assert step_s(from_mapping(given)) == pytest.approx(7.5, rel=1e-6)
     lighter["teacher_flop_per_sample"] = 1e18
