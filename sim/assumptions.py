@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import host_w
-from equipoise.sim.hardware.contracts import terms_of
+from equipoise.sim.hardware.contracts import acting_faults, terms_of
 from equipoise.sim.hardware.profile import Measured
 from equipoise.sim.scenario.model import Faults, Scenario
 from equipoise.sim.scenario.units import format_scaled, format_seconds, format_share
@@ -40,11 +40,17 @@ def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
 
 
 def _contracts(scenario: Scenario) -> Iterator[str]:
-    """Spot GPUs that nothing ever takes away."""
-    reclaimed = {scenario.faults.spot.group} if scenario.faults.spot is not None else set()
+    """Spot GPUs that nothing ever takes away, and reclaims of nodes that a contract keeps."""
+    declared, acting = scenario.faults.spot, acting_faults(scenario).spot
     for group in scenario.cluster.groups:
-        if terms_of(group, scenario.cost)[1].kind == "spot" and group.name not in reclaimed:
+        kind, named = (
+            terms_of(group, scenario.cost)[1].kind,
+            declared is not None and declared.group == group.name,
+        )
+        if kind == "spot" and not named:
             yield f"spot nodes of {group.name!r} are never taken away here; give 'faults.spot'"
+        elif named and acting is None:
+            yield f"'faults.spot' takes no node of {group.name!r}: its contract is {kind.replace('_', ' ')}"
 
 
 def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:

@@ -20,6 +20,7 @@ from equipoise.policies.sources import COMPUTING, code_hash, combined
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.measured import has_step_noise
 from equipoise.sim.hardware.carbon import load_carbon
+from equipoise.sim.hardware.contracts import acting_faults
 from equipoise.sim.hardware.prices import load_book, make_prices
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.demand import make_demand
@@ -237,7 +238,7 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
 
 def is_random(scenario: Scenario) -> bool:
     """Whether runs with different seeds can differ."""
-    faults = scenario.faults
+    faults = acting_faults(scenario)
     if any(service.requests.file is None or service.batch_latency.cov for service in scenario.services):
         return True
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from equipoise.sim.scenario.model import NodeGroup
+from equipoise.sim.scenario.model import Faults, NodeGroup, Scenario
 from equipoise.sim.scenario.money import YEAR_S, Capex, Cost, Terms
 
 HOUR_S = 3600.0
@@ -37,6 +37,17 @@ def terms_of(group: NodeGroup, cost: Cost) -> tuple[str, Terms]:
     rented = group.price is not None or group.accelerator in cost.gpu_hour
     owned = not rented and group.accelerator in cost.capex
     return group.accelerator, Terms(kind="owned" if owned else "on_demand")
+
+
+def acting_faults(scenario: Scenario) -> Faults:
+    """The faults of a scenario, without reclaims where a contract other than spot is stated for their group."""
+    faults, cost = scenario.faults, scenario.cost
+    group = next((g for g in scenario.cluster.groups if faults.spot and g.name == faults.spot.group), None)
+    if group is None:
+        return faults
+    key, terms = terms_of(group, cost)
+    stated = key in cost.terms or terms.kind == "owned"
+    return faults.model_copy(update={"spot": None}) if stated and terms.kind != "spot" else faults
 
 
 def owned_usd_per_h(owned: Capex) -> float:

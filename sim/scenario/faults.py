@@ -75,7 +75,10 @@ class RackFailure(Section):
 
 
 class Spot(Section):
-    """Nodes of the named group are reclaimed after `notice`, and come back after `away`."""
+    """Nodes of the named group are reclaimed after `notice`, and come back after `away`.
+
+    Not where `cost` states another contract than spot for them.
+    """
 
     group: str  # node group that may be reclaimed
     mtbf: Span  # mean time between reclaims of a node

@@ -32,6 +32,7 @@ from equipoise.sim.cluster.faults import Faults
 from equipoise.sim.cluster.losses import LossRates
 from equipoise.sim.cluster.power import node_power
 from equipoise.sim.cluster.throttle import Throttle, clocks_vary
+from equipoise.sim.hardware.contracts import acting_faults
 from equipoise.sim.hardware.prices import Prices
 from equipoise.sim.job.dataset import JobData
 from equipoise.sim.job.demand import Demand
@@ -146,7 +147,7 @@ class SimWorld:
         self.services = self._make_services(requests or {})
         self.arrivals.plan_next()
         self.decisions.begin()
-        self.faults = Faults(scenario.faults, self.clock, cluster, self.nodes, seed)
+        self.faults = Faults(acting_faults(scenario), self.clock, cluster, self.nodes, seed)
         self.services.scales = scales
         self.autoscaler = (
             Autoscaler(self.clock, cluster, self.roster, self.nodes, self.services) if scales else None
@@ -178,12 +179,11 @@ class SimWorld:
         )
         uneven = meter.varies
         self.costs = CostAccounts(len(demand), meter, self.prices.usd_per_gpu_s) if uneven else None
-        can_lose = scenario.faults != FaultsSpec() or any(
-            g.available is not None for g in scenario.cluster.groups
-        )
+        faults = acting_faults(scenario)
+        can_lose = faults != FaultsSpec() or any(g.available is not None for g in scenario.cluster.groups)
         self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
         traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
-        losses = LossRates(scenario.faults, cluster)
+        losses = LossRates(faults, cluster)
         self.mtbf_s = losses.mtbf_s
         several = len(cluster.gpu_models) > 1
         self.ran_on = RanOn(len(demand), cluster.gpu_models, cluster.gpus.model) if several else None

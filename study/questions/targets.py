@@ -13,6 +13,7 @@ import numpy as np
 
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import node_power
+from equipoise.sim.hardware.contracts import acting_faults
 from equipoise.sim.hardware.prices import make_prices
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.network.topology import Topology
@@ -186,7 +187,7 @@ def standing_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
     """Price of the nodes that are paid for all the time: the least that an hour can cost. Raises as the above."""
     price_usd_per_h(scenario, profile)
     rates, first, found = make_prices(scenario, profile).usd_per_h, 0, list[float]()
-    spot = scenario.faults.spot
+    spot = acting_faults(scenario).spot
     for group in scenario.cluster.groups:
         if not group.may_be_away and (spot is None or spot.group != group.name):
             found.append(float(rates[first : first + group.count].sum()))

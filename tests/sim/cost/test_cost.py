@@ -301,8 +301,26 @@ def test_each_group_binds_its_part_of_a_contract() -> None:
 def test_spot_nodes_that_are_never_taken_away_are_told() -> None:
     told = [note for note in simulate(priced({"terms": {"node": "spot"}})).notes if "spot" in note]
     assert told == ["spot nodes of 'node' are never taken away here; give 'faults.spot'"]
-    spot = {"spot": {"group": "node", "mtbf": "500 h"}}
-    assert not [n for n in simulate(priced({"terms": {"node": "spot"}}, faults=spot)).notes if "never" in n]
+
+
+def test_only_spot_nodes_are_reclaimed() -> None:
+    """A job of 100 h on two nodes that are reclaimed every 40 h each, unless a contract keeps them."""
+    faults = {"spot": {"group": "node", "mtbf": "40 h", "away": "5 h"}}
+    owned = {"capex": {"h100_sxm": {"price": "30 kUSD"}}}
+    terms: tuple[dict[str, Any], ...] = (
+        {},
+        {"terms": {"node": "spot"}},
+        {"terms": {"node": "on_demand"}},
+        {"terms": {"h100_sxm": "reserved 1 y"}},
+        owned,
+    )
+    jobs = {"jobs": [{"gpus": 16, "duration": "100 h"}]}
+    node = [{"count": 2, "gpus": 8, "accelerator": "h100_sxm"}]
+    made = [simulate(priced(cost, node, faults=faults, workload=jobs)) for cost in terms]
+    assert [float(run.totals["makespan_s"]) == 360_000.0 for run in made] == [False, False, True, True, True]
+    assert [run.totals["away_gpu_s"] > 0.0 for run in made] == [True, True, False, False, False]
+    told = [note.rpartition(" is ")[2] for run in made for note in run.notes if "takes no node" in note]
+    assert told == ["on demand", "reserved", "owned"]
 
 
 @pytest.mark.parametrize(
