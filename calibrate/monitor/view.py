@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from equipoise.calibrate.device import nvml
 from equipoise.calibrate.monitor.diagnosis import Diagnosis, diagnose
-from equipoise.calibrate.monitor.exposition import PrometheusServer, as_json_line, as_prometheus
+from equipoise.calibrate.monitor.exposition import as_json_line, as_metrics
 from equipoise.calibrate.monitor.readings import Reading, Sampler
+from equipoise.policies.metrics_server import MetricsServer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -136,7 +137,7 @@ def show(
     """
     out = stream or sys.stdout
     with nvml.session() as versions:
-        server = PrometheusServer(*listen) if listen else None
+        server = MetricsServer(*listen) if listen else None
         try:
             if server:
                 print(
@@ -158,7 +159,7 @@ def show(
 
 
 def _show_table(
-    rows: Iterator[list[Row]], versions: nvml.Versions, server: PrometheusServer | None, out: TextIO
+    rows: Iterator[list[Row]], versions: nvml.Versions, server: MetricsServer | None, out: TextIO
 ) -> None:
     from rich.console import Console
     from rich.live import Live
@@ -176,6 +177,6 @@ def _show_table(
             live.update(as_table(batch, versions), refresh=True)
 
 
-def _serve(server: PrometheusServer | None, batch: list[Row]) -> None:
+def _serve(server: MetricsServer | None, batch: list[Row]) -> None:
     if server:
-        server.update(as_prometheus(batch))
+        server.update(as_metrics(batch))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.held_up import HeldUp
-from equipoise.live.decide.metrics import MlflowCopy, PrometheusServer
+from equipoise.live.decide.metrics import MlflowCopy, families
 from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
 from equipoise.live.decide.window import Telemetry, joined, measure
@@ -33,6 +33,7 @@ from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQU
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
 from equipoise.policies.growth import LEAST_ROUNDS, Growth
+from equipoise.policies.metrics_server import MetricsServer
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory
@@ -100,7 +101,7 @@ class Leader:
         self._slow = SlowRanks()
         self._growth, self._passes = Growth(), 1
         self._held_up, self._took_s = HeldUp(options.decide_every), 0.0  # of the decision that is being made
-        self._prometheus: PrometheusServer | None = None
+        self._prometheus: MetricsServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
         self._norm: Floats = np.full(len(places), math.nan)
@@ -356,7 +357,7 @@ class Leader:
         options = self.options
         if options.prometheus_port is not None:
             try:
-                self._prometheus = PrometheusServer(options.prometheus_port, options.prometheus_host)
+                self._prometheus = MetricsServer(options.prometheus_host, options.prometheus_port)
             except OSError as error:
                 self._warn(f"no metrics on port {options.prometheus_port}: {error}")
         if options.mlflow:
@@ -372,7 +373,7 @@ class Leader:
     def show(self, round_number: int) -> None:
         """Hand the latest metrics to those who asked for them."""
         if self._prometheus is not None:
-            self._prometheus.update(self.metrics())
+            self._prometheus.update(families(self.metrics()))
         if self._mlflow is not None:
             try:
                 self._mlflow.update(self.metrics(), round_number)

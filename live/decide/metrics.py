@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import math
-import socket
-import threading
-from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from equipoise.policies.openmetrics import negotiated
-
-CONNECTIONS_MAX = 8  # at a time
-SILENCE_MAX_S = 5.0  # of a connection
+from prometheus_client import Metric
 
 # name: (type, help). Base units; one value per rank, or one for the job.
 METRICS = {
@@ -32,87 +25,21 @@ METRICS = {
 }
 
 
-def exposition(values: Mapping[str, float | Sequence[float]]) -> str:
-    """Metrics in Prometheus' text format; a sequence becomes one sample per rank. NaN is left out."""
-    lines = []
+def families(values: Mapping[str, float | Sequence[float]]) -> Iterator[Metric]:
+    """Prometheus metrics; a sequence becomes one sample per rank, and NaN is left out."""
     for name, (kind, text) in METRICS.items():
         value = values.get(name)
-        if value is None:
-            continue
-        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        if isinstance(value, Sequence):
-            found = [(f'{{rank="{rank}"}}', float(v)) for rank, v in enumerate(value)]
-        else:
-            found = [("", float(value))]
-        lines += [f"{name}{label} {v!r}" for label, v in found if not math.isnan(v)]
-    return "\n".join(lines) + "\n"
-
-
-class _BoundedServer(ThreadingHTTPServer):
-    """Answers a few at a time, and hangs up on everybody else."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(address, handler)
-
-    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: Any) -> None:
-        """Start a thread for the connection while there are not too many."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(
-        self, request: socket.socket | tuple[bytes, socket.socket], client: Any
-    ) -> None:
-        """Answer one connection."""
-        try:
-            super().process_request_thread(request, client)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client: Any) -> None:
-        """A connection that breaks off is no business of the job's."""
-
-
-class PrometheusServer:
-    """Serves the latest metrics on `/metrics` from daemon threads, at most `CONNECTIONS_MAX`."""
-
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self._text = ""
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            """Answers every GET with the latest text."""
-
-            timeout = SILENCE_MAX_S
-
-            def do_GET(self) -> None:
-                """Answer a scrape."""
-                body, kind = negotiated(owner._text, self.headers.get("Accept"))
-                self.send_response(200)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Scrapes are not worth a line on stderr."""
-
-        self._server = _BoundedServer((host, port), Handler)
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="equipoise-metrics", daemon=True).start()
-
-    def update(self, values: Mapping[str, float | Sequence[float]]) -> None:
-        """Show these values from now on."""
-        self._text = exposition(values)
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        if value is not None:
+            metric = Metric(name.removesuffix("_total"), text, kind)
+            ranks = (
+                [({"rank": str(rank)}, float(one)) for rank, one in enumerate(value)]
+                if isinstance(value, Sequence)
+                else [({}, float(value))]
+            )
+            for labels, one in ranks:
+                if not math.isnan(one):
+                    metric.add_sample(name, labels, one)
+            yield metric
 
 
 class MlflowCopy:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.calibrate.device.libraries import LibraryMissingError, load_library
 from tests.calibrate import fakes as calibrate_fakes
@@ -205,11 +206,13 @@ def test_prometheus_serves_the_same_values(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.communicate(timeout=60)
-    found = re.findall(r'^DCGM_FI_PROF_SM_ACTIVE\{gpu="(\d)",.*source="gpm"\} 0\.96$', text, re.MULTILINE)
-    assert found == ["0", "1"]
-    assert len(re.findall(r"^equipoise_gpu_lost\{.*\} 0$", text, re.MULTILINE)) == 2
-    assert "# TYPE DCGM_FI_DEV_POWER_USAGE gauge" in text
-    assert re.search(r"^equipoise_gpu_idle_usd_per_hour\{.*\} 0\.12$", text, re.MULTILINE)
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    active = [(one.labels["gpu"], one.value) for one in samples if one.name == "DCGM_FI_PROF_SM_ACTIVE"]
+    assert active == [("0", 0.96), ("1", 0.96)]
+    assert [one.value for one in samples if one.name == "equipoise_gpu_lost"] == [0, 0]
+    assert {one.value for one in samples if one.name == "equipoise_gpu_idle_usd_per_hour"} == {
+        pytest.approx(0.12)
+    }
 
 
 def _scrape(url: str) -> str:

@@ -45,8 +45,8 @@ def monitor(
     traffic (hardware counters on Hopper and later; column "from" says gpm), power, temperature, clock,
     memory, processes. A dash means that the device does not give the value.
     """
-    from equipoise.calibrate.monitor.exposition import ListenError
     from equipoise.calibrate.monitor.view import show
+    from equipoise.policies.metrics_server import ListenError
 
     if not math.isfinite(interval_s) or math.isnan(price or 0.0):
         raise click.UsageError("--interval must be finite, and --price a number")

@@ -23,7 +23,6 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from equipoise.live.decide import metrics  # noqa: E402
 from equipoise.live.group import doorman as doormen  # noqa: E402
 from equipoise.live.group import launch  # noqa: E402
 from equipoise.live.group.doorman import Doorman, strange_keys  # noqa: E402
@@ -31,6 +30,7 @@ from equipoise.live.group.hosting import host_store, job_store, of_job, reach_st
 from equipoise.live.group.packing import pack, unpack  # noqa: E402
 from equipoise.live.group.rebuild import share_states  # noqa: E402
 from equipoise.live.group.sockets import unanswered  # noqa: E402
+from equipoise.policies import metrics_server  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.group.test_regroup import exactly_once, train  # noqa: E402
 
@@ -205,8 +205,8 @@ def test_bytes_that_are_no_state_dict_are_refused(content: bytes) -> None:
 
 
 def test_metrics_are_for_this_machine_and_a_few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "SILENCE_MAX_S", None)
-    server = metrics.PrometheusServer(0)
+    monkeypatch.setattr(metrics_server._QuietHandler, "timeout", None)
+    server = metrics_server.MetricsServer("127.0.0.1", 0)
     handle = server._server.finish_request
 
     def counted(*arguments: Any) -> None:
@@ -218,7 +218,7 @@ def test_metrics_are_for_this_machine_and_a_few_connections(monkeypatch: pytest.
     where = ("127.0.0.1", server.port)
     try:
         assert listening_on(server.port) == {"0100007F"}
-        silent = [socket.create_connection(where) for _ in range(metrics.CONNECTIONS_MAX)]
+        silent = [socket.create_connection(where) for _ in range(metrics_server.CONNECTIONS_MAX)]
         for _ in silent:
             assert taken.acquire(timeout=60)
         with socket.create_connection(where, timeout=60) as further:
@@ -234,9 +234,9 @@ def test_metrics_are_for_this_machine_and_a_few_connections(monkeypatch: pytest.
 
 
 def test_a_silent_connection_to_the_metrics_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert metrics.SILENCE_MAX_S == 5.0
-    monkeypatch.setattr(metrics, "SILENCE_MAX_S", 0.05)
-    server = metrics.PrometheusServer(0)
+    assert metrics_server.SILENCE_MAX_S == 5.0
+    monkeypatch.setattr(metrics_server._QuietHandler, "timeout", 0.05)
+    server = metrics_server.MetricsServer("127.0.0.1", 0)
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent:
             assert silent.recv(1) == b""
