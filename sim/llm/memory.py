@@ -110,37 +110,38 @@ def usable_bytes(accelerator: Accelerator) -> float:
 
 def counts(plan: ShardingPlan) -> tuple[Floats, Floats]:
     """Bytes of weights, shape (stages,), and counts of what `MemoryStack` weighs, shape (stages, 9)."""
-    la = plan.layout
-    layers = plan.stage_layers()
-    head = plan.head_stage % la.pipeline
-    weights, rows = [], []
-    for stage, (common, experts) in enumerate(stage_parameters(plan)):
-        held = common + experts
-        spread = common / la.shard_ranks + experts / la.expert_shard_ranks
-        of_optimizer, of_gradients, of_weights = (spread if la.zero >= level else held for level in (1, 2, 3))
-        width = 4.0 if la.precision == "fp32" else 2.0
-        gathered = held / max(1, layers[stage]) if la.zero == 3 else 0.0
-        frozen = plan.frozen_parameters / (la.tensor * la.pipeline)
-        weights.append(width * (of_weights + gathered + frozen))
-        kept = _activations(plan, layers[stage], _in_flight(la, stage))
-        ends = stage in (head, plan.loss_stage % la.pipeline)
-        around = la.micro_batch * plan.shape.sequence / la.context * plan.shape.hidden if ends else 0.0
-        logits = _logits(plan) if ends else 0.0
-        optimizer = 0.0 if la.offload else of_optimizer
-        rows.append([of_gradients + gathered, optimizer, *kept, around, logits, 1.0])
-    return np.array(weights), np.array(rows)
+    la, s = plan.layout, plan.shape
+    layers = np.array(plan.stage_layers(), dtype=np.float64)
+    common, experts = np.array(stage_parameters(plan)).T
+    held = common + experts
+    spread = common / la.shard_ranks + experts / la.expert_shard_ranks
+    of_optimizer, of_gradients, of_weights = (spread if la.zero >= level else held for level in (1, 2, 3))
+    gathered = held / np.maximum(1, layers) if la.zero == 3 else 0.0
+    width = 4.0 if la.precision == "fp32" else 2.0
+    weights = width * (of_weights + gathered + plan.frozen_parameters / (la.tensor * la.pipeline))
+    ends = np.zeros(len(layers))
+    ends[[plan.head_stage % la.pipeline, plan.loss_stage % la.pipeline]] = 1.0
+    around = la.micro_batch * s.sequence / la.context * s.hidden
+    rows = [
+        of_gradients + gathered,
+        of_optimizer * (not la.offload),
+        *_activations(plan, layers * _in_flight(la)),
+        around * ends,
+        _logits(plan) * ends,
+        np.ones(len(layers)),
+    ]
+    return weights, np.stack(np.broadcast_arrays(*rows), axis=1)
 
 
-def _in_flight(la: Layout, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at its peak."""
-    held = float(min(la.micro_batches, la.pipeline - stage))
-    if la.virtual > 1:
-        held *= 1 + (la.pipeline - 1) / (la.pipeline * la.virtual)
-    return held
+def _in_flight(la: Layout) -> Floats:
+    """Micro-batches whose activations each stage holds at its peak."""
+    held = np.minimum(la.micro_batches, la.pipeline - np.arange(la.pipeline))
+    return held * (1 + (la.pipeline - 1) / (la.pipeline * la.virtual) if la.virtual > 1 else 1.0)
 
 
-def _activations(plan: ShardingPlan, layers: int, in_flight: float) -> tuple[float, float, float, float]:
-    """Elements of width hidden, such elements kept whole, inner elements and scores that a stage keeps."""
+def _activations(plan: ShardingPlan, kept: Floats) -> tuple[Floats | float, ...]:
+    """Elements of width hidden, such elements kept whole, inner elements and scores of stages that keep so many
+    layers."""
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
     moe = s.moe_layers / s.layers
@@ -149,7 +150,6 @@ def _activations(plan: ShardingPlan, layers: int, in_flight: float) -> tuple[flo
     whole = tokens * s.hidden if la.sequence_parallel else 0.0
     inner = tokens * (2 * s.query_width + 2 * s.key_value_width + width * (3 if s.gated else 2)) / la.tensor
     scores = tokens * s.sequence * s.heads / la.tensor
-    kept = layers * in_flight
     if la.recompute == "full":
         # A layer's input is one of the tensors of width hidden that `plain_bytes` weighs together.
         return plain * (kept / 5 + 1), whole, inner, scores

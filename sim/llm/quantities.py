@@ -257,7 +257,9 @@ def _layer_parameters(plan: ShardingPlan) -> tuple[float, float]:
 def _expert_layers(plan: ShardingPlan) -> list[int]:
     """Layers with experts of every pipeline stage; the model's first layers, chunk after chunk, have none."""
     layers, virtual = plan.stage_layers(), plan.layout.virtual
-    found, dense = list(layers), plan.shape.dense_layers if plan.shape.experts else plan.shape.layers
+    if not plan.shape.experts:
+        return [0] * len(layers)
+    found, dense = list(layers), plan.shape.dense_layers
     for _ in range(virtual):
         for stage, held in enumerate(layers):
             taken = min(dense, found[stage], math.ceil(held / virtual))

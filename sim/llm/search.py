@@ -18,7 +18,7 @@ from equipoise.sim.llm.step_time import StepTime, step_times
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 CHUNKS = 3
-"""Most numbers of chunks per stage that are tried, the largest first among the divisors of its layers."""
+"""Most numbers of chunks per stage that are tried: one a layer, then the largest that divides its layers."""
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -86,7 +86,8 @@ def _row(times: StepTime, row: int) -> StepTime:
 def _layouts(
     shape: Transformer, node_gpus: int, gpus: int, global_batch: int, precision: Precision
 ) -> Iterator[Layout]:
-    for tensor, pipeline, context in product(_divisors(node_gpus), _divisors(shape.layers), (1, 2, 4, 8)):
+    depths = range(1, shape.layers + 1)
+    for tensor, pipeline, context in product(_divisors(node_gpus), depths, (1, 2, 4, 8)):
         replica = tensor * pipeline * context
         if gpus % replica or (context > 1 and shape.sequence < 4096 * context):
             continue
@@ -111,10 +112,11 @@ def _layouts(
 
 def _variants(base: Layout, shape: Transformer) -> Iterator[Layout]:
     """With and without chunks, and for experts with every degree of expert parallelism."""
-    each = shape.layers // base.pipeline
+    most, longest = shape.layers // base.pipeline, -(-shape.layers // base.pipeline)
     chunks = [1]
     if base.pipeline > 1 and base.micro_batches % base.pipeline == 0:
-        chunks += sorted(_divisors(each), reverse=True)[: CHUNKS - 1]
+        even = {k for k in _divisors(longest) if k <= most}
+        chunks += sorted({*even, most}, reverse=True)[: CHUNKS - 1]
     experts = _divisors(shape.experts) if shape.experts else [1]
     for virtual, expert in product(sorted(set(chunks)), experts):
         made = replace(
