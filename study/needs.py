@@ -55,6 +55,7 @@ class Capacity:
         self.gpus = np.array([group.gpus for group in self.groups])
         self.speed = np.array([group.speed for group in self.groups])
         self.profile, self.topology = profile, Topology(spec, profile)
+        self.topology.gpu_nic_bytes_per_s = np.full(self.topology.nodes, math.inf)  # however many GPUs send
         self.models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
         models = list(dict.fromkeys(group.accelerator for group in spec.groups if group.gpus))
         self.gpu_model = [

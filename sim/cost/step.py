@@ -184,26 +184,52 @@ def make_exchange(
 ) -> Exchange:
     """The gradient exchange of workers on `nodes` (one entry per worker, in ring order).
 
-    Ring and tree all-reduce: Thakur et al. 2005, Patarasuk and Yuan 2009. Nothing happens for one worker.
+    Ring all-reduce: 2 (n - 1) alpha + 2 (n - 1) / n * S / B (Thakur et al. 2005, Patarasuk and Yuan 2009). Tree:
+    2 ceil(log2 n) alpha + 2 S / B with two trees of nodes, of which the busiest node sends 2 S, of two nodes S
+    (Sanders et al. 2009, as NCCL does). A GPU reaches the network through one NIC. Nothing happens for one worker.
     """
     n, size = len(nodes), gradient_bytes(model)
     if n < 2 or (size == 0.0 and not model.exchange.alpha):
         return NO_EXCHANGE
-    spec = model.exchange
+    spec, gpus = model.exchange, model.parallel.tensor * model.parallel.pipeline
     size, lighter_s = _lighter(model, n, profile, accelerator, size)
     alpha_s, cap = _constants(model, profile, "inter" if len(set(nodes)) > 1 else "intra", accelerator, size)
     if spec.algorithm == "tree":
         rounds, volume = 2 * math.ceil(math.log2(n)), 2.0 * size
         links, usage = topology.tree_usage(nodes)
+        cap /= max(topology.sent(links, usage)[1], default=1.0)
     elif spec.algorithm in ("parameter-server", "async-parameter-server"):
-        rounds, volume = 2, 2.0 * size * max(n / spec.servers, 1.0)
-        links, usage = topology.parameter_server_usage(nodes, spec.servers)
+        gradients = 2.0 * max(n / spec.servers, 1.0)
+        rounds, volume = 2, gradients * size
+        servers = [nodes[k * n // spec.servers] for k in range(spec.servers)]
+        links, usage = topology.parameter_server_usage(nodes, servers)
+        cap = min(cap, gradients * _pushed(nodes, servers, gpus, topology))
+        return flow(rounds * alpha_s + lighter_s, volume, cap, links, usage, topology)
     elif spec.algorithm == "hierarchical":
         return _hierarchical(model, nodes, topology, profile, accelerator, size, lighter_s)
     else:
         rounds, volume = 2 * (n - 1), 2.0 * (n - 1) / n * size
         links, usage = topology.ring_usage(nodes)
+    cap = min(cap, through_nics(nodes, gpus, links, usage, topology))
     return flow(rounds * alpha_s + lighter_s, volume, cap, links, usage, topology)
+
+
+def through_nics(
+    nodes: Sequence[int] | Ints, gpus: int, links: Ints, usage: Floats, topology: Topology
+) -> float:
+    """Highest rate (bytes/s) of a flow that the GPUs of workers on `nodes`, so many each, drive through NICs."""
+    senders, sent = topology.sent(links, usage)
+    if not len(senders):
+        return math.inf
+    there = gpus * np.bincount(nodes, minlength=topology.nodes)[senders]
+    return float((there * topology.gpu_nic_bytes_per_s[senders] / sent).min())
+
+
+def _pushed(nodes: Sequence[int], servers: Sequence[int], gpus: int, topology: Topology) -> float:
+    """Least rate (gradient bytes/s) at which a worker, of so many GPUs, reaches servers on these nodes."""
+    away = [1.0 - servers.count(node) / len(servers) for node in nodes]
+    rates = topology.gpu_nic_bytes_per_s[nodes].tolist()
+    return min((gpus * rate / part for rate, part in zip(rates, away, strict=True) if part), default=math.inf)
 
 
 def _lighter(
@@ -256,6 +282,8 @@ def make_push(
     tier: Literal["intra", "inter"] = "intra" if set(servers) == {node} else "inter"
     alpha_s, cap = _constants(model, profile, tier, accelerator, size)
     links, usage = topology.parameter_server_usage([node], list(servers))
+    gpus = model.parallel.tensor * model.parallel.pipeline
+    cap = min(cap, 2.0 * _pushed([node], servers, gpus, topology))  # push and pull
     return flow(2.0 * alpha_s + lighter_s, 2.0 * size, cap, links, usage, topology)
 
 
@@ -304,5 +332,9 @@ def _hierarchical(
     inside_alpha_s, inside_rate = inside.constants_at(size)
     inside_s = 2.0 * (g - 1) * (inside_alpha_s + size / g / inside_rate)
     links, usage = topology.ring_usage(places)
+    usage *= g
+    cap = min(
+        cap, through_nics(nodes, model.parallel.tensor * model.parallel.pipeline, links, usage, topology)
+    )
     delay_s = inside_s + 2.0 * (m - 1) * alpha_s + lighter_s
-    return flow(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage * g, topology)
+    return flow(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage, topology)

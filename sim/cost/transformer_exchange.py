@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.observation import Ints
-from equipoise.sim.cost.step import NO_EXCHANGE, Exchange, flow
+from equipoise.sim.cost.step import NO_EXCHANGE, Exchange, flow, through_nics
 from equipoise.sim.cost.transformer import plan_of, section, stack_in_force
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm.quantities import quantities
@@ -45,6 +45,8 @@ def make_transformer_exchange(
         return flow(delay_s + bytes_ / (efficiency * fabric_bytes_per_s), 0.0, np.inf, *_no_links(), topology)
     rings = min(plan.layout.tensor, max(int(np.bincount(stage).max()) for stage in stages))
     nic = float(topology.nic_bytes_per_s[np.unique(gpu_nodes)].min())
+    for stage, nodes in zip(stages, places, strict=True):
+        nic = min(nic, through_nics(stage, 1, *topology.ring_usage(nodes), topology))
     volume = bytes_ * rings
     slower_s = max(0.0, bytes_ / (efficiency * fabric_bytes_per_s) - volume / (efficiency * nic))
     links, usage = _usage(places, topology)

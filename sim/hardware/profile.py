@@ -137,6 +137,7 @@ class Accelerator(_Part):
     hbm_bytes_per_s: ByteRate
     memory_bytes: ByteCount
     link_bytes_per_s: ByteRate | None = None
+    pcie_bytes_per_s: ByteRate | None = None  # to its host and to NICs, one direction
     launch_latency_s: Duration | None = None
     efficiency: tuple[EfficiencyPoint, ...] = ()
     share_kappa: Number | None = None
@@ -364,6 +365,18 @@ def link_known(group: NodeGroup, profile: HardwareProfile) -> float | None:
         return accelerator.link_bytes_per_s.value
     fabric = profile.fabric("intra", accelerator=group.accelerator)
     return None if fabric is None else fabric.bytes_per_s.value
+
+
+def gpu_nic_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
+    """Rate (bytes/s) at which one GPU of a node group reaches the network: of one NIC, behind its PCI Express.
+
+    However many NICs a node has, collectives send a GPU's data through the nearest one: one GPU a node with four
+    NICs of 50 GB/s was measured at 41 to 50 GB/s (NVIDIA/nccl issue 1357).
+    """
+    accelerator = profile.accelerators.get(group.accelerator)
+    if accelerator is None or accelerator.pcie_bytes_per_s is None:
+        return group.nic
+    return min(group.nic, accelerator.pcie_bytes_per_s.value)
 
 
 def scenarios_dir() -> Path:

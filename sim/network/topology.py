@@ -19,7 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import (
+    HardwareProfile,
+    gpu_nic_bytes_per_s,
+    link_bytes_per_s,
+    load_profile,
+)
 from equipoise.sim.network.paths import Graph
 from equipoise.sim.scenario.model import Cluster, Explicit, NodeGroup, Star
 
@@ -38,9 +43,10 @@ class Topology:
     """Nodes and directed links of a cluster.
 
     `capacity_bytes_per_s`, `latency_s` (links,) float64; `rack` (nodes,) int64; `nic_bytes_per_s` (nodes,)
-    with slow links; `fabric_bytes_per_s` (nodes,) what one GPU can send inside its node. Link `4 * node + k`
-    is the node's k-th of NODE_LINKS; the links between nodes follow. Raises TopologyError for names used
-    twice, unknown names, and nodes that cannot reach each other. `profile`: the cluster's own where it is None.
+    with slow links; `fabric_bytes_per_s` (nodes,) what one GPU can send inside its node, `gpu_nic_bytes_per_s`
+    (nodes,) what it can send to others. Link `4 * node + k` is the node's k-th of NODE_LINKS; the links between
+    nodes follow. Raises TopologyError for names used twice, unknown names, and nodes that cannot reach each
+    other. `profile`: the cluster's own where it is None.
     """
 
     def __init__(self, cluster: Cluster, profile: HardwareProfile | None = None) -> None:
@@ -52,6 +58,7 @@ class Topology:
         _add_bare_names(self._node, groups)
         nic = _per_node(groups, count, "network")
         self.fabric_bytes_per_s = np.repeat([link_bytes_per_s(group, profile) for group in groups], count)
+        self.gpu_nic_bytes_per_s = np.repeat([gpu_nic_bytes_per_s(group, profile) for group in groups], count)
         capacity = np.empty((self.nodes, len(NODE_LINKS)))
         capacity[:, DISK] = _per_node(groups, count, "storage_rate")
         capacity[:, FABRIC] = self.fabric_bytes_per_s * np.maximum(1.0, _per_node(groups, count, "gpus"))
@@ -194,19 +201,27 @@ class Topology:
     def tree_usage(self, nodes: Sequence[int] | Ints) -> tuple[Ints, Floats]:
         """Usage of a double-binary-tree all-reduce over workers on `nodes` (workers,) in rank order.
 
-        Each of two trees reduces and broadcasts one half, and every worker is a leaf in one of them (Sanders,
-        Speck & Träff, Parallel Computing 35(12), 2009), so no worker sends or receives more than the volume.
-        The volume is twice the gradient; a tree edge carries a quarter of it each way.
+        The workers of a node form a chain, and the nodes two trees, each of which reduces and broadcasts one half;
+        every node is a leaf in one of them (Sanders, Speck & Träff, Parallel Computing 35(12), 2009; NCCL 2.4), so
+        none sends or receives more than the volume, and each of two nodes only half of it. The volume is twice
+        the gradient; an edge of a tree carries a quarter of it each way, of a chain a half.
         """
-        ranks = np.asarray(nodes, dtype=np.int64)
-        n = len(ranks)
-        if n < 2:
+        if len(nodes) < 2:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
+        ranks = np.array(list(dict.fromkeys(np.asarray(nodes).tolist())), dtype=np.int64)
+        chained = np.repeat(ranks, [np.count_nonzero(np.asarray(nodes) == rank) - 1 for rank in ranks])
+        n = len(ranks)
         child, parent = np.arange(1, n), _tree_parents(n)
         low = ranks[np.concatenate((child, _other_tree(child, n)))]
         high = ranks[np.concatenate((parent, _other_tree(parent, n)))]
-        source, target = np.concatenate((low, high)), np.concatenate((high, low))
-        return self.usage(source, target, np.full(len(source), 0.25))
+        source, target = np.concatenate((low, high, chained)), np.concatenate((high, low, chained))
+        weight = np.repeat([0.25, 1.0], [2 * len(low), len(chained)])  # a chain's two ways are one fabric
+        return self.usage(source, target, weight)
+
+    def sent(self, links: Ints, usage: Floats) -> tuple[Ints, Floats]:
+        """(nodes, bytes that each of them sends to others per byte of volume) of a usage, in ascending order."""
+        out = (links < self.nodes * len(NODE_LINKS)) & (links % len(NODE_LINKS) == NIC_OUT)
+        return links[out] // len(NODE_LINKS), usage[out]
 
     def parameter_server_usage(
         self, workers: Sequence[int] | Ints, servers: int | Sequence[int] | Ints

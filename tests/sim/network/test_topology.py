@@ -409,12 +409,11 @@ def test_a_tree_all_reduce_goes_along_the_edges_of_two_in_order_trees(workers, p
     assert found == {edge: used for edge, used in expected.items() if used}
 
 
-def test_workers_of_one_node_exchange_over_its_fabric_in_a_tree_too():
+def test_workers_of_one_node_are_a_chain_and_two_nodes_send_half_of_the_volume():
+    """The volume is 2 S: each of two nodes sends S/2 up in one tree and S/2 down in the other, S in all."""
     topology = star(group(count=3))
-    assert named_usage(topology, topology.tree_usage([2, 2, 0, 0])) == {
-        "node-2.fabric": 0.5, "node-0.fabric": 0.5,
-        "node-2.nic_out": 1.0, "node-2.nic_in": 1.0, "node-0.nic_out": 1.0, "node-0.nic_in": 1.0,
-    }  # fmt: skip
+    sends = dict.fromkeys((f"node-{k}.nic_{way}" for k in (2, 0) for way in ("out", "in")), 0.5)
+    assert named_usage(topology, topology.tree_usage([2, 2, 0, 2])) == {"node-2.fabric": 2.0} | sends
 
 
 def test_parameter_servers_by_number_are_spread_over_workers_that_are_not():
