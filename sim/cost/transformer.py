@@ -12,9 +12,9 @@ from equipoise.sim.cost.lighter import compressed, exchange_kept, moment_bytes_s
 from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
-from equipoise.sim.llm.quantities import ShardingPlan, stage_parameters
+from equipoise.sim.llm.quantities import ShardingPlan, quantities, stage_parameters
 from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import step_time
+from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model
 from equipoise.sim.scenario.models.transformer import Bound, TransformerSpec
 
@@ -130,6 +130,14 @@ def stack_in_force(model: Model) -> Stack:
 def capped(stack: Stack, factor: float) -> Stack:
     """Constants whose exchange, its time multiplied by `factor`, keeps to the rate of its links."""
     return replace(stack, exchange_efficiency=np.minimum(stack.exchange_efficiency, factor))
+
+
+def exchange_s(plan: ShardingPlan, stack: Stack) -> float:
+    """Seconds of all exchanges of a step with other replicas, as if nothing ran beside them."""
+    q = quantities([plan])
+    bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
+    times = plan.layout.micro_batches if q.sharded_passes[0] > 0 else 1
+    return times * (bytes_ / (float(stack.exchange_efficiency) * float(q.link_exchange[0])) + latency_s)
 
 
 def replica_cost_s(

@@ -84,6 +84,11 @@ class MemoryEstimate:
         return max(stage.total for stage in self.stages)
 
     @property
+    def fullest(self) -> int:
+        """The stage that holds most."""
+        return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total)
+
+    @property
     def fits(self) -> bool:
         """Whether the expected peak is within the accelerator's usable memory."""
         return self.peak <= self.capacity

@@ -43,3 +43,5 @@ MEMORY_STACKS: dict[str, tuple[MemoryStack, Spread]] = {
     ),
 }
 """By stack: constants, and (5 %, 95 %) of measured / predicted for families left out of the fit."""
+STAGE_MEASURED = {"nanotron/H100": 0}
+"""The one pipeline stage whose peaks were measured, of stacks where it was not the fullest."""

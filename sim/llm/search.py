@@ -55,10 +55,12 @@ def search(
     memory: MemoryStack,
     precision: Precision = "bf16",
     frozen_parameters: float = 0.0,
+    speed: float = 1.0,
 ) -> Search:
     """Layouts of `gpus` accelerators for `global_batch` sequences. Raises ValueError where none is possible at all.
 
-    Tensor ranks stay inside a node; optimiser state is sharded; sequence parallelism goes with tensor parallelism.
+    `speed` is that of the nodes: all but the exchange takes 1 / speed of its time. Tensor ranks stay inside a node;
+    optimiser state is sharded; sequence parallelism goes with tensor parallelism.
     """
     plans = [
         ShardingPlan(shape, layout, accelerator, network, frozen_parameters=frozen_parameters)
@@ -73,7 +75,7 @@ def search(
     if not fitting:
         return Search((), len(plans), float(peak.min()))
     kept = [plans[i] for i in fitting]
-    times = step_times(quantities(kept), stack)
+    times = step_times(quantities(kept), stack).at_speed(speed)
     order = np.argsort(np.asarray(times.total), kind="stable").tolist()
     found = tuple(Found(kept[i], _row(times, i), float(peak[fitting[i]])) for i in order)
     return Search(found, len(plans), float(peak.min()))

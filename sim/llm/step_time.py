@@ -51,6 +51,11 @@ class StepTime:
             total = total + getattr(self, field.name)
         return total
 
+    def at_speed(self, speed: float) -> StepTime:
+        """The parts on nodes of this speed; what shows of the exchange stays."""
+        parts = {f.name: getattr(self, f.name) / speed for f in fields(self) if f.name != "exchange"}
+        return StepTime(**parts, exchange=self.exchange)
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:

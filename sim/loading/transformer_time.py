@@ -8,11 +8,18 @@ import numpy as np
 
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.cost.step import replica_teacher_s
-from equipoise.sim.cost.transformer import capped, plan_of, replica_cost_s, section, stack_in_force
+from equipoise.sim.cost.transformer import (
+    capped,
+    exchange_s,
+    plan_of,
+    replica_cost_s,
+    section,
+    stack_in_force,
+)
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s
-from equipoise.sim.llm.quantities import ShardingPlan, quantities
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import exchange, step_time
+from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.scenario.model import Model, NodeGroup
 from equipoise.sim.scenario.tree import KeyPath, WrongValueError
 from equipoise.sim.scenario.units import format_seconds
@@ -85,17 +92,13 @@ def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> floa
     work_s = replica_cost_s(model, accelerator, samples, link)[1] + replica_teacher_s(
         model, accelerator, samples
     )
-    q = quantities([plan])
-    bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
-    times = passes if q.sharded_passes[0] > 0 else 1
-    rate = float(stack.exchange_efficiency) * float(q.link_exchange[0])
-    exchange_s = bound.factor * times * (bytes_ / rate + latency_s)
+    beside_s = bound.factor * exchange_s(plan, stack)
     shown_s = bound.factor * float(step_time(plan, stack).exchange)
-    if exchange_s <= 0.0 or shown_s >= exchange_s * (1 - 1e-9):
+    if beside_s <= 0.0 or shown_s >= beside_s * (1 - 1e-9):
         return 1.0
     low, high = 1.0, 64.0
     for _ in range(60):  # what shows falls with the exponent
         middle = (low + high) / 2
-        shows_more = overlapped_s(work_s, exchange_s, middle) - work_s > shown_s
+        shows_more = overlapped_s(work_s, beside_s, middle) - work_s > shown_s
         low, high = (middle, high) if shows_more else (low, middle)
     return high

@@ -177,7 +177,7 @@ def _bound(
         )
     except ValueError as error:
         raise WrongValueError((*path, "precision"), str(error).removeprefix("precision: ")) from None
-    layout, why = _layout(spec, model, jobs, machine, network, inner)
+    layout, why = _layout(spec, model, jobs, machine, network, groups[0].speed, inner)
     first = jobs[0] if jobs else None
     bound = Bound(
         layout=layout,
@@ -210,6 +210,7 @@ def _layout(
     jobs: list[JobSpec],
     machine: Accelerator,
     network: Network,
+    speed: float,
     path: KeyPath,
 ) -> tuple[LayoutSpec, str]:
     """The given layout, or the fastest that fits and why it is that."""
@@ -231,6 +232,7 @@ def _layout(
             memory_stack(spec, model),
             precision_of(model.precision),
             model.lighter.teacher_parameters,
+            speed,
         )
     except ValueError as error:
         raise WrongValueError((*path, "plan"), error) from None

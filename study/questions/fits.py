@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from equipoise.sim.cost.lighter import teacher_s
-from equipoise.sim.cost.transformer import memory_stack, plan_of, reached_share, section, stack_in_force
-from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
+from equipoise.policies.physics import overlapped_s
+from equipoise.sim.cost.step import replica_teacher_s
+from equipoise.sim.cost.transformer import (
+    exchange_s,
+    memory_stack,
+    plan_of,
+    reached_share,
+    section,
+    stack_in_force,
+)
+from equipoise.sim.hardware.profile import Accelerator, link_bytes_per_s, load_profile
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
+from equipoise.sim.llm.memory_stacks import GENERAL
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, search
 from equipoise.sim.llm.step_time import StepTime, step_time
 from equipoise.sim.loading.file import read_scenario
-from equipoise.sim.scenario.model import JobSpec, Scenario
+from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.scenario.models.transformer import NAMES, precision_of
 from equipoise.sim.scenario.tree import InputError
 
@@ -33,23 +44,17 @@ class Fits:
     plan: ShardingPlan
     memory: MemoryEstimate
     measured: bool
-    step: StepTime
+    parts_s: Mapping[str, float]  # the step by what takes the time
     factor: float
     change: Mapping[str, tuple[Any, Any]] | None
     other: Search | None
     reached: float = 1.0  # of the peak rate, see `reached_share`
-    teacher_s: float = 0.0  # of a step, where the model is taught by another
+    stage_measured: bool = True  # peaks of the fullest stage were
 
     @property
     def step_s(self) -> float:
         """The whole step [s]."""
-        return self.factor * float(self.step.total) + self.teacher_s
-
-    @property
-    def parts_s(self) -> dict[str, float]:
-        """The step by what takes the time [s]."""
-        found = {f.name: self.factor * float(getattr(self.step, f.name)) for f in fields(StepTime)}
-        return found | ({"teacher": self.teacher_s} if self.teacher_s else {})
+        return math.fsum(self.parts_s.values())
 
     @property
     def utilisation(self) -> float:
@@ -83,6 +88,10 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         )
         stack, keeps = stack_in_force(model), memory_stack(spec, model)
         estimate = memory(plan, keeps, spec.memory_spread())
+        of_stage = spec.memory_stage in (None, estimate.fullest)
+        if not of_stage:
+            estimate = memory(plan, keeps, GENERAL[1])
+        speed = _speed(scenario, job)
         changed = None if estimate.fits else smallest_change(plan, keeps)
         change = (
             {} if estimate.fits else None if changed is None else _difference(plan.layout, changed.layout)
@@ -91,24 +100,41 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         precision = precision_of(model.precision)
         other = (
             search(
-                *machines, job.gpus, job.global_batch, stack, keeps, precision, plan.frozen_parameters
+                *machines, job.gpus, job.global_batch, stack, keeps, precision, plan.frozen_parameters, speed
             ) if plans else None
         )  # fmt: skip
-        step = step_time(plan, stack)
-        samples, ranks = -(-job.global_batch // plan.layout.data), plan.layout.replica_gpus
         yield Fits(
             job.name,
             job.model or "",
             plan,
             estimate,
             spec.memory_measured,
-            step,
+            _parts_s(model, plan, profile.accelerator(group.accelerator), speed),
             bound.factor,
             change,
             other,
             reached_share(profile.accelerator(group.accelerator)),
-            teacher_s(model, profile.accelerator(group.accelerator), samples) / ranks,
+            of_stage,
         )
+
+
+def _speed(scenario: Scenario, job: JobSpec) -> float:
+    """Of the slowest node that the job needs when nodes are taken in the order of the scenario."""
+    groups = scenario.cluster.groups
+    before = accumulate((g.count * g.gpus for g in groups), initial=0)
+    return min(g.speed for g, gpus in zip(groups, before, strict=False) if gpus < job.gpus)
+
+
+def _parts_s(model: Model, plan: ShardingPlan, accelerator: Accelerator, speed: float) -> dict[str, float]:
+    """The step of nodes of this speed by what takes the time [s], its exchange hidden as the simulator hides it."""
+    stack, factor = stack_in_force(model), section(model)[1].factor
+    step, samples = step_time(plan, stack), -(-plan.layout.global_batch // plan.layout.data)
+    parts = {f.name: factor * float(getattr(step, f.name)) / speed for f in fields(StepTime)}
+    if model.lighter.teacher_flop_per_sample:
+        parts["teacher"] = replica_teacher_s(model, accelerator, samples) / speed
+    work_s = math.fsum(part for name, part in parts.items() if name != "exchange")
+    parts["exchange"] = overlapped_s(work_s, factor * exchange_s(plan, stack), model.overlap) - work_s
+    return parts
 
 
 def _plan(plan: ShardingPlan, job: JobSpec) -> ShardingPlan:
@@ -140,6 +166,6 @@ def as_dict(found: Fits) -> dict[str, Any]:
         "stages": [{**asdict(stage), "total": stage.total} for stage in estimate.stages],
         "change": None if found.change is None else {k: list(v) for k, v in found.change.items()},
         "step_s": found.step_s,
-        "step_parts_s": found.parts_s,
+        "step_parts_s": dict(found.parts_s),
         "utilisation": found.utilisation,
     }

@@ -57,6 +57,8 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
     yield f"{verb}: {_gb(estimate.peak)} (90 %: {interval}) of {_gb(estimate.capacity)} usable"
     if not found.measured:
         yield "  the memory of this stack was not measured: general values, with the interval of another stack"
+    elif not found.stage_measured:
+        yield "  the fullest stage of this stack was not measured: the interval of another stack"
     if estimate.fits and estimate.high > estimate.capacity:
         yield "  not certain: the interval reaches beyond the memory"
     if found.change is None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from equipoise.sim.llm.layout import Layout, Precision
 from equipoise.sim.llm.memory import MemoryStack
-from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS
+from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS, STAGE_MEASURED
 from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 from equipoise.sim.llm.stack import Stack
@@ -227,6 +227,11 @@ class TransformerSpec(Section):
     def memory_spread(self) -> tuple[float, float]:
         """Measured over predicted peak, at 5 % and at 95 %."""
         return (GENERAL if isinstance(self.stack, StackSpec) else MEMORY_STACKS.get(self.stack, GENERAL))[1]
+
+    @property
+    def memory_stage(self) -> int | None:
+        """The stage whose peaks were measured, None: the fullest."""
+        return STAGE_MEASURED.get(self.stack) if isinstance(self.stack, str) else None
 
     def alone(self, model: BaseModel) -> None:
         """Raises ValueError where the model states what follows from this section. What loading wrote may stay."""
