@@ -20,7 +20,6 @@ from equipoise.policies.allocation.gangs import (
     WorkingColumns,
     demand,
     fill_in_parts,
-    frozen,
     granted,
     has_failed,
     holdings,
@@ -37,7 +36,6 @@ from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.kernels.placement import (
     WHOLE,
     Room,
-    give,
     give_all,
     place,
     take_all,
@@ -47,9 +45,10 @@ from equipoise.policies.observation import Floats, Ints, Observation
 
 _SAME_TIME = 1e-12  # relative; two ends that are closer differ by rounding
 
-Running = tuple[Ints, Ints, Floats, Ints, Ints]
-"""Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), who holds each GPU, and
-the node of each GPU."""
+Running = tuple[Ints, Ints, Floats, float, Ints]
+"""Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), when the last of those ends
+that share GPUs, and the node of each GPU. Who holds what part of a shared GPU is not always known, so that all of
+them come free at once, as one more job."""
 
 
 @jit_in_place
@@ -66,25 +65,19 @@ def _reserve(head: GangDemand, later: Room, rule: int, now_s: float, running: Ru
     """Free in `later` what running jobs have given back when the head fits; returns that time (s).
 
     All that end at that time count, whatever their order. NaN when the head does not fit even after all have
-    ended. GPUs shared by several jobs come free last, because who holds what part of them is not always known.
+    ended.
     """
-    offset, gpu, end_s, holder, gpu_node = running
-    last_s, reserved_s = now_s, np.nan
+    offset, gpu, end_s, _, gpu_node = running
+    reserved_s = np.nan
     for i in range(end_s.size):
         if end_s[i] > reserved_s * (1.0 + _SAME_TIME):  # never while there is none
-            return float(reserved_s)
+            break
         give_all(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
-        last_s = end_s[i]
         enough = head.share < WHOLE or total(later.free) >= head.gpus
         enough = enough and np.isnan(reserved_s) and offset[i + 1] > offset[i]
         if enough and _fits(later, head, rule, gpu_node, spare):
-            reserved_s = last_s
-    if not np.isnan(reserved_s):
-        return float(reserved_s)
-    for g in range(holder.size):
-        if holder[g] == SHARED and later.up[gpu_node[g]]:
-            give(later.free, later.room, gpu_node[g], g, 1.0)
-    return float(last_s) if _fits(later, head, rule, gpu_node, spare) else np.nan
+            reserved_s = end_s[i]
+    return float(reserved_s)
 
 
 @jit_in_place
@@ -131,6 +124,13 @@ def _fill(
             break
         d, at = demand(r, queue[k]), out.offset[n]
         late = _late(takes_s[queue[k]], now_s, reserved_s)
+        if d.share < WHOLE and not np.isnan(
+            reserved_s
+        ):  # its GPUs come free when the last that share any end
+            if running[3] > reserved_s:
+                late = True
+            elif late:
+                continue
         if (d.share >= WHOLE and d.gpus > left) or has_failed(tried, d, late):
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
@@ -153,13 +153,17 @@ def _fill(
     return n, -1, reserved_s
 
 
-def _by_end(o: Observation, job: Ints, holder: Ints) -> Running:
+def _by_end(o: Observation, job: Ints, takes_s: Floats, holder: Ints) -> Running:
     """Jobs (rows, ascending) as `Running`; an unknown end comes last, one that is overdue is now."""
-    service_s = o.jobs.service_s[job]
-    end_s = np.where(np.isnan(service_s), np.inf, o.time_s + np.maximum(service_s, 0.0))
+    end_s = np.where(np.isnan(takes_s), np.inf, o.time_s + np.maximum(takes_s, 0.0))
+    offset, gpu = holdings(job, holder)
+    shares = np.diff(offset) < np.maximum(o.jobs.gpus_held[job], 1)
+    shared_s = float(end_s[shares].max(initial=o.time_s))
+    shared = np.flatnonzero((holder == SHARED) & o.nodes.up[o.gpus.node])
+    offset, gpu = np.append(offset, len(gpu) + len(shared)), np.concatenate((gpu, shared))
+    end_s = np.append(end_s, shared_s)
     order = np.argsort(end_s, kind="stable").astype(np.int64)
-    offset, gpu = reordered(*holdings(job, holder), order)
-    return offset, gpu, end_s[order], frozen(holder), o.gpus.node
+    return *reordered(offset, gpu, order), end_s[order], shared_s, o.gpus.node
 
 
 def backfill(
@@ -168,13 +172,13 @@ def backfill(
 ) -> tuple[GrantColumns, float]:  # fmt: skip
     """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
 
-    `takes_s` is by row how long a job will run. `job` are the rows (ascending) of all that run, those that
-    this decision has started included, which end after their `service_s`; `holder` is the row that holds each
-    GPU. Returns the jobs started, and the time (s) reserved for queue[0], NaN when there is none.
+    `takes_s` is by row how long a job will run, or run on. `job` are the rows (ascending) of all that run, those
+    that this decision has started included; `holder` is the row that holds each GPU. Returns the jobs started, and
+    the time (s) reserved for queue[0], NaN when there is none.
     """
     if len(queue) < 2 or not some_room(columns.free, columns.room):
         return NO_GRANTS, np.nan
-    room, later, running = working(columns), working(columns), _by_end(o, job, holder)
+    room, later, running = working(columns), working(columns), _by_end(o, job, takes_s[job], holder)
     spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
 
     def fill(at: int, reserved_s: float, grants: GrantColumns) -> tuple[int, int, float]:

@@ -223,13 +223,21 @@ def free_in_s(
 
 def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, table: TableColumns) -> Floats:
     """Time left (s) of each elastic job at the size that it has; infinite where it is not known."""
+    service_s: Floats = np.nan_to_num(o.jobs.service_s[columns[0]], nan=np.inf)
+    return service_s * slower(columns, np.diff(columns[1]), o, scaling, table)
+
+
+def slower(
+    columns: ElasticColumns, gpus: Ints, o: Observation, scaling: ScalingColumns, table: TableColumns
+) -> Floats:
+    """How many times as long a step of each elastic job takes on so many GPUs as at the size it asks for."""
     rows, offset, _, model, _, requested = columns
-    now = np.diff(offset) // np.maximum(o.jobs.gpus_per_worker[rows], 1)
-    now_s, asked_s, every = np.empty(len(rows)), np.empty(len(rows)), np.arange(len(rows))
-    times_of(frozen(rows), now, model, every, now, model, scaling, table, now_s)
+    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
+    now, every = np.diff(offset) // per, np.arange(len(rows))
+    then_s, asked_s = np.empty(len(rows)), np.empty(len(rows))
+    times_of(frozen(rows), now, model, every, gpus // per, model, scaling, table, then_s)
     times_of(frozen(rows), now, model, every, requested, model, scaling, table, asked_s)
-    left_s: Floats = np.nan_to_num(o.jobs.service_s[rows], nan=np.inf) * (now_s / asked_s)
-    return left_s
+    return then_s / asked_s
 
 
 def _free_by(draft: Draft, left_s: Floats, gpus: int) -> float:

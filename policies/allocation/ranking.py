@@ -229,11 +229,13 @@ def _fits(o: Observation, rows: Ints) -> Bools:
 
 
 def rank(
-    o: Observation, nodes: NodeState, ageing: Ageing, *, arrival_order: bool = False, use: bool = True
-) -> Ranking:
+    o: Observation, nodes: NodeState, ageing: Ageing, reserved: int = -1, *, arrival_order: bool = False,
+    use: bool = True,
+) -> Ranking:  # fmt: skip
     """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio.
 
-    `arrival_order`: priorities are the time since arrival; without `use` nobody contends for a node.
+    The job row `reserved` that still waits comes behind the overdue ones. `arrival_order`: priorities are the time
+    since arrival; without `use` nobody contends for a node.
     """
     jobs = o.jobs
     running = np.sort(o.running)
@@ -250,7 +252,10 @@ def rank(
     )
     if arrival_order:
         a = np.where(fit, o.time_s - np.nan_to_num(jobs.arrival_s[rows]) + 1.0, 0.0)
-    overdue = _overdue(rows[:n][fit[:n]], claims, o.time_s, ageing)
+    able = rows[:n][fit[:n]]
+    overdue = _overdue(able, claims, o.time_s, ageing)
+    if reserved in able and reserved not in overdue:
+        overdue = frozen(np.append(overdue, reserved))
     free = o.nodes.gpus_free
     wanted, waiting_a, running_a = wanted[:n], a[:n], a[n:]
     by_size, ratio = np.empty(int(max(free.max(initial=0), 0)) + 1), np.empty(n)

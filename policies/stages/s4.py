@@ -16,19 +16,26 @@ import numpy as np
 from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
+    elastic_columns,
     elastic_rows,
+    held_gpus,
     in_nobodys_way,
     parallel_work,
     scaling_columns,
     shrink_jobs,
+    slower,
+    slowest_models,
     table_columns,
 )
 from equipoise.policies.allocation.gangs import (
+    NO_GRANTS,
     NO_ROWS,
     NO_VALUES,
+    GrantColumns,
     RequestColumns,
     asking_for,
     frozen,
+    joined,
     request_columns,
     some_room,
     start_in_order,
@@ -43,6 +50,7 @@ from equipoise.policies.allocation.ranking import (
     NodeState,
     Ranking,
     node_state,
+    paces,
     rank,
 )
 from equipoise.policies.allocation.shunned import remember_nodes, shunned
@@ -52,7 +60,7 @@ from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.arrays import sort_by
 from equipoise.policies.kernels.placement import ANY, WEIGHTED
 from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns
-from equipoise.policies.observation import Floats, Ints, Observation
+from equipoise.policies.observation import RUNNING, Floats, Ints, Observation
 from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
@@ -101,9 +109,10 @@ class NodeAllocation(AllocationStage):
     formula images are lost: the forms are ours, with its variables and directions.
 
     Order: as above. Blocking: what does not fit is passed over until the first has waited `reserve_after_s`:
-    then nothing may delay it. A job that has waited longer than min(reserve_after_s + slowdown * duration,
-    longest_wait_s) in all is overdue: it comes first, the longest overdue before the others, and nothing may
-    delay the first of them that does not fit. Placement: by R_ij. Preemption: a waiting job stops running jobs
+    then it has a reservation until it starts. A job that has waited longer than min(reserve_after_s + slowdown *
+    duration, longest_wait_s) in all is overdue: overdue jobs come first, the longest overdue before the others,
+    then the one with a reservation, and nothing may delay the first of them that does not fit: what starts ends
+    before it could start, or leaves it its room. Placement: by R_ij. Preemption: a waiting job stops running jobs
     of lower A that still need longer by more than `reluctance` times their restart, but none that since its
     last start has worked less than `run_s`, or than `growth` times its work before. Elastic jobs are resized
     where that gains more than their restart costs.
@@ -119,7 +128,7 @@ class NodeAllocation(AllocationStage):
         {"nodes", "gpus", "jobs", "workers", "shards", "speeds", "stores"}
     )
     order: ClassVar[str] = "sum of R_ij per GPU asked for: priority, demand and waiting time over contention"
-    blocking: ClassVar[str] = "greedy, with a reservation for the longest overdue job, or else for the first"
+    blocking: ClassVar[str] = "greedy, with a reservation for the longest overdue job, or else one first job"
     preemption: ClassVar[str] = (
         "stops or resizes running jobs where that gains more than their restart costs, each a few times at most"
     )
@@ -177,14 +186,19 @@ class NodeAllocation(AllocationStage):
             return plan.because("s4", "nothing is free, and no change would pay"), memory
         nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
-        ranking = rank(o, nodes, self._ageing, arrival_order=self.frozen == "S412", use=self.frozen != "S421")
+        ranking = rank(
+            o, nodes, self._ageing, memory.get("reserved", -1), arrival_order=self.frozen == "S412",
+            use=self.frozen != "S421",
+        )  # fmt: skip
         memory = remember_exchanges(o, memory, self.speed_memory_s)
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
         order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
         draft = Draft(o, ranking.weight, nodes.model, order, unsound)
         draft.speed = nodes.speed
-        values = nodes.values() | _use(o) | self._undo(draft, verdict, memory, before)
+        values = (
+            nodes.values() | _use(o) | self._undo(draft, verdict, memory, before, len(ranking.overdue) > 0)
+        )
         values["s413_replaced"] = replace_suspects(draft)
         memory = remember_nodes(draft, memory, before, verdict.keep, verdict.rollback, self.noise)
         draft.away = shunned(o, memory)
@@ -199,10 +213,14 @@ class NodeAllocation(AllocationStage):
         by_formula = "s422_fallback" in solved or self.mode == "formula"
         if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422":
             values |= self._assign(draft, nodes, ranking, scaling, table, memory)
-        values |= solved | self._start(draft, nodes, ranking, scaling, table)
+        started, takes_s = self._start(draft, nodes, ranking, scaling, table)
+        values |= solved | started
         if by_formula and self.frozen != "S422":
-            values |= self._preempt(draft, ranking, values["s422_overdue"] >= 0)
+            values |= self._preempt(draft, ranking, takes_s)
             values |= self._resize(draft, nodes, ranking, scaling, table, able, values["s422_overdue"])
+        kept = ranking.overdue[ranking.overdue == memory.get("reserved", -1)]
+        if not len(kept) or draft.touched(kept)[0]:  # else it waits on
+            memory["reserved"] = values["s422_overdue"]
         allocation = draft.allocation()
         values |= parallel_work(draft, nodes, scaling, table)
         if allocation is None:
@@ -241,15 +259,22 @@ class NodeAllocation(AllocationStage):
             self.longest_wait_s, self.unknown_s,
         )  # fmt: skip
 
-    def _undo(self, draft: Draft, verdict: Verdict, memory: Memory, before: Record) -> dict[str, Any]:
-        """S413: give jobs back the very GPUs that they had, where they are free and it pays."""
+    def _undo(
+        self, draft: Draft, verdict: Verdict, memory: Memory, before: Record, reserved: bool
+    ) -> dict[str, Any]:
+        """S413: give jobs back the very GPUs that they had, where they are free, not `reserved`, and it pays."""
         o, undone = draft.observation, []
         judged = np.concatenate((verdict.keep, verdict.rollback))
         for row in verdict.rollback.tolist():
             gpus = way_back(draft, memory, row)
             was = float(before["before"][np.searchsorted(before["id"], row)])
-            if gpus is not None and going_back_pays(o, row, was):
-                draft.resize(row, draft.gpus_of(row)[0], gpus)
+            held = draft.gpus_of(row)[0]
+            if (
+                gpus is not None
+                and going_back_pays(o, row, was)
+                and (not reserved or np.isin(gpus, held).all())
+            ):
+                draft.resize(row, held, gpus)
                 undone.append(row)
         return {
             "s413_kept": verdict.keep,
@@ -317,24 +342,32 @@ class NodeAllocation(AllocationStage):
 
     def _start(
         self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns
-    ) -> dict[str, Any]:
-        """S422: start overdue jobs, then the others in order; those only where they delay no overdue one."""
+    ) -> tuple[dict[str, Any], Floats | None]:
+        """S422: start overdue jobs, then the others in order; those only where they delay no overdue one.
+
+        With how long (s) each job takes where one has a reservation, else None.
+        """
         o = draft.observation
         intervals = Scaling(*scaling).sync_interval
         seen = np.concatenate((ranking.overdue[:_PREEMPTING], ranking.waiting[:_PREEMPTING]))
         requests = asking_for(o, start_widths(draft, nodes, seen, scaling, table))
-        overdue = self._start_first(draft, ranking.overdue[~draft.touched(ranking.overdue)], requests, None)
+        late = ranking.overdue
+        overdue = self._start_first(draft, late[~draft.touched(late)], requests, None)
         queue, first = ranking.waiting[~draft.touched(ranking.waiting)], -1
         if overdue < 0:
             first = self._start_first(draft, queue, requests, intervals)
             if first >= 0 and _waited_s(o, first) > self.reserve_after_s:
                 overdue = first
             queue = queue[~draft.touched(queue)]
+        reserved_s, takes_s = math.nan, None
         if overdue >= 0:
-            queue = frozen(np.concatenate(([overdue], queue[queue != overdue])))
+            queue = _one_after_another(np.concatenate(([overdue], late, queue)), draft)
             running = np.sort(np.concatenate((ranking.running, draft.started())))
-            more, _ = backfill(
-                o, queue, _takes_s(o, queue), WEIGHTED, running, draft.holder, requests, draft.columns
+            takes_s = _takes_s(draft, nodes, running, queue, requests, scaling, table)
+            takes_s[running] = np.nan_to_num(takes_s[running], nan=self.unknown_s)
+            takes_s = frozen(takes_s)
+            more, reserved_s = backfill(
+                o, queue, takes_s, WEIGHTED, running, draft.holder, requests, draft.columns
             )
             draft.start(more)
         elif first >= 0:
@@ -346,7 +379,8 @@ class NodeAllocation(AllocationStage):
             "s422_order": ranking.waiting[:5],
             "s422_ratio": ranking.ratio[:5],
             "s422_overdue": overdue,
-        }
+            "s422_reserved_s": reserved_s,
+        }, takes_s
 
     def _start_first(
         self, draft: Draft, queue: Ints, requests: RequestColumns, intervals: Ints | None
@@ -374,8 +408,11 @@ class NodeAllocation(AllocationStage):
                 workers //= 2
         return started
 
-    def _preempt(self, draft: Draft, ranking: Ranking, overdue: bool) -> dict[str, Any]:
-        """S422: stop running jobs for waiting ones of higher priority that need much less time."""
+    def _preempt(self, draft: Draft, ranking: Ranking, takes_s: Floats | None) -> dict[str, Any]:
+        """S422: stop running jobs for waiting ones of higher priority that need much less time.
+
+        With `takes_s`, by row, what they take is reserved for another once it is free: they end before that.
+        """
         o = draft.observation
         left = ~draft.touched(ranking.waiting)
         queue, standing = ranking.waiting[left][:_PREEMPTING], ranking.waiting_a[left][:_PREEMPTING]
@@ -384,11 +421,13 @@ class NodeAllocation(AllocationStage):
         key, bar = np.nan_to_num(o.jobs.service_s[queue], nan=math.inf), self._bars(o, running)
         if not key.min(initial=math.inf) < bar.max(initial=-math.inf):
             return {"s422_stopped": NO_ROWS}
-        room = draft.without_free() if overdue else draft.columns
+        room = draft.columns if takes_s is None else draft.without_free()
         stopped, grants, _ = start_with_preemption(
             o, frozen(queue), frozen(key), frozen(standing), WEIGHTED, running, bar,
             ranking.running_a[able], draft.holder, request_columns(o), room,
         )  # fmt: skip
+        if takes_s is not None:
+            stopped, grants = _that_end_sooner(grants, takes_s, draft.holder)
         draft.stop(stopped.tolist())
         draft.start(grants)
         return {"s422_stopped": stopped}
@@ -439,11 +478,54 @@ def _waited_s(o: Observation, row: int) -> float:
     return float(np.nan_to_num(o.jobs.waited_s[row]) + max(o.time_s - o.jobs.queued_since_s[row], 0.0))
 
 
-def _takes_s(o: Observation, rows: Ints) -> Floats:
-    """How long (s) jobs will run, by row of the jobs table: those that have run before restart first."""
-    jobs, takes_s = o.jobs, o.jobs.service_s.copy()
-    takes_s[rows] += np.where(jobs.attained_gpu_s[rows] > 0.0, np.nan_to_num(jobs.restart_s[rows]), 0.0)
-    return frozen(takes_s)
+def _one_after_another(rows: Ints, draft: Draft) -> Ints:
+    """Job rows about which nothing is decided, each where it is first."""
+    _, first = np.unique(rows, return_index=True)
+    rows = rows[np.sort(first)]
+    return frozen(rows[~draft.touched(rows)])
+
+
+def _takes_s(
+    draft: Draft, nodes: NodeState, running: Ints, queue: Ints, requests: RequestColumns, scaling: ScalingColumns,
+    table: TableColumns,
+) -> Floats:  # fmt: skip
+    """How long (s) jobs will run, by row of the jobs table: with the GPUs that they have, or would start with.
+
+    Those that have run before restart first. What waits counts with the slowest GPU model that it may get.
+    """
+    o, jobs = draft.observation, draft.observation.jobs
+    takes_s = jobs.service_s.copy()
+    rows = np.concatenate((running, queue)).astype(np.int64)
+    ran_s = np.where(jobs.state[rows] == RUNNING, np.nan_to_num(o.time_s - jobs.started_s[rows]), 0.0)
+    again = jobs.attained_gpu_s[rows] > jobs.gpus_held[rows] * ran_s * (1.0 + 1e-9)
+    takes_s[rows] += np.where(again, np.maximum(np.nan_to_num(jobs.restart_s[rows]) - ran_s, 0.0), 0.0)
+    if len(o.gpu_models) > 1:
+        pace = paces(o, nodes.model_speed, rows)
+        slowest = np.where(pace > 0.0, pace, np.inf).min(axis=1)
+        offset, gpu = held_gpus(draft.holder, running)
+        own = pace[np.arange(len(running)), slowest_models(o, nodes, offset, gpu)]
+        slowest[: len(running)] = np.where((np.diff(offset) > 0) & (own > 0.0), own, slowest[: len(running)])
+        takes_s[rows] /= np.where(np.isfinite(slowest), slowest, 1.0)
+    held, waits = elastic_rows(o, running), elastic_rows(o, queue)
+    if len(held) or len(waits):
+        columns = elastic_columns(draft, nodes, held)
+        takes_s[held] *= slower(columns, np.diff(columns[1]), o, scaling, table)
+        columns = elastic_columns(draft, nodes, waits)
+        takes_s[waits] *= slower(columns, requests[1][waits], o, scaling, table)
+    return takes_s
+
+
+def _that_end_sooner(grants: GrantColumns, takes_s: Floats, holder: Ints) -> tuple[Ints, GrantColumns]:
+    """Of grants those that end no later than who holds their GPUs now, and who that is."""
+    job, offset, gpu, share = grants
+    stopped, parts = [NO_ROWS], []
+    for k, row in enumerate(job.tolist()):
+        some = slice(offset[k], offset[k + 1])
+        before = holder[gpu[some]]
+        if before.min() >= 0 and takes_s[row] <= takes_s[before].min():
+            stopped.append(before)
+            parts.append((job[k : k + 1], offset[k : k + 2] - offset[k], gpu[some], share[some]))
+    return np.unique(np.concatenate(stopped)), joined(parts) if parts else NO_GRANTS
 
 
 def _changed(draft: Draft, values: dict[str, Any]) -> dict[str, Any]:

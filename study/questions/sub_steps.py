@@ -165,7 +165,7 @@ def _s4(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         rows = np.asarray(v.get(f"s422_{key}", ()), dtype=np.int64)
         done += [f"{what}: {_some(name(k) for k in rows.tolist())}"] if len(rows) else []
     if v.get("s422_overdue", -1) >= 0:
-        done.append(f"{name(int(v['s422_overdue']))} is overdue, nothing may delay it")
+        done.append(f"nothing may delay {name(int(v['s422_overdue']))}, which has waited for long")
     if "s422_fallback" in v:
         done.append(f"the formula decided: {v['s422_fallback']}")
     yield "S422", "; ".join(done)

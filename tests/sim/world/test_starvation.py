@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import equipoise
 from equipoise.policies.baselines.allocation import Easy, Fifo, FifoGreedy, Las, Sjf, SjfGreedy, Srtf
 from equipoise.policies.registry import make_stage
 from equipoise.policies.stages.s4 import NodeAllocation
@@ -129,3 +130,84 @@ def test_parameters_of_patience_are_checked():
                 {"longest_wait_s": -5.0}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(bad))):
             make_stage("s4", bad)
+
+
+class Told(NodeAllocation):
+    """S4 that notes of each decision: (time, head and its reserved time, who starts, who is overdue, who waits)."""
+
+    def refine(self, observation, plan, memory):
+        found, memory = super().refine(observation, plan, memory)
+        values, jobs, rows = found.reasons[-1].values, observation.jobs, observation.waiting
+        waited_s = np.nan_to_num(jobs.waited_s[rows]) + observation.time_s - jobs.queued_since_s[rows]
+        due_s = np.minimum(self.reserve_after_s + self.slowdown * jobs.duration_s[rows], self.longest_wait_s)
+        late = {int(row): float(s) for row, s in zip(rows, waited_s - due_s, strict=True) if s >= 0.0}
+        head = (values["s422_overdue"], values["s422_reserved_s"]) if "s422_overdue" in values else None
+        began = set()
+        if found.allocation is not None:
+            held = np.diff(found.allocation.offset) > 0
+            began = set(found.allocation.job[held].tolist())
+        DECISIONS.append((observation.time_s, head, began, late, set(rows.tolist())))
+        return found, memory
+
+
+DECISIONS = []
+
+
+def mixed_queue(rng):
+    """50 jobs for 10 GPUs on two accelerators: of fixed and other durations, parts of GPUs, elastic training."""
+    jobs, arrival_s = [], 0.0
+    for k in range(50):
+        arrival_s += rng.exponential(120.0)
+        gpus, duration_s, kind = (
+            int(rng.choice([1, 1, 2, 3, 4, 8])),
+            float(rng.uniform(60.0, 1200.0)),
+            rng.random(),
+        )
+        own = {"gpus": gpus, "duration": duration_s}
+        if kind < 0.2:
+            own = {"gpus": gpus, "model": "m", "steps": int(duration_s), "global_batch": 32, "workers_min": 1,
+                   "workers_max": 2 * gpus}  # fmt: skip
+        elif kind < 0.4:
+            own |= {"gpus": 1, "gpu_share": float(rng.choice([0.25, 0.5]))}
+        elif kind < 0.5:
+            own |= {"gpus_min": 1}
+        jobs.append({"name": f"j{k}", "arrival": arrival_s, "priority": float(rng.choice([1, 1, 5])), **own})
+    second = {"name": "b", "gpus": 2} | ({"accelerator": "h100_sxm"} if rng.random() < 0.5 else {})
+    return {
+        "schema_version": 1, "name": "mixed", "cluster": {"nodes": [{"name": "a", "count": 2, "gpus": 4}, second]},
+        "workload": {"models": {"m": {"fixed_time": 0.05, "sample_time": 0.03, "parameters": 1e6}}, "jobs": jobs},
+    }  # fmt: skip
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), slowdown=st.sampled_from([0.0, 1.0, 5.0]))
+def test_nothing_delays_the_job_that_has_the_reservation(seed, slowdown):
+    """The time reserved for it never moves later by more than a step (1 s), unless another is overdue longer."""
+    DECISIONS.clear()
+    policy = Told(reserve_after_s=300.0, slowdown=slowdown, longest_wait_s=3000.0)
+    equipoise.run(mixed_queue(np.random.default_rng(seed)), policy=policy)
+    head, by_s = -1, math.inf
+    for time_s, told, began, late, waiting in DECISIONS:
+        other = any(s >= late.get(head, 0.0) for row, s in late.items() if row != head)
+        if other or head in began or head not in waiting:
+            head, by_s = -1, math.inf
+        assert time_s <= by_s + 1.5
+        if told is None or told[0] < 0 or told[0] in began:
+            continue
+        assert told[0] != head or not told[1] > by_s + 1.5
+        by_s = min(by_s, math.inf if math.isnan(told[1]) else told[1]) if told[0] == head else told[1]
+        head, by_s = told[0], math.inf if math.isnan(by_s) else by_s
+
+
+def test_small_jobs_that_come_later_do_not_pass_the_first_for_hours():
+    """Jobs of 2 GPUs for an hour keep 60 of 64 busy; one of 48 comes at 3 h and reserves after an hour.
+
+    16 GPUs may stay busy: with those of the last 16 min. The others have ended 44 min after that.
+    """
+    small = {"name": "small", "count": 240, "spacing": "2 min", "gpus": 2, "duration": "1 h"}
+    large = {"name": "large", "gpus": 48, "arrival": "3 h", "duration": "4 h", "priority": 10}
+    case = {"schema_version": 1, "name": "late", "cluster": {"nodes": [{"count": 8, "gpus": 8}]},
+            "workload": {"jobs": [small, large]}}  # fmt: skip
+    jobs = equipoise.run(case, policy="s4").jobs
+    row = list(jobs["name"]).index("large")
+    assert jobs["start_s"][row] - 3 * 3600.0 <= 3600.0 + 46 * 60.0
