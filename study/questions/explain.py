@@ -13,14 +13,16 @@ import numpy as np
 
 from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.contract import Decision, Plan, Reason
-from equipoise.policies.observation import RUNNING, WAITING, Ints, Observation
+from equipoise.policies.observation import RUNNING, WAITING, Bools, Ints, Observation
 from equipoise.policies.queues.limits import (
+    ROUNDING,
     Quota,
     allowed_nodes,
     amounts_of,
     bound,
     describe,
     held_amounts,
+    node_model,
 )
 from equipoise.policies.queues.places import least_gpus, place_job
 from equipoise.policies.record.journal import JournalError, read
@@ -173,27 +175,55 @@ def _after(decision: Decision) -> tuple[Draft, Quota]:
 
 
 def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
-    """Why a job still waits after a decision."""
+    """Why a job still waits after a decision.
+
+    A limit is the cause only where the job would fit without it, or once those below its priority that use it are
+    gone: what they hold it could take from them, or has when they end.
+    """
     o = decision.observation
     draft, quota = _after(decision)
-    wanted, claim = least_gpus(o, row), int(o.jobs.claim[row])
-    share = float(min(o.jobs.gpu_share_requested[row], 1.0))
-    if claim >= 0:
-        room = quota.room(claim)
-        if wanted * share > max(room) + 1e-9:
-            return _limit(quota, claim, wanted * share)
-    allowed = allowed_nodes(o, row)
+    wanted, claim, allowed = least_gpus(o, row), int(o.jobs.claim[row]), allowed_nodes(o, row)
+    if claim < 0:
+        return _unplaced(draft, row, wanted, allowed) or _order(folder, decision, row)
+    counted = wanted * float(min(o.jobs.gpu_share_requested[row], 1.0))
+    room = np.array(quota.room(claim))
+    if counted > room.max(initial=0.0) + ROUNDING:
+        cause = _unplaced(_without_users(decision, draft, row, quota, counted), row, wanted, allowed)
+        if cause is not None and cause.kind == "topology":
+            return cause
+        return _limit(quota, claim, counted)
+    least = counted if o.jobs.one_gpu_model[row] else 0.0
+    lets = allowed & (room[np.maximum(node_model(o), 0)] + ROUNDING >= least)
+    cause = _unplaced(draft, row, wanted, lets)
+    if cause is not None and _unplaced(draft, row, wanted, allowed) is None:
+        return _limit(quota, claim, counted)
+    return cause or _order(folder, decision, row)
+
+
+def _unplaced(draft: Draft, row: int, wanted: int, allowed: Bools) -> Cause | None:
+    """Why what is free on these nodes does not do for a job; None where it does."""
     free = np.array(draft.columns.free)
-    mine, whole = int(free[allowed].sum()), int(free.sum())
-    if share >= 1.0 and mine < wanted:
-        if whole >= wanted:
+    if draft.observation.jobs.gpu_share_requested[row] >= 1.0 and free[allowed].sum() < wanted:
+        if free.sum() >= wanted:
             return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it may not use")
         return Cause("GPUs", f"{wanted} GPUs needed, fewer were free")
-    if place_job(draft, row, wanted) is None:
+    if place_job(draft, row, wanted, allowed=allowed) is None:
         return Cause(
             "topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory"
         )
-    return _order(folder, decision, row)
+    return None
+
+
+def _without_users(decision: Decision, draft: Draft, row: int, quota: Quota, gpus: float) -> Draft:
+    """What is free without the jobs of lower priority that use the limit which a job would break."""
+    o, jobs = decision.observation, decision.observation.jobs
+    limit = quota.first(int(jobs.claim[row]), gpus)
+    for other in [*o.running.tolist(), *_started(decision)]:
+        leaves = quota.leaves(int(jobs.claim[other])) if jobs.claim[other] >= 0 else []
+        uses = any(limit in quota.chain(leaf) for leaf in leaves)
+        if uses and jobs.priority[other] < jobs.priority[row] and len(draft.gpus_of(other)[0]):
+            draft.stop((other,))
+    return draft
 
 
 def _limit(quota: Quota, claim: int, gpus: float) -> Cause:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import inf, isnan, nan
 
 import numpy as np
 
@@ -66,6 +66,15 @@ def host_times(graphs: Sequence[Graph]) -> Slots:
         for number, gap in enumerate(graph.host_s):
             found[graph.key(number)].append(float(gap))
     return {key: max(0.0, min(gaps)) for key, gaps in found.items()}
+
+
+def least_host_times(graphs: Sequence[Graph]) -> Slots:
+    """Host time of each slot where nobody is slow: the least gap at its place, of any step and rank."""
+    least: dict[tuple[int, int], float] = defaultdict(lambda: inf)
+    own = host_times(graphs)
+    for (_, lane, place), gap in own.items():
+        least[lane, place] = min(least[lane, place], gap)
+    return {key: least[key[1:]] for key in own}
 
 
 @dataclass(frozen=True)

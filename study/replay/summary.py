@@ -15,10 +15,9 @@ from equipoise.study.display import digits, show
 from equipoise.study.replay.graph import Graph
 from equipoise.study.replay.replay import (
     NOTHING,
-    STRAGGLER_FREE,
     Change,
     group_class,
-    host_times,
+    least_host_times,
     step_times,
     typical,
 )
@@ -68,6 +67,12 @@ class Summary:
             f"straggler-free {show('x_s', self.free_s)}: stragglers cost {show('x_ratio', max(0.0, lost))} "
             f"of the step, {digits(self.measured_s / self.free_s)}x",
         ]
+        if self.ranks == 1:
+            lines[1] = "one rank: there are no others that it could be slower than"
+            if self.steps > 1:
+                lines[1] += (
+                    f"; if all its steps had the least gaps of any, one would take {show('x_s', self.free_s)}"
+                )
         for title, effects in (
             ("what if one class of operations took its typical time", self.classes),
             ("what if one rank were as fast as the others", self.slow_ranks),
@@ -88,13 +93,12 @@ def summarise(
     graphs: Sequence[Graph],
     asked: Sequence[Change] = (),
     *,
-    host_is_fixed: bool = False,
     told: Callable[[int], None] = lambda done: None,
 ) -> Summary:
     """Replays every step as recorded, without stragglers, and under each change.
 
-    host_is_fixed: host time stays (at its least) in a straggler-free step, as for kernels that wait for launches;
-    else it counts as straggling.
+    Without stragglers all take their typical time, and host time is the least of any rank and step: what all have
+    is no straggling.
     """
     usual = typical(graphs)
     kinds = sorted({_kind(graph, k) for graph in graphs for k in range(len(graph.operations))})
@@ -107,19 +111,17 @@ def summarise(
         Change("all communication", kinds=tuple(sorted(grouped))),
         Change("no host time", kinds=(), host=0.0),
     ]
-    changes = [NOTHING, STRAGGLER_FREE, *by_class, *by_rank, *asked]
+    changes = [NOTHING, *by_class, *by_rank, *asked]
     times = step_times(graphs, changes, usual, told=told)
     measured = np.array([graph.measured_s for graph in graphs])
     means = times.mean(axis=0)
-    free_s = float(means[1])
-    if host_is_fixed:
-        calm = Change("straggler-free")
-        free_s = float(step_times(graphs, [calm], usual, host_times(graphs)).mean())
+    calm = Change("straggler-free")
+    free_s = float(step_times(graphs, [calm], usual, least_host_times(graphs)).mean())
     effects = [
         Effect(change.name, float(mean), 1 - float(mean) / float(means[0]))
         for change, mean in zip(changes, means, strict=True)
     ]
-    first, second = 2 + len(by_class), 2 + len(by_class) + len(by_rank)
+    first, second = 1 + len(by_class), 1 + len(by_class) + len(by_rank)
     return Summary(
         len(graphs),
         len(ranks),
@@ -127,7 +129,7 @@ def summarise(
         float(means[0]),
         float(np.median(np.abs(times[:, 0] / measured - 1))),
         free_s,
-        _ranked(effects[2:first]),
+        _ranked(effects[1:first]),
         _ranked(effects[first:second]),
         tuple(effects[second:]),
     )

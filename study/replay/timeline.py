@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,17 @@ import numpy as np
 
 from equipoise.policies.files import write_whole
 from equipoise.study.replay.graph import Graph
-from equipoise.study.replay.replay import STRAGGLER_FREE, Typical, replay, typical
+from equipoise.study.replay.replay import Slots, Typical, least_host_times, replay, typical
 
 
-def write_timeline(graph: Graph, path: Path, usual: Typical | None = None) -> None:
-    """Writes the step; process = version and rank, thread = lane. Raises OSError."""
-    events = list(_events(graph, usual or typical([graph])))
+def write_timeline(graphs: Sequence[Graph], path: Path) -> None:
+    """Writes the first step; process = version and rank, thread = lane. Raises OSError."""
+    events = list(_events(graphs[0], typical(graphs), least_host_times(graphs)))
     content = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
     write_whole(path, gzip.compress(content.encode(), mtime=0))
 
 
-def _events(graph: Graph, usual: Typical) -> Iterator[dict[str, Any]]:
+def _events(graph: Graph, usual: Typical, least_s: Slots) -> Iterator[dict[str, Any]]:
     durations = np.array(
         [[op.duration_s, usual.compute_s.get(op.like, op.duration_s)] for op in graph.operations]
     )
@@ -33,7 +33,7 @@ def _events(graph: Graph, usual: Typical) -> Iterator[dict[str, Any]]:
             for took, like in zip(graph.group_s, likes, strict=True)
         ]
     ).reshape(-1, 2)
-    host = np.outer(graph.host_s, [1.0, STRAGGLER_FREE.host])
+    host = np.array([[gap, least_s[graph.key(k)]] for k, gap in enumerate(graph.host_s)])
     times = replay(graph, durations, groups, host)
     ranks = sorted({op.rank for op in graph.operations})
     for version, name in enumerate(("recorded", "straggler-free")):

@@ -40,7 +40,6 @@ def replay(
     from equipoise.sim.scenario.tree import InputError
     from equipoise.study.folders import check_target
     from equipoise.study.replay.graph import graphs
-    from equipoise.study.replay.replay import typical
     from equipoise.study.replay.summary import parse_change, summarise
     from equipoise.study.replay.timeline import write_timeline
 
@@ -54,11 +53,8 @@ def replay(
     except OSError as error:
         raise InputError([f"{error.filename}: cannot be read: {error.strerror}"]) from error
     changes = [parse_change(text, found) for text in asked]
-    fixed = any(op.lane for op in operations)  # launches of kernels, not a scheduler's host time
     with progress(state.quiet, "replay", "steps") as tell:
-        summary = summarise(
-            found, changes, host_is_fixed=fixed, told=lambda done: tell(done, len(found), f"step {done}")
-        )
+        summary = summarise(found, changes, told=lambda done: tell(done, len(found), f"step {done}"))
     say(summary.as_json() if form == "json" else summary.as_text())
     if timeline is not None:
-        write_timeline(found[0], Path(timeline), typical(found))
+        write_timeline(found, Path(timeline))

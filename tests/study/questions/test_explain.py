@@ -88,6 +88,23 @@ def test_places_topology_and_order(tmp_path: Path) -> None:
     }
 
 
+def test_a_limit_is_the_cause_only_where_the_job_would_fit_without_it(tmp_path: Path) -> None:
+    """On each of two nodes of 4 a job of 2 and one of 1 of low priority run: 2 GPUs are free, 2 of the limit's 8.
+
+    4 on one node are not free whatever the limit says; 4 anywhere are once the jobs of low priority are gone.
+    """
+    held = [job(f"eq{k}", 2, gpu_types=[k], qos="q", priority=5) for k in "ah"]
+    held += [job(f"low{k}", 1, 1, gpu_types=[k], qos="q") for k in "ah"]
+
+    def main(name: str, **more: Any) -> set[str]:
+        jobs = [*held, job("x", 4, 5, qos="q", priority=5, **more)]
+        folder = made(tmp_path / name, jobs, "multifactor", qos=[{"name": "q", "gpus": 8}])
+        return {kind for kind, _ in causes(folder, "x")}
+
+    assert main("together", together="node-required") == {"topology"}
+    assert main("anywhere") == {"limit"}
+
+
 def test_a_reservation_and_who_went_first(tmp_path: Path) -> None:
     jobs = [
         job("r", 6),

@@ -147,6 +147,23 @@ def test_the_slow_rank_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ends[1] < ends[0]
 
 
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_what_all_have_is_no_straggling(
+    ranks: int, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 ms of computing, a gap of 980 ms, 10 ms: nobody is slower than another, and the step takes 1 s."""
+    rows = ["step,rank,dp_rank,stage,optype,start_ts,duration,seq_id"]
+    rows += [
+        f"{step},{rank},{rank},0,forward-compute,{2 * step + at},0.01,{k}"
+        for step in range(steps) for rank in range(ranks) for k, at in enumerate((0.0, 0.99))
+    ]  # fmt: skip
+    (tmp_path / "ops.csv").write_text("\n".join(rows))
+    assert main(["replay", str(tmp_path / "ops.csv")]) == OK
+    told = "one rank: there are no others" if ranks == 1 else "stragglers cost 0 % of the step, 1.00x"
+    assert told in capsys.readouterr().out
+    assert summarise(graphs(read_operations([tmp_path / "ops.csv"]))).free_s == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
