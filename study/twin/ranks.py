@@ -4,8 +4,10 @@ A rank is slow when it takes more than `SLOW` times what the others take (their 
 round does not grow with its samples is learnt from the rounds around changes of shares (`policies.growth`); where
 these never changed, a rank that is slower per sample but not per round is neither called slow nor cleared. The part
 of its round that exceeds the others' most is the cause. Slow computing is put down to heat when the clock is lower,
-and to the host when the process was preempted more often. The exchange is the time of the rank that waits least:
-a slow link holds up all ranks alike, so that it is shown for the job, and no rank is blamed.
+and to the host when the process was preempted more often, by so much as can explain it. The exchange is the time of
+the rank that waits least: a slow link holds up all ranks alike, and so does a rank that is slow after its last
+gradient, so that it is shown for the job, and no rank is blamed. What a rank takes there in rounds without an
+exchange is its computing in all rounds.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ _PIECE = 8  # rounds of the same shares that are looked at together
 _UNEQUAL = 1.1  # times the others' samples
 _LOW_CLOCK = 0.95  # of the others' clock
 _PREEMPTED = 3.0  # times as often as the others, per second
+_TAKEN_S = 0.01  # at most that another program takes at once
 _NETWORK = 0.3  # of a round
 _PARTS = {"compute": "compute_s", "input": "stall_s", "host": "update_s"}
 _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
@@ -102,9 +105,12 @@ def diagnose(folder: Path, last: int | None = None) -> Diagnosis:
             [f"{folder}: {len(timed)} rounds were timed on every rank, {LEAST_ROUNDS} are needed"]
         )
     table = _table(rows, timed)
+    exchanged = np.array([any(found[k]["exchanged"] for found in rows.values()) for k in timed])
+    if not exchanged.all():
+        alone_s = np.minimum(np.median(table["tail_s"][:, ~exchanged], axis=1)[:, None], table["tail_s"])
+        table["compute_s"], table["tail_s"] = table["compute_s"] + alone_s, table["tail_s"] - alone_s
     tail = table["tail_s"]
     shortest = tail.min(axis=0)
-    exchanged = np.array([any(found[k]["exchanged"] for found in rows.values()) for k in timed])
     exchange_s = float(np.median(shortest[exchanged])) if exchanged.any() else math.nan
     spent = sum(table[name] for name in _TIMES)
     law = growth.law
@@ -228,7 +234,7 @@ def _judged(
         if not known and fewer and not mine["round_s"] > SLOW * theirs("round_s"):
             cause = "unclear"
         elif cause == "compute":
-            cause, more = _why_computing(mine, theirs("clock_ratio"), theirs("preempted_per_s"))
+            cause, more = _why_computing(mine, theirs("clock_ratio"), theirs("preempted_per_s"), slower)
             evidence += more
     values = {name: mine[name] for name in (*shown, "samples", "wait_s")}
     device = {name: mine[name] for name in ("clock_ratio", "temperature_c", "preempted_per_s")}
@@ -239,11 +245,14 @@ def _round_of(samples: float) -> str:
     return f"round of {samples:.0f} samples"
 
 
-def _why_computing(mine: Mapping[str, float], clock: float, preempted: float) -> tuple[str, str]:
+def _why_computing(
+    mine: Mapping[str, float], clock: float, preempted: float, slower: float
+) -> tuple[str, str]:
     if mine["clock_ratio"] < _LOW_CLOCK * clock:
         heat = f" at {mine['temperature_c']:.0f} degrees" if math.isfinite(mine["temperature_c"]) else ""
         return "thermal", f"; clock at {mine['clock_ratio']:.0%} of its highest{heat}, the others {clock:.0%}"
-    if mine["preempted_per_s"] > max(_PREEMPTED * preempted, 1.0):
+    explains = mine["preempted_per_s"] * _TAKEN_S > 0.5 * (1.0 - 1.0 / slower)
+    if explains and mine["preempted_per_s"] > max(_PREEMPTED * preempted, 1.0):
         often = f"{mine['preempted_per_s']:.0f} times a second, the others {preempted:.0f}"
         return "host", f"; other programs took its processor {often}"
     return "compute", ""
@@ -282,8 +291,8 @@ def render(found: Diagnosis) -> str:
     part = found.exchange_s / found.round_s
     if part > _NETWORK:
         lines.append(
-            f"network: an exchange takes {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on "
-            "all ranks; whose link is slow does not show here"
+            f"exchange: {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: the "
+            "network, or a rank that is slow after its last gradient; which, and whose, does not show here"
         )
     return "\n".join([*lines, *_speed_lines(found)]) + "\n"
 

@@ -47,6 +47,8 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
             "host",
             "other programs took its processor 400 times a second",
         ),
+        # 9 times a second for 10 ms at most is 9 % of its time; it takes 60 % more than the others.
+        ({"compute_s": 0.2}, {"preempted": 9}, "compute", "25 ms per sample, the others 10 ms"),
         (
             {"compute_s": 0.2},
             {"clock_ratio": 0.6, "temperature_c": 91},
@@ -116,7 +118,21 @@ def test_speeds_over_time_are_shown(tmp_path: Path) -> None:
 def test_a_slow_network_is_the_jobs(tmp_path: Path) -> None:
     found = diagnose(write(tmp_path / "run", [{"tail_s": 0.3}, {"tail_s": 0.31}]))
     assert [rank.cause for rank in found.ranks] == [None, None]
-    assert "network: an exchange takes 300 ms" in render(found)
+    told = render(found)
+    assert "exchange: 300 ms" in told
+    assert "the network, or a rank that is slow after its last gradient" in told
+
+
+def test_slow_after_its_last_gradient_is_computing(tmp_path: Path) -> None:
+    """Every second round exchanges for 20 ms; rank 1 takes 200 ms after its gradient in all, the others wait."""
+    meets = [k % 2 == 0 for k in range(20)]
+    own = [0.22 if there else 0.2 for there in meets]
+    other = [0.22 if there else 0.0 for there in meets]
+    found = diagnose(
+        write(tmp_path / "run", [{"exchanged": meets, "tail_s": t} for t in (other, own, other)])
+    )
+    assert [rank.cause for rank in found.ranks] == [None, "compute", None]
+    assert found.exchange_s == pytest.approx(0.02)
 
 
 def test_the_command_needs_no_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
