@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from equipoise.formats.kueue.values import gpus_of
 from equipoise.formats.text.tally import Change
@@ -174,3 +175,25 @@ class KueueObjects:
     nodes: tuple[KubeNode, ...] = ()
     priority_classes: Mapping[str, int] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
+
+
+def merged(parts: Sequence[KueueObjects]) -> KueueObjects:
+    """The objects of several files of one cluster; of those of one kind, namespace and name the last."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for key in (
+        "cluster_queues",
+        "local_queues",
+        "cohorts",
+        "flavors",
+        "topologies",
+        "workloads",
+        "pods",
+        "nodes",
+    ):
+        every = [thing for part in parts for thing in getattr(part, key)]
+        found[key] = tuple(
+            {(getattr(x, "namespace", ""), x.name, getattr(x, "kind", "")): x for x in every}.values()
+        )
+    classes = {name: value for part in parts for name, value in part.priority_classes.items()}
+    changes = tuple(change for part in parts for change in part.changes)
+    return KueueObjects(**found, priority_classes=classes, changes=changes)

@@ -145,6 +145,46 @@ Ca 1 "H-2"  # "n2 mlx5_0"
 """
 
 
+def test_files_of_one_kubernetes_cluster_are_read_together(tmp_path: Path) -> None:
+    """18 nodes of 8 GPUs in two racks, a quota of their 144 and the topology: one cluster, in either order."""
+    level = "cloud.provider.com/topology-rack"
+    nodes = [
+        {
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": f"n{k}", "labels": {level: f"r{k // 9}", "kubernetes.io/hostname": f"n{k}"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "96"}},
+        }
+        for k in range(18)
+    ]  # fmt: skip
+    (tmp_path / "nodes.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
+    resource = {"name": "nvidia.com/gpu", "nominalQuota": 144}
+    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "f", "resources": [resource]}]}]
+    objects = [
+        {"kind": "ClusterQueue", "metadata": {"name": "q"}, "spec": {"resourceGroups": groups}},
+        {"kind": "ResourceFlavor", "metadata": {"name": "f"}, "spec": {"topologyName": "t"}},
+        {"kind": "Topology", "metadata": {"name": "t"}, "spec": {"levels": [{"nodeLabel": level}]}},
+    ]
+    lines = [json.dumps({"apiVersion": "kueue.x-k8s.io/v1beta1", **thing}) for thing in objects]
+    (tmp_path / "queues.yaml").write_text("\n---\n".join(["kind: List", *lines]))
+    out = tmp_path / "lab.yaml"
+    for order in (("queues.yaml", "nodes.json"), ("nodes.json", "queues.yaml", "nodes.json")):
+        out.write_text(import_site([tmp_path / name for name in order], out=out))
+        cluster = load(out).cluster
+        assert sum(group.count * group.gpus for group in cluster.nodes) == 144
+        assert isinstance(cluster.topology, Tree)
+        assert cluster.topology.nodes_per_rack == 9
+
+
+def test_nodes_that_two_files_tell_count_once(tmp_path: Path) -> None:
+    """slurm.conf tells the GPUs of 4 nodes and none of 2 others, sinfo those of all: 4 x 4 and 2 x 8."""
+    slurm = "ClusterName=x\nNodeName=g[01-04] CPUs=8 Gres=gpu:a100:4\nNodeName=h[01-02] CPUs=8\n"
+    sinfo = "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST GRES\ngpu up 1-0 4 idle g[01-04] gpu:a100:4\n"
+    files = write(tmp_path, slurm=slurm, sinfo=sinfo + "gpu up 1-0 2 idle h[01-02] gpu:h100:8\n")
+    (tmp_path / "s.yaml").write_text(import_site(files[::-1], out=tmp_path / "s.yaml"))
+    groups = load(tmp_path / "s.yaml").cluster.nodes
+    assert [(group.count, group.gpus) for group in groups] == [(4, 4), (2, 8)]
+
+
 def test_a_machine_and_a_fabric(tmp_path: Path) -> None:
     machine, fabric = write(tmp_path, nccl=NCCL, ib=FABRIC)
     out = tmp_path / "s.yaml"

@@ -95,6 +95,19 @@ class Site:
         if lines:
             self.aside.setdefault(heading, []).extend(lines)
 
+    def add_nodes(self, told: Nodes) -> None:
+        """Add nodes, but for those that another file told already: what it said holds, unless it told no GPUs."""
+        known = {name: group for group in self.nodes for name in group.names}
+        new = [name for name in told.names if name not in known or (told.gpus and not known[name].gpus)]
+        if told.names and not new:
+            return
+        for group in self.nodes:
+            if group.gpus != told.gpus and any(name in new for name in group.names):
+                group.names = tuple(name for name in group.names if name not in new)
+                group.count = len(group.names)
+        self.nodes = [group for group in self.nodes if group.count]
+        self.nodes.append(replace(told, names=tuple(new), count=0 if told.names else told.count))
+
     def count_cores(self) -> None:
         """Take each core for a GPU, for clusters without. Raises InputError where cores are not told."""
         for group in self.nodes:

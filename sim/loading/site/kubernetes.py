@@ -67,7 +67,7 @@ def _add_nodes(site: Site, found: KueueObjects) -> None:
         cores, memory = int(node.allocatable.get("cpu", 0.0)), node.allocatable.get("memory", 0.0)
         equal.setdefault((int(node.gpus), kind, cores, memory), []).append(node.name)
     for (gpus, kind, cores, memory), names in equal.items():
-        site.nodes.append(Nodes(tuple(names), gpus, kind, cores or None, memory or None))
+        site.add_nodes(Nodes(tuple(names), gpus, kind, cores or None, memory or None))
     levels = [level for t in found.topologies[:1] for level in t.levels if level != _HOST]
     if levels:
         _add_levels(site, found.nodes, levels)

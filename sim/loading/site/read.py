@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.formats.kueue.objects import merged
 from equipoise.formats.read import read
 from equipoise.formats.recognise import recognise
 from equipoise.formats.slurm.scontrol import nodes_of, partitions_of
@@ -48,8 +49,12 @@ def import_site(
     site, unit = Site(), "CPUs" if count == "cpus" else "GPUs"
     found = sorted(((_kind(file), Path(file)) for file in files), key=lambda pair: _ORDER.index(pair[0]))
     try:
-        for kind, path in found:
-            _add(site, kind, read(path, kind), unit, gpus)
+        parts = [(kind, read(path, kind)) for kind, path in found]
+        kueue = merged([part for kind, part in parts if kind == "kueue"])
+        for kind in dict.fromkeys(kind for kind, _ in parts):
+            same = [part for other, part in parts if other == kind]
+            for part in [kueue] if kind == "kueue" else same:
+                _add(site, kind, part, unit, gpus)
     except FormatError as error:
         raise InputError([str(error)]) from error
     if not site.nodes:
@@ -132,7 +137,7 @@ def _add_trace_nodes(site: Site, nodes: TraceNodes) -> None:
     for (gpus, kind, cores, memory), rows in equal.items():
         names, model = tuple(nodes.name[k] for k in rows), nodes.gpu_type.values[int(kind)]
         held = memory if memory > 0 else None
-        site.nodes.append(Nodes(names, max(int(gpus), 0), model, max(int(cores), 0) or None, held))
+        site.add_nodes(Nodes(names, max(int(gpus), 0), model, max(int(cores), 0) or None, held))
 
 
 def _add_machine(site: Site, node: Nodes, remarks: Sequence[str], kind: str) -> None:

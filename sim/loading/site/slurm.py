@@ -27,7 +27,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
             site.add_aside("Nodes that are not there yet", f"{span(line.names)}: State={line.state}")
             continue
         memory = line.memory_bytes if line.memory_bytes > 0 else None
-        site.nodes.append(Nodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
+        site.add_nodes(Nodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
         if line.state.upper() not in ("UNKNOWN", "CLOUD", "IDLE"):
             site.add_aside("States of nodes", f"{line.names[0]} ...: {line.state}")
     used = add_scheduling(site, config)
@@ -153,4 +153,4 @@ def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
     site.add_aside("Features of nodes", *(f"{span(names)}: {features}" for features, names in told.items()))
     for (gpus, kind, cpus, memory), names in equal.items():
         if names:
-            site.nodes.append(Nodes(tuple(names), gpus, kind, cpus or None, memory or None))
+            site.add_nodes(Nodes(tuple(names), gpus, kind, cpus or None, memory or None))
