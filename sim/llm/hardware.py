@@ -1,7 +1,8 @@
 """What a training step needs to know of accelerators and networks: a few data-sheet numbers.
 
 Sources: NVIDIA data sheets of V100, A100, H100, H200, GH200, B200, GB200; rates are dense (no sparsity), bytes/s of
-links are one direction. They are here so that a shape can be predicted without a profile; a profile overrides them.
+links are one direction, memory is what the driver shows (its origins: `scenarios/hardware/catalogue.yaml`; GH200:
+litgpt#1892; GB200: as B200). A shape can be predicted by them without a profile, which overrides them.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _TF = 1e12
 ACCELERATORS = {
     a.name: a
     for a in (
-        Accelerator("V100-32GB", 125 * _TF, 0, 32 * 2**30, 897 * _GB, 150 * _GB),
-        Accelerator("A100-40GB", 312 * _TF, 0, 40 * 2**30, 1555 * _GB, 300 * _GB),
-        Accelerator("A100-80GB", 312 * _TF, 0, 80 * 2**30, 2039 * _GB, 300 * _GB),
-        Accelerator("H100", 989 * _TF, 1979 * _TF, 80 * 2**30, 3350 * _GB, 450 * _GB),
-        Accelerator("H200", 989 * _TF, 1979 * _TF, 141e9, 4800 * _GB, 450 * _GB),
-        Accelerator("GH200", 989 * _TF, 1979 * _TF, 96e9, 4000 * _GB, 450 * _GB),
-        Accelerator("B200", 2250 * _TF, 4500 * _TF, 180e9, 7700 * _GB, 900 * _GB),
-        Accelerator("GB200", 2500 * _TF, 5000 * _TF, 186e9, 8000 * _GB, 900 * _GB),
+        Accelerator("V100-32GB", 125 * _TF, 0, 31.74 * 2**30, 897 * _GB, 150 * _GB),
+        Accelerator("A100-40GB", 312 * _TF, 0, 39.5 * 2**30, 1555 * _GB, 300 * _GB),
+        Accelerator("A100-80GB", 312 * _TF, 0, 79.2 * 2**30, 2039 * _GB, 300 * _GB),
+        Accelerator("H100", 989 * _TF, 1979 * _TF, 79.18 * 2**30, 3350 * _GB, 450 * _GB),
+        Accelerator("H200", 989 * _TF, 1979 * _TF, 139.8 * 2**30, 4800 * _GB, 450 * _GB),
+        Accelerator("GH200", 989 * _TF, 1979 * _TF, 94.88 * 2**30, 4000 * _GB, 450 * _GB),
+        Accelerator("B200", 2250 * _TF, 4500 * _TF, 178.2 * 2**30, 7700 * _GB, 900 * _GB),
+        Accelerator("GB200", 2500 * _TF, 5000 * _TF, 184.1 * 2**30, 8000 * _GB, 900 * _GB),
     )
 }

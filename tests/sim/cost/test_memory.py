@@ -25,7 +25,7 @@ def case(gpus: int = 2, batch: int = 128, speeds: tuple[float, ...] = (1.0,), **
     keys = {"fixed_time": 0.1, "parameters": 1e9, "precision": "bf16", "memory": memory, "gradient": 0.0}
     parallel, job = changes.pop("parallel", {}), changes.pop("job", {})
     nodes = [
-        {"name": f"n{k}", "count": gpus, "gpus": 1, "accelerator": "a100_sxm_80gb", "speed": speed}
+        {"name": f"n{k}", "count": gpus, "gpus": 1, "accelerator": "generic", "speed": speed}
         for k, speed in enumerate(speeds)
     ]
     sections = {

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.fit import PRIORS, FittedStack, fit, predict
 from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.memory import MemoryStack, memory, smallest_change
+from equipoise.sim.llm.memory import MemoryStack, memory, smallest_change, usable_bytes
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stack import Stack
@@ -237,13 +238,23 @@ def test_more_stages_than_layers_are_named() -> None:
         step_time(plan(pipeline=64, global_batch=64), Stack())
 
 
-def test_memory_of_accelerators_is_in_gib_up_to_the_h100_and_in_gb_later() -> None:
-    """Whole GiB up to the H100, GB for later ones."""
-    held = {name: accelerator.memory_bytes for name, accelerator in ACCELERATORS.items()}
-    assert held == {
-        "V100-32GB": 34_359_738_368, "A100-40GB": 42_949_672_960, "A100-80GB": 85_899_345_920,
-        "H100": 85_899_345_920, "H200": 141e9, "GH200": 96e9, "B200": 180e9, "GB200": 186e9,
+def test_memory_of_accelerators_is_what_their_drivers_show() -> None:
+    """A vendor's GB are GiB, less what drivers keep, GDDR6 less 1 / 16; what ran at 81.5 GB fits an H100."""
+    catalogue = load_profile("catalogue").accelerators
+    told = {
+        "v100_sxm2_32gb": 32, "a100_sxm_40gb": 40, "a100_sxm_80gb": 80, "h100_sxm": 80, "h100_pcie": 80,
+        "h200_sxm": 141, "b200": 180, "l40s": 45, "a10": 22.5, "t4": 15, "mi300x": 192, "tpu_v5e": 16,
     }  # fmt: skip
+    assert catalogue.keys() == {*told, "generic"}
+    for name, size in told.items():
+        assert 0.97 <= catalogue[name].memory_bytes.value / (size * 2**30) <= 0.995, name
+    for name, known in (
+        ("V100-32GB", "v100_sxm2_32gb"),
+        ("A100-40GB", "a100_sxm_40gb"),
+        ("H200", "h200_sxm"),
+    ):
+        assert ACCELERATORS[name].memory_bytes == pytest.approx(catalogue[known].memory_bytes.value, rel=1e-4)
+    assert usable_bytes(H100) > 81.5e9
 
 
 def test_elements_of_a_layer_with_shared_experts_by_hand() -> None:
