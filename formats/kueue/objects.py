@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,6 +162,9 @@ class KubeNode:
     labels: Mapping[str, str]
 
 
+READ = "Kueue's queues, cohorts, flavors and topologies, Nodes, Workloads, jobs of pod templates and Pods are read"
+
+
 @dataclass(frozen=True)
 class KueueObjects:
     """Every object of a file by kind, in its order. priority_classes: value of each class by name."""
@@ -175,6 +179,14 @@ class KueueObjects:
     nodes: tuple[KubeNode, ...] = ()
     priority_classes: Mapping[str, int] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
+
+    @property
+    def seen(self) -> str:
+        """Jobs and pods, what else the file holds that is not read, and what would be."""
+        jobs = Counter([*(workload.kind for workload in self.workloads), *("Pod" for _ in self.pods)])
+        found = [f"{count} {kind}" for kind, count in jobs.items()]
+        found += [f"{change.count} {change.reason}" for change in self.changes]
+        return "; ".join([", ".join(found), READ] if found else [READ])
 
 
 def merged(parts: Sequence[KueueObjects]) -> KueueObjects:

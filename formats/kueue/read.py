@@ -30,6 +30,7 @@ from equipoise.formats.text.yamlfile import load_documents
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _TOPOLOGY = "kueue.x-k8s.io/podset-"
+_SLICES = f"{_TOPOLOGY}slice-required-topology"
 _MODES = ("required", "preferred", "unconstrained")
 _UNSET: tuple[Any, ...] = (None, "", "None", "Never", {}, [])
 
@@ -53,7 +54,10 @@ def read_kueue(source: str | Path | bytes, *, name: str = "") -> KueueObjects:
         elif kind and thing.get("spec").value is not None and _pod_sets(thing):
             found.setdefault("workloads", []).append(_job(thing))
         else:
-            tally.add("left out", f"an object of kind {kind or '(none)'}", place)
+            group = thing.get("apiVersion").text().rpartition("/")[0] if kind else ""
+            tally.add(
+                "left out", f"an object of kind {kind or '(none)'}{f' of {group}' if group else ''}", place
+            )
     if not any(_title(document)[0] for document in objects):
         raise file.error(0, "no Kubernetes object: apiVersion and kind are needed")
     return KueueObjects(
@@ -188,6 +192,7 @@ def _workload(thing: Thing) -> Workload:
 def _pod_set(part: Thing) -> PodSet:
     count = part.get("count").whole(1)
     asked = {f"{_TOPOLOGY}{mode}-topology": part.get("topologyRequest", mode).text() for mode in _MODES}
+    asked[_SLICES] = part.get("topologyRequest", "podSetSliceRequiredTopology").text()
     asked |= part.get("template", "metadata", "annotations").texts()
     return _placed(
         part.get("name").text("main"), count, part.get("minCount").whole(count), part.get("template"), asked
@@ -204,12 +209,12 @@ def _placed(name: str, count: int, least: int, template: Thing, annotations: Map
         requests=pod_requests(template.get("spec")),
         topology=mode,
         level=annotations.get(f"{_TOPOLOGY}{mode}-topology", "") if mode in _MODES[:2] else "",
-        slice_level=annotations.get(f"{_TOPOLOGY}slice-required-topology", ""),
+        slice_level=annotations.get(_SLICES, ""),
     )
 
 
 def _pod_sets(thing: Thing) -> tuple[PodSet, ...]:
-    """The pods of a Job, a JobSet, or a training job with replica specs; none for another kind."""
+    """The pods of a Job, a JobSet, Volcano's Job, or a training job with replica specs; none for another kind."""
     spec = thing.get("spec")
     if spec.get("template", "spec").value is not None:
         return (_job_pods("main", spec, 1, thing.get("metadata", "annotations").texts()),)
@@ -220,6 +225,8 @@ def _pod_sets(thing: Thing) -> tuple[PodSet, ...]:
             )
             for part in spec.get("replicatedJobs").members()
         )
+    if spec.get("tasks").value is not None:
+        return tuple(_job_pods(part.get("name").text(), part, 1, {}) for part in spec.get("tasks").members())
     for key, value in spec.value.items() if isinstance(spec.value, dict) else ():
         if str(key).endswith("ReplicaSpecs") and isinstance(value, dict):
             parts = [(str(role), spec.get(str(key), str(role))) for role in value]
@@ -243,7 +250,8 @@ def _job(thing: Thing) -> Workload:
         kind=thing.get("kind").text(),
         namespace=thing.get("metadata", "namespace").text("default"),
         name=_name(thing),
-        queue=labels.get(_QUEUE_LABEL, thing.get("metadata", "annotations").texts().get(_QUEUE_LABEL, "")),
+        queue=labels.get(_QUEUE_LABEL, thing.get("metadata", "annotations").texts().get(_QUEUE_LABEL, ""))
+        or thing.get("spec", "queue").text(),
         priority=None,
         priority_class=labels.get(_PRIORITY_LABEL, ""),
         pod_sets=_pod_sets(thing),

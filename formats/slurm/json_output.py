@@ -158,4 +158,5 @@ _ACCOUNTED: dict[str, Cell] = {
     "Constraints": text("constraints"),
     "Reservation": text("reservation.name"),
     "SubmitLine": text("submit_line"),
+    "SegmentSize": number("segment_size"),
 }

@@ -163,4 +163,5 @@ QUEUED: dict[str, Cell] = {
     "Restarts": number("restart_cnt"),
     "Hold": text("hold"),
     "Dependency": text("dependency"),
+    "SegmentSize": number("segment_size"),
 }

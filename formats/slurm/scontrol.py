@@ -26,6 +26,7 @@ _JOB_COLUMNS = {
     "AllocTRES": "AllocTRES", "TRES": "AllocTRES", "ReqTRES": "ReqTRES", "TresPerNode": "TRES_PER_NODE",
     "Gres": "TRES_PER_NODE", "Priority": "Priority", "Restarts": "Restarts", "Nice": "Nice",
     "Dependency": "Dependency", "Features": "Features", "Reservation": "Reservation", "Requeue": "Requeue",
+    "SegmentSize": "SegmentSize",
 }  # fmt: skip
 
 

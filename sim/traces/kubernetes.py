@@ -30,7 +30,9 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
     elif found.pods:
         made = [_of_gang(pods, unit) for pods in _gangs(found.pods)]
     else:
-        raise InputError([f"{file}: Kubernetes objects, but neither workloads nor pods among them"])
+        raise InputError(
+            [f"{file}: Kubernetes objects, but neither workloads nor pods among them: {found.seen}"]
+        )
     more = 0 if found.workloads else len(found.pods) - len(made)
     gangs = (Change("merged", "a further pod of a gang", more, 1),) if more else ()
     numbers = {key: np.array([row[key] for row in made], dtype=np.float64) for key in _NUMBERS}
@@ -53,7 +55,10 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
     order = np.array([float(str(row["priority"]) or 0.0) for row in made])
     if order.any():  # Kueue has 0 and below, a scenario is above 0
         rows.priority = order + max(0.0, 1.0 - float(order.min()))
-    rows.drop("never admitted, never started", np.isnan(numbers["start"]) & (rows.units > 0))
+    kinds = np.array([str(row["kind"]) for row in made])
+    for kind in dict.fromkeys(kinds.tolist()):
+        never = np.isnan(numbers["start"]) & (rows.units > 0) & (kinds == kind)
+        rows.drop(f"a {kind} that was never admitted or started, or a manifest without its status", never)
     rows.drop("had not ended when the file was written", np.isnan(numbers["end"]) & (rows.units > 0))
     rows.count(
         "lost its place at least once; the time since it was last admitted counts", numbers["evictions"] > 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from equipoise.formats.accelerators import is_slice
+from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.slurm.events import EventTable
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.values import NOT_GIVEN
@@ -14,6 +16,7 @@ from equipoise.formats.text.columns import Text
 from equipoise.sim.traces.rows import Rows, further
 from equipoise.sim.traces.trace import Bools, Column, Floats, Ints
 
+_SEGMENTS = "asks for segments of its nodes that stay in one block (--segment): not simulated"
 _TEXTS = ("cluster", "user", "account", "partition", "qos", "state", "gpu_type", "reason", "node_list")
 
 
@@ -67,8 +70,20 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
     rows.count("a slice of a GPU (MIG) counts as a GPU", sliced, "noted")
     several = jobs.gpu_type.floats(lambda kind: float("," in kind)) > 0
     rows.count("asks for several GPU types at once: taken to run on one of them", several)
+    rows.count(_SEGMENTS, _in_segments(jobs.other, len(jobs)))
     rows.count("arrival is when it became eligible, after submission", jobs.eligible_s > jobs.submit_s)
     return rows
+
+
+def _in_segments(columns: Mapping[str, Text], rows: int) -> Bools:
+    """Whether each job asks for segments of its nodes, each in one block (`sbatch --segment`)."""
+    found = np.zeros(rows, dtype=np.bool_)
+    for name, text in columns.items():
+        if canonical(name) in ("segmentsize", "segment"):
+            found |= text.floats(lambda size: float(size.isdecimal() and int(size) > 0)) > 0
+        elif canonical(name) == "submitline":
+            found |= text.floats(lambda line: float(re.search(r"\s--segment[= ]", line) is not None)) > 0
+    return found
 
 
 def _given(counts: Ints) -> Floats:
@@ -140,6 +155,7 @@ def from_events(events: EventTable, unit: str) -> Rows:
     )
     rows.duration_s = np.where(np.isnan(events.run_s), np.nan, rows.duration_s)
     rows.count("ended at its time limit", events.run_s > events.time_limit_s)
+    rows.count(_SEGMENTS, _in_segments(events.options, len(events.line)))
     return rows
 
 

@@ -14,6 +14,7 @@ from equipoise import cli
 from equipoise.formats.text.columns import Text
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.loading.site.read import import_site
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces import kubernetes
@@ -206,8 +207,46 @@ def test_workloads_of_kueue(tmp_path: Path) -> None:
     assert (trace.name, trace.gpus.tolist(), trace.duration_s.tolist()) == (("lab/w1",), [8], [1200.0])
     assert [texts(trace, key) for key in ("account", "queue", "priority")] == [["lab"], ["q1"], ["50"]]
     assert trace.columns["site_queueing_s"].tolist() == [600.0]
-    assert "left out: 1 never admitted" in trace.notes[0]
+    assert "left out: 1 a Workload that was never admitted" in trace.notes[0]
     assert "gpus_min" not in trace.columns
+
+
+def test_what_jobs_ask_for_and_do_not_get_here_is_noted(tmp_path: Path) -> None:
+    """Slices of pods (a Workload's topologyRequest) and segments of nodes (sbatch --segment)."""
+    slices = {"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 4}
+    pods = {"count": 8, "topologyRequest": slices, "template": {"spec": containers(1)}}
+    status = {"conditions": [condition("Admitted", "10:10:00"), condition("Finished", "10:30:00")]}
+    (tmp_path / "w.json").write_text(json.dumps(kube("Workload", "w", {"podSets": [pods]}, status)))
+    assert "1 asks for slices of its pods" in " ".join(read_trace(tmp_path / "w.json").notes)
+    header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|SubmitLine"
+    row = "2024-01-01T00:00:00|2024-01-01T00:00:00|2024-01-01T01:00:00|01:00:00|COMPLETED|gres/gpu=16"
+    lines = [header, f"1|{row}|sbatch --segment=4 a.sh", f"2|{row}|sbatch a.sh --segmented"]
+    (tmp_path / "s.txt").write_text("\n".join(lines))
+    assert "1 asks for segments of its nodes" in " ".join(read_trace(tmp_path / "s.txt").notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "told"),
+    [
+        (
+            "PyTorchJob",
+            {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": containers(8)}}}},
+            "1 PyTorchJob",
+        ),
+        ("Queue", {"weight": 1}, "1 an object of kind Queue"),
+    ],
+)
+def test_kubernetes_objects_that_are_not_read_are_named(
+    kind: str, spec: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(kube(kind, "x", spec, {})))
+    with pytest.raises(
+        InputError, match=f"no nodes in these files .*: {told}.*; Kueue's queues, .* are read;"
+    ):
+        import_site([path], out=tmp_path / "out.yaml")
+    with pytest.raises(InputError, match="PyTorchJob" if kind == "PyTorchJob" else f"among them: {told}"):
+        read_trace(path)
 
 
 def test_what_workloads_of_kueue_ask_for_travels_to_the_jobs(tmp_path: Path) -> None:

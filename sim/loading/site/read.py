@@ -59,7 +59,10 @@ def import_site(
         raise InputError([str(error)]) from error
     if not site.nodes:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in found))
-        raise InputError([f"{files[0]}: no nodes in these files ({kinds}); {_beside(found[0][0], unit)}"])
+        seen = f": {kueue.seen}" if kueue.changes or kueue.workloads or kueue.pods else ""
+        raise InputError(
+            [f"{files[0]}: no nodes in these files ({kinds}){seen}; {_beside(found[0][0], unit)}"]
+        )
     if gpus and not any(group.gpus for group in site.nodes):
         for group in site.nodes:
             group.gpus, group.remark = gpus, f"{gpus} GPUs a node: as given by --gpus"
