@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from equipoise.policies.physics import efficiency, overlapped_s
 from equipoise.sim.cost.measured import share_kappa
 from equipoise.sim.cost.step import make_exchange, replica_cost_s
+from equipoise.sim.cost.transformer import section
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, link_bytes_per_s
 from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.progress import DONE_TOLERANCE
+from equipoise.sim.llm.hardware import GroupLinks
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Cluster, Explicit, JobSpec, Model
 
@@ -122,11 +124,23 @@ class Capacity:
     def _costs(self, model: Model, batch: int) -> tuple[Floats, Floats, Floats]:
         """By group: fixed seconds of a pass, further seconds per sample, least seconds per sample in all."""
         most = min(model.samples_per_pass or batch, batch)
+        rates = [(g, g.fabric_bytes_per_s) for g in self.groups]
         cost = np.array(
-            [replica_cost_s(model, g.accelerator, most, g.fabric_bytes_per_s) for g in self.groups]
+            [replica_cost_s(model, g.accelerator, most, own, self._widest(model, own)) for g, own in rates]
         )
         fixed_s, total_s = cost.T / self.speed
         return fixed_s, (total_s - fixed_s) / most, total_s / most
+
+    def _widest(self, model: Model, own: float) -> GroupLinks | None:
+        """The fastest that the groups of a large model's replicas can send, wherever they are placed."""
+        if model.transformer is None:
+            return None
+        layout, nic = section(model)[1].layout, float(self.nic_bytes_per_s.max())
+        held = int(self.held_by_largest[0])
+        tensor, context, send = (
+            own if ranks <= held else min(own, nic) for ranks in (layout.tp, layout.cp, layout.replica_gpus)
+        )
+        return GroupLinks(tensor, context, own if layout.ep <= held else nic, send)
 
     def _shortest_work_s(
         self, batch: int, workers: int, fixed_s: Floats, sample_s: Floats, best_s: Floats

@@ -13,6 +13,7 @@ from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost import measured
 from equipoise.sim.cost.memory import UNBOUNDED, fewest_workers, samples_per_pass
+from equipoise.sim.cost.replica_links import group_links, ring_bytes_per_s
 from equipoise.sim.cost.step import (
     NO_EXCHANGE,
     Exchange,
@@ -23,8 +24,10 @@ from equipoise.sim.cost.step import (
     replica_cost_s,
     replica_shares,
 )
+from equipoise.sim.cost.transformer import section
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import Accelerator
+from equipoise.sim.llm.hardware import GroupLinks
 from equipoise.sim.scenario.model import JobSpec, Model
 
 
@@ -49,6 +52,7 @@ class Configuration:
         self.fewest = fewest_workers(model, self.asked, spec.workers_min or 1, memories)  # that memory allows
         self.nodes: Ints = np.zeros(1, dtype=np.int64)  # until it is placed, node 0 stands for any
         self.fabric_bytes_per_s = float(cluster.topology.fabric_bytes_per_s.min())
+        self.links: GroupLinks | None = None
         self._cost = lru_cache(maxsize=4096)(self._cost_uncached)
         self.exchange_estimate_s = lru_cache(maxsize=4096)(self._exchange_estimate_s)
         self._in_passes = lru_cache(maxsize=256)(self._in_passes_uncached)
@@ -74,21 +78,22 @@ class Configuration:
         on = [self.cluster.accelerators[k] for k in self.cluster.node_model[self.nodes].tolist()]
         self.share_kappa = np.array([measured.share_kappa(self.model, accelerator) for accelerator in on])
         self.interference = np.array([measured.interference(self.model, accelerator) for accelerator in on])
-        self.fabric_bytes_per_s = self._narrowest()
+        self.fabric_bytes_per_s, self.links = self._replica_links()
         self._cost.cache_clear()
         self.set_samples(deal(self.batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
 
-    def _narrowest(self) -> float:
-        """Narrowest link (bytes/s) of a GPU inside any worker: its node's, and NICs where a tensor group leaves it.
-
-        A group that leaves its node fills it, so that its ring has the node's NICs to itself.
-        """
-        topology, tensor = self.cluster.topology, self.model.parallel.tensor
+    def _replica_links(self) -> tuple[float, GroupLinks | None]:
+        """What a GPU of any worker can send to the others of it (bytes/s); of a large model, by its groups."""
+        topology, model = self.cluster.topology, self.model
         narrowest = float(topology.fabric_bytes_per_s[self.gpu_nodes].min())
-        groups = self.gpu_nodes.reshape(-1, tensor)
-        if self.model.transformer is not None or not (groups != groups[:, :1]).any():
-            return narrowest  # `sim.llm` knows where the groups of a shape lie
-        return min(narrowest, float(topology.nic_bytes_per_s[self.gpu_nodes].min()))
+        if model.transformer is not None:
+            _, bound = section(model)
+            layout = bound.layout.layout(
+                self.workers, self.workers * bound.layout.micro_batch, model.precision
+            )
+            return narrowest, group_links(self.gpu_nodes, layout, topology)
+        groups = self.gpu_nodes.reshape(-1, model.parallel.tensor)
+        return min(narrowest, ring_bytes_per_s(groups, topology)), None
 
     def set_samples(self, samples: Ints) -> None:
         """Deal the batch anew (workers,)."""
@@ -157,7 +162,8 @@ class Configuration:
 
         bubble_weight, inside_weight, busy_weight (workers,) sum to `weight`; divided: the first two may not be 0.
         """
-        self.busy_weight, self.divided = self.weight, self.gpus_per_worker > 1
+        experts = self.model.transformer is not None and section(self.model)[1].layout.ep > 1
+        self.busy_weight, self.divided = self.weight, self.gpus_per_worker > 1 or experts
         self.bubble_weight = self.inside_weight = np.zeros(self.workers)
         if not self.divided:
             return
@@ -166,7 +172,7 @@ class Configuration:
         inverse = inverse.reshape(-1)  # NumPy 2.0.0 gives it a further axis
         shares = np.array([
             replica_shares(self._in_passes(int(m), self.workers), self.cluster.accelerators[m], int(b),
-                           self.fabric_bytes_per_s)
+                           self.fabric_bytes_per_s, self.links)
             for m, b in kinds.T
         ])[inverse]  # fmt: skip
         self.bubble_weight, self.inside_weight = self.weight * shares[:, 0], self.weight * shares[:, 1]
@@ -338,7 +344,7 @@ class Configuration:
             shorter = max(1, -(-samples // self.accumulation))
             limit = min(shorter, limited.samples_per_pass or shorter)
             limited = limited.model_copy(update={"samples_per_pass": limit})
-        fixed_s, total_s = replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s)
+        fixed_s, total_s = replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s, self.links)
         evaluation = self.model.evaluation
         if evaluation is None or samples == 0:
             return fixed_s, total_s

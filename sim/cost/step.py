@@ -13,6 +13,7 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cost import transformer
 from equipoise.sim.cost.lighter import compressed, exchange_kept, kept, moment_bytes_saved, teacher_s
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
+from equipoise.sim.llm.hardware import GroupLinks
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
 
@@ -66,26 +67,34 @@ def _plain_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple
 
 
 def replica_cost_s(
-    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+    model: Model,
+    accelerator: Accelerator,
+    samples: int,
+    fabric_bytes_per_s: float,
+    links: GroupLinks | None = None,
 ) -> tuple[float, float]:
     """(fixed, total) seconds of one step of one replica of tensor x pipeline GPUs at speed 1.
 
     The work is divided; the pipeline adds its bubble (p - 1) / microbatches (Narayanan et al. 2021, section
     2.2.1); tensor parallelism adds ring all-reduces of `tensor_bytes_per_sample`, every stage those of its layers.
-    Samples that are evaluated between steps cost a third of their pass.
+    Samples that are evaluated between steps cost a third of their pass. links: of a large model that is placed.
     """
-    fixed_s, total_s = _training_cost_s(model, accelerator, samples, fabric_bytes_per_s)
+    fixed_s, total_s = _training_cost_s(model, accelerator, samples, fabric_bytes_per_s, links)
     if model.evaluation is not None:
         total_s += (total_s - fixed_s) * model.evaluation.samples / model.evaluation.every / PASSES
     return fixed_s, total_s
 
 
 def _training_cost_s(
-    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+    model: Model,
+    accelerator: Accelerator,
+    samples: int,
+    fabric_bytes_per_s: float,
+    links: GroupLinks | None = None,
 ) -> tuple[float, float]:
     """The same without evaluations."""
     if model.transformer is not None:
-        fixed_s, total_s = transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s)
+        fixed_s, total_s = transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s, links)
         return fixed_s, total_s + replica_teacher_s(model, accelerator, samples)
     fixed_s, total_s = single_gpu_cost_s(model, accelerator, samples)
     p = model.parallel
@@ -101,11 +110,15 @@ def replica_teacher_s(model: Model, accelerator: Accelerator, samples: int) -> f
 
 
 def replica_shares(
-    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+    model: Model,
+    accelerator: Accelerator,
+    samples: int,
+    fabric_bytes_per_s: float,
+    links: GroupLinks | None = None,
 ) -> tuple[float, float]:
     """Shares of `replica_cost_s` that a replica's GPUs do not compute: (pipeline bubble, exchanges inside it)."""
     if model.transformer is not None:
-        return transformer.replica_shares(model, accelerator, samples, fabric_bytes_per_s)
+        return transformer.replica_shares(model, accelerator, samples, fabric_bytes_per_s, links)
     p = model.parallel
     if p.tensor * p.pipeline == 1 or samples == 0:
         return 0.0, 0.0

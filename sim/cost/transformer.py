@@ -86,15 +86,15 @@ def plan_of(
     fabric_bytes_per_s: float,
     replicas: int | None = None,
     passes: int = 1,
+    links: hardware.GroupLinks | None = None,
 ) -> ShardingPlan:
     """The plan of so many replicas (none: as bound), each with `passes` micro-batches, gradients compressed.
 
-    Raises ValueError.
+    links: where its ranks have been placed. Raises ValueError.
     """
     dp = replicas or section(model)[1].dp
-    plan = _plain_plan(
-        model, accelerator_of(accelerator, model.precision, fabric_bytes_per_s, section(model)[0]), dp, passes
-    )
+    machine = accelerator_of(accelerator, model.precision, fabric_bytes_per_s, section(model)[0])
+    plan = _plain_plan(model, machine, dp, passes, links)
     width = 4 if plan.layout.precision == "fp32" else 2
     kept, taken_s = compressed(model, dp, accelerator, width * max(map(sum, stage_parameters(plan))), width)
     kept *= model.exchange.compression
@@ -105,7 +105,13 @@ def plan_of(
     )
 
 
-def _plain_plan(model: Model, machine: hardware.Accelerator, replicas: int, passes: int) -> ShardingPlan:
+def _plain_plan(
+    model: Model,
+    machine: hardware.Accelerator,
+    replicas: int,
+    passes: int,
+    links: hardware.GroupLinks | None = None,
+) -> ShardingPlan:
     """The plan of so many replicas, each with `passes` micro-batches, before gradients are compressed."""
     spec, bound = section(model)
     batch = replicas * passes * bound.layout.micro_batch
@@ -113,7 +119,7 @@ def _plain_plan(model: Model, machine: hardware.Accelerator, replicas: int, pass
         pruned_shape(spec.shape(), model.lighter.pruned),
         bound.layout.layout(replicas, batch, model.precision),
         machine,
-        hardware.Network(bound.node_gpus, bound.nic),
+        hardware.Network(bound.node_gpus, bound.nic, bound.gpu_nic, bound.rack_gpus, bound.rack, links),
         frozen_parameters=model.lighter.teacher_parameters,
     )
 
@@ -141,7 +147,11 @@ def exchange_s(plan: ShardingPlan, stack: Stack) -> float:
 
 
 def replica_cost_s(
-    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+    model: Model,
+    accelerator: Accelerator,
+    samples: int,
+    fabric_bytes_per_s: float,
+    links: hardware.GroupLinks | None = None,
 ) -> tuple[float, float]:
     """(fixed, total) seconds of one step of one replica at speed 1, without the exchange; a sample is a sequence.
 
@@ -151,20 +161,26 @@ def replica_cost_s(
         return 0.0, 0.0
     spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    plan = plan_of(model, accelerator, fabric_bytes_per_s, passes=min(passes, bound.layout.pp))
+    filled = min(passes, bound.layout.pp)
+    plan = plan_of(model, accelerator, fabric_bytes_per_s, passes=filled, links=links)
     pass_s, step_s, _, _ = _costs(plan, stack_in_force(model), spec.replica_links)
     return bound.factor * step_s, bound.factor * (step_s + passes * pass_s)
 
 
 def replica_shares(
-    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float
+    model: Model,
+    accelerator: Accelerator,
+    samples: int,
+    fabric_bytes_per_s: float,
+    links: hardware.GroupLinks | None = None,
 ) -> tuple[float, float]:
     """Shares of `replica_cost_s` that are (pipeline bubble, exchanges inside the replica)."""
     if samples == 0:
         return 0.0, 0.0
     spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
-    plan = plan_of(model, accelerator, fabric_bytes_per_s, passes=min(passes, bound.layout.pp))
+    filled = min(passes, bound.layout.pp)
+    plan = plan_of(model, accelerator, fabric_bytes_per_s, passes=filled, links=links)
     pass_s, step_s, bubble_s, inside_s = _costs(plan, stack_in_force(model), spec.replica_links)
     total_s = step_s + passes * pass_s
     return bubble_s / total_s, passes * inside_s / total_s

@@ -27,12 +27,36 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLinks:
+    """Bytes/s that every rank sends within its tensor, context and expert group and to the next stage, when all
+    groups of a job do so at once."""
+
+    tensor: float
+    context: float
+    expert: float
+    send: float
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """Nodes of `node_gpus` accelerators with `node_bytes_per_s` of network each, one direction, all NICs
-    together."""
+    together.
+
+    One accelerator drives `gpu_bytes_per_s` of them (0: its part). Racks of `rack_gpus` accelerators (0: there are
+    none) send `rack_bytes_per_s` to others. `links`: of ranks that have been placed; None: one after the other.
+    """
 
     node_gpus: int
     node_bytes_per_s: float
+    gpu_bytes_per_s: float = 0.0
+    rack_gpus: int = 0
+    rack_bytes_per_s: float = 0.0
+    links: GroupLinks | None = None
+
+    @property
+    def gpu_nic_bytes_per_s(self) -> float:
+        """What one accelerator drives of the network of its node."""
+        return self.gpu_bytes_per_s or self.node_bytes_per_s / self.node_gpus
 
 
 _GB = 1e9

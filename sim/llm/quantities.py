@@ -175,26 +175,44 @@ def _layer(plan: ShardingPlan) -> dict[str, object]:
     }
 
 
-def _link(plan: ShardingPlan, ranks: int, stride: int) -> tuple[float, int]:
+def _link(plan: ShardingPlan, ranks: int, stride: int, senders: int = 0) -> tuple[float, int]:
     """Bytes/s of one rank in a ring of `ranks` ranks `stride` apart, and how many nodes it spans.
 
-    Within a node: the accelerator's own link. Across nodes: the node's NICs, shared by the `stride` rings that run
-    side by side (all of them when a node holds one ring only).
+    Within a node: the accelerator's own link. Across nodes: the node's NICs, and across racks their uplink, shared
+    by the `stride` rings that run side by side. `senders` ranks of a ring drive the NICs (0: all that a node has).
     """
-    g = plan.network.node_gpus
-    if ranks * stride <= g or ranks == 1:
-        return plan.accelerator.link_bytes_per_s, 1
-    beside = min(stride, g)
-    nodes = math.ceil(ranks * stride / g)
-    return min(plan.network.node_bytes_per_s / beside, plan.accelerator.link_bytes_per_s), nodes
+    net, own = plan.network, plan.accelerator.link_bytes_per_s
+    if ranks * stride <= net.node_gpus or ranks == 1:
+        return own, 1
+    beside = min(stride, net.node_gpus)
+    driven = net.gpu_nic_bytes_per_s * (senders or max(1, net.node_gpus // beside))
+    rate = min(own, net.node_bytes_per_s / beside, driven)
+    if net.rack_gpus and ranks * stride > net.rack_gpus:
+        rate = min(rate, net.rack_bytes_per_s / min(stride, net.rack_gpus))
+    return rate, math.ceil(ranks * stride / net.node_gpus)
+
+
+def _all_to_all(plan: ShardingPlan, ranks: int) -> float:
+    """Bytes/s of one rank that sends as much to each of `ranks` neighbours, while all ranks of its node do so."""
+    net, rate = plan.network, plan.accelerator.link_bytes_per_s
+    if ranks <= net.node_gpus:
+        return rate
+    away = (ranks - net.node_gpus) / (ranks - 1)  # of what a rank sends, to other nodes
+    rate = min(rate / (1.0 - away) if away < 1.0 else math.inf, net.gpu_nic_bytes_per_s / away)
+    rate = min(rate, net.node_bytes_per_s / (net.node_gpus * away))
+    if net.rack_gpus and ranks > net.rack_gpus:
+        far = (ranks - net.rack_gpus) / (ranks - 1)
+        rate = min(rate, net.rack_bytes_per_s / (net.rack_gpus * far))
+    return rate
 
 
 def _groups(plan: ShardingPlan) -> dict[str, object]:
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
     link_tensor, nodes = _link(plan, la.tensor, 1)
-    link_context, _ = _link(plan, la.context, la.tensor)
-    link_expert, _ = _link(plan, la.expert, 1)
+    placed = plan.network.links
+    contiguous = _link(plan, la.context, la.tensor, 1)[0], _all_to_all(plan, la.expert)
+    link_context, link_expert = (placed.context, placed.expert) if placed else contiguous
     moe = s.moe_layers / s.layers
     around = 2.0 * tokens * 2 * s.key_value_width / la.tensor * (la.context - 1)
     routed = 2.0 * tokens * s.hidden * s.top_k / (la.tensor if la.sequence_parallel else 1)
@@ -203,7 +221,7 @@ def _groups(plan: ShardingPlan) -> dict[str, object]:
         "tensor_bytes": 2.0 * (la.tensor - 1) / la.tensor * 2.0 * tokens * s.hidden,
         "tensor_steps": 2 * (la.tensor - 1) if nodes > 1 else 0,
         "pipelined_ranks": la.tensor - 1 if la.pipeline > 1 and la.gpus > plan.network.node_gpus else 0,
-        "link_tensor": link_tensor,
+        "link_tensor": placed.tensor if placed else link_tensor,
         "context_bytes": around,
         "link_context": link_context,
         "expert_bytes": moe * routed * (la.expert - 1) / la.expert,
@@ -224,8 +242,7 @@ def _pipeline(plan: ShardingPlan) -> dict[str, object]:
     head, loss = plan.head_stage % la.pipeline, plan.loss_stage % la.pipeline
     plain = [n for i, n in enumerate(layers) if i not in (head, loss)]
     stride = la.tensor * la.context * la.data
-    crosses = stride * la.pipeline > plan.network.node_gpus
-    nic = plan.network.node_bytes_per_s / plan.network.node_gpus
+    placed = plan.network.links
     tokens = la.micro_batch * s.sequence / la.context
     share = {"1f1b": 1.0, "interleaved": 1.0 / la.virtual, "zero-bubble": 1.0 / 3.0}[la.schedule]
     short = max(0, la.pipeline - la.micro_batches) / max(1, la.pipeline - 1)
@@ -240,7 +257,7 @@ def _pipeline(plan: ShardingPlan) -> dict[str, object]:
         "loss_apart": head != loss,
         "micro_batches": la.micro_batches,
         "send_bytes": 2.0 * tokens * s.hidden / (la.tensor if la.sequence_parallel else 1),
-        "link_send": nic if crosses else plan.accelerator.link_bytes_per_s,
+        "link_send": placed.send if placed else _link(plan, la.pipeline, stride, 1)[0],
     }
 
 

@@ -13,7 +13,12 @@ from pathlib import Path
 from equipoise.sim.cost.lighter import pruned_shape
 from equipoise.sim.cost.step import state_bytes
 from equipoise.sim.cost.transformer import accelerator_of, memory_stack, section
-from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import (
+    HardwareProfile,
+    gpu_nic_bytes_per_s,
+    link_bytes_per_s,
+    load_profile,
+)
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import Accelerator, Network
 from equipoise.sim.llm.hf_config import from_config
@@ -21,7 +26,7 @@ from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.loading.transformer_time import overlap_of, with_factor
 from equipoise.sim.scenario.errors import read_model
-from equipoise.sim.scenario.model import JobSpec, Memory, Model, Parallel, Scenario
+from equipoise.sim.scenario.model import Cluster, JobSpec, Memory, Model, Parallel, Scenario, Tree
 from equipoise.sim.scenario.models.transformer import (
     Bound,
     LayoutSpec,
@@ -155,6 +160,17 @@ def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:
     return scenario.model_copy(update={"workload": workload})
 
 
+def _network(cluster: Cluster, profile: HardwareProfile) -> Network:
+    """What a rank can count on where ranks are placed one after the other, by the least of the node groups."""
+    groups, kind = cluster.groups, cluster.topology
+    gpus, nic = min(g.gpus for g in groups), min(g.network for g in groups)
+    driven = min(gpu_nic_bytes_per_s(g, profile) for g in groups)
+    if not isinstance(kind, Tree):
+        return Network(gpus, nic, driven)
+    rack = kind.nodes_per_rack
+    return Network(gpus, nic, driven, rack * gpus, rack * nic / kind.oversubscription)
+
+
 def _bound(
     scenario: Scenario, profile: HardwareProfile, model: Model, jobs: list[JobSpec], path: KeyPath
 ) -> Model:
@@ -166,7 +182,7 @@ def _bound(
             inner, "needs 'cluster.nodes': a counted pool of GPUs has neither nodes nor NICs"
         )
     groups = scenario.cluster.groups
-    network = Network(min(g.gpus for g in groups), min(g.network for g in groups))
+    network = _network(scenario.cluster, profile)
     try:
         precision_of(model.precision)
         machine = accelerator_of(
@@ -185,6 +201,9 @@ def _bound(
         global_batch=first.global_batch if first else layout.micro_batch,
         node_gpus=network.node_gpus,
         nic=network.node_bytes_per_s,
+        gpu_nic=network.gpu_bytes_per_s,
+        rack_gpus=network.rack_gpus,
+        rack=network.rack_bytes_per_s,
         why=why,
     )
     shape = pruned_shape(spec.shape(), model.lighter.pruned)

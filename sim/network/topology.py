@@ -218,6 +218,11 @@ class Topology:
         weight = np.repeat([0.25, 1.0], [2 * len(low), len(chained)])  # a chain's two ways are one fabric
         return self.usage(source, target, weight)
 
+    def rate_bytes_per_s(self, source: Ints, target: Ints, weight: Floats) -> float:
+        """Highest rate of transfers from `source` to `target` nodes (edges,) at once, each of `weight` times it."""
+        links, usage = self.usage(source, target, weight)
+        return float((self.capacity_bytes_per_s[links] / usage).min())
+
     def sent(self, links: Ints, usage: Floats) -> tuple[Ints, Floats]:
         """(nodes, bytes that each of them sends to others per byte of volume) of a usage, in ascending order."""
         out = (links < self.nodes * len(NODE_LINKS)) & (links % len(NODE_LINKS) == NIC_OUT)

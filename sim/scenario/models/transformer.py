@@ -111,6 +111,9 @@ class Bound(Section):
     global_batch: Count
     node_gpus: Count
     nic: BytesPerS
+    gpu_nic: Annotated[Float, Field(ge=0)] = 0.0  # what one GPU drives of the node's network; 0: its part
+    rack_gpus: Natural = 0  # of a rack; 0: there are none
+    rack: Annotated[Float, Field(ge=0)] = 0.0  # of its uplink
     factor: Positive = 1.0
     why: str = ""
 
