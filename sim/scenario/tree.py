@@ -1,7 +1,8 @@
 """YAML text to plain data that remembers where every value stood, without YAML 1.1's traps.
 
-Scalars follow the YAML 1.2 core schema: `1e9` is a number, `on`, `yes`, `12:30` and dates are text. Duplicate
-keys, custom tags, `.inf`, `.nan`, self-references and texts that unfold beyond `MAX_VALUES` are errors.
+Scalars follow the YAML 1.2 core schema: `1e9` is a number, `on`, `yes`, `12:30` and dates are text. Of YAML 1.1 the
+underscores between thousands stay: `40_000` is a number, `1_0` is text. Duplicate keys, custom tags, `.inf`, `.nan`,
+self-references and texts that unfold beyond `MAX_VALUES` are errors.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ Key = str | int
 KeyPath = tuple[Key, ...]
 
 _TAG = "tag:yaml.org,2002:"
+_DIGITS = r"(?:[1-9][0-9]{0,2}(?:_[0-9]{3})+|[0-9]+)"
 _SCALARS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("int", rf"[-+]?{_DIGITS}|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
     (
         "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        rf"[-+]?(?:\.[0-9]+|{_DIGITS}(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         list("-+.0123456789"),
     ),
 )

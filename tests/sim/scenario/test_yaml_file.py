@@ -185,10 +185,11 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) 
 
 def test_yaml_1_1_traps_are_closed() -> None:
     tree = read_tree(
-        "{a: 1e9, b: 12:30, c: on, no: off, d: 010, e: 2024-01-01, f: 0x10, g: 1_0, h: ~, i: True}", "t"
+        "{a: 1e9, b: 12:30, c: on, no: off, d: 010, e: 2024-01-01, f: 0x10, g: 1_0, h: ~, i: True, j: -40_000, k: 1_000.5}",
+        "t",
     )
     assert tree.data == {
-        "a": 1e9, "b": "12:30", "c": "on", "no": "off", "d": 10, "e": "2024-01-01", "f": 16, "g": "1_0",
+        "a": 1e9, "b": "12:30", "c": "on", "no": "off", "d": 10, "e": "2024-01-01", "f": 16, "g": "1_0", "j": -40000, "k": 1000.5,
         "h": None, "i": True,
     }  # fmt: skip
 
