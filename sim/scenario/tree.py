@@ -1,8 +1,8 @@
 """YAML text to plain data that remembers where every value stood, without YAML 1.1's traps.
 
 Scalars follow the YAML 1.2 core schema: `1e9` is a number, `on`, `yes`, `12:30` and dates are text. Of YAML 1.1 the
-underscores between thousands stay: `40_000` is a number, `1_0` is text. Duplicate keys, custom tags, `.inf`, `.nan`,
-self-references and texts that unfold beyond `MAX_VALUES` are errors.
+underscores between thousands stay: `40_000` is a number, `1_0` is text. Duplicate keys, custom tags, `.inf`,
+`.nan`, self-references and texts that unfold beyond `MAX_VALUES` are errors.
 """
 
 from __future__ import annotations
