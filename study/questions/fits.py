@@ -28,7 +28,7 @@ from equipoise.sim.llm.search import Search, search
 from equipoise.sim.llm.step_time import StepTime, step_time
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario
-from equipoise.sim.scenario.models.transformer import NAMES, precision_of
+from equipoise.sim.scenario.models.transformer import NAMES, StackSpec, precision_of
 from equipoise.sim.scenario.tree import InputError
 
 
@@ -50,6 +50,7 @@ class Fits:
     other: Search | None
     reached: float = 1.0  # of the peak rate, see `reached_share`
     stage_measured: bool = True  # peaks of the fullest stage were
+    spread: tuple[float, float] | None = None  # measured / predicted step of 90 % of unseen models
 
     @property
     def step_s(self) -> float:
@@ -115,6 +116,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
             other,
             reached_share(profile.accelerator(group.accelerator)),
             of_stage,
+            spec.stack.spread if isinstance(spec.stack, StackSpec) else None,
         )
 
 
@@ -166,6 +168,7 @@ def as_dict(found: Fits) -> dict[str, Any]:
         "stages": [{**asdict(stage), "total": stage.total} for stage in estimate.stages],
         "change": None if found.change is None else {k: list(v) for k, v in found.change.items()},
         "step_s": found.step_s,
+        "step_interval_s": [found.step_s * end for end in found.spread] if found.spread else None,
         "step_parts_s": dict(found.parts_s),
         "utilisation": found.utilisation,
     }

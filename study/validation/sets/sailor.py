@@ -37,6 +37,8 @@ def _shape(model: str) -> Transformer:
 
 
 def _row(text: Cells) -> Row:
+    if not text["gpus"].startswith("GH-96x"):
+        raise ValueError(f"gpus: {text['gpus']} is not GH-96, a GH200")
     shape = _shape(text["model"])
     layout = Layout(
         data=_first(text, "dp"), tensor=_first(text, "tp"), pipeline=text.whole("pp"),

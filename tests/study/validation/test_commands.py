@@ -97,6 +97,10 @@ def test_a_fitted_stack_goes_into_a_scenario(tmp_path: Path, capsys: Capture) ->
     spec = case.workload.models["m"].transformer
     assert spec is not None
     assert spec.constants().matmul_efficiency == pytest.approx(0.4, rel=0.1)
+    low, high = yaml.safe_load(out.read_text())["spread"]
+    assert main(["fit", scenario(tmp_path, {"tp": 8}, stack="./ours.yaml"), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)[0]
+    assert found["step_interval_s"] == pytest.approx([found["step_s"] * low, found["step_s"] * high])
 
 
 def test_fit_steps_says_what_is_wrong(tmp_path: Path, capsys: Capture) -> None:
@@ -115,11 +119,11 @@ def made_up(folder: Path, rows: int = 16) -> Path:
     """A file of the form of a data set, timed by known constants."""
     path = folder / sailor.FILE
     path.parent.mkdir(parents=True)
-    names = ["model", "dp", "tp", "pp", "micro_batch", "global_batch", "layers_per_stage"]
+    names = ["gpus", "model", "dp", "tp", "pp", "micro_batch", "global_batch", "layers_per_stage"]
     lines = []
     for k in range(rows):
         dp, micro, model = 2 ** (k % 4), 1 + k % 3, ("OPT-350", "GPT-Neo")[k // 8]
-        lines.append([model, dp, 1, 1, micro, 24 * dp, "26" if model == "OPT-350" else "34"])
+        lines.append(["GH-96x4", model, dp, 1, 1, micro, 24 * dp, "26" if model == "OPT-350" else "34"])
     times = []
     for line in lines:
         text = dict(zip(names, map(str, line), strict=True)) | MEASURED
@@ -157,10 +161,14 @@ def test_what_is_absent_or_unknown_is_named(tmp_path: Path, capsys: Capture) -> 
     assert main(["validate-against", "--all", "--data", str(tmp_path)]) == 2
     assert "none of the data sets is there" in capsys.readouterr().err
     path = made_up(tmp_path)
-    with gzip.open(path, "wt") as file:
-        file.write("model,dp\nOPT-350,1\n")
-    assert main(["validate-against", "sailor", "--data", str(tmp_path)]) == 2
-    assert "sailor: no column '" in capsys.readouterr().err
+    for content, told in (
+        ("gpus,model,dp\nGH-96x4,OPT-350,1\n", "sailor: no column '"),
+        ("gpus,model,dp\nRTX-3090x8,OPT-350,1\n", "RTX-3090x8 is not GH-96, a GH200"),
+    ):
+        with gzip.open(path, "wt") as file:
+            file.write(content)
+        assert main(["validate-against", "sailor", "--data", str(tmp_path)]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_without_a_name_the_data_sets_are_listed(capsys: Capture) -> None:
