@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import pickle
@@ -35,17 +34,6 @@ from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.group.test_regroup import exactly_once, train  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_every_promise_names_a_test_that_is_there() -> None:
-    promises = (ROOT / "SECURITY.md").read_text(encoding="utf-8").split("\n- ")[1:]
-    named = [re.findall(r"`(tests/\S+\.py)::(\w+)`", promise) for promise in promises]
-    assert [bool(tests) for tests in named] == [True] * (len(named) - 1) + [
-        False
-    ]  # the last is about PyTorch
-    for path, name in (test for tests in named for test in tests):
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
 def listening_on(port: int) -> set[str]:
