@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from statistics import NormalDist
 from typing import NamedTuple
@@ -254,11 +255,23 @@ def step_noise(
     )
 
 
-def gpu_times(seed: int, gpus: int, cov: float) -> Floats:
-    """Persistent time of each GPU over that of the typical one: log-normal, mean 1, shape (gpus,)."""
+def gpu_times(seed: int, nodes: Mapping[str, int], cov: float) -> Floats:
+    """Persistent time of each GPU over that of the typical one: log-normal, mean 1; nodes: GPUs by name."""
     mu, sigma = lognormal_parameters(cov)
-    times: Floats = np.exp(mu + sigma * stream(seed, "gpu speed").standard_normal(gpus))
-    return times if cov else np.ones(gpus)
+    if not cov:
+        return np.ones(sum(nodes.values()))
+    drawn = [stream(seed, f"gpu speed:{name}").standard_normal(gpus) for name, gpus in nodes.items()]
+    times: Floats = np.exp(mu + sigma * np.concatenate(drawn))
+    return times
+
+
+def estimate_factors(seed: int, names: Sequence[str], spread: float) -> Floats:
+    """Estimated over real duration of each job, (jobs,): log-normal with median 1, by the job's name."""
+    factor, drawn, space = np.ones(len(names)), np.empty(2), noise_space(2)
+    for k, name in enumerate(names if spread else ()):
+        noise_row(noise_key(seed, f"estimate:{name}"), 0, 0, 0.0, spread, space, drawn)
+        factor[k] = drawn[0]
+    return factor
 
 
 def lognormal_parameters(cov: float) -> tuple[float, float]:

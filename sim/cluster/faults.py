@@ -1,13 +1,14 @@
-"""Everything that goes wrong, from named random streams keyed by node: the same for every policy."""
+"""Everything that goes wrong, from random streams named by node: the same for every policy and in every cluster."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 from numpy.random import Generator
 from simpy.events import Event
 
@@ -89,10 +90,13 @@ class Faults:
                 self._next_spot(node, faults.spot, self._stream("spot", node))
         if faults.corrupt_gradient:
             for gpu in range(len(cluster.gpus)):
-                self._next_corrupt(gpu, faults.corrupt_gradient, self._stream("corrupt", gpu))
+                node = int(cluster.gpus.node[gpu])
+                place = f":{gpu - int(cluster.nodes.first_gpu[node])}"
+                self._next_corrupt(gpu, faults.corrupt_gradient, self._stream("corrupt", node, place))
         if faults.rack:
             for rack in sorted(set(cluster.nodes.rack.tolist())):
-                self._next_rack(rack, faults.rack, self._stream("rack", rack))
+                nodes = np.flatnonzero(cluster.nodes.rack == rack).tolist()
+                self._next_rack(nodes, faults.rack, self._stream("rack", nodes[0]))
         for event in faults.events:
             self._planned(event)
         first = 0
@@ -101,8 +105,8 @@ class Faults:
                 self._supply(group, range(first, first + group.count), group.available)
             first += group.count
 
-    def _stream(self, kind: str, key: int) -> Generator:
-        return stream(self.seed, f"fault:{kind}:{key}")
+    def _stream(self, kind: str, node: int, place: str = "") -> Generator:
+        return stream(self.seed, f"fault:{kind}:{self.cluster.topology.node_names[node]}{place}")
 
     # -- what a fault does ---------------------------------------------------------------------------------
 
@@ -185,8 +189,7 @@ class Faults:
             partial(self._next_crash, node, spec, random),
         )  # fmt: skip
 
-    def _next_rack(self, rack: int, spec: RackFailure, random: Generator) -> None:
-        nodes = [k for k, r in enumerate(self.cluster.nodes.rack.tolist()) if r == rack]
+    def _next_rack(self, nodes: Sequence[int], spec: RackFailure, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
         def fail() -> None:
@@ -199,7 +202,7 @@ class Faults:
             for node in nodes:
                 self._bring_up(node)
 
-        self._plan(at_s, spec.repair, fail, repair, partial(self._next_rack, rack, spec, random))
+        self._plan(at_s, spec.repair, fail, repair, partial(self._next_rack, nodes, spec, random))
 
     def _next_spot(self, node: int, spec: Spot, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))

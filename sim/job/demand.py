@@ -55,6 +55,16 @@ class Demand:
         return len(self.id)
 
     @cached_property
+    def drawn_as(self) -> list[str]:
+        """What random numbers of each job are drawn by: its name, and a number if others of it come before."""
+        seen: dict[str, int] = {}
+        found = []
+        for name in self.name:
+            times = seen[name] = seen.get(name, -1) + 1
+            found.append(f"{name}#{times}" if times else name)
+        return found
+
+    @cached_property
     def spare_s(self) -> Floats:
         """How much longer than it needs each job is thought to take, (jobs,): up to its time limit, or 0."""
         limit_s = self.columns.get("time_limit_s")

@@ -50,6 +50,7 @@ class TrainingState:
         listeners: Listeners,
         load: Callable[[Data, list[int]], JobData],
         *,
+        drawn_as: str,
         seed: int,
         noise: Noise,
         mtbf_s: Callable[[Ints], float],
@@ -58,8 +59,8 @@ class TrainingState:
         self.row, self.name, self.spec, self.model, self.cluster = row, name, spec, model, cluster
         self.meter, self.listeners, self.load = meter, listeners, load
         self.initialisation_s = restart.initialisation
-        self.step_key = noise_key(seed, f"step:{name}")
-        self.norm_key = noise_key(seed, f"norm:{name}")
+        self.step_key = noise_key(seed, f"step:{drawn_as}")
+        self.norm_key = noise_key(seed, f"norm:{drawn_as}")
         self.noise = noise
         self.config = Configuration(row, spec, model, cluster)
         self.progress = Progress(spec, model, asynchronous=self.config.asynchronous)

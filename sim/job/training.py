@@ -54,14 +54,15 @@ class TrainingJob(TrainingState):
         listeners: Listeners,
         load: Callable[[Data, list[int]], JobData],
         *,
+        drawn_as: str,
         seed: int,
         noise: Noise,
         mtbf_s: Callable[[Ints], float],
         restart: Restart,
     ) -> None:
         super().__init__(
-            row, name, spec, model, cluster, meter, listeners, load, seed=seed, noise=noise, mtbf_s=mtbf_s,
-            restart=restart,
+            row, name, spec, model, cluster, meter, listeners, load, drawn_as=drawn_as, seed=seed, noise=noise,
+            mtbf_s=mtbf_s, restart=restart,
         )  # fmt: skip
         self.advance = advance
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.units import Float, JobRate, Seconds, Share
@@ -83,6 +83,11 @@ class JobClass(Section):
     exact: bool = (
         False  # the same number of jobs on every seed and in each profile step, durations spread evenly
     )
+
+    @field_validator("gpus")
+    @classmethod
+    def _ascending(cls, gpus: dict[int, float]) -> dict[int, float]:
+        return dict(sorted(gpus.items()))
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:

@@ -47,7 +47,7 @@ from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
-from equipoise.sim.randomness import stream
+from equipoise.sim.randomness import estimate_factors, stream
 from equipoise.sim.scenario.model import Data, Scenario
 from equipoise.sim.scenario.model import Faults as FaultsSpec
 from equipoise.sim.world.allocate import Allocator
@@ -67,15 +67,6 @@ DecisionHook = Callable[[Decision, list[Refusal]], None]
 
 IDLE_TICKS = 1000
 """A policy that starts nothing on an idle cluster at so many decisions in a row never will."""
-
-
-def _estimate_factor(scenario: Scenario, seed: int, jobs: int) -> Floats:
-    """Estimated over real duration of each job, (jobs,)."""
-    spread = scenario.decide.estimate_error
-    if spread == 0.0:
-        return np.ones(jobs)
-    factor: Floats = np.exp(spread * stream(seed, "estimates").standard_normal(jobs))
-    return factor
 
 
 def _refine_copy(policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
@@ -124,7 +115,8 @@ class SimWorld:
         self.by_clock = 0  # decisions in which a limit of wall time was reached
         self._idle_ticks = 0
         self._idle = False  # jobs wait, none runs, and the policy has started none
-        factor = np.where(demand.spare_s == 0.0, _estimate_factor(scenario, seed, len(demand)), 1.0)
+        drawn = estimate_factors(seed, demand.drawn_as, scenario.decide.estimate_error)
+        factor = np.where(demand.spare_s == 0.0, drawn, 1.0)
         self.roster = Roster(demand, factor, scenario.restart.initialisation)
         self.decisions = Decisions(
             scenario.decide, self.clock, self.roster, self._decide, lambda: self.throttle.next_look_s
@@ -241,12 +233,12 @@ class SimWorld:
             row, self.demand.name[row], spec, scenario.workload.models[spec.model], self.cluster, self.engine,
             self.meter, self.listeners,
             lambda data, nodes: self._place_data(row, data, nodes),
-            seed=self.seed, noise=scenario.noise, mtbf_s=self.mtbf_s,
+            drawn_as=self.demand.drawn_as[row], seed=self.seed, noise=scenario.noise, mtbf_s=self.mtbf_s,
             restart=scenario.restart,
         )  # fmt: skip
 
     def _place_data(self, row: int, data: Data, nodes: list[int]) -> JobData:
-        random = stream(self.seed, f"shards:{self.demand.name[row]}")
+        random = stream(self.seed, f"shards:{self.demand.drawn_as[row]}")
         return place_data(data, nodes, self.cluster, self.transfers, row, random)
 
     def _unasked_until_s(self) -> float:

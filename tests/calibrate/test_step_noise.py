@@ -26,7 +26,7 @@ def made(said: Noise, gpu_cov: float = 0.0) -> np.ndarray:
     rows, space = np.empty((STEPS, WORKERS)), noise_space(WORKERS)
     for step in range(STEPS):
         step_noise_row(found, step, np.int64(0), space, rows[step])
-    return rows * gpu_times(5, WORKERS, gpu_cov)
+    return rows * gpu_times(5, {"node": WORKERS}, gpu_cov)
 
 
 @pytest.mark.parametrize(

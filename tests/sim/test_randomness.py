@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.job.demand import make_demand
+from equipoise.sim.network.topology import Topology
 from equipoise.sim.randomness import (
     _cos_sin_turn,
     _exp_mantissa,
     _log_mantissa,
+    estimate_factors,
     gpu_times,
     lognormal_parameters,
     noise,
@@ -22,6 +27,7 @@ from equipoise.sim.randomness import (
     stream,
 )
 from tests.oracles import philox as naive_philox
+from tests.scenarios import scenario
 
 # Known answers published with the generator (Random123, kat_vectors, philox4x32 10 rounds).
 KNOWN = [
@@ -118,10 +124,24 @@ def test_lasting_common_and_tailed_noise_have_the_figures_that_were_asked_for() 
 
 
 def test_gpus_have_persistent_speeds_of_the_given_spread() -> None:
-    times = gpu_times(3, 20_000, 0.02)
+    times = gpu_times(3, {"a": 10_000, "b": 10_000}, 0.02)
     assert (times.mean(), times.std()) == pytest.approx((1.0, 0.02), rel=0.02)
-    assert np.array_equal(gpu_times(3, 100, 0.02), gpu_times(3, 100, 0.02))
-    assert (gpu_times(3, 9, 0.0) == 1).all()
+    assert gpu_times(3, {"front": 2, "b": 5}, 0.02)[2:].tolist() == times[10_000:10_005].tolist()
+    assert gpu_times(3, {"a": 9}, 0.0).tolist() == [1.0] * 9
+
+
+def test_estimates_are_drawn_by_name() -> None:
+    """Log-normal with median 1; a job in front, and another of the same name behind, change no other's."""
+    names = [f"j{k}" for k in range(4000)]
+    factors = estimate_factors(3, names, 0.5)
+    assert (np.log(factors).mean(), np.log(factors).std()) == pytest.approx((0.0, 0.5), abs=0.03)
+    assert estimate_factors(3, ["new", *names], 0.5)[1:].tolist() == factors.tolist()
+    assert estimate_factors(3, names, 0.0).tolist() == [1.0] * 4000
+    jobs = [{"name": name, "gpus": 1, "duration": 5.0} for name in ("a", "b", "a", "a")]
+    case = scenario(workload={"jobs": jobs})
+    profile = load_profile("catalogue")
+    cluster = Cluster(case.cluster, profile, Topology(case.cluster, profile))
+    assert make_demand(case, None, cluster).drawn_as == ["a", "b", "a#1", "a#2"]
 
 
 def test_named_streams_are_independent_of_each_other() -> None:
@@ -164,9 +184,3 @@ def test_spreads_of_logarithms_by_hand() -> None:
     assert step_noise(7, 0.0, tail_chance=1.0, tail_factor=4.0).varies
     assert noise(step_noise(7, 0.0, tail_chance=1.0, tail_factor=4.0), 3, 5) == 4.0
     assert noise(step_noise(7, 0.0), 3, 5) == 1.0
-
-
-def test_times_of_gpus_are_those_of_their_stream() -> None:
-    mu, sigma = lognormal_parameters(0.4)
-    drawn = stream(3, "gpu speed").standard_normal(3)
-    assert gpu_times(3, 3, 0.4).tolist() == [pytest.approx(math.exp(mu + sigma * z)) for z in drawn.tolist()]

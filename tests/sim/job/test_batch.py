@@ -103,8 +103,7 @@ def test_the_batch_is_a_part_of_the_plan():
 def test_a_job_keeps_its_batch_over_a_restart():
     """A node crash in the middle: the job goes on with the batch that it had."""
     spec = case(batch_max=256, steps=400) | {
-        "faults": {"crash": {"mtbf": "20 s", "repair": "1 s"}},
-        "seed": 3,
+        "faults": {"events": [{"kind": "crash", "node": "node-0", "at": "5 s", "duration": "1 s"}]},
     }
     made = run(spec, Batch(128))
     assert made.jobs["restarts"][0] > 0

@@ -65,6 +65,12 @@ def test_a_class_does_not_change_what_another_draws():
     assert mixed.duration_s[mine].tolist() == alone.duration_s.tolist()
 
 
+def test_sizes_do_not_depend_on_the_order_of_their_keys():
+    up, down = (dict(sorted(MIX.items(), reverse=reverse)) for reverse in (False, True))
+    one, other = (drawn_jobs(described(rate="400/d", gpus=sizes), 1) for sizes in (up, down))
+    assert one.digest() == other.digest()
+
+
 def test_a_load_is_what_the_cluster_is_asked_for():
     scenario = described(load=0.8, length="200 d", exact=True)
     jobs = drawn_jobs(scenario, 3)

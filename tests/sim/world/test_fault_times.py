@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.sim.cluster import faults
 from tests.scenarios import model, scenario, simulate
@@ -162,3 +164,46 @@ def test_a_slow_node_anywhere_in_a_replica_slows_all_of_it() -> None:
     slow = [{"kind": "slow", "node": "n-1", "at": 0.0, "duration": 99.0, "factor": 2.0}]
     took = [simulate(scenario(**case, faults={"events": e})).jobs["completion_s"][0] for e in ([], slow)]
     assert took[1] == pytest.approx(2 * took[0])
+
+
+FAULTS = st.fixed_dictionaries({}, optional={
+    "crash": st.sampled_from([{"mtbf": 90.0, "repair": 20.0}, {"gpu_hours": 0.1, "repair": 9.0, "shape": 0.7}]),
+    "rack": st.just({"mtbf": 200.0, "repair": 30.0}),
+    "fail_slow": st.just({"mtbf": 100.0, "duration": 30.0}),
+    "link": st.just({"mtbf": 100.0, "duration": 30.0}),
+    "spot": st.just({"group": "g0", "mtbf": 90.0, "notice": 0.0, "away": 30.0}),
+    "corrupt_gradient": st.just({"per_gpu_hour": 60.0, "duration": 9.0}),
+})  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=3),
+    FAULTS,
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_a_group_in_front_changes_nobody_elses_faults(
+    sizes: list[tuple[int, int]], faults: dict[str, Any], supplied: bool, seed: int
+) -> None:
+    groups: list[dict[str, Any]] = [
+        {"name": f"g{k}", "count": n, "gpus": g} for k, (n, g) in enumerate(sizes)
+    ]
+    if supplied and "spot" not in faults:
+        supply = [{"at": 0, "nodes": sizes[0][0]}, {"at": 99, "nodes": 0}, {"at": 200, "nodes": 9}]
+        groups[0]["available"] = {"supply": supply}
+
+    def happened(*front: dict[str, Any]) -> list[str]:
+        case = scenario(
+            cluster={"nodes": [*front, *groups], "topology": {"kind": "tree", "nodes_per_rack": 2}},
+            workload={"jobs": [{"gpus": 1, "duration": 1e6}]}, faults=faults, horizon=300.0,
+            decide={"estimate_error": 0.5}, noise={"gpu_cov": 0.1},
+        )  # fmt: skip
+        made = simulate(case, seed=seed, timeline=True)
+        assert made.timeline is not None
+        events = made.timeline["events"]
+        rows = zip(*(events[key].tolist() for key in ("time_s", "subject", "kind", "value")), strict=True)
+        mine = (repr(row) for row in rows if row[1].startswith("g"))
+        return sorted(row.replace("reclaim", "crash") for row in mine)  # by whether a job there can save
+
+    new = {"name": "new", "count": 2, "gpus": 4}
+    assert happened(new) == happened()

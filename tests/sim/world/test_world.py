@@ -188,7 +188,7 @@ def test_spot_reclaim_without_notice_loses_what_was_not_saved() -> None:
         faults={"spot": {"group": "spot", "mtbf": 3000.0, "notice": 0.0, "away": 100.0}},
         restart=EXACT,
     )
-    result = simulate(case, seed=0)
+    result = simulate(case, seed=1)
     assert result.jobs["preemptions"][0] == 0
     assert result.jobs["lost_to_faults_gpu_s"][0] > 0
 
