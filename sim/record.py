@@ -37,11 +37,12 @@ class Run:
     """One finished (or stopped) simulation.
 
     jobs: equal-length columns, in order of (arrival, id): job_id, name, arrival_s, start_s (first start),
-        completion_s (NaN: not completed), gpus, queueing_s, samples, useful_samples, lost_samples, steps,
-        preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
+        completion_s (when it ended; NaN: it has not), gpus, queueing_s, samples, useful_samples, lost_samples,
+        steps, preemptions, restarts, and GPU-seconds by use (busy_gpu_s, input_stall_gpu_s, barrier_wait_gpu_s,
         exposed_communication_gpu_s, pipeline_bubble_gpu_s, tensor_exchange_gpu_s, restart_gpu_s,
         lost_to_faults_gpu_s, useful_gpu_s), energy_j and cost_usd (NaN: not known); ran_on, the types of its GPUs,
-        where the cluster has several.
+        where the cluster has several; status (completed, timeout or "" of what has not ended), where jobs have
+        time limits.
     config: the scenario with every default, as JSON.
     totals: numbers of the whole cluster: gpus, nodes, end_s, makespan_s, idle_gpu_s, idle_late_gpu_s (after the
         last arrival), down_gpu_s, decisions,
@@ -75,12 +76,14 @@ class Run:
         """The run in one flat row; a metric without any completed job is NaN."""
         jobs, totals = self.jobs, self.totals
         done = ~np.isnan(jobs["completion_s"])
+        late = {"timeouts": float((jobs["status"] == "timeout").sum())} if "status" in jobs else {}
         span_s = jobs["completion_s"][done] - jobs["arrival_s"][done]
         away_gpu_s = totals.get("away_gpu_s", 0.0)
         gpu_s = max(totals["gpus"] * totals["makespan_s"] - away_gpu_s, math.ulp(0.0))
         row: dict[str, float] = {
             "jobs": float(done.size),
-            "completed": float(done.sum()),
+            "completed": float(done.sum()) - late.get("timeouts", 0.0),
+            **late,
             "makespan_s": totals["makespan_s"],
             "completion_mean_s": float(span_s.mean()) if done.any() else math.nan,
         }
@@ -242,6 +245,11 @@ class Run:
             "machine": platform.machine(),
             "versions": versions(),
         }
+
+
+def undone(row: Mapping[str, Any]) -> float:
+    """Jobs of a run's row that have neither completed nor run into their time limit."""
+    return float(row["jobs"] - row["completed"] - (row.get("timeouts") or 0.0))
 
 
 def gpus_class(gpus: int) -> str:

@@ -196,6 +196,9 @@ class Results:
             for name in ("samples", "useful_samples", "lost_samples", "steps"):
                 columns[name][row] = getattr(job.progress.account, name)
         ran_on = {} if self.world.ran_on is None else {"ran_on": self.world.ran_on.column()}
+        if np.isfinite(demand.limit_s).any():
+            ended = np.where(np.isnan(roster.completion_s), "", "completed").astype(object)
+            columns["status"] = np.where(self.world.rigid.timed_out, "timeout", ended)
         return columns | ran_on | {use.column: self.gpu_s[:, use].copy() for use in Use}
 
     def _totals(self) -> dict[str, float]:
@@ -252,6 +255,8 @@ class Results:
         """What a reader of the results should know about their input; is_random: whether seeds matter."""
         world = self.world
         notes = list(world.demand.notes)
+        if late := int(world.rigid.timed_out.sum()):
+            notes.append(f"jobs ended at their time limit: {late}")
         if not is_random:
             notes.append("no noise, faults or estimate error: every seed gives the same run")
         if left := _left_aside(world):

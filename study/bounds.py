@@ -83,6 +83,11 @@ def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
 def needs_of(demand: Demand, scenario: Scenario, capacity: Capacity) -> Needs:
     """The least that each job of a scenario can need."""
     fastest_s, gpu_s = capacity.rigid(demand.gpus, demand.gpu_share, demand.duration_s, demand.paces)
+    fewest = demand.gpus.copy()
+    for row, (least_gpus, _) in demand.shrinks.items():
+        fewest[row] = least_gpus
+    fastest_s = np.minimum(fastest_s, demand.limit_s)
+    gpu_s = np.minimum(gpu_s, (fewest * demand.gpu_share * demand.limit_s)[:, None])
     known: dict[int, tuple[float, Floats]] = {}  # copies of one job share their specification
     for row, spec in demand.training.items():
         if id(spec) not in known:

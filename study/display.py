@@ -17,6 +17,7 @@ from equipoise.sim.scenario.units import (
 LABELS = {
     "jobs": "jobs",
     "completed": "jobs completed",
+    "timeouts": "jobs at their limit",
     "makespan_s": "makespan",
     "completion_mean_s": "completion mean",
     "completion_p50_s": "completion p50",
@@ -72,8 +73,8 @@ LABELS = {
 }
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
-WHERE_BOUND = ("committed_usd", "upfront_usd")
-"""Metrics that only runs under a contract for a term have."""
+WHERE_BOUND = ("timeouts", "committed_usd", "upfront_usd")
+"""Metrics that only runs with time limits, or under a contract for a term, have."""
 MORE_IS_BETTER = frozenset({
     "completed", "goodput_ratio", "gpu_busy_ratio", "mfu_ratio", "tokens_per_s", "fairness_user",
     "fairness_account", "fairness_queue", "service_goodput_ratio", "service_goodput_per_s",

@@ -46,6 +46,9 @@ class Demand:
     paces: Paces
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
+    limit_s: Floats = field(
+        default_factory=lambda: np.empty(0)
+    )  # longest running time (jobs,), inf: no limit
     by_limit: bool = False  # policies plan with time limits
     shrinks: Mapping[int, tuple[int, int]] = field(
         default_factory=dict
@@ -66,12 +69,18 @@ class Demand:
 
     @cached_property
     def spare_s(self) -> Floats:
-        """How much longer than it needs each job is thought to take, (jobs,): up to its time limit, or 0."""
-        limit_s = self.columns.get("time_limit_s")
-        if not self.by_limit or limit_s is None or limit_s.dtype == object:
-            return np.zeros(len(self))
-        spare_s: Floats = np.nan_to_num(limit_s - self.duration_s, nan=0.0)
+        """The time limit as given less the one that acts, (jobs,), NaN where policies do not plan with it."""
+        given_s = self.columns.get("time_limit_s")
+        if not self.by_limit or given_s is None:
+            return np.full(len(self), np.nan)
+        spare_s: Floats = np.where(np.isfinite(self.limit_s), given_s, np.nan) - self.limit_s
         return spare_s
+
+    def estimates_s(self, factor: Floats) -> Floats:
+        """What policies take each job to need in all (jobs,); factor: estimated over real duration."""
+        worked_s = np.minimum(self.duration_s * factor, self.limit_s)
+        estimates_s: Floats = np.where(np.isnan(self.spare_s), worked_s, self.limit_s + self.spare_s)
+        return estimates_s
 
 
 def expand(job: JobSpec) -> list[tuple[str, float, JobSpec]]:
@@ -139,7 +148,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
         by_limit=scenario.decide.estimate == "time-limit",
     )
     demand = replace(demand, shrinks=_shrinks(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)}))
-    demand = _ended_at_limits(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)})
+    demand = _limited(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)})
     _check_fits(scenario, demand, cluster)
     return _claimed(scenario, demand, cluster, {back[k]: job for k, (_, _, job) in enumerate(listed)})
 
@@ -161,20 +170,17 @@ def _shrinks(demand: Demand, listed: Mapping[int, JobSpec]) -> dict[int, tuple[i
     return found
 
 
-def _ended_at_limits(demand: Demand, listed: Mapping[int, JobSpec]) -> Demand:
-    """With the time limits of the scenario's own jobs, which end them; a trace's have ended its jobs already."""
-    limits = {row: job.time_limit for row, job in listed.items() if job.time_limit is not None}
-    if not limits:
-        return demand
-    limit_s, duration_s = demand.columns.get("time_limit_s"), demand.duration_s.copy()
-    limit_s = np.full(len(demand), np.nan) if limit_s is None or limit_s.dtype == object else limit_s.copy()
-    rows = np.array(list(limits))
-    limit_s[rows] = list(limits.values())
-    over = rows[duration_s[rows] > limit_s[rows]]
-    duration_s[over] = limit_s[over]
-    notes = (f"{len(over)} jobs are ended at their time limit",) if len(over) else ()
-    columns = {**demand.columns, "time_limit_s": limit_s}
-    return replace(demand, duration_s=duration_s, columns=columns, notes=(*demand.notes, *notes))
+def _limited(demand: Demand, listed: Mapping[int, JobSpec]) -> Demand:
+    """With the time limits of duration jobs: of a trace's job that ended late, when it ended."""
+    given_s = demand.columns.get("time_limit_s")
+    given_s = np.full(len(demand), np.nan) if given_s is None or given_s.dtype == object else given_s.copy()
+    limit_s = np.where(given_s > 0.0, np.fmax(given_s, demand.duration_s), np.inf)
+    for row, job in listed.items():
+        if job.time_limit is not None:
+            given_s[row] = limit_s[row] = job.time_limit
+    limit_s[np.isnan(demand.duration_s)] = np.inf
+    columns = {**demand.columns, "time_limit_s": given_s}
+    return replace(demand, limit_s=limit_s, columns=demand.columns if np.isnan(given_s).all() else columns)
 
 
 def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mapping[int, JobSpec]) -> Demand:
@@ -230,7 +236,8 @@ def _without(demand: Demand, stay: Bools) -> Demand:
             claims, claim=claims.claim[kept], gpu_types=claims.gpu_types[kept], together=claims.together[kept],
             too_large=(),
         ),
-        demand.by_limit, {new[row]: pair for row, pair in demand.shrinks.items() if row in new},
+        demand.limit_s[kept], demand.by_limit,
+        {new[row]: pair for row, pair in demand.shrinks.items() if row in new},
     )  # fmt: skip
 
 

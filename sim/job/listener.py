@@ -18,7 +18,7 @@ class Listener:
         """A job has taken GPUs; it does not count them as held yet."""
 
     def ended(self, job: Job, reason: str, now_s: float) -> None:
-        """A job has given back its GPUs: completed, preempted, resized, fault; `open`: the run ends."""
+        """A job has given back its GPUs: completed, timeout, preempted, resized, fault; `open`: the run ends."""
 
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
         """A job goes on with the GPUs that a fault has left it."""

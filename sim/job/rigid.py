@@ -22,13 +22,18 @@ from equipoise.sim.scenario.model import Restart
 _NO_NODES: Ints = np.empty(0, dtype=np.int64)
 _NOTHING: Floats = np.empty(0)
 
+ROUNDING = 1e-9
+"""A job whose work takes this much longer than its limit, relative to that, is done."""
+
 
 @jit
-def refresh(now, rows, begin_s, rate, gpus, attained_base, left_s, factor, spare_s, attained, service):  # type: ignore[no-untyped-def]
+def refresh(  # type: ignore[no-untyped-def]
+    now, rows, begin_s, rate, gpus, attained_base, left_s, factor, allowed_s, spare_s, attained, service
+):
     """Write attained GPU-seconds and remaining service (s) of running rigid jobs at `now`.
 
-    begin_s is when work (re)started, gpus the sum of the shares held; rows whose rate is 0 are not rigid jobs
-    under way.
+    begin_s is when work (re)started, gpus the sum of the shares held, allowed_s how long they may run from begin_s;
+    rows whose rate is 0 are not rigid jobs under way.
     """
     for k in range(rows.size):
         row = rows[k]
@@ -36,15 +41,25 @@ def refresh(now, rows, begin_s, rate, gpus, attained_base, left_s, factor, spare
             ran = max(0.0, now - begin_s[row])
             attained[row] = attained_base[row] + ran * gpus[row]
             left = max(0.0, left_s[row] - ran * rate[row])
-            service[row] = max(0.0, left * factor[row] + spare_s[row])
+            service[row] = remaining_s(left * factor[row], allowed_s[row] - ran, spare_s[row])
+
+
+@jit
+def remaining_s(left_s: float, allowed_s: float, spare_s: float) -> float:
+    """What policies take a job still to need (s): its work, at most what its limit leaves, or all of that.
+
+    spare_s: NaN, or what is to be added to `allowed_s` where policies plan with the time limit.
+    """
+    return max(0.0, min(left_s, allowed_s) if math.isnan(spare_s) else allowed_s + spare_s)
 
 
 class RigidJobs:
     """State of all rigid jobs, by job row: arrays, because there are very many.
 
-    left_s is work left (seconds at speed 1) at begin_s; gpu_s (jobs, uses) follows `Use`; weight is the sum of the
-    GPU shares a job holds. `ended(job)` is called for each that is done. `metered(row, holding, GPU-seconds)` is
-    told what jobs have computed, None: nobody wants to know.
+    left_s is work left (seconds at speed 1) at begin_s, allowed_s the time that its limit leaves a job then; gpu_s
+    (jobs, uses) follows `Use`; weight is the sum of the GPU shares a job holds. `ended(job)` is called for each
+    that is done or has run for as long as it may (timed_out). `metered(row, holding, GPU-seconds)` is told what
+    jobs have computed, None: nobody wants to know.
     """
 
     def __init__(
@@ -68,6 +83,8 @@ class RigidJobs:
             cells(self._rate), cells(self._weight), cells(self._attained_gpu_s),
         )  # fmt: skip
         self.saved_s = cells(np.zeros(n))  # work done that a crash cannot take back
+        self._allowed_s = demand.limit_s.copy()
+        self.allowed_s, self.timed_out = cells(self._allowed_s), np.zeros(n, dtype=np.bool_)
         self.duration_s, self.spare_s = cells(demand.duration_s), cells(demand.spare_s)
         self._paces = None if demand.paces.alike else demand.paces
 
@@ -82,7 +99,7 @@ class RigidJobs:
         """Write attained GPU-seconds and estimated remaining service (s) of the running rigid jobs, by row."""
         refresh(
             now_s, running, self._begin_s, self._rate, self._weight, self._attained_gpu_s, self._left_s, factor,
-            self.demand.spare_s, attained, service,
+            self._allowed_s, self.demand.spare_s, attained, service,
         )  # fmt: skip
 
 
@@ -115,11 +132,30 @@ class RigidJob:
         self.holding: Holding | None = holding
         if jobs.metered is not None:
             self._metered_gpu_s = self.computed_gpu_s
-        self._end = jobs.clock.at(begin_s + jobs.left_s[row] / rate, self._ended)
+        self._end = self._plan_end(begin_s)
+
+    def _plan_end(self, begin_s: float) -> Event:
+        """Have it end with its work, or when it has run for as long as it may."""
+        jobs, row = self.all, self.row
+        takes_s, allowed_s = jobs.left_s[row] / jobs.rate[row], jobs.allowed_s[row]
+        late = takes_s > allowed_s * (1.0 + ROUNDING)
+        return jobs.clock.at(
+            begin_s + (allowed_s if late else takes_s), self._at_limit if late else self._ended
+        )
+
+    def _at_limit(self, event: Event) -> None:
+        """It has run for as long as it may."""
+        jobs, row = self.all, self.row
+        jobs.timed_out[row] = True
+        self._settle(jobs.clock.now)
+        self._over()
 
     def _ended(self, _: Event) -> None:
+        self._book(self.all.left_s[self.row])
+        self._over()
+
+    def _over(self) -> None:
         jobs, row = self.all, self.row
-        self._book(jobs.left_s[row])
         jobs.rate[row] = 0.0
         if jobs.metered is not None:
             self._meter()
@@ -132,6 +168,7 @@ class RigidJob:
         self._settle(now_s)
         if lost:
             self._lose()
+            jobs.allowed_s[row] = jobs.demand.limit_s.item(row)  # it is submitted anew
         jobs.rate[row] = 0.0
         jobs.saved_s[row] = jobs.duration_s[row] - jobs.left_s[row]
         self._meter()
@@ -149,6 +186,7 @@ class RigidJob:
         unspent_s = max(0.0, jobs.begin_s[row] - now_s)
         jobs.account[row, RESTART] -= unspent_s * jobs.weight[row]
         self._book(self._progress(now_s))
+        jobs.allowed_s[row] -= max(0.0, now_s - jobs.begin_s[row])
 
     def meter_until_now(self) -> None:
         """Book what it has done by now and have its energy metered."""
@@ -167,7 +205,7 @@ class RigidJob:
         done_s = jobs.duration_s[row] - jobs.left_s[row]
         self._earlier = [*(self._earlier or ()), (done_s, jobs.rate[row])]
         jobs.rate[row] = rate
-        self._end = jobs.clock.at(begin_s + jobs.left_s[row] / rate, self._ended)
+        self._end = self._plan_end(begin_s)
 
     # -- accounts ------------------------------------------------------------------------------------------
 
@@ -185,6 +223,7 @@ class RigidJob:
         jobs, row, now_s = self.all, self.row, self.all.clock.now
         self._book(self._progress(now_s))
         begin_s: float = max(now_s, jobs.begin_s[row])
+        jobs.allowed_s[row] -= max(0.0, now_s - jobs.begin_s[row])
         jobs.begin_s[row] = begin_s
         return begin_s
 
@@ -265,7 +304,8 @@ class RigidJob:
         """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
         jobs, row = self.all, self.row
         cells["attained_gpu_s"][row] = jobs.attained_gpu_s[row]
-        cells["service_s"][row] = max(jobs.left_s[row] * factor + jobs.spare_s[row], 0.0)
+        left_s = jobs.left_s[row] * factor
+        cells["service_s"][row] = remaining_s(left_s, jobs.allowed_s[row], jobs.spare_s[row])
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds (GPUs held,): all it holds, once it has restarted."""

@@ -25,7 +25,7 @@ USAGE_COLUMNS = (
 """Columns of the usage buckets; the uses come first."""
 
 STATES = ("queued", "running")
-REASONS = ("started", "completed", "preempted", "resized", "fault", "open")
+REASONS = ("started", "completed", "preempted", "resized", "fault", "open", "timeout")
 _FIRST = ("job_id", "segment", "state", "start_s", "end_s", "gpus", "nodes", "first_gpu", "end_reason")
 ROW_FIELDS = len(_FIRST) + HELD
 """Numbers per segment, in the order of the columns."""

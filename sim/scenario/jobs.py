@@ -78,7 +78,8 @@ class JobSpec(Section):
     gpus: Count = 1  # asked for
     gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0  # of each GPU, for jobs that share
     duration: Seconds | None = None  # of a job known by its time only
-    time_limit: Seconds | None = None  # a duration job is ended when it has run for so long
+    # a duration job is ended when it has run for so long, restarts aside; after a crash it counts anew
+    time_limit: Seconds | None = None
     job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
     # its GPUs may be of several models
     mix_gpus: bool = (

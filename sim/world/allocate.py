@@ -100,10 +100,10 @@ class Allocator:
             for tell in self.listeners.rolled_back:
                 tell(job)
 
-    def finish(self, job: Job) -> None:
-        """A job is done."""
+    def finish(self, job: Job, reason: str) -> None:
+        """A job is done (`completed`), or has run for as long as it may (`timeout`)."""
         now_s = self.clock._now
-        self._release(job, "completed", now_s)
+        self._release(job, reason, now_s)
         self.roster.finished(job, now_s)
         if self.changed is not None:
             self.changed()

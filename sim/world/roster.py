@@ -38,7 +38,7 @@ class Roster:
         self.completed = 0
         self._written_s: dict[int, float] = {}  # when the last start is written, where that takes time
         resize(self.table, len(demand))
-        estimate_s = np.maximum(demand.duration_s * factor + demand.spare_s, 0.0)
+        estimate_s = demand.estimates_s(factor)
         rigid = np.array([row not in demand.training for row in range(len(demand))])
         for name, values in (
             ("id", demand.id), ("arrival_s", demand.arrival_s), ("queued_since_s", demand.arrival_s),

@@ -116,7 +116,7 @@ class SimWorld:
         self._idle_ticks = 0
         self._idle = False  # jobs wait, none runs, and the policy has started none
         drawn = estimate_factors(seed, demand.drawn_as, scenario.decide.estimate_error)
-        factor = np.where(demand.spare_s == 0.0, drawn, 1.0)
+        factor = np.where(np.isnan(demand.spare_s), drawn, 1.0)
         self.roster = Roster(demand, factor, scenario.restart.initialisation)
         self.decisions = Decisions(
             scenario.decide, self.clock, self.roster, self._decide, lambda: self.throttle.next_look_s
@@ -256,11 +256,11 @@ class SimWorld:
             self.decisions.stepped(job)
 
     def _rigid_ended(self, job: RigidJob) -> None:
-        self._finish(job)
+        self._finish(job, "timeout" if self.rigid.timed_out[job.row] else "completed")
         self.decisions.last_event()
 
-    def _finish(self, job: TrainingJob | RigidJob) -> None:
-        self.allocator.finish(job)
+    def _finish(self, job: TrainingJob | RigidJob, reason: str = "completed") -> None:
+        self.allocator.finish(job, reason)
         if self.services.short:
             self.services.look()
         if self.roster.completed == len(self.demand) and not self.lasts:

@@ -23,7 +23,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.loading.file import read_scenario
-from equipoise.sim.record import Run
+from equipoise.sim.record import Run, undone
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.scenario.units import format_bytes, format_scaled
@@ -299,9 +299,9 @@ def limits(
     rate = {g.name: float(np.mean(outcomes[0].values(key(g.name, RATE)))) for g in limited}
     limited = [replace(g, host=host_needs(scenario, g.name, rate[g.name])) for g in limited]
     notes = [f"{lever.name}: {o.failed}" for lever, o in zip(found, outcomes[1:], strict=True) if o.failed]
-    undone = sum(row["jobs"] - row["completed"] for row in outcomes[0].rows)
-    if undone:
-        notes.append(f"{undone:.0f} jobs are not completed and count until the end of their run")
+    open_jobs = sum(undone(row) for row in outcomes[0].rows)
+    if open_jobs:
+        notes.append(f"{open_jobs:.0f} jobs are not completed and count until the end of their run")
     ordered = [limited[0], *sorted(limited[1:], key=lambda g: -g.jobs * g.time_s.mean)][: most + 1]
     if len(ordered) == 2 and ordered[0].jobs == ordered[1].jobs:
         ordered = ordered[1:]  # one group is all jobs

@@ -20,7 +20,7 @@ from equipoise.policies.numerals import is_index
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
-from equipoise.sim.record import Run
+from equipoise.sim.record import Run, undone
 from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.model import Faults, NodeGroup, Scenario
 from equipoise.sim.scenario.tree import InputError
@@ -305,7 +305,7 @@ def _orders(candidate: Candidate, question: Question, trace: Trace | None, rando
 
 def _meets_all(result: Mapping[str, float], targets: Sequence[Target]) -> bool:
     """All targets, with every job done: a run that leaves jobs undone is early for the wrong reason."""
-    return result["completed"] == result["jobs"] and all(target.met(result) for target in targets)
+    return undone(result) == 0.0 and all(target.met(result) for target in targets)
 
 
 def _closest(

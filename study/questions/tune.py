@@ -27,7 +27,7 @@ from equipoise.policies.parameters import check_used, split_point, with_paramete
 from equipoise.policies.plain import plain
 from equipoise.policies.registry import PolicyError
 from equipoise.sim.loading.file import read_scenario
-from equipoise.sim.record import MissingError
+from equipoise.sim.record import MissingError, undone
 from equipoise.sim.run import is_random
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import LARGEST
@@ -403,7 +403,7 @@ def _values(
 
 def _metric(row: Mapping[str, Any], metric: str) -> float:
     """The worst there is for a run that failed or left jobs undone: it is early for the wrong reason."""
-    done = row["status"] == "done" and row["completed"] == row["jobs"]
+    done = row["status"] == "done" and undone(row) == 0.0
     return float(row[metric]) if done and row[metric] is not None else _worst(metric)
 
 

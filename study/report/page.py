@@ -36,7 +36,8 @@ DETAIL_BYTES = 3_000_000
 """What the runs that are shown closely may take together when there are several: the file stays below 5 MB."""
 BARS_EACH = 100_000
 KIND_LABELS = {
-    "queued": "waiting", "completed": "ran to completion", "preempted": "ran until preempted",
+    "queued": "waiting", "completed": "ran to completion", "timeout": "ran until its time limit",
+    "preempted": "ran until preempted",
     "resized": "ran until resized", "fault": "ran until a fault", "open": "still running at the end",
 }  # fmt: skip
 CONFIG_CHARS = 200_000

@@ -26,7 +26,7 @@ USES = tuple(use.label for use in HELD_USES)
 """Uses of GPU-seconds that a job is charged for."""
 SHARES = (*USES, "idle", "down")
 """Uses of all GPU-seconds of the cluster: they sum to GPUs x time, with `serving` where there are services."""
-KINDS = ("queued", "completed", "preempted", "resized", "fault", "open", "serving")
+KINDS = ("queued", "completed", "preempted", "resized", "fault", "open", "serving", "timeout")
 """What a bar is: time in the queue, a stretch of running by how it ended, or the time of a service's replica."""
 
 TICKS = 2**26

@@ -23,7 +23,7 @@ from equipoise.policies.files import write_whole
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.plain import from_json, number, plain
 from equipoise.policies.registry import make_policy
-from equipoise.sim.record import WASTE, Run, data_frame, read_parquet
+from equipoise.sim.record import WASTE, Run, data_frame, read_parquet, undone
 from equipoise.sim.run import is_random, run, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
@@ -212,7 +212,7 @@ class Comparison:
 
     def _all_done(self, policy: str) -> bool:
         # A run that leaves jobs undone can end before the bound for doing all of them.
-        return all(r.metrics["completed"] == r.metrics["jobs"] for r in self.of(policy))
+        return all(undone(r.metrics) == 0.0 for r in self.of(policy))
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per metric and policy."""

@@ -189,15 +189,6 @@ def test_backfill_plans_with_the_time_limit(policy: str) -> None:
     assert limited("time-limit", policy)["short"] > limited("time-limit", policy)["wide"] >= 100.0
 
 
-def test_a_job_is_ended_at_its_time_limit() -> None:
-    made = run(
-        case([job("a", 1, time_limit=60), job("b", 1, time_limit=300)], {}), policy=make_policy("fifo")
-    )
-    assert (made.jobs["completion_s"] - made.jobs["start_s"]).tolist() == [60.0, 100.0]
-    assert "1 jobs are ended at their time limit" in made.notes
-    assert made.jobs["time_limit_s"].tolist() == [60.0, 300.0]
-
-
 def test_what_is_left_is_the_limit_less_what_has_run(tmp_path: Path) -> None:
     jobs = [job("a", 1, time_limit=150), job("b", 1, arrival=40), job("c", 1, arrival=99)]
     text = {

@@ -64,19 +64,16 @@ def test_jobs_stand_in_order_of_arrival_and_then_as_listed() -> None:
         demand_of()
 
 
-def test_time_limits_end_jobs_and_are_what_is_spared() -> None:
-    found = demand_of(
-        {"duration": 5.0, "time_limit": 5.0}, {"duration": 9.0, "time_limit": 5.0}, {"duration": 4.0}
-    )
-    assert found.duration_s.tolist() == [5, 5, 4]
-    assert found.notes == ("1 jobs are ended at their time limit",)
-    assert found.columns["time_limit_s"][:2].tolist() == [5, 5]
-    assert math.isnan(found.columns["time_limit_s"][2])
-    assert found.spare_s.tolist() == [0, 0, 0]
-    planned = scenario(workload={"jobs": [{"duration": 1.0}]}, decide={"estimate": "time-limit"})
-    assert (found.by_limit, make_demand(planned, None, cluster_of(planned)).by_limit) == (False, True)
-    limited = made_of.replace(found, by_limit=True, columns={"time_limit_s": np.array([8.0, 5.0, np.nan])})
-    assert limited.spare_s.tolist() == [3, 0, 0]
+def test_time_limits_act_as_given_and_those_of_a_trace_not_before_its_jobs_ended() -> None:
+    limits = {"time_limit_s": np.array([8.0, 3.0, np.nan, 0.0])}
+    trace = make_trace(np.arange(4), np.zeros(4), np.ones(4, int), np.full(4, 5.0), columns=limits)
+    jobs = [{"duration": 9.0, "time_limit": 5.0}]
+    for estimate, thought in (("duration", [5, 5, 5, 5, 5]), ("time-limit", [5, 8, 3, 5, 5])):
+        case = scenario(workload={"jobs": jobs}, decide={"estimate": estimate})
+        found = make_demand(case, trace, cluster_of(case))
+        assert found.duration_s.tolist() == [9, 5, 5, 5, 5]
+        assert found.limit_s.tolist() == [5, 8, 5, math.inf, math.inf]
+        assert found.estimates_s(np.ones(5)).tolist() == thought
 
 
 def test_duration_jobs_may_start_with_fewer_gpus_in_whole_pods() -> None:
@@ -292,9 +289,8 @@ def test_time_limits_are_of_their_jobs_whatever_the_order_of_arrival() -> None:
         {"arrival": 9.0, "duration": 7.0, "time_limit": 3.0}, {"arrival": 2.0, "duration": 8.0},
         {"arrival": 4.0, "duration": 6.0, "time_limit": 5.0, "cpus": 2, "user": "ann"},
     )  # fmt: skip
-    assert found.duration_s.tolist() == [8, 5, 3]
+    assert (found.duration_s.tolist(), found.limit_s.tolist()) == ([8, 6, 7], [math.inf, 5, 3])
     assert found.columns["time_limit_s"][1:].tolist() == [5, 3]
-    assert found.notes == ("2 jobs are ended at their time limit",)
     assert found.columns["user"].tolist() == ["", "ann", ""]
     assert demand_of({"duration": 5.0}).notes == ()
 

@@ -254,12 +254,9 @@ def test_what_a_policy_sees_of_running_jobs() -> None:
     bench.to(8.5)
     last.fill_row(cells, 3.0)
     assert (cells["attained_gpu_s"].tolist(), cells["service_s"].tolist()) == ([0, 0, 0, 8], [0] * 4)
-    bench.jobs.spare_s[3] = 5.0
+    bench.jobs.allowed_s[3], bench.jobs.spare_s[3] = 5.0, 0.0
     last.fill_row(cells, 3.0)
     assert cells["service_s"][3] == 5.0
-    bench.jobs.left_s[3] = 2.0
-    last.fill_row(cells, 3.0)
-    assert cells["service_s"][3] == 11.0
 
 
 def test_a_job_works_on_what_it_holds_once_it_has_restarted() -> None:

@@ -231,7 +231,12 @@ def test_conditions_are_read(text, share, metric, of_ratio):
         ("ci:100%", 5, 100, "allowed is 0 to 100 %"),
         ("ci:0%", 5, 100, "allowed is 0 to 100 %"),
         ("ci:2 GB", 5, 100, "'2 GB' is a size, a share is needed"),
-        ("ci:2%:makspan_s", 5, 100, "unknown metric 'makspan_s'; known: jobs, completed, makespan_s"),
+        (
+            "ci:2%:makspan_s",
+            5,
+            100,
+            "unknown metric 'makspan_s'; known: jobs, completed, timeouts, makespan_s",
+        ),
         ("ci:2%", 2, 100, "at least 3 are needed"),
         ("ci:2%", 9, 8, "raise --max-seeds"),
     ],
