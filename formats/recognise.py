@@ -15,11 +15,13 @@ from equipoise.formats.slurm.tables import which_table
 from equipoise.formats.text.csvfile import delimiter_of
 from equipoise.formats.text.errors import shown
 from equipoise.formats.text.tally import Tally
-from equipoise.formats.text.textfile import TextFile
+from equipoise.formats.text.textfile import MOST_COLUMNS, TextFile
 from equipoise.formats.traces.published import which_published
 
 _HEAD, _HEAD_BYTES = 60, 8 << 20
 """Lines of a file that are looked at, in so many of its bytes."""
+_LINE = 1 << 18
+"""Characters of each that are."""
 
 _JSON_KEYS = {
     "sacct-json": r'"(?:association|allocation_nodes)"\s*:|"jobs"\s*:\s*\[\s*\]',
@@ -140,9 +142,12 @@ def recognise(source: str | Path | bytes, *, name: str = "") -> str:
         lines += [line for line in chunk if line.strip()]
         if len(lines) >= _HEAD or sum(map(len, lines)) > 1 << 20:
             break
-    head = Head(tuple(UNDERLINE.sub("", line) for line in lines[:_HEAD]))
     if not lines:
         raise file.error(0, "empty")
+    if not re.match(r"\s*[\[{<]|[^=]{0,200}=", lines[0]):  # no list of a configuration's nodes
+        marks = delimiter_of(lines[0])
+        file.check_width(lines[0].count(marks) if marks else len(lines[0].split(None, MOST_COLUMNS)))
+    head = Head(tuple(UNDERLINE.sub("", line[:_LINE]) for line in lines[:_HEAD]))
     found = _json(head, lines) if head.lines[0].lstrip()[:1] in ("{", "[") else _text(head)
     if not found:
         raise file.error(0, f"not a known format: {looks_like(head.lines)}")

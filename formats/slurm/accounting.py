@@ -64,6 +64,7 @@ def read_accounting(
     layout = find_layout(lines[:_PREVIEW], columns, delimiter)
     if layout is None:
         raise file.error(0, not_accounting(lines))
+    file.check_width(len(layout.names))
     _count_before(lines, layout, tally)
     rest = chain([(first + layout.first, lines[layout.first :])], chunks)
     builder = JobTableBuilder(layout.names, zone, tally)

@@ -60,6 +60,7 @@ def read_queue(
         raise file.error(0, "not squeue output: the line JOBID PARTITION NAME ..., or columns=, is needed")
     rest: Iterator[tuple[int, list[str]]] = chain([(first + layout.first, lines[layout.first :])], chunks)
     names = layout.names
+    file.check_width(len(names))
     if layout.delimiter == " ":
         rest = _single_blanks(rest)
     if named := [line for line in lines[: layout.first] if _CLUSTER.match(line)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -56,7 +57,8 @@ def read_csv(
     header = list(columns) or [cell.strip() for _, row in islice(rows, 1) for cell in row]
     if not any(header):
         raise file.error(1, "empty: a header that names the columns is needed")
-    double = sorted({column for column in header if header.count(column) > 1})
+    file.check_width(len(header))
+    double = sorted(column for column, times in Counter(header).items() if times > 1)
     if double:
         raise file.error(1, f"column {shown(double[0])} stands there twice")
     builders = [TextBuilder() for _ in header]

@@ -19,6 +19,9 @@ CHUNK_BYTES = 1 << 20
 MOST_BYTES = 8 << 30
 """Most of a file, unpacked: a packed file of zeros must not fill the memory."""
 
+MOST_COLUMNS = 1 << 14
+"""Most columns of a table, as many as a spreadsheet has: each costs memory and time, however short."""
+
 _PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _WIDE = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -41,6 +44,11 @@ class TextFile:
     def error(self, line: int, message: str) -> FormatError:
         """An error at a line of this file (0: the file as a whole)."""
         return FormatError(f"{self.name}:{line}: {message}" if line else f"{self.name}: {message}")
+
+    def check_width(self, columns: int) -> None:
+        """Raises FormatError for a table of too many columns."""
+        if columns > MOST_COLUMNS:
+            raise self.error(1, f"more than {MOST_COLUMNS:,} columns: no table of jobs or nodes")
 
     def chunks(self, tally: Tally) -> Iterator[tuple[int, list[str]]]:
         """(number of the first line, lines without their ends), some megabytes at a time.

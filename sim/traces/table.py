@@ -8,6 +8,7 @@ import gzip
 import io
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,7 @@ class TextTable:
                     self.line.append(reader.line_num)
         except csv.Error as error:
             raise InputError([f"{self.name}:{reader.line_num}:1: not CSV: {error}"]) from error
+        _check_width(TextFile(path), len(self.header))
         if not any(self.header):
             raise InputError([f"{self.name}:1:1: empty; the first line must name the columns"])
 
@@ -65,7 +67,7 @@ class TextTable:
                 for k in wrong
             ]
         )
-        double = sorted({name for name in self.header if self.header.count(name) > 1})
+        double = sorted(name for name, times in Counter(self.header).items() if times > 1)
         self.fail([f"{self.name}:1:1: column {name!r} stands there twice" for name in double])
 
     def need(self, columns: Sequence[str], optional: Sequence[str] = ()) -> None:
@@ -158,13 +160,24 @@ class TextTable:
 
 
 def header_of(path: Path) -> list[str]:
-    """The names in a file's first line; none when it is empty or cannot be read."""
+    """The names in a file's first line; none when it is empty or cannot be read. Raises InputError for too many."""
     try:
-        _, lines = next(TextFile(path, head_bytes=1 << 20).chunks(Tally()), (1, [""]))
-        names = [name.strip() for name in next(csv.reader(lines[:1]), [])]
+        file = TextFile(path, head_bytes=1 << 20)
+        _, lines = next(file.chunks(Tally()), (1, [""]))
+        names = [name.strip() for name in next(csv.reader([lines[0][: csv.field_size_limit()]]), [])]
     except (FormatError, csv.Error):
         return []
+    if lines[0].lstrip()[:1] not in ("{", "["):
+        _check_width(file, lines[0].count(","))
     return names if any(names) else []
+
+
+def _check_width(file: TextFile, columns: int) -> None:
+    """Raises InputError for a header of too many columns."""
+    try:
+        file.check_width(columns)
+    except FormatError as error:
+        raise InputError([str(error)]) from error
 
 
 def left_out(rows: Mapping[str, Bools]) -> tuple[Bools, list[str]]:

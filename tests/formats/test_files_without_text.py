@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,17 @@ def test_how_a_trace_is_read_stands_in_the_imported_scenario(
     wrong = ["--columns", "arrival=x,gpus=how_many,duration=took"]
     assert cli.main(["import", "slurm.conf", "--trace", "it's.csv", *wrong, "--out", "other.yaml"]) == 2
     assert not (tmp_path / "other.yaml").exists()
+
+
+@pytest.mark.parametrize("mark", [",", "|", " ", ";"])
+@pytest.mark.parametrize("names", ["job_id,arrival_s,gpus,duration_s", "JobID,Submit,State", "JOBID,USER,ST"])
+def test_a_table_of_a_hundred_thousand_columns_is_refused_at_once(
+    names: str, mark: str, tmp_path: Path
+) -> None:
+    """Each column costs memory and time: a million took 1.6 GB and 42 s."""
+    path, more = tmp_path / "wide.txt", [f"c{k}" for k in range(100_000)]
+    path.write_text("\n".join([mark.join([*names.split(","), *more]), mark.join(["1"] * 100_004)]))
+    began_s = time.process_time()
+    with pytest.raises(InputError, match="more than 16,384 columns"):
+        read_trace(path)
+    assert time.process_time() - began_s < 2.0

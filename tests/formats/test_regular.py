@@ -64,7 +64,7 @@ def test_the_limit_is_exact(tmp_path: Path) -> None:
 
 def test_a_file_that_unfolds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.csv.gz"
-    path.write_bytes(gzip.compress(b"0" * 10_000_000))
+    path.write_bytes(gzip.compress(b"job_id,arrival_s,gpus,duration_s\n" + b"0" * 10_000_000))
     assert path.stat().st_size < 20_000
     monkeypatch.setattr(table, "TABLE_BYTES", 1_000_000)
     with pytest.raises(InputError, match="larger than 1000000 bytes when unpacked"):
