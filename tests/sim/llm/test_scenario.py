@@ -189,6 +189,31 @@ def test_the_interval_of_a_stage_that_was_not_measured_is_that_of_another_stack(
         assert found.memory.high / found.memory.peak == pytest.approx(high)
 
 
+@settings(max_examples=25)
+@given(
+    st.sampled_from([1, 2, 8]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([0, 1, 2, 3]),
+    st.integers(1, 6), st.sampled_from(list(STACKS)), st.sampled_from([10e9, 400e9]), st.sampled_from([1, 4]),
+)  # fmt: skip
+def test_faster_links_make_no_run_slower(
+    tp: int, pp: int, virtual: int, zero: int, passes: int, stack: str, nic: float, oversubscription: float
+) -> None:
+    """Each GPU's link, a node's NICs and the racks' uplinks, each twice as fast by itself."""
+    layout = {"tp": tp, "pp": pp, "virtual": virtual if pp > 1 else 1, "zero": zero, "recompute": "full"}
+
+    def made(nic: float, fabric: float, oversubscription: float) -> float:
+        case = data(layout, 64, 64 // (tp * pp) * passes, config="mpt-1b", stack=stack)
+        case["cluster"]["nodes"][0].update(nic=nic, fabric=fabric, count=8)
+        case["cluster"]["topology"] = {
+            "kind": "tree", "nodes_per_rack": 2, "oversubscription": oversubscription
+        }  # fmt: skip
+        return step_s(from_mapping(case))
+
+    before = made(nic, 450e9, oversubscription) * (1 + 1e-9)
+    assert made(2 * nic, 450e9, oversubscription) <= before
+    assert made(nic, 900e9, oversubscription) <= before
+    assert made(nic, 450e9, max(1, oversubscription / 2)) <= before
+
+
 def test_every_gpu_sends_its_part_through_its_own_node() -> None:
     """A replica over two nodes exchanges as fast as its nodes' NICs allow together, not through its first."""
     keys = {"tp": 8, "pp": 2}
