@@ -89,7 +89,7 @@ def step_times(q: Quantities, c: Stack) -> StepTime:
     """The step times of all rows, by part [s], shape (rows,) each."""
     layer, send = _layer(q, c), _send(q, c)
     pace, paced_layers, stage, others = _pace(q, c, layer.total)
-    hops = np.maximum(q.stages - 2, 0)  # a micro-batch goes through one hop less than stages, of which one paces
+    hops = np.maximum(q.stages - 2, 0)  # one less than stages, and the pace has one with each micro-batch
     bubble = c.bubble * q.bubble_share * (others + hops * send)
     shown = _sharded(q, c, stage)
     n = q.micro_batches
