@@ -84,9 +84,10 @@ def make_claims(
     asked = asked or "together" in told or ("gpu_type" in told and len(cluster.gpu_models) > 1)
     if not (texts or declared.weighs or asked or scenario.queues.gpu_types):
         return Claims()
+    types, pins, together, notes = _types(scenario, Places(cluster), told, listed, jobs)
     none = np.full(jobs, "", dtype=object)
     names = zip(
-        *(texts.get(kind, none).tolist() for kind in KINDS), tres if declared.counts_tres else repeat(()),
+        *(texts.get(kind, none).tolist() for kind in KINDS), tres if declared.counts_tres else repeat(()), pins,
         strict=False,
     )  # fmt: skip
     number: dict[Claim, int] = {}
@@ -96,9 +97,8 @@ def make_claims(
         if raw not in plain:
             plain[raw] = number.setdefault(declared.standard(raw), len(number))
         claim[row] = plain[raw]
-    if len(number) > _MOST and not declared.weighs:
+    if len(number) > _MOST and not declared.weighs and not any(pins):
         return Claims()  # columns of that name which say something else, such as seconds in the queue
-    types, together, notes = _types(scenario, Places(cluster), told, listed, jobs)
     queues = declared.build(list(number), bool((types != -1).any() or together.any()))
     return Claims(
         queues, claim, types, together,
@@ -109,8 +109,9 @@ def make_claims(
 
 def _types(
     scenario: Scenario, places: Places, told: Mapping[str, Texts], listed: Mapping[int, JobSpec], jobs: int
-) -> tuple[Ints, NDArray[np.int8], list[str]]:
-    """(models that each job may use, how close together, notes)."""
+) -> tuple[Ints, list[tuple[str, ...]], NDArray[np.int8], list[str]]:
+    """(models that each job may use, groups that it is pinned to, how close together, notes)."""
+    pins: list[tuple[str, ...]] = [()] * jobs
     types, together = np.full(jobs, -1, dtype=np.int64), np.zeros(jobs, dtype=np.int8)
     if (close := told.get("together")) is not None:
         together[:] = [_TOGETHER.get(word or None, 0) for word in close.tolist()]
@@ -119,8 +120,10 @@ def _types(
         together[row] = _TOGETHER[job.together]
         if job.gpu_types:
             types[row] = places.models(job.gpu_types, f"gpu_types of job {job.name}")
+            pins[row] = places.pin(job.gpu_types)
     meaning, notes = scenario.queues.gpu_types, []
     bits = {word.lower(): places.models(names, f"gpu_types.{word}") for word, names in meaning.items()}
+    wanted = {word.lower(): names for word, names in meaning.items()}
     several = len(places.cluster.gpu_models) > 1
     unknown: Counter[str] = Counter()
     for row, word in enumerate(words.tolist() if words is not None and (meaning or several) else ()):
@@ -129,6 +132,7 @@ def _types(
             continue
         if all(part in bits for part in parts):
             types[row] = np.bitwise_or.reduce([bits[part] for part in parts])
+            pins[row] = places.pin(tuple(name for part in parts for name in wanted[part]))
         else:
             unknown[word] += 1
     if unknown:
@@ -137,7 +141,13 @@ def _types(
             f"{total} jobs ask for a GPU type that queues.gpu_types does not name (such as {first}): "
             f"they may use any GPU"
         )
-    return types, together, notes
+    scaled = {group.accelerator for group in places.cluster.spec.groups if group.autoscale is not None}
+    if scaled & {g.accelerator for g in places.cluster.spec.groups if any(g.name in pin for pin in pins)}:
+        text = (
+            "gpu_types name one of several groups with one accelerator, and nodes are rented by accelerator"
+        )
+        raise InputError([f"queues: {text}; leave out 'autoscale', or name the accelerator"])
+    return types, pins, together, notes
 
 
 def _unknown(scenario: Scenario, declared: Declared, q: Queues, claim: Ints) -> list[str]:

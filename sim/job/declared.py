@@ -29,8 +29,8 @@ _POLICIES = {
     "never": NEVER, "lower-priority": LOWER_PRIORITY, "lower-or-newer-equal-priority": LOWER_OR_NEWER,
     "any": ANY_PRIORITY,
 }  # fmt: skip
-Claim = tuple[str, str, str, str, str, tuple[float, ...]]
-"""Names in the order of KINDS, and what a job takes of each of RESOURCES (none where no limit asks)."""
+Claim = tuple[str, str, str, str, str, tuple[float, ...], tuple[str, ...]]
+"""Names in the order of KINDS, what a job takes of each of RESOURCES (none where no limit asks), and its pin."""
 
 
 @dataclass
@@ -75,6 +75,7 @@ class Places:
         self.cluster = cluster
         self._names = cluster.topology.node_names
         self._groups = [group.name for group in cluster.groups]
+        self._pins: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def nodes(self, words: Sequence[str], what: str) -> Bools:
         """(nodes,). Raises InputError for a word that is no group and no node."""
@@ -100,6 +101,23 @@ class Places:
                 bits |= 1 << known.index(model)
         return bits
 
+    def with_gpus(self, words: Sequence[str]) -> Bools:
+        """The nodes whose accelerator or group is one of the words, (nodes,)."""
+        return np.array([group.gpus > 0 and bool({group.name, group.accelerator} & {*words})
+                         for group in self.cluster.groups])  # fmt: skip
+
+    def pin(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """The words, where the nodes that they name are not all nodes with these GPU models; else none."""
+        if words not in self._pins:
+            on = self.with_gpus(words)
+            models = {
+                group.accelerator
+                for group, named in zip(self.cluster.groups, on.tolist(), strict=True)
+                if named
+            }
+            self._pins[words] = () if (on == self.with_gpus(tuple(models))).all() else words
+        return self._pins[words]
+
 
 class Declared:
     """The declared section of one scenario, asked about claims."""
@@ -123,10 +141,10 @@ class Declared:
 
     def standard(self, claim: Claim) -> Claim:
         """A claim with the default partition, and the cluster queue behind a local one."""
-        user, account, partition, qos, queue, tres = claim
+        user, account, partition, qos, queue, tres, pin = claim
         if not partition:
             partition = next((p.name for p in self.spec.partitions if p.default), "")
-        return user, account, partition, qos, self.queue_of.get(queue, queue), tres
+        return user, account, partition, qos, self.queue_of.get(queue, queue), tres, pin
 
     def build(self, claims: Sequence[Claim], restricts: bool) -> Queues:
         """Everything in codes, for these claims."""
@@ -220,17 +238,15 @@ class Declared:
     # -- nodes and limits of one claim -----------------------------------------------------------------------
 
     def _nodes_of(self, claim: Claim) -> Bools:
-        """Nodes of its partition, and of the flavors that its queue has quota of."""
+        """Nodes of its partition, of the flavors that its queue has quota of, and of the groups it is pinned to."""
         part, queue = self.partitions.get(claim[2]), self.queues.get(claim[4])
         nodes = np.ones(len(self.cluster.nodes), dtype=np.bool_)
         if part is not None and part.nodes:
             nodes &= self.places.nodes(part.nodes, f"partitions: {part.name}")
         if queue is not None and isinstance(queue.gpus, Mapping):
-            bits = 0
-            for flavor in queue.gpus:
-                bits |= self._bits(flavor)
-            nodes &= (bits >> self.cluster.node_model) & 1 == 1
-        return nodes
+            words = [word for flavor in queue.gpus for word in self.spec.flavors.get(flavor, (flavor,))]
+            nodes &= self.places.with_gpus(words)
+        return nodes & self.places.with_gpus(claim[6]) if claim[6] else nodes
 
     def _leaves(self, user: str, account: str, partition: str, qos: str, queue: str) -> Iterator[int]:
         if account in self.accounts:
@@ -267,9 +283,13 @@ class Declared:
 
     def _typed(self, name: str, spec: Limits) -> Iterator[int]:
         for word, gpus in spec.gpus_of_type.items():
-            yield self.limits.add(
-                f"{name}, {word}", gpus, models=self.places.models((word,), f"{name}: gpus_of_type")
-            )
+            models = self.places.models((word,), f"{name}: gpus_of_type")
+            if self.places.pin((word,)):
+                text = f"queues: {name}: gpus_of_type: other groups have the accelerator of {word!r}"
+                raise InputError(
+                    [f"{text}; name the accelerator, or make the group a partition with a limit"]
+                )
+            yield self.limits.add(f"{name}, {word}", gpus, models=models)
 
     def _account_leaves(self, user: str, account: str) -> Iterator[int]:
         own, each = self.users.get((account, user)), self.accounts[account]

@@ -45,7 +45,7 @@ def declared_of(**queues: Any) -> Declared:
 def claim(
     user: str = "", account: str = "", partition: str = "", qos: str = "", queue: str = "", tres: Any = ()
 ) -> Claim:
-    return user, account, partition, qos, queue, tres
+    return user, account, partition, qos, queue, tres, ()
 
 
 def limits(q: Queues, row: int = 0) -> dict[str, float]:
@@ -176,14 +176,8 @@ def test_a_job_that_names_no_partition_is_in_the_default_one() -> None:
         partitions=[{"name": "first"}, {"name": "usual", "default": True}],
         queues=[{"name": "cq", "gpus": 3, "names": ["local", "other"]}, {"name": "other", "gpus": 2}],
     )
-    assert declared.standard(claim("u", "a", "", "q", "local", (3.0,))) == (
-        "u",
-        "a",
-        "usual",
-        "q",
-        "cq",
-        (3.0,),
-    )
+    named = declared.standard(claim("u", "a", "", "q", "local", (3.0,)))
+    assert named == ("u", "a", "usual", "q", "cq", (3.0,), ())
     assert declared.standard(claim(partition="first", queue="other"))[2:5] == ("first", "", "other")
     assert declared.standard(claim(queue="strange"))[4] == "strange"
     assert declared_of(partitions=[{"name": "p"}]).standard(claim())[2] == ""
