@@ -24,7 +24,7 @@ class ExchangeSpec(Section):
     rate: BytesPerS | None = None  # highest rate a flow reaches (B)
     servers: Count = 1  # parameter servers, where the algorithm has them
     compression: Annotated[Float, Field(gt=0, le=1)] = 1.0  # bytes sent over bytes of gradient
-    compression_time: Seconds = 0.0  # extra compute per exchange
+    compression_time: Seconds = 0.0  # extra compute per exchange; ZeRO 2 and 3 exchange every micro-batch
 
 
 class Parallel(Section):
