@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.sim.llm.hardware import ACCELERATORS, Network
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.memory import _in_flight
+from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M, SHAPES, with_sequence
+from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 
 LLAMA = {
@@ -199,7 +201,12 @@ def test_interleaved_stages_hold_more_micro_batches(virtual: int, stage: int, he
     """By 1 + (p - 1) / (p v), with p stages of v chunks (Narayanan et al. 2021)."""
     schedule = "interleaved" if virtual > 1 else "1f1b"
     layout = Layout(pipeline=4, virtual=virtual, schedule=schedule, global_batch=64)
-    assert _in_flight(layout, stage) == held
+    shape = Transformer(16, 8, 2, 8, 10, 32)
+    keeps = MemoryStack(
+        0, 0, 1.0, 0, 0, 0, 0, 0, 0
+    )  # a byte of each of the 4 x 32 x 8 elements a micro-batch
+    found = memory(ShardingPlan(shape, layout, ACCELERATORS["H100"], Network(8, 1e9)), keeps)
+    assert found.stages[stage].activations == held * 4 * 32 * 8
 
 
 # Per family: keys of a small config.json, and the shape that they mean, what is left out by the family's default.
