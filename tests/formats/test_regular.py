@@ -69,7 +69,7 @@ def test_a_file_that_unfolds_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(table, "TABLE_BYTES", 1_000_000)
     with pytest.raises(InputError, match="larger than 1000000 bytes when unpacked"):
         read_trace(path)
-    assert len(read_unpacked(path, 10_000_000)) == 10_000_000
+    assert len(read_unpacked(path, 11_000_000)) > 10_000_000
 
 
 def test_a_large_scenario_is_told_where_its_jobs_belong(tmp_path: Path) -> None:
