@@ -15,7 +15,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.trace import Trace
-from equipoise.study.folders import SUMMARY
+from equipoise.study.folders import SUMMARY, check_free
 from equipoise.study.questions.size import Answer, Question, read_vary
 from equipoise.study.questions.size import size as find_size
 from equipoise.study.questions.targets import read_target
@@ -112,6 +112,8 @@ def run(
     called("stop", stop)
     if journal and keep is None:
         raise ValueError("a journal needs out, the folder to keep it in")
+    if keep is not None:
+        check_free(keep, "run")
     ready, jobs, _ = prepare(scenario, trace, overrides)
     given = None if policy is None else as_policy(policy)
     chosen = make_policy(given) if isinstance(given, str) else given

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import duckdb
 
@@ -24,6 +29,17 @@ def database() -> duckdb.DuckDBPyConnection:
             pass
     _shared[:] = [own_database()]
     return _shared[0].cursor()
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """DuckDB writes `target` inside. Raises OSError with the system's words where it cannot, as on a full disk."""
+    try:
+        yield
+    except duckdb.IOException as error:
+        told = re.search(r'"errno":"([0-9]+)"', str(error))
+        number = int(told[1]) if told else errno.EIO
+        raise OSError(number, os.strerror(number), str(target)) from error
 
 
 def own_database() -> duckdb.DuckDBPyConnection:

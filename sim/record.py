@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.formats.database import database
+from equipoise.formats.database import database, writing
 from equipoise.policies.files import replacing, write_whole
 from equipoise.policies.plain import plain
 from equipoise.sim.fairness import fairness
@@ -296,9 +296,10 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     with replacing(path) as draft, database() as connection:
         connection.register("columns_", dict(columns))
         target = str(draft).replace("'", "''")
-        connection.execute(
-            f"COPY (SELECT {', '.join(listed)} FROM columns_) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
-        )
+        with writing(path):
+            connection.execute(
+                f"COPY (SELECT {', '.join(listed)} FROM columns_) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
+            )
 
 
 def read_parquet(path: Path) -> dict[str, NDArray[Any]]:

@@ -104,6 +104,7 @@ def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
     target = Path(path)
     if not str(path).strip():
         raise InputError(["--out: a file name is needed"])
+    _check_text(target)
     inside = target.parent.name == "timeline"
     study = target.parent.parent if inside else target.parent
     own = (inside or target.name in _OWN) and kind_of(study) is not None
@@ -114,12 +115,24 @@ def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
 
 
 def check_free(folder: str | Path, kind: Kind) -> None:
-    """Raises InputError when the folder holds a study of another kind than the one that is to go there."""
+    """Raises InputError when the folder holds a study of another kind than the one that is to go there.
+
+    Also where its path is not UTF-8 text: no table of results could be written, or read.
+    """
+    _check_text(Path(folder))
     other = kind_of(Path(folder))
     if other is not None and other != kind:
         raise InputError(
             [f"{folder}: holds a {other} ({_MARKS[other]}), so no {kind}; choose another folder"]
         )
+
+
+def _check_text(path: Path) -> None:
+    """Raises InputError for a path with bytes that are not UTF-8, which DuckDB does not take."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise InputError([f"{path.absolute()}: the path is not UTF-8 text; choose another name"]) from error
 
 
 class HeldError(RuntimeError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 
+from equipoise.formats.database import writing
 from equipoise.formats.text.spreadsheet import FORMULA, NUMBER, guarded
 from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
@@ -91,10 +92,8 @@ def _copied(
         relation = connection.sql(sql)
         if relation is None:
             raise InputError(["SQL: nothing comes out of this statement; write SELECT ..."])
-        try:
+        with writing(draft):
             connection.execute(f"COPY ({rows(relation)}) TO {text(draft)} ({options})")
-        except duckdb.IOException as error:
-            raise OSError(errno.EIO, " ".join(str(error).split())) from error
 
     return write
 

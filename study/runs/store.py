@@ -21,7 +21,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from equipoise.formats.database import own_database
+from equipoise.formats.database import own_database, writing
 from equipoise.policies.files import replacing
 from equipoise.policies.plain import from_json
 from equipoise.sim.scenario.tree import InputError
@@ -126,9 +126,10 @@ def write_copy(db: sqlite3.Connection, target: Path) -> None:
         connection.execute(f"SET memory_limit = '{COPY_MIB}MiB'")
         connection.execute(f"SET temp_directory = {text(f'{draft}.spilt')}")  # made only when there is more
         copy_runs(db, connection)
-        connection.execute(
-            f"COPY runs TO {text(draft)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})"
-        )
+        with writing(target):
+            connection.execute(
+                f"COPY runs TO {text(draft)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})"
+            )
 
 
 COPY_MIB, ROW_GROUP = 1024, 10_240

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+import equipoise
 from equipoise.cli import main
+from equipoise.sim.record import write_parquet
+from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import check_free, kind_of
 from equipoise.study.runs.store import StoreError, connect, is_current
 from equipoise.study.runs.sweep import Options, sweep
@@ -185,3 +192,28 @@ def test_a_ledger_whose_study_was_killed_before_it_had_a_table_is_no_sweep(tmp_p
     db.close()
     assert kind_of(tmp_path) is None
     check_free(tmp_path, "comparison")
+
+
+def test_a_folder_whose_path_is_no_text_is_refused_before_the_run(tmp_path: Path) -> None:
+    """DuckDB takes no such path: a finished run was lost with std::bad_cast."""
+    folder = tmp_path / os.fsdecode(b"r\xff")
+    case = {"schema_version": 1, "name": "x", "cluster": {"gpus": 1}, "workload": {"jobs": [{"duration": 1}]}}
+    for make in (
+        lambda: equipoise.run(case, out=folder),
+        lambda: equipoise.compare(case, ["fifo", "easy"], out=folder),
+    ):
+        with pytest.raises(InputError, match="the path is not UTF-8 text; choose another name"):
+            make()
+    assert not folder.exists()
+
+
+def test_a_table_that_the_disk_does_not_take_is_told_in_the_systems_words(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_parquet(tmp_path / "jobs.parquet", {"a": np.random.default_rng(0).random(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "jobs.parquet"))
+    assert not list(tmp_path.iterdir())
