@@ -35,7 +35,9 @@ def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dic
     key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
     asked = [target.measure.key for target in question.targets]
     rows = [_row(trial, trial.met >= needed, asked) for trial in trials]
-    rows.sort(key=lambda row: (not row["meets"], math.isnan(row[key]), row[key], row["gpus"]))
+    rows.sort(
+        key=lambda row: (not row["meets"], math.isnan(row[key]), row[key], row["cost_usd"], row["makespan_s"])
+    )
     return [{"rank": place + 1, **row} for place, row in enumerate(rows)]
 
 

@@ -230,8 +230,22 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
 
 
 def _better(trial: Trial, best: Trial, objective: Objective) -> bool:
-    """Whether a size that meets the targets, and comes later, takes the place of the best so far."""
-    return objective == "cost" and trial.mean("cost_usd") < best.mean("cost_usd")
+    """Whether a size that meets the targets, and comes later, takes the place of the best so far.
+
+    Of sizes that the objective cannot tell apart the cheaper one does, else that with fewer GPUs, else the first.
+    """
+    if objective != "cost" and not _alike(trial.candidate, best.candidate, objective):
+        return False
+    for key in ("cost_usd", "gpus"):
+        one, other = trial.mean(key), best.mean(key)
+        if not math.isclose(one, other, rel_tol=_ROOM) and not math.isnan(one + other):
+            return one < other
+    return False
+
+
+def _alike(one: Candidate, other: Candidate, objective: Objective) -> bool:
+    """Whether the objective cannot tell two sizes apart before they are run."""
+    return one.score(objective)[0] == other.score(objective)[0]
 
 
 def _named(values: Mapping[str, Any]) -> str:
@@ -240,7 +254,9 @@ def _named(values: Mapping[str, Any]) -> str:
 
 def _can_beat(candidate: Candidate, best: Trial, objective: Objective) -> bool:
     """Whether a candidate that comes later can be better than the best so far."""
-    return objective == "cost" and candidate.known["cost_usd"] < best.mean("cost_usd")
+    if objective == "cost":
+        return candidate.known["cost_usd"] < best.mean("cost_usd")
+    return _alike(candidate, best.candidate, objective)
 
 
 def needed(confidence: float, runs: int) -> int:

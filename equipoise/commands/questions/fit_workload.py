@@ -12,6 +12,9 @@ from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import State, common, note, pass_state, say
 
+NODE_GPUS = 8
+"""GPUs of a node in the scenario that is written, where that divides what is needed."""
+
 
 @click.command()
 @click.argument("trace", type=click.Path())
@@ -106,9 +109,11 @@ def fit_workload(
         drawn = fitted(read)
         workload = {"generate": drawn}
         told = f"{len(drawn['classes'])} classes"
+    held = math.gcd(pool, NODE_GPUS)  # nodes, so that `size` can vary how many
+    nodes = [{"count": pool // held, "gpus": held}]
     content: dict[str, Any] = {
         "schema_version": 1, "name": Path(trace).name.partition(".")[0], "why": f"Jobs like those of {trace}.",
-        "cluster": {"gpus": pool}, "workload": workload, "policy": policy[0],
+        "cluster": {"nodes": nodes}, "workload": workload, "policy": policy[0],
     }  # fmt: skip
     scenario = from_mapping(content)
     if calibrate:

@@ -130,8 +130,10 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     """The answer in words, a line at a time."""
     wanted = ", ".join(target.text for target in targets)
     if answer.best is not None:
-        nodes = answer.best.candidate.nodes
-        meet = "1 node meets" if nodes == 1 else f"{nodes} nodes meet"
+        many, one = answer.best.candidate.nodes, "node"
+        if answer.best.candidate.scenario.cluster.gpus is not None:  # a counted pool has no nodes
+            many, one = answer.best.candidate.scenario.cluster.gpus, "GPU"
+        meet = f"1 {one} meets" if many == 1 else f"{many:,} {one}s meet"
         yield f"{meet} {wanted}: {_values(answer.best.candidate)}"
         yield f"  {_results(answer.best, targets)}"
         yield f"  {_sure(answer)}"

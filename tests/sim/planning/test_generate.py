@@ -245,6 +245,10 @@ def test_the_command_writes_a_scenario_that_runs(tmp_path, capsys):
         assert spec.get("alike") == (3 if alike else None)
         assert main(["run", str(out), "--format", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["jobs"] == pytest.approx(0.5 * len(trace), rel=0.2)
+        many = yaml.safe_load(out.read_text())["cluster"]["nodes"][0]["count"]
+        vary = f"cluster.nodes.0.count={many}:{many + 1}"
+        assert main(["size", str(out), "--vary", vary, "--target", "makespan<=1000d", "--seeds", "1"]) == 0
+        assert f"cluster.nodes.0.count={many}" in capsys.readouterr().out
 
 
 def batches(days: int = 20, seed: int = 3):

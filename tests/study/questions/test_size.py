@@ -492,3 +492,32 @@ def test_a_limit_is_met_up_to_rounding():
     assert not at_most.met({"queueing_p95_s": 3601.0})
     assert at_least.met({"goodput_ratio": math.nextafter(0.5, 0.0)})
     assert not at_least.met({"goodput_ratio": 0.4999})
+
+
+@pytest.mark.parametrize("order", [("5 min", "35 min"), ("35 min", "5 min")])
+def test_of_as_many_nodes_the_cheaper_choice_is_the_answer_in_whatever_order(tmp_path, order):
+    """600 steps of 10 s on 2 nodes: 1 min of writing every 5 min takes 20 % more, every 35 min 3 %."""
+    path = tmp_path / "often.yaml"
+    data = {
+        "schema_version": 1, "name": "often", "cluster": {"nodes": [{"count": 2, "gpus": 1, "price": "2 USD/h"}]},
+        "restart": {"checkpoint_write": "1 min"}, "policy": ["fifo"],
+        "workload": {
+            "models": {"m": {"sample_time": "10 s", "parameters": 1e6}},
+            "jobs": [{"gpus": 2, "model": "m", "steps": 600, "global_batch": 2, "checkpoint": {"interval": "1 h"}}],
+        },
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(data))
+    for objective in ("nodes", "price", "cost"):
+        vary = {"workload.jobs.0.checkpoint.interval": list(order)}
+        found = size(question(path, "makespan<=1d", vary=vary, policy=None, objective=objective))
+        assert found.best is not None
+        assert list(found.best.candidate.values.values()) == ["35 min"], objective
+
+
+def test_a_counted_pool_is_answered_in_gpus(tmp_path, capsys):
+    path = tmp_path / "pool.yaml"
+    jobs = [{"gpus": 8, "duration": "1 h", "count": 20}]
+    data = {"schema_version": 1, "name": "pool", "cluster": {"gpus": 64}, "workload": {"jobs": jobs}}
+    path.write_text(yaml.safe_dump(data))
+    assert main(["size", str(path), "--vary", "cluster.gpus=64,128", "--target", "makespan<=4h"]) == 0
+    assert capsys.readouterr().out.startswith("64 GPUs meet makespan<=4h")
