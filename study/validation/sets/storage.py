@@ -1,8 +1,8 @@
 """MLPerf Storage: utilisation of accelerators fed from storage, and MLPerf HPC: staging by many jobs at once.
 
 Utilisation: c / (c + x) with c the seconds of computing a batch and x the stall that is left when storage keeps up,
-by workload, from half of the systems. Naive: no stall. The benchmark's rules ask for 90 %, so that rows lie between
-90 and 100 %.
+by workload, from half of the systems; of a workload that none of them has, the part of c that it is of others.
+Naive: no stall. The benchmark's rules ask for 90 %, so that rows lie between 90 and 100 %.
 
 Staging: jobs at once share the file system's rate: a job takes its time alone or J D, whichever is longer, with J
 jobs and D the seconds of the file system for one job's data. D comes from one contended point of the system and
@@ -68,13 +68,15 @@ def _input(rows: Sequence[Fed], split: int) -> Score:
         raise ValueError("all systems are held out")
     stalls: dict[str, list[float]] = defaultdict(list)
     for r in known:
-        for name in (r.workload, ""):
-            stalls[name].append(r.compute_s * (1 / r.utilisation - 1))
+        stalls[r.workload].append(r.compute_s * (1 / r.utilisation - 1))
+    part = float(np.median([1 / r.utilisation - 1 for r in known]))
     asked = [r for r in rows if not fitted_half(r.system, split)]
 
     def guess(of: Sequence[Fed]) -> np.ndarray:
         """Utilisation by the stalls of each workload."""
-        stall = [float(np.median(stalls.get(r.workload) or stalls[""])) for r in of]
+        stall = [
+            float(np.median(stalls[r.workload])) if r.workload in stalls else part * r.compute_s for r in of
+        ]
         return np.array([r.compute_s / (r.compute_s + x) for r, x in zip(of, stall, strict=True)])
 
     residuals = np.log([r.utilisation for r in known] / guess(known))

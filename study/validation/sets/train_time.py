@@ -1,9 +1,10 @@
 """MLPerf Training: time to train at larger scales from the smallest of the same submitter, round and accelerator.
 
-Law: T = F + (T0 - F) rb^(c - 1) ((1 - f) rb / rn + f rn^g), with rn and rb the ratios of accelerators and of global
-batch, F seconds that no scale shortens (start, evaluation), c the samples that a larger batch costs more (critical
-batch: McCandlish et al. 2018), f the part of a step that the samples of an accelerator do not scale, and g how that
-grows with the number of accelerators. The four are fitted to other benchmarks. Naive: linear scaling.
+Law: T = S + min(F, 2 S) with S = (T0 - F) rb^(c - 1) ((1 - f) rb / rn + f rn^g). rn and rb are the ratios of
+accelerators and of global batch, F seconds that scale does not shorten (start, evaluation) but in short runs, c the
+samples that a larger batch costs more (critical batch: McCandlish et al. 2018), f the part of a step that the
+samples of an accelerator do not scale, and g how that grows with the number of accelerators. The four are fitted to
+other benchmarks. Naive: linear scaling.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ GROUP = ("round", "submitter", "benchmark", "accelerator_model")
 START = np.array([0.1, -2.0, 0.0, 2.0])
 """c, logit of f, g, log of F: where the fit starts and what it is weakly held near."""
 WEIGHT, SOFT = 0.05, 0.10
+FIXED_MOST = 2.0
+"""Most of the fixed seconds over those that scale: who trains in seconds starts and evaluates in less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def predict(constants: Floats, rows: Sequence[Scaled]) -> Floats:
         np.array([getattr(r, name) for r in rows]) for name in ("accelerators", "batch", "first_s")
     )
     fixed = np.minimum(np.exp(constants[3]), 0.9 * first)
-    return np.asarray(fixed + (first - fixed) * rb ** (c - 1) * ((1 - f) * rb / rn + f * rn**g))
+    scaled = (first - fixed) * rb ** (c - 1) * ((1 - f) * rb / rn + f * rn**g)
+    return np.asarray(scaled + np.minimum(fixed, FIXED_MOST * scaled))
 
 
 def learn(rows: Sequence[Scaled]) -> Floats:

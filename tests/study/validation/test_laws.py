@@ -46,6 +46,31 @@ def test_time_to_train_finds_its_constants() -> None:
     assert found[0] == pytest.approx(truth[0], abs=0.03)
 
 
+def test_a_run_of_seconds_has_no_half_minute_of_its_own() -> None:
+    """600 s, 64 times the accelerators and the batch: (600 - 28) / 64 = 8.9 s, beside not 28 s but twice 8.9."""
+    constants = np.array([1.0, -50.0, 0.0, np.log(28.0)])
+    rows = [
+        train_time.Scaled("k", "b", 64.0, 1.0, 600.0, 1.0),
+        train_time.Scaled("k", "b", 2.0, 1.0, 600.0, 1.0),
+    ]
+    assert train_time.predict(constants, rows) == pytest.approx([3 * 572 / 64, 572 / 2 + 28])
+
+
+def test_a_workload_that_no_known_system_ran_stalls_for_its_part_of_the_time() -> None:
+    """Known at 90 % with batches of 0.9 s: a stall of 0.1 s; of batches of 3 ms it is a ninth of these, too."""
+    split = next(
+        k for k in range(99) if storage.fitted_half("known", k) and not storage.fitted_half("other", k)
+    )
+    rows = [
+        storage.Fed("known", "a", "unet3d", 0.9, 0.9),
+        storage.Fed("other", "b", "cosmoflow", 0.003, 0.8),
+        storage.Fed("other", "c", "unet3d", 0.4, 0.8),
+    ]
+    points = storage._input(rows, split).points
+    assert points is not None
+    assert points.predicted == pytest.approx([0.9, 0.4 / 0.5])
+
+
 def test_a_slice_does_its_share_of_the_work() -> None:
     truth = {"a": np.array([0.02, 0.004, 2e-4]), "b": np.array([0.01, 0.02, 5e-4])}
     share = {1: 0.2, 3: 0.5, 7: 1.0}
