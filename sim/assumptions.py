@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import host_w
 from equipoise.sim.hardware.contracts import acting_faults, terms_of
-from equipoise.sim.hardware.profile import Measured
+from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS
+from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.scenario.model import Faults, Scenario
 from equipoise.sim.scenario.units import format_scaled, format_seconds, format_share
 
@@ -53,21 +54,65 @@ def _contracts(scenario: Scenario) -> Iterator[str]:
             yield f"'faults.spot' takes no node of {group.name!r}: its contract is {kind.replace('_', ' ')}"
 
 
+def by_curve(scenario: Scenario) -> list[str]:
+    """Models whose rate is that of an accelerator's large products."""
+    return [
+        name
+        for name, m in scenario.workload.models.items()
+        if m.flop_per_sample is not None and m.transformer is None and m.convolutional is None
+        and m.efficiency is None and m.kind in (None, LARGE_PRODUCTS)
+    ]  # fmt: skip
+
+
+def curve_origin(accelerator: Accelerator) -> str:
+    """Where an accelerator's share of its peak rate is from; "" where it has none."""
+    return accelerator.efficiency[-1].efficiency.kind if accelerator.efficiency else ""
+
+
+def unlike_curves(origins: Mapping[str, str]) -> Iterator[str]:
+    """A line where accelerators that are compared reach shares of different origin; origins: by accelerator."""
+    if len(set(origins.values())) > 1:
+        each = ", ".join(f"{name} {origin or 'none'}" for name, origin in sorted(origins.items()))
+        yield f"shares of the peak rate are of different origin ({each}): by them alone no GPU is the faster one"
+
+
 def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
-    """Large models whose time is a share of the peak rate: which share, and where it is from."""
-    named = [name for name, m in scenario.workload.models.items()
-             if m.flop_per_sample is not None and m.transformer is None and m.efficiency is None
-             and m.parameters >= LARGE_PARAMETERS]  # fmt: skip
+    """Models whose time is a share of the peak rate: which share, and where it is from."""
+    models = scenario.workload.models
+    for name, model in models.items():
+        if (kind := KINDS.get(model.kind or "")) is not None:
+            span = f"measured were {kind.low:g} to {kind.high:g} times the rate taken"
+            yield f"model {name}: the rate of models of kind {model.kind!r}; {span} ({kind.origin})"
+        elif model.convolutional is not None and model.efficiency is None and model.kind is None:
+            yield (
+                f"model {name}: a roofline by its layers, which tuned software reaches (MLPerf, ResNet-50); "
+                "plain PyTorch reaches about half: give 'kind: convolutional'"
+            )
+    named = by_curve(scenario)
     if not named:
         return
-    for name, accelerator in zip(cluster.gpu_models, cluster.accelerators, strict=True):
-        if accelerator.efficiency:
-            best = accelerator.efficiency[-1].efficiency
+    small = [name for name in named if models[name].parameters < LARGE_PARAMETERS]
+    guessed = [name for name in small if models[name].kind is None]
+    origins = {}
+    for gpu, accelerator in zip(cluster.gpu_models, cluster.accelerators, strict=True):
+        if not accelerator.efficiency:
+            continue
+        origins[gpu] = curve_origin(accelerator)
+        best = accelerator.efficiency[-1].efficiency
+        share = f"{format_share(best.value)} of the peak rate of {gpu}{_between(best)}"
+        reached = f"{share} ({best.kind}: {best.source})"
+        for name in guessed:
             yield (
-                f"model {named[0]}: {format_share(best.value)} of the peak rate of {name}{_between(best)} "
-                f"({best.kind}: {best.source}); whole steps of large models reach 38 to 57 %: give 'transformer' "
+                f"model {name}: its large passes reach {reached}, the rate of large products; no measurement of "
+                f"models of its kind stands behind it: give 'kind' ({', '.join([*KINDS, LARGE_PRODUCTS])}) or "
+                "'efficiency'"
+            )
+        if large := [name for name in named if models[name].parameters >= LARGE_PARAMETERS]:
+            yield (
+                f"model {large[0]}: {reached}; whole steps of large models reach 38 to 57 %: give 'transformer' "
                 "or 'efficiency'"
             )
+    yield from unlike_curves(origins)
 
 
 def _between(number: Measured) -> str:

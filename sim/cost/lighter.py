@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 
+from equipoise.sim.hardware.kinds import KINDS
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 from equipoise.sim.scenario.model import Model
@@ -51,6 +52,8 @@ def teacher_s(model: Model, accelerator: Accelerator, samples: int) -> float:
     flop = model.lighter.teacher_flop_per_sample * samples
     if flop == 0.0:
         return 0.0
+    if (kind := KINDS.get(model.kind or "")) is not None:
+        return kind.seconds(accelerator, model.precision, flop)
     rate = accelerator.peak_flop_per_s(model.precision) * (
         model.efficiency or accelerator.efficiency_at(flop)
     )

@@ -12,6 +12,7 @@ import numpy as np
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cost import transformer
 from equipoise.sim.cost.lighter import compressed, exchange_kept, kept, moment_bytes_saved, teacher_s
+from equipoise.sim.hardware.kinds import KINDS
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.llm.hardware import GroupLinks
 from equipoise.sim.network.topology import Topology
@@ -56,13 +57,16 @@ def _plain_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple
         flop_per_sample *= 4.0 / 3.0  # the forward pass is a third of the work and runs twice
     per_pass = samples / count
     flop = flop_per_sample * per_pass
+    launch = accelerator.launch_latency_s
+    launch_s = model.fixed_time if model.fixed_time is not None else (launch.value if launch else 0.0)
+    fixed_s = count * launch_s
+    kind = KINDS.get(model.kind or "")
+    if kind is not None:
+        return fixed_s, fixed_s + count * kind.seconds(accelerator, model.precision, flop)
     rate = accelerator.peak_flop_per_s(model.precision) * (
         model.efficiency or accelerator.efficiency_at(flop)
     )
     memory_s = model.bytes_per_sample * per_pass / accelerator.hbm_bytes_per_s.value
-    launch = accelerator.launch_latency_s
-    launch_s = model.fixed_time if model.fixed_time is not None else (launch.value if launch else 0.0)
-    fixed_s = count * launch_s
     return fixed_s, fixed_s + count * max(flop / rate, memory_s)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from equipoise.policies.contract import Policy
 from equipoise.policies.numerals import is_index
 from equipoise.policies.parameters import AnyPolicy
+from equipoise.sim.assumptions import by_curve, curve_origin, unlike_curves
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run, undone
@@ -412,7 +413,7 @@ def _doubtful_values(question: Question) -> list[str]:
                 continue  # said where sizes are read
             found += [line.removeprefix("warning: ") for line in file.warnings]
         if key.endswith(".accelerator") and len(values) > 1:
-            found += _same_on_all(question)
+            found += [*_same_on_all(question), *_unlike_rates(question, values)]
     return list(dict.fromkeys(found))
 
 
@@ -426,6 +427,14 @@ def _same_on_all(question: Question) -> list[str]:
         "jobs given by their duration take as long on every accelerator: vary the 'speed' of the node group "
         "with it, or describe the jobs by a model"
     ]
+
+
+def _unlike_rates(question: Question, accelerators: Sequence[str]) -> Iterator[str]:
+    """That shares of the peak rate are not of one origin, where models take these."""
+    scenario = read_scenario(question.file, question.overrides, question.trace, fits=False).scenario
+    known = load_profile(scenario.cluster.hardware).accelerators
+    if by_curve(scenario):
+        yield from unlike_curves({name: curve_origin(known[name]) for name in accelerators if name in known})
 
 
 def grown(file: Path, before: Sequence[str], after: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from equipoise.sim.scenario.models.transformer import TransformerSpec
 from equipoise.sim.scenario.section import Count, Section
 from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Seconds, Share
 
+ModelKind = Literal["convolutional", "small-transformer", "recommender", "diffusion", "large-products"]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
@@ -60,6 +61,8 @@ class Model(Section):
     fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
+    # of a roofline; its rate is what models of the kind reach, as was measured; none: that of large products
+    kind: ModelKind | None = None
     efficiency: Annotated[Share, Field(gt=0)] | None = None  # of that roofline; none: the accelerator's
     step: str | None = None  # a step that the hardware profile has, in the precision below
     transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
@@ -99,6 +102,11 @@ class Model(Section):
         if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
             raise ValueError(
                 "lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more"
+            )
+        work = self.flop_per_sample is not None or self.convolutional is not None
+        if self.kind is not None and (not work or self.efficiency is not None):
+            raise ValueError(
+                "'kind' goes with 'flop_per_sample' or 'convolutional', in place of 'efficiency'"
             )
         if self.transformer is not None:
             self.transformer.alone(self)

@@ -1,0 +1,55 @@
+"""What models of a kind reach of an accelerator in training, by measurements of others.
+
+A pass of `flop` FLOP takes flop / (share * peak) + flop / (flop_per_byte * memory bandwidth): one part of its
+layers is bound by products, the other by memory, one after the other (roofline by layer, Williams et al. 2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equipoise.sim.hardware.profile import Accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Constants of a kind of model; `low` and `high` bound the rates of measured rows over what these give."""
+
+    share: float
+    flop_per_byte: float
+    low: float
+    high: float
+    origin: str
+
+    def seconds(self, accelerator: Accelerator, precision: str, flop: float) -> float:
+        """Of a pass of `flop` FLOP; products in full precision reach what large ones do."""
+        share = accelerator.efficiency_at(flop) if precision in ("fp32", "fp64") else self.share
+        products_s = flop / (share * accelerator.peak_flop_per_s(precision))
+        return products_s + flop / (self.flop_per_byte * accelerator.hbm_bytes_per_s.value)
+
+
+LARGE_PRODUCTS = "large-products"
+"""Models that do little but large products: the accelerator's own curve holds."""
+_CONVOLUTIONAL = (
+    "form: ResNet-50 in MLPerf Training on 15 GPUs, median error 7 %; level: ResNet-50 in plain PyTorch on H100, "
+    "and in Pollux on A100, RTX 6000, RTX 2080 Ti and T4; high: MLPerf, tuned"
+)
+_TRANSFORMER = (
+    "form: BERT in MLPerf Training on 11 GPUs, median error 14 %; level: BERT base, ViT-L and GPT-2 medium in "
+    "plain PyTorch on an H100"
+)
+_RECOMMENDER = (
+    "DLRM and DLRM-DCNv2 in MLPerf Training, tuned, on up to 16 GPUs with their exchange of embeddings, median "
+    "error 9 %"
+)
+_DIFFUSION = (
+    "Stable Diffusion in MLPerf Training, tuned, on up to 16 H100, H200, B200 or GB200, median error 1 %"
+)
+KINDS = {
+    "convolutional": Kind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL),
+    "small-transformer": Kind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER),
+    "recommender": Kind(1.0, 33.0, 0.45, 1.4, _RECOMMENDER),
+    "diffusion": Kind(0.709, 110.0, 0.9, 1.0, _DIFFUSION),
+}
+"""Fitted to MLPerf Training v0.7 to v5.0 (medians by GPU, least absolute error in the logarithm). FLOP of a sample,
+forward and backward: ResNet-50 24.6e9, BERT large 1.1e12, DLRM 14.4e6, DCNv2 96e6, Stable Diffusion 2.1e12."""
