@@ -102,8 +102,8 @@ class Places:
         return bits
 
     def with_gpus(self, words: Sequence[str]) -> Bools:
-        """The nodes whose accelerator or group is one of the words, (nodes,)."""
-        return np.array([group.gpus > 0 and bool({group.name, group.accelerator} & {*words})
+        """The nodes whose accelerator or group is one of the words, and those without GPUs, (nodes,)."""
+        return np.array([not group.gpus or bool({group.name, group.accelerator} & {*words})
                          for group in self.cluster.groups])  # fmt: skip
 
     def pin(self, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -111,9 +111,7 @@ class Places:
         if words not in self._pins:
             on = self.with_gpus(words)
             models = {
-                group.accelerator
-                for group, named in zip(self.cluster.groups, on.tolist(), strict=True)
-                if named
+                group.accelerator for k, group in enumerate(self.cluster.groups) if group.gpus and on[k]
             }
             self._pins[words] = () if (on == self.with_gpus(tuple(models))).all() else words
         return self._pins[words]
