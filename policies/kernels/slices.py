@@ -11,16 +11,18 @@ SEVENTHS = np.array([1, 2, 3, 4, 7])
 """Compute slices of each profile, `1g` to `7g`: NVIDIA MIG User Guide, profiles of A100, H100 and H200."""
 EIGHTHS = np.array([1, 2, 4, 4, 8])
 """Memory slices of each of them."""
+ROUNDING = 0.005
+"""A share is that of a profile to so much of a GPU."""
 
 
 def is_slice(share: float) -> bool:
     """Whether a share is that of a MIG profile, to half a percent of the GPU."""
-    return bool((np.abs(share - SEVENTHS / 7.0) <= 0.005).any())
+    return bool((np.abs(share - SEVENTHS / 7.0) <= ROUNDING).any())
 
 
 def slices_of(shares: Floats) -> tuple[int, int]:
     """(compute, memory) slices that workers with these shares of one GPU hold, by profile."""
-    row = np.searchsorted(SEVENTHS / 7.0, shares - 0.005)
+    row = np.searchsorted(SEVENTHS / 7.0, shares - ROUNDING)
     return int(SEVENTHS[row].sum()), int(EIGHTHS[row].sum())
 
 

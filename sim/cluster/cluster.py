@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.policies.kernels.jit import jit
 from equipoise.policies.kernels.placement import give, take
-from equipoise.policies.kernels.slices import fit_together, share_left
+from equipoise.policies.kernels.slices import ROUNDING, fit_together, share_left
 from equipoise.policies.observation import Floats, Gpus, Ints, Nodes, writable
 from equipoise.sim.cluster.cache import NodeCaches
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
@@ -143,8 +143,12 @@ class Cluster:
         taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
         code = job if job >= 0 else SERVING
         if job not in self.holding:
+            rounded = share
+            if self.any_mig:  # 0.43 is the slice of 3/7
+                over = share - self._share_free[gpu]
+                rounded = share - np.where(self.gpus.mig[gpu] & (over > 0.0) & (over <= ROUNDING), over, 0.0)
             taken, weight, count = _book(
-                gpu, share, code, self._job, self._share_free, self._holders, self._node, self._node_free,
+                gpu, rounded, code, self._job, self._share_free, self._holders, self._node, self._node_free,
                 nodes,
             )  # fmt: skip
         if taken < 0:
@@ -183,7 +187,7 @@ class Cluster:
         if self.shares_changed is not None:
             self.shares_changed(held.gpu)
 
-    def can_be_cut(self, gpu: Ints, share: Floats, beside: int = -1) -> bool:
+    def can_be_cut(self, gpu: Ints, share: Floats, beside: int | None = None) -> bool:
         """Whether MIG can cut these GPUs so that a job has these shares, beside all others; `beside`: its row."""
         return all(
             fit_together(np.append(self._shares_on(g, beside), part))
@@ -191,8 +195,8 @@ class Cluster:
             if self.gpus.mig[g]
         )
 
-    def _shares_on(self, gpu: int, but: int = -1) -> Floats:
-        """Shares of one GPU that jobs hold, without job `but`."""
+    def _shares_on(self, gpu: int, but: int | None = None) -> Floats:
+        """Shares of one GPU that jobs and replicas of services hold, without those of `but`."""
         found = [held.share[held.gpu == gpu] for job, held in self.holding.items() if job != but]
         return np.concatenate(found) if found else np.zeros(0)
 
