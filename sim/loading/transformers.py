@@ -290,7 +290,7 @@ def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer
         made = layout.layout(job.gpus // size, job.global_batch, model.precision)
         made.check(shape)
     except ValueError as error:
-        text = str(error).replace("data x micro_batch", "dp x micro_batch")
+        text = str(error).replace("data x micro_batch", "dp x micro_batch").replace("expert: ", "ep: ")
         raise WrongValueError((*path, "transformer", "layout"), f"job {job.name!r}: {text}") from None
 
 

@@ -288,6 +288,12 @@ def test_experts_are_held_by_the_gpus_that_there_are(
     assert least < needed < 1.3 * least
 
 
+def test_experts_that_do_not_divide_the_gpus_are_one_line() -> None:
+    message = r"layout: job 'big': ep: 8 does not divide the 12 ranks of a pipeline stage"
+    with pytest.raises(InputError, match=message):
+        from_mapping(data({"ep": 8, "zero": 3}, 12, 48, **MIXTRAL))
+
+
 BLOOM = {
     "config": None, "layers": 70, "hidden": 14_336, "heads": 112, "ffn": 57_344, "vocab": 250_880, "sequence": 2048,
     "tied": True, "norm": "layer", "bias": True, "embedding_norm": True,
