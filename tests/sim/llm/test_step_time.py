@@ -233,11 +233,6 @@ def test_known_stacks_predict_a_plausible_utilisation() -> None:
         assert 0.2 < flop / (step_time(one, stack).total * accelerator.flop_per_s) < 0.7, name
 
 
-def test_more_stages_than_layers_are_named() -> None:
-    with pytest.raises(ValueError, match="pipeline: 64 chunks are more than the 32 layers"):
-        step_time(plan(pipeline=64, global_batch=64), Stack())
-
-
 def test_memory_of_accelerators_is_what_their_drivers_show() -> None:
     """A vendor's GB are GiB, less what drivers keep, GDDR6 less 1 / 16; what ran at 81.5 GB fits an H100."""
     catalogue = load_profile("catalogue").accelerators
