@@ -117,10 +117,11 @@ class NodeAllocation(AllocationStage):
     last start has worked less than `run_s`, or than `growth` times its work before. Elastic jobs are resized
     where that gains more than their restart costs.
 
-    Nobody starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is
-    overdue: k are the starts of jobs that fell due before it, T is the longest job with its restart. A job of
-    s seconds is stopped at most 1 + log(s / run_s) / log(1 + growth) times; a whole schedule may stop it once it
-    has worked for `reluctance` restarts instead of run_s.
+    Nobody starves who may use every node (a reservation knows of no pins, and of no limits of queues). With exact
+    estimates and without faults a job starts at most (k + 1) * T after it is overdue: k are the starts of jobs
+    that fell due before it, T is the longest job with its restart. A job of s seconds is stopped at most
+    1 + log(s / run_s) / log(1 + growth) times; a whole schedule may stop it once it has worked for `reluctance`
+    restarts instead of run_s.
     """
 
     name: ClassVar[str] = "s4"
