@@ -87,7 +87,10 @@ def fill_power(cluster: Cluster, meter: Meter) -> None:
     node, share = cluster.gpus.node, np.zeros(len(cluster.gpus))
     for row, held in cluster.holding.items():
         share[held.gpu] = np.maximum(share[held.gpu], meter.share[row] if row >= 0 else 1.0)
-    drawn_w = meter.power.idle_w[node] + meter.busy_w[node] * share * cluster.gpus.sm_active_ratio
+    drawn_w = (
+        meter.power.idle_w[node]
+        + meter.busy_w[node] * np.where(share > 0.0, share, 1.0) * cluster.gpus.sm_active_ratio
+    )
     writable(cluster.gpus, "power_w")[:] = drawn_w
 
 

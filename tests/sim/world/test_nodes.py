@@ -166,10 +166,10 @@ def test_gpus_are_busy_that_jobs_hold() -> None:
         {"gpus": 3, "duration": 100.0}, {"gpus": 1, "duration": 100.0, "arrival": 2.0}, nodes=TWO
     )
     to(world, 1.0)
-    busy = world.nodes.utilisation(1.0)
+    busy = world.nodes.drawn_share(1.0)
     assert sorted(busy.tolist()) == [0, 1, 1, 1]
     to(world, 3.0)
-    assert world.nodes.utilisation(3.0).tolist() == [1, 1, 1, 1]
+    assert world.nodes.drawn_share(3.0).tolist() == [1, 1, 1, 1]
 
 
 def test_readers_are_told_of_nodes_that_are_rented() -> None:
