@@ -250,7 +250,7 @@ def _slices(scenario: Scenario, group: NodeGroup, profiles: tuple[str, ...], k: 
             text = (
                 f"{job.gpu_share:g} of a GPU is no MIG slice of {group.name}; allowed: 1/7, 2/7, 3/7, 4/7, 1"
             )
-            yield ("workload", "jobs", j, "gpu_share"), f"{text}, as 0.14, 0.28, 0.42, 0.57"
+            yield ("workload", "jobs", j, "gpu_share"), f"{text}, as 0.14, 0.29, 0.43, 0.57"
 
 
 def _job(

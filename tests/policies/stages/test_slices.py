@@ -228,3 +228,13 @@ def test_what_a_gpu_cannot_do_is_refused(node, share, text):
     cluster = {"nodes": [{"name": "n", "gpus": 1, **node}]}
     jobs = [{"gpus": 1, "gpu_share": share, "model": "m", "steps": 1, "global_batch": 1}]
     assert text in refused({"cluster": cluster, "workload": {"models": {"m": model()}, "jobs": jobs}})
+
+
+def test_the_shares_that_a_refusal_names_are_taken():
+    from equipoise.sim.loading.file import from_mapping
+
+    cluster = {"nodes": [{"name": "n", "accelerator": "h100_sxm", "sharing": "mig"}]}
+    case = {"cluster": cluster, "workload": {"jobs": [{"gpu_share": 0.5, "duration": 1}]}}
+    for share in refused(case).rpartition(", as ")[2].split(", "):
+        jobs = [{"gpu_share": float(share), "duration": 1}]
+        from_mapping({"schema_version": 1, "name": "x", **case, "workload": {"jobs": jobs}})

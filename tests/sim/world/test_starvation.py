@@ -154,7 +154,7 @@ DECISIONS = []
 
 
 def mixed_queue(rng):
-    """50 jobs for 10 GPUs on two accelerators: of fixed and other durations, parts of GPUs, elastic training."""
+    """50 jobs for 10 GPUs of one or two models: rigid, of fewer GPUs, parts of GPUs (MPS or MIG), training."""
     jobs, arrival_s = [], 0.0
     for k in range(50):
         arrival_s += rng.exponential(120.0)
@@ -168,13 +168,16 @@ def mixed_queue(rng):
             own = {"gpus": gpus, "model": "m", "steps": int(duration_s), "global_batch": 32, "workers_min": 1,
                    "workers_max": 2 * gpus}  # fmt: skip
         elif kind < 0.4:
-            own |= {"gpus": 1, "gpu_share": float(rng.choice([0.25, 0.5]))}
+            own |= {"gpus": 1, "gpu_share": float(rng.choice([0.29, 0.57]))}  # MIG slices too
         elif kind < 0.5:
             own |= {"gpus_min": 1}
         jobs.append({"name": f"j{k}", "arrival": arrival_s, "priority": float(rng.choice([1, 1, 5])), **own})
-    second = {"name": "b", "gpus": 2} | ({"accelerator": "h100_sxm"} if rng.random() < 0.5 else {})
+    first = {"name": "a", "count": 2, "gpus": 4, "accelerator": "a100_sxm_80gb"}
+    first |= {"sharing": str(rng.choice(["mps", "mig"]))}
+    second = first | {"name": "b", "count": 1, "gpus": 2}
+    second |= {"accelerator": "h100_sxm"} if rng.random() < 0.5 else {}
     return {
-        "schema_version": 1, "name": "mixed", "cluster": {"nodes": [{"name": "a", "count": 2, "gpus": 4}, second]},
+        "schema_version": 1, "name": "mixed", "cluster": {"nodes": [first, second]},
         "workload": {"models": {"m": {"fixed_time": 0.05, "sample_time": 0.03, "parameters": 1e6}}, "jobs": jobs},
     }  # fmt: skip
 
