@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ _MOST = 50_000
 class Claims:
     """What is declared, and by job: its claim (-1 none), the GPU models that it may use, and how close together.
 
-    too_large: why a job can never start, "" where it can.
+    too_large: why a job can never start, "" where it can. smaller: by row, the GPUs that a job starts with at most,
+    where a limit or its nodes never allow it all that it asks for.
     """
 
     queues: Queues = EMPTY
@@ -49,6 +51,7 @@ class Claims:
     gpu_types: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     together: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
     too_large: Sequence[str] = ()
+    smaller: Mapping[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -72,8 +75,9 @@ def texts_by_kind(
 def make_claims(
     scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], told: Mapping[str, Texts],
     listed: Mapping[int, JobSpec], least: Ints, share: NDArray[np.float64], tres: Sequence[tuple[float, ...]],
+    sizes: Mapping[int, range] = MappingProxyType({}),
 ) -> Claims:  # fmt: skip
-    """Claims of all jobs.
+    """Claims of all jobs; sizes: of jobs that may start with fewer GPUs than they ask for, all their sizes.
 
     texts: names by kind (`texts_by_kind`). told: a trace's columns, of which `gpu_type` and `together` count.
     listed: the scenario's own jobs by row. least: fewest GPUs of each job, each by its `share`. tres: what each
@@ -100,11 +104,28 @@ def make_claims(
     if len(number) > _MOST and not declared.weighs and not any(pins):
         return Claims()  # columns of that name which say something else, such as seconds in the queue
     queues = declared.build(list(number), bool((types != -1).any() or together.any()))
+
+    def large(gpus: Ints, rows: Ints | slice = slice(None)) -> list[str]:
+        """Why jobs (rows) can never start with so many GPUs, "" where they can."""
+        of = (claim[rows], types[rows], together[rows], gpus, share[rows])
+        return _too_large(declared, queues, cluster, list(number), *of)
+
+    never, wanted = large(least), least.copy()
+    for row, size in sizes.items():
+        wanted[row] = size[-1]
+    smaller: dict[int, int] = {}
+    for row in [row for row, why in enumerate(large(wanted) if sizes else []) if why and not never[row]]:
+        size = sizes[row]
+        mine = np.array([row])
+        fits = [not large(np.array([gpus]), mine)[0] for gpus in size]
+        smaller[row] = max(gpus for gpus, fit in zip(size, fits, strict=True) if fit)
+    if smaller:
+        notes.append(
+            f"jobs that start with fewer GPUs than asked for, as no limit allows more: {len(smaller)}"
+        )
     return Claims(
-        queues, claim, types, together,
-        _too_large(declared, queues, cluster, list(number), claim, types, together, least, share),
-        (*notes, *_unknown(scenario, declared, queues, claim)),
-    )  # fmt: skip
+        queues, claim, types, together, never, smaller, (*notes, *_unknown(scenario, declared, queues, claim))
+    )
 
 
 def _types(

@@ -187,16 +187,26 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
     """With who submitted what, and without jobs that no limit ever lets start, where these are to be left out."""
     rows = np.array(list(listed), dtype=np.int64)
     texts = texts_by_kind(demand.columns, list(listed.values()), rows, len(demand))
-    least = demand.gpus.copy()
+    least, sizes = demand.gpus.copy(), dict[int, range]()
     for row, job in demand.training.items():
         model = scenario.workload.models[job.model or ""]
         per = model.parallel.tensor * model.parallel.pipeline
         least[row] = (job.workers_min or max(1, job.gpus // per)) * per
-    for row, (fewest, _) in demand.shrinks.items():
+        sizes[row] = range(int(least[row]), job.gpus // per * per + 1, per)
+    for row, (fewest, step) in demand.shrinks.items():
         least[row] = fewest
+        sizes[row] = range(fewest, int(demand.gpus[row]) + 1, step)
     share = np.minimum(demand.gpu_share, 1.0)
     claims = make_claims(
-        scenario, cluster, texts, demand.columns, listed, least, share, _tres(demand, listed)
+        scenario,
+        cluster,
+        texts,
+        demand.columns,
+        listed,
+        least,
+        share,
+        _tres(demand, listed),
+        {row: size for row, size in sizes.items() if len(size) > 1},
     )
     found = replace(
         demand, columns={**demand.columns, **texts}, claims=claims, notes=(*demand.notes, *claims.notes)
@@ -234,7 +244,7 @@ def _without(demand: Demand, stay: Bools) -> Demand:
         {name: column[kept] for name, column in demand.columns.items()},
         replace(
             claims, claim=claims.claim[kept], gpu_types=claims.gpu_types[kept], together=claims.together[kept],
-            too_large=(),
+            too_large=(), smaller={new[row]: most for row, most in claims.smaller.items() if row in new},
         ),
         demand.limit_s[kept], demand.by_limit,
         {new[row]: pair for row, pair in demand.shrinks.items() if row in new},

@@ -89,10 +89,12 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
     part = int(deal(spec.global_batch, np.ones(workers, np.int64), spec.micro_batch).max())
     duration_s = progress.steps_to_target() * _step_s(job, workers, part) * float(roster.factor[row])
     size = spec.data.sample_size * spec.data.samples if spec.data else 0.0
+    allowed = roster.demand.claims.smaller.get(row)
+    most = (spec.workers_max or workers) if allowed is None else allowed // per
     for name, value in (
         ("gpus_per_worker", per),
         ("workers_min", max(config.fewest, spec.workers_min or workers)),
-        ("workers_max", spec.workers_max or workers),
+        ("workers_max", most),
         ("global_batch", spec.global_batch),
         ("batch_max", spec.batch_max or 0),
         ("batch_given", spec.global_batch),

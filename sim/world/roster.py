@@ -47,10 +47,12 @@ class Roster:
             ("duration_s", estimate_s), ("service_s", estimate_s), ("restart_s", initialisation_s),
         ):  # fmt: skip
             self.columns[name][:] = values
+        for row, most in demand.claims.smaller.items():
+            self.columns["gpus_requested"][row] = most
         for row, (fewest, step) in demand.shrinks.items():
             self.columns["gpus_per_worker"][row] = step
             self.columns["workers_min"][row] = fewest // step
-            self.columns["workers_max"][row] = demand.gpus[row] // step
+            self.columns["workers_max"][row] = self.columns["gpus_requested"][row] // step
         if len(demand.claims.claim):
             for name in ("claim", "gpu_types", "together"):
                 self.columns[name][:] = getattr(demand.claims, name)

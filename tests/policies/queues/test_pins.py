@@ -78,3 +78,33 @@ def test_a_pin_among_rented_nodes_of_one_accelerator_is_refused() -> None:
     scaled = [group | {"autoscale": {"min": 0}} for group in GROUPS]
     with pytest.raises(InputError, match="nodes are rented by accelerator"):
         nodes_of("fifo", jobs, cluster={"nodes": scaled})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_elastic_job_starts_with_what_its_limit_allows(policy: str) -> None:
+    """Four GPUs asked for, two allowed, one enough: 30 s of work take 60 s on two GPUs, under any policy."""
+    jobs = [
+        {
+            "name": "e",
+            "gpus": 4,
+            "model": "m",
+            "global_batch": 64,
+            "steps": 100,
+            "workers_min": 1,
+            "workers_max": 4,
+        },
+        {"name": "r", "gpus": 4, "duration": 30.0, "gpus_min": 1, "arrival": 50.0},
+    ]
+    queues = {"accounts": [{"name": "x", "gpus_per_user": 2}], "too_large": "leave-out"}
+    text = {
+        "schema_version": 1, "name": "x", "cluster": {"nodes": GROUPS}, "decide": {"every": 5.0}, "queues": queues,
+        "workload": {
+            "models": {"m": {"sample_time": 0.01, "exchange": {"alpha": 0.0, "rate": 1e10}}},
+            "jobs": [job | {"user": "ann", "account": "x"} for job in jobs],
+        },
+    }  # fmt: skip
+    made = run(from_mapping(text), policy=make_policy(policy), timeline=True)
+    assert made.summary()["completed"] == 2
+    assert made.timeline is not None
+    assert made.timeline["segments"]["gpus"].max() == 2
+    assert "jobs that start with fewer GPUs than asked for, as no limit allows more: 2" in made.notes

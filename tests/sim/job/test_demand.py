@@ -275,11 +275,13 @@ def test_jobs_that_may_start_with_what_a_limit_allows_stay_and_others_are_left_o
     assert found.id.tolist() == [3, 2, 0]
     assert ([*found.training], found.shrinks) == ([0], {1: (3, 1)})
     assert found.mixes.tolist() == [True, False, False]
-    assert found.notes == ("2 jobs left out: they can never start; first e: the limit QOS q allows 3",)
+    told = "jobs that start with fewer GPUs than asked for, as no limit allows more: 2"
+    assert found.notes == (told, "2 jobs left out: they can never start; first e: the limit QOS q allows 3")
+    assert found.claims.smaller == {0: 3, 1: 3}
     assert found.columns["qos"].tolist() == ["q"] * 3
     assert found.claims.claim.tolist() == [0] * 3
     assert len(found.checkpoint) == len(found.paces.kind) == len(found.gpu_share) == 3
-    assert made(0, 2).notes == ()
+    assert made(0).notes == ()
     with pytest.raises(InputError, match="queues: no job is left: the limits let none of them start"):
         made(1, 4)
 
