@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.job.demand import expand
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.record import WASTE, Run
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import lower_bound
 
 COUNTS = ("samples", "lost_samples", "steps", "preemptions", "restarts", "gpus", "job_id", "name")
@@ -46,10 +48,15 @@ def broken(data: Mapping[str, Any], stop: Asked = lambda: False) -> list[str]:
             with _shares_watched() as found:
                 fast = made(case, stop, timeline=True)
             found = [*found[:1], *_conserved(fast), *_ordered(fast)]
-            found += [*_held_once(case, fast), *_bounded(case, fast), *_paid(case, fast)]
+            found += [
+                *_held_once(case, fast),
+                *_bounded(case, fast),
+                *_paid(case, fast),
+                *_as_asked(case, fast),
+            ]
             found += _equal("again", fast, made(case, stop), exactly=True)
             oracle = made(case, stop, event_by_event=True)
-    except TooLong:
+    except (TooLong, InputError):  # refused: no job is left that limits ever let start
         return []
     except Exception as error:
         last = error.__traceback__
@@ -148,6 +155,31 @@ def _held_once(case: Scenario, of: Run) -> Iterator[str]:
                 break
 
 
+def _as_asked(case: Scenario, of: Run) -> Iterator[str]:
+    """Jobs hold GPUs of the groups that they name only, and run for no longer than they may without restarting."""
+    assert of.timeline is not None
+    groups, jobs = (
+        case.cluster.groups,
+        {name: job for spec in case.workload.jobs for name, _, job in expand(spec)},
+    )
+    group = np.repeat(
+        [g.name for g in groups for _ in range(g.count)], [g.gpus for g in groups for _ in range(g.count)]
+    )
+    accelerator = {g.name: g.accelerator for g in groups}
+    spec = dict(zip(of.jobs["job_id"].tolist(), (jobs[name] for name in of.jobs["name"]), strict=True))
+    held, part = of.timeline["holdings"], of.timeline["segments"]
+    for job, gpu in zip(held["job_id"].tolist(), held["gpu"].tolist(), strict=True):
+        if spec[job].gpu_types and not {group[gpu], accelerator[str(group[gpu])]} & {*spec[job].gpu_types}:
+            yield f"pin: {spec[job].name} is on {group[gpu]}, not on {spec[job].gpu_types}"
+            break
+    ran_s = np.where(part["state"] == "running", part["end_s"] - part["start_s"], 0.0)
+    for job, took_s in zip(part["job_id"].tolist(), ran_s.tolist(), strict=True):
+        limit_s = spec[job].time_limit
+        stopped = of.jobs["restarts"].any() or of.jobs["preemptions"].any()
+        if limit_s is not None and not stopped and took_s > limit_s * (1 + NEAR):
+            yield f"limit: {spec[job].name} runs for {took_s} s of {limit_s} s"
+
+
 def _paid(case: Scenario, of: Run) -> Iterator[str]:
     """Each group's bill is its node hours times its price; rented nodes are paid for while they are there."""
     assert of.timeline is not None
@@ -156,7 +188,8 @@ def _paid(case: Scenario, of: Run) -> Iterator[str]:
         yield f"groups cost {pools}, all of it {of.totals['gpu_usd']}"
     events, origin_s = of.timeline["events"], min(float(of.jobs["arrival_s"].min()), of.totals["end_s"])
     for group, pool in zip(case.cluster.groups, pools, strict=False):
-        if group.price is not None and abs(pool["gpu_usd"] - group.price * pool["node_h"]) > 1e-6:
+        by_price = group.price is not None and not case.cost.terms  # a contract makes another price of it
+        if by_price and abs(pool["gpu_usd"] - (group.price or 0.0) * pool["node_h"]) > 1e-6:
             yield f"{group.name}: {pool['node_h']} h cost {pool['gpu_usd']} USD"
         if not -1e-9 <= pool["node_h"] <= group.count * span_h + 1e-9:
             yield f"{group.name}: {pool['node_h']} node hours of {group.count} nodes in {span_h} h"

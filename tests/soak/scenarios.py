@@ -128,8 +128,41 @@ def _pools(dice: random.Random, groups: list[Plain], job_data: bool) -> None:
             }
 
 
+def _declared(dice: random.Random, case: Plain) -> Plain:
+    """Slices of GPUs, pins, limits of time, users and accounts, contracts: some of each."""
+    groups, jobs = [g for g in case["cluster"]["nodes"] if g["gpus"]], case["workload"]["jobs"]
+    for group in groups:
+        if group["accelerator"] == "h100_sxm":
+            group |= _some(dice, 0.4, sharing="mig")
+    for job in jobs:
+        if job.get("gpu_share", 1.0) < 1.0:
+            job["gpu_share"] = dice.choice((0.43, 0.57))
+        words = [group["accelerator"] for group in groups]
+        if not any("autoscale" in group for group in groups):  # nodes are rented by accelerator
+            words += [group["name"] for group in groups]
+        named = dice.sample(words, min(len(words), dice.randint(1, 2)))
+        near = dice.choice(("rack-preferred", "node-preferred", "rack-required"))
+        job |= _some(dice, 0.3, gpu_types=named, user=dice.choice(("ann", "bob")), together=near)
+        job |= _some(dice, 0.3, account="x", partition="p")
+        if "duration" in job:
+            job |= _some(dice, 0.4, time_limit=round(dice.uniform(1, 200), 3))
+            job |= _some(dice, 0.2, gpus_min=dice.randint(1, job["gpus"]))
+    queues = {
+        "accounts": [{"name": "x", **_some(dice, 0.6, gpus_per_user=dice.randint(1, 4), jobs_per_user=2)}],
+        "partitions": [{"name": "p", "nodes": [groups[-1]["name"]]}], "too_large": "leave-out",
+    }  # fmt: skip
+    terms = {dice.choice(groups)["name"]: dice.choice(("spot", "on_demand", "reserved 1 y"))}
+    case["decide"] |= _some(dice, 0.3, estimate="time-limit")
+    return case | {"queues": queues} | _some(dice, 0.3, cost={"terms": terms})
+
+
 def make(number: int) -> Plain:
     """The scenario of that number; its policy and seed with it."""
+    more = random.Random(f"declared {number}")
+    return _declared(more, _plain(number)) if more.random() < 0.5 else _plain(number)
+
+
+def _plain(number: int) -> Plain:
     dice = random.Random(number)
     cluster, nodes, gpus = _cluster(dice)
     jobs = [_training(dice, k, gpus, nodes[0]) for k in range(dice.randint(0, 3))]
@@ -179,4 +212,6 @@ def make_serving(number: int) -> Plain:
     kept = len(services)
     for job in case["workload"]["jobs"]:
         job["gpus"] = min(job["gpus"], gpus - kept)
+        if "gpus_min" in job:
+            job["gpus_min"] = min(job["gpus_min"], job["gpus"])
     return case | {"services": services, "horizon": dice.uniform(60, 250)}
