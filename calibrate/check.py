@@ -32,7 +32,7 @@ CHECKS: dict[DeviceKind, tuple[tuple[str, dict[str, Scalar], str], ...]] = {
 
 
 @dataclass(frozen=True)
-class Drift:
+class ProfileDrift:
     """One figure, as the profile has it and as it is now."""
 
     name: str
@@ -65,12 +65,12 @@ def as_estimate(number: Measured) -> Estimate:
     return Estimate(number.value, low, high, number.n)
 
 
-def compare(profile: HardwareProfile, device: DeviceKind, now: dict[str, Measured]) -> list[Drift]:
+def compare(profile: HardwareProfile, device: DeviceKind, now: dict[str, Measured]) -> list[ProfileDrift]:
     """The check's figures that both have. Raises SamplesError when there is none."""
     names = [name for _, _, name in CHECKS[device] if name in profile.figures and name in now]
     if not names:
         raise SamplesError(f"profile {profile.name!r} has none of the figures that are checked")
-    return [Drift(name, as_estimate(profile.figures[name]), as_estimate(now[name])) for name in names]
+    return [ProfileDrift(name, as_estimate(profile.figures[name]), as_estimate(now[name])) for name in names]
 
 
 def _is_checked(device: DeviceKind, measure: Measure) -> bool:
@@ -80,7 +80,7 @@ def _is_checked(device: DeviceKind, measure: Measure) -> bool:
     )
 
 
-def check(profile: HardwareProfile, progress: Progress | None = None) -> tuple[list[Drift], list[str]]:
+def check(profile: HardwareProfile, progress: Progress | None = None) -> tuple[list[ProfileDrift], list[str]]:
     """(figures then and now, conditions that differ). Raises SamplesError on another device."""
     device = device_of(profile)
     kinds = frozenset(kind for kind, _, _ in CHECKS[device])

@@ -16,7 +16,7 @@ import numpy as np
 from equipoise.calibrate.fit.csv_rows import CsvRows
 from equipoise.policies.numerals import is_index, strict_float
 from equipoise.sim.llm.fit import FittedStack, fit, predict
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
@@ -75,7 +75,7 @@ def _parse(folder: Path, row: dict[str, str]) -> TimedStep:
         )
     sequence = _count("sequence", row["sequence"]) if row.get("sequence") else None
     shape = from_config(read_text(folder / row["config"]), sequence)
-    network = Network(
+    network = NetworkRates(
         _count("node_gpus", row["node_gpus"]), _number("node_bytes_per_s", row["node_bytes_per_s"])
     )
     plan = ShardingPlan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)

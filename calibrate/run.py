@@ -16,7 +16,7 @@ from equipoise.calibrate.measure.collectives import collective_measures, open_gr
 from equipoise.calibrate.measure.framework import framework_measures
 from equipoise.calibrate.measure.host import HostBench
 from equipoise.calibrate.measure.kernels import kernel_measures
-from equipoise.calibrate.measure.measure import Measure, MissingError, Series
+from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Series
 from equipoise.calibrate.measure.training import training_measures
 from equipoise.calibrate.samples import (
     SMALLEST,
@@ -255,7 +255,7 @@ def _one(measure: Measure, round_: int, budget_s: float, writer: SampleWriter) -
     """
     try:
         outcome = measure.run(budget_s)
-    except MissingError as error:
+    except MeasureMissingError as error:
         return str(error)
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"

@@ -23,7 +23,7 @@ from equipoise.study.runs.compare import Comparison
 from equipoise.study.runs.compare import compare as compare_policies
 from equipoise.study.runs.make import Progress
 from equipoise.study.runs.orders import UNFINISHED, make_run
-from equipoise.study.runs.sweep import Options, SweepOutcome
+from equipoise.study.runs.sweep import SweepOptions, SweepOutcome
 from equipoise.study.runs.sweep import sweep as make_sweep
 from equipoise.study.runs.until import read_until
 from equipoise.study.runs.warm import warm
@@ -199,7 +199,7 @@ def sweep(
     Raises InputError and PolicyError, one clear line per mistake, StoreError when `out` cannot be used.
     """
     called("progress", progress)
-    options = Options(jobs=whole_of("jobs", jobs, 1), policies=tuple(as_policies(policies)))
+    options = SweepOptions(jobs=whole_of("jobs", jobs, 1), policies=tuple(as_policies(policies)))
     source, keep = Path(path_of("file", file, "the path of a sweep file")), Path(path_of("out", out))
     return make_sweep(source, keep, options, progress=progress)
 

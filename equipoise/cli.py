@@ -17,7 +17,7 @@ import click
 
 from equipoise import __version__
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK, TERMINATED, WRONG_INPUT
-from equipoise.options import State
+from equipoise.options import CommandState
 from equipoise.study.signals import heard_inside, terminable
 from equipoise.study.terminal import printable
 
@@ -127,7 +127,7 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's arguments); returns the exit code."""
-    state = State()
+    state = CommandState()
     _open_closed_streams()
     with terminable() as terminated:
         code = _run(arguments, state)
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(arguments: Sequence[str] | None, state: State) -> int:
+def _run(arguments: Sequence[str] | None, state: CommandState) -> int:
     try:
         code = cli.main(args=arguments, prog_name="equipoise", standalone_mode=False, obj=state)
         sys.stdout.flush()

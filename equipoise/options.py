@@ -29,14 +29,14 @@ Tell = Callable[[float, float, str], None]
 
 
 @dataclass
-class State:
+class CommandState:
     """What the options that every command has are set to."""
 
     debug: bool = False
     quiet: bool = False
 
 
-pass_state = click.make_pass_decorator(State, ensure=True)
+pass_state = click.make_pass_decorator(CommandState, ensure=True)
 
 
 class WrongInputError(click.ClickException):
@@ -47,7 +47,7 @@ class WrongInputError(click.ClickException):
 
 def _set(name: str, ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
-        setattr(ctx.ensure_object(State), name, True)
+        setattr(ctx.ensure_object(CommandState), name, True)
 
 
 def common(command: F) -> F:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.formats.text.numbers import decimal, integer
-from equipoise.formats.text.tally import Change, Tally
+from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 
 UNDERLINE = re.compile(r"\x1b?\[[0-9;]*m")
@@ -28,7 +28,7 @@ _LANE_BITS_PER_S = {
 
 
 @dataclass(frozen=True)
-class Device:
+class FabricDevice:
     """A device of NCCL's topology. kind: `cpu`, `pci`, `gpu`, `net`, `nvlink`, `xgmi` ...; parent: place or -1.
 
     bytes_per_s: of its PCIe link (GT/s x lanes, 128/130 coded from 8 GT/s on, 8/10 below) or, of a `net`, of its
@@ -41,10 +41,10 @@ class Device:
     bytes_per_s: float
 
 
-def read_nccl_topology(source: str | Path | bytes, *, name: str = "") -> tuple[Device, ...]:
+def read_nccl_topology(source: str | Path | bytes, *, name: str = "") -> tuple[FabricDevice, ...]:
     """The devices of an `NCCL_TOPO_FILE`, parents before their parts. Raises FormatError."""
     file = TextFile(source, name)
-    text = file.text(Tally())
+    text = file.text(RowTally())
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise file.error(0, "XML with a document type, which NCCL does not write")
     try:
@@ -53,11 +53,11 @@ def read_nccl_topology(source: str | Path | bytes, *, name: str = "") -> tuple[D
         raise file.error(getattr(error, "position", (0,))[0], f"not XML: {error}") from error
     if root.tag != "system":
         raise file.error(0, f"XML of <{root.tag[:40]!s}>, not of NCCL's <system>")
-    devices: list[Device] = []
+    devices: list[FabricDevice] = []
     open_: list[tuple[ElementTree.Element, int]] = [(child, -1) for child in reversed(root)]
     while open_:
         element, parent = open_.pop()
-        devices.append(Device(element.tag, parent, dict(element.attrib), _speed(element)))
+        devices.append(FabricDevice(element.tag, parent, dict(element.attrib), _speed(element)))
         open_ += [(child, len(devices) - 1) for child in reversed(element)]
     return tuple(devices)
 
@@ -87,7 +87,7 @@ class TopologyMatrix:
 def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> TopologyMatrix:
     """The matrix that `nvidia-smi topo -m` prints. Raises FormatError when there is none, or a row is broken."""
     file = TextFile(source, name)
-    lines = [UNDERLINE.sub("", line) for line in file.text(Tally()).split("\n")]
+    lines = [UNDERLINE.sub("", line) for line in file.text(RowTally()).split("\n")]
     if any("ROCm" in line for line in lines):
         raise file.error(0, "of rocm-smi, which is not read; RCCL's topology XML (NCCL_TOPO_DUMP_FILE) is")
     begin = next(
@@ -141,16 +141,16 @@ class FabricNode:
 
 
 @dataclass(frozen=True)
-class Fabric:
+class NetworkFabric:
     """Every node of an `ibnetdiscover` output, in its order."""
 
     nodes: tuple[FabricNode, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[TextChange, ...]
 
 
-def read_ibnetdiscover(source: str | Path | bytes, *, name: str = "") -> Fabric:
+def read_ibnetdiscover(source: str | Path | bytes, *, name: str = "") -> NetworkFabric:
     """The fabric that `ibnetdiscover` found; broken lines are counted. Raises FormatError without a node."""
-    file, tally = TextFile(source, name), Tally()
+    file, tally = TextFile(source, name), RowTally()
     heads: list[tuple[str, str, str, int]] = []
     cables: list[list[Cable]] = []
     for first, lines in file.chunks(tally):
@@ -167,7 +167,7 @@ def read_ibnetdiscover(source: str | Path | bytes, *, name: str = "") -> Fabric:
         raise file.error(0, 'no line `Switch N "id"` or `Ca N "id"` of ibnetdiscover')
     pairs = zip(heads, cables, strict=True)
     nodes = [FabricNode(kind, key, text, ports, tuple(own)) for (kind, key, text, ports), own in pairs]
-    return Fabric(tuple(nodes), tally.changes())
+    return NetworkFabric(tuple(nodes), tally.changes())
 
 
 def _rate(text: str) -> float:

@@ -14,7 +14,7 @@ from equipoise.formats.slurm.queue import MONITOR
 from equipoise.formats.slurm.tables import which_table
 from equipoise.formats.text.csvfile import delimiter_of
 from equipoise.formats.text.errors import shown
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import MOST_COLUMNS, TextFile
 from equipoise.formats.traces.published import which_published
 
@@ -138,7 +138,7 @@ def recognise(source: str | Path | bytes, *, name: str = "") -> str:
     """
     file = TextFile(source, name, head_bytes=_HEAD_BYTES)
     lines: list[str] = []
-    for _, chunk in file.chunks(Tally()):
+    for _, chunk in file.chunks(RowTally()):
         lines += [line for line in chunk if line.strip()]
         if len(lines) >= _HEAD or sum(map(len, lines)) > 1 << 20:
             break

@@ -116,7 +116,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
 
     sampler = DeferredSampler(samples_of(dataset), batch, make, drop_last=drop_last)
 
-    class Steps(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]
+    class TrainerSteps(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]
         """Counts rounds, and keeps where the epoch stands in Trainer's state."""
 
         saved: Mapping[str, Any] | None = None
@@ -155,7 +155,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
             sampler.close()
 
     trainer.get_train_dataloader = lambda: rebuilt(own_loader(), sampler)
-    trainer.add_callback(Steps())
+    trainer.add_callback(TrainerSteps())
     return sampler
 
 
@@ -179,7 +179,7 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
     """A Lightning callback with a method `sampler(dataset)`; use it with `use_distributed_sampler=False`."""
     from lightning.pytorch import Callback
 
-    class Steps(Callback):  # type: ignore[misc, unused-ignore]
+    class LightningSteps(Callback):  # type: ignore[misc, unused-ignore]
         """Attaches the policy and counts rounds."""
 
         _trainer: Any = None
@@ -230,4 +230,4 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
             if self._sampler is not None:
                 self._sampler.load_state_dict(state_dict)
 
-    return Steps()
+    return LightningSteps()

@@ -14,7 +14,7 @@ from equipoise.live import checkpoint
 from equipoise.live.data.dataset import ShardDataset
 from equipoise.live.group.recovery import Hooks, Recovery
 from equipoise.live.group.regroup import Membership
-from equipoise.live.group.resync import Replica, replica_of, resync
+from equipoise.live.group.resync import ModelReplica, replica_of, resync
 from equipoise.live.options import Options
 from equipoise.live.parts import Parts
 from equipoise.live.status import Status
@@ -101,7 +101,7 @@ class Runtime(Status):
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
         if self._joined:
             with self._recovery.surviving():
-                self._agree(Replica())
+                self._agree(ModelReplica())
             # Who was there before may not have trained yet: then all load a checkpoint that there is.
             self._joined = self._stepping.round > 0 or sampler.epoch >= 0
         else:
@@ -256,13 +256,15 @@ class Runtime(Status):
 
     # -- when the group is formed anew ---------------------------------------------------------------------
 
-    def _leave(self) -> Replica:
+    def _leave(self) -> ModelReplica:
         parts = self._parts
         parts.agreement.flush(parts.meter)
         sampler = self._stepping.dealt()
-        return Replica() if self._lags else replica_of(parts.model, sampler, parts.local, parts.group.rank)
+        return (
+            ModelReplica() if self._lags else replica_of(parts.model, sampler, parts.local, parts.group.rank)
+        )
 
-    def _agree(self, replica: Replica) -> None:
+    def _agree(self, replica: ModelReplica) -> None:
         parts, sampler = self._parts, self._stepping.dealt()
         resync(
             parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from equipoise.live.parts import Parts
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.sampler import Round, ShareSampler
 from equipoise.live.train.weighting import contribution_scale
 
@@ -191,7 +191,7 @@ class Stepping:
         every = self._parts.options.decide_every
         return min(every, max(2, self.round // 2)) if self._parts.agreement.plane is not None else every
 
-    def _agreed(self) -> Change | None:
+    def _agreed(self) -> RoundChange | None:
         """What was decided, once it is to act. Collective."""
         later = self.round != self._begun_at
         change = self._parts.agreement.change(self.dealt(), self.resize_to, later=later)
@@ -216,7 +216,7 @@ class Stepping:
         """The group was formed anew after so many rounds; what was being decided falls."""
         self.round, self._begun_at = trained, None
 
-    def carry_out(self, change: Change) -> None:
+    def carry_out(self, change: RoundChange) -> None:
         """Do what all ranks agreed on."""
         if change.members is not None:
             self._regroup(change.members)

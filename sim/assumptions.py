@@ -11,7 +11,7 @@ from equipoise.sim.cluster.power import host_w
 from equipoise.sim.hardware.contracts import acting_faults, terms_of
 from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS
 from equipoise.sim.hardware.profile import Accelerator, Measured
-from equipoise.sim.scenario.model import Faults, Scenario
+from equipoise.sim.scenario.model import FaultsSpec, Scenario
 from equipoise.sim.scenario.units import format_scaled, format_seconds, format_share
 
 LARGE_PARAMETERS = 1e9
@@ -121,7 +121,7 @@ def _between(number: Measured) -> str:
     return f", {format_share(number.low)} to {format_share(number.high)}"
 
 
-def failures(faults: Faults, cluster: Cluster, gpus: Ints) -> Iterator[str]:
+def failures(faults: FaultsSpec, cluster: Cluster, gpus: Ints) -> Iterator[str]:
     """A line on crashes as people count them, and as the largest job meets them; gpus (jobs,): of each."""
     if faults.crash is None:
         return

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Bound:
+class LowerBound:
     """Lower bounds in s, the makespan from the first arrival on.
 
     `noise_free`: the scenario has step noise, which they leave out, so that a lucky run can beat them.
@@ -69,15 +69,15 @@ class Needs:
         return max(total_s / self.arrival_s.size, float(self.fastest_s.mean()))
 
 
-def lower_bound(scenario: Scenario, trace: Trace | None = None) -> Bound:
+def lower_bound(scenario: Scenario, trace: Trace | None = None) -> LowerBound:
     """What no policy can beat on this scenario. Raises InputError when it has no jobs."""
     trace = trace if trace is not None else trace_of(scenario)
     if redraws(scenario) or (trace is None and scenario.workload.generate is not None):
-        return Bound(math.nan, math.nan, noise_free=True)  # other jobs on every seed, other bounds
+        return LowerBound(math.nan, math.nan, noise_free=True)  # other jobs on every seed, other bounds
     profile = load_profile(scenario.cluster.hardware)
     cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))
     needs = needs_of(make_demand(scenario, trace, cluster), scenario, Capacity(scenario.cluster, profile))
-    return Bound(needs.makespan_s(), needs.completion_mean_s(), step_noise(scenario))
+    return LowerBound(needs.makespan_s(), needs.completion_mean_s(), step_noise(scenario))
 
 
 def needs_of(demand: Demand, scenario: Scenario, capacity: Capacity) -> Needs:

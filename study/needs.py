@@ -23,7 +23,7 @@ from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.progress import DONE_TOLERANCE
 from equipoise.sim.llm.hardware import GroupLinks
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.scenario.model import Cluster, Explicit, JobSpec, Model
+from equipoise.sim.scenario.model import ClusterSpec, Explicit, JobSpec, Model
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,7 +43,7 @@ class EqualGpus:
 class Capacity:
     """A cluster's GPUs and network, and the least that jobs need on them."""
 
-    def __init__(self, spec: Cluster, profile: HardwareProfile) -> None:
+    def __init__(self, spec: ClusterSpec, profile: HardwareProfile) -> None:
         self.groups = [
             EqualGpus(
                 gpus=group.count * group.gpus,

@@ -333,12 +333,12 @@ class Device:
             raise CudaError(f"cuCtxEnablePeerAccess: {_name(_library(), code)}")
         return True
 
-    def partition(self, sm_count: int) -> Partition:
+    def partition(self, sm_count: int) -> DevicePartition:
         """A stream that runs on about `sm_count` SMs only (a green context). Raises CudaError."""
-        return Partition(self, sm_count)
+        return DevicePartition(self, sm_count)
 
 
-class Partition:
+class DevicePartition:
     """A green context: `stream` runs on `sm_count` SMs, which may be more or fewer than asked for.
 
     With `complement` it takes the SMs that a partition of `wanted` leaves over.

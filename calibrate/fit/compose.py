@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 from equipoise.calibrate.fit.gemm import GemmFit
 from equipoise.calibrate.fit.pieces import CollectiveFit
 from equipoise.calibrate.fit.robust import Estimate, Floats, estimate, noise_cov
-from equipoise.calibrate.measure.operations import BATCH_NORM_CHANNELS, PRODUCTS, Kind, Operation
+from equipoise.calibrate.measure.operations import BATCH_NORM_CHANNELS, PRODUCTS, Kind, TimedOperation
 
 FACTORS = ("product", "convolution", "attention", "memory", "function", "overhead")
 ATTENTION: tuple[Kind, ...] = ("attention", "attention_backward")
@@ -60,13 +60,13 @@ class UnitCosts:
     overlapped: bool
     load_s: float = 0.0
 
-    def totals(self, operations: Iterable[Operation]) -> Floats:
+    def totals(self, operations: Iterable[TimedOperation]) -> Floats:
         """Seconds of a step by FACTORS, each at factor 1; shape (6,).
 
         Raises ValueError for products of an element size that was not measured.
         """
         totals = np.zeros(len(FACTORS))
-        groups: dict[tuple[Kind, int], list[Operation]] = {}
+        groups: dict[tuple[Kind, int], list[TimedOperation]] = {}
         for o in operations:
             groups.setdefault((o.kind, o.element_bytes if o.kind in PRODUCTS else 0), []).append(o)
         for (kind, size), chosen in groups.items():
@@ -84,7 +84,7 @@ class UnitCosts:
             else FACTOR_OF.get(kind, kind)
         )
 
-    def rows(self, operations: Sequence[Operation]) -> Floats:
+    def rows(self, operations: Sequence[TimedOperation]) -> Floats:
         """What a step takes at least, from every operation on: rows of FACTORS; shape (rows, 6).
 
         A device that works while the host queues begins an operation when the host has come to it and all before
@@ -100,7 +100,7 @@ class UnitCosts:
         rows[:-1, 5] += self.overhead_s
         return rows
 
-    def _moves_s(self, chosen: Sequence[Operation], kind: Kind) -> Floats:
+    def _moves_s(self, chosen: Sequence[TimedOperation], kind: Kind) -> Floats:
         """By traffic, or by the loads that one thread waits for in turn."""
         moved = np.array([o.moved_bytes for o in chosen], dtype=np.float64)
         in_turn = self.load_s * np.array([o.k for o in chosen], dtype=np.float64)
@@ -115,7 +115,7 @@ class UnitCosts:
             moved *= 4.0 / np.array([o.element_bytes for o in chosen])
         return np.maximum(fit.predict(moved), in_turn)
 
-    def _products_s(self, chosen: Sequence[Operation], kind: Kind, size: int) -> Floats:
+    def _products_s(self, chosen: Sequence[TimedOperation], kind: Kind, size: int) -> Floats:
         m, n, k = (np.array([getattr(o, name) for o in chosen]) for name in ("m", "n", "k"))
         fit = self.products.get((kind, size))
         if fit is not None and kind in ATTENTION:  # one kernel: scores and their use are not told apart
@@ -174,13 +174,13 @@ def _step_s(rows: Floats, factors: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Prior:
+class CostPrior:
     """What is known of the factors before any step is seen: centres and deviations of their logarithms."""
 
     centre: Floats
     deviation: Floats
 
-    def with_convolutions(self, ratios: npt.ArrayLike) -> Prior:
+    def with_convolutions(self, ratios: npt.ArrayLike) -> CostPrior:
         """Centred on measured over predicted times of single convolutions, as sure as these agree."""
         logs = np.log(np.asarray(ratios, dtype=np.float64))
         if not len(logs):
@@ -188,16 +188,18 @@ class Prior:
         centre, deviation = self.centre.copy(), self.deviation.copy()
         centre[1] = np.median(logs)
         deviation[1] = min(max(float(np.std(logs)), LEAST_DEVIATION), self.deviation[1])
-        return Prior(centre, deviation)
+        return CostPrior(centre, deviation)
 
 
-DEFAULT_PRIOR = Prior(PRIOR_CENTRE, PRIOR)
-MEASURED_PRIOR = Prior(np.zeros(len(FACTORS)), np.array([0.1, 0.15, 0.15, 0.1, 0.15, 0.2]))
+DEFAULT_PRIOR = CostPrior(PRIOR_CENTRE, PRIOR)
+MEASURED_PRIOR = CostPrior(np.zeros(len(FACTORS)), np.array([0.1, 0.15, 0.15, 0.1, 0.15, 0.2]))
 """Where single operations of every kind, and the host's time for one, were timed through the framework."""
 LEAST_DEVIATION = 0.1
 
 
-def fit_step_model(rows: Floats, steps_s: Floats, prior: Prior = DEFAULT_PRIOR, seed: int = 0) -> StepModel:
+def fit_step_model(
+    rows: Floats, steps_s: Floats, prior: CostPrior = DEFAULT_PRIOR, seed: int = 0
+) -> StepModel:
     """Fit the six factors to measured steps.
 
     rows: (steps, rows, 6) of `UnitCosts.rows`, steps_s: (steps,) seconds. Relative error, robust (soft L1),

@@ -11,17 +11,24 @@ from equipoise.calibrate.fit.accelerator import BYTES, gemm_samples
 from equipoise.calibrate.fit.compose import (
     DEFAULT_PRIOR,
     MEASURED_PRIOR,
-    Prior,
+    CostPrior,
     StepModel,
     UnitCosts,
     fit_step_model,
     stacked,
 )
 from equipoise.calibrate.fit.gemm import GemmFit, fit_gemm_efficiency
-from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Prediction, Report, by_parameters, level
+from equipoise.calibrate.fit.levels import (
+    LOW_QUANTILE,
+    FitLine,
+    LevelPrediction,
+    Report,
+    by_parameters,
+    level,
+)
 from equipoise.calibrate.fit.pieces import CollectiveFit, fit_collective
 from equipoise.calibrate.fit.robust import Floats, low_quantile
-from equipoise.calibrate.measure.operations import KINDS, PRODUCTS, Kind, Operation, from_columns
+from equipoise.calibrate.measure.operations import KINDS, PRODUCTS, Kind, TimedOperation, from_columns
 from equipoise.calibrate.samples import Sample, SampleSet
 
 MEASURED_AS: dict[Kind, str] = {"memory": "add", "function": "exp"}
@@ -128,7 +135,7 @@ def _seconds(chosen: list[Sample]) -> Floats:
     return np.array([float(low_quantile(np.asarray(s.values), LOW_QUANTILE)) for s in chosen])
 
 
-def operations_of(samples: SampleSet, sample: Sample) -> list[Operation]:
+def operations_of(samples: SampleSet, sample: Sample) -> list[TimedOperation]:
     """The operations of a timed step. Raises ValueError when they were not noted."""
     found = samples.of("operations", **sample.parameters)
     if not found:
@@ -150,7 +157,7 @@ def steps_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: st
     return found
 
 
-def prior_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: str) -> Prior:
+def prior_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: str) -> CostPrior:
     """Surer where single operations of all kinds were timed; else what single convolutions say of their factor."""
     if samples.of("dispatch", precision=precision, framework=framework):
         return MEASURED_PRIOR
@@ -160,13 +167,13 @@ def prior_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: st
         m, n, k = (int(first[name]) for name in ("m", "n", "k"))
         size = int(BYTES[precision])
         # Forward, and the gradients of the input and of the weight.
-        three = [Operation("convolution", *shape, size) for shape in ((m, n, k), (m, k, n), (n, k, m))]
+        three = [TimedOperation("convolution", *shape, size) for shape in ((m, n, k), (m, k, n), (n, k, m))]
         assert measured is not None
         ratios.append(measured.value / costs.totals(three)[1])
     return DEFAULT_PRIOR.with_convolutions(ratios)
 
 
-def step_model(steps: Sequence[Step], prior: Prior = DEFAULT_PRIOR) -> StepModel:
+def step_model(steps: Sequence[Step], prior: CostPrior = DEFAULT_PRIOR) -> StepModel:
     """The factors from these steps."""
     return fit_step_model(stacked([s.rows for s in steps]), np.array([s.seconds for s in steps]), prior)
 
@@ -187,7 +194,7 @@ def composed_part(samples: SampleSet, report: Report) -> None:
             report.missing.append(str(reason))
 
 
-def _each_from_the_others(steps: list[Step], prior: Prior, report: Report) -> None:
+def _each_from_the_others(steps: list[Step], prior: CostPrior, report: Report) -> None:
     for workload in dict.fromkeys(s.workload for s in steps):
         others = [s for s in steps if s.workload != workload]
         model = step_model(others, prior)
@@ -199,10 +206,10 @@ def _each_from_the_others(steps: list[Step], prior: Prior, report: Report) -> No
         report.lines.append(FitLine(name, None, "s", model.residual_cov, error, fitted_on))
 
 
-def _prediction(model: StepModel, step: Step, fitted_on: str) -> Prediction:
+def _prediction(model: StepModel, step: Step, fitted_on: str) -> LevelPrediction:
     measured, first = level(step.samples), step.samples[0]
     assert measured is not None
-    return Prediction(
+    return LevelPrediction(
         step.workload, str(first["precision"]), step.batch, str(first["framework"]),
         model.predict_interval(step.rows), measured, fitted_on,
     )  # fmt: skip

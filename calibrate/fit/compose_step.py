@@ -17,7 +17,7 @@ from equipoise.calibrate.fit.compose import StepModel, UnitCosts
 from equipoise.calibrate.fit.compose_fits import prior_of, step_model, steps_of, unit_costs
 from equipoise.calibrate.fit.levels import FitLine, Report, measured
 from equipoise.calibrate.fit.robust import Floats, affine, estimate
-from equipoise.calibrate.measure.operations import PRODUCTS, Operation, trace
+from equipoise.calibrate.measure.operations import PRODUCTS, TimedOperation, trace
 from equipoise.calibrate.samples import SamplesError, SampleSet
 from equipoise.sim.hardware.profile import Measured, StepTime
 
@@ -85,7 +85,7 @@ def composed_steps(
         raise SamplesError(f"composing {name}: {reasons[-1]}")
 
 
-def _noted(name: str, make: MakeStep, batch: int) -> list[Operation]:
+def _noted(name: str, make: MakeStep, batch: int) -> list[TimedOperation]:
     try:
         step = make(batch)
         step()  # what is only done once is no part of a step
@@ -94,7 +94,7 @@ def _noted(name: str, make: MakeStep, batch: int) -> list[Operation]:
         raise SamplesError(f"composing {name}, batch {batch}: {_one_line(error)}") from error
 
 
-def _main_element_bytes(operations: list[Operation]) -> int | None:
+def _main_element_bytes(operations: list[TimedOperation]) -> int | None:
     """Bytes of an element in most of the products' work; None without products."""
     work: dict[int, int] = {}
     for o in operations:

@@ -39,13 +39,13 @@ class Report:
     """What became of the samples."""
 
     lines: list[FitLine] = field(default_factory=list)
-    predictions: list[Prediction] = field(default_factory=list)
+    predictions: list[LevelPrediction] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class LevelPrediction:
     """A training step that was not used in the fit, predicted and measured.
 
     `fitted_on` says what the prediction rests on: the model's own smaller batches, or other models.

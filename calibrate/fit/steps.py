@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.calibrate.fit.fits import fit_overlap, fit_step_time, leave_one_size_out
-from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, Prediction, Report, level, measured
+from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, LevelPrediction, Report, level, measured
 from equipoise.calibrate.fit.robust import Floats, low_quantile, noise_cov
 from equipoise.calibrate.samples import Sample, SampleSet
 from equipoise.sim.hardware.profile import Measured, StepTime
@@ -79,14 +79,14 @@ def step_arrays(chosen: list[Sample]) -> tuple[Floats, Floats]:
     return batches, np.array([low_quantile(np.asarray(s.values), LOW_QUANTILE) for s in chosen])
 
 
-def predict_largest(chosen: list[Sample]) -> Prediction:
+def predict_largest(chosen: list[Sample]) -> LevelPrediction:
     """Predict the largest batch of a workload from a fit to the smaller ones, and compare."""
     batches, seconds = step_arrays(chosen)
     largest = batches.max()
     rest = fit_step_time(batches[batches < largest], seconds[batches < largest])
     truth = level(s for s in chosen if s["batch"] == largest)
     assert truth is not None
-    return Prediction(
+    return LevelPrediction(
         str(chosen[0]["workload"]), str(chosen[0]["precision"]), int(largest), str(chosen[0]["framework"]),
         rest.predict_interval(float(largest)), truth,
     )  # fmt: skip

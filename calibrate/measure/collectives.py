@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.calibrate.measure.collective_worker import SLOT_BYTES
-from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
+from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Outcome, Series
 from equipoise.calibrate.measure.training import SIZES, WORKLOADS
 from equipoise.calibrate.samples import Scalar
 from equipoise.policies.sources import environment as own_environment
@@ -83,7 +83,7 @@ class WorkerProcesses:
                 assert process.stdout is not None
                 answers.append(json.loads(process.stdout.readline()))
         except (BrokenPipeError, ValueError):
-            raise MissingError(
+            raise MeasureMissingError(
                 f"{self.backend} between {self.ranks} processes: {self._last_words()}"
             ) from None
         return tuple(max(times) for times in zip(*answers, strict=True))

@@ -16,7 +16,7 @@ import numpy as np
 from equipoise.calibrate.device.cuda import Buffer, Device
 from equipoise.calibrate.device.libraries import load_library
 from equipoise.calibrate.fit.robust import Floats
-from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.measure.measure import MeasureMissingError
 from equipoise.calibrate.measure.timing import DeviceTimer
 from equipoise.calibrate.measure.verify import VerificationError, to_bits
 
@@ -145,14 +145,14 @@ class Gemm:
                 preference, c_int(ALGORITHMS), results, byref(found),
             )  # fmt: skip
         except CublasError as error:
-            raise MissingError(
+            raise MeasureMissingError(
                 f"cuBLASLt has no algorithm for {self.shape} on this device ({error})"
             ) from None
         finally:
             _library().cublasLtMatmulPreferenceDestroy(preference)
         usable = [r for r in results[: found.value] if r.status == 0]
         if not usable:
-            raise MissingError(f"cuBLASLt has no algorithm for {self.shape} on this device")
+            raise MeasureMissingError(f"cuBLASLt has no algorithm for {self.shape} on this device")
         return usable
 
     def queue(self, algorithm: _Result, a: c_uint64, b_transposed: c_uint64, out: c_uint64) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from equipoise.calibrate.samples import Parameters
 
 
-class MissingError(RuntimeError):
+class MeasureMissingError(RuntimeError):
     """This machine cannot measure it; the message is one line that says what is missing."""
 
 

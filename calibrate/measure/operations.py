@@ -33,7 +33,7 @@ COLUMNS = ("kind", "m", "n", "k", "element_bytes", "moved_bytes", "count")
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class TimedOperation:
     """One operation, done `count` times in a step.
 
     Products have the shape (m, k) x (k, n) and elements of `element_bytes`; convolutions and attention are
@@ -53,13 +53,13 @@ class Operation:
     count: int = 1
 
 
-def as_columns(operations: Iterable[Operation]) -> dict[str, list[float]]:
+def as_columns(operations: Iterable[TimedOperation]) -> dict[str, list[float]]:
     """The operations as parallel columns of numbers, as samples keep them."""
     rows = [(KINDS.index(o.kind), o.m, o.n, o.k, o.element_bytes, o.moved_bytes, o.count) for o in operations]
     return {name: [float(row[c]) for row in rows] for c, name in enumerate(COLUMNS)}
 
 
-def from_columns(columns: Mapping[str, Sequence[float]]) -> list[Operation]:
+def from_columns(columns: Mapping[str, Sequence[float]]) -> list[TimedOperation]:
     """The operations back from `as_columns`. Raises ValueError for columns that are none."""
     if set(columns) != set(COLUMNS) or len({len(column) for column in columns.values()}) != 1:
         raise ValueError(f"operations need equally long columns {', '.join(COLUMNS)}")
@@ -67,11 +67,11 @@ def from_columns(columns: Mapping[str, Sequence[float]]) -> list[Operation]:
     for kind, *numbers in zip(*(columns[name] for name in COLUMNS), strict=True):
         if not 0 <= int(kind) < len(KINDS):
             raise ValueError(f"operations: there is no kind {kind:g}")
-        found.append(Operation(KINDS[int(kind)], *(int(v) for v in numbers)))
+        found.append(TimedOperation(KINDS[int(kind)], *(int(v) for v in numbers)))
     return found
 
 
-def trace(step: Callable[[], object]) -> list[Operation]:
+def trace(step: Callable[[], object]) -> list[TimedOperation]:
     """Run `step` once and note what PyTorch dispatches in it; equal operations are counted together.
 
     But apart before, in and after the backward pass, since a GPU's host may be far ahead in one and not in another.
@@ -80,7 +80,7 @@ def trace(step: Callable[[], object]) -> list[Operation]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: Counter[tuple[int, Operation]] = Counter()
+    found: Counter[tuple[int, TimedOperation]] = Counter()
     part = 0
 
     class Noting(TorchDispatchMode):  # type: ignore[misc] # PyTorch's types are not read
@@ -99,7 +99,7 @@ def trace(step: Callable[[], object]) -> list[Operation]:
     return [replace(o, count=count) for (_, o), count in found.items()]
 
 
-def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Operation]:
+def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[TimedOperation]:
     """The operations, each of count 1, that one dispatched call amounts to."""
     name = function.name().removeprefix("aten::").split(".")[0]
     ins, outs = _tensors((args, kwargs)), _tensors(result) or _written(function, args)
@@ -118,7 +118,7 @@ def _operations(function: Any, args: Any, kwargs: Any, result: Any) -> list[Oper
     kind = _moving(name, ins, outs)
     channels = ins[0].shape[1] if kind.startswith("batch_norm") else 0
     size = outs[0].element_size() if kind == "transposed" else 4
-    return [Operation(kind, n=channels, element_bytes=size, moved_bytes=moved)]
+    return [TimedOperation(kind, n=channels, element_bytes=size, moved_bytes=moved)]
 
 
 def _moving(name: str, ins: list[Any], outs: list[Any]) -> Kind:
@@ -148,7 +148,7 @@ def _innermost(tensor: Any) -> int:
     return min((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=tensor.stride, default=0)
 
 
-def _softmax(backward: bool, dim: int, ins: list[Any], out: Any, moved: int) -> list[Operation]:
+def _softmax(backward: bool, dim: int, ins: list[Any], out: Any, moved: int) -> list[TimedOperation]:
     """Along the last dimension threads share a row; along another one each goes through its own in turn.
 
     The kernel reads a copy in order of what is not.
@@ -156,13 +156,13 @@ def _softmax(backward: bool, dim: int, ins: list[Any], out: Any, moved: int) -> 
     last = dim % out.dim() == out.dim() - 1
     turns = 0 if last else out.shape[dim] * SOFTMAX_PASSES[backward]
     first = [] if ins[0].is_contiguous() else [_transposed(ins[0])]
-    return [*first, Operation("softmax_backward" if backward else "softmax", k=turns, moved_bytes=moved)]
+    return [*first, TimedOperation("softmax_backward" if backward else "softmax", k=turns, moved_bytes=moved)]
 
 
-def _transposed(tensor: Any) -> Operation:
+def _transposed(tensor: Any) -> TimedOperation:
     """A copy in order."""
     size = tensor.element_size()
-    return Operation("transposed", element_bytes=size, moved_bytes=2 * size * tensor.numel())
+    return TimedOperation("transposed", element_bytes=size, moved_bytes=2 * size * tensor.numel())
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -192,8 +192,8 @@ def _stored(tensor: Any) -> int:
     return math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s or not n)
 
 
-def _memory(moved_bytes: int) -> Operation:
-    return Operation("memory", moved_bytes=moved_bytes)
+def _memory(moved_bytes: int) -> TimedOperation:
+    return TimedOperation("memory", moved_bytes=moved_bytes)
 
 
 def _is_view(function: Any, ins: list[Any], outs: list[Any]) -> bool:
@@ -204,11 +204,11 @@ def _is_view(function: Any, ins: list[Any], outs: list[Any]) -> bool:
     return all(t.untyped_storage()._cdata in held for t in outs)
 
 
-def _product(m: int, n: int, k: int, like: Any, kind: Kind = "product") -> Operation:
-    return Operation(kind, m, n, k, like.element_size())
+def _product(m: int, n: int, k: int, like: Any, kind: Kind = "product") -> TimedOperation:
+    return TimedOperation(kind, m, n, k, like.element_size())
 
 
-def _mm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+def _mm(args: Any, ins: list[Any], outs: list[Any]) -> list[TimedOperation]:
     left, right = ins[-2], ins[-1]
     return [_product(left.shape[0], right.shape[1], left.shape[1], left, _layout(left, right))]
 
@@ -223,35 +223,35 @@ def _layout(left: Any, right: Any) -> Kind:
     return "product_input" if right.stride(-1) == 1 and right.stride(-2) != 1 else "product"
 
 
-def _bmm(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+def _bmm(args: Any, ins: list[Any], outs: list[Any]) -> list[TimedOperation]:
     left, right = ins[-2], ins[-1]
     rows = left.shape[0] * left.shape[1]  # as one product with the batch in the rows
     return [_product(rows, right.shape[2], left.shape[2], left, _layout(left, right))]
 
 
-def _convolution(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+def _convolution(args: Any, ins: list[Any], outs: list[Any]) -> list[TimedOperation]:
     out, weight = outs[0], ins[1]
     return [replace(_implicit_product(out, weight), moved_bytes=2 * _bytes(outs) if len(ins) > 2 else 0)]
 
 
-def _implicit_product(out: Any, weight: Any) -> Operation:
+def _implicit_product(out: Any, weight: Any) -> TimedOperation:
     """The product that a convolution amounts to: pixels x channels out, summed over channels in x kernel."""
     pixels = out.numel() // out.shape[1]
     return _product(pixels, weight.shape[0], math.prod(weight.shape[1:]), weight, "convolution")
 
 
-def _convolution_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+def _convolution_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[TimedOperation]:
     """Gradients of the input (unless not asked for) and of the weight, each as much work as the forward."""
     grad_out, weight = ins[0], ins[2]
     forward = _implicit_product(grad_out, weight)
     m, n, k, size = forward.m, forward.n, forward.k, forward.element_bytes
     wanted = args[-1]
-    found = [Operation("convolution_input", m, k, n, size)] if wanted[0] else []
+    found = [TimedOperation("convolution_input", m, k, n, size)] if wanted[0] else []
     bias = _bytes(ins[:1]) if wanted[2] else 0
-    return [*found, Operation("convolution_weight", n, k, m, size, bias)] if wanted[1] else found
+    return [*found, TimedOperation("convolution_weight", n, k, m, size, bias)] if wanted[1] else found
 
 
-def _attention(ins: list[Any], backward: bool, causal: bool) -> list[Operation]:
+def _attention(ins: list[Any], backward: bool, causal: bool) -> list[TimedOperation]:
     """Scores and their use: two products forward, five backward (Dao et al. 2022, algorithm 4).
 
     Where a place only sees those before it, half of them are left out.
@@ -273,16 +273,16 @@ def _argument(name: str, function: Any, args: Any, kwargs: Any) -> Any:
     return dict(zip(names, args, strict=False)).get(name, kwargs.get(name))
 
 
-def _picked(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+def _picked(args: Any, ins: list[Any], outs: list[Any]) -> list[TimedOperation]:
     """A loss that reads one element of each row."""
     return [_memory(2 * _bytes(ins[1:2]) + _bytes(outs))]
 
 
-def _picked_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+def _picked_backward(args: Any, ins: list[Any], outs: list[Any]) -> list[TimedOperation]:
     return [_memory(_bytes(outs))]  # zeros but for these elements
 
 
-def _embedding(args: Any, ins: list[Any], outs: list[Any]) -> list[Operation]:
+def _embedding(args: Any, ins: list[Any], outs: list[Any]) -> list[TimedOperation]:
     return [_memory(2 * _bytes(outs))]  # only the rows that are looked up are read
 
 
@@ -292,7 +292,7 @@ _NAMED: tuple[tuple[str, Kind], ...] = (
     ("_fused_", "update"),
     ("sum", "sum"),
 )
-_RULES: dict[str, Callable[[Any, list[Any], list[Any]], list[Operation]]] = {
+_RULES: dict[str, Callable[[Any, list[Any], list[Any]], list[TimedOperation]]] = {
     "mm": _mm,
     "addmm": _mm,
     "bmm": _bmm,

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equipoise.calibrate.device.cuda import Buffer, CudaError, Device, Partition
-from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome
+from equipoise.calibrate.device.cuda import Buffer, CudaError, Device, DevicePartition
+from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Outcome
 from equipoise.calibrate.measure.timing import time_calls
 from equipoise.policies.sources import environment as own_environment
 
@@ -75,7 +75,7 @@ def share_measures(device: Device, arena_bytes: int, quick: bool) -> list[Measur
     try:
         parts = _partitions(device, QUICK_SHARES if quick else SHARES)
         half = device.sm_count // 2
-        halves = (device.partition(half), Partition(device, half, complement=True))
+        halves = (device.partition(half), DevicePartition(device, half, complement=True))
     except CudaError as error:
         return _mps_measures(str(error))
     curve = [
@@ -116,7 +116,11 @@ def _partitions(device: Device, shares: tuple[float, ...]) -> list[tuple[float, 
 
 
 def _together(
-    bench: ShareBench, halves: tuple[Partition, Partition], kernel: str, neighbour: str, budget_s: float
+    bench: ShareBench,
+    halves: tuple[DevicePartition, DevicePartition],
+    kernel: str,
+    neighbour: str,
+    budget_s: float,
 ) -> Outcome:
     """Slow-down of `kernel` on one half while `neighbour` keeps the other half busy; one value a repeat."""
     mine, other = halves[0].stream, halves[1].stream
@@ -158,14 +162,14 @@ def mps_is_running() -> bool:
 def _mps(kernel: str, percentage: int, why_not_green: str, budget_s: float) -> Outcome:
     """Times from a process of its own, since MPS fixes the percentage when a process starts."""
     if not mps_is_running():
-        raise MissingError(f"neither green contexts ({why_not_green}) nor a running MPS daemon")
+        raise MeasureMissingError(f"neither green contexts ({why_not_green}) nor a running MPS daemon")
     environment = {**own_environment(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
     command = [sys.executable, "-m", "equipoise.calibrate.measure.shares", kernel, str(budget_s)]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60 + 10 * budget_s
     )
     if done.returncode != 0:
-        raise MissingError(f"MPS at {percentage} %: {done.stderr.strip().splitlines()[-1:]}")
+        raise MeasureMissingError(f"MPS at {percentage} %: {done.stderr.strip().splitlines()[-1:]}")
     return tuple(json.loads(done.stdout))
 
 

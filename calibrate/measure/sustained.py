@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from equipoise.calibrate.device import nvml
 from equipoise.calibrate.device.cuda import Device
-from equipoise.calibrate.measure.measure import Measure, MissingError, Outcome, Series
+from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Outcome, Series
 from equipoise.calibrate.measure.tensor import TensorKernel
 from equipoise.calibrate.samples import Scalar
 
@@ -49,7 +49,7 @@ def sustained_measures(
     def run(budget_s: float) -> Outcome:
         """Record idle, load and idle. Raises MissingError without NVML."""
         if gpu is None:
-            raise MissingError("NVML does not show this device: no power, temperature or clock")
+            raise MeasureMissingError("NVML does not show this device: no power, temperature or clock")
         return record(device, gpu, tensor, phases)
 
     return [Measure("sustained", parameters, run, once=True)]

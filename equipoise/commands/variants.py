@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equipoise.commands.types import IntRange
-from equipoise.options import State, common, note, pass_state, progress, say, scenario_options, writable
+from equipoise.options import (
+    CommandState,
+    common,
+    note,
+    pass_state,
+    progress,
+    say,
+    scenario_options,
+    writable,
+)
 
 if TYPE_CHECKING:
     from equipoise.study.runs.variants import RunOptions
@@ -60,7 +69,7 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
     """
 
     @functools.wraps(command)
-    def with_options(state: State, **options: Any) -> int:
+    def with_options(state: CommandState, **options: Any) -> int:
         """The command, its shared options gathered in one object."""
         names = [field.name for field in fields(Given) if field.name != "quiet"]
         given = Given(**{name: options.pop(name) for name in names}, quiet=state.quiet)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.formats.kueue.values import gpus_of
-from equipoise.formats.text.tally import Change
+from equipoise.formats.text.tally import TextChange
 
 
 @dataclass(frozen=True)
-class Quota:
+class KueueQuota:
     """What a queue may use of one resource of one flavor; None for no limit. Units as Kubernetes counts them."""
 
     flavor: str
@@ -33,7 +33,7 @@ class ClusterQueue:
     name: str
     cohort: str
     strategy: str
-    quotas: tuple[Quota, ...]
+    quotas: tuple[KueueQuota, ...]
     within_cluster_queue: str
     reclaim_within_cohort: str
     borrow_within_cohort: str
@@ -53,12 +53,12 @@ class LocalQueue:
 
 
 @dataclass(frozen=True)
-class Cohort:
+class KueueCohort:
     """A group of queues that lend to each other, itself in a parent ("" for none)."""
 
     name: str
     parent: str
-    quotas: tuple[Quota, ...]
+    quotas: tuple[KueueQuota, ...]
     weight: float
     rest: tuple[str, ...] = ()
 
@@ -108,10 +108,10 @@ class PodSet:
 
 
 @dataclass(frozen=True)
-class Workload:
+class KueueWorkload:
     """A job in a queue. Times are UTC seconds, NaN where there is none; evictions: how often it lost its place.
 
-    kind: `Workload`, or the kind of the job (`Job`, `JobSet`, `PyTorchJob` ...). priority None: not given.
+    kind: `KueueWorkload`, or the kind of the job (`Job`, `JobSet`, `PyTorchJob` ...). priority None: not given.
     """
 
     kind: str
@@ -171,14 +171,14 @@ class KueueObjects:
 
     cluster_queues: tuple[ClusterQueue, ...] = ()
     local_queues: tuple[LocalQueue, ...] = ()
-    cohorts: tuple[Cohort, ...] = ()
+    cohorts: tuple[KueueCohort, ...] = ()
     flavors: tuple[ResourceFlavor, ...] = ()
     topologies: tuple[KubeTopology, ...] = ()
-    workloads: tuple[Workload, ...] = ()
+    workloads: tuple[KueueWorkload, ...] = ()
     pods: tuple[Pod, ...] = ()
     nodes: tuple[KubeNode, ...] = ()
     priority_classes: Mapping[str, int] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TextChange, ...] = ()
 
     @property
     def seen(self) -> str:

@@ -10,20 +10,20 @@ from typing import Any
 
 from equipoise.formats.kueue.objects import (
     ClusterQueue,
-    Cohort,
     KubeNode,
     KubeTopology,
+    KueueCohort,
     KueueObjects,
+    KueueQuota,
+    KueueWorkload,
     LocalQueue,
     Pod,
     PodSet,
-    Quota,
     ResourceFlavor,
-    Workload,
 )
 from equipoise.formats.kueue.values import Thing, gpus_of, pod_requests
 from equipoise.formats.text.errors import shown
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.formats.text.yamlfile import load_documents
 
@@ -40,7 +40,7 @@ def read_kueue(source: str | Path | bytes, *, name: str = "") -> KueueObjects:
 
     Kinds that are not understood are counted. Raises FormatError when it is no such file, or for a wrong value.
     """
-    file, tally = TextFile(source, name), Tally()
+    file, tally = TextFile(source, name), RowTally()
     found: dict[str, list[Any]] = {}
     classes: dict[str, int] = {}
     objects = [thing for document in load_documents(file) for thing in _objects(document)]
@@ -116,9 +116,9 @@ def _rest(spec: Thing, known: str) -> tuple[str, ...]:
     return tuple(f"{key} {shown(json.dumps(v, default=str))}" for key, v in said.items() if v not in _UNSET)
 
 
-def _quotas(spec: Thing) -> tuple[Quota, ...]:
+def _quotas(spec: Thing) -> tuple[KueueQuota, ...]:
     return tuple(
-        Quota(
+        KueueQuota(
             flavor=flavor.get("name").text(),
             resource=resource.get("name").text(),
             nominal=resource.get("nominalQuota").quantity(0.0) or 0.0,
@@ -142,11 +142,11 @@ def _local_queue(thing: Thing) -> LocalQueue:
     return LocalQueue(namespace, _name(thing), spec.get("clusterQueue").text(), _rest(spec, "clusterQueue"))
 
 
-def _cohort(thing: Thing) -> Cohort:
+def _cohort(thing: Thing) -> KueueCohort:
     spec = thing.get("spec")
     parent = spec.get("parentName").text() or spec.get("parent").text()
     rest = _rest(spec, "parent parentName resourceGroups fairSharing")
-    return Cohort(_name(thing), parent, _quotas(spec), _weight(spec), rest)
+    return KueueCohort(_name(thing), parent, _quotas(spec), _weight(spec), rest)
 
 
 def _flavor(thing: Thing) -> ResourceFlavor:
@@ -160,7 +160,7 @@ def _topology(thing: Thing) -> KubeTopology:
     return KubeTopology(_name(thing), tuple(level.get("nodeLabel").text() for level in levels))
 
 
-def _workload(thing: Thing) -> Workload:
+def _workload(thing: Thing) -> KueueWorkload:
     spec, status = thing.get("spec"), thing.get("status")
     true: dict[str, Thing] = {}
     ever: set[str] = set()
@@ -172,7 +172,7 @@ def _workload(thing: Thing) -> Workload:
     at = {kind: condition.get("lastTransitionTime").time_s() for kind, condition in true.items()}
     evictions = [part.get("count").whole(0) for part in status.get("schedulingStats", "evictions").members()]
     priority = spec.get("priority")
-    return Workload(
+    return KueueWorkload(
         kind="Workload",
         namespace=thing.get("metadata", "namespace").text("default"),
         name=_name(thing),
@@ -244,9 +244,9 @@ def _job_pods(name: str, spec: Thing, times: int, annotations: Mapping[str, str]
     )
 
 
-def _job(thing: Thing) -> Workload:
+def _job(thing: Thing) -> KueueWorkload:
     labels, status = thing.get("metadata", "labels").texts(), thing.get("status")
-    return Workload(
+    return KueueWorkload(
         kind=thing.get("kind").text(),
         namespace=thing.get("metadata", "namespace").text("default"),
         name=_name(thing),

@@ -14,9 +14,9 @@ from equipoise.formats.slurm.columns import DEFAULT, HEADERLESS, canonical, kind
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.tables import DASHES, cut
 from equipoise.formats.text.csvfile import even_batches, numbered_rows
-from equipoise.formats.text.delimited import MANY, Batch, Records, batch_of, header_delimiter
+from equipoise.formats.text.delimited import MANY, Batch, DelimitedRecords, batch_of, header_delimiter
 from equipoise.formats.text.errors import shown
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 _PREVIEW = 60
@@ -28,7 +28,7 @@ _KNOWN = known_names()
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """How the rows of a file are cut: by `delimiter`, or at `spans` (begin, end) when that is empty.
 
     first: how many lines come before the first row. header: whether the names stand in the file. quoted: whether
@@ -58,7 +58,7 @@ def read_accounting(
 
     Raises FormatError, one line, when the file is not readable or no `sacct` output.
     """
-    tally, file = Tally(), TextFile(source, name)
+    tally, file = RowTally(), TextFile(source, name)
     chunks = file.chunks(tally)
     first, lines = next(chunks, (1, []))
     layout = find_layout(lines[:_PREVIEW], columns, delimiter)
@@ -73,7 +73,7 @@ def read_accounting(
     return builder.finish()
 
 
-def _count_before(lines: list[str], layout: Layout, tally: Tally) -> None:
+def _count_before(lines: list[str], layout: ColumnLayout, tally: RowTally) -> None:
     own = int(layout.header) + int(bool(layout.spans and layout.header))
     before = [k + 1 for k, line in enumerate(lines[: layout.first - own]) if line.strip()]
     if before:
@@ -81,18 +81,18 @@ def _count_before(lines: list[str], layout: Layout, tally: Tally) -> None:
 
 
 def _batches(
-    file: TextFile, layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally
+    file: TextFile, layout: ColumnLayout, chunks: Iterator[tuple[int, list[str]]], tally: RowTally
 ) -> Iterator[Batch]:
     if layout.quoted:
         return _quoted(file, layout, chunks, tally)
     if layout.delimiter:
         named = kinds(layout.names)
-        return Records(layout.delimiter, named, tally, layout.names).of_chunks(chunks)
+        return DelimitedRecords(layout.delimiter, named, tally, layout.names).of_chunks(chunks)
     return _fixed(layout, chunks, tally)
 
 
 def _quoted(
-    file: TextFile, layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally
+    file: TextFile, layout: ColumnLayout, chunks: Iterator[tuple[int, list[str]]], tally: RowTally
 ) -> Iterator[Batch]:
     """Rows of a table that another program has written out again, with quotes around texts."""
     lines = (f"{line}\n" for _, part in chunks for line in part)
@@ -100,7 +100,7 @@ def _quoted(
     return even_batches(rows, len(layout.names), tally)
 
 
-def _fixed(layout: Layout, chunks: Iterator[tuple[int, list[str]]], tally: Tally) -> Iterator[Batch]:
+def _fixed(layout: ColumnLayout, chunks: Iterator[tuple[int, list[str]]], tally: RowTally) -> Iterator[Batch]:
     """Rows cut at the columns' places. A row with text between the columns is left out."""
     for first, lines in chunks:
         rows, numbers = [], []
@@ -120,7 +120,7 @@ def find_layout(
     columns: Sequence[str] = (),
     delimiter: str = "",
     published: Sequence[tuple[str, ...]] = HEADERLESS,
-) -> Layout | None:
+) -> ColumnLayout | None:
     """How the rows are cut, from a file's first lines; None when this is no output of Slurm's tools.
 
     published: column lists that a file without a header may have.
@@ -130,9 +130,9 @@ def find_layout(
             return layout
         mark = delimiter if delimiter and delimiter in line else header_delimiter(line, _is_known)
         if mark and not columns and _is_header(line.split(mark)):
-            return Layout(_names(line.split(mark)), mark, first=k + 1, quoted=_is_quoted(lines, mark))
+            return ColumnLayout(_names(line.split(mark)), mark, first=k + 1, quoted=_is_quoted(lines, mark))
         if canonical(line) in ("jobid", "jobidraw"):
-            return Layout((line.strip(),), "|", first=k + 1)
+            return ColumnLayout((line.strip(),), "|", first=k + 1)
     return _headerless(lines, (tuple(columns),) if columns else published, delimiter)
 
 
@@ -155,15 +155,17 @@ def _names(parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(part.strip().strip('"') for part in parts)
 
 
-def _by_dashes(lines: Sequence[str], k: int) -> Layout | None:
+def _by_dashes(lines: Sequence[str], k: int) -> ColumnLayout | None:
     spans = tuple(match.span() for match in re.finditer("-+", lines[k + 1]))
     names = tuple(lines[k][a:b].strip() for a, b in spans)
     if sum(map(_is_known, names)) < min(2, len(names)):
         return None
-    return Layout(names, "", spans, first=k + 2)
+    return ColumnLayout(names, "", spans, first=k + 2)
 
 
-def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimiter: str) -> Layout | None:
+def _headerless(
+    lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimiter: str
+) -> ColumnLayout | None:
     """The column list and delimiter that fit the first lines best."""
     sample = [line for line in lines if line.strip()]
     best, found = 0.0, None
@@ -173,7 +175,7 @@ def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimite
             for trailing in ((), ("",)):
                 fit = _fit(rows, (*names, *trailing), mark)
                 if fit > best:
-                    best, found = fit, Layout((*names, *trailing), mark, header=False)
+                    best, found = fit, ColumnLayout((*names, *trailing), mark, header=False)
     if found is None and DEFAULT in lists:
         return _default_widths(sample)
     return found if best >= 0.5 else None
@@ -182,7 +184,7 @@ def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimite
 def _fit(rows: Sequence[list[str]], names: Sequence[str], mark: str) -> float:
     """Share of rows that hold what these columns may; one with the delimiter in a text counts for less."""
     own = kinds(names)
-    records = Records(mark, own, Tally(), names)
+    records = DelimitedRecords(mark, own, RowTally(), names)
     lists = [(k, kind.form) for k, kind in enumerate(own) if kind.take == MANY and kind.form]
     good = 0.0
     for row in rows:
@@ -193,7 +195,7 @@ def _fit(rows: Sequence[list[str]], names: Sequence[str], mark: str) -> float:
     return good / len(rows) if rows else 0.0
 
 
-def _default_widths(sample: Sequence[str]) -> Layout | None:
+def _default_widths(sample: Sequence[str]) -> ColumnLayout | None:
     """`sacct --noheader` with neither format nor delimiter: the default columns at their default widths."""
     spans, begin = [], 0
     for width in _DEFAULT_WIDTHS:
@@ -208,7 +210,7 @@ def _default_widths(sample: Sequence[str]) -> Layout | None:
         )
         for line in sample
     ]
-    return Layout(DEFAULT, "", tuple(spans), header=False) if fit and sum(fit) * 2 >= len(fit) else None
+    return ColumnLayout(DEFAULT, "", tuple(spans), header=False) if fit and sum(fit) * 2 >= len(fit) else None
 
 
 def not_accounting(lines: Sequence[str]) -> str:

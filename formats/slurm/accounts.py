@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from equipoise.formats.slurm.hardware import Qos, qos_of
+from equipoise.formats.slurm.hardware import SlurmQos, qos_of
 from equipoise.formats.slurm.tables import ASSOCIATIONS, read_table
 from equipoise.formats.slurm.values import parse_tres, whole
 from equipoise.formats.text.numbers import decimal
-from equipoise.formats.text.tally import Change, Tally
+from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 
 _OWN = frozenset({
@@ -25,7 +25,7 @@ _OWN = frozenset({
 class Association:
     """An account (user "") or a user in one. shares: None for `parent`, whose users share the account's.
 
-    limits and counts: as in `Qos`, by the column's name in lower case. other: what else is filled.
+    limits and counts: as in `SlurmQos`, by the column's name in lower case. other: what else is filled.
     """
 
     account: str
@@ -42,8 +42,8 @@ class Accounts:
     """What a file declares, in its order."""
 
     associations: tuple[Association, ...]
-    qos: tuple[Qos, ...] = ()
-    changes: tuple[Change, ...] = ()
+    qos: tuple[SlurmQos, ...] = ()
+    changes: tuple[TextChange, ...] = ()
 
 
 def read_associations(source: str | Path | bytes, *, name: str = "") -> Accounts:
@@ -88,7 +88,7 @@ def _association(values: Mapping[str, str], account: str, user: str) -> Associat
 
 def read_dump(source: str | Path | bytes, *, name: str = "") -> Accounts:
     """A file of `sacctmgr dump CLUSTER`. Raises FormatError for a line that is none of it."""
-    file, tally, found, parent = TextFile(source, name), Tally(), list[Association](), ""
+    file, tally, found, parent = TextFile(source, name), RowTally(), list[Association](), ""
     for number, line in enumerate(file.text(tally).split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -116,7 +116,7 @@ def _fields(text: str) -> list[str]:
 
 def read_script(source: str | Path | bytes, *, name: str = "") -> Accounts:
     """Lines `add|modify account|user|QOS ...` of a script for sacctmgr; others are counted."""
-    file, tally = TextFile(source, name), Tally()
+    file, tally = TextFile(source, name), RowTally()
     accounts, qos = dict[tuple[str, str], dict[str, str]](), dict[str, dict[str, str]]()
     for number, line in enumerate(file.text(tally).split("\n"), start=1):
         try:

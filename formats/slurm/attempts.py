@@ -8,10 +8,10 @@ import numpy as np
 
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.text.columns import Bools, Ints
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 
 
-def number_attempts(jobs: JobTable, digest: Ints, tally: Tally) -> tuple[Ints, Bools]:
+def number_attempts(jobs: JobTable, digest: Ints, tally: RowTally) -> tuple[Ints, Bools]:
     """(attempt of each row, rows to keep). digest: (rows,), equal where whole rows are equal."""
     attempt = np.ones(len(jobs), dtype=np.int64)
     keep = np.ones(len(jobs), dtype=np.bool_)
@@ -26,7 +26,7 @@ def number_attempts(jobs: JobTable, digest: Ints, tally: Tally) -> tuple[Ints, B
     return attempt, keep
 
 
-def _distinct(jobs: JobTable, rows: Sequence[int], digest: Ints, keep: Bools, tally: Tally) -> list[int]:
+def _distinct(jobs: JobTable, rows: Sequence[int], digest: Ints, keep: Bools, tally: RowTally) -> list[int]:
     """The rows that are attempts of their own: of several pictures of one, the one that ended, or the last."""
     pictures: dict[tuple[float, str], int] = {}
     seen: set[int] = set()
@@ -63,7 +63,7 @@ def _is_older(jobs: JobTable, row: int, other: int) -> bool:
     return bool(a < b)
 
 
-def _number(jobs: JobTable, rows: list[int], attempt: Ints, tally: Tally) -> None:
+def _number(jobs: JobTable, rows: list[int], attempt: Ints, tally: RowTally) -> None:
     """Number the attempts by submission and start. Another user's job with the same id begins at 1 again."""
     by_user: dict[str, list[int]] = {}
     for row in rows:

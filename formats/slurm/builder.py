@@ -14,20 +14,20 @@ from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.values import NOT_GIVEN, parse_job_id
 from equipoise.formats.text.columns import Bools, Ints, TextBuilder
 from equipoise.formats.text.delimited import Batch
-from equipoise.formats.text.tally import Tally
-from equipoise.formats.text.times import Times, zone_of
+from equipoise.formats.text.tally import RowTally
+from equipoise.formats.text.times import TextTimes, zone_of
 
 
 class JobTableBuilder:
     """Collects rows of these columns; `finish` gives the table."""
 
-    def __init__(self, names: Sequence[str], zone: str, tally: Tally) -> None:
+    def __init__(self, names: Sequence[str], zone: str, tally: RowTally) -> None:
         """zone: of the clock that wrote times without a zone."""
         self._names, self._tally = list(names), tally
         self._zone_name, self._zone = zone, zone_of(zone)
         self._place = sources(names)
         self._id = self._place.get("job_id", NOT_GIVEN)
-        self._times = {target: Times() for target in TIMES if target in self._place}
+        self._times = {target: TextTimes() for target in TIMES if target in self._place}
         timed = {self._place[target] for target in self._times}
         self._texts = {k: TextBuilder() for k in range(len(names)) if k not in timed}
         self._line: list[int] = []
@@ -47,7 +47,7 @@ class JobTableBuilder:
 
     def _add_times(self, batch: Batch) -> None:
         """Eligible is mostly Submit: equal columns are parsed once."""
-        last: tuple[Sequence[str], Times] | None = None
+        last: tuple[Sequence[str], TextTimes] | None = None
         for target, times in self._times.items():
             column = batch.columns[self._place[target]]
             if last is not None and column == last[0]:

@@ -11,7 +11,7 @@ from equipoise.formats.slurm.lines import ConfigLine, config_lines, hosts_of
 from equipoise.formats.slurm.values import NOT_GIVEN, gres_gpus, whole
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.numbers import decimal, limit_s
-from equipoise.formats.text.tally import Change, Tally
+from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import called
 
 _NODE_KEYS = frozenset(
@@ -44,7 +44,7 @@ class ConfiguredNodes:
 
 
 @dataclass(frozen=True)
-class Partition:
+class SlurmPartition:
     """A partition: `nodes` as host list text (`ALL` for all). Times are seconds, inf for none, NaN not given."""
 
     name: str
@@ -74,13 +74,13 @@ class SlurmConfig:
 
     cluster: str
     nodes: tuple[ConfiguredNodes, ...]
-    partitions: tuple[Partition, ...]
+    partitions: tuple[SlurmPartition, ...]
     priority_weights: Mapping[str, float]
     scheduler_parameters: Mapping[str, str]
     times_s: Mapping[str, float]
     settings: Mapping[str, str]
     other: tuple[ConfigLine, ...] = ()
-    changes: tuple[Change, ...] = field(default=())
+    changes: tuple[TextChange, ...] = field(default=())
 
 
 def read_slurm_conf(source: str | Path | bytes, *, name: str = "") -> SlurmConfig:
@@ -88,10 +88,10 @@ def read_slurm_conf(source: str | Path | bytes, *, name: str = "") -> SlurmConfi
 
     Raises FormatError when it is not readable, has no line `Key=Value`, or a host list that is malformed.
     """
-    tally = Tally()
+    tally = RowTally()
     settings: dict[str, str] = {}
     nodes: list[ConfiguredNodes] = []
-    partitions: list[Partition] = []
+    partitions: list[SlurmPartition] = []
     other: list[ConfigLine] = []
     defaults: dict[str, dict[str, str]] = {}
     for line in config_lines(source, tally, name=name):
@@ -126,8 +126,8 @@ def read_slurm_conf(source: str | Path | bytes, *, name: str = "") -> SlurmConfi
 
 
 def _with_sets(
-    partitions: Sequence[Partition], nodes: Sequence[ConfiguredNodes], lines: Sequence[ConfigLine]
-) -> tuple[Partition, ...]:
+    partitions: Sequence[SlurmPartition], nodes: Sequence[ConfiguredNodes], lines: Sequence[ConfigLine]
+) -> tuple[SlurmPartition, ...]:
     """The partitions with nodes in place of the names of node sets (`NodeSet=big Feature=h100`)."""
     sets: dict[str, list[str]] = {}
     for line in lines:
@@ -141,7 +141,7 @@ def _with_sets(
     return tuple(made)
 
 
-def _set(settings: dict[str, str], line: ConfigLine, tally: Tally) -> None:
+def _set(settings: dict[str, str], line: ConfigLine, tally: RowTally) -> None:
     for key, value in line.pairs:
         if key in settings and settings[key] != value:
             tally.add("changed", f"{key} stands there again, the last one holds", line.line)
@@ -172,7 +172,7 @@ def _nodes(line: ConfigLine, values: Mapping[str, str]) -> ConfiguredNodes:
     )
 
 
-def partition_of(line: ConfigLine, values: Mapping[str, str]) -> Partition:
+def partition_of(line: ConfigLine, values: Mapping[str, str]) -> SlurmPartition:
     """A partition from its keys in lower case. Raises FormatError for a malformed host list."""
     nodes = values.get("nodes", "")
     own = {
@@ -180,7 +180,7 @@ def partition_of(line: ConfigLine, values: Mapping[str, str]) -> Partition:
         "priority", "preemptmode", "qos", "state",
     }  # fmt: skip
     priority = _whole(values, "priority", 1)  # sets both in older versions
-    return Partition(
+    return SlurmPartition(
         name=values["partitionname"],
         nodes=nodes,
         node_names=() if nodes.upper() == "ALL" else hosts_of(line, nodes),

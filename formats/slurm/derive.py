@@ -29,8 +29,8 @@ from equipoise.formats.slurm.values import (
 from equipoise.formats.text.columns import Bools, Floats, Ints, Text, TextBuilder, constant
 from equipoise.formats.text.errors import shown
 from equipoise.formats.text.numbers import MOST, decimal, duration_s, integer
-from equipoise.formats.text.tally import Tally
-from equipoise.formats.text.times import Times, to_utc
+from equipoise.formats.text.tally import RowTally
+from equipoise.formats.text.times import TextTimes, to_utc
 
 _PLAIN = ("cluster", "user", "account", "partition", "qos", "name", "reason")
 TIMES = ("submit", "eligible", "start", "end")
@@ -46,11 +46,11 @@ class Derivation:
     names: Sequence[str]
     place: Mapping[str, int]
     found: Mapping[int, Text]
-    times: Mapping[str, Times]
+    times: Mapping[str, TextTimes]
     lines: Ints
     zone_name: str
     zone: ZoneInfo | timezone
-    tally: Tally
+    tally: RowTally
 
     def __post_init__(self) -> None:
         """No times read so far."""

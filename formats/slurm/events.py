@@ -13,7 +13,7 @@ from equipoise.formats.slurm.values import NOT_GIVEN, gres_gpus, parse_memory, w
 from equipoise.formats.text.columns import Floats, Ints, Text, TextBuilder
 from equipoise.formats.text.errors import shown
 from equipoise.formats.text.numbers import decimal, limit_s
-from equipoise.formats.text.tally import Change, Tally
+from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 
 _SHORT = {
@@ -53,7 +53,7 @@ class EventTable:
     qos: Text
     line: Ints
     options: Mapping[str, Text] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TextChange, ...] = ()
 
     def __len__(self) -> int:
         return len(self.line)
@@ -61,7 +61,7 @@ class EventTable:
 
 def read_events(source: str | Path | bytes, *, name: str = "") -> EventTable:
     """Submitted jobs of an event file. Raises FormatError when no line of it is an event."""
-    tally, file = Tally(), TextFile(source, name)
+    tally, file = RowTally(), TextFile(source, name)
     found: list[dict[str, str]] = []
     lines: list[int] = []
     known = 0
@@ -122,7 +122,7 @@ def _options(words: list[str]) -> dict[str, str]:
     return result
 
 
-def _table(found: list[dict[str, str]], lines: list[int], tally: Tally) -> EventTable:
+def _table(found: list[dict[str, str]], lines: list[int], tally: RowTally) -> EventTable:
     gpus = [_gpus(options) for options in found]
     own = {
         "-dt", "-sim-walltime", "time", "nodes", "ntasks", "cpus-per-task", "job-name", "uid", "account",
@@ -168,7 +168,7 @@ def _text(values: list[str]) -> Text:
 
 
 def _numbers(
-    found: list[dict[str, str]], lines: list[int], key: str, convert: object, tally: Tally
+    found: list[dict[str, str]], lines: list[int], key: str, convert: object, tally: RowTally
 ) -> Floats:
     assert callable(convert)
     values = np.full(len(found), np.nan)

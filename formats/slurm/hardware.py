@@ -14,7 +14,7 @@ from equipoise.formats.slurm.values import NOT_GIVEN, parse_tres, whole
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.jsonfile import path
 from equipoise.formats.text.numbers import decimal, duration_s
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile, called
 from equipoise.formats.text.yamlfile import load_documents
 
@@ -57,7 +57,7 @@ class SlurmTopology:
 
 
 @dataclass(frozen=True)
-class Qos:
+class SlurmQos:
     """A quality of service with its limits; a limit that is not set is missing.
 
     limits: TRES amounts by column (`GrpTRES`, `MaxTRESPU` ...), numbers with binary suffixes left as text.
@@ -79,7 +79,7 @@ class Qos:
 
 def read_gres_conf(source: str | Path | bytes, *, name: str = "") -> tuple[Gres, ...]:
     """Lines of `gres.conf` that give resources. Raises FormatError when none does, or for a malformed list."""
-    lines = list(config_lines(source, Tally(), name=name))
+    lines = list(config_lines(source, RowTally(), name=name))
     found = tuple(_gres(line) for line in lines if line.get("name"))
     if not found and not any(line.get("autodetect") for line in lines):
         raise FormatError(f"{called(source, name)}: no line `Name=gpu ...` or `AutoDetect=...` of gres.conf")
@@ -104,7 +104,7 @@ def read_topology_conf(source: str | Path | bytes, *, name: str = "") -> SlurmTo
     """The tree or the blocks of a `topology.conf`. Raises FormatError without any, or for a malformed list."""
     switches, blocks = [], []
     sizes: tuple[int, ...] = ()
-    for line in config_lines(source, Tally(), name=name):
+    for line in config_lines(source, RowTally(), name=name):
         if line.get("switchname"):
             switches.append(_switch(line, "switchname"))
         elif line.get("blockname"):
@@ -164,7 +164,7 @@ def _yaml_switches(members: Any, key: str) -> tuple[Switch, ...]:
     )
 
 
-def read_qos(source: str | Path | bytes, *, name: str = "") -> tuple[Qos, ...]:
+def read_qos(source: str | Path | bytes, *, name: str = "") -> tuple[SlurmQos, ...]:
     """Rows of `sacctmgr show qos`. Raises FormatError without its header."""
     file = TextFile(source, name)
     rows = read_table(file, QOS | {"name"})
@@ -173,14 +173,14 @@ def read_qos(source: str | Path | bytes, *, name: str = "") -> tuple[Qos, ...]:
     return tuple(qos_of({key: value.strip() for key, value in row.items()}) for row in rows)
 
 
-def qos_of(row: Mapping[str, str]) -> Qos:
+def qos_of(row: Mapping[str, str]) -> SlurmQos:
     """A QOS from its columns by name."""
     own = {"Name", "Priority", "GraceTime", "Preempt", "PreemptMode", "Flags", "UsageFactor", "MaxWall"}
     filled = {key: value.strip() for key, value in row.items() if value.strip() and key not in own}
     limits = {key: parse_tres(value) for key, value in filled.items() if "=" in value}
     counts = {key: whole(value) for key, value in filled.items() if key not in limits and whole(value) >= 0}
     factor = decimal(row.get("UsageFactor", ""))
-    return Qos(
+    return SlurmQos(
         name=row.get("Name", "").strip(),
         priority=max(whole(row.get("Priority", "")), 0),
         grace_time_s=duration_s(row.get("GraceTime", "")) or 0.0,

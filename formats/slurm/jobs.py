@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equipoise.formats.slurm.values import ENDED
 from equipoise.formats.text.columns import Bools, Floats, Ints, Text
-from equipoise.formats.text.tally import Change
+from equipoise.formats.text.tally import TextChange
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class JobTable:
     priority: Floats
     line: Ints
     other: Mapping[str, Text] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TextChange, ...] = ()
 
     def __len__(self) -> int:
         return len(self.line)

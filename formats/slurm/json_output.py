@@ -10,7 +10,7 @@ from equipoise.formats.slurm.builder import JobTableBuilder
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.text.delimited import batch_of
 from equipoise.formats.text.jsonfile import first_of, load_json, path
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 Cell = Callable[[Any], str]
@@ -23,7 +23,7 @@ def read_accounting_json(source: str | Path | bytes, *, name: str = "") -> JobTa
 
 def read_jobs_json(source: str | Path | bytes, cells: Mapping[str, Cell], *, name: str = "") -> JobTable:
     """Jobs of a JSON file, each column made by its cell. Raises FormatError."""
-    tally, file = Tally(), TextFile(source, name)
+    tally, file = RowTally(), TextFile(source, name)
     value = load_json(file, tally)
     jobs = value.get("jobs") if isinstance(value, dict) else value
     if not isinstance(jobs, list):

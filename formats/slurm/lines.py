@@ -9,7 +9,7 @@ from pathlib import Path
 
 from equipoise.formats.slurm.hostlist import expand_hosts
 from equipoise.formats.text.errors import FormatError
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 MAX_INCLUDES = 100
@@ -32,7 +32,7 @@ class ConfigLine:
         return dict(self.pairs).get(key, default)
 
 
-def config_lines(source: str | Path | bytes, tally: Tally, *, name: str = "") -> Iterator[ConfigLine]:
+def config_lines(source: str | Path | bytes, tally: RowTally, *, name: str = "") -> Iterator[ConfigLine]:
     """Logical lines of a configuration and of what it includes. Raises FormatError.
 
     An included file is looked for beside the file that names it; one that is not there is counted.
@@ -40,7 +40,9 @@ def config_lines(source: str | Path | bytes, tally: Tally, *, name: str = "") ->
     yield from _lines(source, tally, name, [0])
 
 
-def _lines(source: str | Path | bytes, tally: Tally, name: str, included: list[int]) -> Iterator[ConfigLine]:
+def _lines(
+    source: str | Path | bytes, tally: RowTally, name: str, included: list[int]
+) -> Iterator[ConfigLine]:
     file = TextFile(source, name)
     folder = None if isinstance(source, bytes) else Path(source).parent
     for number, text in _joined(file, tally):
@@ -51,7 +53,7 @@ def _lines(source: str | Path | bytes, tally: Tally, name: str, included: list[i
             yield _config_line(text, number, file.name)
 
 
-def _joined(file: TextFile, tally: Tally) -> Iterator[tuple[int, str]]:
+def _joined(file: TextFile, tally: RowTally) -> Iterator[tuple[int, str]]:
     """(number, text) of logical lines: without comments, joined where a line ends in a backslash."""
     text, begin = "", 0
     for first, lines in file.chunks(tally):
@@ -74,7 +76,7 @@ def _without_comment(line: str) -> str:
 
 
 def _included(
-    target: str, folder: Path | None, number: int, tally: Tally, file: TextFile, included: list[int]
+    target: str, folder: Path | None, number: int, tally: RowTally, file: TextFile, included: list[int]
 ) -> Iterator[ConfigLine]:
     included[0] += 1
     if included[0] > MAX_INCLUDES:

@@ -14,7 +14,7 @@ from equipoise.formats.slurm.values import NOT_GIVEN, gres_gpus, tres_gpus, whol
 from equipoise.formats.text.delimited import header_delimiter
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.jsonfile import first_of, load_json
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 _STATES = {
@@ -74,7 +74,7 @@ def read_sinfo(
 ) -> tuple[NodeRow, ...]:
     """Rows of a `sinfo` text. columns: where it has no header. Raises FormatError when it is no such text."""
     file = TextFile(source, name)
-    lines = [(k, line) for k, line in enumerate(file.text(Tally()).split("\n"), 1) if line.strip()]
+    lines = [(k, line) for k, line in enumerate(file.text(RowTally()).split("\n"), 1) if line.strip()]
     lines = [(k, line) for k, line in lines if not line.startswith("CLUSTER: ")]
     if not lines:
         raise file.error(0, "empty: sinfo output with its header is needed")
@@ -107,7 +107,7 @@ def node_of_values(values: Mapping[str, str], line: int) -> NodeRow:
 def read_nodes_json(source: str | Path | bytes, *, name: str = "") -> tuple[NodeRow, ...]:
     """Nodes of `scontrol show node --json` or `sinfo --json`. Raises FormatError."""
     file = TextFile(source, name)
-    value = load_json(file, Tally())
+    value = load_json(file, RowTally())
     rows = first_of(value, ("nodes", "sinfo"))
     if not isinstance(rows, list):
         raise file.error(0, "JSON without a list `nodes` or `sinfo`")

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.formats.slurm.accounting import Layout, find_layout
+from equipoise.formats.slurm.accounting import ColumnLayout, find_layout
 from equipoise.formats.slurm.builder import JobTableBuilder
 from equipoise.formats.slurm.columns import canonical, kinds, known_names
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.json_output import Cell, either, job_id, moment, number, read_jobs_json, text
 from equipoise.formats.slurm.values import ENDED
 from equipoise.formats.text.columns import Text, TextBuilder
-from equipoise.formats.text.delimited import Records
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.delimited import DelimitedRecords
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 _MONITOR = (
@@ -51,7 +51,7 @@ def read_queue(
     A time that squeue expects (the start of a waiting job, the end of a running one) is not taken for one that
     was. Raises FormatError when the file is not readable or no `squeue` output.
     """
-    tally, file = Tally(), TextFile(source, name)
+    tally, file = RowTally(), TextFile(source, name)
     chunks = file.chunks(tally)
     first, lines = next(chunks, (1, []))
     layout = _in_columns(lines) if not columns else None
@@ -66,17 +66,17 @@ def read_queue(
     if named := [line for line in lines[: layout.first] if _CLUSTER.match(line)]:
         names, rest = (*names, "CLUSTER"), _with_cluster(rest, layout.delimiter, named[-1])
     builder = JobTableBuilder(names, zone, tally)
-    for batch in Records(layout.delimiter, kinds(names), tally, names).of_chunks(rest):
+    for batch in DelimitedRecords(layout.delimiter, kinds(names), tally, names).of_chunks(rest):
         builder.add(batch)
     return as_queue(builder.finish(), tally)
 
 
-def _in_columns(lines: Sequence[str]) -> Layout | None:
+def _in_columns(lines: Sequence[str]) -> ColumnLayout | None:
     """The layout of columns that blanks separate, by a header line of known names."""
     for k, line in enumerate(lines[:50]):
         names = tuple(line.split())
         if len(names) >= 2 and sum(canonical(name) in _KNOWN for name in names) * 2 > len(names):
-            return Layout(names, " ", first=k + 1) if "jobid" in map(canonical, names) else None
+            return ColumnLayout(names, " ", first=k + 1) if "jobid" in map(canonical, names) else None
     return None
 
 
@@ -98,7 +98,7 @@ def _with_cluster(
         yield first, made
 
 
-def as_queue(jobs: JobTable, tally: Tally) -> JobTable:
+def as_queue(jobs: JobTable, tally: RowTally) -> JobTable:
     """The table without times that are only expected, and with `NODELIST(REASON)` told apart."""
     ended = jobs.state.floats(lambda state: float(state in ENDED or state == "COMPLETING")) > 0
     waiting = jobs.state.floats(lambda state: float(state in ("PENDING", "CONFIGURING", "REQUEUED"))) > 0
@@ -131,7 +131,7 @@ def _told_apart(mixed: Text) -> tuple[Text, Text]:
 def read_queue_json(source: str | Path | bytes, *, name: str = "") -> JobTable:
     """Jobs of `squeue --json` or `scontrol show job --json`. Raises FormatError."""
     jobs = read_jobs_json(source, QUEUED, name=name)
-    tally = Tally()
+    tally = RowTally()
     for change in jobs.changes:
         tally.add(change.action, change.reason, change.first_line, change.count)
     return as_queue(jobs, tally)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.formats.slurm.builder import JobTableBuilder
-from equipoise.formats.slurm.config import Partition, partition_of
+from equipoise.formats.slurm.config import SlurmPartition, partition_of
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.lines import ConfigLine
 from equipoise.formats.slurm.nodes import NodeRow, node_of_values
 from equipoise.formats.slurm.queue import as_queue
 from equipoise.formats.text.delimited import batch_of
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z0-9_/:]*)=")
@@ -31,7 +31,7 @@ _JOB_COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Block:
+class ScontrolBlock:
     """One job, node or partition: its keys as they stand there, and the line it begins at."""
 
     values: Mapping[str, str]
@@ -43,11 +43,11 @@ class Block:
         return next(key for key in _BEGINNINGS if key in self.values)
 
 
-def read_blocks(source: str | Path | bytes, *, name: str = "") -> tuple[Block, ...]:
+def read_blocks(source: str | Path | bytes, *, name: str = "") -> tuple[ScontrolBlock, ...]:
     """Every block of a `scontrol show` text. Raises FormatError when there is none."""
     file = TextFile(source, name)
     blocks: list[tuple[dict[str, str], int]] = []
-    for first, lines in file.chunks(Tally()):
+    for first, lines in file.chunks(RowTally()):
         for number, line in enumerate(lines, first):
             pairs = _pairs(line)
             if pairs and pairs[0][0] in _BEGINNINGS:
@@ -57,7 +57,7 @@ def read_blocks(source: str | Path | bytes, *, name: str = "") -> tuple[Block, .
                     blocks[-1][0].setdefault(key, value)
     if not blocks:
         raise file.error(0, "no block `JobId=`, `NodeName=` or `PartitionName=` of scontrol show")
-    return tuple(Block(values, line) for values, line in blocks)
+    return tuple(ScontrolBlock(values, line) for values, line in blocks)
 
 
 def _pairs(line: str) -> list[tuple[str, str]]:
@@ -67,10 +67,10 @@ def _pairs(line: str) -> list[tuple[str, str]]:
     return [(match[1], line[match.end() : end].strip()) for match, end in zip(found, ends, strict=True)]
 
 
-def jobs_of(blocks: tuple[Block, ...], *, zone: str = "UTC") -> JobTable:
+def jobs_of(blocks: tuple[ScontrolBlock, ...], *, zone: str = "UTC") -> JobTable:
     """The jobs among the blocks, expected times left out. zone: of the clock of the times."""
     columns = list(dict.fromkeys(["JobID", "User", "NNodes", "MIN_MEMORY", *_JOB_COLUMNS.values()]))
-    rows, lines, tally = [], [], Tally()
+    rows, lines, tally = [], [], RowTally()
     for block in blocks:
         if block.kind == "JobId":
             cells = _job_cells(block.values)
@@ -101,12 +101,12 @@ def _job_cells(values: Mapping[str, str]) -> dict[str, str]:
     return cells
 
 
-def nodes_of(blocks: tuple[Block, ...]) -> tuple[NodeRow, ...]:
+def nodes_of(blocks: tuple[ScontrolBlock, ...]) -> tuple[NodeRow, ...]:
     """The nodes among the blocks."""
     return tuple(node_of_values(block.values, block.line) for block in blocks if block.kind == "NodeName")
 
 
-def partitions_of(blocks: tuple[Block, ...], *, name: str = "<input>") -> tuple[Partition, ...]:
+def partitions_of(blocks: tuple[ScontrolBlock, ...], *, name: str = "<input>") -> tuple[SlurmPartition, ...]:
     """The partitions among the blocks. Raises FormatError for a malformed host list."""
     found = []
     for block in blocks:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.text.delimited import header_delimiter
 from equipoise.formats.text.errors import shown
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 DASHES = re.compile(r"-{2,}(?: +-{2,})* *")
@@ -48,7 +48,7 @@ def read_table(file: TextFile, known: Collection[str]) -> list[dict[str, str]]:
     known: names as `canonical` gives them, of which the header has some; no rows without. Raises FormatError for
     a text that its column was too narrow for.
     """
-    lines = [(k, line) for k, line in enumerate(file.text(Tally()).split("\n"), 1) if line.strip()]
+    lines = [(k, line) for k, line in enumerate(file.text(RowTally()).split("\n"), 1) if line.strip()]
     lines = [(k, line) for k, line in lines if not line.lstrip().startswith("#")]
     if len(lines) > 1 and DASHES.fullmatch(lines[1][1]):
         spans = [match.span() for match in re.finditer("-+", lines[1][1])]

@@ -15,7 +15,7 @@ from equipoise.formats.text.columns import Ints, Text, TextBuilder
 from equipoise.formats.text.delimited import Batch, batch_of
 from equipoise.formats.text.errors import shown
 from equipoise.formats.text.spreadsheet import unguarded
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 DELIMITERS = (",", "\t", ";", "|")
@@ -28,7 +28,7 @@ class CsvTable:
 
     columns: dict[str, Text]
     line: Ints
-    tally: Tally
+    tally: RowTally
     name: str
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ def read_csv(
 
     Raises FormatError when it is not readable, empty or no table, or a name stands twice in the header.
     """
-    tally, file = Tally(), TextFile(source, name)
+    tally, file = RowTally(), TextFile(source, name)
     lines = (f"{line}\n" for _, chunk in file.chunks(tally) for line in chunk)
     head = list(islice(lines, 1))
     mark = delimiter or delimiter_of(head[0] if head else "") or ","
@@ -71,7 +71,7 @@ def read_csv(
     return CsvTable(texts, np.array(numbers, dtype=np.int64), tally, file.name)
 
 
-def even_batches(rows: Iterator[tuple[int, list[str]]], width: int, tally: Tally) -> Iterator[Batch]:
+def even_batches(rows: Iterator[tuple[int, list[str]]], width: int, tally: RowTally) -> Iterator[Batch]:
     """The rows of `width` fields, some thousand at a time; others are counted and left out."""
     while part := list(islice(rows, _BATCH_ROWS)):
         for line, row in part:

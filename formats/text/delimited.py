@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise
 
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 
 MAX_JOINED_LINES = 200
 """Lines that one record may go over; a longer one is a broken line followed by something else."""
@@ -52,7 +52,7 @@ def batch_of(rows: Sequence[Row], lines: Sequence[int], delimiter: str = "\n") -
 
 
 @dataclass
-class Records:
+class DelimitedRecords:
     """Rows of `width` fields from a file's lines.
 
     A record over several lines (a newline in a name) is joined; a row with too many fields (the delimiter in a
@@ -61,7 +61,7 @@ class Records:
 
     delimiter: str
     kinds: Sequence[Kind]
-    tally: Tally
+    tally: RowTally
     names: Sequence[str]
 
     def __post_init__(self) -> None:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
-def load_json(file: TextFile, tally: Tally) -> Any:
+def load_json(file: TextFile, tally: RowTally) -> Any:
     """The value in a file. Raises FormatError."""
     text = file.text(tally)
     values = list(parse_values(file, text))

@@ -9,7 +9,7 @@ ACTIONS = ("left out", "merged", "changed", "noted")
 
 
 @dataclass(frozen=True)
-class Change:
+class TextChange:
     """`count` rows, the first of them at line `first_line` of the file (from 1)."""
 
     action: str
@@ -18,7 +18,7 @@ class Change:
     first_line: int
 
 
-class Tally:
+class RowTally:
     """Counts rows by action and reason."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Tally:
         entry[0] += count
         entry[1] = min(entry[1], line)
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[TextChange, ...]:
         """Every count, in order of ACTIONS and then of the first line."""
-        found = [Change(action, reason, *entry) for (action, reason), entry in self._found.items()]
+        found = [TextChange(action, reason, *entry) for (action, reason), entry in self._found.items()]
         return tuple(sorted(found, key=lambda c: (ACTIONS.index(c.action), c.first_line, c.reason)))

@@ -13,7 +13,7 @@ from typing import IO
 
 from equipoise.formats.regular import opened
 from equipoise.formats.text.errors import FormatError
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 
 CHUNK_BYTES = 1 << 20
 MOST_BYTES = 8 << 30
@@ -50,7 +50,7 @@ class TextFile:
         if columns > MOST_COLUMNS:
             raise self.error(1, f"more than {MOST_COLUMNS:,} columns: no table of jobs or nodes")
 
-    def chunks(self, tally: Tally) -> Iterator[tuple[int, list[str]]]:
+    def chunks(self, tally: RowTally) -> Iterator[tuple[int, list[str]]]:
         """(number of the first line, lines without their ends), some megabytes at a time.
 
         Lines end in LF, in CR LF, or all of them in a bare CR. A line that is not UTF-8 is read as Latin-1 and
@@ -73,7 +73,7 @@ class TextFile:
         if rest:
             yield line, self._decoded(b"".join(rest), line, tally)
 
-    def text(self, tally: Tally) -> str:
+    def text(self, tally: RowTally) -> str:
         """The whole file, lines joined by newlines. Raises FormatError."""
         return "\n".join(line for _, lines in self.chunks(tally) for line in lines)
 
@@ -98,7 +98,7 @@ class TextFile:
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise self.error(0, f"damaged or not readable: {error}") from error
 
-    def _decoded(self, data: bytes, line: int, tally: Tally) -> list[str]:
+    def _decoded(self, data: bytes, line: int, tally: RowTally) -> list[str]:
         if b"\0" in data:
             at = line + data[: data.index(b"\0")].count(b"\n")
             raise self.error(at, "holds a zero byte: binary data, not text")
@@ -110,7 +110,7 @@ class TextFile:
             return [_decoded_line(part, line + k, tally) for k, part in enumerate(data.split(b"\n"))]
 
 
-def _decoded_line(data: bytes, line: int, tally: Tally) -> str:
+def _decoded_line(data: bytes, line: int, tally: RowTally) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:

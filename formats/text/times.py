@@ -55,7 +55,7 @@ def parse_times(texts: Sequence[str]) -> tuple[Floats, Bools, Bools]:
     return seconds, naive, bad
 
 
-class Times:
+class TextTimes:
     """A column of times from batches; see `parse_times` for the three parts."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Times:
         self.naive.append(naive)
         self.bad.append(bad)
 
-    def add_last(self, other: Times) -> None:
+    def add_last(self, other: TextTimes) -> None:
         """Append the rows that were last added to another column."""
         self.seconds.append(other.seconds[-1])
         self.naive.append(other.naive[-1])

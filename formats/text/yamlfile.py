@@ -8,7 +8,7 @@ import yaml
 
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.jsonfile import parse_values
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 
@@ -24,7 +24,7 @@ _Loader.yaml_implicit_resolvers = {
 
 def load_documents(file: TextFile) -> list[Any]:
     """Every document of a YAML file, or every value of a JSON file, one after the other. Raises FormatError."""
-    text = file.text(Tally())
+    text = file.text(RowTally())
     if text.lstrip()[:1] in ("{", "["):
         try:
             return [*parse_values(file, text)]

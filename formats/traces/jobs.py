@@ -15,7 +15,7 @@ from equipoise.formats.text.columns import Bools, Floats, Ints, Text, constant
 from equipoise.formats.text.csvfile import CsvTable
 from equipoise.formats.text.errors import FormatError, shown
 from equipoise.formats.text.numbers import decimal, duration_s
-from equipoise.formats.text.tally import Change
+from equipoise.formats.text.tally import TextChange
 from equipoise.formats.text.times import MILLISECONDS_FROM, MISSING, parse_times, to_utc, zone_of
 
 TEXTS = ("job_id", "gpu_type", "user", "group", "state", "kind")
@@ -60,7 +60,7 @@ class TraceJobs:
     attempts: Ints
     line: Ints
     other: Mapping[str, Text] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[TextChange, ...] = ()
 
     def __len__(self) -> int:
         return len(self.line)

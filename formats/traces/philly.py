@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.formats.text.columns import Floats, Ints, Text, TextBuilder, constant
 from equipoise.formats.text.csvfile import CsvTable
 from equipoise.formats.text.jsonfile import load_json, path
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.formats.text.times import zone_of
 from equipoise.formats.traces.jobs import TraceJobs, summed, times_of
@@ -25,7 +25,7 @@ def read_philly_log(
     gpus: of the attempt with most. duration_s: of all attempts that ended, together. zone: the log's times have
     none; its machines stood at the US west coast. Raises FormatError when it is no such log.
     """
-    tally, file = Tally(), TextFile(source, name)
+    tally, file = RowTally(), TextFile(source, name)
     value = load_json(file, tally)
     listed = list(enumerate(value, 1)) if isinstance(value, list) else []
     kept = [(place, job) for place, job in listed if isinstance(path(job, "attempts"), list)]

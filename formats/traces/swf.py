@@ -11,7 +11,7 @@ import numpy as np
 
 from equipoise.formats.text.columns import Floats, Ints
 from equipoise.formats.text.numbers import decimal
-from equipoise.formats.text.tally import Change, Tally
+from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 
 FIELDS = (
@@ -35,7 +35,7 @@ class SwfTable:
     columns: Mapping[str, Floats | Ints]
     line: Ints
     header: Mapping[str, str]
-    changes: tuple[Change, ...]
+    changes: tuple[TextChange, ...]
 
     def __len__(self) -> int:
         return len(self.line)
@@ -46,7 +46,7 @@ class SwfTable:
 
 def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
     """Jobs of an SWF file. Raises FormatError when no line of it has 18 numbers."""
-    tally, file = Tally(), TextFile(source, name)
+    tally, file = RowTally(), TextFile(source, name)
     rows: list[Sequence[float]] = []
     lines: list[int] = []
     header: dict[str, str] = {}
@@ -67,7 +67,7 @@ def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
     return SwfTable(columns, np.array(lines, dtype=np.int64), header, tally.changes())
 
 
-def _add(line: str, number: int, rows: list[Sequence[float]], lines: list[int], tally: Tally) -> None:
+def _add(line: str, number: int, rows: list[Sequence[float]], lines: list[int], tally: RowTally) -> None:
     values = [decimal(part) for part in line.split()]
     if len(values) != len(FIELDS):
         tally.add("left out", f"not {len(FIELDS)} fields", number)

@@ -35,7 +35,7 @@ def samples_at_hand(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FileReading:
     """What a rank has to read: its pieces in order, and those of the others behind them."""
 
     samples: Floats  # of each piece
@@ -46,7 +46,7 @@ class Reading:
 
 
 def samples_in_time(
-    readings: Sequence[Reading], exchange_s: float, dealt: Ints, most: Ints, rounds: int, unit: int, *, last: bool
+    readings: Sequence[FileReading], exchange_s: float, dealt: Ints, most: Ints, rounds: int, unit: int, *, last: bool
 ) -> Ints:  # fmt: skip
     """`most` samples of each rank in each of the next `rounds`, (ranks,), lowered where it would wait for files.
 

@@ -20,7 +20,7 @@ from equipoise.live.group.group import Group
 from equipoise.live.group.places import samples_bound
 from equipoise.live.options import Options
 from equipoise.live.train.apart import Movement
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.devices import GPU_COLUMNS, UNKNOWN, DeviceSampler
 from equipoise.live.train.rounds import RoundMeter
 from equipoise.live.train.sampler import ShareSampler
@@ -103,7 +103,7 @@ class Agreement:
                 self.leader.show(trained)
             sampler.refused.clear()
 
-    def change(self, sampler: ShareSampler, resize_to: int | None, *, later: bool) -> Change | None:
+    def change(self, sampler: ShareSampler, resize_to: int | None, *, later: bool) -> RoundChange | None:
         """What changes, as rank 0 says; None for nothing. `later`: rounds were drawn since. Collective."""
         with self._recorder.holding():
             drawn = self._group.control.collect(np.array([float(sampler.drawn)])) if later else None
@@ -113,7 +113,7 @@ class Agreement:
                 change = self.leader.answer(known if drawn is None else drawn.max())
                 payload = _encoded(self._with_members(change, resize_to))
             agreed = self._group.control.broadcast(payload)
-        return Change.from_json(agreed.decode()) if agreed else None
+        return RoundChange.from_json(agreed.decode()) if agreed else None
 
     def _note_device(self, device: Mapping[str, float], trained: int) -> None:
         """Evidence for why a rank may be slow: its device, and what it got of its processors."""
@@ -123,9 +123,11 @@ class Agreement:
             "device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known
         )
 
-    def _with_members(self, change: Change, resize_to: int | None) -> Change:
+    def _with_members(self, change: RoundChange, resize_to: int | None) -> RoundChange:
         members = self._group.wanted(change.members, resize_to)
-        return replace(change, members=None) if members is None else Change(change.round, members=members)
+        return (
+            replace(change, members=None) if members is None else RoundChange(change.round, members=members)
+        )
 
     def flush(self, meter: RoundMeter) -> None:
         """Note the rounds since the last decision."""
@@ -147,5 +149,5 @@ class Agreement:
         self.leader = None
 
 
-def _encoded(change: Change) -> bytes:
+def _encoded(change: RoundChange) -> bytes:
     return b"" if change.is_empty() else change.to_json().encode()

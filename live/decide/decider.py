@@ -21,7 +21,7 @@ _MOST_SKIPPED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DecisionAnswer:
     """A decision, or why there is none; both None: the policy is backing off after failures."""
 
     decision: Decision | None = None
@@ -107,7 +107,7 @@ class Decider:
                 return str(problem)
         return None
 
-    def decide(self, world: World) -> Answer:
+    def decide(self, world: World) -> DecisionAnswer:
         """Ask for a decision on what `world` shows now, and let it apply the plan."""
         self.begin(world)
         return self.answer(world)
@@ -122,10 +122,10 @@ class Decider:
             since_s = time.monotonic()
             self._begun = seen, since_s, self._worker.begin(seen, self.memory)
 
-    def answer(self, world: World) -> Answer:
+    def answer(self, world: World) -> DecisionAnswer:
         """The second half: let `world` apply the plan, where there is one in time."""
         if self._begun is None:
-            return Answer()
+            return DecisionAnswer()
         (seen, since_s, free), self._begun = self._begun, None
 
         def thought(*_: object) -> Decision:
@@ -141,8 +141,8 @@ class Decider:
         except NoDecision as problem:
             self.failures += 1
             self._skip = min(2**self.failures - 1, _MOST_SKIPPED)
-            return Answer(problem=str(problem))
-        return Answer(decision, refused=tuple(refused))
+            return DecisionAnswer(problem=str(problem))
+        return DecisionAnswer(decision, refused=tuple(refused))
 
     def forget(self) -> None:
         """The world has changed: nobody will ask for the answer any more."""

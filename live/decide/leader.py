@@ -21,10 +21,10 @@ from equipoise.live.decide.slow import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
 from equipoise.live.decide.window import Telemetry, joined, measure
 from equipoise.live.decide.world import LiveWorld
-from equipoise.live.group.places import Place
+from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options, Reduction
 from equipoise.live.train.apart import Drift
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
@@ -86,7 +86,7 @@ class Leader:
         options: Options,
         policy: Policy | None,
         recorder: Recorder,
-        places: Sequence[Place],
+        places: Sequence[RankPlace],
         *,
         resizable: bool,
     ) -> None:
@@ -152,9 +152,9 @@ class Leader:
         else:
             self.recorder.event("policy-memory-lost")
 
-    def set_members(self, active: Sequence[Place], parked: Sequence[Place]) -> None:
+    def set_members(self, active: Sequence[RankPlace], parked: Sequence[RankPlace]) -> None:
         """The group was formed anew; what the last plan asked for no longer holds."""
-        self.world.change = Change(0)
+        self.world.change = RoundChange(0)
         self.world.set_members(active, parked)
         if self.decider is not None:
             self.decider.forget()
@@ -238,11 +238,11 @@ class Leader:
             self.decider.begin(world)
         self._took_s = time.perf_counter() - began_s
 
-    def answer(self, drawn: float) -> Change:
+    def answer(self, drawn: float) -> RoundChange:
         """The change that the policy wants, of rounds that no rank has `drawn`; empty: it wants none or failed."""
         began_s, window = time.perf_counter(), self.world.telemetry.window
         first = self.world.telemetry.first_free_round = int(drawn)
-        self.world.change = Change(first)
+        self.world.change = RoundChange(first)
         if self.options.mode != "observe" and self.decider is not None:
             answer = self.decider.answer(self.world)
             if answer.problem is not None:

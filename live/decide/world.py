@@ -1,4 +1,4 @@
-"""The live side of the seam: `observe` fills the tables, `apply` turns a plan into a `Change`."""
+"""The live side of the seam: `observe` fills the tables, `apply` turns a plan into a `RoundChange`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.data.at_hand import Reading, samples_at_hand, samples_in_time
+from equipoise.live.data.at_hand import FileReading, samples_at_hand, samples_in_time
 from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry
-from equipoise.live.group.places import Place
+from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Lever, Options
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.near import Near
 from equipoise.policies.contract import Allocation, Plan, Refusal
@@ -44,8 +44,8 @@ class LiveWorld:
     def __init__(
         self,
         options: Options,
-        active: Sequence[Place],
-        parked: Sequence[Place] = (),
+        active: Sequence[RankPlace],
+        parked: Sequence[RankPlace] = (),
         *,
         resizable: bool = True,
     ) -> None:
@@ -70,7 +70,7 @@ class LiveWorld:
         self.deal: Deal | None = None
         self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
-        self.change = Change(0)
+        self.change = RoundChange(0)
         self._speed: dict[str, float] = {}  # samples/s of a GPU of each host, as last measured
         self.power: list[Floats] = []  # least, most and present power cap (W) of each rank's GPU, where told
         self._last_s = 0.0
@@ -78,7 +78,7 @@ class LiveWorld:
         self._exchange_s = self._exchange_alone_s = math.nan
         self.set_members(active, parked)
 
-    def set_members(self, active: Sequence[Place], parked: Sequence[Place] = ()) -> None:
+    def set_members(self, active: Sequence[RankPlace], parked: Sequence[RankPlace] = ()) -> None:
         """Members by rank, and members that wait outside the group."""
         self.active, self.parked = list(active), list(parked)
         members = [place.member for place in active]
@@ -136,7 +136,7 @@ class LiveWorld:
         )  # fmt: skip
         return replace(observation, refused=refused)
 
-    def _device_row(self, place: Place) -> int:
+    def _device_row(self, place: RankPlace) -> int:
         return self._devices.index((place.host, place.device))
 
     def _gpus(self) -> Gpus:
@@ -287,7 +287,7 @@ class LiveWorld:
             each_s = measured["step_s"] * window.rounds / window.samples
             taking_s = float(data.samples.mean()) / np.array(taking)
         readings = [
-            Reading(
+            FileReading(
                 np.array([p.left for p in queue], dtype=np.float64),
                 data.arrivals_s(k, self.active[k].host, queue),
                 float(each_s[k]), float(measured["input_samples_per_s"][k]), float(taking_s[k]),
@@ -399,7 +399,7 @@ class LiveWorld:
 
     def apply(self, plan: Plan) -> list[Refusal]:
         """Turn a feasible plan for the tables last observed into `self.change`; returns what is refused."""
-        self.change = Change(self.telemetry.first_free_round)
+        self.change = RoundChange(self.telemetry.first_free_round)
         refused: list[Refusal] = []
         samples = plan.samples_per_step
         if plan.gradient_weight is not None and (plan.gradient_weight != 1.0).any():

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import rebuild
 from equipoise.live.group.control import Control
-from equipoise.live.group.places import Place, my_place, places_from
+from equipoise.live.group.places import RankPlace, my_place, places_from
 from equipoise.live.group.regroup import EvictedError, Membership, is_transport_error, set_timeout
 from equipoise.live.train.near import Near, groups_by_host
 from equipoise.live.train.shares import ShareBackend
@@ -50,8 +50,8 @@ class Group:
         self.membership = membership
         self._device, self._backend, self._timeout_s = device, backend, control_timeout_s
         self.member = membership.member if membership is not None else dist.get_rank()
-        self.places: list[Place] = []  # by rank
-        self.parked: list[Place] = []
+        self.places: list[RankPlace] = []  # by rank
+        self.parked: list[RankPlace] = []
         self.joins_seen = 0
         self.run = ""  # the id of this run, the same on every rank and in every later group
         self.joined = False  # others had begun the run before

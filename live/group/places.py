@@ -15,7 +15,7 @@ _MEMORY_IN_USE = 0.9  # part of the device memory that a larger share may fill
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a member of the job runs; `device` names one accelerator of `host` (or one CPU rank)."""
 
     member: int
@@ -35,7 +35,7 @@ def my_place(member: int, device: torch.device, share_quantum: float, share: flo
     `EQUIPOISE_DEVICE` names the device of a CPU rank, so that several ranks can stand for co-located ones, and
     `EQUIPOISE_HOST` its node, so that ranks of one machine can stand for several.
     """
-    place = Place(
+    place = RankPlace(
         member,
         host=os.environ.get("EQUIPOISE_HOST", socket.gethostname()),
         device=os.environ.get("EQUIPOISE_DEVICE", f"cpu-{member}"),
@@ -56,7 +56,7 @@ def my_place(member: int, device: torch.device, share_quantum: float, share: flo
     return raw
 
 
-def places_from(raw: Sequence[Mapping[str, Any]]) -> list[Place]:
+def places_from(raw: Sequence[Mapping[str, Any]]) -> list[RankPlace]:
     """Places by rank; ranks on one device begin with equal shares of it, unless theirs are fixed."""
     on = [(r["host"], r["device"]) for r in raw]
     places = []
@@ -64,7 +64,7 @@ def places_from(raw: Sequence[Mapping[str, Any]]) -> list[Place]:
         memory = math.nan if r["memory_bytes"] is None else r["memory_bytes"]
         fixed = r["share"] is not None
         share = r["share"] if fixed else 1.0 / on.count(where)
-        places.append(Place(**{**r, "memory_bytes": memory, "share": share, "share_fixed": fixed}))
+        places.append(RankPlace(**{**r, "memory_bytes": memory, "share": share, "share_fixed": fixed}))
     return places
 
 

@@ -14,15 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
 from equipoise.live.group.regroup import EvictedError, RegroupError, is_transport_error
-from equipoise.live.group.resync import Replica
+from equipoise.live.group.resync import ModelReplica
 
 
 @dataclass(frozen=True)
 class Hooks:
     """What the training job does when its group is formed anew."""
 
-    leave: Callable[[], Replica]  # what this member goes on from, before it leaves its group
-    agree: Callable[[Replica], None]  # on one state; collective in the new group
+    leave: Callable[[], ModelReplica]  # what this member goes on from, before it leaves its group
+    agree: Callable[[ModelReplica], None]  # on one state; collective in the new group
     resumed: Callable[[float], None]  # after so many seconds
     note: Callable[..., None]  # writes an event down: its kind, and values by name
 
@@ -69,7 +69,7 @@ class Recovery:
             print(f"equipoise: {self._group.what_changed(before, why)}", file=sys.stderr)
         self._hooks.note("regrouped", members=self._group.members, took_s=took_s)
 
-    def _reformed(self, replica: Replica, target: Sequence[int] | None) -> bool:
+    def _reformed(self, replica: ModelReplica, target: Sequence[int] | None) -> bool:
         """Whether this member trains on; False when training ended while it waited outside."""
         while True:
             try:

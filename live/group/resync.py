@@ -23,7 +23,7 @@ from equipoise.policies.physics import deal
 
 
 @dataclass(frozen=True)
-class Replica:
+class ModelReplica:
     """What a member has as it leaves a group; without anything, that of one who comes.
 
     It is kept until the next group agreed on one state, however often that is tried.
@@ -40,11 +40,11 @@ class Replica:
 
 def replica_of(
     model: DistributedDataParallel, sampler: ShareSampler, local: LocalSteps, rank: int
-) -> Replica:
+) -> ModelReplica:
     """What this rank goes on from when its group breaks up."""
     everything = (*model.module.parameters(), *model.module.buffers())
     near = local.near if local.far_every > 1 else None
-    return Replica(
+    return ModelReplica(
         boundary=sampler.boundary,
         rest=sampler.rest_at(sampler.boundary),
         # Copies: wrapping anew overwrites them with rank 0's.
@@ -87,7 +87,7 @@ def resync(
     optimizer: Optimizers,
     local: LocalSteps,
     extra: Mapping[str, Any],
-    replica: Replica,
+    replica: ModelReplica,
 ) -> None:
     """Agree on where to go on from. Collective.
 
@@ -127,7 +127,7 @@ def kept_shares(sampler: ShareSampler, members: Sequence[int]) -> Ints:
 
 
 def _progress(
-    group: Group, sampler: ShareSampler, local: LocalSteps, replica: Replica, trained: Ints
+    group: Group, sampler: ShareSampler, local: LocalSteps, replica: ModelReplica, trained: Ints
 ) -> dict[str, Any]:
     epoch, left = replica.rest if replica.rest is not None else (-1, None)
     return {

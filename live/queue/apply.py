@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equipoise.live.queue.manager import Change, QueuedJob, Verb
+from equipoise.live.queue.manager import QueueChange, QueuedJob, Verb
 
 _MOST_NICE = 2**31 - 4
 
 
-def exchange(order: Sequence[QueuedJob], waiting: Sequence[QueuedJob]) -> list[Change]:
+def exchange(order: Sequence[QueuedJob], waiting: Sequence[QueuedJob]) -> list[QueueChange]:
     """Changes of nice after which `order` comes first among `waiting`, in order; none where it does already.
 
     order: some of `waiting`, first to start first. Jobs of equal priority are told apart by up to one point each.
@@ -37,7 +37,7 @@ def exchange(order: Sequence[QueuedJob], waiting: Sequence[QueuedJob]) -> list[C
     moved += zip(above, free, strict=True)
     why = [*(f"place {k + 1}" for k in range(len(order))), *["gives way"] * len(above)]
     return [
-        Change(Verb.PRIORITY, job.id, _nice(job, place), job.nice, reason)
+        QueueChange(Verb.PRIORITY, job.id, _nice(job, place), job.nice, reason)
         for (job, place), reason in zip(moved, why, strict=True)
         if _nice(job, place) != job.nice
     ]

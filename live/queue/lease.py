@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from equipoise.live.queue.manager import Change, ManagerError, Phase, QueueManager, Verb
+from equipoise.live.queue.manager import ManagerError, Phase, QueueChange, QueueManager, Verb
 from equipoise.live.queue.record import Touched, lock
 from equipoise.policies.sources import environment
 
@@ -21,7 +21,7 @@ _TRIES, _EVERY_S = 1800, 2.0  # an hour
 _DYING_S = 3.0
 
 
-def to_give_back(manager: QueueManager, touched: Touched) -> list[Change]:
+def to_give_back(manager: QueueManager, touched: Touched) -> list[QueueChange]:
     """Changes that undo what was done to jobs that still wait. Raises ManagerError.
 
     Jobs that are held now were held by somebody, and are left alone: a new nice value would set them free.
@@ -32,9 +32,9 @@ def to_give_back(manager: QueueManager, touched: Touched) -> list[Change]:
         if was is None or job.phase is not Phase.WAITING or job.held:
             continue
         if was["lease"] and not job.eligible_s <= seen.time_s:  # not known: never so far
-            found.append(Change(Verb.RELEASE, job.id, why="given back"))
+            found.append(QueueChange(Verb.RELEASE, job.id, why="given back"))
         if job.nice != was["nice"]:
-            found.append(Change(Verb.PRIORITY, job.id, int(was["nice"]), job.nice, "given back"))
+            found.append(QueueChange(Verb.PRIORITY, job.id, int(was["nice"]), job.nice, "given back"))
     return found
 
 
@@ -80,7 +80,7 @@ def _give_back(folder: Path, manager: QueueManager) -> None:
         time.sleep(_EVERY_S)
 
 
-def _tell(folder: Path, changes: list[Change], said: str) -> None:
+def _tell(folder: Path, changes: list[QueueChange], said: str) -> None:
     """Append to the events; the dead scheduler may have left half a line."""
     now_s = round(time.time(), 3)
     lines = [

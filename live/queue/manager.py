@@ -57,7 +57,7 @@ class QueueNode(NamedTuple):
     gpu_type: str
 
 
-class Snapshot(NamedTuple):
+class QueueSnapshot(NamedTuple):
     """The jobs that opted in, and the nodes that they may get. time_s: UTC seconds since 1970."""
 
     time_s: float
@@ -74,7 +74,7 @@ class Verb(StrEnum):
     REQUEUE = "requeue"
 
 
-class Change(NamedTuple):
+class QueueChange(NamedTuple):
     """One thing to do to one job. was: the nice value before; of HOLD, 1 where it was submitted held."""
 
     verb: Verb
@@ -93,10 +93,10 @@ class QueueManager(Protocol):
 
     name: str
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> QueueSnapshot:
         """Queue and nodes now. Raises ManagerError."""
 
-    def carry_out(self, changes: Sequence[Change]) -> str:
+    def carry_out(self, changes: Sequence[QueueChange]) -> str:
         """Do all of this, in order; returns what the manager said against it, "" for nothing.
 
         What has taken effect the next snapshot tells. Raises ManagerError when nothing is known.

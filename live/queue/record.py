@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from equipoise.live.queue.manager import Change
+from equipoise.live.queue.manager import QueueChange
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.files import write_whole
 from equipoise.policies.plain import from_json
@@ -92,7 +92,7 @@ class Record:
         """One decision, as it was made. Raises TypeError when a stage remembers what cannot be written."""
         self._decisions.write(decision, refused)
 
-    def actions(self, changes: Sequence[Change], event: str) -> None:
+    def actions(self, changes: Sequence[QueueChange], event: str) -> None:
         """One line for each change."""
         for c in changes:
             self.event(event, verb=str(c.verb), id=c.job, value=c.value, was=c.was, why=c.why)

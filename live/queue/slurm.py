@@ -21,7 +21,15 @@ from equipoise.formats.slurm.nodes import NodeRow, read_sinfo
 from equipoise.formats.slurm.queue import read_queue
 from equipoise.formats.slurm.values import ENDED, gres_gpus
 from equipoise.formats.text.errors import FormatError
-from equipoise.live.queue.manager import Change, ManagerError, Phase, QueuedJob, QueueNode, Snapshot, Verb
+from equipoise.live.queue.manager import (
+    ManagerError,
+    Phase,
+    QueueChange,
+    QueuedJob,
+    QueueNode,
+    QueueSnapshot,
+    Verb,
+)
 from equipoise.policies.numerals import is_index
 
 _SQUEUE = {
@@ -73,7 +81,7 @@ class Slurm:
         self._sinfo = ["sinfo", "--noheader", "--Node", *where, "--Format=" + _fields(_SINFO)]
         self._last: tuple[bytes, tuple[QueuedJob, ...]] = (b"", ())
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> QueueSnapshot:
         """Queue and nodes now; the nodes first, so that no GPU is seen free that a job in the queue holds."""
         nodes = self._run(self._sinfo)
         time_s = time.time()
@@ -83,7 +91,7 @@ class Slurm:
                 columns = tuple(_SQUEUE.values())
                 table = read_queue(text, columns=columns, delimiter="|", name="squeue") if text else None
                 self._last = text, () if table is None else _jobs(table)
-            return Snapshot(time_s, self._last[1], _nodes(nodes))
+            return QueueSnapshot(time_s, self._last[1], _nodes(nodes))
         except FormatError as error:
             raise ManagerError(f"squeue or sinfo: {error}") from error
 
@@ -101,7 +109,7 @@ class Slurm:
             "use sched/backfill or priority/multifactor, or jobs submitted held with --held"
         )
 
-    def carry_out(self, changes: Sequence[Change]) -> str:
+    def carry_out(self, changes: Sequence[QueueChange]) -> str:
         """All changes through one `scontrol` that reads them line by line."""
         lines = [line for change in changes for line in _lines(change)]
         return self._scontrol("\n".join(lines) + "\n") if lines else ""
@@ -142,7 +150,7 @@ def _fields(columns: dict[str, str]) -> str:
     return ",".join(f"{name}:|" if name != "Name" else "Name:256" for name in columns)
 
 
-def _lines(change: Change) -> list[str]:
+def _lines(change: QueueChange) -> list[str]:
     """What `scontrol` reads for a change."""
     job = change.job
     if change.verb is Verb.PRIORITY:

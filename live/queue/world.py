@@ -10,13 +10,13 @@ from equipoise.live.queue.ahead import order_of
 from equipoise.live.queue.apply import exchange
 from equipoise.live.queue.machines import Machines
 from equipoise.live.queue.manager import (
-    Change,
     ManagerError,
     Phase,
+    QueueChange,
     QueuedJob,
     QueueManager,
     QueueNode,
-    Snapshot,
+    QueueSnapshot,
     Verb,
 )
 from equipoise.live.queue.options import QueueOptions
@@ -38,7 +38,7 @@ class QueueWorld:
     def __init__(self, manager: QueueManager, options: QueueOptions, record: Record) -> None:
         self.manager, self.options, self.record = manager, options, record
         self.rows = JobRows(options, record.event)
-        self.snapshot = Snapshot(math.nan, (), ())
+        self.snapshot = QueueSnapshot(math.nan, (), ())
         self.by_hand: set[int] = set()
         self.refused: list[Refusal] = []  # since the last observation
         self.behind = False  # some changes were put off
@@ -132,8 +132,8 @@ class QueueWorld:
         self.carry_out(changes)
         return refused
 
-    def _stops_and_starts(self, plan: Plan, refused: list[Refusal]) -> list[Change]:
-        found: list[Change] = []
+    def _stops_and_starts(self, plan: Plan, refused: list[Refusal]) -> list[QueueChange]:
+        found: list[QueueChange] = []
         if plan.allocation is None:
             return found
         state, allocation = self.rows.table.state, plan.allocation
@@ -141,7 +141,7 @@ class QueueWorld:
             job = self.rows.jobs[int(self.rows.table.id[row])]
             wanted = len(allocation.gpus_of(k))
             if state[row] == WAITING and job.id in self._until_s:
-                found.append(Change(Verb.RELEASE, job.id, why="the policy starts it"))
+                found.append(QueueChange(Verb.RELEASE, job.id, why="the policy starts it"))
             elif state[row] == RUNNING and wanted:
                 refused.append(
                     Refusal("resize", f"job {job.id}: a running job of {self.manager.name} keeps its GPUs")
@@ -154,10 +154,10 @@ class QueueWorld:
                 )
                 refused.append(Refusal("stop", f"job {job.id}: {why}"))
             elif state[row] == RUNNING:
-                found.append(Change(Verb.REQUEUE, job.id, why="the policy stops it for others"))
+                found.append(QueueChange(Verb.REQUEUE, job.id, why="the policy stops it for others"))
         return found
 
-    def _places(self, plan: Plan) -> list[Change]:
+    def _places(self, plan: Plan) -> list[QueueChange]:
         """Changes of nice that bring the jobs that start next to the front."""
         table, jobs = self.rows.table, self.rows.jobs
         now_s = self.snapshot.time_s
@@ -171,10 +171,10 @@ class QueueWorld:
         # A job that still has a start time ahead of it would lose its place to one behind it that has none.
         last = max((k for k, job in enumerate(order) if job.id not in self._until_s), default=0)
         early = [job.id for job in order[:last] if job.id in self._until_s]
-        released = [Change(Verb.RELEASE, job, why="stands before a job that may start") for job in early]
+        released = [QueueChange(Verb.RELEASE, job, why="stands before a job that may start") for job in early]
         return [*released, *exchange(order, list(free.values()))]
 
-    def renewals(self, failing: bool = False) -> list[Change]:
+    def renewals(self, failing: bool = False) -> list[QueueChange]:
         """Leases to begin, and those that have used up half of their time; `failing`: all are let go."""
         now_s, lease_s = self.snapshot.time_s, 0 if failing else int(self.options.lease_s)
         due = []
@@ -185,10 +185,10 @@ class QueueWorld:
             ends_s = self._until_s.get(job.id, 0.0)
             if lendable or (not failing and self._leased(job) and ends_s < now_s + lease_s / 2):
                 why = "was submitted held" if lendable else "still waits"
-                due.append(Change(Verb.HOLD, job.id, lease_s, int(lendable), why))
+                due.append(QueueChange(Verb.HOLD, job.id, lease_s, int(lendable), why))
         return due
 
-    def carry_out(self, changes: Sequence[Change]) -> None:
+    def carry_out(self, changes: Sequence[QueueChange]) -> None:
         """Do it, in mode `act` and no faster than allowed; else write it down once. Raises ManagerError."""
         if self.options.mode != "act":
             news = [
@@ -218,7 +218,7 @@ class QueueWorld:
             self.record.event("said", why=said)
             self.refused.append(Refusal("changes", f"{self.manager.name}: {said}"))
 
-    def _within_rate(self, changes: Sequence[Change]) -> Sequence[Change]:
+    def _within_rate(self, changes: Sequence[QueueChange]) -> Sequence[QueueChange]:
         now_s, rate = time.monotonic(), self.options.changes_per_s
         self._budget = min(self._budget + (now_s - self._paid_s) * rate, max(10.0 * rate, 1.0))
         self._paid_s = now_s
@@ -229,7 +229,7 @@ class QueueWorld:
         self._budget -= min(len(changes), allowed)
         return changes[:allowed]
 
-    def _remember(self, change: Change) -> None:
+    def _remember(self, change: QueueChange) -> None:
         """What has to be given back, before it is changed."""
         was = self.record.touched.setdefault(
             change.job, {"nice": self.rows.jobs[change.job].nice, "lease": False}

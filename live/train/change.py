@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RoundChange:
     """Ranks are positions in the process group; `None` leaves as it is."""
 
     round: int  # first round dealt under it
@@ -26,14 +26,14 @@ class Change:
 
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
-        return self == Change(self.round)
+        return self == RoundChange(self.round)
 
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Change:
+    def from_json(cls, text: str) -> RoundChange:
         """The inverse of `to_json`."""
         raw = json.loads(text)
         for key in ("shares", "order", "gpu_share", "power_cap_w", "members"):

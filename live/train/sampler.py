@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.deal import Deal, block_owners
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import deal
@@ -121,7 +121,7 @@ class ShareSampler:
         self.refused: list[str] = []  # moves that came too late
         self._next_id = 0
         self._begun_at = 0  # rounds trained when the running epoch began
-        self._pending: list[Change] = []
+        self._pending: list[RoundChange] = []
         self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
         self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
         self._resume = False
@@ -257,7 +257,7 @@ class ShareSampler:
         self.watch()
         return new
 
-    def _apply(self, change: Change, deal: Deal) -> None:
+    def _apply(self, change: RoundChange, deal: Deal) -> None:
         if change.shares is not None:
             self.shares = np.array(change.shares, dtype=np.int64)
         if change.global_batch is not None:
@@ -276,7 +276,7 @@ class ShareSampler:
         if change.order is not None:
             deal.reorder({piece: place for place, piece in enumerate(change.order)})
 
-    def schedule(self, change: Change) -> None:
+    def schedule(self, change: RoundChange) -> None:
         """Apply `change` from its round on. It must not have been drawn on any rank."""
         if change.round < self.drawn:
             raise ValueError(f"round {change.round} is dealt already (next is {self.drawn})")

@@ -11,10 +11,10 @@ from equipoise.policies.allocation.gangs import (
     NO_GRANTS,
     SHARED,
     GangDemand,
+    GangRequests,
     GrantColumns,
     Grants,
     RequestColumns,
-    Requests,
     RoomColumns,
     UnmetDemands,
     WorkingColumns,
@@ -112,7 +112,7 @@ def _fill(
     Returns (how many, where space for grants ran out or -1, the time reserved for queue[0] or NaN). With
     `first` 0 the reservation is made; `later_columns` are what will be free then.
     """
-    r, room, later = Requests(*requests), room_of(columns), room_of(later_columns)
+    r, room, later = GangRequests(*requests), room_of(columns), room_of(later_columns)
     out, tried, gpu_node = Grants(*grants), UnmetDemands(*failures), running[4]
     head = demand(r, queue[0])
     if first == 0:

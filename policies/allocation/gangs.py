@@ -22,7 +22,7 @@ _NO_BOUND = 2**62
 T = TypeVar("T")
 
 
-class Requests(NamedTuple):
+class GangRequests(NamedTuple):
     """What jobs ask for, per row of the jobs table."""
 
     rigid: Bools
@@ -101,7 +101,7 @@ NO_GRANTS: GrantColumns = (NO_ROWS, frozen(np.zeros(1, dtype=np.int64)), NO_ROWS
 
 
 def request_columns(o: Observation) -> RequestColumns:
-    """Columns of the jobs table that make up `Requests`, in its order."""
+    """Columns of the jobs table that make up `GangRequests`, in its order."""
     jobs = o.jobs
     return (
         jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
@@ -159,7 +159,7 @@ def room_of(columns: WorkingColumns) -> Room:
 
 
 @jit_in_place
-def demand(r: Requests, j: int) -> GangDemand:
+def demand(r: GangRequests, j: int) -> GangDemand:
     """What job row j needs to start: a rigid job its request, a training job the nearest whole workers."""
     gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
     return GangDemand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j])
@@ -276,7 +276,7 @@ def _first_that_may(
     left = total(free)
     if left == 0 and not partly_free(share_free):
         return -1, left
-    r = Requests(*requests)
+    r = GangRequests(*requests)
     for k in range(queue.size):
         d = demand(r, queue[k])
         if d.share < WHOLE or d.gpus <= left:
@@ -292,7 +292,7 @@ def _start(
     grants: GrantColumns, failures: tuple[Floats, Ints],
 ) -> tuple[int, int, bool]:  # fmt: skip
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
-    r, room, out, tried = Requests(*requests), room_of(columns), Grants(*grants), UnmetDemands(*failures)
+    r, room, out, tried = GangRequests(*requests), room_of(columns), Grants(*grants), UnmetDemands(*failures)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
     tighten(room)
     for k in range(first, queue.size):

@@ -17,7 +17,7 @@ from equipoise.policies.allocation.elastic import (
 )
 from equipoise.policies.allocation.gangs import NO_ROWS, frozen
 from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted, paces
-from equipoise.policies.allocation.schedules import Busy, Option, Schedule, best_schedule, useful
+from equipoise.policies.allocation.schedules import Busy, Schedule, StartOption, best_schedule, useful
 from equipoise.policies.allocation.sizes import one_model, placed, sizes_up_to
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
@@ -65,7 +65,7 @@ def plan_jobs(
 def _options(
     draft: Draft, nodes: NodeState, rows: Ints, offset: Ints, now_model: Ints, able: Ints, patient: Ints,
     scaling: ScalingColumns, table: TableColumns,
-) -> list[list[Option]]:  # fmt: skip
+) -> list[list[StartOption]]:  # fmt: skip
     """What each job (first those that run) can be run on, and how long (s) it then takes."""
     o, jobs, models = draft.observation, draft.observation.jobs, len(nodes.model_speed)
     result = []
@@ -84,10 +84,10 @@ def _options(
             for size, lasts_s in zip(sizes, time_s.tolist(), strict=True):
                 stays = runs and size == held and model == here
                 cost_s = 0.0 if stays or not runs else float(np.nan_to_num(jobs.restart_s[row]))
-                own.append(Option(size, size * per, model, lasts_s + cost_s, stays, at_once))
+                own.append(StartOption(size, size * per, model, lasts_s + cost_s, stays, at_once))
                 if stays and not at_once:  # stopped, and started again later
                     again_s = float(np.nan_to_num(jobs.restart_s[row]))
-                    own.append(Option(size, size * per, model, lasts_s + again_s))
+                    own.append(StartOption(size, size * per, model, lasts_s + again_s))
         result.append(useful(own))
     return result
 
@@ -139,7 +139,7 @@ def _room(
 
 
 def _carry_out(
-    draft: Draft, nodes: NodeState, rows: Ints, offset: Ints, gpu: Ints, picked: Sequence[Option],
+    draft: Draft, nodes: NodeState, rows: Ints, offset: Ints, gpu: Ints, picked: Sequence[StartOption],
     begin_s: Sequence[float],
 ) -> None:  # fmt: skip
     """Book what begins now: first what gives GPUs back. What cannot be placed stays as it is."""

@@ -12,10 +12,10 @@ from equipoise.policies.allocation.gangs import (
     NO_VALUES,
     SHARED,
     GangDemand,
+    GangRequests,
     GrantColumns,
     Grants,
     RequestColumns,
-    Requests,
     RoomColumns,
     UnmetDemands,
     WorkingColumns,
@@ -121,7 +121,7 @@ def _start_with_victims(
 
     `some`: these are not all victims. The last value is True, and the others say nothing, when they do not suffice.
     """
-    r, room, v = Requests(*requests), room_of(columns), Victims(*victims)
+    r, room, v = GangRequests(*requests), room_of(columns), Victims(*victims)
     out, tried = Grants(*grants), UnmetDemands(*failures)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
     highest = v.bar[0] if v.bar.size else -np.inf

@@ -15,7 +15,7 @@ from equipoise.policies.observation import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class StartOption:
     """One way to run a job: `stays` as it runs now, or anew, a restart included.
 
     at_once: it must begin now; so does one that stays.
@@ -47,9 +47,9 @@ class Schedule:
     begin_s: tuple[float, ...]
 
 
-def useful(options: Sequence[Option]) -> list[Option]:
+def useful(options: Sequence[StartOption]) -> list[StartOption]:
     """Options without those that need as many GPUs of the model as another and take longer; quickest first."""
-    kept: list[Option] = []
+    kept: list[StartOption] = []
     for option in sorted(options, key=lambda o: (o.time_s, not o.stays, o.gpus)):
         better = (k for k in kept if k.model == option.model and k.gpus <= option.gpus and not k.stays)
         if option.stays or not any(better):
@@ -57,7 +57,7 @@ def useful(options: Sequence[Option]) -> list[Option]:
     return kept
 
 
-def earliest_s(busy: Sequence[Busy], option: Option, capacity: int, after_s: float) -> float:
+def earliest_s(busy: Sequence[Busy], option: StartOption, capacity: int, after_s: float) -> float:
     """When the GPUs of an option are free, not before `after_s`, by when all of `busy` have begun."""
     later = [b for b in busy if b.model == option.model and b.end_s > after_s]
     for begin_s in (after_s, *sorted(b.end_s for b in later)):
@@ -70,7 +70,7 @@ class _Search:
     """Depth-first search: jobs in the order of their starts, each in all its options, as early as it can."""
 
     def __init__(
-        self, options: Sequence[Sequence[Option]], weight: Floats, capacity: Sequence[int], most: int
+        self, options: Sequence[Sequence[StartOption]], weight: Floats, capacity: Sequence[int], most: int
     ) -> None:
         self.options, self.weight, self.capacity, self.left = options, weight.tolist(), capacity, most
         self.least_s = [min(o.time_s for o in own) for own in options]
@@ -102,7 +102,7 @@ class _Search:
 
 
 def best_schedule(
-    options: Sequence[Sequence[Option]],
+    options: Sequence[Sequence[StartOption]],
     weight: Floats,
     busy: Sequence[Busy],
     capacity: Sequence[int],

@@ -120,7 +120,7 @@ def count_enough(need_bytes: Floats, kind: Floats, count: Ints, enough: Ints) ->
                 enough[i] += count[k]
 
 
-class Claims(NamedTuple):
+class AllocationClaims(NamedTuple):
     """Columns of the jobs table that make a job's priority."""
 
     state: NDArray[np.int8]
@@ -139,7 +139,7 @@ def _known(value: float) -> float:
 
 
 @jit_in_place
-def _waited_s(c: Claims, j: int, now_s: float) -> float:
+def _waited_s(c: AllocationClaims, j: int, now_s: float) -> float:
     """Time (s) that job row j has waited in all."""
     waited_s = _known(c.waited_s[j])
     if c.state[j] == WAITING:
@@ -158,7 +158,7 @@ def priorities(
     ratio of Brinch Hansen (1971), which favours short jobs as they wait, and `lead_s` does from the start. The
     last term lets all claims grow without bound at the same pace. One worth and one A per row.
     """
-    c = Claims(*claims)
+    c = AllocationClaims(*claims)
     for i in range(rows.size):
         j = rows[i]
         waited_s = _waited_s(c, j, now_s)
@@ -175,7 +175,7 @@ def lateness(
 
     An unknown duration counts as `unknown_s`. Between two waiting jobs the difference never changes.
     """
-    c = Claims(*claims)
+    c = AllocationClaims(*claims)
     for i in range(rows.size):
         j = rows[i]
         duration_s = unknown_s if np.isnan(c.duration_s[j]) else c.duration_s[j]

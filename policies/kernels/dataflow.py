@@ -18,7 +18,7 @@ _NOISE = 2.0**-30  # a difference below this share of a unit is rounding, not a 
 _PAIRS_MOST = 1 << 20  # pairs of workers whose rates are written down at once (8 MiB)
 
 
-class Links(NamedTuple):
+class LinkArrays(NamedTuple):
     """What is known about the way between nodes: measured pairs, and each node's free interface rate."""
 
     key: Ints  # source * nodes + target of the measured pairs, ascending
@@ -193,7 +193,7 @@ def imbalance(first: Ints, capacity: Floats, owned: Floats, receives: Bools) -> 
 
 
 @jit
-def link(links: Links, source: int, target: int) -> tuple[float, float]:
+def link(links: LinkArrays, source: int, target: int) -> tuple[float, float]:
     """Rate in bytes/s and delay in s from node to node.
 
     Infinite and none within a node; else as measured, or the slower interface and none.
@@ -210,7 +210,7 @@ def link(links: Links, source: int, target: int) -> tuple[float, float]:
 
 
 @jit
-def source_rates(links: Links) -> Floats:
+def source_rates(links: LinkArrays) -> Floats:
     """Fastest measured rate out of each node, 0 where no path from it was measured."""
     nodes = links.nic_bytes_per_s.size
     fastest = np.zeros(nodes)
@@ -221,21 +221,21 @@ def source_rates(links: Links) -> Floats:
 
 
 @jit
-def part_of_source(links: Links, fastest: Floats, source: int, target: int) -> float:
+def part_of_source(links: LinkArrays, fastest: Floats, source: int, target: int) -> float:
     """How much of what its source can send a path can take, at most 1."""
     rate = link(links, source, target)[0]
     return rate / float(fastest[source]) if rate < fastest[source] else 1.0
 
 
 @jit
-def transfer_time(links: Links, source: int, target: int, size_bytes: float) -> float:
+def transfer_time(links: LinkArrays, source: int, target: int, size_bytes: float) -> float:
     """Seconds to bring `size_bytes` from node to node, delay included."""
     rate, delay_s = link(links, source, target)
     return delay_s + size_bytes / rate
 
 
 @jit
-def _pair_rates(links: Links, node: Ints, donors: Ints, receivers: Ints) -> Floats:
+def _pair_rates(links: LinkArrays, node: Ints, donors: Ints, receivers: Ints) -> Floats:
     """Rates from each donor to each receiver; empty when there are too many pairs to write down."""
     if donors.size * receivers.size > _PAIRS_MOST:
         return np.empty((0, 0))
@@ -265,7 +265,7 @@ def _best_listed(rates: Floats, supply: Floats, r: int) -> tuple[int, float, flo
 
 @jit
 def _best_donor(
-    links: Links, node: Ints, donors: Ints, supply: Floats, receiver: int
+    links: LinkArrays, node: Ints, donors: Ints, supply: Floats, receiver: int
 ) -> tuple[int, float, float]:  # fmt: skip
     """The donor with something left that reaches a receiver fastest, that rate, and the fastest finite one.
 
@@ -284,7 +284,7 @@ def _best_donor(
 
 @jit
 def greedy_flow(
-    first: Ints, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+    first: Ints, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: LinkArrays
 ) -> tuple[tuple[Ints, Ints, Floats], float]:
     """Flow T from surplus to deficit, heaviest pairs first: ((donors, receivers, samples), F(T)).
 
@@ -390,7 +390,7 @@ def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) 
 
 @jit
 def _runs_dry(
-    kept: float, capacity: float, links: Links, source: int, target: int, size_bytes: float
+    kept: float, capacity: float, links: LinkArrays, source: int, target: int, size_bytes: float
 ) -> bool:
     """Whether a worker on node `target` is through with the samples `kept` before it could fetch a shard."""
     return bool(kept / capacity < transfer_time(links, source, target, size_bytes))
@@ -400,7 +400,7 @@ def _runs_dry(
 def pick_shards(
     donors: Ints, receivers: Ints, amount: Floats,
     shard_first: Ints, shard_row: Ints, shard_samples: Floats, shard_bytes: Floats, shard_node: Ints,
-    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, sent: Floats, received: Floats, links: Links,
+    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, sent: Floats, received: Floats, links: LinkArrays,
 ) -> tuple[Ints, Ints, int]:  # fmt: skip
     """Whole shards that carry a flow of `amount` samples per pair: (shard rows, new owners, refused).
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.kernels.dataflow import Links, part_of_source, source_rates, transfer_time
+from equipoise.policies.kernels.dataflow import LinkArrays, part_of_source, source_rates, transfer_time
 from equipoise.policies.kernels.jit import jit
 from equipoise.policies.observation import Floats, Ints
 
 
 @jit
-def fetch_times(rows: Ints, size_bytes: Floats, source: Ints, target: Ints, links: Links) -> Floats:
+def fetch_times(rows: Ints, size_bytes: Floats, source: Ints, target: Ints, links: LinkArrays) -> Floats:
     """Seconds to fetch each of the shards `rows` from its node to `target` (aligned with `rows`)."""
     fetch_s = np.empty(rows.size)
     for k in range(rows.size):
@@ -48,7 +48,7 @@ def shard_priority(
 @jit
 def fetch_queues(
     size_bytes: Floats, source: Ints, owner: Ints, needed_s: Floats, begin: Ints, end: Ints, most: int,
-    node: Ints, rack: Ints, links: Links,
+    node: Ints, rack: Ints, links: LinkArrays,
 ) -> tuple[Floats, Ints, Floats]:  # fmt: skip
     """When shards arrive that are fetched in this order, which come late, and what is before those elsewhere.
 
@@ -87,7 +87,7 @@ def _queued(s: int, t: int, out: Floats, into: Floats, between: Floats, rack: In
 @jit
 def lateness_elsewhere(
     size_bytes: float, samples: float, source: int, needed_s: float, late_s: float, owner: int, worker: int,
-    before: float, node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: Links,
+    before: float, node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: LinkArrays,
 ) -> float:  # fmt: skip
     """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
 
@@ -109,7 +109,7 @@ def lateness_elsewhere(
 def distribute_late(
     rows: Ints, size_bytes: Floats, samples: Floats, source: Ints, needed_s: Floats, late_s: Floats,
     owner: Ints, begin: Ints, end: Ints, before: Floats,
-    node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: Links,
+    node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: LinkArrays,
 ) -> Ints:  # fmt: skip
     """New owner of each late shard, most critical first, or -1: the least late of its job's workers
     begin .. end - 1, then the one with least work left. A worker takes at most one shard per decision.

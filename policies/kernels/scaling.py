@@ -241,7 +241,7 @@ def exchanging_of(
         share[i] = min(exchange_s / every_s, 1.0) if every_s > 0.0 else 0.0
 
 
-class Elastic(NamedTuple):
+class ElasticArrays(NamedTuple):
     """Training jobs that can change size, with the GPUs each holds in compressed rows, best kept first."""
 
     row: Ints
@@ -310,7 +310,7 @@ def grow(
     order[first[m] : first[m + 1]] are the nodes with GPU model m by descending weight, free[m] its free GPUs.
     Returns how many jobs grow or move.
     """
-    e, room, t, out, n = Elastic(*elastic), room_of(columns), SpeedTable(*table), Grants(*grants), ZERO
+    e, room, t, out, n = ElasticArrays(*elastic), room_of(columns), SpeedTable(*table), Grants(*grants), ZERO
     for i in range(e.row.size):
         if total(free) == 0:
             break
@@ -339,7 +339,7 @@ def grow(
 
 @jit_in_place
 def _cheapest(
-    e: Elastic,
+    e: ElasticArrays,
     workers: Ints,
     claim: Floats,
     missing: int,
@@ -377,7 +377,7 @@ def shrink_for(
     Jobs that lose least per GPU give first; all of it happens only if the claim-weighted seconds lost,
     restarts included, stay below `worth_s`. Writes the workers each keeps and the GPUs of the gang.
     """
-    e, room, t, lost = Elastic(*elastic), room_of(columns), SpeedTable(*table), 0.0
+    e, room, t, lost = ElasticArrays(*elastic), room_of(columns), SpeedTable(*table), 0.0
     for i in range(e.row.size):
         workers[i] = (e.offset[i + 1] - e.offset[i]) // max(scaling[2][e.row[i]], 1)
     while True:

@@ -12,7 +12,7 @@ KEPT, ROLLED_BACK, NOT_JUDGED = "kept", "rolled back", "not judged"
 
 
 @dataclass(frozen=True)
-class Change:
+class AllocationChange:
     """One change of the GPUs of a running job.
 
     job: its row. asked: which part of S4 asked for it. gpus_before, gpus_after: how many it had, and got. expected:
@@ -31,9 +31,9 @@ class Change:
     verdict: str = NOT_JUDGED
 
 
-def changes(decisions: Iterable[tuple[float, Plan]]) -> list[Change]:
+def changes(decisions: Iterable[tuple[float, Plan]]) -> list[AllocationChange]:
     """All changes in a record of decisions, (time in s, plan) each, in order of time."""
-    found: list[Change] = []
+    found: list[AllocationChange] = []
     watched: dict[int, int] = {}  # by job, the change that is judged next
     for time_s, plan in decisions:
         for values in (reason.values for reason in plan.reasons if reason.stage == "s4"):
@@ -47,7 +47,7 @@ def changes(decisions: Iterable[tuple[float, Plan]]) -> list[Change]:
             for k, row in enumerate(_rows(values, "s423_changed")):
                 watched[row] = len(found)
                 before, after = int(values["s423_gpus_before"][k]), int(values["s423_gpus_after"][k])
-                found.append(Change(time_s, row, values["s423_asked"][k], before, after))
+                found.append(AllocationChange(time_s, row, values["s423_asked"][k], before, after))
     return found
 
 

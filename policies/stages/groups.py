@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.policies.contract import Memory, Moves, Plan
-from equipoise.policies.kernels.dataflow import Links, match_sorted, may_move, to_fetch
+from equipoise.policies.kernels.dataflow import LinkArrays, match_sorted, may_move, to_fetch
 from equipoise.policies.observation import Bools, Floats, Ints, Observation, Paths
 
 
@@ -66,7 +66,7 @@ def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float
     return columns
 
 
-def links_of(observation: Observation, *, measured: bool = True) -> Links:
+def links_of(observation: Observation, *, measured: bool = True) -> LinkArrays:
     """Transfer rates between nodes: what `paths` measured, else the free part of the slower interface.
 
     An interface counts as at least 1 % free; one of unknown rate is no limit.
@@ -81,7 +81,7 @@ def links_of(observation: Observation, *, measured: bool = True) -> Links:
     if not (key[1:] > key[:-1]).all():
         order = np.argsort(key, kind="stable")
     # Copies, writable like all else here: one compiled version of each kernel serves both cases.
-    return Links(key[order], np.array(paths.bytes_per_s[order]), np.array(paths.latency_s[order]), nic)
+    return LinkArrays(key[order], np.array(paths.bytes_per_s[order]), np.array(paths.latency_s[order]), nic)
 
 
 def room_bytes(observation: Observation, plan: Plan) -> Floats:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
 from equipoise.policies.kernels.dataflow import (
-    Links,
+    LinkArrays,
     common_ratio,
     gradient_health,
     greedy_flow,
@@ -299,14 +299,14 @@ def _why_not(index: Floats, has_data: bool) -> str:
 
 
 def _weighted_flow(
-    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: LinkArrays
 ) -> tuple[Flow, float]:
     """S113 formula: the flow filled greedily by weight, and F(T)."""
     return greedy_flow(groups.first, acting, surplus, pull, node, links)
 
 
 def _least_time_flow(
-    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: Links
+    groups: WorkersByJob, acting: Bools, surplus: Floats, pull: Floats, node: Ints, links: LinkArrays
 ) -> tuple[Flow, float]:
     """S113 optimal: meet every deficit with the least transfer time, job by job; also F(T) of that flow."""
     parts: list[Flow] = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0))]
@@ -330,7 +330,7 @@ def _least_time_flow(
 
 
 def _carry_out(
-    observation: Observation, plan: Plan, flow: Flow, capacity: Floats, links: Links
+    observation: Observation, plan: Plan, flow: Flow, capacity: Floats, links: LinkArrays
 ) -> tuple[Ints, Ints, int]:
     """S113: whole shards that carry the flow, those needed last first."""
     shards, workers = observation.shards, observation.workers

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
-from equipoise.policies.kernels.dataflow import Links
+from equipoise.policies.kernels.dataflow import LinkArrays
 from equipoise.policies.kernels.deal import deal_by_share, deal_exactly, resource_shares, slowest_step
 from equipoise.policies.kernels.fetching import (
     distribute_late,
@@ -165,7 +165,7 @@ class Tasks(Stage):
 
     def _new_owners(
         self, observation: Observation, groups: WorkersByJob, plan: Plan, rows: Ints, needed_s: Floats,
-        late_s: Floats, before: Floats, links: Links,
+        late_s: Floats, before: Floats, links: LinkArrays,
     ) -> Ints:  # fmt: skip
         """S213: new owner of each late shard, most critical first, or -1."""
         shards, workers = observation.shards, observation.workers
@@ -282,7 +282,7 @@ def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
 
 
 def _late_ones(
-    observation: Observation, groups: WorkersByJob, rows: Ints, need_s: Floats, links: Links
+    observation: Observation, groups: WorkersByJob, rows: Ints, need_s: Floats, links: LinkArrays
 ) -> tuple[Ints, Floats, Floats, float]:
     """Shards that come late when they are fetched in the order `rows`: (rows, seconds late, bytes before them).
 

@@ -14,7 +14,7 @@ from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.training import TrainingJob
 
 
-class State(NamedTuple):
+class StretchState(NamedTuple):
     """What `sim.job.periods.advance` reads and adds to; it writes to the arrays of `worker` and to gpu_s."""
 
     fixed: Fixed
@@ -30,14 +30,14 @@ class Stretch:
     count: int  # periods that will be credited, unless cut
     credited: int
     end_s: Floats
-    state: State  # before the first period not credited
-    after: State | None  # after the last, when nothing was credited or cut
+    state: StretchState  # before the first period not credited
+    after: StretchState | None  # after the last, when nothing was credited or cut
     window: JobWindow  # the job's window when the state was taken
     wake: Event
     timer: Event | None = None
 
 
-def state_of(job: TrainingJob) -> State:
+def state_of(job: TrainingJob) -> StretchState:
     """Everything that the jitted advance reads and updates, copied out of a job."""
     config, progress, ends, window = job.config, job.progress, job.ends, job.measured.window
     model, account = job.model, job.progress.account
@@ -75,16 +75,16 @@ def state_of(job: TrainingJob) -> State:
         config.samples.astype(np.float64), window.busy_s, window.busy_square, window.stall_s, window.wait_s,
         window.samples,
     )))  # fmt: skip
-    return State(fixed, moving, worker, account.gpu_s.copy())
+    return StretchState(fixed, moving, worker, account.gpu_s.copy())
 
 
-def copied(state: State) -> State:
+def copied(state: StretchState) -> StretchState:
     """A state that can be advanced while this one stays."""
     worker = PerWorker(*np.stack(state.worker))
     return state._replace(worker=worker, gpu_s=state.gpu_s.copy())
 
 
-def refresh_window(job: TrainingJob, state: State) -> State:
+def refresh_window(job: TrainingJob, state: StretchState) -> StretchState:
     """The state with the sums of the job's window, which an observation may have emptied since it was taken."""
     window, worker = job.measured.window, state.worker
     worker.busy_s[:], worker.busy_square[:] = window.busy_s, window.busy_square
@@ -94,7 +94,7 @@ def refresh_window(job: TrainingJob, state: State) -> State:
     return state._replace(moving=moving)
 
 
-def restore(job: TrainingJob, state: State) -> None:
+def restore(job: TrainingJob, state: StretchState) -> None:
     """Put an advanced state back into the job."""
     moving, worker = state.moving, state.worker
     account, window, ends = job.progress.account, job.measured.window, job.ends

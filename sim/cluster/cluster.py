@@ -14,8 +14,7 @@ from equipoise.policies.observation import Floats, Gpus, Ints, Nodes, writable
 from equipoise.sim.cluster.cache import NodeCaches
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.scenario.model import Cluster as ClusterSpec
-from equipoise.sim.scenario.model import NodeGroup
+from equipoise.sim.scenario.model import ClusterSpec, NodeGroup
 
 FREE, SHARED, SERVING = -1, -2, -3
 """What the column `job` of the GPUs says where no job holds all of one."""

@@ -22,11 +22,11 @@ from equipoise.sim.scenario.faults import (
     Crash,
     FailSlow,
     FaultEvent,
+    FaultsSpec,
     LinkDegrade,
     RackFailure,
     Spot,
 )
-from equipoise.sim.scenario.faults import Faults as FaultsSpec
 from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.pools import Available
 

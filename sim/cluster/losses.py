@@ -8,14 +8,14 @@ import numpy as np
 
 from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.scenario.faults import Crash, Faults
+from equipoise.sim.scenario.faults import Crash, FaultsSpec
 from equipoise.sim.scenario.model import NodeGroup
 
 
 class LossRates:
     """Rates (1/s) at which single nodes and whole racks are lost; `node_per_s` (nodes,)."""
 
-    def __init__(self, faults: Faults, cluster: Cluster) -> None:
+    def __init__(self, faults: FaultsSpec, cluster: Cluster) -> None:
         groups = cluster.spec.groups
         each = [_of_node(faults, group) for group in groups]
         self.node_per_s = np.repeat(each, [group.count for group in groups])
@@ -39,7 +39,7 @@ def crash_mtbf_s(crash: Crash, group: NodeGroup) -> float:
     return crash.node_mtbf_s(max(group.gpus, 1))
 
 
-def _of_node(faults: Faults, group: NodeGroup) -> float:
+def _of_node(faults: FaultsSpec, group: NodeGroup) -> float:
     rates = [0.0]
     if faults.crash is not None:
         rates.append(1.0 / crash_mtbf_s(faults.crash, group))

@@ -36,7 +36,7 @@ def section(model: Model) -> tuple[TransformerSpec, Bound]:
 
 def accelerator_of(
     accelerator: Accelerator, precision: str, fabric_bytes_per_s: float, spec: TransformerSpec
-) -> hardware.Accelerator:
+) -> hardware.AcceleratorRates:
     """A profile's accelerator as `sim.llm` sees it: by the rates of data sheets, of which stacks reach a share.
 
     A rate that was measured is such a share itself, so it is put back to the sheet by what the accelerators reach
@@ -51,7 +51,7 @@ def accelerator_of(
     best = PRODUCT_OF_SHEET.get(fitted_on, PRODUCT_OF_SHEET[""])
     rate = (2.0 if precision == "fp32" else 1.0) * _by_sheet(accelerator.flop_per_s[plain], best)
     fp8, reached = accelerator.flop_per_s.get("fp8"), reached_share(accelerator)
-    return hardware.Accelerator(
+    return hardware.AcceleratorRates(
         "", reached * rate, reached * _by_sheet(fp8, best) if fp8 else 0.0, accelerator.memory_bytes.value,
         _by_sheet(accelerator.hbm_bytes_per_s, MEMORY_OF_SHEET), fabric_bytes_per_s,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def plan_of(
 
 def _plain_plan(
     model: Model,
-    machine: hardware.Accelerator,
+    machine: hardware.AcceleratorRates,
     replicas: int,
     passes: int,
     links: hardware.GroupLinks | None = None,
@@ -119,7 +119,7 @@ def _plain_plan(
         pruned_shape(spec.shape(), model.lighter.pruned),
         bound.layout.layout(replicas, batch, model.precision),
         machine,
-        hardware.Network(bound.node_gpus, bound.nic, bound.gpu_nic, bound.rack_gpus, bound.rack, links),
+        hardware.NetworkRates(bound.node_gpus, bound.nic, bound.gpu_nic, bound.rack_gpus, bound.rack, links),
         frozen_parameters=model.lighter.teacher_parameters,
     )
 
@@ -209,7 +209,9 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
     spec, bound = section(model)
     size = bound.layout.micro_batch
     passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them
-    machine = hardware.Accelerator("", 1.0, 1.0, 1.0, 1.0, 1.0)  # memory does not depend on how fast it is
+    machine = hardware.AcceleratorRates(
+        "", 1.0, 1.0, 1.0, 1.0, 1.0
+    )  # memory does not depend on how fast it is
     plan = _plain_plan(model, machine, replicas, passes)
     return memory(plan, memory_stack(spec, model)).peak / USABLE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from equipoise.sim.scenario.model import Faults, NodeGroup, Scenario
+from equipoise.sim.scenario.model import FaultsSpec, NodeGroup, Scenario
 from equipoise.sim.scenario.money import YEAR_S, Capex, Cost, Terms
 
 HOUR_S = 3600.0
@@ -39,7 +39,7 @@ def terms_of(group: NodeGroup, cost: Cost) -> tuple[str, Terms]:
     return group.accelerator, Terms(kind="owned" if owned else "on_demand")
 
 
-def acting_faults(scenario: Scenario) -> Faults:
+def acting_faults(scenario: Scenario) -> FaultsSpec:
     """The faults of a scenario, without reclaims where a contract other than spot is stated for their group."""
     faults, cost = scenario.faults, scenario.cost
     group = next((g for g in scenario.cluster.groups if faults.spot and g.name == faults.spot.group), None)

@@ -12,7 +12,7 @@ from equipoise.sim.hardware.profile import Accelerator
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ModelKind:
     """Constants of a kind of model; `low` and `high` bound the rates of measured rows over what these give."""
 
     share: float
@@ -46,10 +46,10 @@ _DIFFUSION = (
     "Stable Diffusion in MLPerf Training, tuned, on up to 16 H100, H200, B200 or GB200, median error 1 %"
 )
 KINDS = {
-    "convolutional": Kind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL),
-    "small-transformer": Kind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER),
-    "recommender": Kind(1.0, 33.0, 0.45, 1.4, _RECOMMENDER),
-    "diffusion": Kind(0.709, 110.0, 0.9, 1.0, _DIFFUSION),
+    "convolutional": ModelKind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL),
+    "small-transformer": ModelKind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER),
+    "recommender": ModelKind(1.0, 33.0, 0.45, 1.4, _RECOMMENDER),
+    "diffusion": ModelKind(0.709, 110.0, 0.9, 1.0, _DIFFUSION),
 }
 """Fitted to MLPerf Training v0.7 to v5.0 (medians by GPU, least absolute error in the logarithm). FLOP of a sample,
 forward and backward: ResNet-50 24.6e9, BERT large 1.1e12, DLRM 14.4e6, DCNv2 96e6, Stable Diffusion 2.1e12."""

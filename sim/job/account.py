@@ -52,7 +52,7 @@ WORK = TENSOR_EXCHANGE + 1
 
 
 @dataclass(slots=True)
-class Account:
+class GpuTimeAccount:
     """Where a job's GPU-seconds (by `Use`) and samples went."""
 
     gpu_s: Floats = field(default_factory=lambda: np.zeros(len(Use)))
@@ -63,14 +63,14 @@ class Account:
     exchanges: int = 0
     near_exchanges: int = 0  # of these: of near workers only
 
-    def copy(self) -> Account:
+    def copy(self) -> GpuTimeAccount:
         """An independent copy."""
-        return Account(
+        return GpuTimeAccount(
             self.gpu_s.copy(), self.samples, self.useful_samples, self.lost_samples, self.steps, self.exchanges,
             self.near_exchanges,
         )  # fmt: skip
 
-    def back_to(self, saved: Account) -> Account:
+    def back_to(self, saved: GpuTimeAccount) -> GpuTimeAccount:
         """The account after a crash: what was done since `saved` is lost; what restarts took stays booked."""
         wasted = float((self.gpu_s[:WORK] - saved.gpu_s[:WORK]).sum())
         back = saved.copy()

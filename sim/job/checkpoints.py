@@ -10,11 +10,11 @@ import numpy as np
 from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import checkpoint_bytes
-from equipoise.sim.job.account import Account
+from equipoise.sim.job.account import GpuTimeAccount
 from equipoise.sim.job.dataset import Snapshot
 from equipoise.sim.scenario.model import Checkpoint, Model, Restart
 
-State = tuple[Account, Snapshot | None]
+State = tuple[GpuTimeAccount, Snapshot | None]
 """What a checkpoint holds: the account, and which samples have been read."""
 
 
@@ -77,7 +77,7 @@ class Checkpoints:
     ) -> None:
         self.spec, self.cluster, self.mtbf_s, self.restart = spec, cluster, mtbf_s, restart
         self.size_bytes = checkpoint_bytes(model)
-        self.account, self.data = Account(), None  # type: Account, Snapshot | None
+        self.account, self.data = GpuTimeAccount(), None  # type: GpuTimeAccount, Snapshot | None
         self._unwritten: State | None = None
         self.last_s = 0.0
 

@@ -7,7 +7,7 @@ import math
 from equipoise.policies.levels import mean_interval
 from equipoise.policies.physics import efficiency, rate_worth
 from equipoise.policies.plan import RULES
-from equipoise.sim.job.account import BUSY, USEFUL, Account
+from equipoise.sim.job.account import BUSY, USEFUL, GpuTimeAccount
 from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.scenario.model import JobSpec, Model
 
@@ -34,7 +34,7 @@ class Progress:
         self.given, self.rate_rule = spec.global_batch, RULES.index(spec.learning_rate)
         self.learning_rate = 1.0  # factor on its own
         self.target = target_of(spec)
-        self.account = Account()
+        self.account = GpuTimeAccount()
         self.interval = spec.sync_interval
         self.accumulation = 1 if model.transformer is None else 0  # passes of a step; 0: as its layout says
         self.far_every, self.far_ratio = (

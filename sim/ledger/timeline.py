@@ -48,7 +48,7 @@ _NO_USE = (0.0,) * HELD
 
 
 @dataclass(slots=True)
-class Stretch:
+class TimelineStretch:
     """Booked GPU-seconds by use over an interval, not yet known to last."""
 
     start_s: float
@@ -69,8 +69,8 @@ class _Open:
     looked_j: float
     looked: Floats | list[float]  # the account then
     looked_traffic: tuple[float, int]
-    to_be_written: list[Stretch] = field(default_factory=list)  # held by the checkpoint under way
-    unsaved: list[Stretch] = field(default_factory=list)
+    to_be_written: list[TimelineStretch] = field(default_factory=list)  # held by the checkpoint under way
+    unsaved: list[TimelineStretch] = field(default_factory=list)
 
 
 class Timeline(Listener):
@@ -212,7 +212,7 @@ class Timeline(Listener):
         energy_j = self.meter.drawn_j(job.row, job.computed_gpu_s) + self.meter.would_draw_j(
             job.row, *job.not_metered()
         )
-        stretch = Stretch(opened.looked_s, end_s, account - opened.looked)
+        stretch = TimelineStretch(opened.looked_s, end_s, account - opened.looked)
         self._carried(job, opened, end_s)
         self.usage.add(opened.looked_s, end_s, DYNAMIC_J, energy_j - opened.looked_j)
         opened.looked_s, opened.looked_j = end_s, energy_j
@@ -223,7 +223,7 @@ class Timeline(Listener):
             opened.unsaved = []
         elif len(opened.unsaved) >= _COALESCE:
             pairs = zip(opened.unsaved[::2], opened.unsaved[1::2], strict=True)
-            opened.unsaved = [Stretch(a.start_s, b.end_s, a.gpu_s + b.gpu_s) for a, b in pairs]
+            opened.unsaved = [TimelineStretch(a.start_s, b.end_s, a.gpu_s + b.gpu_s) for a, b in pairs]
 
     def _lose(self, job: Job, opened: _Open, end_s: float) -> None:
         """A crash: what was not saved is lost, and the account already says so."""
@@ -237,7 +237,7 @@ class Timeline(Listener):
         opened.looked[LOST_TO_FAULTS] += float(taken.sum())
         self._look(job, opened, end_s)
 
-    def _commit(self, stretches: list[Stretch]) -> None:
+    def _commit(self, stretches: list[TimelineStretch]) -> None:
         for stretch in stretches:
             for use, amount in enumerate(stretch.gpu_s.tolist()):
                 self.usage.add(stretch.start_s, stretch.end_s, use, amount)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Accelerator:
+class AcceleratorRates:
     """One accelerator: dense peak FLOP/s in 16 bits and in fp8 (0: has none), memory bytes and bytes/s, link
     bytes/s.
 
@@ -38,7 +38,7 @@ class GroupLinks:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkRates:
     """Nodes of `node_gpus` accelerators with `node_bytes_per_s` of network each, one direction, all NICs
     together.
 
@@ -65,13 +65,13 @@ _TF = 1e12
 ACCELERATORS = {
     a.name: a
     for a in (
-        Accelerator("V100-32GB", 125 * _TF, 0, 31.74 * 2**30, 897 * _GB, 150 * _GB),
-        Accelerator("A100-40GB", 312 * _TF, 0, 39.5 * 2**30, 1555 * _GB, 300 * _GB),
-        Accelerator("A100-80GB", 312 * _TF, 0, 79.2 * 2**30, 2039 * _GB, 300 * _GB),
-        Accelerator("H100", 989 * _TF, 1979 * _TF, 79.18 * 2**30, 3350 * _GB, 450 * _GB),
-        Accelerator("H200", 989 * _TF, 1979 * _TF, 139.8 * 2**30, 4800 * _GB, 450 * _GB),
-        Accelerator("GH200", 989 * _TF, 1979 * _TF, 94.88 * 2**30, 4000 * _GB, 450 * _GB),
-        Accelerator("B200", 2250 * _TF, 4500 * _TF, 178.2 * 2**30, 7700 * _GB, 900 * _GB),
-        Accelerator("GB200", 2500 * _TF, 5000 * _TF, 184.1 * 2**30, 8000 * _GB, 900 * _GB),
+        AcceleratorRates("V100-32GB", 125 * _TF, 0, 31.74 * 2**30, 897 * _GB, 150 * _GB),
+        AcceleratorRates("A100-40GB", 312 * _TF, 0, 39.5 * 2**30, 1555 * _GB, 300 * _GB),
+        AcceleratorRates("A100-80GB", 312 * _TF, 0, 79.2 * 2**30, 2039 * _GB, 300 * _GB),
+        AcceleratorRates("H100", 989 * _TF, 1979 * _TF, 79.18 * 2**30, 3350 * _GB, 450 * _GB),
+        AcceleratorRates("H200", 989 * _TF, 1979 * _TF, 139.8 * 2**30, 4800 * _GB, 450 * _GB),
+        AcceleratorRates("GH200", 989 * _TF, 1979 * _TF, 94.88 * 2**30, 4000 * _GB, 450 * _GB),
+        AcceleratorRates("B200", 2250 * _TF, 4500 * _TF, 178.2 * 2**30, 7700 * _GB, 900 * _GB),
+        AcceleratorRates("GB200", 2500 * _TF, 5000 * _TF, 184.1 * 2**30, 8000 * _GB, 900 * _GB),
     )
 }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from equipoise.sim.llm.hardware import Accelerator
+from equipoise.sim.llm.hardware import AcceleratorRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import ShardingPlan, stage_parameters
 from equipoise.sim.llm.stack import Floats
@@ -109,7 +109,7 @@ def memory(
     return MemoryEstimate(stages, peak * spread[0], peak * spread[1], usable_bytes(plan.accelerator))
 
 
-def usable_bytes(accelerator: Accelerator) -> float:
+def usable_bytes(accelerator: AcceleratorRates) -> float:
     """What an accelerator's memory leaves to a process [bytes]."""
     return USABLE * accelerator.memory_bytes
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stack import Floats
@@ -33,8 +33,8 @@ class ShardingPlan:
 
     shape: Transformer
     layout: Layout
-    accelerator: Accelerator
-    network: Network
+    accelerator: AcceleratorRates
+    network: NetworkRates
     stages: tuple[int, ...] = ()
     head_stage: int = -1
     loss_stage: int = -1

@@ -8,13 +8,13 @@ from itertools import product
 
 import numpy as np
 
-from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.layout import Layout, Precision, Recompute
 from equipoise.sim.llm.memory import MemoryStack, counts, peaks, usable_bytes
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import StepTime, step_times
+from equipoise.sim.llm.step_time import StepEstimate, step_times
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 CHUNKS = 3
@@ -27,7 +27,7 @@ class Found:
     """A layout that fits: its plan, step [s] by part, and peak memory [bytes]."""
 
     plan: ShardingPlan
-    times: StepTime
+    times: StepEstimate
     peak_bytes: float
 
     @property
@@ -47,8 +47,8 @@ class Search:
 
 def search(
     shape: Transformer,
-    accelerator: Accelerator,
-    network: Network,
+    accelerator: AcceleratorRates,
+    network: NetworkRates,
     gpus: int,
     global_batch: int,
     stack: Stack,
@@ -81,8 +81,8 @@ def search(
     return Search(found, len(plans), float(peak.min()))
 
 
-def _row(times: StepTime, row: int) -> StepTime:
-    return StepTime(*(float(np.asarray(getattr(times, f.name))[row]) for f in fields(times)))
+def _row(times: StepEstimate, row: int) -> StepEstimate:
+    return StepEstimate(*(float(np.asarray(getattr(times, f.name))[row]) for f in fields(times)))
 
 
 def _layouts(
@@ -146,7 +146,7 @@ def why(result: Search) -> str:
     if other is None:
         return text
     loses, more_s = max(
-        ((f.name, getattr(other.times, f.name) - getattr(best.times, f.name)) for f in fields(StepTime)),
+        ((f.name, getattr(other.times, f.name) - getattr(best.times, f.name)) for f in fields(StepEstimate)),
         key=lambda pair: pair[1],
     )
     slower = other.seconds / best.seconds - 1

@@ -20,7 +20,7 @@ from equipoise.sim.llm.stack import Floats, Number, Stack
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class StepEstimate:
     """Seconds of one step by part; arrays of shape (rows,) from `step_times`, floats from `step_time`.
 
     All parts are times of the slowest rank's critical path and sum to `total`. `recompute` is computing alone,
@@ -51,10 +51,10 @@ class StepTime:
             total = total + getattr(self, field.name)
         return total
 
-    def at_speed(self, speed: float) -> StepTime:
+    def at_speed(self, speed: float) -> StepEstimate:
         """The parts on nodes of this speed; what shows of the exchange stays."""
         parts = {f.name: getattr(self, f.name) / speed for f in fields(self) if f.name != "exchange"}
-        return StepTime(**parts, exchange=self.exchange)
+        return StepEstimate(**parts, exchange=self.exchange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class _Layer:
         return own + self.tensor + self.context + self.expert
 
 
-def step_time(plan: ShardingPlan, stack: Stack) -> StepTime:
+def step_time(plan: ShardingPlan, stack: Stack) -> StepEstimate:
     """The step time of one plan, by part [s]. Raises ValueError on a layout that cannot hold its shape."""
     times = step_times(quantities([plan]), stack)
-    return StepTime(*(float(np.ravel(getattr(times, f.name))[0]) for f in fields(times)))
+    return StepEstimate(*(float(np.ravel(getattr(times, f.name))[0]) for f in fields(times)))
 
 
-def step_times(q: Quantities, c: Stack) -> StepTime:
+def step_times(q: Quantities, c: Stack) -> StepEstimate:
     """The step times of all rows, by part [s], shape (rows,) each."""
     layer, send = _layer(q, c), _send(q, c)
     pace, paced_layers, stage, others = _pace(q, c, layer.total)
@@ -94,7 +94,7 @@ def step_times(q: Quantities, c: Stack) -> StepTime:
     shown = _sharded(q, c, stage)
     n = q.micro_batches
     passes = n * paced_layers
-    return StepTime(
+    return StepEstimate(
         products=passes * layer.products,
         attention=passes * layer.attention,
         elementwise=passes * layer.elementwise,

@@ -11,7 +11,7 @@ from typing import TypeGuard
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.jsonfile import load_json
 from equipoise.formats.text.jsonfile import path as within
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.sim.scenario.model import NodeGroup, OnNodes, Scenario
 from equipoise.sim.scenario.pools import Available, Supply
@@ -74,7 +74,7 @@ def _probes(path: Path, spec: Available, at: KeyPath) -> list[tuple[float, int]]
     if spec.series is not None:
         raise WrongValueError((*at, "series"), f"{spec.file} holds one series without a name; leave it out")
     try:
-        content = load_json(TextFile(path), Tally())
+        content = load_json(TextFile(path), RowTally())
     except FormatError as error:
         raise InputError([str(error)]) from error
     gap_s, counts = within(content, "metadata", "gap_seconds"), within(content, "data")

@@ -20,13 +20,21 @@ from equipoise.sim.hardware.profile import (
     load_profile,
 )
 from equipoise.sim.llm import search as llm
-from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.loading.transformer_time import overlap_of, with_factor
 from equipoise.sim.scenario.errors import read_model
-from equipoise.sim.scenario.model import Cluster, JobSpec, Memory, Model, Parallel, Scenario, Tree
+from equipoise.sim.scenario.model import (
+    ClusterSpec,
+    JobSpec,
+    MemorySpec,
+    Model,
+    Parallel,
+    Scenario,
+    TreeTopology,
+)
 from equipoise.sim.scenario.models.transformer import (
     Bound,
     LayoutSpec,
@@ -160,15 +168,15 @@ def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:
     return scenario.model_copy(update={"workload": workload})
 
 
-def _network(cluster: Cluster, profile: HardwareProfile) -> Network:
+def _network(cluster: ClusterSpec, profile: HardwareProfile) -> NetworkRates:
     """What a rank can count on where ranks are placed one after the other, by the least of the node groups."""
     groups, kind = cluster.groups, cluster.topology
     gpus, nic = min(g.gpus for g in groups), min(g.network for g in groups)
     driven = min(gpu_nic_bytes_per_s(g, profile) for g in groups)
-    if not isinstance(kind, Tree):
-        return Network(gpus, nic, driven)
+    if not isinstance(kind, TreeTopology):
+        return NetworkRates(gpus, nic, driven)
     rack = kind.nodes_per_rack
-    return Network(gpus, nic, driven, rack * gpus, rack * nic / kind.oversubscription)
+    return NetworkRates(gpus, nic, driven, rack * gpus, rack * nic / kind.oversubscription)
 
 
 def _bound(
@@ -214,7 +222,7 @@ def _bound(
             "flop_per_sample": shape.train_flop_per_token() * shape.sequence,
             "gradient": shape.parameters * (4.0 if model.precision == "fp32" else 2.0),
             "parallel": Parallel(tensor=layout.tp * layout.cp, pipeline=layout.pp, zero=layout.zero),
-            "memory": Memory(optimizer_bytes_per_parameter=CHECKPOINT_BYTES),
+            "memory": MemorySpec(optimizer_bytes_per_parameter=CHECKPOINT_BYTES),
         }
     )
     for job in jobs:
@@ -227,8 +235,8 @@ def _layout(
     spec: TransformerSpec,
     model: Model,
     jobs: list[JobSpec],
-    machine: Accelerator,
-    network: Network,
+    machine: AcceleratorRates,
+    network: NetworkRates,
     speed: float,
     path: KeyPath,
 ) -> tuple[LayoutSpec, str]:

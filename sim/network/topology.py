@@ -26,7 +26,7 @@ from equipoise.sim.hardware.profile import (
     load_profile,
 )
 from equipoise.sim.network.paths import Graph
-from equipoise.sim.scenario.model import Cluster, Explicit, NodeGroup, Star
+from equipoise.sim.scenario.model import ClusterSpec, Explicit, NodeGroup, Star
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,7 +49,7 @@ class Topology:
     other. `profile`: the cluster's own where it is None.
     """
 
-    def __init__(self, cluster: Cluster, profile: HardwareProfile | None = None) -> None:
+    def __init__(self, cluster: ClusterSpec, profile: HardwareProfile | None = None) -> None:
         groups, self.kind = cluster.groups, cluster.topology
         profile = profile if profile is not None else load_profile(cluster.hardware)
         count = np.array([group.count for group in groups])

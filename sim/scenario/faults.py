@@ -109,7 +109,7 @@ class FaultEvent(Section):
     factor: Positive = 2.0  # of slowness, rate or gradient
 
 
-class Faults(Section):
+class FaultsSpec(Section):
     """Everything that goes wrong."""
 
     crash: Crash | None = None

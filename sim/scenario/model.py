@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from equipoise.sim.scenario.faults import Faults as Faults
+from equipoise.sim.scenario.faults import FaultsSpec as FaultsSpec
 from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.jobs import Checkpoint as Checkpoint
 from equipoise.sim.scenario.jobs import Data as Data
@@ -22,13 +22,13 @@ from equipoise.sim.scenario.jobs import Skewed as Skewed
 from equipoise.sim.scenario.jobs import SpreadSizes as SpreadSizes
 from equipoise.sim.scenario.jobs import TraceSpec as TraceSpec
 from equipoise.sim.scenario.jobs import TrainingJobs as TrainingJobs
-from equipoise.sim.scenario.models.model import Memory as Memory
+from equipoise.sim.scenario.models.model import MemorySpec as MemorySpec
 from equipoise.sim.scenario.models.model import Model as Model
 from equipoise.sim.scenario.models.model import Parallel as Parallel
 from equipoise.sim.scenario.money import Cost as Cost
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.pools import Autoscale, Available
-from equipoise.sim.scenario.queues import Queues
+from equipoise.sim.scenario.queues import QueuesSpec
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.services import Service as Service
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
@@ -93,7 +93,7 @@ class Star(Section):
     latency: Seconds = 0.0  # between two nodes, one way
 
 
-class Tree(Section):
+class TreeTopology(Section):
     """Racks under one core switch; each rack's uplink carries its nodes' NICs over `oversubscription`."""
 
     kind: Literal["tree"]  # racks
@@ -127,14 +127,14 @@ class SlowLink(Section):
     rate: BytesPerS  # of all of its NICs together, one direction
 
 
-class Cluster(Section):
+class ClusterSpec(Section):
     """Nodes and how they are connected. `gpus: N` alone is one pool of N counted GPUs."""
 
     hardware: str = "catalogue"  # a profile that comes with the software, or a file
     nodes: tuple[NodeGroup, ...] = ()  # groups of identical nodes
     gpus: Count | None = None  # one pool of so many counted GPUs, without network
     # how the nodes are connected
-    topology: Annotated[Star | Tree | Explicit, Field(discriminator="kind")] = Star()
+    topology: Annotated[Star | TreeTopology | Explicit, Field(discriminator="kind")] = Star()
     slow_links: tuple[SlowLink, ...] = ()
 
     @model_validator(mode="after")
@@ -287,19 +287,19 @@ class Scenario(Section):
     name: str  # in results and file names
     why: str = ""  # the question that the scenario asks
     expect: str = ""  # the answer that is expected, in words
-    cluster: Cluster
+    cluster: ClusterSpec
     workload: Workload
     services: tuple[Service, ...] = ()  # that answer requests beside the jobs
     # stages in order; a stage with parameters is {name: {...}}; none: nothing is changed
     policy: tuple[str | dict[str, dict[str, Any] | None], ...] = ("fifo",)
     decide: Decide = Decide()
     noise: Noise = Noise()
-    faults: Faults = Faults()
+    faults: FaultsSpec = FaultsSpec()
     restart: Restart = Restart()
     energy: Energy = Energy()
     thermal: Thermal | None = None
     cost: Cost = Cost()
-    queues: Queues = Queues()
+    queues: QueuesSpec = QueuesSpec()
     seed: Annotated[Int, Field(ge=0)] = 0  # of all that is random
     horizon: Span | None = None  # stop here; none: run until every job is done. Services go on until here
 

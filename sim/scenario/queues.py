@@ -153,7 +153,7 @@ class Queue(Section):
         return self
 
 
-class Queues(Section):
+class QueuesSpec(Section):
     """Everything that is declared. Jobs say user, account, partition, qos, queue; so do columns of a trace."""
 
     accounts: tuple[Account, ...] = ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.formats.text.columns import Text, TextBuilder
-from equipoise.sim.scenario.model import Cluster, TraceSpec
+from equipoise.sim.scenario.model import ClusterSpec, TraceSpec
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.keep import chosen
 from equipoise.sim.traces.read import FORMATS, check_format, read_spec, trace_format
@@ -49,7 +49,7 @@ class Checked:
     findings: tuple[Finding, ...]
 
 
-def check_trace(spec: TraceSpec, path: Path, cluster: Cluster | None = None) -> Checked:
+def check_trace(spec: TraceSpec, path: Path, cluster: ClusterSpec | None = None) -> Checked:
     """Look through a trace. cluster: for what it can hold. Raises InputError when the file cannot be read."""
     check_format(spec.format)
     form = "columns" if spec.columns else trace_format(path) if spec.format == "auto" else spec.format
@@ -218,7 +218,7 @@ def _silence(rows: Rows) -> Iterator[Finding]:
         yield Finding("more than a day without a submission", int(long.size), 0, effect)
 
 
-def _load(rows: Rows, unit: str, cluster: Cluster | None) -> Iterator[Finding]:
+def _load(rows: Rows, unit: str, cluster: ClusterSpec | None) -> Iterator[Finding]:
     """What the site held at once, against what the cluster has."""
     start_s, kept = _start_s(rows), np.flatnonzero(rows.keep)
     times = np.concatenate((start_s[kept], start_s[kept] + rows.duration_s[kept]))
@@ -244,7 +244,7 @@ def _load(rows: Rows, unit: str, cluster: Cluster | None) -> Iterator[Finding]:
         yield Finding(what, round(over_s), 0, f"{held_most}; simulated waits come out too long")
 
 
-def _too_large(rows: Rows, unit: str, cluster: Cluster) -> Iterator[Finding]:
+def _too_large(rows: Rows, unit: str, cluster: ClusterSpec) -> Iterator[Finding]:
     """Jobs for which the cluster, or any one of its nodes, is too small."""
     sizes: Sequence[int] = [group.gpus for group in cluster.groups]
     total = sum(group.count * group.gpus for group in cluster.groups)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from equipoise.formats.kueue.objects import KueueObjects, Pod, PodSet, Workload
+from equipoise.formats.kueue.objects import KueueObjects, KueueWorkload, Pod, PodSet
 from equipoise.formats.text.columns import Text, TextBuilder
-from equipoise.formats.text.tally import Change
+from equipoise.formats.text.tally import TextChange
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.rows import Rows
 from equipoise.sim.traces.trace import Column
@@ -34,7 +34,7 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
             [f"{file}: Kubernetes objects, but neither workloads nor pods among them: {found.seen}"]
         )
     more = 0 if found.workloads else len(found.pods) - len(made)
-    gangs = (Change("merged", "a further pod of a gang", more, 1),) if more else ()
+    gangs = (TextChange("merged", "a further pod of a gang", more, 1),) if more else ()
     numbers = {key: np.array([row[key] for row in made], dtype=np.float64) for key in _NUMBERS}
     texts: dict[str, Column] = {key: _text([str(row[key]) for row in made]) for key in _TEXTS}
     texts |= {"site_queueing_s": numbers["start"] - numbers["arrival"], "pods": numbers["pods"]}
@@ -71,7 +71,7 @@ _TEXTS = ("account", "queue", "cluster_queue", "priority", "state", "kind", "tog
 _HOST = "kubernetes.io/hostname"
 
 
-def _of_workload(workload: Workload, found: KueueObjects, unit: str) -> Row:
+def _of_workload(workload: KueueWorkload, found: KueueObjects, unit: str) -> Row:
     priority = workload.priority
     if priority is None:
         priority = found.priority_classes.get(workload.priority_class)

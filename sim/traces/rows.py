@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.formats.text.columns import Text
-from equipoise.formats.text.tally import ACTIONS, Change, Tally
+from equipoise.formats.text.tally import ACTIONS, RowTally, TextChange
 from equipoise.policies.numerals import is_index
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.keep import chosen
@@ -39,7 +39,7 @@ class Rows:
     units: Floats
     line: Ints
     columns: dict[str, Column]
-    changes: Sequence[Change]
+    changes: Sequence[TextChange]
     priority: Floats | None = None
     model: Sequence[str] | None = None
     submit_s: Floats | None = None
@@ -50,7 +50,7 @@ class Rows:
     def __post_init__(self) -> None:
         """Begin with every row, and with what the reader of the file counted."""
         self.keep = np.ones(len(self.line), dtype=np.bool_)
-        self.tally = Tally()
+        self.tally = RowTally()
         for change in self.changes:
             self.tally.add(change.action, change.reason, change.first_line, change.count)
 
@@ -144,7 +144,7 @@ def _says(column: Column, keep: Bools) -> bool:
     return bool(np.isfinite(kept).any())
 
 
-def told(tally: Tally) -> list[str]:
+def told(tally: RowTally) -> list[str]:
     """One text per action: `left out: 3 no submit time, 2 zero duration`."""
     found = tally.changes()
     return [
@@ -154,12 +154,12 @@ def told(tally: Tally) -> list[str]:
     ]
 
 
-def _left(tally: Tally) -> str:
+def _left(tally: RowTally) -> str:
     parts = [text for text in told(tally) if not text.startswith("noted")]
     return f": {'; '.join(parts)}" if parts else ""
 
 
-def _hint(tally: Tally, unit: str) -> str:
+def _hint(tally: RowTally, unit: str) -> str:
     only_cpus = any(change.reason == NO_GPUS for change in tally.changes())
     return "; --set workload.trace.count=cpus counts CPUs in place of GPUs" if only_cpus else ""
 

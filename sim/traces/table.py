@@ -20,7 +20,7 @@ from equipoise.formats.regular import TABLE_BYTES, RefusedError, read_unpacked
 from equipoise.formats.text.columns import TextBuilder
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.spreadsheet import unguarded
-from equipoise.formats.text.tally import Tally
+from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.names import nearest
@@ -163,7 +163,7 @@ def header_of(path: Path) -> list[str]:
     """The names in a file's first line; none when it is empty or cannot be read. Raises InputError for too many."""
     try:
         file = TextFile(path, head_bytes=1 << 20)
-        _, lines = next(file.chunks(Tally()), (1, [""]))
+        _, lines = next(file.chunks(RowTally()), (1, [""]))
         names = [name.strip() for name in next(csv.reader([lines[0][: csv.field_size_limit()]]), [])]
     except (FormatError, csv.Error):
         return []

@@ -25,7 +25,7 @@ from equipoise.sim.scenario.model import Data, OnNodes, Skewed
 from equipoise.sim.world.roster import Roster
 
 
-class Arrivals:
+class JobArrivals:
     """Puts jobs into the queue at their time. make(row): a training job; arrived(): called after each instant.
 
     unasked_until_s(): nobody looks at the queue before this time, so that who arrives until then joins it now.

@@ -45,7 +45,7 @@ class Pool:
         return now_s if self.ordered_s == now_s else self.ordered_s + self.spec.cool_down
 
 
-class Autoscaler:
+class NodeAutoscaler:
     """Rents and gives back nodes. It is told by `look()` that a policy has decided."""
 
     def __init__(

@@ -48,12 +48,11 @@ from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.randomness import estimate_factors, stream
-from equipoise.sim.scenario.model import Data, Scenario
-from equipoise.sim.scenario.model import Faults as FaultsSpec
+from equipoise.sim.scenario.model import Data, FaultsSpec, Scenario
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.apply import hand_over
-from equipoise.sim.world.arrivals import Arrivals, place_data
-from equipoise.sim.world.autoscale import Autoscaler
+from equipoise.sim.world.arrivals import JobArrivals, place_data
+from equipoise.sim.world.autoscale import NodeAutoscaler
 from equipoise.sim.world.decisions import Decisions
 from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.observe import Observer, Traffic
@@ -142,7 +141,7 @@ class SimWorld:
         self.faults = Faults(acting_faults(scenario), self.clock, cluster, self.nodes, seed)
         self.services.scales = scales
         self.autoscaler = (
-            Autoscaler(self.clock, cluster, self.roster, self.nodes, self.services) if scales else None
+            NodeAutoscaler(self.clock, cluster, self.roster, self.nodes, self.services) if scales else None
         )
 
     def _make_engine(self, event_by_event: bool, topology: Topology) -> EventByEvent:
@@ -208,7 +207,7 @@ class SimWorld:
             clock, cluster, roster, self.rigid, self.policy, self.listeners, traffic, paths
         )
         self.observer.draws = meter if scenario.energy.policy_caps else None
-        self.arrivals = Arrivals(
+        self.arrivals = JobArrivals(
             clock, roster, self._make_training, self.decisions.last_event, self._unasked_until_s
         )
 

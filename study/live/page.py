@@ -14,11 +14,11 @@ from equipoise.policies.files import write_whole
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share, format_usd
 from equipoise.study.live.account import USES, LiveAccount, read_account
-from equipoise.study.report.chart import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.first import Figure, figures_html
 from equipoise.study.report.page import composed, figure, section
 from equipoise.study.report.tables import table
-from equipoise.study.twin.ranks import Diagnosis, diagnose
+from equipoise.study.twin.ranks import RankDiagnosis, diagnose
 
 _LABELS = {
     "busy": "computing", "input_stall": "waiting for data", "barrier_wait": "waiting for other ranks",
@@ -45,7 +45,7 @@ def live_report(folder: Path, out: Path, gpu_hour_usd: float | None = None) -> t
         raise InputError([f"{account.folder}: no round is on record"])
     notes = []
     try:
-        ranks: Diagnosis | None = diagnose(account.folder)
+        ranks: RankDiagnosis | None = diagnose(account.folder)
     except InputError as error:
         ranks = None
         notes.append(f"which rank is slow cannot be said: {error.lines[0]}")
@@ -74,7 +74,7 @@ def _pair(charts: Sequence[Chart]) -> str:
 
 def _answer(
     account: LiveAccount,
-    ranks: Diagnosis | None,
+    ranks: RankDiagnosis | None,
     gpu_hour_usd: float | None,
     title: str,
     notes: Sequence[str],
@@ -123,7 +123,8 @@ def _uses(account: LiveAccount) -> Chart:
     places = [float(k) for k in range(len(rows))]
     used = [use for use in USES if any(seconds[use] > 0 for _, seconds in rows)]
     series = tuple(
-        Series(_LABELS[use], places, [shares[name][use] for name, _ in rows], _COLOURS[use]) for use in used
+        ChartSeries(_LABELS[use], places, [shares[name][use] for name, _ in rows], _COLOURS[use])
+        for use in used
     )
     numbers = tuple((name, *(format_seconds(seconds[use]) for use in used)) for name, seconds in rows)
     text = ", ".join(f"{_LABELS[use]} {shares['all ranks'][use]:.3g} %" for use in used)
@@ -145,12 +146,12 @@ def _by_round(account: LiveAccount) -> list[Chart]:
     x = [float(k) for k in numbers]
     members = [rank.member for rank in account.ranks]
     shares = [
-        Series(
+        ChartSeries(
             f"rank {m}", x, [float(account.rounds[k].get(m, {}).get("samples") or 0) for k in numbers], colour
         )
         for colour, m in enumerate(members)
     ]
-    took = Series("a round", x, [t / unit.seconds for t in times])
+    took = ChartSeries("a round", x, [t / unit.seconds for t in times])
     return [
         Chart(
             "live-rounds", "line", "Time of a round", "the longest of its ranks, round by round",
@@ -169,7 +170,7 @@ def _length(line: Any) -> float:
     return math.nan if any(part is None for part in parts) else math.fsum(parts)
 
 
-def _ranks(account: LiveAccount, found: Diagnosis | None) -> str:
+def _ranks(account: LiveAccount, found: RankDiagnosis | None) -> str:
     seconds = {rank.member: rank.seconds() for rank in account.ranks}
     judged = {rank.member: rank for rank in found.ranks} if found is not None else {}
     rows = []

@@ -25,7 +25,7 @@ from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.memory_stacks import GENERAL
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, search
-from equipoise.sim.llm.step_time import StepTime, step_time
+from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.scenario.models.transformer import NAMES, StackSpec, precision_of
@@ -131,7 +131,7 @@ def _parts_s(model: Model, plan: ShardingPlan, accelerator: Accelerator, speed: 
     """The step of nodes of this speed by what takes the time [s], its exchange hidden as the simulator hides it."""
     stack, factor = stack_in_force(model), section(model)[1].factor
     step, samples = step_time(plan, stack), -(-plan.layout.global_batch // plan.layout.data)
-    parts = {f.name: factor * float(getattr(step, f.name)) / speed for f in fields(StepTime)}
+    parts = {f.name: factor * float(getattr(step, f.name)) / speed for f in fields(StepEstimate)}
     if model.lighter.teacher_flop_per_sample:
         parts["teacher"] = replica_teacher_s(model, accelerator, samples) / speed
     work_s = math.fsum(part for name, part in parts.items() if name != "exchange")

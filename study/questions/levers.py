@@ -13,7 +13,16 @@ from typing import Any
 from equipoise.policies.registry import make_policy
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.run import step_noise
-from equipoise.sim.scenario.model import Cluster, Even, Explicit, Faults, Model, NodeGroup, Noise, Scenario
+from equipoise.sim.scenario.model import (
+    ClusterSpec,
+    Even,
+    Explicit,
+    FaultsSpec,
+    Model,
+    NodeGroup,
+    Noise,
+    Scenario,
+)
 
 LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")
 POLICIES = ("s1+s2+s3", "s1+s2+s3+s4")
@@ -97,7 +106,7 @@ def _groups(scenario: Scenario, change: Callable[[NodeGroup], NodeGroup]) -> Sce
     groups = tuple(change(group) for group in scenario.cluster.groups)
     if groups == scenario.cluster.groups:
         return scenario
-    cluster: Cluster = _with(scenario.cluster, nodes=groups, gpus=None)
+    cluster: ClusterSpec = _with(scenario.cluster, nodes=groups, gpus=None)
     return _with(scenario, cluster=cluster)  # type: ignore[no-any-return]
 
 
@@ -334,4 +343,4 @@ def more_nodes(scenario: Scenario) -> Scenario:
 
 def no_faults(scenario: Scenario) -> Scenario:
     """Nothing breaks."""
-    return _with(scenario, faults=Faults())  # type: ignore[no-any-return]
+    return _with(scenario, faults=FaultsSpec())  # type: ignore[no-any-return]

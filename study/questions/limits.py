@@ -123,7 +123,7 @@ class Limited:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LimitReport:
     """The groups whose jobs take the most time first; the first of all is every job together."""
 
     scenario: str
@@ -270,7 +270,7 @@ def limits(
     trace: str | None = None,
     most: int = 10,
     options: RunOptions = DEFAULT,
-) -> Limits:
+) -> LimitReport:
     """Name the limit of each job of the scenario in `path`, and run with every lever.
 
     policies: other policies to try. most: groups of jobs to look at, those that take the most time. Copies of one
@@ -305,7 +305,7 @@ def limits(
     ordered = [limited[0], *sorted(limited[1:], key=lambda g: -g.jobs * g.time_s.mean)][: most + 1]
     if len(ordered) == 2 and ordered[0].jobs == ordered[1].jobs:
         ordered = ordered[1:]  # one group is all jobs
-    return Limits(scenario.name, name, len(outcomes[0].rows), tuple(ordered), tuple(notes))
+    return LimitReport(scenario.name, name, len(outcomes[0].rows), tuple(ordered), tuple(notes))
 
 
 def host_needs(scenario: Scenario, job: str, rate: float) -> str:

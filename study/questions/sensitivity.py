@@ -18,7 +18,7 @@ from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS
-from equipoise.study.questions.sensitivity_keys import Range, default_ranges, read_range
+from equipoise.study.questions.sensitivity_keys import KeyRange, default_ranges, read_range
 from equipoise.study.runs.variants import (
     DEFAULT,
     RunOptions,
@@ -145,7 +145,7 @@ def sensitivity(
     return _result(file.scenario, name, metric, chosen, outcomes, ends, notes)
 
 
-def _keys(ranges: Sequence[Range]) -> set[str]:
+def _keys(ranges: Sequence[KeyRange]) -> set[str]:
     return {found.key for found in ranges}
 
 
@@ -158,7 +158,7 @@ Ends = dict[tuple[int, str], int | str]
 
 
 def _variants(
-    file: ScenarioFile, chosen: Sequence[Range], overrides: Sequence[str], trace: str | None, policy: str
+    file: ScenarioFile, chosen: Sequence[KeyRange], overrides: Sequence[str], trace: str | None, policy: str
 ) -> tuple[list[Variant], Ends, list[str]]:
     """The base and every end that is allowed. Raises InputError for one that the user asked for."""
     variants, notes = [Variant("base", file.scenario, policy)], []
@@ -207,7 +207,7 @@ def _result(
     scenario: Scenario,
     policy: str,
     metric: str,
-    chosen: Sequence[Range],
+    chosen: Sequence[KeyRange],
     outcomes: Sequence[VariantOutcome],
     ends: Ends,
     notes: list[str],

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.policies.numerals import is_index, strict_float
-from equipoise.sim.scenario.model import JobSpec, Model, Scenario, Tree
+from equipoise.sim.scenario.model import JobSpec, Model, Scenario, TreeTopology
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_bytes_per_s, format_scaled, format_seconds
 
 
 @dataclass(frozen=True)
-class Range:
+class KeyRange:
     """A key with a low and a high value.
 
     low, high: `key=value` texts, more than one where other keys must follow. low_shown, high_shown: for people.
@@ -49,7 +49,7 @@ _EXAMPLE = "cluster.nodes.0.nic"
 _FIXED = ("seed", "policy", "schema_version")  # every change meets the same seeds under the same policy
 
 
-def read_range(text: str, scenario: Scenario) -> Range:
+def read_range(text: str, scenario: Scenario) -> KeyRange:
     """`KEY=LOW..HIGH`; LOW and HIGH are values, or `xF` for F times what the scenario has.
 
     Raises InputError, one line with what is allowed.
@@ -66,7 +66,7 @@ def read_range(text: str, scenario: Scenario) -> Range:
     ends = [_times(end, key, scenario, text) for end in (low, high)]
     shown = [end if isinstance(end, str) else _shown(key, end) for end in ends]
     given = [end if isinstance(end, str) else _number(end) for end in ends]
-    return Range(key, (f"{key}={given[0]}",), (f"{key}={given[1]}",), shown[0], shown[1], asked=True)
+    return KeyRange(key, (f"{key}={given[0]}",), (f"{key}={given[1]}",), shown[0], shown[1], asked=True)
 
 
 def _shown(key: str, value: float) -> str:
@@ -107,22 +107,22 @@ def value_at(scenario: Scenario, key: str) -> Any:
     return holder
 
 
-def default_ranges(scenario: Scenario) -> list[Range]:
+def default_ranges(scenario: Scenario) -> list[KeyRange]:
     """Ranges for whatever the scenario has: nodes, network, models, jobs, noise, faults, decisions."""
     parts = (_nodes, _network, _models, _jobs, _faults, _others)
     return [found for part in parts for found in part(scenario)]
 
 
-def _scaled(key: str, value: float, low: float, high: float, least: float = 0.0) -> Iterator[Range]:
+def _scaled(key: str, value: float, low: float, high: float, least: float = 0.0) -> Iterator[KeyRange]:
     """From `low` to `high` times the value, whole when it is, never below `least`; nothing when all are one."""
     ends = [max(least, _whole_like(value, factor * value)) for factor in (low, high)]
     if ends[0] != ends[1]:
         yield _between(key, ends[0], ends[1])
 
 
-def _between(key: str, low: float, high: float, also: tuple[tuple[str, ...], ...] = ((), ())) -> Range:
+def _between(key: str, low: float, high: float, also: tuple[tuple[str, ...], ...] = ((), ())) -> KeyRange:
     ends = [(f"{key}={_number(value)}", *more) for value, more in zip((low, high), also, strict=True)]
-    return Range(key, ends[0], ends[1], _shown(key, low), _shown(key, high))
+    return KeyRange(key, ends[0], ends[1], _shown(key, low), _shown(key, high))
 
 
 def _whole_like(value: float, changed: float) -> float:
@@ -133,7 +133,7 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.12g}"
 
 
-def _nodes(scenario: Scenario) -> Iterator[Range]:
+def _nodes(scenario: Scenario) -> Iterator[KeyRange]:
     reads = any(job.data is not None and job.data.sample_size > 0 for job in scenario.workload.jobs)
     if scenario.cluster.gpus is not None:
         yield from _scaled("cluster.gpus", scenario.cluster.gpus, 0.8, 1.25, least=1)
@@ -152,21 +152,21 @@ def _nodes(scenario: Scenario) -> Iterator[Range]:
             yield from _scaled(f"{key}.ingest", group.ingest, 0.5, 2.0)
 
 
-def _network(scenario: Scenario) -> Iterator[Range]:
-    if isinstance(scenario.cluster.topology, Tree):
+def _network(scenario: Scenario) -> Iterator[KeyRange]:
+    if isinstance(scenario.cluster.topology, TreeTopology):
         key = "cluster.topology.oversubscription"
         yield from _scaled(key, scenario.cluster.topology.oversubscription, 0.5, 2.0, least=1.0)
     for k, slow in enumerate(scenario.cluster.slow_links):
         yield from _scaled(f"cluster.slow_links.{k}.rate", slow.rate, 0.5, 2.0)
 
 
-def _models(scenario: Scenario) -> Iterator[Range]:
+def _models(scenario: Scenario) -> Iterator[KeyRange]:
     for name, model in scenario.workload.models.items():
         if "=" not in name:  # such a name cannot stand in KEY=VALUE
             yield from _model(f"workload.models.{name}", model)
 
 
-def _model(key: str, model: Model) -> Iterator[Range]:
+def _model(key: str, model: Model) -> Iterator[KeyRange]:
     if model.transformer is None:
         yield from _typed(key, model)
     if model.exchange.rate is not None:
@@ -176,7 +176,7 @@ def _model(key: str, model: Model) -> Iterator[Range]:
     yield from _scaled(f"{key}.drift", model.drift, 0.5, 2.0)
 
 
-def _typed(key: str, model: Model) -> Iterator[Range]:
+def _typed(key: str, model: Model) -> Iterator[KeyRange]:
     """What follows from a `transformer` section where there is one."""
     for cost in ("sample_time", "flop_per_sample"):
         if (value := getattr(model, cost)) is not None:
@@ -187,7 +187,7 @@ def _typed(key: str, model: Model) -> Iterator[Range]:
         yield from _scaled(f"{key}.overlap", model.overlap, 0.5, 2.0, least=1.0)
 
 
-def _jobs(scenario: Scenario) -> Iterator[Range]:
+def _jobs(scenario: Scenario) -> Iterator[KeyRange]:
     for k, job in enumerate(scenario.workload.jobs):
         key = f"workload.jobs.{k}"
         if job.model is not None:
@@ -198,7 +198,7 @@ def _jobs(scenario: Scenario) -> Iterator[Range]:
         yield from _scaled("workload.trace.time_scale", scenario.workload.trace.time_scale, 0.8, 1.25)
 
 
-def _batch(key: str, job: JobSpec) -> Iterator[Range]:
+def _batch(key: str, job: JobSpec) -> Iterator[KeyRange]:
     """Half and twice the batch; a job that counts steps then takes twice and half as many, for equal work."""
     unit = job.micro_batch
     low, high = max(unit, job.global_batch // 2 // unit * unit), 2 * job.global_batch
@@ -212,7 +212,7 @@ def _batch(key: str, job: JobSpec) -> Iterator[Range]:
         yield _between(f"{key}.global_batch", low, high, (steps[0], steps[1]))
 
 
-def _faults(scenario: Scenario) -> Iterator[Range]:
+def _faults(scenario: Scenario) -> Iterator[KeyRange]:
     faults = scenario.faults
     for kind in ("crash", "fail_slow", "link", "rack", "spot"):
         found = getattr(faults, kind)
@@ -225,7 +225,7 @@ def _faults(scenario: Scenario) -> Iterator[Range]:
         yield from _scaled("faults.fail_slow.duration", faults.fail_slow.duration, 0.5, 2.0)
 
 
-def _others(scenario: Scenario) -> Iterator[Range]:
+def _others(scenario: Scenario) -> Iterator[KeyRange]:
     cov = scenario.noise.step_cov
     if any(job.model is not None for job in scenario.workload.jobs):
         yield _between("noise.step_cov", 0.0, 2.0 * cov if cov else 0.1)

@@ -23,12 +23,12 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run, undone
 from equipoise.sim.run import is_random, run
-from equipoise.sim.scenario.model import Faults, NodeGroup, Scenario
+from equipoise.sim.scenario.model import FaultsSpec, NodeGroup, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import lower_bound
 from equipoise.study.questions.targets import (
-    Supply,
+    NodeSupply,
     Target,
     power_w,
     price_usd_per_h,
@@ -168,7 +168,9 @@ class Question:
     jobs: int = 1
     grow: bool = False  # training jobs grow and shrink with the cluster
     every: bool = False  # run every size, not only until the first that meets the targets
-    available: Mapping[str, Supply] = field(default_factory=dict)  # by accelerator; any number of the others
+    available: Mapping[str, NodeSupply] = field(
+        default_factory=dict
+    )  # by accelerator; any number of the others
     runner: Callable[..., Run] = field(default=run, compare=False)
 
     def asks_for(self, *keys: str) -> bool:
@@ -186,7 +188,7 @@ def size(question: Question, progress: Progress | None = None) -> Answer:
     Raises InputError for a wrong scenario, key or target, PolicyError for an unknown stage.
     """
     answer = _search(question, progress, faults=True)
-    if answer.best is None or answer.best.candidate.scenario.faults == Faults():
+    if answer.best is None or answer.best.candidate.scenario.faults == FaultsSpec():
         return answer
     calm = _search(replace(question, every=False), None, faults=False)  # only its best is needed
     nodes = calm.best.candidate.nodes if calm.best is not None else answer.best.candidate.nodes
@@ -455,7 +457,7 @@ def _candidate(
 ) -> Candidate:
     scenario = file.scenario
     if not faults:
-        scenario = scenario.model_copy(update={"faults": Faults()})
+        scenario = scenario.model_copy(update={"faults": FaultsSpec()})
     profile = load_profile(scenario.cluster.hardware)
     bound = lower_bound(scenario, trace)
     bound_s = {"makespan_s": bound.makespan_s, "completion_mean_s": bound.completion_mean_s}

@@ -43,7 +43,7 @@ _ROUNDING = 1e-9  # of a limit: a wait of an hour may be 3600.0000000000005 s on
 
 
 @dataclass(frozen=True)
-class Measure:
+class TargetMeasure:
     """Something that a target can be set for; `key` is its name in results."""
 
     key: str
@@ -64,25 +64,25 @@ _TIMES = (
     "queueing_p95",
     "queueing_p99",
 )
-MEASURES: dict[str, Measure] = {
-    **{name: Measure(f"{name}_s", TIME, format_seconds) for name in _TIMES},
+MEASURES: dict[str, TargetMeasure] = {
+    **{name: TargetMeasure(f"{name}_s", TIME, format_seconds) for name in _TIMES},
     **{
-        name.replace("queueing", "wait"): Measure(f"{name}_s", TIME, format_seconds)
+        name.replace("queueing", "wait"): TargetMeasure(f"{name}_s", TIME, format_seconds)
         for name in _TIMES
         if "queueing" in name
     },
-    "goodput": Measure("goodput_ratio", SHARE, format_share),
-    "gpu_busy": Measure("gpu_busy_ratio", SHARE, format_share),
-    "service_goodput": Measure("service_goodput_ratio", SHARE, format_share),
+    "goodput": TargetMeasure("goodput_ratio", SHARE, format_share),
+    "gpu_busy": TargetMeasure("gpu_busy_ratio", SHARE, format_share),
+    "service_goodput": TargetMeasure("service_goodput_ratio", SHARE, format_share),
     **{
-        f"service_latency_p{q}": Measure(f"service_latency_p{q}_s", TIME, format_seconds)
+        f"service_latency_p{q}": TargetMeasure(f"service_latency_p{q}_s", TIME, format_seconds)
         for q in (50, 95, 99)
     },
-    "cost": Measure("cost_usd", USD, format_usd),
-    "committed": Measure("committed_usd", USD, format_usd),
-    "energy": Measure("energy_j", ENERGY, format_joules),
-    "price": Measure("price_usd_per_h", PRICE, lambda value: f"{format_usd(value)}/h", of_cluster=True),
-    "power": Measure("power_w", POWER, lambda value: format_scaled(value, "W"), of_cluster=True),
+    "cost": TargetMeasure("cost_usd", USD, format_usd),
+    "committed": TargetMeasure("committed_usd", USD, format_usd),
+    "energy": TargetMeasure("energy_j", ENERGY, format_joules),
+    "price": TargetMeasure("price_usd_per_h", PRICE, lambda value: f"{format_usd(value)}/h", of_cluster=True),
+    "power": TargetMeasure("power_w", POWER, lambda value: format_scaled(value, "W"), of_cluster=True),
 }
 
 
@@ -90,7 +90,7 @@ MEASURES: dict[str, Measure] = {
 class Target:
     """One condition. `limit` is in SI units."""
 
-    measure: Measure
+    measure: TargetMeasure
     at_most: bool
     limit: float
     text: str
@@ -226,14 +226,14 @@ def with_rent(values: Mapping[str, float], price: float) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Supply:
+class NodeSupply:
     """What can be had of one accelerator: so many GPUs at most, so long (s) after they are ordered."""
 
     gpus: float = math.inf
     after_s: float = 0.0
 
 
-def read_supply(text: str) -> tuple[str, Supply]:
+def read_supply(text: str) -> tuple[str, NodeSupply]:
     """`h100_sxm=256`, `l40s=1024 in 30 d` or `l40s=in 30 d` as (accelerator, supply). Raises InputError."""
     match = re.fullmatch(r"\s*([\w.-]+)\s*=\s*([0-9]+)?\s*(?:in\s+(.+?))?\s*", text)
     if match is None or (match[2] is None and match[3] is None):
@@ -242,17 +242,17 @@ def read_supply(text: str) -> tuple[str, Supply]:
         after_s = TIME.parse(match[3]) if match[3] is not None else 0.0
     except ValueError as error:
         raise InputError([f"--available {text!r}: {error}"]) from error
-    return match[1], Supply(math.inf if match[2] is None else float(match[2]), after_s)
+    return match[1], NodeSupply(math.inf if match[2] is None else float(match[2]), after_s)
 
 
-def supplied(scenario: Scenario, available: Mapping[str, Supply]) -> tuple[str, float]:
+def supplied(scenario: Scenario, available: Mapping[str, NodeSupply]) -> tuple[str, float]:
     """(what of the cluster cannot be had, "" when all can; time until the last GPU is delivered, s)."""
     wanted: dict[str, int] = {}
     for group in scenario.cluster.groups:
         wanted[group.accelerator] = wanted.get(group.accelerator, 0) + group.count * group.gpus
     late_s = 0.0
     for name, gpus in sorted(wanted.items()):
-        supply = available.get(name, Supply())
+        supply = available.get(name, NodeSupply())
         if gpus > supply.gpus:
             return f"{gpus} GPUs of {name} are needed, {supply.gpus:g} are available", 0.0
         late_s = max(late_s, supply.after_s) if gpus else late_s

@@ -36,7 +36,7 @@ from equipoise.study.folders import TUNE, check_free
 from equipoise.study.questions.race import LEVEL, Values, expected, front, looks, p_better, surely_worse
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Shared, orders_at, trace_at
-from equipoise.study.runs.store import Memory, Store, ledger_with_copy, only_writer
+from equipoise.study.runs.store import MemoryStore, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.variants import policy_text
 from equipoise.study.statistics import Interval, holm, paired_ratio
 
@@ -44,7 +44,7 @@ SURE = 0.01
 
 
 @dataclass(frozen=True)
-class Range:
+class ParameterRange:
     """Numbers from low to high; whole: whole numbers; scale: how they are spread."""
 
     low: float
@@ -53,12 +53,12 @@ class Range:
     scale: Literal["linear", "log"]
 
 
-Varied = Mapping[str, Range | Sequence[str]]
+Varied = Mapping[str, ParameterRange | Sequence[str]]
 """Ranges or choices by key: of the scenario, or `policy.STAGE.PARAMETER`."""
 
 
 @dataclass(frozen=True)
-class Search:
+class ParameterSearch:
     """What to search. seeds: of each trial; fresh: seeds of the final figure, none of which a trial has seen.
 
     metrics: the objectives. prune: stop a trial that is surely worse before it has had all seeds.
@@ -78,7 +78,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ParameterTrial:
     """One point, the means of the objectives on the seeds of the trials, and on how many of these it was run.
 
     Infinite: a run failed. Of one that was stopped early, what it would have had at its ratio to a better one.
@@ -94,7 +94,7 @@ class Trial:
 class Choice:
     """A point against the start on fresh seeds, by objective. p: that it is no better, after Holm; NaN: no test."""
 
-    trial: Trial
+    trial: ParameterTrial
     means: dict[str, float]
     ratios: dict[str, Interval]
     p: dict[str, float]
@@ -109,11 +109,11 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundParameters:
     """How a search ended. choices: the best point, or those of several objectives that no other trial beats."""
 
     policy: str
-    trials: tuple[Trial, ...]
+    trials: tuple[ParameterTrial, ...]
     choices: tuple[Choice, ...]
     start: dict[str, float]  # the scenario as it is, on the fresh seeds
     notes: tuple[str, ...]
@@ -131,7 +131,7 @@ class Found:
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 
-def read_range(text: str) -> tuple[str, Range | tuple[str, ...]]:
+def read_range(text: str) -> tuple[str, ParameterRange | tuple[str, ...]]:
     """`KEY=LOW:HIGH`, `KEY=LOW:HIGH:log` or `KEY=A,B,C`. Raises InputError."""
     key, equals, values = text.partition("=")
     parts = values.replace("..", ":").split(":")
@@ -143,13 +143,13 @@ def read_range(text: str) -> tuple[str, Range | tuple[str, ...]]:
         scale: Literal["linear", "log"] = "log" if parts[2:] else "linear"
         if -LARGEST <= low < high <= LARGEST and (scale == "linear" or low > 0):
             whole = all(part.strip().lstrip("-").isdigit() for part in parts[:2])
-            return key.strip(), Range(low, high, whole, scale)
+            return key.strip(), ParameterRange(low, high, whole, scale)
     elif equals and key.strip() and len(parts) == 1 and values.strip():
         return key.strip(), tuple(value.strip() for value in values.split(","))
     raise InputError([f"--vary {text!r}: write KEY=LOW:HIGH, KEY=LOW:HIGH:log (LOW above 0) or KEY=A,B,C"])
 
 
-def tune(search: Search, progress: Progress | None = None) -> Found:
+def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundParameters:
     """Search, then hold the best point against the start on fresh seeds.
 
     progress: called as progress(trials done, trials in all, what the last run was) after each run.
@@ -192,7 +192,7 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
         )
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
-    answer = Found(
+    answer = FoundParameters(
         first.policy, tuple(trials), _choices(search.metrics, best, found, start), _means(start), tuple(notes),
         scenario.name, dict(search.vary),
     )  # fmt: skip
@@ -201,7 +201,7 @@ def tune(search: Search, progress: Progress | None = None) -> Found:
     return answer
 
 
-def _of_trials(progress: Progress | None, search: Search, done: int) -> Progress | None:
+def _of_trials(progress: Progress | None, search: ParameterSearch, done: int) -> Progress | None:
     """What a run of a trial tells: how many trials are done; nobody knows how many runs each takes."""
     if progress is None:
         return None
@@ -219,7 +219,7 @@ def _told(metric: str, mean: float) -> float:
 
 
 def _choices(
-    metrics: Sequence[str], best: Sequence[Trial], found: Sequence[Values], start: Values
+    metrics: Sequence[str], best: Sequence[ParameterTrial], found: Sequence[Values], start: Values
 ) -> tuple[Choice, ...]:
     """The best trials against the start on fresh seeds."""
     raw = [
@@ -244,18 +244,18 @@ def _choices(
 class _Race:
     """Runs trials one after the other, each on as many seeds as it needs to be judged."""
 
-    def __init__(self, store: Store, search: Search, seeds: int, progress: Progress | None) -> None:
+    def __init__(self, store: Store, search: ParameterSearch, seeds: int, progress: Progress | None) -> None:
         self.store, self.search, self.seeds, self.progress = store, search, seeds, progress
-        self.trials: list[Trial] = []
+        self.trials: list[ParameterTrial] = []
         self._whole: list[Values] = []  # results of the trials that have had all seeds
 
-    def run(self, values: dict[str, Any], number: int) -> Trial:
+    def run(self, values: dict[str, Any], number: int) -> ParameterTrial:
         """Run a point and remember it."""
         trial = self._made(values, number)
         self.trials.append(trial)
         return trial
 
-    def _made(self, values: dict[str, Any], number: int) -> Trial:
+    def _made(self, values: dict[str, Any], number: int) -> ParameterTrial:
         metrics, early = self.search.metrics, looks(self.seeds) if self.search.prune and number else ()
         found: dict[str, list[float]] = {metric: [] for metric in metrics}
         for upto in (*early, self.seeds):
@@ -270,21 +270,21 @@ class _Race:
             for metric in metrics:
                 found[metric] += made[metric]
             if not all(np.isfinite(of).all() for of in found.values()):
-                return Trial(values, {metric: _worst(metric) for metric in metrics}, upto)
+                return ParameterTrial(values, {metric: _worst(metric) for metric in metrics}, upto)
             if upto < self.seeds and surely_worse(found, self._whole, LEVEL / len(early)):
                 best = next(
                     other for other in self._whole if surely_worse(found, [other], LEVEL / len(early))
                 )
-                return Trial(values, expected(found, best), upto, pruned=True)
+                return ParameterTrial(values, expected(found, best), upto, pruned=True)
         self._whole.append(found)
-        return Trial(values, _means(found), self.seeds)
+        return ParameterTrial(values, _means(found), self.seeds)
 
 
 def _worst(metric: str) -> float:
     return -math.inf if metric in MORE_IS_BETTER else math.inf
 
 
-def _check(search: Search) -> None:
+def _check(search: ParameterSearch) -> None:
     for metric in search.metrics:
         if metric not in METRICS:
             raise InputError([f"--metric {metric!r}: allowed: {', '.join(METRICS)}"])
@@ -305,11 +305,11 @@ def _check(search: Search) -> None:
         _check_key(search, key, values)
 
 
-def _check_key(search: Search, key: str, values: Range | Sequence[str]) -> None:
+def _check_key(search: ParameterSearch, key: str, values: ParameterRange | Sequence[str]) -> None:
     """That one of the values, or of the ends, can be had; else the search would only find that none can."""
     tried = (
         [int(v) if values.whole else v for v in (values.low, values.high)]
-        if isinstance(values, Range)
+        if isinstance(values, ParameterRange)
         else values
     )
     refused: list[InputError | PolicyError] = []
@@ -322,7 +322,7 @@ def _check_key(search: Search, key: str, values: Range | Sequence[str]) -> None:
     raise refused[0]
 
 
-def _study(search: Search) -> Any:
+def _study(search: ParameterSearch) -> Any:
     """A study of Optuna that asks for the same points when it is told the same."""
     try:
         import optuna
@@ -338,7 +338,7 @@ def _study(search: Search) -> Any:
 def _suggest(trial: Any, vary: Varied) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, allowed in vary.items():
-        if not isinstance(allowed, Range):
+        if not isinstance(allowed, ParameterRange):
             values[key] = trial.suggest_categorical(key, list(allowed))
         elif allowed.whole:
             values[key] = trial.suggest_int(
@@ -351,7 +351,7 @@ def _suggest(trial: Any, vary: Varied) -> dict[str, Any]:
 
 
 def _orders(
-    search: Search, values: Mapping[str, Any], first: int, count: int, number: int = 0
+    search: ParameterSearch, values: Mapping[str, Any], first: int, count: int, number: int = 0
 ) -> list[Order]:
     """Runs of one point on the scenario's seeds `first`, ... Raises InputError and PolicyError."""
     changed, own = split_point({key: _read(value) for key, value in values.items()})
@@ -378,7 +378,7 @@ def _read(value: Any) -> Any:
 
 def _values(
     store: Store,
-    search: Search,
+    search: ParameterSearch,
     values: Mapping[str, Any],
     seeds: range,
     number: int,
@@ -410,7 +410,7 @@ def _metric(row: Mapping[str, Any], metric: str) -> float:
 @contextmanager
 def _store(out: Path | None) -> Iterator[Store]:
     if out is None:
-        yield Memory()
+        yield MemoryStore()
         return
     check_free(out, "sweep")
     with only_writer(out), ledger_with_copy(out) as ledger:

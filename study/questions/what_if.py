@@ -25,7 +25,7 @@ _EACH = 3
 
 
 @dataclass(frozen=True)
-class Change:
+class WhatIf:
     """One change to a case. size: the smaller, the less is changed."""
 
     text: str
@@ -90,7 +90,7 @@ def _start(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) ->
     return float(made.jobs["start_s"][ids][0]) if ids.any() else math.nan
 
 
-def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) -> Iterator[Change]:
+def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) -> Iterator[WhatIf]:
     gpus = int(folder.jobs["gpus"][row])
     edit = _Editor(folder, scenario, trace, row)
     for fewer in dict.fromkeys((gpus - 1, gpus // 2)):
@@ -119,13 +119,13 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
             )
 
 
-def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[Change]:
+def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[WhatIf]:
     """One more node of each group, or GPUs of a pool."""
     cluster = scenario.cluster
     total = sum(group.count * group.gpus for group in cluster.groups)
     if cluster.gpus is not None:
         more = cluster.model_copy(update={"gpus": cluster.gpus + 8})
-        yield Change("8 more GPUs", 8 / total, scenario.model_copy(update={"cluster": more}), trace)
+        yield WhatIf("8 more GPUs", 8 / total, scenario.model_copy(update={"cluster": more}), trace)
     for k, group in enumerate(cluster.nodes):
         if not group.gpus:
             continue
@@ -138,7 +138,7 @@ def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[Change]:
             )
         more = cluster.model_copy(update=update)
         text = f"one more node of {group.name} ({group.gpus} GPUs)"
-        yield Change(text, group.gpus / total, scenario.model_copy(update={"cluster": more}), trace)
+        yield WhatIf(text, group.gpus / total, scenario.model_copy(update={"cluster": more}), trace)
 
 
 def _linked(topology: Explicit, like: str, name: str) -> Explicit:
@@ -161,11 +161,11 @@ class _Editor:
         self.number = int(folder.jobs["job_id"][row])
         self.listed = [entry for job in scenario.workload.jobs for entry in expand(job)]
 
-    def job(self, text: str, size: float, **values: Any) -> Change:
+    def job(self, text: str, size: float, **values: Any) -> WhatIf:
         """The case with other values of the job; fewer GPUs run longer in proportion."""
         if self.number < len(self.listed):
-            return Change(text, size, self._of_list(values), self.trace)
-        return Change(text, size, self.scenario, self._of_trace(values))
+            return WhatIf(text, size, self._of_list(values), self.trace)
+        return WhatIf(text, size, self.scenario, self._of_trace(values))
 
     def _of_list(self, values: dict[str, Any]) -> Scenario:
         jobs = []

@@ -36,7 +36,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Graph:
+class StepGraph:
     """A step. order: slots (k) and groups (-1 - k) so that each stands after all that it depends on.
 
     host_s: idle time before each slot that nothing else explains. group_s: duration of each group. measured_s:
@@ -58,7 +58,7 @@ class Graph:
         return found.rank, found.lane, found.place
 
 
-def graphs(operations: Sequence[Operation]) -> list[Graph]:
+def graphs(operations: Sequence[Operation]) -> list[StepGraph]:
     """The graph of each step, in order. Raises ValueError where operations wait for one another in a circle."""
     by_step: dict[int, list[Operation]] = defaultdict(list)
     for operation in operations:
@@ -70,7 +70,7 @@ def _order(operation: Operation) -> tuple[int, int, float, str, str]:
     return operation.rank, operation.lane, operation.start_s, operation.kind, operation.group
 
 
-def _graph(operations: Sequence[Operation]) -> Graph:
+def _graph(operations: Sequence[Operation]) -> StepGraph:
     slots = _slots(operations)
     members: dict[str, list[int]] = defaultdict(list)
     for k, operation in enumerate(operations):
@@ -89,7 +89,7 @@ def _graph(operations: Sequence[Operation]) -> Graph:
             for slot in slots
         ]
     )
-    return Graph(
+    return StepGraph(
         tuple(operations),
         tuple(slots),
         groups,

@@ -10,7 +10,7 @@ from math import inf, isnan, nan
 import numpy as np
 
 from equipoise.formats.operations import Operation
-from equipoise.study.replay.graph import Floats, Graph
+from equipoise.study.replay.graph import Floats, StepGraph
 
 Slots = Mapping[tuple[int, int, int], float]
 
@@ -23,7 +23,7 @@ class Times:
     step_s: Floats
 
 
-def replay(graph: Graph, durations_s: Floats, group_s: Floats, host_s: Floats) -> Times:
+def replay(graph: StepGraph, durations_s: Floats, group_s: Floats, host_s: Floats) -> Times:
     """Times of a step.
 
     durations_s: (operations, alternatives) of those in no group; group_s: (groups, alternatives); host_s:
@@ -59,7 +59,7 @@ def replay(graph: Graph, durations_s: Floats, group_s: Floats, host_s: Floats) -
     return Times(starts, last - starts.min(axis=0))
 
 
-def host_times(graphs: Sequence[Graph]) -> Slots:
+def host_times(graphs: Sequence[StepGraph]) -> Slots:
     """Host time of each slot: the least idle gap before it in any step, since whatever is more was waiting."""
     found: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for graph in graphs:
@@ -68,7 +68,7 @@ def host_times(graphs: Sequence[Graph]) -> Slots:
     return {key: max(0.0, min(gaps)) for key, gaps in found.items()}
 
 
-def least_host_times(graphs: Sequence[Graph]) -> Slots:
+def least_host_times(graphs: Sequence[StepGraph]) -> Slots:
     """Host time of each slot where nobody is slow: the least gap at its place, of any step and rank."""
     least: dict[tuple[int, int], float] = defaultdict(lambda: inf)
     own = host_times(graphs)
@@ -89,7 +89,7 @@ class Typical:
     group_s: Mapping[str, float]
 
 
-def typical(graphs: Sequence[Graph]) -> Typical:
+def typical(graphs: Sequence[StepGraph]) -> Typical:
     """Typical durations over all steps and ranks, by class."""
     compute: dict[str, list[float]] = defaultdict(list)
     groups: dict[str, list[float]] = defaultdict(list)
@@ -116,7 +116,7 @@ def group_like(operation: Operation) -> str:
 
 
 @dataclass(frozen=True)
-class Change:
+class ReplayChange:
     """What if: which operations (by class and rank) take their typical duration, or another times theirs.
 
     name: in words. kinds: the classes; None for all. rank: None for all. factor: NaN for the typical duration.
@@ -134,13 +134,13 @@ class Change:
         return (self.kinds is None or kind in self.kinds) and (self.rank is None or self.rank in ranks)
 
 
-NOTHING = Change("as recorded", kinds=())
-STRAGGLER_FREE = Change("straggler-free", host=0.0)
+NOTHING = ReplayChange("as recorded", kinds=())
+STRAGGLER_FREE = ReplayChange("straggler-free", host=0.0)
 
 
 def step_times(
-    graphs: Sequence[Graph],
-    changes: Sequence[Change],
+    graphs: Sequence[StepGraph],
+    changes: Sequence[ReplayChange],
     usual: Typical,
     host: Slots | None = None,
     told: Callable[[int], None] = lambda done: None,
@@ -167,14 +167,14 @@ def step_times(
     return np.array(rows)
 
 
-def _of(graph: Graph, k: int, change: Change, usual: Typical) -> float:
+def _of(graph: StepGraph, k: int, change: ReplayChange, usual: Typical) -> float:
     operation = graph.operations[k]
     if graph.group_of[k] >= 0 or not change.touches(operation.kind, (operation.rank,)):
         return operation.duration_s
     return usual.compute_s[operation.like] if isnan(change.factor) else operation.duration_s * change.factor
 
 
-def _of_group(graph: Graph, group: int, change: Change, usual: Typical) -> float:
+def _of_group(graph: StepGraph, group: int, change: ReplayChange, usual: Typical) -> float:
     members = [graph.operations[k] for k in graph.groups[group]]
     kind, took = group_class(members[0]), float(graph.group_s[group])
     if not change.touches(kind, [member.rank for member in members]):

@@ -12,10 +12,10 @@ from equipoise.policies.numerals import is_index, strict_float
 from equipoise.policies.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
-from equipoise.study.replay.graph import Graph
+from equipoise.study.replay.graph import StepGraph
 from equipoise.study.replay.replay import (
     NOTHING,
-    Change,
+    ReplayChange,
     group_class,
     least_host_times,
     step_times,
@@ -26,7 +26,7 @@ RANKS_TRIED = 256
 
 
 @dataclass(frozen=True)
-class Effect:
+class ReplayEffect:
     """One change: the mean step time under it, and the share of the recorded step time that it saves."""
 
     name: str
@@ -49,9 +49,9 @@ class Summary:
     replayed_s: float
     error: float
     free_s: float
-    classes: tuple[Effect, ...]
-    slow_ranks: tuple[Effect, ...]
-    asked: tuple[Effect, ...]
+    classes: tuple[ReplayEffect, ...]
+    slow_ranks: tuple[ReplayEffect, ...]
+    asked: tuple[ReplayEffect, ...]
 
     def as_json(self) -> str:
         """Everything, for programs."""
@@ -90,8 +90,8 @@ class Summary:
 
 
 def summarise(
-    graphs: Sequence[Graph],
-    asked: Sequence[Change] = (),
+    graphs: Sequence[StepGraph],
+    asked: Sequence[ReplayChange] = (),
     *,
     told: Callable[[int], None] = lambda done: None,
 ) -> Summary:
@@ -103,22 +103,24 @@ def summarise(
     usual = typical(graphs)
     kinds = sorted({_kind(graph, k) for graph in graphs for k in range(len(graph.operations))})
     ranks = sorted({op.rank for graph in graphs for op in graph.operations})
-    by_rank = [Change(f"rank {rank}", rank=rank) for rank in ranks[:RANKS_TRIED]] if len(ranks) > 1 else []
+    by_rank = (
+        [ReplayChange(f"rank {rank}", rank=rank) for rank in ranks[:RANKS_TRIED]] if len(ranks) > 1 else []
+    )
     grouped = {group_class(g.operations[members[0]]) for g in graphs for members in g.groups}
     by_class = [
-        *(Change(kind, kinds=(kind,)) for kind in kinds),
-        Change("all computing", kinds=tuple(kind for kind in kinds if kind not in grouped)),
-        Change("all communication", kinds=tuple(sorted(grouped))),
-        Change("no host time", kinds=(), host=0.0),
+        *(ReplayChange(kind, kinds=(kind,)) for kind in kinds),
+        ReplayChange("all computing", kinds=tuple(kind for kind in kinds if kind not in grouped)),
+        ReplayChange("all communication", kinds=tuple(sorted(grouped))),
+        ReplayChange("no host time", kinds=(), host=0.0),
     ]
     changes = [NOTHING, *by_class, *by_rank, *asked]
     times = step_times(graphs, changes, usual, told=told)
     measured = np.array([graph.measured_s for graph in graphs])
     means = times.mean(axis=0)
-    calm = Change("straggler-free")
+    calm = ReplayChange("straggler-free")
     free_s = float(step_times(graphs, [calm], usual, least_host_times(graphs)).mean())
     effects = [
-        Effect(change.name, float(mean), 1 - float(mean) / float(means[0]))
+        ReplayEffect(change.name, float(mean), 1 - float(mean) / float(means[0]))
         for change, mean in zip(changes, means, strict=True)
     ]
     first, second = 1 + len(by_class), 1 + len(by_class) + len(by_rank)
@@ -135,16 +137,16 @@ def summarise(
     )
 
 
-def _ranked(effects: Sequence[Effect]) -> tuple[Effect, ...]:
+def _ranked(effects: Sequence[ReplayEffect]) -> tuple[ReplayEffect, ...]:
     return tuple(sorted(effects, key=lambda effect: (-effect.saved, effect.name)))
 
 
-def _kind(graph: Graph, k: int) -> str:
+def _kind(graph: StepGraph, k: int) -> str:
     operation = graph.operations[k]
     return group_class(operation) if graph.group_of[k] >= 0 else operation.kind
 
 
-def parse_change(text: str, graphs: Sequence[Graph]) -> Change:
+def parse_change(text: str, graphs: Sequence[StepGraph]) -> ReplayChange:
     """`CLASS=FACTOR`, `CLASS@RANK=FACTOR`, `@RANK=FACTOR`; `typical` in place of a factor.
 
     Raises InputError for a class or rank that the operations do not have, or a bad factor.
@@ -167,4 +169,4 @@ def parse_change(text: str, graphs: Sequence[Graph]) -> Change:
         raise InputError([f"--what-if {text}: {value!r} is no factor and not 'typical'"]) from error
     if factor < 0:
         raise InputError([f"--what-if {text}: a factor must be at least 0"])
-    return Change(text, (kind,) if kind else None, int(rank_text) if at else None, factor)
+    return ReplayChange(text, (kind,) if kind else None, int(rank_text) if at else None, factor)

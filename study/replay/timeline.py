@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.files import write_whole
-from equipoise.study.replay.graph import Graph
+from equipoise.study.replay.graph import StepGraph
 from equipoise.study.replay.replay import Slots, Typical, least_host_times, replay, typical
 
 
-def write_timeline(graphs: Sequence[Graph], path: Path) -> None:
+def write_timeline(graphs: Sequence[StepGraph], path: Path) -> None:
     """Writes the first step; process = version and rank, thread = lane. Raises OSError."""
     events = list(_events(graphs[0], typical(graphs), least_host_times(graphs)))
     content = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"))
     write_whole(path, gzip.compress(content.encode(), mtime=0))
 
 
-def _events(graph: Graph, usual: Typical, least_s: Slots) -> Iterator[dict[str, Any]]:
+def _events(graph: StepGraph, usual: Typical, least_s: Slots) -> Iterator[dict[str, Any]]:
     durations = np.array(
         [[op.duration_s, usual.compute_s.get(op.like, op.duration_s)] for op in graph.operations]
     )

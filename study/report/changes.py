@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.policies.record.changes import Change, changes
+from equipoise.policies.record.changes import AllocationChange, changes
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
@@ -48,7 +48,7 @@ def _table(folder: RunFolder) -> str:
     return table(caption, HEADER, [_row(change, names[change.job]) for change in found[:LISTED]])
 
 
-def _row(change: Change, name: str) -> tuple[str, ...]:
+def _row(change: AllocationChange, name: str) -> tuple[str, ...]:
     goodput = ("" if np.isnan(value) else digits(value) for value in (change.expected, change.goodput))
     size = f"{change.gpus_before} to {change.gpus_after}"
     return show("x_s", change.time_s), name, change.asked, size, *goodput, change.verdict

@@ -33,7 +33,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Series:
+class ChartSeries:
     """Equal-length x and y; for `area` and `heat` x has the edges, one more than y.
 
     colour: number of the colour, or the name of a use of GPU time. labels: what a point is called. half: half the
@@ -76,7 +76,7 @@ class Chart:
     text: str
     x: Axis
     y: Axis
-    series: tuple[Series, ...]
+    series: tuple[ChartSeries, ...]
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     note: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 from equipoise.sim.fairness import KINDS, groups
 from equipoise.sim.record import read_parquet
 from equipoise.study.display import digits, show
-from equipoise.study.report.chart import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.study import RunFolder, Study, first_of_each_policy
 from equipoise.study.report.tables import table
 
@@ -42,7 +42,7 @@ def _groups(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
 def _chart(study: Study, kind: str, runs: Runs) -> Chart:
     unit = time_unit(max(row["queueing_mean_s"] for _, rows in runs for row in rows))
     series = tuple(
-        Series(
+        ChartSeries(
             policy, [row["service_gpu_s"] / 3600 for row in rows[:DRAWN]],
             [row["queueing_mean_s"] / unit.seconds for row in rows[:DRAWN]],
             colour=study.policies.index(policy), labels=[row[kind] for row in rows[:DRAWN]],

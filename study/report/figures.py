@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.report.chart import PALETTE, Chart, Series
+from equipoise.study.report.chart import PALETTE, Chart, ChartSeries
 from equipoise.study.report.charts.study import (
     jobs_over_time,
     load_of_links,
@@ -126,7 +126,7 @@ def _write(chart: Chart, path: Path, form: str) -> None:
         figure.savefig(draft, format=form, metadata=dates)
 
 
-def _colour(series: Series) -> str:
+def _colour(series: ChartSeries) -> str:
     if isinstance(series.colour, int):
         return PALETTE.policies[series.colour % len(PALETTE.policies)]
     return PALETTE.uses.get(series.colour, "#222222")

@@ -10,7 +10,7 @@ from typing import Any
 
 from equipoise.formats.database import database
 from equipoise.study.display import digits, show
-from equipoise.study.report.chart import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.study import Point, Study
 from equipoise.study.report.tables import prices_of
 from equipoise.study.report.timeline import literal
@@ -128,15 +128,15 @@ def ranking(study: Study) -> Chart | None:
     at = [float(k) for k in range(len(rows))]
     told = tuple((row.policy, show(metric, row.value.mean, row.value.half_width)) for row in rows)
     series = [
-        Series(
+        ChartSeries(
             "mean", at, [row.value.mean / unit.seconds for row in rows], labels=[text for _, text in told]
         ),
-        Series("low", at, [row.value.low / unit.seconds for row in rows]),
-        Series("high", at, [row.value.high / unit.seconds for row in rows]),
+        ChartSeries("low", at, [row.value.low / unit.seconds for row in rows]),
+        ChartSeries("high", at, [row.value.high / unit.seconds for row in rows]),
     ]
     bound = max((row.bound for row in rows if row.bound > 0), default=math.nan)
     if math.isfinite(bound):
-        series.append(Series("lower bound", [0.0], [bound / unit.seconds], colour="front"))
+        series.append(ChartSeries("lower bound", [0.0], [bound / unit.seconds], colour="front"))
     noun = NOUNS[metric]
     runs = (
         f"one {study.unit}"

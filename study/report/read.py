@@ -16,9 +16,9 @@ from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY,
 from equipoise.study.report.study import (
     UNKNOWN,
     FailedRun,
-    Row,
     RunFolder,
     Study,
+    StudyRow,
     first_of_each_policy,
     read_config,
     read_run_folder,
@@ -59,14 +59,14 @@ def _run(path: Path) -> Study:
     folder = read_run_folder(path)
     manifest = read_manifest(path)
     summary = path / SUMMARY
-    rows: list[Row] = []
+    rows: list[StudyRow] = []
     notes: tuple[str, ...] = ()
     policy, gpus = str(manifest.get("policy", "")), math.nan
     failures: tuple[FailedRun, ...] = ()
     if summary.is_file():
         content = read_json(summary)
         skipped = ("identity", "policy", "seed", "totals", "notes")
-        rows = [Row(key, policy, _single(number(v))) for key, v in content.items() if key not in skipped]
+        rows = [StudyRow(key, policy, _single(number(v))) for key, v in content.items() if key not in skipped]
         with _damage(summary):
             notes = tuple(str(note) for note in content.get("notes", ()))
             gpus = number((content.get("totals") or {}).get("gpus"))
@@ -178,10 +178,10 @@ def _failures(content: Mapping[str, Any], folders: Sequence[RunFolder]) -> tuple
     return tuple(FailedRun(folder.label, str(folder.manifest.get("status"))) for folder in stopped)
 
 
-def _row(row: Mapping[str, Any]) -> Row:
+def _row(row: Mapping[str, Any]) -> StudyRow:
     n = int(row["seeds"])
     value = Interval(number(row["mean"]), number(row["low"]), number(row["high"]), n)
     ratio = Interval(number(row["ratio"]), number(row["ratio_low"]), number(row["ratio_high"]), n)
-    return Row(
+    return StudyRow(
         str(row["metric"]), str(row["policy"]), value, ratio, number(row["bound"]), number(row["over_bound"])
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equipoise.sim.record import read_parquet
 from equipoise.study.display import digits, show
-from equipoise.study.report.chart import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.study import RunFolder, Study, first_of_each_policy
 from equipoise.study.report.tables import table
 
@@ -78,7 +78,7 @@ def services_over_time(folder: RunFolder, identifier: str) -> list[Chart]:
                 str(name),
                 *(shown(float(v)) for v in ((known.mean(), known.max()) if known.size else (0.0, 0.0))),
             )
-            series = Series(str(name), at, np.nan_to_num(values), colour=0 if part == "replicas" else 1)
+            series = ChartSeries(str(name), at, np.nan_to_num(values), colour=0 if part == "replicas" else 1)
             text = f"mean {row[1]}, highest {row[2]}"
             charts.append(Chart(
                 f"{identifier}-{number}-{part}", "area", title, text, hours, Axis(axis), (series,),

@@ -50,7 +50,7 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """One metric under one policy, as in `docs/metrics.md`; unknown numbers are NaN."""
 
     metric: str
@@ -101,7 +101,7 @@ class Study:
     title: str
     policies: tuple[str, ...]
     seeds: int
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     folders: tuple[RunFolder, ...]
     detail: tuple[RunFolder, ...]
     versus: Callable[[str, str, str], Interval]
@@ -119,7 +119,7 @@ class Study:
     config: Mapping[str, Any] | None = None
     unit: str = "seed"
 
-    def row(self, metric: str, policy: str) -> Row | None:
+    def row(self, metric: str, policy: str) -> StudyRow | None:
         """That metric under that policy, or None."""
         return next((row for row in self.rows if (row.metric, row.policy) == (metric, policy)), None)
 

@@ -24,9 +24,9 @@ from equipoise.study.report.study import (
     UNKNOWN,
     FailedRun,
     Point,
-    Row,
     RunFolder,
     Study,
+    StudyRow,
     Trend,
     first_of_each_policy,
     in_order,
@@ -179,14 +179,16 @@ def _good(metric: str) -> str:
     return f"status = 'done' AND isfinite({quoted(metric)})"
 
 
-def _rows(db: duckdb.DuckDBPyConnection, metrics: Sequence[str], policies: Sequence[str]) -> tuple[Row, ...]:
-    found: list[Row] = []
+def _rows(
+    db: duckdb.DuckDBPyConnection, metrics: Sequence[str], policies: Sequence[str]
+) -> tuple[StudyRow, ...]:
+    found: list[StudyRow] = []
     for metric in metrics:
         column = quoted(metric)
         values = _intervals(db, f"SELECT policy, point, {column} AS value FROM runs WHERE {_good(metric)}")
         ratios = _ratios(db, metric, policies[0]) if len(policies) > 1 else {}
         found += [
-            Row(metric, policy, values[policy], ratios.get(policy, UNKNOWN))
+            StudyRow(metric, policy, values[policy], ratios.get(policy, UNKNOWN))
             for policy in policies
             if policy in values
         ]

@@ -17,7 +17,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS, PER_JOB, digits, show
 from equipoise.study.display import folded as left_out
 from equipoise.study.report.metrics import definitions
-from equipoise.study.report.study import Row, Study
+from equipoise.study.report.study import Study, StudyRow
 from equipoise.study.report.words import best_policy
 
 RUNS_LISTED = 300
@@ -144,7 +144,7 @@ def _named(metric: str) -> str:
     return f'<abbr title="{escape(meaning)}">{text}</abbr>' if meaning else text
 
 
-def _cell(row: Row | None, study: Study) -> str:
+def _cell(row: StudyRow | None, study: Study) -> str:
     if row is None:
         return "-"
     text = escape(show(row.metric, row.value.mean, row.value.half_width))

@@ -13,7 +13,7 @@ import numpy as np
 
 from equipoise.policies.plain import plain
 from equipoise.sim.record import data_frame
-from equipoise.study.bounds import Bound
+from equipoise.study.bounds import LowerBound
 from equipoise.study.display import METRICS, UNKNOWN, digits, label, plus_minus, show
 from equipoise.study.runs.compare import Comparison, Result
 from equipoise.study.statistics import (
@@ -50,7 +50,7 @@ def across(comparisons: Mapping[str, Comparison]) -> Comparison:
         for policy in policies
         for number, (name, one) in enumerate(comparisons.items())
     )
-    bound = Bound(
+    bound = LowerBound(
         float(np.mean([one.bound.makespan_s for one in made])),
         float(np.mean([one.bound.completion_mean_s for one in made])),
         any(one.bound.noise_free for one in made),
@@ -83,7 +83,7 @@ def _result(policy: str, number: int, name: str, one: Comparison) -> Result:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparisonLine:
     """One metric on one scenario, or on all of them, under one policy; NaN where unknown."""
 
     metric: str
@@ -125,7 +125,7 @@ class Together:
         return _everywhere(list(self.comparisons.values()))
 
     @cached_property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[ComparisonLine, ...]:
         """Metrics in the order of `Run.summary`; of each the scenarios and then all, of each row the policies."""
         known = [m for m in METRICS if all(self._known(m, one) for one in self.comparisons.values())]
         return tuple(line for metric in known for line in self._of(metric))
@@ -133,7 +133,7 @@ class Together:
     def _known(self, metric: str, one: Comparison) -> bool:
         return all(metric in result.metrics for policy in self.policies for result in one.of(policy))
 
-    def _of(self, metric: str) -> list[Line]:
+    def _of(self, metric: str) -> list[ComparisonLine]:
         values = {
             name: {p: [r.metrics[metric] for r in one.of(p)] for p in self.policies}
             for name, one in self.comparisons.items()
@@ -151,10 +151,14 @@ class Together:
         for name in values:
             for policy in self.policies:
                 cell, p = cells[name, policy], math.nan if policy == first else next(adjusted)
-                found.append(Line(metric, name, policy, cell.value.n, cell.value, cell.ratio, p, cell.effect))
+                found.append(
+                    ComparisonLine(metric, name, policy, cell.value.n, cell.value, cell.ratio, p, cell.effect)
+                )
         return [*found, *self._over_seeds(metric, values), *self._over_scenarios(metric, values)]
 
-    def _over_seeds(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[Line]:
+    def _over_seeds(
+        self, metric: str, values: Mapping[str, Mapping[str, list[float]]]
+    ) -> list[ComparisonLine]:
         exact = [not one.random for one in self.comparisons.values()]
         reference = [values[name][self.policies[0]] for name in values]
         found = [stratified_ratio([values[n][p] for n in values], reference, exact) for p in self.policies]
@@ -162,7 +166,9 @@ class Together:
             metric, SEEDS, [r for r, _, _ in found], [p for _, p, _ in found], [d for *_, d in found]
         )
 
-    def _over_scenarios(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[Line]:
+    def _over_scenarios(
+        self, metric: str, values: Mapping[str, Mapping[str, list[float]]]
+    ) -> list[ComparisonLine]:
         mean = {p: [float(np.mean(values[name][p])) for name in values] for p in self.policies}
         first = mean[self.policies[0]]
         ratios = [paired_ratio(mean[p], first) for p in self.policies]
@@ -178,10 +184,10 @@ class Together:
         ratio: Sequence[Interval],
         p: Sequence[float],
         effect: Sequence[float],
-    ) -> list[Line]:
+    ) -> list[ComparisonLine]:
         tested = [math.nan, *holm(p[1:]).tolist()]
         return [
-            Line(metric, scenario, policy, ratio[k].n, _NONE, ratio[k], tested[k], effect[k])
+            ComparisonLine(metric, scenario, policy, ratio[k].n, _NONE, ratio[k], tested[k], effect[k])
             for k, policy in enumerate(self.policies)
         ]
 
@@ -250,7 +256,7 @@ class Together:
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 
-def _shown(line: Line) -> str:
+def _shown(line: ComparisonLine) -> str:
     """A value of a scenario; over all, the ratio with its interval and effect."""
     stars = "*" * ((line.p < 0.05) + (line.p < 0.01))
     if line.value is not _NONE:

@@ -29,13 +29,13 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_share
 from equipoise.sim.traces.trace import Trace
-from equipoise.study.bounds import Bound, lower_bound
+from equipoise.study.bounds import LowerBound, lower_bound
 from equipoise.study.breakdown import BY, breakdown
 from equipoise.study.display import METRICS, SERVING, WHERE_BOUND
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at
-from equipoise.study.runs.store import FIXED, Memory, Store, ledger_with_copy, only_writer
+from equipoise.study.runs.store import FIXED, MemoryStore, Store, ledger_with_copy, only_writer
 from equipoise.study.runs.until import Until, check_metric, check_policies
 from equipoise.study.statistics import (
     CONFIDENCE,
@@ -126,7 +126,7 @@ class Comparison:
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
     results: tuple[Result, ...]
-    bound: Bound
+    bound: LowerBound
     notes: tuple[str, ...]
     level: float = CONFIDENCE
     precision: Precision | None = None
@@ -159,7 +159,7 @@ class Comparison:
             policies=policies,
             seeds=tuple(map(int, content["seeds"])),
             results=results,
-            bound=Bound(**bound, noise_free=bool(content["bound"]["noise_free"])),
+            bound=LowerBound(**bound, noise_free=bool(content["bound"]["noise_free"])),
             notes=tuple(map(str, content["notes"])),
             failures=tuple(map(str, content["failures"])),
             random=content.get("random") is not False,
@@ -349,7 +349,7 @@ def compare(
 def _store(out: Path | None) -> Iterator[Store]:
     """The store of a comparison: its folder, or memory."""
     if out is None:
-        yield Memory()
+        yield MemoryStore()
         return
     check_free(out, "comparison")
     with only_writer(out), ledger_with_copy(out) as ledger:
@@ -358,7 +358,7 @@ def _store(out: Path | None) -> Iterator[Store]:
 
 def _comparison(
     scenario: Scenario,
-    bound: Bound,
+    bound: LowerBound,
     orders: Sequence[Order],
     rows: Sequence[Row],
     made: set[str],

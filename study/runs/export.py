@@ -25,7 +25,7 @@ _BATCH = 10_000
 _MADE = datetime(2000, 1, 1)  # equal results give equal files
 
 
-class ExportError(RuntimeError):
+class TableExportError(RuntimeError):
     """A file cannot be written; the message is one line."""
 
 
@@ -47,7 +47,7 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> Non
         with replacing(target) as draft:
             writers[target.suffix.lower()](connection, sql, draft)
     except OSError as error:
-        raise ExportError(f"{target}: cannot be written: {error.strerror or error}") from error
+        raise TableExportError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
 def zones_as_text(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
@@ -104,11 +104,11 @@ def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> N
         import xlsxwriter
         from xlsxwriter.exceptions import FileCreateError
     except ImportError as error:
-        raise ExportError("Excel files need XlsxWriter: pip install 'equipoise[report]'") from error
+        raise TableExportError("Excel files need XlsxWriter: pip install 'equipoise[report]'") from error
     cursor = connection.execute(zones_as_text(connection, sql))
     names = [column[0] for column in cursor.description or []]
     if len(names) > COLUMNS_MOST:
-        raise ExportError(f"{len(names)} columns; a sheet holds {COLUMNS_MOST}")
+        raise TableExportError(f"{len(names)} columns; a sheet holds {COLUMNS_MOST}")
     book = xlsxwriter.Workbook(str(draft), {"constant_memory": True})
     book.set_properties({"created": _MADE})
     sheet = book.add_worksheet("results")
@@ -120,7 +120,7 @@ def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> N
         for values in batch:
             row += 1
             if row >= ROWS_MOST:
-                raise ExportError(
+                raise TableExportError(
                     f"more than {ROWS_MOST - 1:,} rows, which is all that a sheet holds; write .csv or .parquet"
                 )
             _write_row(sheet, row, values)

@@ -15,7 +15,7 @@ import yaml
 
 
 @dataclass(frozen=True)
-class Launch:
+class SweepLaunch:
     """What a launch file must say: shards, processes per shard, further options of `sweep`, container image."""
 
     file: str
@@ -33,7 +33,7 @@ class Launch:
         return f"{shlex.join(words)} --jobs {self.jobs} --shard {number}"
 
 
-def slurm(launch: Launch) -> str:
+def slurm(launch: SweepLaunch) -> str:
     """A batch script for `sbatch`: one task of the array per shard."""
     return f"""#!/bin/sh
 #SBATCH --job-name=sweep
@@ -47,7 +47,7 @@ def slurm(launch: Launch) -> str:
 """
 
 
-def kubernetes(launch: Launch) -> str:
+def kubernetes(launch: SweepLaunch) -> str:
     """An indexed Job (batch/v1): one pod per shard; the volume claim is mounted at /data."""
     container: dict[str, Any] = {
         "name": "sweep",

@@ -18,13 +18,13 @@ from equipoise.policies.files import write_whole
 from equipoise.policies.plain import from_json
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.orders import Row
-from equipoise.study.runs.store import Memory, StoreError, ledger_with_copy, only_writer
+from equipoise.study.runs.store import MemoryStore, StoreError, ledger_with_copy, only_writer
 
 FOLDER = "shards"
 _NAME = re.compile(r"shard-([0-9]+)-of-([0-9]+)\.jsonl")
 
 
-class ShardFile(Memory):
+class ShardFile(MemoryStore):
     """The rows of one shard, in a file of lines; use as a context manager."""
 
     def __init__(self, folder: Path, shard: int, shards: int) -> None:

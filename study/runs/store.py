@@ -136,7 +136,7 @@ COPY_MIB, ROW_GROUP = 1024, 10_240
 """What a table may take in memory while it is copied (MiB; more goes through the disk); rows packed at once."""
 
 
-class Memory:
+class MemoryStore:
     """Rows that are kept as long as this process lives."""
 
     def __init__(self) -> None:
@@ -320,7 +320,7 @@ class Ledger:
         return target
 
 
-Store = Memory | Ledger
+Store = MemoryStore | Ledger
 """Where the rows of a study are kept; a shard's file is a memory, too."""
 
 

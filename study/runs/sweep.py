@@ -56,7 +56,7 @@ class SweepOutcome:
 
 
 @dataclass(frozen=True)
-class Options:
+class SweepOptions:
     """How to make a sweep.
 
     jobs: processes here. dask: address of a scheduler instead. shard: (i, n), make the i-th of n parts.
@@ -80,7 +80,7 @@ class Options:
 def sweep(
     file: Path,
     out: Path,
-    options: Options = Options(),
+    options: SweepOptions = SweepOptions(),
     *,
     progress: Progress | None = None,
     runner: Callable[..., Run] = run,
@@ -120,7 +120,7 @@ def _label(row: Row) -> str:
     return f"point {row['point']}, {row['policy']} seed {row['seed']}"
 
 
-def planned(file: Path, options: Options) -> tuple[list[Order], Shared, list[str], Until | None]:
+def planned(file: Path, options: SweepOptions) -> tuple[list[Order], Shared, list[str], Until | None]:
     """All runs that the sweep (or its shard) may make, what they share, notes, and when to stop adding seeds.
 
     Raises InputError and PolicyError as `orders_of` does.

@@ -13,7 +13,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Row, Shared, orders_at
-from equipoise.study.runs.store import Memory
+from equipoise.study.runs.store import MemoryStore
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def run_all(variants: Sequence[Variant], options: RunOptions) -> list[VariantOut
         for k, v in enumerate(variants)
     ]
     orders = {order.id: order for one in reversed(asked) for order in one}  # the first of equal ones
-    store = Memory()
+    store = MemoryStore()
     how = How(options.jobs, progress=options.progress, label=lambda row: variants[row["point"]].name)
     ordered = sorted(orders.values(), key=lambda order: order.number)
     make(store, ordered, Shared(options.folders, runner=options.runner), how)

@@ -118,7 +118,7 @@ def one_job(
     return Observation.of(time_s, window_s, **tables)
 
 
-class Cluster:
+class MadeCluster:
     """A random but consistent cluster, built job by job. Sizes come from the caller, details from `rng`."""
 
     def __init__(self, rng: Any, gpus_of_node: Any, up: Any, gpu_models: Any = 2) -> None:
@@ -342,7 +342,7 @@ def random_cluster(seed: Any, jobs_most: Any = 8) -> Any:
     else:
         sizes = rng.choice([1, 2, 4, 8], int(rng.integers(1, 7))).tolist()
         up = (rng.random(len(sizes)) < 0.75).tolist()
-    cluster = Cluster(rng, sizes, up)
+    cluster = MadeCluster(rng, sizes, up)
     states = (JobState.WAITING, JobState.RUNNING, JobState.RUNNING, JobState.DONE)
     for _ in range(int(rng.integers(0, jobs_most + 1))):
         rigid, share = bool(rng.integers(2)), float(rng.choice([1.0, 1.0, 0.5, 0.25]))

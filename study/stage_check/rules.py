@@ -12,7 +12,7 @@ from equipoise.policies.contract import UNCHANGED, AllocationStage, Stage, check
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation
 from equipoise.policies.record.journal import encode_memory
 from equipoise.study.stage_check.observations import (
-    Cluster,
+    MadeCluster,
     change,
     one_job,
     random_cluster,
@@ -69,7 +69,7 @@ def change_time(observation: Any, time_s: Any) -> Any:
     return other
 
 
-class Pool:
+class GpuPool:
     """Six GPUs, counted; rigid jobs that lose nothing when they are stopped."""
 
     def __init__(self, jobs: Any) -> None:
@@ -141,14 +141,14 @@ def survives_nothing(stage: Any) -> Any:
     plan, memory = run(stage, Observation.of(10.0, 5.0))
     assert plan.changes_nothing(), "it changes something where nothing is"
     run(stage, Observation.of(20.0, 5.0, nodes=Nodes.of(gpus=[0], up=[True])), memory=memory)
-    cluster = Cluster(np.random.default_rng(2), [2, 2], [False, False])
+    cluster = MadeCluster(np.random.default_rng(2), [2, 2], [False, False])
     cluster.add(JobState.WAITING, rigid=True, gpus=1)
     assert run(stage, cluster.observe())[0].changes_nothing(), "it changes something where every node is down"
 
 
 def survives_a_full_cluster(stage: Any) -> Any:
     """Nothing is free, and jobs wait."""
-    cluster = Cluster(np.random.default_rng(1), [4, 4], [True, True])
+    cluster = MadeCluster(np.random.default_rng(1), [4, 4], [True, True])
     for rigid in (True, False):
         cluster.add(JobState.RUNNING, rigid=rigid, gpus=4)
     for rigid in (True, False, True):
@@ -205,7 +205,7 @@ def serves_every_job(stage: Any, jobs: Any = None) -> Any:
     jobs = jobs or [
         (int(rng.integers(1, 7)), int(rng.integers(1, 50)), int(rng.integers(61))) for _ in range(10)
     ]
-    pool, memory = Pool(sorted(jobs, key=lambda job: job[2])), stage.initial()
+    pool, memory = GpuPool(sorted(jobs, key=lambda job: job[2])), stage.initial()
     for _ in range(60 * len(jobs)):
         plan, memory = run(stage, pool.observe(), memory=memory)
         pool.apply(plan)

@@ -21,7 +21,7 @@ _SCALARS = ("time_s", "window_s")
 
 
 @dataclass(frozen=True)
-class Column:
+class ComparedColumn:
     """A column whose simulated values alone make the policy decide otherwise than it did live."""
 
     name: str  # table.column
@@ -38,8 +38,12 @@ class Parting:
     what: str  # field of the plan
     live: str
     simulated: str
-    columns: tuple[Column, ...]  # each makes the difference alone; the one that parted first comes first
-    together: tuple[Column, ...] = ()  # where none does: those that do so together, each of which is needed
+    columns: tuple[
+        ComparedColumn, ...
+    ]  # each makes the difference alone; the one that parted first comes first
+    together: tuple[
+        ComparedColumn, ...
+    ] = ()  # where none does: those that do so together, each of which is needed
 
 
 def actions(decision: Decision) -> dict[str, Any]:
@@ -100,8 +104,8 @@ def parting(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decisi
 
 
 def _together(
-    policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], found: Sequence[Column]
-) -> tuple[Column, ...]:
+    policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], found: Sequence[ComparedColumn]
+) -> tuple[ComparedColumn, ...]:
     """The fewest of the columns, by leaving out one after the other, that still make the difference; else none."""
     kept = list(found)
     if not _flips(policy, live, simulated, [c.name for c in kept]):
@@ -165,13 +169,13 @@ def _with_column(live: Observation, simulated: Observation, name: str) -> Observ
     return replace(live, **new)
 
 
-def _column(name: str, live: Sequence[Decision], simulated: Sequence[Decision]) -> Column:
+def _column(name: str, live: Sequence[Decision], simulated: Sequence[Decision]) -> ComparedColumn:
     pairs = [
         (_values(a.observation, name), _values(b.observation, name))
         for a, b in zip(live, simulated, strict=True)
     ]
     since = next((k for k, pair in enumerate(pairs, start=1) if _apart(*pair) > PARTED), 0)
-    return Column(name, since, pairs[-1][0].tolist(), pairs[-1][1].tolist())
+    return ComparedColumn(name, since, pairs[-1][0].tolist(), pairs[-1][1].tolist())
 
 
 def _values(observation: Observation, name: str) -> NDArray[Any]:

@@ -37,7 +37,7 @@ _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 @dataclass(frozen=True)
-class Speeds:
+class FittedSpeeds:
     """Times per sample (s) of one rank: `per_sample_s[k]` from round `begin[k]` on."""
 
     begin: tuple[int, ...]
@@ -48,8 +48,8 @@ class Speeds:
 class MeasuredSpeeds:
     """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
 
-    speeds: tuple[Speeds, ...]
-    trace: tuple[Speeds, ...]  # the same window by window: how fast the machine was
+    speeds: tuple[FittedSpeeds, ...]
+    trace: tuple[FittedSpeeds, ...]  # the same window by window: how fast the machine was
     fixed_samples: float  # fixed part of a step, as so many samples
     update_samples: float  # of these, the part that the run itself measured as the update
     exchange_s: float  # one exchange, beyond what backward hides
@@ -148,8 +148,8 @@ def measure(run: LiveRun) -> MeasuredSpeeds:
     )
 
 
-def _speeds(begins: Sequence[Sequence[int]], levels: Sequence[Floats]) -> tuple[Speeds, ...]:
-    return tuple(Speeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True))
+def _speeds(begins: Sequence[Sequence[int]], levels: Sequence[Floats]) -> tuple[FittedSpeeds, ...]:
+    return tuple(FittedSpeeds(tuple(b), tuple(v.tolist())) for b, v in zip(begins, levels, strict=True))
 
 
 def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:

@@ -78,7 +78,7 @@ class QueueTwin:
 
 
 @dataclass(frozen=True)
-class AsLive(Stage):
+class AsLiveQueue(Stage):
     """A stage that sees of each job what the live scheduler saw: its estimate, and that nothing may be stopped."""
 
     name: ClassVar[str] = "as-live"
@@ -128,7 +128,7 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
     stages = tuple(stage for stage in run.policy.stages if stage.kind == "allocation")
     order = np.argsort(run.id)
     known = tuple(run.id[order].tolist()), tuple(run.estimate_s[order].tolist())
-    as_live = Policy(run.policy.name, tuple(AsLive(stage, *known) for stage in stages))
+    as_live = Policy(run.policy.name, tuple(AsLiveQueue(stage, *known) for stage in stages))
     decisions, again, places, first_s = _decisions(run)
     as_started = Policy("as-started", (AsStarted(tuple(_decided_order(run, places))),))
     last_s, waited = _reactions_s(run)

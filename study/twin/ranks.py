@@ -63,7 +63,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class RankStretch:
     """How fast the ranks were in some rounds."""
 
     first_round: int
@@ -73,7 +73,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class RankDiagnosis:
     """The ranks of a run, and what an exchange takes."""
 
     folder: Path
@@ -85,10 +85,10 @@ class Diagnosis:
         float  # what of a round does not grow, as so many samples; NaN: shares never changed enough
     )
     usual_samples: float  # of a rank's round
-    speeds: tuple[Stretch, ...]
+    speeds: tuple[RankStretch, ...]
 
 
-def diagnose(folder: Path, last: int | None = None) -> Diagnosis:
+def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
     """Read a run's record, of the `last` rounds only where given. Raises InputError when it says too little."""
     folder = the_run_in(folder)
     places = {int(place["member"]): str(place["host"]) for place in manifest_of(folder)["members"]}
@@ -117,7 +117,7 @@ def diagnose(folder: Path, last: int | None = None) -> Diagnosis:
     usual = [_usual(table, k, tail[k] - shortest, _device(lines[m]), law) for k, m in enumerate(rows)]
     found = [_judged(m, places[m], k, usual, law, known=growth.is_known) for k, m in enumerate(rows)]
     each = float(np.mean(table["samples"]))
-    return Diagnosis(
+    return RankDiagnosis(
         folder, len(timed), tuple(found), exchange_s, float(np.median(np.asarray(spent))),
         law.fixed_samples if growth.is_known else math.nan, each, tuple(_speeds(table, timed, law, each)),
     )  # fmt: skip
@@ -148,7 +148,9 @@ def _learnt(table: Mapping[str, Floats]) -> Growth:
     return growth
 
 
-def _speeds(table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: float) -> Iterator[Stretch]:
+def _speeds(
+    table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: float
+) -> Iterator[RankStretch]:
     """Medians of so many stretches, with at least `LEAST_ROUNDS` rounds in each."""
     samples = table["samples"]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -159,7 +161,7 @@ def _speeds(table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: 
             float(np.median(row[np.isfinite(row)])) if np.isfinite(row).any() else math.nan
             for row in unit_s[:, part]
         ]
-        yield Stretch(
+        yield RankStretch(
             rounds[part[0]], rounds[part[-1]], tuple(np.median(samples[:, part], axis=1).tolist()),
             tuple(per_s / value for value in usual),
         )  # fmt: skip
@@ -258,14 +260,14 @@ def _why_computing(
     return "compute", ""
 
 
-def as_data(found: Diagnosis) -> dict[str, Any]:
+def as_data(found: RankDiagnosis) -> dict[str, Any]:
     """Plain data; null for what is unknown, and for a `fixed_samples` without end (nothing grows)."""
     data: dict[str, Any] = plain({**asdict(found), "run": str(found.folder)})
     del data["folder"]
     return data
 
 
-def render(found: Diagnosis) -> str:
+def render(found: RankDiagnosis) -> str:
     """Sentences for people, and how fast the ranks were over time."""
     lines = [f"{found.folder}: {len(found.ranks)} ranks, {found.rounds} rounds"]
     for rank in found.ranks:
@@ -297,7 +299,7 @@ def render(found: Diagnosis) -> str:
     return "\n".join([*lines, *_speed_lines(found)]) + "\n"
 
 
-def _speed_lines(found: Diagnosis) -> Iterator[str]:
+def _speed_lines(found: RankDiagnosis) -> Iterator[str]:
     """A row for each stretch of rounds: every rank's speed, and its samples."""
     yield f"samples per second in a {_round_of(found.usual_samples)} (and samples per round):"
     header = ("rounds", *(f"rank {rank.member}" for rank in found.ranks))

@@ -27,7 +27,7 @@ _ROUNDING = 1e-9  # of shares that are added up
 
 
 @dataclass(frozen=True)
-class Point:
+class DecisionPoint:
     """One decision that was made live."""
 
     point: int  # how many times the policy was due to decide by then, this one included
@@ -49,7 +49,7 @@ class LiveRun:
     tail_s: Floats
     update_s: Floats
     exchanged: Bools  # (rounds,)
-    points: tuple[Point, ...]
+    points: tuple[DecisionPoint, ...]
     unheard: frozenset[int]  # points at which the policy was due, and failed, came late or was not asked
     notes: tuple[str, ...]
 
@@ -260,7 +260,9 @@ def _number(value: Any) -> float:
     return np.nan if value is None else float(value)
 
 
-def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int) -> Iterator[Point]:
+def _points(
+    folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int
+) -> Iterator[DecisionPoint]:
     """The decisions of the rank that led at first, while the group was the first one."""
     path = folder / f"decisions-{leader}.jsonl"
     try:
@@ -272,7 +274,7 @@ def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], round
             if line["rounds"] > rounds:
                 return
             if line["time_s"] in entries:  # a full disk may have cost one or the other
-                yield Point(int(line["point"]), int(line["rounds"]), entries[line["time_s"]])
+                yield DecisionPoint(int(line["point"]), int(line["rounds"]), entries[line["time_s"]])
 
 
 def _unheard(lines: Sequence[Mapping[str, Any]]) -> frozenset[int]:

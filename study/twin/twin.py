@@ -30,7 +30,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting
 from equipoise.study.twin.eyes import AsLive, levers
 from equipoise.study.twin.fit import MeasuredSpeeds, measure, scenario_data
-from equipoise.study.twin.record import LiveRun, Point, journals
+from equipoise.study.twin.record import DecisionPoint, LiveRun, journals
 
 SEEDS = 5  # noise of the prediction itself is averaged away over so many
 _MEETINGS = 12  # simulations until the changes of speed come at their rounds, at most
@@ -234,7 +234,7 @@ def _standard_error(values: Floats) -> float:
 
 
 def _windows(
-    run: LiveRun, pairs: Sequence[tuple[Point, Decision]], simulated: Sequence[Sequence[Decision]]
+    run: LiveRun, pairs: Sequence[tuple[DecisionPoint, Decision]], simulated: Sequence[Sequence[Decision]]
 ) -> Iterator[TwinWindow]:
     """The rounds before each decision, where some of them were timed; `simulated` on several seeds: their mean."""
     batch, round_s, first, before = float(run.manifest["global_batch"]), run.round_s, 0, 0

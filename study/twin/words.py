@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from equipoise.study.twin.compare import Column, Parting
+from equipoise.study.twin.compare import ComparedColumn, Parting
 
 _COLUMNS = {
     "time_s": "the time",
@@ -44,7 +44,7 @@ _FIELDS = {
 }
 
 
-def reason(parting: Parting, columns: Sequence[Column]) -> str:
+def reason(parting: Parting, columns: Sequence[ComparedColumn]) -> str:
     """One sentence: what the live policy decided otherwise than the simulated one, because of all of these."""
     head = f"decision {parting.decision} has {_FIELDS[parting.what]} live"
     if not columns:
@@ -52,7 +52,7 @@ def reason(parting: Parting, columns: Sequence[Column]) -> str:
     return f"{head}, because {' and '.join(_was(column) for column in columns)}"
 
 
-def _was(column: Column) -> str:
+def _was(column: ComparedColumn) -> str:
     pairs = list(zip(column.live, column.simulated, strict=False))
     k = max(range(len(pairs)), key=lambda i: _apart(*pairs[i]), default=0)
     what = _COLUMNS.get(column.name, column.name)

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.measure.measure import MeasureMissingError
 from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import SampleSet, SampleWriter, read_samples
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile
@@ -80,7 +80,7 @@ class Session:
     def profile(self, name: str) -> HardwareProfile:
         """The profile of a calibration. Raises MissingError when there was none."""
         if name not in self.results:
-            raise MissingError(f"there is no {name} calibration")
+            raise MeasureMissingError(f"there is no {name} calibration")
         return load_profile(str(self.out / f"{name}.yaml"))
 
     def samples(self, name: str = "first") -> SampleSet:
@@ -102,16 +102,16 @@ def _run(whole: list[str], left_s: float) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     shown = shlex.join(whole[1:])
     if left_s < 1.0:
-        raise MissingError(f"no time is left for {shown}")
+        raise MeasureMissingError(f"no time is left for {shown}")
     try:
         done = subprocess.run(
             whole, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=left_s
         )
     except subprocess.TimeoutExpired:
-        raise MissingError(f"time is up: {shown}") from None
+        raise MeasureMissingError(f"time is up: {shown}") from None
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-        raise MissingError(lines[-1])
+        raise MeasureMissingError(lines[-1])
     return done
 
 

@@ -29,7 +29,7 @@ from equipoise.calibrate.fit.pieces import fit_collective
 from equipoise.calibrate.measure.operations import (
     COLUMNS,
     KINDS,
-    Operation,
+    TimedOperation,
     as_columns,
     from_columns,
     trace,
@@ -222,7 +222,7 @@ def test_a_loss_reads_one_element_of_each_row() -> None:
 
 whole = st.integers(0, 10**6)
 operations = st.builds(
-    Operation,
+    TimedOperation,
     st.sampled_from(KINDS),
     whole,
     whole,
@@ -235,7 +235,7 @@ operations = st.builds(
 
 @given(st.lists(operations, max_size=8))
 @settings(max_examples=50, deadline=None)
-def test_columns_hold_everything(found: list[Operation]) -> None:
+def test_columns_hold_everything(found: list[TimedOperation]) -> None:
     assert from_columns(as_columns(found)) == found
 
 
@@ -256,7 +256,7 @@ def test_columns_that_are_no_operations_are_refused(columns: dict[str, list[floa
 # -- what it costs ----------------------------------------------------------------------------------------
 
 
-def naive_totals(found: list[Operation]) -> list[float]:
+def naive_totals(found: list[TimedOperation]) -> list[float]:
     """Plain sum over operations, one after the other, from the constants that the samples were made of."""
     totals = [0.0] * len(FACTORS)
     for o in found:
@@ -270,13 +270,13 @@ def naive_totals(found: list[Operation]) -> list[float]:
 
 
 products = st.builds(
-    Operation,
+    TimedOperation,
     st.sampled_from(["product", "convolution", "attention"]),
     *(st.integers(8, 512) for _ in range(3)),
     count=st.integers(1, 5),
 )
 moves = st.builds(
-    Operation,
+    TimedOperation,
     st.sampled_from(["memory", "function"]),
     moved_bytes=st.integers(0, 10**7),
     count=st.integers(1, 5),
@@ -285,7 +285,7 @@ moves = st.builds(
 
 @given(st.lists(products | moves, max_size=10))
 @settings(max_examples=40, deadline=None)
-def test_totals_equal_the_plain_sum(found: list[Operation]) -> None:
+def test_totals_equal_the_plain_sum(found: list[TimedOperation]) -> None:
     assert costs().totals(found) == pytest.approx(naive_totals(found), rel=0.1, abs=1e-12)
 
 
@@ -294,7 +294,7 @@ def test_batch_normalisation_takes_as_long_as_its_largest_share_of_channels() ->
     slow = fit_collective(SIZES, [8.0 * traffic_s(s) for s in SIZES], intervals=False)
     every = replace(costs(True), moves={"memory": fit, "function": fit, "batch_norm": slow})
     few, usual, many = (
-        float(every.totals([Operation("batch_norm", n=n, moved_bytes=10**7)])[1]) for n in (32, 64, 4096)
+        float(every.totals([TimedOperation("batch_norm", n=n, moved_bytes=10**7)])[1]) for n in (32, 64, 4096)
     )
     assert few == pytest.approx(2.0 * usual, rel=0.05)
     assert many == pytest.approx(usual * 64 / SMS, rel=0.05)
@@ -302,7 +302,7 @@ def test_batch_normalisation_takes_as_long_as_its_largest_share_of_channels() ->
 
 @given(st.lists(products | moves, min_size=1, max_size=8))
 @settings(max_examples=40, deadline=None)
-def test_a_step_on_a_gpu_is_played_operation_by_operation(found: list[Operation]) -> None:
+def test_a_step_on_a_gpu_is_played_operation_by_operation(found: list[TimedOperation]) -> None:
     """The twin: the host queues one after the other, the device begins each when it is queued and free."""
     every = costs(True)
     queued_s = done_s = 0.0
@@ -319,7 +319,7 @@ def test_a_step_on_a_gpu_is_played_operation_by_operation(found: list[Operation]
 
 def test_an_element_size_that_was_not_measured_is_an_error() -> None:
     with pytest.raises(ValueError, match="no products of 2-byte elements were measured; known: 4"):
-        costs().totals([Operation("product", 8, 8, 8, 2)])
+        costs().totals([TimedOperation("product", 8, 8, 8, 2)])
 
 
 # -- the factors ------------------------------------------------------------------------------------------
@@ -405,15 +405,18 @@ def test_steps_that_cannot_be_fitted_are_refused() -> None:
 # -- from samples -----------------------------------------------------------------------------------------
 
 FRAMEWORK = "test, one core"
-MODELS: dict[str, Callable[[int], list[Operation]]] = {
+MODELS: dict[str, Callable[[int], list[TimedOperation]]] = {
     "wide": lambda b: [
-        Operation("product", b, 512, 512, count=6),
-        Operation("memory", moved_bytes=3_000_000),
+        TimedOperation("product", b, 512, 512, count=6),
+        TimedOperation("memory", moved_bytes=3_000_000),
     ],
-    "deep": lambda b: [Operation("product", b, 64, 64, count=40), Operation("function", moved_bytes=900 * b)],
+    "deep": lambda b: [
+        TimedOperation("product", b, 64, 64, count=40),
+        TimedOperation("function", moved_bytes=900 * b),
+    ],
     "image": lambda b: [
-        Operation("convolution", 64 * b, 64, 72, count=4),
-        Operation("memory", moved_bytes=10**5),
+        TimedOperation("convolution", 64 * b, 64, 72, count=4),
+        TimedOperation("memory", moved_bytes=10**5),
     ],
 }
 

@@ -9,7 +9,7 @@ import pytest
 from equipoise.calibrate.fit.compose_fits import ALONE, unit_costs
 from equipoise.calibrate.measure import kernels
 from equipoise.calibrate.measure.measure import Measure
-from equipoise.calibrate.measure.operations import KINDS, PRODUCTS, Operation, trace
+from equipoise.calibrate.measure.operations import KINDS, PRODUCTS, TimedOperation, trace
 from equipoise.calibrate.samples import Sample, SampleSet
 
 RATE, BANDWIDTH = 50e9, 10e9
@@ -79,7 +79,7 @@ def test_every_operation_that_is_timed_is_what_steps_are_composed_from(
         assert {kind for kind, s in every.products if s == size} == set(PRODUCTS)
         assert (every.overhead_s, every.load_s) == pytest.approx((1e-6, 4e-7))
         row = every.totals(
-            [Operation("norm", moved_bytes=10**8), Operation("convolution", 8192, 512, 512, size)]
+            [TimedOperation("norm", moved_bytes=10**8), TimedOperation("convolution", 8192, 512, 512, size)]
         )
         assert row[4] == pytest.approx(5 * 1e8 / BANDWIDTH, rel=0.05)
         assert row[1] == pytest.approx(4.0 * 8192 * 512 * 512 / RATE, rel=0.05)

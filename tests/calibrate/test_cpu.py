@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 import equipoise
-from equipoise.calibrate.check import Drift
+from equipoise.calibrate.check import ProfileDrift
 from equipoise.calibrate.fit.robust import Estimate
 from equipoise.calibrate.measure import training
 from equipoise.calibrate.measure.collective_worker import SharedMemoryRank
 from equipoise.calibrate.measure.collective_worker import measure as measure_collective
 from equipoise.calibrate.measure.collectives import WorkerProcesses, overlap_measures
 from equipoise.calibrate.measure.host import HostBench, cores, last_level_cache_bytes
-from equipoise.calibrate.measure.measure import MissingError, Series
+from equipoise.calibrate.measure.measure import MeasureMissingError, Series
 from equipoise.calibrate.samples import read_samples
 from equipoise.commands.hardware.calibrate import calibrate as command
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile, save_profile
@@ -164,7 +164,7 @@ def test_check_measures_three_numbers_again_and_reports_drift(session: Any) -> N
 
 @pytest.mark.long
 def test_check_without_drift_is_code_0(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    within = Drift("copy_bytes_per_s", Estimate(2.0, 1.0, 3.0, 9), Estimate(2.2, 2.1, 2.3, 9))
+    within = ProfileDrift("copy_bytes_per_s", Estimate(2.0, 1.0, 3.0, 9), Estimate(2.2, 2.1, 2.3, 9))
     monkeypatch.setattr(
         "equipoise.calibrate.check.check", lambda profile, progress: ([within], ["driver: 1 and 2"])
     )
@@ -289,7 +289,7 @@ def test_worker_processes_measure_together_and_end() -> None:
 @pytest.mark.long
 def test_a_worker_that_dies_is_a_reason_not_a_crash() -> None:
     group = WorkerProcesses("no such backend", 1)
-    with pytest.raises(MissingError, match="no such backend between 1 processes: "):
+    with pytest.raises(MeasureMissingError, match="no such backend between 1 processes: "):
         group.times({"collective": "all_reduce", "size_bytes": 4096}, 0.01)
     group.close()
 

@@ -18,7 +18,7 @@ import pytest
 
 from equipoise.calibrate.device import nvrtc
 from equipoise.calibrate.device.libraries import LibraryMissingError
-from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.measure.measure import MeasureMissingError
 from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import Sample, SampleSet, read_samples
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, StepTime, load_profile
@@ -401,7 +401,9 @@ def test_training_on_shares_and_in_pairs(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_training_process_that_ends_is_one_line(tmp_path: Path) -> None:
     worker = gpu_shares.Worker({"PATH": os.environ["PATH"]}, 50, "nothing", "cpu")
     try:
-        with pytest.raises(MissingError, match=r"a training process ended: .*invalid choice: 'nothing'"):
+        with pytest.raises(
+            MeasureMissingError, match=r"a training process ended: .*invalid choice: 'nothing'"
+        ):
             worker.ready()
     finally:
         worker.close()
@@ -432,14 +434,14 @@ def test_sections_that_a_folder_has_are_kept(tmp_path: Path) -> None:
 def test_without_an_mps_daemon_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        pytest.raises(MissingError, match="nvidia-cuda-mps-control is not on this machine"),
+        pytest.raises(MeasureMissingError, match="nvidia-cuda-mps-control is not on this machine"),
         gpu_shares.mps(),
     ):
         pass
     control = tmp_path / gpu_shares.CONTROL
     control.write_text("#!/bin/sh\necho 'no rights' >&2\nexit 1\n")
     control.chmod(0o755)
-    with pytest.raises(MissingError, match="does not start: no rights"), gpu_shares.mps():
+    with pytest.raises(MeasureMissingError, match="does not start: no rights"), gpu_shares.mps():
         pass
 
 

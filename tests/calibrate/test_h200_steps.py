@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from equipoise.calibrate.fit.compose import MEASURED_PRIOR, Prior, UnitCosts, stacked
+from equipoise.calibrate.fit.compose import MEASURED_PRIOR, CostPrior, UnitCosts, stacked
 from equipoise.calibrate.fit.compose_fits import (
     Step,
     operations_of,
@@ -23,7 +23,7 @@ from equipoise.calibrate.fit.compose_fits import (
     steps_of,
     unit_costs,
 )
-from equipoise.calibrate.measure.operations import Operation, from_columns
+from equipoise.calibrate.measure.operations import TimedOperation, from_columns
 from equipoise.calibrate.measure.training import SIZES, WORKLOADS
 from equipoise.calibrate.samples import SampleSet, read_samples
 from tests.bench.gpu.predicted import measured_s
@@ -39,7 +39,9 @@ def samples() -> SampleSet:
     return read_samples(DATA / "h200" / "second.samples.jsonl.gz")
 
 
-def as_noted_now(found: list[Operation], workload: str, batch: int, precision: str) -> list[Operation]:
+def as_noted_now(
+    found: list[TimedOperation], workload: str, batch: int, precision: str
+) -> list[TimedOperation]:
     size = 2 if precision == "bf16" else 4
     first, scores = batch * SIZE.image**2 * SIZE.channels, batch * SIZE.sequence * SIZE.vocabulary
     now = []
@@ -52,7 +54,7 @@ def as_noted_now(found: list[Operation], workload: str, batch: int, precision: s
         elif o.kind == "convolution_weight":
             o = replace(o, moved_bytes=size * o.m * o.k)
         elif workload == "transformer" and o.kind == "softmax":
-            now.append(Operation("transposed", moved_bytes=8 * scores))
+            now.append(TimedOperation("transposed", moved_bytes=8 * scores))
         elif workload == "transformer" and (o.kind, o.moved_bytes) == ("strided", 2 * size * scores):
             o = replace(o, kind="transposed", element_bytes=size)
         now.append(o)
@@ -73,13 +75,13 @@ def costs_and_steps(precision: str) -> tuple[UnitCosts, list[Step]]:
     ]
 
 
-def errors(steps: list[Step], others: list[Step], prior: Prior) -> list[float]:
+def errors(steps: list[Step], others: list[Step], prior: CostPrior) -> list[float]:
     """Predicted over measured, less 1, per cent."""
     model = step_model(others, prior)
     return [100.0 * (float(model.predict(s.rows)) / s.seconds - 1.0) for s in steps]
 
 
-def medians(precision: str, prior: Prior) -> list[float]:
+def medians(precision: str, prior: CostPrior) -> list[float]:
     """Of the sizes of the errors of each model from the others."""
     _, steps = costs_and_steps(precision)
     return [
@@ -127,7 +129,7 @@ def test_half_and_twice_as_sure_of_the_factors_predicts_no_better() -> None:
     """Over three models and three precisions, and the larger ones; on the CPU other priors are used."""
 
     def worst(share: float) -> float:
-        prior = Prior(MEASURED_PRIOR.centre, share * MEASURED_PRIOR.deviation)
+        prior = CostPrior(MEASURED_PRIOR.centre, share * MEASURED_PRIOR.deviation)
         costs, steps = costs_and_steps("bf16")
         model = step_model(steps, prior)
         found = [m for precision in BOUNDS for m in medians(precision, prior)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from equipoise.calibrate.measure.measure import Measure, MissingError, Series
+from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Series
 from equipoise.calibrate.run import ConditionsChangedError, SessionPlan, calibrate
 from equipoise.calibrate.samples import SampleWriter, read_samples
 from equipoise.commands.hardware.calibrate import calibrate as command
@@ -66,7 +66,7 @@ def test_one_failure_costs_only_itself_and_is_named_once(tmp_path: Path) -> None
 
     def absent(budget_s: float) -> list[float]:
         calls.append("absent")
-        raise MissingError("no such unit here")
+        raise MeasureMissingError("no such unit here")
 
     def broken(budget_s: float) -> list[float]:
         raise ZeroDivisionError("two\nlines")

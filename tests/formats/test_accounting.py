@@ -18,7 +18,7 @@ from equipoise.formats.slurm.accounting import read_accounting
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.json_output import read_accounting_json
 from equipoise.formats.text.errors import FormatError
-from equipoise.formats.text.tally import Change
+from equipoise.formats.text.tally import TextChange
 
 HEADER = "JobID|JobName|User|Partition|State|Submit|Start|End|Timelimit|NNodes|AllocCPUS|AllocTRES|ReqMem"
 ROW = "12|train|ann|gpu|COMPLETED|2024-03-01T10:00:00|2024-03-01T10:05:00|2024-03-01T11:05:00|1-00:00:00|2|16"
@@ -45,8 +45,8 @@ def test_a_row_by_its_header() -> None:
     assert [jobs.nodes[0], jobs.cpus[0], jobs.gpus[0], jobs.gpu_type[0]] == [2, 16, 8, "a100"]
     assert jobs.memory_bytes[0] == 128 * 2**30
     assert jobs.changes == (
-        Change("changed", "GPU type known only from what was given: taken as asked for", 1, 2),
-        Change("noted", "times without a zone read as UTC", 1, 2),
+        TextChange("changed", "GPU type known only from what was given: taken as asked for", 1, 2),
+        TextChange("noted", "times without a zone read as UTC", 1, 2),
     )
 
 

@@ -12,7 +12,7 @@ from equipoise import cli
 from equipoise.sim.loading.file import load, read_scenario
 from equipoise.sim.loading.site.cluster import accelerator_of
 from equipoise.sim.loading.site.read import import_site
-from equipoise.sim.scenario.model import Explicit, Star, TraceSpec, Tree
+from equipoise.sim.scenario.model import Explicit, Star, TraceSpec, TreeTopology
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.check import Finding, check_trace
 from tests.formats.test_jobs_to_trace import sacct, sacct_row
@@ -90,7 +90,7 @@ def test_blocks_of_equal_size_are_racks(tmp_path: Path) -> None:
     out = tmp_path / "s.yaml"
     out.write_text(import_site(files, out=out), encoding="utf-8")
     topology = load(out).cluster.topology
-    assert isinstance(topology, Tree)
+    assert isinstance(topology, TreeTopology)
     assert topology.nodes_per_rack == 2
     assert "block sizes 2, 4" in out.read_text(encoding="utf-8")
 
@@ -171,7 +171,7 @@ def test_files_of_one_kubernetes_cluster_are_read_together(tmp_path: Path) -> No
         out.write_text(import_site([tmp_path / name for name in order], out=out))
         cluster = load(out).cluster
         assert sum(group.count * group.gpus for group in cluster.nodes) == 144
-        assert isinstance(cluster.topology, Tree)
+        assert isinstance(cluster.topology, TreeTopology)
         assert cluster.topology.nodes_per_rack == 9
 
 

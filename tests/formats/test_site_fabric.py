@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.formats.fabric import Cable, Device, Fabric, FabricNode, TopologyMatrix
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.formats.fabric import Cable, FabricDevice, FabricNode, NetworkFabric, TopologyMatrix
+from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 from equipoise.sim.loading.site.fabric import add_fabric, node_of_matrix, node_of_nccl
 
 
-def device(kind: str, parent: int = -1, rate: float = 0.0, **values: str) -> Device:
-    return Device(kind, parent, {key.rstrip("_"): value for key, value in values.items()}, rate)
+def device(kind: str, parent: int = -1, rate: float = 0.0, **values: str) -> FabricDevice:
+    return FabricDevice(kind, parent, {key.rstrip("_"): value for key, value in values.items()}, rate)
 
 
 def test_a_machine_is_as_fast_as_its_ports_and_as_the_gpu_with_the_fewest_links() -> None:
@@ -146,7 +146,7 @@ def adapter(host: str, *cables: tuple[str, float], kind: str = "Ca") -> FabricNo
 
 
 def test_hosts_with_more_than_half_of_the_usual_rate_are_nodes() -> None:
-    fabric = Fabric(
+    fabric = NetworkFabric(
         (
             adapter("c mlx5_0", ("A", 160e9)),
             adapter("c hca-1", ("A", 240e9)),
@@ -176,22 +176,26 @@ def test_hosts_with_more_than_half_of_the_usual_rate_are_nodes() -> None:
 
 
 def test_hosts_are_like_the_one_machine_that_was_seen() -> None:
-    site = Site(nodes=[Nodes((), 4, "A100", count=1)])
-    add_fabric(site, Fabric((adapter("b mlx5_0"), adapter("a mlx5_0", ("A", 24e9))), ()), 6)
+    site = Site(nodes=[SiteNodes((), 4, "A100", count=1)])
+    add_fabric(site, NetworkFabric((adapter("b mlx5_0"), adapter("a mlx5_0", ("A", 24e9))), ()), 6)
     assert [(g.names, g.gpus, g.gpu_type, g.nic_bytes_per_s, g.remark) for g in site.nodes] == [
         (("a",), 4, "A100", 3e9, "")
     ]
     assert site.aside == {"Hosts with few adapters, taken for no GPU nodes": ["b"]}
-    nothing = Site(nodes=[Nodes((), 4, "A100", count=1)])
-    add_fabric(nothing, Fabric((), ()), 6)
+    nothing = Site(nodes=[SiteNodes((), 4, "A100", count=1)])
+    add_fabric(nothing, NetworkFabric((), ()), 6)
     assert (nothing.nodes, nothing.switches, nothing.aside) == ([], [], {})
 
 
 def test_nodes_that_were_told_are_parted_by_their_rates_and_the_others_stay() -> None:
     site = Site(
-        nodes=[Nodes(("a", "b", "c", "e"), 4, nic_bytes_per_s=2e9), Nodes((), 8, count=3), Nodes(("f",), 2)]
+        nodes=[
+            SiteNodes(("a", "b", "c", "e"), 4, nic_bytes_per_s=2e9),
+            SiteNodes((), 8, count=3),
+            SiteNodes(("f",), 2),
+        ]
     )
-    fabric = Fabric(
+    fabric = NetworkFabric(
         (
             adapter("a mlx5_0", ("S", 24e9)),
             adapter("b mlx5_0", ("S", 40e9)),
@@ -220,7 +224,7 @@ def test_hosts_on_the_same_rails_share_their_switches_uplinks() -> None:
         own = tuple(Cable(k, peer, 1, rate) for k, (peer, rate) in enumerate(cables))
         return FabricNode("Switch", name, name, 9, own)
 
-    fabric = Fabric(
+    fabric = NetworkFabric(
         (
             adapter("d mlx5_0", ("B", 24e9)),
             adapter("a mlx5_0", ("A", 24e9)),
@@ -246,10 +250,10 @@ def test_hosts_on_the_same_rails_share_their_switches_uplinks() -> None:
         ),
         (),
     )
-    site = Site(nodes=[Nodes(("a", "b", "c", "d", "e", "x"), 4)])
+    site = Site(nodes=[SiteNodes(("a", "b", "c", "d", "e", "x"), 4)])
     add_fabric(site, fabric, 6)
     assert site.switches == [
-        Switch("rails-0", ("d", "a", "c"), uplink_bytes_per_s=16e9),
-        Switch("rails-1", ("b",), uplink_bytes_per_s=11e9),
-        Switch("rails-2", ("e",), uplink_bytes_per_s=None),
+        SiteSwitch("rails-0", ("d", "a", "c"), uplink_bytes_per_s=16e9),
+        SiteSwitch("rails-1", ("b",), uplink_bytes_per_s=11e9),
+        SiteSwitch("rails-2", ("e",), uplink_bytes_per_s=None),
     ]

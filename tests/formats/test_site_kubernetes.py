@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from equipoise.formats.kueue.objects import (
     ClusterQueue,
-    Cohort,
     KubeNode,
     KubeTopology,
+    KueueCohort,
     KueueObjects,
+    KueueQuota,
+    KueueWorkload,
     Pod,
-    Quota,
     ResourceFlavor,
-    Workload,
 )
-from equipoise.formats.text.tally import Change
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.formats.text.tally import TextChange
+from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 from equipoise.sim.loading.site.kubernetes import _kinds, add_kueue
 
 NVIDIA, GKE, AMD = (
@@ -31,16 +31,16 @@ def node(name: str, gpus: float, cpu: float = 0.0, memory: float = 0.0, **labels
     return KubeNode(name, amounts, gpus, {long.get(key, key): value for key, value in labels.items()})
 
 
-def quota(flavor: str, nominal: float, resource: str = "nvidia.com/gpu") -> Quota:
-    return Quota(flavor, resource, nominal, None, None)
+def quota(flavor: str, nominal: float, resource: str = "nvidia.com/gpu") -> KueueQuota:
+    return KueueQuota(flavor, resource, nominal, None, None)
 
 
-def queue(name: str, *quotas: Quota) -> ClusterQueue:
+def queue(name: str, *quotas: KueueQuota) -> ClusterQueue:
     return ClusterQueue(name, "", "BestEffortFIFO", quotas, "Never", "Never", "Never", None, 1.0)
 
 
 def test_nodes_that_are_equal_are_one_group() -> None:
-    site = Site(nodes=[Nodes(("old",), 3)])
+    site = Site(nodes=[SiteNodes(("old",), 3)])
     found = KueueObjects(
         nodes=(
             node("a", 8.0, 96.5, 2e9, NVIDIA="H100"),
@@ -74,14 +74,14 @@ def test_places_of_nodes_are_switches_below_each_other() -> None:
     found = KueueObjects(nodes=nodes, topologies=(KubeTopology("t", levels), KubeTopology("u", ("other",))))
     add_kueue(site, found, "GPUs")
     assert site.switches == [
-        Switch("h/x/r/1", ("a", "c")),
-        Switch("h/x/r/2", ("b",)),
-        Switch("h/y/none/none", ("d",)),
-        Switch("h", (), ("h/x", "h/y")),
-        Switch("h/x", (), ("h/x/r",)),
-        Switch("h/x/r", (), ("h/x/r/1", "h/x/r/2")),
-        Switch("h/y", (), ("h/y/none",)),
-        Switch("h/y/none", (), ("h/y/none/none",)),
+        SiteSwitch("h/x/r/1", ("a", "c")),
+        SiteSwitch("h/x/r/2", ("b",)),
+        SiteSwitch("h/y/none/none", ("d",)),
+        SiteSwitch("h", (), ("h/x", "h/y")),
+        SiteSwitch("h/x", (), ("h/x/r",)),
+        SiteSwitch("h/x/r", (), ("h/x/r/1", "h/x/r/2")),
+        SiteSwitch("h/y", (), ("h/y/none",)),
+        SiteSwitch("h/y/none", (), ("h/y/none/none",)),
     ]
     assert site.aside == {}
     hosts = Site()
@@ -92,8 +92,8 @@ def test_places_of_nodes_are_switches_below_each_other() -> None:
 
 
 def test_quotas_of_all_queues_and_cohorts_are_nodes_of_the_largest_size_that_fits() -> None:
-    cohort = Cohort("c", "", (quota("eight", 9.0), quota("four", 12.0), quota("odd", 7.5)), 1.0)
-    other = Cohort(
+    cohort = KueueCohort("c", "", (quota("eight", 9.0), quota("four", 12.0), quota("odd", 7.5)), 1.0)
+    other = KueueCohort(
         "d",
         "",
         (quota("eight", 15.0), quota("two", 6.0), quota("none", 0.0), quota("eight", 7.0, "cpu")),
@@ -118,12 +118,12 @@ def test_quotas_of_all_queues_and_cohorts_are_nodes_of_the_largest_size_that_fit
 
 
 def test_quotas_of_cores_are_nodes_of_cores_and_nodes_that_are_told_come_first() -> None:
-    found = KueueObjects(cohorts=(Cohort("c", "", (quota("f", 12.0, "cpu"), quota("g", 8.0)), 1.0),))
+    found = KueueObjects(cohorts=(KueueCohort("c", "", (quota("f", 12.0, "cpu"), quota("g", 8.0)), 1.0),))
     site = Site()
     add_kueue(site, found, "CPUs")
     assert [(g.gpus, g.cores, g.count, g.label) for g in site.nodes] == [(4, 4, 3, "f")]
     assert site.policy == "easy"
-    told = Site(nodes=[Nodes(("old",), 3)])
+    told = Site(nodes=[SiteNodes(("old",), 3)])
     add_kueue(told, found, "GPUs")
     assert [g.names for g in told.nodes] == [("old",)]
 
@@ -143,12 +143,12 @@ def test_flavors_are_accelerators_by_their_product_else_by_their_nodes() -> None
         node("d", 0, pool="none"),
     )
     found = KueueObjects(flavors=flavors, nodes=nodes)
-    two = Site(nodes=[Nodes(("a",), 8, "a10"), Nodes(("c",), 4, "v100")])
+    two = Site(nodes=[SiteNodes(("a",), 8, "a10"), SiteNodes(("c",), 4, "v100")])
     expected = {"product": "l40s", "nodes": "a10", "mixed": "", "t4": "", "unknown": "generic"}
     assert _kinds(two, found) == expected
-    one = Site(nodes=[Nodes(("a",), 8, "a10"), Nodes(("d",), 0, "t4")])
+    one = Site(nodes=[SiteNodes(("a",), 8, "a10"), SiteNodes(("d",), 0, "t4")])
     assert _kinds(one, found) == expected | {"nodes": ""}
-    assert _kinds(Site(nodes=[Nodes(("d",), 0, "t4")]), found) == expected | {"nodes": ""}
+    assert _kinds(Site(nodes=[SiteNodes(("d",), 0, "t4")]), found) == expected | {"nodes": ""}
     bare = KueueObjects(
         flavors=(ResourceFlavor("f", {"pool": "p"}, ""),),
         nodes=(node("e", 2, pool="p"), node("f", 2, pool="p", NVIDIA="t4")),
@@ -166,14 +166,14 @@ def test_flavors_are_accelerators_by_their_product_else_by_their_nodes() -> None
 
 def test_what_has_no_place_is_listed() -> None:
     pod = Pod("n", "p", "", "", "Running", {}, 1.0, {}, 1.0, 2.0, 3.0, 4.0)
-    work = [Workload("Job", "n", f"w{k}", "q", None, "", ()) for k in range(3)]
+    work = [KueueWorkload("Job", "n", f"w{k}", "q", None, "", ()) for k in range(3)]
     found = KueueObjects(
         flavors=(ResourceFlavor("f", {"x": "1", "y": "2"}, "t", ("taints: k",)), ResourceFlavor("g", {}, "")),
         priority_classes={"high": 70, "low": -3},
         topologies=(KubeTopology("t", ("block", "rack")),),
         workloads=tuple(work),
         pods=(pod, pod),
-        changes=(Change(count=5, action="left out", reason="objects of other kinds", first_line=3),),
+        changes=(TextChange(count=5, action="left out", reason="objects of other kinds", first_line=3),),
     )
     site = Site()
     add_kueue(site, found, "GPUs")

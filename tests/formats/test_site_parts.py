@@ -7,7 +7,7 @@ import math
 import pytest
 
 from equipoise.formats.kueue.generator import GeneratedLevel
-from equipoise.formats.kueue.objects import Quota
+from equipoise.formats.kueue.objects import KueueQuota
 from equipoise.sim.loading.site import queues
 from equipoise.sim.loading.site.cluster import Site, accelerator_of
 
@@ -53,8 +53,8 @@ def test_limits_by_what_they_count() -> None:
 
 
 def test_quotas_of_one_flavor_are_numbers_and_of_several_by_name() -> None:
-    def quota(flavor: str, nominal: float, borrow: float | None = None) -> Quota:
-        return Quota(flavor, "nvidia.com/gpu", nominal, borrow, None)
+    def quota(flavor: str, nominal: float, borrow: float | None = None) -> KueueQuota:
+        return KueueQuota(flavor, "nvidia.com/gpu", nominal, borrow, None)
 
     one = queues._quotas([quota("a", 2.0, 1.0), quota("b", 3.0)], "GPUs", {"a": "a+b", "b": "a+b"})
     assert one == {"gpus": 5, "borrow": 1, "lend": {}}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import yaml
 
-from equipoise.formats.slurm.config import ConfiguredNodes, Partition, SlurmConfig
+from equipoise.formats.slurm.config import ConfiguredNodes, SlurmConfig, SlurmPartition
 from equipoise.formats.slurm.hardware import Gres, SlurmTopology
 from equipoise.formats.slurm.hardware import Switch as SlurmSwitch
 from equipoise.formats.slurm.nodes import NodeRow
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 from equipoise.sim.loading.site.slurm import add_config, add_gres, add_nodes, add_topology, partition_line
 from equipoise.sim.loading.site.write import (
     _aside,
@@ -25,9 +25,9 @@ def test_a_small_cluster_reads_line_by_line() -> None:
     site = Site(
         name=" My lab! ",
         nodes=[
-            Nodes(("gn07", "gn08"), 4, "h100_sxm", 48, 3 * 2**30, 25e9, 300e9),
-            Nodes((), 2, "P100", count=5, label="old_"),
-            Nodes(("x1",), 3, "", remark="said"),
+            SiteNodes(("gn07", "gn08"), 4, "h100_sxm", 48, 3 * 2**30, 25e9, 300e9),
+            SiteNodes((), 2, "P100", count=5, label="old_"),
+            SiteNodes(("x1",), 3, "", remark="said"),
         ],
         extra={"more": {"seed": 7}, "scheduler": {"writes_per_s": 20}},
     )
@@ -49,7 +49,7 @@ def test_a_small_cluster_reads_line_by_line() -> None:
 
 
 def test_a_scenario_without_jobs_says_how_to_name_them_and_jobs_of_its_own_come_first() -> None:
-    site = Site(nodes=[Nodes(("a1",), 2)], switches=[Switch("s", ("a1",))])
+    site = Site(nodes=[SiteNodes(("a1",), 2)], switches=[SiteSwitch("s", ("a1",))])
     text = scenario_text(site, ["f"], {})
     assert (
         "  topology: {kind: star}  # one switch\nworkload: {}  # no jobs: name them with --trace FILE\n"
@@ -69,19 +69,19 @@ def test_texts_that_look_like_numbers_are_in_quotes() -> None:
 
 def test_groups_are_named_by_what_their_nodes_names_begin_with() -> None:
     groups = [
-        Nodes(("gn-01", "z2"), 2),
-        Nodes(("gn_5",), 2),
-        Nodes(("gn007",), 2),
-        Nodes((), 2, count=3),
-        Nodes(("12",), 2),
-        Nodes(("a",), 2, label="b c."),
+        SiteNodes(("gn-01", "z2"), 2),
+        SiteNodes(("gn_5",), 2),
+        SiteNodes(("gn007",), 2),
+        SiteNodes((), 2, count=3),
+        SiteNodes(("12",), 2),
+        SiteNodes(("a",), 2, label="b c."),
     ]
     assert _labels(groups) == ["gn", "gn2", "gn3", "node", "site", "b-c"]
 
 
 def test_types_of_gpus_are_told_where_there_are_several() -> None:
     def told(*kinds: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        site = Site(nodes=[Nodes((f"n{k}",), 2, kind) for k, kind in enumerate(kinds)])
+        site = Site(nodes=[SiteNodes((f"n{k}",), 2, kind) for k, kind in enumerate(kinds)])
         return _gpu_types(site, [f"g{k}" for k in range(len(kinds))]), site.aside
 
     assert told("A100", "a100", "") == ({}, {})
@@ -93,7 +93,7 @@ def test_types_of_gpus_are_told_where_there_are_several() -> None:
 
 
 def test_partitions_hold_groups_and_those_without_nodes_are_told() -> None:
-    site = Site(nodes=[Nodes(("a1", "a2", "b1"), 2), Nodes((), 3, count=4, label="rest")])
+    site = Site(nodes=[SiteNodes(("a1", "a2", "b1"), 2), SiteNodes((), 3, count=4, label="rest")])
     site.queues = {
         "partitions": [
             {"name": "p", "nodes": frozenset({"a1", "a2"}), "qos": "q"},
@@ -124,51 +124,53 @@ def test_partitions_hold_groups_and_those_without_nodes_are_told() -> None:
         "Flavors of GPUs that no node here has, so of any": ["f"],
         "QOS of partitions without limits here (`sacctmgr show qos -P` tells them)": ["q"],
     }
-    assert "queues:" not in scenario_text(Site(nodes=[Nodes(("a",), 2)]), ["f"], {})
+    assert "queues:" not in scenario_text(Site(nodes=[SiteNodes(("a",), 2)]), ["f"], {})
 
 
 def test_a_partition_of_all_groups_names_none() -> None:
-    site = Site(nodes=[Nodes(("a1", "b1"), 2)], queues={"partitions": [{"name": "p", "nodes": {"a1", "b1"}}]})
+    site = Site(
+        nodes=[SiteNodes(("a1", "b1"), 2)], queues={"partitions": [{"name": "p", "nodes": {"a1", "b1"}}]}
+    )
     assert "    - {name: p}\n" in scenario_text(site, ["f"], {})
 
 
 def test_equal_racks_in_order_are_a_tree_and_others_are_links() -> None:
-    nodes = [Nodes(("a1", "a2", "a3", "a4"), 2)]
+    nodes = [SiteNodes(("a1", "a2", "a3", "a4"), 2)]
 
-    def kind(*switches: Switch) -> str:
+    def kind(*switches: SiteSwitch) -> str:
         return _topology(Site(nodes=nodes, switches=list(switches)), ["a"])[0]
 
     tree = "  topology: {kind: tree, nodes_per_rack: 2}  # uplinks as fast as what is below: assumed"
-    one, two = Switch("r1", ("a1", "a2")), Switch("r2", ("a3", "a4"))
+    one, two = SiteSwitch("r1", ("a1", "a2")), SiteSwitch("r2", ("a3", "a4"))
     assert kind(one, two) == tree
-    assert kind(one, two, Switch("top", (), ("r1", "r2"))) == tree
-    assert kind(one, two, Switch("gone", ("z",)), Switch("over", (), ("gone",))) == tree
+    assert kind(one, two, SiteSwitch("top", (), ("r1", "r2"))) == tree
+    assert kind(one, two, SiteSwitch("gone", ("z",)), SiteSwitch("over", (), ("gone",))) == tree
     links = "  topology:"
-    assert kind(one, two, Switch("t1", (), ("r1",)), Switch("t2", (), ("r2",))) == links
+    assert kind(one, two, SiteSwitch("t1", (), ("r1",)), SiteSwitch("t2", (), ("r2",))) == links
     assert kind(two, one) == links
-    assert kind(one, Switch("r2", ("a3", "a4"), uplink_bytes_per_s=3e9)) == links
-    assert kind(Switch("r1", ("a1", "a2", "a3")), Switch("r2", ("a4",))) == links
-    assert kind(one, Switch("r2", ("a3", "a4"), ("r1",))) == links
-    assert kind(one, Switch("r2", ("a3",))) == links
-    each = [Switch(f"r{k}", (f"a{k}",)) for k in (1, 2, 3, 4)]
-    assert kind(*each, Switch("t1", (), ("r1", "r2"))) == tree.replace("2", "1")
-    assert kind(*each, Switch("t1", (), ("r1", "r2")), Switch("t2", (), ("r3", "r4"))) == links
+    assert kind(one, SiteSwitch("r2", ("a3", "a4"), uplink_bytes_per_s=3e9)) == links
+    assert kind(SiteSwitch("r1", ("a1", "a2", "a3")), SiteSwitch("r2", ("a4",))) == links
+    assert kind(one, SiteSwitch("r2", ("a3", "a4"), ("r1",))) == links
+    assert kind(one, SiteSwitch("r2", ("a3",))) == links
+    each = [SiteSwitch(f"r{k}", (f"a{k}",)) for k in (1, 2, 3, 4)]
+    assert kind(*each, SiteSwitch("t1", (), ("r1", "r2"))) == tree.replace("2", "1")
+    assert kind(*each, SiteSwitch("t1", (), ("r1", "r2")), SiteSwitch("t2", (), ("r3", "r4"))) == links
     star = "  topology: {kind: star}  # one switch"
-    assert kind(Switch("r1", ("a1", "a2", "a3", "a4")), Switch("top", (), ("r1",))) == star
+    assert kind(SiteSwitch("r1", ("a1", "a2", "a3", "a4")), SiteSwitch("top", (), ("r1",))) == star
     assert kind() == star + ": no topology was told"
 
 
 def test_links_carry_what_is_below_them_or_what_was_told() -> None:
     site = Site(
         nodes=[
-            Nodes(("a1", "a2"), 2, nic_bytes_per_s=3e9),
-            Nodes(("b1",), 2),
-            Nodes(("c1", "c2"), 2, nic_bytes_per_s=5e9),
+            SiteNodes(("a1", "a2"), 2, nic_bytes_per_s=3e9),
+            SiteNodes(("b1",), 2),
+            SiteNodes(("c1", "c2"), 2, nic_bytes_per_s=5e9),
         ],
         switches=[
-            Switch("b", ("a1", "b1")),
-            Switch("r 2", ("a2", "z"), uplink_bytes_per_s=2e9),
-            Switch("up", ("c1",), ("b", "gone")),
+            SiteSwitch("b", ("a1", "b1")),
+            SiteSwitch("r 2", ("a2", "z"), uplink_bytes_per_s=2e9),
+            SiteSwitch("up", ("c1",), ("b", "gone")),
         ],
     )
     assert _topology(site, ["a", "b", "c"]) == [
@@ -185,7 +187,7 @@ def test_links_carry_what_is_below_them_or_what_was_told() -> None:
         "      - {source: up, target: core, rate: 164 Gbit/s}  # as fast as what is below it: assumed",
         "      - {source: unlisted, target: core, rate: 40 Gbit/s}  # as fast as what is below it: assumed",
     ]
-    site.switches.append(Switch("top", ("c2",), ("up", "r 2")))
+    site.switches.append(SiteSwitch("top", ("c2",), ("up", "r 2")))
     links = _topology(site, ["a", "b", "c"])
     assert [line.split(",")[1] for line in links[8:]] == [" target: up", " target: top", " target: top"]
 
@@ -210,11 +212,11 @@ def gres(name: str, count: int, *nodes: str, kind: str = "", **other: str) -> Gr
 def test_gpus_of_gres_conf_add_up_and_those_of_slurm_conf_hold() -> None:
     site = Site(
         nodes=[
-            Nodes(("a", "b"), 0),
-            Nodes(("c",), 3, "t4"),
-            Nodes(("d",), 5),
-            Nodes((), 7, count=2),
-            Nodes(("e",), 0),
+            SiteNodes(("a", "b"), 0),
+            SiteNodes(("c",), 3, "t4"),
+            SiteNodes(("d",), 5),
+            SiteNodes((), 7, count=2),
+            SiteNodes(("e",), 0),
         ]
     )
     add_gres(
@@ -254,11 +256,11 @@ def test_switches_of_the_default_topology_hold_the_nodes_that_are_on_none_below(
     block = SlurmTopology("k", "block", blocks=(SlurmSwitch("b1", ("a",), (), {}),), block_sizes=(4, 8))
     site = Site()
     add_topology(site, [block, tree])
-    assert site.switches == [Switch("leaf", ("a", "b")), Switch("top", ("c",), ("leaf", "gone"))]
+    assert site.switches == [SiteSwitch("leaf", ("a", "b")), SiteSwitch("top", ("c",), ("leaf", "gone"))]
     assert site.aside == {"Other topologies": ["k"], "More on switches": ["leaf: speed=9"]}
     blocks = Site()
     add_topology(blocks, [block, SlurmTopology("u", "flat")])
-    assert blocks.switches == [Switch("b1", ("a",))]
+    assert blocks.switches == [SiteSwitch("b1", ("a",))]
     assert blocks.aside["Blocks"][1:] == ["block sizes 4, 8"]
     flat = Site()
     add_topology(flat, [SlurmTopology("u", "flat"), block])
@@ -311,7 +313,9 @@ def test_nodes_of_a_list_count_once_and_are_parted_by_what_they_have() -> None:
 
 def test_of_a_partition_only_what_is_unusual_is_told() -> None:
     def told(longest: float | None = None, mode: str = "OFF", **other: str) -> str:
-        return partition_line(Partition("p", "ALL", (), False, longest, None, 1, 1, mode, "", "UP", other, 1))
+        return partition_line(
+            SlurmPartition("p", "ALL", (), False, longest, None, 1, 1, mode, "", "UP", other, 1)
+        )
 
     assert told() == told(mode="off") == ""
     assert told(5400.0) == "p: longest 1.5 h"

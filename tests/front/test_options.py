@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.cli import cli, main
 from equipoise.commands.types import FloatRange, IntRange
-from equipoise.study.questions.tune import Range, Search, tune
+from equipoise.study.questions.tune import ParameterRange, ParameterSearch, tune
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.make import How
 
@@ -51,7 +51,11 @@ def test_no_process_makes_no_run_and_says_so():
         How(jobs=0)
     pytest.importorskip("optuna")
     with pytest.raises(EngineError, match="jobs: 0"):
-        tune(Search(Path("quickstart"), {"policy.s4.margin": Range(0, 1, False, "linear")}, "s4", jobs=0))
+        tune(
+            ParameterSearch(
+                Path("quickstart"), {"policy.s4.margin": ParameterRange(0, 1, False, "linear")}, "s4", jobs=0
+            )
+        )
 
 
 def test_tune_says_how_far_it_is(capsys, monkeypatch):

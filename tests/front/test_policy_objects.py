@@ -16,7 +16,7 @@ from equipoise.sim.record import MissingError
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.engines.engine import EngineError
-from equipoise.study.runs.sweep import Options
+from equipoise.study.runs.sweep import SweepOptions
 from equipoise.study.runs.sweep import sweep as make_sweep
 
 CASE = {
@@ -95,11 +95,13 @@ def test_parameters_of_stages_are_keys_of_a_sweep(tmp_path):
         "parameters": {"policy.las.thresholds_gpu_s": [[60.0], [1e9]]},
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
-    made = make_sweep(tmp_path / "sweep.yaml", tmp_path / "out", Options(keep=True))
+    made = make_sweep(tmp_path / "sweep.yaml", tmp_path / "out", SweepOptions(keep=True))
     assert (made.runs, made.failed) == (3, ()), "fifo has no such parameter, so its two points are one run"
     names = {json.loads(p.read_text())["policy"] for p in (tmp_path / "out" / "runs").glob("*/summary.json")}
     assert names == {"fifo", "las(thresholds_gpu_s=[60.0])", "las(thresholds_gpu_s=[1000000000.0])"}
-    mine = make_sweep(tmp_path / "sweep.yaml", tmp_path / "other", Options(policies=(make_policy("las"),)))
+    mine = make_sweep(
+        tmp_path / "sweep.yaml", tmp_path / "other", SweepOptions(policies=(make_policy("las"),))
+    )
     assert (mine.runs, mine.failed) == (2, ())
 
 

@@ -18,12 +18,12 @@ SAMPLES, PER_RANK, FEATURES, LR = 96, 8, 8, 0.1
 
 def record(sampler: Any, seen: list[list[int]]) -> None:
     """Note the running batch, and change the shares once."""
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     inner = sampler.runtime._stepping.sampler
     seen.append(inner.current().indices.tolist())
     if inner.trained == 1:
-        inner.schedule(Change(inner.drawn, shares=(12, 4)))
+        inner.schedule(RoundChange(inner.drawn, shares=(12, 4)))
 
 
 def hugging_face(

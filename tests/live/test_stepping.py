@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from equipoise.live.runtime import Runtime
 from equipoise.live.stepping import Stepping
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 
 
 class Group:
@@ -142,9 +142,9 @@ def decided(rounds: int, resize_at: int = 0, meet_every: int = 1, **options: Any
         seen.append(("asked", made.round, told["trained"], told["intervals"]))
         meter.rounds = 0
 
-    def change(_: Any, resize_to: int | None, *, later: bool) -> Change:
+    def change(_: Any, resize_to: int | None, *, later: bool) -> RoundChange:
         seen.append(("acts", made.round, resize_to, later))
-        return Change(made.round)
+        return RoundChange(made.round)
 
     made._parts.agreement.report, made._parts.agreement.change = report, change  # type: ignore[method-assign]
     made.carry_out = lambda change: None  # type: ignore[method-assign]
@@ -287,17 +287,17 @@ def test_what_was_agreed_on_is_carried_out_on_this_rank() -> None:
     parts.power.set = lambda watts: done.append(("power", watts))  # type: ignore[method-assign]
     parts.share.set = lambda share: done.append(("share", share))  # type: ignore[method-assign]
     for change, expected in (
-        (Change(7, members=(0, 3)), [("regroup", (0, 3))]),
-        (Change(7, (3, 5)), [("deal", 7)]),
-        (Change(7, moves=((4, 1),)), [("deal", 7)]),
-        (Change(7, order=(4,)), [("deal", 7)]),
-        (Change(7, accumulation=2), [("deal", 7)]),
-        (Change(7, learning_rate=0.5), [("deal", 7)]),
-        (Change(7, interval=8), [("steps", 8, 2)]),
-        (Change(7, far_every=3), [("steps", 4, 3)]),
-        (Change(7, power_cap_w=(300.0, 250.0)), [("power", 250.0)]),
-        (Change(7, gpu_share=(0.25, 0.75)), [("share", 0.75)]),
-        (Change(7), []),
+        (RoundChange(7, members=(0, 3)), [("regroup", (0, 3))]),
+        (RoundChange(7, (3, 5)), [("deal", 7)]),
+        (RoundChange(7, moves=((4, 1),)), [("deal", 7)]),
+        (RoundChange(7, order=(4,)), [("deal", 7)]),
+        (RoundChange(7, accumulation=2), [("deal", 7)]),
+        (RoundChange(7, learning_rate=0.5), [("deal", 7)]),
+        (RoundChange(7, interval=8), [("steps", 8, 2)]),
+        (RoundChange(7, far_every=3), [("steps", 4, 3)]),
+        (RoundChange(7, power_cap_w=(300.0, 250.0)), [("power", 250.0)]),
+        (RoundChange(7, gpu_share=(0.25, 0.75)), [("share", 0.75)]),
+        (RoundChange(7), []),
     ):
         done.clear()
         made.carry_out(change)

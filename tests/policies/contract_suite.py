@@ -22,7 +22,7 @@ from equipoise.sim.run import RunFailed
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.stage_check import rules
-from equipoise.study.stage_check.observations import Cluster
+from equipoise.study.stage_check.observations import MadeCluster
 from equipoise.study.stage_check.rules import change_time, run
 from equipoise.study.stage_check.same import same
 from tests.policies.observations import (
@@ -271,7 +271,7 @@ def test_every_job_is_served(stage):
 @stages("allocation")
 def test_thousands_of_tiny_jobs(stage):
     """Three thousand jobs of a second on one GPU each wait for six GPUs."""
-    pool = rules.Pool([(1, 1, 0)] * 3000)
+    pool = rules.GpuPool([(1, 1, 0)] * 3000)
     plan, memory = run(stage, pool.observe())
     pool.apply(plan)
     assert (pool.held >= 0).all(), "GPUs stay free"
@@ -364,7 +364,7 @@ def test_a_quota_of_zero(stage, borrows):
 @stages("allocation")
 def test_the_node_of_a_start_dies_before_it(stage):
     """What was planned on a node that is gone when the plan is carried out is refused, and later done elsewhere."""
-    cluster = Cluster(np.random.default_rng(3), [2, 2], [True, True])
+    cluster = MadeCluster(np.random.default_rng(3), [2, 2], [True, True])
     cluster.add(JobState.WAITING, rigid=True, gpus=2)
     observation = cluster.observe()
     plan, memory = run(stage, observation)

@@ -10,7 +10,7 @@ from equipoise.study.stage_check.observations import (  # noqa: F401 (tests find
     FREE,
     MEASURED,
     SHARED,
-    Cluster,
+    MadeCluster,
     change,
     even_deal,
     one_job,
@@ -95,7 +95,7 @@ def clusters(draw, jobs_max=8):
         nodes = draw(st.integers(1, 6))
         gpus_of_node = draw(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=nodes, max_size=nodes))
         up = draw(st.lists(st.sampled_from([True, True, True, False]), min_size=nodes, max_size=nodes))
-    cluster = Cluster(np.random.default_rng(draw(st.integers(0, 2**32 - 1))), gpus_of_node, up)
+    cluster = MadeCluster(np.random.default_rng(draw(st.integers(0, 2**32 - 1))), gpus_of_node, up)
     for _ in range(draw(st.integers(0, jobs_max))):
         rigid, share = draw(st.booleans()), draw(st.sampled_from([1.0, 1.0, 0.5, 0.25]))
         cluster.add(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli import State, cli
+from equipoise.cli import CommandState, cli
 from equipoise.policies.numerals import is_index, plain_numbers, strict_float, strict_int
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.loading.file import load
@@ -167,7 +167,7 @@ def test_a_sweep_file(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_line(arguments: list[str]) -> None:
-    done = CliRunner().invoke(cli, arguments, obj=State())
+    done = CliRunner().invoke(cli, arguments, obj=CommandState())
     assert done.exit_code == 2
     assert "Invalid value for" in done.output
 

@@ -13,7 +13,7 @@ from equipoise.sim.cluster.faults import Faults
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.randomness import lognormal_parameters, stream
-from equipoise.sim.scenario.faults import Faults as Spec
+from equipoise.sim.scenario.faults import FaultsSpec as Spec
 from tests.scenarios import scenario
 
 PROFILE = load_profile("catalogue")

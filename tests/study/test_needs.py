@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from equipoise.policies.physics import hidden_s, speed_at
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import Accelerator, Fabric, HardwareProfile
-from equipoise.sim.scenario.model import Cluster, JobSpec, Model
+from equipoise.sim.scenario.model import ClusterSpec, JobSpec, Model
 from equipoise.study.needs import (
     Capacity,
     best_efficiency,
@@ -35,7 +35,7 @@ PROFILE = HardwareProfile.model_validate({"name": "made up", "accelerators": {"c
 
 def capacity(*nodes, **cluster):
     named = [{"accelerator": "card"} | node for node in nodes]
-    return Capacity(Cluster.model_validate({"nodes": named} | cluster), PROFILE)
+    return Capacity(ClusterSpec.model_validate({"nodes": named} | cluster), PROFILE)
 
 
 def fitted(**changes):
@@ -132,7 +132,7 @@ def test_exchange_by_hand():
 def test_workers_of_one_node_exchange_inside_it():
     profile = PROFILE.model_copy(update={"fabrics": (Fabric.model_validate(INSIDE),)})
     spec = {"nodes": [{"accelerator": "card", "count": 2, "gpus": 4, "nic": 1e6}]}
-    cluster = Capacity(Cluster.model_validate(spec), profile)
+    cluster = Capacity(ClusterSpec.model_validate(spec), profile)
     model = fitted(gradient=100e6, drift=1.0)
     fastest_s, _ = cluster.training(job(gpus=4), model)
     assert fastest_s == pytest.approx(100 * (0.024 + 6 * 1e-5 + 0.15 / 100), rel=1e-8)

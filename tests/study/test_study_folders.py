@@ -20,7 +20,7 @@ from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import check_free, kind_of
 from equipoise.study.runs.store import StoreError, connect, is_current
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps.sweep_helpers import SCENARIO, quick, write_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,10 +49,10 @@ def test_fresh_deletes_run_directories_of_sweeps_and_nothing_else(tmp_path: Path
     mine.mkdir(parents=True)
     (mine / "notes.txt").write_text("a month of work")
     file = write_sweep(tmp_path, seeds=1, case=SMALL, parameters=None)
-    sweep(file, tmp_path / "out", Options(keep=True))
+    sweep(file, tmp_path / "out", SweepOptions(keep=True))
     kept = sorted(path.name for path in (tmp_path / "out" / "runs").iterdir())
     assert len(kept) == 3
-    made = sweep(file, tmp_path / "out", Options(fresh=True))
+    made = sweep(file, tmp_path / "out", SweepOptions(fresh=True))
     assert (made.made, made.reused) == (2, 0)
     assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == ["my-notes"]
     assert (mine / "notes.txt").read_text() == "a month of work"
@@ -92,7 +92,7 @@ def test_a_folder_with_another_study_is_refused(
 def test_runs_that_were_put_aside_are_in_no_table(tmp_path: Path) -> None:
     out = tmp_path / "out"
     noisy = SMALL | {"noise": {"step_cov": 0.1}, "workload": SMALL["workload"]}
-    keep = Options(keep=True, timeline=True)
+    keep = SweepOptions(keep=True, timeline=True)
     sweep(write_sweep(tmp_path, seeds=1, covs=(0.1, 0.2), case=noisy), out, keep)
     assert [count(out, table) for table in ("runs", "jobs", "segments")] == [4, 4, 4]
     sweep(write_sweep(tmp_path, seeds=1, covs=(0.2, 0.3, 0.4), case=noisy), out, keep)

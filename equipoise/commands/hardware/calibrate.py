@@ -18,11 +18,11 @@ from equipoise.commands.hardware.fit_steps import fit_steps
 from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import OK, OUTSIDE
-from equipoise.options import State, WrongInputError, common, note, pass_state, progress
+from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress
 
 if TYPE_CHECKING:
-    from equipoise.calibrate.check import Drift
-    from equipoise.calibrate.fit.levels import Prediction, Report
+    from equipoise.calibrate.check import ProfileDrift
+    from equipoise.calibrate.fit.levels import LevelPrediction, Report
     from equipoise.calibrate.run import SessionOutcome
     from equipoise.calibrate.samples import SampleSet
 
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def calibrate(
     context: click.Context,
-    state: State,
+    state: CommandState,
     device: str,
     quick: bool,
     out: Path | None,
@@ -260,9 +260,9 @@ def _as_text(report: Report, out: Path) -> str:
     return f"{text}\n\nprofile: {out}"
 
 
-def _largest(predictions: Iterable[Prediction]) -> list[Prediction]:
+def _largest(predictions: Iterable[LevelPrediction]) -> list[LevelPrediction]:
     """Of each model the largest batch; the others are in the JSON report and in the held-out error."""
-    found: dict[tuple[str, ...], Prediction] = {}
+    found: dict[tuple[str, ...], LevelPrediction] = {}
     for p in predictions:
         kind = (p.workload, p.precision, p.framework, p.fitted_on)
         if kind not in found or p.batch > found[kind].batch:
@@ -301,7 +301,7 @@ def _check(name: str, form: str, quiet: bool) -> int:
     return OUTSIDE if drifted else OK
 
 
-def _check_json(drifts: list[Drift], changed: list[str]) -> str:
+def _check_json(drifts: list[ProfileDrift], changed: list[str]) -> str:
     figures = [
         {"name": d.name}
         | {f"before{k}": v for k, v in _ends(d.before).items()}
@@ -312,7 +312,7 @@ def _check_json(drifts: list[Drift], changed: list[str]) -> str:
     return json.dumps({"figures": figures, "conditions_changed": changed}, indent=2)
 
 
-def _check_text(drifts: list[Drift], changed: list[str]) -> str:
+def _check_text(drifts: list[ProfileDrift], changed: list[str]) -> str:
     rows = [("figure", "profile", "now", "change", "")]
     for d in drifts:
         before = f"{_si(d.before.value)} ({_si(d.before.low)} .. {_si(d.before.high)})"

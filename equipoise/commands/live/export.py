@@ -13,7 +13,7 @@ import click
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
 from equipoise.formats.regular import RefusedError, read_file
-from equipoise.options import State, WrongInputError, common, note, pass_state, progress, say
+from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress, say
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy
@@ -49,7 +49,7 @@ _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio
 @common
 @pass_state
 def export(
-    state: State,
+    state: CommandState,
     scenario: str | None,
     policy: str | None,
     out: str,

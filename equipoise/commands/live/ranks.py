@@ -9,7 +9,7 @@ import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, pass_state, say
+from equipoise.options import CommandState, common, pass_state, say
 
 
 @click.command()
@@ -20,7 +20,7 @@ from equipoise.options import State, common, pass_state, say
 )
 @common
 @pass_state
-def ranks(state: State, run_dir: str, form: str, last: int | None) -> int:
+def ranks(state: CommandState, run_dir: str, form: str, last: int | None) -> int:
     """Say which ranks of the live run recorded in RUN_DIR are slow, and why, with the evidence.
 
     RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single

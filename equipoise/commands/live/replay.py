@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from equipoise.options import State, common, pass_state, progress, say
+from equipoise.options import CommandState, common, pass_state, progress, say
 
 
 @click.command()
@@ -28,7 +28,7 @@ from equipoise.options import State, common, pass_state, progress, say
 @common
 @pass_state
 def replay(
-    state: State, files: tuple[str, ...], asked: tuple[str, ...], timeline: str | None, form: str
+    state: CommandState, files: tuple[str, ...], asked: tuple[str, ...], timeline: str | None, form: str
 ) -> None:
     """Replay recorded training steps operation by operation: what stragglers cost, who causes it, what if.
 

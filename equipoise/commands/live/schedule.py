@@ -14,7 +14,7 @@ import click
 from equipoise.commands.live.twin import policy_of
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import FAILURE, OK
-from equipoise.options import State, WrongInputError, common, note, pass_state, say
+from equipoise.options import CommandState, WrongInputError, common, note, pass_state, say
 
 if TYPE_CHECKING:
     from equipoise.live.queue.options import Mode, QueueOptions
@@ -82,7 +82,7 @@ _above_zero = FloatRange(min=0.0, min_open=True)
 @common
 @pass_state
 def schedule(
-    state: State,
+    state: CommandState,
     policy: str,
     partition: str,
     account: str,
@@ -130,7 +130,7 @@ def _estimates(path: str | None) -> dict[str, float]:
         raise WrongInputError(f"{path}: {error.strerror}") from error
 
 
-def _warn(state: State, policy: Policy, options: QueueOptions) -> None:
+def _warn(state: CommandState, policy: Policy, options: QueueOptions) -> None:
     """Say what has no effect here."""
     for stage in policy.stages:
         if stage.kind != "allocation":
@@ -145,7 +145,7 @@ def _warn(state: State, policy: Policy, options: QueueOptions) -> None:
 
 
 def _run(
-    state: State, policy: Policy, options: QueueOptions, folder: Path, partition: str, account: str,
+    state: CommandState, policy: Policy, options: QueueOptions, folder: Path, partition: str, account: str,
     timeout_s: float,
 ) -> int:  # fmt: skip
     from equipoise.live.queue.lease import Watchdog

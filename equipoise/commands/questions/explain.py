@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, pass_state, progress, say
+from equipoise.options import CommandState, common, pass_state, progress, say
 
 _LISTED = 8
 _DONE = 20
@@ -27,7 +27,13 @@ _DONE = 20
 @common
 @pass_state
 def explain(
-    state: State, run_dir: str, job: str | None, at: str | None, trace: str | None, no_try: bool, form: str
+    state: CommandState,
+    run_dir: str,
+    job: str | None,
+    at: str | None,
+    trace: str | None,
+    no_try: bool,
+    form: str,
 ) -> int:
     """Say why JOB of the run in RUN waited, who went first, and what would have started it sooner.
 

@@ -10,7 +10,7 @@ import click
 
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, note, pass_state, say
+from equipoise.options import CommandState, common, note, pass_state, say
 
 NODE_GPUS = 8
 """GPUs of a node in the scenario that is written, where that divides what is needed."""
@@ -70,7 +70,7 @@ NODE_GPUS = 8
 @common
 @pass_state
 def fit_workload(
-    state: State, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
+    state: CommandState, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
     alike: int | None, scale: float, seeds: int, calibrate: int, calibrate_on: tuple[str, ...], out: str | None,
 ) -> int:  # fmt: skip
     """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.

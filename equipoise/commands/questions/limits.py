@@ -13,7 +13,7 @@ from equipoise.commands.variants import Given, variant_options
 from equipoise.exit_codes import OK
 
 if TYPE_CHECKING:
-    from equipoise.study.questions.limits import Effect, Limited, Limits
+    from equipoise.study.questions.limits import Effect, Limited, LimitReport
 
 _SMALL_SHARE = 0.005
 
@@ -48,7 +48,7 @@ def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
     return OK
 
 
-def as_text(found: Limits, every: bool = False) -> Iterator[str]:
+def as_text(found: LimitReport, every: bool = False) -> Iterator[str]:
     """Each group in words: where its time goes, and the levers that help, the best first."""
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
     yield f"{found.scenario}: what limits its jobs under {found.policy}, {seeds}"

@@ -12,7 +12,7 @@ import click
 
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
-from equipoise.options import State, common, note, pass_state, progress, say, scenario_options
+from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options
 from equipoise.policies.plain import plain
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 @common
 @pass_state
 def size(
-    state: State,
+    state: CommandState,
     scenario: str,
     vary: tuple[str, ...],
     target: tuple[str, ...],

@@ -12,10 +12,10 @@ import click
 from equipoise.commands.tables import aligned
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, pass_state, progress, say
+from equipoise.options import CommandState, common, pass_state, progress, say
 
 if TYPE_CHECKING:
-    from equipoise.study.questions.tune import Choice, Found, Search
+    from equipoise.study.questions.tune import Choice, FoundParameters, ParameterSearch
 
 
 @click.command()
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 @common
 @pass_state
 def tune(
-    state: State, scenario: str, policy: str | None, vary: tuple[str, ...], metrics: tuple[str, ...], trials: int,
+    state: CommandState, scenario: str, policy: str | None, vary: tuple[str, ...], metrics: tuple[str, ...], trials: int,
     seeds: int, fresh: int, no_prune: bool, overrides: tuple[str, ...], jobs: int, out: Path | None,
     picture: Path | None, form: str,
 ) -> int:  # fmt: skip
@@ -80,13 +80,13 @@ def tune(
     The best point (of several objectives: each that no other beats) is held against the scenario as it is on fresh
     seeds; if none is better there with p < 0.01, nothing was found.
     """
-    from equipoise.study.questions.tune import Search, read_range
+    from equipoise.study.questions.tune import ParameterSearch, read_range
     from equipoise.study.questions.tune import tune as find
 
     if picture is not None and len(metrics) < 2:
         raise click.UsageError("--picture draws objectives against each other: give --metric twice")
     ranges = dict(map(read_range, vary))
-    search = Search(
+    search = ParameterSearch(
         Path(scenario), ranges, policy, metrics, trials, seeds, fresh, overrides, jobs, out, not no_prune
     )
     with progress(state.quiet, Path(scenario).stem, "trials") as tell:
@@ -106,7 +106,7 @@ def tune(
     return OK
 
 
-def _lines(found: Found, search: Search) -> Iterator[str]:
+def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
     """The answer as a table: the start and each choice, on the seeds of the trials and on fresh ones."""
     from equipoise.study.display import LABELS, show
 

@@ -18,7 +18,7 @@ from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
 from equipoise.options import (
     KEPT,
-    State,
+    CommandState,
     common,
     mlflow_option,
     need_out,
@@ -79,7 +79,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
 @common
 @pass_state
 def compare(
-    state: State,
+    state: CommandState,
     scenarios: tuple[str, ...],
     policies: tuple[str, ...],
     seeds: int,
@@ -157,7 +157,7 @@ def _named(files: tuple[str, ...], what: str) -> dict[str, str]:
     return dict(zip(names, files, strict=True))
 
 
-def _print(made: dict[str, Comparison], several: bool, form: str, state: State) -> None:
+def _print(made: dict[str, Comparison], several: bool, form: str, state: CommandState) -> None:
     """A table of each scenario or trace, and one over all of them."""
     from equipoise.study.runs.across import Together, across
 

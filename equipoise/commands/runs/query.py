@@ -13,7 +13,7 @@ import click
 
 from equipoise.commands.tables import aligned, as_csv
 from equipoise.exit_codes import OK
-from equipoise.options import State, common, note, pass_state
+from equipoise.options import CommandState, common, note, pass_state
 from equipoise.policies.plain import plain
 from equipoise.study.terminal import printable
 
@@ -43,7 +43,7 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 @common
 @pass_state
 def query(
-    state: State,
+    state: CommandState,
     sql: str | None,
     run: str | None,
     out: str,

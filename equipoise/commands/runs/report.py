@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from equipoise.commands.types import FloatRange
-from equipoise.options import State, common, note, pass_state, say
+from equipoise.options import CommandState, common, note, pass_state, say
 
 
 @contextmanager
@@ -51,7 +51,12 @@ def _live(folder: str) -> Path | None:
 @common
 @pass_state
 def report(
-    state: State, folder: str, out: str | None, figures: str | None, form: str, gpu_hour_usd: float | None
+    state: CommandState,
+    folder: str,
+    out: str | None,
+    figures: str | None,
+    form: str,
+    gpu_hour_usd: float | None,
 ) -> None:
     """Write the results in DIR as one HTML file that opens offline: of run, compare, sweep, size, tune, a live run.
 
@@ -99,7 +104,7 @@ def report(
 )
 @common
 @pass_state
-def timeline(state: State, folder: str, out: str | None) -> None:
+def timeline(state: CommandState, folder: str, out: str | None) -> None:
     """Write the timeline of the run in DIR as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and others.
 
     A process is a node, a thread is a GPU, a slice is a job's stretch; of a live run, a thread is a rank, and a

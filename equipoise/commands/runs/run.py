@@ -16,7 +16,7 @@ from equipoise.commands.tables import aligned, as_csv
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK
 from equipoise.options import (
-    State,
+    CommandState,
     common,
     interruptible,
     mlflow_option,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @common
 @pass_state
 def run(
-    state: State,
+    state: CommandState,
     scenario: str,
     policy: str | None,
     seed: int | None,

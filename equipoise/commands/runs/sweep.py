@@ -10,7 +10,17 @@ import click
 from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
-from equipoise.options import KEPT, State, common, mlflow_option, note, pass_state, progress, say, to_mlflow
+from equipoise.options import (
+    KEPT,
+    CommandState,
+    common,
+    mlflow_option,
+    note,
+    pass_state,
+    progress,
+    say,
+    to_mlflow,
+)
 from equipoise.policies.numerals import is_index
 
 if TYPE_CHECKING:
@@ -49,7 +59,7 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @common
 @pass_state
 def sweep(
-    state: State,
+    state: CommandState,
     file: str,
     out: str,
     jobs: int,
@@ -73,18 +83,18 @@ def sweep(
     Exit code 3 when some runs failed: they are listed, and run again with
     --retry. Exit code 5 when --until is not reached everywhere.
     """
-    from equipoise.study.runs.launch import FORMS, Launch
-    from equipoise.study.runs.sweep import Options, planned
+    from equipoise.study.runs.launch import FORMS, SweepLaunch
+    from equipoise.study.runs.sweep import SweepOptions, planned
     from equipoise.study.runs.sweep import sweep as make
 
     path = Path(file)
     if timeline and not keep:
         raise click.UsageError("--timeline needs --keep")
-    options = Options(jobs, dask, shard, fresh, retry, keep, timeline, until, max_seeds)
+    options = SweepOptions(jobs, dask, shard, fresh, retry, keep, timeline, until, max_seeds)
     if launch is not None:
         planned(path, options)  # what is wrong with the sweep is said here, not by sixteen machines
         given = _kept_options(keep, timeline, retry, until, max_seeds)
-        say(FORMS[launch](Launch(file, out, shards, jobs, given, image, claim)), nl=False)
+        say(FORMS[launch](SweepLaunch(file, out, shards, jobs, given, image, claim)), nl=False)
         return OK
     if dry_run:
         orders, _, notes, _ = planned(path, options)
@@ -136,7 +146,7 @@ def _summary(outcome: SweepOutcome, out: str) -> str:
 @click.argument("folders", metavar="OUT [DIR]...", nargs=-1, required=True, type=click.Path(file_okay=False))
 @common
 @pass_state
-def merge(state: State, folders: tuple[str, ...]) -> int:
+def merge(state: CommandState, folders: tuple[str, ...]) -> int:
     """Put the shards in OUT and in each DIR together, into OUT/sweep.db.
 
     Exit code 3 when runs failed or shards are missing.

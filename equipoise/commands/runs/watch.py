@@ -10,7 +10,7 @@ import click
 
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import OK, SOME_FAILED
-from equipoise.options import State, common, note, pass_state, say
+from equipoise.options import CommandState, common, note, pass_state, say
 
 
 @click.command()
@@ -24,7 +24,7 @@ from equipoise.options import State, common, note, pass_state, say
 )
 @common
 @pass_state
-def watch(state: State, folder: str, every: float, once: bool, page: str | None) -> int:
+def watch(state: CommandState, folder: str, every: float, once: bool, page: str | None) -> int:
     """Show how far the sweep or comparison in DIR has come, and its first results, until it ends.
 
     Reads only; start it beside the sweep, also on another machine that sees DIR. Exit code 3 when runs failed.

@@ -43,7 +43,7 @@ def accelerator_of(kind: str) -> tuple[str, str]:
 
 
 @dataclass
-class Nodes:
+class SiteNodes:
     """Equal nodes by the site's names. Values None are not told. names may be empty where only `count` is known."""
 
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Switch:
+class SiteSwitch:
     """A switch, a block or a group of rails, with the nodes and switches below it; uplink None: not told."""
 
     name: str
@@ -81,8 +81,8 @@ class Site:
     """
 
     name: str = "site"
-    nodes: list[Nodes] = field(default_factory=list)
-    switches: list[Switch] = field(default_factory=list)
+    nodes: list[SiteNodes] = field(default_factory=list)
+    switches: list[SiteSwitch] = field(default_factory=list)
     policy: str = "easy"
     policy_why: str = "assumed: no scheduler is told"
     aside: dict[str, list[str]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Site:
         if lines:
             self.aside.setdefault(heading, []).extend(lines)
 
-    def add_nodes(self, told: Nodes) -> None:
+    def add_nodes(self, told: SiteNodes) -> None:
         """Add nodes, but for those that another file told already: what it said holds, unless it told no GPUs."""
         known = {name: group for group in self.nodes for name in group.names}
         new = [name for name in told.names if name not in known or (told.gpus and not known[name].gpus)]
@@ -134,7 +134,7 @@ class Site:
     def split_by_partition(self) -> None:
         """Make groups of nodes that are in the same partitions, so that partitions are whole groups."""
         sets = [p["nodes"] for p in self.queues.get("partitions", ()) if "nodes" in p]
-        made: list[Nodes] = []
+        made: list[SiteNodes] = []
         for group in self.nodes:
             parts: dict[tuple[bool, ...], list[str]] = {}
             for name in group.names:

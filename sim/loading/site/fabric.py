@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from equipoise.formats.fabric import Device, Fabric, FabricNode, TopologyMatrix
+from equipoise.formats.fabric import FabricDevice, FabricNode, NetworkFabric, TopologyMatrix
 from equipoise.formats.text.numbers import integer
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch
+from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 
 _KINDS = {  # (bytes/s of one NVLink or xGMI link in one direction, name) by compute capability or AMD's target
     "60": (20e9, "P100"), "70": (25e9, "V100"), "75": (0.0, "T4"), "80": (25e9, "A100"), "86": (14.0625e9, ""),
@@ -26,7 +26,7 @@ _ADAPTER = re.compile(r"(mlx|hca|ib|bnxt|roce)[0-9_-]", re.IGNORECASE)
 _GPU_CLASSES = ("0x030200", "0x030000", "0x038000", "0x120000")
 
 
-def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
+def node_of_nccl(devices: Sequence[FabricDevice]) -> tuple[SiteNodes, list[str]]:
     """(one node, what its file does not tell) of NCCL's topology."""
     gpus = [device for device in devices if device.kind == "gpu"]
     cards = [d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(_GPU_CLASSES)]
@@ -47,18 +47,20 @@ def node_of_nccl(devices: Sequence[Device]) -> tuple[Nodes, list[str]]:
     kinds = {_KINDS.get(_target(gpu), (0.0, ""))[1] for gpu in gpus}
     kind = kinds.pop() if len(kinds) == 1 else ""
     count = len(gpus) or len(cards)
-    return Nodes(
+    return SiteNodes(
         (), count, kind, nic_bytes_per_s=nic or None, fabric_bytes_per_s=fabric or None, count=1
     ), remarks
 
 
-def _target(gpu: Device) -> str:
+def _target(gpu: FabricDevice) -> str:
     """Compute capability, or AMD's target: `gfx942`, in older files `942`, and `910` for gfx90a."""
     gcn = gpu.values.get("gcn", "").removeprefix("gfx")
     return f"gfx{'90a' if gcn == '910' else gcn}" if gcn else gpu.values.get("sm", "")
 
 
-def _fabric(devices: Sequence[Device], gpus: Sequence[Device], cards: Sequence[Device]) -> tuple[float, str]:
+def _fabric(
+    devices: Sequence[FabricDevice], gpus: Sequence[FabricDevice], cards: Sequence[FabricDevice]
+) -> tuple[float, str]:
     """(bytes/s between the GPUs of a node, how it was found)."""
     links: Counter[int] = Counter()
     for device in devices:
@@ -78,7 +80,7 @@ def _fabric(devices: Sequence[Device], gpus: Sequence[Device], cards: Sequence[D
     return rate, "no links between GPUs are listed, as in virtual machines: the fabric is their PCIe"
 
 
-def node_of_matrix(matrix: TopologyMatrix) -> tuple[Nodes, list[str]]:
+def node_of_matrix(matrix: TopologyMatrix) -> tuple[SiteNodes, list[str]]:
     """(one node, what its matrix does not tell) of `nvidia-smi topo -m`."""
     gpus = [k for k, name in enumerate(matrix.devices) if name.startswith("GPU")]
     nics = [name for name in matrix.devices if not name.startswith("GPU")]
@@ -90,10 +92,10 @@ def node_of_matrix(matrix: TopologyMatrix) -> tuple[Nodes, list[str]]:
         )
     else:
         remarks.append("no NVLink between its GPUs: the default fabric is too fast for PCIe; set 'fabric'")
-    return Nodes((), len(gpus), count=1), remarks
+    return SiteNodes((), len(gpus), count=1), remarks
 
 
-def add_fabric(site: Site, fabric: Fabric, gpus: int) -> None:
+def add_fabric(site: Site, fabric: NetworkFabric, gpus: int) -> None:
     """Hosts, their NICs and the switches they hang on; hosts with the same switches are one group of rails.
 
     Where no other file told of nodes, they are hosts like the one machine that NCCL or nvidia-smi saw, or hosts of
@@ -114,14 +116,16 @@ def add_fabric(site: Site, fabric: Fabric, gpus: int) -> None:
         few = sorted(set(hosts) - known)
         site.add_aside("Hosts with few adapters, taken for no GPU nodes", *([", ".join(few)] if few else []))
         machine = (
-            site.nodes[0] if site.nodes else Nodes((), gpus, remark=f"{gpus} GPUs a node: as given by --gpus")
+            site.nodes[0]
+            if site.nodes
+            else SiteNodes((), gpus, remark=f"{gpus} GPUs a node: as given by --gpus")
         )
         site.nodes = [replace(machine, names=tuple(sorted(known)), count=0)] if known else []
     _rate_nodes(site, {name: rate for name, rate in rates.items() if name in known})
     site.switches = _rails({name: own for name, own in hosts.items() if name in known}, by_id)
 
 
-def _hosts(site: Site, fabric: Fabric) -> dict[str, list[FabricNode]]:
+def _hosts(site: Site, fabric: NetworkFabric) -> dict[str, list[FabricNode]]:
     """Adapters by the host that their description names, such as `dgx-01 mlx5_0`."""
     hosts: dict[str, list[FabricNode]] = {}
     nameless = 0
@@ -151,7 +155,7 @@ def _rate_nodes(site: Site, rates: dict[str, float]) -> None:
     site.nodes = made
 
 
-def _rails(hosts: dict[str, list[FabricNode]], by_id: dict[str, FabricNode]) -> list[Switch]:
+def _rails(hosts: dict[str, list[FabricNode]], by_id: dict[str, FabricNode]) -> list[SiteSwitch]:
     """Hosts with the same switches as one switch, its uplink what those switches have to other switches."""
     sets = {
         name: frozenset(c.peer for node in own for c in node.cables if c.peer in by_id)
@@ -170,5 +174,5 @@ def _rails(hosts: dict[str, list[FabricNode]], by_id: dict[str, FabricNode]) -> 
             for cable in by_id[switch].cables
             if cable.peer in by_id and by_id[cable.peer].kind == "Switch" and cable.peer not in switches
         )
-        made.append(Switch(f"rails-{k}", tuple(names), uplink_bytes_per_s=up or None))
+        made.append(SiteSwitch(f"rails-{k}", tuple(names), uplink_bytes_per_s=up or None))
     return made

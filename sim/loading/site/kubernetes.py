@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from equipoise.formats.kueue.objects import KubeNode, KueueObjects, ResourceFlavor
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, accelerator_of
+from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, accelerator_of
 from equipoise.sim.loading.site.queues import add_queues, counts
 
 _PRODUCT = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
@@ -67,7 +67,7 @@ def _add_nodes(site: Site, found: KueueObjects) -> None:
         cores, memory = int(node.allocatable.get("cpu", 0.0)), node.allocatable.get("memory", 0.0)
         equal.setdefault((int(node.gpus), kind, cores, memory), []).append(node.name)
     for (gpus, kind, cores, memory), names in equal.items():
-        site.add_nodes(Nodes(tuple(names), gpus, kind, cores or None, memory or None))
+        site.add_nodes(SiteNodes(tuple(names), gpus, kind, cores or None, memory or None))
     levels = [level for t in found.topologies[:1] for level in t.levels if level != _HOST]
     if levels:
         _add_levels(site, found.nodes, levels)
@@ -82,8 +82,8 @@ def _add_levels(site: Site, nodes: Iterable[KubeNode], levels: list[str]) -> Non
     for place in leaves:
         for depth in range(1, len(place)):
             below.setdefault(place[:depth], {})["/".join(place[: depth + 1])] = None
-    site.switches += [Switch("/".join(place), tuple(names)) for place, names in leaves.items()]
-    site.switches += [Switch("/".join(place), (), tuple(names)) for place, names in below.items()]
+    site.switches += [SiteSwitch("/".join(place), tuple(names)) for place, names in leaves.items()]
+    site.switches += [SiteSwitch("/".join(place), (), tuple(names)) for place, names in below.items()]
 
 
 def _add_quotas(site: Site, found: KueueObjects, unit: str) -> None:
@@ -102,7 +102,9 @@ def _add_quotas(site: Site, found: KueueObjects, unit: str) -> None:
             remark = f"nominal quotas of all queues: {whole} {unit}; {each} a node: assumed"
             cores = each if unit == "CPUs" else None
             kind = _product(flavors.get(name))
-            site.nodes.append(Nodes((), each, kind, cores, count=whole // each, label=name, remark=remark))
+            site.nodes.append(
+                SiteNodes((), each, kind, cores, count=whole // each, label=name, remark=remark)
+            )
 
 
 def _product(flavor: ResourceFlavor | None) -> str:

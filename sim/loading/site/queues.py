@@ -8,13 +8,13 @@ from typing import Any
 
 from equipoise.formats.accelerators import gres_name, is_accelerator
 from equipoise.formats.kueue.generator import GeneratedLevel, GeneratedTest, GeneratedWork
-from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, Quota
+from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, KueueQuota
 from equipoise.formats.slurm.accounts import Accounts
-from equipoise.formats.slurm.config import Partition, SlurmConfig
-from equipoise.formats.slurm.hardware import Qos
+from equipoise.formats.slurm.config import SlurmConfig, SlurmPartition
+from equipoise.formats.slurm.hardware import SlurmQos
 from equipoise.formats.slurm.values import parse_memory
 from equipoise.policies.numerals import is_index
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, accelerator_of
+from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, accelerator_of
 
 _AMOUNTS = {
     "grptres": "gpus", "maxtrespu": "gpus_per_user", "maxtresperuser": "gpus_per_user",
@@ -84,7 +84,7 @@ def _amount(name: str, value: str) -> str | int | None:
     return None if held is None or held[0] <= 0 else f"{held[0] / 2**20:.12g} MiB"
 
 
-def add_qos(site: Site, rows: Sequence[Qos], unit: str) -> None:
+def add_qos(site: Site, rows: Sequence[SlurmQos], unit: str) -> None:
     """Quality of service: priority, limits, and whose jobs its own may stop."""
     known = {qos.name for qos in rows}
     for qos in rows:
@@ -192,7 +192,7 @@ def _add_preemption(site: Site, config: SlurmConfig) -> set[str]:
     return {"preempttype", "preemptexempttime"} | ({"preemptmode"} if mode == "REQUEUE" else set())
 
 
-def add_partition(site: Site, partition: Partition) -> None:
+def add_partition(site: Site, partition: SlurmPartition) -> None:
     """A partition: its nodes by the site's names, its tier, its factor and its QOS."""
     tell(
         site, "partitions",
@@ -277,7 +277,7 @@ def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[s
     return {"+".join(flavors): kind for kind, flavors in by_kind.items()}
 
 
-def _quotas(quotas: Iterable[Quota], unit: str, flavor_of: Mapping[str, str]) -> dict[str, Any]:
+def _quotas(quotas: Iterable[KueueQuota], unit: str, flavor_of: Mapping[str, str]) -> dict[str, Any]:
     """`gpus`, `borrow` and `lend`: one number where there is one flavor for everything."""
     found: dict[str, dict[str, float]] = {"gpus": {}, "borrow": {}, "lend": {}}
     for quota in quotas:
@@ -361,7 +361,7 @@ def add_generated(site: Site, test: GeneratedTest) -> None:
         _add_generated_nodes(site, test.levels)
     else:
         remark = "one for each unit of nominal quota"
-        site.nodes.append(Nodes((), int(total), count=1, label="pool", remark=remark))
+        site.nodes.append(SiteNodes((), int(total), count=1, label="pool", remark=remark))
 
 
 def _together(work: GeneratedWork, levels: Sequence[GeneratedLevel]) -> dict[str, str]:
@@ -377,5 +377,5 @@ def _add_generated_nodes(site: Site, levels: Sequence[GeneratedLevel]) -> None:
     racks, size = math.prod(level.count for level in levels[:-1]), levels[-1].count
     names = [f"node-{k:06d}" for k in range(racks * size)]
     remark = "each core counts as a GPU, as quotas count cores"
-    site.nodes.append(Nodes(tuple(names), int(levels[-1].cpus), label="node", remark=remark))
-    site.switches = [Switch(f"rack-{k}", tuple(names[k * size : (k + 1) * size])) for k in range(racks)]
+    site.nodes.append(SiteNodes(tuple(names), int(levels[-1].cpus), label="node", remark=remark))
+    site.switches = [SiteSwitch(f"rack-{k}", tuple(names[k * size : (k + 1) * size])) for k in range(racks)]

@@ -15,7 +15,7 @@ from equipoise.formats.recognise import recognise
 from equipoise.formats.slurm.scontrol import nodes_of, partitions_of
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.traces.published import TraceNodes
-from equipoise.sim.loading.site.cluster import Nodes, Site
+from equipoise.sim.loading.site.cluster import Site, SiteNodes
 from equipoise.sim.loading.site.fabric import add_fabric, node_of_matrix, node_of_nccl
 from equipoise.sim.loading.site.kubernetes import add_kueue
 from equipoise.sim.loading.site.queues import add_accounts, add_generated, add_partition, add_qos
@@ -140,10 +140,10 @@ def _add_trace_nodes(site: Site, nodes: TraceNodes) -> None:
     for (gpus, kind, cores, memory), rows in equal.items():
         names, model = tuple(nodes.name[k] for k in rows), nodes.gpu_type.values[int(kind)]
         held = memory if memory > 0 else None
-        site.add_nodes(Nodes(names, max(int(gpus), 0), model, max(int(cores), 0) or None, held))
+        site.add_nodes(SiteNodes(names, max(int(gpus), 0), model, max(int(cores), 0) or None, held))
 
 
-def _add_machine(site: Site, node: Nodes, remarks: Sequence[str], kind: str) -> None:
+def _add_machine(site: Site, node: SiteNodes, remarks: Sequence[str], kind: str) -> None:
     """What one machine's topology tells, to every group with as many GPUs; one node where none is known."""
     same = [group for group in site.nodes if group.gpus == node.gpus]
     if site.nodes and not same:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from equipoise.formats.accelerators import GRES
-from equipoise.formats.slurm.config import Partition, SlurmConfig
+from equipoise.formats.slurm.config import SlurmConfig, SlurmPartition
 from equipoise.formats.slurm.hardware import Gres, SlurmTopology
 from equipoise.formats.slurm.nodes import NodeRow
-from equipoise.sim.loading.site.cluster import Nodes, Site, Switch, span
+from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, span
 from equipoise.sim.loading.site.queues import add_scheduling
 
 _SCHEDULING = ("priority", "sched", "preempt", "select", "fairshare", "accountingstorageenforce", "enforcepart",
@@ -27,7 +27,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
             site.add_aside("Nodes that are not there yet", f"{span(line.names)}: State={line.state}")
             continue
         memory = line.memory_bytes if line.memory_bytes > 0 else None
-        site.add_nodes(Nodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
+        site.add_nodes(SiteNodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
         if line.state.upper() not in ("UNKNOWN", "CLOUD", "IDLE"):
             site.add_aside("States of nodes", f"{line.names[0]} ...: {line.state}")
     used = add_scheduling(site, config)
@@ -51,7 +51,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
         )
 
 
-def partition_line(partition: Partition) -> str:
+def partition_line(partition: SlurmPartition) -> str:
     """What of a partition a scenario does not tell, in words."""
     told = {
         "longest": _hours(partition.max_time_s),
@@ -82,7 +82,7 @@ def add_gres(site: Site, lines: Sequence[Gres]) -> None:
             before, kind = found.get(node, (0, ""))
             found[node] = before + line.count, kind or line.type or _kind(line)
         every = every if line.nodes else (every[0] + line.count, every[1] or line.type or _kind(line))
-    made: list[Nodes] = []
+    made: list[SiteNodes] = []
     for group in site.nodes:
         told: dict[tuple[int, str], list[str]] = {}
         for name in group.names:
@@ -114,7 +114,7 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
         own = tuple(
             node for node in part.nodes if node not in further
         )  # `scontrol show topology` lists all below
-        site.switches.append(Switch(part.name, own, part.switches))
+        site.switches.append(SiteSwitch(part.name, own, part.switches))
     if chosen.kind == "block":
         site.add_aside(
             "Blocks",
@@ -153,4 +153,4 @@ def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
     site.add_aside("Features of nodes", *(f"{span(names)}: {features}" for features, names in told.items()))
     for (gpus, kind, cpus, memory), names in equal.items():
         if names:
-            site.add_nodes(Nodes(tuple(names), gpus, kind, cpus or None, memory or None))
+            site.add_nodes(SiteNodes(tuple(names), gpus, kind, cpus or None, memory or None))

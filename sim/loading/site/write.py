@@ -10,7 +10,14 @@ from typing import Any
 
 import yaml
 
-from equipoise.sim.loading.site.cluster import NIC_BYTES_PER_S, Nodes, Site, Switch, accelerator_of, span
+from equipoise.sim.loading.site.cluster import (
+    NIC_BYTES_PER_S,
+    Site,
+    SiteNodes,
+    SiteSwitch,
+    accelerator_of,
+    span,
+)
 
 _WIDTH = 100
 _WHY = "  # assumed: what Kueue's client may write (clientConnection.qps and burst, by default)"
@@ -132,7 +139,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "site"
 
 
-def _labels(groups: Sequence[Nodes]) -> list[str]:
+def _labels(groups: Sequence[SiteNodes]) -> list[str]:
     """A name for each group: what its nodes' names begin with."""
     labels: list[str] = []
     for group in groups:
@@ -145,7 +152,7 @@ def _labels(groups: Sequence[Nodes]) -> list[str]:
     return labels
 
 
-def _node_lines(group: Nodes, label: str) -> Iterator[str]:
+def _node_lines(group: SiteNodes, label: str) -> Iterator[str]:
     accelerator, guess = accelerator_of(group.gpu_type)
     named = f"{span(group.names)} " if group.names else ""
     notes = [note for note in (group.remark, "" if group.remark else guess) if note]
@@ -189,16 +196,16 @@ def _topology(site: Site, labels: Sequence[str]) -> list[str]:
     return ["  topology:", "    kind: explicit", "    links:", *_links(switches, mine, labels)]
 
 
-def _pruned(site: Site, mine: Mapping[str, object]) -> list[Switch]:
+def _pruned(site: Site, mine: Mapping[str, object]) -> list[SiteSwitch]:
     """The switches with nodes of the scenario somewhere below them; nodes of none come under one of their own."""
     switches = [
-        Switch(s.name, tuple(n for n in s.nodes if n in mine), s.below, s.uplink_bytes_per_s)
+        SiteSwitch(s.name, tuple(n for n in s.nodes if n in mine), s.below, s.uplink_bytes_per_s)
         for s in site.switches
     ]
     while True:
         names = {s.name for s in switches}
         kept = [
-            Switch(s.name, s.nodes, tuple(b for b in s.below if b in names), s.uplink_bytes_per_s)
+            SiteSwitch(s.name, s.nodes, tuple(b for b in s.below if b in names), s.uplink_bytes_per_s)
             for s in switches
         ]
         kept = [s for s in kept if s.nodes or s.below]
@@ -207,10 +214,10 @@ def _pruned(site: Site, mine: Mapping[str, object]) -> list[Switch]:
         switches = kept
     seen = {node for switch in switches for node in switch.nodes}
     rest = tuple(node for node in mine if node not in seen)
-    return [*switches, Switch("unlisted", rest)] if rest and switches else switches
+    return [*switches, SiteSwitch("unlisted", rest)] if rest and switches else switches
 
 
-def _equal_racks(leaves: Sequence[Switch], nodes: Sequence[str], switches: Sequence[Switch]) -> int:
+def _equal_racks(leaves: Sequence[SiteSwitch], nodes: Sequence[str], switches: Sequence[SiteSwitch]) -> int:
     """Nodes of each rack where all are equal and stand in order, else 0."""
     size, flat = len(leaves[0].nodes), [node for leaf in leaves for node in leaf.nodes]
     told = any(leaf.uplink_bytes_per_s for leaf in leaves)
@@ -219,7 +226,7 @@ def _equal_racks(leaves: Sequence[Switch], nodes: Sequence[str], switches: Seque
 
 
 def _links(
-    switches: Sequence[Switch], mine: Mapping[str, tuple[str, float]], labels: Sequence[str]
+    switches: Sequence[SiteSwitch], mine: Mapping[str, tuple[str, float]], labels: Sequence[str]
 ) -> Iterator[str]:
     """Links of nodes to their switch at the rate of their NIC, of switches upward at the sum of those below."""
     titles = {
@@ -228,7 +235,7 @@ def _links(
     known = {s.name: s for s in switches}
     parent = {name: s.name for s in switches for name in s.below}
 
-    def sum_bytes_per_s(switch: Switch) -> float:
+    def sum_bytes_per_s(switch: SiteSwitch) -> float:
         """All rates of the nodes below a switch."""
         own = math.fsum(mine[node][1] for node in switch.nodes)
         return own + math.fsum(sum_bytes_per_s(known[name]) for name in switch.below)

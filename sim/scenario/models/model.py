@@ -38,7 +38,7 @@ class Parallel(Section):
     tensor_bytes_per_sample: Bytes = 0.0  # all-reduced inside a tensor-parallel group, per step
 
 
-class Memory(Section):
+class MemorySpec(Section):
     """Device memory of one replica, for the check before the run."""
 
     optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0  # Adam in mixed precision has 12
@@ -80,7 +80,7 @@ class Model(Section):
     samples_per_pass: Count | None = None  # m_max
     preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
     parallel: Parallel = Parallel()
-    memory: Memory = Memory()
+    memory: MemorySpec = MemorySpec()
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else in proportion
     interference: Annotated[Float, Field(ge=0)] | None = None  # iota; none: the profile's, else 0
     noise_scale: Annotated[Float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1

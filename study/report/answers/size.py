@@ -15,7 +15,7 @@ from equipoise.study.folders import SIZE
 from equipoise.study.questions.ranking import TITLES
 from equipoise.study.questions.targets import Target, read_target
 from equipoise.study.report.answers.parts import ROWS_MOST, answer_html, axis, name, read_answer, shown
-from equipoise.study.report.chart import Axis, Chart, Series
+from equipoise.study.report.chart import Axis, Chart, ChartSeries
 from equipoise.study.report.charts.study import front
 from equipoise.study.report.first import Figure
 from equipoise.study.report.page import composed, figure, section
@@ -170,10 +170,10 @@ def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | No
         "target", "ranked", f"{_asked(target)} by size", "; ".join(f"{a}: {b}" for a, b in told),
         x, Axis("", ticks=tuple((k, row["values"]) for k, row in zip(at, known, strict=True))),
         (
-            Series("mean", at, [row[key] / divisor for row in known], best, labels),
-            Series("low", at, [min(end) / divisor for end in ends]),
-            Series("high", at, [max(end) / divisor for end in ends]),
-            Series("limit", [0.0], [target.limit / divisor], colour="front"),
+            ChartSeries("mean", at, [row[key] / divisor for row in known], best, labels),
+            ChartSeries("low", at, [min(end) / divisor for end in ends]),
+            ChartSeries("high", at, [max(end) / divisor for end in ends]),
+            ChartSeries("limit", [0.0], [target.limit / divisor], colour="front"),
         ),
         ("size", _asked(target)), told,
         f"{spread} Dashed: the limit. Blue: the best size."
@@ -219,13 +219,13 @@ def against_cost(rows: Sequence[Row], target: Target) -> Chart | None:
     parts = [(label, [k for k, row in enumerate(known) if row["meets"] == meets]) for label, meets in
              (("meets the targets", True), ("misses", False))]  # fmt: skip
     series = [
-        Series(
+        ChartSeries(
             label, [cost[k] for k in of], [time_s[k] / divisor for k in of], colour,
             [known[k]["values"] for k in of],
         )
         for colour, (label, of) in enumerate(parts) if of
     ]  # fmt: skip
-    series.append(Series("front", [cost[k] for k in best], [time_s[k] / divisor for k in best], "front"))
+    series.append(ChartSeries("front", [cost[k] for k in best], [time_s[k] / divisor for k in best], "front"))
     told = tuple(
         (known[k]["values"], shown("cost_usd", cost[k]), shown("makespan_s", time_s[k])) for k in best
     )

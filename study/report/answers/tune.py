@@ -24,7 +24,7 @@ from equipoise.study.report.answers.parts import (
     read_answer,
     shown,
 )
-from equipoise.study.report.chart import Axis, Chart, Series
+from equipoise.study.report.chart import Axis, Chart, ChartSeries
 from equipoise.study.report.charts.tune import objectives
 from equipoise.study.report.first import Figure
 from equipoise.study.report.page import composed, figure, section
@@ -193,13 +193,13 @@ def over_key(content: Row, key: str, metric: str, number_: int) -> Chart | None:
         kind = "best" if trial["values"] in chosen else "stopped early" if trial["pruned"] else "tried"
         kinds[kind].append(k)
     series = [
-        Series(
+        ChartSeries(
             kind, [at[k] for k in kinds[kind]], [trials[k]["means"][metric] / divisor for k in kinds[kind]], colour,
             [_point(trials[k]) for k in kinds[kind]],
         )
         for colour, kind in enumerate(("tried", "best", "stopped early")) if kinds[kind]
     ]  # fmt: skip
-    series.append(Series("as it is", [min(at), max(at)], [start / divisor] * 2, "front"))
+    series.append(ChartSeries("as it is", [min(at), max(at)], [start / divisor] * 2, "front"))
     scale = content["vary"][key]
     log = isinstance(scale, Mapping) and scale.get("scale") == "log"
     best = min(trials, key=lambda trial: _order(metric, trial))

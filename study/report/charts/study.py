@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from equipoise.formats.database import database
 from equipoise.policies.plain import number
 from equipoise.study.display import LABELS, digits, show
-from equipoise.study.report.chart import Axis, Chart, Series, time_unit
+from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
@@ -78,7 +78,7 @@ def parallel(study: Study) -> Chart | None:
         (10.0 * len(keys) + place, show(metric, low + place * (high - low))) for place in (0.0, 0.5, 1.0)
     ]
     where = {k: {text: at for at, text in _spread(values[k])} for k in keys}
-    series = list[Series]()
+    series = list[ChartSeries]()
     for policy in study.policies:
         x, y, labels = list[float](), list[float](), list[str]()
         for point in (p for p in known if p.policy == policy):
@@ -88,7 +88,7 @@ def parallel(study: Study) -> Chart | None:
             x += [*map(float, range(len(keys) + 1)), math.nan]
             y += [*places, end, math.nan]
             labels += [told] * (len(keys) + 2)
-        series.append(Series(policy, x, y, colour=len(series), labels=labels))
+        series.append(ChartSeries(policy, x, y, colour=len(series), labels=labels))
     noun = NOUNS.get(metric, metric)
     left = len(study.points) - len(known)
     return Chart(
@@ -131,7 +131,7 @@ def shares_of_time(
         shares["idle"] = [idle - v for idle, v in zip(shares["idle"], late, strict=True)]
         shares["late"] = list(late)
     series = tuple(
-        Series(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=use)
+        ChartSeries(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=use)
         for use, values in shares.items()
         if any(v > 5e-4 for v in values)
     )
@@ -167,7 +167,7 @@ def completion_times(study: Study) -> Chart | None:
         return None
     unit = time_unit(max(float(np.percentile(times, 95)) for times, _ in curves.values()))
     series = tuple(
-        Series(p, times / unit.seconds, 100 * share, colour=study.policies.index(p))
+        ChartSeries(p, times / unit.seconds, 100 * share, colour=study.policies.index(p))
         for p, (times, share) in curves.items()
     )
     rows = tuple((p, *_reached(*curve)) for p, curve in curves.items())
@@ -255,14 +255,14 @@ def trade_off(study: Study) -> Chart | None:
     log = _spread_out(costs) and _spread_out(results)
     drawn = _thinned(len(points), best)
     series = [
-        Series(
+        ChartSeries(
             policy, [costs[k] for k in of], [y[k] for k in of], colour=study.policies.index(policy),
             labels=[_point_text(points[k]) for k in of],
         )
         for policy in study.policies
         if (of := [k for k in drawn if points[k].policy == policy])
     ]  # fmt: skip
-    series.append(Series("front", [costs[k] for k in best], [y[k] for k in best], colour="front"))
+    series.append(ChartSeries("front", [costs[k] for k in best], [y[k] for k in best], colour="front"))
     rows = tuple(
         (points[k].policy, _point_text(points[k]), digits(costs[k], 4), show(metric, results[k]))
         for k in best[:20]
@@ -355,7 +355,7 @@ def tornado(study: Study) -> Chart | None:
     ordered = sorted(content["rows"], key=lambda row: -_swing(row))[:30]
     at = list(range(len(ordered)))
     series = tuple(
-        Series(
+        ChartSeries(
             end,
             at,
             [number(row[end]) / scale for row in ordered],
@@ -386,7 +386,7 @@ def tornado(study: Study) -> Chart | None:
         text,
         Axis(label, zero=False),
         Axis("", ticks=tuple((float(k), str(row["key"])) for k, row in enumerate(ordered))),
-        (*series, Series("base", [0.0], [base / scale], colour="front")),
+        (*series, ChartSeries("base", [0.0], [base / scale], colour="front")),
         ("key", "low value", "result", "high value", "result"),
         rows,
         "One key at a time, on the same seeds; the line is the base case.",
@@ -404,7 +404,7 @@ def trend(found: Trend, number: int) -> Chart:
     unit = time_unit(max(everything, default=1.0))
     at = list(range(len(found.values)))
     series = tuple(
-        Series(
+        ChartSeries(
             p, at, [v / unit.seconds for v in means], colour=k,
             half=[v / unit.seconds for v in found.halves.get(p, ())],
         )
@@ -445,7 +445,7 @@ def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
     width = np.diff(edges)
     mean = {use: float(values @ width / max(width.sum(), 1e-300)) for use, values in shares.items()}
     series = tuple(
-        Series(USE_LABELS[use], edges / unit.seconds, 100 * shares[use], colour=use)
+        ChartSeries(USE_LABELS[use], edges / unit.seconds, 100 * shares[use], colour=use)
         for use in shares
         if mean[use] > 0
     )
@@ -479,7 +479,7 @@ def jobs_over_time(folder: RunFolder, identifier: str) -> Chart:
     series, rows = [], []
     for name, colour in (("running", "busy"), ("waiting", "idle")):
         count = np.asarray(usage[f"jobs_{name}"], dtype=np.float64)
-        series.append(Series(name, edges / unit.seconds, count, colour=colour))
+        series.append(ChartSeries(name, edges / unit.seconds, count, colour=colour))
         mean = float(count @ width / max(width.sum(), 1e-300))
         rows.append((name, digits(mean), digits(float(count.max(initial=0.0)))))
     text = "; ".join(f"{row[0]}: mean {row[1]}, highest {row[2]}" for row in rows)
@@ -518,7 +518,7 @@ def power_over_time(folder: RunFolder, identifier: str) -> Chart | None:
         f"mean {row[1]}, highest {row[2]}",
         Axis(f"simulated time ({unit.name})"),
         Axis("power (kW)"),
-        (Series("power", edges / unit.seconds, power_w / 1e3, colour=5),),
+        (ChartSeries("power", edges / unit.seconds, power_w / 1e3, colour=5),),
         ("", "mean", "highest"),
         (row,),
         "",
@@ -533,7 +533,7 @@ def load_of_links(folder: RunFolder, identifier: str) -> Chart | None:
         return None
     unit = time_unit(float(load.edges_s[-1] - load.edges_s[0]))
     series = tuple(
-        Series(name, load.edges_s / unit.seconds if k == 0 else (), 100 * load.load[k], colour=0)
+        ChartSeries(name, load.edges_s / unit.seconds if k == 0 else (), 100 * load.load[k], colour=0)
         for k, name in enumerate(load.names)
     )
     rows = tuple(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equipoise.study.display import LABELS, show
-from equipoise.study.report.chart import Axis, Chart, Series
+from equipoise.study.report.chart import Axis, Chart, ChartSeries
 
 
 def objectives(content: Mapping[str, Any], metrics: Sequence[str]) -> Chart:
@@ -18,10 +18,10 @@ def objectives(content: Mapping[str, Any], metrics: Sequence[str]) -> Chart:
         (choice["trial"] for choice in content["choices"]), key=lambda trial: trial["means"][first]
     )
 
-    def series(label: str, of: Sequence[Mapping[str, Any]], colour: int | str) -> Series:
+    def series(label: str, of: Sequence[Mapping[str, Any]], colour: int | str) -> ChartSeries:
         """Points of these trials."""
         x, y = ([float(trial["means"][metric]) for trial in of] for metric in (first, second))
-        return Series(label, x, y, colour=colour, labels=[_text(trial["values"]) for trial in of])
+        return ChartSeries(label, x, y, colour=colour, labels=[_text(trial["values"]) for trial in of])
 
     shown = [
         series("tried", [trial for trial in trials if not trial["pruned"]], 0),

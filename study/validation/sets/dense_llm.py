@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.fit import fit
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout, Precision
 from equipoise.sim.llm.published import SHAPES, with_sequence
@@ -99,7 +99,7 @@ def _row(text: Cells) -> Row:
     shape = _shape(family, text)
     layout = _layout(family, stack, shape, text)
     accelerator, node_bytes_per_s = _GPUS[text["gpu"]]
-    plan = ShardingPlan(shape, layout, ACCELERATORS[accelerator], Network(8, node_bytes_per_s))
+    plan = ShardingPlan(shape, layout, ACCELERATORS[accelerator], NetworkRates(8, node_bytes_per_s))
     tokens = layout.global_batch * shape.sequence
     told = "step_s" if text["step_s"] else "tokens_per_s_per_gpu"
     seconds = text.measured(told) if text["step_s"] else tokens / (text.measured(told) * layout.gpus)

@@ -64,7 +64,7 @@ def wait(times: Floats, group: tuple[int, ...]) -> float:
     return float((part.max(axis=1) - part.mean(axis=1)).mean())
 
 
-class Noise(Protocol):
+class JitterNoise(Protocol):
     """What calibration fits: the shares of a scenario's `noise`, and each worker's level over their mean."""
 
     levels: Floats
@@ -73,7 +73,7 @@ class Noise(Protocol):
         """The section `noise`."""
 
 
-def drawn(times: Floats, fit: Callable[[Floats], Noise]) -> Floats:
+def drawn(times: Floats, fit: Callable[[Floats], JitterNoise]) -> Floats:
     """Steps of the simulator's noise (DRAWN, workers) fitted to times (steps, workers), at the workers' levels."""
     found, workers = fit(times), times.shape[1]
     said = {name: value for name, value in found.keys().items() if name != "gpu_cov"}
@@ -84,7 +84,7 @@ def drawn(times: Floats, fit: Callable[[Floats], Noise]) -> Floats:
     return np.asarray(rows[:, :workers] * np.exp(np.median(np.log(times), axis=0)))
 
 
-def run(data: Path, fit: Callable[[Floats], Noise]) -> list[Line]:
+def run(data: Path, fit: Callable[[Floats], JitterNoise]) -> list[Line]:
     """Some of the time predicts the barrier waits in the rest, for every number of workers from two."""
     jobs = read(data)
     hashed = of_splits(lambda split: _score(jobs, _hashed(jobs, split)))

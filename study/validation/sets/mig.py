@@ -28,7 +28,7 @@ WEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MigRow:
     """Median seconds of one workload and batch on a slice of `sevenths` of the processors."""
 
     workload: str
@@ -43,17 +43,17 @@ class Row:
         return f"{self.workload} {self.batch:.0f} {self.slice}"
 
 
-def read(data: Path) -> list[Row]:
+def read(data: Path) -> list[MigRow]:
     """All rows. Raises FileNotFoundError, KeyError."""
     return read_rows(data / FILE, _row)
 
 
-def _row(text: Cells) -> Row:
+def _row(text: Cells) -> MigRow:
     sevenths = Cells(slice=text["slice"].split("g")[0]).whole("slice")
-    return Row(text["workload"], text.measured("batch"), text["slice"], sevenths, text.measured("median"))
+    return MigRow(text["workload"], text.measured("batch"), text["slice"], sevenths, text.measured("median"))
 
 
-def curve(whole: Sequence[Row]) -> Floats:
+def curve(whole: Sequence[MigRow]) -> Floats:
     """(h, w0, w1) of one workload from its batches on the whole GPU."""
     batch, seconds = np.array([r.batch for r in whole]), np.array([r.seconds for r in whole])
     centre = np.log([seconds.min() * 0.8, seconds.min() * 0.1, seconds.max() / batch.max() * 0.7])
@@ -70,7 +70,7 @@ def _time(constants: Floats, batch: Floats | float, share: Floats | float) -> Fl
     return np.asarray(np.hypot(h, (w0 + w1 * np.asarray(batch)) / share))
 
 
-def shares(rows: Sequence[Row], curves: Mapping[str, Floats]) -> dict[int, float]:
+def shares(rows: Sequence[MigRow], curves: Mapping[str, Floats]) -> dict[int, float]:
     """The share f of each slice: the median over rows of what makes the law exact; a slice never seen has none."""
     found: dict[int, list[float]] = defaultdict(list)
     for r in rows:
@@ -81,7 +81,7 @@ def shares(rows: Sequence[Row], curves: Mapping[str, Floats]) -> dict[int, float
     return {n: float(np.median(values)) for n, values in found.items()}
 
 
-def predict(rows: Sequence[Row], curves: Mapping[str, Floats], share: Mapping[int, float]) -> Floats:
+def predict(rows: Sequence[MigRow], curves: Mapping[str, Floats], share: Mapping[int, float]) -> Floats:
     """Seconds on slices, shape (rows,); of a slice that was never seen by its share of the processors."""
     times = [
         _time(curves[r.workload], r.batch, share.get(r.sevenths, r.sevenths / WHOLE_SLICES)) for r in rows
@@ -104,7 +104,7 @@ def run(data: Path) -> list[Line]:
 
 
 def _score(
-    slices: Sequence[Row], curves: Mapping[str, Floats], at: Mapping[tuple[str, float], float], split: int
+    slices: Sequence[MigRow], curves: Mapping[str, Floats], at: Mapping[tuple[str, float], float], split: int
 ) -> Score:
     known = [r for r in slices if fitted_half(r.workload, split)]
     asked = [r for r in slices if not fitted_half(r.workload, split)]
@@ -116,7 +116,7 @@ def _score(
     return judge([r.key for r in asked], guess, naive, measured, _spread(known, curves))
 
 
-def _spread(known: Sequence[Row], curves: Mapping[str, Floats]) -> tuple[float, float]:
+def _spread(known: Sequence[MigRow], curves: Mapping[str, Floats]) -> tuple[float, float]:
     names = [r.workload for r in known]
     residuals = np.zeros(len(known))
     for name in sorted(set(names)):

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import StepTime, step_time
+from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.study.validation.rows import Cells, Row, read_rows, seconds
 from equipoise.study.validation.score import Line, judge, line
 
@@ -55,7 +55,7 @@ def stack(model: str) -> Stack:
     )  # fmt: skip
 
 
-def read(data: Path) -> list[tuple[Row, StepTime, bool]]:
+def read(data: Path) -> list[tuple[Row, StepEstimate, bool]]:
     """Rows of known models and GPUs (a row's stack), predicted time by part, and whether they train.
 
     Raises ValueError where none trains, FileNotFoundError, KeyError.
@@ -66,7 +66,7 @@ def read(data: Path) -> list[tuple[Row, StepTime, bool]]:
     return found
 
 
-def _read(text: Cells) -> tuple[Row, StepTime, bool]:
+def _read(text: Cells) -> tuple[Row, StepEstimate, bool]:
     sheet = next((found for name, found in GPUS.items() if _names(name, text["gpu"])), None)
     if sheet is None:
         raise ValueError(f"gpu: {text['gpu']} has no data sheet here")
@@ -92,15 +92,15 @@ def _row(text: Cells, tflop_per_s: float, gb_per_s: float) -> Row:
         data=degrees["dp"], tensor=degrees["tp"], pipeline=degrees["pp"], precision="fp32",
         micro_batch=max(1, batch // degrees["dp"]), global_batch=batch,
     )  # fmt: skip
-    accelerator = Accelerator(text["gpu"], 2e12 * tflop_per_s, 0, 80e9, 1e9 * gb_per_s, 300e9)
+    accelerator = AcceleratorRates(text["gpu"], 2e12 * tflop_per_s, 0, 80e9, 1e9 * gb_per_s, 300e9)
     plan = ShardingPlan(
-        gpt(*SHAPES[text["model"]], text.whole("seq")), layout, accelerator, Network(8, 100e9)
+        gpt(*SHAPES[text["model"]], text.whole("seq")), layout, accelerator, NetworkRates(8, 100e9)
     )
     key = " ".join(text[name] for name in ("gpu", "model", "mode", "seq", "batch", "variant"))
     return Row(plan, text.measured("e2e_latency") / 1e3, text["model"], key, text["gpu"])
 
 
-def _forward_s(times: StepTime) -> float:
+def _forward_s(times: StepEstimate) -> float:
     """The forward pass of a step on one GPU: see the shares in `step_time`."""
     return float(times.products / 3 + times.attention / 3.5 + times.elementwise / 3 + times.head / 4)
 

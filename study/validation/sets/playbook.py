@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan
@@ -24,7 +24,7 @@ from equipoise.study.validation.score import Line, Score, line, of_splits, relat
 from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/ultrascale_playbook_h100.csv.gz"
-NETWORK = Network(8, 400e9)
+NETWORK = NetworkRates(8, 400e9)
 SEQUENCE = 4096
 SMALLEST, NODES = "1B", 4
 MEMORY = MemoryStack(gradient_bytes=6.0, optimizer_bytes=12.0)

@@ -25,7 +25,7 @@ FILE = "throughput/pollux_sia_profiles.csv.gz"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PolluxStep:
     """One measured step and its part that is exchange [s]."""
 
     group: str
@@ -37,30 +37,30 @@ class Step:
     exchange_s: float
 
 
-def read(data: Path) -> list[Step]:
+def read(data: Path) -> list[PolluxStep]:
     """The rows within the machines that exist. Raises FileNotFoundError, KeyError."""
     return read_rows(data / FILE, _step)
 
 
-def _step(text: Cells) -> Step | None:
+def _step(text: Cells) -> PolluxStep | None:
     if text["beyond_physical"] == "1":
         return None
     group = " ".join(text[name] for name in ("model", "cluster_key", "profile_kind"))
     key = f"{group} {text['placement']} {text['num_nodes']} {text['num_gpus']} {text['local_bsz']}"
-    return Step(
+    return PolluxStep(
         group, key, text.whole("num_nodes"), text.whole("num_gpus"), text.number("local_bsz"),
         text.measured("step_time_s"), text.number("sync_time_s"),
     )  # fmt: skip
 
 
-def _is_pair(step: Step) -> bool:
+def _is_pair(step: PolluxStep) -> bool:
     return step.nodes == 2 and step.gpus == 2
 
 
-class Law:
+class StepLaw:
     """What one node and pairs tell of a model on a cluster."""
 
-    def __init__(self, known: list[Step]) -> None:
+    def __init__(self, known: list[PolluxStep]) -> None:
         self.compute = _by_batch((s.batch, s.step_s - s.exchange_s) for s in known)
         self.pair = _by_batch((s.batch, s.exchange_s) for s in known if _is_pair(s))
         inside = defaultdict(list)
@@ -69,11 +69,11 @@ class Law:
                 inside[s.gpus].append(s.exchange_s)
         self.inside = {gpus: float(np.median(values)) for gpus, values in inside.items()}
 
-    def compute_s(self, step: Step) -> float:
+    def compute_s(self, step: PolluxStep) -> float:
         """Seconds of a step without its exchange."""
         return float(np.interp(step.batch, *self.compute))
 
-    def step_s(self, step: Step) -> float:
+    def step_s(self, step: PolluxStep) -> float:
         """Seconds of a step over several nodes."""
         pair = float(np.interp(step.batch, *self.pair))
         inside = self.inside.get(math.ceil(step.gpus / step.nodes), 0.0)
@@ -91,17 +91,17 @@ def _by_batch(pairs: Iterable[tuple[float, float]]) -> tuple[list[float], list[f
 
 def run(data: Path) -> list[Line]:
     """One node and pairs predict all other placements over several nodes."""
-    groups: dict[str, list[Step]] = defaultdict(list)
+    groups: dict[str, list[PolluxStep]] = defaultdict(list)
     for step in read(data):
         groups[step.group].append(step)
-    asked: list[Step] = []
+    asked: list[PolluxStep] = []
     guess: list[float] = []
     naive: list[float] = []
     for steps in groups.values():
         known = [s for s in steps if s.nodes == 1 or _is_pair(s)]
         if not any(_is_pair(s) for s in known):
             continue
-        law, rest = Law(known), [s for s in steps if s.nodes > 1 and not _is_pair(s)]
+        law, rest = StepLaw(known), [s for s in steps if s.nodes > 1 and not _is_pair(s)]
         asked += rest
         guess += [law.step_s(s) for s in rest]
         naive += [law.compute_s(s) for s in rest]

@@ -29,7 +29,7 @@ IDLE_SHARES = (1e-3, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PowerRun:
     """One node of one run: seconds, mean power, and quantiles of its readings [W]."""
 
     key: str
@@ -42,7 +42,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class MeasuredNode:
     """A kind of node: idle and busy power [W], and the idle seconds of a long run."""
 
     idle_w: float
@@ -55,44 +55,44 @@ class Node:
         return idle_s * self.idle_w + (seconds - idle_s) * self.busy_w
 
 
-def read(data: Path) -> list[Run]:
+def read(data: Path) -> list[PowerRun]:
     """Every node of every run. Raises FileNotFoundError, KeyError."""
     return read_rows(data / FILE, _run)
 
 
-def _run(text: Cells) -> Run | None:
+def _run(text: Cells) -> PowerRun | None:
     if not text["unit"].startswith("node"):
         return None
     system, kind = (" ".join(text[name] for name in GROUP[:n]) for n in (len(GROUP), 2))
     figures = (text.measured(name) for name in ("duration_s", "w_mean", "w_p05", "w_p95"))
-    return Run(system, kind, text["benchmark"], *figures)
+    return PowerRun(system, kind, text["benchmark"], *figures)
 
 
-def medians(rows: Sequence[Run]) -> list[Run]:
+def medians(rows: Sequence[PowerRun]) -> list[PowerRun]:
     """One run per system and benchmark: medians over its nodes and repetitions."""
-    found: dict[str, list[Run]] = defaultdict(list)
+    found: dict[str, list[PowerRun]] = defaultdict(list)
     for row in rows:
         found[row.key].append(row)
 
-    def middle(group: Sequence[Run], name: str) -> float:
+    def middle(group: Sequence[PowerRun], name: str) -> float:
         """Median of one column."""
         return float(np.median([getattr(r, name) for r in group]))
 
     names = ("seconds", "mean_w", "low_w", "high_w")
     return [
-        Run(key, group[0].kind, group[0].benchmark, *(middle(group, name) for name in names))
+        PowerRun(key, group[0].kind, group[0].benchmark, *(middle(group, name) for name in names))
         for key, group in found.items()
     ]
 
 
-def learn(known: Sequence[Run], idle_w: float) -> Node:
+def learn(known: Sequence[PowerRun], idle_w: float) -> MeasuredNode:
     """A kind of node from its idle power and the runs of one benchmark."""
     seconds, mean, high = (
         np.array([getattr(r, name) for r in known]) for name in ("seconds", "mean_w", "high_w")
     )
     idle = np.clip((high - mean) / np.maximum(high - idle_w, 1e-9), *IDLE_SHARES)
     start_s = np.exp(np.median(np.log(idle / (1 - idle) * seconds)))
-    return Node(idle_w, float(np.median(high)), float(np.sqrt(start_s * START_S)))
+    return MeasuredNode(idle_w, float(np.median(high)), float(np.sqrt(start_s * START_S)))
 
 
 def run(data: Path) -> list[Line]:
@@ -106,7 +106,7 @@ def run(data: Path) -> list[Line]:
     ]
 
 
-def _score(each: Sequence[Run], counted: Sequence[Run], split: int) -> Score:
+def _score(each: Sequence[PowerRun], counted: Sequence[PowerRun], split: int) -> Score:
     """Nodes are learned from `each`, and predicted are those of `counted`."""
     rows: list[tuple[str, float, float, float]] = []
     for kind in sorted({r.kind for r in each}):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.formats.operations import read_operations
-from equipoise.study.replay.graph import Graph, graphs
+from equipoise.study.replay.graph import StepGraph, graphs
 from equipoise.study.replay.replay import NOTHING, STRAGGLER_FREE, host_times, step_times, typical
 from equipoise.study.validation.score import Line, judge, line
 
@@ -50,7 +50,7 @@ Told = tuple[str, float, float, float]
 """A row: its key, the prediction, the naive model's, the measurement."""
 
 
-def _halves(recorded: Sequence[Graph], name: str) -> list[Told]:
+def _halves(recorded: Sequence[StepGraph], name: str) -> list[Told]:
     """Steps of the second half, replayed with the host time of the first."""
     half = len(recorded) // 2
     later = recorded[half:]
@@ -67,7 +67,7 @@ def _line(what: str, target: float, rows: Sequence[Told], spread: tuple[float, f
     return line(what, target, [judge(keys, guess, naive, truth, spread)])
 
 
-def _busiest_s(graph: Graph) -> float:
+def _busiest_s(graph: StepGraph) -> float:
     by_rank: dict[int, float] = defaultdict(float)
     for operation in graph.operations:
         if operation.kind.endswith("compute"):

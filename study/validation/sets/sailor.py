@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack
 from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M
@@ -19,7 +19,7 @@ from equipoise.study.validation.score import Line, Score, line, of_splits
 from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/sailor_plans_gh200.csv.gz"
-NETWORK = Network(4, 4 * 25e9)
+NETWORK = NetworkRates(4, 4 * 25e9)
 MEMORY = MemoryStack(score_bytes=5.0, base_bytes=4e9)
 """Where the memory fit starts: attention keeps its scores (Korthikanti et al. 2022: 5 bytes each)."""
 

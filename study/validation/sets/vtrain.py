@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import ShardingPlan
@@ -21,7 +21,7 @@ from equipoise.study.validation.splits import fitted_half, fitted_tenth
 SINGLE = "throughput/vtrain_a100_single_node.csv"
 MULTI = "throughput/vtrain_a100_multi_node.csv"
 VOCABULARY = 51_200
-NETWORK = Network(8, 8 * 12.5e9)
+NETWORK = NetworkRates(8, 8 * 12.5e9)
 
 
 def read_single(data: Path) -> list[Row]:

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.measure.measure import MeasureMissingError
 from equipoise.study.twin.record import read_run, the_run_in
 from equipoise.study.twin.twin import twin
 
@@ -137,12 +137,12 @@ def _result(process: subprocess.Popen[str], said: IO[str], errors: IO[str], dead
     try:
         process.wait(timeout=max(deadline - time.monotonic(), 1.0))
     except subprocess.TimeoutExpired:
-        raise MissingError("time is up: two ranks on one GPU") from None
+        raise MeasureMissingError("time is up: two ranks on one GPU") from None
     said.seek(0)
     errors.seek(0)
     if process.returncode != 0:
         lines = errors.read().strip().splitlines() or ["no message"]
-        raise MissingError(f"a rank ended: {lines[-1]}")
+        raise MeasureMissingError(f"a rank ended: {lines[-1]}")
     return json.loads(said.read().splitlines()[-1])
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from equipoise import run
 from equipoise.calibrate.fit.fits import fit_share_curve
-from equipoise.calibrate.measure.measure import MissingError
+from equipoise.calibrate.measure.measure import MeasureMissingError
 from equipoise.calibrate.samples import SampleSet
 from equipoise.policies.record.journal import read
 from tests.bench.gpu.training import KINDS
@@ -36,7 +36,7 @@ def mps() -> Iterator[dict[str, str]]:
     """An MPS daemon of our own; its environment for clients. Raises MissingError, one line."""
     program = shutil.which(CONTROL)
     if program is None:
-        raise MissingError(f"{CONTROL} is not on this machine")
+        raise MeasureMissingError(f"{CONTROL} is not on this machine")
     with tempfile.TemporaryDirectory(prefix="equipoise-mps-") as folder:
         own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         environment = {**os.environ, **own}
@@ -46,7 +46,7 @@ def mps() -> Iterator[dict[str, str]]:
             said.seek(0)
             message = said.read()
         if begun.returncode != 0:
-            raise MissingError(f"{CONTROL} does not start: {_last_line(message)}")
+            raise MeasureMissingError(f"{CONTROL} does not start: {_last_line(message)}")
         try:
             yield environment
         finally:
@@ -101,7 +101,7 @@ class Worker:
         if not line:
             self._process.wait(timeout=TIMEOUT_S)
             self._errors.seek(0)
-            raise MissingError(f"a training process ended: {_last_line(self._errors.read())}")
+            raise MeasureMissingError(f"a training process ended: {_last_line(self._errors.read())}")
         return line
 
     def close(self) -> None:

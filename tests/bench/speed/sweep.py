@@ -25,7 +25,7 @@ if __package__ in (None, ""):  # run as a script
 
 from equipoise.sim.record import Run
 from equipoise.study.runs.store import connect
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
 _ZERO = np.zeros(1)
@@ -74,7 +74,7 @@ def measure(runs: int, run_s: float, jobs: int, runner: Any, dask: str | None = 
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             marks.append((time.perf_counter(), time.process_time(), memory))
 
-        options = Options(jobs=jobs, dask=dask)
+        options = SweepOptions(jobs=jobs, dask=dask)
         sweep(file, Path(folder) / "out", options, progress=progress, runner=runner)
         with connect(Path(folder) / "out") as connection:
             began_s = time.perf_counter()

@@ -23,9 +23,9 @@ from equipoise.live.data.plane import HEAD, DataPlane, packed, unpacked
 from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
-from equipoise.live.group.places import Place
+from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.sampler import Files, ShareSampler
 from equipoise.policies.contract import refine
@@ -79,7 +79,7 @@ def test_every_sample_once_through_moves_orders_a_smaller_group_and_a_resume(see
     assert deal is not None
     pieces = [p.id for queue in deal.queues() for p in queue]
     moves = tuple((int(p), int(rng.integers(3))) for p in rng.permutation(pieces)[:3])
-    change = Change(
+    change = RoundChange(
         group[0].drawn, shares=(1, 4, 1), moves=moves, order=tuple(rng.permutation(pieces).tolist())
     )
     for sampler in group:
@@ -146,7 +146,7 @@ def test_what_a_plan_moves_and_reorders_is_what_is_fetched_next() -> None:
     assert data[0].wanted == ([0], [1, 2], 500_000)
     assert data[1].wanted == ([4], [5, 6], 500_000)
     for sampler in group:
-        sampler.schedule(Change(1, moves=((3, 1), (7, 0)), order=(7, 2, 1, 3, 6, 5)))
+        sampler.schedule(RoundChange(1, moves=((3, 1), (7, 0)), order=(7, 2, 1, 3, 6, 5)))
     train_all(group, 1, [], draws)
     assert data[0].wanted[:2] == ([7], [2, 1])  # both are through with their first shard
     assert data[1].wanted[:2] == ([3], [6, 5])
@@ -161,7 +161,7 @@ def test_a_rank_without_samples_stands_in_with_one_of_its_last_file_and_fetches_
     seen = list[int]()
     draws = train_all(group, 1, seen)
     for sampler in group:
-        sampler.schedule(Change(1, shares=(BATCH, 0)))
+        sampler.schedule(RoundChange(1, shares=(BATCH, 0)))
     assert [next(d) for d in draws] == [[3, 4, 5, 6, 7, 8], [14]]
     assert data[1].wanted[0] == [2]  # and not the epoch's first file, which the other rank has
     for sampler in group:
@@ -198,7 +198,7 @@ def observed(
     the rank of each file (none: equal blocks).
     """
     shards = [Shard(f"{k}.tar", n, size, None, store) for k, (n, size, store) in enumerate(files)]
-    made = LiveWorld(Options(global_batch=20), [Place(m, f"host-{m}", f"d{m}") for m in range(2)])
+    made = LiveWorld(Options(global_batch=20), [RankPlace(m, f"host-{m}", f"d{m}") for m in range(2)])
     sizes = np.array([s.samples for s in shards])
     made.deal = Deal.whole(np.arange(sizes.sum()), len(files), owners, 2, sizes=sizes)
     made.shares = np.array([10, 10])

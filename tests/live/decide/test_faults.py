@@ -150,7 +150,7 @@ def refuse_a_share(rank: int) -> list[float]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     torch.distributed.init_process_group("gloo")
     x = torch.randn(BATCH * 2, 5)
@@ -159,7 +159,7 @@ def refuse_a_share(rank: int) -> list[float]:
     backend = "duty-cycle" if rank == 0 else "none"
     runtime = attach(model, optimizer, "none", global_batch=BATCH, decide_every=2, share_backend=backend)
     loader = DataLoader(TensorDataset(x, x[:, :1]), batch_sampler=runtime.sampler(len(x)))
-    runtime._stepping.carry_out(Change(0, gpu_share=(0.5, 0.5)))
+    runtime._stepping.carry_out(RoundChange(0, gpu_share=(0.5, 0.5)))
     for inputs, labels in loader:
         torch.nn.functional.mse_loss(model(inputs), labels).backward()
         runtime.step()

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from equipoise.live.decide.window import LiveWindow, Telemetry, measure
 from equipoise.live.decide.world import LiveWorld
-from equipoise.live.group.places import Place
+from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, TAIL
 from equipoise.policies.contract import refine
@@ -36,7 +36,7 @@ def window(shares: Ints, fixed: float, slow: Floats, rng: np.random.Generator) -
 def trained(fixed: float, slow: float, last: int, *, learns: bool = True) -> list[int]:
     """Shares of two ranks in the end, where rank 1 was `slow` at the decisions from the tenth to the `last`."""
     rng, part = np.random.default_rng(1), Growth()
-    world = LiveWorld(Options(global_batch=BATCH), [Place(k, f"h{k}", "cpu") for k in range(2)])
+    world = LiveWorld(Options(global_batch=BATCH), [RankPlace(k, f"h{k}", "cpu") for k in range(2)])
     policy, memory, shares = make_policy("s2"), {}, np.array([32, 32])
     for k in range(DECISIONS):
         seen = window(shares, fixed, np.array([1.0, slow if 10 <= k < last else 1.0]), rng)

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.power import UNCAPPED, PowerCap, make_power
 from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.observation import writable
@@ -93,7 +93,7 @@ def test_a_plan_by_host_becomes_caps_by_rank() -> None:
     plan = Plan(power_cap_w=np.array([100.0, 250.0]))
     change, refused = applied(made, plan)
     assert (change.power_cap_w, refused) == ((100.0, 100.0, 250.0), [])
-    assert Change.from_json(change.to_json()) == change
+    assert RoundChange.from_json(change.to_json()) == change
     too_low = check(Plan(power_cap_w=np.array([99.0, 250.0])), made.observe())
     assert too_low is not None
     assert "node 0 gets a cap of 99 W" in too_low

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from equipoise.live.decide.leader import HEADER, Leader, pack
 from equipoise.live.decide.telemetry import Recorder
-from equipoise.live.group.places import Place, places_from
+from equipoise.live.group.places import RankPlace, places_from
 from equipoise.live.options import Bounds, Options
 from equipoise.live.train.rounds import COLUMNS, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
@@ -44,7 +44,7 @@ def gathered(shares: tuple[float, float]) -> Any:
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Leader:
-    raw = [{**vars(Place(m, "a", f"d{m}")), "memory_bytes": None, "share": None} for m in range(2)]
+    raw = [{**vars(RankPlace(m, "a", f"d{m}")), "memory_bytes": None, "share": None} for m in range(2)]
     options = Options(
         8, allow=frozenset(("share", "resize")), bounds=Bounds(workers_min=1), decision_budget_s=60.0
     )

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from equipoise.live.decide.leader import HEADER, gradient_scale, pack, unpack
 from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
-from equipoise.live.group.places import Place, places_from
+from equipoise.live.group.places import RankPlace, places_from
 from equipoise.live.options import Bounds, Options
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.rounds import COLUMNS, SAMPLES, STALL, TAIL, UPDATE
@@ -102,15 +102,19 @@ def test_what_a_stored_gradient_is_a_multiple_of(local: bool, reduction: Any, ex
 # -- observing -----------------------------------------------------------------------------------------------
 
 
-def places(*members: int, hosts: str = "aaaa", devices: Sequence[str] = ()) -> list[Place]:
+def places(*members: int, hosts: str = "aaaa", devices: Sequence[str] = ()) -> list[RankPlace]:
     raw = [
-        {**vars(Place(m, hosts[k], devices[k] if devices else f"d{m}")), "memory_bytes": None, "share": None}
+        {
+            **vars(RankPlace(m, hosts[k], devices[k] if devices else f"d{m}")),
+            "memory_bytes": None,
+            "share": None,
+        }
         for k, m in enumerate(members)
     ]
     return places_from(raw)
 
 
-def world(active: Sequence[Place], parked: Sequence[Place] = (), **options: Any) -> LiveWorld:
+def world(active: Sequence[RankPlace], parked: Sequence[RankPlace] = (), **options: Any) -> LiveWorld:
     made = LiveWorld(Options(global_batch=12, drift=0.01, **options), active, parked)
     ranks = len(active)
     made.shares = np.full(ranks, 12 // ranks)
@@ -347,7 +351,7 @@ def test_in_a_round_of_near_ranks_only_those_wait_for_each_other() -> None:
 def test_levels_are_observed_and_planned_within_the_bound() -> None:
     world = LiveWorld(
         Options(global_batch=8, bounds=Bounds(interval_max=12)),
-        [Place(k, f"h{k // 2}", "cpu") for k in range(4)],
+        [RankPlace(k, f"h{k // 2}", "cpu") for k in range(4)],
     )
     world.shares = np.full(4, 2)
     assert check(Plan(far_every=np.array([3])), world.observe())  # not where it is not known what is near

@@ -188,7 +188,7 @@ def test_a_share_that_is_given_is_fixed_and_the_others_are_equal_parts() -> None
         (0.5, False), (0.5, False), (0.625, True), (1 / 3, False), (1 / 3, False)
     ]  # fmt: skip
     assert [p.memory_bytes for p in found] == pytest.approx([8.0, math.nan, 0.0, 4.0, 4.0], nan_ok=True)
-    plain = places.Place(2, "a", "x")
+    plain = places.RankPlace(2, "a", "x")
     assert (plain.model, plain.cores, plain.share, plain.share_quantum, plain.share_fixed) == (
         "cpu", 1, 1.0, 0.01, False
     )  # fmt: skip

@@ -100,7 +100,7 @@ def train(
 
     from equipoise.live.attach import attach
     from equipoise.live.group import regroup
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     x, y = make_data()
     net = make_net()
@@ -136,7 +136,7 @@ def train(
                 if number in resizes:
                     runtime.resize(resizes[number])
                 if number % 3 == 1 and runtime.ranks == 4:
-                    sampler.schedule(Change(sampler.drawn, shares=(3, 9, 4, 8)))
+                    sampler.schedule(RoundChange(sampler.drawn, shares=(3, 9, 4, 8)))
                 loss, generation = None, runtime.generation
                 with runtime.recover():
                     loss = torch.nn.functional.mse_loss(model(inputs), labels)

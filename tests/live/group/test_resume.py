@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.train import randomness  # noqa: E402
-from equipoise.live.train.change import Change  # noqa: E402
+from equipoise.live.train.change import RoundChange  # noqa: E402
 from equipoise.live.train.sampler import ShareSampler  # noqa: E402
 from equipoise.policies.record.journal import decode_memory, encode_memory  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
@@ -70,7 +70,7 @@ def train(
         for inputs, labels in loader:
             current = sampler.current()
             if runtime.round == 3 and runtime.ranks == 2:
-                sampler.schedule(Change(9, shares=(5, 7)))
+                sampler.schedule(RoundChange(9, shares=(5, 7)))
             loss = torch.nn.functional.mse_loss(model(inputs), labels)
             loss.backward()
             optimizer.step()

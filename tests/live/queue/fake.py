@@ -117,13 +117,13 @@ class FakeQueue:
 
     def snapshot(self) -> Any:
         """As `QueueManager.snapshot`."""
-        from equipoise.live.queue.manager import ManagerError, QueueNode, Snapshot
+        from equipoise.live.queue.manager import ManagerError, QueueNode, QueueSnapshot
 
         if self.down:
             raise ManagerError("squeue: Unable to contact slurm controller (connect failure)")
         used = sum(job["gpus"] for job in self._in("RUNNING"))
         node = QueueNode("vm", self.gpus, used, True, 64, 2**34, "")
-        return Snapshot(self.now_s, tuple(map(_job, self.jobs.values())), (node,))
+        return QueueSnapshot(self.now_s, tuple(map(_job, self.jobs.values())), (node,))
 
     def carry_out(self, changes: Sequence[Any]) -> str:
         """As `QueueManager.carry_out`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.live.queue.lease import Watchdog
-from equipoise.live.queue.manager import Change, ManagerError, Phase, Verb
+from equipoise.live.queue.manager import ManagerError, Phase, QueueChange, Verb
 from equipoise.live.queue.record import Record, Touched
 from equipoise.live.queue.slurm import Slurm
 from tests.live.queue.fake import install
@@ -86,10 +86,10 @@ def test_changes_reach_slurm_and_the_next_snapshot_shows_them(fake: Path) -> Non
     assert [before[k].held for k in (1, 2, 3, 4)] == [False, False, False, True]
     said = slurm.carry_out(
         [
-            Change(Verb.PRIORITY, 3, -7),
-            Change(Verb.HOLD, 4, 500, 1),
-            Change(Verb.REQUEUE, 1),
-            Change(Verb.PRIORITY, 99, 1),
+            QueueChange(Verb.PRIORITY, 3, -7),
+            QueueChange(Verb.HOLD, 4, 500, 1),
+            QueueChange(Verb.REQUEUE, 1),
+            QueueChange(Verb.PRIORITY, 99, 1),
         ]
     )
     assert said == "Invalid job id specified for job 99"
@@ -128,7 +128,7 @@ def left_alone(fake: Path) -> tuple[Slurm, Record, Watchdog]:
         subprocess.run(["sbatch", "--gres=gpu:8", "--job-name=x", "--wrap", "sleep 600"], check=True)
     slurm = Slurm("main")
     slurm.snapshot()
-    slurm.carry_out([Change(Verb.PRIORITY, 3, -7)])
+    slurm.carry_out([QueueChange(Verb.PRIORITY, 3, -7)])
     record = Record(fake / "journal")
     record.touched.update({3: {"nice": 0, "lease": False}})
     record.keep_touched()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.deal import Deal
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.physics import deal
@@ -144,7 +144,7 @@ def test_every_sample_once_with_prefetching_and_changing_shares(data: st.DataObj
             assert demand.sum() == min(batch, samples - len(seen) + demand.sum())
             if data.draw(st.booleans()):
                 weights = np.array(data.draw(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks)))
-                change = Change(max(s.drawn for s in some), tuple(deal(batch, weights, unit).tolist()))
+                change = RoundChange(max(s.drawn for s in some), tuple(deal(batch, weights, unit).tolist()))
                 for sampler in some:
                     sampler.schedule(change)
         assert sorted(seen) == list(range(samples))
@@ -246,9 +246,9 @@ def test_batches_of_an_epoch(samples: int, drop_last: bool, passes: int, rounds:
 def test_what_is_planned_is_what_was_scheduled_last() -> None:
     sampler = plain()
     assert sampler.planned_shares().tolist() == [4, 4]
-    sampler.schedule(Change(1, (5, 3), global_batch=8, learning_rate=1.5, accumulation=2))
-    sampler.schedule(Change(2, (9, 7), global_batch=16, learning_rate=2.0, accumulation=3))
-    sampler.schedule(Change(3, order=(1,)))
+    sampler.schedule(RoundChange(1, (5, 3), global_batch=8, learning_rate=1.5, accumulation=2))
+    sampler.schedule(RoundChange(2, (9, 7), global_batch=16, learning_rate=2.0, accumulation=3))
+    sampler.schedule(RoundChange(3, order=(1,)))
     assert sampler.planned_shares().tolist() == [9, 7]
     assert (sampler.planned_batch(), sampler.planned_rate(), sampler.planned_accumulation()) == (16, 2.0, 3)
 
@@ -260,8 +260,8 @@ def test_a_change_holds_from_its_round_on() -> None:
     for _ in range(3):
         next(stream)
     with pytest.raises(ValueError, match="round 2 is dealt already"):
-        first.schedule(Change(2, (6, 6)))
-    first.schedule(Change(4, (2, 10)))
+        first.schedule(RoundChange(2, (6, 6)))
+    first.schedule(RoundChange(4, (2, 10)))
     assert first.planned_shares().tolist() == [2, 10]
     sizes = []
     for _ in range(3):
@@ -276,7 +276,7 @@ def test_owners_are_kept_for_the_next_epoch() -> None:
     next(stream)
     assert first.deal is not None
     piece = first.deal.queues()[1][-1]
-    first.schedule(Change(first.drawn, moves=((piece.id, 0),)))
+    first.schedule(RoundChange(first.drawn, moves=((piece.id, 0),)))
     for _ in stream:
         first.finish(stepped=True)
         first.commit()
@@ -291,7 +291,7 @@ def test_a_move_that_comes_too_late_is_reported() -> None:
     next(stream)
     assert first.deal is not None
     started = first.deal.queues()[0][0]
-    first.schedule(Change(1, moves=((started.id, 1),)))
+    first.schedule(RoundChange(1, moves=((started.id, 1),)))
     next(stream)
     assert first.refused == [f"piece {started.id} to rank 1: its owner has started it meanwhile"]
 
@@ -329,10 +329,12 @@ def test_impossible_samplers_are_refused(samples: int, batch: int, unit: int) ->
 
 
 def test_a_change_survives_the_wire() -> None:
-    change = Change(7, (3, 5), ((4, 1), (5, 0)), (9, 8), 3, (0.5, 0.25), (300.0, 250.5), (0, 2), 8, 2, 1.5, 3)
+    change = RoundChange(
+        7, (3, 5), ((4, 1), (5, 0)), (9, 8), 3, (0.5, 0.25), (300.0, 250.5), (0, 2), 8, 2, 1.5, 3
+    )
     assert None not in dataclasses.astuple(change)
-    assert Change.from_json(change.to_json()) == change
-    assert Change(7).is_empty()
+    assert RoundChange.from_json(change.to_json()) == change
+    assert RoundChange(7).is_empty()
     assert not change.is_empty()
 
 

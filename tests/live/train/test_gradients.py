@@ -169,7 +169,7 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     dtype_name, kind, accumulation, _ = CASES[name]
     x, y = make_data(getattr(torch, dtype_name))
@@ -208,7 +208,7 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
                 optimizer.zero_grad()
             if count % 3 == 0:  # ranks draw ahead equally far here; a decision gathers how far
                 split = SPLITS[ranks][count // 3 % len(SPLITS[ranks])]
-                sampler.schedule(Change(sampler.drawn, shares=split))
+                sampler.schedule(RoundChange(sampler.drawn, shares=split))
             runtime.step()
             if count == STEPS * accumulation:
                 break
@@ -289,7 +289,7 @@ def noise_on_ranks(rank: int) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     torch.distributed.init_process_group("gloo")
     x, y = make_data(torch.float64)
@@ -306,7 +306,7 @@ def noise_on_ranks(rank: int) -> dict[str, Any]:
     for epoch in range(25):
         for inputs, labels in loader:
             if epoch == 0:
-                sampler.schedule(Change(sampler.drawn, shares=(15, 9)))
+                sampler.schedule(RoundChange(sampler.drawn, shares=(15, 9)))
             loss = torch.nn.functional.mse_loss(model(inputs), labels)
             loss.backward()
             optimizer.step()

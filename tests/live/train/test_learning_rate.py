@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from equipoise.live.options import Options
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
@@ -174,11 +174,11 @@ def test_ranks_with_a_rule_equal_the_single_process(kind: str, rule: str | None,
 
 def test_the_factor_goes_with_its_round_and_into_a_checkpoint() -> None:
     sampler = ShareSampler(96, rank=0, ranks=2, global_batch=12)
-    sampler.schedule(Change(1, shares=(12, 12), global_batch=24, learning_rate=1.5))
+    sampler.schedule(RoundChange(1, shares=(12, 12), global_batch=24, learning_rate=1.5))
     batches = iter(sampler)
     next(batches), next(batches)
     assert [drawn.rate for drawn in sampler._rounds] == [1.0, 1.5]
-    sampler.schedule(Change(3, learning_rate=1.7))
+    sampler.schedule(RoundChange(3, learning_rate=1.7))
     assert (sampler.rate, sampler.planned_rate()) == (1.5, 1.7)
     sampler.finish(True)
     sampler.commit()

@@ -30,7 +30,7 @@ def trained(policy: str) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     x, y = make_data(SAMPLES)
     net = make_net()
@@ -53,7 +53,7 @@ def trained(policy: str) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             if runtime.round in SHARES:
-                sampler.schedule(Change(sampler.drawn, shares=SHARES[runtime.round]))
+                sampler.schedule(RoundChange(sampler.drawn, shares=SHARES[runtime.round]))
             runtime.step()
             log["met"].append(sampler.boundary == sampler.trained)
             if runtime.round == ROUNDS:
@@ -206,7 +206,7 @@ def elastic(rank: int, folder: str) -> dict[str, Any]:
 
     from equipoise.live.attach import attach
     from equipoise.live.group import regroup
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     os.environ["EQUIPOISE_HOST"] = f"host-{rank // 2}"
     membership = regroup.start()
@@ -223,7 +223,7 @@ def elastic(rank: int, folder: str) -> dict[str, Any]:
         for inputs, labels in runtime.batches(loader):
             number, current, generation = runtime.round, sampler.current(), runtime.generation
             if generation == 0 and number in ELASTIC_SHARES:
-                sampler.schedule(Change(sampler.drawn, shares=ELASTIC_SHARES[number]))
+                sampler.schedule(RoundChange(sampler.drawn, shares=ELASTIC_SHARES[number]))
             with runtime.recover():
                 if generation == 0 and number == DEATH:
                     if rank == DEAD:

@@ -335,7 +335,7 @@ def on_a_rank(case: Case) -> tuple[list[list[int]], list[Any]]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     net = make_net(case)
     model = wrap_model(case, net)
@@ -354,7 +354,7 @@ def on_a_rank(case: Case) -> tuple[list[list[int]], list[Any]]:
             trained.append(sampler.current().indices.tolist())
             script.train(x, y)
             split = deal(case.splits[len(trained) % len(case.splits)], runtime.ranks)
-            sampler.schedule(Change(sampler.drawn, shares=split, global_batch=sum(split)))
+            sampler.schedule(RoundChange(sampler.drawn, shares=split, global_batch=sum(split)))
             runtime.step()
     runtime.close()
     return trained, [whole(p) for p in net.parameters()]

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from equipoise.live.options import Bounds, Options
-from equipoise.live.train.change import Change
+from equipoise.live.train.change import RoundChange
 from equipoise.live.train.sampler import ShareSampler, in_passes
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Observation
@@ -161,10 +161,10 @@ def test_a_step_is_cut_into_passes_without_an_empty_one() -> None:
 def test_a_change_waits_for_the_next_step_and_survives_a_checkpoint() -> None:
     sampler = ShareSampler(48, rank=0, ranks=2, global_batch=12)
     sampler.takes_passes = True
-    sampler.schedule(Change(0, accumulation=3))
+    sampler.schedule(RoundChange(0, accumulation=3))
     batches = iter(sampler)
     next(batches)
-    sampler.schedule(Change(1, accumulation=2, shares=(8, 4)))
+    sampler.schedule(RoundChange(1, accumulation=2, shares=(8, 4)))
     drawn = [next(batches) for _ in range(4)]
     assert [len(batch) for batch in drawn] == [2, 2, 4, 4]  # thirds of 6, then halves of 8
     for number in range(3):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.train.change import Change  # noqa: E402
+from equipoise.live.train.change import RoundChange  # noqa: E402
 from equipoise.live.train.stream import ENDLESS, Reader, StreamDeal, StreamLoader, StreamSampler, length_of  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
@@ -64,7 +64,7 @@ def train(
             assert mine is not None
             rounds[-1] += mine if len(current.indices) else []
             if deals:
-                sampler.schedule(Change(sampler.drawn, shares=tuple(deals[len(rounds) % len(deals)])))
+                sampler.schedule(RoundChange(sampler.drawn, shares=tuple(deals[len(rounds) % len(deals)])))
             sampler.finish(stepped=True)
             sampler.commit()
     return rounds

@@ -41,7 +41,7 @@ def train(rounds: int, intervals: dict[int, int], samples: int = SAMPLES, **oute
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     x, y = make_data(samples)
     net = make_net()
@@ -65,7 +65,7 @@ def train(rounds: int, intervals: dict[int, int], samples: int = SAMPLES, **oute
             optimizer.step()
             optimizer.zero_grad()
             if done in SHARES:
-                sampler.schedule(Change(sampler.drawn, shares=SHARES[done]))
+                sampler.schedule(RoundChange(sampler.drawn, shares=SHARES[done]))
             runtime.step()
             log["losses"].append(float(loss.detach()))
             log["met"].append(sampler.boundary == sampler.trained)

@@ -37,7 +37,7 @@ def train(rank: int, interval: int, forgets: bool) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.train.change import Change
+    from equipoise.live.train.change import RoundChange
 
     torch.distributed.init_process_group("gloo")
     net = make_net()
@@ -53,7 +53,7 @@ def train(rank: int, interval: int, forgets: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"batches": [], "losses": [], "error": ""}
     try:
         for x, y, mask in DataLoader(data, batch_sampler=sampler):
-            sampler.schedule(Change(sampler.drawn, shares=SPLITS[runtime.round % len(SPLITS)]))
+            sampler.schedule(RoundChange(sampler.drawn, shares=SPLITS[runtime.round % len(SPLITS)]))
             found["batches"].append(sampler.current().indices.tolist())
             if not (forgets and runtime.round == 2):
                 runtime.weigh(float(mask.sum()))

@@ -60,7 +60,7 @@ class Drawn:
         key = np.array([a * self.nodes + b for a, b in sorted(pairs)], dtype=np.int64)
         rates = np.array([pairs[p][0] for p in sorted(pairs)], dtype=float)
         delays = np.array([pairs[p][1] for p in sorted(pairs)], dtype=float)
-        return kernels.Links(key, rates, delays, nic), naive.Links(pairs, nic)
+        return kernels.LinkArrays(key, rates, delays, nic), naive.Links(pairs, nic)
 
 
 def close(values):

@@ -12,7 +12,7 @@ from equipoise.policies.stages.unsound import replace_suspects, samples_bound, s
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import load
 from equipoise.sim.run import run
-from tests.policies.observations import Cluster, change, one_job
+from tests.policies.observations import MadeCluster, change, one_job
 
 STEADY = one_job([2.0] * 4, batch=96, micro=4)
 SICK = change(STEADY, "workers", gradient_norm=[1.0, np.nan, 1.0, 1.0])
@@ -127,7 +127,7 @@ def test_frozen_every_gradient_counts():
 
 def replaced(gpus=8, *, touched=False, **jobs):
     """Rows of the jobs that get another GPU for one of their four; a job of 100 s that restarts in 10 s."""
-    cluster = Cluster(np.random.default_rng(1), [gpus], [True])
+    cluster = MadeCluster(np.random.default_rng(1), [gpus], [True])
     cluster.add(JobState.RUNNING, rigid=False, gpus=4, share=1.0, per_worker=1, elastic=False)
     observation = change(cluster.observe(), "jobs", **({"service_s": [100.0], "restart_s": [10.0]} | jobs))
     suspect = np.arange(gpus) == np.flatnonzero(observation.gpus.job == 0)[1]

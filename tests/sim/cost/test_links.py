@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise.sim.cost.replica_links import group_links
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.scenario.model import Cluster
+from equipoise.sim.scenario.model import ClusterSpec
 
 CHECKS = settings(deadline=None, max_examples=60)
 GRADIENT = 10e9
@@ -89,9 +89,9 @@ def test_ranks_placed_in_order_get_what_planning_reckons_with(
     nodes = max(1, layout.gpus // 8)
     group = {"count": nodes, "gpus": 8, "accelerator": "h100_sxm", "nic": 50e9, "nics": nics, "fabric": 450e9}
     kind = {"kind": "tree", "nodes_per_rack": rack, "oversubscription": over} if rack else {"kind": "star"}
-    topology = Topology(Cluster.model_validate({"nodes": [group], "topology": kind}))
+    topology = Topology(ClusterSpec.model_validate({"nodes": [group], "topology": kind}))
     placed = group_links(np.arange(layout.gpus) // 8, layout, topology)
-    network = Network(8, 50e9 * nics, 50e9, 8 * rack, rack * 50e9 * nics / over)
+    network = NetworkRates(8, 50e9 * nics, 50e9, 8 * rack, rack * 50e9 * nics / over)
     shape = gpt(16, 1024, 16, 51_200, 2048)
     shape = type(shape)(
         **({f: getattr(shape, f) for f in shape.__slots__} | {"experts": 64, "top_k": 2, "expert_ffn": 512})

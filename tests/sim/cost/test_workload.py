@@ -25,7 +25,7 @@ from equipoise.sim.cost.step import (
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.scenario.model import Cluster, Model
+from equipoise.sim.scenario.model import ClusterSpec, Model
 
 PROFILE = load_profile("catalogue")
 GENERIC = PROFILE.accelerator("generic")
@@ -38,7 +38,7 @@ def model(**keys: object) -> Model:
 
 
 def topology(nodes: int, gpus: int = 1, nic: float = 1.25e10) -> Topology:
-    return Topology(Cluster.model_validate({"nodes": [{"count": nodes, "gpus": gpus, "nic": nic}]}))
+    return Topology(ClusterSpec.model_validate({"nodes": [{"count": nodes, "gpus": gpus, "nic": nic}]}))
 
 
 def exchange(algorithm: str, nodes: list[int], size: float = 1e8, **keys: object):

@@ -19,7 +19,7 @@ from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.run import run
-from equipoise.sim.scenario.model import Cluster
+from equipoise.sim.scenario.model import ClusterSpec
 from equipoise.sim.world.tables import fill_stores
 
 
@@ -27,7 +27,7 @@ class Site:
     """A few nodes with a network, and a dataset on them."""
 
     def __init__(self, nodes: int, samples: list[int], homes: list[list[int]], size: float = 1e6) -> None:
-        self.topology = Topology(Cluster.model_validate({"nodes": [{"count": nodes, "nic": 1e9}]}))
+        self.topology = Topology(ClusterSpec.model_validate({"nodes": [{"count": nodes, "nic": 1e9}]}))
         self.clock = Clock()
         self.network = Network(self.clock, self.topology.capacity_bytes_per_s)
         self.up = np.ones(nodes, dtype=bool)

@@ -12,7 +12,7 @@ from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import lower_bound
-from tests.policies.observations import Cluster, JobState
+from tests.policies.observations import JobState, MadeCluster
 
 RATES = (
     "job_type,gpu_model,gpus,rate\nvision,a100_sxm_40gb,1,200\nvision,v100_sxm2_32gb,1,50\nvision,t4,1,25\n"
@@ -175,7 +175,7 @@ def test_a_gang_waits_where_only_a_mixture_is_free():
 
 
 def test_no_plan_may_mix_what_must_not_be_mixed():
-    cluster = Cluster(np.random.default_rng(0), [2, 2], [True, True])
+    cluster = MadeCluster(np.random.default_rng(0), [2, 2], [True, True])
     cluster.add(JobState.WAITING, rigid=True, gpus=4)
     for alike in (True, False):
         cluster.jobs[0] |= {"one_gpu_model": alike, "memory_bytes": 0.0}

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.sim.llm.fit import PRIORS
 from equipoise.sim.llm.fit_memory import BOUNDS
-from equipoise.sim.llm.hardware import ACCELERATORS, Accelerator, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, AcceleratorRates, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, _changes, counts, memory, peaks
 from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS
@@ -18,16 +18,16 @@ from equipoise.sim.llm.quantities import Quantities, ShardingPlan, quantities, s
 from equipoise.sim.llm.search import Found, Search, _layouts, _variants, describe, search, why
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import StepTime, step_times
+from equipoise.sim.llm.step_time import StepEstimate, step_times
 
-ACCELERATOR = Accelerator("small", 1000.0, 3000.0, 1e6, 700.0, 60.0)
+ACCELERATOR = AcceleratorRates("small", 1000.0, 3000.0, 1e6, 700.0, 60.0)
 DENSE = ShardingPlan(
     Transformer(7, 8, 4, 20, 100, 32, kv_heads=2, head_size=3, gated=True),
     Layout(
         data=4, tensor=2, context=2, pipeline=3, sequence_parallel=True, zero=2, recompute="selective",
         micro_batch=3, global_batch=24, offload=True,
     ),
-    ACCELERATOR, Network(4, 100.0), frozen_parameters=60.0, exchange_kept=0.5, compression_s=0.25,
+    ACCELERATOR, NetworkRates(4, 100.0), frozen_parameters=60.0, exchange_kept=0.5, compression_s=0.25,
 )  # fmt: skip
 """48 tokens a micro-batch and rank; 24 elements of queries, keys and values; stages of 3, 2, 2 layers."""
 EXPERTS = ShardingPlan(
@@ -39,13 +39,13 @@ EXPERTS = ShardingPlan(
         data=4, tensor=8, pipeline=2, expert=2, virtual=2, schedule="interleaved", zero=3, shard=2,
         recompute="full", precision="fp8", global_batch=8,
     ),
-    ACCELERATOR, Network(4, 50.0), head_stage=-2,
+    ACCELERATOR, NetworkRates(4, 50.0), head_stage=-2,
 )  # fmt: skip
 """32 tokens, each through three experts of width 10; a tensor group over two nodes; stages of 3, 2 layers."""
 LATENT = ShardingPlan(
     Transformer(4, 8, 2, 20, 100, 32, tied=True, qk_norm=True, latent=LatentAttention(3, 5, 2, 1, 4)),
     Layout(pipeline=2, schedule="zero-bubble", precision="fp32", micro_batch=2, global_batch=4),
-    ACCELERATOR, Network(4, 100.0),
+    ACCELERATOR, NetworkRates(4, 100.0),
 )  # fmt: skip
 """64 tokens; weights (3, 8), (6, 3), (6, 8), (12, 5), (8, 8) and of the feed-forward (20, 8), (8, 20)."""
 BY_HAND: dict[str, tuple[object, object, object]] = {
@@ -297,11 +297,11 @@ def test_layouts_that_are_tried() -> None:
 
 def test_the_search_keeps_what_fits_and_times_it() -> None:
     shape = Transformer(2, 64, 4, 128, 100, 64)
-    machine = Accelerator("m", 1e12, 0.0, 1e6, 1e9, 1e9)
+    machine = AcceleratorRates("m", 1e12, 0.0, 1e6, 1e9, 1e9)
     stack = MemoryStack(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # 2 bytes a parameter, and one
     held = 2 * shape.parameters
     roomy = replace(machine, memory_bytes=2.0 * held)
-    found = search(shape, roomy, Network(1, 1e9), 1, 1, Stack(), stack)
+    found = search(shape, roomy, NetworkRates(1, 1e9), 1, 1, Stack(), stack)
     assert (found.tried, len(found.found), found.smallest_bytes) == (3, 3, held + 1)
     assert [f.plan.layout.recompute for f in found.found] == ["none", "selective", "full"]
     assert [f.peak_bytes for f in found.found] == [held + 1] * 3
@@ -309,16 +309,16 @@ def test_the_search_keeps_what_fits_and_times_it() -> None:
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[2]
     full = replace(stack, base_bytes=970_000.0 - held)
-    assert len(search(shape, machine, Network(1, 1e9), 1, 1, Stack(), full).found) == 3
-    none = search(shape, replace(machine, memory_bytes=held / 2), Network(1, 1e9), 1, 1, Stack(), stack)
+    assert len(search(shape, machine, NetworkRates(1, 1e9), 1, 1, Stack(), full).found) == 3
+    none = search(shape, replace(machine, memory_bytes=held / 2), NetworkRates(1, 1e9), 1, 1, Stack(), stack)
     assert none == Search((), 3, held + 1)
     with pytest.raises(ValueError, match="no layout of 2 accelerators divides 1 sequences"):
-        search(replace(shape, layers=1), roomy, Network(1, 1e9), 2, 1, Stack(), stack)
+        search(replace(shape, layers=1), roomy, NetworkRates(1, 1e9), 2, 1, Stack(), stack)
 
 
 def test_why_a_layout_is_the_best_is_said_in_a_sentence() -> None:
     def made(seconds: float, send: float, **layout: int) -> Found:
-        times = StepTime(seconds - send, *[0.0] * 8, send, *[0.0] * 4)
+        times = StepEstimate(seconds - send, *[0.0] * 8, send, *[0.0] * 4)
         plan = replace(DENSE, layout=Layout(**layout, global_batch=16))  # type: ignore[arg-type]
         return Found(plan, times, 0.0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from equipoise.sim.llm.fit import PRIORS
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
@@ -61,7 +61,7 @@ def random_plan(random: Random) -> ShardingPlan:
     machine = random.choice([ACCELERATORS["H100"], ACCELERATORS["B200"]])
     machine = replace(machine, memory_bytes_per_s=machine.memory_bytes_per_s * 4 ** random.uniform(-1, 1))
     return ShardingPlan(
-        shape, layout, machine, Network(random.choice([4, 8]), 400e9 * 10 ** random.uniform(-2, 0))
+        shape, layout, machine, NetworkRates(random.choice([4, 8]), 400e9 * 10 ** random.uniform(-2, 0))
     )
 
 
@@ -122,7 +122,7 @@ def test_better_hardware_is_never_slower_and_a_pipeline_no_quicker_than_the_same
         for name, change in faster.items()
     }
     better["network"] = [
-        replace(p, network=Network(p.network.node_gpus, by * p.network.node_bytes_per_s))
+        replace(p, network=NetworkRates(p.network.node_gpus, by * p.network.node_bytes_per_s))
         for p, by in zip(found, factors, strict=True)
     ]
     staged = [

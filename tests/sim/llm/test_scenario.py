@@ -19,7 +19,7 @@ from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.step import NO_EXCHANGE
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.llm.hardware import Accelerator, Network
+from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.published import SHAPES
@@ -35,8 +35,8 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.fits import fits
 from tests.sim.llm.test_shape import LLAMA
 
-H100 = Accelerator("", 989.5e12, 1979e12, 80e9, 3.35e12, 450e9)
-NETWORK = Network(8, 400e9)
+H100 = AcceleratorRates("", 989.5e12, 1979e12, 80e9, 3.35e12, 450e9)
+NETWORK = NetworkRates(8, 400e9)
 
 
 def data(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
@@ -205,7 +205,7 @@ def test_interleaved_stages_hold_more_micro_batches(virtual: int, stage: int, he
     keeps = MemoryStack(
         0, 0, 1.0, 0, 0, 0, 0, 0, 0
     )  # a byte of each of the 4 x 32 x 8 elements a micro-batch
-    found = memory(ShardingPlan(shape, layout, ACCELERATORS["H100"], Network(8, 1e9)), keeps)
+    found = memory(ShardingPlan(shape, layout, ACCELERATORS["H100"], NetworkRates(8, 1e9)), keeps)
     assert found.stages[stage].activations == held * 4 * 32 * 8
 
 

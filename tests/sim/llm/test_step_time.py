@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.fit import PRIORS, FittedStack, fit, predict
-from equipoise.sim.llm.hardware import ACCELERATORS, Network
+from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory, smallest_change, usable_bytes
@@ -19,10 +19,10 @@ from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.stacks import STACKS
-from equipoise.sim.llm.step_time import StepTime, step_time, step_times
+from equipoise.sim.llm.step_time import StepEstimate, step_time, step_times
 
 SHAPE = Transformer(32, 4096, 32, 14_336, 128_256, 4096, kv_heads=8, gated=True)
-H100, NETWORK = ACCELERATORS["H100"], Network(8, 400e9)
+H100, NETWORK = ACCELERATORS["H100"], NetworkRates(8, 400e9)
 POWERS = st.sampled_from([1, 2, 4, 8])
 
 
@@ -52,7 +52,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @given(layouts())
 def test_every_part_is_finite_and_none_is_negative(layout: Layout) -> None:
     times = step_time(ShardingPlan(SHAPE, layout, H100, NETWORK), Stack())
-    for field in fields(StepTime):
+    for field in fields(StepEstimate):
         assert 0 <= getattr(times, field.name) < np.inf, field.name
     assert times.total > 0
 
@@ -105,7 +105,7 @@ def test_full_recomputation_is_one_more_forward() -> None:
 
 
 def test_sharded_parameters_are_gathered_for_every_micro_batch() -> None:
-    slow = Network(8, 1e9)
+    slow = NetworkRates(8, 1e9)
     stack = Stack(overlap=1.0)
     few, many = (
         step_time(

@@ -12,7 +12,7 @@ from equipoise.sim.clock import Clock
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
-from equipoise.sim.scenario.model import Cluster
+from equipoise.sim.scenario.model import ClusterSpec
 
 
 class Site:
@@ -23,7 +23,7 @@ class Site:
             "nodes": [{"count": nodes, "nic": 1e9, "storage_rate": 5e8}],
             "topology": {"kind": "star", "latency": 1e-3},
         }
-        self.topology = Topology(Cluster.model_validate(spec))
+        self.topology = Topology(ClusterSpec.model_validate(spec))
         self.clock = Clock()
         self.network = Network(self.clock, self.topology.capacity_bytes_per_s)
         self.arrived: list[Transfer] = []

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.sim.network.topology import DISK, FABRIC, NIC_IN, NIC_OUT, Topology, TopologyError
-from equipoise.sim.scenario.model import Cluster, Explicit, LinkSpec, NodeGroup, SlowLink, Star, Tree
+from equipoise.sim.scenario.model import (
+    ClusterSpec,
+    Explicit,
+    LinkSpec,
+    NodeGroup,
+    SlowLink,
+    Star,
+    TreeTopology,
+)
 
 MANY = settings(max_examples=60, deadline=None)
 RATES = {"nic": 10.0, "fabric": 100.0, "storage_rate": 3.0}
@@ -22,17 +30,17 @@ def group(name="node", count=1, gpus=8, **keys):
 
 
 def star(*groups, **keys):
-    return Topology(Cluster(nodes=groups or (group(count=4),), topology=Star(**keys)))
+    return Topology(ClusterSpec(nodes=groups or (group(count=4),), topology=Star(**keys)))
 
 
 def tree(nodes=8, per_rack=4, **keys):
-    kind = Tree(kind="tree", nodes_per_rack=per_rack, **keys)
-    return Topology(Cluster(nodes=(group(count=nodes),), topology=kind))
+    kind = TreeTopology(kind="tree", nodes_per_rack=per_rack, **keys)
+    return Topology(ClusterSpec(nodes=(group(count=nodes),), topology=kind))
 
 
 def explicit(links, *groups, **keys):
     specs = tuple(LinkSpec(source=a, target=b, rate=rate, **keys) for a, b, rate in links)
-    return Topology(Cluster(nodes=groups, topology=Explicit(kind="explicit", links=specs)))
+    return Topology(ClusterSpec(nodes=groups, topology=Explicit(kind="explicit", links=specs)))
 
 
 def names(topology, links):
@@ -59,7 +67,7 @@ def test_every_node_has_four_links_with_its_groups_capacities():
 
 
 def test_a_counted_pool_is_one_node():
-    topology = Topology(Cluster(gpus=48))
+    topology = Topology(ClusterSpec(gpus=48))
     assert (topology.nodes, topology.node_names) == (1, ["pool-0"])
 
 
@@ -70,9 +78,9 @@ def test_link_names_differ():
 
 
 def test_a_slow_link_is_slow_both_ways_and_leaves_the_uplink_as_built():
-    kind = Tree(kind="tree", nodes_per_rack=2)
+    kind = TreeTopology(kind="tree", nodes_per_rack=2)
     slow = (SlowLink(node="node-1", rate=2.0),)
-    topology = Topology(Cluster(nodes=(group(count=2),), topology=kind, slow_links=slow))
+    topology = Topology(ClusterSpec(nodes=(group(count=2),), topology=kind, slow_links=slow))
     assert topology.nic_bytes_per_s.tolist() == [10.0, 2.0]
     assert named_usage(topology, (np.arange(topology.links), topology.capacity_bytes_per_s)) == {
         "node-0.disk": 3.0, "node-0.nic_out": 10.0, "node-0.nic_in": 10.0, "node-0.fabric": 800.0,
@@ -173,7 +181,7 @@ def test_the_quicker_of_paths_of_one_length_is_taken():
         LinkSpec(source="y", target="b", rate=1.0),
     ]
     kind = Explicit(kind="explicit", links=tuple(slow + quick))
-    topology = Topology(Cluster(nodes=(group("a"), group("b")), topology=kind))
+    topology = Topology(ClusterSpec(nodes=(group("a"), group("b")), topology=kind))
     links, latency_s = topology.route(0, 1)
     assert (names(topology, links)[1:3], latency_s) == (["a->y", "y->b"], 1e-6)
 
@@ -191,7 +199,9 @@ def test_nodes_that_cannot_reach_each_other_are_refused():
         explicit([("a-0", "b", 1.0)], group("a", 2), group("b"))
     one_way = (LinkSpec(source="a", target="b", rate=1.0, both=False),)
     with pytest.raises(TopologyError, match="no path from b-0 to a-0"):
-        Topology(Cluster(nodes=(group("a"), group("b")), topology=Explicit(kind="explicit", links=one_way)))
+        Topology(
+            ClusterSpec(nodes=(group("a"), group("b")), topology=Explicit(kind="explicit", links=one_way))
+        )
 
 
 def test_nodes_behind_one_switch_share_a_rack():
@@ -222,7 +232,7 @@ def test_paths_are_shortest(nodes, switches, data):
                     found = min(found, (len(hops), sum(cost[hop][1] for hop in hops)))
         return found
 
-    cluster = Cluster(nodes=(group("n", nodes),), topology=Explicit(kind="explicit", links=specs))
+    cluster = ClusterSpec(nodes=(group("n", nodes),), topology=Explicit(kind="explicit", links=specs))
     expected = {(a, b): best(f"n-{a}", f"n-{b}") for a in range(nodes) for b in range(nodes) if a != b}
     if any(length == math.inf for length, _ in expected.values()):
         with pytest.raises(TopologyError, match="no path"):

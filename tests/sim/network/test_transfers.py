@@ -11,7 +11,7 @@ from equipoise.sim.network.lanes import Lanes
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
-from equipoise.sim.scenario.model import Cluster
+from equipoise.sim.scenario.model import ClusterSpec
 
 
 class Site:
@@ -22,7 +22,7 @@ class Site:
             "nodes": [{"name": "n", "count": 4, "nic": 1e9, "storage_rate": 5e8}],
             "topology": {"kind": "star", "latency": latency_s},
         }
-        self.topology = Topology(Cluster.model_validate(spec))
+        self.topology = Topology(ClusterSpec.model_validate(spec))
         self.clock = Clock()
         self.network = Network(self.clock, self.topology.capacity_bytes_per_s)
         self.up = np.ones(4, dtype=bool)

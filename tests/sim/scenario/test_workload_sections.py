@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from equipoise.sim.scenario.faults import FailSlow, Faults, LinkDegrade
+from equipoise.sim.scenario.faults import FailSlow, FaultsSpec, LinkDegrade
 from equipoise.sim.scenario.generate import Arrivals, Durations, Generate, JobClass
 from equipoise.sim.scenario.jobs import Data, JobSpec, Redraw, Skewed, SpreadSizes
 from equipoise.sim.scenario.section import Section
@@ -226,7 +226,7 @@ def test_what_is_not_said_of_generated_jobs_is_what_the_reference_says() -> None
 
 def test_what_is_not_said_of_faults_is_what_the_reference_says() -> None:
     often = {"mtbf": 5.0}
-    faults = Faults.model_validate(
+    faults = FaultsSpec.model_validate(
         {
             "crash": often,
             "fail_slow": often,

@@ -13,7 +13,7 @@ from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile, scenarios_dir
 from equipoise.sim.loading.checks import _names
 from equipoise.sim.loading.file import InputError, dump, from_mapping, json_schema, load, read_scenario
-from equipoise.sim.scenario.model import Cluster, Scenario, Workload
+from equipoise.sim.scenario.model import ClusterSpec, Scenario, Workload
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import MAX_VALUES, read_tree, write_tree
 
@@ -552,7 +552,7 @@ def test_many_groups_are_checked_in_one_pass() -> None:
     """Each name was looked for among all before it: 60,000 groups took half a minute."""
     groups = [{"name": f"g{k}", "gpus": 1} for k in range(60_000)] + [{"name": "g7", "gpus": 1}]
     case = load(scenarios_dir() / "quickstart.yaml")
-    case = case.model_copy(update={"cluster": Cluster.model_validate({"nodes": groups})})
+    case = case.model_copy(update={"cluster": ClusterSpec.model_validate({"nodes": groups})})
     began_s = time.process_time()
     names = list(_names(case, load_profile(case.cluster.hardware)))
     assert time.process_time() - began_s < 4.0

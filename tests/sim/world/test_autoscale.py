@@ -19,7 +19,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.pools import Autoscale
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.world.autoscale import Autoscaler, Pool, _take
+from equipoise.sim.world.autoscale import NodeAutoscaler, Pool, _take
 from equipoise.sim.world.world import SimWorld
 from equipoise.study.questions.targets import price_usd_per_h, standing_usd_per_h
 from tests.sim.world.small import to, world_of
@@ -385,7 +385,7 @@ def test_a_service_that_may_not_use_them_has_no_nodes_rented():
 
 def scaler(pools=((0, 8), (1, 4)), models=3, **columns):
     """An autoscaler without a world: pools as (GPU model, GPUs of a node), and the row of one job."""
-    made = object.__new__(Autoscaler)
+    made = object.__new__(NodeAutoscaler)
     spec = Autoscale()
     made.pools = [Pool(spec, range(k, k + 1), model, gpus) for k, (model, gpus) in enumerate(pools)]
     row = {
@@ -432,7 +432,7 @@ def test_a_pool_orders_again_at_the_instant_or_after_its_cool_down():
     assert (pool.ready_s(5.0), pool.ready_s(6.0)) == (5.0, 65.0)
 
 
-def elastic(*jobs: dict, pools: tuple[dict, ...], policy: str = "fifo") -> tuple[SimWorld, Autoscaler]:
+def elastic(*jobs: dict, pools: tuple[dict, ...], policy: str = "fifo") -> tuple[SimWorld, NodeAutoscaler]:
     """Node 0 has two GPUs and is always there; pools of what they say follow."""
     nodes = [{"name": "own", "gpus": 2}, *({"name": f"p{k}"} | pool for k, pool in enumerate(pools))]
     world = world_of(*jobs, nodes=nodes, policy=policy)
@@ -504,7 +504,7 @@ def test_a_group_orders_again_once_it_has_cooled_down():
     assert world.roster.start_s.tolist() == [0.0, 9.0, 49.0, 49.0]
 
 
-def two_pools() -> tuple[SimWorld, Autoscaler]:
+def two_pools() -> tuple[SimWorld, NodeAutoscaler]:
     """Two nodes of three H100 and three nodes of two T4, beside a node of another model."""
     made = ({"count": 2, "gpus": 3, "accelerator": "h100_sxm", "autoscale": {}},
             {"count": 3, "gpus": 2, "accelerator": "t4", "autoscale": {}})  # fmt: skip

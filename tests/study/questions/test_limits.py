@@ -20,7 +20,7 @@ from equipoise.study.questions.limits import (
     ALL,
     Effect,
     Limited,
-    Limits,
+    LimitReport,
     PerJob,
     key,
     limits,
@@ -386,11 +386,11 @@ def test_levers_without_effect_are_one_line():
         dict.fromkeys(LIMITS, 0.0) | {"compute": 1.0},
         effects,
     )
-    every = list(as_text(Limits("x", "fifo", 1, (group,), ()), every=True))
+    every = list(as_text(LimitReport("x", "fifo", 1, (group,), ()), every=True))
     assert [line.strip() for line in every[-3:]] == [
         "* doubled: time x0.500", "- worse: time x1.20", "no effect: nearly nothing, same",
     ]  # fmt: skip
-    assert not any("nothing" in line for line in as_text(Limits("x", "fifo", 1, (group,), ())))
+    assert not any("nothing" in line for line in as_text(LimitReport("x", "fifo", 1, (group,), ())))
 
 
 def test_what_a_gpu_needs_of_its_host_is_told(tmp_path, capsys):

@@ -12,7 +12,7 @@ from equipoise.sim.record import MissingError
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions import tune as questions
 from equipoise.study.questions.race import LEVEL, front, looks, p_better, surely_worse
-from equipoise.study.questions.tune import Range, Search, read_range, tune
+from equipoise.study.questions.tune import ParameterRange, ParameterSearch, read_range, tune
 
 JOB = {
     "gpus": 2, "model": "m", "steps": 200, "global_batch": 16,
@@ -28,7 +28,7 @@ CASE = {
         "jobs": [JOB],
     },
 }  # fmt: skip
-VARY = {"policy.fixed-h.interval": Range(1, 32, True, "log")}
+VARY = {"policy.fixed-h.interval": ParameterRange(1, 32, True, "log")}
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def case(tmp_path):
 
 
 def search(case, **more):
-    return Search(case, **{"vary": VARY, "trials": 6, "seeds": 2, "fresh": 5} | more)
+    return ParameterSearch(case, **{"vary": VARY, "trials": 6, "seeds": 2, "fresh": 5} | more)
 
 
 def test_finds_what_is_better_on_fresh_seeds(case):
@@ -96,7 +96,7 @@ def test_fresh_seeds_are_none_of_the_trials(case, monkeypatch):
 def test_a_scenario_without_chance_says_so(tmp_path):
     pytest.importorskip("optuna")
     (tmp_path / "calm.yaml").write_text(json.dumps(CASE | {"noise": {}}))
-    found = tune(Search(tmp_path / "calm.yaml", VARY, trials=4))
+    found = tune(ParameterSearch(tmp_path / "calm.yaml", VARY, trials=4))
     assert "nothing in this scenario is random" in found.notes[0]
     assert np.isnan(found.choices[0].p["completion_mean_s"])
 
@@ -107,7 +107,9 @@ def test_seeds_that_all_give_the_same_are_no_sample(tmp_path):
     decide = {"every": 1.0, "estimate_error": 0.3}
     (tmp_path / "calm.yaml").write_text(json.dumps(CASE | {"noise": {}, "decide": decide}))
     found = tune(
-        Search(tmp_path / "calm.yaml", {"policy.fixed-h.interval": ("8",)}, trials=2, seeds=1, fresh=3)
+        ParameterSearch(
+            tmp_path / "calm.yaml", {"policy.fixed-h.interval": ("8",)}, trials=2, seeds=1, fresh=3
+        )
     )
     assert "all 3 fresh seeds gave the same" in found.notes[0]
     assert np.isnan(found.choices[0].p["completion_mean_s"])
@@ -119,10 +121,10 @@ def test_seeds_that_all_give_the_same_are_no_sample(tmp_path):
         ({"metrics": ("speed",)}, "--metric 'speed': allowed: "),
         ({"metrics": ("makespan_s", "makespan_s")}, "--metric 'makespan_s' is given twice"),
         ({"vary": {}}, "nothing to vary"),
-        ({"vary": {"nothing": Range(1, 2, False, "linear")}}, "nothing: unknown key"),
+        ({"vary": {"nothing": ParameterRange(1, 2, False, "linear")}}, "nothing: unknown key"),
         ({"vary": {"workload.jobs.0.gpus": ("many", "few")}}, "many"),
         ({"trials": 1}, "--trials 1: at least 2"),
-        ({"vary": {"policy.las.promote": Range(1, 2, False, "linear")}}, "no policy has that stage"),
+        ({"vary": {"policy.las.promote": ParameterRange(1, 2, False, "linear")}}, "no policy has that stage"),
     ],
 )
 def test_what_cannot_be_searched_is_one_line(tmp_path, changes, said):
@@ -134,8 +136,8 @@ def test_what_cannot_be_searched_is_one_line(tmp_path, changes, said):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a.b=1:4", Range(1, 4, True, "linear")),
-        ("a.b=0.5:4:log", Range(0.5, 4, False, "log")),
+        ("a.b=1:4", ParameterRange(1, 4, True, "linear")),
+        ("a.b=0.5:4:log", ParameterRange(0.5, 4, False, "log")),
         ("a.b=x, y", ("x", "y")),
     ],
 )
@@ -178,7 +180,9 @@ TWO = ("completion_mean_s", "exposed_communication_ratio")
 
 def test_several_objectives_give_the_points_that_no_other_beats(case, tmp_path, capsys):
     found = tune(
-        search(case, metrics=TWO, trials=10, vary={"policy.fixed-h.interval": Range(1, 64, True, "log")})
+        search(
+            case, metrics=TWO, trials=10, vary={"policy.fixed-h.interval": ParameterRange(1, 64, True, "log")}
+        )
     )
     means = [tuple(choice.trial.means[m] for m in TWO) for choice in found.choices]
     assert len(means) > 1, "more local steps save exchanges and cost statistical efficiency"
@@ -197,7 +201,7 @@ def test_several_objectives_give_the_points_that_no_other_beats(case, tmp_path, 
 
 
 def test_what_is_surely_worse_is_not_run_on_all_seeds(case):
-    vary = {"policy.fixed-h.interval": Range(1, 64, True, "log")}
+    vary = {"policy.fixed-h.interval": ParameterRange(1, 64, True, "log")}
     early = tune(search(case, seeds=8, trials=8, vary=vary))
     whole = tune(search(case, seeds=8, trials=8, vary=vary, prune=False))
     stopped = [trial for trial in early.trials if trial.pruned]
@@ -247,8 +251,10 @@ def test_more_answers_in_time_are_better(tmp_path, metric):
         "workload": {"jobs": [{"duration": "10 s"}]},
     }  # fmt: skip
     (tmp_path / "short.yaml").write_text(json.dumps(spec))
-    vary = {"services.0.replicas.max": Range(1, 5, True, "linear")}
-    found = tune(Search(tmp_path / "short.yaml", vary, metrics=(metric,), trials=5, seeds=2, fresh=4))
+    vary = {"services.0.replicas.max": ParameterRange(1, 5, True, "linear")}
+    found = tune(
+        ParameterSearch(tmp_path / "short.yaml", vary, metrics=(metric,), trials=5, seeds=2, fresh=4)
+    )
     (choice,) = found.choices
     assert found.better
     assert choice.ratios[metric].low > 1.0

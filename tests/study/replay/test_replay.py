@@ -19,7 +19,14 @@ from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.formats.operations import COLUMNS, Operation, read_operations
 from equipoise.formats.text.errors import FormatError
 from equipoise.study.replay.graph import graphs
-from equipoise.study.replay.replay import NOTHING, STRAGGLER_FREE, Change, host_times, step_times, typical
+from equipoise.study.replay.replay import (
+    NOTHING,
+    STRAGGLER_FREE,
+    ReplayChange,
+    host_times,
+    step_times,
+    typical,
+)
 from equipoise.study.replay.summary import summarise
 
 SEND_S, SYNC_S, HOST_S = 0.01, 0.2, 0.003
@@ -102,7 +109,7 @@ def test_a_what_if_equals_a_recording_made_that_way(
     base = forward_of(values)
     path = write(tmp_path_factory.mktemp("replay") / "ops.csv", recorded(base))
     found = graphs(read_operations([path]))
-    change = Change("rank 3", kinds=("forward-compute",), rank=3, factor=factor)
+    change = ReplayChange("rank 3", kinds=("forward-compute",), rank=3, factor=factor)
     slow = recorded(lambda step, r, s, k: base(step, r, s, k) * (factor if (r, s) == (1, 1) else 1.0))
     times = step_times(found, [change], typical(found))
     assert times[:, 0] == pytest.approx(measured(slow), rel=1e-6)
@@ -239,7 +246,7 @@ def test_profiler_files_of_two_ranks(tmp_path: Path) -> None:
     found = graphs(operations)
     assert len(found) == 2
     times = step_times(
-        found, [NOTHING, Change("fast", rank=1, kinds=("gemm",), factor=300 / 700)], typical(found)
+        found, [NOTHING, ReplayChange("fast", rank=1, kinds=("gemm",), factor=300 / 700)], typical(found)
     )
     assert times[:, 0] == pytest.approx([890e-6] * 2)
     # Then both post the all-reduce 400 us earlier; it takes what it took the slow rank.

@@ -21,7 +21,7 @@ from equipoise import cli
 from equipoise.sim.hardware.prices import load_book
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.bounds import Bound
+from equipoise.study.bounds import LowerBound
 from equipoise.study.report import detail as report_detail
 from equipoise.study.report.metrics import PAGE, definitions, page_html
 from equipoise.study.report.page import TEMPLATES, embedded, make_report
@@ -56,7 +56,7 @@ def make_comparison(
             results.append(Result(policy, seed, identity(policy, seed), run.summary(), (), dict(run.totals)))
     name = str(more.get("name", "made"))
     made = Comparison(
-        name, tuple(policies), tuple(range(seeds)), tuple(results), Bound(60.0, 30.0, False), ("a note",)
+        name, tuple(policies), tuple(range(seeds)), tuple(results), LowerBound(60.0, 30.0, False), ("a note",)
     )
     (out / "comparison.json").write_text(made.as_json(), encoding="utf-8")
     return made
@@ -361,7 +361,7 @@ def test_a_hundred_runs_stay_below_5_mb(tmp_path: Path) -> None:
             (folder / "manifest.json").write_text(json.dumps(manifest))
             results.append(Result(policy, seed, identity(policy, seed), run.summary(), (), dict(run.totals)))
     made_of = Comparison(
-        "made", tuple(policies), tuple(range(10)), tuple(results), Bound(60.0, 30.0, False), ()
+        "made", tuple(policies), tuple(range(10)), tuple(results), LowerBound(60.0, 30.0, False), ()
     )
     (tmp_path / "comparison.json").write_text(made_of.as_json())
     made = make_report(tmp_path)

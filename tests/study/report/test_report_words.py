@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.study.report.study import UNKNOWN, Row, Study
+from equipoise.study.report.study import UNKNOWN, Study, StudyRow
 from equipoise.study.report.words import _inverse, best_policy, headline
 from equipoise.study.statistics import Interval, mean_interval, paired_ratio
 
@@ -22,13 +22,13 @@ def study_of(values: dict[str, list[float]], jobs: float = 4.0, **more: dict[str
     for policy, found in values.items():
         mean = mean_interval(found)
         rows += [
-            Row("jobs", policy, mean_interval([jobs])),
-            Row("completed", policy, mean_interval([more.get("completed", {}).get(policy, jobs)])),
-            Row("makespan_s", policy, mean, paired_ratio(found, values[first])),
-            Row("completion_mean_s", policy, mean, paired_ratio(found, values[first])),
+            StudyRow("jobs", policy, mean_interval([jobs])),
+            StudyRow("completed", policy, mean_interval([more.get("completed", {}).get(policy, jobs)])),
+            StudyRow("makespan_s", policy, mean, paired_ratio(found, values[first])),
+            StudyRow("completion_mean_s", policy, mean, paired_ratio(found, values[first])),
         ]
         for metric in ("idle_ratio", "barrier_wait_ratio"):
-            rows.append(Row(metric, policy, mean_interval([more.get(metric, {}).get(policy, 0.0)])))
+            rows.append(StudyRow(metric, policy, mean_interval([more.get(metric, {}).get(policy, 0.0)])))
     seeds = len(values[first])
     return Study(
         "comparison", Path(), "made", tuple(values), seeds, tuple(rows), (), (),
@@ -93,7 +93,10 @@ def test_what_wastes_most_comes_first() -> None:
 def test_money_is_told_where_it_is_known() -> None:
     study = study_of({"a": [50, 51], "b": [60, 62]})
     assert not any("Cost" in text for text in texts(study))
-    extra = (Row("cost_usd", "a", mean_interval([1234.5])), Row("waste_usd", "a", mean_interval([200.0])))
+    extra = (
+        StudyRow("cost_usd", "a", mean_interval([1234.5])),
+        StudyRow("waste_usd", "a", mean_interval([200.0])),
+    )
     told = texts(replace(study, rows=study.rows + extra))
     assert "Cost: 1,234 USD under a, 200 USD of it wasted." in told
 

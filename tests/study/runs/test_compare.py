@@ -16,7 +16,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.bounds import Bound
+from equipoise.study.bounds import LowerBound
 from equipoise.study.display import show
 from equipoise.study.runs import compare as compare_module
 from equipoise.study.runs.compare import Comparison, Result, _never_waits, _notes, compare, is_random
@@ -305,7 +305,7 @@ def test_small_shares_are_rounding_and_small_times_are_not(comparison):
 
 def test_a_bound_of_nothing_is_none(comparison):
     for bound_s, over in ((0.5, 440.0), (0.0, math.nan)):
-        seen = replace(comparison, bound=Bound(bound_s, 0.0, False))
+        seen = replace(comparison, bound=LowerBound(bound_s, 0.0, False))
         found = cell(seen, "makespan_s", "fifo")
         assert (found.bound, found.over_bound) == (bound_s, pytest.approx(over, nan_ok=True))
     assert math.isnan(cell(seen, "completion_p95_s", "fifo").bound)

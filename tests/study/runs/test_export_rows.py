@@ -18,9 +18,9 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.read import read_trace
 from equipoise.study.runs import export as export_module
 from equipoise.study.runs.compare import compare
-from equipoise.study.runs.export import ExportError, export
+from equipoise.study.runs.export import TableExportError, export
 from equipoise.study.runs.store import Ledger, connect
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
@@ -74,10 +74,10 @@ def test_a_workbook_holds_the_rows_as_they_are(table, tmp_path):
 def test_a_sheet_that_is_too_small_is_an_error_and_leaves_no_file(table, tmp_path, monkeypatch):
     monkeypatch.setattr(export_module, "ROWS_MOST", 3)
     export(table, "SELECT * FROM t", tmp_path / "two.xlsx")
-    with pytest.raises(ExportError, match=r"more than 2 rows.*\.csv or \.parquet"):
+    with pytest.raises(TableExportError, match=r"more than 2 rows.*\.csv or \.parquet"):
         export(table, "SELECT * FROM t UNION ALL SELECT * FROM t", tmp_path / "four.xlsx")
     monkeypatch.setattr(export_module, "COLUMNS_MOST", 4)
-    with pytest.raises(ExportError, match="5 columns; a sheet holds 4"):
+    with pytest.raises(TableExportError, match="5 columns; a sheet holds 4"):
         export(table, "SELECT * FROM t", tmp_path / "wide.xlsx")
     assert [path.name for path in tmp_path.iterdir()] == ["two.xlsx"]
 
@@ -142,10 +142,10 @@ def test_what_cannot_be_written(table, tmp_path, monkeypatch):
         export(table, "SELECT 1", tmp_path / "t.ods")
     with pytest.raises(duckdb.Error):
         export(table, "SELECT nope FROM t", tmp_path / "t.csv")
-    with pytest.raises(ExportError, match="cannot be written"):
+    with pytest.raises(TableExportError, match="cannot be written"):
         export(table, "SELECT 1", tmp_path / "no" / "such" / "t.csv")
     monkeypatch.setitem(__import__("sys").modules, "xlsxwriter", None)
-    with pytest.raises(ExportError, match=r"pip install 'equipoise\[report\]'"):
+    with pytest.raises(TableExportError, match=r"pip install 'equipoise\[report\]'"):
         export(table, "SELECT 1", tmp_path / "t.xlsx")
     assert list(tmp_path.iterdir()) == []
 
@@ -155,7 +155,7 @@ def kept(tmp_path_factory):
     """A sweep of real runs with everything kept."""
     folder = tmp_path_factory.mktemp("kept")
     file = write_sweep(folder, seeds=2, covs=(0.1,), case=_SMALL, policies=["fifo", "sjf"])
-    sweep(file, folder / "out", Options(keep=True, timeline=True))
+    sweep(file, folder / "out", SweepOptions(keep=True, timeline=True))
     return folder / "out"
 
 
@@ -208,13 +208,13 @@ def test_tables_of_other_libraries(kept, package, method):
 def test_kept_directories_are_made_on_a_second_start(tmp_path):
     file = write_sweep(tmp_path, seeds=1, covs=(0.1,), case=_SMALL, policies=["fifo"])
     out = tmp_path / "out"
-    assert sweep(file, out, Options()).made == 1
-    assert sweep(file, out, Options(keep=True)).made == 1
-    assert sweep(file, out, Options(keep=True)).made == 0
+    assert sweep(file, out, SweepOptions()).made == 1
+    assert sweep(file, out, SweepOptions(keep=True)).made == 1
+    assert sweep(file, out, SweepOptions(keep=True)).made == 0
     assert not list(out.glob("runs/*/timeline"))
-    assert sweep(file, out, Options(keep=True, timeline=True)).made == 1
+    assert sweep(file, out, SweepOptions(keep=True, timeline=True)).made == 1
     assert len(list(out.glob("runs/*/timeline/segments.parquet"))) == 1
-    assert sweep(file, out, Options(keep=True, timeline=True)).made == 0
+    assert sweep(file, out, SweepOptions(keep=True, timeline=True)).made == 0
     with Ledger(out) as ledger:
         assert [row["status"] for row in ledger.rows()] == ["done"]
 
@@ -228,13 +228,13 @@ def test_a_failed_run_keeps_its_records_up_to_then(tmp_path):
 
     file = write_sweep(tmp_path, seeds=2, covs=(0.1,), case=_SMALL, policies=["fifo"])
     out = tmp_path / "out"
-    (bad,) = sweep(file, out, Options(keep=True), runner=unlucky).failed
+    (bad,) = sweep(file, out, SweepOptions(keep=True), runner=unlucky).failed
     folder = out / "runs" / bad["id"]
     assert (folder / "jobs.parquet").is_file()
     assert not (folder / "summary.json").exists()
     assert json.loads((folder / "manifest.json").read_text())["status"] == "out of luck"
-    assert sweep(file, out, Options(keep=True)).made == 0  # not made again without --retry
-    assert sweep(file, out, Options(keep=True, retry=True)).failed == ()
+    assert sweep(file, out, SweepOptions(keep=True)).made == 0  # not made again without --retry
+    assert sweep(file, out, SweepOptions(keep=True, retry=True)).failed == ()
     assert (folder / "summary.json").is_file()
 
 

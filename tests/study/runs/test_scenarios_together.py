@@ -9,7 +9,7 @@ from scipy import stats
 
 from equipoise import api
 from equipoise.cli import main
-from equipoise.study.runs.across import _NONE, SCENARIOS, SEEDS, Line, Together
+from equipoise.study.runs.across import _NONE, SCENARIOS, SEEDS, ComparisonLine, Together
 from equipoise.study.statistics import Interval, holm, paired_effect, paired_p, paired_ratio, stratified_ratio
 
 POLICIES = ("fifo", "srtf", "las")
@@ -139,7 +139,9 @@ def test_the_table_names_scenarios_and_both_kinds_of_ratio(together):
 def line(scenario, policy, value=None, ratio=math.nan, p=math.nan, effect=math.nan, metric="makespan_s"):
     """A line whose intervals are 1 s to either side, and 0.1 of a ratio."""
     mean = _NONE if value is None else Interval(value, value - 1.0, value + 1.0, 4)
-    return Line(metric, scenario, policy, 4, mean, Interval(ratio, ratio - 0.1, ratio + 0.1, 4), p, effect)
+    return ComparisonLine(
+        metric, scenario, policy, 4, mean, Interval(ratio, ratio - 0.1, ratio + 0.1, 4), p, effect
+    )
 
 
 def tabled(policies, *lines):

@@ -33,7 +33,7 @@ from equipoise.study.runs.engines import processes
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
 from equipoise.study.signals import heard_inside, uninterrupted
 from tests.study.runs.sweeps.sweep_helpers import SCENARIO, quick, run_folder, write_sweep
@@ -213,7 +213,7 @@ def test_more_runs_than_can_be_planned(changes: dict[str, Any], tmp_path: Path) 
 def test_more_seeds_than_can_be_planned_are_not_begun_with(tmp_path: Path) -> None:
     file = write_sweep(tmp_path, seeds=3)
     with pytest.raises(InputError, match=r"4,000,000,000 runs; at most"):
-        sweep(file, tmp_path / "out", Options(until="ci:1%", max_seeds=10**9), runner=quick)
+        sweep(file, tmp_path / "out", SweepOptions(until="ci:1%", max_seeds=10**9), runner=quick)
 
 
 def test_the_most_runs_are_counted_as_they_are_planned(tmp_path: Path) -> None:
@@ -288,13 +288,13 @@ def test_damaged_results_are_one_line(
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plan": 3}'])
 def test_damaged_facts_of_shards(content: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    sweep(write_sweep(tmp_path, seeds=1), out, Options(shard=(1, 1)), runner=quick)
+    sweep(write_sweep(tmp_path, seeds=1), out, SweepOptions(shard=(1, 1)), runner=quick)
     facts = out / "shards" / "about.json"
     facts.write_text(content)
     with pytest.raises(InputError, match=r"about\.json: is damaged: .*; start one of its shards again"):
         merge(out, [out])
     assert not (out / "sweep.db").exists()
-    sweep(tmp_path / "sweep.yaml", out, Options(shard=(1, 1)), runner=quick)
+    sweep(tmp_path / "sweep.yaml", out, SweepOptions(shard=(1, 1)), runner=quick)
     assert merge(out, [out]) == (4, 0, [])
 
 

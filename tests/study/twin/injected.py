@@ -16,7 +16,7 @@ import torch
 
 from equipoise.live.decide.leader import HEADER, Leader, pack
 from equipoise.live.decide.telemetry import Recorder
-from equipoise.live.group.places import Place, my_place, places_from
+from equipoise.live.group.places import RankPlace, my_place, places_from
 from equipoise.live.options import Options
 from equipoise.live.train.rounds import COLUMNS, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
@@ -66,7 +66,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         **{"global_batch": 32, "decide_every": EVERY, "decision_budget_s": 600.0, **given.options}
     )
     recorders = [Recorder(folder, rank) for rank in range(ranks)]
-    places = [Place(rank, f"h{rank}", "cpu") for rank in range(ranks)]
+    places = [RankPlace(rank, f"h{rank}", "cpu") for rank in range(ranks)]
     if given.shares is not None:
         raw = [my_place(rank, torch.device("cpu"), 1.0, share) for rank, share in enumerate(given.shares)]
         places = places_from([place | {"device": "gpu"} for place in raw])

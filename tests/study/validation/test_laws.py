@@ -20,13 +20,13 @@ DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 def test_several_nodes_follow_from_a_pair_and_one_node() -> None:
     known = [
-        pollux.Step("g", "", 1, k, b, 0.1 * b + 0.01 * (k - 1), 0.01 * (k - 1))
+        pollux.PolluxStep("g", "", 1, k, b, 0.1 * b + 0.01 * (k - 1), 0.01 * (k - 1))
         for k in (1, 2, 4)
         for b in (1, 4)
     ]
-    known += [pollux.Step("g", "", 2, 2, b, 0.1 * b + 0.5, 0.5) for b in (1, 4)]
-    law = pollux.Law(known)
-    asked = pollux.Step("g", "", 4, 16, 2.0, 0.0, 0.0)
+    known += [pollux.PolluxStep("g", "", 2, 2, b, 0.1 * b + 0.5, 0.5) for b in (1, 4)]
+    law = pollux.StepLaw(known)
+    asked = pollux.PolluxStep("g", "", 4, 16, 2.0, 0.0, 0.0)
     assert law.step_s(asked) == pytest.approx(0.2 + 0.5 * 2 * 3 / 4 + 0.03)
 
 
@@ -75,7 +75,7 @@ def test_a_slice_does_its_share_of_the_work() -> None:
     truth = {"a": np.array([0.02, 0.004, 2e-4]), "b": np.array([0.01, 0.02, 5e-4])}
     share = {1: 0.2, 3: 0.5, 7: 1.0}
     rows = [
-        mig.Row(name, float(b), f"{n}g.x", n, float(mig._time(c, b, share[n])))
+        mig.MigRow(name, float(b), f"{n}g.x", n, float(mig._time(c, b, share[n])))
         for name, c in truth.items()
         for b in (16, 32, 64, 128, 256)
         for n in share
@@ -89,9 +89,10 @@ def test_a_slice_does_its_share_of_the_work() -> None:
 
 
 def test_a_node_idles_first_and_is_busy_then() -> None:
-    truth = power.Node(2000.0, 7000.0, 90.0)
+    truth = power.MeasuredNode(2000.0, 7000.0, 90.0)
     runs = [
-        power.Run("k", "n", "b", t, truth.energy_j(t) / t, 2000.0, 6900.0) for t in (200.0, 500.0, 1500.0)
+        power.PowerRun("k", "n", "b", t, truth.energy_j(t) / t, 2000.0, 6900.0)
+        for t in (200.0, 500.0, 1500.0)
     ]
     node = power.learn(runs, 2000.0)
     assert node.energy_j(800.0) == pytest.approx(truth.energy_j(800.0), rel=0.03)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.store import StoreError
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps import sweep_helpers
 
 
@@ -28,7 +28,7 @@ def one_sweep(file: Path, order: dict) -> int:
         sweep(
             file,
             Path(order["out"]),
-            Options(jobs=order["jobs"]),
+            SweepOptions(jobs=order["jobs"]),
             runner=getattr(sweep_helpers, order["runner"]),
         )
     except (StoreError, EngineError) as error:

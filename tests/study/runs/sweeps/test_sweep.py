@@ -8,7 +8,7 @@ from equipoise.cli import main
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.shards import FOLDER, merge
 from equipoise.study.runs.store import Ledger, connect
-from equipoise.study.runs.sweep import Options, check, forget, orders_of, sweep
+from equipoise.study.runs.sweep import SweepOptions, check, forget, orders_of, sweep
 from equipoise.study.runs.sweep_spec import read_sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps import sweep_helpers
@@ -29,7 +29,7 @@ def log(tmp_path, monkeypatch):
 
 
 def quick_sweep(file, out, *, runner=sweep_helpers.quick, **options):
-    return sweep(file, out, Options(**options), runner=runner)
+    return sweep(file, out, SweepOptions(**options), runner=runner)
 
 
 def test_every_run_of_the_plan_is_made_once(tmp_path, log):
@@ -115,7 +115,7 @@ def test_a_poisonous_run_takes_no_other_with_it(tmp_path, log):
 def test_real_runs_are_the_same_in_one_process_and_in_two(tmp_path):
     file = write_sweep(tmp_path, seeds=2, covs=(0.05, 0.2), case=_SMALL)
     sweep(file, tmp_path / "one")
-    sweep(file, tmp_path / "two", Options(jobs=2, keep=True))
+    sweep(file, tmp_path / "two", SweepOptions(jobs=2, keep=True))
     assert results(tmp_path / "one") == results(tmp_path / "two")
     assert {r["status"] for r in results(tmp_path / "one")} == {"done"}
     with connect(tmp_path / "two") as connection:

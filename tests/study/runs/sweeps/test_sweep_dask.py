@@ -17,7 +17,7 @@ from equipoise.study.runs.engines import dask_cluster
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.make import engine
 from equipoise.study.runs.orders import Shared
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps import sweep_helpers
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 from tests.study.runs.sweeps.test_sweep import results
@@ -79,7 +79,7 @@ def test_one_of_two_workers_is_killed_and_only_its_run_repeats(tmp_path, cluster
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    outcome = sweep(file, tmp_path / "dask", Options(dask=address), runner=sweep_helpers.slow)
+    outcome = sweep(file, tmp_path / "dask", SweepOptions(dask=address), runner=sweep_helpers.slow)
     killer.join()
     assert (outcome.made, outcome.failed) == (RUNS, ())
     assert results(tmp_path / "dask") == results(tmp_path / "here")
@@ -105,7 +105,7 @@ def test_no_scheduler_there(monkeypatch):
 @pytest.mark.long
 def test_a_run_that_kills_its_workers_fails_alone(tmp_path):
     file = write_sweep(tmp_path, seeds=5, covs=(0.1,), policies=["fifo"])
-    outcome = sweep(file, tmp_path / "out", Options(jobs=2, dask="local"), runner=sweep_helpers.poisoned)
+    outcome = sweep(file, tmp_path / "out", SweepOptions(jobs=2, dask="local"), runner=sweep_helpers.poisoned)
     assert [(row["seed"], row["error"]) for row in outcome.failed] == [
         (2, "the process that made this run was killed, every time"),
         (3, "ValueError: no such luck at all"),

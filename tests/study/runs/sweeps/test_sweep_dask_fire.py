@@ -20,7 +20,7 @@ from distributed import Client
 
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.store import connect
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps import sweep_helpers
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 from tests.study.runs.sweeps.test_sweep import results
@@ -140,14 +140,14 @@ def test_what_is_made_is_kept_and_the_rest_is_made_afterwards(
     cuts = cluster.scheduler.kill if what == "the scheduler is killed" else wire.cut
     waiting = when_a_third_is_made(cluster.log, cuts)
     with pytest.raises(EngineError):
-        sweep(file, tmp_path / "dask", Options(dask=wire.address), runner=sweep_helpers.slow)
+        sweep(file, tmp_path / "dask", SweepOptions(dask=wire.address), runner=sweep_helpers.slow)
     waiting.join()
     cluster.end()
     with connect(tmp_path / "dask") as found:
         ((before,),) = found.execute("SELECT count(*) FROM runs WHERE status = 'done'").fetchall()
     assert 0 < before < RUNS
     clusters.append(second := Cluster(tmp_path / "second", 1))
-    outcome = sweep(file, tmp_path / "dask", Options(dask=second.address), runner=sweep_helpers.slow)
+    outcome = sweep(file, tmp_path / "dask", SweepOptions(dask=second.address), runner=sweep_helpers.slow)
     assert outcome.made == RUNS - before
     assert sum(calls(second.log).values()) == RUNS - before
     kept_once(tmp_path / "dask", tmp_path / "here")
@@ -158,7 +158,7 @@ def test_a_worker_that_is_cut_off_loses_no_run(tmp_path: Path, clusters: list[Cl
     sweep(file, tmp_path / "here", runner=sweep_helpers.quick)
     clusters.append(cluster := Cluster(tmp_path / "first", 2))
     waiting = when_a_third_is_made(cluster.log, cluster.wires[0].cut)
-    outcome = sweep(file, tmp_path / "dask", Options(dask=cluster.address), runner=sweep_helpers.slow)
+    outcome = sweep(file, tmp_path / "dask", SweepOptions(dask=cluster.address), runner=sweep_helpers.slow)
     waiting.join()
     assert (outcome.made, outcome.failed) == (RUNS, ())
     kept_once(tmp_path / "dask", tmp_path / "here")
@@ -169,7 +169,7 @@ def test_a_slow_network_loses_no_run_and_repeats_none(tmp_path: Path, clusters: 
     sweep(file, tmp_path / "here", runner=sweep_helpers.quick)
     clusters.append(cluster := Cluster(tmp_path / "first", 2, delay_s=0.02))
     wire = Wire(cluster.address, delay_s=0.05)
-    outcome = sweep(file, tmp_path / "dask", Options(dask=wire.address), runner=sweep_helpers.slow)
+    outcome = sweep(file, tmp_path / "dask", SweepOptions(dask=wire.address), runner=sweep_helpers.slow)
     assert (outcome.made, outcome.failed) == (RUNS, ())
     assert sum(calls(cluster.log).values()) == RUNS
     kept_once(tmp_path / "dask", tmp_path / "here")

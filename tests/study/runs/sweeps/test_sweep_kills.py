@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.study.runs.store import Ledger
-from equipoise.study.runs.sweep import Options, sweep
+from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps import sweep_helpers
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 from tests.study.runs.sweeps.test_sweep import results
@@ -51,7 +51,7 @@ class Zygote:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    sweep(write_sweep(folder, seeds=SEEDS), folder / "out", Options(), runner=sweep_helpers.quick)
+    sweep(write_sweep(folder, seeds=SEEDS), folder / "out", SweepOptions(), runner=sweep_helpers.quick)
     return results(folder / "out")
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from equipoise.cli import main
-from equipoise.study.runs.launch import Launch, kubernetes, slurm
+from equipoise.study.runs.launch import SweepLaunch, kubernetes, slurm
 from equipoise.study.runs.store import Ledger
 from tests.study.runs.sweeps.sweep_helpers import TIMINGS, write_sweep
 
@@ -66,14 +66,14 @@ def test_a_slurm_array_makes_the_whole_sweep(tmp_path, on_path, capsys):
     ],
 )  # fmt: skip
 def test_names_of_at_most_63_characters(file, name):
-    launch = Launch(file, "out", 3)
+    launch = SweepLaunch(file, "out", 3)
     assert yaml.safe_load(kubernetes(launch))["metadata"]["name"] == name
     assert launch.command("$K").endswith('--quiet --jobs 1 --shard "$K/3"')
     assert "#SBATCH --cpus-per-task=1\n" in slurm(launch)
 
 
 def test_a_kubernetes_job_asks_for_every_shard_once(tmp_path):
-    launch = Launch(
+    launch = SweepLaunch(
         "my sweeps/Big_Sweep.v2.yaml", "out", 3, 4, ("--until", "ci:2%"), "registry/image:1", "disk"
     )
     job = yaml.safe_load(kubernetes(launch))
@@ -100,7 +100,7 @@ def test_a_kubernetes_job_asks_for_every_shard_once(tmp_path):
 
 
 def test_failed_runs_do_not_restart_a_task_but_failures_do(tmp_path):
-    command = slurm(Launch("s.yaml", "out", 2)).splitlines()[-3]
+    command = slurm(SweepLaunch("s.yaml", "out", 2)).splitlines()[-3]
     for code, wanted in ((0, 0), (3, 0), (1, 1), (2, 1)):
         line = re.sub(r"^equipoise .* \|\|", f"(exit {code}) ||", command)
         assert subprocess.run(["sh", "-c", line], check=False).returncode == wanted
@@ -120,6 +120,6 @@ def test_the_templates_of_the_documentation_parse(tmp_path):
     jobs = [text for text in texts if text.lstrip().startswith("apiVersion:")]
     assert len(scripts) == len(jobs) == 1
     checked_by_shell(scripts[0].lstrip(), tmp_path)
-    assert scripts[0].strip() == slurm(Launch("sweep.yaml", "out", 16, 8)).strip()
-    shown = Launch("sweep.yaml", "out", 16, 8, image="YOUR_IMAGE", claim="YOUR_CLAIM")
+    assert scripts[0].strip() == slurm(SweepLaunch("sweep.yaml", "out", 16, 8)).strip()
+    shown = SweepLaunch("sweep.yaml", "out", 16, 8, image="YOUR_IMAGE", claim="YOUR_CLAIM")
     assert yaml.safe_load(jobs[0]) == yaml.safe_load(kubernetes(shown))

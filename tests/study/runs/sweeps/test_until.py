@@ -13,8 +13,8 @@ from equipoise.study.runs import sweep as sweep_module
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.orders import Order
 from equipoise.study.runs.shards import merge
-from equipoise.study.runs.store import Ledger, Memory
-from equipoise.study.runs.sweep import Options, of_shard, sweep
+from equipoise.study.runs.store import Ledger, MemoryStore
+from equipoise.study.runs.sweep import SweepOptions, of_shard, sweep
 from equipoise.study.runs.until import (
     Until,
     how_it_ended,
@@ -103,7 +103,7 @@ def order(point, seed, policy="fifo"):
 
 def stored(orders, value, metric="makespan_s"):
     """A store with the results of some of these runs; None is none."""
-    store = Memory()
+    store = MemoryStore()
     for number, each in enumerate(orders):
         found = value(each)
         end = {"status": "failed"} if found is None else {"status": "done", metric: found}
@@ -295,17 +295,17 @@ def test_compare_adds_seeds_and_makes_no_run_twice():
 def test_one_run_more_than_a_sweep_may_have_is_refused(tmp_path, monkeypatch):
     file, asked = write_sweep(tmp_path, seeds=3), {"until": "ci:1%", "max_seeds": 5}
     monkeypatch.setattr(sweep_module, "RUNS_MOST", 20)
-    orders, _, _, until = sweep_module.planned(file, Options(**asked))
+    orders, _, _, until = sweep_module.planned(file, SweepOptions(**asked))
     assert (len(orders), until.first, until.most) == (20, 3, 5)  # two points, two policies
-    parts = [sweep_module.planned(file, Options(**asked, shard=(k, 2)))[0] for k in (1, 2)]
+    parts = [sweep_module.planned(file, SweepOptions(**asked, shard=(k, 2)))[0] for k in (1, 2)]
     assert [{order.point for order in part} for part in parts] == [{0}, {1}]
-    parts = [sweep_module.planned(file, Options(shard=(k, 5)))[0] for k in range(1, 6)]
+    parts = [sweep_module.planned(file, SweepOptions(shard=(k, 5)))[0] for k in range(1, 6)]
     assert [[order.number for order in part] for part in parts] == [
         [0, 5, 10], [1, 6, 11], [2, 7], [3, 8], [4, 9]
     ]  # fmt: skip
     monkeypatch.setattr(sweep_module, "RUNS_MOST", 19)
     with pytest.raises(InputError, match="20 runs; at most 19 are possible"):
-        sweep_module.planned(file, Options(**asked))
+        sweep_module.planned(file, SweepOptions(**asked))
 
 
 def test_a_ratio_needs_a_second_policy(tmp_path):
@@ -339,7 +339,7 @@ def seeds_by_point(out):
 
 def until_sweep(file, out, runner, **options):
     given = {"until": "ci:5%:makespan_s", "max_seeds": 40} | options
-    return sweep(file, out, Options(**given), runner=runner)
+    return sweep(file, out, SweepOptions(**given), runner=runner)
 
 
 def test_each_point_of_a_sweep_gets_the_seeds_it_needs(tmp_path):
@@ -353,7 +353,7 @@ def test_each_point_of_a_sweep_gets_the_seeds_it_needs(tmp_path):
     assert "use level 0.99" in outcome.notes[-1]
     # A second start makes nothing, a plain sweep keeps what belongs to it and the rest is put aside.
     assert until_sweep(file, tmp_path / "out", Drawn()).made == 0
-    plain = sweep(file, tmp_path / "out", Options(), runner=Drawn())
+    plain = sweep(file, tmp_path / "out", SweepOptions(), runner=Drawn())
     assert (plain.runs, plain.made) == (12, 0)
     again = Drawn()
     assert until_sweep(file, tmp_path / "out", again).runs == outcome.runs
@@ -363,8 +363,8 @@ def test_each_point_of_a_sweep_gets_the_seeds_it_needs(tmp_path):
 def test_processes_make_the_same_sweep(tmp_path):
     file = write_sweep(tmp_path, seeds=3, covs=(0.05, 0.5), case=_SMALL)
     asked = {"until": "ci:0.3%:completion_mean_s", "max_seeds": 8}
-    one = sweep(file, tmp_path / "one", Options(**asked))
-    two = sweep(file, tmp_path / "two", Options(jobs=2, **asked))
+    one = sweep(file, tmp_path / "one", SweepOptions(**asked))
+    two = sweep(file, tmp_path / "two", SweepOptions(jobs=2, **asked))
     assert seeds_by_point(tmp_path / "one") == seeds_by_point(tmp_path / "two")
     assert (one.runs, one.made) == (two.runs, two.made)
     assert one.runs > 12
@@ -374,7 +374,7 @@ def test_what_is_there_already_does_not_change_when_it_stops(tmp_path):
     file = write_sweep(tmp_path, seeds=3, covs=(0.3,))
     until_sweep(file, tmp_path / "new", Drawn())
     write_sweep(tmp_path, seeds=30, covs=(0.3,))
-    sweep(file, tmp_path / "old", Options(), runner=Drawn())
+    sweep(file, tmp_path / "old", SweepOptions(), runner=Drawn())
     write_sweep(tmp_path, seeds=3, covs=(0.3,))
     assert until_sweep(file, tmp_path / "old", Drawn()).made == 0
     assert seeds_by_point(tmp_path / "old") == seeds_by_point(tmp_path / "new")
@@ -415,13 +415,13 @@ def test_shards_take_whole_points_and_merge_to_the_same(tmp_path):
 
 def test_a_shard_puts_runs_of_another_plan_aside(tmp_path):
     file = write_sweep(tmp_path, seeds=3, covs=(0.1,))
-    sweep(file, tmp_path / "out", Options(shard=(1, 1)), runner=Drawn())
+    sweep(file, tmp_path / "out", SweepOptions(shard=(1, 1)), runner=Drawn())
     write_sweep(tmp_path, seeds=1, covs=(0.1,))
-    outcome = sweep(file, tmp_path / "out", Options(shard=(1, 1)), runner=Drawn())
+    outcome = sweep(file, tmp_path / "out", SweepOptions(shard=(1, 1)), runner=Drawn())
     assert "4 runs of an earlier file" in outcome.notes[0]
     assert merge(tmp_path / "out", [tmp_path / "out"])[0] == 2
     write_sweep(tmp_path, seeds=3, covs=(0.1,))
-    assert sweep(file, tmp_path / "out", Options(shard=(1, 1)), runner=Drawn()).made == 0
+    assert sweep(file, tmp_path / "out", SweepOptions(shard=(1, 1)), runner=Drawn()).made == 0
     assert merge(tmp_path / "out", [tmp_path / "out"])[0] == 6
 
 
