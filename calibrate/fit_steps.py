@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.base.numerals import is_index, strict_float
 from equipoise.calibrate.fit.csv_rows import CsvRows
-from equipoise.policies.numerals import is_index, strict_float
 from equipoise.sim.llm.fit import FittedStack, fit, predict
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.hf_config import from_config

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.formats.regular import RefusedError, opened
-from equipoise.policies.files import naming
-from equipoise.policies.plain import from_json
+from equipoise.base.files import naming
+from equipoise.base.plain import from_json
+from equipoise.base.regular import RefusedError, opened
 
 SCHEMA_VERSION = 1
 MAX_LINE_CHARACTERS = 4_000_000

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
+from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.formats.text.errors import FormatError
 
 COLLECTIVES = (

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from equipoise.base.regular import RECORD_BYTES, RefusedError, opened, read_unpacked
 from equipoise.formats import chakra
-from equipoise.formats.regular import RECORD_BYTES, RefusedError, opened, read_unpacked
 from equipoise.formats.text.errors import FormatError, shown
 
 COLUMNS = ("step", "rank", "dp_rank", "stage", "optype", "start_ts", "duration", "seq_id")
@@ -91,7 +91,7 @@ def read_table(path: Path) -> list[Operation]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     import duckdb
 
-    from equipoise.formats.database import database  # loads DuckDB
+    from equipoise.base.database import database  # loads DuckDB
 
     quoted = "'" + str(path).replace("'", "''") + "'"
     read = f"read_parquet({quoted})" if path.suffix == ".parquet" else f"read_csv({quoted})"

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.policies.numerals import plain_numbers
-from equipoise.policies.sources import environment as own_environment
-from equipoise.policies.sources import search_path
+from equipoise.base.numerals import plain_numbers
+from equipoise.base.sources import environment as own_environment
+from equipoise.base.sources import search_path
 
 _FEATURES = 64
 REACTION = 20  # rounds after the slowdown that do not count: a policy must have adapted by then

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from equipoise.policies.numerals import strict_float, strict_int
+from equipoise.base.numerals import strict_float, strict_int
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy, Stage

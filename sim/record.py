@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.formats.database import database, writing
-from equipoise.policies.files import replacing, write_whole
-from equipoise.policies.plain import plain
+from equipoise.base.database import database, writing
+from equipoise.base.files import replacing, write_whole
+from equipoise.base.plain import plain
 from equipoise.sim.fairness import fairness
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.scenario.tree import write_tree

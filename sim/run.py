@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.sources import COMPUTING, code_hash, combined
 from equipoise.policies.contract import Policy, StageError
 from equipoise.policies.kernels.jit import initialise
 from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
-from equipoise.policies.sources import COMPUTING, code_hash, combined
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.measured import has_step_noise
 from equipoise.sim.hardware.carbon import load_carbon

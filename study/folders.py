@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
-from equipoise.policies.plain import from_json
+from equipoise.base.plain import from_json
+from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.sim.scenario.tree import InputError
 
 Kind = Literal["run", "comparison", "sweep", "size"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
+from equipoise.base.sources import root
 from equipoise.calibrate.device.libraries import load_library
-from equipoise.policies.sources import root
 
 KERNELS = root() / "calibrate" / "measure" / "kernels"
 SOURCES = ("bandwidth", "arithmetic", "tensor", "latency", "warpgroup")

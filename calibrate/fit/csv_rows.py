@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from equipoise.formats.regular import RefusedError, read_file
+from equipoise.base.regular import RefusedError, read_file
 
 MOST_BYTES = 256_000_000
 

@@ -16,9 +16,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.base.numerals import strict_float, strict_int
 from equipoise.calibrate.fit.csv_rows import CsvRows
 from equipoise.calibrate.fit.robust import MAD_TO_SIGMA, Floats
-from equipoise.policies.numerals import strict_float, strict_int
 
 T = TypeVar("T", int, float)
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.base.sources import environment as own_environment
 from equipoise.calibrate.measure.collective_worker import SLOT_BYTES
 from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Outcome, Series
 from equipoise.calibrate.measure.training import SIZES, WORKLOADS
 from equipoise.calibrate.samples import Scalar
-from equipoise.policies.sources import environment as own_environment
 
 KIB, MIB = 2**10, 2**20
 START_TIMEOUT_S = 120.0

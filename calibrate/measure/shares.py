@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.sources import environment as own_environment
 from equipoise.calibrate.device.cuda import Buffer, CudaError, Device, DevicePartition
 from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Outcome
 from equipoise.calibrate.measure.timing import time_calls
-from equipoise.policies.sources import environment as own_environment
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 QUICK_SHARES = (0.25, 0.5, 1.0)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from equipoise.base.metrics_server import MetricsServer
 from equipoise.calibrate.device import nvml
 from equipoise.calibrate.monitor.diagnosis import Diagnosis, diagnose
 from equipoise.calibrate.monitor.exposition import as_json_line, as_metrics
 from equipoise.calibrate.monitor.readings import Reading, Sampler
-from equipoise.policies.metrics_server import MetricsServer
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from equipoise.base.plain import plain
 from equipoise.formats.text.spreadsheet import guarded
-from equipoise.policies.plain import plain
 
 
 def as_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

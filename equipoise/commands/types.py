@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from equipoise.policies.numerals import strict_float, strict_int
+from equipoise.base.numerals import strict_float, strict_int
 
 
 class IntRange(click.IntRange):

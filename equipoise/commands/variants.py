@@ -52,7 +52,7 @@ class Given:
 
     def tell(self, result: Mapping[str, Any], file: str, lines: Iterable[str], notes: Iterable[str]) -> None:
         """Print a result, as text or as JSON, keep it as `file` in the folder of --out, print notes to stderr."""
-        from equipoise.policies.files import write_whole
+        from equipoise.base.files import write_whole
 
         text = json.dumps(result, indent=2) + "\n"
         say(text if self.form == "json" else "".join(f"{line}\n" for line in lines), nl=False)

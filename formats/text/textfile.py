@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from equipoise.formats.regular import opened
+from equipoise.base.regular import opened
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.tally import RowTally
 

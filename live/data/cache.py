@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.policies.files import put_in_place
+from equipoise.base.files import put_in_place
 
 PART = ".part"
 _LOCK = ".lock"

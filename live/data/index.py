@@ -14,8 +14,8 @@ from dataclasses import astuple, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from equipoise.base.plain import from_json
 from equipoise.live.data.formats import ShardError, count_samples
-from equipoise.policies.plain import from_json
 
 INDEX = "index.json"
 _KIND = "wids-shard-index-v1"

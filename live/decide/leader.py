@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from equipoise.base.metrics_server import MetricsServer
 from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.held_up import HeldUp
 from equipoise.live.decide.metrics import MlflowCopy, families
@@ -33,7 +34,6 @@ from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQU
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
 from equipoise.policies.growth import LEAST_ROUNDS, Growth
-from equipoise.policies.metrics_server import MetricsServer
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.record.export import stage_entries
 from equipoise.policies.record.journal import decode_memory, encode_memory

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.plain import plain
 from equipoise.live.train.rounds import COLUMNS, RoundInfo
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.observation import Floats
-from equipoise.policies.plain import plain
 from equipoise.policies.record.journal import JournalError, append, read
 
 _Work = tuple[Callable[[], object], int]  # what to do, and the lines lost when it fails

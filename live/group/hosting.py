@@ -9,7 +9,7 @@ import socket
 
 import torch.distributed as dist
 
-from equipoise.policies.numerals import strict_int
+from equipoise.base.numerals import strict_int
 
 StoreGoneError = dist.DistError  # what a client raises when its store is gone
 TOKEN = "EQUIPOISE_TOKEN"  # the environment variable that holds it

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from equipoise.policies.numerals import strict_int
+from equipoise.base.numerals import strict_int
 
 LOOK_EVERY_S = 2.0
 _COMMAND_MAX_S = 20.0

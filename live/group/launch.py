@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from equipoise.base.numerals import plain_numbers
 from equipoise.live.group import quiet  # noqa: F401  # first of all
 from equipoise.live.group.hosting import TOKEN, StoreGoneError
 from equipoise.live.group.hosts import HostList
 from equipoise.live.group.launcher import Launcher
-from equipoise.policies.numerals import plain_numbers
 
 
 class _Parser(argparse.ArgumentParser):

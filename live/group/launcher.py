@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from equipoise.base.numerals import strict_int
 from equipoise.live.group import hosts
 from equipoise.live.group.doorman import Doorman
 from equipoise.live.group.hosting import (
@@ -27,7 +28,6 @@ from equipoise.live.group.hosting import (
     reach_store,
 )  # fmt: skip
 from equipoise.live.group.lifeline import reached
-from equipoise.policies.numerals import strict_int
 
 _POLL_S = 0.05
 _GRACE_S = 30.0  # for scripts that save a checkpoint when they are told to end

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from equipoise.base.numerals import strict_int
 from equipoise.live.group.hosting import DESERTED, WORKER, address, is_hosted, job_store
 from equipoise.live.group.lifeline import Lifeline, reached
 from equipoise.live.group.sockets import Sockets, open_sockets, shut
-from equipoise.policies.numerals import strict_int
 
 HEARTBEAT_S = 0.25
 DEAD_AFTER_S = (

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.base.files import write_whole
+from equipoise.base.numerals import plain_numbers
 from equipoise.live.group import quiet  # noqa: F401  # first of all
 from equipoise.live.group.doorman import Doorman
 from equipoise.live.group.hosting import TOKEN, host_store
-from equipoise.policies.files import write_whole
-from equipoise.policies.numerals import plain_numbers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from equipoise.base.sources import environment
 from equipoise.live.queue.manager import ManagerError, Phase, QueueChange, QueueManager, Verb
 from equipoise.live.queue.record import Touched, lock
-from equipoise.policies.sources import environment
 
 _TRIES, _EVERY_S = 1800, 2.0  # an hour
 _DYING_S = 3.0

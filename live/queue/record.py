@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from equipoise.base.files import write_whole
+from equipoise.base.plain import from_json
 from equipoise.live.queue.manager import QueueChange
 from equipoise.policies.contract import Decision, Refusal
-from equipoise.policies.files import write_whole
-from equipoise.policies.plain import from_json
 from equipoise.policies.record.journal import JournalWriter
 
 FORMAT = {"format": "equipoise-queue", "version": 1}

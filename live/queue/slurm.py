@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.numerals import is_index
 from equipoise.formats.slurm.hostlist import expand_hosts
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.nodes import NodeRow, read_sinfo
@@ -30,7 +31,6 @@ from equipoise.live.queue.manager import (
     QueueSnapshot,
     Verb,
 )
-from equipoise.policies.numerals import is_index
 
 _SQUEUE = {
     "JobID": "JOBID", "State": "STATE", "PriorityLong": "PRIORITY", "Nice": "NICE", "tres-alloc": "TRES_ALLOC",

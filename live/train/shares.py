@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from equipoise.policies.numerals import strict_float
+from equipoise.base.numerals import strict_float
 
 MPS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _SAME = 0.005  # of a device: so near to the percentage of MPS, a share is that

@@ -26,7 +26,7 @@ import platformdirs
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from equipoise.policies.sources import (
+from equipoise.base.sources import (
     PACKAGE,
     combined,
     digest_of,

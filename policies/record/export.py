@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 
 import yaml
 
+from equipoise.base.files import check_regular, write_whole
+from equipoise.base.numerals import strict_float, strict_int
 from equipoise.policies.contract import CONTRACT_VERSION, Policy
-from equipoise.policies.files import check_regular, write_whole
-from equipoise.policies.numerals import strict_float, strict_int
 from equipoise.policies.registry import BUILT_IN, PolicyError, make_policy
 
 FORMAT_VERSION = 1

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from equipoise.base.sources import BY_HAND, PACKAGE, Part, file_parts
 from equipoise.policies.contract import Policy
-from equipoise.policies.sources import BY_HAND, PACKAGE, Part, file_parts
 
 
 def foreign_sources(policy: Policy) -> list[Part]:

@@ -25,6 +25,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.base.files import check_regular, naming
+from equipoise.base.plain import from_json
 from equipoise.policies.contract import (
     Allocation,
     Decision,
@@ -37,9 +39,7 @@ from equipoise.policies.contract import (
     StageError,
     refine,
 )
-from equipoise.policies.files import check_regular, naming
 from equipoise.policies.observation import TABLES, Labels, Observation
-from equipoise.policies.plain import from_json
 from equipoise.policies.queues.declared import EMPTY, Queues
 from equipoise.policies.queues.within import within_queues
 

@@ -26,8 +26,8 @@ from pydantic import (
     model_validator,
 )
 
-from equipoise.policies.files import write_whole
-from equipoise.policies.sources import root
+from equipoise.base.files import write_whole
+from equipoise.base.sources import root
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.names import alike

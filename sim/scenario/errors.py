@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from equipoise.policies.numerals import is_index
+from equipoise.base.numerals import is_index
 from equipoise.sim.scenario.tree import InputError, Key, KeyPath, Tree, read_text, read_tree
 
 M = TypeVar("M", bound=BaseModel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from equipoise.policies.numerals import is_index
+from equipoise.base.numerals import is_index
 from equipoise.sim.scenario.tree import InputError, Key, KeyPath, Place, Tree, read_tree
 
 

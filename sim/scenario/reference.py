@@ -15,7 +15,7 @@ from typing import Any, ForwardRef, Literal, get_args, get_origin, get_type_hint
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from equipoise.policies.numerals import is_index
+from equipoise.base.numerals import is_index
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.units import Quantity, format_bytes, format_bytes_per_s, format_seconds
 

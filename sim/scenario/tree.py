@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from equipoise.formats.regular import YAML_BYTES, RefusedError, read_file
+from equipoise.base.regular import YAML_BYTES, RefusedError, read_file
 
 MAX_VALUES = 300_000
 MAX_DEPTH = 60

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from pydantic_core import core_schema
 
-from equipoise.policies.numerals import strict_float, strict_int
+from equipoise.base.numerals import strict_float, strict_int
 
 _NUMBER = re.compile(
     r"\s*([-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?)"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.policies.numerals import is_index
+from equipoise.base.numerals import is_index
 from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.keep import chosen
 from equipoise.sim.traces.table import TextTable, left_out

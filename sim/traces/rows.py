@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise.base.numerals import is_index
 from equipoise.formats.text.columns import Text
 from equipoise.formats.text.tally import ACTIONS, RowTally, TextChange
-from equipoise.policies.numerals import is_index
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.keep import chosen
 from equipoise.sim.traces.trace import Bools, Column, Floats, Ints, Trace, column_name, make_trace

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.formats.regular import TABLE_BYTES, RefusedError, read_unpacked
+from equipoise.base.numerals import strict_float
+from equipoise.base.regular import TABLE_BYTES, RefusedError, read_unpacked
 from equipoise.formats.text.columns import TextBuilder
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
-from equipoise.policies.numerals import strict_float
 from equipoise.sim.scenario.names import nearest
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.rows import further

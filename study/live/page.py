@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.files import write_whole
+from equipoise.base.files import write_whole
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share, format_usd
 from equipoise.study.live.account import USES, LiveAccount, read_account

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from equipoise.policies.files import replacing
+from equipoise.base.files import replacing
 from equipoise.study.live.account import LiveAccount, read_account
 
 _SHOWN = ("decision", "decision-failed", "regrouped", "exchange-broken", "refused", "warning")

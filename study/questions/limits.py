@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.base.plain import plain
 from equipoise.policies.contract import Policy
-from equipoise.policies.plain import plain
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile

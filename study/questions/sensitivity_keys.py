@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.policies.numerals import is_index, strict_float
+from equipoise.base.numerals import is_index, strict_float
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario, TreeTopology
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_bytes_per_s, format_scaled, format_seconds

@@ -15,8 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.base.numerals import is_index
 from equipoise.policies.contract import Policy
-from equipoise.policies.numerals import is_index
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.assumptions import by_curve, curve_origin, unlike_curves
 from equipoise.sim.hardware.profile import load_profile

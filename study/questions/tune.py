@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equipoise.policies.files import write_whole
-from equipoise.policies.numerals import strict_float
+from equipoise.base.files import write_whole
+from equipoise.base.numerals import strict_float
+from equipoise.base.plain import plain
 from equipoise.policies.parameters import check_used, split_point, with_parameters
-from equipoise.policies.plain import plain
 from equipoise.policies.registry import PolicyError
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import MissingError, undone

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.files import write_whole
+from equipoise.base.files import write_whole
 from equipoise.study.replay.graph import StepGraph
 from equipoise.study.replay.replay import Slots, Typical, least_host_times, replay, typical
 

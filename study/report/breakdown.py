@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.formats.database import database
+from equipoise.base.database import database
 from equipoise.study.display import show
 from equipoise.study.report.study import Study
 from equipoise.study.report.tables import columns, table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.policies.files import replacing
+from equipoise.base.files import replacing
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report.chart import PALETTE, Chart, ChartSeries
 from equipoise.study.report.charts.study import (

@@ -8,7 +8,7 @@ from functools import cache
 from html import escape
 from itertools import groupby
 
-from equipoise.policies.sources import root
+from equipoise.base.sources import root
 
 PAGE = root() / "study" / "report" / "templates" / "metrics.md"
 """In a checkout a link to the page in `docs`."""

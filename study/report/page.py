@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from equipoise.policies.files import write_whole
+from equipoise.base.files import write_whole
 from equipoise.study.report.breakdown import by_size, by_type
 from equipoise.study.report.changes import NOTE, changes_html
 from equipoise.study.report.chart import Chart

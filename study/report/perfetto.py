@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import duckdb
 
-from equipoise.formats.database import database
-from equipoise.policies.files import replacing
+from equipoise.base.database import database
+from equipoise.base.files import replacing
 from equipoise.policies.record.journal import JournalError, read_plans
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report.timeline import SHARES, USES, has_timeline, literal, table

@@ -17,7 +17,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.formats.database import database
+from equipoise.base.database import database
 from equipoise.sim.job.account import HELD_USES
 from equipoise.sim.scenario.tree import InputError
 

@@ -18,10 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.files import write_whole
+from equipoise.base.plain import from_json, number, plain
 from equipoise.formats.text.spreadsheet import guarded
-from equipoise.policies.files import write_whole
 from equipoise.policies.parameters import AnyPolicy
-from equipoise.policies.plain import from_json, number, plain
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run, data_frame, read_parquet, undone
 from equipoise.sim.run import is_random, run, trace_of

@@ -11,9 +11,9 @@ from typing import Any
 
 import duckdb
 
-from equipoise.formats.database import writing
+from equipoise.base.database import writing
+from equipoise.base.files import replacing
 from equipoise.formats.text.spreadsheet import FORMULA, NUMBER, guarded
-from equipoise.policies.files import replacing
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.store import quoted
 from equipoise.study.runs.views import text

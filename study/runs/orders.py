@@ -16,11 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.plain import from_json
+from equipoise.base.sources import code_hash
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
-from equipoise.policies.plain import from_json
 from equipoise.policies.registry import make_policy
-from equipoise.policies.sources import code_hash
 from equipoise.sim.loading.file import to_trace, trace_file
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run, run_identities

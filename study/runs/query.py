@@ -18,8 +18,8 @@ from typing import Any, NoReturn, TypeVar
 
 import duckdb
 
+from equipoise.base.files import draft_of
 from equipoise.exit_codes import INTERRUPTED
-from equipoise.policies.files import draft_of
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.export import export, zones_as_text
 from equipoise.study.runs.store import connect

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from equipoise.policies.files import write_whole
-from equipoise.policies.plain import from_json
+from equipoise.base.files import write_whole
+from equipoise.base.plain import from_json
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.orders import Row
 from equipoise.study.runs.store import MemoryStore, StoreError, ledger_with_copy, only_writer

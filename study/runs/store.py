@@ -21,9 +21,9 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from equipoise.formats.database import own_database, writing
-from equipoise.policies.files import replacing
-from equipoise.policies.plain import from_json
+from equipoise.base.database import own_database, writing
+from equipoise.base.files import replacing
+from equipoise.base.plain import from_json
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import LEDGER, RUNS, SUMMARY, reading
 from equipoise.study.runs.orders import Row

@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from equipoise.base.sources import code_hash
 from equipoise.policies.contract import CONTRACT_VERSION
 from equipoise.policies.parameters import AnyPolicy, check_used, split_point, with_parameters
 from equipoise.policies.registry import PolicyError, make_policy, parameters_of
-from equipoise.policies.sources import code_hash
 from equipoise.sim.hardware.profile import is_path
 from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario, scenario_file

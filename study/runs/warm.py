@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from equipoise.base.sources import environment
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan, Policy, Stage
 from equipoise.policies.kernels.jit import cache_dir
 from equipoise.policies.observation import Observation
 from equipoise.policies.registry import BUILT_IN, make_policy
-from equipoise.policies.sources import environment
 from equipoise.sim.clock import Clock
 from equipoise.sim.network.network import Network
 from equipoise.sim.run import RunFailed, run

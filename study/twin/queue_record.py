@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.plain import from_json
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Floats, Ints
-from equipoise.policies.plain import from_json
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.scenario.tree import InputError
 

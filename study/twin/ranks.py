@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.base.plain import plain
 from equipoise.policies.growth import LEAST_ROUNDS as LEAST_LEARNT
 from equipoise.policies.growth import Growth, Law
 from equipoise.policies.observation import Floats
-from equipoise.policies.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.twin.record import lines_of, manifest_of, the_run_in

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.formats.regular import RECORD_BYTES, RefusedError, read_file
+from equipoise.base.plain import from_json
+from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Bools, Floats, Ints
-from equipoise.policies.plain import from_json
 from equipoise.policies.record.journal import Entry, JournalError, read
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.scenario.tree import InputError

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from equipoise.policies.numerals import strict_float
+from equipoise.base.numerals import strict_float
 from equipoise.sim.llm.quantities import Quantities, ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats
 

@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from equipoise.formats.database import database
+from equipoise.base.database import database
 
 Values = NDArray[Any]
 Columns = dict[str, list[tuple[int, Values]]]

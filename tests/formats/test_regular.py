@@ -10,8 +10,9 @@ import duckdb
 import pytest
 
 from equipoise import cli
-from equipoise.formats import chakra, operations, regular
-from equipoise.formats.regular import RefusedError, read_file, read_unpacked
+from equipoise.base import regular
+from equipoise.base.regular import RefusedError, read_file, read_unpacked
+from equipoise.formats import chakra, operations
 from equipoise.formats.text.errors import FormatError
 from equipoise.sim.scenario.tree import InputError, read_text
 from equipoise.sim.traces import table

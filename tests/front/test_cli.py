@@ -14,7 +14,7 @@ import pytest
 
 import equipoise
 from equipoise import cli
-from equipoise.formats.database import database
+from equipoise.base.database import database
 from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import scenarios_dir
 from tests.study.runs.sweeps.sweep_helpers import run_folder

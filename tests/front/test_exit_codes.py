@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equipoise import exit_codes
-from equipoise.policies.sources import environment
+from equipoise.base.sources import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from equipoise import cli
-from equipoise.formats.regular import read_file
-from equipoise.policies.plain import from_json, number
-from equipoise.policies.sources import environment, in_environment, search_path
+from equipoise.base.plain import from_json, number
+from equipoise.base.regular import read_file
+from equipoise.base.sources import environment, in_environment, search_path
 from equipoise.sim.loading.file import load
 from equipoise.sim.record import read_parquet, write_parquet
 from equipoise.sim.scenario.errors import HINTS
@@ -249,7 +249,7 @@ def test_no_module_is_taken_out_of_the_working_folder(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     del inside["PYTHONSAFEPATH"]
     code = (
-        "import os, sys; sys.path.remove(''); from equipoise.policies.plain import plain;"
+        "import os, sys; sys.path.remove(''); from equipoise.base.plain import plain;"
         "from equipoise.study.runs.engines.processes import Processes;"
         "from equipoise.study.runs.orders import Shared;"
         "w = Processes(Shared(), 1).workers[0]; assert w.pipe.recv() == 'ready'; w.stop()"

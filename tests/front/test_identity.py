@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from equipoise import cli
-from equipoise.policies import sources
+from equipoise.base import sources
+from equipoise.base.sources import NoSourcesError, code_hash, combined, file_parts, root, source_files
 from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
-from equipoise.policies.sources import NoSourcesError, code_hash, combined, file_parts, root, source_files
 from tests.study.runs.sweeps.sweep_helpers import run_folder
 from tests.study.test_study_folders import ROOT
 

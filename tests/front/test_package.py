@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.base.sources import root
 from equipoise.policies.registry import PolicyError, stage_class
-from equipoise.policies.sources import root
 
 ROOT = root().parent
 ROOMS = ("policies", "formats", "sim", "study", "calibrate", "live", "scenarios")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.policies.files import draft_of, replacing, write_whole
+from equipoise.base.files import draft_of, replacing, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.base.numerals import is_index, plain_numbers, strict_float, strict_int
 from equipoise.cli import CommandState, cli
-from equipoise.policies.numerals import is_index, plain_numbers, strict_float, strict_int
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.loading.file import load
 from equipoise.sim.scenario.tree import InputError, read_tree

@@ -77,7 +77,7 @@ def _content(found: StepFit, name: str) -> dict[str, object]:
 def _write(content: dict[str, object], out: Path) -> None:
     import yaml
 
-    from equipoise.policies.files import write_whole
+    from equipoise.base.files import write_whole
 
     try:
         write_whole(out, yaml.safe_dump(content, sort_keys=False))

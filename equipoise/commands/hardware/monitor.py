@@ -6,9 +6,9 @@ import math
 
 import click
 
+from equipoise.base.numerals import is_index
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.options import WrongInputError, common
-from equipoise.policies.numerals import is_index
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, int] | None:
@@ -45,8 +45,8 @@ def monitor(
     traffic (hardware counters on Hopper and later; column "from" says gpm), power, temperature, clock,
     memory, processes. A dash means that the device does not give the value.
     """
+    from equipoise.base.metrics_server import ListenError
     from equipoise.calibrate.monitor.view import show
-    from equipoise.policies.metrics_server import ListenError
 
     if not math.isfinite(interval_s) or math.isnan(price or 0.0):
         raise click.UsageError("--interval must be finite, and --price a number")

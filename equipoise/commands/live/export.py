@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.base.regular import RefusedError, read_file
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.formats.regular import RefusedError, read_file
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress, say
 
 if TYPE_CHECKING:

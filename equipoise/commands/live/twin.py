@@ -56,7 +56,7 @@ def twin(
         return _queue(run_dir, form, chosen, seed, scenario, tolerance)
     found = compare(read_run(Path(run_dir), chosen), seed)
     if scenario is not None:
-        from equipoise.policies.files import write_whole
+        from equipoise.base.files import write_whole
         from equipoise.sim.loading.file import dump
 
         try:

@@ -85,7 +85,7 @@ def fit_workload(
     """
     import numpy as np
 
-    from equipoise.policies.files import write_whole
+    from equipoise.base.files import write_whole
     from equipoise.sim.loading.file import from_mapping
     from equipoise.sim.scenario.tree import write_tree
     from equipoise.sim.traces.read import read_trace

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.base.plain import plain
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options
-from equipoise.policies.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ def size(
     wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), committed
     (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 if no size meets them.
     """
-    from equipoise.policies.files import write_whole
+    from equipoise.base.files import write_whole
     from equipoise.study.folders import SIZE, check_free
     from equipoise.study.questions.ranking import changes, ranked
     from equipoise.study.questions.size import Question, doubts, needed, read_vary

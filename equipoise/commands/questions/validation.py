@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.base.plain import plain
 from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common, say
-from equipoise.policies.plain import plain
 
 if TYPE_CHECKING:
     from equipoise.study.validation.score import Line
@@ -106,7 +106,7 @@ def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[st
 
 
 def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path) -> None:
-    from equipoise.policies.files import write_whole
+    from equipoise.base.files import write_whole
     from equipoise.study.validation.page import page, scatter
 
     picture = target.with_suffix(".svg")
@@ -115,8 +115,8 @@ def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path)
 
 
 def _write_rows(lines: list[Line], target: Path) -> None:
+    from equipoise.base.files import replacing
     from equipoise.formats.text.spreadsheet import guarded
-    from equipoise.policies.files import replacing
 
     with replacing(target) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
+from equipoise.base.plain import plain
 from equipoise.commands.tables import aligned, as_csv
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, note, pass_state
-from equipoise.policies.plain import plain
 from equipoise.study.terminal import printable
 
 _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)

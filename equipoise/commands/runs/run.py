@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.base.plain import plain
 from equipoise.commands.tables import aligned, as_csv
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK
@@ -30,7 +31,6 @@ from equipoise.options import (
     to_mlflow,
     writable,
 )
-from equipoise.policies.plain import plain
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:

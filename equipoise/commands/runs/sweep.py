@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.base.numerals import is_index
 from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
@@ -21,7 +22,6 @@ from equipoise.options import (
     say,
     to_mlflow,
 )
-from equipoise.policies.numerals import is_index
 
 if TYPE_CHECKING:
     from equipoise.study.runs.sweep import SweepOutcome

@@ -34,7 +34,7 @@ def import_(
     Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
     cannot say stands in the file as comments.
     """
-    from equipoise.policies.files import write_whole
+    from equipoise.base.files import write_whole
     from equipoise.sim.loading.site.read import import_site
 
     target = Path(out)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from equipoise.base.numerals import is_index
 from equipoise.formats.accelerators import gres_name, is_accelerator
 from equipoise.formats.kueue.generator import GeneratedLevel, GeneratedTest, GeneratedWork
 from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, KueueQuota
@@ -13,7 +14,6 @@ from equipoise.formats.slurm.accounts import Accounts
 from equipoise.formats.slurm.config import SlurmConfig, SlurmPartition
 from equipoise.formats.slurm.hardware import SlurmQos
 from equipoise.formats.slurm.values import parse_memory
-from equipoise.policies.numerals import is_index
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, accelerator_of
 
 _AMOUNTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from equipoise.policies.files import write_whole
+from equipoise.base.files import write_whole
 from equipoise.study.display import digits, show
 from equipoise.study.questions.difference import Difference
 from equipoise.study.report.answers.parts import ROWS_MOST, answer_html, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.policies.files import write_whole
+from equipoise.base.files import write_whole
 from equipoise.study.folders import SIZE, TUNE
 from equipoise.study.report.answers.size import size_page
 from equipoise.study.report.answers.tune import tune_page

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.formats.database import database
-from equipoise.policies.plain import number
+from equipoise.base.database import database
+from equipoise.base.plain import number
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.fairness import fairness_charts

@@ -16,7 +16,7 @@ from typing import Any
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, WorkerPlugin, as_completed
 
-from equipoise.policies.sources import in_environment
+from equipoise.base.sources import in_environment
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform

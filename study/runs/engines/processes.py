@@ -17,8 +17,8 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
+from equipoise.base.sources import in_environment
 from equipoise.exit_codes import FAILURE
-from equipoise.policies.sources import in_environment
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 from equipoise.study.signals import uninterrupted

@@ -20,7 +20,7 @@ import numpy as np
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from equipoise.formats.database import database
+from equipoise.base.database import database
 from equipoise.study.runs.store import Ledger, connect
 from equipoise.study.runs.views import text
 

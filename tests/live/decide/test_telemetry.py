@@ -20,6 +20,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from equipoise.base.metrics_server import MetricsServer  # noqa: E402
+from equipoise.base.plain import plain  # noqa: E402
 from equipoise.live.decide.metrics import families  # noqa: E402
 from equipoise.live.decide.telemetry import Recorder, last_decision  # noqa: E402
 from equipoise.live.train import devices  # noqa: E402
@@ -28,9 +30,7 @@ from equipoise.live.train.rounds import RoundInfo  # noqa: E402
 from equipoise.live.train.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # noqa: E402
 from equipoise.live.train.timing import HostTimer  # noqa: E402
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine  # noqa: E402
-from equipoise.policies.metrics_server import MetricsServer  # noqa: E402
 from equipoise.policies.observation import Observation  # noqa: E402
-from equipoise.policies.plain import plain  # noqa: E402
 from equipoise.policies.record.journal import read, replay  # noqa: E402
 from equipoise.policies.registry import make_policy  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from equipoise.base import metrics_server  # noqa: E402
 from equipoise.live.group import doorman as doormen  # noqa: E402
 from equipoise.live.group import launch  # noqa: E402
 from equipoise.live.group.doorman import Doorman, strange_keys  # noqa: E402
@@ -29,7 +30,6 @@ from equipoise.live.group.hosting import host_store, job_store, of_job, reach_st
 from equipoise.live.group.packing import pack, unpack  # noqa: E402
 from equipoise.live.group.rebuild import share_states  # noqa: E402
 from equipoise.live.group.sockets import unanswered  # noqa: E402
-from equipoise.policies import metrics_server  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.group.test_regroup import exactly_once, train  # noqa: E402
 

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import pytest
 
-from equipoise.policies import sources
+from equipoise.base import sources
 from equipoise.policies.kernels import jit
 from tests.calibrate.fakes import ROOT
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from equipoise.policies.sources import root
+from equipoise.base.sources import root
 from equipoise.sim.hardware import profile as hardware
 from equipoise.sim.hardware.profile import (
     Accelerator,

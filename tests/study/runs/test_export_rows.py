@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import duckdb
 import pytest
 
+from equipoise.base.database import own_database
 from equipoise.cli import main
 from equipoise.commands.tables import as_csv
-from equipoise.formats.database import own_database
 from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise import cli
-from equipoise.formats.database import database
+from equipoise.base.database import database
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report import page
 from equipoise.study.runs.query import ask, memory_at_most

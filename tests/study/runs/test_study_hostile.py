@@ -20,8 +20,8 @@ import pytest
 import yaml
 from pydantic import BaseModel, model_serializer
 
+from equipoise.base.database import database
 from equipoise.cli import main
-from equipoise.formats.database import database
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario

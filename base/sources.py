@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 PACKAGE = "equipoise"
-COMPUTING = ("policies", "sim")
+COMPUTING = ("base", "policies", "sim")
 """Rooms that decide what a run computes."""
 BY_HAND = "__main__"
 
