@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.files import naming
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.base.regular import RefusedError, opened
 
 SCHEMA_VERSION = 1

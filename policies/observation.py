@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.queues.declared import EMPTY, Queues
+from equipoise.policies.declared_queues import EMPTY, Queues
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.database import database, writing
 from equipoise.base.files import replacing, write_whole
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.sim.fairness import fairness
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.scenario.tree import write_tree

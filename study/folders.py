@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.sim.scenario.tree import InputError
 

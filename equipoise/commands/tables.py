@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.formats.text.spreadsheet import guarded
 
 

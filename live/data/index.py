@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.live.data.formats import ShardError, count_samples
 
 INDEX = "index.json"

@@ -13,7 +13,7 @@ import numpy as np
 
 from equipoise.live.data.index import Shard
 from equipoise.live.data.plane import BITS, HEAD, OF_STORE, unpacked
-from equipoise.live.train.deal import LivePiece
+from equipoise.live.train.epoch_split import LivePiece
 from equipoise.policies.observation import Bools, Floats, Ints, Paths
 from equipoise.policies.paths import PathSpeeds
 from equipoise.policies.physics import response_s_per_sample, sustainable

@@ -19,9 +19,9 @@ from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
 from equipoise.live.group.places import samples_bound
 from equipoise.live.options import Options
-from equipoise.live.train.apart import Movement
 from equipoise.live.train.change import RoundChange
 from equipoise.live.train.devices import GPU_COLUMNS, UNKNOWN, DeviceSampler
+from equipoise.live.train.drift import Movement
 from equipoise.live.train.rounds import RoundMeter
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Policy

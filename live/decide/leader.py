@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from equipoise.base.metrics_server import MetricsServer
 from equipoise.live.decide.decider import Decider
-from equipoise.live.decide.held_up import HeldUp
+from equipoise.live.decide.decision_overhead import DecisionOverhead
 from equipoise.live.decide.metrics import MlflowCopy, families
-from equipoise.live.decide.slow import SlowRanks
+from equipoise.live.decide.slow_ranks import SlowRanks
 from equipoise.live.decide.telemetry import Recorder, last_decision
 from equipoise.live.decide.window import Telemetry, joined, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options, Reduction
-from equipoise.live.train.apart import Drift
 from equipoise.live.train.change import RoundChange
-from equipoise.live.train.deal import Deal
 from equipoise.live.train.devices import GPU_COLUMNS
+from equipoise.live.train.drift import Drift
+from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
 from equipoise.live.train.power import POWER_COLUMNS
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
@@ -100,7 +100,10 @@ class Leader:
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
         self._growth, self._passes = Growth(), 1
-        self._held_up, self._took_s = HeldUp(options.decide_every), 0.0  # of the decision that is being made
+        self._held_up, self._took_s = (
+            DecisionOverhead(options.decide_every),
+            0.0,
+        )  # of the decision that is being made
         self._prometheus: MetricsServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -161,7 +164,7 @@ class Leader:
         self._norm = np.full(len(active), math.nan)
         self._slow, self._growth, self._passes = SlowRanks(), Growth(), 1
 
-    def warm_up(self, shares: Ints, deal: Deal | None) -> None:
+    def warm_up(self, shares: Ints, deal: EpochSplit | None) -> None:
         """Let the policy compile on made-up measurements, before the first round."""
         if self.decider is None or self.options.mode == "observe":
             return

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.live.train.rounds import COLUMNS, RoundInfo
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.observation import Floats

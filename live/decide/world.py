@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.data.at_hand import FileReading, samples_at_hand, samples_in_time
+from equipoise.live.data.available import FileReading, samples_available, samples_in_time
 from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry
 from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Lever, Options
 from equipoise.live.train.change import RoundChange
-from equipoise.live.train.deal import Deal
-from equipoise.live.train.near import Near
+from equipoise.live.train.epoch_split import EpochSplit
+from equipoise.live.train.host_groups import Near
 from equipoise.policies.contract import Allocation, Plan, Refusal
 from equipoise.policies.levels import mean_interval
 from equipoise.policies.observation import (
@@ -67,7 +67,7 @@ class LiveWorld:
         )  # of the drift, left by near exchanges; one of these
         self.restart_s = math.nan
         self.drift = options.assumed_drift
-        self.deal: Deal | None = None
+        self.deal: EpochSplit | None = None
         self.data: DataView | None = None  # where the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = RoundChange(0)
@@ -282,7 +282,7 @@ class LiveWorld:
         taking = [data.taking_samples_per_s(k, p.host, queues) for k, p in enumerate(self.active)]
         soon = 2 * options.decide_every + options.delay_rounds  # until the deal after next acts
         owned, capacity = self.deal.owned.astype(np.float64), measured["capacity_samples_per_s"]
-        at_hand = samples_at_hand(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
+        at_hand = samples_available(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
         with np.errstate(invalid="ignore", divide="ignore"):
             each_s = measured["step_s"] * window.rounds / window.samples
             taking_s = float(data.samples.mean()) / np.array(taking)

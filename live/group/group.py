@@ -19,7 +19,7 @@ from equipoise.live.group import rebuild
 from equipoise.live.group.control import Control
 from equipoise.live.group.places import RankPlace, my_place, places_from
 from equipoise.live.group.regroup import EvictedError, Membership, is_transport_error, set_timeout
-from equipoise.live.train.near import Near, groups_by_host
+from equipoise.live.train.host_groups import Near, groups_by_host
 from equipoise.live.train.shares import ShareBackend
 from equipoise.policies.record.export import ExportError
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from equipoise.base.numerals import strict_int
 from equipoise.live.group import hosts
-from equipoise.live.group.doorman import Doorman
+from equipoise.live.group.admission import AdmissionLog
 from equipoise.live.group.hosting import (
     DESERTED,
     TOKEN,
@@ -68,7 +68,7 @@ class Launcher:
         self.workers: list[Worker] = []  # that run
         self._world = 0
         if store is None:
-            Doorman(self._server, token, lambda: max(self._world, len(self.workers)))
+            AdmissionLog(self._server, token, lambda: max(self._world, len(self.workers)))
         self.restarts_left, self._remote = restarts, remote
         self._codes: dict[str, int] = {}  # of those that ended
         self._started = 0

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.live.group import rebuild
 from equipoise.live.group.group import Group
-from equipoise.live.train.deal import Deal
+from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.train.sync import LocalSteps
@@ -30,7 +30,7 @@ class ModelReplica:
     """
 
     boundary: int = -1  # the last round whose result all ranks share
-    rest: tuple[int, Deal] | None = None  # epoch and deal there
+    rest: tuple[int, EpochSplit] | None = None  # epoch and deal there
     tensors: list[torch.Tensor] | None = None  # parameters and buffers; None: all replicas are equal
     near: int = -1  # which group of near ranks it was in; -1: there was one level
     met: int = -1  # the last round whose result these share

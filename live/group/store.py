@@ -13,7 +13,7 @@ from pathlib import Path
 from equipoise.base.files import write_whole
 from equipoise.base.numerals import plain_numbers
 from equipoise.live.group import quiet  # noqa: F401  # first of all
-from equipoise.live.group.doorman import Doorman
+from equipoise.live.group.admission import AdmissionLog
 from equipoise.live.group.hosting import TOKEN, host_store
 
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError) as error:
         print(f"equipoise: no store on {given.host}:{given.port}: {error}", file=sys.stderr)
         return 1
-    Doorman(store, os.environ.get(TOKEN))
+    AdmissionLog(store, os.environ.get(TOKEN))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

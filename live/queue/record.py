@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from equipoise.base.files import write_whole
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.live.queue.manager import QueueChange
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.record.journal import JournalWriter

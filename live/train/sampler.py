@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.live.train.change import RoundChange
-from equipoise.live.train.deal import Deal, block_owners
+from equipoise.live.train.epoch_split import EpochSplit, block_owners
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import deal
 
@@ -123,14 +123,14 @@ class ShareSampler:
         self._begun_at = 0  # rounds trained when the running epoch began
         self._pending: list[RoundChange] = []
         self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
-        self._before: dict[int, tuple[int, Deal]] = {}  # (epoch, deal) before each of those was drawn
+        self._before: dict[int, tuple[int, EpochSplit]] = {}  # (epoch, deal) before each of those was drawn
         self._resume = False
         self._stand_in = -1  # the last sample that was drawn, if any
         self.before_draw: Callable[[], None] | None = None  # called once
         self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
         self._is_whole = True  # the running epoch's order is the one that its number says
         self.set_world(rank, ranks)
-        self.deal: Deal | None = None
+        self.deal: EpochSplit | None = None
 
     def set_world(self, rank: int, ranks: int) -> None:
         """Take a place among `ranks`, with equal shares and blocks of shards."""
@@ -151,7 +151,7 @@ class ShareSampler:
         """Whether the next iteration goes on with an epoch that was begun."""
         return self._resume
 
-    def preview(self) -> Deal | None:
+    def preview(self) -> EpochSplit | None:
         """A deal like the first epoch's, for looking at only; None where there is none."""
         return self.whole_deal(0)
 
@@ -200,10 +200,10 @@ class ShareSampler:
             return np.arange(self.shards, dtype=np.int64)
         return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
 
-    def whole_deal(self, epoch: int) -> Deal:
+    def whole_deal(self, epoch: int) -> EpochSplit:
         """All samples of an epoch, dealt anew."""
         sizes, sequence = (None, None) if self._files is None else (self._files.sizes, self._sequence(epoch))
-        return Deal.whole(
+        return EpochSplit.whole(
             self._order(epoch),
             self.shards,
             self.owner,
@@ -213,9 +213,9 @@ class ShareSampler:
             sequence=sequence,
         )
 
-    def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
+    def deal_of(self, data: Mapping[str, Any], epoch: int) -> EpochSplit:
         """The deal of an epoch as plain data, from a checkpoint or another rank."""
-        return Deal.from_data(data, self._order(epoch) if data["order"] is None else None)
+        return EpochSplit.from_data(data, self._order(epoch) if data["order"] is None else None)
 
     def _order(self, epoch: int) -> Ints:
         """The order of the samples in an epoch; where they lie in files, file by file."""
@@ -227,7 +227,7 @@ class ShareSampler:
         files = [np.arange(ends[k] - self._files.sizes[k], ends[k]) for k in self._sequence(epoch).tolist()]
         return np.concatenate([rng.permutation(f) if self.shuffle else f for f in files]).astype(np.int64)
 
-    def _draw(self, deal: Deal) -> Round:
+    def _draw(self, deal: EpochSplit) -> Round:
         if self.before_draw is not None:
             self.before_draw()
             self.before_draw = None
@@ -257,7 +257,7 @@ class ShareSampler:
         self.watch()
         return new
 
-    def _apply(self, change: RoundChange, deal: Deal) -> None:
+    def _apply(self, change: RoundChange, deal: EpochSplit) -> None:
         if change.shares is not None:
             self.shares = np.array(change.shares, dtype=np.int64)
         if change.global_batch is not None:
@@ -351,14 +351,14 @@ class ShareSampler:
         ]
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
-    def rest_at(self, boundary: int) -> tuple[int, Deal] | None:
+    def rest_at(self, boundary: int) -> tuple[int, EpochSplit] | None:
         """Epoch and deal as they were before `boundary` was drawn; None before the first epoch."""
         if boundary in self._before:
             epoch, deal = self._before[boundary]
             return epoch, deal.copy()
         return (self.epoch, self.deal.copy()) if self.deal is not None else None
 
-    def resume(self, epoch: int, deal: Deal | None, rounds: int) -> None:
+    def resume(self, epoch: int, deal: EpochSplit | None, rounds: int) -> None:
         """Go on with `deal` at round `rounds`; the next iteration continues the epoch."""
         self._forget_rounds(0)
         self._is_whole = False

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.train.deal import Deal
+from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.observation import Ints
 
@@ -66,7 +66,7 @@ class Reader:
         return taken
 
 
-class StreamDeal(Deal):
+class StreamSplit(EpochSplit):
     """The rest of an epoch of a stream: positions from `at` on, but for those that were trained on already."""
 
     def __init__(
@@ -80,7 +80,7 @@ class StreamDeal(Deal):
 
     @property
     def left(self) -> int:
-        """See `Deal`; reads a round ahead, so it is exact where it is less than a round."""
+        """See `EpochSplit`; reads a round ahead, so it is exact where it is less than a round."""
         self._reader.reaches(self.at + self._batch + len(self._gone))
         end = self._reader.end
         if end is not None:
@@ -88,20 +88,20 @@ class StreamDeal(Deal):
         return max(self._batch, self._length - self.at - len(self._gone))
 
     def demand(self, shares: Ints, unit: int) -> Ints:
-        """See `Deal`."""
+        """See `EpochSplit`."""
         self._batch = int(shares.sum())
         return super().demand(shares, unit)
 
     def any_sample(self) -> int:
-        """See `Deal`: one of the running round, which the reader holds."""
+        """See `EpochSplit`: one of the running round, which the reader holds."""
         return self._first
 
-    def copy(self) -> StreamDeal:
-        """See `Deal`."""
+    def copy(self) -> StreamSplit:
+        """See `EpochSplit`."""
         return self._at(self.at, self._gone)
 
     def draw(self, demand: Ints, worker: int) -> Ints:
-        """See `Deal`: each worker takes the positions behind those of the workers before it."""
+        """See `EpochSplit`: each worker takes the positions behind those of the workers before it."""
         free = (position for position in itertools.count(self.at) if position not in self._gone)
         taken = list(itertools.islice(free, int(demand.sum())))
         if taken:
@@ -112,17 +112,17 @@ class StreamDeal(Deal):
         return np.array(taken[before : before + int(demand[worker])], dtype=np.int64)
 
     def to_data(self, *, order: bool = True) -> dict[str, Any]:
-        """See `Deal`."""
+        """See `EpochSplit`."""
         return {"order": None, "at": self.at, "gone": sorted(self._gone)}
 
-    def without(self, trained: Ints, workers: int) -> StreamDeal:
-        """See `Deal`."""
+    def without(self, trained: Ints, workers: int) -> StreamSplit:
+        """See `EpochSplit`."""
         gone = self._gone | {int(position) for position in trained if position >= self.at}
         return self._at(self.at, gone, workers)
 
-    def _at(self, at: int, gone: Iterable[int], workers: int | None = None) -> StreamDeal:
+    def _at(self, at: int, gone: Iterable[int], workers: int | None = None) -> StreamSplit:
         workers = len(self._queues) if workers is None else workers
-        return StreamDeal(self._reader, workers, self._length, self._batch, at, gone)
+        return StreamSplit(self._reader, workers, self._length, self._batch, at, gone)
 
 
 class StreamSampler(ShareSampler):
@@ -136,14 +136,16 @@ class StreamSampler(ShareSampler):
     def preview(self) -> None:
         """See `ShareSampler`: reading a stream only to look at it could not be undone."""
 
-    def whole_deal(self, epoch: int) -> Deal:
+    def whole_deal(self, epoch: int) -> EpochSplit:
         """See `ShareSampler`."""
         return self.deal_of({"at": 0, "gone": ()}, epoch)
 
-    def deal_of(self, data: Mapping[str, Any], epoch: int) -> Deal:
+    def deal_of(self, data: Mapping[str, Any], epoch: int) -> EpochSplit:
         """See `ShareSampler`; the stream is read from there on."""
         self._reader.rewind(epoch, data["at"])
-        return StreamDeal(self._reader, self.ranks, self.samples, self.global_batch, data["at"], data["gone"])
+        return StreamSplit(
+            self._reader, self.ranks, self.samples, self.global_batch, data["at"], data["gone"]
+        )
 
 
 class StreamLoader:
@@ -156,5 +158,5 @@ class StreamLoader:
         rounds = iter(self._sampler)
         for positions in rounds:
             deal = self._sampler.deal
-            assert isinstance(deal, StreamDeal)
+            assert isinstance(deal, StreamSplit)
             yield self._collate(self._reader.take(positions, deal.at))

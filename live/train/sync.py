@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from equipoise.live.train.apart import Movement
-from equipoise.live.train.near import Near
+from equipoise.live.train.drift import Movement
+from equipoise.live.train.host_groups import Near
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.wrapped import Replicated
 

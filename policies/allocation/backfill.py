@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.kernels.gangs import (
     NO_GRANTS,
     SHARED,
     GangDemand,

@@ -6,10 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import held_gpus, slowest_models
-from equipoise.policies.allocation.gangs import frozen
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState
+from equipoise.policies.kernels.gangs import frozen
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, exchanging_of, times_of
 from equipoise.policies.observation import Bools, Floats, Ints
@@ -45,8 +45,10 @@ class Exchanges:
     job's nodes), an exchange that leaves a node takes 1 + s times as long as alone.
     """
 
-    def __init__(self, draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns) -> None:
-        self._draft, self._nodes, self._scaling, self._table = draft, nodes, scaling, table
+    def __init__(
+        self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
+    ) -> None:
+        self._draft, self._nodes, self._scaling, self._table = proposal, nodes, scaling, table
 
     @cached_property
     def _busy(self) -> Floats:

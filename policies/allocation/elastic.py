@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.allocation.locality import lost_apart_s
+from equipoise.policies.allocation.proposal import Proposal
+from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
+from equipoise.policies.kernels.gangs import (
     NO_ROWS,
     NO_VALUES,
     frozen,
@@ -16,8 +18,6 @@ from equipoise.policies.allocation.gangs import (
     reordered,
     working,
 )
-from equipoise.policies.allocation.near import lost_apart_s
-from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.kernels.scaling import (
@@ -115,14 +115,14 @@ def held_gpus(holder: Ints, rows: Ints) -> tuple[Ints, Ints]:
     return reordered(offset, gpu, np.searchsorted(ascending, rows).astype(np.int64))
 
 
-def elastic_columns(draft: Draft, nodes: NodeState, rows: Ints) -> ElasticColumns:
+def elastic_columns(proposal: Proposal, nodes: NodeState, rows: Ints) -> ElasticColumns:
     """The parts of `Elastic`, in its order, for elastic jobs (rows) that hold GPUs now."""
-    o = draft.observation
-    offset, gpu = held_gpus(draft.holder if len(rows) else NO_ROWS, rows)
+    o = proposal.observation
+    offset, gpu = held_gpus(proposal.holder if len(rows) else NO_ROWS, rows)
     _best_first(offset, gpu, o.gpus.node, frozen(nodes.speed), np.zeros(len(o.nodes), dtype=np.int64))
-    if draft.shunned is not None:  # these go first
+    if proposal.avoided is not None:  # these go first
         job = np.repeat(np.arange(len(rows)), np.diff(offset))
-        gpu = gpu[np.lexsort((np.arange(len(gpu)), draft.shunned[gpu], job))]
+        gpu = gpu[np.lexsort((np.arange(len(gpu)), proposal.avoided[gpu], job))]
     model = slowest_models(o, nodes, offset, gpu)
     waiting = o.jobs.gpus_held[rows] == 0
     cost_s = np.where(waiting, 0.0, np.nan_to_num(o.jobs.restart_s[rows]))
@@ -148,17 +148,17 @@ def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
     return living
 
 
-def without_shunned(draft: Draft, columns: ElasticColumns) -> Bools:
+def without_shunned(proposal: Proposal, columns: ElasticColumns) -> Bools:
     """Whether each elastic job holds none of the shunned GPUs: what it gives up may be handed out again."""
     _, offset, gpu, *_ = columns
-    if draft.shunned is None:
+    if proposal.avoided is None:
         return np.ones(len(offset) - 1, dtype=np.bool_)
     job = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
-    return np.asarray(np.bincount(job, weights=draft.shunned[gpu], minlength=len(offset) - 1) == 0)
+    return np.asarray(np.bincount(job, weights=proposal.avoided[gpu], minlength=len(offset) - 1) == 0)
 
 
 def shrink_jobs(
-    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
     waits: Ints, horizon_s: float,
 ) -> Ints:  # fmt: skip
     """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
@@ -167,9 +167,11 @@ def shrink_jobs(
     on slower nodes or apart. What a job loses counts by its priority and by how busy its GPUs are compared with
     others'. Returns the rows of those that gave.
     """
-    o, shrunk = draft.observation, []
-    columns = elastic_columns(draft, nodes, rows)
-    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(draft, columns)))
+    o, shrunk = proposal.observation, []
+    columns = elastic_columns(proposal, nodes, rows)
+    columns = chosen(
+        columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(proposal, columns))
+    )
     for k in waits.tolist():
         rows, offset, held, *_ = columns
         if not len(rows):
@@ -178,10 +180,12 @@ def shrink_jobs(
         claim = ranking.priority(rows)
         claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
-        gain_s = min(service_s, horizon_s, free_in_s(draft, columns, int(ranking.wanted[k]), scaling, table))
+        gain_s = min(
+            service_s, horizon_s, free_in_s(proposal, columns, int(ranking.wanted[k]), scaling, table)
+        )
         share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
         kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
-        room = (draft, columns, claim, horizon_s, scaling, table, kept, gpu)
+        room = (proposal, columns, claim, horizon_s, scaling, table, kept, gpu)
         a = float(ranking.waiting_a[k])
         if not _makes_way(row, share, a * gain_s, *room):
             continue
@@ -192,33 +196,33 @@ def shrink_jobs(
         given = gpus < np.diff(offset)
         for i in np.flatnonzero(given).tolist():
             now = held[offset[i] : offset[i + 1]]
-            draft.resize(int(rows[i]), now, now[: gpus[i]])
+            proposal.resize(int(rows[i]), now, now[: gpus[i]])
             shrunk.append(int(rows[i]))
         columns = chosen(columns, np.flatnonzero(~given))
-        draft.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
+        proposal.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
     return np.array(shrunk, dtype=np.int64)
 
 
 def _makes_way(
-    row: int, share: float, worth_s: float, draft: Draft, columns: ElasticColumns, claim: Floats, horizon_s: float,
+    row: int, share: float, worth_s: float, proposal: Proposal, columns: ElasticColumns, claim: Floats, horizon_s: float,
     scaling: ScalingColumns, table: TableColumns, kept: Ints, gpu: Ints,
 ) -> bool:  # fmt: skip
     """Whether the start of a job (row) that is worth so much pays; writes what each keeps, and its GPUs."""
-    o = draft.observation
+    o = proposal.observation
     return shrink_for(
         len(gpu), share, float(o.jobs.memory_bytes[row]), bool(o.jobs.one_gpu_model[row]), worth_s, columns,
-        claim, horizon_s, working(draft.columns), o.gpus.node, scaling, table, kept, gpu,
+        claim, horizon_s, working(proposal.columns), o.gpus.node, scaling, table, kept, gpu,
     )  # fmt: skip
 
 
 def free_in_s(
-    draft: Draft, columns: ElasticColumns, gpus: int, scaling: ScalingColumns, table: TableColumns
+    proposal: Proposal, columns: ElasticColumns, gpus: int, scaling: ScalingColumns, table: TableColumns
 ) -> float:
     """When (s) so many GPUs are free, if jobs end as expected at the sizes that they have; infinite: never."""
-    o = draft.observation
+    o = proposal.observation
     left_s = np.nan_to_num(o.jobs.service_s, nan=np.inf)
     left_s[columns[0]] = _left_s(o, columns, scaling, table)
-    return _free_by(draft, left_s, gpus)
+    return _free_by(proposal, left_s, gpus)
 
 
 def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, table: TableColumns) -> Floats:
@@ -240,33 +244,38 @@ def slower(
     return then_s / asked_s
 
 
-def _free_by(draft: Draft, left_s: Floats, gpus: int) -> float:
+def _free_by(proposal: Proposal, left_s: Floats, gpus: int) -> float:
     """When (s) so many GPUs are free, if each job ends after `left_s` (jobs,); infinite: never."""
-    o = draft.observation
-    ends_s = np.where(draft.holder == -1, 0.0, left_s[np.maximum(draft.holder, 0)])
-    ends_s[(draft.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
-    if draft.shunned is not None:
-        ends_s[draft.shunned] = np.inf
+    o = proposal.observation
+    ends_s = np.where(proposal.holder == -1, 0.0, left_s[np.maximum(proposal.holder, 0)])
+    ends_s[(proposal.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
+    if proposal.avoided is not None:
+        ends_s[proposal.avoided] = np.inf
     return float(np.partition(ends_s, gpus - 1)[gpus - 1]) if gpus <= len(ends_s) else math.inf
 
 
 def in_nobodys_way(
-    draft: Draft, nodes: NodeState, rows: Ints, waiting: Ints, scaling: ScalingColumns, table: TableColumns
+    proposal: Proposal,
+    nodes: NodeState,
+    rows: Ints,
+    waiting: Ints,
+    scaling: ScalingColumns,
+    table: TableColumns,
 ) -> Ints:
     """Those of the elastic jobs (rows) that end before any job of `waiting` could start, free GPUs counted in.
 
     What they take until then nobody else could use. Jobs of which no end is known may end at any time.
     """
-    o, jobs = draft.observation, draft.observation.jobs
-    if not len(rows) or not draft.free:
+    o, jobs = proposal.observation, proposal.observation.jobs
+    if not len(rows) or not proposal.free:
         return NO_ROWS
-    columns = elastic_columns(draft, nodes, rows)
+    columns = elastic_columns(proposal, nodes, rows)
     own_s = _left_s(o, columns, scaling, table)
     left_s = np.nan_to_num(jobs.service_s, nan=0.0)
     left_s[rows] = np.where(np.isfinite(own_s), own_s, 0.0)
     fewest = jobs.workers_min[waiting] * jobs.gpus_per_worker[waiting]
     fewest = np.where(jobs.rigid[waiting], gpus_wanted(o, waiting), fewest)
-    return rows[own_s <= _free_by(draft, left_s, max(int(fewest.min()), 1))]
+    return rows[own_s <= _free_by(proposal, left_s, max(int(fewest.min()), 1))]
 
 
 def lost_there_s(
@@ -294,20 +303,20 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
 
 
 def parallel_work(
-    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
+    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
 ) -> dict[str, Any]:
     """S423: estimated efficiency of parallel work before and after; NaN where no job trains."""
-    o = draft.observation
+    o = proposal.observation
     rows = np.sort(o.running)
     rows = rows[~o.jobs.rigid[rows]]
     before = _speedups(o, nodes, rows, held_gpus(o.gpus.job, rows), scaling, table)
     efficiency = _efficiency(*before)
     values = {"s423_efficiency_before": efficiency, "s423_efficiency_after": efficiency}
-    if draft.stopped or draft.given:
+    if proposal.stopped or proposal.given:
         gone = np.zeros(len(o.jobs), dtype=np.bool_)
-        gone[draft.stopped] = gone[list(draft.given)] = True
+        gone[proposal.stopped] = gone[list(proposal.given)] = True
         stay = ~gone[rows]
-        given = [(row, *hold) for row, hold in draft.given.items() if not o.jobs.rigid[row]]
+        given = [(row, *hold) for row, hold in proposal.given.items() if not o.jobs.rigid[row]]
         row = np.array([row for row, _, _ in given], dtype=np.int64)
         end = np.cumsum([0, *(len(gpu) for _, gpu, _ in given)])
         whole = np.concatenate((NO_VALUES, *(share for _, _, share in given))) >= WHOLE

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.allocation.contention import Exchanges
-from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, on_living_nodes, without_shunned
-from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, frozen, new_grants, trimmed, working
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking
+from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen, new_grants, trimmed, working
 from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, grow
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 
 def grow_jobs(
-    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
+    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
     horizon_s: float, margin: float,
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
@@ -22,10 +22,10 @@ def grow_jobs(
     First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. Who is in one rack
     stays there, unless it gains also with exchanges across racks.
     """
-    o = draft.observation
-    if not len(rows) or not draft.free:
+    o = proposal.observation
+    if not len(rows) or not proposal.free:
         return NO_ROWS, NO_VALUES
-    columns = elastic_columns(draft, nodes, rows)
+    columns = elastic_columns(proposal, nodes, rows)
     _, offset, gpu, _, _, requested = columns
     held = np.maximum(np.diff(offset), 1)
     job_of = np.repeat(np.arange(len(rows)), np.diff(offset))
@@ -35,7 +35,7 @@ def grow_jobs(
     order = np.lexsort((rows, -worth, enough))
     able = on_living_nodes(o, columns)
     if len(nodes.model_speed) > 1:  # who changes its model gives all back
-        able &= without_shunned(draft, columns)
+        able &= without_shunned(proposal, columns)
     order = order[able[order]]
     columns = chosen(columns, order)
     bound = in_one_rack_and_dear(o, columns)
@@ -46,7 +46,7 @@ def grow_jobs(
     for part in parts or [np.arange(len(order))]:
         for place, rack, estimates in _ways(o, part, bound, columns, table):
             rows, gain_s = _grow(
-                draft, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
+                proposal, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
             )
             grown.append(rows)
             gains.append(gain_s)
@@ -90,29 +90,29 @@ def _ways(
 
 
 def _grow(
-    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
+    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
     horizon_s: float, margin: float, rack: int,
 ) -> tuple[Ints, Floats]:  # fmt: skip
     """Let elastic jobs grow in their order, in one rack (-1: anywhere); returns rows and seconds gained.
 
     One that would gain nothing beside the exchanges of other jobs grows where none are, if it gains there.
     """
-    away = draft.away if rack < 0 else draft.away | (draft.observation.nodes.rack != rack)
-    others = Exchanges(draft, nodes, scaling, table)
+    away = proposal.away if rack < 0 else proposal.away | (proposal.observation.nodes.rack != rack)
+    others = Exchanges(proposal, nodes, scaling, table)
     rows, gains, crowded = _grow_beside(
-        draft, nodes, scaling, table, columns, np.arange(len(columns[0])), horizon_s, margin, away, others
+        proposal, nodes, scaling, table, columns, np.arange(len(columns[0])), horizon_s, margin, away, others
     )
     for k in crowded:
         closed = away | others.crossed(_held(columns, k))
         more, gain_s, _ = _grow_beside(
-            draft, nodes, scaling, table, columns, np.array([k]), horizon_s, margin, closed, others
+            proposal, nodes, scaling, table, columns, np.array([k]), horizon_s, margin, closed, others
         )
         rows, gains = rows + more, gains + gain_s
     return np.array(rows, dtype=np.int64), np.array(gains)
 
 
 def _grow_beside(
-    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
+    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
     part: Ints, horizon_s: float, margin: float, closed: Bools, others: Exchanges,
 ) -> tuple[list[int], list[float], list[int]]:  # fmt: skip
     """Let some jobs (positions) grow, but onto no closed node.
@@ -120,7 +120,7 @@ def _grow_beside(
     Returns their rows, the seconds each gains, and the positions of those that gain nothing beside the others.
     """
     some = chosen(columns, part)
-    jobs, offset, gpu, alone_s = _granted(draft, nodes, scaling, table, some, horizon_s, margin, closed)
+    jobs, offset, gpu, alone_s = _granted(proposal, nodes, scaling, table, some, horizon_s, margin, closed)
     places, grown, gains, crowded = dict(zip(some[0].tolist(), part.tolist(), strict=True)), [], [], []
     for k, row in enumerate(jobs.tolist()):
         place, new = places[row], gpu[offset[k] : offset[k + 1]]
@@ -128,7 +128,7 @@ def _grow_beside(
         others.without(row, held)
         gain_s = others.gain_s(row, held, new, float(columns[4][place]), float(alone_s[k]), margin)
         if gain_s > 0.0:
-            draft.resize(row, held, new)
+            proposal.resize(row, held, new)
             grown.append(row)
             gains.append(gain_s)
         else:
@@ -142,19 +142,19 @@ def _held(columns: ElasticColumns, k: int) -> Ints:
 
 
 def _granted(
-    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
+    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
     horizon_s: float, margin: float, closed: Bools,
 ) -> tuple[Ints, Ints, Ints, Floats]:  # fmt: skip
     """Rows of jobs that would grow, but onto no closed node, their GPUs in compressed rows, the seconds gained."""
-    o, models = draft.observation, len(nodes.model_speed)
-    open_nodes = draft.columns.order[~closed[draft.columns.order]]
+    o, models = proposal.observation, len(nodes.model_speed)
+    open_nodes = proposal.columns.order[~closed[proposal.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.where(closed, 0, draft.free_to_grow)
+    free = np.where(closed, 0, proposal.free_to_grow)
     free = np.bincount(nodes.model, weights=free, minlength=models).astype(np.int64)
     grants, gain_s = new_grants(len(columns[0]), 2 * len(o.gpus) + 1), np.empty(len(columns[0]))
     n = grow(
-        columns, horizon_s, margin, o.jobs.memory_bytes, working(draft.columns), nodes.model, o.gpus.node,
+        columns, horizon_s, margin, o.jobs.memory_bytes, working(proposal.columns), nodes.model, o.gpus.node,
         frozen(by_model), first, free, scaling, table, grants, gain_s,
     )  # fmt: skip
     job, offset, gpu, _ = trimmed(grants, n)

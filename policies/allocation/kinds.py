@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import NO_ROWS, frozen
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking, held_models, paces
 from equipoise.policies.allocation.sizes import placed
+from equipoise.policies.kernels.gangs import NO_ROWS, frozen
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
@@ -25,20 +25,20 @@ _RUNNING = 256  # running jobs, from the lowest A, that may move or stop
 _PASSES = 8  # of the local search
 
 
-def movable(draft: Draft, ranking: Ranking, blocked: Bools, reluctance: float) -> Ints:
+def movable(proposal: Proposal, ranking: Ranking, blocked: Bools, reluctance: float) -> Ints:
     """Rows of running jobs of fixed size, on whole living GPUs of one model, that may change it, or stop.
 
     `blocked` (per ranked running job) stay, and so do those that since their last start have worked less than
     `reluctance` restarts.
     """
-    o, jobs = draft.observation, draft.observation.jobs
-    rows = ranking.running[~blocked & ~draft.touched(ranking.running)]
+    o, jobs = proposal.observation, proposal.observation.jobs
+    rows = ranking.running[~blocked & ~proposal.touched(ranking.running)]
     rows = rows[jobs.rigid[rows] | (jobs.workers_max[rows] <= jobs.workers_min[rows])]
     rows = rows[jobs.gpu_share_requested[rows] >= WHOLE]
     worked_s = o.time_s - jobs.started_s[rows]
     rows = rows[~(worked_s < (1.0 + reluctance) * np.nan_to_num(jobs.restart_s[rows]))]
-    held = np.flatnonzero((draft.holder >= 0) & o.nodes.up[o.gpus.node])
-    job, model = draft.holder[held], o.gpus.model[held]
+    held = np.flatnonzero((proposal.holder >= 0) & o.nodes.up[o.gpus.node])
+    job, model = proposal.holder[held], o.gpus.model[held]
     count = np.bincount(job, minlength=len(jobs))
     low, high = np.full(len(jobs), len(o.gpu_models)), np.full(len(jobs), -1)
     np.minimum.at(low, job, model)
@@ -47,10 +47,10 @@ def movable(draft: Draft, ranking: Ranking, blocked: Bools, reluctance: float) -
     return found
 
 
-def candidates(draft: Draft, ranking: Ranking) -> Ints:
+def candidates(proposal: Proposal, ranking: Ranking) -> Ints:
     """Rows of the first waiting jobs that ask for whole GPUs and about which nothing is decided, in order."""
-    rows = ranking.waiting[~draft.touched(ranking.waiting)]
-    found: Ints = rows[draft.observation.jobs.gpu_share_requested[rows] >= WHOLE][:_WAITING]
+    rows = ranking.waiting[~proposal.touched(ranking.waiting)]
+    found: Ints = rows[proposal.observation.jobs.gpu_share_requested[rows] >= WHOLE][:_WAITING]
     return found
 
 
@@ -119,7 +119,7 @@ def _improve(worth: Floats, gpus: Ints, stoppable: Bools, now: Ints, room: Ints)
 
 
 def assign(
-    draft: Draft, nodes: NodeState, ranking: Ranking, wanted: Ints, running: Ints, patient: Ints,
+    proposal: Proposal, nodes: NodeState, ranking: Ranking, wanted: Ints, running: Ints, patient: Ints,
     reluctance: float, horizon_s: float,
 ) -> Ints:  # fmt: skip
     """Start waiting jobs on, and move running jobs to, the models where they are worth most; returns who moved.
@@ -127,14 +127,14 @@ def assign(
     wanted: GPUs to start with, by row of the jobs table; running: rows of jobs that may move; patient: of those
     that may be stopped.
     """
-    o, waiting = draft.observation, candidates(draft, ranking)
+    o, waiting = proposal.observation, candidates(proposal, ranking)
     running = running[np.argsort(ranking.priority(running), kind="stable")[:_RUNNING]]
     rows = np.concatenate((running, waiting)).astype(np.int64)
     if not len(rows):
         return NO_ROWS
     now = held_models(o, rows)
     gpus = np.where(o.jobs.state[rows] == WAITING, wanted[rows], o.jobs.gpus_held[rows])
-    room = np.bincount(nodes.model, weights=draft.columns.free, minlength=len(nodes.model_speed)).astype(
+    room = np.bincount(nodes.model, weights=proposal.columns.free, minlength=len(nodes.model_speed)).astype(
         np.int64
     )
     stoppable, then = np.isin(rows, patient), now.copy()
@@ -143,22 +143,22 @@ def assign(
     for _ in range(_PASSES):
         if not _improve(frozen(worth), frozen(gpus), frozen(stoppable), then, room):
             break
-    return _carry_out(draft, nodes, rows, now, then, gpus)
+    return _carry_out(proposal, nodes, rows, now, then, gpus)
 
 
-def _carry_out(draft: Draft, nodes: NodeState, rows: Ints, now: Ints, then: Ints, gpus: Ints) -> Ints:
+def _carry_out(proposal: Proposal, nodes: NodeState, rows: Ints, now: Ints, then: Ints, gpus: Ints) -> Ints:
     """Book what changes: first what moves gives its GPUs back; returns the rows that moved."""
     changes = np.flatnonzero(then != now)
     moving = [k for k in changes.tolist() if now[k] >= 0]
-    draft.stop(rows[moving].tolist())
+    proposal.stop(rows[moving].tolist())
     moving = [k for k in moving if then[k] >= 0]
     moved = []
     for k in [*moving, *(k for k in changes.tolist() if now[k] < 0)]:
-        row, gpu = int(rows[k]), placed(draft, nodes, int(rows[k]), int(gpus[k]), int(then[k]))
+        row, gpu = int(rows[k]), placed(proposal, nodes, int(rows[k]), int(gpus[k]), int(then[k]))
         if not len(gpu):
             continue
         if now[k] >= 0:
-            draft.stopped.remove(row)
+            proposal.stopped.remove(row)
             moved.append(row)
-        draft.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.ones(len(gpu))))
+        proposal.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.ones(len(gpu))))
     return np.array(moved, dtype=np.int64)

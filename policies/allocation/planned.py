@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
     chosen,
     elastic_columns,
@@ -15,10 +14,11 @@ from equipoise.policies.allocation.elastic import (
     on_living_nodes,
     slowest_models,
 )
-from equipoise.policies.allocation.gangs import NO_ROWS, frozen
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted, paces
 from equipoise.policies.allocation.schedules import Busy, Schedule, StartOption, best_schedule, useful
 from equipoise.policies.allocation.sizes import one_model, placed, sizes_up_to
+from equipoise.policies.kernels.gangs import NO_ROWS, frozen
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import Floats, Ints
@@ -28,7 +28,7 @@ _PLACEMENTS = 20_000  # looked at before the integer programme has to do
 
 
 def plan_jobs(
-    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, able: Ints,
+    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, able: Ints,
     patient: Ints, margin: float,
 ) -> Schedule:  # fmt: skip
     """Carry out what the best schedule of all jobs begins with; changes of running jobs must save `margin`.
@@ -36,10 +36,10 @@ def plan_jobs(
     able: rows of running jobs that may change size; patient: of those that may be stopped. Raises TimeoutError or
     ValueError, with nothing changed, where there are too many jobs or no schedule.
     """
-    o = draft.observation
+    o = proposal.observation
     movable = np.union1d(able, patient[o.jobs.gpu_share_requested[patient] >= WHOLE])
-    columns = elastic_columns(draft, nodes, movable[~draft.touched(movable)])
-    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & one_model(draft, columns)))
+    columns = elastic_columns(proposal, nodes, movable[~proposal.touched(movable)])
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & one_model(proposal, columns)))
     waiting = ranking.waiting[o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE]
     running, offset, held, model, *_ = columns
     if len(running) + len(waiting) > _JOBS:
@@ -47,8 +47,8 @@ def plan_jobs(
     rows = np.concatenate((running, waiting)).astype(np.int64)
     if not len(rows):
         raise ValueError("no job may change or start")
-    options = _options(draft, nodes, rows, offset, model, able, patient, scaling, table)
-    busy, capacity = _room(draft, nodes, running, scaling, table)
+    options = _options(proposal, nodes, rows, offset, model, able, patient, scaling, table)
+    busy, capacity = _room(proposal, nodes, running, scaling, table)
     weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)
     stay = [[i for i in own if i.stays] or own for own in options]
     kept = best_schedule(stay, weight, busy, capacity, _PLACEMENTS)
@@ -56,18 +56,18 @@ def plan_jobs(
     if not best.cost < kept.cost * (1.0 - margin):
         options, best = stay, kept
     picked = [options[k][i] for k, i in enumerate(best.chosen)]
-    _carry_out(draft, nodes, rows, offset, held, picked, best.begin_s)
-    if draft.allocation() is not None or len(o.running):
-        draft.leave(rows)
+    _carry_out(proposal, nodes, rows, offset, held, picked, best.begin_s)
+    if proposal.allocation() is not None or len(o.running):
+        proposal.leave(rows)
     return best
 
 
 def _options(
-    draft: Draft, nodes: NodeState, rows: Ints, offset: Ints, now_model: Ints, able: Ints, patient: Ints,
+    proposal: Proposal, nodes: NodeState, rows: Ints, offset: Ints, now_model: Ints, able: Ints, patient: Ints,
     scaling: ScalingColumns, table: TableColumns,
 ) -> list[list[StartOption]]:  # fmt: skip
     """What each job (first those that run) can be run on, and how long (s) it then takes."""
-    o, jobs, models = draft.observation, draft.observation.jobs, len(nodes.model_speed)
+    o, jobs, models = proposal.observation, proposal.observation.jobs, len(nodes.model_speed)
     result = []
     for k, row in enumerate(rows.tolist()):
         runs, per = k < len(offset) - 1, 1 if jobs.rigid[row] else max(int(jobs.gpus_per_worker[row]), 1)
@@ -80,7 +80,7 @@ def _options(
         here = int(now_model[k]) if runs else 0
         own = []
         for model in range(models):
-            time_s = _times_s(draft, nodes, row, held, here, sizes, model, left_s, scaling, table)
+            time_s = _times_s(proposal, nodes, row, held, here, sizes, model, left_s, scaling, table)
             for size, lasts_s in zip(sizes, time_s.tolist(), strict=True):
                 stays = runs and size == held and model == here
                 cost_s = 0.0 if stays or not runs else float(np.nan_to_num(jobs.restart_s[row]))
@@ -93,11 +93,11 @@ def _options(
 
 
 def _times_s(
-    draft: Draft, nodes: NodeState, row: int, held: int, here: int, sizes: Sequence[int], model: int,
+    proposal: Proposal, nodes: NodeState, row: int, held: int, here: int, sizes: Sequence[int], model: int,
     left_s: float, scaling: ScalingColumns, table: TableColumns,
 ) -> Floats:  # fmt: skip
     """Time (s) left with each number of workers on a GPU model; `left_s` is that of the size asked for."""
-    o = draft.observation
+    o = proposal.observation
     if o.jobs.rigid[row]:
         pace = float(paces(o, nodes.model_speed, np.array([row]))[0, model])
         return np.full(len(sizes), left_s / pace if pace > 0.0 else np.inf)
@@ -113,16 +113,16 @@ def _times_s(
 
 
 def _room(
-    draft: Draft, nodes: NodeState, running: Ints, scaling: ScalingColumns, table: TableColumns
+    proposal: Proposal, nodes: NodeState, running: Ints, scaling: ScalingColumns, table: TableColumns
 ) -> tuple[list[Busy], list[int]]:
     """GPUs that other jobs hold, and the GPUs of each model that are handed out in all."""
-    o, models = draft.observation, len(nodes.model_speed)
-    free = draft.columns.free if len(o.waiting) else draft.free_to_grow
+    o, models = proposal.observation, len(nodes.model_speed)
+    free = proposal.columns.free if len(o.waiting) else proposal.free_to_grow
     capacity = np.bincount(nodes.model, weights=free, minlength=models)
-    capacity += np.bincount(o.gpus.model[np.isin(draft.holder, running)], minlength=models)
+    capacity += np.bincount(o.gpus.model[np.isin(proposal.holder, running)], minlength=models)
     busy = []
-    others = np.setdiff1d(np.unique(draft.holder[draft.holder >= 0]), running)
-    offset, gpu = held_gpus(draft.holder, others)
+    others = np.setdiff1d(np.unique(proposal.holder[proposal.holder >= 0]), running)
+    offset, gpu = held_gpus(proposal.holder, others)
     for k, (row, model) in enumerate(
         zip(others.tolist(), slowest_models(o, nodes, offset, gpu), strict=True)
     ):
@@ -130,7 +130,9 @@ def _room(
         if not o.jobs.rigid[row] and np.isfinite(left_s):
             size = int(offset[k + 1] - offset[k]) // max(int(o.jobs.gpus_per_worker[row]), 1)
             left_s = float(
-                _times_s(draft, nodes, row, size, int(model), [size], int(model), left_s, scaling, table)[0]
+                _times_s(proposal, nodes, row, size, int(model), [size], int(model), left_s, scaling, table)[
+                    0
+                ]
             )
         held = np.bincount(o.gpus.model[gpu[offset[k] : offset[k + 1]]], minlength=models)
         capacity += held
@@ -139,11 +141,11 @@ def _room(
 
 
 def _carry_out(
-    draft: Draft, nodes: NodeState, rows: Ints, offset: Ints, gpu: Ints, picked: Sequence[StartOption],
+    proposal: Proposal, nodes: NodeState, rows: Ints, offset: Ints, gpu: Ints, picked: Sequence[StartOption],
     begin_s: Sequence[float],
 ) -> None:  # fmt: skip
     """Book what begins now: first what gives GPUs back. What cannot be placed stays as it is."""
-    o, running = draft.observation, len(offset) - 1
+    o, running = proposal.observation, len(offset) - 1
 
     def rank(k: int) -> tuple[int, int]:
         """Running jobs first, then those that grow least."""
@@ -154,7 +156,7 @@ def _carry_out(
     for k in range(running):
         here = int(o.gpus.model[gpu[offset[k]]])
         if not picked[k].stays and (begin_s[k] > 0.0 or picked[k].model != here):
-            draft.stop([int(rows[k])])
+            proposal.stop([int(rows[k])])
             elsewhere.add(int(rows[k]))
     for k in sorted(range(len(rows)), key=rank):
         option, row = picked[k], int(rows[k])
@@ -162,12 +164,12 @@ def _carry_out(
             continue
         held = gpu[offset[k] : offset[k + 1]] if k < running and row not in elsewhere else NO_ROWS
         if len(held) >= option.gpus:
-            draft.resize(row, held, held[: option.gpus])
+            proposal.resize(row, held, held[: option.gpus])
             continue
-        new = placed(draft, nodes, row, option.gpus - len(held), option.model)
+        new = placed(proposal, nodes, row, option.gpus - len(held), option.model)
         if len(new) and len(held):
-            draft.resize(row, held, np.concatenate((held, new)))
+            proposal.resize(row, held, np.concatenate((held, new)))
         elif len(new):
             if row in elsewhere:
-                draft.stopped.remove(row)
-            draft.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
+                proposal.stopped.remove(row)
+            proposal.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.kernels.gangs import (
     NO_GRANTS,
     NO_ROWS,
     NO_VALUES,

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import frozen
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.allocation import (
     ClaimColumns,
@@ -23,6 +22,7 @@ from equipoise.policies.kernels.allocation import (
     remote_share,
     worker_speeds,
 )
+from equipoise.policies.kernels.gangs import frozen
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 

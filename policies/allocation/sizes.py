@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
-from equipoise.policies.allocation.gangs import NO_ROWS, frozen, place_gang, working
-from equipoise.policies.allocation.near import own_room, with_data
+from equipoise.policies.allocation.locality import own_room, with_data
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking, paces
+from equipoise.policies.kernels.gangs import NO_ROWS, frozen, place_gang, working
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
 from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
@@ -116,11 +116,11 @@ def sizes_up_to(o: Observation, row: int) -> list[int]:
 
 
 def choices(
-    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
     elastic: ElasticColumns, waits: Ints, horizon_s: float, reluctance: float,
 ) -> Choices:  # fmt: skip
     """Configurations of running jobs that may change, and of waiting jobs (positions in the ranking)."""
-    jobs, models = draft.observation.jobs, len(nodes.model_speed)
+    jobs, models = proposal.observation.jobs, len(nodes.model_speed)
     running, offset, _, now_model, cost_s, requested = elastic
     waiting = ranking.waiting[waits]
     row = np.concatenate((running, waiting))
@@ -134,7 +134,7 @@ def choices(
             request = int(jobs.gpus_requested[j])
             sizes = [request]
         else:
-            sizes = sizes_up_to(draft.observation, j)
+            sizes = sizes_up_to(proposal.observation, j)
             sizes = sorted({*sizes, request, *([int(held[k] // per[k])] if held[k] else [])})
         entries += [(k, size, model, request) for size in sizes for model in range(models)]
     index, workers, model, _ = (np.array(part, dtype=np.int64) for part in zip(*entries, strict=True))
@@ -142,7 +142,7 @@ def choices(
     here = np.concatenate((now_model, np.zeros(len(waiting), dtype=np.int64)))
     stays = (held[index] > 0) & (gpus == held[index]) & (model == here[index])
     asked = np.array([size == request for _, size, _, request in entries])
-    pace = paces(draft.observation, nodes.model_speed, row)
+    pace = paces(proposal.observation, nodes.model_speed, row)
     speed = _relative_speed(
         row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, pace
     )
@@ -181,55 +181,57 @@ def _relative_speed(
     return np.asarray(reference[index] / time_s)
 
 
-def _carry_out(draft: Draft, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints) -> None:
+def _carry_out(
+    proposal: Proposal, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints
+) -> None:
     """Book the picked configurations: what stops, what gives GPUs back, what goes elsewhere, then the others.
 
     What cannot be placed, for the GPUs that are missing are on their way to another job, stays as it is.
     """
     rows, offset, gpu, now_model, *_ = elastic
     running = len(rows)
-    draft.stop(np.delete(rows, c.index[picked][c.index[picked] < running]).tolist())
+    proposal.stop(np.delete(rows, c.index[picked][c.index[picked] < running]).tolist())
     changes = [k for k in picked.tolist() if not c.stays[k]]
     fewer = [k for k in changes if c.index[k] < running]
-    moving = [k for k in fewer if _fixed(draft, int(rows[c.index[k]]))]
-    draft.stop([int(rows[c.index[k]]) for k in moving])
+    moving = [k for k in fewer if _fixed(proposal, int(rows[c.index[k]]))]
+    proposal.stop([int(rows[c.index[k]]) for k in moving])
     for k in [*fewer, *fewer, *changes]:
         at, wanted, model = int(c.index[k]), int(c.gpus[k]), int(c.model[k])
         row = int(c.row[at])
-        if row in draft.given:
+        if row in proposal.given:
             continue
         held = gpu[offset[at] : offset[at + 1]] if at < running and k not in moving else NO_ROWS
         same = len(held) and model == now_model[at]
         if same and wanted <= len(held):
-            draft.resize(row, held, held[:wanted])
+            proposal.resize(row, held, held[:wanted])
             continue
         extra = wanted - (len(held) if same else 0)
-        new = placed(draft, nodes, row, extra, model)
+        new = placed(proposal, nodes, row, extra, model)
         if not len(new):
             continue
         if len(held):
-            draft.resize(row, held, np.concatenate((held, new)) if same else new)
+            proposal.resize(row, held, np.concatenate((held, new)) if same else new)
             continue
         if k in moving:
-            draft.stopped.remove(row)
-        draft.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
+            proposal.stopped.remove(row)
+        proposal.start((np.array([row]), np.array([0, len(new)]), new, np.ones(len(new))))
 
 
-def _fixed(draft: Draft, row: int) -> bool:
-    jobs = draft.observation.jobs
+def _fixed(proposal: Proposal, row: int) -> bool:
+    jobs = proposal.observation.jobs
     return bool(jobs.rigid[row] or jobs.workers_max[row] <= jobs.workers_min[row])
 
 
-def placed(draft: Draft, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
+def placed(proposal: Proposal, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
     """So many free GPUs of one model, near to the job's data or else on the heaviest nodes; none if too few.
 
     Those of a job that runs already are on no node onto which jobs are not to grow.
     """
-    o, need = draft.observation, float(draft.observation.jobs.memory_bytes[row])
-    closed = draft.away & (o.jobs.state[row] == RUNNING)
-    rooms = [draft.columns]
+    o, need = proposal.observation, float(proposal.observation.jobs.memory_bytes[row])
+    closed = proposal.away & (o.jobs.state[row] == RUNNING)
+    rooms = [proposal.columns]
     if with_data(o, np.array([row]))[0]:
-        rooms.insert(0, own_room(draft, row, gpus))
+        rooms.insert(0, own_room(proposal, row, gpus))
     for columns in rooms:
         order = columns.order
         only = frozen(order[(nodes.model[order] == model) & ~closed[order]])
@@ -240,16 +242,16 @@ def placed(draft: Draft, nodes: NodeState, row: int, gpus: int, model: int) -> I
     return NO_ROWS
 
 
-def one_model(draft: Draft, elastic: ElasticColumns) -> Bools:
+def one_model(proposal: Proposal, elastic: ElasticColumns) -> Bools:
     """Whether each job's GPUs are all of one model; others keep what they have."""
     _, offset, gpu, model, *_ = elastic
     job = np.repeat(np.arange(len(model)), np.diff(offset))
-    other = draft.observation.gpus.model[gpu] != model[job]
+    other = proposal.observation.gpus.model[gpu] != model[job]
     return np.asarray(np.bincount(job, weights=other, minlength=len(model)) == 0)
 
 
 def resize_optimally(
-    draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
     blocked: Bools, fixed: Ints, patient: Ints, waits: bool, horizon_s: float, reluctance: float,
     search_limit: int, limit_s: float,
 ) -> int:  # fmt: skip
@@ -260,16 +262,16 @@ def resize_optimally(
     is free is kept for one of them.
     Raises TimeoutError or ValueError, with nothing changed, as `best_sizes` does.
     """
-    o = draft.observation
-    able = elastic_rows(o, ranking.running[~blocked & ~draft.touched(ranking.running)])
-    elastic = elastic_columns(draft, nodes, np.concatenate((able, fixed)))
-    elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & one_model(draft, elastic)))
+    o = proposal.observation
+    able = elastic_rows(o, ranking.running[~blocked & ~proposal.touched(ranking.running)])
+    elastic = elastic_columns(proposal, nodes, np.concatenate((able, fixed)))
+    elastic = chosen(elastic, np.flatnonzero(on_living_nodes(o, elastic) & one_model(proposal, elastic)))
     whole = o.jobs.gpu_share_requested[ranking.waiting] >= WHOLE
     first = np.flatnonzero(whole)[:_WAITING] if waits else NO_ROWS
     if not len(elastic[0]) and not len(first):
         return 0
-    c = choices(draft, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
-    free = draft.columns.free if len(first) else draft.free_to_grow
+    c = choices(proposal, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
+    free = proposal.columns.free if len(first) else proposal.free_to_grow
     if not waits:  # what is free is reserved
         free = np.zeros_like(free)
     room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))
@@ -277,5 +279,5 @@ def resize_optimally(
     must = np.arange(len(c.row)) < len(elastic[0])
     must &= ~np.isin(c.row, np.intersect1d(fixed, patient))
     picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, search_limit, limit_s))
-    _carry_out(draft, nodes, elastic, c, picked)
+    _carry_out(proposal, nodes, elastic, c, picked)
     return len(c.index)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
-from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, frozen
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, gpus_wanted
+from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import Floats, Ints
 
@@ -42,10 +42,10 @@ def quickest(
 
 
 def start_widths(
-    draft: Draft, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns
+    proposal: Proposal, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns
 ) -> Ints:
     """GPUs to ask for, by row of the jobs table: fewer where an elastic job of `rows` is quicker on fewer."""
-    o = draft.observation
+    o = proposal.observation
     rows = elastic_rows(o, rows)
     if not len(rows):
         return o.jobs.gpus_requested
@@ -64,7 +64,7 @@ def _fastest(nodes: NodeState) -> int:
 
 
 def narrow_jobs(
-    draft: Draft, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns, horizon_s: float,
+    proposal: Proposal, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns, horizon_s: float,
     margin: float,
 ) -> Ints:  # fmt: skip
     """Let elastic jobs (rows) that run give up workers without which they are quicker; returns which did.
@@ -72,8 +72,8 @@ def narrow_jobs(
     The time saved on what is left, at most `horizon_s`, must be more than the restart costs, and a step must
     shorten by `margin` at least.
     """
-    o = draft.observation
-    columns = elastic_columns(draft, nodes, rows)
+    o = proposal.observation
+    columns = elastic_columns(proposal, nodes, rows)
     columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns)))
     rows, offset, gpu, model, cost_s, requested = columns
     if not len(rows):
@@ -89,5 +89,5 @@ def narrow_jobs(
     pays = (left_s * (1.0 - then_s / now_s) > cost_s) & (then_s <= now_s * (1.0 - margin))
     for k in np.flatnonzero(pays).tolist():
         held = gpu[offset[k] : offset[k + 1]]
-        draft.resize(int(rows[k]), held, held[: best[k] * per[k]])
+        proposal.resize(int(rows[k]), held, held[: best[k] * per[k]])
     return rows[pays]

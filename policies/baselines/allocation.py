@@ -11,19 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.policies.allocation.backfill import backfill
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import (
-    NO_ROWS,
-    ascending,
-    frozen,
-    joined,
-    request_columns,
-    room_columns,
-    some_room,
-    start_in_order,
-    total,
-)
 from equipoise.policies.allocation.preemption import remaining_bars
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.baselines.queueing import (
     NONE_FREE,
     NONE_STARTS,
@@ -41,6 +30,17 @@ from equipoise.policies.baselines.service_levels import (
 )
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
+from equipoise.policies.kernels.gangs import (
+    NO_ROWS,
+    ascending,
+    frozen,
+    joined,
+    request_columns,
+    room_columns,
+    some_room,
+    start_in_order,
+    total,
+)
 from equipoise.policies.kernels.placement import PLACEMENTS
 from equipoise.policies.observation import Floats, Observation
 
@@ -183,12 +183,12 @@ class Easy(_Placed):
         first, _ = start_in_order(waiting, True, rule, requests, room)
         parts, reserved_s, rest = [first], math.nan, waiting[len(first[0]) :]
         if len(rest) > 1:
-            draft = Draft(observation)
-            draft.start(first)
+            proposal = Proposal(observation)
+            proposal.start(first)
             running = np.sort(np.concatenate((observation.running, first[0])))
             second, reserved_s = backfill(
-                observation, rest, observation.jobs.service_s, rule, running, draft.holder, requests,
-                draft.columns,
+                observation, rest, observation.jobs.service_s, rule, running, proposal.holder, requests,
+                proposal.columns,
             )  # fmt: skip
             parts.append(second)
         grants = joined(parts)

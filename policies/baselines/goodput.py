@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import holdings
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, best_sizes
 from equipoise.policies.baselines.rounds import (
@@ -26,6 +25,7 @@ from equipoise.policies.baselines.rounds import (
     open_jobs,
 )
 from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.kernels.gangs import holdings
 from equipoise.policies.learning import batch_worth, with_rates
 from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
 from equipoise.policies.physics import overlapped_each

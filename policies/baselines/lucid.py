@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import frozen, request_columns, start_in_order
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.kernels.gangs import frozen, request_columns, start_in_order
 from equipoise.policies.kernels.placement import PLACEMENTS, WHOLE
 from equipoise.policies.observation import Floats, Ints, Observation
 
@@ -53,23 +53,23 @@ class Lucid(AllocationStage):
         if plan.allocation is not None:
             return unchanged(plan, self.name, PLANNED), memory
         busy = self._learnt(o, memory)
-        draft, rows = Draft(o), o.waiting
+        proposal, rows = Proposal(o), o.waiting
         cost = gpus_wanted(o, rows) * np.nan_to_num(o.jobs.service_s[rows], nan=np.inf)
         queue = rows[np.lexsort((rows, cost))]
-        draft.start(start_in_order(
-            frozen(queue), False, PLACEMENTS[self.placement], request_columns(o), draft.columns
+        proposal.start(start_in_order(
+            frozen(queue), False, PLACEMENTS[self.placement], request_columns(o), proposal.columns
         )[0])  # fmt: skip
-        share, hosts = plan.shares(o).copy(), self._hosts(o, draft, busy)
+        share, hosts = plan.shares(o).copy(), self._hosts(o, proposal, busy)
         open_ones = [host for host in hosts.values() if host.score <= self.capacity]
-        left = queue[~draft.touched(queue)] if open_ones else queue[:0]
+        left = queue[~proposal.touched(queue)] if open_ones else queue[:0]
         for row, wanted in zip(left.tolist(), gpus_wanted(o, left).tolist(), strict=True):
-            joined = self._join(o, row, wanted, open_ones, draft, share, busy)
+            joined = self._join(o, row, wanted, open_ones, proposal, share, busy)
             if joined is not None:
                 open_ones.remove(joined)
                 del hosts[joined.row]
         for host in hosts.values():  # whoever found no company keeps its GPUs to itself
             share[np.isin(o.workers.gpu, host.gpu)] = 1.0
-        started, allocation = len(draft.started()), draft.allocation()
+        started, allocation = len(proposal.started()), proposal.allocation()
         moved = not np.array_equal(share, plan.shares(o))
         if moved:  # parts change when a period ends: look again soon
             step_s = np.nan_to_num(o.jobs.work_s[o.running] * o.jobs.sync_interval[o.running], nan=1.0)
@@ -96,14 +96,14 @@ class Lucid(AllocationStage):
     def _score(self, busy: float) -> int:
         return 0 if busy < self.tiny else 1 if busy < self.medium else 2
 
-    def _hosts(self, o: Observation, draft: Draft, busy: dict[str, Floats]) -> dict[int, _Host]:
+    def _hosts(self, o: Observation, proposal: Proposal, busy: dict[str, Floats]) -> dict[int, _Host]:
         """Running training jobs without company."""
         found: dict[int, _Host] = {}
         crowd = np.bincount(o.workers.gpu, minlength=len(o.gpus))
         for row in np.unique(o.workers.job).tolist():
             part = o.workers_of(row)
             gpu, own = o.workers.gpu[part], o.workers.gpu_share[part]
-            free = draft.columns.room[gpu]
+            free = proposal.columns.room[gpu]
             alone = (crowd[gpu] == 1).all() and (np.abs(own + free - 1.0) < 1e-6).all()
             asked = o.jobs.gpu_share_requested[row] >= WHOLE and o.jobs.gpus_per_worker[row] == 1
             if alone and asked and o.nodes.up[o.gpus.node[gpu]].all() and not o.gpus.mig[gpu].any():
@@ -116,7 +116,7 @@ class Lucid(AllocationStage):
         return found
 
     def _join(
-        self, o: Observation, row: int, count: int, hosts: list[_Host], draft: Draft, share: Floats,
+        self, o: Observation, row: int, count: int, hosts: list[_Host], proposal: Proposal, share: Floats,
         busy: dict[str, Floats],
     ) -> _Host | None:  # fmt: skip
         """Let a job start on `count` GPUs beside a host that has made room, or have one make room; who that is."""
@@ -139,8 +139,8 @@ class Lucid(AllocationStage):
         if best is None:
             return None
         if best.ready:
-            gpus = np.array([row]), np.array([0, count]), best.gpu, draft.columns.room[best.gpu].copy()
-            draft.start(gpus)
+            gpus = np.array([row]), np.array([0, count]), best.gpu, proposal.columns.room[best.gpu].copy()
+            proposal.start(gpus)
         else:
             share[np.isin(o.workers.gpu, best.gpu)] = 1.0 - mine / (mine + best.busy)
         return best

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.allocation.preemption import start_with_preemption
+from equipoise.policies.baselines.sorted_queue import Columns, first_rows
+from equipoise.policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
+from equipoise.policies.kernels.gangs import (
     NO_VALUES,
     frozen,
     request_columns,
     room_columns,
     start_in_order,
 )
-from equipoise.policies.allocation.preemption import start_with_preemption
-from equipoise.policies.baselines.sorted_queue import Columns, first_rows
-from equipoise.policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
 from equipoise.policies.observation import Floats, Ints, Observation
 
 FEW = 16  # jobs looked at first

@@ -12,17 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.allocation.proposal import Proposal
+from equipoise.policies.allocation.ranking import gpus_wanted
+from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
+from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.kernels.gangs import (
     GrantColumns,
     holdings,
     request_columns,
     some_room,
     start_in_order,
 )
-from equipoise.policies.allocation.ranking import gpus_wanted
-from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
-from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import ANY, WHOLE
 from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
@@ -148,7 +148,7 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | In
     Who holds that already keeps its GPUs; who is not among them, or finds no place, stops. Jobs that share GPUs
     stay as they are, and waiting ones that ask for a part of a GPU take what is left.
     """
-    draft = Draft(o)
+    proposal = Proposal(o)
     asked = np.array(grants if isinstance(grants, np.ndarray) else list(grants), dtype=np.int64).reshape(
         -1, 3
     )
@@ -160,20 +160,20 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | In
     stays[running[kept]] = True
     new = asked[~stays[asked[:, 0]]]
     freed = np.repeat(~kept, np.diff(offset))
-    draft.stop_whole(running[~kept], own[freed])
-    placed = place_gangs(draft, new)
+    proposal.stop_whole(running[~kept], own[freed])
+    placed = place_gangs(proposal, new)
     resized = set(placed[0].tolist()).intersection(running.tolist())
     if resized:
-        draft.stopped = [row for row in draft.stopped if row not in resized]
-    draft.start(placed)
+        proposal.stopped = [row for row in proposal.stopped if row not in resized]
+    proposal.start(placed)
     part = o.waiting[o.jobs.gpu_share_requested[o.waiting] < WHOLE]
-    part = part[~draft.touched(part)]
-    if len(part) and some_room(draft.columns.free, draft.columns.room):
-        draft.start(start_in_order(part, False, ANY, request_columns(o), draft.columns)[0])
-    allocation = draft.allocation()
+    part = part[~proposal.touched(part)]
+    if len(part) and some_room(proposal.columns.free, proposal.columns.room):
+        proposal.start(start_in_order(part, False, ANY, request_columns(o), proposal.columns)[0])
+    allocation = proposal.allocation()
     if allocation is None:
         return plan.because(name, "all stays as it is", **values)
-    text = f"starts {len(draft.started())}, stops {len(draft.stopped)}, moves or resizes {len(resized)}"
+    text = f"starts {len(proposal.started())}, stops {len(proposal.stopped)}, moves or resizes {len(resized)}"
     return plan.with_(allocation=allocation).because(name, text, **values)
 
 
@@ -188,18 +188,18 @@ def _kept(o: Observation, running: Ints, offset: Ints, gpu: Ints, asked: Ints) -
     return found
 
 
-def place_gangs(draft: Draft, asked: Ints) -> GrantColumns:
+def place_gangs(proposal: Proposal, asked: Ints) -> GrantColumns:
     """Free GPUs for each (job row, model, GPUs), in order: those of them that find a place.
 
     Each goes to the tightest node that holds it, or else to the emptiest ones.
     """
-    o, n = draft.observation, len(asked)
+    o, n = proposal.observation, len(asked)
     job, offset, gpu = (
         np.empty(n, dtype=np.int64),
         np.zeros(n + 1, dtype=np.int64),
         np.empty_like(o.gpus.node),
     )
-    able = (draft.holder == -1) & (draft.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]
+    able = (proposal.holder == -1) & (proposal.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]
     placed = _place_gangs(
         asked, o.jobs.memory_bytes[asked[:, 0]], o.gpus.model, o.gpus.node, o.gpus.memory_bytes, able,
         np.empty(len(o.gpus), dtype=np.bool_), np.empty(len(o.nodes), dtype=np.int64), job, offset, gpu,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import NO_ROWS, frozen
 from equipoise.policies.baselines.sorted_queue import Columns, Keys, counted_service, key_of, level, waited
 from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.gangs import NO_ROWS, frozen
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import NOTHING, WHOLE
 from equipoise.policies.observation import WAITING, Floats, Ints, Observation

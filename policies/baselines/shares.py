@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import request_columns, some_room, start_in_order
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import (
     NONE_FREE,
@@ -19,6 +18,7 @@ from equipoise.policies.baselines.queueing import (
     with_allocation,
 )
 from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.kernels.gangs import request_columns, some_room, start_in_order
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import ANY, WHOLE
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
@@ -63,7 +63,7 @@ class BestFit(AllocationStage):
             return unchanged(plan, self.name, NONE_WAITS), memory
         if not some_room(o.nodes.gpus_free, o.gpus.share_free):
             return unchanged(plan, self.name, NONE_FREE), memory
-        draft, requests, failed = Draft(o), request_columns(o), set[tuple[float, ...]]()
+        proposal, requests, failed = Proposal(o), request_columns(o), set[tuple[float, ...]]()
         gpus, share = gpus_wanted(o, o.waiting), np.minimum(o.jobs.gpu_share_requested[o.waiting], 1.0)
         asked, cores, held = _cores(o, memory, count=self.cores == "count")
         per_core = _per_core(o) if np.isfinite(cores).any() else 0.0
@@ -74,24 +74,26 @@ class BestFit(AllocationStage):
             demand = (count, part, need, float(o.jobs.one_gpu_model[row]), wants)
             if demand in failed or count < 1:
                 continue
-            if not some_room(draft.columns.free, draft.columns.room):
+            if not some_room(proposal.columns.free, proposal.columns.room):
                 break
-            now, node = draft.columns, -1
+            now, node = proposal.columns, -1
             if count == 1 or part >= WHOLE:
                 room = (now.first_gpu, now.size, now.up, now.memory_bytes, now.room.copy(), cores, per_core)
                 node = place(*room, count, part, need, wants, *kinds, out, tried)
             if node >= 0:
                 cores[node] -= wants
                 held.append((row, node, wants))
-                draft.start((np.array([row]), np.array([0, count]), out[:count].copy(), np.full(count, part)))
+                proposal.start(
+                    (np.array([row]), np.array([0, count]), out[:count].copy(), np.full(count, part))
+                )
                 continue
             waits = wants > 0.0 and (count == 1 or part >= WHOLE) and count <= most[0] and wants <= most[1]
             if waits or not len(
-                draft.start(start_in_order(np.array([row]), False, ANY, requests, draft.columns)[0])
+                proposal.start(start_in_order(np.array([row]), False, ANY, requests, proposal.columns)[0])
             ):
                 failed.add(demand)
         memory = {"cores": tuple(held)} if held else {}
-        allocation = draft.allocation()
+        allocation = proposal.allocation()
         if allocation is None:
             return unchanged(plan, self.name, NONE_STARTS), memory
         return with_allocation(plan, self.name, len(o.waiting), allocation), memory

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.allocation.gangs import NO_ROWS, NO_VALUES, frozen
 from equipoise.policies.contract import Memory
+from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.observation import Floats, Ints, JobState, Observation
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
-from equipoise.policies.kernels.deal import deal_by_share, slowest_step
+from equipoise.policies.kernels.batch_split import deal_by_share, slowest_step
 from equipoise.policies.observation import Observation
 from equipoise.policies.stages.groups import carry, group_workers
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.kernels.arrays import position
+from equipoise.policies.kernels.gangs import (
     GangDemand,
     GrantColumns,
     Grants,
@@ -24,7 +25,6 @@ from equipoise.policies.allocation.gangs import (
     room_of,
     total,
 )
-from equipoise.policies.kernels.arrays import position
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.kernels.placement import ONE, WEIGHTED, Room, give, place
 from equipoise.policies.observation import Floats, Ints

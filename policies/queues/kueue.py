@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.declared_queues import ANY_PRIORITY, LOWER_OR_NEWER, NEVER
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.queues.declared import ANY_PRIORITY, LOWER_OR_NEWER, NEVER
-from equipoise.policies.queues.limits import (
+from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
+from equipoise.policies.quotas.limits import (
     ROUNDING,
     Quota,
     allowed_nodes,
@@ -27,7 +28,6 @@ from equipoise.policies.queues.limits import (
     held_amounts,
     node_model,
 )
-from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
 
 CYCLE_S = 0.005
 """Time of a cycle that writes nothing down (assumed; what is written takes longer by far)."""
@@ -75,15 +75,15 @@ class Kueue(AllocationStage):
             plan, memory = turn.one_cycle(plan, memory)
         while not cycles and (heads := turn.heads()):
             turn.cycle(heads)
-        allocation = turn.draft.allocation()
-        stopped = len(turn.draft.stopped)
+        allocation = turn.proposal.allocation()
+        stopped = len(turn.proposal.stopped)
         values: dict[str, Any] = {
             "held": np.array(list(turn.limited), dtype=np.int64),
             "limit": np.array(list(turn.limited.values()), dtype=np.int64),
             "stopped": np.array(list(turn.victims), dtype=np.int64),
             "stopped_for": np.array(list(turn.victims.values()), dtype=np.int64),
         }
-        text = f"admitted {len(turn.draft.given)} of {len(o.waiting)} waiting jobs"
+        text = f"admitted {len(turn.proposal.given)} of {len(o.waiting)} waiting jobs"
         text += f", stopped {stopped}" if stopped else ""
         if allocation is not None:
             plan = plan.with_(allocation=allocation)
@@ -130,7 +130,7 @@ class _Turn:
     """One decision: what is free, what is used, who is next in each queue."""
 
     def __init__(self, o: Observation, kind: Ints) -> None:
-        self.o, self.draft, self.quota = o, Draft(o), Quota.now(o)
+        self.o, self.proposal, self.quota = o, Proposal(o), Quota.now(o)
         self.limited: dict[int, int] = {}
         self.victims: dict[int, int] = {}
         self._aside: set[int] = set()
@@ -196,7 +196,7 @@ class _Turn:
         self.cycle(heads, once=True)
         count = 0
         for head in heads:
-            if head.row in self.draft.given:
+            if head.row in self.proposal.given:
                 told.pop(head.row, None)
                 continue
             if head.kind in self._aside:
@@ -205,7 +205,7 @@ class _Turn:
             count += told.get(head.row) != short
             told[head.row] = short
         parked = _unparked(parked, {self._root_of(row) for row in self.victims})
-        ran = np.setdiff1d(np.concatenate((o.running, np.array(list(self.draft.given), dtype=np.int64))),
+        ran = np.setdiff1d(np.concatenate((o.running, np.array(list(self.proposal.given), dtype=np.int64))),
                            np.array(list(self.victims), dtype=np.int64))  # fmt: skip
         if any(self._order.values()) or self.victims:
             plan = plan.with_(revisit_s=min(plan.revisit_s, o.time_s + CYCLE_S))
@@ -336,12 +336,14 @@ class _Turn:
 
     def _room(self, head: _Head, leaf: int, victims: Sequence[int]) -> bool:
         """Whether enough GPUs of the flavor's nodes are free once the victims are gone."""
-        free = np.array(self.draft.columns.free)
+        free = np.array(self.proposal.columns.free)
         for row in victims:
             np.add.at(free, self.o.gpus.node[self._held[row]], 1)
         share = float(self.o.jobs.gpu_share_requested[head.row])
         if share < 1.0 and not victims:
-            return place_job(self.draft, head.row, head.wanted, allowed=self._nodes(head, leaf)) is not None
+            return (
+                place_job(self.proposal, head.row, head.wanted, allowed=self._nodes(head, leaf)) is not None
+            )
         alike = of_one_model(self.o, head.row, self._nodes(head, leaf))
         sets = (mask for nodes in alike for mask in masks(self.o, head.row, nodes))
         return any(int(free[mask].sum()) >= head.wanted for mask in sets)
@@ -349,12 +351,12 @@ class _Turn:
     def _start(self, head: _Head) -> bool:
         if not self._within(head, head.leaf):
             return False
-        gpus = place_job(self.draft, head.row, head.wanted, allowed=self._nodes(head, head.leaf))
+        gpus = place_job(self.proposal, head.row, head.wanted, allowed=self._nodes(head, head.leaf))
         if gpus is None:
             return False
         share = float(min(self.o.jobs.gpu_share_requested[head.row], 1.0))
         self.quota.book(int(self.o.jobs.claim[head.row]), amounts_of(self.o, gpus, share))
-        start_on(self.draft, head.row, gpus)
+        start_on(self.proposal, head.row, gpus)
         return True
 
     def _note(self, head: _Head) -> None:
@@ -395,7 +397,7 @@ class _Turn:
         self.quota.book(
             int(self.o.jobs.claim[row]), {m: -n for m, n in held_amounts(self.o, row).items()}, -1
         )
-        self.draft.stop((row,))
+        self.proposal.stop((row,))
         self.victims[row] = by
 
     def _whom_to_stop(self, head: _Head) -> list[int]:

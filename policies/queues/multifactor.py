@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.queues.fairshare import classic, fair_tree, usage_now
-from equipoise.policies.queues.limits import Quota, allowed_nodes, amounts_of, held_amounts, node_model
 from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
 from equipoise.policies.queues.profile import Profile, node_classes, spread
+from equipoise.policies.quotas.limits import Quota, allowed_nodes, amounts_of, held_amounts, node_model
 
 _SHOWN = 200
 """Jobs at the head of the queue whose priority the reason tells."""
@@ -91,8 +91,8 @@ class Multifactor(AllocationStage):
         tier = np.where(claim >= 0, o.queues.tier[claim], 1) if len(o.queues.tier) else np.ones(len(rows))
         order = np.lexsort((rows, -priority, -tier))
         ranked = rows[order]
-        draft, quota = Draft(o), Quota.now(o)
-        turn = _Turn(o, draft, quota)
+        proposal, quota = Proposal(o), Quota.now(o)
+        turn = _Turn(o, proposal, quota)
         left = self._main(turn, ranked)
         last_s, interval_s = memory.get("backfilled_s", -math.inf), o.queues.numbers.get("interval_s", 0.0)
         depth, revisit_s = int(o.queues.numbers.get("depth", 0)), math.inf
@@ -100,7 +100,7 @@ class Multifactor(AllocationStage):
             classes = memory["node_class"] if "node_class" in memory else node_classes(o)
             turn.backfill(left[:depth], o.queues.numbers["window_s"], classes)
             memory = {**memory, "backfilled_s": o.time_s, "node_class": classes}
-        elif depth and left and draft.free:
+        elif depth and left and proposal.free:
             revisit_s = last_s + interval_s
         values = {
             "order": ranked[:_SHOWN], "priority": priority[order][:_SHOWN], "held": turn.ints(turn.limited),
@@ -108,8 +108,8 @@ class Multifactor(AllocationStage):
             "planned_s": np.array(list(turn.planned.values())), "stopped": turn.ints(turn.victims),
             "stopped_for": np.array(list(turn.victims.values()), dtype=np.int64),
         }  # fmt: skip
-        allocation = draft.allocation()
-        started = len(draft.given)
+        allocation = proposal.allocation()
+        started = len(proposal.given)
         text = f"started {started} of {len(rows)} waiting jobs"
         text += f", {len(turn.limited)} at a limit" if turn.limited else ""
         text += f", {len(turn.planned)} planned for later" if turn.planned else ""
@@ -124,7 +124,7 @@ class Multifactor(AllocationStage):
         blocked, left = set[int](), list[int]()
         partition = turn.o.queues.codes(turn.o.jobs.claim[ranked], "partition").tolist()
         for row, part in zip(ranked.tolist(), partition, strict=True):
-            if part in blocked or not (turn.draft.free or turn.may_stop):
+            if part in blocked or not (turn.proposal.free or turn.may_stop):
                 left.append(row)
             elif turn.start(row) is False and not turn.stop_for(row):
                 blocked.add(part)
@@ -170,8 +170,8 @@ def _fits(o: Observation, row: int, free: Ints, allowed: Bools, wanted: int) -> 
 class _Turn:
     """One decision: what is free, what is used of limits, who is at a limit (by row: which), who is planned."""
 
-    def __init__(self, o: Observation, draft: Draft, quota: Quota) -> None:
-        self.o, self.draft, self.quota = o, draft, quota
+    def __init__(self, o: Observation, proposal: Proposal, quota: Quota) -> None:
+        self.o, self.proposal, self.quota = o, proposal, quota
         self.limited: dict[int, int] = {}
         self.planned: dict[int, float] = {}
         self.victims: dict[int, int] = {}
@@ -193,7 +193,7 @@ class _Turn:
         allowed = self._nodes(claim, row, wanted * share)
         if allowed is None:
             return None
-        gpus = place_job(self.draft, row, wanted, allowed=allowed)
+        gpus = place_job(self.proposal, row, wanted, allowed=allowed)
         if gpus is not None and most is not None and node_class is not None:
             taken = np.bincount(node_class[self.o.gpus.node[gpus]], minlength=len(most))
             if (taken > most).any():  # spread as the profile says, class by class
@@ -206,13 +206,13 @@ class _Turn:
             self.limited[row] = broken
             return None
         self.quota.book(claim, amounts)
-        start_on(self.draft, row, gpus)
+        start_on(self.proposal, row, gpus)
         return True
 
     def _by_class(self, row: int, taken: Ints, allowed: Bools, node_class: Ints) -> Ints | None:
         parts = []
         for one in np.flatnonzero(taken).tolist():
-            part = place_job(self.draft, row, int(taken[one]), allowed=allowed & (node_class == one))
+            part = place_job(self.proposal, row, int(taken[one]), allowed=allowed & (node_class == one))
             if part is None:
                 return None
             parts.append(part)
@@ -246,7 +246,7 @@ class _Turn:
         candidates = [other for other in stoppable(o, row) if other not in self.victims]
         if allowed is None or not candidates:
             return False
-        free = np.array(self.draft.columns.free)
+        free = np.array(self.proposal.columns.free)
         nodes = {other: o.gpus.node[np.flatnonzero(o.gpus.job == other)] for other in candidates}
         victims: list[int] = []
         for other in candidates:
@@ -267,19 +267,19 @@ class _Turn:
             amounts = {model: -gpus for model, gpus in held_amounts(o, other).items()}
             self.quota.book(int(o.jobs.claim[other]), amounts, -1)
             self.victims[other] = row
-        self.draft.stop(victims)
+        self.proposal.stop(victims)
         return bool(self.start(row))
 
     def backfill(self, rows: list[int], window_s: float, node_class: Ints) -> None:
         """Plan jobs in order; start those whose turn is now."""
-        o, draft = self.o, self.draft
+        o, proposal = self.o, self.proposal
         running = np.setdiff1d(o.running, self.ints(self.victims))
-        profile = Profile(draft, np.concatenate((running, draft.started())), node_class, len(rows))
+        profile = Profile(proposal, np.concatenate((running, proposal.started())), node_class, len(rows))
         until_s = o.time_s + window_s
         wanted = [wanted_gpus(o, row) for row in rows]
         least = np.minimum.accumulate(wanted[::-1])[::-1].tolist()  # of each job and those behind it
         for k, row in enumerate(rows):
-            if least[k] > draft.free:
+            if least[k] > proposal.free:
                 break
             share = float(min(o.jobs.gpu_share_requested[row], 1.0))
             allowed = self._nodes(int(o.jobs.claim[row]), row, wanted[k] * share)
@@ -297,7 +297,7 @@ class _Turn:
                 continue
             begin_s, free = min(plans, key=lambda plan: plan[0])
             if begin_s <= o.time_s and self.start(row, free, node_class):
-                given = node_class[o.gpus.node[draft.given[row][0]]]
+                given = node_class[o.gpus.node[proposal.given[row][0]]]
                 profile.take(np.bincount(given, minlength=profile.classes), o.time_s, takes_s)
             elif begin_s > o.time_s:
                 profile.take(spread(free, wanted[k]), begin_s, takes_s)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import frozen, place_gang, working
+from equipoise.policies.allocation.proposal import Proposal
+from equipoise.policies.declared_queues import NO_PLACE, NODE_PREFERRED, NODE_REQUIRED, RACK_PREFERRED
+from equipoise.policies.kernels.gangs import frozen, place_gang, working
 from equipoise.policies.kernels.placement import ANY
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.queues.declared import NO_PLACE, NODE_PREFERRED, NODE_REQUIRED, RACK_PREFERRED
-from equipoise.policies.queues.limits import allowed_nodes, node_model
+from equipoise.policies.quotas.limits import allowed_nodes, node_model
 
 
 def masks(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
@@ -34,18 +34,18 @@ def of_one_model(o: Observation, row: int, allowed: Bools) -> list[Bools]:
 
 
 def place_job(
-    draft: Draft, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None
+    proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None
 ) -> Ints | None:
     """GPUs (rows) for a job that are free in `draft`, or None. Takes nothing: see `start_on`.
 
     allowed: nodes to choose from, in place of all that it may use.
     """
-    o = draft.observation
+    o = proposal.observation
     allowed = allowed_nodes(o, row) if allowed is None else allowed
     share, memory = float(min(o.jobs.gpu_share_requested[row], 1.0)), float(o.jobs.memory_bytes[row])
     out = np.empty(wanted, dtype=np.int64)
     for mask in (one for some in of_one_model(o, row, allowed) for one in masks(o, row, some)):
-        room = draft.columns
+        room = proposal.columns
         left = np.where(mask, room.free, 0)
         if share >= 1.0 and int(left.sum()) < wanted:
             continue
@@ -55,10 +55,10 @@ def place_job(
     return None
 
 
-def start_on(draft: Draft, row: int, gpus: Ints) -> None:
+def start_on(proposal: Proposal, row: int, gpus: Ints) -> None:
     """Book a job on free GPUs."""
-    share = np.full(len(gpus), float(min(draft.observation.jobs.gpu_share_requested[row], 1.0)))
-    draft.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
+    share = np.full(len(gpus), float(min(proposal.observation.jobs.gpu_share_requested[row], 1.0)))
+    proposal.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
 
 
 def least_gpus(o: Observation, row: int) -> int:

@@ -14,10 +14,10 @@ import math
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-from equipoise.policies.queues.limits import node_model
+from equipoise.policies.quotas.limits import node_model
 
 
 def node_classes(o: Observation) -> Ints:
@@ -83,12 +83,12 @@ def take_between(times_s: Floats, free: Ints, used: int, taken: Ints, begin_s: f
 class Profile:
     """times_s ascending, and whole GPUs free from each on by class of nodes: free (times, classes)."""
 
-    def __init__(self, draft: Draft, rows: Ints, node_class: Ints, planned: int) -> None:
+    def __init__(self, proposal: Proposal, rows: Ints, node_class: Ints, planned: int) -> None:
         """Now, and after the estimated end of each running job (rows, those just started included).
 
         planned: how many jobs may be planned, at most.
         """
-        o = draft.observation
+        o = proposal.observation
         self.classes = int(node_class.max(initial=0)) + 1
         service_s = o.jobs.service_s[rows]
         first_s = math.nextafter(o.time_s, math.inf)
@@ -98,11 +98,11 @@ class Profile:
         times_s, which = np.unique(end_s, return_inverse=True)
         slot = np.full(len(o.jobs), -1)
         slot[rows] = which.reshape(-1)
-        whole = np.flatnonzero(draft.holder >= 0)
-        at = slot[draft.holder[whole]]
+        whole = np.flatnonzero(proposal.holder >= 0)
+        at = slot[proposal.holder[whole]]
         key = (at * self.classes + node_class[o.gpus.node[whole]])[at >= 0]
         given = np.bincount(key, minlength=len(times_s) * self.classes).reshape(len(times_s), self.classes)
-        now = np.bincount(node_class, weights=draft.columns.free, minlength=self.classes).astype(np.int64)
+        now = np.bincount(node_class, weights=proposal.columns.free, minlength=self.classes).astype(np.int64)
         self._used = len(times_s) + 1
         self._times_s = np.empty(self._used + 2 * planned)
         self._free = np.empty((self._used + 2 * planned, self.classes), dtype=np.int64)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import HELD, RUNNING, WAITING, Ints, Observation
-from equipoise.policies.queues.feasible import breaches, may_start
-from equipoise.policies.queues.limits import Quota, restricted
 from equipoise.policies.queues.places import place_job, start_on
+from equipoise.policies.quotas.feasible import breaches, may_start
+from equipoise.policies.quotas.limits import Quota, restricted
 
 _ROUNDS = 8
 """How often a stage is asked again without the jobs that broke a limit; then nothing is changed."""
@@ -120,21 +120,21 @@ def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int
     which, rows = restricted(o, allocation.job), allocation.job.tolist()
     if not which.any():
         return allocation, []
-    draft, homeless = Draft(o), []
-    draft.stop(row for row in rows if o.jobs.state[row] == RUNNING)
+    proposal, homeless = Proposal(o), []
+    proposal.stop(row for row in rows if o.jobs.state[row] == RUNNING)
     parts = {row: allocation.gpus_of(k) for k, row in enumerate(rows)}
     for k in np.argsort(~which, kind="stable").tolist():
         row, gpus = rows[k], parts[rows[k]]
         if not len(gpus):
             continue
         share = allocation.share[allocation.offset[k] : allocation.offset[k + 1]]
-        if which[k] or (draft.columns.room[gpus] < share - 1e-9).any():
-            found = place_job(draft, row, len(gpus))
+        if which[k] or (proposal.columns.room[gpus] < share - 1e-9).any():
+            found = place_job(proposal, row, len(gpus))
             if found is None:
                 homeless.append(row)
                 continue
             parts[row] = found
-        start_on(draft, row, parts[row])
+        start_on(proposal, row, parts[row])
     offset = np.concatenate(([0], np.cumsum([len(parts[row]) for row in rows]))).astype(np.int64)
     gpu = np.concatenate([parts[row] for row in rows]).astype(np.int64)
     return Allocation(allocation.job, offset, gpu, allocation.share), homeless

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.files import check_regular, naming
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.policies.contract import (
     Allocation,
     Decision,
@@ -39,8 +39,8 @@ from equipoise.policies.contract import (
     StageError,
     refine,
 )
+from equipoise.policies.declared_queues import EMPTY, Queues
 from equipoise.policies.observation import TABLES, Labels, Observation
-from equipoise.policies.queues.declared import EMPTY, Queues
 from equipoise.policies.queues.within import within_queues
 
 FORMAT = {"format": "equipoise-journal", "version": 1}

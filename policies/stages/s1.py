@@ -40,7 +40,7 @@ from equipoise.policies.stages.groups import (
 )
 from equipoise.policies.stages.optimal import least_cost_transport
 from equipoise.policies.stages.power import at_full_clock
-from equipoise.policies.stages.unsound import NO_ROWS, leave_out, suspect_gpus
+from equipoise.policies.stages.unhealthy import NO_ROWS, leave_out, suspect_gpus
 
 _STATE = {
     "samples": 0,  # last positive samples per step

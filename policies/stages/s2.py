@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
+from equipoise.policies.kernels.batch_split import deal_by_share, deal_exactly, resource_shares, slowest_step
 from equipoise.policies.kernels.dataflow import LinkArrays
-from equipoise.policies.kernels.deal import deal_by_share, deal_exactly, resource_shares, slowest_step
 from equipoise.policies.kernels.fetching import (
     distribute_late,
     fetch_queues,
@@ -39,7 +39,7 @@ from equipoise.policies.stages.groups import (
 )
 from equipoise.policies.stages.optimal import least_cost_assignment
 from equipoise.policies.stages.power import at_full_clock
-from equipoise.policies.stages.unsound import samples_bound
+from equipoise.policies.stages.unhealthy import samples_bound
 
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
 _OVERLOAD = 0.5  # of the shards come late: an order by path would leave other paths idle

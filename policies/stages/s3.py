@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import frozen
 from equipoise.policies.contract import Kind, Memory, Plan, Stage
 from equipoise.policies.kernels.dataflow import match_sorted, sum_by
+from equipoise.policies.kernels.gangs import frozen
 from equipoise.policies.kernels.sync import (
     best_interval,
     busiest_node,
@@ -47,7 +47,7 @@ from equipoise.policies.stages.intervals import (
 )
 from equipoise.policies.stages.power import at_full_clock, caps_lifted, plan_caps
 from equipoise.policies.stages.pushes import do_not_wait, push_intervals
-from equipoise.policies.stages.redeals import review_deals
+from equipoise.policies.stages.reassignment import review_splits
 from equipoise.policies.stages.virtual import capability, gpu_room, slice_gpus, virtual_gpus
 
 
@@ -116,7 +116,7 @@ class Synchronisation(Stage):
         reviewed: dict[str, Any] = {}
         backoff_s = self.backoff_windows * observation.window_s
         if self.frozen != "S311":
-            plan, deals, reviewed = review_deals(observation, groups, plan, memory, self.noise, backoff_s)
+            plan, deals, reviewed = review_splits(observation, groups, plan, memory, self.noise, backoff_s)
         plan, state, sync = self._intervals(observation, groups, plan, memory)
         shares, record, virtual = self._shares(observation, groups, plan, memory.get("guard", guard_empty()))
         done = [what for what, changes in (

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from equipoise.policies.allocation.avoided_nodes import avoided, remember_nodes
 from equipoise.policies.allocation.backfill import backfill
-from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import (
     elastic_columns,
     elastic_rows,
@@ -27,7 +27,25 @@ from equipoise.policies.allocation.elastic import (
     slowest_models,
     table_columns,
 )
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.allocation.growing import grow_jobs
+from equipoise.policies.allocation.kinds import assign, movable
+from equipoise.policies.allocation.locality import start_near
+from equipoise.policies.allocation.planned import plan_jobs
+from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
+from equipoise.policies.allocation.proposal import Proposal
+from equipoise.policies.allocation.ranking import (
+    Ageing,
+    NodeState,
+    Ranking,
+    node_state,
+    paces,
+    rank,
+)
+from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, resize_optimally
+from equipoise.policies.allocation.widths import narrow_jobs, start_widths
+from equipoise.policies.contract import AllocationStage, Memory, Plan
+from equipoise.policies.kernels.arrays import sort_by
+from equipoise.policies.kernels.gangs import (
     NO_GRANTS,
     NO_ROWS,
     NO_VALUES,
@@ -40,24 +58,6 @@ from equipoise.policies.allocation.gangs import (
     some_room,
     start_in_order,
 )
-from equipoise.policies.allocation.growing import grow_jobs
-from equipoise.policies.allocation.kinds import assign, movable
-from equipoise.policies.allocation.near import start_near
-from equipoise.policies.allocation.planned import plan_jobs
-from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
-from equipoise.policies.allocation.ranking import (
-    Ageing,
-    NodeState,
-    Ranking,
-    node_state,
-    paces,
-    rank,
-)
-from equipoise.policies.allocation.shunned import remember_nodes, shunned
-from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, resize_optimally
-from equipoise.policies.allocation.widths import narrow_jobs, start_widths
-from equipoise.policies.contract import AllocationStage, Memory, Plan
-from equipoise.policies.kernels.arrays import sort_by
 from equipoise.policies.kernels.placement import ANY, WEIGHTED
 from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns
 from equipoise.policies.observation import RUNNING, Floats, Ints, Observation
@@ -65,7 +65,7 @@ from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
 from equipoise.policies.stages.power import at_full_clock
-from equipoise.policies.stages.unsound import replace_suspects, shunned_gpus
+from equipoise.policies.stages.unhealthy import avoided_gpus, replace_suspects
 from equipoise.policies.stages.watch import (
     corrected,
     going_back_pays,
@@ -182,7 +182,7 @@ class NodeAllocation(AllocationStage):
         verdict, memory = review(o, memory, self.noise, self.backoff_s)
         if self.frozen == "S413":
             verdict, memory = Verdict(NO_ROWS, NO_ROWS, NO_VALUES), {**memory, "guard": guard_empty()}
-        unsound = shunned_gpus(o, plan)
+        unsound = avoided_gpus(o, plan)
         if not len(verdict.rollback) and unsound is None and self._nothing_to_do(o):
             return plan.because("s4", "nothing is free, and no change would pay"), memory
         nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
@@ -195,40 +195,42 @@ class NodeAllocation(AllocationStage):
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
         order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
-        draft = Draft(o, ranking.weight, nodes.model, order, unsound)
-        draft.speed = nodes.speed
+        proposal = Proposal(o, ranking.weight, nodes.model, order, unsound)
+        proposal.speed = nodes.speed
         values = (
-            nodes.values() | _use(o) | self._undo(draft, verdict, memory, before, len(ranking.overdue) > 0)
+            nodes.values() | _use(o) | self._undo(proposal, verdict, memory, before, len(ranking.overdue) > 0)
         )
-        values["s413_replaced"] = replace_suspects(draft)
-        memory = remember_nodes(draft, memory, before, verdict.keep, verdict.rollback, self.noise)
-        draft.away = shunned(o, memory)
+        values["s413_replaced"] = replace_suspects(proposal)
+        memory = remember_nodes(proposal, memory, before, verdict.keep, verdict.rollback, self.noise)
+        proposal.away = avoided(o, memory)
         able = elastic_rows(o, ranking.running)
         able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]
         solved = {}
         if self.mode == "optimal" and self.frozen != "S422":
-            solved = self._solve(draft, nodes, ranking, scaling, table, able, memory)
+            solved = self._solve(proposal, nodes, ranking, scaling, table, able, memory)
         if self.frozen == "S422":
-            draft.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), draft.columns)[0])
-            draft.leave(np.arange(len(o.jobs)))
+            proposal.start(
+                start_in_order(ranking.waiting, False, ANY, request_columns(o), proposal.columns)[0]
+            )
+            proposal.leave(np.arange(len(o.jobs)))
         by_formula = "s422_fallback" in solved or self.mode == "formula"
         if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422":
-            values |= self._assign(draft, nodes, ranking, scaling, table, memory)
-        started, takes_s = self._start(draft, nodes, ranking, scaling, table)
+            values |= self._assign(proposal, nodes, ranking, scaling, table, memory)
+        started, takes_s = self._start(proposal, nodes, ranking, scaling, table)
         values |= solved | started
         if by_formula and self.frozen != "S422":
-            values |= self._preempt(draft, ranking, takes_s)
-            values |= self._resize(draft, nodes, ranking, scaling, table, able, values["s422_overdue"])
+            values |= self._preempt(proposal, ranking, takes_s)
+            values |= self._resize(proposal, nodes, ranking, scaling, table, able, values["s422_overdue"])
         kept = ranking.overdue[ranking.overdue == memory.get("reserved", -1)]
-        if not len(kept) or draft.touched(kept)[0]:  # else it waits on
+        if not len(kept) or proposal.touched(kept)[0]:  # else it waits on
             memory["reserved"] = values["s422_overdue"]
-        allocation = draft.allocation()
-        values |= parallel_work(draft, nodes, scaling, table)
+        allocation = proposal.allocation()
+        values |= parallel_work(proposal, nodes, scaling, table)
         if allocation is None:
             return plan.because("s4", "all stays as it is", **values), memory
-        memory = watch(draft, nodes, scaling, table, memory, values["s413_undone"])
-        values |= _changed(draft, values)
-        text = f"starts {len(draft.started())}, stops {len(draft.stopped)}, resizes {len(draft.resized())}"
+        memory = watch(proposal, nodes, scaling, table, memory, values["s413_undone"])
+        values |= _changed(proposal, values)
+        text = f"starts {len(proposal.started())}, stops {len(proposal.stopped)}, resizes {len(proposal.resized())}"
         return plan.with_(allocation=allocation).because("s4", text, **values), memory
 
     def _nothing_to_do(self, o: Observation) -> bool:
@@ -261,21 +263,21 @@ class NodeAllocation(AllocationStage):
         )  # fmt: skip
 
     def _undo(
-        self, draft: Draft, verdict: Verdict, memory: Memory, before: Record, reserved: bool
+        self, proposal: Proposal, verdict: Verdict, memory: Memory, before: Record, reserved: bool
     ) -> dict[str, Any]:
         """S413: give jobs back the very GPUs that they had, where they are free, not `reserved`, and it pays."""
-        o, undone = draft.observation, []
+        o, undone = proposal.observation, []
         judged = np.concatenate((verdict.keep, verdict.rollback))
         for row in verdict.rollback.tolist():
-            gpus = way_back(draft, memory, row)
+            gpus = way_back(proposal, memory, row)
             was = float(before["before"][np.searchsorted(before["id"], row)])
-            held = draft.gpus_of(row)[0]
+            held = proposal.gpus_of(row)[0]
             if (
                 gpus is not None
                 and going_back_pays(o, row, was)
                 and (not reserved or np.isin(gpus, held).all())
             ):
-                draft.resize(row, held, gpus)
+                proposal.resize(row, held, gpus)
                 undone.append(row)
         return {
             "s413_kept": verdict.keep,
@@ -287,7 +289,7 @@ class NodeAllocation(AllocationStage):
         }
 
     def _solve(
-        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
         able: Ints, memory: Memory,
     ) -> dict[str, Any]:  # fmt: skip
         """S422, optimal: a whole schedule of few jobs, else sizes by an integer programme.
@@ -297,18 +299,18 @@ class NodeAllocation(AllocationStage):
         Waiting jobs are left to the formula while one of them is overdue and so may have a reservation.
         """
         overdue = len(ranking.overdue) > 0
-        fixed = NO_ROWS if overdue else self._movable(draft, ranking, memory)
-        patient = self._may_be_stopped(draft.observation, ranking.running)
+        fixed = NO_ROWS if overdue else self._movable(proposal, ranking, memory)
+        patient = self._may_be_stopped(proposal.observation, ranking.running)
         if not overdue:
             try:
-                schedule = plan_jobs(draft, nodes, ranking, scaling, table, able, patient, self.margin)
+                schedule = plan_jobs(proposal, nodes, ranking, scaling, table, able, patient, self.margin)
                 return {"s422_schedule_s": np.array(schedule.begin_s)}
             except (TimeoutError, ValueError):  # as with many jobs: sizes only
                 pass
         blocked = ~np.isin(ranking.running, able)
         try:
             configurations = resize_optimally(
-                draft, nodes, ranking, scaling, table, blocked, fixed, patient, not overdue, self.horizon_s,
+                proposal, nodes, ranking, scaling, table, blocked, fixed, patient, not overdue, self.horizon_s,
                 self.reluctance, self.search_limit, self.time_limit_s,
             )  # fmt: skip
         except TimeoutError as error:
@@ -318,63 +320,68 @@ class NodeAllocation(AllocationStage):
         return {"s422_configurations": configurations}
 
     def _assign(
-        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
         memory: Memory,
     ) -> dict[str, Any]:  # fmt: skip
         """S422: GPU models to jobs by their own speeds there, unless what is free is reserved."""
-        o = draft.observation
+        o = proposal.observation
         if len(ranking.overdue):
             return {"s422_moved": NO_ROWS}
         patient = ranking.running[self._bars(o, ranking.running) > -math.inf]
         wanted = o.jobs.gpus_requested.copy()
         wanted[ranking.waiting] = ranking.wanted
         first = elastic_rows(o, ranking.waiting[:_PREEMPTING])
-        wanted[first] = start_widths(draft, nodes, first, scaling, table)[first]
-        running = self._movable(draft, ranking, memory)
-        moved = assign(draft, nodes, ranking, wanted, running, patient, self.reluctance, self.horizon_s)
+        wanted[first] = start_widths(proposal, nodes, first, scaling, table)[first]
+        running = self._movable(proposal, ranking, memory)
+        moved = assign(proposal, nodes, ranking, wanted, running, patient, self.reluctance, self.horizon_s)
         return {"s422_moved": moved}
 
-    def _movable(self, draft: Draft, ranking: Ranking, memory: Memory) -> Ints:
+    def _movable(self, proposal: Proposal, ranking: Ranking, memory: Memory) -> Ints:
         """Rows of running jobs of fixed size that may change their GPU model, or stop."""
-        o = draft.observation
+        o = proposal.observation
         blocked = guard_blocked(memory["guard"], ranking.running, o.time_s)
         blocked |= ~o.jobs.rigid[ranking.running] & ~measured(o, memory, ranking.running)
-        return movable(draft, ranking, blocked, self.reluctance)
+        return movable(proposal, ranking, blocked, self.reluctance)
 
     def _start(
-        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns
+        self,
+        proposal: Proposal,
+        nodes: NodeState,
+        ranking: Ranking,
+        scaling: ScalingColumns,
+        table: TableColumns,
     ) -> tuple[dict[str, Any], Floats | None]:
         """S422: start overdue jobs, then the others in order; those only where they delay no overdue one.
 
         With how long (s) each job takes where one has a reservation, else None.
         """
-        o = draft.observation
+        o = proposal.observation
         intervals = Scaling(*scaling).sync_interval
         seen = np.concatenate((ranking.overdue[:_PREEMPTING], ranking.waiting[:_PREEMPTING]))
-        requests = asking_for(o, start_widths(draft, nodes, seen, scaling, table))
+        requests = asking_for(o, start_widths(proposal, nodes, seen, scaling, table))
         late = ranking.overdue
-        overdue = self._start_first(draft, late[~draft.touched(late)], requests, None)
-        queue, first = ranking.waiting[~draft.touched(ranking.waiting)], -1
+        overdue = self._start_first(proposal, late[~proposal.touched(late)], requests, None)
+        queue, first = ranking.waiting[~proposal.touched(ranking.waiting)], -1
         if overdue < 0:
-            first = self._start_first(draft, queue, requests, intervals)
+            first = self._start_first(proposal, queue, requests, intervals)
             if first >= 0 and _waited_s(o, first) > self.reserve_after_s:
                 overdue = first
-            queue = queue[~draft.touched(queue)]
+            queue = queue[~proposal.touched(queue)]
         reserved_s, takes_s = math.nan, None
         if overdue >= 0:
-            queue = _one_after_another(np.concatenate(([overdue], late, queue)), draft)
-            running = np.sort(np.concatenate((ranking.running, draft.started())))
-            takes_s = _takes_s(draft, nodes, running, queue, requests, scaling, table)
+            queue = _one_after_another(np.concatenate(([overdue], late, queue)), proposal)
+            running = np.sort(np.concatenate((ranking.running, proposal.started())))
+            takes_s = _takes_s(proposal, nodes, running, queue, requests, scaling, table)
             takes_s[running] = np.nan_to_num(takes_s[running], nan=self.unknown_s)
             takes_s = frozen(takes_s)
             more, reserved_s = backfill(
-                o, queue, takes_s, WEIGHTED, running, draft.holder, requests, draft.columns
+                o, queue, takes_s, WEIGHTED, running, proposal.holder, requests, proposal.columns
             )
-            draft.start(more)
+            proposal.start(more)
         elif first >= 0:
             queue = frozen(queue[1:])
-            start_near(draft, queue, False, requests, intervals)
-            self._start_smaller(draft, queue[~draft.touched(queue)][:_SMALLER], requests)
+            start_near(proposal, queue, False, requests, intervals)
+            self._start_smaller(proposal, queue[~proposal.touched(queue)][:_SMALLER], requests)
         return {
             "s412_priority": ranking.waiting_a[:5],
             "s422_order": ranking.waiting[:5],
@@ -384,81 +391,81 @@ class NodeAllocation(AllocationStage):
         }, takes_s
 
     def _start_first(
-        self, draft: Draft, queue: Ints, requests: RequestColumns, intervals: Ints | None
+        self, proposal: Proposal, queue: Ints, requests: RequestColumns, intervals: Ints | None
     ) -> int:
         """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
         while len(queue):
-            queue = queue[start_near(draft, queue, True, requests, intervals) :]
-            if len(queue) and not self._start_smaller(draft, queue[:1], requests):
+            queue = queue[start_near(proposal, queue, True, requests, intervals) :]
+            if len(queue) and not self._start_smaller(proposal, queue[:1], requests):
                 return int(queue[0])
             queue = queue[1:]
         return -1
 
-    def _start_smaller(self, draft: Draft, rows: Ints, requests: RequestColumns) -> int:
+    def _start_smaller(self, proposal: Proposal, rows: Ints, requests: RequestColumns) -> int:
         """Start elastic jobs with a half, a quarter, ... of the workers they ask for; returns how many."""
-        o, started = draft.observation, 0
+        o, started = proposal.observation, 0
         for row in elastic_rows(o, rows).tolist():
             per, fewest = int(o.jobs.gpus_per_worker[row]), int(o.jobs.workers_min[row])
             workers = int(requests[1][row]) // per // 2
-            while workers >= fewest and draft.free >= fewest * per:
+            while workers >= fewest and proposal.free >= fewest * per:
                 asked = requests[1].copy()
                 asked[row] = workers * per
-                if start_near(draft, np.array([row]), True, asking_for(o, asked), None):
+                if start_near(proposal, np.array([row]), True, asking_for(o, asked), None):
                     started += 1
                     break
                 workers //= 2
         return started
 
-    def _preempt(self, draft: Draft, ranking: Ranking, takes_s: Floats | None) -> dict[str, Any]:
+    def _preempt(self, proposal: Proposal, ranking: Ranking, takes_s: Floats | None) -> dict[str, Any]:
         """S422: stop running jobs for waiting ones of higher priority that need much less time.
 
         With `takes_s`, by row, what they take is reserved for another once it is free: they end before that.
         """
-        o = draft.observation
-        left = ~draft.touched(ranking.waiting)
+        o = proposal.observation
+        left = ~proposal.touched(ranking.waiting)
         queue, standing = ranking.waiting[left][:_PREEMPTING], ranking.waiting_a[left][:_PREEMPTING]
-        able = ~draft.touched(ranking.running)
+        able = ~proposal.touched(ranking.running)
         running = ranking.running[able]
         key, bar = np.nan_to_num(o.jobs.service_s[queue], nan=math.inf), self._bars(o, running)
         if not key.min(initial=math.inf) < bar.max(initial=-math.inf):
             return {"s422_stopped": NO_ROWS}
-        room = draft.columns if takes_s is None else draft.without_free()
+        room = proposal.columns if takes_s is None else proposal.without_free()
         stopped, grants, _ = start_with_preemption(
             o, frozen(queue), frozen(key), frozen(standing), WEIGHTED, running, bar,
-            ranking.running_a[able], draft.holder, request_columns(o), room,
+            ranking.running_a[able], proposal.holder, request_columns(o), room,
         )  # fmt: skip
         if takes_s is not None:
-            stopped, grants = _that_end_sooner(grants, takes_s, draft.holder)
-        draft.stop(stopped.tolist())
-        draft.start(grants)
+            stopped, grants = _that_end_sooner(grants, takes_s, proposal.holder)
+        proposal.stop(stopped.tolist())
+        proposal.start(grants)
         return {"s422_stopped": stopped}
 
     def _resize(
-        self, draft: Draft, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
         able: Ints, overdue: int,
     ) -> dict[str, Any]:  # fmt: skip
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that no waiting job could use."""
-        o = draft.observation
+        o = proposal.observation
         if not len(able) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
-        rows = able[~draft.touched(able)]
-        narrowed = narrow_jobs(draft, nodes, rows, scaling, table, self.horizon_s, self.margin)
-        rows = rows[~draft.touched(rows)]
-        waits = np.flatnonzero(~draft.touched(ranking.waiting))
+        rows = able[~proposal.touched(able)]
+        narrowed = narrow_jobs(proposal, nodes, rows, scaling, table, self.horizon_s, self.margin)
+        rows = rows[~proposal.touched(rows)]
+        waits = np.flatnonzero(~proposal.touched(ranking.waiting))
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
         if len(waits):
             shrunk = shrink_jobs(
-                draft, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
+                proposal, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
             )
             narrowed = np.concatenate((narrowed, shrunk))
         if overdue >= 0:
             return {"s422_grown": NO_ROWS, "s422_shrunk": narrowed}
-        blocked = ranking.waiting[waits][~draft.touched(ranking.waiting[waits])]
-        rows = np.concatenate((rows[~draft.touched(rows)], elastic_rows(o, draft.started())))
+        blocked = ranking.waiting[waits][~proposal.touched(ranking.waiting[waits])]
+        rows = np.concatenate((rows[~proposal.touched(rows)], elastic_rows(o, proposal.started())))
         if len(blocked):
-            rows = in_nobodys_way(draft, nodes, rows, blocked, scaling, table)
-        grown, gain_s = grow_jobs(draft, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
+            rows = in_nobodys_way(proposal, nodes, rows, blocked, scaling, table)
+        grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
         return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
 
 
@@ -479,22 +486,22 @@ def _waited_s(o: Observation, row: int) -> float:
     return float(np.nan_to_num(o.jobs.waited_s[row]) + max(o.time_s - o.jobs.queued_since_s[row], 0.0))
 
 
-def _one_after_another(rows: Ints, draft: Draft) -> Ints:
+def _one_after_another(rows: Ints, proposal: Proposal) -> Ints:
     """Job rows about which nothing is decided, each where it is first."""
     _, first = np.unique(rows, return_index=True)
     rows = rows[np.sort(first)]
-    return frozen(rows[~draft.touched(rows)])
+    return frozen(rows[~proposal.touched(rows)])
 
 
 def _takes_s(
-    draft: Draft, nodes: NodeState, running: Ints, queue: Ints, requests: RequestColumns, scaling: ScalingColumns,
+    proposal: Proposal, nodes: NodeState, running: Ints, queue: Ints, requests: RequestColumns, scaling: ScalingColumns,
     table: TableColumns,
 ) -> Floats:  # fmt: skip
     """How long (s) jobs will run, by row of the jobs table: with the GPUs that they have, or would start with.
 
     Those that have run before restart first. What waits counts with the slowest GPU model that it may get.
     """
-    o, jobs = draft.observation, draft.observation.jobs
+    o, jobs = proposal.observation, proposal.observation.jobs
     takes_s = jobs.service_s.copy()
     rows = np.concatenate((running, queue)).astype(np.int64)
     ran_s = np.where(jobs.state[rows] == RUNNING, np.nan_to_num(o.time_s - jobs.started_s[rows]), 0.0)
@@ -503,15 +510,15 @@ def _takes_s(
     if len(o.gpu_models) > 1:
         pace = paces(o, nodes.model_speed, rows)
         slowest = np.where(pace > 0.0, pace, np.inf).min(axis=1)
-        offset, gpu = held_gpus(draft.holder, running)
+        offset, gpu = held_gpus(proposal.holder, running)
         own = pace[np.arange(len(running)), slowest_models(o, nodes, offset, gpu)]
         slowest[: len(running)] = np.where((np.diff(offset) > 0) & (own > 0.0), own, slowest[: len(running)])
         takes_s[rows] /= np.where(np.isfinite(slowest), slowest, 1.0)
     held, waits = elastic_rows(o, running), elastic_rows(o, queue)
     if len(held) or len(waits):
-        columns = elastic_columns(draft, nodes, held)
+        columns = elastic_columns(proposal, nodes, held)
         takes_s[held] *= slower(columns, np.diff(columns[1]), o, scaling, table)
-        columns = elastic_columns(draft, nodes, waits)
+        columns = elastic_columns(proposal, nodes, waits)
         takes_s[waits] *= slower(columns, requests[1][waits], o, scaling, table)
     return takes_s
 
@@ -529,9 +536,9 @@ def _that_end_sooner(grants: GrantColumns, takes_s: Floats, holder: Ints) -> tup
     return np.unique(np.concatenate(stopped)), joined(parts) if parts else NO_GRANTS
 
 
-def _changed(draft: Draft, values: dict[str, Any]) -> dict[str, Any]:
+def _changed(proposal: Proposal, values: dict[str, Any]) -> dict[str, Any]:
     """S423: the running jobs whose GPUs change, how many they have and get, and what asked for it."""
-    rows = np.sort(draft.resized())
+    rows = np.sort(proposal.resized())
     asked = {"S413": "s413_undone", "S422: free GPUs": "s422_grown", "S422: fewer GPUs": "s422_shrunk"}
     names = [
         next((name for name, key in asked.items() if row in values.get(key, ())), "S422: optimal")
@@ -539,8 +546,8 @@ def _changed(draft: Draft, values: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "s423_changed": rows,
-        "s423_gpus_before": draft.observation.jobs.gpus_held[rows],
-        "s423_gpus_after": np.array([len(draft.gpus_of(row)[0]) for row in rows.tolist()], dtype=np.int64),
+        "s423_gpus_before": proposal.observation.jobs.gpus_held[rows],
+        "s423_gpus_after": np.array([len(proposal.gpus_of(row)[0]) for row in rows.tolist()], dtype=np.int64),
         "s423_asked": names,
     }
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
 from equipoise.policies.allocation.elastic import held_gpus, slowest_models
-from equipoise.policies.allocation.gangs import frozen
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.dataflow import match_sorted
+from equipoise.policies.kernels.gangs import frozen
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import Bools, Ints, Observation
 from equipoise.policies.stages.guard import Verdict, guard_empty, guard_review, guard_watch
@@ -98,13 +98,13 @@ def measured(o: Observation, memory: Memory, rows: Ints) -> Bools:
     return np.asarray(seen | np.isnan(started_s))
 
 
-def way_back(draft: Draft, memory: Memory, row: int) -> Ints | None:
+def way_back(proposal: Proposal, memory: Memory, row: int) -> Ints | None:
     """The GPUs that a job held before its watched change, if it could have them back; else None."""
-    o, k = draft.observation, int(np.searchsorted(memory["undo_id"], row))
+    o, k = proposal.observation, int(np.searchsorted(memory["undo_id"], row))
     if k == len(memory["undo_id"]) or memory["undo_id"][k] != row:
         return None
     gpus: Ints = memory["undo_gpu"][memory["undo_offset"][k] : memory["undo_offset"][k + 1]]
-    there = (draft.holder[gpus] == row) | ((draft.holder[gpus] == -1) & o.nodes.up[o.gpus.node[gpus]])
+    there = (proposal.holder[gpus] == row) | ((proposal.holder[gpus] == -1) & o.nodes.up[o.gpus.node[gpus]])
     return gpus if there.all() else None
 
 
@@ -116,15 +116,15 @@ def going_back_pays(o: Observation, row: int, before: float) -> bool:
 
 
 def watch(
-    draft: Draft, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, memory: dict[str, Any],
+    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, memory: dict[str, Any],
     undone: Ints,
 ) -> dict[str, Any]:  # fmt: skip
     """Watch all jobs but `undone` that get other GPUs now, whatever for; returns the memory with the way back.
 
     The goodput must not fall; that of a job which gives GPUs to others must not fall below what was expected.
     """
-    o = draft.observation
-    rows = draft.resized()
+    o = proposal.observation
+    rows = proposal.resized()
     if not len(rows):
         return memory
     rows = np.setdiff1d(rows, undone)
@@ -132,7 +132,7 @@ def watch(
     if not len(rows):
         return memory
     offset, gpu = held_gpus(o.gpus.job, rows)
-    new_offset, new_gpu = held_gpus(draft.holder, rows)
+    new_offset, new_gpu = held_gpus(proposal.holder, rows)
     per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
     now, then = np.diff(offset) // per, np.diff(new_offset) // per
     model, new_model = slowest_models(o, nodes, offset, gpu), slowest_models(o, nodes, new_offset, new_gpu)

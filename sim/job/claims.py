@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.observation import Bools, Ints
-from equipoise.policies.queues.declared import (
+from equipoise.policies.declared_queues import (
     EMPTY,
     KINDS,
     NODE_PREFERRED,
@@ -23,7 +22,8 @@ from equipoise.policies.queues.declared import (
     RACK_REQUIRED,
     Queues,
 )
-from equipoise.policies.queues.limits import Quota, bound, describe
+from equipoise.policies.observation import Bools, Ints
+from equipoise.policies.quotas.limits import Quota, bound, describe
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.declared import Claim, Declared, Places
 from equipoise.sim.scenario.model import JobSpec, Scenario

@@ -9,8 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.policies.observation import Bools, Floats, Ints
-from equipoise.policies.queues.declared import (
+from equipoise.policies.declared_queues import (
     ANY_PRIORITY,
     KINDS,
     LOWER_OR_NEWER,
@@ -19,6 +18,7 @@ from equipoise.policies.queues.declared import (
     RESOURCES,
     Queues,
 )
+from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.names import nearest

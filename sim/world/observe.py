@@ -45,7 +45,7 @@ from equipoise.sim.world.tables import (
     fill_stores,
     fill_workers,
 )
-from equipoise.sim.world.told import Told
+from equipoise.sim.world.trace_columns import TraceColumns
 
 
 class Traffic(Listener):
@@ -169,7 +169,7 @@ class Observer:
 
     def _told(self) -> Mapping[str, Labels | Floats]:
         columns = self.roster.demand.columns
-        return Told(columns, len(self.roster.table), self._coded) if columns else _NOTHING_TOLD
+        return TraceColumns(columns, len(self.roster.table), self._coded) if columns else _NOTHING_TOLD
 
     def _observe_training(self, now_s: float) -> None:
         roster, needs, cluster = self.roster, self._needs, self.cluster

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.plain import number
+from equipoise.base.json_values import number
 from equipoise.sim.scenario.reference import units
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import (

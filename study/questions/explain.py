@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import Decision, Plan, Reason
 from equipoise.policies.observation import RUNNING, WAITING, Bools, Ints, Observation
-from equipoise.policies.queues.limits import (
+from equipoise.policies.queues.places import least_gpus, place_job
+from equipoise.policies.quotas.limits import (
     ROUNDING,
     Quota,
     allowed_nodes,
@@ -24,7 +25,6 @@ from equipoise.policies.queues.limits import (
     held_amounts,
     node_model,
 )
-from equipoise.policies.queues.places import least_gpus, place_job
 from equipoise.policies.record.journal import JournalError, read
 from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError
@@ -154,10 +154,10 @@ def _started(decision: Decision) -> dict[int, Ints]:
     return {row: allocation.gpus_of(k) for k, row in enumerate(rows) if o.jobs.state[row] != RUNNING}
 
 
-def _after(decision: Decision) -> tuple[Draft, Quota]:
+def _after(decision: Decision) -> tuple[Proposal, Quota]:
     """What is free, and what is used of limits, once the decision is carried out."""
     o, allocation = decision.observation, decision.plan.allocation
-    draft, quota = Draft(o), Quota.now(o)
+    draft, quota = Proposal(o), Quota.now(o)
     if allocation is None:
         return draft, quota
     parts = [(row, k) for k, row in enumerate(allocation.job.tolist())]
@@ -200,7 +200,7 @@ def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
     return cause or _order(folder, decision, row)
 
 
-def _unplaced(draft: Draft, row: int, wanted: int, allowed: Bools) -> Cause | None:
+def _unplaced(draft: Proposal, row: int, wanted: int, allowed: Bools) -> Cause | None:
     """Why what is free on these nodes does not do for a job; None where it does."""
     free = np.array(draft.columns.free)
     if draft.observation.jobs.gpu_share_requested[row] >= 1.0 and free[allowed].sum() < wanted:
@@ -214,7 +214,7 @@ def _unplaced(draft: Draft, row: int, wanted: int, allowed: Bools) -> Cause | No
     return None
 
 
-def _without_users(decision: Decision, draft: Draft, row: int, quota: Quota, gpus: float) -> Draft:
+def _without_users(decision: Decision, draft: Proposal, row: int, quota: Quota, gpus: float) -> Proposal:
     """What is free without the jobs of lower priority that use the limit which a job would break."""
     o, jobs = decision.observation, decision.observation.jobs
     limit = quota.first(int(jobs.claim[row]), gpus)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.policies.contract import Policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cost.step import replica_cost_s

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError

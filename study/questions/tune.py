@@ -22,8 +22,8 @@ from typing import Any, Literal
 import numpy as np
 
 from equipoise.base.files import write_whole
+from equipoise.base.json_values import plain
 from equipoise.base.numerals import strict_float
-from equipoise.base.plain import plain
 from equipoise.policies.parameters import check_used, split_point, with_parameters
 from equipoise.policies.registry import PolicyError
 from equipoise.sim.loading.file import read_scenario

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.base.json_values import plain
 from equipoise.base.numerals import is_index, strict_float
-from equipoise.base.plain import plain
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
 from equipoise.study.replay.graph import StepGraph

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.plain import number
+from equipoise.base.json_values import number
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY, read_json, read_manifest
 from equipoise.study.report.study import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 
-from equipoise.base.plain import number
+from equipoise.base.json_values import number
 from equipoise.sim.scenario.tree import InputError, read_tree
 from equipoise.study.display import METRICS
 from equipoise.study.folders import LEDGER, RUNS, reading

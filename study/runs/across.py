@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.sim.record import data_frame
 from equipoise.study.bounds import LowerBound
 from equipoise.study.display import METRICS, UNKNOWN, digits, label, plus_minus, show

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.files import write_whole
-from equipoise.base.plain import from_json, number, plain
+from equipoise.base.json_values import from_json, number, plain
 from equipoise.formats.text.spreadsheet import guarded
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.registry import make_policy

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.base.sources import code_hash
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy

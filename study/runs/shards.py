@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from equipoise.base.files import write_whole
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.orders import Row
 from equipoise.study.runs.store import MemoryStore, StoreError, ledger_with_copy, only_writer

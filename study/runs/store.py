@@ -23,7 +23,7 @@ import numpy as np
 
 from equipoise.base.database import own_database, writing
 from equipoise.base.files import replacing
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import LEDGER, RUNS, SUMMARY, reading
 from equipoise.study.runs.orders import Row

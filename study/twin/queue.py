@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import frozen, request_columns, room_columns, start_in_order
 from equipoise.policies.contract import (
     Allocation,
     Decision,
@@ -29,6 +28,7 @@ from equipoise.policies.contract import (
     StageError,
     refine,
 )
+from equipoise.policies.kernels.gangs import frozen, request_columns, room_columns, start_in_order
 from equipoise.policies.kernels.placement import ANY
 from equipoise.policies.observation import RUNNING, WAITING, Bools, Floats, Jobs, Observation, writable
 from equipoise.policies.record.journal import JournalError, read

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.registry import PolicyError, make_policy

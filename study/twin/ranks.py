@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.policies.growth import LEAST_ROUNDS as LEAST_LEARNT
 from equipoise.policies.growth import Growth, Law
 from equipoise.policies.observation import Floats

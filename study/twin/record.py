@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Bools, Floats, Ints

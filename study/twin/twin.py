@@ -28,8 +28,8 @@ from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.compare import Parting, actions, first_difference, identical, parting
-from equipoise.study.twin.eyes import AsLive, levers
 from equipoise.study.twin.fit import MeasuredSpeeds, measure, scenario_data
+from equipoise.study.twin.live_policy import AsLive, levers
 from equipoise.study.twin.record import DecisionPoint, LiveRun, journals
 
 SEEDS = 5  # noise of the prediction itself is averaged away over so many

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from equipoise import cli
-from equipoise.base.plain import from_json, number
+from equipoise.base.json_values import from_json, number
 from equipoise.base.regular import read_file
 from equipoise.base.sources import environment, in_environment, search_path
 from equipoise.sim.loading.file import load
@@ -249,7 +249,7 @@ def test_no_module_is_taken_out_of_the_working_folder(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     del inside["PYTHONSAFEPATH"]
     code = (
-        "import os, sys; sys.path.remove(''); from equipoise.base.plain import plain;"
+        "import os, sys; sys.path.remove(''); from equipoise.base.json_values import plain;"
         "from equipoise.study.runs.engines.processes import Processes;"
         "from equipoise.study.runs.orders import Shared;"
         "w = Processes(Shared(), 1).workers[0]; assert w.pipe.recv() == 'ready'; w.stop()"

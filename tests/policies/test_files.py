@@ -21,8 +21,8 @@ def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path):
     write_whole(target, "old")
 
     def interrupted():
-        with replacing(target) as draft:
-            draft.write_text("half")
+        with replacing(target) as proposal:
+            proposal.write_text("half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.live.train.deal import Deal
+from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.policies.shards import Taken, next_batch, take_from
 from equipoise.sim.job.dataset import JobData
 
@@ -64,7 +64,7 @@ def test_simulated_and_live_queues_are_the_same_move_for_move(draw: st.DataObjec
     workers, samples = draw.draw(st.integers(1, 4)), draw.draw(st.integers(1, 80))
     shards, unit = draw.draw(st.integers(1, min(10, samples))), draw.draw(st.integers(1, 3))
     owners = draw.draw(st.lists(st.integers(0, workers - 1), min_size=shards, max_size=shards))
-    live = Deal.whole(np.arange(samples), shards, np.array(owners), workers)
+    live = EpochSplit.whole(np.arange(samples), shards, np.array(owners), workers)
     starts = {p.shard: p.begin for queue in live.queues() for p in queue}
     sizes = {p.shard: p.left for queue in live.queues() for p in queue}
     data = simulated([sizes[k] for k in range(shards)], owners, workers)

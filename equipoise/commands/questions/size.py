@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options

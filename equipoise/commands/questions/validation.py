@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common, say
 

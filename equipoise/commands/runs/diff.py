@@ -27,7 +27,7 @@ def _short(value: str) -> str:
 @common
 def diff(first: str, second: str, form: str, page: Path | None) -> None:
     """Show what differs between two run directories: keys of the scenario, and metrics with their ratio."""
-    from equipoise.base.plain import plain
+    from equipoise.base.json_values import plain
     from equipoise.study.display import LABELS, digits, show
     from equipoise.study.questions.difference import difference
 

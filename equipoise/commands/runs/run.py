@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.base.plain import plain
+from equipoise.base.json_values import plain
 from equipoise.commands.tables import aligned, as_csv
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from equipoise.base.plain import number
+from equipoise.base.json_values import number
 from equipoise.sim.hardware.used_prices import UsedPrice
 from equipoise.sim.scenario.units import format_scaled
 from equipoise.study.folders import SIZE

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.base.plain import number
+from equipoise.base.json_values import number
 from equipoise.study.display import MORE_IS_BETTER, digits
 from equipoise.study.folders import TUNE
 from equipoise.study.questions.tune import SURE

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.base.database import database
-from equipoise.base.plain import number
+from equipoise.base.json_values import number
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.fairness import fairness_charts

@@ -46,11 +46,11 @@ def run(data: Path) -> list[Line]:
     return lines
 
 
-Told = tuple[str, float, float, float]
+TraceColumns = tuple[str, float, float, float]
 """A row: its key, the prediction, the naive model's, the measurement."""
 
 
-def _halves(recorded: Sequence[StepGraph], name: str) -> list[Told]:
+def _halves(recorded: Sequence[StepGraph], name: str) -> list[TraceColumns]:
     """Steps of the second half, replayed with the host time of the first."""
     half = len(recorded) // 2
     later = recorded[half:]
@@ -61,7 +61,7 @@ def _halves(recorded: Sequence[StepGraph], name: str) -> list[Told]:
     ]
 
 
-def _line(what: str, target: float, rows: Sequence[Told], spread: tuple[float, float]) -> Line:
+def _line(what: str, target: float, rows: Sequence[TraceColumns], spread: tuple[float, float]) -> Line:
     keys = [row[0] for row in rows]
     guess, naive, truth = np.array([row[1:] for row in rows]).T
     return line(what, target, [judge(keys, guess, naive, truth, spread)])

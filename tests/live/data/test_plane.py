@@ -26,7 +26,7 @@ from equipoise.live.decide.world import UNBOUNDED, LiveWorld
 from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options
 from equipoise.live.train.change import RoundChange
-from equipoise.live.train.deal import Deal
+from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.live.train.sampler import Files, ShareSampler
 from equipoise.policies.contract import refine
 from equipoise.policies.observation import Floats
@@ -200,7 +200,7 @@ def observed(
     shards = [Shard(f"{k}.tar", n, size, None, store) for k, (n, size, store) in enumerate(files)]
     made = LiveWorld(Options(global_batch=20), [RankPlace(m, f"host-{m}", f"d{m}") for m in range(2)])
     sizes = np.array([s.samples for s in shards])
-    made.deal = Deal.whole(np.arange(sizes.sum()), len(files), owners, 2, sizes=sizes)
+    made.deal = EpochSplit.whole(np.arange(sizes.sum()), len(files), owners, 2, sizes=sizes)
     made.shares = np.array([10, 10])
     made.data = DataView(shards)
     view, stall_s = made.data, [0.0, 0.0]

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from equipoise.live.decide.slow import LASTS, SlowRanks, causes
+from equipoise.live.decide.slow_ranks import LASTS, SlowRanks, causes
 from equipoise.live.decide.window import LiveWindow, measure
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, SAMPLES, STALL, TAIL, UPDATE
 from equipoise.policies.growth import Law

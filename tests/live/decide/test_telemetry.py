@@ -20,8 +20,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from equipoise.base.json_values import plain  # noqa: E402
 from equipoise.base.metrics_server import MetricsServer  # noqa: E402
-from equipoise.base.plain import plain  # noqa: E402
 from equipoise.live.decide.metrics import families  # noqa: E402
 from equipoise.live.decide.telemetry import Recorder, last_decision  # noqa: E402
 from equipoise.live.train import devices  # noqa: E402

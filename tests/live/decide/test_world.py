@@ -19,7 +19,7 @@ from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
 from equipoise.live.group.places import RankPlace, places_from
 from equipoise.live.options import Bounds, Options
-from equipoise.live.train.deal import Deal
+from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.live.train.rounds import COLUMNS, SAMPLES, STALL, TAIL, UPDATE
 from equipoise.policies.contract import Allocation, Moves, Plan, check, refine
 from equipoise.policies.registry import make_policy
@@ -118,7 +118,7 @@ def world(active: Sequence[RankPlace], parked: Sequence[RankPlace] = (), **optio
     made = LiveWorld(Options(global_batch=12, drift=0.01, **options), active, parked)
     ranks = len(active)
     made.shares = np.full(ranks, 12 // ranks)
-    made.deal = Deal.whole(np.arange(96), 8, None, ranks)
+    made.deal = EpochSplit.whole(np.arange(96), 8, None, ranks)
     rows = rows_of(*[[(12 // ranks, 0.01, 0.1 * (k + 1), 0.02, 0.001)] * 5 for k in range(ranks)])
     made.telemetry = Telemetry(
         measure(rows, [True] * 5), np.arange(1.0, ranks + 1), *(np.full(ranks, NAN),) * 2, 50.0, 7

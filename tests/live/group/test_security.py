@@ -23,9 +23,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from equipoise.base import metrics_server  # noqa: E402
-from equipoise.live.group import doorman as doormen  # noqa: E402
+from equipoise.live.group import admission as doormen  # noqa: E402
 from equipoise.live.group import launch  # noqa: E402
-from equipoise.live.group.doorman import Doorman, strange_keys  # noqa: E402
+from equipoise.live.group.admission import AdmissionLog, strange_keys  # noqa: E402
 from equipoise.live.group.hosting import host_store, job_store, of_job, reach_store  # noqa: E402
 from equipoise.live.group.packing import pack, unpack  # noqa: E402
 from equipoise.live.group.rebuild import share_states  # noqa: E402
@@ -254,7 +254,7 @@ def test_the_host_says_in_one_line_what_it_refuses(
     of_job(server, "secret.1").set("dead/0", "1")
     with monkeypatch.context() as patched:  # it looks when it is told to, not in between
         patched.setattr(threading.Thread, "start", lambda thread: None)
-        doorman = Doorman(server, "secret", lambda: 2)
+        doorman = AdmissionLog(server, "secret", lambda: 2)
     doorman.look(server)
     assert capfd.readouterr().err == ""
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CONNECTIONS)]
@@ -286,8 +286,8 @@ def test_a_connection_that_sends_garbage_is_closed_and_told_in_one_line(
     while len(unanswered(server.port)) < len(strangers):
         assert time.monotonic() < limit_s
         time.sleep(0.001)
-    monkeypatch.setattr(Doorman, "_run", lambda _: None)  # no looks but those of this test
-    doorman = Doorman(server, None)
+    monkeypatch.setattr(AdmissionLog, "_run", lambda _: None)  # no looks but those of this test
+    doorman = AdmissionLog(server, None)
     doorman.look(server)
     assert capfd.readouterr().err == ""  # a busy store has some time to answer
     monkeypatch.setattr(doormen, "_UNANSWERED_S", 0.0)

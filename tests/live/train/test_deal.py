@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.live.train.change import RoundChange
-from equipoise.live.train.deal import Deal
+from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.physics import deal
 from tests.oracles.deal import NaiveDeal
 
 
-def _same(deal: Deal, naive: NaiveDeal) -> None:
+def _same(deal: EpochSplit, naive: NaiveDeal) -> None:
     ours = [[(p.id, deal.order[p.begin : p.end].tolist()) for p in queue] for queue in deal.queues()]
     assert ours == [[(p[0], p[1]) for p in queue] for queue in naive.queues]
     assert deal.owned.tolist() == [naive.owned(w) for w in range(len(naive.queues))]
@@ -33,7 +33,7 @@ def test_deal_equals_its_plain_twin(data: st.DataObject) -> None:
     samples = data.draw(st.integers(1, 80))
     shards = data.draw(st.integers(1, 12))
     order = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(samples)
-    deal = Deal.whole(order, shards, None, workers)
+    deal = EpochSplit.whole(order, shards, None, workers)
     naive = NaiveDeal(order.tolist(), min(shards, samples), workers)
     while deal.left:
         match data.draw(st.sampled_from(["draw", "draw", "draw", "move", "reorder", "copy"])):
@@ -62,7 +62,7 @@ def test_deal_equals_its_plain_twin(data: st.DataObject) -> None:
 @given(st.data())
 def test_the_rest_without_what_was_trained(data: st.DataObject) -> None:
     samples, workers = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 4))
-    deal = Deal.whole(np.random.default_rng(1).permutation(samples), 7, None, workers)
+    deal = EpochSplit.whole(np.random.default_rng(1).permutation(samples), 7, None, workers)
     first = deal.demand(np.full(workers, 3), 1)
     drawn = deal.copy().draw(first, 0)
     for worker in range(1, workers):
@@ -81,7 +81,7 @@ def test_the_rest_without_what_was_trained(data: st.DataObject) -> None:
 
 def test_many_samples_are_dealt_as_few_are() -> None:
     """Whole pieces go without a rest, parts get the next ids, and what a queue lacks comes from the longest."""
-    deal = Deal.whole(np.arange(1200), 3, np.array([0, 0, 1]), 2, first_id=5)
+    deal = EpochSplit.whole(np.arange(1200), 3, np.array([0, 0, 1]), 2, first_id=5)
     assert [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in deal.queues()] == [
         [(5, 0, 0, 400), (6, 1, 400, 800)], [(7, 2, 800, 1200)]
     ]  # fmt: skip
@@ -218,7 +218,7 @@ def test_the_rest_of_an_epoch_is_gone_on_with(left: int, resumes: bool, dropped:
     for drop_last, goes_on in ((False, resumes), (True, dropped)):
         sampler = plain(drop_last=drop_last)
         next(iter(sampler))
-        rest = Deal.whole(np.arange(24 - left, 24), 1, np.array([0]), 2, first_id=40) if left else None
+        rest = EpochSplit.whole(np.arange(24 - left, 24), 1, np.array([0]), 2, first_id=40) if left else None
         sampler.resume(3, rest, 0)
         assert (sampler.current(), sampler.to_read(), sampler.resumes) == (None, [], goes_on)
         assert sampler.whole_deal(4).queues()[0][0].id == (41 if left else 2)

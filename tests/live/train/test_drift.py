@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.options import Options  # noqa: E402
-from equipoise.live.train.apart import Drift, Movement  # noqa: E402
+from equipoise.live.train.drift import Drift, Movement  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 LEAST = 1e-6

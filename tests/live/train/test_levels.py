@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.group.resync import lineage  # noqa: E402
-from equipoise.live.train.near import groups_by_host  # noqa: E402
+from equipoise.live.train.host_groups import groups_by_host  # noqa: E402
 from equipoise.policies.contract import Plan, check  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.train.test_sync import BATCH, LR, make_data, make_net  # noqa: E402

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from equipoise.live.train.change import RoundChange  # noqa: E402
-from equipoise.live.train.stream import ENDLESS, Reader, StreamDeal, StreamLoader, StreamSampler, length_of  # noqa: E402
+from equipoise.live.train.stream import ENDLESS, Reader, StreamLoader, StreamSampler, StreamSplit, length_of  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 BATCH = 8
@@ -128,7 +128,7 @@ def test_what_is_left_of_a_stream(there: int, said: int, at: int, gone: tuple[in
     """What it says until its end is seen, one batch of eight ahead, and at least that batch; then what there is."""
     reader = Reader(range(there))
     reader.rewind(0, at)
-    assert StreamDeal(reader, 2, said, BATCH, at, gone).left == left
+    assert StreamSplit(reader, 2, said, BATCH, at, gone).left == left
 
 
 def test_a_stream_is_not_read_before_it_is_asked_for_nor_further_than_a_round_ahead() -> None:

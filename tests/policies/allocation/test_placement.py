@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.policies.allocation import gangs
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.contract import Allocation, Plan, check
+from equipoise.policies.kernels import gangs
+from equipoise.policies.kernels.gangs import (
     RoomColumns,
     frozen,
     holdings,
@@ -17,7 +18,6 @@ from equipoise.policies.allocation.gangs import (
     start_in_order,
     working,
 )
-from equipoise.policies.contract import Allocation, Plan, check
 from equipoise.policies.kernels.placement import ANY, COUNTED, PACKED, WEIGHTED
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Workers
 from tests.oracles import placement as naive

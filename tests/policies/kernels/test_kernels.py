@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from equipoise.policies import physics
+from equipoise.policies.kernels import batch_split as kernels_deal
 from equipoise.policies.kernels import dataflow as kernels
-from equipoise.policies.kernels import deal as kernels_deal
 from equipoise.policies.kernels import fetching
 from equipoise.policies.kernels import sync as kernels_sync
 from equipoise.policies.stages.optimal import least_cost_assignment, least_cost_transport

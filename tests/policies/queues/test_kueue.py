@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.policies.observation import RUNNING
-from equipoise.policies.queues.limits import Quota, held_amounts
+from equipoise.policies.quotas.limits import Quota, held_amounts
 from equipoise.policies.record.journal import read
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, load

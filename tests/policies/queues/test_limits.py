@@ -20,9 +20,9 @@ from equipoise.policies.contract import (
     Policy,
     Refusal,
 )
+from equipoise.policies.declared_queues import Queues
 from equipoise.policies.observation import RUNNING, Observation
-from equipoise.policies.queues.declared import Queues
-from equipoise.policies.queues.limits import Quota
+from equipoise.policies.quotas.limits import Quota
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.policies.declared_queues import Queues
 from equipoise.policies.observation import Jobs, Nodes, Observation
-from equipoise.policies.queues.declared import Queues
 from equipoise.policies.queues.fairshare import classic, decayed, fair_tree, level_shares
 from equipoise.policies.queues.multifactor import priorities
 from equipoise.policies.registry import make_policy

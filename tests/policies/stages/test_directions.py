@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.policies.contract import UNCHANGED
-from equipoise.policies.kernels.deal import resource_shares
+from equipoise.policies.kernels.batch_split import resource_shares
 from equipoise.policies.kernels.fetching import shard_priority
 from equipoise.policies.kernels.sync import level_cost, step_spread, sync_coefficient, weighted_shares
 from equipoise.policies.observation import Paths

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise import run
-from equipoise.policies.allocation.near import delays
+from equipoise.policies.allocation.locality import delays
 from equipoise.policies.contract import UNCHANGED
 from equipoise.policies.observation import Jobs, Nodes, Observation, Speeds, Stores
 from equipoise.policies.registry import make_stage

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import UNCHANGED, check
 from equipoise.policies.observation import Gpus, Jobs, JobState, Observation, Workers
 from equipoise.policies.registry import make_policy, make_stage
 from equipoise.policies.stages.groups import group_workers
-from equipoise.policies.stages.unsound import replace_suspects, samples_bound, shunned_gpus, suspect_gpus
+from equipoise.policies.stages.unhealthy import avoided_gpus, replace_suspects, samples_bound, suspect_gpus
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import load
 from equipoise.sim.run import run
@@ -131,12 +131,12 @@ def replaced(gpus=8, *, touched=False, **jobs):
     cluster.add(JobState.RUNNING, rigid=False, gpus=4, share=1.0, per_worker=1, elastic=False)
     observation = change(cluster.observe(), "jobs", **({"service_s": [100.0], "restart_s": [10.0]} | jobs))
     suspect = np.arange(gpus) == np.flatnonzero(observation.gpus.job == 0)[1]
-    draft = Draft(observation, shunned=suspect)
+    proposal = Proposal(observation, avoided=suspect)
     if touched:
-        held, _ = draft.gpus_of(0)
-        draft.resize(0, held, held)
-    rows = replace_suspects(draft)
-    assert not len(rows) or not suspect[draft.gpus_of(0)[0]].any()
+        held, _ = proposal.gpus_of(0)
+        proposal.resize(0, held, held)
+    rows = replace_suspects(proposal)
+    assert not len(rows) or not suspect[proposal.gpus_of(0)[0]].any()
     return rows.tolist()
 
 
@@ -180,8 +180,8 @@ def test_who_is_left_out_gets_one_micro_batch_where_there_is_one_for_all():
     assert samples_bound(few, group_workers(few), plan).tolist() == [9, 9, 3]
     assert samples_bound(o, group_workers(o), UNCHANGED) is o.workers.samples_max
     suspect = change(o, "gpus", suspect=[True, False, False])
-    assert shunned_gpus(suspect, UNCHANGED).tolist() == [True, False, False]
-    assert shunned_gpus(o, UNCHANGED) is None
+    assert avoided_gpus(suspect, UNCHANGED).tolist() == [True, False, False]
+    assert avoided_gpus(o, UNCHANGED) is None
     none_runs = change(suspect, "jobs", state=[0])
     none_runs.running = np.empty(0, dtype=np.int64)
-    assert shunned_gpus(none_runs, UNCHANGED) is None
+    assert avoided_gpus(none_runs, UNCHANGED) is None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.policies.queues.declared import (
+from equipoise.policies.declared_queues import (
     EMPTY,
     NODE_PREFERRED,
     RACK_PREFERRED,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.policies.queues.declared import Queues
+from equipoise.policies.declared_queues import Queues
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.declared import Claim, Declared, Places, copies

@@ -67,7 +67,7 @@ def test_a_planned_fault_of_a_link_slows_what_crosses_it_as_long_as_it_lasts(fac
     assert took_s[1] - took_s[0] == pytest.approx(4.0 * (1.0 - 1.0 / factor), abs=0.02)
 
 
-class Told:
+class TraceColumns:
     """A stream that says what was asked of it: each wait is its mean."""
 
     def exponential(self, mean: float) -> float:
@@ -98,7 +98,7 @@ TOLD: dict[str, tuple[dict[str, Any], float, float]] = {
 
 @pytest.mark.parametrize("kind", TOLD)
 def test_the_times_of_faults_are_those_of_the_formulas(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "stream", lambda seed, name: Told())
+    monkeypatch.setattr(faults, "stream", lambda seed, name: TraceColumns())
     spec, until_s, lasts_s = TOLD[kind]
     nodes = [{"name": "used", "count": 1}, {"name": "n", "count": 1}]
     case = scenario(

@@ -132,7 +132,7 @@ def test_parameters_of_patience_are_checked():
             make_stage("s4", bad)
 
 
-class Told(NodeAllocation):
+class TraceColumns(NodeAllocation):
     """S4 that notes of each decision: (time, head and its reserved time, who starts, who is overdue, who waits)."""
 
     def refine(self, observation, plan, memory):
@@ -187,7 +187,7 @@ def mixed_queue(rng):
 def test_nothing_delays_the_job_that_has_the_reservation(seed, slowdown):
     """The time reserved for it never moves later by more than a step (1 s), unless another is overdue longer."""
     DECISIONS.clear()
-    policy = Told(reserve_after_s=300.0, slowdown=slowdown, longest_wait_s=3000.0)
+    policy = TraceColumns(reserve_after_s=300.0, slowdown=slowdown, longest_wait_s=3000.0)
     equipoise.run(mixed_queue(np.random.default_rng(seed)), policy=policy)
     head, by_s = -1, math.inf
     for time_s, told, began, late, waiting in DECISIONS:

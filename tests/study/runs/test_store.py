@@ -7,7 +7,7 @@ from weakref import ref
 
 import pytest
 
-from equipoise.base.plain import from_json
+from equipoise.base.json_values import from_json
 from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs import shards, store

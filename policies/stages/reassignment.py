@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.contract import Memory, Plan
+from equipoise.policies.kernels.batch_split import slowest_step
 from equipoise.policies.kernels.dataflow import match_sorted
-from equipoise.policies.kernels.deal import slowest_step
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.groups import WorkersByJob, measurement_noise, or_else
 from equipoise.policies.stages.guard import (
@@ -23,7 +23,7 @@ _NONE: Ints = np.empty(0, dtype=np.int64)
 _SIGMAS = 3.0  # of the measurement, beyond which a speed has changed
 
 
-def review_deals(
+def review_splits(
     observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory, noise: float, backoff_s: float
 ) -> tuple[Plan, dict[str, Any], dict[str, Any]]:
     """`plan` without new deals of jobs that are backed off, and with the old ones of jobs that lost by theirs.
@@ -40,7 +40,7 @@ def review_deals(
         memory.get("deal_guard", guard_empty()), rows, goodput, o.time_s, noise=noise,
         settle_s=o.window_s, backoff_s=backoff_s,
     )  # fmt: skip
-    old, old_s = _old_deals(o, groups, memory)
+    old, old_s = _old_splits(o, groups, memory)
     sound = np.logical_and.reduceat(now <= workers.samples_max, groups.first[:-1])
     sound &= np.logical_and.reduceat(plan.weights(o) > 0.0, groups.first[:-1])
     undone = match_sorted(verdict.rollback, rows) >= 0
@@ -67,7 +67,7 @@ def review_deals(
     return plan, state, {"s311_undone": int(undone.sum()), "s311_backed_off": int(blocked.sum())}
 
 
-def _old_deals(o: Observation, groups: WorkersByJob, memory: Memory) -> tuple[Ints, Floats]:
+def _old_splits(o: Observation, groups: WorkersByJob, memory: Memory) -> tuple[Ints, Floats]:
     """Deal of each watched job before it changed, and seconds per sample then.
 
     Those of now where a worker was not there then.

@@ -15,7 +15,7 @@ _KEEPS_UP = 0.95  # a rank that reads so much of what it computes does not wait 
 _SAME = 0.95  # of what a rank is dealt: a bound between both is what it is dealt
 
 
-def samples_at_hand(
+def samples_available(
     owned: Floats, capacity: Floats, taking: Floats, batch: int, soon: int, unbounded: int
 ) -> Ints:
     """Most samples of each rank in a round, (ranks,), so that none waits at the end for what others have.

@@ -7,7 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from equipoise.policies.allocation.gangs import (
+from equipoise.policies.contract import Allocation
+from equipoise.policies.kernels.gangs import (
     NO_ROWS,
     NO_VALUES,
     SHARED,
@@ -16,7 +17,6 @@ from equipoise.policies.allocation.gangs import (
     frozen,
     node_models,
 )
-from equipoise.policies.contract import Allocation
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE, give, take
 from equipoise.policies.observation import RUNNING, WAITING, Bools, Floats, Ints, Observation
@@ -48,7 +48,7 @@ def _unbook(
             holder[g] = -1
 
 
-class Draft:
+class Proposal:
     """What is free, who holds what, and what has been decided so far; starts as observed."""
 
     def __init__(
@@ -57,20 +57,20 @@ class Draft:
         weight: Floats = NO_VALUES,
         group: Ints | None = None,
         order: Ints = NO_ROWS,
-        shunned: Bools | None = None,
+        avoided: Bools | None = None,
     ) -> None:
         """`shunned` GPUs, by row, are not handed out."""
         o = observation
-        self.observation, self.shunned = o, shunned
+        self.observation, self.avoided = o, avoided
         self.speed: Floats = np.ones(len(o.nodes))  # of nodes, relative
         self.away: Bools = np.zeros(len(o.nodes), dtype=np.bool_)  # nodes onto which no job grows
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
-        if shunned is not None:
-            self._free -= np.bincount(o.gpus.node, shunned & (o.gpus.job == -1), len(o.nodes)).astype(
+        if avoided is not None:
+            self._free -= np.bincount(o.gpus.node, avoided & (o.gpus.job == -1), len(o.nodes)).astype(
                 np.int64
             )
             np.maximum(self._free, 0, out=self._free)  # of a node that is down none is free anyway
-            self._room[shunned] = 0.0
+            self._room[avoided] = 0.0
         self.columns = RoomColumns(
             o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
             o.gpus.memory_bytes, frozen(weight), node_models(o) if group is None else frozen(group), frozen(order),
@@ -151,8 +151,8 @@ class Draft:
 
     def _take(self, gpu: Ints, share: Floats) -> None:
         o = self.observation
-        if self.shunned is not None:
-            keep = ~self.shunned[gpu]
+        if self.avoided is not None:
+            keep = ~self.avoided[gpu]
             gpu, share = gpu[keep], share[keep]
         _ = self.holder  # as it is by now
         _unbook(self._free, self._room, self._holder, o.gpus.node, o.nodes.up, gpu, share)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from equipoise.policies.observation import Floats, Labels
 
 
-class Told(Mapping[str, Labels | Floats]):
+class TraceColumns(Mapping[str, Labels | Floats]):
     """The columns of the first `rows` jobs, each coded when it is first read; `coded` keeps that."""
 
     def __init__(

@@ -9,7 +9,7 @@ _FIRST = 10  # decisions until it is told
 _TOLD, _WANTED = 0.02, 0.01  # of the time that is trained
 
 
-class HeldUp:
+class DecisionOverhead:
     """Tells once, after the first decisions, when they take more than 2 % of training."""
 
     def __init__(self, decide_every: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
-from equipoise.policies.queues.limits import Quota, amounts_of, describe, held_amounts, stands_well
+from equipoise.policies.quotas.limits import Quota, amounts_of, describe, held_amounts, stands_well
 
 
 def breaches(

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import Memory
 from equipoise.policies.observation import Bools, Ints, Observation
 
 
 def remember_nodes(
-    draft: Draft, memory: dict[str, Any], before: Memory, kept: Ints, rejected: Ints, noise: float
+    proposal: Proposal, memory: dict[str, Any], before: Memory, kept: Ints, rejected: Ints, noise: float
 ) -> dict[str, Any]:
     """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to.
 
@@ -21,13 +21,13 @@ def remember_nodes(
     """
     if not len(kept) and not len(rejected):
         return memory
-    o, guard = draft.observation, memory["guard"]
+    o, guard = proposal.observation, memory["guard"]
     failures, until_s = (column.copy() for column in _record(o, memory))
     blocked_s = guard["blocked_until_s"].copy()
     for row in kept.tolist():
-        failures[_taken(draft, memory, row)] = 0
+        failures[_taken(proposal, memory, row)] = 0
     for row in rejected.tolist():
-        k, nodes = int(np.searchsorted(guard["id"], row)), _taken(draft, memory, row)
+        k, nodes = int(np.searchsorted(guard["id"], row)), _taken(proposal, memory, row)
         first_s = (blocked_s[k] - o.time_s) * 0.5 ** (guard["failures"][k] - 1)
         least_s = o.time_s + trial_s(o, before, row) / noise if noise > 0.0 else o.time_s
         blocked_s[k] = max(blocked_s[k], least_s)
@@ -49,7 +49,7 @@ def trial_s(o: Observation, before: Memory, row: int) -> float:
     return max(lost_s, 0.0) + 2.0 * float(np.nan_to_num(o.jobs.restart_s[row]))
 
 
-def shunned(o: Observation, memory: Memory) -> Bools:
+def avoided(o: Observation, memory: Memory) -> Bools:
     """Whether each node is shunned now."""
     return np.asarray(o.time_s < _record(o, memory)[1])
 
@@ -60,9 +60,9 @@ def _record(o: Observation, memory: Memory) -> tuple[Ints, Any]:
     return np.zeros(len(o.nodes), dtype=np.int64), np.full(len(o.nodes), -np.inf)
 
 
-def _taken(draft: Draft, memory: Memory, row: int) -> Ints:
+def _taken(proposal: Proposal, memory: Memory, row: int) -> Ints:
     """Nodes that a job's watched change has taken to."""
-    o, k = draft.observation, int(np.searchsorted(memory["undo_id"], row))
+    o, k = proposal.observation, int(np.searchsorted(memory["undo_id"], row))
     if k == len(memory["undo_id"]) or memory["undo_id"][k] != row:
         return np.empty(0, dtype=np.int64)
     before = memory["undo_gpu"][memory["undo_offset"][k] : memory["undo_offset"][k + 1]]

@@ -42,7 +42,7 @@ def strange_keys(keys: Iterable[str], token: str) -> list[str]:
     return sorted(key for key in keys if not key.startswith((*own, *_OF_PYTORCH)))
 
 
-class Doorman:
+class AdmissionLog:
     """Looks at a store of this process every second, from a thread of its own, for as long as it is there."""
 
     def __init__(

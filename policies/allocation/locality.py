@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
-from equipoise.policies.allocation.gangs import RequestColumns, RoomColumns, frozen, start_in_order
+from equipoise.policies.allocation.proposal import Proposal
+from equipoise.policies.kernels.gangs import RequestColumns, RoomColumns, frozen, start_in_order
 from equipoise.policies.kernels.placement import WEIGHTED
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.physics import overlapped_s
@@ -58,9 +58,9 @@ def _free_rate(o: Observation) -> Floats:
     return rate
 
 
-def own_room(draft: Draft, row: int, gpus: int) -> RoomColumns:
+def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
     """The room as one job with data sees it: weights over 1 + d, the nodes that it may want in their order."""
-    o, columns = draft.observation, draft.columns
+    o, columns = proposal.observation, proposal.columns
     weight, order = columns.weight, columns.order
     free = columns.free
     first, end = np.searchsorted(o.stores.job, (row, row + 1))
@@ -117,7 +117,7 @@ def lost_apart_s(o: Observation, row: int, gpus: int, interval: int) -> float:
     return float(np.nan_to_num(o.jobs.service_s[row])) * max(apart_s / step_s - 1.0, 0.0)
 
 
-def lost_in_rack_s(draft: Draft, row: int, gpus: int, rack: RoomColumns, columns: RoomColumns) -> float:
+def lost_in_rack_s(proposal: Proposal, row: int, gpus: int, rack: RoomColumns, columns: RoomColumns) -> float:
     """How much longer (s) a job (row) takes on the best nodes of one rack than on the best of all.
 
     Work is dealt by speed, so that the sum over its GPUs counts.
@@ -126,14 +126,14 @@ def lost_in_rack_s(draft: Draft, row: int, gpus: int, rack: RoomColumns, columns
     for room in (rack, columns):
         free = room.free[room.order]
         taken = np.clip(gpus - (np.cumsum(free) - free), 0, free)
-        speeds.append(float((taken * draft.speed[room.order]).sum()))
-    service_s = float(np.nan_to_num(draft.observation.jobs.service_s[row]))
+        speeds.append(float((taken * proposal.speed[room.order]).sum()))
+    service_s = float(np.nan_to_num(proposal.observation.jobs.service_s[row]))
     return service_s * max(speeds[1] / speeds[0] - 1.0, 0.0)
 
 
-def frees_by_rack(draft: Draft) -> tuple[Floats, Ints]:
+def frees_by_rack(proposal: Proposal) -> tuple[Floats, Ints]:
     """When (s) the GPUs of each rack are free if jobs end as expected, ascending, and where each rack begins."""
-    o, holder = draft.observation, draft.holder
+    o, holder = proposal.observation, proposal.holder
     left_s = np.where(holder == -1, 0.0, np.nan_to_num(o.jobs.service_s, nan=np.inf)[np.maximum(holder, 0)])
     left_s[(holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
     rack = o.nodes.rack[o.gpus.node]
@@ -149,47 +149,53 @@ def rack_frees_in_s(ends_s: Floats, first: Ints, gpus: int) -> float:
 
 
 def start_near(
-    draft: Draft, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None
+    proposal: Proposal, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None
 ) -> int:
     """Start jobs of `queue` (rows) in order, near to their data and their own workers; `strict`: up to the first
     that cannot. With the planned `intervals` (by job row), a gang waits for a rack where that is quicker.
 
     Returns how many started.
     """
-    data = with_data(draft.observation, queue)
-    gang = exchanging(draft.observation, queue, requests)
+    data = with_data(proposal.observation, queue)
+    gang = exchanging(proposal.observation, queue, requests)
     own = data | gang
     if not own.any():
-        return len(draft.start(start_in_order(frozen(queue), strict, WEIGHTED, requests, draft.columns)[0]))
+        return len(
+            proposal.start(start_in_order(frozen(queue), strict, WEIGHTED, requests, proposal.columns)[0])
+        )
     own[np.flatnonzero(own)[_OWN:]] = False
     begun, at, frees = 0, 0, None
     while at < len(queue):
         end = at + 1 if own[at] else at + int(np.argmax(np.append(own[at:], True)))
-        part, columns = frozen(queue[at:end]), draft.columns
+        part, columns = frozen(queue[at:end]), proposal.columns
         started = 0
         if own[at]:
             row = int(queue[at])
             gpus = int(requests[1][row])
             if data[at]:
-                columns = own_room(draft, row, gpus)
-            rack = in_one_rack(draft.observation, columns, gpus) if gang[at] else None
+                columns = own_room(proposal, row, gpus)
+            rack = in_one_rack(proposal.observation, columns, gpus) if gang[at] else None
             if rack is not None and intervals is not None:
-                apart_s = lost_apart_s(draft.observation, row, gpus, int(intervals[row]))
-                if 0.0 < apart_s < lost_in_rack_s(draft, row, gpus, rack, columns):
+                apart_s = lost_apart_s(proposal.observation, row, gpus, int(intervals[row]))
+                if 0.0 < apart_s < lost_in_rack_s(proposal, row, gpus, rack, columns):
                     rack = None
                     gang[at] = False
             if gang[at] and rack is None and intervals is not None:
-                lost_s = lost_apart_s(draft.observation, row, gpus, int(intervals[row]))
+                lost_s = lost_apart_s(proposal.observation, row, gpus, int(intervals[row]))
                 if lost_s > 0.0 and frees is None:
-                    frees = frees_by_rack(draft)
+                    frees = frees_by_rack(proposal)
                 if lost_s > 0.0 and frees is not None and rack_frees_in_s(*frees, gpus) < lost_s:
                     if strict:
                         break
                     at = end
                     continue
-            started = len(draft.start(start_in_order(part, strict, WEIGHTED, requests, rack or columns)[0]))
+            started = len(
+                proposal.start(start_in_order(part, strict, WEIGHTED, requests, rack or columns)[0])
+            )
         if not started:
-            started = len(draft.start(start_in_order(part, strict, WEIGHTED, requests, draft.columns)[0]))
+            started = len(
+                proposal.start(start_in_order(part, strict, WEIGHTED, requests, proposal.columns)[0])
+            )
         begun += started
         if strict and started < len(part):
             break

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from equipoise.policies.declared_queues import NODE_REQUIRED, RACK_REQUIRED, Queues
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-from equipoise.policies.queues.declared import NODE_REQUIRED, RACK_REQUIRED, Queues
 
 ROUNDING = 1e-9
 Amounts = Mapping[int, float]

@@ -39,7 +39,7 @@ def block_owners(shards: int, workers: int) -> Ints:
     return np.repeat(np.arange(workers, dtype=np.int64), per_worker)
 
 
-class Deal:
+class EpochSplit:
     """One epoch (or the rest of one): its order of dataset indices, and every worker's queue of pieces."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Deal:
     def whole(
         cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0,
         *, sizes: Ints | None = None, sequence: Ints | None = None,
-    ) -> Deal:  # fmt: skip
+    ) -> EpochSplit:  # fmt: skip
         """A fresh epoch: `order` cut into `shards` nearly equal shards, shard k with `owners[k]`.
 
         The first shards are the larger ones. Without owners, workers get equal blocks of shards. `sizes` are the
@@ -87,9 +87,9 @@ class Deal:
         """Some dataset index, to stand in where a rank has none."""
         return int(self.order[0])
 
-    def copy(self) -> Deal:
+    def copy(self) -> EpochSplit:
         """An independent copy; the pieces and the order, which never change, are shared."""
-        other = object.__new__(Deal)
+        other = object.__new__(EpochSplit)
         other.order, other.next_id, other._begun = self.order, self.next_id, self._begun
         other._queues, other.owned = list(self._queues), self.owned.copy()
         other._behind = self._behind.copy()
@@ -225,7 +225,7 @@ class Deal:
 
     # -- after a regroup -----------------------------------------------------------------------------------
 
-    def without(self, trained: Ints, workers: int) -> Deal:
+    def without(self, trained: Ints, workers: int) -> EpochSplit:
         """The rest of the epoch for `workers` new workers: what is unread here, less what was `trained`.
 
         `trained` are dataset indices. Unstarted pieces stay whole.
@@ -244,4 +244,4 @@ class Deal:
                 orders.append(rest)
                 held[owner] += len(rest)
                 at, next_id = at + len(rest), next_id + 1
-        return Deal(np.concatenate(orders), queues, next_id)
+        return EpochSplit(np.concatenate(orders), queues, next_id)

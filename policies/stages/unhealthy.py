@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.draft import Draft
+from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.observation import Bools, Ints, Observation
 from equipoise.policies.stages.groups import WorkersByJob
@@ -66,29 +66,29 @@ def samples_bound(observation: Observation, groups: WorkersByJob, plan: Plan) ->
     return bound
 
 
-def shunned_gpus(observation: Observation, plan: Plan) -> Bools | None:
+def avoided_gpus(observation: Observation, plan: Plan) -> Bools | None:
     """GPUs that are not to be handed out: the suspect ones, or none when else nothing would run."""
     suspect = observation.gpus.suspect if plan.suspect is None else plan.suspect
     return suspect if suspect.any() and len(observation.running) else None
 
 
-def replace_suspects(draft: Draft) -> Ints:
+def replace_suspects(proposal: Proposal) -> Ints:
     """Give jobs sound free GPUs for the suspect ones that they hold whole; returns their rows.
 
     Where as many of the same model are free, and what the job loses on its remaining time is more than its restart.
     On the nodes that it has already, if it can be.
     """
-    o, replaced = draft.observation, []
-    if draft.shunned is None:
+    o, replaced = proposal.observation, []
+    if proposal.avoided is None:
         return NO_ROWS
-    holders = np.unique(o.gpus.job[draft.shunned])
+    holders = np.unique(o.gpus.job[proposal.avoided])
     for row in holders[holders >= 0].tolist():
-        held, _ = draft.gpus_of(row)
-        bad = np.flatnonzero(draft.shunned[held])
+        held, _ = proposal.gpus_of(row)
+        bad = np.flatnonzero(proposal.avoided[held])
         lost_s = o.jobs.service_s[row] * len(bad) / len(held)
-        if o.jobs.rigid[row] or draft.touched(np.array([row]))[0] or not lost_s > o.jobs.restart_s[row]:
+        if o.jobs.rigid[row] or proposal.touched(np.array([row]))[0] or not lost_s > o.jobs.restart_s[row]:
             continue
-        free = (draft.holder == -1) & ~draft.shunned & o.nodes.up[o.gpus.node]
+        free = (proposal.holder == -1) & ~proposal.avoided & o.nodes.up[o.gpus.node]
         free &= (o.gpus.model == o.gpus.model[held[bad[0]]]) & ~(
             o.gpus.memory_bytes < o.jobs.memory_bytes[row]
         )
@@ -97,6 +97,6 @@ def replace_suspects(draft: Draft) -> Ints:
         if len(choice) >= len(bad):
             gpus = held.copy()
             gpus[bad] = choice[: len(bad)]
-            draft.resize(row, held, gpus)
+            proposal.resize(row, held, gpus)
             replaced.append(row)
     return np.array(replaced, dtype=np.int64)
