@@ -73,9 +73,7 @@ class _BoundedServer(ThreadingWSGIServer):
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(
-        self, request: socket.socket | tuple[bytes, socket.socket], client: Any
-    ) -> None:
+    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client: Any) -> None:
         """Answer one connection."""
         try:
             super().process_request_thread(request, client)

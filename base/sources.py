@@ -42,11 +42,7 @@ def environment() -> dict[str, str]:
     """Of a Python process of ours: it finds the package, and takes no module out of the working folder."""
     ours, others = str(search_path()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [ours, *(other for other in others if other not in ("", ours))]  # an empty one is that folder
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONSAFEPATH": "1",
-    }
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
 
 @contextmanager
@@ -81,9 +77,7 @@ def code_hash() -> str:
     return combined((name, digest_of(path)) for name, path in source_files())
 
 
-_IMPORT = re.compile(
-    rb"^\s*(?:from|import)\s+(equipoise[\w.]*)(?:\s+import\s+(\([^)]*\)|[^\n]*))?", re.MULTILINE
-)
+_IMPORT = re.compile(rb"^\s*(?:from|import)\s+(equipoise[\w.]*)(?:\s+import\s+(\([^)]*\)|[^\n]*))?", re.MULTILINE)
 
 
 def with_imported(files: Iterable[Path]) -> list[Path]:
@@ -100,10 +94,7 @@ def with_imported(files: Iterable[Path]) -> list[Path]:
         found.append(Path(path))
         for module, names in _IMPORT.findall(text):
             base = "/".join([here, *module.decode().split(".")[1:]])
-            fresh = {
-                f"{base}.py",
-                *(f"{base}/{name}.py" for name in re.findall(r"\w+", names.decode())),
-            } - seen
+            fresh = {f"{base}.py", *(f"{base}/{name}.py" for name in re.findall(r"\w+", names.decode()))} - seen
             seen |= fresh
             waiting += fresh
     return sorted(found)

@@ -70,14 +70,10 @@ def _parse(folder: Path, row: dict[str, str]) -> TimedStep:
         if not row.get(name):
             raise ValueError(f"{name}: missing")
     if row["accelerator"] not in ACCELERATORS:
-        raise ValueError(
-            f"accelerator: {row['accelerator']} is not known; allowed: {', '.join(ACCELERATORS)}"
-        )
+        raise ValueError(f"accelerator: {row['accelerator']} is not known; allowed: {', '.join(ACCELERATORS)}")
     sequence = _count("sequence", row["sequence"]) if row.get("sequence") else None
     shape = from_config(read_text(folder / row["config"]), sequence)
-    network = NetworkRates(
-        _count("node_gpus", row["node_gpus"]), _number("node_bytes_per_s", row["node_bytes_per_s"])
-    )
+    network = NetworkRates(_count("node_gpus", row["node_gpus"]), _number("node_bytes_per_s", row["node_bytes_per_s"]))
     plan = ShardingPlan(shape, _layout(row), ACCELERATORS[row["accelerator"]], network)
     plan.layout.check(shape)
     seconds = _number("seconds", row["seconds"])
@@ -121,16 +117,10 @@ def _layout(row: dict[str, str]) -> Layout:
 
 def fit_steps(steps: list[TimedStep]) -> StepFit:
     """Fits measured steps of two models or more. Raises ValueError with fewer."""
-    q, measured, labels = (
-        quantities(s.plan for s in steps),
-        np.array([s.seconds for s in steps]),
-        _labels(steps),
-    )
+    q, measured, labels = (quantities(s.plan for s in steps), np.array([s.seconds for s in steps]), _labels(steps))
     families = [s.family for s in steps]
     if len(set(families)) < 2:
-        raise ValueError(
-            "config: steps of at least two models are needed, so that one can be left out of the fit"
-        )
+        raise ValueError("config: steps of at least two models are needed, so that one can be left out of the fit")
     fitted = fit(q, measured, labels)
     left = left_out_residuals(q, measured, labels, families, fitted)
     return StepFit(fitted, spread(left, families), len(set(families)))

@@ -45,13 +45,35 @@ LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
 OVERRUN = 1.6
 
 _HOST = (
-    "storage_write", "storage_read", "preprocess", "convolution", "training", "operations", "collective", "overlap",
-)  # fmt: skip
+    "storage_write",
+    "storage_read",
+    "preprocess",
+    "convolution",
+    "training",
+    "operations",
+    "collective",
+    "overlap",
+)
 _GPU = (
-    "copy", "read", "triad", "library_copy", "fma", "tensor", "launch_pipelined", "launch_round_trip",
-    "load_latency", "transfer", "gemm", "attention", "elementwise", "dispatch", "share", "interference", "peer",
+    "copy",
+    "read",
+    "triad",
+    "library_copy",
+    "fma",
+    "tensor",
+    "launch_pipelined",
+    "launch_round_trip",
+    "load_latency",
+    "transfer",
+    "gemm",
+    "attention",
+    "elementwise",
+    "dispatch",
+    "share",
+    "interference",
+    "peer",
     "sustained",
-)  # fmt: skip
+)
 KINDS: dict[DeviceKind, tuple[str, ...]] = {
     "cuda": (*_GPU, *_HOST),
     "cpu": ("copy", "read", "add", "gemm", "elementwise", "share", "interference", *_HOST),
@@ -89,11 +111,7 @@ class SessionOutcome:
 
 @contextmanager
 def plan_for(
-    device: DeviceKind,
-    quick: bool,
-    only: frozenset[str] = frozenset(),
-    folder: Path | None = None,
-    part: float = 1.0,
+    device: DeviceKind, quick: bool, only: frozenset[str] = frozenset(), folder: Path | None = None, part: float = 1.0
 ) -> Iterator[SessionPlan]:
     """Everything there is to measure, or only the kinds named. Frees processes and memory when left.
 
@@ -104,9 +122,7 @@ def plan_for(
     """
     unknown = only - set(KINDS[device])
     if unknown:
-        raise SamplesError(
-            f"nothing is called {', '.join(sorted(unknown))}; known: {', '.join(KINDS[device])}"
-        )
+        raise SamplesError(f"nothing is called {', '.join(sorted(unknown))}; known: {', '.join(KINDS[device])}")
     with ExitStack() as stack:
         if device == "cuda":
             plan = _cuda_plan(stack, quick, folder, only, part)
@@ -138,9 +154,7 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
     return SessionPlan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
 
 
-def _cuda_plan(
-    stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str], part: float
-) -> SessionPlan:
+def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str], part: float) -> SessionPlan:
     count = cuda.device_count()
     device = cuda.Device(0)
     verify.check_all(device)

@@ -35,9 +35,21 @@ Parameters = Mapping[str, Scalar]
 
 # Conditions that decide how fast a device is: samples that differ in one of these are not comparable.
 DECISIVE = (
-    "device", "architecture", "count", "driver", "cuda_driver", "power_limit_w", "max_sm_clock_hz",
-    "application_sm_clock_hz", "ecc", "mig", "cores", "threads", "blas", "governor",
-)  # fmt: skip
+    "device",
+    "architecture",
+    "count",
+    "driver",
+    "cuda_driver",
+    "power_limit_w",
+    "max_sm_clock_hz",
+    "application_sm_clock_hz",
+    "ecc",
+    "mig",
+    "cores",
+    "threads",
+    "blas",
+    "governor",
+)
 
 
 class SamplesError(ValueError):
@@ -85,15 +97,11 @@ class SampleSet:
     def of(self, kind: str, **parameters: Scalar) -> list[Sample]:
         """Samples of a kind whose parameters have these values."""
         wanted = parameters.items()
-        return [
-            s for s in self.samples if s.kind == kind and all(s.parameters.get(k) == v for k, v in wanted)
-        ]
+        return [s for s in self.samples if s.kind == kind and all(s.parameters.get(k) == v for k, v in wanted)]
 
     def distinct(self, kind: str, parameter: str) -> list[Any]:
         """The values that a parameter takes among the samples of a kind, in order of appearance."""
-        return list(
-            dict.fromkeys(s.parameters[parameter] for s in self.of(kind) if parameter in s.parameters)
-        )
+        return list(dict.fromkeys(s.parameters[parameter] for s in self.of(kind) if parameter in s.parameters))
 
     @property
     def date(self) -> str:
@@ -103,11 +111,7 @@ class SampleSet:
 
 def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
     """Decisive conditions in which two sets differ, each as "name: this and that"."""
-    return [
-        f"{name}: {a.get(name)!r} and {b.get(name)!r}"
-        for name in DECISIVE
-        if not _same(a.get(name), b.get(name))
-    ]
+    return [f"{name}: {a.get(name)!r} and {b.get(name)!r}" for name in DECISIVE if not _same(a.get(name), b.get(name))]
 
 
 def _same(a: Scalar, b: Scalar) -> bool:
@@ -230,9 +234,7 @@ def _sample(raw: dict[str, Any], path: str | Path, number: int) -> Sample:
         raise SamplesError(f"{where}: needs kind, parameters and values")
     columns, round_ = raw.get("columns") or {}, raw.get("round", 0)
     if not _are_columns(columns) or not all(_is_number(v) and v >= SMALLEST for v in values):
-        raise SamplesError(
-            f"{where}: values must be finite numbers above 0, columns equally long lists of them"
-        )
+        raise SamplesError(f"{where}: values must be finite numbers above 0, columns equally long lists of them")
     if not columns and not values:
         raise SamplesError(f"{where}: holds no value")
     if type(round_) is not int or round_ < 0:
@@ -250,9 +252,7 @@ def _are_columns(columns: object) -> bool:
     """Equally long lists of finite numbers by name."""
     if not isinstance(columns, dict) or not all(isinstance(c, list) for c in columns.values()):
         return False
-    return len({len(c) for c in columns.values()}) <= 1 and all(
-        _is_number(v) for c in columns.values() for v in c
-    )
+    return len({len(c) for c in columns.values()}) <= 1 and all(_is_number(v) for c in columns.values() for v in c)
 
 
 def _check_parameters(kind: str, parameters: Mapping[str, object], where: str) -> None:
@@ -317,11 +317,7 @@ class SampleWriter:
             self.done = {s.key: s for s in before.samples}
             self._drop_cut_line()
             return
-        header = {
-            "schema_version": SCHEMA_VERSION,
-            "conditions": dict(conditions),
-            "versions": dict(versions),
-        }
+        header = {"schema_version": SCHEMA_VERSION, "conditions": dict(conditions), "versions": dict(versions)}
         self._line(header)
 
     def _drop_cut_line(self) -> None:

@@ -119,9 +119,18 @@ def run(
     chosen = make_policy(given) if isinstance(given, str) else given
     warm([chosen if chosen is not None else make_policy(list(ready.policy))], ready)
     return make_run(
-        ready, chosen, seed, jobs, keep=keep, unfinished=None if keep is None else unfinished(keep),
-        journal=journal, runner=simulate, progress=progress, timeline=timeline, stop=stop,
-    )  # fmt: skip
+        ready,
+        chosen,
+        seed,
+        jobs,
+        keep=keep,
+        unfinished=None if keep is None else unfinished(keep),
+        journal=journal,
+        runner=simulate,
+        progress=progress,
+        timeline=timeline,
+        stop=stop,
+    )
 
 
 def unfinished(out: Path) -> Path:

@@ -36,44 +36,20 @@ COMMANDS = {
     "replay": ("live.replay", "replay", "Replay recorded steps: what stragglers cost, what if."),
     "ranks": ("live.ranks", "ranks", "Find which rank of a live run is slow, and why."),
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
-    "fit-workload": (
-        "questions.fit_workload",
-        "fit_workload",
-        "Describe a job trace, and compare jobs drawn from it.",
-    ),
-    "fit": (
-        "questions.fit",
-        "fit",
-        "Check whether a large model fits into memory, and what would make it fit.",
-    ),
+    "fit-workload": ("questions.fit_workload", "fit_workload", "Describe a job trace, and compare jobs drawn from it."),
+    "fit": ("questions.fit", "fit", "Check whether a large model fits into memory, and what would make it fit."),
     "limits": ("questions.limits", "limits", "Find what limits each job, and what would help most."),
-    "explain": (
-        "questions.explain",
-        "explain",
-        "Explain why a job waited, or what each stage did at a given time.",
-    ),
+    "explain": ("questions.explain", "explain", "Explain why a job waited, or what each stage did at a given time."),
     "tune": ("questions.tune", "tune", "Search the parameters under which a policy does best."),
-    "sensitivity": (
-        "questions.sensitivity",
-        "sensitivity",
-        "Find which values of a scenario change the result most.",
-    ),
+    "sensitivity": ("questions.sensitivity", "sensitivity", "Find which values of a scenario change the result most."),
     "diff": ("runs.diff", "diff", "Show what differs between two runs."),
     "report": ("runs.report", "report", "Write results as one HTML file, or as figures for papers."),
     "timeline": ("runs.report", "timeline", "Write a run's timeline for Perfetto."),
-    "validate-against": (
-        "questions.validation",
-        "validate_against",
-        "Compare predictions with public measurements.",
-    ),
+    "validate-against": ("questions.validation", "validate_against", "Compare predictions with public measurements."),
     "validate": ("scenario.validate", "validate", "Check scenarios, sweeps and hardware profiles."),
     "import": ("scenario.import_", "import_", "Write a scenario from a site's own files."),
     "check": ("scenario.check", "check", "Find what a job trace lacks, and how that affects results."),
-    "check-stage": (
-        "scenario.check_stage",
-        "check_stage",
-        "Test a stage against the contract, rule by rule.",
-    ),
+    "check-stage": ("scenario.check_stage", "check_stage", "Test a stage against the contract, rule by rule."),
     "list": ("scenario.listing", "list_", "List stages, hardware profiles and scenarios."),
     "schema": ("scenario.validate", "schema", "Print the JSON schema of scenario files."),
     "doctor": ("hardware.doctor", "doctor", "Show versions, kernel cache, processors and GPUs."),
@@ -113,9 +89,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
-)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name="equipoise")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -200,9 +174,7 @@ def _report(error: Exception) -> int:
         gone = error.errno == errno.ENOENT and error.filename is None
         name = "the working folder" if gone else str(error.filename or "stdout")
         if error.errno == errno.ENAMETOOLONG:
-            _say(
-                f"{name[:60]}...: {error.strerror}: {max(map(len, name.split('/')))} characters between slashes"
-            )
+            _say(f"{name[:60]}...: {error.strerror}: {max(map(len, name.split('/')))} characters between slashes")
             return WRONG_INPUT
         _say(f"{name}: {error.strerror}")
         return FAILURE

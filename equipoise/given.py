@@ -28,9 +28,7 @@ def path_of(name: str, given: Any, allowed: str = "a path") -> str | Path:
 
 def texts_of(name: str, given: Any, example: str) -> tuple[str, ...]:
     """Texts from a list of them. Raises InputError for anything else, also for one text alone."""
-    texts = (
-        tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else None
-    )
+    texts = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else None
     if texts is None or not all(isinstance(text, str) for text in texts):
         raise wrong(name, given, f"a list of texts, such as [{example!r}]")
     return texts

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
@@ -53,21 +54,15 @@ def _set(name: str, ctx: click.Context, parameter: click.Parameter, value: bool)
 def common(command: F) -> F:
     """Adds --debug and --quiet."""
     flag = partial(click.option, is_flag=True, expose_value=False)
-    command = flag("--debug", callback=partial(_set, "debug"), help="Show the traceback of a failure.")(
-        command
-    )
-    return flag("--quiet", "-q", callback=partial(_set, "quiet"), help="No progress and notes on stderr.")(
-        command
-    )
+    command = flag("--debug", callback=partial(_set, "debug"), help="Show the traceback of a failure.")(command)
+    return flag("--quiet", "-q", callback=partial(_set, "quiet"), help="No progress and notes on stderr.")(command)
 
 
 def scenario_options(command: F, several: bool = False) -> F:
     """Adds the scenario file and what changes it: --trace, --set. several: more scenarios and traces than one."""
     file = click.Path(dir_okay=False)
     if several:
-        command = click.argument("scenarios", metavar="SCENARIO...", type=file, nargs=-1, required=True)(
-            command
-        )
+        command = click.argument("scenarios", metavar="SCENARIO...", type=file, nargs=-1, required=True)(command)
     else:
         command = click.argument("scenario", type=file)(command)
     trace = click.option(
@@ -95,12 +90,10 @@ def trace_options(command: F) -> F:
         "--keep", metavar="COLUMN=VALUE", multiple=True, help="Keep only these jobs, e.g. state=COMPLETED."
     )(command)
     command = of_trace("--zone", metavar="ZONE", help="Time zone of the trace, e.g. Europe/Berlin.")(command)
-    command = of_trace(
-        "--columns", metavar="arrival=NAME,gpus=NAME,...", help="Names of the columns of a CSV trace."
-    )(command)
-    return of_trace("--trace-format", metavar="FORMAT", help="Format of the trace, if it is not recognised.")(
+    command = of_trace("--columns", metavar="arrival=NAME,gpus=NAME,...", help="Names of the columns of a CSV trace.")(
         command
     )
+    return of_trace("--trace-format", metavar="FORMAT", help="Format of the trace, if it is not recognised.")(command)
 
 
 _TRACE_KEYS = {"trace_format": "format", "columns": "columns", "zone": "zone", "keep": "keep"}
@@ -113,9 +106,7 @@ def _trace_change(ctx: click.Context, parameter: click.Parameter, value: Any) ->
     if name == "columns":
         pairs = [part.partition("=") for part in value.split(",")]
         if not all(target.strip() and column.strip() for target, _, column in pairs):
-            raise click.BadParameter(
-                f"{value!r}: write arrival=COLUMN,gpus=COLUMN,duration=COLUMN", ctx, parameter
-            )
+            raise click.BadParameter(f"{value!r}: write arrival=COLUMN,gpus=COLUMN,duration=COLUMN", ctx, parameter)
         value = {target.strip(): column.strip() for target, _, column in pairs}
     ctx.meta.setdefault(__name__, []).append(f"workload.trace.{_TRACE_KEYS[name]}={json.dumps(value)}")
 
@@ -126,18 +117,14 @@ def trace_changes(ctx: click.Context) -> dict[str, Any]:
     return {key: json.loads(value) for key, _, value in pairs}
 
 
-def _with_trace_changes(
-    ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[str, ...]:
+def _with_trace_changes(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """The values of --set, after those that the options of the trace stand for."""
     return (*ctx.meta.get(__name__, ()), *value)
 
 
 def output_options(command: F, more: Sequence[str] = ()) -> F:
     """Adds --out and --format; more: what it may be besides."""
-    out = click.option(
-        "--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the results."
-    )
+    out = click.option("--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the results.")
     kinds = click.Choice(["table", "json", "csv", *more])
     form = click.option("--format", "form", type=kinds, default="table", show_default=True)
     return out(form(command))
@@ -168,7 +155,6 @@ def to_mlflow(out: str, experiment: str | None) -> None:
     """Log what a folder holds, with its report, when that was asked for."""
     if experiment is None:
         return
-    from pathlib import Path
 
     from equipoise.study.report.page import make_report
     from equipoise.study.track import track
@@ -249,9 +235,7 @@ def progress(quiet: bool, label: str, unit: str = "runs") -> Iterator[Tell]:
             refresh_per_second=2,
         ) as bar:
             task = bar.add_task(label, total=None, text="")
-            yield lambda done, total, text: bar.update(
-                task, completed=done, total=total, text=printable(text)
-            )
+            yield lambda done, total, text: bar.update(task, completed=done, total=total, text=printable(text))
 
 
 def _lines(label: str, unit: str) -> Tell:

@@ -18,21 +18,19 @@ from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.formats.text.errors import FormatError
 
 COLLECTIVES = (
-    "all-reduce", "reduce", "all-gather", "gather", "scatter", "broadcast", "all-to-all", "reduce-scatter",
-    "reduce-scatter-block", "barrier",
-)  # fmt: skip
-TYPES = {
-    1: "metadata",
-    2: "memory-load",
-    3: "memory-store",
-    4: "compute",
-    5: "send",
-    6: "recv",
-    7: "collective",
-}
-_NAMES = {
-    "METADATA": 1, "MEM_LOAD": 2, "MEM_STORE": 3, "COMP": 4, "COMM_SEND": 5, "COMM_RECV": 6, "COMM_COLL": 7,
-}  # fmt: skip
+    "all-reduce",
+    "reduce",
+    "all-gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all-to-all",
+    "reduce-scatter",
+    "reduce-scatter-block",
+    "barrier",
+)
+TYPES = {1: "metadata", 2: "memory-load", 3: "memory-store", 4: "compute", 5: "send", 6: "recv", 7: "collective"}
+_NAMES = {"METADATA": 1, "MEM_LOAD": 2, "MEM_STORE": 3, "COMP": 4, "COMM_SEND": 5, "COMM_RECV": 6, "COMM_COLL": 7}
 HOST_LANE, COMPUTE_LANE, NETWORK_LANE = 0, 1, 2
 _SMALL, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 
@@ -106,8 +104,10 @@ def labels(nodes: Sequence[Node]) -> list[tuple[str, str, str]]:
         seen[base] += 1
         like = f"{base} {seen[base]}"
         found.append((kind if node.kind != "compute" else (node.name or kind)[:80], like, like))
-    return [(k, group if node.kind == "collective" else "", like)
-            for (k, group, like), node in zip(found, nodes, strict=True)]  # fmt: skip
+    return [
+        (k, group if node.kind == "collective" else "", like)
+        for (k, group, like), node in zip(found, nodes, strict=True)
+    ]
 
 
 def from_json(path: Path, content: Mapping[str, Any]) -> list[Node]:

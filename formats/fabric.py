@@ -22,9 +22,16 @@ _PORT = re.compile(r'\[([0-9]+)\](?:\([0-9a-fA-F]+\))?\s+"([^"]+)"\[([0-9]+)\](?
 _NODE = re.compile(r'(Switch|Ca|Rt)\s+([0-9]+)\s+"([^"]+)"\s*(?:#\s*"([^"]*)")?.*')
 _RATE = re.compile(r"\b([0-9]{1,3})x([A-Z]+(?:10)?)\s*$")
 _LANE_BITS_PER_S = {
-    "SDR": 2.5e9, "DDR": 5e9, "QDR": 10e9, "FDR10": 10e9, "FDR": 14.0625e9, "EDR": 25e9, "HDR": 50e9, "NDR": 100e9,
+    "SDR": 2.5e9,
+    "DDR": 5e9,
+    "QDR": 10e9,
+    "FDR10": 10e9,
+    "FDR": 14.0625e9,
+    "EDR": 25e9,
+    "HDR": 50e9,
+    "NDR": 100e9,
     "XDR": 200e9,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -90,9 +97,7 @@ def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> Topol
     lines = [UNDERLINE.sub("", line) for line in file.text(RowTally()).split("\n")]
     if any("ROCm" in line for line in lines):
         raise file.error(0, "of rocm-smi, which is not read; RCCL's topology XML (NCCL_TOPO_DUMP_FILE) is")
-    begin = next(
-        (k for k, line in enumerate(lines) if line.split()[:1] == ["GPU0"] and "X" not in line.split()), -1
-    )
+    begin = next((k for k, line in enumerate(lines) if line.split()[:1] == ["GPU0"] and "X" not in line.split()), -1)
     if begin < 0:
         raise file.error(0, "no header GPU0 GPU1 ... of `nvidia-smi topo -m`")
     devices = tuple(word for word in lines[begin].split() if _DEVICE.fullmatch(word))
@@ -112,9 +117,7 @@ def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> Topol
         rest.append(line.split("\t")[len(devices) + 1 :] if "\t" in line else words[len(devices) + 1 :])
     if len(rows) < len(devices):
         raise file.error(0, f"{len(rows)} rows for the {len(devices)} devices of the header")
-    other = {
-        title: tuple(row[k].strip() if k < len(row) else "" for row in rest) for k, title in enumerate(named)
-    }
+    other = {title: tuple(row[k].strip() if k < len(row) else "" for row in rest) for k, title in enumerate(named)}
     legend = dict(re.findall(r"^\s*(NIC[0-9]+):\s*(\S+)", "\n".join(lines[begin:]), re.MULTILINE))
     return TopologyMatrix(devices, tuple(rows), other, legend)
 

@@ -82,9 +82,7 @@ def read_table(path: Path) -> list[Operation]:
             raise FormatError(f"{path}: step {row['step']}, rank {row['rank']}: a time below 0 or unknown")
         group = _group(row, stages)
         kind = row["optype"]
-        found.append(
-            Operation(row["step"], row["rank"], 0, kind, row["start_ts"], row["duration"], group, kind)
-        )
+        found.append(Operation(row["step"], row["rank"], 0, kind, row["start_ts"], row["duration"], group, kind))
     return found
 
 
@@ -262,9 +260,15 @@ def _of_step(step: int, rank: int, kernels: Sequence[Mapping[str, Any]]) -> Iter
         group = like if group else ""
         lane = event.get("tid", 0)
         yield Operation(
-            step, rank, lane if isinstance(lane, int) else 0, kind,
-            (float(event["ts"]) - first_us) / 1e6, max(0.0, float(event["dur"])) / 1e6, group, like,
-        )  # fmt: skip
+            step,
+            rank,
+            lane if isinstance(lane, int) else 0,
+            kind,
+            (float(event["ts"]) - first_us) / 1e6,
+            max(0.0, float(event["dur"])) / 1e6,
+            group,
+            like,
+        )
 
 
 def _named(event: Mapping[str, Any]) -> tuple[str, str]:

@@ -62,9 +62,7 @@ def _is_queue(head: Head) -> bool:
     names = set(map(canonical, re.split(r"[|\s#,;]+", head.title)))
     if "jobid" in names or "jobarrayid" in names:
         upper = head.title.upper() == head.title and not names & _ONLY_SACCT
-        return upper and bool(
-            names & {"st", "state", "nodelist(reason)", "timeused", "time", "partition", "name"}
-        )
+        return upper and bool(names & {"st", "state", "nodelist(reason)", "timeused", "time", "partition", "name"})
     layout = find_layout(head.lines, (), "", (MONITOR, (*MONITOR, "LAST_SCHED_EVAL")))
     return layout is not None and not layout.header
 
@@ -77,17 +75,17 @@ def _is_accounting(head: Head) -> bool:
 
 def _is_sinfo(head: Head) -> bool:
     names = set(map(canonical, re.split(r"[|\s#,;]+", head.lines[0])))
-    return bool({"partition", "nodelist", "hostnames"} & names) and bool({"avail", "state"} & names) and not (
-        {"jobid", "jobidraw", "name", "submit", "elapsed"} & names
-    )  # fmt: skip
+    return (
+        bool({"partition", "nodelist", "hostnames"} & names)
+        and bool({"avail", "state"} & names)
+        and not ({"jobid", "jobidraw", "name", "submit", "elapsed"} & names)
+    )
 
 
 def _is_swf(head: Head) -> bool:
     rows = [line for line in head.lines if not line.lstrip().startswith((";", "#"))]
     number = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?")
-    return bool(rows) and all(
-        len(parts := row.split()) == 18 and all(map(number.fullmatch, parts)) for row in rows[:5]
-    )
+    return bool(rows) and all(len(parts := row.split()) == 18 and all(map(number.fullmatch, parts)) for row in rows[:5])
 
 
 def _has_pai_columns(head: Head) -> str:
@@ -105,10 +103,20 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("kueue", lambda head: head.begins(r"(- )?\s*apiVersion:") or head.begins(r"kind:")),
     ("topology.yaml", lambda head: head.begins(r"-\s+topology:")),
     ("slurm-events", lambda head: head.begins(r"\s*-dt\s")),
-    ("scontrol", lambda head: head.begins(r"(JobId|NodeName|PartitionName)=\S+(\s|$)") and bool(
-        re.search(r"\b(JobState|CPUTot|CoresPerSocket=\d+\s+CPUAlloc|TotalNodes|CPUAlloc)=", head.text))),
-    ("slurm.conf", lambda head: head.begins(r"\s*(ClusterName|SlurmctldHost|ControlMachine|PartitionName)\s*=")
-     or (head.begins(r"\s*NodeName=") and not re.search(r"\bName=", head.text, re.IGNORECASE))),
+    (
+        "scontrol",
+        lambda head: (
+            head.begins(r"(JobId|NodeName|PartitionName)=\S+(\s|$)")
+            and bool(re.search(r"\b(JobState|CPUTot|CoresPerSocket=\d+\s+CPUAlloc|TotalNodes|CPUAlloc)=", head.text))
+        ),
+    ),
+    (
+        "slurm.conf",
+        lambda head: (
+            head.begins(r"\s*(ClusterName|SlurmctldHost|ControlMachine|PartitionName)\s*=")
+            or (head.begins(r"\s*NodeName=") and not re.search(r"\bName=", head.text, re.IGNORECASE))
+        ),
+    ),
     ("gres.conf", lambda head: head.begins(r"\s*(AutoDetect=|Name=\w+\s|NodeName=\S+\s.*\bName=)")),
     ("topology.conf", lambda head: head.begins(r"\s*(SwitchName|BlockName)=")),
     ("sacctmgr-script", lambda head: head.begins(r"(add|modify|remove)\s+(QOS|cluster|account|user)\b")),
@@ -123,7 +131,7 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
     ("sacct", _is_accounting),
     ("pai-tasks", lambda head: _has_pai_columns(head) == "pai-tasks"),
     ("pai-jobs", lambda head: _has_pai_columns(head) == "pai-jobs"),
-)  # fmt: skip
+)
 
 _NODE_COLUMNS = ({"sn", "gpu", "model"}, {"node_name", "gpu_capacity_num"})
 PUBLISHED_FORMATS = ("helios", "acme", "pai-tasks", "pai-jobs", "openb-pods", "dlrm", "spot")

@@ -38,9 +38,7 @@ class DeferredSampler:
         self.runtime: Runtime | None = None
 
     def __len__(self) -> int:
-        return (
-            self._rounds
-        )  # of a whole epoch: who resumes in the middle of one counts what it skipped as well
+        return self._rounds  # of a whole epoch: who resumes in the middle of one counts what it skipped as well
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._sampler is None:
@@ -162,9 +160,15 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
 def rebuilt(loader: Any, sampler: DeferredSampler) -> DataLoader[Any]:
     """A loader with all that `loader` was told (columns, workers, collation), for the batches of `sampler`."""
     names = (
-        "collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "timeout",
-        "prefetch_factor", "persistent_workers",
-    )  # fmt: skip
+        "collate_fn",
+        "num_workers",
+        "pin_memory",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "timeout",
+        "prefetch_factor",
+        "persistent_workers",
+    )
     kept = {name: getattr(loader, name) for name in names}
     return DataLoader(loader.dataset, batch_sampler=sampler, **kept)  # type: ignore[arg-type, unused-ignore]
 

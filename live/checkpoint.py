@@ -66,6 +66,4 @@ def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
         else:
             randomness.seed(parts.options.seed, stepping.round, rank)
 
-    sampler.before_draw = (
-        draw_on  # a loader that begins to iterate takes a random number, in the middle of an epoch
-    )
+    sampler.before_draw = draw_on  # a loader that begins to iterate takes a random number, in the middle of an epoch

@@ -51,9 +51,7 @@ def train(given: argparse.Namespace) -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.layers = torch.nn.Sequential(
-                torch.nn.Linear(_FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1)
-            )
+            self.layers = torch.nn.Sequential(torch.nn.Linear(_FEATURES, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1))
             self.sample_s = given.sample_ms / 1e3
 
         def forward(self, x: Any) -> Any:
@@ -116,9 +114,7 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     from equipoise.live.group.launcher import Launcher
 
     folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable, "-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder),
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
     command += ["--parent", str(os.getpid())]
     for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every", "delay_rounds"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
@@ -189,9 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m equipoise.live.demo", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m equipoise.live.demo", description=__doc__.splitlines()[0])
     plain_numbers(parser)
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
     parser.add_argument("--policy", default="s1+s2+s3+s4", help="stages joined by +, or an exported file")
@@ -209,14 +203,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     least = 2 * (REACTION + 1)
     if given.rounds < least or given.batch < 1 or given.sample_ms <= 0 or given.slowdown < 1:
-        parser.error(
-            f"--rounds must be at least {least}, --batch and --slowdown at least 1, --sample-ms above 0"
-        )
-    if (
-        not given.worker
-        and given.run_dir
-        and any(Path(given.run_dir, k).exists() for k in ("static", "policy"))
-    ):
+        parser.error(f"--rounds must be at least {least}, --batch and --slowdown at least 1, --sample-ms above 0")
+    if not given.worker and given.run_dir and any(Path(given.run_dir, k).exists() for k in ("static", "policy")):
         parser.error(f"--run-dir {given.run_dir} holds a run already")
     if importlib.util.find_spec("torch") is None:
         parser.error("PyTorch is needed: pip install 'equipoise[live]', or make live-demo")

@@ -104,9 +104,7 @@ def kubernetes(launch: Launch) -> str:
     goes on from its checkpoint. The token in the Secret is new each time.
     """
     store = f"{launch.label}-store"
-    parts = (
-        _settings(launch), _service(_quoted(launch.label)), _service(store), _store(launch), _job(launch),
-    )  # fmt: skip
+    parts = (_settings(launch), _service(_quoted(launch.label)), _service(store), _store(launch), _job(launch))
     return "---\n".join(parts)
 
 

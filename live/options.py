@@ -121,9 +121,22 @@ class Bounds:
 
 
 _COMMON = (
-    "global_batch", "micro_batch", "accumulation", "loss_reduction", "weighted", "decide_every", "delay_rounds",
-    "statistics_every", "learning_rate", "shards", "shuffle", "drop_last", "seed", "outer_lr", "outer_momentum",
-)  # fmt: skip
+    "global_batch",
+    "micro_batch",
+    "accumulation",
+    "loss_reduction",
+    "weighted",
+    "decide_every",
+    "delay_rounds",
+    "statistics_every",
+    "learning_rate",
+    "shards",
+    "shuffle",
+    "drop_last",
+    "seed",
+    "outer_lr",
+    "outer_momentum",
+)
 
 
 @dataclass(frozen=True)
@@ -173,13 +186,11 @@ class Options:
         follow(_RULES, self)
         if self.micro_batch > self.global_batch:
             raise ValueError(
-                f"micro_batch: {self.micro_batch} is not allowed, at most the global_batch of "
-                f"{self.global_batch} is"
+                f"micro_batch: {self.micro_batch} is not allowed, at most the global_batch of {self.global_batch} is"
             )
         if self.delay_rounds >= self.decide_every:
             raise ValueError(
-                f"delay_rounds: {self.delay_rounds} is not allowed, less than decide_every "
-                f"({self.decide_every}) is"
+                f"delay_rounds: {self.delay_rounds} is not allowed, less than decide_every ({self.decide_every}) is"
             )
         if self.weighted and self.loss_reduction == "sum":
             raise ValueError("weighted: True is not allowed with a summed loss, which is weighted already")

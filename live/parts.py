@@ -42,9 +42,12 @@ class Parts:
         self.device = next(wrapper.module.parameters()).device
         backend = make_backend(options.share_backend, self.device)
         self.local = LocalSteps(
-            wrapper, optimizer, outer_lr=options.outer_lr, outer_momentum=options.outer_momentum,
+            wrapper,
+            optimizer,
+            outer_lr=options.outer_lr,
+            outer_momentum=options.outer_momentum,
             measures=options.drift == "measured",
-        )  # fmt: skip
+        )
         self.group = Group(
             membership,
             self.device,
@@ -58,9 +61,7 @@ class Parts:
         folder = None if options.run_dir is None else options.run_dir / self.group.run
         self.recorder = recorder = Recorder(folder, self.group.member)
         self.share = HeldShare(backend, lambda why: recorder.event("refused", lever="share", why=why))
-        self.power = make_power(
-            "power" in options.allow and options.mode == "act", self.device, self._not_capped
-        )
+        self.power = make_power("power" in options.allow and options.mode == "act", self.device, self._not_capped)
         self.agreement = Agreement(options, policy, self.group, recorder, self.device)
         self.lead(again=False)
         self.meter = RoundMeter(

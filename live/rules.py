@@ -22,10 +22,7 @@ def whole(low: int, high: float = math.inf) -> Rule:
             raise ValueError
         return number
 
-    return (
-        take,
-        f"a whole number of at least {low}" if high == math.inf else f"a whole number, {low} to {high}",
-    )
+    return (take, f"a whole number of at least {low}" if high == math.inf else f"a whole number, {low} to {high}")
 
 
 def real(holds: Callable[[float], bool], text: str) -> Rule:

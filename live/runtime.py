@@ -55,9 +55,7 @@ class Runtime(Status):
         scaled = options.batch_max is not None and options.learning_rate != "script"
         self._rates = optimizer.scale_rates(self._stepping.rate) if scaled else []
         own_weights = options.loss_reduction == "sum"
-        self._weighting = WeightedGradients(
-            wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights
-        )
+        self._weighting = WeightedGradients(wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights)
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -76,9 +74,7 @@ class Runtime(Status):
         self._begin(sampler, None if files is None else files.digest)
         return sampler
 
-    def stream(
-        self, samples: Iterable[Any], collate: Callable[[list[Any]], Any] = default_collate
-    ) -> StreamLoader:
+    def stream(self, samples: Iterable[Any], collate: Callable[[list[Any]], Any] = default_collate) -> StreamLoader:
         """Batches of samples that have no numbers: an IterableDataset, or what else is iterated over every epoch.
 
         A loader, in place of one over `sampler`. Every rank must read the same samples in the same order (a
@@ -146,9 +142,7 @@ class Runtime(Status):
         """
         generation, in_round = self.generation, self._parts.meter.in_round
         with self._recovery.surviving():
-            return self._stepping.mean(
-                float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
-            )
+            return self._stepping.mean(float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss))
         self._lost_round = in_round and self.generation != generation
         return math.nan
 
@@ -200,9 +194,7 @@ class Runtime(Status):
     def resize(self, ranks: int) -> None:
         """Go on with this many ranks from the next decision on. Call it on every rank at the same round."""
         if self._parts.group.membership is None:
-            raise RuntimeError(
-                "the group can only change in a job started with equipoise.live.group.regroup.start"
-            )
+            raise RuntimeError("the group can only change in a job started with equipoise.live.group.regroup.start")
         self._stepping.resize_to = ranks
 
     def close(self) -> None:
@@ -260,15 +252,11 @@ class Runtime(Status):
         parts = self._parts
         parts.agreement.flush(parts.meter)
         sampler = self._stepping.dealt()
-        return (
-            ModelReplica() if self._lags else replica_of(parts.model, sampler, parts.local, parts.group.rank)
-        )
+        return ModelReplica() if self._lags else replica_of(parts.model, sampler, parts.local, parts.group.rank)
 
     def _agree(self, replica: ModelReplica) -> None:
         parts, sampler = self._parts, self._stepping.dealt()
-        resync(
-            parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica
-        )  # fmt: skip
+        resync(parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica)
         self._lags = False
         self._stepping.go_on_from(sampler.trained)
         parts.meter.clear()

@@ -44,10 +44,15 @@ class Stepping:
             raise RuntimeError("one runtime deals one dataset; attach another model for another one")
         options, group = self._parts.options, self._parts.group
         self.sampler = make(
-            rank=group.rank, ranks=group.ranks, global_batch=options.global_batch,
-            micro_batch=options.micro_batch, shards=options.shards, shuffle=options.shuffle,
-            drop_last=options.drop_last, seed=options.seed,
-        )  # fmt: skip
+            rank=group.rank,
+            ranks=group.ranks,
+            global_batch=options.global_batch,
+            micro_batch=options.micro_batch,
+            shards=options.shards,
+            shuffle=options.shuffle,
+            drop_last=options.drop_last,
+            seed=options.seed,
+        )
         self.sampler.members, self.sampler.takes_passes = tuple(group.members), options.takes_passes
         return self.sampler
 
@@ -110,9 +115,7 @@ class Stepping:
             with self._parts.meter.waiting():
                 self._weights, self._given = tuple(self._given()), None
         elif not self._weights:
-            raise ValueError(
-                "weighted: call runtime.weigh(...) for every batch on every rank, before its backward"
-            )
+            raise ValueError("weighted: call runtime.weigh(...) for every batch on every rank, before its backward")
         return self._weights
 
     def mean(self, loss: float) -> float:
@@ -154,9 +157,13 @@ class Stepping:
         with meter.exchanging() if exchanges and alone else contextlib.nullcontext():
             met = stepped and local.step(current.last)
         meter.end(
-            self.round - self.first, current.samples[parts.group.rank], exchanged=exchanged, local=alone,
-            near=exchanges and not exchanged, ends_step=current.ends_step,
-        )  # fmt: skip
+            self.round - self.first,
+            current.samples[parts.group.rank],
+            exchanged=exchanged,
+            local=alone,
+            near=exchanges and not exchanged,
+            ends_step=current.ends_step,
+        )
         self.round, self._last_weights = self.round + 1, weights
         if met:
             sampler.commit()
@@ -167,19 +174,21 @@ class Stepping:
     def _decide(self) -> None:
         """Carry out a decision that is due, and begin another one where it is time. Collective."""
         parts, asked = self._parts, self.resize_to is not None
-        if self._begun_at is not None and (
-            asked or self.round - self._begun_at >= parts.options.delay_rounds
-        ):
+        if self._begun_at is not None and (asked or self.round - self._begun_at >= parts.options.delay_rounds):
             self._carry_out_begun()
         asked = self.resize_to is not None
         if self._begun_at is None and (asked or parts.meter.rounds >= self.decide_after()):
             at_once, change = asked or not parts.options.delay_rounds, None
             with parts.recorder.holding():  # not beyond: who leads the next group reads the last decision
                 parts.agreement.report(
-                    parts.meter, self.dealt(), intervals=(parts.local.interval, parts.local.far_every),
-                    gpu_share=parts.share.share, power=parts.power.state, movement=parts.local.movement,
+                    parts.meter,
+                    self.dealt(),
+                    intervals=(parts.local.interval, parts.local.far_every),
+                    gpu_share=parts.share.share,
+                    power=parts.power.state,
+                    movement=parts.local.movement,
                     trained=self.round,
-                )  # fmt: skip
+                )
                 self._begun_at = self.round
                 if at_once:
                     change = self._agreed()

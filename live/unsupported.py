@@ -27,25 +27,13 @@ def check_model(model: Any) -> None:
         )
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     if any(_is(part, "FullyShardedDataParallel") for part in parts):
-        raise TypeError(
-            "model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead"
-        )
+        raise TypeError("model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead")
     if not isinstance(model, DistributedDataParallel) and not _is(model, "FSDPModule"):
-        shards = isinstance(model, torch.nn.Module) and any(
-            _is(part, "FSDPModule") for part in model.modules()
-        )
-        needed = (
-            "fully_shard(model), too, behind its parts"
-            if shards
-            else "DistributedDataParallel or fully_shard"
-        )
+        shards = isinstance(model, torch.nn.Module) and any(_is(part, "FSDPModule") for part in model.modules())
+        needed = "fully_shard(model), too, behind its parts" if shards else "DistributedDataParallel or fully_shard"
         raise TypeError(f"model: one that is not wrapped is not allowed, needed is {needed}")
-    if isinstance(model, DistributedDataParallel) and any(
-        _is(part, "FSDPModule") for part in model.modules()
-    ):
-        raise TypeError(
-            "model: fully_shard inside of DistributedDataParallel is not allowed, needed is one of them"
-        )
+    if isinstance(model, DistributedDataParallel) and any(_is(part, "FSDPModule") for part in model.modules()):
+        raise TypeError("model: fully_shard inside of DistributedDataParallel is not allowed, needed is one of them")
     for name, p in model.named_parameters():
         if hasattr(p, "device_mesh"):
             _check_mesh(name, p)
@@ -80,8 +68,7 @@ def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> 
         )
     if options.mode == "act" and options.local_steps:
         raise ValueError(
-            f"drift: {options.drift} is not allowed with {kind}, which exchanges gradients in "
-            "each step; leave it out"
+            f"drift: {options.drift} is not allowed with {kind}, which exchanges gradients in each step; leave it out"
         )
     return dataclasses.replace(options, allow=options.allow - {"interval"})
 

@@ -131,9 +131,7 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
             text = f"{type(error).__name__}: {error}{place_of(stage, error.__traceback__)}"
             raise StageError(stage.name, text, observation.time_s) from error
         if not _is_answer(answer):
-            raise StageError(
-                stage.name, f"refine must return (plan, memory){place_of(stage)}", observation.time_s
-            )
+            raise StageError(stage.name, f"refine must return (plan, memory){place_of(stage)}", observation.time_s)
         refined, after[key] = answer
         try:
             problem = check(refined, observation, before=plan) if refined is not plan else None
@@ -155,11 +153,7 @@ Refine = Callable[[Policy, Observation, Mapping[str, Memory]], Decision]
 
 
 def decide(
-    policy: Policy,
-    world: World,
-    memory: Mapping[str, Memory],
-    refine: Refine = refine,
-    seen: Observation | None = None,
+    policy: Policy, world: World, memory: Mapping[str, Memory], refine: Refine = refine, seen: Observation | None = None
 ) -> tuple[Decision, list[Refusal]]:
     """Observe, refine, apply: the loop body of the simulator, of live training and in front of a queue.
 

@@ -263,17 +263,34 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
     if allocation.gpu.size != 1:
         order = allocation.gpu.argsort()
     code, job, gpu = allocation_fault(
-        allocation.job, allocation.offset, allocation.gpu, allocation.share, listed, order,
-        jobs.state, jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.memory_bytes, jobs.one_gpu_model, gpus.model, gpus.node, gpus.job, gpus.share_free,
-        gpus.memory_bytes, observation.nodes.up,
-        workers.job, workers.gpu, workers.gpu_share, DONE,
-    )  # fmt: skip
+        allocation.job,
+        allocation.offset,
+        allocation.gpu,
+        allocation.share,
+        listed,
+        order,
+        jobs.state,
+        jobs.rigid,
+        jobs.gpus_requested,
+        jobs.gpus_per_worker,
+        jobs.workers_min,
+        jobs.workers_max,
+        jobs.memory_bytes,
+        jobs.one_gpu_model,
+        gpus.model,
+        gpus.node,
+        gpus.job,
+        gpus.share_free,
+        gpus.memory_bytes,
+        observation.nodes.up,
+        workers.job,
+        workers.gpu,
+        workers.gpu_share,
+        DONE,
+    )
     if not code and observation.queues.restricts:
         given = (allocation.job, allocation.offset, allocation.gpu, allocation.share)
-        return next(
-            (f"job row {row} {why}" for row, why in breaches(observation, *given, first=True).items()), None
-        )
+        return next((f"job row {row} {why}" for row, why in breaches(observation, *given, first=True).items()), None)
     if not code:
         return None
     got = int(np.diff(allocation.offset)[allocation.job == job].sum()) if code in (6, 7) else 0
@@ -284,9 +301,7 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
 def _allowed_gpus(observation: Observation, job: int) -> str:
     """How many GPUs a plan may give a job that starts or goes on."""
     jobs = observation.jobs
-    per, fewest, most = (
-        int(column[job]) for column in (jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max)
-    )
+    per, fewest, most = (int(column[job]) for column in (jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max))
     if jobs.rigid[job]:
         asked = int(jobs.gpus_requested[job])
         if most <= fewest or per * fewest >= asked:
@@ -298,9 +313,17 @@ def _allowed_gpus(observation: Observation, job: int) -> str:
 
 
 _RULES: dict[str, Any] = {
-    "moves": _check_moves, "samples_per_step": _check_samples, "fetch_order": _check_fetch_order,
-    "sync_interval": _check_interval, "gpu_share": _check_share, "gradient_weight": _check_weight,
-    "learning_rate": _check_rate, "global_batch": _check_batch, "far_every": _check_far,
-    "accumulation": _check_accumulation, "push_interval": _check_push, "power_cap_w": _check_cap,
+    "moves": _check_moves,
+    "samples_per_step": _check_samples,
+    "fetch_order": _check_fetch_order,
+    "sync_interval": _check_interval,
+    "gpu_share": _check_share,
+    "gradient_weight": _check_weight,
+    "learning_rate": _check_rate,
+    "global_batch": _check_batch,
+    "far_every": _check_far,
+    "accumulation": _check_accumulation,
+    "push_interval": _check_push,
+    "power_cap_w": _check_cap,
     "allocation": _check_allocation,
-}  # fmt: skip
+}

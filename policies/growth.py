@@ -73,9 +73,7 @@ class Growth:
             return
         with np.errstate(divide="ignore", invalid="ignore"):
             change, answer = np.log(samples / before[0]), np.log(took_s / before[1])
-        for n1, n2, c, a in zip(
-            before[0].tolist(), samples.tolist(), change.tolist(), answer.tolist(), strict=True
-        ):
+        for n1, n2, c, a in zip(before[0].tolist(), samples.tolist(), change.tolist(), answer.tolist(), strict=True):
             if abs(c) >= _LEAST_CHANGE and math.isfinite(c) and math.isfinite(a):
                 self._pairs.append((self._windows, n1, n2, a))
                 self._laws = None

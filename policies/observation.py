@@ -180,9 +180,7 @@ class Nodes(Table):
     power_idle_w = _float("power of one of its GPUs that idles, where a plan may cap it")
     power_max_w = _float("highest power cap of its GPUs; NaN: a plan cannot cap them")
     power_cap_w = _float("power cap of each of its GPUs now, where a plan may set it")
-    power_draw_w = _float(
-        "what its GPUs draw computing at the highest clock; NaN: as much as the highest cap"
-    )
+    power_draw_w = _float("what its GPUs draw computing at the highest clock; NaN: as much as the highest cap")
 
 
 class Gpus(Table):
@@ -195,9 +193,7 @@ class Gpus(Table):
     share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
     suspect = _bool("a plan has found it unsound, and it has not been repaired since")
     share_quantum = _float("smallest step of a share the device can do (MPS 0.01); 1: no choice", 0.01)
-    mig = _bool(
-        "cut into MIG slices: a share is one of them, and another one costs the worker's job a restart"
-    )
+    mig = _bool("cut into MIG slices: a share is one of them, and another one costs the worker's job a restart")
     sm_active_ratio = _float("share of time the multiprocessors were busy, 0..1 (DCGM sm_active)")
     dram_active_ratio = _float("share of time the memory interface was busy, 0..1 (DCGM dram_active)")
     power_w = _float("electrical power")
@@ -246,9 +242,7 @@ class Jobs(Table):
     id = _int("the job's number in its trace or scenario")
     arrival_s = _float("submission time")
     state = Column(np.int8, JobState.WAITING, "see `JobState`")
-    rigid = _bool(
-        "known by duration only: no steps, fixed GPUs (fewer where workers_min is below workers_max)"
-    )
+    rigid = _bool("known by duration only: no steps, fixed GPUs (fewer where workers_min is below workers_max)")
     priority = _float("weight, 1 is normal", 1.0)
     gpus_requested = _int("GPUs asked for", 1)
     gpus_held = _int("GPUs held now", 0)
@@ -268,14 +262,10 @@ class Jobs(Table):
     sync_interval = _int("local steps per gradient exchange (H)", 1)
     work_s = _float("mean over workers of a local step, without waiting")
     far_every = _int("of so many gradient exchanges one is of all workers, the others of near ones only", 1)
-    far_ratio = _float(
-        "part of the drift that exchanges of near workers leave: (groups - 1) / (workers - 1)", 1.0
-    )
+    far_ratio = _float("part of the drift that exchanges of near workers leave: (groups - 1) / (workers - 1)", 1.0)
     exchange_s = _float("one gradient exchange, mean of those measured under contention")
     far_exchange_s = _float("one exchange of all workers, as measured under contention")
-    near_exchange_s = _float(
-        "one exchange of near workers only, measured or else expected; NaN: no such level"
-    )
+    near_exchange_s = _float("one exchange of near workers only, measured or else expected; NaN: no such level")
     exchange_alone_s = _float("the same without contention")
     gamma = _float("overlap exponent, 1 none, large full", 1.0)
     drift = _float("kappa_d, efficiency lost per extra local step", 0.0)

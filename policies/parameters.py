@@ -103,6 +103,4 @@ def check_used(keys: Iterable[str], policies: Iterable[AnyPolicy]) -> None:
     known = {stage.name for policy in made for stage in policy.stages}
     for stage in split_point(dict.fromkeys(keys, 0))[1]:
         if stage not in known:
-            raise PolicyError(
-                f"policy.{stage}: no policy has that stage; those that are: {', '.join(sorted(known))}"
-            )
+            raise PolicyError(f"policy.{stage}: no policy has that stage; those that are: {', '.join(sorted(known))}")

@@ -181,9 +181,7 @@ def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
 
 
 @jit_in_place
-def deal_remainders(
-    ideal: Floats, units: int, low: int, cap: Ints, dealt: Ints, worker: Ints, key: Floats
-) -> None:
+def deal_remainders(ideal: Floats, units: int, low: int, cap: Ints, dealt: Ints, worker: Ints, key: Floats) -> None:
     """`largest_remainder` into `dealt`; `worker` and `key` are scratch, all as long as `ideal`."""
     left = units
     for i in range(ideal.size):

@@ -109,9 +109,7 @@ class Plan:
 
     def samples(self, observation: Observation) -> Ints:
         """Planned samples per step and worker: what is planned, else what is."""
-        return (
-            observation.workers.samples_per_step if self.samples_per_step is None else self.samples_per_step
-        )
+        return observation.workers.samples_per_step if self.samples_per_step is None else self.samples_per_step
 
     def intervals(self, observation: Observation) -> Ints:
         """Planned synchronisation interval per job: what is planned, else what is."""
@@ -144,10 +142,21 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
 _values_of = attrgetter(*_FIELDS)  # three times as fast as dataclasses.replace, which every stage would call
 
 CHANGES = (
-    "moves", "samples_per_step", "fetch_order", "sync_interval", "gpu_share", "gradient_weight", "suspect",
-    "global_batch", "learning_rate", "far_every", "accumulation", "push_interval", "power_cap_w",
+    "moves",
+    "samples_per_step",
+    "fetch_order",
+    "sync_interval",
+    "gpu_share",
+    "gradient_weight",
+    "suspect",
+    "global_batch",
+    "learning_rate",
+    "far_every",
+    "accumulation",
+    "push_interval",
+    "power_cap_w",
     "allocation",
-)  # fmt: skip
+)
 """Fields of a plan that change something; what they hold is checked in this order."""
 
 UNCHANGED = Plan()

@@ -80,9 +80,7 @@ def stage_class(name: str) -> type[Stage]:
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise PolicyError(
-            f"stage {name!r} ({found[name]}) cannot be loaded: {_renamed(error) or error}"
-        ) from error
+        raise PolicyError(f"stage {name!r} ({found[name]}) cannot be loaded: {_renamed(error) or error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Stage) and dataclasses.is_dataclass(cls)):
         raise PolicyError(f"{found[name]} is not a stage")
     return cls
@@ -132,9 +130,7 @@ def _entries(text: str) -> list[Mapping[str, Any]]:
     for part in re.split(r"\+(?![^()]*\))", text):
         match = re.fullmatch(r"\s*([^()\s]+)\s*(?:\((.*)\))?\s*", part)
         if match is None:
-            raise PolicyError(
-                f"{text!r} is not a policy; write stages joined by +, e.g. s1+s2(mode=optimal)+easy"
-            )
+            raise PolicyError(f"{text!r} is not a policy; write stages joined by +, e.g. s1+s2(mode=optimal)+easy")
         pairs = [pair.partition("=") for pair in re.split(_COMMA, match[2] or "") if pair.strip()]
         entries.append({match[1]: {key.strip(): _value(value.strip()) for key, _, value in pairs}})
     return entries

@@ -35,9 +35,14 @@ class Taken(NamedTuple):
 
 
 def take_from(
-    taker: int, short: int, owned: Sequence[int], demand: Sequence[int], seconds_per_sample: Floats,
-    last: Sequence[int], started: Sequence[bool],
-) -> Taken:  # fmt: skip
+    taker: int,
+    short: int,
+    owned: Sequence[int],
+    demand: Sequence[int],
+    seconds_per_sample: Floats,
+    last: Sequence[int],
+    started: Sequence[bool],
+) -> Taken:
     """What a worker that lacks `short` samples takes from another.
 
     From the worker with most seconds of work beyond its own `demand` (of equals the first): its last piece,

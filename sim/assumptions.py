@@ -27,9 +27,7 @@ def assumptions(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
 
 def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
     groups, profile = scenario.cluster.groups, cluster.profile
-    unknown = sorted(
-        {g.accelerator for g in groups if g.gpus and profile.accelerator(g.accelerator).max_w is None}
-    )
+    unknown = sorted({g.accelerator for g in groups if g.gpus and profile.accelerator(g.accelerator).max_w is None})
     if unknown:
         yield f"energy is not known: hardware profile {profile.name!r} states no power of {unknown[0]}"
     elif any(math.isnan(host_w(group, profile)) for group in groups):
@@ -44,10 +42,7 @@ def _contracts(scenario: Scenario) -> Iterator[str]:
     """Spot GPUs that nothing ever takes away, and reclaims of nodes that a contract keeps."""
     declared, acting = scenario.faults.spot, acting_faults(scenario).spot
     for group in scenario.cluster.groups:
-        kind, named = (
-            terms_of(group, scenario.cost)[1].kind,
-            declared is not None and declared.group == group.name,
-        )
+        kind, named = (terms_of(group, scenario.cost)[1].kind, declared is not None and declared.group == group.name)
         if kind == "spot" and not named:
             yield f"spot nodes of {group.name!r} are never taken away here; give 'faults.spot'"
         elif named and acting is None:
@@ -59,9 +54,12 @@ def by_curve(scenario: Scenario) -> list[str]:
     return [
         name
         for name, m in scenario.workload.models.items()
-        if m.flop_per_sample is not None and m.transformer is None and m.convolutional is None
-        and m.efficiency is None and m.kind in (None, LARGE_PRODUCTS)
-    ]  # fmt: skip
+        if m.flop_per_sample is not None
+        and m.transformer is None
+        and m.convolutional is None
+        and m.efficiency is None
+        and m.kind in (None, LARGE_PRODUCTS)
+    ]
 
 
 def curve_origin(accelerator: Accelerator) -> str:

@@ -25,9 +25,7 @@ class Clock(simpy.Environment):
     def __init__(self, initial_time_s: float = 0.0) -> None:
         super().__init__(float(initial_time_s))  # an int would have kernels compiled for it, too
 
-    def at(
-        self, time_s: float, callback: Callable[[Event], object], priority: EventPriority = STATE
-    ) -> Event:
+    def at(self, time_s: float, callback: Callable[[Event], object], priority: EventPriority = STATE) -> Event:
         """Call `callback(event)` at `time_s` (s, not before now). Raises ValueError for a past time."""
         if not time_s >= self._now:
             raise ValueError(f"cannot schedule for {time_s} s, it is {self._now} s")

@@ -12,9 +12,15 @@ from numpy.typing import NDArray
 KINDS = ("user", "account", "queue", "partition")
 Columns = Mapping[str, NDArray[Any]]
 USES = (
-    "busy", "input_stall", "barrier_wait", "exposed_communication", "pipeline_bubble", "tensor_exchange", "restart",
+    "busy",
+    "input_stall",
+    "barrier_wait",
+    "exposed_communication",
+    "pipeline_bubble",
+    "tensor_exchange",
+    "restart",
     "lost_to_faults",
-)  # fmt: skip
+)
 
 
 def finish_ratios(jobs: Columns) -> NDArray[np.float64]:
@@ -40,9 +46,7 @@ def groups(jobs: Columns, kind: str) -> list[dict[str, Any]]:
     if column is None or column.dtype != object:
         return []
     codes: dict[str, int] = {}
-    code = np.array(
-        [codes.setdefault(name, len(codes)) if name else -1 for name in column.tolist()], dtype=np.int64
-    )
+    code = np.array([codes.setdefault(name, len(codes)) if name else -1 for name in column.tolist()], dtype=np.int64)
     told = np.flatnonzero(code >= 0)
     if not len(told) or not codes:
         return []
@@ -56,16 +60,16 @@ def groups(jobs: Columns, kind: str) -> list[dict[str, Any]]:
     some = np.maximum(completed, 1)
     mean = np.bincount(code[done], weights=ratio[done], minlength=n) / some
     rows = {
-        "jobs": count, "completed": completed, "service_gpu_s": np.bincount(code, weights=held, minlength=n),
+        "jobs": count,
+        "completed": completed,
+        "service_gpu_s": np.bincount(code, weights=held, minlength=n),
         "queueing_mean_s": np.bincount(code, weights=jobs["queueing_s"][told], minlength=n) / np.maximum(count, 1),
         "finish_ratio_mean": np.where(completed, mean, np.nan),
         "finish_ratio_worst": np.where(completed, worst, np.nan),
-    }  # fmt: skip
+    }
     names = list(codes)
     order = np.argsort(-rows["service_gpu_s"], kind="stable").tolist()
-    return [
-        {kind: names[k], **{key: values[k].item() for key, values in rows.items()}} for k in order if count[k]
-    ]
+    return [{kind: names[k], **{key: values[k].item() for key, values in rows.items()}} for k in order if count[k]]
 
 
 def fairness(jobs: Columns) -> dict[str, float]:

@@ -115,9 +115,7 @@ class Run:
             "service_goodput_per_s": float(of["goodput_per_s"].sum()),
             **{f"service_latency_p{q}_s": float(of[f"latency_p{q}_s"].max()) for q in (50, 95, 99)},
             "serving_usd": self.totals["serving_usd"],
-            "cost_per_million_requests_usd": 1e6 * float(of["cost_usd"].sum()) / answered
-            if answered
-            else math.nan,
+            "cost_per_million_requests_usd": 1e6 * float(of["cost_usd"].sum()) / answered if answered else math.nan,
         }
         named = {
             f"service_{name}[{service}]": float(of[name][k])
@@ -167,9 +165,7 @@ class Run:
 
     def _model_work(self, cost_usd: float) -> dict[str, float]:
         """Model FLOP utilisation of the GPU time held (Chowdhery et al. 2022, appendix B), and by token."""
-        flop, peak, tokens = (
-            self.totals.get(name, math.nan) for name in ("model_flop", "peak_flop", "tokens")
-        )
+        flop, peak, tokens = (self.totals.get(name, math.nan) for name in ("model_flop", "peak_flop", "tokens"))
         return {
             "mfu_ratio": flop / peak if peak > 0.0 else math.nan,
             "tokens_per_s": tokens / self.totals["makespan_s"] if tokens > 0.0 else math.nan,
@@ -217,9 +213,7 @@ class Run:
         _write_json(folder / "manifest.json", self._manifest())
         if self.stopped is None:
             row = {"identity": self.identity, "policy": self.policy_name, "seed": self.seed, **self.summary()}
-            _write_json(
-                folder / "summary.json", row | {"totals": dict(self.totals), "notes": list(self.notes)}
-            )
+            _write_json(folder / "summary.json", row | {"totals": dict(self.totals), "notes": list(self.notes)})
 
     def _write_timeline(self, folder: Path) -> None:
         for name in TIMELINE_TABLES:
@@ -290,9 +284,7 @@ def versions() -> dict[str, str]:
 def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     """Write equal-length columns as Parquet, through a temporary file; equal columns give equal bytes."""
     # An empty column of texts has no type of its own.
-    listed = [
-        f'"{k}"' if v.dtype != object else f'CAST("{k}" AS VARCHAR) AS "{k}"' for k, v in columns.items()
-    ]
+    listed = [f'"{k}"' if v.dtype != object else f'CAST("{k}" AS VARCHAR) AS "{k}"' for k, v in columns.items()]
     with replacing(path) as draft, database() as connection:
         connection.register("columns_", dict(columns))
         target = str(draft).replace("'", "''")

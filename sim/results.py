@@ -44,8 +44,10 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
         return []
     job, most, part = split[0]
     more = f" (and {len(split) - 1} more jobs)" if len(split) > 1 else ""
-    return [f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, so it takes "
-            f"{-(-part // most)} passes"]  # fmt: skip
+    return [
+        f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, so it takes "
+        f"{-(-part // most)} passes"
+    ]
 
 
 def _left_aside(world: SimWorld) -> list[str]:
@@ -61,9 +63,7 @@ def _left_aside(world: SimWorld) -> list[str]:
         "preemption while borrowing": any(queue.borrow_within != "never" for queue in q.queues),
         "queue order": any(queue.order == "strict" for queue in q.queues),
         "fair sharing": q.fair_sharing,
-        "topology preferred": any(
-            "preferred" in (job.together or "") for job in world.scenario.workload.jobs
-        ),
+        "topology preferred": any("preferred" in (job.together or "") for job in world.scenario.workload.jobs),
     }
     honoured = {what for s in stages if isinstance(s, AllocationStage) for what in s.honours}
     return [what for what, there in declared.items() if there and what not in honoured]
@@ -81,9 +81,7 @@ def _first_pass(config: Configuration) -> tuple[int, int]:
 def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
     """A line on the interval between checkpoints that was derived for the first of the jobs."""
     found = [
-        job
-        for job in jobs
-        if job.checkpoints.spec.interval == "young-daly" and job.checkpoints.interval_s < math.inf
+        job for job in jobs if job.checkpoints.spec.interval == "young-daly" and job.checkpoints.interval_s < math.inf
     ]
     if not found:
         return []
@@ -100,8 +98,7 @@ def _columns(rows: list[dict[str, Any]]) -> Columns:
     names = list(rows[0]) if rows else []
     found = {name: [row[name] for row in rows] for name in names}
     return {
-        name: np.array(values, dtype=object if isinstance(values[0], str) else None)
-        for name, values in found.items()
+        name: np.array(values, dtype=object if isinstance(values[0], str) else None) for name, values in found.items()
     }
 
 
@@ -116,9 +113,7 @@ class Results:
             self.gpu_s[row], self.computed_gpu_s[row] = job.gpu_s, job.computed_gpu_s
         done_s = world.roster.completion_s
         all_done = not bool(np.isnan(done_s).any()) and done_s.size > 0 and not world.lasts
-        self.end_s = (
-            float(done_s.max()) if all_done else world.clock.now
-        )  # with its last job, or when stopped
+        self.end_s = float(done_s.max()) if all_done else world.clock.now  # with its last job, or when stopped
         self.start_s = min(float(world.demand.arrival_s[0]), self.end_s)  # a horizon may end it before
         world.services.close(self.end_s)
         self.serving = ServingAccount.total(tenant.account for tenant in world.services.tenants)
@@ -127,9 +122,13 @@ class Results:
         """(columns of jobs, totals), with energy and money."""
         world, totals, biller = self.world, self._totals(), self._biller()
         billed, bills = biller.bill(
-            self.gpu_s[:, :HELD], self.computed_gpu_s, world.nodes.down_s(), world.nodes.unpaid_s(),
-            totals["makespan_s"], self.serving if world.services else None,
-        )  # fmt: skip
+            self.gpu_s[:, :HELD],
+            self.computed_gpu_s,
+            world.nodes.down_s(),
+            world.nodes.unpaid_s(),
+            totals["makespan_s"],
+            self.serving if world.services else None,
+        )
         jobs = self._jobs() | billed
         bills |= self._carbon(bills["energy_j"]) | self._pools(totals["makespan_s"])
         told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
@@ -152,9 +151,7 @@ class Results:
 
     def _biller(self) -> Biller:
         world = self.world
-        return Biller(
-            world.cluster, world.demand, world.prices, world.meter, world.costs, world.scenario.energy.pue
-        )
+        return Biller(world.cluster, world.demand, world.prices, world.meter, world.costs, world.scenario.energy.pue)
 
     def services(self) -> tuple[Columns | None, Columns | None]:
         """(a row per service, a row per window of each); None without services."""
@@ -217,9 +214,7 @@ class Results:
             **({} if world.services else ends),  # services go on after the last arrival
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
-            "exchanged_bytes": math.fsum(
-                job.exchanged_bytes for _, job in sorted(world.roster.training.items())
-            ),
+            "exchanged_bytes": math.fsum(job.exchanged_bytes for _, job in sorted(world.roster.training.items())),
             "transferred_bytes": world.transfers.moved_bytes,
             **self._model_work(),
             **({"serving_gpu_s": self.serving.gpu_s} if world.services else {}),
@@ -236,16 +231,10 @@ class Results:
             model, account = job.model, job.progress.account
             if model.flop_per_sample is not None:
                 precision = "bf16" if model.precision == "fp8" else model.precision
-                peaks = [
-                    a.flop_per_s[precision].value
-                    for a in world.cluster.accelerators
-                    if precision in a.flop_per_s
-                ]
+                peaks = [a.flop_per_s[precision].value for a in world.cluster.accelerators if precision in a.flop_per_s]
                 if len(peaks) == len(counts):
                     flop.append(account.samples * model.flop_per_sample)
-                    peak_flop.append(
-                        float(self.gpu_s[row, :HELD].sum()) * float(np.average(peaks, weights=counts))
-                    )
+                    peak_flop.append(float(self.gpu_s[row, :HELD].sum()) * float(np.average(peaks, weights=counts)))
             if model.tokens:
                 tokens.append(account.samples * model.tokens)
         named = {"model_flop": flop, "peak_flop": peak_flop, "tokens": tokens}
@@ -263,8 +252,7 @@ class Results:
             notes.append(f"policy {world.policy.name} leaves aside what 'queues' says of {', '.join(left)}")
         if _input_free(world):
             notes.append(
-                "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or "
-                "local_read"
+                "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or local_read"
             )
         notes += _passes(world.roster.training.values())
         notes += assumptions(world.scenario, world.cluster)
@@ -292,8 +280,7 @@ class Results:
         if world.refusals:
             time_s, first = world.refusals[0]
             notes.append(
-                f"{len(world.refusals)} parts of plans were refused; first at {time_s:.6g} s: "
-                f"{first.what}: {first.why}"
+                f"{len(world.refusals)} parts of plans were refused; first at {time_s:.6g} s: {first.what}: {first.why}"
             )
         return notes
 

@@ -102,10 +102,18 @@ def run(
     began = time.process_time()
 
     world = SimWorld(
-        scenario, demand, cluster, topology, policy, seed, None if writer is None else writer.write,
-        event_by_event=event_by_event, prices=make_prices(scenario, profile),
-        timeline=timeline or scenario.energy.region is not None, requests=requests,
-    )  # fmt: skip
+        scenario,
+        demand,
+        cluster,
+        topology,
+        policy,
+        seed,
+        None if writer is None else writer.write,
+        event_by_event=event_by_event,
+        prices=make_prices(scenario, profile),
+        timeline=timeline or scenario.energy.region is not None,
+        requests=requests,
+    )
     stopped: str | None = None
     try:
         if not _advance(world, scenario, progress, stop):
@@ -169,9 +177,7 @@ def drawn_jobs(scenario: Scenario, seed: int, trace: Trace | None = None) -> Tra
     return generate(spec, sum(group.count * group.gpus for group in scenario.cluster.groups), seed)
 
 
-def _advance(
-    world: SimWorld, scenario: Scenario, progress: Progress | None, stop: Callable[[], bool] | None
-) -> bool:
+def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None, stop: Callable[[], bool] | None) -> bool:
     """Step until all jobs are done or the horizon is reached; False when `stop` said so before."""
     clock, queue, done, total = world.clock, world.clock._queue, world.done, len(world.demand)
     horizon_s = scenario.horizon if scenario.horizon is not None else np.inf
@@ -196,9 +202,7 @@ def _advance(
     return True
 
 
-def run_identities(
-    scenario: Scenario, policy: Policy, seeds: Iterable[int], trace: Trace | None
-) -> list[str]:
+def run_identities(scenario: Scenario, policy: Policy, seeds: Iterable[int], trace: Trace | None) -> list[str]:
     """Identities of runs that differ in their seeds alone: what they share is hashed once."""
     shared = _inputs(scenario, policy, trace)
     return [combined({**shared, "seed": str(seed)}.items()) for seed in seeds]
@@ -214,11 +218,7 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
         "scenario with its defaults": scenario.model_dump_json(),
         "hardware profile": load_profile(scenario.cluster.hardware).model_dump_json(),
         "price book": load_book(scenario.cost.book).model_dump_json(),
-        **(
-            {}
-            if (carbon := load_carbon(scenario.energy)) is None
-            else {"carbon": carbon[0].model_dump_json()}
-        ),
+        **({} if (carbon := load_carbon(scenario.energy)) is None else {"carbon": carbon[0].model_dump_json()}),
         **{
             f"requests of {name}": hashlib.sha256(times.tobytes()).hexdigest()
             for name, times in request_times(scenario).items()

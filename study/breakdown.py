@@ -43,6 +43,7 @@ def _of_kind(jobs: Columns, kind: str) -> Iterator[tuple[str, float]]:
         values = (
             float(count[k]),
             *((float(done.mean()), float(np.percentile(done, 95))) if done.size else (np.nan, np.nan)),
-            float(waited_s.mean()), float(np.percentile(waited_s, 95)),
-        )  # fmt: skip
+            float(waited_s.mean()),
+            float(np.percentile(waited_s, 95)),
+        )
         yield from ((f"{metric}[{name}]", value) for metric, value in zip(METRICS, values, strict=True))

@@ -5,14 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from equipoise.sim.scenario.units import (
-    TIME,
-    format_bytes,
-    format_joules,
-    format_kg,
-    format_seconds,
-    format_usd,
-)
+from equipoise.sim.scenario.units import TIME, format_bytes, format_joules, format_kg, format_seconds, format_usd
 
 LABELS = {
     "jobs": "jobs",
@@ -75,17 +68,34 @@ METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
 WHERE_BOUND = ("timeouts", "committed_usd", "upfront_usd")
 """Metrics that only runs with time limits, or under a contract for a term, have."""
-MORE_IS_BETTER = frozenset({
-    "completed", "goodput_ratio", "gpu_busy_ratio", "mfu_ratio", "tokens_per_s", "fairness_user",
-    "fairness_account", "fairness_queue", "service_goodput_ratio", "service_goodput_per_s",
-})  # fmt: skip
+MORE_IS_BETTER = frozenset(
+    {
+        "completed",
+        "goodput_ratio",
+        "gpu_busy_ratio",
+        "mfu_ratio",
+        "tokens_per_s",
+        "fairness_user",
+        "fairness_account",
+        "fairness_queue",
+        "service_goodput_ratio",
+        "service_goodput_per_s",
+    }
+)
 """Of all other metrics less is better."""
 SERVING = tuple(m for m in METRICS if m.startswith(("serving_", "service_", "cost_per_million_requests")))
 """Those that only scenarios with services have."""
 IN_DETAIL = (
-    "idle_usd", "input_stall_usd", "barrier_wait_usd", "exposed_communication_usd", "pipeline_bubble_usd",
-    "tensor_exchange_usd", "restart_usd", "lost_to_faults_usd", "energy_per_useful_sample_j",
-)  # fmt: skip
+    "idle_usd",
+    "input_stall_usd",
+    "barrier_wait_usd",
+    "exposed_communication_usd",
+    "pipeline_bubble_usd",
+    "tensor_exchange_usd",
+    "restart_usd",
+    "lost_to_faults_usd",
+    "energy_per_useful_sample_j",
+)
 """Metrics that a comparison leaves to its other formats: their shares of the time stand in the table already."""
 _DECIMALS = 3
 PER_JOB = tuple(f"{of}_p{q}_s" for of in ("completion", "queueing") for q in (50, 95, 99))
@@ -146,8 +156,11 @@ def show(metric: str, mean: float, half: float = math.nan) -> str:
     if not math.isfinite(mean):
         return UNKNOWN
     other: dict[str, Callable[[float], str]] = {
-        "_bytes": format_bytes, "_usd": format_usd, "_j": format_joules, "_kg": format_kg,
-    }  # fmt: skip
+        "_bytes": format_bytes,
+        "_usd": format_usd,
+        "_j": format_joules,
+        "_kg": format_kg,
+    }
     if metric == "cost_per_useful_sample_usd":
         mean, half = 1e6 * mean, 1e6 * half
     for suffix, text in other.items():

@@ -122,9 +122,7 @@ def check_free(folder: str | Path, kind: Kind) -> None:
     _check_text(Path(folder))
     other = kind_of(Path(folder))
     if other is not None and other != kind:
-        raise InputError(
-            [f"{folder}: holds a {other} ({_MARKS[other]}), so no {kind}; choose another folder"]
-        )
+        raise InputError([f"{folder}: holds a {other} ({_MARKS[other]}), so no {kind}; choose another folder"])
 
 
 def _check_text(path: Path) -> None:

@@ -60,9 +60,7 @@ class Capacity:
         self.topology.gpu_nic_bytes_per_s = np.full(self.topology.nodes, math.inf)  # however many GPUs send
         self.models = tuple(dict.fromkeys(group.accelerator for group in spec.groups))
         models = list(dict.fromkeys(group.accelerator for group in spec.groups if group.gpus))
-        self.gpu_model = [
-            models.index(g.accelerator) if g.gpus else 0 for g in spec.groups
-        ]  # as of the cluster
+        self.gpu_model = [models.index(g.accelerator) if g.gpus else 0 for g in spec.groups]  # as of the cluster
         sizes = np.sort(np.repeat([g.gpus for g in spec.groups], [g.count for g in spec.groups]))
         self.held_by_largest = np.cumsum(sizes[::-1])
         nic = np.sort(self.topology.nic_bytes_per_s)[::-1]
@@ -112,9 +110,7 @@ class Capacity:
         step_s = math.inf
         for workers in range(fewest, max(fewest, min(most, int(self.gpus.sum()) // per)) + 1):
             work_s = self._shortest_work_s(low, workers, fixed_s, sample_s, best_s)
-            step_s = min(
-                step_s, best_interval_s(work_s, self._exchange(model, workers), model.overlap, model.drift)
-            )
+            step_s = min(step_s, best_interval_s(work_s, self._exchange(model, workers), model.overlap, model.drift))
         shares = np.array([_least_gpu_s_per_s(share_kappa(model, g.accelerator)) for g in self.groups])
         gpu_s = samples * best_s * per * shares
         if per > 1:  # a replica over unequal nodes runs at the pace of its first GPU
@@ -125,9 +121,7 @@ class Capacity:
         """By group: fixed seconds of a pass, further seconds per sample, least seconds per sample in all."""
         most = min(model.samples_per_pass or batch, batch)
         rates = [(g, g.fabric_bytes_per_s) for g in self.groups]
-        cost = np.array(
-            [replica_cost_s(model, g.accelerator, most, own, self._widest(model, own)) for g, own in rates]
-        )
+        cost = np.array([replica_cost_s(model, g.accelerator, most, own, self._widest(model, own)) for g, own in rates])
         fixed_s, total_s = cost.T / self.speed
         return fixed_s, (total_s - fixed_s) / most, total_s / most
 
@@ -142,9 +136,7 @@ class Capacity:
         )
         return GroupLinks(tensor, context, own if layout.ep <= held else nic, send)
 
-    def _shortest_work_s(
-        self, batch: int, workers: int, fixed_s: Floats, sample_s: Floats, best_s: Floats
-    ) -> float:
+    def _shortest_work_s(self, batch: int, workers: int, fixed_s: Floats, sample_s: Floats, best_s: Floats) -> float:
         """Least duration of one step of `batch` samples on the best `workers` of all GPUs.
 
         Worker i takes at least max(fixed_i + sample_i * b_i, best_i * b_i, b_i / ingest_i): with the batch

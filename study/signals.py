@@ -152,9 +152,7 @@ _raised = False
 _SAFE = frozenset(("equipoise", "simpy", "click", "yaml", "dask", "distributed", "tornado", "__main__"))
 """Packages, Python all through, that may be interrupted anywhere. The last is a program that calls ours."""
 _LOADING = frozenset(
-    f"{package}{part}"
-    for package in ("_frozen_importlib", "importlib._bootstrap")
-    for part in ("", "_external")
+    f"{package}{part}" for package in ("_frozen_importlib", "importlib._bootstrap") for part in ("", "_external")
 )
 _AGAIN_S = 0.01
 """After which a signal is tried again."""

@@ -110,12 +110,7 @@ def paired_bootstrap(
 
 
 def pooled_percentile(
-    groups: Sequence[ArrayLike],
-    q: float,
-    confidence: float = CONFIDENCE,
-    *,
-    resamples: int = _RESAMPLES,
-    key: int = 0,
+    groups: Sequence[ArrayLike], q: float, confidence: float = CONFIDENCE, *, resamples: int = _RESAMPLES, key: int = 0
 ) -> Interval:
     """The q-th percentile (0 to 100) of all values of all groups, e.g. of the jobs of all seeds.
 
@@ -234,10 +229,7 @@ def paired_p(values: ArrayLike, reference: ArrayLike) -> float:
 
 
 def stratified_ratio(
-    values: Sequence[ArrayLike],
-    reference: Sequence[ArrayLike],
-    exact: Sequence[bool],
-    confidence: float = CONFIDENCE,
+    values: Sequence[ArrayLike], reference: Sequence[ArrayLike], exact: Sequence[bool], confidence: float = CONFIDENCE
 ) -> tuple[Interval, float, float]:
     """(ratio, p, effect) of positive pairs that come in groups (pairs,), each group counted once.
 

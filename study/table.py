@@ -12,18 +12,7 @@ from textwrap import wrap
 from typing import Any
 
 from equipoise.sim.scenario.units import format_share
-from equipoise.study.display import (
-    IN_DETAIL,
-    LABELS,
-    PER_JOB,
-    UNKNOWN,
-    digits,
-    folded,
-    label,
-    of_all,
-    plus_minus,
-    show,
-)
+from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, folded, label, of_all, plus_minus, show
 from equipoise.study.statistics import Interval
 from equipoise.study.terminal import printable
 
@@ -177,10 +166,21 @@ def latex_table(title: str, rows: Sequence[Sequence[str]]) -> str:
     """A table of texts (booktabs), the first row its head; stars are raised."""
     body = [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
     columns = "l" + "r" * (len(rows[0]) - 1)
-    return "\n".join([
-        r"\begin{table}", rf"\caption{{{_escaped(title)}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule",
-        body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_escaped(title)}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            body[0],
+            r"\midrule",
+            *body[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
 
 
 def _escaped(text: str) -> str:
@@ -191,8 +191,12 @@ def _escaped(text: str) -> str:
 
 
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "\n": " ",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "\n": " ",
+}
 
 
 def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:
@@ -200,9 +204,7 @@ def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:
     policies = dict.fromkeys(cell.policy for cell in cells)
     heads = "".join(f'<th scope="col" style="{_CELL}">{escape(policy)}</th>' for policy in policies)
     by_metric = [list(group) for _, group in groupby(cells, key=lambda cell: cell.metric)]
-    rows = "".join(
-        _html_row(found) for found in by_metric if any(c.value.mean == c.value.mean for c in found)
-    )
+    rows = "".join(_html_row(found) for found in by_metric if any(c.value.mean == c.value.mean for c in found))
     below = "".join(f"<br>{escape(note)}" for note in notes)
     return (
         f"<table><caption>{escape(title)}{below}</caption>"
@@ -213,9 +215,7 @@ def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:
 def _html_row(cells: Sequence[Cell]) -> str:
     metric = cells[0].metric
     texts = "".join(f'<td style="{_CELL}">{_html_cell(c, k > 0)}</td>' for k, c in enumerate(cells))
-    return (
-        f'<tr><th scope="row" style="text-align:left">{escape(LABELS.get(metric, metric))}</th>{texts}</tr>'
-    )
+    return f'<tr><th scope="row" style="text-align:left">{escape(LABELS.get(metric, metric))}</th>{texts}</tr>'
 
 
 def _html_cell(cell: Cell, compared: bool) -> str:

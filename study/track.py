@@ -49,9 +49,7 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
         if type(error).__module__.split(".")[0] != "mlflow":
             raise
         why = str(error).split(". ")[0]
-        raise TrackError(
-            f"--mlflow: the results are in {folder}, but MLflow did not take them: {why}"
-        ) from error
+        raise TrackError(f"--mlflow: the results are in {folder}, but MLflow did not take them: {why}") from error
     return len(done)
 
 
@@ -90,9 +88,7 @@ def _parameters(row: Mapping[str, Any], given: Container[str]) -> dict[str, str]
 
 
 def _metrics(row: Mapping[str, Any], given: Container[str]) -> dict[str, float]:
-    numbers = {
-        k: v for k, v in row.items() if isinstance(v, int | float) and k not in FIXED and k not in given
-    }
+    numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and k not in FIXED and k not in given}
     return {_allowed(k): float(v) for k, v in numbers.items() if math.isfinite(v)}
 
 

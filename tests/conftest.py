@@ -44,23 +44,50 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (
-    "kills/test_kills.py", "live/queue/test_real_slurm.py", "policies/test_contract.py",
-    "sim/advance/test_advance.py", "front/test_robust_runs.py", "live/group/test_security.py",
-    "calibrate/test_cuda.py", "campaign/test_campaign.py", "policies/kernels/test_kernels.py",
-    "live/test_misuse.py", "study/report/test_report.py", "front/test_walkthroughs.py",
-    "study/report/test_report_browser.py", "front/test_cli.py", "fuzz/test_fuzz.py",
-    "live/train/test_gradients.py", "study/questions/test_size.py",
-    "policies/allocation/test_placement.py", "policies/kernels/test_kernels_allocation.py",
-    "calibrate/test_compose.py", "live/group/test_deaths.py", "policies/baselines/test_overloaded.py",
-    "live/group/test_resume.py", "front/test_house.py", "study/twin/test_twin.py",
-    "live/train/test_losses.py", "front/test_export.py", "live/group/test_lost_store.py",
-    "policies/kernels/test_jit.py", "study/runs/test_compare_runs.py",
-    "study/runs/sweeps/test_sweep_kills.py", "sim/world/test_starvation.py", "front/test_hostile.py",
-    "study/runs/sweeps/test_sweep_launch.py", "calibrate/test_kernels.py", "live/group/test_launch.py",
-    "calibrate/test_monitor.py", "live/group/test_regroup.py", "policies/test_physics.py",
-    "policies/stages/test_unsound.py", "sim/cost/test_bottlenecks.py", "policies/stages/test_slices.py",
+    "kills/test_kills.py",
+    "live/queue/test_real_slurm.py",
+    "policies/test_contract.py",
+    "sim/advance/test_advance.py",
+    "front/test_robust_runs.py",
+    "live/group/test_security.py",
+    "calibrate/test_cuda.py",
+    "campaign/test_campaign.py",
+    "policies/kernels/test_kernels.py",
+    "live/test_misuse.py",
+    "study/report/test_report.py",
+    "front/test_walkthroughs.py",
+    "study/report/test_report_browser.py",
+    "front/test_cli.py",
+    "fuzz/test_fuzz.py",
+    "live/train/test_gradients.py",
+    "study/questions/test_size.py",
+    "policies/allocation/test_placement.py",
+    "policies/kernels/test_kernels_allocation.py",
+    "calibrate/test_compose.py",
+    "live/group/test_deaths.py",
+    "policies/baselines/test_overloaded.py",
+    "live/group/test_resume.py",
+    "front/test_house.py",
+    "study/twin/test_twin.py",
+    "live/train/test_losses.py",
+    "front/test_export.py",
+    "live/group/test_lost_store.py",
+    "policies/kernels/test_jit.py",
+    "study/runs/test_compare_runs.py",
+    "study/runs/sweeps/test_sweep_kills.py",
+    "sim/world/test_starvation.py",
+    "front/test_hostile.py",
+    "study/runs/sweeps/test_sweep_launch.py",
+    "calibrate/test_kernels.py",
+    "live/group/test_launch.py",
+    "calibrate/test_monitor.py",
+    "live/group/test_regroup.py",
+    "policies/test_physics.py",
+    "policies/stages/test_unsound.py",
+    "sim/cost/test_bottlenecks.py",
+    "policies/stages/test_slices.py",
     "policies/record/test_journal.py",
-)  # fmt: skip
+)
 """Files that take longest, the longest first: begun last, one of them would keep one process busy alone.
 
 Those that wait (for Slurm, for ranks) stand between those that compute.
@@ -71,9 +98,7 @@ def pytest_collection_finish() -> None:
     """What has been collected stays to the end: half a million objects less for each search for cycles."""
     gc.enable()
     gc.freeze()
-    if (
-        "torch" in sys.modules
-    ):  # the processors are shared already, and a thread that waits for another one computes
+    if "torch" in sys.modules:  # the processors are shared already, and a thread that waits for another one computes
         sys.modules["torch"].set_num_threads(1)
 
 

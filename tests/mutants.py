@@ -33,9 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draw", type=int, default=60, help="so many mutants")
     parser.add_argument("--seed", type=int, default=1, help="another draw")
-    parser.add_argument(
-        "--keep", type=Path, default=ROOT / ".mutation", help="the folder of the clone and its session"
-    )
+    parser.add_argument("--keep", type=Path, default=ROOT / ".mutation", help="the folder of the clone and its session")
     given = parser.parse_args()
     tree, session = given.keep / "tree", given.keep / "session.sqlite"
     if not session.exists():
@@ -61,9 +59,7 @@ def main() -> int:
 def cosmic_ray(command: str, folder: Path) -> None:
     command_line = ["cosmic-ray", command, str(folder / "cosmic-ray.toml"), str(folder / "session.sqlite")]
     subprocess.run(
-        [str(Path(sys.executable).with_name("cosmic-ray")), *command_line[1:]],
-        cwd=folder / "tree",
-        check=True,
+        [str(Path(sys.executable).with_name("cosmic-ray")), *command_line[1:]], cwd=folder / "tree", check=True
     )
 
 
@@ -77,8 +73,7 @@ def draw(session: Path, count: int, seed: int) -> None:
         kept = random.Random(seed).sample(found, min(count, len(found)))
         for table in ("mutation_specs", "work_items"):
             database.execute(
-                f"DELETE FROM {table} WHERE job_id NOT IN ({','.join('?' * len(kept))})",
-                [job for (job,) in kept],
+                f"DELETE FROM {table} WHERE job_id NOT IN ({','.join('?' * len(kept))})", [job for (job,) in kept]
             )
 
 

@@ -38,9 +38,16 @@ def simulate(case: Scenario, policy: str = "fifo", seed: int = 0, **options: Any
 NOISES: list[dict[str, float]] = [
     {"step_cov": 0.0},
     {"step_cov": 0.2},
-    {"step_cov": 0.2, "lasting_share": 0.7, "lasting_steps": 5, "common_share": 0.2, "tail_chance": 0.02,
-     "tail_factor": 4.0, "gpu_cov": 0.05},
-]  # fmt: skip
+    {
+        "step_cov": 0.2,
+        "lasting_share": 0.7,
+        "lasting_steps": 5,
+        "common_share": 0.2,
+        "tail_chance": 0.02,
+        "tail_factor": 4.0,
+        "gpu_cov": 0.05,
+    },
+]
 
 
 @st.composite
@@ -63,11 +70,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     ]
     topology: dict[str, Any] = {"kind": "star", "latency": draw(st.sampled_from([0.0, 1e-4]))}
     if draw(st.booleans()):
-        topology = {
-            "kind": "tree",
-            "nodes_per_rack": 2,
-            "oversubscription": draw(st.sampled_from([1.0, 4.0])),
-        }
+        topology = {"kind": "tree", "nodes_per_rack": 2, "oversubscription": draw(st.sampled_from([1.0, 4.0]))}
     if draw(st.booleans()):
         groups.append({"name": "store", "count": 1, "gpus": 0, "nic": 1e9, "storage_rate": 5e8})
     slow = [{"node": "group0-0", "rate": 3e8}] if draw(st.booleans()) else []
@@ -92,9 +95,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         "interference": draw(st.sampled_from([0.0, 0.2])),
         "exchange": {
             "algorithm": draw(
-                st.sampled_from(
-                    ["ring", "tree", "parameter-server", "hierarchical", "async-parameter-server"]
-                )
+                st.sampled_from(["ring", "tree", "parameter-server", "hierarchical", "async-parameter-server"])
             ),
             "alpha": 1.3e-5,
             "rate": draw(st.sampled_from([5e8, 9e9])),
@@ -146,9 +147,7 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
 
 @st.composite
 def faults(draw: st.DrawFn, nodes: list[str]) -> dict[str, Any]:
-    kinds = [
-        draw(st.sampled_from(["crash", "slow", "link", "corrupt"])) for _ in range(draw(st.integers(0, 3)))
-    ]
+    kinds = [draw(st.sampled_from(["crash", "slow", "link", "corrupt"])) for _ in range(draw(st.integers(0, 3)))]
     events = [
         {
             "kind": kind,
@@ -238,9 +237,6 @@ def shared_links(draw: st.DrawFn) -> Scenario:
     return scenario(
         cluster={"nodes": groups, "topology": draw(st.sampled_from(topologies))},
         workload={"models": models, "jobs": jobs},
-        decide={
-            "every_steps": draw(st.sampled_from([5, 9])),
-            "delay_rounds": draw(st.sampled_from([0, 0, 1, 4])),
-        },
+        decide={"every_steps": draw(st.sampled_from([5, 9])), "delay_rounds": draw(st.sampled_from([0, 0, 1, 4]))},
         noise=draw(st.sampled_from(NOISES)),
     )

@@ -114,9 +114,7 @@ class Buffer:
     def read(self, dtype: npt.DTypeLike, count: int, offset_bytes: int = 0) -> npt.NDArray[Any]:
         """The first `count` elements from `offset_bytes` on, as an array."""
         result = np.empty(count, dtype)
-        call(
-            "cuMemcpyDtoH_v2", result.ctypes.data_as(c_void_p), self.at(offset_bytes), c_size_t(result.nbytes)
-        )
+        call("cuMemcpyDtoH_v2", result.ctypes.data_as(c_void_p), self.at(offset_bytes), c_size_t(result.nbytes))
         return result
 
     def fill(self, word: int) -> Buffer:
@@ -278,12 +276,7 @@ class Device:
         return self.load(nvrtc.cubin(file, self.architecture))
 
     def launch(
-        self,
-        kernel: c_void_p,
-        blocks: int,
-        threads: int,
-        arguments: Sequence[Any],
-        stream: c_void_p | None = None,
+        self, kernel: c_void_p, blocks: int, threads: int, arguments: Sequence[Any], stream: c_void_p | None = None
     ) -> None:
         """Queue a kernel. Arguments are ctypes values or Buffers. Raises CudaError."""
         values = [a.pointer if isinstance(a, Buffer) else a for a in arguments]
@@ -291,9 +284,7 @@ class Device:
         grid, block = (c_uint(blocks), c_uint(1), c_uint(1)), (c_uint(threads), c_uint(1), c_uint(1))
         call("cuLaunchKernel", kernel, *grid, *block, c_uint(0), stream or self.stream, pointers, None)
 
-    def copy(
-        self, target: c_uint64, origin: c_uint64, size_bytes: int, stream: c_void_p | None = None
-    ) -> None:
+    def copy(self, target: c_uint64, origin: c_uint64, size_bytes: int, stream: c_void_p | None = None) -> None:
         """Queue a copy within the device."""
         call("cuMemcpyDtoDAsync_v2", target, origin, c_size_t(size_bytes), stream or self.stream)
 
@@ -353,9 +344,7 @@ class DevicePartition:
         self.sm_count = c_uint.from_buffer(taken, RESOURCE_SM_COUNT_AT).value
         descriptor, self._context = c_void_p(), c_void_p()
         call("cuDevResourceGenerateDesc", byref(descriptor), taken, c_uint(1))
-        call(
-            "cuGreenCtxCreate", byref(self._context), descriptor, device._device, c_uint(GREEN_DEFAULT_STREAM)
-        )
+        call("cuGreenCtxCreate", byref(self._context), descriptor, device._device, c_uint(GREEN_DEFAULT_STREAM))
         self.stream = c_void_p()
         flags = (c_uint(STREAM_NON_BLOCKING), c_int(0))
         call("cuGreenCtxStreamCreate", byref(self.stream), self._context, *flags)

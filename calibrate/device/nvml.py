@@ -173,14 +173,10 @@ def _gpu(index: int, handle: Any) -> Gpu:
         max_sm_clock_hz=_scaled(get("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM), 1e6),
         max_memory_clock_hz=_scaled(get("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM), 1e6),
         application_sm_clock_hz=_scaled(get("nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM), 1e6),
-        slowdown_c=_scaled(
-            get("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN), 1.0
-        ),
+        slowdown_c=_scaled(get("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN), 1.0),
         ecc=bool(ecc[0]) if ecc else None,
         mig=bool(mode and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE),
-        pcie_bytes_per_s=_pcie_rate(
-            get("nvmlDeviceGetCurrPcieLinkGeneration"), get("nvmlDeviceGetCurrPcieLinkWidth")
-        ),
+        pcie_bytes_per_s=_pcie_rate(get("nvmlDeviceGetCurrPcieLinkGeneration"), get("nvmlDeviceGetCurrPcieLinkWidth")),
         nvlink_bytes_per_s=_nvlink_rate(handle),
     )
 
@@ -441,9 +437,7 @@ def counters(gpu: Gpu, missing: dict[str, str], traffic: bool = False) -> Counte
         temperature_c=_scaled(
             get("DCGM_FI_DEV_GPU_TEMP", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0
         ),
-        sm_clock_hz=_scaled(
-            get("DCGM_FI_DEV_SM_CLOCK", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6
-        ),
+        sm_clock_hz=_scaled(get("DCGM_FI_DEV_SM_CLOCK", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6),
         memory_clock_hz=_scaled(
             get("DCGM_FI_DEV_MEM_CLOCK", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM), 1e6
         ),

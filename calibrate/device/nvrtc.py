@@ -56,9 +56,7 @@ def compile_cubin(text: str, name: str, architecture: str) -> bytes:
     """
     library, program = _library(), ctypes.c_void_p()
     _check(
-        library.nvrtcCreateProgram(
-            ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None
-        ),
+        library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None),
         "nvrtcCreateProgram",
     )
     try:

@@ -144,9 +144,7 @@ def gemm_samples(
         # Those with a part are of layers, by which steps are composed.
         found = [s for s in found if s.parameters.get("clock") != CPU_TIME and "part" not in s.parameters]
     libraries = [str(s.parameters.get("library")) for s in found]
-    wanted = (
-        library if library in libraries else max(dict.fromkeys(libraries), key=libraries.count, default=None)
-    )
+    wanted = library if library in libraries else max(dict.fromkeys(libraries), key=libraries.count, default=None)
     chosen = [s for s in found if str(s.parameters.get("library")) == wanted]
     m, n, k = (np.array([float(s[name]) for s in chosen]) for name in ("m", "n", "k"))
     return m, n, k, np.array([float(low_quantile(np.asarray(s.values), LOW_QUANTILE)) for s in chosen])
@@ -219,9 +217,7 @@ def _heat(samples: SampleSet, report: Report) -> dict[str, Measured | None]:
     fields: dict[str, Measured | None] = {}
     threshold = samples.conditions.get("slowdown_c")
     if isinstance(threshold, int | float):
-        fields["throttle_c"] = Measured(
-            value=float(threshold), source="as the driver reports it", kind="measured"
-        )
+        fields["throttle_c"] = Measured(value=float(threshold), source="as the driver reports it", kind="measured")
     if not found:
         return fields
     columns = {k: np.asarray(v, dtype=np.float64) for k, v in found[-1].columns.items()}

@@ -78,11 +78,7 @@ class UnitCosts:
 
     def _factor(self, kind: Kind) -> str:
         """Timed by itself, batch normalisation goes with convolutions: nets without them say nothing of it."""
-        return (
-            "convolution"
-            if kind.startswith("batch_norm") and kind in self.moves
-            else FACTOR_OF.get(kind, kind)
-        )
+        return "convolution" if kind.startswith("batch_norm") and kind in self.moves else FACTOR_OF.get(kind, kind)
 
     def rows(self, operations: Sequence[TimedOperation]) -> Floats:
         """What a step takes at least, from every operation on: rows of FACTORS; shape (rows, 6).
@@ -197,9 +193,7 @@ MEASURED_PRIOR = CostPrior(np.zeros(len(FACTORS)), np.array([0.1, 0.15, 0.15, 0.
 LEAST_DEVIATION = 0.1
 
 
-def fit_step_model(
-    rows: Floats, steps_s: Floats, prior: CostPrior = DEFAULT_PRIOR, seed: int = 0
-) -> StepModel:
+def fit_step_model(rows: Floats, steps_s: Floats, prior: CostPrior = DEFAULT_PRIOR, seed: int = 0) -> StepModel:
     """Fit the six factors to measured steps.
 
     rows: (steps, rows, 6) of `UnitCosts.rows`, steps_s: (steps,) seconds. Relative error, robust (soft L1),
@@ -223,9 +217,7 @@ def fit_step_model(
     return StepModel(np.exp(logs), np.exp(np.array(draws)), residuals)
 
 
-def _solve(
-    rows: Floats, steps_s: Floats, centre: Floats, deviation: Floats, start: Floats | None = None
-) -> Floats:
+def _solve(rows: Floats, steps_s: Floats, centre: Floats, deviation: Floats, start: Floats | None = None) -> Floats:
     """Logarithms of the factors."""
 
     def error(logs: Floats) -> Floats:

@@ -18,14 +18,7 @@ from equipoise.calibrate.fit.compose import (
     stacked,
 )
 from equipoise.calibrate.fit.gemm import GemmFit, fit_gemm_efficiency
-from equipoise.calibrate.fit.levels import (
-    LOW_QUANTILE,
-    FitLine,
-    LevelPrediction,
-    Report,
-    by_parameters,
-    level,
-)
+from equipoise.calibrate.fit.levels import LOW_QUANTILE, FitLine, LevelPrediction, Report, by_parameters, level
 from equipoise.calibrate.fit.pieces import CollectiveFit, fit_collective
 from equipoise.calibrate.fit.robust import Floats, low_quantile
 from equipoise.calibrate.measure.operations import KINDS, PRODUCTS, Kind, TimedOperation, from_columns
@@ -76,11 +69,7 @@ def unit_costs(samples: SampleSet, precision: str, framework: str) -> UnitCosts:
             chosen = samples.of(single, precision=name, part=part)
             m, n, k = (np.array([float(s[axis]) for s in chosen]) for axis in ("m", "n", "k"))
             products |= _fitted(kind, name, m, n, k, _seconds(chosen) / count)
-    moves = {
-        kind: _moved(samples, MEASURED_AS.get(kind, kind), precision)
-        for kind in KINDS
-        if kind not in PRODUCTS
-    }
+    moves = {kind: _moved(samples, MEASURED_AS.get(kind, kind), precision) for kind in KINDS if kind not in PRODUCTS}
     copies = [*samples.of("copy"), *samples.of("triad")]  # kernels past the framework
     strided = samples.of("elementwise", operation="strided", precision="fp32")
     moves["transposed"] = moves["transposed"] or _by_bytes(strided, SECTORS)
@@ -210,6 +199,11 @@ def _prediction(model: StepModel, step: Step, fitted_on: str) -> LevelPrediction
     measured, first = level(step.samples), step.samples[0]
     assert measured is not None
     return LevelPrediction(
-        step.workload, str(first["precision"]), step.batch, str(first["framework"]),
-        model.predict_interval(step.rows), measured, fitted_on,
-    )  # fmt: skip
+        step.workload,
+        str(first["precision"]),
+        step.batch,
+        str(first["framework"]),
+        model.predict_interval(step.rows),
+        measured,
+        fitted_on,
+    )

@@ -34,9 +34,7 @@ class CsvRows:
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
         for line, row in self._lines():
             if len(row) > len(self.columns):
-                raise ValueError(
-                    f"{self._path}:{line}: {len(row)} values, but there are {len(self.columns)} columns"
-                )
+                raise ValueError(f"{self._path}:{line}: {len(row)} values, but there are {len(self.columns)} columns")
             yield line, dict.fromkeys(self.columns, "") | dict(zip(self.columns, row, strict=False))
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:

@@ -44,9 +44,7 @@ def fabric_part(samples: SampleSet, accelerator: str, report: Report) -> list[Fa
         name = f"{collective}, {max(groups)} ranks, {backend}"
         first = fit.pieces[0].alpha_s
         report.lines.append(
-            FitLine(
-                name, first, "s", fit.residual_cov, error, f"{len(fit.pieces)} pieces, alpha of the first"
-            )
+            FitLine(name, first, "s", fit.residual_cov, error, f"{len(fit.pieces)} pieces, alpha of the first")
         )
         found.append(as_fabric(fit, collective, max(groups), accelerator, f"{backend}, {max(groups)} ranks"))
     return found

@@ -247,9 +247,7 @@ def collective_predictor(sizes_bytes: Floats, times_s: Floats) -> CollectiveFit:
 
 
 def leave_one_size_out(
-    sizes: npt.ArrayLike,
-    times_s: npt.ArrayLike,
-    fit: Callable[[Floats, Floats], Predictor] = collective_predictor,
+    sizes: npt.ArrayLike, times_s: npt.ArrayLike, fit: Callable[[Floats, Floats], Predictor] = collective_predictor
 ) -> HeldOut:
     """Predict every size from a fit to all other sizes.
 

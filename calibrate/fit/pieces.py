@@ -95,11 +95,7 @@ def by_size(sizes: Floats, times: Floats, quantile: float) -> tuple[Floats, Floa
 
 
 def fit_collective(
-    sizes_bytes: npt.ArrayLike,
-    times_s: npt.ArrayLike,
-    quantile: float = 0.5,
-    seed: int = 0,
-    intervals: bool = True,
+    sizes_bytes: npt.ArrayLike, times_s: npt.ArrayLike, quantile: float = 0.5, seed: int = 0, intervals: bool = True
 ) -> CollectiveFit:
     """Fit alpha-beta pieces to measured message times (s) by size (bytes).
 

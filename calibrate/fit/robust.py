@@ -150,9 +150,7 @@ def low_quantile(values: Floats, quantile: float) -> Floats:
     return np.asarray(np.quantile(values, quantile, axis=-1, method="weibull"))
 
 
-def fit_level(
-    values: npt.ArrayLike, rounds: npt.ArrayLike | None = None, quantile: float | None = None
-) -> Estimate:
+def fit_level(values: npt.ArrayLike, rounds: npt.ArrayLike | None = None, quantile: float | None = None) -> Estimate:
     """The typical value of one positive quantity (s, bytes/s, FLOP/s, ...): its robust centre.
 
     With `quantile`, that quantile instead: 0.1 of times is what the machine can do when nothing else

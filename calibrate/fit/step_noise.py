@@ -47,9 +47,7 @@ class NoiseFit:
     def keys(self) -> dict[str, float]:
         """The section `noise` of a scenario."""
         names = ("step_cov", "lasting_share", "lasting_steps", "common_share")
-        found = {name: float(f"{getattr(self, name):.4g}") for name in names} | {
-            "lasting_steps": self.lasting_steps
-        }
+        found = {name: float(f"{getattr(self, name):.4g}") for name in names} | {"lasting_steps": self.lasting_steps}
         if self.tail_chance > 0.0:
             found |= {name: float(f"{getattr(self, name):.4g}") for name in ("tail_chance", "tail_factor")}
         return found | {"gpu_cov": float(f"{min(self.gpu_cov, 1.0):.4g}")}
@@ -59,9 +57,7 @@ def fit_noise(times_s: npt.ArrayLike) -> NoiseFit:
     """Fits the step times (steps, workers), equal work for all, any unit. Raises ValueError with too few."""
     times = np.asarray(times_s, dtype=np.float64)
     if times.ndim != 2 or times.shape[0] < LEAST_STEPS or times.shape[1] < LEAST_WORKERS:
-        raise ValueError(
-            f"step noise: needs {LEAST_STEPS} steps of {LEAST_WORKERS} workers, got {times.shape}"
-        )
+        raise ValueError(f"step noise: needs {LEAST_STEPS} steps of {LEAST_WORKERS} workers, got {times.shape}")
     if not (np.isfinite(times) & (times > 0)).all():
         raise ValueError("step noise: times must be above 0")
     logs = np.log(times)
@@ -78,14 +74,7 @@ def fit_noise(times_s: npt.ArrayLike) -> NoiseFit:
     levels = np.exp(level)
     levels = levels / levels.mean()
     return NoiseFit(
-        math.sqrt(math.expm1(sigma**2)),
-        lasting,
-        steps,
-        common,
-        chance,
-        factor,
-        float(levels.std(ddof=1)),
-        levels,
+        math.sqrt(math.expm1(sigma**2)), lasting, steps, common, chance, factor, float(levels.std(ddof=1)), levels
     )
 
 
@@ -124,10 +113,7 @@ def read_worker_times(path: Path) -> Floats:
         if name not in rows.columns:
             raise ValueError(f"{path}:1: {name}: missing column; needed: worker, step, seconds")
     for line, row in rows:
-        step, seconds = (
-            _read(path, line, row, "step", strict_int),
-            _read(path, line, row, "seconds", strict_float),
-        )
+        step, seconds = (_read(path, line, row, "step", strict_int), _read(path, line, row, "seconds", strict_float))
         if not 0.0 < seconds <= 1e12:
             raise ValueError(f"{path}:{line}: seconds: {row['seconds']} is not above 0 and at most 1e12")
         if row["worker"] in steps[step]:

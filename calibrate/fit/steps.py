@@ -87,6 +87,10 @@ def predict_largest(chosen: list[Sample]) -> LevelPrediction:
     truth = level(s for s in chosen if s["batch"] == largest)
     assert truth is not None
     return LevelPrediction(
-        str(chosen[0]["workload"]), str(chosen[0]["precision"]), int(largest), str(chosen[0]["framework"]),
-        rest.predict_interval(float(largest)), truth,
-    )  # fmt: skip
+        str(chosen[0]["workload"]),
+        str(chosen[0]["precision"]),
+        int(largest),
+        str(chosen[0]["framework"]),
+        rest.predict_interval(float(largest)),
+        truth,
+    )

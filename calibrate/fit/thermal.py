@@ -57,11 +57,7 @@ def fit_thermal(
         weights = bisquare_weights(temperature - prediction)
     noise = _block_noise(temperature - prediction, weights > 0, seed)
     taus, draws = _solve(grid, designs, prediction[:, None] + noise, np.ones(len(time)))
-    values = (
-        (float(constants[0][2]), draws[:, 2]),
-        (float(tau[0]), taus),
-        (float(constants[0][1]), draws[:, 1]),
-    )
+    values = ((float(constants[0][2]), draws[:, 2]), (float(tau[0]), taus), (float(constants[0][1]), draws[:, 1]))
     resistance, tau_s, ambient = (estimate(value, spread, len(time)) for value, spread in values)
     left = float(1.4826 * np.median(np.abs(temperature - prediction)))
     return ThermalFit(resistance, tau_s, ambient, float(constants[0][0]), left, len(time))

@@ -66,9 +66,7 @@ class TorchRank:
         """A training step without its exchange, the exchange alone, and the step with it (PyTorch's own DDP)."""
         from torch.nn.parallel import DistributedDataParallel
 
-        step, model = prepared_step(
-            self._device.type, quick, workload, precision, batch, wrap=DistributedDataParallel
-        )
+        step, model = prepared_step(self._device.type, quick, workload, precision, batch, wrap=DistributedDataParallel)
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
 
         def alone() -> None:
@@ -117,9 +115,7 @@ class SharedMemoryRank:
             self._map = mmap.mmap(file.fileno(), size)
         self._arrived = np.frombuffer(self._map, np.int64, 512, 0)
         words = SLOT_BYTES // 4
-        self._slots = [
-            np.frombuffer(self._map, np.float32, words, 4096 + r * SLOT_BYTES) for r in range(ranks)
-        ]
+        self._slots = [np.frombuffer(self._map, np.float32, words, 4096 + r * SLOT_BYTES) for r in range(ranks)]
         self._generation = 0
 
     def barrier(self) -> None:

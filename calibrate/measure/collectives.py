@@ -83,9 +83,7 @@ class WorkerProcesses:
                 assert process.stdout is not None
                 answers.append(json.loads(process.stdout.readline()))
         except (BrokenPipeError, ValueError):
-            raise MeasureMissingError(
-                f"{self.backend} between {self.ranks} processes: {self._last_words()}"
-            ) from None
+            raise MeasureMissingError(f"{self.backend} between {self.ranks} processes: {self._last_words()}") from None
         return tuple(max(times) for times in zip(*answers, strict=True))
 
     def overlap(self, what: Mapping[str, Scalar], budget_s: float) -> Outcome:
@@ -97,9 +95,7 @@ class WorkerProcesses:
         for process in self._processes:
             process.kill()
         lines = [
-            line
-            for process in self._processes
-            for line in (process.communicate()[1] or "").strip().splitlines()[-1:]
+            line for process in self._processes for line in (process.communicate()[1] or "").strip().splitlines()[-1:]
         ]
         self._processes = []
         return lines[0] if lines else "a worker died"

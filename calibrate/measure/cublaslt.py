@@ -141,13 +141,20 @@ class Gemm:
         left, right, out = self._layouts
         try:
             _call(
-                "cublasLtMatmulAlgoGetHeuristic", self._handle, self._operation, left, right, out, out,
-                preference, c_int(ALGORITHMS), results, byref(found),
-            )  # fmt: skip
+                "cublasLtMatmulAlgoGetHeuristic",
+                self._handle,
+                self._operation,
+                left,
+                right,
+                out,
+                out,
+                preference,
+                c_int(ALGORITHMS),
+                results,
+                byref(found),
+            )
         except CublasError as error:
-            raise MeasureMissingError(
-                f"cuBLASLt has no algorithm for {self.shape} on this device ({error})"
-            ) from None
+            raise MeasureMissingError(f"cuBLASLt has no algorithm for {self.shape} on this device ({error})") from None
         finally:
             _library().cublasLtMatmulPreferenceDestroy(preference)
         usable = [r for r in results[: found.value] if r.status == 0]
@@ -160,10 +167,24 @@ class Gemm:
         one, zero = c_float(1.0), c_float(0.0)
         left, right, result = self._layouts
         _call(
-            "cublasLtMatmul", self._handle, self._operation, byref(one), b_transposed, left, a, right,
-            byref(zero), out, result, out, result, byref(algorithm), self._workspace.pointer,
-            c_size_t(WORKSPACE_BYTES), self.device.stream,
-        )  # fmt: skip
+            "cublasLtMatmul",
+            self._handle,
+            self._operation,
+            byref(one),
+            b_transposed,
+            left,
+            a,
+            right,
+            byref(zero),
+            out,
+            result,
+            out,
+            result,
+            byref(algorithm),
+            self._workspace.pointer,
+            c_size_t(WORKSPACE_BYTES),
+            self.device.stream,
+        )
 
     def close(self) -> None:
         """Destroy the library's objects."""

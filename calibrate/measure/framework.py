@@ -18,14 +18,31 @@ from equipoise.calibrate.samples import CPU_TIME
 KIB = 2**10
 # (m, n, k): squares, and the thin ones that small batches, weight gradients and convolutions make.
 QUICK_SHAPES = (
-    (16, 16, 16), (64, 64, 64), (256, 256, 256), (512, 512, 512), (8, 512, 512), (64, 1024, 1024),
-    (512, 1024, 16), (2048, 16, 64), (16, 64, 2048),
-)  # fmt: skip
+    (16, 16, 16),
+    (64, 64, 64),
+    (256, 256, 256),
+    (512, 512, 512),
+    (8, 512, 512),
+    (64, 1024, 1024),
+    (512, 1024, 16),
+    (2048, 16, 64),
+    (16, 64, 2048),
+)
 FULL_SHAPES = (
-    *QUICK_SHAPES, (32, 32, 32), (128, 128, 128), (1024, 1024, 1024), (8, 10, 1024), (10, 1024, 64),
-    (1024, 1024, 8), (8192, 16, 144), (16, 144, 8192), (1024, 512, 128), (128, 512, 1024), (512, 32, 64),
+    *QUICK_SHAPES,
+    (32, 32, 32),
+    (128, 128, 128),
+    (1024, 1024, 1024),
+    (8, 10, 1024),
+    (10, 1024, 64),
+    (1024, 1024, 8),
+    (8192, 16, 144),
+    (16, 144, 8192),
+    (1024, 512, 128),
+    (128, 512, 1024),
+    (512, 32, 64),
     (4, 1024, 512),
-)  # fmt: skip
+)
 QUICK_ARRAYS = tuple(KIB * 16**k for k in range(4))  # 1 KiB to 4 MiB
 FULL_ARRAYS = tuple(64 * 4**k for k in range(10))  # 64 B to 16 MiB
 # (batch, channels in, channels out, pixels along each side); kernels of 3 x 3.
@@ -79,8 +96,7 @@ def _convolution(batch: int, into: int, out: int, side: int, budget_s: float) ->
 
     use_precision("cpu", "fp32")
     x, w, dy = (
-        torch.randn(shape)
-        for shape in ((batch, into, side, side), (out, into, 3, 3), (batch, out, side, side))
+        torch.randn(shape) for shape in ((batch, into, side, side), (out, into, 3, 3), (batch, out, side, side))
     )
     geometry = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 

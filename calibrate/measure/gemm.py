@@ -17,15 +17,34 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 # Shapes (m, n, k): squares for the efficiency by size, thin ones that traffic limits, those of transformers.
 QUICK_SHAPES = (
-    (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
-    (8192, 8192, 8192), (16, 4096, 4096), (128, 8192, 2048),
-)  # fmt: skip
+    (256, 256, 256),
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (16, 4096, 4096),
+    (128, 8192, 2048),
+)
 FULL_SHAPES = (
-    *QUICK_SHAPES, (128, 128, 128), (384, 384, 384), (768, 768, 768), (1536, 1536, 1536),
-    (3072, 3072, 3072), (6144, 6144, 6144), (1, 8192, 8192), (64, 4096, 4096), (256, 4096, 1024),
-    (1024, 3072, 768), (2048, 768, 3072), (4096, 1024, 4096), (8192, 5120, 1280), (16384, 1024, 1024),
-    (2048, 16384, 512), (512, 2048, 16384),
-)  # fmt: skip
+    *QUICK_SHAPES,
+    (128, 128, 128),
+    (384, 384, 384),
+    (768, 768, 768),
+    (1536, 1536, 1536),
+    (3072, 3072, 3072),
+    (6144, 6144, 6144),
+    (1, 8192, 8192),
+    (64, 4096, 4096),
+    (256, 4096, 1024),
+    (1024, 3072, 768),
+    (2048, 768, 3072),
+    (4096, 1024, 4096),
+    (8192, 5120, 1280),
+    (16384, 1024, 1024),
+    (2048, 16384, 512),
+    (512, 2048, 16384),
+)
 LARGEST_FP32 = 4096  # larger products on the ordinary pipes take too long and show nothing new
 
 
@@ -47,14 +66,7 @@ def gemm_measures(device: Device, timer: DeviceTimer, quick: bool) -> list[Measu
 
 
 def _gemm(
-    device: Device,
-    timer: DeviceTimer,
-    checked: set[str],
-    precision: str,
-    m: int,
-    n: int,
-    k: int,
-    budget_s: float,
+    device: Device, timer: DeviceTimer, checked: set[str], precision: str, m: int, n: int, k: int, budget_s: float
 ) -> Outcome:
     if precision not in checked:
         cublaslt.check_gemm(device, precision)

@@ -72,9 +72,7 @@ class HostBench:
         traffic = {"copy": 2, "read": 1, "add": 3}
         return [
             Measure(
-                kind,
-                {"bytes": factor * self.array_bytes, "array_bytes": self.array_bytes},
-                partial(self._stream, kind),
+                kind, {"bytes": factor * self.array_bytes, "array_bytes": self.array_bytes}, partial(self._stream, kind)
             )
             for kind, factor in traffic.items()
         ]
@@ -198,8 +196,7 @@ class HostBench:
         """Write with fsync, and read past the page cache, one file in the folder."""
         size = (32 if self.quick else 256) * MIB
         return [
-            Measure(f"storage_{way}", {"bytes": size}, partial(self._storage, way, size))
-            for way in ("write", "read")
+            Measure(f"storage_{way}", {"bytes": size}, partial(self._storage, way, size)) for way in ("write", "read")
         ]
 
     def _storage(self, way: str, size: int, budget_s: float) -> Outcome:

@@ -78,9 +78,7 @@ def gpu_conditions(
 
 def software_versions() -> dict[str, str]:
     """Versions of what is measured through, as installed."""
-    kernel = re.match(
-        r"[\d.]*\d", platform.release()
-    )  # what follows names the machine's maker, not its speed
+    kernel = re.match(r"[\d.]*\d", platform.release())  # what follows names the machine's maker, not its speed
     found = {"python": platform.python_version(), "kernel": kernel[0] if kernel else "unknown"}
     for package in ("equipoise", "numpy", "torch"):
         try:

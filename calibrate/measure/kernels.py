@@ -28,28 +28,61 @@ Make = Callable[[str, Any], Call]
 IMAGE_CHANNELS = 3
 # (rows, outputs, inputs) of linear layers.
 LINEARS = (
-    (4096, 1024, 1024), (16384, 4096, 1024), (16384, 1024, 4096), (8192, 8192, 2048), (32, 8192, 8192),
-    (32768, 1024, 1024), (8192, 2048, 2048), (2048, 3072, 1024), (4096, 32768, 1024), (96, 4096, 8192),
-)  # fmt: skip
+    (4096, 1024, 1024),
+    (16384, 4096, 1024),
+    (16384, 1024, 4096),
+    (8192, 8192, 2048),
+    (32, 8192, 8192),
+    (32768, 1024, 1024),
+    (8192, 2048, 2048),
+    (2048, 3072, 1024),
+    (4096, 32768, 1024),
+    (96, 4096, 8192),
+)
 # (batch, heads, length, depth), causal.
 ATTENTIONS = (
-    (8, 16, 512, 64), (64, 16, 512, 64), (4, 16, 2048, 64),
-    (2, 16, 1024, 128), (8, 16, 2048, 128), (2, 16, 4096, 128), (16, 8, 256, 64),
-)  # fmt: skip
+    (8, 16, 512, 64),
+    (64, 16, 512, 64),
+    (4, 16, 2048, 64),
+    (2, 16, 1024, 128),
+    (8, 16, 2048, 128),
+    (2, 16, 4096, 128),
+    (16, 8, 256, 64),
+)
 # (batch, channels in, channels out, pixels along each side, stride); kernels of 3 x 3.
 CONVOLUTIONS = (
-    (32, 3, 64, 128, 1), (32, 64, 64, 128, 1), (32, 64, 128, 128, 2), (16, 128, 128, 64, 1), (64, 256, 512, 32, 2),
-    (64, 512, 512, 16, 1), (64, 512, 1024, 16, 2), (4, 64, 64, 64, 1), (4, 256, 256, 32, 1),
-    (32, 128, 256, 64, 2), (64, 256, 256, 32, 1),
-)  # fmt: skip
+    (32, 3, 64, 128, 1),
+    (32, 64, 64, 128, 1),
+    (32, 64, 128, 128, 2),
+    (16, 128, 128, 64, 1),
+    (64, 256, 512, 32, 2),
+    (64, 512, 512, 16, 1),
+    (64, 512, 1024, 16, 2),
+    (4, 64, 64, 64, 1),
+    (4, 256, 256, 32, 1),
+    (32, 128, 256, 64, 2),
+    (64, 256, 256, 32, 1),
+)
 PARTS = ("forward", "input", "weight")
 ELEMENTS = (2**16, 2**20, 2**23, 2**26)
 # Bytes moved per element by operation; arrays are fp32 but for the second of "cast" and "mixed", and "sum".
 MOVED = {
-    "add": 12, "exp": 8, "cast": 6, "mixed": 10, "strided": 8, "transposed": 8, "list": 8, "update": 28,
-    "sum": 2, "norm": 8, "norm_backward": 12, "batch_norm": 8, "batch_norm_backward": 12, "softmax": 8,
+    "add": 12,
+    "exp": 8,
+    "cast": 6,
+    "mixed": 10,
+    "strided": 8,
+    "transposed": 8,
+    "list": 8,
+    "update": 28,
+    "sum": 2,
+    "norm": 8,
+    "norm_backward": 12,
+    "batch_norm": 8,
+    "batch_norm_backward": 12,
+    "softmax": 8,
     "softmax_backward": 12,
-}  # fmt: skip
+}
 IN_BF16 = ("add", "exp", "strided", "batch_norm", "batch_norm_backward")
 """Those of which autocast leaves operands in bf16."""
 TENSORS = 8  # in a list
@@ -127,11 +160,7 @@ def _moves(sizes: Sequence[int]) -> Iterator[Measure]:
 
 def product_of(part: str, rows: int, outputs: int, inputs: int) -> tuple[int, int, int]:
     """(m, n, k) of a layer's forward, or of the gradient of its input or weight."""
-    shapes = {
-        "forward": (rows, outputs, inputs),
-        "input": (rows, inputs, outputs),
-        "weight": (outputs, inputs, rows),
-    }
+    shapes = {"forward": (rows, outputs, inputs), "input": (rows, inputs, outputs), "weight": (outputs, inputs, rows)}
     return shapes[part]
 
 
@@ -165,9 +194,7 @@ def convolution(part: str, shape: tuple[int, int, int, int, int], device: str, d
     import torch
 
     batch, into, out, side, stride = shape
-    x, w = (
-        torch.randn(s, device=device, dtype=dtype) for s in ((batch, into, side, side), (out, into, 3, 3))
-    )
+    x, w = (torch.randn(s, device=device, dtype=dtype) for s in ((batch, into, side, side), (out, into, 3, 3)))
     geometry = [stride, stride], [1, 1], [1, 1], False, [0, 0], 1
     if part == "forward":
         return lambda: torch.ops.aten.convolution(x, w, None, *geometry)
@@ -231,9 +258,8 @@ def _list_of(operation: str, weights: list[Any]) -> Call:
     steps = [torch.ones((), device=weights[0].device) for _ in weights]
     constants = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
     return partial(
-        torch._fused_adamw_, weights, gradients, means, squares, [], steps,
-        amsgrad=False, maximize=False, **constants,
-    )  # fmt: skip
+        torch._fused_adamw_, weights, gradients, means, squares, [], steps, amsgrad=False, maximize=False, **constants
+    )
 
 
 def _times(device: str, precision: str, moved_bytes: int, make: Make, budget_s: float) -> Outcome:

@@ -61,13 +61,7 @@ class Microbench:
 
     def measures(self) -> list[Measure]:
         """All measurements of this device alone, in the order in which they run."""
-        return [
-            *self.bandwidth(),
-            *self.arithmetic(),
-            *self.tensor(),
-            *self.latency(),
-            *self.transfers(),
-        ]
+        return [*self.bandwidth(), *self.arithmetic(), *self.tensor(), *self.latency(), *self.transfers()]
 
     def bandwidth(self) -> list[Measure]:
         """copy, read and triad over sizes, and the driver's own copy as a second method."""
@@ -113,9 +107,7 @@ class Microbench:
 
     def _library_copy(self, budget_s: float) -> Outcome:
         a, _, out = self.arenas
-        return self.timer.times(
-            lambda k: self.device.copy(out.pointer, a.pointer, self.arena_bytes), budget_s
-        )
+        return self.timer.times(lambda k: self.device.copy(out.pointer, a.pointer, self.arena_bytes), budget_s)
 
     def arithmetic(self) -> list[Measure]:
         """Multiply-adds on the ordinary pipes."""
@@ -139,9 +131,7 @@ class Microbench:
             out = Buffer(threads * {"fp32": 4, "fp64": 8, "fp16": 4 * CHAINS}[precision])
             kernel = self.device.kernel("arithmetic", f"fma_{precision}")
             values = [out, *constants[precision], c_int(iterations)]
-            return self.timer.times(
-                lambda k: self.device.launch(kernel, self.blocks, THREADS, values), budget_s
-            )
+            return self.timer.times(lambda k: self.device.launch(kernel, self.blocks, THREADS, values), budget_s)
 
         return Measure("fma", {"precision": precision, "flop": iterations * per_iteration}, run)
 
@@ -159,14 +149,10 @@ class Microbench:
             a, b, _ = tensor.operands()
             out, kernel = tensor.out(blocks), self.device.kernel(tensor.file, tensor.name)
             values = [a, b, out, c_int(iterations)]
-            return self.timer.times(
-                lambda k: self.device.launch(kernel, blocks, tensor.block, values), budget_s
-            )
+            return self.timer.times(lambda k: self.device.launch(kernel, blocks, tensor.block, values), budget_s)
 
         flop = iterations * tensor.flop(blocks)
-        return Measure(
-            "tensor", {"precision": tensor.precision, "instruction": tensor.instruction, "flop": flop}, run
-        )
+        return Measure("tensor", {"precision": tensor.precision, "instruction": tensor.instruction, "flop": flop}, run)
 
     def latency(self) -> list[Measure]:
         """Launches (queued one by one; and one with its wait) and dependent loads in L1, L2 and memory."""

@@ -14,16 +14,41 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 Kind = Literal[
-    "memory", "product", "convolution", "attention", "function",
-    "attention_backward", "cast", "mixed", "strided", "list", "update", "sum", "norm", "norm_backward",
-    "batch_norm", "batch_norm_backward", "softmax", "softmax_backward",
-    "product_input", "product_weight", "convolution_input", "convolution_weight", "transposed",
-]  # fmt: skip
+    "memory",
+    "product",
+    "convolution",
+    "attention",
+    "function",
+    "attention_backward",
+    "cast",
+    "mixed",
+    "strided",
+    "list",
+    "update",
+    "sum",
+    "norm",
+    "norm_backward",
+    "batch_norm",
+    "batch_norm_backward",
+    "softmax",
+    "softmax_backward",
+    "product_input",
+    "product_weight",
+    "convolution_input",
+    "convolution_weight",
+    "transposed",
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PRODUCTS: tuple[Kind, ...] = (
-    "product", "product_input", "product_weight", "convolution", "convolution_input", "convolution_weight",
-    "attention", "attention_backward",
-)  # fmt: skip
+    "product",
+    "product_input",
+    "product_weight",
+    "convolution",
+    "convolution_input",
+    "convolution_weight",
+    "attention",
+    "attention_backward",
+)
 FUNCTIONS = ("softmax", "gelu", "silu", "tanh", "sigmoid", "exp", "erf", "log", "pow", "norm")
 SOFTMAX_PASSES = {False: 3, True: 2}
 """Times that each element is read: largest, sum of exponentials, result; backward: sum, result."""
@@ -128,11 +153,7 @@ def _moving(name: str, ins: list[Any], outs: list[Any]) -> Kind:
             return kind
     norm: Kind | None = "batch_norm" if "batch_norm" in name else "norm" if "_norm" in name else None
     if norm is not None and not name.startswith("linalg"):
-        return (
-            ("batch_norm_backward" if norm == "batch_norm" else "norm_backward")
-            if "backward" in name
-            else norm
-        )
+        return ("batch_norm_backward" if norm == "batch_norm" else "norm_backward") if "backward" in name else norm
     if any(part in name for part in FUNCTIONS):
         return "function"
     whole = [t for t in (*ins, *outs) if t.shape == outs[0].shape and _stored(t) == t.numel()]

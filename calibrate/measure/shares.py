@@ -80,9 +80,7 @@ def share_measures(device: Device, arena_bytes: int, quick: bool) -> list[Measur
         return _mps_measures(str(error))
     curve = [
         Measure(
-            "share",
-            {"kernel": kernel, "share": share, "method": "green context"},
-            partial(bench.times, kernel, stream),
+            "share", {"kernel": kernel, "share": share, "method": "green context"}, partial(bench.times, kernel, stream)
         )
         for share, stream in parts
         for kernel in ("compute", "memory")
@@ -116,11 +114,7 @@ def _partitions(device: Device, shares: tuple[float, ...]) -> list[tuple[float, 
 
 
 def _together(
-    bench: ShareBench,
-    halves: tuple[DevicePartition, DevicePartition],
-    kernel: str,
-    neighbour: str,
-    budget_s: float,
+    bench: ShareBench, halves: tuple[DevicePartition, DevicePartition], kernel: str, neighbour: str, budget_s: float
 ) -> Outcome:
     """Slow-down of `kernel` on one half while `neighbour` keeps the other half busy; one value a repeat."""
     mine, other = halves[0].stream, halves[1].stream
@@ -165,9 +159,7 @@ def _mps(kernel: str, percentage: int, why_not_green: str, budget_s: float) -> O
         raise MeasureMissingError(f"neither green contexts ({why_not_green}) nor a running MPS daemon")
     environment = {**own_environment(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
     command = [sys.executable, "-m", "equipoise.calibrate.measure.shares", kernel, str(budget_s)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60 + 10 * budget_s
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60 + 10 * budget_s)
     if done.returncode != 0:
         raise MeasureMissingError(f"MPS at {percentage} %: {done.stderr.strip().splitlines()[-1:]}")
     return tuple(json.loads(done.stdout))

@@ -24,9 +24,7 @@ def phases_s(quick: bool, part: float) -> tuple[float, float, float]:
     """Seconds of idle, load, idle in a session `part` times as long as usual."""
     if quick:
         return QUICK_PHASES_S
-    idle, load, cool = (
-        max(round(part * f, 2), q) for f, q in zip(FULL_PHASES_S, QUICK_PHASES_S, strict=True)
-    )
+    idle, load, cool = (max(round(part * f, 2), q) for f, q in zip(FULL_PHASES_S, QUICK_PHASES_S, strict=True))
     return idle, load, cool
 
 
@@ -107,10 +105,7 @@ def _columns(readings: list[tuple[float, float, nvml.Counters]]) -> dict[str, li
         "loaded": [flag for _, flag, _ in readings[1:]],
     }
     by_energy = [nvml.rate(b.energy_j, a.energy_j) for (_, _, a), (_, _, b) in pairwise(readings)]
-    power = [
-        b.power_w if watts is None else watts
-        for watts, (_, _, b) in zip(by_energy, readings[1:], strict=True)
-    ]
+    power = [b.power_w if watts is None else watts for watts, (_, _, b) in zip(by_energy, readings[1:], strict=True)]
     given = {
         "power_w": power,
         "temperature_c": [c.temperature_c for _, _, c in readings[1:]],

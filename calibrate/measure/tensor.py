@@ -59,9 +59,7 @@ class TensorKernel:
         a, b = operands(k, m, n)
         right = np.ascontiguousarray(b.T)
         left, right = (
-            (a, right)
-            if self.precision == "fp64"
-            else (to_bits(a, self.precision), to_bits(right, self.precision))
+            (a, right) if self.precision == "fp64" else (to_bits(a, self.precision), to_bits(right, self.precision))
         )
         return Buffer(left.nbytes).write(left), Buffer(right.nbytes).write(right), a @ b
 
@@ -116,8 +114,6 @@ def checked_kernels(device: Device) -> tuple[list[TensorKernel], list[str]]:
                 kernel = own
             except (VerificationError, CudaError, CompileError) as error:
                 why = " ".join(str(error).split())
-                refused.append(
-                    f"tensor {precision} by {own.instruction}: {why}; {kernel.instruction} is timed"
-                )
+                refused.append(f"tensor {precision} by {own.instruction}: {why}; {kernel.instruction} is timed")
         chosen.append(kernel)
     return chosen, refused

@@ -38,9 +38,7 @@ def time_calls(
     return tuple(times)
 
 
-def time_calls_batched(
-    function: Callable[[], object], budget_s: float, batch_s: float = 1e-3
-) -> tuple[float, ...]:
+def time_calls_batched(function: Callable[[], object], budget_s: float, batch_s: float = 1e-3) -> tuple[float, ...]:
     """Seconds per call of something too short for the clock: batches of at least `batch_s`."""
     function()
     start = time.perf_counter()

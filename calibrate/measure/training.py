@@ -235,8 +235,7 @@ def numpy_mlp(batch: int, learning_rate: float = 1e-2) -> Callable[[], float]:
     """A step of a ReLU perceptron with softmax cross-entropy and plain SGD; each call returns the loss."""
     random = np.random.default_rng(0)
     weights: list[Any] = [
-        (random.standard_normal((a, b)) * np.sqrt(2.0 / a)).astype(np.float32)
-        for a, b in pairwise(MLP_WIDTHS)
+        (random.standard_normal((a, b)) * np.sqrt(2.0 / a)).astype(np.float32) for a, b in pairwise(MLP_WIDTHS)
     ]
     x = random.standard_normal((batch, MLP_WIDTHS[0])).astype(np.float32)
     labels = random.integers(0, MLP_WIDTHS[-1], batch)

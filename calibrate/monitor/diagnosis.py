@@ -20,13 +20,7 @@ LINK_BUSY = 0.3
 CLOCK_LOW = 0.93
 IDLE = 0.02
 
-SLOWING = {
-    "power cap",
-    "hardware slowdown",
-    "software thermal slowdown",
-    "hardware thermal slowdown",
-    "power brake",
-}
+SLOWING = {"power cap", "hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +78,7 @@ def _limit(r: Reading) -> tuple[Limit, str]:
             return rule.__name__.lstrip("_"), evidence  # type: ignore[return-value]
     if active < SM_MOSTLY_IDLE:
         return "input", f"SM active {active:.0%} while memory and links are quiet: the GPU waits for its host"
-    return (
-        "unknown",
-        f"SM active {active:.0%}, but no pipe, memory or link is near its peak: latency-bound kernels",
-    )
+    return ("unknown", f"SM active {active:.0%}, but no pipe, memory or link is near its peak: latency-bound kernels")
 
 
 def _clock(r: Reading, active: float) -> str:

@@ -25,12 +25,7 @@ def as_json_line(reading: Reading, diagnosis: Diagnosis) -> str:
         "lost": reading.lost or None,
         "clock_reasons": list(reading.clock_reasons),
         "processes": [
-            {
-                "pid": p.pid,
-                "memory_bytes": p.memory_bytes,
-                "time_share": p.sm_share,
-                "gpu_instance": p.instance_id,
-            }
+            {"pid": p.pid, "memory_bytes": p.memory_bytes, "time_share": p.sm_share, "gpu_instance": p.instance_id}
             for p in reading.processes
         ],
         "limit": diagnosis.limit,
@@ -51,9 +46,7 @@ def as_metrics(rows: Iterable[tuple[Reading, Diagnosis]]) -> Iterator[Metric]:
         for reading, _ in pairs:
             value = reading.values.get(name)
             if value is not None and math.isfinite(value):
-                metric.add_sample(
-                    name, _labels(reading) | {"source": reading.sources.get(name, "nvml")}, value
-                )
+                metric.add_sample(name, _labels(reading) | {"source": reading.sources.get(name, "nvml")}, value)
         yield metric
     lost = Metric("equipoise_gpu_lost", "1 while the device does not answer", "gauge")
     limit = Metric("equipoise_gpu_limit", "what limits the device", "gauge")

@@ -97,9 +97,7 @@ class Sampler:
         sources |= {name: "nvml" for name, value in plain.items() if value is not None}
         missing = {name: missing.get(name, "not reported") for name in FIELDS if values.get(name) is None}
         running = self._processes(missing)
-        return Reading(
-            time.time(), interval_s, self.gpu, values, sources, missing, now.clock_reasons, tuple(running)
-        )
+        return Reading(time.time(), interval_s, self.gpu, values, sources, missing, now.clock_reasons, tuple(running))
 
     def _processes(self, missing: dict[str, str]) -> list[Process]:
         if self.gpu.parent is not None:

@@ -32,10 +32,7 @@ PERCENT_COLUMNS = (
 
 
 def readings(
-    interval_s: float,
-    count: int | None,
-    price_usd_per_h: float | None = None,
-    only: frozenset[int] | None = None,
+    interval_s: float, count: int | None, price_usd_per_h: float | None = None, only: frozenset[int] | None = None
 ) -> Iterator[list[Row]]:
     """All GPUs and instances every `interval_s`, `count` times or for ever. Needs an open NVML session.
 
@@ -140,11 +137,7 @@ def show(
         server = MetricsServer(*listen) if listen else None
         try:
             if server:
-                print(
-                    f"listening on {listen[0] if listen else ''}:{server.port}/metrics",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(f"listening on {listen[0] if listen else ''}:{server.port}/metrics", file=sys.stderr, flush=True)
             rows = readings(interval_s, count, price_usd_per_h, only)
             if output == "table":
                 _show_table(rows, versions, server, out)
@@ -158,9 +151,7 @@ def show(
                 server.close()
 
 
-def _show_table(
-    rows: Iterator[list[Row]], versions: nvml.Versions, server: MetricsServer | None, out: TextIO
-) -> None:
+def _show_table(rows: Iterator[list[Row]], versions: nvml.Versions, server: MetricsServer | None, out: TextIO) -> None:
     from rich.console import Console
     from rich.live import Live
 

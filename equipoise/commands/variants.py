@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.base.files import write_whole
 from equipoise.commands.types import IntRange
-from equipoise.options import (
-    CommandState,
-    common,
-    note,
-    pass_state,
-    progress,
-    say,
-    scenario_options,
-    writable,
-)
+from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options, writable
 
 if TYPE_CHECKING:
     from equipoise.study.runs.variants import RunOptions
@@ -52,7 +44,6 @@ class Given:
 
     def tell(self, result: Mapping[str, Any], file: str, lines: Iterable[str], notes: Iterable[str]) -> None:
         """Print a result, as text or as JSON, keep it as `file` in the folder of --out, print notes to stderr."""
-        from equipoise.base.files import write_whole
 
         text = json.dumps(result, indent=2) + "\n"
         say(text if self.form == "json" else "".join(f"{line}\n" for line in lines), nl=False)
@@ -82,9 +73,7 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--policy", help="Stages joined by +, or none. Default: the scenario's."),
         click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per change."),
         click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes."),
-        click.option(
-            "--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the result, as JSON."
-        ),
+        click.option("--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the result, as JSON."),
         click.option("--format", "form", type=kinds, default="table", show_default=True),
         common,
     )

@@ -77,9 +77,7 @@ def read_generator(source: str | Path | bytes, *, name: str = "") -> GeneratedTe
     top = Thing(documents[0], f"{file.name}: ")
     levels = tuple(
         GeneratedLevel(
-            part.get("nodeLabel").text(),
-            part.get("count").whole(1),
-            part.get("capacity", "cpu").quantity(0.0) or 0.0,
+            part.get("nodeLabel").text(), part.get("count").whole(1), part.get("capacity", "cpu").quantity(0.0) or 0.0
         )
         for part in top.get("topology", "levels").members()
     )

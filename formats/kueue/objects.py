@@ -192,20 +192,9 @@ class KueueObjects:
 def merged(parts: Sequence[KueueObjects]) -> KueueObjects:
     """The objects of several files of one cluster; of those of one kind, namespace and name the last."""
     found: dict[str, tuple[Any, ...]] = {}
-    for key in (
-        "cluster_queues",
-        "local_queues",
-        "cohorts",
-        "flavors",
-        "topologies",
-        "workloads",
-        "pods",
-        "nodes",
-    ):
+    for key in ("cluster_queues", "local_queues", "cohorts", "flavors", "topologies", "workloads", "pods", "nodes"):
         every = [thing for part in parts for thing in getattr(part, key)]
-        found[key] = tuple(
-            {(getattr(x, "namespace", ""), x.name, getattr(x, "kind", "")): x for x in every}.values()
-        )
+        found[key] = tuple({(getattr(x, "namespace", ""), x.name, getattr(x, "kind", "")): x for x in every}.values())
     classes = {name: value for part in parts for name, value in part.priority_classes.items()}
     changes = tuple(change for part in parts for change in part.changes)
     return KueueObjects(**found, priority_classes=classes, changes=changes)

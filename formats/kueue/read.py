@@ -55,15 +55,11 @@ def read_kueue(source: str | Path | bytes, *, name: str = "") -> KueueObjects:
             found.setdefault("workloads", []).append(_job(thing))
         else:
             group = thing.get("apiVersion").text().rpartition("/")[0] if kind else ""
-            tally.add(
-                "left out", f"an object of kind {kind or '(none)'}{f' of {group}' if group else ''}", place
-            )
+            tally.add("left out", f"an object of kind {kind or '(none)'}{f' of {group}' if group else ''}", place)
     if not any(_title(document)[0] for document in objects):
         raise file.error(0, "no Kubernetes object: apiVersion and kind are needed")
     return KueueObjects(
-        **{key: tuple(values) for key, values in found.items()},
-        priority_classes=classes,
-        changes=tally.changes(),
+        **{key: tuple(values) for key, values in found.items()}, priority_classes=classes, changes=tally.changes()
     )
 
 
@@ -194,9 +190,7 @@ def _pod_set(part: Thing) -> PodSet:
     asked = {f"{_TOPOLOGY}{mode}-topology": part.get("topologyRequest", mode).text() for mode in _MODES}
     asked[_SLICES] = part.get("topologyRequest", "podSetSliceRequiredTopology").text()
     asked |= part.get("template", "metadata", "annotations").texts()
-    return _placed(
-        part.get("name").text("main"), count, part.get("minCount").whole(count), part.get("template"), asked
-    )
+    return _placed(part.get("name").text("main"), count, part.get("minCount").whole(count), part.get("template"), asked)
 
 
 def _placed(name: str, count: int, least: int, template: Thing, annotations: Mapping[str, str]) -> PodSet:
@@ -220,9 +214,7 @@ def _pod_sets(thing: Thing) -> tuple[PodSet, ...]:
         return (_job_pods("main", spec, 1, thing.get("metadata", "annotations").texts()),)
     if spec.get("replicatedJobs").value is not None:
         return tuple(
-            _job_pods(
-                part.get("name").text(), part.get("template", "spec"), part.get("replicas").whole(1), {}
-            )
+            _job_pods(part.get("name").text(), part.get("template", "spec"), part.get("replicas").whole(1), {})
             for part in spec.get("replicatedJobs").members()
         )
     if spec.get("tasks").value is not None:
@@ -239,9 +231,7 @@ def _job_pods(name: str, spec: Thing, times: int, annotations: Mapping[str, str]
     count = times * spec.get("parallelism").whole(spec.get("replicas").whole(1))
     least = annotations.get("kueue.x-k8s.io/job-min-parallelism", "")
     asked = template.get("metadata", "annotations").texts()
-    return _placed(
-        name, count, int(least) if least.isdecimal() and least.isascii() else count, template, asked
-    )
+    return _placed(name, count, int(least) if least.isdecimal() and least.isascii() else count, template, asked)
 
 
 def _job(thing: Thing) -> KueueWorkload:
@@ -266,8 +256,7 @@ def _pod(thing: Thing) -> Pod:
     scheduled = [
         condition.get("lastTransitionTime").time_s()
         for condition in status.get("conditions").members()
-        if condition.get("type").text() == "PodScheduled"
-        and condition.get("status").text() in ("True", "true")
+        if condition.get("type").text() == "PodScheduled" and condition.get("status").text() in ("True", "true")
     ]
     started, finished = [], []
     for container in status.get("containerStatuses").members():

@@ -15,9 +15,23 @@ _QUANTITY = re.compile(
     r"([+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))(?:([eE][+-]?[0-9]{1,2})|([a-zA-Z]{0,2}))"
 )
 _SUFFIX = {
-    "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
-}  # fmt: skip
+    "": 1.0,
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+    "Ei": 2.0**60,
+}
 
 
 @dataclass(frozen=True)
@@ -38,9 +52,7 @@ class Thing:
             if thing.value is not None and not isinstance(thing.value, dict):
                 raise thing.fail(f"{shown(str(thing.value))} where a mapping with {key!r} is needed")
             value = None if thing.value is None else thing.value.get(key)
-            thing = Thing(
-                value, f"{thing.where}.{key}" if not thing.where.endswith(": ") else thing.where + key
-            )
+            thing = Thing(value, f"{thing.where}.{key}" if not thing.where.endswith(": ") else thing.where + key)
         return thing
 
     def members(self) -> list[Thing]:

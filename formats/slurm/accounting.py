@@ -44,12 +44,7 @@ class ColumnLayout:
 
 
 def read_accounting(
-    source: str | Path | bytes,
-    *,
-    columns: Sequence[str] = (),
-    delimiter: str = "",
-    zone: str = "UTC",
-    name: str = "",
+    source: str | Path | bytes, *, columns: Sequence[str] = (), delimiter: str = "", zone: str = "UTC", name: str = ""
 ) -> JobTable:
     """Jobs of a `sacct` text.
 
@@ -163,9 +158,7 @@ def _by_dashes(lines: Sequence[str], k: int) -> ColumnLayout | None:
     return ColumnLayout(names, "", spans, first=k + 2)
 
 
-def _headerless(
-    lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimiter: str
-) -> ColumnLayout | None:
+def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimiter: str) -> ColumnLayout | None:
     """The column list and delimiter that fit the first lines best."""
     sample = [line for line in lines if line.strip()]
     best, found = 0.0, None
@@ -204,10 +197,7 @@ def _default_widths(sample: Sequence[str]) -> ColumnLayout | None:
     state = re.compile(r"[A-Z_]{2,10}\+?")
     exit_code = re.compile(r"[0-9]+:[0-9]+")
     fit = [
-        bool(
-            state.fullmatch(line[slice(*spans[5])].strip())
-            and exit_code.fullmatch(line[slice(*spans[6])].strip())
-        )
+        bool(state.fullmatch(line[slice(*spans[5])].strip()) and exit_code.fullmatch(line[slice(*spans[6])].strip()))
         for line in sample
     ]
     return ColumnLayout(DEFAULT, "", tuple(spans), header=False) if fit and sum(fit) * 2 >= len(fit) else None

@@ -15,10 +15,24 @@ from equipoise.formats.text.numbers import decimal
 from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 
-_OWN = frozenset({
-    "account", "user", "parentname", "parent", "share", "fairshare", "rawshares", "name", "defaultaccount",
-    "normshares", "rawusage", "normusage", "effectvusage", "levelfs",
-})  # fmt: skip
+_OWN = frozenset(
+    {
+        "account",
+        "user",
+        "parentname",
+        "parent",
+        "share",
+        "fairshare",
+        "rawshares",
+        "name",
+        "defaultaccount",
+        "normshares",
+        "rawusage",
+        "normusage",
+        "effectvusage",
+        "levelfs",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -58,9 +72,7 @@ def read_associations(source: str | Path | bytes, *, name: str = "") -> Accounts
         for row in read_table(file, ASSOCIATIONS | {"account", "user"})
     ]
     if not rows or not {"account", "user"} <= set(rows[0]):
-        raise file.error(
-            1, "no header `Cluster|Account|User|...` of `sacctmgr show assoc -P`, or no row below it"
-        )
+        raise file.error(1, "no header `Cluster|Account|User|...` of `sacctmgr show assoc -P`, or no row below it")
     above: list[tuple[int, str]] = []
     for row in rows:
         account = row["account"].lstrip()
@@ -81,9 +93,14 @@ def _association(values: Mapping[str, str], account: str, user: str) -> Associat
     limits = {key: parse_tres(value) for key, value in filled.items() if "=" in value}
     counts = {key: whole(value) for key, value in filled.items() if key not in limits and whole(value) >= 0}
     return Association(
-        account, user, "" if parent == "root" else parent, None if told == "parent" else decimal(told), limits,
-        counts, {key: value for key, value in filled.items() if key not in limits and key not in counts},
-    )  # fmt: skip
+        account,
+        user,
+        "" if parent == "root" else parent,
+        None if told == "parent" else decimal(told),
+        limits,
+        counts,
+        {key: value for key, value in filled.items() if key not in limits and key not in counts},
+    )
 
 
 def read_dump(source: str | Path | bytes, *, name: str = "") -> Accounts:
@@ -94,9 +111,7 @@ def read_dump(source: str | Path | bytes, *, name: str = "") -> Accounts:
             continue
         match = re.match(r"(Cluster|Parent|Account|User)\s*-\s*('[^']*'|[^:]*)(?::(.*))?$", line.strip())
         if match is None:
-            raise file.error(
-                number, "no line `Parent - 'NAME'`, `Account - ...` or `User - ...` of `sacctmgr dump`"
-            )
+            raise file.error(number, "no line `Parent - 'NAME'`, `Account - ...` or `User - ...` of `sacctmgr dump`")
         kind, title = match[1], match[2].strip().strip("'")
         pairs = (part.partition("=") for part in _fields(match[3] or ""))
         values = {key.strip().lower(): value.strip().strip("'") for key, _, value in pairs}
@@ -132,16 +147,12 @@ def read_script(source: str | Path | bytes, *, name: str = "") -> Accounts:
         for key, values in _entries(words[1].lower(), words[2:]):
             if words[1].lower() == "qos":
                 qos.setdefault(key[0], {}).update(values)
-            elif words[1].lower() in ("account", "user") and (
-                words[0].lower() != "modify" or key in accounts
-            ):
+            elif words[1].lower() in ("account", "user") and (words[0].lower() != "modify" or key in accounts):
                 accounts.setdefault(key, {}).update(values)
             else:
                 tally.add("left out", f"line {what}", number)
     made = tuple(_association(values, account, user) for (account, user), values in accounts.items())
-    return Accounts(
-        made, tuple(qos_of({"Name": title, **values}) for title, values in qos.items()), tally.changes()
-    )
+    return Accounts(made, tuple(qos_of({"Name": title, **values}) for title, values in qos.items()), tally.changes())
 
 
 def _entries(kind: str, words: list[str]) -> Iterator[tuple[tuple[str, str], dict[str, str]]]:
@@ -156,9 +167,7 @@ def _entries(kind: str, words: list[str]) -> Iterator[tuple[tuple[str, str], dic
     names = pairs.get("name", pairs.get("names", "")).split(",")
     if kind == "qos":
         columns = {key: value for key, value in pairs.items() if key not in ("name", "names")}
-        yield from (
-            ((title, ""), {_QOS.get(key, key): value for key, value in columns.items()}) for title in names
-        )
+        yield from (((title, ""), {_QOS.get(key, key): value for key, value in columns.items()}) for title in names)
     elif kind == "user":
         account = pairs.get("account", pairs.get("accounts", pairs.get("defaultaccount", "")))
         yield from (((account, title), pairs) for title in names)
@@ -167,7 +176,16 @@ def _entries(kind: str, words: list[str]) -> Iterator[tuple[tuple[str, str], dic
 
 
 _QOS = {
-    "priority": "Priority", "grptres": "GrpTRES", "maxtresperuser": "MaxTRESPU", "maxtresperaccount": "MaxTRESPA",
-    "maxtresperjob": "MaxTRES", "grpjobs": "GrpJobs", "maxjobsperuser": "MaxJobsPU", "flags": "Flags",
-    "maxjobsperaccount": "MaxJobsPA", "preempt": "Preempt", "preemptmode": "PreemptMode", "maxwall": "MaxWall",
-}  # fmt: skip
+    "priority": "Priority",
+    "grptres": "GrpTRES",
+    "maxtresperuser": "MaxTRESPU",
+    "maxtresperaccount": "MaxTRESPA",
+    "maxtresperjob": "MaxTRES",
+    "grpjobs": "GrpJobs",
+    "maxjobsperuser": "MaxJobsPU",
+    "flags": "Flags",
+    "maxjobsperaccount": "MaxJobsPA",
+    "preempt": "Preempt",
+    "preemptmode": "PreemptMode",
+    "maxwall": "MaxWall",
+}

@@ -45,12 +45,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
 DEFAULT = ("JobID", "JobName", "Partition", "Account", "AllocCPUS", "State", "ExitCode")
 """What `sacct` prints when no format is given."""
 
-_XDMOD_BEGIN = (
-    "Account Group GID User UID Submit Eligible Start End Elapsed ExitCode State NNodes NCPUS ReqCPUS ReqMem"
-)
-_APEL = (
-    "JobID JobName User Group Start End Elapsed CPUTimeRAW Partition NCPUS NNodes NodeList MaxRSS MaxVMSize State"
-)  # fmt: skip
+_XDMOD_BEGIN = "Account Group GID User UID Submit Eligible Start End Elapsed ExitCode State NNodes NCPUS ReqCPUS ReqMem"
+_APEL = "JobID JobName User Group Start End Elapsed CPUTimeRAW Partition NCPUS NNodes NodeList MaxRSS MaxVMSize State"
 _XDMOD_ENDS = ("ReqTRES AllocTRES", "ReqGRES ReqTRES", "ReqGRES ReqTRES AllocTRES")
 
 
@@ -59,9 +55,7 @@ def _xdmod() -> list[tuple[str, ...]]:
     layouts = []
     for qos in ("QOS ", ""):
         for resources in _XDMOD_ENDS:
-            text = (
-                f"JobID JobIDRaw Cluster Partition {qos}{_XDMOD_BEGIN} {resources} Timelimit NodeList JobName"
-            )
+            text = f"JobID JobIDRaw Cluster Partition {qos}{_XDMOD_BEGIN} {resources} Timelimit NodeList JobName"
             layouts.append(tuple(text.split()))
     return layouts
 
@@ -77,14 +71,29 @@ _WORD = r"[^\s|]*"
 _FORMS: dict[str, str] = {
     "job_id": r"[0-9]+(?:_[0-9]+|_\[[^\]]*\]?\+?)?(?:\+[0-9]+)?(?:\.[0-9A-Za-z_+]+)?",
     "state": r"[A-Za-z_]{1,20}(?: by [0-9]+)?(?:,[A-Z_]+)*[+]?",
-    "submit": _TIME, "eligible": _TIME, "start": _TIME, "end": _TIME,
-    "elapsed_raw": r"[0-9]*", "elapsed": _CLOCK, "limit": rf"(?:[A-Za-z_/]+|{_CLOCK})",
+    "submit": _TIME,
+    "eligible": _TIME,
+    "start": _TIME,
+    "end": _TIME,
+    "elapsed_raw": r"[0-9]*",
+    "elapsed": _CLOCK,
+    "limit": rf"(?:[A-Za-z_/]+|{_CLOCK})",
     "limit_raw": r"[0-9A-Za-z_]*",
-    "nodes": _COUNT, "nodes_allocated": _COUNT, "nodes_requested": r"[0-9.KM-]*",
-    "cpus": _COUNT, "cpus_allocated": _COUNT, "cpus_requested": _COUNT,
-    "memory": r"[0-9.]*[KMGTP]?[cn]?\??", "memory_per_node": _COUNT, "priority": r"[0-9.eE+-]*",
-    "cluster": _WORD, "user": _WORD, "account": _WORD, "qos": _WORD, "exitcode": r"(?:[0-9]+:[0-9]+)?",
-}  # fmt: skip
+    "nodes": _COUNT,
+    "nodes_allocated": _COUNT,
+    "nodes_requested": r"[0-9.KM-]*",
+    "cpus": _COUNT,
+    "cpus_allocated": _COUNT,
+    "cpus_requested": _COUNT,
+    "memory": r"[0-9.]*[KMGTP]?[cn]?\??",
+    "memory_per_node": _COUNT,
+    "priority": r"[0-9.eE+-]*",
+    "cluster": _WORD,
+    "user": _WORD,
+    "account": _WORD,
+    "qos": _WORD,
+    "exitcode": r"(?:[0-9]+:[0-9]+)?",
+}
 _TRES_MEMBER = r"[A-Za-z][A-Za-z0-9_/:.\-]*=[^=,\s]*"
 _TRES_FORM = rf"(?:{_TRES_MEMBER}(?:,{_TRES_MEMBER})*,?)?"
 _HOSTS_FORM = r"(?:None assigned|\(null\)|[^\s()=]*)"

@@ -16,10 +16,25 @@ from equipoise.formats.text.textfile import called
 
 _NODE_KEYS = frozenset(
     {
-        "nodename", "nodehostname", "nodeaddr", "boards", "corespersocket", "cpus", "procs", "feature", "features",
-        "gres", "realmemory", "sockets", "socketsperboard", "state", "threadspercore", "tmpdisk", "weight",
+        "nodename",
+        "nodehostname",
+        "nodeaddr",
+        "boards",
+        "corespersocket",
+        "cpus",
+        "procs",
+        "feature",
+        "features",
+        "gres",
+        "realmemory",
+        "sockets",
+        "socketsperboard",
+        "state",
+        "threadspercore",
+        "tmpdisk",
+        "weight",
     }
-)  # fmt: skip
+)
 _TABLES = ("nodename", "partitionname", "frontendname", "nodeset", "downnodes", "switchname", "blockname")
 
 
@@ -151,9 +166,7 @@ def _set(settings: dict[str, str], line: ConfigLine, tally: RowTally) -> None:
 
 
 def _nodes(line: ConfigLine, values: Mapping[str, str]) -> ConfiguredNodes:
-    sockets, cores, threads = (
-        _whole(values, key, 1) for key in ("sockets", "corespersocket", "threadspercore")
-    )
+    sockets, cores, threads = (_whole(values, key, 1) for key in ("sockets", "corespersocket", "threadspercore"))
     if "boards" in values and "socketsperboard" in values:
         sockets = _whole(values, "boards", 1) * _whole(values, "socketsperboard", 1)
     gpus, kind = gres_gpus(values.get("gres", ""))
@@ -176,9 +189,18 @@ def partition_of(line: ConfigLine, values: Mapping[str, str]) -> SlurmPartition:
     """A partition from its keys in lower case. Raises FormatError for a malformed host list."""
     nodes = values.get("nodes", "")
     own = {
-        "partitionname", "nodes", "default", "maxtime", "defaulttime", "prioritytier", "priorityjobfactor",
-        "priority", "preemptmode", "qos", "state",
-    }  # fmt: skip
+        "partitionname",
+        "nodes",
+        "default",
+        "maxtime",
+        "defaulttime",
+        "prioritytier",
+        "priorityjobfactor",
+        "priority",
+        "preemptmode",
+        "qos",
+        "state",
+    }
     priority = _whole(values, "priority", 1)  # sets both in older versions
     return SlurmPartition(
         name=values["partitionname"],

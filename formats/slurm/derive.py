@@ -34,9 +34,9 @@ from equipoise.formats.text.times import TextTimes, to_utc
 
 _PLAIN = ("cluster", "user", "account", "partition", "qos", "name", "reason")
 TIMES = ("submit", "eligible", "start", "end")
-_BLANK = frozenset({
-    "", "unknown", "none", "n/a", "(null)", "none assigned", "partition_limit", "not_set", "invalid", "notset",
-})  # fmt: skip
+_BLANK = frozenset(
+    {"", "unknown", "none", "n/a", "(null)", "none assigned", "partition_limit", "not_set", "invalid", "notset"}
+)
 
 
 @dataclass
@@ -63,10 +63,24 @@ class Derivation:
         times = {target: self._seconds(target) for target in TIMES}
         self.count("noted", f"times without a zone read as {self.zone_name}", self._naive)
         tres, requested = self._tres("tres"), self._tres("tres_requested")
-        nodes = _first([self._whole("nodes"), self._whole("nodes_allocated"), tres["node"],
-                        self._whole("nodes_requested"), requested["node"]])  # fmt: skip
-        cpus = _first([self._whole("cpus"), self._whole("cpus_allocated"), tres["cpu"],
-                       self._whole("cpus_requested"), requested["cpu"]])  # fmt: skip
+        nodes = _first(
+            [
+                self._whole("nodes"),
+                self._whole("nodes_allocated"),
+                tres["node"],
+                self._whole("nodes_requested"),
+                requested["node"],
+            ]
+        )
+        cpus = _first(
+            [
+                self._whole("cpus"),
+                self._whole("cpus_allocated"),
+                tres["cpu"],
+                self._whole("cpus_requested"),
+                requested["cpu"],
+            ]
+        )
         gpus, gpu_type, given = self._gpus(nodes)
         columns: dict[str, Any] = dict(ids)
         columns |= {f"{target}_s": seconds for target, seconds in times.items()}
@@ -127,9 +141,7 @@ class Derivation:
         naive, bad = np.concatenate(times.naive), np.concatenate(times.bad)
         seconds, odd = to_utc(np.concatenate(times.seconds), naive, self.zone)
         self.count("changed", f"{name} is not a time, taken as not given", bad)
-        self.count(
-            "noted", f"{name} falls into a change of {self.zone_name}'s clock, its first sense taken", odd
-        )
+        self.count("noted", f"{name} falls into a change of {self.zone_name}'s clock, its first sense taken", odd)
         self._naive |= naive
         return seconds
 
@@ -154,9 +166,7 @@ class Derivation:
         if bad:
             name, example = self.names[self.place[target]], text.values[bad[0]]
             rows = np.isin(text.codes, bad)
-            self.count(
-                "changed", f"{name} is not understood, taken as not given, such as {shown(example)}", rows
-            )
+            self.count("changed", f"{name} is not understood, taken as not given, such as {shown(example)}", rows)
         return values[text.codes]
 
     def _whole(self, target: str) -> Ints:
@@ -259,9 +269,7 @@ def _id_parts(texts: Sequence[str]) -> Ints:
 
 def _minutes(text: str) -> float | None:
     number = integer(text)
-    return (
-        math.inf if text.lower() in ("unlimited", "infinite") else None if number is None else float(number)
-    )
+    return math.inf if text.lower() in ("unlimited", "infinite") else None if number is None else float(number)
 
 
 def _as_ints(values: Floats) -> Ints:

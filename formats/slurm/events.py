@@ -17,13 +17,27 @@ from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 
 _SHORT = {
-    "-J": "job-name", "-N": "nodes", "-n": "ntasks", "-t": "time", "-q": "qos", "-p": "partition", "-A": "account",
-    "-c": "cpus-per-task", "-G": "gpus", "-C": "constraint", "-w": "nodelist", "-x": "exclude", "-d": "dependency",
-    "-a": "array", "-b": "begin", "-L": "licenses", "-D": "chdir", "-o": "output", "-e": "error",
-}  # fmt: skip
-_FLAGS = frozenset(
-    {"exclusive", "hold", "requeue", "no-requeue", "overcommit", "oversubscribe", "contiguous", "wait"}
-)
+    "-J": "job-name",
+    "-N": "nodes",
+    "-n": "ntasks",
+    "-t": "time",
+    "-q": "qos",
+    "-p": "partition",
+    "-A": "account",
+    "-c": "cpus-per-task",
+    "-G": "gpus",
+    "-C": "constraint",
+    "-w": "nodelist",
+    "-x": "exclude",
+    "-d": "dependency",
+    "-a": "array",
+    "-b": "begin",
+    "-L": "licenses",
+    "-D": "chdir",
+    "-o": "output",
+    "-e": "error",
+}
+_FLAGS = frozenset({"exclusive", "hold", "requeue", "no-requeue", "overcommit", "oversubscribe", "contiguous", "wait"})
 Convert = Callable[[str], float | None]
 _SUBMIT = "submit_batch_job"
 
@@ -125,10 +139,27 @@ def _options(words: list[str]) -> dict[str, str]:
 def _table(found: list[dict[str, str]], lines: list[int], tally: RowTally) -> EventTable:
     gpus = [_gpus(options) for options in found]
     own = {
-        "-dt", "-sim-walltime", "time", "nodes", "ntasks", "cpus-per-task", "job-name", "uid", "account",
-        "partition", "qos", "gres", "gpus", "gpus-per-node", "gpus-per-task", "tres-per-node", "tres-per-task",
-        "mem", "mem-per-cpu", "ntasks-per-node",
-    }  # fmt: skip
+        "-dt",
+        "-sim-walltime",
+        "time",
+        "nodes",
+        "ntasks",
+        "cpus-per-task",
+        "job-name",
+        "uid",
+        "account",
+        "partition",
+        "qos",
+        "gres",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-task",
+        "tres-per-node",
+        "tres-per-task",
+        "mem",
+        "mem-per-cpu",
+        "ntasks-per-node",
+    }
     other = sorted({key for options in found for key in options} - own)
 
     def text(key: str) -> Text:
@@ -167,9 +198,7 @@ def _text(values: list[str]) -> Text:
     return builder.finish()
 
 
-def _numbers(
-    found: list[dict[str, str]], lines: list[int], key: str, convert: object, tally: RowTally
-) -> Floats:
+def _numbers(found: list[dict[str, str]], lines: list[int], key: str, convert: object, tally: RowTally) -> Floats:
     assert callable(convert)
     values = np.full(len(found), np.nan)
     for k, options in enumerate(found):
@@ -178,9 +207,7 @@ def _numbers(
             values[k] = value
         elif key in options:
             tally.add(
-                "changed",
-                f"{key} is not understood, taken as not given, such as {shown(options[key])}",
-                lines[k],
+                "changed", f"{key} is not understood, taken as not given, such as {shown(options[key])}", lines[k]
             )
     return values
 
@@ -203,9 +230,13 @@ def _gpus(options: dict[str, str]) -> tuple[int, str]:
     """(GPUs of the job, their type): `--gpus` counts them all, the others on each node or for each task."""
     nodes, tasks = _nodes(options), _tasks(options)
     for key, times in (
-        ("gpus", 1), ("gpus-per-node", nodes), ("gres", nodes), ("tres-per-node", nodes), ("gpus-per-task", tasks),
+        ("gpus", 1),
+        ("gpus-per-node", nodes),
+        ("gres", nodes),
+        ("tres-per-node", nodes),
+        ("gpus-per-task", tasks),
         ("tres-per-task", tasks),
-    ):  # fmt: skip
+    ):
         if key in options:
             value = options[key]
             count, kind = gres_gpus(f"gpu:{value}" if key.startswith("gpus") else value)

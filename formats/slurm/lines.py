@@ -40,9 +40,7 @@ def config_lines(source: str | Path | bytes, tally: RowTally, *, name: str = "")
     yield from _lines(source, tally, name, [0])
 
 
-def _lines(
-    source: str | Path | bytes, tally: RowTally, name: str, included: list[int]
-) -> Iterator[ConfigLine]:
+def _lines(source: str | Path | bytes, tally: RowTally, name: str, included: list[int]) -> Iterator[ConfigLine]:
     file = TextFile(source, name)
     folder = None if isinstance(source, bytes) else Path(source).parent
     for number, text in _joined(file, tally):

@@ -18,14 +18,32 @@ from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
 _STATES = {
-    "ALLOC": "ALLOCATED", "COMP": "COMPLETING", "DRAIN": "DRAINED", "DRNG": "DRAINING", "FAILG": "FAILING",
-    "FUTR": "FUTURE", "MIX": "MIXED", "PLND": "PLANNED", "POW_DN": "POWERING_DOWN", "POW_UP": "POWERING_UP",
-    "RESV": "RESERVED", "UNK": "UNKNOWN", "BOOT": "REBOOT", "NPC": "PERFCTRS",
-}  # fmt: skip
+    "ALLOC": "ALLOCATED",
+    "COMP": "COMPLETING",
+    "DRAIN": "DRAINED",
+    "DRNG": "DRAINING",
+    "FAILG": "FAILING",
+    "FUTR": "FUTURE",
+    "MIX": "MIXED",
+    "PLND": "PLANNED",
+    "POW_DN": "POWERING_DOWN",
+    "POW_UP": "POWERING_UP",
+    "RESV": "RESERVED",
+    "UNK": "UNKNOWN",
+    "BOOT": "REBOOT",
+    "NPC": "PERFCTRS",
+}
 _MARKS = {
-    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN_PENDING", "%": "POWERING_DOWN",
-    "$": "MAINTENANCE", "@": "REBOOT_PENDING", "^": "REBOOT_ISSUED", "-": "PLANNED",
-}  # fmt: skip
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN_PENDING",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_PENDING",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
 _KNOWN_TEXT = (
     "avail partition nodes nodelist state statelong statecompact cpus memory gres hostnames nodehost timelimit "
     "features weight cpus(a/i/o/t) nodes(a/i) freemem reason sockets cores threads tmpdisk activefeatures nodeaddr"
@@ -69,9 +87,7 @@ def parse_node_state(text: str) -> tuple[str, tuple[str, ...]]:
     return _STATES.get(base, base), (*filter(None, more), *flags)
 
 
-def read_sinfo(
-    source: str | Path | bytes, *, columns: Sequence[str] = (), name: str = ""
-) -> tuple[NodeRow, ...]:
+def read_sinfo(source: str | Path | bytes, *, columns: Sequence[str] = (), name: str = "") -> tuple[NodeRow, ...]:
     """Rows of a `sinfo` text. columns: where it has no header. Raises FormatError when it is no such text."""
     file = TextFile(source, name)
     lines = [(k, line) for k, line in enumerate(file.text(RowTally()).split("\n"), 1) if line.strip()]
@@ -83,9 +99,7 @@ def read_sinfo(
     mark = "" if mark.isspace() and mark != "\t" else mark
     header = [canonical(name) for name in columns or (first.split(mark) if mark else first.split())]
     if len(_KNOWN.intersection(header)) < 2 or not _NEEDED.intersection(header):
-        raise file.error(
-            lines[0][0], "not sinfo output: the line PARTITION AVAIL ... STATE, or columns=, is needed"
-        )
+        raise file.error(lines[0][0], "not sinfo output: the line PARTITION AVAIL ... STATE, or columns=, is needed")
     rows = []
     for number, line in lines[0 if columns else 1 :]:
         cells = line.split(mark) if mark else line.split(None, len(header) - 1)
@@ -118,12 +132,17 @@ def read_nodes_json(source: str | Path | bytes, *, name: str = "") -> tuple[Node
 
 
 _JSON_KEYS = {
-    "nodename": ("nodes.nodes", "name", "hostname"), "nodes": ("nodes.total",), "state": ("node.state", "state"),
-    "gres": ("gres.total", "gres"), "gresused": ("gres.used", "gres_used"),
-    "partition": ("partition.name", "partitions"), "features": ("features.total", "features.active", "features"),
-    "memory": ("memory.maximum", "memory.minimum", "real_memory"), "cpus": ("cpus.maximum", "cpus.minimum", "cpus"),
+    "nodename": ("nodes.nodes", "name", "hostname"),
+    "nodes": ("nodes.total",),
+    "state": ("node.state", "state"),
+    "gres": ("gres.total", "gres"),
+    "gresused": ("gres.used", "gres_used"),
+    "partition": ("partition.name", "partitions"),
+    "features": ("features.total", "features.active", "features"),
+    "memory": ("memory.maximum", "memory.minimum", "real_memory"),
+    "cpus": ("cpus.maximum", "cpus.minimum", "cpus"),
     "reason": ("reason.description", "reason"),
-}  # fmt: skip
+}
 """Where a node, or a group of nodes of newer `sinfo`, has what the columns of the texts tell."""
 
 

@@ -39,12 +39,7 @@ _PLACE_OR_REASON = "NODELIST(REASON)"
 
 
 def read_queue(
-    source: str | Path | bytes,
-    *,
-    columns: Sequence[str] = (),
-    delimiter: str = "",
-    zone: str = "UTC",
-    name: str = "",
+    source: str | Path | bytes, *, columns: Sequence[str] = (), delimiter: str = "", zone: str = "UTC", name: str = ""
 ) -> JobTable:
     """Jobs of a `squeue` text, see `read_accounting` for the arguments.
 
@@ -85,9 +80,7 @@ def _single_blanks(chunks: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[in
         yield first, [" ".join(line.split()) for line in lines]
 
 
-def _with_cluster(
-    chunks: Iterator[tuple[int, list[str]]], mark: str, named: str
-) -> Iterator[tuple[int, list[str]]]:
+def _with_cluster(chunks: Iterator[tuple[int, list[str]]], mark: str, named: str) -> Iterator[tuple[int, list[str]]]:
     """Rows of `squeue -M` with their cluster, which a line of its own tells, as a last column."""
     for first, lines in chunks:
         made = []

@@ -20,14 +20,34 @@ from equipoise.formats.text.textfile import TextFile
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z0-9_/:]*)=")
 _BEGINNINGS = ("JobId", "NodeName", "PartitionName")
 _JOB_COLUMNS = {
-    "JobName": "JobName", "JobState": "State", "Reason": "Reason", "Partition": "Partition", "Account": "Account",
-    "QOS": "QOS", "SubmitTime": "Submit", "EligibleTime": "Eligible", "StartTime": "Start", "EndTime": "End",
-    "RunTime": "Elapsed", "TimeLimit": "Timelimit", "NodeList": "NodeList", "NumCPUs": "NCPUS",
-    "AllocTRES": "AllocTRES", "TRES": "AllocTRES", "ReqTRES": "ReqTRES", "TresPerNode": "TRES_PER_NODE",
-    "Gres": "TRES_PER_NODE", "Priority": "Priority", "Restarts": "Restarts", "Nice": "Nice",
-    "Dependency": "Dependency", "Features": "Features", "Reservation": "Reservation", "Requeue": "Requeue",
+    "JobName": "JobName",
+    "JobState": "State",
+    "Reason": "Reason",
+    "Partition": "Partition",
+    "Account": "Account",
+    "QOS": "QOS",
+    "SubmitTime": "Submit",
+    "EligibleTime": "Eligible",
+    "StartTime": "Start",
+    "EndTime": "End",
+    "RunTime": "Elapsed",
+    "TimeLimit": "Timelimit",
+    "NodeList": "NodeList",
+    "NumCPUs": "NCPUS",
+    "AllocTRES": "AllocTRES",
+    "TRES": "AllocTRES",
+    "ReqTRES": "ReqTRES",
+    "TresPerNode": "TRES_PER_NODE",
+    "Gres": "TRES_PER_NODE",
+    "Priority": "Priority",
+    "Restarts": "Restarts",
+    "Nice": "Nice",
+    "Dependency": "Dependency",
+    "Features": "Features",
+    "Reservation": "Reservation",
+    "Requeue": "Requeue",
     "SegmentSize": "SegmentSize",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,7 @@ def read_table(file: TextFile, known: Collection[str]) -> list[dict[str, str]]:
         header = [lines[0][1][a:b].strip() for a, b in spans]
         rows = [(k, cut(line, spans)) for k, line in lines[2:]]
         if wrong := [k for k, row in rows if not row]:
-            raise file.error(
-                wrong[0], "text between the columns that the dashes mark; print the table with -P"
-            )
+            raise file.error(wrong[0], "text between the columns that the dashes mark; print the table with -P")
         for place, (a, b) in enumerate(spans):
             column = [row[place] for _, row in rows]
             for (k, _), cell in zip(rows, column, strict=True):

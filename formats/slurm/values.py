@@ -14,19 +14,48 @@ NOT_GIVEN = -1
 
 ENDED = frozenset(
     {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL",
-        "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
     }
-)  # fmt: skip
+)
 """States of a job (or of one attempt of it) that is over."""
 
 _SHORT = {
-    "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "CF": "CONFIGURING", "CG": "COMPLETING",
-    "DL": "DEADLINE", "F": "FAILED", "LF": "LAUNCH_FAILED", "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY",
-    "PD": "PENDING", "PR": "PREEMPTED", "R": "RUNNING", "RD": "RESV_DEL_HOLD", "RF": "REQUEUE_FED",
-    "RH": "REQUEUE_HOLD", "RQ": "REQUEUED", "RS": "RESIZING", "RV": "REVOKED", "SI": "SIGNALING",
-    "SE": "SPECIAL_EXIT", "SO": "STAGE_OUT", "ST": "STOPPED", "S": "SUSPENDED", "TO": "TIMEOUT",
-}  # fmt: skip
+    "BF": "BOOT_FAIL",
+    "CA": "CANCELLED",
+    "CD": "COMPLETED",
+    "CF": "CONFIGURING",
+    "CG": "COMPLETING",
+    "DL": "DEADLINE",
+    "F": "FAILED",
+    "LF": "LAUNCH_FAILED",
+    "NF": "NODE_FAIL",
+    "OOM": "OUT_OF_MEMORY",
+    "PD": "PENDING",
+    "PR": "PREEMPTED",
+    "R": "RUNNING",
+    "RD": "RESV_DEL_HOLD",
+    "RF": "REQUEUE_FED",
+    "RH": "REQUEUE_HOLD",
+    "RQ": "REQUEUED",
+    "RS": "RESIZING",
+    "RV": "REVOKED",
+    "SI": "SIGNALING",
+    "SE": "SPECIAL_EXIT",
+    "SO": "STAGE_OUT",
+    "ST": "STOPPED",
+    "S": "SUSPENDED",
+    "TO": "TIMEOUT",
+}
 STATES = ENDED | frozenset(_SHORT.values()) | {"RECONFIG_FAIL", "POWER_UP_NODE", "UPDATE_DB", "EXPEDITING"}
 
 _JOB_ID = re.compile(
@@ -39,9 +68,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MEMORY = re.compile(r"([0-9.]+[KMGTP]?)([cn]?)", re.IGNORECASE)
 _GPU_ID = "7696487"
 """What versions before 21.08 print for `gpu`: its letters as the bytes of a number."""
-_GRES = re.compile(
-    rf"(?:(?:per_[a-z]+|gres)[:/])*({'|'.join(sorted(GRES))}|{_GPU_ID})(?:[:/=](.*))?", re.IGNORECASE
-)
+_GRES = re.compile(rf"(?:(?:per_[a-z]+|gres)[:/])*({'|'.join(sorted(GRES))}|{_GPU_ID})(?:[:/=](.*))?", re.IGNORECASE)
 _NUMBER = re.compile(r"[0-9]+[KMG]?")
 _MOST = 10**9
 """Nodes, CPUs or GPUs beyond this are a broken number."""
@@ -121,9 +148,7 @@ def tres_gpus(text: str) -> tuple[int, str]:
     typed: dict[str, dict[str, float]] = {}
     for name, value in tres.items():
         if (found := gres_name(name)) is not None:
-            (typed.setdefault(found[0], {}) if found[1] else whole)[found[1] or found[0]] = (
-                scaled(value) or 0.0
-            )
+            (typed.setdefault(found[0], {}) if found[1] else whole)[found[1] or found[0]] = scaled(value) or 0.0
     total = sum(whole.values()) + sum(sum(own.values()) for kind, own in typed.items() if kind not in whole)
     types = {label for own in typed.values() for label, count in own.items() if count > 0}
     types |= {kind for kind, count in whole.items() if count > 0 and kind != "gpu" and kind not in typed}

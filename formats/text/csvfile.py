@@ -81,9 +81,7 @@ def even_batches(rows: Iterator[tuple[int, list[str]]], width: int, tally: RowTa
             yield batch_of([row for _, row in whole], [line for line, _ in whole])
 
 
-def numbered_rows(
-    file: TextFile, reader: Iterator[list[str]], before: int = 0
-) -> Iterator[tuple[int, list[str]]]:
+def numbered_rows(file: TextFile, reader: Iterator[list[str]], before: int = 0) -> Iterator[tuple[int, list[str]]]:
     """(line it ends at, row) of every row of a csv.reader that is not empty. before: lines read already.
 
     Raises FormatError for what csv refuses.

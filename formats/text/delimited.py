@@ -208,9 +208,7 @@ def _price(kind: Kind, parts: Row, at: int, more: int, delimiter: str) -> int | 
 
 def header_delimiter(line: str, known: Callable[[str], bool]) -> str:
     """What stands between the names of a header: the delimiter that leaves most known names, "" for none."""
-    candidates = {
-        found for found in re.findall(r"[^A-Za-z0-9_]+", line) if "  " not in found and '"' not in found
-    }
+    candidates = {found for found in re.findall(r"[^A-Za-z0-9_]+", line) if "  " not in found and '"' not in found}
     candidates |= {mark for mark in ("|", ",", ";", "\t", "^", "~") if mark in line}
     counted = [(sum(map(known, line.split(mark))), mark) for mark in candidates]
     best = max(counted, default=(0, ""), key=lambda pair: (pair[0], len(pair[1]), pair[1]))

@@ -8,9 +8,7 @@ class FormatError(ValueError):
 
     def __init__(self, message: str) -> None:
         """Whatever a file holds, the message stays one line."""
-        super().__init__(
-            "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
-        )
+        super().__init__("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message))
 
 
 def shown(text: str, limit: int = 60) -> str:

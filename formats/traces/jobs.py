@@ -28,9 +28,14 @@ TARGETS = (*TEXTS, *TIMES, "duration", *NUMBERS, *PASSED)
 """What a column can be told to be."""
 
 ALIASES = {
-    "arrival": "submit", "arrival_s": "submit", "duration_s": "duration", "model": "kind", "cluster": "group",
-    "account": "group", "id": "job_id",
-}  # fmt: skip
+    "arrival": "submit",
+    "arrival_s": "submit",
+    "duration_s": "duration",
+    "model": "kind",
+    "cluster": "group",
+    "account": "group",
+    "id": "job_id",
+}
 _BLANK = MISSING - {"0"}
 
 
@@ -140,9 +145,7 @@ def times_of(table: CsvTable, column: str | None, clock: ZoneInfo | timezone, zo
     seconds, odd = to_utc(seconds, naive, clock)
     rows = text.codes
     _count(table, f"{column} is not a time, taken as not given", bad[rows])
-    _count(
-        table, f"{column} falls into a change of {zone}'s clock, its first sense taken", odd[rows], "noted"
-    )
+    _count(table, f"{column} falls into a change of {zone}'s clock, its first sense taken", odd[rows], "noted")
     _count(table, f"{column} without a zone read as {zone}", naive[rows], "noted")
     return seconds[rows]
 

@@ -17,9 +17,7 @@ from equipoise.formats.text.times import zone_of
 from equipoise.formats.traces.jobs import TraceJobs, summed, times_of
 
 
-def read_philly_log(
-    source: str | Path | bytes, *, zone: str = "America/Los_Angeles", name: str = ""
-) -> TraceJobs:
+def read_philly_log(source: str | Path | bytes, *, zone: str = "America/Los_Angeles", name: str = "") -> TraceJobs:
     """Jobs of the log. `line` is a job's place in the list, from 1.
 
     gpus: of the attempt with most. duration_s: of all attempts that ended, together. zone: the log's times have

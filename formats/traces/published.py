@@ -30,13 +30,19 @@ class Published:
 
 
 _TIMES = {"submit": "submit_time", "start": "start_time", "end": "end_time", "duration": "duration"}
-_JOB = {
-    "job_id": "job_id", "user": "user", "gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num", "state": "state",
-}  # fmt: skip
+_JOB = {"job_id": "job_id", "user": "user", "gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num", "state": "state"}
 _TASKS = (
-    "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    "plan_cpu",
+    "plan_mem",
+    "plan_gpu",
     "gpu_type",
-)  # fmt: skip
+)
 _PAI_JOBS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 _PODS = {"job_id": "name", "submit": "creation_time", "start": "scheduled_time", "end": "deletion_time"}
 
@@ -44,8 +50,7 @@ PUBLISHED: dict[str, Published] = {
     "helios": Published(
         ("job_id", "vc", "gpu_num", "node_num", "submit_time", "duration"),
         {**_JOB, **_TIMES, "group": "vc"},
-        "Hu et al., SC 2021: Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU"
-        " Datacenters",
+        "Hu et al., SC 2021: Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters",
         zone="Asia/Shanghai",
     ),
     "acme": Published(
@@ -56,8 +61,14 @@ PUBLISHED: dict[str, Published] = {
     ),
     "pai-tasks": Published(
         ("job_name", "task_name", "inst_num", "plan_gpu"),
-        {"job_id": "job_name", "submit": "start_time", "end": "end_time", "state": "status", "gpu_type": "gpu_type",
-         "kind": "task_name"},
+        {
+            "job_id": "job_name",
+            "submit": "start_time",
+            "end": "end_time",
+            "state": "status",
+            "gpu_type": "gpu_type",
+            "kind": "task_name",
+        },
         "Weng et al., NSDI 2022: MLaaS in the Wild (cluster-trace-gpu-v2020)",
         headerless=_TASKS,
     ),
@@ -74,18 +85,32 @@ PUBLISHED: dict[str, Published] = {
     ),
     "dlrm": Published(
         ("instance_sn", "app_name", "gpu_request", "creation_time"),
-        {**_PODS, "job_id": "instance_sn", "gpus": "gpu_request", "cpus": "cpu_request", "group": "app_name",
-         "kind": "role"},
+        {
+            **_PODS,
+            "job_id": "instance_sn",
+            "gpus": "gpu_request",
+            "cpus": "cpu_request",
+            "group": "app_name",
+            "kind": "role",
+        },
         "Alibaba cluster-trace-gpu-v2025",
     ),
     "spot": Published(
         ("job_name", "gpu_model", "gpu_request", "worker_num", "job_type"),
-        {"job_id": "job_name", "group": "organization", "gpu_type": "gpu_model", "gpus": "gpu_request",
-         "cpus": "cpu_request", "nodes": "worker_num", "submit": "submit_time", "duration": "duration",
-         "kind": "job_type"},
+        {
+            "job_id": "job_name",
+            "group": "organization",
+            "gpu_type": "gpu_model",
+            "gpus": "gpu_request",
+            "cpus": "cpu_request",
+            "nodes": "worker_num",
+            "submit": "submit_time",
+            "duration": "duration",
+            "kind": "job_type",
+        },
         "Alibaba cluster-trace-gpu spot jobs, 2026",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -137,14 +162,10 @@ def read_published(source: str | Path | bytes, trace: str, *, name: str = "") ->
         table = read_csv(source, columns=known.headerless, delimiter=",", name=name)
         if not len(table):
             names = ", ".join(known.headerless)
-            raise FormatError(
-                f"{table.name}: no row of the {len(known.headerless)} columns of {trace}: {names}"
-            )
+            raise FormatError(f"{table.name}: no row of the {len(known.headerless)} columns of {trace}: {names}")
     missing = [column for column in known.needs if column not in table.columns]
     if missing:
-        raise FormatError(
-            f"{table.name}:1: column {missing[0]!r} is missing, which {trace} has ({known.source})"
-        )
+        raise FormatError(f"{table.name}:1: column {missing[0]!r} is missing, which {trace} has ({known.source})")
     columns = {target: column for target, column in known.columns.items() if column in table.columns}
     jobs = jobs_of(table, columns, known.zone)
     return _TO_JOBS[trace](jobs, table) if trace in _TO_JOBS else jobs
@@ -235,6 +256,4 @@ def read_trace_nodes(source: str | Path | bytes, *, name: str = "") -> TraceNode
                 cpus=_column(table, cpus) * per_core,
                 memory_bytes=_column(table, memory) * per_byte,
             )
-    raise FormatError(
-        f"{table.name}:1: not the nodes of a published trace; found: {', '.join(table.columns)[:200]}"
-    )
+    raise FormatError(f"{table.name}:1: not the nodes of a published trace; found: {', '.join(table.columns)[:200]}")

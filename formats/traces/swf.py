@@ -15,10 +15,25 @@ from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import TextFile
 
 FIELDS = (
-    "job_id", "submit_s", "wait_s", "run_s", "processors", "cpu_s", "memory_kib", "processors_requested",
-    "time_requested_s", "memory_requested_kib", "status", "user", "group", "executable", "queue", "partition",
-    "preceding_job", "think_s",
-)  # fmt: skip
+    "job_id",
+    "submit_s",
+    "wait_s",
+    "run_s",
+    "processors",
+    "cpu_s",
+    "memory_kib",
+    "processors_requested",
+    "time_requested_s",
+    "memory_requested_kib",
+    "status",
+    "user",
+    "group",
+    "executable",
+    "queue",
+    "partition",
+    "preceding_job",
+    "think_s",
+)
 _WHOLE = frozenset(FIELDS) - {"submit_s", "wait_s", "run_s", "cpu_s", "time_requested_s", "think_s"}
 _WHOLE -= {"memory_kib", "memory_requested_kib"}
 
@@ -61,8 +76,7 @@ def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
         raise file.error(0, f"no line of {len(FIELDS)} numbers, which SWF has")
     table = np.array(rows, dtype=np.float64)
     columns = {
-        field: table[:, k].astype(np.int64) if field in _WHOLE else table[:, k]
-        for k, field in enumerate(FIELDS)
+        field: table[:, k].astype(np.int64) if field in _WHOLE else table[:, k] for k, field in enumerate(FIELDS)
     }
     return SwfTable(columns, np.array(lines, dtype=np.int64), header, tally.changes())
 

@@ -15,9 +15,7 @@ _KEEPS_UP = 0.95  # a rank that reads so much of what it computes does not wait 
 _SAME = 0.95  # of what a rank is dealt: a bound between both is what it is dealt
 
 
-def samples_available(
-    owned: Floats, capacity: Floats, taking: Floats, batch: int, soon: int, unbounded: int
-) -> Ints:
+def samples_available(owned: Floats, capacity: Floats, taking: Floats, batch: int, soon: int, unbounded: int) -> Ints:
     """Most samples of each rank in a round, (ranks,), so that none waits at the end for what others have.
 
     A rank whose samples, at its part of all `capacity` (samples/s), do not last `soon` rounds would take whole
@@ -47,7 +45,7 @@ class FileReading:
 
 def samples_in_time(
     readings: Sequence[FileReading], exchange_s: float, dealt: Ints, most: Ints, rounds: int, unit: int, *, last: bool
-) -> Ints:  # fmt: skip
+) -> Ints:
     """`most` samples of each rank in each of the next `rounds`, (ranks,), lowered where it would wait for files.
 
     The shortest round is looked for in which the batch, all that is `dealt`, fits; a rank may wait in it as long
@@ -68,9 +66,7 @@ def samples_in_time(
 
     def fits(round_s: float) -> Floats:
         """Samples of each rank in a round of so many seconds."""
-        return np.minimum(
-            _in_time(*queued, each_s, exchange_s, round_s, rounds), (round_s - exchange_s) / each_s
-        )
+        return np.minimum(_in_time(*queued, each_s, exchange_s, round_s, rounds), (round_s - exchange_s) / each_s)
 
     lasting = np.minimum(1.0 / each_s, supply)
     shortest_s, part = batch / float(lasting.sum()) + exchange_s, batch * lasting / lasting.sum()
@@ -99,13 +95,7 @@ def samples_in_time(
 
 
 def _in_time(
-    rank: Ints,
-    before: Floats,
-    arrival_s: Floats,
-    each_s: Floats,
-    exchange_s: float,
-    round_s: float,
-    rounds: int,
+    rank: Ints, before: Floats, arrival_s: Floats, each_s: Floats, exchange_s: float, round_s: float, rounds: int
 ) -> Floats:
     """Samples of each rank in a round of `round_s` for which it waits for no piece, (ranks,); infinite without any.
 

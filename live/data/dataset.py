@@ -74,9 +74,7 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         self.digest = digest(self.shards)
         self.sizes: Ints = np.array([shard.samples for shard in self.shards], dtype=np.int64)
         self._ends = np.cumsum(self.sizes)
-        self.source = Source(
-            NodeCache(Path(cache), int(self.cache_bytes)), self.shards, options, self.retries
-        )
+        self.source = Source(NodeCache(Path(cache), int(self.cache_bytes)), self.shards, options, self.retries)
         self.fetcher: Fetcher | None = None  # of the process `_of` that trains
         self._of = 0
         self._waited_s = multiprocessing.RawValue("d", 0.0)  # also of its loader's worker processes

@@ -38,9 +38,7 @@ class _StoppedError(Exception):
 class Source:
     """Reads shards from their stores into one cache."""
 
-    def __init__(
-        self, cache: NodeCache, shards: Sequence[Shard], options: Mapping[str, Any], retries: int
-    ) -> None:
+    def __init__(self, cache: NodeCache, shards: Sequence[Shard], options: Mapping[str, Any], retries: int) -> None:
         self.cache, self.shards, self._options, self._retries = cache, shards, options, retries
         self.keys = [shard.key() for shard in shards]
         self._come_bytes: dict[int, int] = {}  # of shards that this process fetches now
@@ -180,9 +178,7 @@ class Fetcher:
         with self._changed:
             order = (tuple(now), tuple(ahead))
             wanted = {*now, *ahead}
-            self._gone = (
-                set() if later is None else {n for n in self._busy if n not in wanted and n not in later}
-            )
+            self._gone = set() if later is None else {n for n in self._busy if n not in wanted and n not in later}
             if order == (self._now, self._ahead) and quota_bytes == self._quota_bytes:
                 return
             before = self._now

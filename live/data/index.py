@@ -58,9 +58,7 @@ def read_index(root: str, options: Mapping[str, Any]) -> list[Shard]:
     try:
         entries = from_json(system.cat_file(path))["shardlist"]
     except FileNotFoundError:
-        raise ShardError(
-            f"{where}: not found; make it with python -m equipoise.live.data.index {root}"
-        ) from None
+        raise ShardError(f"{where}: not found; make it with python -m equipoise.live.data.index {root}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ShardError(f"{where}: no index of shards: {type(error).__name__}: {error}") from None
     if not isinstance(entries, list) or not entries:
@@ -90,9 +88,7 @@ def _check(entry: Any, where: str) -> None:
     for key in ("nsamples", "filesize"):
         value = entry.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ShardError(
-                f"{where}.{key}: {value!r} is not allowed, a whole number of at least 1 is needed"
-            )
+            raise ShardError(f"{where}.{key}: {value!r} is not allowed, a whole number of at least 1 is needed")
     if not isinstance(entry.get("md5sum"), str | None):
         raise ShardError(f"{where}.md5sum: a text is needed, or none")
 
@@ -123,10 +119,14 @@ def make_index(root: str, options: Mapping[str, Any]) -> str:
             continue
         content = system.cat_file(path)
         name = path[len(base) :].lstrip("/")
-        entries.append({
-            "url": name, "nsamples": count_samples(content, name), "filesize": len(content),
-            "md5sum": hashlib.md5(content, usedforsecurity=False).hexdigest(),
-        })  # fmt: skip
+        entries.append(
+            {
+                "url": name,
+                "nsamples": count_samples(content, name),
+                "filesize": len(content),
+                "md5sum": hashlib.md5(content, usedforsecurity=False).hexdigest(),
+            }
+        )
     if not entries:
         raise ShardError(f"{root}: no files")
     where = f"{base.rstrip('/')}/{INDEX}"

@@ -50,9 +50,7 @@ class DataView:
         for host, report in zip(hosts, reports, strict=True):
             number = self._numbers.setdefault(host, len(self._numbers))
             end = HEAD + self.stores * OF_STORE
-            for store, (size_bytes, alone_s, delay_s, fetches) in enumerate(
-                report[HEAD:end].reshape(-1, OF_STORE)
-            ):
+            for store, (size_bytes, alone_s, delay_s, fetches) in enumerate(report[HEAD:end].reshape(-1, OF_STORE)):
                 self.speeds.finished(store, number, size_bytes, alone_s, delay_s, int(fetches))
             self._held[host] |= unpacked(report[end : end + bits], count)
             self._on_its_way.append(unpacked(report[end + bits :], count))
@@ -81,8 +79,9 @@ class DataView:
         """One row per store and host whose path is known."""
         found = [
             (len(hosts) + store, row, *self.path(store, host))
-            for store in range(self.stores) for row, host in enumerate(hosts)
-        ]  # fmt: skip
+            for store in range(self.stores)
+            for row, host in enumerate(hosts)
+        ]
         known = [row for row in found if row[2] > 0.0]
         columns = zip(*known, strict=True) if known else ((), (), (), ())
         return Paths.of(**dict(zip(("source", "target", "bytes_per_s", "latency_s"), columns, strict=True)))

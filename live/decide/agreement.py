@@ -31,12 +31,7 @@ class Agreement:
     """What rank 0 decides and all ranks carry out at the same round."""
 
     def __init__(
-        self,
-        options: Options,
-        policy: Policy | None,
-        group: Group,
-        recorder: Recorder,
-        device: torch.device,
+        self, options: Options, policy: Policy | None, group: Group, recorder: Recorder, device: torch.device
     ) -> None:
         self._options, self._policy, self._group, self._recorder = options, policy, group, recorder
         self._device = device
@@ -54,9 +49,7 @@ class Agreement:
             self._stop_leading()
         elif self.leader is None:
             resizable = self._group.membership is not None
-            self.leader = Leader(
-                self._options, self._policy, self._recorder, self._group.places, resizable=resizable
-            )
+            self.leader = Leader(self._options, self._policy, self._recorder, self._group.places, resizable=resizable)
             if again:
                 self.leader.restore()
         if self.leader is not None:
@@ -95,9 +88,7 @@ class Agreement:
             moved = (math.nan, math.nan) if movement is None else movement.take()
             own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *power)
             data = self.plane.report() if self.plane is not None else np.empty(0)
-            gathered = self._group.control.collect(
-                pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data)
-            )
+            gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data))
             if self.leader is not None and gathered is not None:
                 self.leader.begin(gathered, infos, sampler, intervals)
                 self.leader.show(trained)
@@ -119,15 +110,11 @@ class Agreement:
         """Evidence for why a rank may be slow: its device, and what it got of its processors."""
         known = {name: value for name, value in device.items() if not math.isnan(value)}
         preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        self._recorder.event(
-            "device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known
-        )
+        self._recorder.event("device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known)
 
     def _with_members(self, change: RoundChange, resize_to: int | None) -> RoundChange:
         members = self._group.wanted(change.members, resize_to)
-        return (
-            replace(change, members=None) if members is None else RoundChange(change.round, members=members)
-        )
+        return replace(change, members=None) if members is None else RoundChange(change.round, members=members)
 
     def flush(self, meter: RoundMeter) -> None:
         """Note the rounds since the last decision."""

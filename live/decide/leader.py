@@ -40,9 +40,15 @@ from equipoise.policies.record.journal import decode_memory, encode_memory
 
 _NOTHING: Floats = np.empty(0)
 HEADER = (
-    "drawn", "memory_free_bytes", "samples_max", "gpu_share", "moved_apart", "moved_mean",
-    *POWER_COLUMNS, *GPU_COLUMNS,
-)  # fmt: skip
+    "drawn",
+    "memory_free_bytes",
+    "samples_max",
+    "gpu_share",
+    "moved_apart",
+    "moved_mean",
+    *POWER_COLUMNS,
+    *GPU_COLUMNS,
+)
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
@@ -54,11 +60,7 @@ def unpack(gathered: Floats, data: int = 0) -> tuple[dict[str, Floats], Floats, 
     """(header columns by rank, reports (ranks, data), rows (ranks, rounds, columns)) of what ranks packed."""
     header = {name: gathered[:, k].copy() for k, name in enumerate(HEADER)}
     end = len(HEADER) + data
-    return (
-        header,
-        gathered[:, len(HEADER) : end],
-        gathered[:, end:].reshape(gathered.shape[0], -1, len(COLUMNS)),
-    )
+    return (header, gathered[:, len(HEADER) : end], gathered[:, end:].reshape(gathered.shape[0], -1, len(COLUMNS)))
 
 
 def gradient_scale(samples: float, total: float, ranks: int, reduction: Reduction, local: bool) -> float:
@@ -210,9 +212,11 @@ class Leader:
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
         steps = [r for r in rounds if r.ends_step]
         window = measure(
-            joined(rows, [r.ends_step for r in rounds]), [r.exchanged for r in steps], [r.near for r in steps],
+            joined(rows, [r.ends_step for r in rounds]),
+            [r.exchanged for r in steps],
+            [r.near for r in steps],
             world.near,
-        )  # fmt: skip
+        )
         self._gradients(rows, rounds)
         self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
@@ -228,9 +232,14 @@ class Leader:
             sure_s = self._growth.sure.fixed_s(each, window.step_s)
             seen = replace(window, fixed_s=np.fmax(window.fixed_s, sure_s))
         world.telemetry = Telemetry(
-            seen, self._norm, header["memory_free_bytes"], header["samples_max"], self._noise.value,
-            int(header["drawn"].max()), {name: header[name] for name in GPU_COLUMNS},
-        )  # fmt: skip
+            seen,
+            self._norm,
+            header["memory_free_bytes"],
+            header["samples_max"],
+            self._noise.value,
+            int(header["drawn"].max()),
+            {name: header[name] for name in GPU_COLUMNS},
+        )
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
         for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, self._growth.law):
@@ -262,9 +271,14 @@ class Leader:
         """How far replicas moved apart, of which so many `trained`, where that is measured."""
         world = self.world
         self._drift.add(
-            float(header["moved_apart"].sum()), float(header["moved_mean"][0]), trained,
-            self._noise.value / world.batch, world.interval, world.far_every, world.far_ratio,
-        )  # fmt: skip
+            float(header["moved_apart"].sum()),
+            float(header["moved_mean"][0]),
+            trained,
+            self._noise.value / world.batch,
+            world.interval,
+            world.far_every,
+            world.far_ratio,
+        )
         world.drift = self._drift.value
 
     def _refused_late(self, moves: Sequence[str], gpu_share: Floats) -> None:
@@ -294,19 +308,14 @@ class Leader:
 
     def _gradients(self, rows: NDArray[np.float64], rounds: Sequence[RoundInfo]) -> None:
         """Gradient norms and noise scale from the rounds on which they were measured; no norms where on none."""
-        self._norm = np.full(
-            len(rows), math.nan
-        )  # one that is told twice would seem to vary less than it does
+        self._norm = np.full(len(rows), math.nan)  # one that is told twice would seem to vary less than it does
         for k, info in enumerate(rounds):
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
                 continue
             total, ranks = math.fsum(info.weights), len(info.weights)
             scale = np.array(
-                [
-                    gradient_scale(n, total, ranks, self.options.loss_reduction, info.local)
-                    for n in info.weights
-                ]
+                [gradient_scale(n, total, ranks, self.options.loss_reduction, info.local) for n in info.weights]
             )
             with np.errstate(divide="ignore", invalid="ignore"):
                 squares = np.where(scale > 0, stored / scale**2, np.nan)

@@ -25,9 +25,7 @@ def _of_others(values: Floats, rank: int) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def causes(
-    window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROWS
-) -> dict[int, tuple[str, str]]:
+def causes(window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROWS) -> dict[int, tuple[str, str]]:
     """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
 
     `law`: what of a round grows with its samples, so that ranks are compared which are dealt unequally many. A rank

@@ -81,10 +81,7 @@ def joined(rows: NDArray[np.float64], ends_step: list[bool]) -> NDArray[np.float
 
 
 def measure(
-    rows: NDArray[np.float64],
-    exchanged: list[bool],
-    near: list[bool] | None = None,
-    group: Ints | None = None,
+    rows: NDArray[np.float64], exchanged: list[bool], near: list[bool] | None = None, group: Ints | None = None
 ) -> LiveWindow:
     """Summarise `rows` (ranks, rounds, columns); `exchanged[k]`: round k ended in an exchange of all ranks.
 

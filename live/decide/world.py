@@ -42,12 +42,7 @@ class LiveWorld:
     """Rank 0's view of the job. Rows of workers are in the order of member ids, which never change."""
 
     def __init__(
-        self,
-        options: Options,
-        active: Sequence[RankPlace],
-        parked: Sequence[RankPlace] = (),
-        *,
-        resizable: bool = True,
+        self, options: Options, active: Sequence[RankPlace], parked: Sequence[RankPlace] = (), *, resizable: bool = True
     ) -> None:
         """`resizable`: the group of ranks can change in this job."""
         self.options, self.resizable = options, resizable
@@ -61,10 +56,7 @@ class LiveWorld:
         self.far_every = 1  # of so many exchanges one is of all ranks
         self.passes = self.least_passes = 1  # batches of a step, and those that a plan asked for
         self.near: Ints | None = None  # near group by rank, where there are two levels
-        self.far_ratio, self.near_exchange_s = (
-            1.0,
-            math.nan,
-        )  # of the drift, left by near exchanges; one of these
+        self.far_ratio, self.near_exchange_s = (1.0, math.nan)  # of the drift, left by near exchanges; one of these
         self.restart_s = math.nan
         self.drift = options.assumed_drift
         self.deal: EpochSplit | None = None
@@ -129,11 +121,17 @@ class LiveWorld:
         gpus, refused, measured = self._gpus(), tuple(self.refused), self._measured()
         self.refused.clear()
         observation = Observation.of(
-            now, window_s, nodes=self._nodes(gpus), gpus=gpus, jobs=self._jobs(now),
-            workers=self._workers(measured), shards=self._shards(measured), gpu_models=tuple(self._models),
+            now,
+            window_s,
+            nodes=self._nodes(gpus),
+            gpus=gpus,
+            jobs=self._jobs(now),
+            workers=self._workers(measured),
+            shards=self._shards(measured),
+            gpu_models=tuple(self._models),
             speeds=self._speeds(gpus),
             paths=None if self.data is None else self.data.paths(self._hosts),
-        )  # fmt: skip
+        )
         return replace(observation, refused=refused)
 
     def _device_row(self, place: RankPlace) -> int:
@@ -170,12 +168,7 @@ class LiveWorld:
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
         power, ratio = self._caps(len(count)), self._speed_ratios(len(count))
         return Nodes.of(
-            gpus=count,
-            first_gpu=np.cumsum(count) - count,
-            gpus_free=free,
-            cores=cores,
-            speed_ratio=ratio,
-            **power,
+            gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores, speed_ratio=ratio, **power
         )
 
     def _speed_ratios(self, nodes: int) -> Floats:
@@ -227,9 +220,12 @@ class LiveWorld:
                 for rank, queue in enumerate(queues)
             ]
             columns |= self.data.worker_columns(
-                window.samples, window.step_s * window.rounds, window.stall_s * window.rounds, window.rounds,
+                window.samples,
+                window.step_s * window.rounds,
+                window.stall_s * window.rounds,
+                window.rounds,
                 np.array(supply),
-            ) | {"step_cov": window.computing_cov}  # fmt: skip
+            ) | {"step_cov": window.computing_cov}
         return columns
 
     def _workers(self, measured: Mapping[str, Floats]) -> Workers:
@@ -290,16 +286,23 @@ class LiveWorld:
             FileReading(
                 np.array([p.left for p in queue], dtype=np.float64),
                 data.arrivals_s(k, self.active[k].host, queue),
-                float(each_s[k]), float(measured["input_samples_per_s"][k]), float(taking_s[k]),
+                float(each_s[k]),
+                float(measured["input_samples_per_s"][k]),
+                float(taking_s[k]),
             )
             for k, queue in enumerate(queues)
-        ]  # fmt: skip
+        ]
         left, until = -(-self.deal.left // self.batch), options.decide_every + options.delay_rounds
         exchange_s = 0.0 if math.isnan(self._exchange_s) else self._exchange_s
         return samples_in_time(
-            readings, exchange_s, self.shares, np.minimum(most, at_hand), min(until, left),
-            options.micro_batch, last=left <= until,
-        )  # fmt: skip
+            readings,
+            exchange_s,
+            self.shares,
+            np.minimum(most, at_hand),
+            min(until, left),
+            options.micro_batch,
+            last=left <= until,
+        )
 
     def _limit(self) -> Ints:
         """Most samples of each rank in one round, (ranks,)."""
@@ -321,9 +324,8 @@ class LiveWorld:
             float(reference),
             self.drift,
         ) * rate_worth(
-            self.rate, float(self.batch), float(options.global_batch), self.telemetry.noise_scale,
-            self.rate_rule,
-        )  # fmt: skip
+            self.rate, float(self.batch), float(options.global_batch), self.telemetry.noise_scale, self.rate_rule
+        )
         work_s = float(np.nanmean(window.step_s)) if np.isfinite(window.step_s).any() else math.nan
         return Jobs.of(
             id=[0],
@@ -499,9 +501,7 @@ class LiveWorld:
         most = self.options.bounds.interval_max
         if interval * far_every > most and far_every > 1:
             refused.append(
-                Refusal(
-                    "interval", f"{interval * far_every} steps until all meet are above the bound of {most}"
-                )
+                Refusal("interval", f"{interval * far_every} steps until all meet are above the bound of {most}")
             )
         elif far_every != self.far_every and self._allowed("interval", refused):
             self.change = replace(self.change, far_every=far_every)

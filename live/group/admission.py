@@ -45,9 +45,7 @@ def strange_keys(keys: Iterable[str], token: str) -> list[str]:
 class AdmissionLog:
     """Looks at a store of this process every second, from a thread of its own, for as long as it is there."""
 
-    def __init__(
-        self, store: dist.TCPStore, token: str | None, members: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, store: dist.TCPStore, token: str | None, members: Callable[[], int] | None = None) -> None:
         """`members`: of the job, as of now; what is not given is not looked at."""
         self._token, self._members = token, members
         self._told: dict[str, tuple[int, float]] = {}  # by kind: how many were told of, and when
@@ -81,9 +79,7 @@ class AdmissionLog:
         if closed:
             self._shut += shut(frozenset(closed))
             self._tell(
-                "connections that sent what no member sends, closed",
-                self._shut,
-                f", from {found[closed[0]]} for one",
+                "connections that sent what no member sends, closed", self._shut, f", from {found[closed[0]]} for one"
             )
 
     def _tell(self, kind: str, count: int, more: str) -> None:

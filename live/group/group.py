@@ -100,11 +100,8 @@ class Group:
             self._control = Control(self._timeout_s, connect_timeout)
             mine = my_place(self.member, self._device, self._backend.quantum, self._backend.fixed)
             reports = self.control.gather_text(
-                {
-                    "run": self.run, "next": _new_run(), "place": mine, "problem": self._problem,
-                    "levels": self._levels,
-                }
-            )  # fmt: skip
+                {"run": self.run, "next": _new_run(), "place": mine, "problem": self._problem, "levels": self._levels}
+            )
             self.near = self._find_near(reports, connect_timeout)
         first = reports[0]  # has been in the run before, if anyone has
         self.joined = self.joined or (not self.run and bool(first["run"]))
@@ -169,11 +166,7 @@ class Group:
         return f"{', '.join(parts)}; the group is {count} now"
 
     def reform(
-        self,
-        model: DistributedDataParallel,
-        wrapping: Mapping[str, Any],
-        boundary: int,
-        target: Sequence[int] | None,
+        self, model: DistributedDataParallel, wrapping: Mapping[str, Any], boundary: int, target: Sequence[int] | None
     ) -> Sequence[Mapping[str, Any]]:
         """Form the next group, of `target` or of all who are alive, and wrap `model` on it; reports as `connect`.
 

@@ -26,9 +26,13 @@ def host_store(host: str, port: int = 0) -> dist.TCPStore:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.create_server(address[:2], family=family)
     return dist.TCPStore(
-        host, listening.getsockname()[1], is_master=True, wait_for_workers=False, timeout=_TIMEOUT,
+        host,
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_TIMEOUT,
         master_listen_fd=listening.detach(),
-    )  # fmt: skip
+    )
 
 
 def reach_store(host: str, port: int) -> dist.TCPStore:
@@ -91,6 +95,4 @@ def job_store(hosts: bool = False) -> dist.Store:
     token = os.environ[TOKEN] if "EQUIPOISE_STORE" in os.environ else os.environ.get(TOKEN, "")
     # torchrun starts all ranks again on the store that holds what the dead ones wrote.
     again = "" if "EQUIPOISE_STORE" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return of_job(
-        (host_store if hosts else reach_store)(*address()), f"{token}.{again}" if again.strip("0") else token
-    )
+    return of_job((host_store if hosts else reach_store)(*address()), f"{token}.{again}" if again.strip("0") else token)

@@ -82,9 +82,7 @@ def _said(command: str) -> str:
         raise ValueError(f"{command}: it printed no hosts within {_COMMAND_MAX_S:g} s") from None
     except (OSError, ValueError) as error:  # not there, or a quotation mark without its other half
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(
-            f"--host-command {command!r}: {why}; needed is a command that prints hosts"
-        ) from error
+        raise ValueError(f"--host-command {command!r}: {why}; needed is a command that prints hosts") from error
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
         raise ValueError(": ".join([command, f"exit code {done.returncode}", *last]))
@@ -97,10 +95,7 @@ def is_here(host: str) -> bool:
 
 
 def start(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    inherited: Mapping[str, str],
-    remote: Sequence[str],
+    command: Sequence[str], environment: Mapping[str, str], inherited: Mapping[str, str], remote: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     """Start a process; `remote`: through the command that reaches another machine ("ssh HOST"), empty: here.
 
@@ -110,9 +105,7 @@ def start(
     if not remote:
         return subprocess.Popen(list(command), env={**inherited, **environment})
     told = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    script = "\n".join(
-        [*told, f"cd {shlex.quote(str(Path.cwd()))} &&", f"exec {shlex.join(command)} </dev/null\n"]
-    )
+    script = "\n".join([*told, f"cd {shlex.quote(str(Path.cwd()))} &&", f"exec {shlex.join(command)} </dev/null\n"])
     process = subprocess.Popen([*remote, "sh"], stdin=subprocess.PIPE, env=dict(inherited))
     assert process.stdin is not None
     with process.stdin as pipe:

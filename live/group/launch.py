@@ -124,9 +124,7 @@ def _launch(command: Sequence[str], given: argparse.Namespace, listed: HostList 
     except KeyboardInterrupt:
         return 130
     except StoreGoneError:  # as its ranks end then, so that whoever supervises this starts it again
-        print(
-            f"equipoise: the job's store at {launcher.address} is gone; start the job again", file=sys.stderr
-        )
+        print(f"equipoise: the job's store at {launcher.address} is gone; start the job again", file=sys.stderr)
         return 128 + signal.SIGTERM
     finally:
         launcher.stop()

@@ -18,15 +18,7 @@ from dataclasses import dataclass
 from equipoise.base.numerals import strict_int
 from equipoise.live.group import hosts
 from equipoise.live.group.admission import AdmissionLog
-from equipoise.live.group.hosting import (
-    DESERTED,
-    TOKEN,
-    WORKER,
-    Eras,
-    host_store,
-    own_token,
-    reach_store,
-)  # fmt: skip
+from equipoise.live.group.hosting import DESERTED, TOKEN, WORKER, Eras, host_store, own_token, reach_store
 from equipoise.live.group.lifeline import reached
 
 _POLL_S = 0.05
@@ -84,9 +76,15 @@ class Launcher:
         return [worker.process for worker in self.workers]
 
     def start(
-        self, command: Sequence[str], ranks: int, *, nodes: int = 1, node: int = 0,
-        listed: hosts.HostList | None = None, **environment: str,
-    ) -> None:  # fmt: skip
+        self,
+        command: Sequence[str],
+        ranks: int,
+        *,
+        nodes: int = 1,
+        node: int = 0,
+        listed: hosts.HostList | None = None,
+        **environment: str,
+    ) -> None:
         """Start the `ranks` founders of one node, or those of all hosts on a list."""
         self._command, self._environment, self._listed = command, environment, listed
         self._ranks, self._nodes, self._first = {"": ranks}, nodes, node * ranks
@@ -121,19 +119,13 @@ class Launcher:
             "MASTER_PORT": port,
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is hosted already
             "LOCAL_RANK": str(local),
-            **(
-                {"RANK": str(founder), "WORLD_SIZE": str(self._world)}
-                if founder >= 0
-                else {"EQUIPOISE_JOIN": "1"}
-            ),
+            **({"RANK": str(founder), "WORLD_SIZE": str(self._world)} if founder >= 0 else {"EQUIPOISE_JOIN": "1"}),
             **self._environment,
         }
         far = [] if not host or hosts.is_here(host) else [*self._remote.split(), host]
         # Of a lost store, PyTorch would print a page.
         inherited = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
-        self.workers.append(
-            Worker(hosts.start(self._command, told, inherited, far), host, local, founder, name)
-        )
+        self.workers.append(Worker(hosts.start(self._command, told, inherited, far), host, local, founder, name))
 
     def wait(self) -> int:
         """Wait for all; returns 0 when some rank finished the training, else the first failure's code."""
@@ -189,9 +181,7 @@ class Launcher:
     def _begin_again(self) -> None:
         """Nobody is left to join: end those that wait, and start the founders of the next era."""
         self.restarts_left -= 1
-        print(
-            "equipoise: nobody is left in the job; it begins again, from its last checkpoint", file=sys.stderr
-        )
+        print("equipoise: nobody is left in the job; it begins again, from its last checkpoint", file=sys.stderr)
         self.stop()
         self._store = self._eras.next()
         self._found()

@@ -16,10 +16,15 @@ from equipoise.live.train.sync import average, optimizer_tensors
 from equipoise.live.train.wrapped import keep_group
 
 _HOOKS = (
-    "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
     "_is_full_backward_hook",
-)  # fmt: skip
+)
 
 
 def release(model: DistributedDataParallel) -> None:

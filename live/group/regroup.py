@@ -31,9 +31,7 @@ from equipoise.live.group.lifeline import Lifeline, reached
 from equipoise.live.group.sockets import Sockets, open_sockets, shut
 
 HEARTBEAT_S = 0.25
-DEAD_AFTER_S = (
-    6.0  # without a heartbeat, when a group is being formed: gloo's ending holds Python up for seconds
-)
+DEAD_AFTER_S = 6.0  # without a heartbeat, when a group is being formed: gloo's ending holds Python up for seconds
 LOST_AFTER_S = 15.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
 _CONNECT_TIMEOUT_S = 1.0  # to peers that are all there; gloo tries 5 times; doubled when nobody had left
 _REPEATS_MAX = 2  # groups of the same members formed anew without a round between them
@@ -121,9 +119,7 @@ class _Watch(threading.Thread):
 class Membership:
     """This process's place in the job. Make one with `start`."""
 
-    def __init__(
-        self, store: dist.Store, watch_store: dist.Store, member: int, backend: str, timeout_s: float
-    ):
+    def __init__(self, store: dist.Store, watch_store: dist.Store, member: int, backend: str, timeout_s: float):
         self.member, self.backend, self.timeout_s = member, backend, timeout_s
         self.generation = self.attempt = -1  # of the present group; of the one being formed
         self.members: list[int] = []  # by rank
@@ -463,9 +459,7 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     global _current
     gc.freeze()
     joins = os.environ.get("EQUIPOISE_JOIN") == "1"
-    rank, ranks = (
-        (-1, -1) if joins else (strict_int(os.environ["RANK"]), strict_int(os.environ["WORLD_SIZE"]))
-    )
+    rank, ranks = (-1, -1) if joins else (strict_int(os.environ["RANK"]), strict_int(os.environ["WORLD_SIZE"]))
     hosts = rank == 0 and not is_hosted()
     line = None if hosts else reached(*address())
     try:

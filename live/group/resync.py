@@ -38,9 +38,7 @@ class ModelReplica:
     trained: tuple[int, ...] = ()  # what this member trained on since
 
 
-def replica_of(
-    model: DistributedDataParallel, sampler: ShareSampler, local: LocalSteps, rank: int
-) -> ModelReplica:
+def replica_of(model: DistributedDataParallel, sampler: ShareSampler, local: LocalSteps, rank: int) -> ModelReplica:
     """What this rank goes on from when its group breaks up."""
     everything = (*model.module.parameters(), *model.module.buffers())
     near = local.near if local.far_every > 1 else None

@@ -41,10 +41,7 @@ def unanswered(port: int) -> dict[tuple[int, int], str]:
             if handle.getsockname()[1] != port or handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 continue
             counts = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            (received,), (sent,) = (
-                struct.unpack_from("Q", counts, _RECEIVED),
-                struct.unpack_from("Q", counts, _SENT),
-            )
+            (received,), (sent,) = (struct.unpack_from("Q", counts, _RECEIVED), struct.unpack_from("Q", counts, _SENT))
             if received and not sent:
                 found[descriptor, inode] = handle.getpeername()[0]
     return found

@@ -19,15 +19,11 @@ from equipoise.live.group.hosting import TOKEN, host_store
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m equipoise.live.group.store", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m equipoise.live.group.store", description=__doc__.splitlines()[0])
     plain_numbers(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and no other")
     parser.add_argument("--port", type=int, default=29500, help="0 takes a free one")
-    parser.add_argument(
-        "--address-file", type=Path, help="where HOST:PORT is written once the store is there"
-    )
+    parser.add_argument("--address-file", type=Path, help="where HOST:PORT is written once the store is there")
     given = parser.parse_args(arguments)
     try:
         store = host_store(given.host, given.port)

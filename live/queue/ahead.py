@@ -56,9 +56,7 @@ def with_order(policy: Policy) -> Policy:
 
 def order_of(plan: Plan) -> list[int]:
     """Job rows, first to start first, that `Ahead` has left in a plan."""
-    return next(
-        (list(map(int, reason.values[ORDER])) for reason in plan.reasons if ORDER in reason.values), []
-    )
+    return next((list(map(int, reason.values[ORDER])) for reason in plan.reasons if ORDER in reason.values), [])
 
 
 def _started(allocation: Allocation | None, o: Observation) -> list[int]:
@@ -73,9 +71,7 @@ class _Future:
     """Copies of the tables in which time goes on."""
 
     def __init__(self, o: Observation, allocation: Allocation | None) -> None:
-        copies = {
-            name: _copy(table) for name, table in (("nodes", o.nodes), ("gpus", o.gpus), ("jobs", o.jobs))
-        }
+        copies = {name: _copy(table) for name, table in (("nodes", o.nodes), ("gpus", o.gpus), ("jobs", o.jobs))}
         self.seen = replace(o, refused=(), **copies)  # type: ignore[arg-type]
         self.jobs, self.gpus = copies["jobs"], copies["gpus"]
         self.free = writable(copies["nodes"], "gpus_free")

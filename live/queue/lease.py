@@ -44,9 +44,7 @@ class Watchdog:
     def __init__(self, folder: Path, partition: str, account: str) -> None:
         arguments = [sys.executable, "-m", "equipoise.live.queue.lease", str(folder), partition, account]
         # A session of its own, so that Ctrl-C and the death of a terminal do not reach it.
-        self._process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, env=environment(), start_new_session=True
-        )
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, env=environment(), start_new_session=True)
 
     def dismiss(self) -> None:
         """The queue has been given back already. The process only waits for us, so it can be ended at once."""
@@ -84,14 +82,7 @@ def _tell(folder: Path, changes: list[QueueChange], said: str) -> None:
     """Append to the events; the dead scheduler may have left half a line."""
     now_s = round(time.time(), 3)
     lines = [
-        {
-            "time_s": now_s,
-            "event": "watchdog",
-            "verb": str(c.verb),
-            "id": c.job,
-            "value": c.value,
-            "was": c.was,
-        }
+        {"time_s": now_s, "event": "watchdog", "verb": str(c.verb), "id": c.job, "value": c.value, "was": c.was}
         for c in changes
     ]
     if said:

@@ -48,9 +48,7 @@ class Scheduler:
         while not stopped():
             begun_s = time.monotonic()
             self.step()
-            wait_s = min(
-                self.options.every_s * 2.0 ** min(self._lost, 6), max(_LONGEST_WAIT_S, self.options.every_s)
-            )
+            wait_s = min(self.options.every_s * 2.0 ** min(self._lost, 6), max(_LONGEST_WAIT_S, self.options.every_s))
             while not stopped() and time.monotonic() < begun_s + wait_s:
                 time.sleep(0.1)
         return self.give_back("stopped")
@@ -126,11 +124,18 @@ class Scheduler:
 def _made_up() -> Observation:
     """A queue in which a policy has everything to decide."""
     jobs = Jobs.of(
-        id=np.arange(4), arrival_s=np.arange(4.0), queued_since_s=np.arange(4.0), rigid=np.ones(4, dtype=np.bool_),
-        state=np.array([RUNNING, WAITING, WAITING, WAITING]), gpus_requested=np.array([1, 2, 1, 1]),
-        gpus_held=np.array([1, 0, 0, 0]), duration_s=np.full(4, 60.0), service_s=np.full(4, 60.0),
-        started_s=np.array([0.0, *[np.nan] * 3]), restart_s=np.array([np.inf, 0.0, 0.0, 0.0]),
-    )  # fmt: skip
+        id=np.arange(4),
+        arrival_s=np.arange(4.0),
+        queued_since_s=np.arange(4.0),
+        rigid=np.ones(4, dtype=np.bool_),
+        state=np.array([RUNNING, WAITING, WAITING, WAITING]),
+        gpus_requested=np.array([1, 2, 1, 1]),
+        gpus_held=np.array([1, 0, 0, 0]),
+        duration_s=np.full(4, 60.0),
+        service_s=np.full(4, 60.0),
+        started_s=np.array([0.0, *[np.nan] * 3]),
+        restart_s=np.array([np.inf, 0.0, 0.0, 0.0]),
+    )
     gpus = Gpus.of(node=np.zeros(2), job=np.array([0, -1]), share_free=np.array([0.0, 1.0]))
     nodes = Nodes.of(gpus=[2], first_gpu=[0], gpus_free=[1], cores=[8.0], memory_bytes=[2.0**34])
     return Observation.of(10.0, nodes=nodes, gpus=gpus, jobs=jobs)

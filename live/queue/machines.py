@@ -50,15 +50,16 @@ class Machines:
         free = (holder == -1) & up[of_node]
         gpus = Gpus.of(node=of_node, model=kind[of_node], job=holder, share_free=free.astype(np.float64))
         columns: dict[str, Any] = {
-            "gpus": count, "first_gpu": first, "gpus_free": np.bincount(of_node[free], minlength=len(nodes)),
-            "up": up, "cores": [float(node.cores) for node in nodes],
+            "gpus": count,
+            "first_gpu": first,
+            "gpus_free": np.bincount(of_node[free], minlength=len(nodes)),
+            "up": up,
+            "cores": [float(node.cores) for node in nodes],
             "memory_bytes": [float(node.memory_bytes) for node in nodes],
-        }  # fmt: skip
+        }
         return models, gpus, Nodes.of(**columns)
 
-    def _holders(
-        self, size: int, part_of: Mapping[str, slice], jobs: list[QueuedJob], row: Mapping[int, int]
-    ) -> Ints:
+    def _holders(self, size: int, part_of: Mapping[str, slice], jobs: list[QueuedJob], row: Mapping[int, int]) -> Ints:
         """The job row that holds each GPU, -1 none, (gpus,)."""
         holder = np.full(size, -1, dtype=np.int64)
         running = {(job.id, job.start_s): job for job in jobs if job.phase is Phase.RUNNING}

@@ -66,18 +66,31 @@ class JobRows:
             estimate_s, source = self._estimate(job)
             started_s = job.start_s if state == RUNNING else math.nan
             for name, value in (
-                ("id", job.id), ("arrival_s", arrival_s), ("state", state), ("rigid", True),
-                ("gpus_requested", job.gpus), ("gpus_held", job.gpus if state == RUNNING else 0),
-                ("duration_s", estimate_s), ("service_s", estimate_s), ("started_s", started_s),
+                ("id", job.id),
+                ("arrival_s", arrival_s),
+                ("state", state),
+                ("rigid", True),
+                ("gpus_requested", job.gpus),
+                ("gpus_held", job.gpus if state == RUNNING else 0),
+                ("duration_s", estimate_s),
+                ("service_s", estimate_s),
+                ("started_s", started_s),
                 ("queued_since_s", arrival_s if state == WAITING else started_s),
                 ("waited_s", max(started_s - arrival_s, 0.0) if state == RUNNING else 0.0),
-            ):  # fmt: skip
+            ):
                 self._set(row, name, value)
             if self._news(job.id, 0.0):
                 self.tell(
-                    "job", id=job.id, name=job.name, user=job.user, gpus=job.gpus, submit_s=job.submit_s,
-                    arrival_s=arrival_s, estimate_s=estimate_s, estimate_from=source,
-                )  # fmt: skip
+                    "job",
+                    id=job.id,
+                    name=job.name,
+                    user=job.user,
+                    gpus=job.gpus,
+                    submit_s=job.submit_s,
+                    arrival_s=arrival_s,
+                    estimate_s=estimate_s,
+                    estimate_from=source,
+                )
             if state == RUNNING:
                 self._tell_start(job)
 
@@ -130,11 +143,7 @@ class JobRows:
         if (job.gpus, job.limit_s) == (before.gpus, before.limit_s):
             return False
         estimate_s, source = self._estimate(job)
-        for name, value in (
-            ("gpus_requested", job.gpus),
-            ("duration_s", estimate_s),
-            ("service_s", estimate_s),
-        ):
+        for name, value in (("gpus_requested", job.gpus), ("duration_s", estimate_s), ("service_s", estimate_s)):
             self._set(row, name, value)
         self.tell("changed", id=job.id, gpus=job.gpus, estimate_s=estimate_s, estimate_from=source)
         return True

@@ -22,28 +22,40 @@ from equipoise.formats.slurm.nodes import NodeRow, read_sinfo
 from equipoise.formats.slurm.queue import read_queue
 from equipoise.formats.slurm.values import ENDED, gres_gpus
 from equipoise.formats.text.errors import FormatError
-from equipoise.live.queue.manager import (
-    ManagerError,
-    Phase,
-    QueueChange,
-    QueuedJob,
-    QueueNode,
-    QueueSnapshot,
-    Verb,
-)
+from equipoise.live.queue.manager import ManagerError, Phase, QueueChange, QueuedJob, QueueNode, QueueSnapshot, Verb
 
 _SQUEUE = {
-    "JobID": "JOBID", "State": "STATE", "PriorityLong": "PRIORITY", "Nice": "NICE", "tres-alloc": "TRES_ALLOC",
-    "tres-per-node": "TRES_PER_NODE", "tres-per-job": "PER_JOB", "tres-per-task": "PER_TASK", "NumTasks": "TASKS",
-    "NumNodes": "NODES", "SubmitTime": "SUBMIT_TIME", "EligibleTime": "ELIGIBLE_TIME", "StartTime": "START_TIME",
-    "EndTime": "END_TIME", "TimeLimit": "TIME_LIMIT", "Reason": "REASON", "NodeList": "NODELIST",
-    "UserName": "USER", "Requeue": "REQUEUE", "HetJobID": "HET", "Name": "NAME",
-}  # fmt: skip
+    "JobID": "JOBID",
+    "State": "STATE",
+    "PriorityLong": "PRIORITY",
+    "Nice": "NICE",
+    "tres-alloc": "TRES_ALLOC",
+    "tres-per-node": "TRES_PER_NODE",
+    "tres-per-job": "PER_JOB",
+    "tres-per-task": "PER_TASK",
+    "NumTasks": "TASKS",
+    "NumNodes": "NODES",
+    "SubmitTime": "SUBMIT_TIME",
+    "EligibleTime": "ELIGIBLE_TIME",
+    "StartTime": "START_TIME",
+    "EndTime": "END_TIME",
+    "TimeLimit": "TIME_LIMIT",
+    "Reason": "REASON",
+    "NodeList": "NODELIST",
+    "UserName": "USER",
+    "Requeue": "REQUEUE",
+    "HetJobID": "HET",
+    "Name": "NAME",
+}
 """Fields of `squeue --Format` and the columns they are read as; the name last, since it may hold anything."""
 _SINFO = {
-    "NodeList": "NODELIST", "StateLong": "STATE", "Gres": "GRES", "GresUsed": "GRES_USED", "Memory": "MEMORY",
+    "NodeList": "NODELIST",
+    "StateLong": "STATE",
+    "Gres": "GRES",
+    "GresUsed": "GRES_USED",
+    "Memory": "MEMORY",
     "CPUs": "CPUS",
-}  # fmt: skip
+}
 _ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD"})
 _UP = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "POWERED_DOWN", "POWERING_UP"})
@@ -124,21 +136,14 @@ class Slurm:
     def _run(self, command: list[str]) -> bytes:
         done = self._process(command, b"")
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines() or [
-                f"ended with {done.returncode}"
-            ]
+            said = done.stderr.decode(errors="replace").strip().splitlines() or [f"ended with {done.returncode}"]
             raise ManagerError(f"{command[0]}: {said[-1]}")
         return done.stdout
 
     def _process(self, command: list[str], text: bytes) -> subprocess.CompletedProcess[bytes]:
         try:
             return subprocess.run(
-                command,
-                input=text,
-                capture_output=True,
-                timeout=self.timeout_s,
-                env=os.environ | _TIMES,
-                check=False,
+                command, input=text, capture_output=True, timeout=self.timeout_s, env=os.environ | _TIMES, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise ManagerError(f"{command[0]}: no answer within {self.timeout_s:g} s") from error
@@ -156,10 +161,7 @@ def _lines(change: QueueChange) -> list[str]:
     if change.verb is Verb.PRIORITY:
         return [f"update jobid={job} nice={change.value}"]
     if change.verb is Verb.HOLD:  # first the time, then the hold that was submitted goes
-        return [
-            f"update jobid={job} StartTime=now+{change.value}",
-            *([f"release {job}"] if change.was else []),
-        ]
+        return [f"update jobid={job} StartTime=now+{change.value}", *([f"release {job}"] if change.was else [])]
     if change.verb is Verb.RELEASE:
         return [f"update jobid={job} StartTime=now"]
     return [f"requeue {job}"]
@@ -190,19 +192,35 @@ def _jobs(table: JobTable) -> tuple[QueuedJob, ...]:
     other = {name: table.other[name].tolist() for name in ("NICE", "REQUEUE", "HET")}
     priority = np.nan_to_num(table.priority).astype(np.int64).tolist()
     columns: list[Any] = [
-        table.array_id.tolist(), table.name, table.user, table.state, _gpus(table), table.node_list,
-        table.submit_s.tolist(), table.eligible_s.tolist(), table.start_s.tolist(), table.end_s.tolist(),
-        table.time_limit_s.tolist(), priority, table.reason, other["NICE"], other["REQUEUE"], other["HET"],
-    ]  # fmt: skip
-    return tuple(
-        QueuedJob(
-            job, name.strip(), user, states[state], state, gpus, places[nodes], submit_s, eligible_s, start_s,
-            end_s, limit_s, rank, _whole(nice), rank == 0 and states[state] is Phase.WAITING,
-            why.startswith(_LIMITS), not _whole(het), requeue == "1", why,
+        table.array_id.tolist(),
+        table.name,
+        table.user,
+        table.state,
+        _gpus(table),
+        table.node_list,
+        table.submit_s.tolist(),
+        table.eligible_s.tolist(),
+        table.start_s.tolist(),
+        table.end_s.tolist(),
+        table.time_limit_s.tolist(),
+        priority,
+        table.reason,
+        other["NICE"],
+        other["REQUEUE"],
+        other["HET"],
+    ]
+    jobs = []
+    for row in zip(*columns, strict=True):
+        job, name, user, state, gpus, nodes, submit_s, eligible_s, start_s, end_s, limit_s, rank, why, *rest = row
+        nice, requeue, het = rest
+        phase = states[state]
+        times_s = submit_s, eligible_s, start_s, end_s, limit_s
+        held, limited = rank == 0 and phase is Phase.WAITING, why.startswith(_LIMITS)
+        whose = job, name.strip(), user, phase, state, gpus, places[nodes]
+        jobs.append(
+            QueuedJob(*whose, *times_s, rank, _whole(nice), held, limited, not _whole(het), requeue == "1", why)
         )
-        for job, name, user, state, gpus, nodes, submit_s, eligible_s, start_s, end_s, limit_s, rank, why, nice,
-        requeue, het in zip(*columns, strict=True)
-    )  # fmt: skip
+    return tuple(jobs)
 
 
 def _nodes(text: bytes) -> tuple[QueueNode, ...]:

@@ -85,9 +85,7 @@ class QueueWorld:
         self.by_hand.add(job.id)
         del self._expected[job.id]
         self.record.touched.pop(job.id, None)
-        self.record.event(
-            "left alone", id=job.id, why=f"nice is {job.nice}, was set to {expected}: changed by others"
-        )
+        self.record.event("left alone", id=job.id, why=f"nice is {job.nice}, was set to {expected}: changed by others")
 
     def _leased(self, job: QueuedJob) -> bool:
         return bool(self.record.touched.get(job.id, {}).get("lease")) and not job.held
@@ -108,14 +106,14 @@ class QueueWorld:
         now_s = self.snapshot.time_s
         self.rows.refresh(now_s)
         models, gpus, nodes = self._machines.tables(
-            self.snapshot.nodes, self.rows.jobs.values(), self.rows.row,
+            self.snapshot.nodes,
+            self.rows.jobs.values(),
+            self.rows.row,
             [job for job in self.snapshot.jobs if job.phase is Phase.ENDING and job.id in self.rows.row],
-        )  # fmt: skip
+        )
         window_s = 0.0 if math.isnan(self._last_s) else now_s - self._last_s
         self._last_s = now_s
-        found = Observation.of(
-            now_s, window_s, nodes=nodes, gpus=gpus, jobs=self.rows.table, gpu_models=models
-        )
+        found = Observation.of(now_s, window_s, nodes=nodes, gpus=gpus, jobs=self.rows.table, gpu_models=models)
         found.refused = tuple(self.refused)
         self.refused.clear()
         return found
@@ -143,15 +141,9 @@ class QueueWorld:
             if state[row] == WAITING and job.id in self._until_s:
                 found.append(QueueChange(Verb.RELEASE, job.id, why="the policy starts it"))
             elif state[row] == RUNNING and wanted:
-                refused.append(
-                    Refusal("resize", f"job {job.id}: a running job of {self.manager.name} keeps its GPUs")
-                )
+                refused.append(Refusal("resize", f"job {job.id}: a running job of {self.manager.name} keeps its GPUs"))
             elif state[row] == RUNNING and not (self.options.requeue and job.requeues):
-                why = (
-                    "requeuing was not allowed"
-                    if not self.options.requeue
-                    else "it was submitted with --no-requeue"
-                )
+                why = "requeuing was not allowed" if not self.options.requeue else "it was submitted with --no-requeue"
                 refused.append(Refusal("stop", f"job {job.id}: {why}"))
             elif state[row] == RUNNING:
                 found.append(QueueChange(Verb.REQUEUE, job.id, why="the policy stops it for others"))
@@ -164,9 +156,11 @@ class QueueWorld:
         free = {
             job.id: job
             for job in (jobs[int(k)] for k in table.id[table.state == WAITING])
-            if job.id not in self.by_hand and not job.held and not job.limited
+            if job.id not in self.by_hand
+            and not job.held
+            and not job.limited
             and (job.eligible_s <= now_s or self._leased(job))
-        }  # fmt: skip
+        }
         order = [free[job] for job in table.id[order_of(plan)].tolist() if job in free]
         # A job that still has a start time ahead of it would lose its place to one behind it that has none.
         last = max((k for k, job in enumerate(order) if job.id not in self._until_s), default=0)
@@ -191,11 +185,7 @@ class QueueWorld:
     def carry_out(self, changes: Sequence[QueueChange]) -> None:
         """Do it, in mode `act` and no faster than allowed; else write it down once. Raises ManagerError."""
         if self.options.mode != "act":
-            news = [
-                c
-                for c in changes
-                if c.verb is not Verb.HOLD and self._advised.get((c.verb, c.job)) != c.value
-            ]
+            news = [c for c in changes if c.verb is not Verb.HOLD and self._advised.get((c.verb, c.job)) != c.value]
             self._advised = {(c.verb, c.job): c.value for c in changes}
             self.record.actions(news, "would")
             return
@@ -207,9 +197,7 @@ class QueueWorld:
         self.record.keep_touched()
         try:
             said = self.manager.carry_out(changes)
-        except (
-            ManagerError
-        ):  # what was done is not known: the next look tells, and is not held against anybody
+        except ManagerError:  # what was done is not known: the next look tells, and is not held against anybody
             for change in changes:
                 self._expected.pop(change.job, None)
             raise
@@ -231,9 +219,7 @@ class QueueWorld:
 
     def _remember(self, change: QueueChange) -> None:
         """What has to be given back, before it is changed."""
-        was = self.record.touched.setdefault(
-            change.job, {"nice": self.rows.jobs[change.job].nice, "lease": False}
-        )
+        was = self.record.touched.setdefault(change.job, {"nice": self.rows.jobs[change.job].nice, "lease": False})
         if change.verb is Verb.PRIORITY:
             self._expected[change.job] = change.value
         elif change.verb is Verb.RELEASE:

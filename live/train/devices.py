@@ -17,9 +17,7 @@ class DeviceSampler:
     `nvml` is the module `pynvml` or one that looks like it. `report` is called once with each new problem.
     """
 
-    def __init__(
-        self, nvml: Any, device: str | int, report: Callable[[str], None], period_s: float = 1.0
-    ) -> None:
+    def __init__(self, nvml: Any, device: str | int, report: Callable[[str], None], period_s: float = 1.0) -> None:
         self._nvml, self._device, self._report, self._period_s = nvml, device, report, period_s
         self._latest: Mapping[str, float] = UNKNOWN
         self._stop = threading.Event()

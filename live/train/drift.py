@@ -47,9 +47,7 @@ class Movement:
         assert self._start is not None
         met = _sample(mean)
         apart = (own - met).double().square().sum() * weight if weight > 0.0 else torch.zeros(())
-        found = torch.stack(
-            (apart.to(met.device, torch.float64), (met - self._start).double().square().sum())
-        )
+        found = torch.stack((apart.to(met.device, torch.float64), (met - self._start).double().square().sum()))
         self._sums = [self._sums[0] + found] if self._sums else [found]
 
     def take(self) -> tuple[float, float]:
@@ -74,9 +72,8 @@ class Drift:
         self.parts: tuple[float, float] = (math.nan, math.nan)  # smoothed D_H less noise, and H - 1
 
     def add(
-        self, apart: float, mean_square: float, ranks: int, noise_ratio: float, interval: int, every: int,
-        ratio: float,
-    ) -> None:  # fmt: skip
+        self, apart: float, mean_square: float, ranks: int, noise_ratio: float, interval: int, every: int, ratio: float
+    ) -> None:
         """Take one window: squares summed over its exchanges of `ranks` replicas that trained.
 
         `noise_ratio`: noise scale over global batch (NaN: not known, nothing is taken off); `interval` and `every`:

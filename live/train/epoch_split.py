@@ -43,11 +43,7 @@ class EpochSplit:
     """One epoch (or the rest of one): its order of dataset indices, and every worker's queue of pieces."""
 
     def __init__(
-        self,
-        order: Ints,
-        queues: Sequence[Sequence[LivePiece]],
-        next_id: int,
-        begun: frozenset[int] = frozenset(),
+        self, order: Ints, queues: Sequence[Sequence[LivePiece]], next_id: int, begun: frozenset[int] = frozenset()
     ) -> None:
         self.order = order
         self._queues: list[tuple[LivePiece, ...]] = [tuple(queue) for queue in queues]
@@ -58,9 +54,16 @@ class EpochSplit:
 
     @classmethod
     def whole(
-        cls, order: Ints, shards: int, owners: Ints | None, workers: int, first_id: int = 0,
-        *, sizes: Ints | None = None, sequence: Ints | None = None,
-    ) -> EpochSplit:  # fmt: skip
+        cls,
+        order: Ints,
+        shards: int,
+        owners: Ints | None,
+        workers: int,
+        first_id: int = 0,
+        *,
+        sizes: Ints | None = None,
+        sequence: Ints | None = None,
+    ) -> EpochSplit:
         """A fresh epoch: `order` cut into `shards` nearly equal shards, shard k with `owners[k]`.
 
         The first shards are the larger ones. Without owners, workers get equal blocks of shards. `sizes` are the

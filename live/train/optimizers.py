@@ -62,9 +62,7 @@ class Optimizers:
             by, tensors = factor(), set[int]()
             for group in optimizer.param_groups if by != 1.0 else ():
                 rate = group["lr"]
-                if isinstance(
-                    rate, torch.Tensor
-                ):  # a captured step holds on to it; groups may have it in common
+                if isinstance(rate, torch.Tensor):  # a captured step holds on to it; groups may have it in common
                     if id(rate) not in tensors:
                         tensors.add(id(rate))
                         held.append((group, rate.clone()))
@@ -103,18 +101,14 @@ def optimizers_of(given: Any, options: Options, *, regroups: bool) -> Optimizers
     for place, optimizer in enumerate(found):
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if owners.setdefault(id(parameter), place) != place:
-                raise ValueError(
-                    "optimizer: a parameter in two optimizers is not allowed, each steps on its own"
-                )
+                raise ValueError("optimizer: a parameter in two optimizers is not allowed, each steps on its own")
     return Optimizers(found)
 
 
 def _check(optimizer: Any, options: Options, *, regroups: bool) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer: a {name} is not allowed, needed is one torch.optim.Optimizer or a list of them"
-        )
+        raise TypeError(f"optimizer: a {name} is not allowed, needed is one torch.optim.Optimizer or a list of them")
     kinds = {kind.__name__ for kind in type(optimizer).__mro__}  # importing all of them would take seconds
     if "LBFGS" in kinds:
         raise ValueError(
@@ -122,9 +116,7 @@ def _check(optimizer: Any, options: Options, *, regroups: bool) -> None:
             "needed is one that steps on gradients"
         )
     if "PostLocalSGDOptimizer" in kinds:
-        raise ValueError(
-            f"optimizer: {name} is not allowed, it averages replicas itself; give the one inside"
-        )
+        raise ValueError(f"optimizer: {name} is not allowed, it averages replicas itself; give the one inside")
     if "ZeroRedundancyOptimizer" in kinds:
         _check_sharded(name, options, regroups)
 
@@ -135,14 +127,10 @@ def _check_sharded(name: str, options: Options, regroups: bool) -> None:
     if regroups:
         raise ValueError(f"{problem}; needed is one with a whole state in a job that may lose ranks")
     if levers:
-        raise ValueError(
-            f"{problem}; needed is one with a whole state, or an `allow` without {', '.join(levers)}"
-        )
+        raise ValueError(f"{problem}; needed is one with a whole state, or an `allow` without {', '.join(levers)}")
 
 
-def check_parameters(
-    wrapper: Replicated, leaves: Mapping[str, Any], optimizers: Optimizers, options: Options
-) -> None:
+def check_parameters(wrapper: Replicated, leaves: Mapping[str, Any], optimizers: Optimizers, options: Options) -> None:
     """Tell what is stepped on and not exchanged. Raises ValueError where local steps would part the replicas."""
     stepped = {id(p) for group in optimizers.param_groups for p in group["params"]}
     trained = {id(p): n for n, p in wrapper.module.named_parameters() if p.requires_grad}

@@ -20,14 +20,10 @@ class PowerCap:
 
     def __init__(self, nvml: Any, device: str | int, refused: Callable[[str], None]) -> None:
         self._nvml, self._refused = nvml, refused
-        self.state: tuple[float, float, float] = (
-            UNCAPPED  # least, most, cap in force (W); NaN: it may not be set
-        )
+        self.state: tuple[float, float, float] = UNCAPPED  # least, most, cap in force (W); NaN: it may not be set
         try:
             nvml.nvmlInit()
-            by = (
-                nvml.nvmlDeviceGetHandleByIndex if isinstance(device, int) else nvml.nvmlDeviceGetHandleByUUID
-            )
+            by = nvml.nvmlDeviceGetHandleByIndex if isinstance(device, int) else nvml.nvmlDeviceGetHandleByUUID
             self._handle = by(device)
             self._first_mw = int(nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
             least, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._handle)

@@ -129,14 +129,7 @@ class RoundMeter:
         self._timer.mark("leave")
 
     def end(
-        self,
-        number: int,
-        samples: int,
-        *,
-        exchanged: bool,
-        local: bool,
-        near: bool = False,
-        ends_step: bool = True,
+        self, number: int, samples: int, *, exchanged: bool, local: bool, near: bool = False, ends_step: bool = True
     ) -> None:
         """The round that was counted last is over; `samples` were this rank's. The rest is as in `RoundInfo`."""
         self._timer.end_round()

@@ -100,9 +100,7 @@ class ShareSampler:
         if files is not None:
             self.shards = len(files.sizes)
         if drop_last and samples < global_batch:
-            raise ValueError(
-                f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}"
-            )
+            raise ValueError(f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}")
         self.drop_last, self._given_batch = drop_last, global_batch
         self.takes_passes = False  # the script follows `accumulation`
         self.accumulation = 1  # passes in which a step's batch is dealt
@@ -115,9 +113,7 @@ class ShareSampler:
         self.trained = 0  # rounds finished since the start
         self.stepped = 0  # of those, the ones that an optimiser step followed
         self.boundary = 0  # of those, the ones whose result all ranks share
-        self.near_boundary = (
-            0  # of those, the ones whose result near ranks share; behind the other, never before
-        )
+        self.near_boundary = 0  # of those, the ones whose result near ranks share; behind the other, never before
         self.refused: list[str] = []  # moves that came too late
         self._next_id = 0
         self._begun_at = 0  # rounds trained when the running epoch began
@@ -204,13 +200,7 @@ class ShareSampler:
         """All samples of an epoch, dealt anew."""
         sizes, sequence = (None, None) if self._files is None else (self._files.sizes, self._sequence(epoch))
         return EpochSplit.whole(
-            self._order(epoch),
-            self.shards,
-            self.owner,
-            self.ranks,
-            self._next_id,
-            sizes=sizes,
-            sequence=sequence,
+            self._order(epoch), self.shards, self.owner, self.ranks, self._next_id, sizes=sizes, sequence=sequence
         )
 
     def deal_of(self, data: Mapping[str, Any], epoch: int) -> EpochSplit:
@@ -246,9 +236,18 @@ class ShareSampler:
         indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
         ends, (passes, of_step) = not self._passes, self._of_step
         new = Round(
-            self.drawn, self.epoch, samples, sum(samples), indices, ends and deal.left < self._least, passes,
-            ends, of_step, self.rate, deal.any_sample() if self._stand_in < 0 else self._stand_in,
-        )  # fmt: skip
+            self.drawn,
+            self.epoch,
+            samples,
+            sum(samples),
+            indices,
+            ends and deal.left < self._least,
+            passes,
+            ends,
+            of_step,
+            self.rate,
+            deal.any_sample() if self._stand_in < 0 else self._stand_in,
+        )
         if self._files is not None and len(indices):
             self._stand_in = int(indices[-1])  # of a file that is here
         self._next_id = max(self._next_id, deal.next_id)

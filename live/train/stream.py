@@ -143,9 +143,7 @@ class StreamSampler(ShareSampler):
     def deal_of(self, data: Mapping[str, Any], epoch: int) -> EpochSplit:
         """See `ShareSampler`; the stream is read from there on."""
         self._reader.rewind(epoch, data["at"])
-        return StreamSplit(
-            self._reader, self.ranks, self.samples, self.global_batch, data["at"], data["gone"]
-        )
+        return StreamSplit(self._reader, self.ranks, self.samples, self.global_batch, data["at"], data["gone"])
 
 
 class StreamLoader:

@@ -94,10 +94,7 @@ class CudaTimer(Timer[torch.cuda.Event]):
         """Waits for the device to reach the end of the last round."""
         if rounds:
             rounds[-1]["end"].synchronize()
-        return [
-            {name: marks["begin"].elapsed_time(event) / 1e3 for name, event in marks.items()}
-            for marks in rounds
-        ]
+        return [{name: marks["begin"].elapsed_time(event) / 1e3 for name, event in marks.items()} for marks in rounds]
 
 
 def _event() -> torch.cuda.Event:

@@ -33,12 +33,7 @@ def remember_nodes(
         blocked_s[k] = max(blocked_s[k], least_s)
         until_s[nodes] = np.maximum(o.time_s + first_s * np.exp2(np.minimum(failures[nodes], 60)), least_s)
         failures[nodes] += 1
-    return {
-        **memory,
-        "guard": {**guard, "blocked_until_s": blocked_s},
-        "shunned": failures,
-        "shunned_until_s": until_s,
-    }
+    return {**memory, "guard": {**guard, "blocked_until_s": blocked_s}, "shunned": failures, "shunned_until_s": until_s}
 
 
 def trial_s(o: Observation, before: Memory, row: int) -> float:

@@ -33,14 +33,7 @@ from equipoise.policies.kernels.gangs import (
     working,
 )
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
-from equipoise.policies.kernels.placement import (
-    WHOLE,
-    Room,
-    give_all,
-    place,
-    take_all,
-    tighten,
-)
+from equipoise.policies.kernels.placement import WHOLE, Room, give_all, place, take_all, tighten
 from equipoise.policies.observation import Floats, Ints, Observation
 
 _SAME_TIME = 1e-12  # relative; two ends that are closer differ by rounding
@@ -90,9 +83,8 @@ def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
 
 @jit_in_place
 def _harmless(
-    later: Room, head: GangDemand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints,
-    spare: Ints,
-) -> bool:  # fmt: skip
+    later: Room, head: GangDemand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints, spare: Ints
+) -> bool:
     """Whether the head still fits when gpu[first:end] stay taken; then takes them out of `later`."""
     take_all(later, gpu, first, end, gpu_node, share)
     if _fits(later, head, rule, gpu_node, spare):
@@ -103,10 +95,20 @@ def _harmless(
 
 @jit_in_place
 def _fill(
-    queue: Ints, first: int, reserved_s: float, rule: int, now_s: float, takes_s: Floats,
-    requests: RequestColumns, columns: WorkingColumns, later_columns: WorkingColumns, running: Running,
-    spare: Ints, grants: GrantColumns, failures: tuple[Floats, Ints],
-) -> tuple[int, int, float]:  # fmt: skip
+    queue: Ints,
+    first: int,
+    reserved_s: float,
+    rule: int,
+    now_s: float,
+    takes_s: Floats,
+    requests: RequestColumns,
+    columns: WorkingColumns,
+    later_columns: WorkingColumns,
+    running: Running,
+    spare: Ints,
+    grants: GrantColumns,
+    failures: tuple[Floats, Ints],
+) -> tuple[int, int, float]:
     """Start jobs of queue[first:] that fit now and do not delay queue[0].
 
     Returns (how many, where space for grants ran out or -1, the time reserved for queue[0] or NaN). With
@@ -124,9 +126,7 @@ def _fill(
             break
         d, at = demand(r, queue[k]), out.offset[n]
         late = _late(takes_s[queue[k]], now_s, reserved_s)
-        if d.share < WHOLE and not np.isnan(
-            reserved_s
-        ):  # its GPUs come free when the last that share any end
+        if d.share < WHOLE and not np.isnan(reserved_s):  # its GPUs come free when the last that share any end
             if running[3] > reserved_s:
                 late = True
             elif late:
@@ -136,11 +136,7 @@ def _fill(
         if n == out.job.size or at + d.gpus > out.gpu.size:
             return n, k, reserved_s
         fits = place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at)
-        if (
-            fits
-            and late
-            and not _harmless(later, head, rule, out.gpu, at, at + d.gpus, d.share, gpu_node, spare)
-        ):
+        if fits and late and not _harmless(later, head, rule, out.gpu, at, at + d.gpus, d.share, gpu_node, spare):
             give_all(room, out.gpu, at, at + d.gpus, gpu_node, d.share)
             remember_failure(tried, d, True)
         elif fits:
@@ -167,9 +163,15 @@ def _by_end(o: Observation, job: Ints, takes_s: Floats, holder: Ints) -> Running
 
 
 def backfill(
-    o: Observation, queue: Ints, takes_s: Floats, rule: int, job: Ints, holder: Ints,
-    requests: RequestColumns, columns: RoomColumns,
-) -> tuple[GrantColumns, float]:  # fmt: skip
+    o: Observation,
+    queue: Ints,
+    takes_s: Floats,
+    rule: int,
+    job: Ints,
+    holder: Ints,
+    requests: RequestColumns,
+    columns: RoomColumns,
+) -> tuple[GrantColumns, float]:
     """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
 
     `takes_s` is by row how long a job will run, or run on. `job` are the rows (ascending) of all that run, those
@@ -184,8 +186,7 @@ def backfill(
     def fill(at: int, reserved_s: float, grants: GrantColumns) -> tuple[int, int, float]:
         """Backfill from this place in the queue on."""
         return _fill(
-            queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare, grants,
-            failures,
-        )  # fmt: skip
+            queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare, grants, failures
+        )
 
     return fill_in_parts(fill, float("nan"), len(queue), int(columns.free.sum()) + 8)

@@ -45,9 +45,7 @@ class Exchanges:
     job's nodes), an exchange that leaves a node takes 1 + s times as long as alone.
     """
 
-    def __init__(
-        self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
-    ) -> None:
+    def __init__(self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns) -> None:
         self._draft, self._nodes, self._scaling, self._table = proposal, nodes, scaling, table
 
     @cached_property
@@ -108,9 +106,7 @@ class Exchanges:
         o, table = self._draft.observation, self._table
         per = max(int(o.jobs.gpus_per_worker[row]), 1)
         now, workers = int(o.jobs.gpus_held[row]) // per, np.array([len(held), len(new)]) // per
-        model = slowest_models(
-            o, self._nodes, np.array([0, len(held), len(held) + len(new)]), np.append(held, new)
-        )
+        model = slowest_models(o, self._nodes, np.array([0, len(held), len(held) + len(new)]), np.append(held, new))
         seen = now == workers[0] > 1 and o.jobs.exchange_s[row] > 0.0  # it was measured beside the others
         as_it_is = (table[1] == model[0]) & (table[2] == len(held))
         factor = np.where(as_it_is, 1.0, there / here) if seen else np.where(as_it_is, here, there)
@@ -118,9 +114,16 @@ class Exchanges:
         step_s = np.empty((2, 2))
         for columns, result_s in zip((table, slowed), step_s, strict=True):
             times_of(
-                frozen(np.array([row])), np.array([now]), model[:1], np.zeros(2, dtype=np.int64), workers, model,
-                self._scaling, columns, result_s,
-            )  # fmt: skip
+                frozen(np.array([row])),
+                np.array([now]),
+                model[:1],
+                np.zeros(2, dtype=np.int64),
+                workers,
+                model,
+                self._scaling,
+                columns,
+                result_s,
+            )
         ratio = step_s[:, 1] / step_s[:, 0]
         if not ratio[0] < 1.0 or ratio[1] > 1.0 - margin:
             return 0.0

@@ -10,14 +10,7 @@ import numpy as np
 from equipoise.policies.allocation.locality import lost_apart_s
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
-from equipoise.policies.kernels.gangs import (
-    NO_ROWS,
-    NO_VALUES,
-    frozen,
-    holdings,
-    reordered,
-    working,
-)
+from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen, holdings, reordered, working
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.kernels.scaling import (
@@ -45,9 +38,18 @@ def scaling_columns(o: Observation, interval: Ints) -> ScalingColumns:
     """The parts of `Scaling`, in its order; interval: the planned one of each job."""
     jobs = o.jobs
     return (
-        jobs.global_batch, jobs.micro_batch, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        frozen(interval), jobs.work_s, jobs.exchange_s, jobs.exchange_alone_s, jobs.gamma, jobs.service_s,
-    )  # fmt: skip
+        jobs.global_batch,
+        jobs.micro_batch,
+        jobs.gpus_per_worker,
+        jobs.workers_min,
+        jobs.workers_max,
+        frozen(interval),
+        jobs.work_s,
+        jobs.exchange_s,
+        jobs.exchange_alone_s,
+        jobs.gamma,
+        jobs.service_s,
+    )
 
 
 def table_columns(o: Observation, nodes: NodeState) -> TableColumns:
@@ -158,9 +160,15 @@ def without_shunned(proposal: Proposal, columns: ElasticColumns) -> Bools:
 
 
 def shrink_jobs(
-    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
-    waits: Ints, horizon_s: float,
-) -> Ints:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    ranking: Ranking,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    rows: Ints,
+    waits: Ints,
+    horizon_s: float,
+) -> Ints:
     """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
 
     A waiting job gains the time that it would wait until as many GPUs are free, at most its own, less what it loses
@@ -169,9 +177,7 @@ def shrink_jobs(
     """
     o, shrunk = proposal.observation, []
     columns = elastic_columns(proposal, nodes, rows)
-    columns = chosen(
-        columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(proposal, columns))
-    )
+    columns = chosen(columns, np.flatnonzero(on_living_nodes(o, columns) & without_shunned(proposal, columns)))
     for k in waits.tolist():
         rows, offset, held, *_ = columns
         if not len(rows):
@@ -180,9 +186,7 @@ def shrink_jobs(
         claim = ranking.priority(rows)
         claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
-        gain_s = min(
-            service_s, horizon_s, free_in_s(proposal, columns, int(ranking.wanted[k]), scaling, table)
-        )
+        gain_s = min(service_s, horizon_s, free_in_s(proposal, columns, int(ranking.wanted[k]), scaling, table))
         share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
         kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
         room = (proposal, columns, claim, horizon_s, scaling, table, kept, gpu)
@@ -204,15 +208,36 @@ def shrink_jobs(
 
 
 def _makes_way(
-    row: int, share: float, worth_s: float, proposal: Proposal, columns: ElasticColumns, claim: Floats, horizon_s: float,
-    scaling: ScalingColumns, table: TableColumns, kept: Ints, gpu: Ints,
-) -> bool:  # fmt: skip
+    row: int,
+    share: float,
+    worth_s: float,
+    proposal: Proposal,
+    columns: ElasticColumns,
+    claim: Floats,
+    horizon_s: float,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    kept: Ints,
+    gpu: Ints,
+) -> bool:
     """Whether the start of a job (row) that is worth so much pays; writes what each keeps, and its GPUs."""
     o = proposal.observation
     return shrink_for(
-        len(gpu), share, float(o.jobs.memory_bytes[row]), bool(o.jobs.one_gpu_model[row]), worth_s, columns,
-        claim, horizon_s, working(proposal.columns), o.gpus.node, scaling, table, kept, gpu,
-    )  # fmt: skip
+        len(gpu),
+        share,
+        float(o.jobs.memory_bytes[row]),
+        bool(o.jobs.one_gpu_model[row]),
+        worth_s,
+        columns,
+        claim,
+        horizon_s,
+        working(proposal.columns),
+        o.gpus.node,
+        scaling,
+        table,
+        kept,
+        gpu,
+    )
 
 
 def free_in_s(
@@ -231,9 +256,7 @@ def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, ta
     return service_s * slower(columns, np.diff(columns[1]), o, scaling, table)
 
 
-def slower(
-    columns: ElasticColumns, gpus: Ints, o: Observation, scaling: ScalingColumns, table: TableColumns
-) -> Floats:
+def slower(columns: ElasticColumns, gpus: Ints, o: Observation, scaling: ScalingColumns, table: TableColumns) -> Floats:
     """How many times as long a step of each elastic job takes on so many GPUs as at the size it asks for."""
     rows, offset, _, model, _, requested = columns
     per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
@@ -255,12 +278,7 @@ def _free_by(proposal: Proposal, left_s: Floats, gpus: int) -> float:
 
 
 def in_nobodys_way(
-    proposal: Proposal,
-    nodes: NodeState,
-    rows: Ints,
-    waiting: Ints,
-    scaling: ScalingColumns,
-    table: TableColumns,
+    proposal: Proposal, nodes: NodeState, rows: Ints, waiting: Ints, scaling: ScalingColumns, table: TableColumns
 ) -> Ints:
     """Those of the elastic jobs (rows) that end before any job of `waiting` could start, free GPUs counted in.
 
@@ -278,9 +296,7 @@ def in_nobodys_way(
     return rows[own_s <= _free_by(proposal, left_s, max(int(fewest.min()), 1))]
 
 
-def lost_there_s(
-    o: Observation, nodes: NodeState, row: int, gpu: Ints, interval: int, service_s: float
-) -> float:
+def lost_there_s(o: Observation, nodes: NodeState, row: int, gpu: Ints, interval: int, service_s: float) -> float:
     """How much longer (s) a job takes on these GPUs than on as many of the fastest, in one rack if one has them."""
     speed, node = np.where(o.nodes.up, nodes.speed, 0.0)[o.gpus.node], o.gpus.node[gpu]
     best = float(-np.partition(-speed, len(gpu) - 1)[len(gpu) - 1])
@@ -302,9 +318,7 @@ def _busy(offset: Ints, efficiency: Floats) -> Floats:
     return mean / max(float(mean.mean()), 0.1) if len(mean) else mean
 
 
-def parallel_work(
-    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns
-) -> dict[str, Any]:
+def parallel_work(proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns) -> dict[str, Any]:
     """S423: estimated efficiency of parallel work before and after; NaN where no job trains."""
     o = proposal.observation
     rows = np.sort(o.running)
@@ -335,9 +349,8 @@ def _efficiency(speedups: Floats, workers: Ints) -> float:
 
 
 def _speedups(
-    o: Observation, nodes: NodeState, rows: Ints, held: tuple[Ints, Ints], scaling: ScalingColumns,
-    table: TableColumns,
-) -> tuple[Floats, Ints]:  # fmt: skip
+    o: Observation, nodes: NodeState, rows: Ints, held: tuple[Ints, Ints], scaling: ScalingColumns, table: TableColumns
+) -> tuple[Floats, Ints]:
     """Estimated speed-up over one worker of each job (row) with the GPUs of its compressed row, and its workers."""
     offset, gpu = held
     per, speedup = np.maximum(o.jobs.gpus_per_worker[rows], 1), np.zeros(len(rows))

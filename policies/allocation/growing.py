@@ -14,9 +14,15 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 
 def grow_jobs(
-    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, rows: Ints,
-    horizon_s: float, margin: float,
-) -> tuple[Ints, Floats]:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    ranking: Ranking,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    rows: Ints,
+    horizon_s: float,
+    margin: float,
+) -> tuple[Ints, Floats]:
     """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
 
     First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. Who is in one rack
@@ -40,14 +46,10 @@ def grow_jobs(
     columns = chosen(columns, order)
     bound = in_one_rack_and_dear(o, columns)
     grown, gains = [], []
-    parts = (
-        np.split(np.arange(len(order)), np.unique(np.concatenate((bound, bound + 1)))) if len(bound) else []
-    )
+    parts = np.split(np.arange(len(order)), np.unique(np.concatenate((bound, bound + 1)))) if len(bound) else []
     for part in parts or [np.arange(len(order))]:
         for place, rack, estimates in _ways(o, part, bound, columns, table):
-            rows, gain_s = _grow(
-                proposal, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack
-            )
+            rows, gain_s = _grow(proposal, nodes, scaling, estimates, chosen(columns, place), horizon_s, margin, rack)
             grown.append(rows)
             gains.append(gain_s)
             if len(rows):
@@ -82,17 +84,21 @@ def _ways(
     apart_s = np.fmax(o.speeds.apart_exchange_s, o.speeds.exchange_s)
     if (np.diff(o.speeds.job) < 0).any():  # as `table_columns`
         apart_s = apart_s[np.argsort(o.speeds.job, kind="stable")]
-    here = (
-        table[2] == o.jobs.gpus_held[table[0]]
-    )  # what is measured is compared with the estimate for one rack
+    here = table[2] == o.jobs.gpus_held[table[0]]  # what is measured is compared with the estimate for one rack
     across = (*table[:4], frozen(np.where(here, table[4], np.fmax(apart_s, table[4]))), table[5])
     return [(part, rack, table), (part, -1, across)]
 
 
 def _grow(
-    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
-    horizon_s: float, margin: float, rack: int,
-) -> tuple[Ints, Floats]:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    columns: ElasticColumns,
+    horizon_s: float,
+    margin: float,
+    rack: int,
+) -> tuple[Ints, Floats]:
     """Let elastic jobs grow in their order, in one rack (-1: anywhere); returns rows and seconds gained.
 
     One that would gain nothing beside the exchanges of other jobs grows where none are, if it gains there.
@@ -112,9 +118,17 @@ def _grow(
 
 
 def _grow_beside(
-    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
-    part: Ints, horizon_s: float, margin: float, closed: Bools, others: Exchanges,
-) -> tuple[list[int], list[float], list[int]]:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    columns: ElasticColumns,
+    part: Ints,
+    horizon_s: float,
+    margin: float,
+    closed: Bools,
+    others: Exchanges,
+) -> tuple[list[int], list[float], list[int]]:
     """Let some jobs (positions) grow, but onto no closed node.
 
     Returns their rows, the seconds each gains, and the positions of those that gain nothing beside the others.
@@ -142,9 +156,15 @@ def _held(columns: ElasticColumns, k: int) -> Ints:
 
 
 def _granted(
-    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, columns: ElasticColumns,
-    horizon_s: float, margin: float, closed: Bools,
-) -> tuple[Ints, Ints, Ints, Floats]:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    columns: ElasticColumns,
+    horizon_s: float,
+    margin: float,
+    closed: Bools,
+) -> tuple[Ints, Ints, Ints, Floats]:
     """Rows of jobs that would grow, but onto no closed node, their GPUs in compressed rows, the seconds gained."""
     o, models = proposal.observation, len(nodes.model_speed)
     open_nodes = proposal.columns.order[~closed[proposal.columns.order]]
@@ -154,8 +174,20 @@ def _granted(
     free = np.bincount(nodes.model, weights=free, minlength=models).astype(np.int64)
     grants, gain_s = new_grants(len(columns[0]), 2 * len(o.gpus) + 1), np.empty(len(columns[0]))
     n = grow(
-        columns, horizon_s, margin, o.jobs.memory_bytes, working(proposal.columns), nodes.model, o.gpus.node,
-        frozen(by_model), first, free, scaling, table, grants, gain_s,
-    )  # fmt: skip
+        columns,
+        horizon_s,
+        margin,
+        o.jobs.memory_bytes,
+        working(proposal.columns),
+        nodes.model,
+        o.gpus.node,
+        frozen(by_model),
+        first,
+        free,
+        scaling,
+        table,
+        grants,
+        gain_s,
+    )
     job, offset, gpu, _ = trimmed(grants, n)
     return job, offset, gpu, gain_s[:n]

@@ -55,9 +55,15 @@ def candidates(proposal: Proposal, ranking: Ranking) -> Ints:
 
 
 def worth_by_model(
-    o: Observation, ranking: Ranking, pace: Floats, rows: Ints, now: Ints, stoppable: Bools, reluctance: float,
+    o: Observation,
+    ranking: Ranking,
+    pace: Floats,
+    rows: Ints,
+    now: Ints,
+    stoppable: Bools,
+    reluctance: float,
     horizon_s: float,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """sqrt(p_i A_i) * speed / best speed, less `reluctance` restarts where it moves; -1: impossible (rows, models).
 
     now: model that each holds, -1 none. What stops loses as many restarts: so much more is it worth going on.
@@ -119,9 +125,15 @@ def _improve(worth: Floats, gpus: Ints, stoppable: Bools, now: Ints, room: Ints)
 
 
 def assign(
-    proposal: Proposal, nodes: NodeState, ranking: Ranking, wanted: Ints, running: Ints, patient: Ints,
-    reluctance: float, horizon_s: float,
-) -> Ints:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    ranking: Ranking,
+    wanted: Ints,
+    running: Ints,
+    patient: Ints,
+    reluctance: float,
+    horizon_s: float,
+) -> Ints:
     """Start waiting jobs on, and move running jobs to, the models where they are worth most; returns who moved.
 
     wanted: GPUs to start with, by row of the jobs table; running: rows of jobs that may move; patient: of those
@@ -134,9 +146,7 @@ def assign(
         return NO_ROWS
     now = held_models(o, rows)
     gpus = np.where(o.jobs.state[rows] == WAITING, wanted[rows], o.jobs.gpus_held[rows])
-    room = np.bincount(nodes.model, weights=proposal.columns.free, minlength=len(nodes.model_speed)).astype(
-        np.int64
-    )
+    room = np.bincount(nodes.model, weights=proposal.columns.free, minlength=len(nodes.model_speed)).astype(np.int64)
     stoppable, then = np.isin(rows, patient), now.copy()
     pace = paces(o, nodes.model_speed, rows)
     worth = worth_by_model(o, ranking, pace, rows, now, stoppable, reluctance, horizon_s)

@@ -148,9 +148,7 @@ def rack_frees_in_s(ends_s: Floats, first: Ints, gpus: int) -> float:
     return float(ends_s[at[at < first[1:]]].min(initial=np.inf))
 
 
-def start_near(
-    proposal: Proposal, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None
-) -> int:
+def start_near(proposal: Proposal, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None) -> int:
     """Start jobs of `queue` (rows) in order, near to their data and their own workers; `strict`: up to the first
     that cannot. With the planned `intervals` (by job row), a gang waits for a rack where that is quicker.
 
@@ -160,9 +158,7 @@ def start_near(
     gang = exchanging(proposal.observation, queue, requests)
     own = data | gang
     if not own.any():
-        return len(
-            proposal.start(start_in_order(frozen(queue), strict, WEIGHTED, requests, proposal.columns)[0])
-        )
+        return len(proposal.start(start_in_order(frozen(queue), strict, WEIGHTED, requests, proposal.columns)[0]))
     own[np.flatnonzero(own)[_OWN:]] = False
     begun, at, frees = 0, 0, None
     while at < len(queue):
@@ -189,13 +185,9 @@ def start_near(
                         break
                     at = end
                     continue
-            started = len(
-                proposal.start(start_in_order(part, strict, WEIGHTED, requests, rack or columns)[0])
-            )
+            started = len(proposal.start(start_in_order(part, strict, WEIGHTED, requests, rack or columns)[0]))
         if not started:
-            started = len(
-                proposal.start(start_in_order(part, strict, WEIGHTED, requests, proposal.columns)[0])
-            )
+            started = len(proposal.start(start_in_order(part, strict, WEIGHTED, requests, proposal.columns)[0]))
         begun += started
         if strict and started < len(part):
             break

@@ -28,9 +28,15 @@ _PLACEMENTS = 20_000  # looked at before the integer programme has to do
 
 
 def plan_jobs(
-    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns, able: Ints,
-    patient: Ints, margin: float,
-) -> Schedule:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    ranking: Ranking,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    able: Ints,
+    patient: Ints,
+    margin: float,
+) -> Schedule:
     """Carry out what the best schedule of all jobs begins with; changes of running jobs must save `margin`.
 
     able: rows of running jobs that may change size; patient: of those that may be stopped. Raises TimeoutError or
@@ -63,9 +69,16 @@ def plan_jobs(
 
 
 def _options(
-    proposal: Proposal, nodes: NodeState, rows: Ints, offset: Ints, now_model: Ints, able: Ints, patient: Ints,
-    scaling: ScalingColumns, table: TableColumns,
-) -> list[list[StartOption]]:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    rows: Ints,
+    offset: Ints,
+    now_model: Ints,
+    able: Ints,
+    patient: Ints,
+    scaling: ScalingColumns,
+    table: TableColumns,
+) -> list[list[StartOption]]:
     """What each job (first those that run) can be run on, and how long (s) it then takes."""
     o, jobs, models = proposal.observation, proposal.observation.jobs, len(nodes.model_speed)
     result = []
@@ -93,9 +106,17 @@ def _options(
 
 
 def _times_s(
-    proposal: Proposal, nodes: NodeState, row: int, held: int, here: int, sizes: Sequence[int], model: int,
-    left_s: float, scaling: ScalingColumns, table: TableColumns,
-) -> Floats:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    row: int,
+    held: int,
+    here: int,
+    sizes: Sequence[int],
+    model: int,
+    left_s: float,
+    scaling: ScalingColumns,
+    table: TableColumns,
+) -> Floats:
     """Time (s) left with each number of workers on a GPU model; `left_s` is that of the size asked for."""
     o = proposal.observation
     if o.jobs.rigid[row]:
@@ -123,16 +144,12 @@ def _room(
     busy = []
     others = np.setdiff1d(np.unique(proposal.holder[proposal.holder >= 0]), running)
     offset, gpu = held_gpus(proposal.holder, others)
-    for k, (row, model) in enumerate(
-        zip(others.tolist(), slowest_models(o, nodes, offset, gpu), strict=True)
-    ):
+    for k, (row, model) in enumerate(zip(others.tolist(), slowest_models(o, nodes, offset, gpu), strict=True)):
         left_s = float(np.nan_to_num(o.jobs.service_s[row], nan=np.inf))
         if not o.jobs.rigid[row] and np.isfinite(left_s):
             size = int(offset[k + 1] - offset[k]) // max(int(o.jobs.gpus_per_worker[row]), 1)
             left_s = float(
-                _times_s(proposal, nodes, row, size, int(model), [size], int(model), left_s, scaling, table)[
-                    0
-                ]
+                _times_s(proposal, nodes, row, size, int(model), [size], int(model), left_s, scaling, table)[0]
             )
         held = np.bincount(o.gpus.model[gpu[offset[k] : offset[k + 1]]], minlength=models)
         capacity += held
@@ -141,9 +158,14 @@ def _room(
 
 
 def _carry_out(
-    proposal: Proposal, nodes: NodeState, rows: Ints, offset: Ints, gpu: Ints, picked: Sequence[StartOption],
+    proposal: Proposal,
+    nodes: NodeState,
+    rows: Ints,
+    offset: Ints,
+    gpu: Ints,
+    picked: Sequence[StartOption],
     begin_s: Sequence[float],
-) -> None:  # fmt: skip
+) -> None:
     """Book what begins now: first what gives GPUs back. What cannot be placed stays as it is."""
     o, running = proposal.observation, len(offset) - 1
 

@@ -52,9 +52,14 @@ class Victims(NamedTuple):
 
 VictimColumns = tuple[Floats, Floats, Ints, Ints, Floats, Bools, Ints]
 NO_VICTIMS: VictimColumns = (
-    np.empty(0), np.empty(0), np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0),
-    np.empty(0, dtype=np.bool_), np.empty(0, dtype=np.int64),
-)  # fmt: skip
+    np.empty(0),
+    np.empty(0),
+    np.zeros(1, dtype=np.int64),
+    np.empty(0, dtype=np.int64),
+    np.empty(0),
+    np.empty(0, dtype=np.bool_),
+    np.empty(0, dtype=np.int64),
+)
 
 
 @jit_in_place
@@ -75,15 +80,7 @@ def _restore(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
 
 @jit_in_place
 def _make_way(
-    c: Room,
-    v: Victims,
-    d: GangDemand,
-    key: float,
-    standing: float,
-    rule: int,
-    out: Ints,
-    at: int,
-    gpu_node: Ints,
+    c: Room, v: Victims, d: GangDemand, key: float, standing: float, rule: int, out: Ints, at: int, gpu_node: Ints
 ) -> bool:
     """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
 
@@ -113,10 +110,19 @@ def _make_way(
 
 @jit_in_place
 def _start_with_victims(
-    queue: Ints, first: int, key: Floats, standing: Floats, rule: int, requests: RequestColumns,
-    columns: WorkingColumns, victims: VictimColumns, some: bool, gpu_node: Ints,
-    grants: GrantColumns, failures: tuple[Floats, Ints],
-) -> tuple[int, int, bool, bool]:  # fmt: skip
+    queue: Ints,
+    first: int,
+    key: Floats,
+    standing: Floats,
+    rule: int,
+    requests: RequestColumns,
+    columns: WorkingColumns,
+    victims: VictimColumns,
+    some: bool,
+    gpu_node: Ints,
+    grants: GrantColumns,
+    failures: tuple[Floats, Ints],
+) -> tuple[int, int, bool, bool]:
     """Start jobs of queue[first:]; returns (how many, where space ran out or -1, more might start, False).
 
     `some`: these are not all victims. The last value is True, and the others say nothing, when they do not suffice.
@@ -178,9 +184,7 @@ def _by_bar(bar: Floats) -> Ints:
     return order
 
 
-def _victims(
-    o: Observation, running: Ints, bar: Floats, standing: Floats, holder: Ints
-) -> tuple[Ints, VictimColumns]:
+def _victims(o: Observation, running: Ints, bar: Floats, standing: Floats, holder: Ints) -> tuple[Ints, VictimColumns]:
     """Running jobs (rows, ascending) by descending bar, later rows first, and what each would give up.
 
     Of shared GPUs only what stands in the workers table is known.
@@ -194,9 +198,14 @@ def _victims(
         offset, gpu = holdings(running, holder, order)
         share = np.ones(len(gpu))
     columns = (
-        bar[order], standing[order] if len(standing) else standing.copy(), offset, gpu, share,
-        np.zeros(len(order), dtype=np.bool_), np.empty(len(order), dtype=np.int64),
-    )  # fmt: skip
+        bar[order],
+        standing[order] if len(standing) else standing.copy(),
+        offset,
+        gpu,
+        share,
+        np.zeros(len(order), dtype=np.bool_),
+        np.empty(len(order), dtype=np.int64),
+    )
     return running[order], columns
 
 
@@ -214,9 +223,18 @@ def _with_shared(o: Observation, running: Ints, holder: Ints, order: Ints) -> tu
 
 
 def start_with_preemption(
-    o: Observation, queue: Ints, key: Floats, standing: Floats, rule: int, running: Ints, bar: Floats,
-    running_standing: Floats, holder: Ints, requests: RequestColumns, columns: RoomColumns,
-) -> tuple[Ints, GrantColumns, bool]:  # fmt: skip
+    o: Observation,
+    queue: Ints,
+    key: Floats,
+    standing: Floats,
+    rule: int,
+    running: Ints,
+    bar: Floats,
+    running_standing: Floats,
+    holder: Ints,
+    requests: RequestColumns,
+    columns: RoomColumns,
+) -> tuple[Ints, GrantColumns, bool]:
     """Start jobs of `queue` (rows) in order; those that fit nowhere are passed over.
 
     A job that does not fit may stop running jobs (rows, ascending) whose `bar` is above its key and whose
@@ -235,14 +253,14 @@ def start_with_preemption(
         few.sort()
         done = _started(
             o, queue, key, standing, rule, running[few], bar[few], NO_VALUES, more, holder, requests, columns, free
-        )  # fmt: skip
+        )
         if done is not None:
             return done
     able = np.flatnonzero(bar > key.min())
     some = running_standing[able] if len(running_standing) else running_standing
     done = _started(
         o, queue, key, standing, rule, running[able], bar[able], some, False, holder, requests, columns, free
-    )  # fmt: skip
+    )
     assert done is not None
     return done
 
@@ -251,9 +269,20 @@ _FEW = 16  # victims looked at first
 
 
 def _started(
-    o: Observation, queue: Ints, key: Floats, standing: Floats, rule: int, running: Ints, bar: Floats,
-    running_standing: Floats, some: bool, holder: Ints, requests: RequestColumns, columns: RoomColumns, free: int,
-) -> tuple[Ints, GrantColumns, bool] | None:  # fmt: skip
+    o: Observation,
+    queue: Ints,
+    key: Floats,
+    standing: Floats,
+    rule: int,
+    running: Ints,
+    bar: Floats,
+    running_standing: Floats,
+    some: bool,
+    holder: Ints,
+    requests: RequestColumns,
+    columns: RoomColumns,
+    free: int,
+) -> tuple[Ints, GrantColumns, bool] | None:
     """As `start_with_preemption`, in place of these jobs; `some`: there are others, None: these are too few."""
     room, failures = working(columns), new_failures()
     order, victims = _victims(o, running, bar, running_standing, holder)
@@ -277,10 +306,20 @@ def remaining_bars(running: Ints, service_s: Floats, restart_s: Floats) -> Float
 
 @jit_in_place
 def _bars(
-    rows: Ints, service_s: Floats, restart_s: Floats, started_s: Floats, attained_gpu_s: Floats, gpus: Ints,
-    share: Floats, now_s: float, ratio: float, reluctance: float, run_s: float,
-    growth: float, bar: Floats,
-) -> None:  # fmt: skip
+    rows: Ints,
+    service_s: Floats,
+    restart_s: Floats,
+    started_s: Floats,
+    attained_gpu_s: Floats,
+    gpus: Ints,
+    share: Floats,
+    now_s: float,
+    ratio: float,
+    reluctance: float,
+    run_s: float,
+    growth: float,
+    bar: Floats,
+) -> None:
     for i in range(rows.size):
         j = rows[i]
         cost_s = restart_s[j] if restart_s[j] > 0.0 else 0.0
@@ -294,9 +333,7 @@ def _bars(
             bar[i] = -np.inf
 
 
-def patient_bars(
-    o: Observation, running: Ints, ratio: float, reluctance: float, run_s: float, growth: float
-) -> Floats:
+def patient_bars(o: Observation, running: Ints, ratio: float, reluctance: float, run_s: float, growth: float) -> Floats:
     """Bar of running jobs, so that none is stopped too often: `ratio` of what remains less `reluctance` restarts.
 
     A job gives way to none (-inf) that since its last start has worked for less than `run_s`, or for less
@@ -305,7 +342,18 @@ def patient_bars(
     """
     jobs, bar = o.jobs, np.empty(len(running))
     _bars(
-        frozen(running), jobs.service_s, jobs.restart_s, jobs.started_s, jobs.attained_gpu_s, jobs.gpus_held,
-        jobs.gpu_share_requested, o.time_s, ratio, reluctance, run_s, growth, bar,
-    )  # fmt: skip
+        frozen(running),
+        jobs.service_s,
+        jobs.restart_s,
+        jobs.started_s,
+        jobs.attained_gpu_s,
+        jobs.gpus_held,
+        jobs.gpu_share_requested,
+        o.time_s,
+        ratio,
+        reluctance,
+        run_s,
+        growth,
+        bar,
+    )
     return bar

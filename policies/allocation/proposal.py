@@ -8,15 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from equipoise.policies.contract import Allocation
-from equipoise.policies.kernels.gangs import (
-    NO_ROWS,
-    NO_VALUES,
-    SHARED,
-    GrantColumns,
-    RoomColumns,
-    frozen,
-    node_models,
-)
+from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, SHARED, GrantColumns, RoomColumns, frozen, node_models
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import WHOLE, give, take
 from equipoise.policies.observation import RUNNING, WAITING, Bools, Floats, Ints, Observation
@@ -36,9 +28,7 @@ def _hold(holder: Ints, job: Ints, offset: Ints, gpu: Ints, share: Floats) -> No
 
 
 @jit_in_place
-def _unbook(
-    free: Ints, room: Floats, holder: Ints, gpu_node: Ints, up: Bools, gpu: Ints, share: Floats
-) -> None:
+def _unbook(free: Ints, room: Floats, holder: Ints, gpu_node: Ints, up: Bools, gpu: Ints, share: Floats) -> None:
     for e in range(gpu.size):
         g = gpu[e]
         if not up[gpu_node[g]]:
@@ -66,15 +56,20 @@ class Proposal:
         self.away: Bools = np.zeros(len(o.nodes), dtype=np.bool_)  # nodes onto which no job grows
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
         if avoided is not None:
-            self._free -= np.bincount(o.gpus.node, avoided & (o.gpus.job == -1), len(o.nodes)).astype(
-                np.int64
-            )
+            self._free -= np.bincount(o.gpus.node, avoided & (o.gpus.job == -1), len(o.nodes)).astype(np.int64)
             np.maximum(self._free, 0, out=self._free)  # of a node that is down none is free anyway
             self._room[avoided] = 0.0
         self.columns = RoomColumns(
-            o.nodes.first_gpu, o.nodes.gpus, o.nodes.up, frozen(self._free), frozen(self._room),
-            o.gpus.memory_bytes, frozen(weight), node_models(o) if group is None else frozen(group), frozen(order),
-        )  # fmt: skip
+            o.nodes.first_gpu,
+            o.nodes.gpus,
+            o.nodes.up,
+            frozen(self._free),
+            frozen(self._room),
+            o.gpus.memory_bytes,
+            frozen(weight),
+            node_models(o) if group is None else frozen(group),
+            frozen(order),
+        )
         self._touched = np.zeros(len(o.jobs), dtype=np.bool_)
         self.stopped: list[int] = []
         self.given: dict[int, tuple[Ints, Floats]] = {}

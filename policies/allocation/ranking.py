@@ -64,9 +64,7 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
     if len(speeds):
         model_speed, count = np.zeros(models), np.zeros(models, dtype=np.int64)
         first, best = np.full(len(o.jobs), -1, dtype=np.int64), np.zeros(len(o.jobs))
-        model_speeds(
-            speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, first, best, model_speed, count
-        )
+        model_speeds(speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, first, best, model_speed, count)
     speed: Floats = np.where(np.isnan(model_speed), 1.0, model_speed)[model]
     old = memory.get("node_speed")
     if measured and old is not None and len(old) == len(nodes):
@@ -74,9 +72,7 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
         speed = speed + (old - speed) * fading
     if measured and len(workers):
         own = np.empty(len(workers))
-        worker_speeds(
-            workers.job, workers.node, workers.response_s_per_sample, model, frozen(model_speed), own
-        )
+        worker_speeds(workers.job, workers.node, workers.response_s_per_sample, model, frozen(model_speed), own)
         if len(speeds):
             own = np.fmin(own, _paces(o) * model_speed[model[workers.node]])
         seen = _mean_by(workers.node, own, len(nodes))
@@ -156,10 +152,7 @@ class Ranking:
 
     def priority(self, rows: Ints) -> Floats:
         """A of ranked jobs, by row."""
-        known, a = (
-            np.concatenate((self.running, self.waiting)),
-            np.concatenate((self.running_a, self.waiting_a)),
-        )
+        known, a = (np.concatenate((self.running, self.waiting)), np.concatenate((self.running_a, self.waiting_a)))
         order = np.argsort(known, kind="stable")
         return np.asarray(a[order[np.searchsorted(known[order], rows)]])
 
@@ -229,9 +222,14 @@ def _fits(o: Observation, rows: Ints) -> Bools:
 
 
 def rank(
-    o: Observation, nodes: NodeState, ageing: Ageing, reserved: int = -1, *, arrival_order: bool = False,
+    o: Observation,
+    nodes: NodeState,
+    ageing: Ageing,
+    reserved: int = -1,
+    *,
+    arrival_order: bool = False,
     use: bool = True,
-) -> Ranking:  # fmt: skip
+) -> Ranking:
     """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio.
 
     The job row `reserved` that still waits comes behind the overdue ones. `arrival_order`: priorities are the time
@@ -247,9 +245,7 @@ def rank(
     service_s = jobs.service_s if len(o.gpu_models) < 2 else _own_service_s(o, nodes.model_speed, rows)
     claims = (jobs.state, service_s, jobs.duration_s, jobs.queued_since_s, jobs.waited_s)
     a, n, worth = np.empty(len(rows)), len(o.waiting), _worth(o, rows, fit, ageing.demand)
-    priorities(
-        rows, worth, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a
-    )
+    priorities(rows, worth, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a)
     if arrival_order:
         a = np.where(fit, o.time_s - np.nan_to_num(jobs.arrival_s[rows]) + 1.0, 0.0)
     able = rows[:n][fit[:n]]
@@ -267,9 +263,7 @@ def rank(
     entitlements(wanted, waiting_a, free, weight, np.empty(len(by_size)), ratio)
     ratio = ratio / np.maximum(wanted, 1)
     order = _first(ratio, waiting_a, o.waiting)
-    return Ranking(
-        o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, overdue, weight
-    )
+    return Ranking(o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, overdue, weight)
 
 
 def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
@@ -320,9 +314,19 @@ def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Float
     trains = np.zeros(len(jobs), dtype=np.bool_)
     trains[workers.job] = True
     contention(
-        o.nodes.gpus, o.nodes.gpus_free, by_size, o.gpus.node, o.gpus.job, job_a, trains,
-        workers.job, workers.node, held, delay, sums,
-    )  # fmt: skip
+        o.nodes.gpus,
+        o.nodes.gpus_free,
+        by_size,
+        o.gpus.node,
+        o.gpus.job,
+        job_a,
+        trains,
+        workers.job,
+        workers.node,
+        held,
+        delay,
+        sums,
+    )
     return sums
 
 

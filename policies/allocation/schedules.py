@@ -102,11 +102,7 @@ class _Search:
 
 
 def best_schedule(
-    options: Sequence[Sequence[StartOption]],
-    weight: Floats,
-    busy: Sequence[Busy],
-    capacity: Sequence[int],
-    most: int,
+    options: Sequence[Sequence[StartOption]], weight: Floats, busy: Sequence[Busy], capacity: Sequence[int], most: int
 ) -> Schedule:
     """The schedule of least weighted sum of completion times (s from now).
 

@@ -70,7 +70,7 @@ def nothing_printed() -> Iterator[None]:
 
 def best_sizes(
     gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, search_limit: int, limit_s: float
-) -> Bools:  # fmt: skip
+) -> Bools:
     """Configurations (one entry each) of most total worth: at most one per job `index`, exactly one if `must`.
 
     Those on GPU model m take at most room[m] GPUs in all. Raises ValueError when HiGHS has not proved an optimum
@@ -88,10 +88,7 @@ def best_sizes(
             -worth,
             integrality=np.ones(n, dtype=np.int64),
             bounds=Bounds(0.0, 1.0),
-            constraints=[
-                LinearConstraint(one, lb=must.astype(np.float64), ub=1.0),
-                LinearConstraint(held, ub=room),
-            ],
+            constraints=[LinearConstraint(one, lb=must.astype(np.float64), ub=1.0), LinearConstraint(held, ub=room)],
             options={"node_limit": search_limit, "time_limit": limit_s},
         )
     if solved.status == _TIME_LIMIT:
@@ -116,9 +113,16 @@ def sizes_up_to(o: Observation, row: int) -> list[int]:
 
 
 def choices(
-    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-    elastic: ElasticColumns, waits: Ints, horizon_s: float, reluctance: float,
-) -> Choices:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    ranking: Ranking,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    elastic: ElasticColumns,
+    waits: Ints,
+    horizon_s: float,
+    reluctance: float,
+) -> Choices:
     """Configurations of running jobs that may change, and of waiting jobs (positions in the ranking)."""
     jobs, models = proposal.observation.jobs, len(nodes.model_speed)
     running, offset, _, now_model, cost_s, requested = elastic
@@ -143,17 +147,13 @@ def choices(
     stays = (held[index] > 0) & (gpus == held[index]) & (model == here[index])
     asked = np.array([size == request for _, size, _, request in entries])
     pace = paces(proposal.observation, nodes.model_speed, row)
-    speed = _relative_speed(
-        row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, pace
-    )
+    speed = _relative_speed(row, held // per, here, index, workers, model, asked, jobs.rigid[row], scaling, table, pace)
     a = ranking.priority(row)
     cost = np.concatenate((cost_s, np.zeros(len(waiting))))
     over_s = np.full(len(row), horizon_s)
     fixed = np.flatnonzero(jobs.rigid[row] | (jobs.workers_max[row] <= jobs.workers_min[row]))
     cost[fixed] *= reluctance
-    left_s = np.nan_to_num(jobs.service_s[row[fixed]], nan=horizon_s) / np.maximum(
-        pace[fixed].max(axis=1), 1e-9
-    )
+    left_s = np.nan_to_num(jobs.service_s[row[fixed]], nan=horizon_s) / np.maximum(pace[fixed].max(axis=1), 1e-9)
     over_s[fixed] = np.clip(left_s, 1.0, horizon_s)
     left = np.maximum(1.0 - np.where(stays, 0.0, cost[index]) / over_s[index], 0.0)
     able = speed > 0.0
@@ -163,15 +163,23 @@ def choices(
 
 
 def _relative_speed(
-    row: Ints, held: Ints, here: Ints, index: Ints, workers: Ints, model: Ints, asked: Bools, rigid: Bools,
-    scaling: ScalingColumns, table: TableColumns, pace: Floats,
-) -> Floats:  # fmt: skip
+    row: Ints,
+    held: Ints,
+    here: Ints,
+    index: Ints,
+    workers: Ints,
+    model: Ints,
+    asked: Bools,
+    rigid: Bools,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    pace: Floats,
+) -> Floats:
     """Speed of each configuration relative to the size that is asked for, on the best GPU model; 0 not there."""
     time_s = np.empty(len(index))
     times_of(
-        frozen(row), frozen(held), frozen(here), frozen(index), frozen(workers), frozen(model),
-        scaling, table, time_s,
-    )  # fmt: skip
+        frozen(row), frozen(held), frozen(here), frozen(index), frozen(workers), frozen(model), scaling, table, time_s
+    )
     there = pace[index, model]
     with np.errstate(divide="ignore"):
         time_s = np.where(rigid[index], 1.0 / there, time_s)
@@ -181,9 +189,7 @@ def _relative_speed(
     return np.asarray(reference[index] / time_s)
 
 
-def _carry_out(
-    proposal: Proposal, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints
-) -> None:
+def _carry_out(proposal: Proposal, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints) -> None:
     """Book the picked configurations: what stops, what gives GPUs back, what goes elsewhere, then the others.
 
     What cannot be placed, for the GPUs that are missing are on their way to another job, stays as it is.
@@ -251,10 +257,20 @@ def one_model(proposal: Proposal, elastic: ElasticColumns) -> Bools:
 
 
 def resize_optimally(
-    proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-    blocked: Bools, fixed: Ints, patient: Ints, waits: bool, horizon_s: float, reluctance: float,
-    search_limit: int, limit_s: float,
-) -> int:  # fmt: skip
+    proposal: Proposal,
+    nodes: NodeState,
+    ranking: Ranking,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    blocked: Bools,
+    fixed: Ints,
+    patient: Ints,
+    waits: bool,
+    horizon_s: float,
+    reluctance: float,
+    search_limit: int,
+    limit_s: float,
+) -> int:
     """Give each job the size and GPU model that the integer programme chooses; returns how many it chose among.
 
     `blocked` (per ranked running job) keep what they have; fixed: rows of running jobs of fixed size that may

@@ -64,9 +64,14 @@ def _fastest(nodes: NodeState) -> int:
 
 
 def narrow_jobs(
-    proposal: Proposal, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns, horizon_s: float,
+    proposal: Proposal,
+    nodes: NodeState,
+    rows: Ints,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    horizon_s: float,
     margin: float,
-) -> Ints:  # fmt: skip
+) -> Ints:
     """Let elastic jobs (rows) that run give up workers without which they are quicker; returns which did.
 
     The time saved on what is left, at most `horizon_s`, must be more than the restart costs, and a step must

@@ -23,11 +23,7 @@ from equipoise.policies.baselines.queueing import (
     unchanged,
     with_allocation,
 )
-from equipoise.policies.baselines.service_levels import (
-    next_demotion_s,
-    next_promotion,
-    promoted,
-)
+from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion, promoted
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
 from equipoise.policies.kernels.gangs import (
@@ -132,9 +128,7 @@ class Sjf(_Placed):
             return unchanged(plan, self.name, NONE_WAITS), memory
         columns = key_columns(observation, jobs.duration_s, jobs.id)
         memory = queue_now(memory, observation, columns)
-        allocation, memory = start_from_queue(
-            observation, memory, columns, self.strict, PLACEMENTS[self.placement]
-        )
+        allocation, memory = start_from_queue(observation, memory, columns, self.strict, PLACEMENTS[self.placement])
         if allocation is None:
             return unchanged(plan, self.name, _why_none(observation)), memory
         return with_allocation(plan, self.name, waiting, allocation), memory
@@ -187,9 +181,15 @@ class Easy(_Placed):
             proposal.start(first)
             running = np.sort(np.concatenate((observation.running, first[0])))
             second, reserved_s = backfill(
-                observation, rest, observation.jobs.service_s, rule, running, proposal.holder, requests,
+                observation,
+                rest,
+                observation.jobs.service_s,
+                rule,
+                running,
+                proposal.holder,
+                requests,
                 proposal.columns,
-            )  # fmt: skip
+            )
             parts.append(second)
         grants = joined(parts)
         if not len(grants[0]):
@@ -292,10 +292,16 @@ class Las(_Placed):
         revisit_s = min(plan.revisit_s, promotion[0])
         if queue["waiting"] or len(stopped):
             demotion_s = next_demotion_s(
-                running, jobs.gpus_held, frozen(allocation.job), len(stopped), jobs.gpus_requested,
-                jobs.gpu_share_requested, lowest, total(observation.nodes.gpus_free) - len(allocation.gpu),
+                running,
+                jobs.gpus_held,
+                frozen(allocation.job),
+                len(stopped),
+                jobs.gpus_requested,
+                jobs.gpu_share_requested,
+                lowest,
+                total(observation.nodes.gpus_free) - len(allocation.gpu),
                 columns,
-            )  # fmt: skip
+            )
             revisit_s = min(revisit_s, demotion_s)
         queue = {**queue, "promotion": promotion}
         if not len(allocation.job):

@@ -9,14 +9,7 @@ import numpy as np
 
 from equipoise.policies.allocation.ranking import gpus_wanted, held_models
 from equipoise.policies.allocation.sizes import nothing_printed
-from equipoise.policies.baselines.rounds import (
-    RoundBased,
-    hand_out,
-    job_speeds,
-    model_counts,
-    open_jobs,
-    work_left,
-)
+from equipoise.policies.baselines.rounds import RoundBased, hand_out, job_speeds, model_counts, open_jobs, work_left
 from equipoise.policies.contract import Memory, Plan
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.simplex import maximise
@@ -61,9 +54,7 @@ def shares(speed: Floats, gpus: Floats, room: Floats, need: Floats, count: Float
     return part, float(x[-1] * best.min())
 
 
-def _sparse(
-    relative: Floats, gpus: Floats, room: Floats, worth: Floats, scale: float
-) -> tuple[Floats, float]:
+def _sparse(relative: Floats, gpus: Floats, room: Floats, worth: Floats, scale: float) -> tuple[Floats, float]:
     """The same programme of thousands of classes by HiGHS: (shares, least); gpus of a whole class (classes,)."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # SciPy is loaded when first used
     from scipy.sparse import csr_array
@@ -79,7 +70,7 @@ def _sparse(
     with nothing_printed():
         solved = milp(
             -np.append(worth.ravel(), 1.0), bounds=Bounds(0.0, np.inf), constraints=LinearConstraint(table, ub=most)
-        )  # fmt: skip
+        )
     if solved.x is None:
         raise ValueError("no shares of time were found")
     part: Floats = np.clip(solved.x[:-1].reshape(n, models), 0.0, 1.0)
@@ -131,13 +122,7 @@ class Gavel(RoundBased):
         age_s = np.maximum(o.time_s - o.jobs.arrival_s[rows], 0.0)[:, None] + self.round_s
         due = share * age_s / (had_s[rows] + 1e-3 * self.round_s)
         grants = _first_due(rows, due, speed, gpus, room.copy())
-        memory = {
-            "share": share,
-            "asks": asks,
-            "solved": solved,
-            "had_s": had_s,
-            "time_s": o.time_s,
-        }
+        memory = {"share": share, "asks": asks, "solved": solved, "had_s": had_s, "time_s": o.time_s}
         return hand_out(o, plan, self.name, grants, solved=solved), memory
 
     def _had(self, o: Observation, memory: Memory) -> Floats:
@@ -153,9 +138,7 @@ class Gavel(RoundBased):
             had_s[job, model[job]] += np.maximum(o.time_s - since_s, 0.0)
         return had_s
 
-    def _shares(
-        self, o: Observation, rows: Ints, speed: Floats, gpus: Ints, room: Ints
-    ) -> tuple[Floats, int]:
+    def _shares(self, o: Observation, rows: Ints, speed: Floats, gpus: Ints, room: Ints) -> tuple[Floats, int]:
         """Share of time of each job on each model, and how many programmes were solved."""
         equal = np.maximum(speed @ (room / max(room.sum(), 1)), 1e-300)
         weight = np.nan_to_num(o.jobs.priority[rows], nan=1.0)

@@ -33,9 +33,20 @@ from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.batches import batches
 
 _COUNTS = (
-    "rigid", "gpus_per_worker", "workers_min", "workers_max", "global_batch", "gamma", "sync_interval",
-    "micro_batch", "batch_reference", "batch_max", "batch_given", "noise_scale", "rate_rule",
-)  # fmt: skip
+    "rigid",
+    "gpus_per_worker",
+    "workers_min",
+    "workers_max",
+    "global_batch",
+    "gamma",
+    "sync_interval",
+    "micro_batch",
+    "batch_reference",
+    "batch_max",
+    "batch_given",
+    "noise_scale",
+    "rate_rule",
+)
 """Columns of the jobs table by which the ways to run a job differ."""
 
 
@@ -64,8 +75,10 @@ class Ways:
         self._asked = gpus_wanted(o, rows)
         columns = [np.asarray(getattr(o.jobs, name)[rows], dtype=np.float64) for name in _COUNTS]
         self._own = np.column_stack((self._asked, *columns, speed, fits))
-        self._listed = [np.asarray(column[self._order]) for column in (
-            o.speeds.gpu_model, o.speeds.gpus, o.speeds.samples_per_s, o.speeds.exchange_s)]  # fmt: skip
+        self._listed = [
+            np.asarray(column[self._order])
+            for column in (o.speeds.gpu_model, o.speeds.gpus, o.speeds.samples_per_s, o.speeds.exchange_s)
+        ]
         self._known: dict[tuple[bytes, ...], list[Option]] = {}
 
     def of(self, k: int) -> tuple[tuple[bytes, ...], list[Option]]:
@@ -84,8 +97,11 @@ class Ways:
         gpus = o.speeds.gpus[mine]
         mine = mine[(o.speeds.samples_per_s[mine] > 0) & (gpus >= low) & (gpus <= high) & (gpus % per == 0)]
         if o.jobs.rigid[row] or not len(mine):
-            return [Option(m, asked, int(o.jobs.global_batch[row]), float(v))
-                    for m, v in enumerate(self._speed[k].tolist()) if v > 0 and asked <= room[m]]  # fmt: skip
+            return [
+                Option(m, asked, int(o.jobs.global_batch[row]), float(v))
+                for m, v in enumerate(self._speed[k].tolist())
+                if v > 0 and asked <= room[m]
+            ]
         found: list[Option] = []
         for model in np.unique(o.speeds.gpu_model[mine]).tolist():
             here = mine[o.speeds.gpu_model[mine] == model]
@@ -145,11 +161,7 @@ class Pollux(RoundBased):
         """Draft out the GPUs one step after another."""
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
-        ways, held, restart_s = (
-            Ways(o, rows, speed, room, fits),
-            Held(o, rows),
-            np.nan_to_num(o.jobs.restart_s),
-        )
+        ways, held, restart_s = (Ways(o, rows, speed, room, fits), Held(o, rows), np.nan_to_num(o.jobs.restart_s))
         ladders, left, known = {}, room.copy(), dict[object, list[Option]]()
         for k in oldest_first(o, rows):
             row, (alike, own) = int(rows[k]), ways.of(k)

@@ -56,9 +56,9 @@ class Lucid(AllocationStage):
         proposal, rows = Proposal(o), o.waiting
         cost = gpus_wanted(o, rows) * np.nan_to_num(o.jobs.service_s[rows], nan=np.inf)
         queue = rows[np.lexsort((rows, cost))]
-        proposal.start(start_in_order(
-            frozen(queue), False, PLACEMENTS[self.placement], request_columns(o), proposal.columns
-        )[0])  # fmt: skip
+        proposal.start(
+            start_in_order(frozen(queue), False, PLACEMENTS[self.placement], request_columns(o), proposal.columns)[0]
+        )
         share, hosts = plan.shares(o).copy(), self._hosts(o, proposal, busy)
         open_ones = [host for host in hosts.values() if host.score <= self.capacity]
         left = queue[~proposal.touched(queue)] if open_ones else queue[:0]
@@ -76,9 +76,7 @@ class Lucid(AllocationStage):
             revisit_s = o.time_s + max(2.0 * float(step_s.max(initial=0.0)), 1.0)
             plan = plan.with_(gpu_share=share, revisit_s=min(plan.revisit_s, revisit_s))
         if allocation is None and not moved:
-            return unchanged(
-                plan, self.name, NONE_WAITS if not len(rows) else "nobody finds room or company"
-            ), busy
+            return unchanged(plan, self.name, NONE_WAITS if not len(rows) else "nobody finds room or company"), busy
         plan = plan if allocation is None else plan.with_(allocation=allocation)
         text = f"starts {started} of {len(rows)} waiting jobs" + (", deals shares of GPUs" if moved else "")
         return plan.because(self.name, text), busy
@@ -116,9 +114,15 @@ class Lucid(AllocationStage):
         return found
 
     def _join(
-        self, o: Observation, row: int, count: int, hosts: list[_Host], proposal: Proposal, share: Floats,
+        self,
+        o: Observation,
+        row: int,
+        count: int,
+        hosts: list[_Host],
+        proposal: Proposal,
+        share: Floats,
         busy: dict[str, Floats],
-    ) -> _Host | None:  # fmt: skip
+    ) -> _Host | None:
         """Let a job start on `count` GPUs beside a host that has made room, or have one make room; who that is."""
         jobs = o.jobs
         if jobs.rigid[row] or jobs.gpu_share_requested[row] < WHOLE or jobs.gpus_per_worker[row] > 1:
@@ -163,11 +167,5 @@ class _Host:
 def _kind(o: Observation, row: int) -> str:
     """What jobs that are alike have in common."""
     jobs = o.jobs
-    asked = (
-        jobs.gpus_requested,
-        jobs.batch_reference,
-        jobs.micro_batch,
-        jobs.memory_bytes,
-        jobs.checkpoint_bytes,
-    )
+    asked = (jobs.gpus_requested, jobs.batch_reference, jobs.micro_batch, jobs.memory_bytes, jobs.checkpoint_bytes)
     return ",".join(f"{column[row]:g}" for column in asked)

@@ -84,9 +84,7 @@ class Zeus(Stage):
     def _caps(self, highest_w: Floats, idle_w: Floats) -> Floats:
         """Caps to try, from the highest down, that every node of a job can have."""
         top, low = float(highest_w.min()), max(self.least * float(highest_w.min()), float(idle_w.max()))
-        caps = np.asarray(
-            top - self.step_w * np.arange(max(int((top - low) / self.step_w) + 1, 1)), dtype=np.float64
-        )
+        caps = np.asarray(top - self.step_w * np.arange(max(int((top - low) / self.step_w) + 1, 1)), dtype=np.float64)
         kept: Floats = caps[(caps > float(idle_w.max())) | (caps == top)]
         return kept
 

@@ -11,13 +11,7 @@ import numpy as np
 from equipoise.policies.allocation.preemption import start_with_preemption
 from equipoise.policies.baselines.sorted_queue import Columns, first_rows
 from equipoise.policies.contract import UNCHANGED, Allocation, Memory, Plan, Reason
-from equipoise.policies.kernels.gangs import (
-    NO_VALUES,
-    frozen,
-    request_columns,
-    room_columns,
-    start_in_order,
-)
+from equipoise.policies.kernels.gangs import NO_VALUES, frozen, request_columns, room_columns, start_in_order
 from equipoise.policies.observation import Floats, Ints, Observation
 
 FEW = 16  # jobs looked at first
@@ -91,9 +85,14 @@ NONE_STARTS = "no waiting job may start now"
 
 
 def with_allocation(
-    plan: Plan, name: str, waiting: int, allocation: Allocation, stops: int = 0, revisit_s: float = math.inf,
+    plan: Plan,
+    name: str,
+    waiting: int,
+    allocation: Allocation,
+    stops: int = 0,
+    revisit_s: float = math.inf,
     **values: Any,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan with this allocation, whose first `stops` jobs are stopped, the reason, and the next look (s)."""
     job = allocation.job
     if stops:
@@ -101,8 +100,20 @@ def with_allocation(
     text = f"started {len(job) - stops} of {waiting} waiting jobs" + (f", stopped {stops}" if stops else "")
     reason = Reason(name, text, {"started": job[stops:], **values})
     return Plan(
-        plan.moves, plan.samples_per_step, plan.fetch_order, plan.sync_interval, plan.gpu_share,
-        allocation, min(plan.revisit_s, revisit_s), (*plan.reasons, reason),
-        plan.gradient_weight, plan.suspect, plan.global_batch, plan.far_every, plan.accumulation,
-        plan.push_interval, plan.learning_rate, plan.power_cap_w,
-    )  # fmt: skip
+        plan.moves,
+        plan.samples_per_step,
+        plan.fetch_order,
+        plan.sync_interval,
+        plan.gpu_share,
+        allocation,
+        min(plan.revisit_s, revisit_s),
+        (*plan.reasons, reason),
+        plan.gradient_weight,
+        plan.suspect,
+        plan.global_batch,
+        plan.far_every,
+        plan.accumulation,
+        plan.push_interval,
+        plan.learning_rate,
+        plan.power_cap_w,
+    )

@@ -16,13 +16,7 @@ from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import gpus_wanted
 from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
-from equipoise.policies.kernels.gangs import (
-    GrantColumns,
-    holdings,
-    request_columns,
-    some_room,
-    start_in_order,
-)
+from equipoise.policies.kernels.gangs import GrantColumns, holdings, request_columns, some_room, start_in_order
 from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.kernels.placement import ANY, WHOLE
 from equipoise.policies.observation import WAITING, Bools, Floats, Ints, Observation
@@ -98,16 +92,22 @@ def job_speeds(o: Observation, rows: Ints) -> Floats:
     place[rows] = np.arange(len(rows))
     found = np.zeros((len(rows), len(o.gpu_models)))
     _own_speeds(
-        place, gpus_wanted(o, rows), speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s,
-        np.zeros(len(rows), dtype=np.bool_), found,
-    )  # fmt: skip
+        place,
+        gpus_wanted(o, rows),
+        speeds.job,
+        speeds.gpu_model,
+        speeds.gpus,
+        speeds.samples_per_s,
+        np.zeros(len(rows), dtype=np.bool_),
+        found,
+    )
     return found * fits_memory(o, rows)
 
 
 @jit_in_place
 def _own_speeds(
     place: Ints, wanted: Ints, job: Ints, model: Ints, gpus: Ints, samples_per_s: Floats, known: Bools, out: Floats
-) -> None:  # fmt: skip
+) -> None:
     """Write the speeds listed for as many GPUs as wanted (rows,), else 1; place: row of each job, or -1."""
     for k in range(job.size):
         at = place[job[k]]
@@ -149,9 +149,7 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | In
     stay as they are, and waiting ones that ask for a part of a GPU take what is left.
     """
     proposal = Proposal(o)
-    asked = np.array(grants if isinstance(grants, np.ndarray) else list(grants), dtype=np.int64).reshape(
-        -1, 3
-    )
+    asked = np.array(grants if isinstance(grants, np.ndarray) else list(grants), dtype=np.int64).reshape(-1, 3)
     running = np.sort(o.running).astype(np.int64)
     running = running[whole_held(o, running) == o.jobs.gpus_held[running]]
     offset, own = holdings(running, o.gpus.job)
@@ -194,33 +192,45 @@ def place_gangs(proposal: Proposal, asked: Ints) -> GrantColumns:
     Each goes to the tightest node that holds it, or else to the emptiest ones.
     """
     o, n = proposal.observation, len(asked)
-    job, offset, gpu = (
-        np.empty(n, dtype=np.int64),
-        np.zeros(n + 1, dtype=np.int64),
-        np.empty_like(o.gpus.node),
-    )
+    job, offset, gpu = (np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64), np.empty_like(o.gpus.node))
     able = (proposal.holder == -1) & (proposal.columns.room >= WHOLE) & o.nodes.up[o.gpus.node]
     placed = _place_gangs(
-        asked, o.jobs.memory_bytes[asked[:, 0]], o.gpus.model, o.gpus.node, o.gpus.memory_bytes, able,
-        np.empty(len(o.gpus), dtype=np.bool_), np.empty(len(o.nodes), dtype=np.int64), job, offset, gpu,
-    )  # fmt: skip
+        asked,
+        o.jobs.memory_bytes[asked[:, 0]],
+        o.gpus.model,
+        o.gpus.node,
+        o.gpus.memory_bytes,
+        able,
+        np.empty(len(o.gpus), dtype=np.bool_),
+        np.empty(len(o.nodes), dtype=np.int64),
+        job,
+        offset,
+        gpu,
+    )
     end = int(offset[placed])
     return job[:placed], offset[: placed + 1], gpu[:end], np.ones(end)
 
 
 @jit_in_place
 def _place_gangs(
-    asked: Ints, need_bytes: Floats, gpu_model: Ints, gpu_node: Ints, memory_bytes: Floats, able: Bools,
-    free: Bools, count: Ints, job: Ints, offset: Ints, gpu: Ints,
-) -> int:  # fmt: skip
+    asked: Ints,
+    need_bytes: Floats,
+    gpu_model: Ints,
+    gpu_node: Ints,
+    memory_bytes: Floats,
+    able: Bools,
+    free: Bools,
+    count: Ints,
+    job: Ints,
+    offset: Ints,
+    gpu: Ints,
+) -> int:
     """Write who was placed where, and how many; able GPUs are used up; free (GPUs,), count (nodes,) are scratch."""
     n = 0
     for k in range(asked.shape[0]):
         row, model, gpus = asked[k]
         first = offset[n]
-        if not _pick(
-            gpu_model, gpu_node, memory_bytes, able, model, need_bytes[k], free, count, gpu, first, gpus
-        ):
+        if not _pick(gpu_model, gpu_node, memory_bytes, able, model, need_bytes[k], free, count, gpu, first, gpus):
             continue
         for e in range(first, first + gpus):
             able[gpu[e]] = False
@@ -231,9 +241,18 @@ def _place_gangs(
 
 @jit_in_place
 def _pick(
-    gpu_model: Ints, gpu_node: Ints, memory_bytes: Floats, able: Bools, model: int, need_bytes: float,
-    free: Bools, count: Ints, out: Ints, first: int, gpus: int,
-) -> bool:  # fmt: skip
+    gpu_model: Ints,
+    gpu_node: Ints,
+    memory_bytes: Floats,
+    able: Bools,
+    model: int,
+    need_bytes: float,
+    free: Bools,
+    count: Ints,
+    out: Ints,
+    first: int,
+    gpus: int,
+) -> bool:
     """Write rows of that many able GPUs to out[first:], ascending; False, too few are."""
     total, n = 0, 0
     for k in range(count.size):

@@ -31,9 +31,16 @@ def _reaches_s(service: float, k: int, rate: float, keys: Keys) -> float:
 
 @jit_in_place
 def next_demotion_s(
-    running: Ints, held: Ints, planned: Ints, stops: int, asked: Ints, share: Floats, lowest: float, room: int,
+    running: Ints,
+    held: Ints,
+    planned: Ints,
+    stops: int,
+    asked: Ints,
+    share: Floats,
+    lowest: float,
+    room: int,
     columns: Columns,
-) -> float:  # fmt: skip
+) -> float:
     """When the first of the jobs that run from now on could give way to one that waits (s).
 
     That is when it comes to a later queue than the first in which jobs wait. Jobs that are stopped now have not
@@ -79,9 +86,16 @@ def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple
     """
     keys = Keys(*columns)
     then = Keys(
-        keys.state, keys.value, keys.tie, keys.gpus, keys.queued_since_s, keys.waited_s,
-        keys.thresholds, keys.relief, last_s,
-    )  # fmt: skip
+        keys.state,
+        keys.value,
+        keys.tie,
+        keys.gpus,
+        keys.queued_since_s,
+        keys.waited_s,
+        keys.thresholds,
+        keys.relief,
+        last_s,
+    )
     n, soonest, first = 0, np.inf, NOTHING
     for j in rows:
         service = counted_service(j, keys)

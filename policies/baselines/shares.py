@@ -83,9 +83,7 @@ class BestFit(AllocationStage):
             if node >= 0:
                 cores[node] -= wants
                 held.append((row, node, wants))
-                proposal.start(
-                    (np.array([row]), np.array([0, count]), out[:count].copy(), np.full(count, part))
-                )
+                proposal.start((np.array([row]), np.array([0, count]), out[:count].copy(), np.full(count, part)))
                 continue
             waits = wants > 0.0 and (count == 1 or part >= WHOLE) and count <= most[0] and wants <= most[1]
             if waits or not len(
@@ -103,9 +101,7 @@ class BestFit(AllocationStage):
         return np.empty(0, dtype=np.int64), np.empty(0), np.empty(0), np.empty(0)
 
 
-def _cores(
-    o: Observation, memory: Memory, *, count: bool
-) -> tuple[Floats, Floats, list[tuple[int, int, float]]]:
+def _cores(o: Observation, memory: Memory, *, count: bool) -> tuple[Floats, Floats, list[tuple[int, int, float]]]:
     """Cores that each job asks for (0 where not told), those free on each node, and (job, node, cores) in use.
 
     Worlds do not tell whose cores are in use: a policy remembers where it put the jobs that run.
@@ -178,10 +174,24 @@ def fragmentation(
 
 @jit_in_place
 def place(
-    first_gpu: Ints, size: Ints, up: Bools, memory_bytes: Floats, room: Floats, cores: Floats, per_core: float,
-    count: int, part: float, need: float, wants: float, kind_gpus: Ints, kind_share: Floats, kind_cores: Floats,
-    kind_weight: Floats, out: Ints, tried: Ints,
-) -> int:  # fmt: skip
+    first_gpu: Ints,
+    size: Ints,
+    up: Bools,
+    memory_bytes: Floats,
+    room: Floats,
+    cores: Floats,
+    per_core: float,
+    count: int,
+    part: float,
+    need: float,
+    wants: float,
+    kind_gpus: Ints,
+    kind_share: Floats,
+    kind_cores: Floats,
+    kind_weight: Floats,
+    out: Ints,
+    tried: Ints,
+) -> int:
     """Write the GPUs (one node's) for `part` of a GPU, or `count` whole ones, to out; returns the node, -1: none.
 
     Where fragmentation grows least; without kinds where the node has least left, a core counting as `per_core`

@@ -87,22 +87,21 @@ class Shockwave(RoundBased):
         rounds = np.zeros(len(rows), dtype=np.int64)
         budget = np.minimum(rho, 1e3) ** self.power
         market(
-            ran_s / self.round_s, left_s / self.round_s, gpus, budget / max(budget.sum(), 1e-300),
-            self.makespan * self.round_s / max(float(left_s.sum()), self.round_s), self.window, total, rounds,
-        )  # fmt: skip
+            ran_s / self.round_s,
+            left_s / self.round_s,
+            gpus,
+            budget / max(budget.sum(), 1e-300),
+            self.makespan * self.round_s / max(float(left_s.sum()), self.round_s),
+            self.window,
+            total,
+            rounds,
+        )
         return rounds
 
 
 @jit_in_place
 def market(
-    ran: Floats,
-    left: Floats,
-    gpus: Ints,
-    budget: Floats,
-    makespan: float,
-    window: int,
-    total: int,
-    rounds: Ints,
+    ran: Floats, left: Floats, gpus: Ints, budget: Floats, makespan: float, window: int, total: int, rounds: Ints
 ) -> None:
     """Write how many of `window` rounds each job buys on `total` GPUs; ran and left are in rounds."""
     room = window * total

@@ -139,9 +139,16 @@ def _is_in(rows: Ints, end: int, row: int) -> bool:
 
 @jit_in_place
 def _add_newcomers(
-    runs: Runs, seen: int, expected: int, last_s: float, again: Ints, waiting: Ints, columns: Columns,
-    key: Floats, row: Ints,
-) -> int:  # fmt: skip
+    runs: Runs,
+    seen: int,
+    expected: int,
+    last_s: float,
+    again: Ints,
+    waiting: Ints,
+    columns: Columns,
+    key: Floats,
+    row: Ints,
+) -> int:
     """Write the short run with the jobs that began to wait since to (key, row); returns its length.
 
     Looks at rows from `seen` on and at those in `again`; at all waiting jobs only when these do not explain
@@ -166,9 +173,7 @@ def _add_newcomers(
         if not (late and 0 <= j < seen and state[j] == WAITING):
             continue
         k = key_of(j, keys)
-        if _holds(old_key, old_row, old_head, old_row.size, k, j, tie) or _holds(
-            key, row, 0, held, k, j, tie
-        ):
+        if _holds(old_key, old_row, old_head, old_row.size, k, j, tie) or _holds(key, row, 0, held, k, j, tie):
             if i < again.size and keys.queued_since_s[j] >= last_s and not _is_in(again, i, j):
                 known += 1
             continue
@@ -189,9 +194,7 @@ def _first_rows(runs: Runs, columns: Columns, rows: Ints, found: Floats) -> tupl
     old_key, old_row, old_head, new_key, new_row, new_head = runs
     tie, n, a, b = keys.tie, 0, old_head, new_head
     while n < rows.size and (a < old_row.size or b < new_row.size):
-        old = b == new_row.size or (
-            a < old_row.size and before(old_key[a], old_row[a], new_key[b], new_row[b], tie)
-        )
+        old = b == new_row.size or (a < old_row.size and before(old_key[a], old_row[a], new_key[b], new_row[b], tie))
         key, row = (old_key[a], old_row[a]) if old else (new_key[b], new_row[b])
         if old:
             a += 1
@@ -221,16 +224,27 @@ def key_columns(
     """The parts of `Keys`, in its order."""
     jobs = o.jobs
     return (
-        jobs.state, value, tie, jobs.gpus_requested, jobs.queued_since_s, jobs.waited_s,
-        thresholds, relief, o.time_s,
-    )  # fmt: skip
+        jobs.state,
+        value,
+        tie,
+        jobs.gpus_requested,
+        jobs.queued_since_s,
+        jobs.waited_s,
+        thresholds,
+        relief,
+        o.time_s,
+    )
 
 
 def _runs(memory: Memory) -> Runs:
     return (
-        frozen(memory["key"]), frozen(memory["row"]), memory["head"],
-        frozen(memory["new_key"]), frozen(memory["new_row"]), memory["new_head"],
-    )  # fmt: skip
+        frozen(memory["key"]),
+        frozen(memory["row"]),
+        memory["head"],
+        frozen(memory["new_key"]),
+        frozen(memory["new_row"]),
+        memory["new_head"],
+    )
 
 
 def _rebuilt(o: Observation, columns: Columns) -> Memory:
@@ -238,10 +252,18 @@ def _rebuilt(o: Observation, columns: Columns) -> Memory:
     key = keys_of(row, columns)
     order = np.lexsort((row, tie[row] if len(tie) else row, key))
     return {
-        "key": frozen(key[order]), "row": frozen(row[order]), "head": 0,
-        "new_key": NO_VALUES, "new_row": NO_ROWS, "new_head": 0,
-        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s, "held": o.held, "wasted": 0,
-    }  # fmt: skip
+        "key": frozen(key[order]),
+        "row": frozen(row[order]),
+        "head": 0,
+        "new_key": NO_VALUES,
+        "new_row": NO_ROWS,
+        "new_head": 0,
+        "jobs": len(o.jobs),
+        "waiting": len(o.waiting),
+        "time_s": o.time_s,
+        "held": o.held,
+        "wasted": 0,
+    }
 
 
 def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO_ROWS) -> Memory:
@@ -257,17 +279,31 @@ def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO
     held = -1
     if new <= SHORT:
         held = _add_newcomers(
-            _runs(memory), memory["jobs"], memory["waiting"], memory["time_s"], again, frozen(o.waiting),
-            columns, key, row,
-        )  # fmt: skip
+            _runs(memory),
+            memory["jobs"],
+            memory["waiting"],
+            memory["time_s"],
+            again,
+            frozen(o.waiting),
+            columns,
+            key,
+            row,
+        )
     if held < 0 or held > SHORT:
         return _rebuilt(o, columns)
     return {
-        "key": memory["key"], "row": memory["row"], "head": memory["head"],
-        "new_key": frozen(key[:held]), "new_row": frozen(row[:held]), "new_head": 0,
-        "jobs": len(o.jobs), "waiting": len(o.waiting), "time_s": o.time_s, "held": o.held,
+        "key": memory["key"],
+        "row": memory["row"],
+        "head": memory["head"],
+        "new_key": frozen(key[:held]),
+        "new_row": frozen(row[:held]),
+        "new_head": 0,
+        "jobs": len(o.jobs),
+        "waiting": len(o.waiting),
+        "time_s": o.time_s,
+        "held": o.held,
         "wasted": memory["wasted"],
-    }  # fmt: skip
+    }
 
 
 def first_rows(memory: Memory, o: Observation, columns: Columns, limit: int) -> tuple[Ints, Floats, Memory]:

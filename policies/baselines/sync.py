@@ -24,9 +24,7 @@ def _set_interval(observation: Observation, plan: Plan, name: str, interval: int
     return plan.with_(sync_interval=intervals).because(name, f"sets {changed} intervals to {interval}")
 
 
-def _set_levels(
-    o: Observation, plan: Plan, name: str, near: int, far: int | Ints, single: int | Ints
-) -> Plan:
+def _set_levels(o: Observation, plan: Plan, name: str, near: int, far: int | Ints, single: int | Ints) -> Plan:
     """Near workers every `near` steps, all of them `far` times as rarely; jobs of one level every `single`."""
     groups = group_workers(o)
     rows = groups.rows[groups.sound]

@@ -28,9 +28,16 @@ class Equal(Stage):
         size = groups.spread(np.diff(groups.first))
         nothing = np.zeros(len(workers))
         dealt, _ = deal_by_share(
-            groups.first, groups.sound & (batch > 0), 1 / size, nothing, nothing,
-            plan.samples(observation), workers.samples_max, batch, jobs.micro_batch[groups.rows],
-        )  # fmt: skip
+            groups.first,
+            groups.sound & (batch > 0),
+            1 / size,
+            nothing,
+            nothing,
+            plan.samples(observation),
+            workers.samples_max,
+            batch,
+            jobs.micro_batch[groups.rows],
+        )
         if np.array_equal(dealt, plan.samples(observation)):
             return plan.because(self.name, "shares are equal"), memory
         return plan.with_(samples_per_step=dealt).because(self.name, "deals equal shares"), memory
@@ -65,8 +72,12 @@ class LbBsp(Stage):
         if not len(workers):
             return plan.because(self.name, "nobody trains"), memory
         state = carry(memory, observation, {"speed": np.nan})
-        seen = np.divide(1.0, workers.response_s_per_sample, where=workers.response_s_per_sample > 0,
-                         out=np.full(len(workers), np.nan))  # fmt: skip
+        seen = np.divide(
+            1.0,
+            workers.response_s_per_sample,
+            where=workers.response_s_per_sample > 0,
+            out=np.full(len(workers), np.nan),
+        )
         mixed = self.memory * state["speed"] + (1.0 - self.memory) * seen
         state["speed"] = np.where(np.isnan(seen), state["speed"], np.where(np.isnan(mixed), seen, mixed))
         speed, now, first = state["speed"], plan.samples(observation), groups.first
@@ -76,12 +87,17 @@ class LbBsp(Stage):
         nothing, measured_at = np.zeros(len(workers)), workers.samples_per_step
         response_s = np.nan_to_num(workers.response_s_per_sample, nan=1.0)
         dealt, _ = deal_by_share(
-            first, groups.sound & measured & (batch > 0), speed / total, nothing, nothing, now,
-            workers.samples_max, batch, jobs.micro_batch[groups.rows],
-        )  # fmt: skip
-        before_s, after_s = (
-            slowest_step(first, response_s, nothing, measured_at, deal) for deal in (now, dealt)
+            first,
+            groups.sound & measured & (batch > 0),
+            speed / total,
+            nothing,
+            nothing,
+            now,
+            workers.samples_max,
+            batch,
+            jobs.micro_batch[groups.rows],
         )
+        before_s, after_s = (slowest_step(first, response_s, nothing, measured_at, deal) for deal in (now, dealt))
         pays = groups.spread(after_s < before_s * (1.0 - self.margin))
         samples = np.where(pays, dealt, now)
         if np.array_equal(samples, now):

@@ -32,14 +32,7 @@ def mean_by(index: Ints, value: Floats, mean: Floats, count: Ints) -> None:
 
 @jit_in_place
 def model_speeds(
-    job: Ints,
-    model: Ints,
-    gpus: Ints,
-    samples_per_s: Floats,
-    first: Ints,
-    best: Floats,
-    speed: Floats,
-    count: Ints,
+    job: Ints, model: Ints, gpus: Ints, samples_per_s: Floats, first: Ints, best: Floats, speed: Floats, count: Ints
 ) -> None:
     """Write the speed of each GPU model relative to the fastest, 0..1; NaN unknown.
 
@@ -149,9 +142,16 @@ def _waited_s(c: AllocationClaims, j: int, now_s: float) -> float:
 
 @jit_in_place
 def priorities(
-    rows: Ints, worth: Floats, claims: ClaimColumns, now_s: float, ageing: float, lead_s: float,
-    patience_s: float, unknown_s: float, a: Floats,
-) -> None:  # fmt: skip
+    rows: Ints,
+    worth: Floats,
+    claims: ClaimColumns,
+    now_s: float,
+    ageing: float,
+    lead_s: float,
+    patience_s: float,
+    unknown_s: float,
+    a: Floats,
+) -> None:
     """Write A_i = worth_i * (ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s).
 
     w: time waited in all, s: service time left; an unknown one counts as `unknown_s`. 1 + w/s is the response
@@ -168,9 +168,15 @@ def priorities(
 
 @jit_in_place
 def lateness(
-    rows: Ints, claims: ClaimColumns, now_s: float, after_s: float, slowdown: float, most_s: float,
-    unknown_s: float, late_s: Floats,
-) -> None:  # fmt: skip
+    rows: Ints,
+    claims: ClaimColumns,
+    now_s: float,
+    after_s: float,
+    slowdown: float,
+    most_s: float,
+    unknown_s: float,
+    late_s: Floats,
+) -> None:
     """Write how long (s) each job has waited beyond what it may: min(after_s + slowdown * duration, most_s).
 
     An unknown duration counts as `unknown_s`. Between two waiting jobs the difference never changes.
@@ -206,9 +212,19 @@ def demand_by_size(wanted: Ints, a: Floats, s: Floats) -> None:
 
 @jit_in_place
 def contention(
-    size: Ints, free: Ints, by_size: Floats, gpu_node: Ints, gpu_job: Ints, job_a: Floats, job_trains: Bools,
-    worker_job: Ints, worker_node: Ints, worker_gpus: Floats, worker_delay: Floats, sums: Floats,
-) -> None:  # fmt: skip
+    size: Ints,
+    free: Ints,
+    by_size: Floats,
+    gpu_node: Ints,
+    gpu_job: Ints,
+    job_a: Floats,
+    job_trains: Bools,
+    worker_job: Ints,
+    worker_node: Ints,
+    worker_gpus: Floats,
+    worker_delay: Floats,
+    sums: Floats,
+) -> None:
     """Write the denominator of R_ij per node: sum over jobs k of u_kj * A_k / (1 + d_kj).
 
     Running training jobs count by their workers with the delay d of each, rigid ones by the GPUs they hold,

@@ -31,9 +31,7 @@ def sift_down(keys: Floats, ids: Ints, size: int, hole: int) -> None:
         if child >= size:
             break
         right = child + 1
-        if right < size and (
-            keys[right] < keys[child] or (keys[right] == keys[child] and ids[right] < ids[child])
-        ):
+        if right < size and (keys[right] < keys[child] or (keys[right] == keys[child] and ids[right] < ids[child])):
             child = right
         if key < keys[child] or (key == keys[child] and item < ids[child]):
             break

@@ -107,9 +107,7 @@ def exact_deal(fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints)
 
 
 @jit
-def _deal_until(
-    end_s: float, fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints, dealt: Ints
-) -> int:
+def _deal_until(end_s: float, fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints, dealt: Ints) -> int:
     """Deal what each worker finishes by `end_s`, in low .. cap[i], into `dealt`; returns the sum."""
     total = 0
     for i in range(fixed_s.size):
@@ -136,9 +134,16 @@ def _bounds(samples_max: Ints, begin: int, micro: int, units: int, cap: Ints) ->
 
 @jit
 def _settle(
-    out: Ints, units: Ints, begin: int, micro: int, rest: int,
-    response_s: Floats, fixed_s: Floats, samples: Ints, samples_max: Ints,
-) -> bool:  # fmt: skip
+    out: Ints,
+    units: Ints,
+    begin: int,
+    micro: int,
+    rest: int,
+    response_s: Floats,
+    fixed_s: Floats,
+    samples: Ints,
+    samples_max: Ints,
+) -> bool:
     """Write units as samples to out[begin:]; what is left over goes to the worker that finishes it first.
 
     False (and nothing is written) when no worker has room for the rest.
@@ -158,9 +163,16 @@ def _settle(
 
 @jit
 def deal_by_share(
-    first: Ints, wanted: Bools, share: Floats, response_s: Floats, fixed_s: Floats,
-    samples: Ints, samples_max: Ints, batch: Ints, micro_batch: Ints,
-) -> tuple[Ints, Bools]:  # fmt: skip
+    first: Ints,
+    wanted: Bools,
+    share: Floats,
+    response_s: Floats,
+    fixed_s: Floats,
+    samples: Ints,
+    samples_max: Ints,
+    batch: Ints,
+    micro_batch: Ints,
+) -> tuple[Ints, Bools]:
     """Deal the batch of the `wanted` jobs by `share`, largest remainders first: (samples, job was dealt).
 
     In whole micro-batches, at least one each where there are enough; what a batch leaves over goes to the
@@ -185,9 +197,15 @@ def deal_by_share(
 
 @jit
 def deal_exactly(
-    first: Ints, wanted: Bools, response_s: Floats, fixed_s: Floats,
-    samples: Ints, samples_max: Ints, batch: Ints, micro_batch: Ints,
-) -> tuple[Ints, Bools]:  # fmt: skip
+    first: Ints,
+    wanted: Bools,
+    response_s: Floats,
+    fixed_s: Floats,
+    samples: Ints,
+    samples_max: Ints,
+    batch: Ints,
+    micro_batch: Ints,
+) -> tuple[Ints, Bools]:
     """Deal the batch of the `wanted` jobs so that the slowest step is as short as it can be.
 
     Otherwise as `deal_by_share`.

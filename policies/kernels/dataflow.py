@@ -70,9 +70,7 @@ def match_sorted(old: Ints, new: Ints) -> Ints:
 
 
 @jit
-def holt(
-    level: Floats, trend: Floats, windows: Ints, value: Floats, alpha: float, beta: float, least: float
-) -> Floats:
+def holt(level: Floats, trend: Floats, windows: Ints, value: Floats, alpha: float, beta: float, least: float) -> Floats:
     """Advance Holt's linear smoothing by one window, in place; returns the one-window forecasts.
 
     Holt (1957), level and trend with gains `alpha` and `beta`. Windows without a finite value leave the
@@ -264,9 +262,7 @@ def _best_listed(rates: Floats, supply: Floats, r: int) -> tuple[int, float, flo
 
 
 @jit
-def _best_donor(
-    links: LinkArrays, node: Ints, donors: Ints, supply: Floats, receiver: int
-) -> tuple[int, float, float]:  # fmt: skip
+def _best_donor(links: LinkArrays, node: Ints, donors: Ints, supply: Floats, receiver: int) -> tuple[int, float, float]:
     """The donor with something left that reaches a receiver fastest, that rate, and the fastest finite one.
 
     The lowest of equals; -1 when nothing is left.
@@ -389,19 +385,29 @@ def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) 
 
 
 @jit
-def _runs_dry(
-    kept: float, capacity: float, links: LinkArrays, source: int, target: int, size_bytes: float
-) -> bool:
+def _runs_dry(kept: float, capacity: float, links: LinkArrays, source: int, target: int, size_bytes: float) -> bool:
     """Whether a worker on node `target` is through with the samples `kept` before it could fetch a shard."""
     return bool(kept / capacity < transfer_time(links, source, target, size_bytes))
 
 
 @jit
 def pick_shards(
-    donors: Ints, receivers: Ints, amount: Floats,
-    shard_first: Ints, shard_row: Ints, shard_samples: Floats, shard_bytes: Floats, shard_node: Ints,
-    node: Ints, capacity: Floats, owned: Floats, room_bytes: Floats, sent: Floats, received: Floats, links: LinkArrays,
-) -> tuple[Ints, Ints, int]:  # fmt: skip
+    donors: Ints,
+    receivers: Ints,
+    amount: Floats,
+    shard_first: Ints,
+    shard_row: Ints,
+    shard_samples: Floats,
+    shard_bytes: Floats,
+    shard_node: Ints,
+    node: Ints,
+    capacity: Floats,
+    owned: Floats,
+    room_bytes: Floats,
+    sent: Floats,
+    received: Floats,
+    links: LinkArrays,
+) -> tuple[Ints, Ints, int]:
     """Whole shards that carry a flow of `amount` samples per pair: (shard rows, new owners, refused).
 
     Worker i may give the shards shard_row[shard_first[i]:shard_first[i + 1]] (last needed first); those the
@@ -455,8 +461,7 @@ def pick_shards(
                     or (
                         not stored_there
                         and min(wanted, gives[i]) < samples
-                        and transfer_time(links, source, node[i], size)
-                        > (delay_s + size / rate) * (1.0 + _NOISE)
+                        and transfer_time(links, source, node[i], size) > (delay_s + size / rate) * (1.0 + _NOISE)
                     )
                 ):
                     refused += 1

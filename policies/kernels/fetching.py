@@ -47,9 +47,17 @@ def shard_priority(
 
 @jit
 def fetch_queues(
-    size_bytes: Floats, source: Ints, owner: Ints, needed_s: Floats, begin: Ints, end: Ints, most: int,
-    node: Ints, rack: Ints, links: LinkArrays,
-) -> tuple[Floats, Ints, Floats]:  # fmt: skip
+    size_bytes: Floats,
+    source: Ints,
+    owner: Ints,
+    needed_s: Floats,
+    begin: Ints,
+    end: Ints,
+    most: int,
+    node: Ints,
+    rack: Ints,
+    links: LinkArrays,
+) -> tuple[Floats, Ints, Floats]:
     """When shards arrive that are fetched in this order, which come late, and what is before those elsewhere.
 
     A shard waits for those before it that leave the same node (at the node's fastest measured rate), reach the
@@ -86,9 +94,21 @@ def _queued(s: int, t: int, out: Floats, into: Floats, between: Floats, rack: In
 
 @jit
 def lateness_elsewhere(
-    size_bytes: float, samples: float, source: int, needed_s: float, late_s: float, owner: int, worker: int,
-    before: float, node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: LinkArrays,
-) -> float:  # fmt: skip
+    size_bytes: float,
+    samples: float,
+    source: int,
+    needed_s: float,
+    late_s: float,
+    owner: int,
+    worker: int,
+    before: float,
+    node: Ints,
+    capacity: Floats,
+    computing: Floats,
+    owned: Floats,
+    room_bytes: Floats,
+    links: LinkArrays,
+) -> float:
     """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
 
     It may go to a node that has room and can have it by the time it is needed, to a worker that would then
@@ -107,10 +127,23 @@ def lateness_elsewhere(
 
 @jit
 def distribute_late(
-    rows: Ints, size_bytes: Floats, samples: Floats, source: Ints, needed_s: Floats, late_s: Floats,
-    owner: Ints, begin: Ints, end: Ints, before: Floats,
-    node: Ints, capacity: Floats, computing: Floats, owned: Floats, room_bytes: Floats, links: LinkArrays,
-) -> Ints:  # fmt: skip
+    rows: Ints,
+    size_bytes: Floats,
+    samples: Floats,
+    source: Ints,
+    needed_s: Floats,
+    late_s: Floats,
+    owner: Ints,
+    begin: Ints,
+    end: Ints,
+    before: Floats,
+    node: Ints,
+    capacity: Floats,
+    computing: Floats,
+    owned: Floats,
+    room_bytes: Floats,
+    links: LinkArrays,
+) -> Ints:
     """New owner of each late shard, most critical first, or -1: the least late of its job's workers
     begin .. end - 1, then the one with least work left. A worker takes at most one shard per decision.
 
@@ -125,9 +158,21 @@ def distribute_late(
             if taken[w]:
                 continue
             late = lateness_elsewhere(
-                size_bytes[k], samples[k], source[k], needed_s[k], late_s[k], owner[k], w,
-                before[k, w - begin[k]], node, capacity, computing, owned, room_bytes, links,
-            )  # fmt: skip
+                size_bytes[k],
+                samples[k],
+                source[k],
+                needed_s[k],
+                late_s[k],
+                owner[k],
+                w,
+                before[k, w - begin[k]],
+                node,
+                capacity,
+                computing,
+                owned,
+                room_bytes,
+                links,
+            )
             tail = owned[w] / capacity[w]
             if late < best_late or (late == best_late and late < np.inf and tail < best_tail):
                 best_late, best_tail, chosen[k] = late, tail, w

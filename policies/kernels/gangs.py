@@ -104,9 +104,15 @@ def request_columns(o: Observation) -> RequestColumns:
     """Columns of the jobs table that make up `GangRequests`, in its order."""
     jobs = o.jobs
     return (
-        jobs.rigid, jobs.gpus_requested, jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max,
-        jobs.gpu_share_requested, jobs.memory_bytes, jobs.one_gpu_model,
-    )  # fmt: skip
+        jobs.rigid,
+        jobs.gpus_requested,
+        jobs.gpus_per_worker,
+        jobs.workers_min,
+        jobs.workers_max,
+        jobs.gpu_share_requested,
+        jobs.memory_bytes,
+        jobs.one_gpu_model,
+    )
 
 
 def asking_for(o: Observation, gpus: Ints) -> RequestColumns:
@@ -119,9 +125,16 @@ def room_columns(o: Observation) -> RoomColumns:
     """Columns of the nodes and GPUs tables that make up `Room`, as observed and without weights of nodes."""
     nodes, gpus = o.nodes, o.gpus
     return RoomColumns(
-        nodes.first_gpu, nodes.gpus, nodes.up, nodes.gpus_free, gpus.share_free, gpus.memory_bytes,
-        NO_VALUES, node_models(o), NO_ROWS,
-    )  # fmt: skip
+        nodes.first_gpu,
+        nodes.gpus,
+        nodes.up,
+        nodes.gpus_free,
+        gpus.share_free,
+        gpus.memory_bytes,
+        NO_VALUES,
+        node_models(o),
+        NO_ROWS,
+    )
 
 
 def node_models(o: Observation) -> Ints:
@@ -155,7 +168,7 @@ def room_of(columns: WorkingColumns) -> Room:
         largest = max(largest, gpus)
     return Room(
         first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, most, least, largest, groups
-    )  # fmt: skip
+    )
 
 
 @jit_in_place
@@ -288,9 +301,15 @@ def _first_that_may(
 
 @jit_in_place
 def _start(
-    queue: Ints, first: int, strict: bool, rule: int, requests: RequestColumns, columns: WorkingColumns,
-    grants: GrantColumns, failures: tuple[Floats, Ints],
-) -> tuple[int, int, bool]:  # fmt: skip
+    queue: Ints,
+    first: int,
+    strict: bool,
+    rule: int,
+    requests: RequestColumns,
+    columns: WorkingColumns,
+    grants: GrantColumns,
+    failures: tuple[Floats, Ints],
+) -> tuple[int, int, bool]:
     """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
     r, room, out, tried = GangRequests(*requests), room_of(columns), Grants(*grants), UnmetDemands(*failures)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
@@ -339,15 +358,7 @@ def start_in_order(
 
 @jit_in_place
 def _holdings(
-    job: Ints,
-    gpu_job: Ints,
-    order: Ints,
-    held: Ints,
-    slot: Ints,
-    offset: Ints,
-    fill: Ints,
-    place_of: Ints,
-    gpu: Ints,
+    job: Ints, gpu_job: Ints, order: Ints, held: Ints, slot: Ints, offset: Ints, fill: Ints, place_of: Ints, gpu: Ints
 ) -> None:
     for i in range(order.size):
         place_of[order[i]] = i
@@ -383,7 +394,7 @@ def holdings(job: Ints, gpu_job: Ints, order: Ints = NO_ROWS) -> tuple[Ints, Int
     scratch = np.empty((2, len(job)), dtype=np.int64)
     _holdings(
         frozen(job), frozen(gpu_job), frozen(order), of_gpu[0], of_gpu[1], offset, scratch[0], scratch[1], of_gpu[2]
-    )  # fmt: skip
+    )
     return offset, of_gpu[2, : offset[-1]]
 
 
@@ -407,8 +418,7 @@ def reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
 
 @jit_in_place
 def place_gang(
-    columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints,
-    alike: bool,
-) -> bool:  # fmt: skip
+    columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints, alike: bool
+) -> bool:
     """Place one gang (see `placement.place`); writes its GPUs to `out` and takes them out of the columns."""
     return place(room_of(columns), wanted, share, memory_bytes, alike, rule, out, ZERO)

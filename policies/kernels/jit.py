@@ -26,15 +26,7 @@ import platformdirs
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from equipoise.base.sources import (
-    PACKAGE,
-    combined,
-    digest_of,
-    file_parts,
-    root,
-    source_files,
-    with_imported,
-)
+from equipoise.base.sources import PACKAGE, combined, digest_of, file_parts, root, source_files, with_imported
 
 F = TypeVar("F", bound=Callable[..., Any])
 

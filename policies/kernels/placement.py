@@ -63,14 +63,7 @@ def gpus_needed(rigid: bool, requested: int, per_worker: int, workers_min: int, 
 
 @jit_in_place
 def _count_usable(
-    first_gpu: Ints,
-    up: Bools,
-    room: Floats,
-    memory: Floats,
-    share: float,
-    need: float,
-    usable: Ints,
-    size: Ints,
+    first_gpu: Ints, up: Bools, room: Floats, memory: Floats, share: float, need: float, usable: Ints, size: Ints
 ) -> None:
     """Per node: GPUs with room and memory for a job, and (in place of all its GPUs) those with memory."""
     for n in range(size.size):
@@ -179,9 +172,18 @@ def tighten(c: Room) -> None:
 
 @jit_in_place
 def _choose_heaviest(
-    usable: Ints, most_usable: int, blocks: Ints, weight: Floats, group: Ints, order: Ints, first: int, only: int,
-    wanted: int, node: Ints, count: Ints,
-) -> tuple[int, float]:  # fmt: skip
+    usable: Ints,
+    most_usable: int,
+    blocks: Ints,
+    weight: Floats,
+    group: Ints,
+    order: Ints,
+    first: int,
+    only: int,
+    wanted: int,
+    node: Ints,
+    count: Ints,
+) -> tuple[int, float]:
     """Nodes of group `only` (-1: of any) one by one, each by the worth of what it can give of what is missing.
 
     Looks at `order` from `first` on, until no node can be worth more, and not at blocks of it in which none can;
@@ -219,26 +221,31 @@ def _put_back(usable: Ints, node: Ints, count: Ints, k: int) -> None:
 
 @jit_in_place
 def _choose_weighted(
-    usable: Ints, most_usable: int, blocks: Ints, weight: Floats, group: Ints, groups: int, order: Ints,
-    wanted: int, alike: bool, node: Ints, count: Ints,
-) -> int:  # fmt: skip
+    usable: Ints,
+    most_usable: int,
+    blocks: Ints,
+    weight: Floats,
+    group: Ints,
+    groups: int,
+    order: Ints,
+    wanted: int,
+    alike: bool,
+    node: Ints,
+    count: Ints,
+) -> int:
     """The heaviest nodes of the one group that is worth most; unless `alike`, of all where none is enough."""
     first = 0
     while first < order.size and usable[order[first]] == 0:
         first += 1
     best, most = NOTHING, -1.0
     for only in range(groups if groups > 1 else 0):
-        k, worth = _choose_heaviest(
-            usable, most_usable, blocks, weight, group, order, first, only, wanted, node, count
-        )
+        k, worth = _choose_heaviest(usable, most_usable, blocks, weight, group, order, first, only, wanted, node, count)
         _put_back(usable, node, count, k)
         if worth > most:
             best, most = only, worth
     if alike and groups > 1 and best < 0:
         return 0
-    return _choose_heaviest(
-        usable, most_usable, blocks, weight, group, order, first, best, wanted, node, count
-    )[0]
+    return _choose_heaviest(usable, most_usable, blocks, weight, group, order, first, best, wanted, node, count)[0]
 
 
 @jit_in_place
@@ -287,9 +294,7 @@ def give_all(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: fl
 
 
 @jit_in_place
-def place(
-    c: Room, wanted: int, share: float, need: float, alike: bool, rule: int, out: Ints, at: int
-) -> bool:
+def place(c: Room, wanted: int, share: float, need: float, alike: bool, rule: int, out: Ints, at: int) -> bool:
     """Place a gang of `wanted` GPUs (or the same `share` of each) by `rule`; False when it must wait.
 
     `need` is memory per GPU (bytes); `alike`: all in one group, the first that has room. Writes the GPU rows to
@@ -367,12 +372,31 @@ def _share_held(job: int, gpu: int, worker_job: Ints, worker_gpu: Ints, worker_s
 
 @jit_in_place
 def allocation_fault(
-    job: Ints, offset: Ints, gpu: Ints, share: Floats, listed: Ints, order: Ints,
-    job_state: NDArray[np.int8], job_rigid: Bools, job_gpus: Ints, job_gpus_per_worker: Ints,
-    job_workers_min: Ints, job_workers_max: Ints, job_memory_bytes: Floats, job_alike: Bools,
-    gpu_model: Ints, gpu_node: Ints, gpu_job: Ints, gpu_share_free: Floats, gpu_memory_bytes: Floats,
-    node_up: Bools, worker_job: Ints, worker_gpu: Ints, worker_share: Floats, done: int,
-) -> tuple[int, int, int]:  # fmt: skip
+    job: Ints,
+    offset: Ints,
+    gpu: Ints,
+    share: Floats,
+    listed: Ints,
+    order: Ints,
+    job_state: NDArray[np.int8],
+    job_rigid: Bools,
+    job_gpus: Ints,
+    job_gpus_per_worker: Ints,
+    job_workers_min: Ints,
+    job_workers_max: Ints,
+    job_memory_bytes: Floats,
+    job_alike: Bools,
+    gpu_model: Ints,
+    gpu_node: Ints,
+    gpu_job: Ints,
+    gpu_share_free: Floats,
+    gpu_memory_bytes: Floats,
+    node_up: Bools,
+    worker_job: Ints,
+    worker_gpu: Ints,
+    worker_share: Floats,
+    done: int,
+) -> tuple[int, int, int]:
     """First fault of an allocation as (code, job row, gpu row); code 0 when feasible.
 
     Codes are those of `feasibility._ALLOCATION_FAULTS`. A GPU's room is its free share plus what the listed
@@ -395,9 +419,7 @@ def allocation_fault(
             if job_rigid[j]:
                 per = job_gpus_per_worker[j]
                 fewer = held < job_gpus[j] and job_workers_max[j] > job_workers_min[j]
-                if held != job_gpus[j] and not (
-                    fewer and held % per == 0 and held >= per * job_workers_min[j]
-                ):
+                if held != job_gpus[j] and not (fewer and held % per == 0 and held >= per * job_workers_min[j]):
                     return 6, j, -1
             else:
                 per = job_gpus_per_worker[j]

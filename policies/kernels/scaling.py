@@ -16,15 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.policies.kernels.arrays import position
-from equipoise.policies.kernels.gangs import (
-    GangDemand,
-    GrantColumns,
-    Grants,
-    WorkingColumns,
-    granted,
-    room_of,
-    total,
-)
+from equipoise.policies.kernels.gangs import GangDemand, GrantColumns, Grants, WorkingColumns, granted, room_of, total
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
 from equipoise.policies.kernels.placement import ONE, WEIGHTED, Room, give, place
 from equipoise.policies.observation import Floats, Ints
@@ -88,10 +80,20 @@ def job_of(j: int, workers: int, model: int, columns: ScalingColumns) -> JobNow:
     gamma = s.gamma[j] if s.gamma[j] >= 1.0 else 1.0
     work_s = s.work_s[j] if workers > 0 and s.work_s[j] > 0.0 else np.nan
     return JobNow(
-        j, s.global_batch[j], max(s.per_worker[j], 1), s.workers_min[j], min(s.workers_max[j], useful),
-        max(s.sync_interval[j], 1), work_s, s.exchange_s[j], s.exchange_alone_s[j], gamma, s.service_s[j],
-        workers, model,
-    )  # fmt: skip
+        j,
+        s.global_batch[j],
+        max(s.per_worker[j], 1),
+        s.workers_min[j],
+        min(s.workers_max[j], useful),
+        max(s.sync_interval[j], 1),
+        work_s,
+        s.exchange_s[j],
+        s.exchange_alone_s[j],
+        gamma,
+        s.service_s[j],
+        workers,
+        model,
+    )
 
 
 @jit_in_place
@@ -202,9 +204,8 @@ def step_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
 
 @jit_in_place
 def speedups_of(
-    rows: Ints, workers: Ints, now: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns,
-    speedup: Floats,
-) -> None:  # fmt: skip
+    rows: Ints, workers: Ints, now: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns, speedup: Floats
+) -> None:
     """Write how many times as fast as with one worker each job (rows) trains with `workers`; 0 without any.
 
     `now` is the size at which the job was measured.
@@ -218,9 +219,16 @@ def speedups_of(
 
 @jit_in_place
 def times_of(
-    rows: Ints, now: Ints, now_model: Ints, index: Ints, workers: Ints, model: Ints,
-    scaling: ScalingColumns, table: TableColumns, result_s: Floats,
-) -> None:  # fmt: skip
+    rows: Ints,
+    now: Ints,
+    now_model: Ints,
+    index: Ints,
+    workers: Ints,
+    model: Ints,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    result_s: Floats,
+) -> None:
     """Write the step time (s) of job rows[index[k]] with workers[k] on model[k], for every k."""
     t = SpeedTable(*table)
     for k in range(index.size):
@@ -231,7 +239,7 @@ def times_of(
 @jit_in_place
 def exchanging_of(
     rows: Ints, now: Ints, workers: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns, share: Floats
-) -> None:  # fmt: skip
+) -> None:
     """Write the share of its time, 0..1, that each job (rows) with so many workers on a model exchanges."""
     t = SpeedTable(*table)
     for i in range(rows.size):
@@ -294,17 +302,40 @@ def _best_size(
 def _only(c: Room, order: Ints) -> Room:
     """The same room (not a copy) with some nodes only to choose from, as one group."""
     return Room(
-        c.first_gpu, c.size, c.up, c.free, c.room, c.memory_bytes, c.weight, c.group, order, c.scratch, c.most,
-        c.least_memory_bytes, c.largest, 1,
-    )  # fmt: skip
+        c.first_gpu,
+        c.size,
+        c.up,
+        c.free,
+        c.room,
+        c.memory_bytes,
+        c.weight,
+        c.group,
+        order,
+        c.scratch,
+        c.most,
+        c.least_memory_bytes,
+        c.largest,
+        1,
+    )
 
 
 @jit_in_place
 def grow(
-    elastic: ElasticColumns, horizon_s: float, margin: float, memory_bytes: Floats, columns: WorkingColumns,
-    node_model: Ints, gpu_node: Ints, order: Ints, first: Ints, free: Ints,
-    scaling: ScalingColumns, table: TableColumns, grants: GrantColumns, gains: Floats,
-) -> int:  # fmt: skip
+    elastic: ElasticColumns,
+    horizon_s: float,
+    margin: float,
+    memory_bytes: Floats,
+    columns: WorkingColumns,
+    node_model: Ints,
+    gpu_node: Ints,
+    order: Ints,
+    first: Ints,
+    free: Ints,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    grants: GrantColumns,
+    gains: Floats,
+) -> int:
     """Give free GPUs to jobs that gain by them, in order: writes all GPUs of each such job, and its gain (s).
 
     order[first[m] : first[m + 1]] are the nodes with GPU model m by descending weight, free[m] its free GPUs.
@@ -367,11 +398,21 @@ def _cheapest(
 
 @jit_in_place
 def shrink_for(
-    wanted: int, share: float, memory_bytes: float, alike: bool, worth_s: float, elastic: ElasticColumns,
+    wanted: int,
+    share: float,
+    memory_bytes: float,
+    alike: bool,
+    worth_s: float,
+    elastic: ElasticColumns,
     claim: Floats,
-    horizon_s: float, columns: WorkingColumns, gpu_node: Ints, scaling: ScalingColumns, table: TableColumns,
-    workers: Ints, out: Ints,
-) -> bool:  # fmt: skip
+    horizon_s: float,
+    columns: WorkingColumns,
+    gpu_node: Ints,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    workers: Ints,
+    out: Ints,
+) -> bool:
     """Let elastic jobs give up workers so that a gang of `wanted` GPUs can start; False if that does not pay.
 
     Jobs that lose least per GPU give first; all of it happens only if the claim-weighted seconds lost,

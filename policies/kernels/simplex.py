@@ -12,9 +12,7 @@ from equipoise.policies.kernels.jit import jit_in_place
 from equipoise.policies.observation import Floats, Ints
 
 _ZERO = 1e-11
-_STALLED = (
-    64  # pivots without gain, after which the first column that gains enters (Bland 1977), not the best
-)
+_STALLED = 64  # pivots without gain, after which the first column that gains enters (Bland 1977), not the best
 
 
 @jit_in_place

@@ -40,13 +40,7 @@ def busiest_node(first: Ints, node: Ints, busy_s: Floats) -> Floats:
 
 @jit
 def sync_coefficient(
-    first: Ints,
-    interval: Floats,
-    exchange_s: Floats,
-    step_s: Floats,
-    counts: Bools,
-    alpha: Floats,
-    beta: Floats,
+    first: Ints, interval: Floats, exchange_s: Floats, step_s: Floats, counts: Bools, alpha: Floats, beta: Floats
 ) -> Floats:
     """K per job: the least of its workers' K_i = alpha * V_i/V_ref - beta * d_i, clipped to -1..1.
 
@@ -127,9 +121,15 @@ def sync_period(interval: float, mean: Floats, std: Floats, exchange_s: float, g
 
 @jit
 def best_interval(
-    first: Ints, step_s: Floats, std_s: Floats, exchange_s: Floats, gamma: Floats, drift: Floats,
-    current: Ints, longest: int,
-) -> tuple[Ints, Floats]:  # fmt: skip
+    first: Ints,
+    step_s: Floats,
+    std_s: Floats,
+    exchange_s: Floats,
+    gamma: Floats,
+    drift: Floats,
+    current: Ints,
+    longest: int,
+) -> tuple[Ints, Floats]:
     """The H in 1..longest with the least expected period per useful step, and its gain over the current H.
 
     Cost of H: E[period(H)] * (1 + drift * (H - 1)) / H. The gain is 1 - cost(best) / cost(current), NaN
@@ -155,9 +155,16 @@ def best_interval(
 
 @jit
 def level_cost(
-    interval: int, every: int, mean: Floats, std: Floats, near_s: float, far_s: float, gamma: float, drift: float,
+    interval: int,
+    every: int,
+    mean: Floats,
+    std: Floats,
+    near_s: float,
+    far_s: float,
+    gamma: float,
+    drift: float,
     ratio: float,
-) -> float:  # fmt: skip
+) -> float:
     """Expected time per useful local step (s) with exchanges each `interval` steps, one in `every` of all workers.
 
     Near exchanges leave the part `ratio` of the drift (`policies.levels`). With every = 1 that of `best_interval`.
@@ -171,9 +178,19 @@ def level_cost(
 
 @jit
 def best_levels(
-    first: Ints, step_s: Floats, std_s: Floats, near_s: Floats, far_s: Floats, gamma: Floats, drift: Floats,
-    ratio: Floats, near: Ints, every: Ints, one: Ints, longest: int,
-) -> tuple[Ints, Ints, Floats]:  # fmt: skip
+    first: Ints,
+    step_s: Floats,
+    std_s: Floats,
+    near_s: Floats,
+    far_s: Floats,
+    gamma: Floats,
+    drift: Floats,
+    ratio: Floats,
+    near: Ints,
+    every: Ints,
+    one: Ints,
+    longest: int,
+) -> tuple[Ints, Ints, Floats]:
     """Interval and `every` of two levels, and the part of the time that they save against the one interval `one`.
 
     Those given or, with longest > 0, those of least cost with interval * every <= longest. NaN: not known.
@@ -215,9 +232,15 @@ def slowest_other(first: Ints, step_s: Floats) -> Floats:
 
 @jit
 def weighted_shares(
-    first: Ints, share: Floats, room: Floats, efficiency: Floats, load: Floats, delay: Floats, damping: float,
+    first: Ints,
+    share: Floats,
+    room: Floats,
+    efficiency: Floats,
+    load: Floats,
+    delay: Floats,
+    damping: float,
     floor: float,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """R'_i = R_i * (E_i / P_i) * lambda_i / (1 + delta_i); GPU k has the rows first[k] .. first[k + 1] - 1.
 
     Normalised to room[k], what the workers of the GPU may hold together: they are put there in proportion to

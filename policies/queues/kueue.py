@@ -20,14 +20,7 @@ from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.declared_queues import ANY_PRIORITY, LOWER_OR_NEWER, NEVER
 from equipoise.policies.observation import Bools, Ints, Observation
 from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
-from equipoise.policies.quotas.limits import (
-    ROUNDING,
-    Quota,
-    allowed_nodes,
-    amounts_of,
-    held_amounts,
-    node_model,
-)
+from equipoise.policies.quotas.limits import ROUNDING, Quota, allowed_nodes, amounts_of, held_amounts, node_model
 
 CYCLE_S = 0.005
 """Time of a cycle that writes nothing down (assumed; what is written takes longer by far)."""
@@ -50,16 +43,23 @@ class Kueue(AllocationStage):
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "heads of queues: within quota first, priority, arrival, id"
     blocking: ClassVar[str] = "as each queue says: strict, or passes over what does not fit (best-effort)"
-    preemption: ClassVar[str] = (
-        "lower priority in the queue, and what other queues of the cohort have borrowed"
-    )
+    preemption: ClassVar[str] = "lower priority in the queue, and what other queues of the cohort have borrowed"
     places: ClassVar[str] = "the fewest nodes possible now, of the first flavor with quota"
     starvation: ClassVar[str] = "a gang may wait in a best-effort queue for as long as smaller jobs arrive"
     keeps_limits: ClassVar[bool] = True
     honours: ClassVar[tuple[str, ...]] = (
-        "limits", "partitions", "GPU types", "topology required", "topology preferred", "quotas", "reclaim",
-        "preemption while borrowing", "queue order", "fair sharing", "partial admission",
-    )  # fmt: skip
+        "limits",
+        "partitions",
+        "GPU types",
+        "topology required",
+        "topology preferred",
+        "quotas",
+        "reclaim",
+        "preemption while borrowing",
+        "queue order",
+        "fair sharing",
+        "partial admission",
+    )
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Admit the heads of queues, cycle by cycle, until none can be; memory: kinds of equal jobs."""
@@ -97,9 +97,16 @@ def _kinds(o: Observation, memory: Memory) -> Memory:
         return memory
     known = {key: k for k, key in enumerate(memory.get("keys", ()))}
     columns = (
-        jobs.claim, jobs.gpus_requested, jobs.priority, jobs.gpu_types, jobs.together, jobs.gpu_share_requested,
-        jobs.workers_min, jobs.workers_max, jobs.memory_bytes,
-    )  # fmt: skip
+        jobs.claim,
+        jobs.gpus_requested,
+        jobs.priority,
+        jobs.gpu_types,
+        jobs.together,
+        jobs.gpu_share_requested,
+        jobs.workers_min,
+        jobs.workers_max,
+        jobs.memory_bytes,
+    )
     new = zip(*(column[len(seen) :].tolist() for column in columns), strict=True)
     found = [known.setdefault(key, len(known)) for key in new]
     kind = np.concatenate((seen, np.array(found, dtype=np.int64)))
@@ -205,8 +212,10 @@ class _Turn:
             count += told.get(head.row) != short
             told[head.row] = short
         parked = _unparked(parked, {self._root_of(row) for row in self.victims})
-        ran = np.setdiff1d(np.concatenate((o.running, np.array(list(self.proposal.given), dtype=np.int64))),
-                           np.array(list(self.victims), dtype=np.int64))  # fmt: skip
+        ran = np.setdiff1d(
+            np.concatenate((o.running, np.array(list(self.proposal.given), dtype=np.int64))),
+            np.array(list(self.victims), dtype=np.int64),
+        )
         if any(self._order.values()) or self.victims:
             plan = plan.with_(revisit_s=min(plan.revisit_s, o.time_s + CYCLE_S))
         return plan.with_(told=count), {**memory, "parked": parked, "told": told, "ran": ran}
@@ -281,12 +290,7 @@ class _Turn:
     def _rank(self, head: _Head) -> tuple[float, float, float, int]:
         priority = float(self.o.jobs.priority[head.row])
         if self.o.queues.numbers.get("fair_sharing") and head.leaf >= 0:
-            return (
-                self._share(head.leaf, head.gpus),
-                -priority,
-                float(self.o.jobs.arrival_s[head.row]),
-                head.row,
-            )
+            return (self._share(head.leaf, head.gpus), -priority, float(self.o.jobs.arrival_s[head.row]), head.row)
         return (float(head.borrows), -priority, float(self.o.jobs.arrival_s[head.row]), head.row)
 
     def _share(self, leaf: int, more: float = 0.0) -> float:
@@ -309,8 +313,7 @@ class _Turn:
         """Choose a flavor: the first in which the job fits, else the first in which it may stop others."""
         quotas = self._quotas(head.row) or [-1]
         head.leaf = next(
-            (leaf for leaf in quotas if leaf >= 0 and head.gpus <= self.quota._most[leaf] + ROUNDING),
-            quotas[0],
+            (leaf for leaf in quotas if leaf >= 0 and head.gpus <= self.quota._most[leaf] + ROUNDING), quotas[0]
         )
         for leaf in quotas:
             if self._within(head, leaf) and self._room(head, leaf, ()):
@@ -341,9 +344,7 @@ class _Turn:
             np.add.at(free, self.o.gpus.node[self._held[row]], 1)
         share = float(self.o.jobs.gpu_share_requested[head.row])
         if share < 1.0 and not victims:
-            return (
-                place_job(self.proposal, head.row, head.wanted, allowed=self._nodes(head, leaf)) is not None
-            )
+            return place_job(self.proposal, head.row, head.wanted, allowed=self._nodes(head, leaf)) is not None
         alike = of_one_model(self.o, head.row, self._nodes(head, leaf))
         sets = (mask for nodes in alike for mask in masks(self.o, head.row, nodes))
         return any(int(free[mask].sum()) >= head.wanted for mask in sets)
@@ -361,8 +362,11 @@ class _Turn:
 
     def _note(self, head: _Head) -> None:
         """Remember the limit that keeps the job out; none where GPUs do."""
-        amounts = {model: head.gpus for model in range(self.quota.models)
-                   if head.leaf < 0 or int(self.o.queues.models[head.leaf]) >> model & 1}  # fmt: skip
+        amounts = {
+            model: head.gpus
+            for model in range(self.quota.models)
+            if head.leaf < 0 or int(self.o.queues.models[head.leaf]) >> model & 1
+        }
         for model, gpus in list(amounts.items())[:1]:
             broken = self.quota.broken(int(self.o.jobs.claim[head.row]), {model: gpus})
             if broken >= 0:
@@ -394,9 +398,7 @@ class _Turn:
         return found
 
     def _stop(self, row: int, by: int) -> None:
-        self.quota.book(
-            int(self.o.jobs.claim[row]), {m: -n for m, n in held_amounts(self.o, row).items()}, -1
-        )
+        self.quota.book(int(self.o.jobs.claim[row]), {m: -n for m, n in held_amounts(self.o, row).items()}, -1)
         self.proposal.stop((row,))
         self.victims[row] = by
 
@@ -421,9 +423,7 @@ class _Turn:
         if may_borrow:
             lower = [pair for pair in candidates if pair in same or self.o.jobs.priority[pair[0]] < below]
             return self._fewest(head, candidates if own else lower, borrow=True, below=below)
-        return (self._fewest(head, candidates, borrow=False) if own else []) or self._fewest(
-            head, same, borrow=True
-        )
+        return (self._fewest(head, candidates, borrow=False) if own else []) or self._fewest(head, same, borrow=True)
 
     def _candidates(self, head: _Head) -> list[tuple[int, int]]:
         """Who may be stopped: of other queues first, then lower priority, then last started."""
@@ -435,11 +435,7 @@ class _Turn:
                 continue
             priority = float(jobs.priority[row])
             if leaf == head.leaf:
-                newer = (
-                    within == LOWER_OR_NEWER
-                    and priority == mine
-                    and jobs.arrival_s[row] > jobs.arrival_s[head.row]
-                )
+                newer = within == LOWER_OR_NEWER and priority == mine and jobs.arrival_s[row] > jobs.arrival_s[head.row]
                 may = within != NEVER and (priority < mine or bool(newer))
             else:
                 borrows = self.quota.gpus[leaf] > self.nominal[leaf] + ROUNDING
@@ -493,6 +489,4 @@ class _Turn:
         self.quota.book(int(self.o.jobs.claim[row]), amounts, sign)
 
     def _fits(self, head: _Head, stopped: Sequence[tuple[int, int]], borrow: bool) -> bool:
-        return self._within(head, head.leaf, borrow) and self._room(
-            head, head.leaf, [row for row, _ in stopped]
-        )
+        return self._within(head, head.leaf, borrow) and self._room(head, head.leaf, [row for row, _ in stopped])

@@ -64,17 +64,22 @@ class Multifactor(AllocationStage):
     name: ClassVar[str] = "multifactor"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "tier of the partition, multifactor priority, arrival, id"
-    blocking: ClassVar[str] = (
-        "strict in each partition; with backfill, starts what delays no job planned before it"
-    )
+    blocking: ClassVar[str] = "strict in each partition; with backfill, starts what delays no job planned before it"
     preemption: ClassVar[str] = "as declared: of QOS that its own may stop, or of partitions of a lower tier"
     places: ClassVar[str] = "the fewest nodes possible now, of the partition and of the GPU types asked for"
     starvation: ClassVar[str] = "with weight on age and backfill none; else as the weights say"
     keeps_limits: ClassVar[bool] = True
     honours: ClassVar[tuple[str, ...]] = (
-        "limits", "partitions", "GPU types", "topology required", "topology preferred", "priority", "fair share",
-        "backfill", "preemption",
-    )  # fmt: skip
+        "limits",
+        "partitions",
+        "GPU types",
+        "topology required",
+        "topology preferred",
+        "priority",
+        "fair share",
+        "backfill",
+        "preemption",
+    )
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Start waiting jobs by priority, then backfill; memory holds decayed usage and the last backfill."""
@@ -103,11 +108,15 @@ class Multifactor(AllocationStage):
         elif depth and left and proposal.free:
             revisit_s = last_s + interval_s
         values = {
-            "order": ranked[:_SHOWN], "priority": priority[order][:_SHOWN], "held": turn.ints(turn.limited),
-            "limit": np.array(list(turn.limited.values()), dtype=np.int64), "planned": turn.ints(turn.planned),
-            "planned_s": np.array(list(turn.planned.values())), "stopped": turn.ints(turn.victims),
+            "order": ranked[:_SHOWN],
+            "priority": priority[order][:_SHOWN],
+            "held": turn.ints(turn.limited),
+            "limit": np.array(list(turn.limited.values()), dtype=np.int64),
+            "planned": turn.ints(turn.planned),
+            "planned_s": np.array(list(turn.planned.values())),
+            "stopped": turn.ints(turn.victims),
             "stopped_for": np.array(list(turn.victims.values()), dtype=np.int64),
-        }  # fmt: skip
+        }
         allocation = proposal.allocation()
         started = len(proposal.given)
         text = f"started {started} of {len(rows)} waiting jobs"
@@ -143,11 +152,7 @@ def stoppable(o: Observation, row: int) -> list[int]:
     if q.numbers["preempt_by"] == 1.0:
         theirs, own = q.codes(claim, "qos"), int(q.codes(mine, "qos")[0])
         may = (theirs >= 0) & q.preempts[own, theirs] if own >= 0 else np.zeros(len(running), dtype=np.bool_)
-        rank = (
-            np.where(theirs >= 0, q.qos_priority[theirs], 0.0)
-            if len(q.qos_priority)
-            else np.zeros(len(theirs))
-        )
+        rank = np.where(theirs >= 0, q.qos_priority[theirs], 0.0) if len(q.qos_priority) else np.zeros(len(theirs))
     else:
         rank = q.tier[claim].astype(np.float64)
         may = q.tier[claim] < q.tier[mine[0]]

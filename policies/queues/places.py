@@ -33,9 +33,7 @@ def of_one_model(o: Observation, row: int, allowed: Bools) -> list[Bools]:
     return [allowed & (model == one) for one in np.unique(model[allowed]).tolist()]
 
 
-def place_job(
-    proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None
-) -> Ints | None:
+def place_job(proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None) -> Ints | None:
     """GPUs (rows) for a job that are free in `draft`, or None. Takes nothing: see `start_on`.
 
     allowed: nodes to choose from, in place of all that it may use.
@@ -75,7 +73,5 @@ def wanted_gpus(o: Observation, row: int) -> int:
     if jobs.rigid[row]:
         return int(jobs.gpus_requested[row])
     per = int(jobs.gpus_per_worker[row])
-    workers = min(
-        max(int(jobs.gpus_requested[row]) // per, int(jobs.workers_min[row])), int(jobs.workers_max[row])
-    )
+    workers = min(max(int(jobs.gpus_requested[row]) // per, int(jobs.workers_min[row])), int(jobs.workers_max[row]))
     return workers * per

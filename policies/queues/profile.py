@@ -29,7 +29,7 @@ def node_classes(o: Observation) -> Ints:
 @jit_in_place
 def first_fit(
     times_s: Floats, free: Ints, used: int, allowed: Bools, wanted: int, takes_s: float, until_s: float, least: Ints
-) -> int:  # fmt: skip
+) -> int:
     """The first of the `used` rows from which so many GPUs are free for so long; -1: none up to `until_s`.
 
     Writes to `least` (classes,) what each class has free all that while.
@@ -92,9 +92,7 @@ class Profile:
         self.classes = int(node_class.max(initial=0)) + 1
         service_s = o.jobs.service_s[rows]
         first_s = math.nextafter(o.time_s, math.inf)
-        end_s = np.where(
-            np.isnan(service_s), np.inf, np.maximum(o.time_s + np.maximum(service_s, 0.0), first_s)
-        )
+        end_s = np.where(np.isnan(service_s), np.inf, np.maximum(o.time_s + np.maximum(service_s, 0.0), first_s))
         times_s, which = np.unique(end_s, return_inverse=True)
         slot = np.full(len(o.jobs), -1)
         slot[rows] = which.reshape(-1)
@@ -109,9 +107,7 @@ class Profile:
         self._times_s[0], self._times_s[1 : self._used] = o.time_s, times_s
         self._free[: self._used] = np.cumsum(np.vstack((now[None, :], given)), axis=0)
 
-    def earliest(
-        self, allowed: Bools, wanted: int, takes_s: float, until_s: float
-    ) -> tuple[float, Ints] | None:
+    def earliest(self, allowed: Bools, wanted: int, takes_s: float, until_s: float) -> tuple[float, Ints] | None:
         """(first time at which so many GPUs are free for so long, what each class has free all that while).
 
         allowed: (classes,). None: not before `until_s`.

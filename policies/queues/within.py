@@ -69,9 +69,7 @@ def _without(allocation: Allocation, rows: Collection[int]) -> Allocation:
         return allocation
     kept = [k for k, row in enumerate(allocation.job.tolist()) if row not in rows]
     none = np.empty(0, dtype=np.int64)
-    entries = np.concatenate(
-        [none, *(np.arange(allocation.offset[k], allocation.offset[k + 1]) for k in kept)]
-    )
+    entries = np.concatenate([none, *(np.arange(allocation.offset[k], allocation.offset[k + 1]) for k in kept)])
     sizes = np.diff(allocation.offset)[kept]
     offset = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     return Allocation(allocation.job[kept], offset, allocation.gpu[entries], allocation.share[entries])
@@ -91,9 +89,7 @@ def _kept(stage: Stage) -> Stage:
 def _held(o: Observation, quota: Quota) -> Ints:
     """Waiting jobs that break a limit by themselves."""
     jobs, rows = o.jobs, o.waiting
-    need = np.where(
-        jobs.rigid[rows], jobs.gpus_requested[rows], jobs.workers_min[rows] * jobs.gpus_per_worker[rows]
-    )
+    need = np.where(jobs.rigid[rows], jobs.gpus_requested[rows], jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
     return np.asarray(rows[~may_start(o, quota, rows, need)])
 
 
@@ -141,8 +137,4 @@ def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int
 
 
 def _noted(plan: Plan, name: str, held: Ints) -> Plan:
-    return (
-        plan.because(name, f"held {len(held)} jobs at the limits of their queues", held=held)
-        if len(held)
-        else plan
-    )
+    return plan.because(name, f"held {len(held)} jobs at the limits of their queues", held=held) if len(held) else plan

@@ -226,6 +226,4 @@ def bound(q: Queues, limit: int) -> str:
     resource = int(q.resource[limit]) if len(q.resource) else -1
     if resource < 0:
         return f"{most:g} GPUs"
-    return (
-        f"{most / 2**30:g} GiB of memory" if resource == 1 else f"{most:g} {('CPUs', '', 'nodes')[resource]}"
-    )
+    return f"{most / 2**30:g} GiB of memory" if resource == 1 else f"{most:g} {('CPUs', '', 'nodes')[resource]}"

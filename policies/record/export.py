@@ -69,8 +69,7 @@ class ExportedPolicy:
 def stage_entries(policy: Policy) -> list[dict[str, dict[str, Any]]]:
     """The stages with every parameter, as `make_policy` takes them."""
     return [
-        {stage.name: {f.name: getattr(stage, f.name) for f in dataclasses.fields(stage)}}
-        for stage in policy.stages
+        {stage.name: {f.name: getattr(stage, f.name) for f in dataclasses.fields(stage)}} for stage in policy.stages
     ]
 
 
@@ -218,9 +217,7 @@ def _read(raw: bytes) -> tuple[yaml.Node | None, dict[str, Any]]:
     finally:
         loader.dispose()
     if not isinstance(data, dict):
-        raise _FaultError(
-            "not a policy file: a mapping is needed", mark=None if node is None else node.start_mark
-        )
+        raise _FaultError("not a policy file: a mapping is needed", mark=None if node is None else node.start_mark)
     try:
         _bounded(data, (), [0])
     except _FaultError as fault:
@@ -269,9 +266,7 @@ def _verified(data: dict[str, Any], key: bytes | None) -> tuple[dict[str, Any], 
     if not hmac.compare_digest(str(data["digest"]).encode(), digest_of(content).encode()):
         raise _FaultError("damaged: its content does not match its digest", "digest")
     if data["contract"] != CONTRACT_VERSION:
-        raise _FaultError(
-            f"written for contract {data['contract']}, this version has {CONTRACT_VERSION}", "contract"
-        )
+        raise _FaultError(f"written for contract {data['contract']}, this version has {CONTRACT_VERSION}", "contract")
     if key is None:
         return content, False
     if "signature" not in data:

@@ -29,8 +29,7 @@ def foreign_sources(policy: Policy) -> list[Part]:
             found.update(_parts_of(cls, type(stage)))
     names = [name for name, _ in sorted(found)]
     return [  # of two folders: both count
-        (name if names.count(name) == 1 else f"{name} ({k})", value)
-        for k, (name, value) in enumerate(sorted(found))
+        (name if names.count(name) == 1 else f"{name} ({k})", value) for k, (name, value) in enumerate(sorted(found))
     ]
 
 

@@ -44,9 +44,7 @@ from equipoise.policies.observation import TABLES, Labels, Observation
 from equipoise.policies.queues.within import within_queues
 
 FORMAT = {"format": "equipoise-journal", "version": 1}
-_CLASSES: dict[str, type[Any]] = {
-    c.__name__: c for c in (Plan, Moves, Allocation, Reason, Refusal, Queues, Labels)
-}
+_CLASSES: dict[str, type[Any]] = {c.__name__: c for c in (Plan, Moves, Allocation, Reason, Refusal, Queues, Labels)}
 
 
 _FEW = 32  # values that are looked at one by one sooner than by NumPy

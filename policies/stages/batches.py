@@ -63,9 +63,7 @@ def _goodput(o: Observation, row: int, own: slice, tried: Ints) -> Floats:
     samples, fixed_s = workers.samples_per_step[own], np.nan_to_num(workers.fixed_s[own])
     dealt = tried[:, None] * (samples / max(int(samples.sum()), 1))
     each_s = np.maximum(workers.response_s_per_sample[own] - fixed_s / np.maximum(samples, 1), 0.0)
-    step_s = (fixed_s * _passes(o, row, own, dealt) / _passes(o, row, own, samples) + each_s * dealt).max(
-        axis=1
-    )
+    step_s = (fixed_s * _passes(o, row, own, dealt) / _passes(o, row, own, samples) + each_s * dealt).max(axis=1)
     interval = max(int(jobs.sync_interval[row]), 1)
     exchange_s = jobs.exchange_s[row] if jobs.exchange_s[row] >= 0 else jobs.exchange_alone_s[row]
     gamma = float(jobs.gamma[row]) if jobs.gamma[row] >= 1.0 else 1.0

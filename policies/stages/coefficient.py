@@ -51,9 +51,7 @@ def adapted(
         faster, better = np.log(now[1] / before[1]), np.log(now[2] / before[2])
     counts = _as_before(observation, groups, memory) & (jobs.far_every[rows] == 1) & (before[0] != now[0])
     counts &= now[1] != before[1]  # else nothing was measured since
-    counts &= ~np.logical_or.reduceat(
-        np.isfinite(workers.push_s), groups.first[:-1]
-    )  # rounds are no intervals
+    counts &= ~np.logical_or.reduceat(np.isfinite(workers.push_s), groups.first[:-1])  # rounds are no intervals
     with np.errstate(invalid="ignore"):  # NaN compares as False
         counts &= np.abs(faster - predicted) <= np.abs(predicted) + noise
         counts &= np.abs(faster - better) <= np.abs(predicted) + noise

@@ -105,9 +105,7 @@ def bytes_to_fetch(observation: Observation) -> tuple[Floats, Floats]:
     """Bytes of shards not at their owner: (that each node is to send, that it is to receive), (nodes,) each."""
     shards, nodes = observation.shards, len(observation.nodes)
     sent, received = np.zeros(nodes), np.zeros(nodes)
-    to_fetch(
-        shards.worker, shards.node, shards.local, shards.bytes, observation.workers.node, sent, received
-    )  # fmt: skip
+    to_fetch(shards.worker, shards.node, shards.local, shards.bytes, observation.workers.node, sent, received)
     return sent, received
 
 

@@ -62,9 +62,17 @@ def carried(memory: Memory, name: str, rows: Ints, else_: Ints) -> Floats:
 
 
 def level_intervals(
-    observation: Observation, groups: WorkersByJob, memory: Memory, one: Ints, far_s: Floats, acts: Bools,
-    coefficient: Coefficient, eta: float, longest: int, hysteresis: float,
-) -> tuple[Ints, Ints, dict[str, Any]]:  # fmt: skip
+    observation: Observation,
+    groups: WorkersByJob,
+    memory: Memory,
+    one: Ints,
+    far_s: Floats,
+    acts: Bools,
+    coefficient: Coefficient,
+    eta: float,
+    longest: int,
+    hysteresis: float,
+) -> tuple[Ints, Ints, dict[str, Any]]:
     """(interval, exchanges per exchange of all workers) of each running job, and what to remember.
 
     Both follow their K as the one interval does, near workers' by `near_exchange_s`, all workers' by `far_s`;
@@ -87,13 +95,21 @@ def level_intervals(
         whole = np.maximum(1, np.floor(far_h / near + 1e-9)).astype(np.int64)
     else:
         near, whole = one.copy(), np.ones_like(one)
-    std_s = (
-        step_deviation(observation) if longest else np.zeros_like(step_s)
-    )  # which takes long to reckon with
+    std_s = step_deviation(observation) if longest else np.zeros_like(step_s)  # which takes long to reckon with
     near, whole, gain = best_levels(
-        groups.first, step_s, std_s, near_s, far_s,
-        np.nan_to_num(jobs.gamma[rows], nan=1.0), drift, ratio, near, whole, one, longest,
-    )  # fmt: skip
+        groups.first,
+        step_s,
+        std_s,
+        near_s,
+        far_s,
+        np.nan_to_num(jobs.gamma[rows], nan=1.0),
+        drift,
+        ratio,
+        near,
+        whole,
+        one,
+        longest,
+    )
     use = (whole > 1) & (gain > np.where(every > 1, 0.0, hysteresis))
     stay = ~acts & (every > 1)
     interval = np.where(stay, now, np.where(use & acts, near, one))

@@ -18,9 +18,7 @@ from equipoise.policies.stages.guard import guard_blocked, guard_empty, guard_re
 from equipoise.policies.stages.pushes import do_not_wait
 
 _STARVED = 0.02  # of its computing, above which a worker's wait for input says that input sets its pace...
-_STARVED_LEAD = (
-    3.0  # ... and its lead over that, in such parts, of which more than one must be left to see it
-)
+_STARVED_LEAD = 3.0  # ... and its lead over that, in such parts, of which more than one must be left to see it
 _SIGMAS = 2.0  # of the difference of two steps, by which a capped worker stays ahead of the slowest
 _LOST, _TOO_MUCH = 0.5, 1.5  # of its lead, at which a node's clock is changed
 _LOOK_S = 60.0  # after which caps that are in force are looked at again, at the latest
@@ -71,9 +69,15 @@ def at_full_clock(observation: Observation) -> Observation:
 
 
 def plan_caps(
-    observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory, slack: float, least: float,
-    noise: float, backoff_s: float,
-) -> tuple[Plan, dict[str, Any], dict[str, Any]]:  # fmt: skip
+    observation: Observation,
+    groups: WorkersByJob,
+    plan: Plan,
+    memory: Memory,
+    slack: float,
+    least: float,
+    noise: float,
+    backoff_s: float,
+) -> tuple[Plan, dict[str, Any], dict[str, Any]]:
     """`plan` with a cap on each node all of whose GPUs wait, what to remember, and values; nothing without leave.
 
     observation: as at the full clock. The slowest worker of a job, or its own input, sets the pace of each; a node
@@ -87,24 +91,29 @@ def plan_caps(
     if plan.power_cap_w is not None or not np.isfinite(nodes.power_max_w).any():
         return plan, {}, {}
     goodput = np.where(
-        np.isfinite(o.jobs.goodput_samples_per_s),
-        o.jobs.goodput_samples_per_s,
-        o.jobs.throughput_samples_per_s,
+        np.isfinite(o.jobs.goodput_samples_per_s), o.jobs.goodput_samples_per_s, o.jobs.throughput_samples_per_s
     )[rows]
     verdict, record = guard_review(
-        memory.get("power_guard", guard_empty()), rows, goodput, o.time_s, noise=noise, settle_s=o.window_s,
+        memory.get("power_guard", guard_empty()),
+        rows,
+        goodput,
+        o.time_s,
+        noise=noise,
+        settle_s=o.window_s,
         backoff_s=backoff_s,
-    )  # fmt: skip
+    )
     watched = np.isin(rows, record["id"][record["watched"]])
     alone, inside = _whole_nodes(o)
     fetching = np.unique(o.shards.job[~o.shards.local])
     waits_evenly = ~np.isin(rows, fetching) & ~np.isin(rows, memory.get("power_fetching", _NONE))
     able = groups.sound & inside[rows] & waits_evenly & (watched | ~guard_blocked(record, rows, o.time_s))
     pace, lead = _pace(o, groups, plan, slack)
-    wanted = np.array([
-        _at_pace(o, np.where(groups.spread(able), pace / np.maximum(1.0 - part * lead, 1e-9), 1.0), alone)
-        for part in (_TOO_MUCH, 1.0, _LOST)
-    ])  # fmt: skip
+    wanted = np.array(
+        [
+            _at_pace(o, np.where(groups.spread(able), pace / np.maximum(1.0 - part * lead, 1e-9), 1.0), alone)
+            for part in (_TOO_MUCH, 1.0, _LOST)
+        ]
+    )
     last = memory.get("power_wanted", wanted[:, :0])
     spare, clock, _ = np.maximum(wanted, last if last.shape == wanted.shape else 1.0)
     lowest_w = np.maximum(least * nodes.power_max_w, np.minimum(nodes.power_idle_w + 1.0, nodes.power_max_w))
@@ -117,17 +126,13 @@ def plan_caps(
     raised = nodes.up & (wanted[2] > before) & (cap_w > nodes.power_cap_w)
     lowered = (spare < before) & (cap_w < nodes.power_cap_w) & (o.time_s - o.window_s > since_s)
     redealt = plan.samples(o) != o.workers.samples_per_step
-    settles = (
-        groups.spread(watched | np.logical_or.reduceat(redealt, groups.first[:-1])) if len(rows) else redealt
-    )
+    settles = groups.spread(watched | np.logical_or.reduceat(redealt, groups.first[:-1])) if len(rows) else redealt
     lowered &= np.bincount(o.workers.node, weights=settles, minlength=len(nodes)) == 0
     fresh = np.logical_or.reduceat(lowered[o.workers.node], groups.first[:-1]) if len(rows) else watched
     record = guard_watch(record, rows[fresh], goodput[fresh], o.time_s, np.zeros(int(fresh.sum())))
     moved = raised | lowered
     since_s = np.where(moved, o.time_s, since_s)
-    state = {
-        "power_guard": record, "power_since_s": since_s, "power_fetching": fetching, "power_wanted": wanted,
-    }  # fmt: skip
+    state = {"power_guard": record, "power_since_s": since_s, "power_fetching": fetching, "power_wanted": wanted}
     new_w = np.where(moved, cap_w, nodes.power_cap_w)
     values = {
         "s324_capped": int((new_w < nodes.power_max_w).sum()),

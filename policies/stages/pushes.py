@@ -24,9 +24,18 @@ def do_not_wait(observation: Observation, groups: WorkersByJob) -> Bools:
 
 
 def push_intervals(
-    observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory, acts: Bools, alpha: Floats,
-    beta: Floats, eta: float, longest: int, hysteresis: float, alike: bool,
-) -> tuple[Ints, Ints, dict[str, Any]]:  # fmt: skip
+    observation: Observation,
+    groups: WorkersByJob,
+    plan: Plan,
+    memory: Memory,
+    acts: Bools,
+    alpha: Floats,
+    beta: Floats,
+    eta: float,
+    longest: int,
+    hysteresis: float,
+    alike: bool,
+) -> tuple[Ints, Ints, dict[str, Any]]:
     """(local steps between the pushes of each worker, steps of each job's rounds, what to remember).
 
     Each worker follows its own K = alpha * V_i/V_ref - beta * d_i, with the time of its own push and step; `alike`:
@@ -45,9 +54,15 @@ def push_intervals(
     spread = groups.spread(acts)
     if longest:
         new, gain = best_interval(
-            each, step_s, step_deviation(observation), push_s, np.ones(len(workers)),
-            np.where(spread, drift, np.nan), planned.copy(), longest,
-        )  # fmt: skip
+            each,
+            step_s,
+            step_deviation(observation),
+            push_s,
+            np.ones(len(workers)),
+            np.where(spread, drift, np.nan),
+            planned.copy(),
+            longest,
+        )
         if alike:
             new = groups.spread(np.maximum.reduceat(new, groups.first[:-1]))
         new = np.where(gain > hysteresis, new, planned)

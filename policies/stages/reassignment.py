@@ -11,13 +11,7 @@ from equipoise.policies.kernels.batch_split import slowest_step
 from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.groups import WorkersByJob, measurement_noise, or_else
-from equipoise.policies.stages.guard import (
-    guard_acquit,
-    guard_blocked,
-    guard_empty,
-    guard_review,
-    guard_watch,
-)
+from equipoise.policies.stages.guard import guard_acquit, guard_blocked, guard_empty, guard_review, guard_watch
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
 _SIGMAS = 3.0  # of the measurement, beyond which a speed has changed
@@ -37,9 +31,14 @@ def review_splits(
     goodput = o.jobs.goodput_samples_per_s[rows]
     now, dealt = workers.samples_per_step, plan.samples(o)
     verdict, record = guard_review(
-        memory.get("deal_guard", guard_empty()), rows, goodput, o.time_s, noise=noise,
-        settle_s=o.window_s, backoff_s=backoff_s,
-    )  # fmt: skip
+        memory.get("deal_guard", guard_empty()),
+        rows,
+        goodput,
+        o.time_s,
+        noise=noise,
+        settle_s=o.window_s,
+        backoff_s=backoff_s,
+    )
     old, old_s = _old_splits(o, groups, memory)
     sound = np.logical_and.reduceat(now <= workers.samples_max, groups.first[:-1])
     sound &= np.logical_and.reduceat(plan.weights(o) > 0.0, groups.first[:-1])
@@ -54,9 +53,7 @@ def review_splits(
         record, blocked = guard_acquit(record, rows[lifted]), blocked & ~lifted
     keep = groups.spread(blocked & sound)
     new = np.where(groups.spread(undone), old, np.where(keep, now, dealt))
-    fresh = (
-        np.logical_or.reduceat(new != now, groups.first[:-1]) & ~undone & (match_sorted(watched, rows) < 0)
-    )
+    fresh = np.logical_or.reduceat(new != now, groups.first[:-1]) & ~undone & (match_sorted(watched, rows) < 0)
     record = guard_watch(record, rows[fresh], goodput[fresh], o.time_s, np.zeros(int(fresh.sum())))
     new_here = groups.spread(fresh)
     state = {"deal_guard": record, "deal_id": workers.id, "deal": np.where(new_here, now, old)}
@@ -82,9 +79,7 @@ def _old_splits(o: Observation, groups: WorkersByJob, memory: Memory) -> tuple[I
     return np.where(fits, old, now), np.where(fits, old_s, now_s)
 
 
-def _changed(
-    o: Observation, groups: WorkersByJob, memory: Memory, old: Ints, old_s: Floats, noise: float
-) -> Bools:
+def _changed(o: Observation, groups: WorkersByJob, memory: Memory, old: Ints, old_s: Floats, noise: float) -> Bools:
     """Whether a worker of each job takes another time per sample at its old deal than it took before the new one.
 
     Known once the old deal has been in force for a whole window.

@@ -142,16 +142,12 @@ class DataFlow(Stage):
         # Workers of a job step together, so what is read is what is dealt: no data goes where it is not.
         dealt = np.maximum(state["samples"], 1e-3)
         _, unread = imbalance(groups.first, np.where(np.isnan(capacity), np.nan, dealt), owned, healthy)
-        surplus = np.where(
-            surplus * unread > 0.0, np.sign(surplus) * np.minimum(abs(surplus), abs(unread)), 0.0
-        )
+        surplus = np.where(surplus * unread > 0.0, np.sign(surplus) * np.minimum(abs(surplus), abs(unread)), 0.0)
         after["acting"], acting = self._acting(groups, index, memory)
         values |= _imbalance_values(observation, groups, index, surplus)
         values["s112_acting"] = int(acting.sum())
         if not acting.any() or self.frozen == "S113":
-            return plan.because(
-                "s1", _why_not(index, len(observation.shards) > 0), **values, s113_moves=0
-            ), after
+            return plan.because("s1", _why_not(index, len(observation.shards) > 0), **values, s113_moves=0), after
         links = links_of(observation)
         solve = _least_time_flow if self.mode == "optimal" else _weighted_flow
         flow, value = solve(groups, acting, surplus, free, observation.workers.node, links)
@@ -195,15 +191,11 @@ class DataFlow(Stage):
         wide = sigma * _less_sure(groups, state["norm_windows"], self.sigmas)
         healthy = gradient_health(groups.first, seen, rate, deviation, wide, warm, self.sigmas)
         measured = groups.spread(np.logical_or.reduceat(np.isfinite(norm), groups.first[:-1]))
-        healthy = np.where(
-            measured | ~trained, healthy, state["sick_windows"] == 0
-        )  # else nothing new is known
+        healthy = np.where(measured | ~trained, healthy, state["sick_windows"] == 0)  # else nothing new is known
         state["sick_windows"] = state["sick_windows"] + (measured & ~healthy)
         bound = np.where(warm, self.sigmas * sigma, np.inf)
         near = np.clip(deviation, -bound, bound)
-        usual = np.where(
-            np.isnan(deviation), norm, norm - deviation + near
-        )  # an outlier moves it a little only
+        usual = np.where(np.isnan(deviation), norm, norm - deviation + near)  # an outlier moves it a little only
         _remember_variance(state, "norm", near)
         self._smooth(state, "norm", np.where(trained, usual, np.nan), 0.0)
         return forecast, healthy, state
@@ -228,9 +220,7 @@ class DataFlow(Stage):
         return groups.rows[acting | (before & np.isnan(index))], acting
 
 
-def _imbalance_values(
-    observation: Observation, groups: WorkersByJob, index: Floats, surplus: Floats
-) -> dict[str, Any]:
+def _imbalance_values(observation: Observation, groups: WorkersByJob, index: Floats, surplus: Floats) -> dict[str, Any]:
     """The largest imbalance, whose it is, and all deficits in bytes (at the mean size of a sample)."""
     known = ~np.isnan(index)
     if not known.any():
@@ -246,9 +236,7 @@ def _imbalance_values(
     }
 
 
-def _norm_deviation(
-    groups: WorkersByJob, state: dict[str, NDArray[Any]], norm: Floats
-) -> tuple[Floats, Floats, Bools]:
+def _norm_deviation(groups: WorkersByJob, state: dict[str, NDArray[Any]], norm: Floats) -> tuple[Floats, Floats, Bools]:
     """How far the logarithm of each norm is from its forecast, how far it usually is, and whether that is known.
 
     What the workers of a job have in common (the loss falls, the learning rate changes) is taken out by the
@@ -342,7 +330,15 @@ def _carry_out(
     shard_first, rows = last_needed_first(rows, shards.worker, shards.needed_in_s, len(workers))
     return pick_shards(
         *flow,
-        shard_first, rows, shards.samples.astype(np.float64), shards.bytes, shards.node,
-        workers.node, capacity, workers.samples_owned.copy(), room_bytes(observation, plan),
-        *bytes_to_fetch(observation), links,
-    )  # fmt: skip
+        shard_first,
+        rows,
+        shards.samples.astype(np.float64),
+        shards.bytes,
+        shards.node,
+        workers.node,
+        capacity,
+        workers.samples_owned.copy(),
+        room_bytes(observation, plan),
+        *bytes_to_fetch(observation),
+        links,
+    )

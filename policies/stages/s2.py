@@ -91,12 +91,16 @@ class Tasks(Stage):
         plan, data = self._place_data(observation, groups, plan)
         samples, state, tasks = self._deal(observation, groups, plan, memory)
         other = self._other_batches(observation, groups, plan)
-        done = [what for what, is_done in (
-            ("orders fetches", data["s212_reordered"]),
-            ("moves late shards", data["s213_moved"]),
-            ("deals batches anew", samples is not None),
-            ("changes the batch", other),
-        ) if is_done]  # fmt: skip
+        done = [
+            what
+            for what, is_done in (
+                ("orders fetches", data["s212_reordered"]),
+                ("moves late shards", data["s213_moved"]),
+                ("deals batches anew", samples is not None),
+                ("changes the batch", other),
+            )
+            if is_done
+        ]
         if samples is not None:
             plan = plan.with_(samples_per_step=samples)
         if other:
@@ -117,9 +121,7 @@ class Tasks(Stage):
             return {}
         return best_batches(observation, groups)
 
-    def _place_data(
-        self, observation: Observation, groups: WorkersByJob, plan: Plan
-    ) -> tuple[Plan, dict[str, Any]]:
+    def _place_data(self, observation: Observation, groups: WorkersByJob, plan: Plan) -> tuple[Plan, dict[str, Any]]:
         """S211-S213: fetch order and moves of late shards, and the values."""
         shards, workers = observation.shards, observation.workers
         known = ~np.isnan(shards.needed_in_s)  # one whose need is not known keeps its place
@@ -133,17 +135,14 @@ class Tasks(Stage):
         needed_s = need_s[rows]
         job = groups.spread(np.arange(len(groups.rows)))[owner]
         priority = shard_priority(
-            fetch_s, needed_s, shards.bytes[rows], job, len(groups.rows),
-            self.priority_alpha, 1 - self.priority_alpha,
-        )  # fmt: skip
+            fetch_s, needed_s, shards.bytes[rows], job, len(groups.rows), self.priority_alpha, 1 - self.priority_alpha
+        )
         level = np.round(priority / _PRIORITY_STEP)
         ranked = np.lexsort((rows, needed_s, -level))
         late, late_s, before, part = _late_ones(observation, groups, rows[ranked], need_s, links)
         with np.errstate(divide="ignore", invalid="ignore"):  # what takes no time is as fast as can be
             speed = shards.bytes[rows] / fetch_s
-        acts = self.frozen != "S212" and (
-            part <= _OVERLOAD or _one_path_each(speed, shards.node[rows], owner)
-        )
+        acts = self.frozen != "S212" and (part <= _OVERLOAD or _one_path_each(speed, shards.node[rows], owner))
         order = _order_by_rank(observation, rows[ranked]) if acts else None
         values: dict[str, Any] = {
             "s211_fetch_s": float(fetch_s.mean()),
@@ -164,9 +163,16 @@ class Tasks(Stage):
         return plan, values
 
     def _new_owners(
-        self, observation: Observation, groups: WorkersByJob, plan: Plan, rows: Ints, needed_s: Floats,
-        late_s: Floats, before: Floats, links: LinkArrays,
-    ) -> Ints:  # fmt: skip
+        self,
+        observation: Observation,
+        groups: WorkersByJob,
+        plan: Plan,
+        rows: Ints,
+        needed_s: Floats,
+        late_s: Floats,
+        before: Floats,
+        links: LinkArrays,
+    ) -> Ints:
         """S213: new owner of each late shard, most critical first, or -1."""
         shards, workers = observation.shards, observation.workers
         owner = shards.worker[rows]
@@ -180,18 +186,52 @@ class Tasks(Stage):
         source = shards.node[rows]
         if self.mode == "formula":
             return distribute_late(
-                rows, size, samples, source, needed_s, late_s, owner, groups.first[k], groups.first[k + 1], before,
-                workers.node, capacity, computing, owned, room, links,
-            )  # fmt: skip
+                rows,
+                size,
+                samples,
+                source,
+                needed_s,
+                late_s,
+                owner,
+                groups.first[k],
+                groups.first[k + 1],
+                before,
+                workers.node,
+                capacity,
+                computing,
+                owned,
+                room,
+                links,
+            )
         chosen = np.full(len(rows), -1, dtype=np.int64)
         for job in np.unique(k):
             mine = np.flatnonzero(k == job)
             here = range(groups.first[job], groups.first[job + 1])
-            saved = np.array([[late_s[n] - lateness_elsewhere(
-                size[n], samples[n], source[n], needed_s[n], late_s[n], owner[n], w,
-                before[n, w - groups.first[job]], workers.node, capacity, computing, owned, room,
-                links,
-            ) for w in here] for n in mine])  # fmt: skip
+            saved = np.array(
+                [
+                    [
+                        late_s[n]
+                        - lateness_elsewhere(
+                            size[n],
+                            samples[n],
+                            source[n],
+                            needed_s[n],
+                            late_s[n],
+                            owner[n],
+                            w,
+                            before[n, w - groups.first[job]],
+                            workers.node,
+                            capacity,
+                            computing,
+                            owned,
+                            room,
+                            links,
+                        )
+                        for w in here
+                    ]
+                    for n in mine
+                ]
+            )
             worker = least_cost_assignment(np.where(saved > 0, -saved, np.inf))
             for n, w in zip(mine[worker >= 0], worker[worker >= 0] + groups.first[job], strict=True):
                 if source[n] == workers.node[w] or size[n] <= room[workers.node[w]]:
@@ -274,9 +314,7 @@ def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
     step_s, owner = observation.workers.step_s, observation.shards.worker
     with np.errstate(invalid="ignore", divide="ignore"):
         stretch = groups.spread(np.fmax.reduceat(step_s, groups.first[:-1])) / step_s
-    stretch = np.append(
-        np.where(stretch < np.inf, stretch, 1.0), 1.0
-    )  # the last is for shards without an owner
+    stretch = np.append(np.where(stretch < np.inf, stretch, 1.0), 1.0)  # the last is for shards without an owner
     needed_s: Floats = observation.shards.needed_in_s * stretch[owner]
     return needed_s
 
@@ -293,9 +331,17 @@ def _late_ones(
     owner = shards.worker[rows]
     k = groups.spread(np.arange(len(groups.rows)))[owner]
     arrives_s, late, before = fetch_queues(
-        shards.bytes[rows], shards.node[rows], owner, need_s[rows], groups.first[k],
-        groups.first[k + 1], _LATE_MOST, node, observation.nodes.rack, links,
-    )  # fmt: skip
+        shards.bytes[rows],
+        shards.node[rows],
+        owner,
+        need_s[rows],
+        groups.first[k],
+        groups.first[k + 1],
+        _LATE_MOST,
+        node,
+        observation.nodes.rack,
+        links,
+    )
     late_s = arrives_s - need_s[rows]
     return rows[late], late_s[late], before, float((late_s > 0.0).mean())
 

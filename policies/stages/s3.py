@@ -30,21 +30,8 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.coefficient import adapted
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import WorkersByJob, group_workers, moved_bytes, or_else
-from equipoise.policies.stages.guard import (
-    Record,
-    Verdict,
-    guard_blocked,
-    guard_empty,
-    guard_review,
-    guard_watch,
-)
-from equipoise.policies.stages.intervals import (
-    INTERVAL_MOST,
-    carried,
-    first_intervals,
-    level_intervals,
-    step_deviation,
-)
+from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty, guard_review, guard_watch
+from equipoise.policies.stages.intervals import INTERVAL_MOST, carried, first_intervals, level_intervals, step_deviation
 from equipoise.policies.stages.power import at_full_clock, caps_lifted, plan_caps
 from equipoise.policies.stages.pushes import do_not_wait, push_intervals
 from equipoise.policies.stages.reassignment import review_splits
@@ -79,9 +66,7 @@ class Synchronisation(Stage):
     eta: float = 0.5  # gain of the interval
     spread: float = 0.1  # of step times, above which a new deal goes first
     interval_max: int = 64  # longest interval that `optimal` looks at
-    hysteresis: float = (
-        0.02  # least gain for which `optimal` changes the interval, and either mode takes two levels
-    )
+    hysteresis: float = 0.02  # least gain for which `optimal` changes the interval, and either mode takes two levels
     share_damping: float = 0.5
     share_floor: float = 0.1
     share_band: float = 0.02  # relative change of a share that is not worth making
@@ -119,9 +104,11 @@ class Synchronisation(Stage):
             plan, deals, reviewed = review_splits(observation, groups, plan, memory, self.noise, backoff_s)
         plan, state, sync = self._intervals(observation, groups, plan, memory)
         shares, record, virtual = self._shares(observation, groups, plan, memory.get("guard", guard_empty()))
-        done = [what for what, changes in (
-            ("changes intervals", sync["s313_changed"]), ("changes shares", shares is not None),
-        ) if changes]  # fmt: skip
+        done = [
+            what
+            for what, changes in (("changes intervals", sync["s313_changed"]), ("changes shares", shares is not None))
+            if changes
+        ]
         if shares is not None:
             plan = plan.with_(gpu_share=shares)
         power: dict[str, Any] = {}
@@ -155,9 +142,7 @@ class Synchronisation(Stage):
 
         def coefficient(interval: Floats, exchange_s: Floats) -> Floats:
             """K of each job at such intervals and times of an exchange."""
-            return sync_coefficient(
-                groups.first, interval, exchange_s, step_s, counts, alpha, beta / self.delay
-            )
+            return sync_coefficient(groups.first, interval, exchange_s, step_s, counts, alpha, beta / self.delay)
 
         k = coefficient(h, far_s)
         acts = groups.sound & (~held | (self.frozen == "S311")) & (self.frozen != "S312")
@@ -165,9 +150,18 @@ class Synchronisation(Stage):
         pushed: dict[str, Any] = {}
         if apart.any():
             pushes, rounds, pushed = push_intervals(
-                observation, groups, plan, memory, acts & apart, alpha, beta / self.delay, self.eta,
-                self.interval_max if self.mode == "optimal" else 0, self.hysteresis, self.frozen == "S313",
-            )  # fmt: skip
+                observation,
+                groups,
+                plan,
+                memory,
+                acts & apart,
+                alpha,
+                beta / self.delay,
+                self.eta,
+                self.interval_max if self.mode == "optimal" else 0,
+                self.hysteresis,
+                self.frozen == "S313",
+            )
             values["s313_push_interval_max"] = int(pushes.max())
             acts &= ~apart
         if self.mode == "formula":
@@ -175,9 +169,15 @@ class Synchronisation(Stage):
         else:
             std_s, gamma = step_deviation(observation), or_else(jobs.gamma[rows], 1.0)
             whole, gain = best_interval(
-                groups.first, observation.workers.step_s, std_s, far_s, gamma,
-                np.where(acts, drift, np.nan), current, self.interval_max,
-            )  # fmt: skip
+                groups.first,
+                observation.workers.step_s,
+                std_s,
+                far_s,
+                gamma,
+                np.where(acts, drift, np.nan),
+                current,
+                self.interval_max,
+            )
             whole = np.where(gain > self.hysteresis, whole, current)
             values["s313_gain"] = float(np.nanmax(gain)) if np.isfinite(gain).any() else 0.0
             h = np.where(acts, whole, h)
@@ -185,9 +185,17 @@ class Synchronisation(Stage):
         far = np.ones_like(whole)
         if self.frozen != "S313" and not np.isnan(jobs.near_exchange_s[rows]).all():
             whole, far, more = level_intervals(
-                observation, groups, memory, whole, far_s, acts, coefficient, self.eta,
-                self.interval_max if self.mode == "optimal" else 0, self.hysteresis,
-            )  # fmt: skip
+                observation,
+                groups,
+                memory,
+                whole,
+                far_s,
+                acts,
+                coefficient,
+                self.eta,
+                self.interval_max if self.mode == "optimal" else 0,
+                self.hysteresis,
+            )
             state |= more
         whole = np.where(apart, rounds, whole)
         changes = (whole != planned[rows]) | (far != every[rows])
@@ -208,9 +216,7 @@ class Synchronisation(Stage):
         }
         return plan, state | pushed, values
 
-    def _tasks_first(
-        self, observation: Observation, groups: WorkersByJob, plan: Plan
-    ) -> tuple[Bools, dict[str, Any]]:
+    def _tasks_first(self, observation: Observation, groups: WorkersByJob, plan: Plan) -> tuple[Bools, dict[str, Any]]:
         """S311: jobs whose interval waits for the new deal, with update speeds and data before and after."""
         workers = observation.workers
         dealt = plan.samples(observation)
@@ -239,9 +245,14 @@ class Synchronisation(Stage):
         goodput = _goodput(observation)
         share = plan.shares(observation)
         verdict, record = guard_review(
-            record, workers.id, goodput, now, noise=self.noise, settle_s=observation.window_s,
+            record,
+            workers.id,
+            goodput,
+            now,
+            noise=self.noise,
+            settle_s=observation.window_s,
             backoff_s=self.backoff_windows * observation.window_s,
-        )  # fmt: skip
+        )
         rows, first = virtual_gpus(observation, groups)
         values: dict[str, Any] = {
             "s321_virtual_gpus": len(rows),
@@ -256,9 +267,7 @@ class Synchronisation(Stage):
             values["s321_capability_min"] = used
             quantum = observation.gpus.share_quantum[workers.gpu[rows[first[:-1]]]]
             quantised, changed = quantise_shares(first, share[rows], room, proposal, quantum, self.share_band)
-            quantised, changed = slice_gpus(
-                observation, rows, first, share, room, proposal, quantised, changed
-            )
+            quantised, changed = slice_gpus(observation, rows, first, share, room, proposal, quantised, changed)
             busy = guard_blocked(record, workers.id[rows], now) | np.isin(rows, undone)
             changed &= ~np.logical_or.reduceat(busy, first[:-1])
             moved = np.repeat(changed, np.diff(first))
@@ -272,13 +281,7 @@ class Synchronisation(Stage):
         return new, record, values
 
     def _propose(
-        self,
-        observation: Observation,
-        groups: WorkersByJob,
-        share: Floats,
-        rows: Ints,
-        first: Ints,
-        room: Floats,
+        self, observation: Observation, groups: WorkersByJob, share: Floats, rows: Ints, first: Ints, room: Floats
     ) -> tuple[Floats, float]:
         """S321 and S322: (shares of the virtual GPUs `rows`, the least used one's use)."""
         workers = observation.workers
@@ -292,19 +295,10 @@ class Synchronisation(Stage):
         least = float(np.nanmin(used[rows])) if np.isfinite(used[rows]).any() else np.nan
         if self.mode == "optimal":
             kappa = workers.share_kappa
-            new = fair_shares(
-                first, share[rows], room, step_s[rows], others_s[rows], kappa[rows], self.share_floor
-            )
+            new = fair_shares(first, share[rows], room, step_s[rows], others_s[rows], kappa[rows], self.share_floor)
         else:
             new = weighted_shares(
-                first,
-                share[rows],
-                room,
-                used[rows],
-                load[rows],
-                delay[rows],
-                self.share_damping,
-                self.share_floor,
+                first, share[rows], room, used[rows], load[rows], delay[rows], self.share_damping, self.share_floor
             )
         return new, least
 

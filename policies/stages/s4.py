@@ -33,14 +33,7 @@ from equipoise.policies.allocation.locality import start_near
 from equipoise.policies.allocation.planned import plan_jobs
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
 from equipoise.policies.allocation.proposal import Proposal
-from equipoise.policies.allocation.ranking import (
-    Ageing,
-    NodeState,
-    Ranking,
-    node_state,
-    paces,
-    rank,
-)
+from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, paces, rank
 from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, resize_optimally
 from equipoise.policies.allocation.widths import narrow_jobs, start_widths
 from equipoise.policies.contract import AllocationStage, Memory, Plan
@@ -81,13 +74,27 @@ _PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may gi
 _SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give up workers
 
 _ABOVE_ZERO = (
-    "ageing", "patience_s", "run_s", "growth", "horizon_s", "unknown_s", "speed_memory_s", "search_limit",
+    "ageing",
+    "patience_s",
+    "run_s",
+    "growth",
+    "horizon_s",
+    "unknown_s",
+    "speed_memory_s",
+    "search_limit",
     "time_limit_s",
-)  # fmt: skip
+)
 _NOT_NEGATIVE = (
-    "demand", "lead_s", "reserve_after_s", "slowdown", "longest_wait_s", "reluctance", "margin", "noise",
+    "demand",
+    "lead_s",
+    "reserve_after_s",
+    "slowdown",
+    "longest_wait_s",
+    "reluctance",
+    "margin",
+    "noise",
     "backoff_s",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -125,9 +132,7 @@ class NodeAllocation(AllocationStage):
     """
 
     name: ClassVar[str] = "s4"
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"nodes", "gpus", "jobs", "workers", "shards", "speeds", "stores"}
-    )
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards", "speeds", "stores"})
     order: ClassVar[str] = "sum of R_ij per GPU asked for: priority, demand and waiting time over contention"
     blocking: ClassVar[str] = "greedy, with a reservation for the longest overdue job, or else one first job"
     preemption: ClassVar[str] = (
@@ -151,9 +156,7 @@ class NodeAllocation(AllocationStage):
     horizon_s: float = 1800.0  # over which the gain of a resize counts at most
     margin: float = 0.05  # least relative gain in step time for which a job is resized
     unknown_s: float = 3600.0  # service time of a job that has no estimate
-    speed_memory_s: float = (
-        600.0  # half-life of what was measured of a node, or an exchange, that is idle now
-    )
+    speed_memory_s: float = 600.0  # half-life of what was measured of a node, or an exchange, that is idle now
     noise: float = 0.05  # a loss of goodput under this is noise
     backoff_s: float = 600.0  # least first back-off after a roll-back; doubles each time
     search_limit: int = SEARCH_LIMIT  # nodes of the integer programme's search; past it the formula decides
@@ -188,18 +191,20 @@ class NodeAllocation(AllocationStage):
         nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
         ranking = rank(
-            o, nodes, self._ageing, memory.get("reserved", -1), arrival_order=self.frozen == "S412",
+            o,
+            nodes,
+            self._ageing,
+            memory.get("reserved", -1),
+            arrival_order=self.frozen == "S412",
             use=self.frozen != "S421",
-        )  # fmt: skip
+        )
         memory = remember_exchanges(o, memory, self.speed_memory_s)
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
         order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
         proposal = Proposal(o, ranking.weight, nodes.model, order, unsound)
         proposal.speed = nodes.speed
-        values = (
-            nodes.values() | _use(o) | self._undo(proposal, verdict, memory, before, len(ranking.overdue) > 0)
-        )
+        values = nodes.values() | _use(o) | self._undo(proposal, verdict, memory, before, len(ranking.overdue) > 0)
         values["s413_replaced"] = replace_suspects(proposal)
         memory = remember_nodes(proposal, memory, before, verdict.keep, verdict.rollback, self.noise)
         proposal.away = avoided(o, memory)
@@ -209,9 +214,7 @@ class NodeAllocation(AllocationStage):
         if self.mode == "optimal" and self.frozen != "S422":
             solved = self._solve(proposal, nodes, ranking, scaling, table, able, memory)
         if self.frozen == "S422":
-            proposal.start(
-                start_in_order(ranking.waiting, False, ANY, request_columns(o), proposal.columns)[0]
-            )
+            proposal.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), proposal.columns)[0])
             proposal.leave(np.arange(len(o.jobs)))
         by_formula = "s422_fallback" in solved or self.mode == "formula"
         if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422":
@@ -258,9 +261,15 @@ class NodeAllocation(AllocationStage):
     @cached_property
     def _ageing(self) -> Ageing:
         return Ageing(
-            self.ageing, self.demand, self.lead_s, self.patience_s, self.reserve_after_s, self.slowdown,
-            self.longest_wait_s, self.unknown_s,
-        )  # fmt: skip
+            self.ageing,
+            self.demand,
+            self.lead_s,
+            self.patience_s,
+            self.reserve_after_s,
+            self.slowdown,
+            self.longest_wait_s,
+            self.unknown_s,
+        )
 
     def _undo(
         self, proposal: Proposal, verdict: Verdict, memory: Memory, before: Record, reserved: bool
@@ -272,11 +281,7 @@ class NodeAllocation(AllocationStage):
             gpus = way_back(proposal, memory, row)
             was = float(before["before"][np.searchsorted(before["id"], row)])
             held = proposal.gpus_of(row)[0]
-            if (
-                gpus is not None
-                and going_back_pays(o, row, was)
-                and (not reserved or np.isin(gpus, held).all())
-            ):
+            if gpus is not None and going_back_pays(o, row, was) and (not reserved or np.isin(gpus, held).all()):
                 proposal.resize(row, held, gpus)
                 undone.append(row)
         return {
@@ -289,9 +294,15 @@ class NodeAllocation(AllocationStage):
         }
 
     def _solve(
-        self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-        able: Ints, memory: Memory,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        proposal: Proposal,
+        nodes: NodeState,
+        ranking: Ranking,
+        scaling: ScalingColumns,
+        table: TableColumns,
+        able: Ints,
+        memory: Memory,
+    ) -> dict[str, Any]:
         """S422, optimal: a whole schedule of few jobs, else sizes by an integer programme.
 
         Says why where the formula has to decide instead.
@@ -310,9 +321,20 @@ class NodeAllocation(AllocationStage):
         blocked = ~np.isin(ranking.running, able)
         try:
             configurations = resize_optimally(
-                proposal, nodes, ranking, scaling, table, blocked, fixed, patient, not overdue, self.horizon_s,
-                self.reluctance, self.search_limit, self.time_limit_s,
-            )  # fmt: skip
+                proposal,
+                nodes,
+                ranking,
+                scaling,
+                table,
+                blocked,
+                fixed,
+                patient,
+                not overdue,
+                self.horizon_s,
+                self.reluctance,
+                self.search_limit,
+                self.time_limit_s,
+            )
         except TimeoutError as error:
             return {"s422_fallback": str(error), BY_CLOCK: self.time_limit_s}
         except ValueError as error:
@@ -320,9 +342,14 @@ class NodeAllocation(AllocationStage):
         return {"s422_configurations": configurations}
 
     def _assign(
-        self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
+        self,
+        proposal: Proposal,
+        nodes: NodeState,
+        ranking: Ranking,
+        scaling: ScalingColumns,
+        table: TableColumns,
         memory: Memory,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """S422: GPU models to jobs by their own speeds there, unless what is free is reserved."""
         o = proposal.observation
         if len(ranking.overdue):
@@ -344,12 +371,7 @@ class NodeAllocation(AllocationStage):
         return movable(proposal, ranking, blocked, self.reluctance)
 
     def _start(
-        self,
-        proposal: Proposal,
-        nodes: NodeState,
-        ranking: Ranking,
-        scaling: ScalingColumns,
-        table: TableColumns,
+        self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns
     ) -> tuple[dict[str, Any], Floats | None]:
         """S422: start overdue jobs, then the others in order; those only where they delay no overdue one.
 
@@ -390,9 +412,7 @@ class NodeAllocation(AllocationStage):
             "s422_reserved_s": reserved_s,
         }, takes_s
 
-    def _start_first(
-        self, proposal: Proposal, queue: Ints, requests: RequestColumns, intervals: Ints | None
-    ) -> int:
+    def _start_first(self, proposal: Proposal, queue: Ints, requests: RequestColumns, intervals: Ints | None) -> int:
         """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
         while len(queue):
             queue = queue[start_near(proposal, queue, True, requests, intervals) :]
@@ -431,9 +451,18 @@ class NodeAllocation(AllocationStage):
             return {"s422_stopped": NO_ROWS}
         room = proposal.columns if takes_s is None else proposal.without_free()
         stopped, grants, _ = start_with_preemption(
-            o, frozen(queue), frozen(key), frozen(standing), WEIGHTED, running, bar,
-            ranking.running_a[able], proposal.holder, request_columns(o), room,
-        )  # fmt: skip
+            o,
+            frozen(queue),
+            frozen(key),
+            frozen(standing),
+            WEIGHTED,
+            running,
+            bar,
+            ranking.running_a[able],
+            proposal.holder,
+            request_columns(o),
+            room,
+        )
         if takes_s is not None:
             stopped, grants = _that_end_sooner(grants, takes_s, proposal.holder)
         proposal.stop(stopped.tolist())
@@ -441,9 +470,15 @@ class NodeAllocation(AllocationStage):
         return {"s422_stopped": stopped}
 
     def _resize(
-        self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns,
-        able: Ints, overdue: int,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        proposal: Proposal,
+        nodes: NodeState,
+        ranking: Ranking,
+        scaling: ScalingColumns,
+        table: TableColumns,
+        able: Ints,
+        overdue: int,
+    ) -> dict[str, Any]:
         """S422: elastic jobs give up workers for waiting ones, or take GPUs that no waiting job could use."""
         o = proposal.observation
         if not len(able) and o.jobs.rigid[o.waiting].all():
@@ -455,9 +490,7 @@ class NodeAllocation(AllocationStage):
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
         if len(waits):
-            shrunk = shrink_jobs(
-                proposal, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s
-            )
+            shrunk = shrink_jobs(proposal, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s)
             narrowed = np.concatenate((narrowed, shrunk))
         if overdue >= 0:
             return {"s422_grown": NO_ROWS, "s422_shrunk": narrowed}
@@ -494,9 +527,14 @@ def _one_after_another(rows: Ints, proposal: Proposal) -> Ints:
 
 
 def _takes_s(
-    proposal: Proposal, nodes: NodeState, running: Ints, queue: Ints, requests: RequestColumns, scaling: ScalingColumns,
+    proposal: Proposal,
+    nodes: NodeState,
+    running: Ints,
+    queue: Ints,
+    requests: RequestColumns,
+    scaling: ScalingColumns,
     table: TableColumns,
-) -> Floats:  # fmt: skip
+) -> Floats:
     """How long (s) jobs will run, by row of the jobs table: with the GPUs that they have, or would start with.
 
     Those that have run before restart first. What waits counts with the slowest GPU model that it may get.

@@ -89,9 +89,7 @@ def replace_suspects(proposal: Proposal) -> Ints:
         if o.jobs.rigid[row] or proposal.touched(np.array([row]))[0] or not lost_s > o.jobs.restart_s[row]:
             continue
         free = (proposal.holder == -1) & ~proposal.avoided & o.nodes.up[o.gpus.node]
-        free &= (o.gpus.model == o.gpus.model[held[bad[0]]]) & ~(
-            o.gpus.memory_bytes < o.jobs.memory_bytes[row]
-        )
+        free &= (o.gpus.model == o.gpus.model[held[bad[0]]]) & ~(o.gpus.memory_bytes < o.jobs.memory_bytes[row])
         choice = np.flatnonzero(free)
         choice = choice[np.argsort(~np.isin(o.gpus.node[choice], o.gpus.node[held]), kind="stable")]
         if len(choice) >= len(bad):

@@ -102,9 +102,15 @@ def capability(observation: Observation, share: Floats) -> Floats:
 
 
 def slice_gpus(
-    observation: Observation, rows: Ints, first: Ints, share: Floats, room: Floats, proposal: Floats,
-    new: Floats, changed: Bools,
-) -> tuple[Floats, Bools]:  # fmt: skip
+    observation: Observation,
+    rows: Ints,
+    first: Ints,
+    share: Floats,
+    room: Floats,
+    proposal: Floats,
+    new: Floats,
+    changed: Bools,
+) -> tuple[Floats, Bools]:
     """Shares and whether each GPU changes, with slices on GPUs cut by MIG; as they are given on all others.
 
     rows: workers by GPU k from first[k] on; room (GPUs,): what they may hold together; proposal, new (rows,): the
@@ -143,10 +149,7 @@ def _room(share: Floats, room: float) -> tuple[int, int]:
 def _least_memory(observation: Observation, rows: Ints) -> Floats:
     """Part of its GPU's memory that each worker holds: of what it asked for, less what is free of that."""
     workers, jobs = observation.workers, observation.jobs
-    asked, whole = (
-        jobs.gpu_share_requested[workers.job[rows]],
-        observation.gpus.memory_bytes[workers.gpu[rows]],
-    )
+    asked, whole = (jobs.gpu_share_requested[workers.job[rows]], observation.gpus.memory_bytes[workers.gpu[rows]])
     return np.nan_to_num(np.maximum(asked - workers.memory_free_bytes[rows] / whole, 0.0), nan=0.0)
 
 

@@ -51,9 +51,14 @@ def review(o: Observation, memory: Memory, noise: float, backoff_s: float) -> tu
     fresh = np.isfinite(goodput) & ((goodput != seen) | (np.abs(remaining - left) > 0.0))
     since_s[fresh] = o.time_s
     verdict, record = guard_review(
-        memory["guard"], rows, np.where(fresh, goodput, np.nan), o.time_s,
-        noise=noise, settle_s=o.window_s, backoff_s=backoff_s,
-    )  # fmt: skip
+        memory["guard"],
+        rows,
+        np.where(fresh, goodput, np.nan),
+        o.time_s,
+        noise=noise,
+        settle_s=o.window_s,
+        backoff_s=backoff_s,
+    )
     memory |= {"guard": record, "goodput_id": rows, "goodput": goodput, "goodput_s": since_s}
     memory["remaining"] = remaining
     return verdict, memory
@@ -116,9 +121,13 @@ def going_back_pays(o: Observation, row: int, before: float) -> bool:
 
 
 def watch(
-    proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, memory: dict[str, Any],
+    proposal: Proposal,
+    nodes: NodeState,
+    scaling: ScalingColumns,
+    table: TableColumns,
+    memory: dict[str, Any],
     undone: Ints,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Watch all jobs but `undone` that get other GPUs now, whatever for; returns the memory with the way back.
 
     The goodput must not fall; that of a job which gives GPUs to others must not fall below what was expected.
@@ -149,9 +158,7 @@ def watch(
 def _joined(memory: dict[str, Any], rows: Ints, offset: Ints, gpu: Ints, watched: Ints) -> dict[str, Any]:
     """GPUs to go back to: those of `rows` anew, and those remembered of other jobs that are still watched."""
     entries = dict(zip(rows.tolist(), np.split(gpu, offset[1:-1]), strict=True))
-    old = zip(
-        memory["undo_id"].tolist(), np.split(memory["undo_gpu"], memory["undo_offset"][1:-1]), strict=False
-    )
+    old = zip(memory["undo_id"].tolist(), np.split(memory["undo_gpu"], memory["undo_offset"][1:-1]), strict=False)
     entries = {row: gpus for row, gpus in old if row in watched and row not in entries} | entries
     order = sorted(entries)
     count = [len(entries[row]) for row in order]

@@ -50,9 +50,7 @@ class Asynchronous:
         for flow in sorted(self._flows.pop(row, ())):
             self.network.cancel(flow)
 
-    def unfold(
-        self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, PeriodOutcome | None]:
+    def unfold(self, job: TrainingJob, period: Period, generation: int) -> Generator[Event, Any, PeriodOutcome | None]:
         """One round; None when the job was stopped meanwhile."""
         n = job.config.workers
         finish_s, busy_s, busy_square, stall_s, exposed_s = np.zeros((5, n))
@@ -74,13 +72,7 @@ class Asynchronous:
         return outcome
 
     def _worker(
-        self,
-        job: TrainingJob,
-        period: Period,
-        worker: int,
-        work: _Round,
-        outcome: PeriodOutcome,
-        generation: int,
+        self, job: TrainingJob, period: Period, worker: int, work: _Round, outcome: PeriodOutcome, generation: int
     ) -> Generator[Event, Any, None]:
         assert outcome.samples is not None
         assert outcome.steps is not None
@@ -141,9 +133,7 @@ class Asynchronous:
                     return False
         return True
 
-    def _push_and_pull(
-        self, job: TrainingJob, exchange: Exchange, generation: int
-    ) -> Generator[Event, Any, None]:
+    def _push_and_pull(self, job: TrainingJob, exchange: Exchange, generation: int) -> Generator[Event, Any, None]:
         if not exchange.happens:
             return
         yield self.clock.until(self.clock.now + exchange.delay_s)
@@ -151,9 +141,13 @@ class Asynchronous:
             return
         done = Event(self.clock)
         flow = self.network.start(
-            exchange.volume_bytes, exchange.links, exchange.usage, exchange.cap_bytes_per_s,
-            lambda _flow: done.succeed(), last=True,
-        )  # fmt: skip
+            exchange.volume_bytes,
+            exchange.links,
+            exchange.usage,
+            exchange.cap_bytes_per_s,
+            lambda _flow: done.succeed(),
+            last=True,
+        )
         self._flows.setdefault(job.row, set()).add(flow)
         yield done
         if job.generation == generation:

@@ -18,13 +18,7 @@ from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import LATE, Clock
 from equipoise.sim.cost.step import Exchange
 from equipoise.sim.job.period import TIE, Period, PeriodOutcome
-from equipoise.sim.job.rounds import (
-    apply_pending,
-    checkpoint_if_due,
-    checkpoint_written,
-    end_period,
-    next_period,
-)
+from equipoise.sim.job.rounds import apply_pending, checkpoint_if_due, checkpoint_written, end_period, next_period
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.network import Network
 from equipoise.sim.randomness import noise
@@ -61,11 +55,7 @@ class EventByEvent:
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        network: Network,
-        ended: Callable[[TrainingJob], None],
-        refused: Callable[[str, str], None],
+        self, clock: Clock, network: Network, ended: Callable[[TrainingJob], None], refused: Callable[[str, str], None]
     ) -> None:
         self.clock, self.network, self.ended, self.refused = clock, network, ended, refused
         self._flow: dict[int, int] = {}  # job row -> exchange in the network
@@ -134,9 +124,7 @@ class EventByEvent:
         end_period(job, period, outcome)
         return True
 
-    def _unfold(
-        self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, PeriodOutcome | None]:
+    def _unfold(self, job: TrainingJob, period: Period, generation: int) -> Generator[Event, Any, PeriodOutcome | None]:
         """One period, one process per worker; None when the job was stopped meanwhile."""
         barrier = _Barrier(self.clock, job.config.workers)
         for worker in range(job.config.workers):
@@ -150,19 +138,19 @@ class EventByEvent:
         alone_s = exchange_of(job, period).alone_s
         begin_s = max(barrier.last_begin_s, arrival_s - hidden_s(last_step_s, alone_s, job.model.overlap))
         outcome = PeriodOutcome(
-            max(arrival_s, begin_s + alone_s), arrival_s, barrier.finish_s, barrier.busy_s,
-            barrier.busy_square, barrier.stall_s, 0.0, None,
-        )  # fmt: skip
+            max(arrival_s, begin_s + alone_s),
+            arrival_s,
+            barrier.finish_s,
+            barrier.busy_s,
+            barrier.busy_square,
+            barrier.stall_s,
+            0.0,
+            None,
+        )
         return (yield from self._end(job, period, outcome, begin_s, barrier.waited, generation))
 
     def _end(
-        self,
-        job: TrainingJob,
-        period: Period,
-        outcome: PeriodOutcome,
-        begin_s: float,
-        waited: bool,
-        generation: int,
+        self, job: TrainingJob, period: Period, outcome: PeriodOutcome, begin_s: float, waited: bool, generation: int
     ) -> Generator[Event, Any, PeriodOutcome | None]:
         """The exchange (from offset `begin_s` on) and the end of a period."""
         clock, exchange, contended = self.clock, exchange_of(job, period), False
@@ -181,9 +169,7 @@ class EventByEvent:
         yield clock.until(job.ends.of(outcome))
         return outcome if job.generation == generation else None
 
-    def _worker(
-        self, job: TrainingJob, period: Period, worker: int, barrier: _Barrier, generation: int
-    ) -> Life:
+    def _worker(self, job: TrainingJob, period: Period, worker: int, barrier: _Barrier, generation: int) -> Life:
         """One worker's local steps: wait for data, compute, and so on until the barrier."""
         clock, offset_s, read = self.clock, 0.0, 0
         for k in range(period.steps):
@@ -237,9 +223,8 @@ class EventByEvent:
             return
         done = Event(clock)
         self._flow[job.row] = self.network.start(
-            volume, exchange.links, exchange.usage, exchange.cap_bytes_per_s, lambda _flow: done.succeed(),
-            last=True,
-        )  # fmt: skip
+            volume, exchange.links, exchange.usage, exchange.cap_bytes_per_s, lambda _flow: done.succeed(), last=True
+        )
         yield done
         if job.generation == generation:
             del self._flow[job.row]

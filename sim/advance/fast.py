@@ -169,9 +169,7 @@ class Fast(EventByEvent):
     def _set_timer(self, stretch: Stretch) -> None:
         self.clock.cancel(stretch.timer)
         at_s = max(self.clock.now, float(stretch.end_s[stretch.count - 1]))
-        stretch.timer = self.clock.at(
-            at_s, lambda _: None if stretch.wake.triggered else stretch.wake.succeed()
-        )
+        stretch.timer = self.clock.at(at_s, lambda _: None if stretch.wake.triggered else stretch.wake.succeed())
 
     def _cut(self, stretch: Stretch, least: int = 0) -> None:
         """End a stretch with its running period, or after `least` of its periods where that is later."""
@@ -200,9 +198,7 @@ class Fast(EventByEvent):
 
     # -- periods with contention ---------------------------------------------------------------------------
 
-    def _finish_disturbed(
-        self, job: TrainingJob, stretch: Stretch, generation: int
-    ) -> Generator[Event, Any, bool]:
+    def _finish_disturbed(self, job: TrainingJob, stretch: Stretch, generation: int) -> Generator[Event, Any, bool]:
         """The running period's exchange may be disturbed from now on: let it end as a flow."""
         now = self.clock.now
         ended = int(np.searchsorted(stretch.end_s[: stretch.count], now, side="right"))
@@ -211,23 +207,32 @@ class Fast(EventByEvent):
             return True
         return (yield from super()._periods(job, generation))
 
-    def _unfold(
-        self, job: TrainingJob, period: Period, generation: int
-    ) -> Generator[Event, Any, PeriodOutcome | None]:
+    def _unfold(self, job: TrainingJob, period: Period, generation: int) -> Generator[Event, Any, PeriodOutcome | None]:
         """One period: in closed form up to the exchange when no worker has to wait for data."""
         if job.data is not None and anyone_waits(job.data, period.demand):
             return (yield from super()._unfold(job, period, generation))
         n = job.config.workers
         scratch, space = p.scratch_for(n)
         p.unfold(
-            period.steps, period.first_step, job.step_noise,
-            period.compute_s, period.input_s, period.last_compute_s, period.last_input_s, scratch, space,
-        )  # fmt: skip
-        arrival_s, begin_s, duration_s = p.meet(
-            n, scratch, exchange_of(job, period).alone_s, job.model.overlap
+            period.steps,
+            period.first_step,
+            job.step_noise,
+            period.compute_s,
+            period.input_s,
+            period.last_compute_s,
+            period.last_input_s,
+            scratch,
+            space,
         )
+        arrival_s, begin_s, duration_s = p.meet(n, scratch, exchange_of(job, period).alone_s, job.model.overlap)
         outcome = PeriodOutcome(
-            duration_s, arrival_s, scratch.finish[:n], scratch.busy_s[:n], scratch.square[:n],
-            scratch.stall_s[:n], 0.0, None,
-        )  # fmt: skip
+            duration_s,
+            arrival_s,
+            scratch.finish[:n],
+            scratch.busy_s[:n],
+            scratch.square[:n],
+            scratch.stall_s[:n],
+            0.0,
+            None,
+        )
         return (yield from self._end(job, period, outcome, begin_s, False, generation))

@@ -103,10 +103,16 @@ class Scratch(NamedTuple):
 
 @jit_inside
 def unfold(
-    steps: int, first_step: int, noise: StepNoise,
-    compute_s: Floats, input_s: Floats, last_compute_s: Floats, last_input_s: Floats,
-    scratch: Scratch, space: Space,
-) -> None:  # fmt: skip
+    steps: int,
+    first_step: int,
+    noise: StepNoise,
+    compute_s: Floats,
+    input_s: Floats,
+    last_compute_s: Floats,
+    last_input_s: Floats,
+    scratch: Scratch,
+    space: Space,
+) -> None:
     """Local steps of one period for all workers, without waits.
 
     Fills, per worker: finish and begin of the last step (offsets), last_s its length, sums over all steps of
@@ -212,13 +218,7 @@ def gain(fixed: Fixed, useful: float) -> float:
 
 @jit_inside
 def book(
-    fixed: Fixed,
-    worker: PerWorker,
-    scratch: Scratch,
-    arrival: float,
-    duration: float,
-    each: float,
-    gpu_s: Floats,
+    fixed: Fixed, worker: PerWorker, scratch: Scratch, arrival: float, duration: float, each: float, gpu_s: Floats
 ) -> float:
     """Add one period to the window of each worker and to the account; returns its useful samples.
 
@@ -255,9 +255,17 @@ def book(
 
 @jit_in_place
 def advance(
-    periods: int, horizon_s: float, checkpoint_s: float, fixed: Fixed, moving: Moving,
-    worker: PerWorker, gpu_s: Floats, scratch: Scratch, space: Space, end_s: Floats,
-) -> tuple[int, Moving]:  # fmt: skip
+    periods: int,
+    horizon_s: float,
+    checkpoint_s: float,
+    fixed: Fixed,
+    moving: Moving,
+    worker: PerWorker,
+    gpu_s: Floats,
+    scratch: Scratch,
+    space: Space,
+    end_s: Floats,
+) -> tuple[int, Moving]:
     """Advance up to `periods` whole, uncontended periods without waits; returns how many, and what has moved.
 
     Stops before a period that ends after `horizon_s` (but does at least one), after the first that ends at or
@@ -267,8 +275,11 @@ def advance(
     n, steps = worker.compute_s.size, fixed.interval
     goal = fixed.target * (1.0 - DONE_TOLERANCE)
     first_step, run_count, run_base, run_period = (
-        moving.first_step, moving.run_count, moving.run_base_s, moving.run_period_s,
-    )  # fmt: skip
+        moving.first_step,
+        moving.run_count,
+        moving.run_base_s,
+        moving.run_period_s,
+    )
     useful, window_useful, window_exchange = moving.useful, moving.window_useful, moving.window_exchange_s
     turn, near, window_near = moving.turn, moving.near, moving.window_near_s
     least = steps if fixed.far_every == 1 else steps + 1  # the last exchange is of all workers
@@ -283,9 +294,16 @@ def advance(
         alone_s = fixed.alone_s if far else fixed.near_s
         if fixed.noise.varies or done == 0:
             unfold(
-                steps, first_step, fixed.noise, worker.compute_s, worker.input_s,
-                worker.compute_s, worker.input_s, scratch, space,
-            )  # fmt: skip
+                steps,
+                first_step,
+                fixed.noise,
+                worker.compute_s,
+                worker.input_s,
+                worker.compute_s,
+                worker.input_s,
+                scratch,
+                space,
+            )
         if fixed.noise.varies or done == 0 or fixed.far_every > 1:
             arrival, _, duration = meet(n, scratch, alone_s, fixed.gamma)
         if duration == run_period:
@@ -314,10 +332,22 @@ def advance(
         if end >= checkpoint_s:
             break
     return done, Moving(
-        first_step, moving.samples + done * steps * fixed.batch, moving.steps + done * steps,
-        moving.exchanges + done, run_count, run_base, run_period, useful, window_useful, window_exchange,
-        turn, near, window_near, start, finished,
-    )  # fmt: skip
+        first_step,
+        moving.samples + done * steps * fixed.batch,
+        moving.steps + done * steps,
+        moving.exchanges + done,
+        run_count,
+        run_base,
+        run_period,
+        useful,
+        window_useful,
+        window_exchange,
+        turn,
+        near,
+        window_near,
+        start,
+        finished,
+    )
 
 
 def scratch_for(workers: int) -> tuple[Scratch, Space]:

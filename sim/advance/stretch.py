@@ -64,17 +64,39 @@ def state_of(job: TrainingJob) -> StretchState:
         anchor_s=ends.anchor_s,
     )
     moving = Moving(
-        first_step=job.steps_ever, samples=account.samples, steps=account.steps,
-        exchanges=account.exchanges, run_count=ends.count, run_base_s=ends.base_s,
-        run_period_s=ends.period_s, useful=account.useful_samples, window_useful=window.useful_samples,
-        window_exchange_s=window.exchange_s, turn=progress.turn, near=account.near_exchanges,
-        window_near_s=window.near_exchange_s, start_s=ends.start_s, done=False,
-    )  # fmt: skip
-    worker = PerWorker(*np.stack((
-        config.compute_s, config.input_s, config.weight, config.bubble_weight, config.inside_weight,
-        config.samples.astype(np.float64), window.busy_s, window.busy_square, window.stall_s, window.wait_s,
-        window.samples,
-    )))  # fmt: skip
+        first_step=job.steps_ever,
+        samples=account.samples,
+        steps=account.steps,
+        exchanges=account.exchanges,
+        run_count=ends.count,
+        run_base_s=ends.base_s,
+        run_period_s=ends.period_s,
+        useful=account.useful_samples,
+        window_useful=window.useful_samples,
+        window_exchange_s=window.exchange_s,
+        turn=progress.turn,
+        near=account.near_exchanges,
+        window_near_s=window.near_exchange_s,
+        start_s=ends.start_s,
+        done=False,
+    )
+    worker = PerWorker(
+        *np.stack(
+            (
+                config.compute_s,
+                config.input_s,
+                config.weight,
+                config.bubble_weight,
+                config.inside_weight,
+                config.samples.astype(np.float64),
+                window.busy_s,
+                window.busy_square,
+                window.stall_s,
+                window.wait_s,
+                window.samples,
+            )
+        )
+    )
     return StretchState(fixed, moving, worker, account.gpu_s.copy())
 
 

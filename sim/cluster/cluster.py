@@ -95,9 +95,7 @@ class Cluster:
             nic_busy_ratio=np.zeros(len(groups)),
             ingest_samples_per_s=[np.inf if g.ingest is None else g.ingest for g in groups],
         )
-        model = np.array(
-            [self.gpu_models.index(g.accelerator) if g.gpus else 0 for g in groups], dtype=np.int64
-        )
+        model = np.array([self.gpu_models.index(g.accelerator) if g.gpus else 0 for g in groups], dtype=np.int64)
         memory = np.array([a.memory_bytes.value for a in self.accelerators])
         sharing = np.repeat([g.sharing for g in groups], counts)
         self.in_turns = sharing == "time-slice"  # (gpus,)
@@ -124,9 +122,7 @@ class Cluster:
         self._node_free = writable(self.nodes, "gpus_free")
         self._job, self._share_free = writable(self.gpus, "job"), writable(self.gpus, "share_free")
         self._holders = np.zeros(len(self.gpus), dtype=np.int64)
-        self.shares_changed: Callable[[Ints], None] | None = (
-            None  # told of GPUs of which a job takes another part
-        )
+        self.shares_changed: Callable[[Ints], None] | None = None  # told of GPUs of which a job takes another part
         self.free_gpus = len(self.gpus)  # GPUs that nothing holds, on nodes that are up
         self._node = writable(self.gpus, "node")
 
@@ -147,9 +143,8 @@ class Cluster:
                 over = share - self._share_free[gpu]
                 rounded = share - np.where(self.gpus.mig[gpu] & (over > 0.0) & (over <= ROUNDING), over, 0.0)
             taken, weight, count = _book(
-                gpu, rounded, code, self._job, self._share_free, self._holders, self._node, self._node_free,
-                nodes,
-            )  # fmt: skip
+                gpu, rounded, code, self._job, self._share_free, self._holders, self._node, self._node_free, nodes
+            )
         if taken < 0:
             raise DoubleBookingError(f"job row {job} on GPUs {gpu.tolist()}")
         held = Holding(gpu, share, nodes[:count], weight)

@@ -79,13 +79,9 @@ class Faults:
             if faults.crash:
                 self._next_crash(node, faults.crash, self._stream("crash", node))
             if faults.fail_slow:
-                self._next_spell(
-                    node, faults.fail_slow, self._begin_slow, self._end_slow, self._stream("slow", node)
-                )
+                self._next_spell(node, faults.fail_slow, self._begin_slow, self._end_slow, self._stream("slow", node))
             if faults.link:
-                self._next_spell(
-                    node, faults.link, self._begin_link, self._end_link, self._stream("link", node)
-                )
+                self._next_spell(node, faults.link, self._begin_link, self._end_link, self._stream("link", node))
             if faults.spot and cluster.group(node).name == faults.spot.group:
                 self._next_spot(node, faults.spot, self._stream("spot", node))
         if faults.corrupt_gradient:
@@ -185,9 +181,12 @@ class Faults:
         at_s = self.clock.now + scale_s * float(random.weibull(spec.shape))
         repair_s = spec.repair * math.exp(mu + sigma * float(random.standard_normal()))
         self._plan(
-            at_s, repair_s, partial(self._take_down, node), partial(self._bring_up, node),
+            at_s,
+            repair_s,
+            partial(self._take_down, node),
+            partial(self._bring_up, node),
             partial(self._next_crash, node, spec, random),
-        )  # fmt: skip
+        )
 
     def _next_rack(self, nodes: Sequence[int], spec: RackFailure, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
@@ -208,9 +207,12 @@ class Faults:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
 
         self._plan(
-            at_s + spec.notice, spec.away, partial(self._reclaim, node, spec.notice),
-            partial(self._give_back, node), partial(self._next_spot, node, spec, random),
-        )  # fmt: skip
+            at_s + spec.notice,
+            spec.away,
+            partial(self._reclaim, node, spec.notice),
+            partial(self._give_back, node),
+            partial(self._next_spot, node, spec, random),
+        )
 
     def _supply(self, group: NodeGroup, nodes: range, spec: Available) -> None:
         """Nodes of a group go and come as a series of counts says."""
@@ -249,17 +251,23 @@ class Faults:
         at_s = self.clock.now + float(random.exponential(spec.mtbf))
         length_s = float(random.exponential(spec.duration))
         self._plan(
-            at_s, length_s, partial(begin, node, spec.factor), partial(end, node, spec.factor),
+            at_s,
+            length_s,
+            partial(begin, node, spec.factor),
+            partial(end, node, spec.factor),
             partial(self._next_spell, node, spec, begin, end, random),
-        )  # fmt: skip
+        )
 
     def _next_corrupt(self, gpu: int, spec: CorruptGradient, random: Generator) -> None:
         at_s = self.clock.now + float(random.exponential(HOUR_S / spec.per_gpu_hour))
         factor = math.nan if spec.factor is None else spec.factor
         self._plan(
-            at_s, spec.duration, partial(self._corrupt, gpu, factor), partial(self._corrupt, gpu, 1.0),
+            at_s,
+            spec.duration,
+            partial(self._corrupt, gpu, factor),
+            partial(self._corrupt, gpu, 1.0),
             partial(self._next_corrupt, gpu, spec, random),
-        )  # fmt: skip
+        )
 
     def _planned(self, event: FaultEvent) -> None:
         node = self.cluster.nodes_named([event.node])[0]
@@ -267,10 +275,7 @@ class Faults:
         spoilt = event.factor if "factor" in event.model_fields_set else math.nan
         begin, end = {
             "crash": (lambda: self._take_down(node), lambda: self._bring_up(node)),
-            "slow": (
-                lambda: self._begin_slow(node, event.factor),
-                lambda: self._end_slow(node, event.factor),
-            ),
+            "slow": (lambda: self._begin_slow(node, event.factor), lambda: self._end_slow(node, event.factor)),
             "corrupt": (lambda: self._corrupt(gpu, spoilt), lambda: self._corrupt(gpu, 1.0)),
             "link": (
                 lambda: self._begin_link(node, 1.0 / event.factor),

@@ -25,9 +25,7 @@ _SAME_CLOCK = 1e-3
 """Clocks that differ by less are left as they are."""
 
 
-def shared_clock(
-    power: NodePower, up: Floats, held: Floats, gpus: Floats, limit: Floats, cap_w: float
-) -> Floats:
+def shared_clock(power: NodePower, up: Floats, held: Floats, gpus: Floats, limit: Floats, cap_w: float) -> Floats:
     """Clocks (nodes,) at which the cluster draws at most `cap_w` when every held GPU computes all the time.
 
     All clocks are the same but where `limit` (nodes,) is lower. up, held, gpus (nodes,): whether the node is up,
@@ -167,9 +165,7 @@ class Throttle:
     def _limit(self) -> Floats:
         """Clocks (nodes,) that the caps of GPUs allow."""
         limit, capped = np.ones(len(self.gpu_cap_w)), np.isfinite(self.gpu_cap_w)
-        limit[capped] = clock_under_cap(
-            self.power.idle_w[capped], self.draw_w[capped], self.gpu_cap_w[capped]
-        )
+        limit[capped] = clock_under_cap(self.power.idle_w[capped], self.draw_w[capped], self.gpu_cap_w[capped])
         return limit
 
     def _held(self) -> Floats:
@@ -198,12 +194,7 @@ class Throttle:
         clock = np.minimum(self._limit(), self.hot)
         if self.cap_w is not None:
             clock = shared_clock(
-                self.power,
-                cluster.up.astype(float),
-                held,
-                cluster.nodes.gpus.astype(float),
-                clock,
-                self.cap_w,
+                self.power, cluster.up.astype(float), held, cluster.nodes.gpus.astype(float), clock, self.cap_w
             )
         self.computing.set_clocks(clock)
 

@@ -42,9 +42,7 @@ class Configuration:
     def __init__(self, row: int, spec: JobSpec, model: Model, cluster: Cluster) -> None:
         self.row, self.spec, self.model, self.cluster = row, spec, model, cluster
         self.gpus_per_worker = model.parallel.tensor * model.parallel.pipeline
-        self.asynchronous = (
-            model.exchange.algorithm == "async-parameter-server"
-        )  # workers go on without a barrier
+        self.asynchronous = model.exchange.algorithm == "async-parameter-server"  # workers go on without a barrier
         self.workers, self.batch = 0, spec.global_batch
         self.accumulation = 1  # passes of a step at least; memory may ask for more
         self.asked = max(1, spec.gpus // self.gpus_per_worker)  # workers that it asks for
@@ -67,9 +65,7 @@ class Configuration:
         self.gpu = holding.gpu[::per]
         self.gpus = holding.gpu.reshape(-1, per)
         self.gradient_weight = np.ones(self.workers)
-        self.push_interval = np.ones(
-            self.workers, dtype=np.int64
-        )  # local steps of a worker that does not wait
+        self.push_interval = np.ones(self.workers, dtype=np.int64)  # local steps of a worker that does not wait
         self.set_share(holding.share[::per].copy())
         self.gpu_nodes = self.cluster.gpus.node[holding.gpu]
         self.nodes = self.gpu_nodes[::per]
@@ -88,9 +84,7 @@ class Configuration:
         narrowest = float(topology.fabric_bytes_per_s[self.gpu_nodes].min())
         if model.transformer is not None:
             _, bound = section(model)
-            layout = bound.layout.layout(
-                self.workers, self.workers * bound.layout.micro_batch, model.precision
-            )
+            layout = bound.layout.layout(self.workers, self.workers * bound.layout.micro_batch, model.precision)
             return narrowest, group_links(self.gpu_nodes, layout, topology)
         groups = self.gpu_nodes.reshape(-1, model.parallel.tensor)
         return min(narrowest, ring_bytes_per_s(groups, topology)), None
@@ -170,11 +164,18 @@ class Configuration:
         pairs = np.stack((self.cluster.node_model[self.nodes], self.samples))
         kinds, inverse = np.unique(pairs, axis=1, return_inverse=True)
         inverse = inverse.reshape(-1)  # NumPy 2.0.0 gives it a further axis
-        shares = np.array([
-            replica_shares(self._in_passes(int(m), self.workers), self.cluster.accelerators[m], int(b),
-                           self.fabric_bytes_per_s, self.links)
-            for m, b in kinds.T
-        ])[inverse]  # fmt: skip
+        shares = np.array(
+            [
+                replica_shares(
+                    self._in_passes(int(m), self.workers),
+                    self.cluster.accelerators[m],
+                    int(b),
+                    self.fabric_bytes_per_s,
+                    self.links,
+                )
+                for m, b in kinds.T
+            ]
+        )[inverse]
         self.bubble_weight, self.inside_weight = self.weight * shares[:, 0], self.weight * shares[:, 1]
         self.busy_weight = self.weight - self.bubble_weight - self.inside_weight
 
@@ -198,9 +199,8 @@ class Configuration:
         if model.transformer is None:
             return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)
         return make_transformer_exchange(
-            model, self.gpu_nodes, int(self.samples.max()), topology, self.accelerator,
-            self.fabric_bytes_per_s,
-        )  # fmt: skip
+            model, self.gpu_nodes, int(self.samples.max()), topology, self.accelerator, self.fabric_bytes_per_s
+        )
 
     @property
     def shares_input(self) -> bool:
@@ -215,8 +215,7 @@ class Configuration:
         """
         cluster, nodes = self.cluster, self.nodes
         each_s = np.maximum(
-            (self.model.preprocess_time or 0.0) / cluster.cores[nodes],
-            self.sample_bytes / cluster.local_read[nodes],
+            (self.model.preprocess_time or 0.0) / cluster.cores[nodes], self.sample_bytes / cluster.local_read[nodes]
         )
         speed: Floats = np.full(self.workers, np.inf)
         np.divide(1.0, each_s * cluster.workers[nodes], out=speed, where=each_s > 0.0)
@@ -234,12 +233,9 @@ class Configuration:
     def _pushes(self) -> list[Exchange]:
         """Push and pull of each worker."""
         nodes, topology = self.nodes.tolist(), self.cluster.topology
-        servers = [
-            nodes[k * len(nodes) // self.model.exchange.servers] for k in range(self.model.exchange.servers)
-        ]
+        servers = [nodes[k * len(nodes) // self.model.exchange.servers] for k in range(self.model.exchange.servers)]
         return [
-            make_push(self.model, node, servers, topology, self.cluster.profile, self._accelerator)
-            for node in nodes
+            make_push(self.model, node, servers, topology, self.cluster.profile, self._accelerator) for node in nodes
         ]
 
     def step_s(self, samples: Ints) -> tuple[Floats, Floats]:
@@ -265,9 +261,7 @@ class Configuration:
         if self.stale:
             return np.full(self.workers, np.nan)
         fixed_s = self._fixed_s()
-        grows = np.where(
-            (self.samples > 0) & (self.share >= 1.0), self.compute_s / self.scale - fixed_s, np.nan
-        )
+        grows = np.where((self.samples > 0) & (self.share >= 1.0), self.compute_s / self.scale - fixed_s, np.nan)
         listed_s: Floats = fixed_s + grows * samples / np.maximum(self.samples, 1)
         return listed_s
 
@@ -309,9 +303,13 @@ class Configuration:
             name = cluster.gpu_models[gpu_model]
             return make_exchange(self.model, places.tolist(), cluster.topology, cluster.profile, name).alone_s
         return make_transformer_exchange(
-            self.model, np.repeat(places, self.gpus_per_worker), -(-self.batch // workers), cluster.topology,
-            cluster.accelerators[gpu_model], self.fabric_bytes_per_s,
-        ).alone_s  # fmt: skip
+            self.model,
+            np.repeat(places, self.gpus_per_worker),
+            -(-self.batch // workers),
+            cluster.topology,
+            cluster.accelerators[gpu_model],
+            self.fabric_bytes_per_s,
+        ).alone_s
 
     def memory_bytes(self, gpu_model: int) -> float:
         """Memory of a GPU model that a worker may use: the share that the job asks for."""
@@ -320,9 +318,7 @@ class Configuration:
     def pass_limits(self) -> tuple[Ints, Floats]:
         """(most samples of one pass, memory left at the present deal in bytes), (workers,) each."""
         model, kinds = self.cluster.node_model[self.nodes], len(self.cluster.accelerators)
-        most = np.array(
-            [self._in_passes(k, self.workers).samples_per_pass or UNBOUNDED for k in range(kinds)]
-        )
+        most = np.array([self._in_passes(k, self.workers).samples_per_pass or UNBOUNDED for k in range(kinds)])
         memory = np.array([self.memory_bytes(k) for k in range(kinds)])
         held = memory_need_bytes(self.model, 0, self.workers)
         each = memory_need_bytes(self.model, 1, self.workers) - held

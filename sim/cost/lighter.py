@@ -54,9 +54,7 @@ def teacher_s(model: Model, accelerator: Accelerator, samples: int) -> float:
         return 0.0
     if (kind := KINDS.get(model.kind or "")) is not None:
         return kind.seconds(accelerator, model.precision, flop)
-    rate = accelerator.peak_flop_per_s(model.precision) * (
-        model.efficiency or accelerator.efficiency_at(flop)
-    )
+    rate = accelerator.peak_flop_per_s(model.precision) * (model.efficiency or accelerator.efficiency_at(flop))
     return flop / rate
 
 

@@ -44,9 +44,7 @@ def has_step_noise(noise: Noise, models: Iterable[Model], accelerators: Iterable
     return any(step_cov(noise, model, accelerator) > 0.0 for model in models for accelerator in on)
 
 
-def measured_notes(
-    noise: Noise, models: dict[str, Model], accelerators: dict[str, Accelerator]
-) -> Iterator[str]:
+def measured_notes(noise: Noise, models: dict[str, Model], accelerators: dict[str, Accelerator]) -> Iterator[str]:
     """A line for each figure of the profile that acts on a model, or that the scenario replaces."""
     for name, accelerator in accelerators.items():
         for label, model in models.items():

@@ -63,19 +63,13 @@ def _plain_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple
     kind = KINDS.get(model.kind or "")
     if kind is not None:
         return fixed_s, fixed_s + count * kind.seconds(accelerator, model.precision, flop)
-    rate = accelerator.peak_flop_per_s(model.precision) * (
-        model.efficiency or accelerator.efficiency_at(flop)
-    )
+    rate = accelerator.peak_flop_per_s(model.precision) * (model.efficiency or accelerator.efficiency_at(flop))
     memory_s = model.bytes_per_sample * per_pass / accelerator.hbm_bytes_per_s.value
     return fixed_s, fixed_s + count * max(flop / rate, memory_s)
 
 
 def replica_cost_s(
-    model: Model,
-    accelerator: Accelerator,
-    samples: int,
-    fabric_bytes_per_s: float,
-    links: GroupLinks | None = None,
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float, links: GroupLinks | None = None
 ) -> tuple[float, float]:
     """(fixed, total) seconds of one step of one replica of tensor x pipeline GPUs at speed 1.
 
@@ -90,11 +84,7 @@ def replica_cost_s(
 
 
 def _training_cost_s(
-    model: Model,
-    accelerator: Accelerator,
-    samples: int,
-    fabric_bytes_per_s: float,
-    links: GroupLinks | None = None,
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float, links: GroupLinks | None = None
 ) -> tuple[float, float]:
     """The same without evaluations."""
     if model.transformer is not None:
@@ -114,11 +104,7 @@ def replica_teacher_s(model: Model, accelerator: Accelerator, samples: int) -> f
 
 
 def replica_shares(
-    model: Model,
-    accelerator: Accelerator,
-    samples: int,
-    fabric_bytes_per_s: float,
-    links: GroupLinks | None = None,
+    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float, links: GroupLinks | None = None
 ) -> tuple[float, float]:
     """Shares of `replica_cost_s` that a replica's GPUs do not compute: (pipeline bubble, exchanges inside it)."""
     if model.transformer is not None:
@@ -231,9 +217,7 @@ def make_exchange(
     return flow(rounds * alpha_s + lighter_s, volume, cap, links, usage, topology)
 
 
-def through_nics(
-    nodes: Sequence[int] | Ints, gpus: int, links: Ints, usage: Floats, topology: Topology
-) -> float:
+def through_nics(nodes: Sequence[int] | Ints, gpus: int, links: Ints, usage: Floats, topology: Topology) -> float:
     """Highest rate (bytes/s) of a flow that the GPUs of workers on `nodes`, so many each, drive through NICs."""
     senders, sent = topology.sent(links, usage)
     if not len(senders):
@@ -284,12 +268,7 @@ def make_near_exchange(
 
 
 def make_push(
-    model: Model,
-    node: int,
-    servers: Sequence[int],
-    topology: Topology,
-    profile: HardwareProfile,
-    accelerator: str,
+    model: Model, node: int, servers: Sequence[int], topology: Topology, profile: HardwareProfile, accelerator: str
 ) -> Exchange:
     """Push of one asynchronous worker's gradient to the servers and pull of the parameters: 2 (alpha + S / B)."""
     size = gradient_bytes(model)
@@ -318,9 +297,7 @@ def _constants(
     return (alpha_s if spec.alpha is None else spec.alpha), (rate if spec.rate is None else spec.rate)
 
 
-def flow(
-    delay_s: float, volume: float, cap: float, links: Ints, usage: Floats, topology: Topology
-) -> Exchange:
+def flow(delay_s: float, volume: float, cap: float, links: Ints, usage: Floats, topology: Topology) -> Exchange:
     """`volume` bytes over links of which each carries `usage` of it, at most at `cap` bytes/s, after a delay."""
     capacity = topology.capacity_bytes_per_s[links]
     rate = min(cap, float((capacity / usage).min()) if len(links) else math.inf)
@@ -350,8 +327,6 @@ def _hierarchical(
     inside_s = 2.0 * (g - 1) * (inside_alpha_s + size / g / inside_rate)
     links, usage = topology.ring_usage(places)
     usage *= g
-    cap = min(
-        cap, through_nics(nodes, model.parallel.tensor * model.parallel.pipeline, links, usage, topology)
-    )
+    cap = min(cap, through_nics(nodes, model.parallel.tensor * model.parallel.pipeline, links, usage, topology))
     delay_s = inside_s + 2.0 * (m - 1) * alpha_s + lighter_s
     return flow(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage, topology)

@@ -18,9 +18,7 @@ from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model
 from equipoise.sim.scenario.models.transformer import Bound, TransformerSpec
 
-IN_PASS = (
-    "products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send",
-)  # fmt: skip
+IN_PASS = ("products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send")
 IN_STEP = ("bubble", "optimizer", "fixed")
 INSIDE = ("tensor", "context", "expert", "send")
 """What the GPUs of one replica send each other, in a pass."""
@@ -52,9 +50,13 @@ def accelerator_of(
     rate = (2.0 if precision == "fp32" else 1.0) * _by_sheet(accelerator.flop_per_s[plain], best)
     fp8, reached = accelerator.flop_per_s.get("fp8"), reached_share(accelerator)
     return hardware.AcceleratorRates(
-        "", reached * rate, reached * _by_sheet(fp8, best) if fp8 else 0.0, accelerator.memory_bytes.value,
-        _by_sheet(accelerator.hbm_bytes_per_s, MEMORY_OF_SHEET), fabric_bytes_per_s,
-    )  # fmt: skip
+        "",
+        reached * rate,
+        reached * _by_sheet(fp8, best) if fp8 else 0.0,
+        accelerator.memory_bytes.value,
+        _by_sheet(accelerator.hbm_bytes_per_s, MEMORY_OF_SHEET),
+        fabric_bytes_per_s,
+    )
 
 
 PRODUCT_OF_SHEET = {"A100": 0.87, "H100": 0.80, "H200": 0.77, "": 0.8}
@@ -209,9 +211,7 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
     spec, bound = section(model)
     size = bound.layout.micro_batch
     passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them
-    machine = hardware.AcceleratorRates(
-        "", 1.0, 1.0, 1.0, 1.0, 1.0
-    )  # memory does not depend on how fast it is
+    machine = hardware.AcceleratorRates("", 1.0, 1.0, 1.0, 1.0, 1.0)  # memory does not depend on how fast it is
     plan = _plain_plan(model, machine, replicas, passes)
     return memory(plan, memory_stack(spec, model)).peak / USABLE
 

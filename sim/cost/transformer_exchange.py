@@ -15,12 +15,7 @@ from equipoise.sim.scenario.model import Model
 
 
 def make_transformer_exchange(
-    model: Model,
-    gpu_nodes: Ints,
-    samples: int,
-    topology: Topology,
-    accelerator: Accelerator,
-    fabric_bytes_per_s: float,
+    model: Model, gpu_nodes: Ints, samples: int, topology: Topology, accelerator: Accelerator, fabric_bytes_per_s: float
 ) -> Exchange:
     """The exchange of a step in which a replica takes at most `samples`; `gpu_nodes` (GPUs held,) in rank order.
 

@@ -42,9 +42,7 @@ _RECOMMENDER = (
     "DLRM and DLRM-DCNv2 in MLPerf Training, tuned, on up to 16 GPUs with their exchange of embeddings, median "
     "error 9 %"
 )
-_DIFFUSION = (
-    "Stable Diffusion in MLPerf Training, tuned, on up to 16 H100, H200, B200 or GB200, median error 1 %"
-)
+_DIFFUSION = "Stable Diffusion in MLPerf Training, tuned, on up to 16 H100, H200, B200 or GB200, median error 1 %"
 KINDS = {
     "convolutional": ModelKind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL),
     "small-transformer": ModelKind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER),

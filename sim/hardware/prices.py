@@ -76,9 +76,7 @@ class PriceBook(BaseModel):
         for section in ("gpu_hour", "discounts"):
             if isinstance(raw.get(section), Mapping):
                 done[section] = {name: with_origin(value) for name, value in raw[section].items()}
-        return done | {
-            k: with_origin(raw[k]) for k in ("tariff", "storage", "network") if raw.get(k) is not None
-        }
+        return done | {k: with_origin(raw[k]) for k in ("tariff", "storage", "network") if raw.get(k) is not None}
 
     @field_validator("discounts")
     @classmethod
@@ -137,9 +135,7 @@ class Prices:
     usd_per_j: float | None  # None: not known, or part of the nodes' prices
     usd_per_byte_s: float | None
     note: str = ""
-    pays_energy: Bools | None = (
-        None  # (nodes,), whether electricity is charged there; None: alike on all nodes
-    )
+    pays_energy: Bools | None = None  # (nodes,), whether electricity is charged there; None: alike on all nodes
     bonds: tuple[Bond, ...] = ()
 
     @property
@@ -159,9 +155,7 @@ class Prices:
         return self.known and self.pays_energy is None and bool(np.ptp(self.usd_per_gpu_s) == 0.0)
 
 
-def _on_demand(
-    group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile
-) -> tuple[float | None, str]:
+def _on_demand(group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile) -> tuple[float | None, str]:
     """(USD/h of the GPUs of one node without any contract, where the price is from); None: not known.
 
     In order: the group's price (with its network), the scenario's rent, the price book, the profile.
@@ -170,9 +164,7 @@ def _on_demand(
         return group.price, "scenario"
     if group.accelerator in cost.gpu_hour:
         return group.gpus * cost.gpu_hour[group.accelerator], "scenario"
-    listed = (
-        book.gpu_hour.get(group.accelerator) or profile.accelerator(group.accelerator).price_usd_per_gpu_h
-    )
+    listed = book.gpu_hour.get(group.accelerator) or profile.accelerator(group.accelerator).price_usd_per_gpu_h
     return (None, "") if listed is None else (group.gpus * listed.value, "book")
 
 
@@ -210,12 +202,8 @@ def make_prices(scenario: Scenario, profile: HardwareProfile) -> Prices:
     book = load_book(cost.book)
     count = [group.count for group in groups]
     keys = [terms_of(group, cost)[0] for group in groups]
-    under = {
-        key: sum(g.count * g.gpus for g, k in zip(groups, keys, strict=True) if k == key) for key in keys
-    }
-    priced = [
-        group_price(group, cost, book, profile, under[key]) for group, key in zip(groups, keys, strict=True)
-    ]
+    under = {key: sum(g.count * g.gpus for g, k in zip(groups, keys, strict=True) if k == key) for key in keys}
+    priced = [group_price(group, cost, book, profile, under[key]) for group, key in zip(groups, keys, strict=True)]
     per_node = [math.nan if usd is None else usd for usd, _, _ in priced]
     origins = {origin for _, origin, _ in priced}
     tariff = scenario.energy.tariff

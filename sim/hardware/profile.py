@@ -17,14 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from equipoise.base.files import write_whole
 from equipoise.base.sources import root
@@ -300,9 +293,7 @@ class HardwareProfile(_Part):
         origin = {k: raw[k] for k in ("kind", "source") if isinstance(raw.get(k), str)}
         raw = dict(raw)
         if isinstance(raw.get("accelerators"), Mapping):
-            raw["accelerators"] = {
-                k: _with_origin(v, Accelerator, origin) for k, v in raw["accelerators"].items()
-            }
+            raw["accelerators"] = {k: _with_origin(v, Accelerator, origin) for k, v in raw["accelerators"].items()}
         if isinstance(raw.get("fabrics"), list | tuple):
             raw["fabrics"] = [_with_origin(v, Fabric, origin) for v in raw["fabrics"]]
         if isinstance(raw.get("steps"), list | tuple):
@@ -325,16 +316,12 @@ class HardwareProfile(_Part):
         if name not in self.accelerators:
             close = alike(name, list(self.accelerators))
             hint = (
-                f"did you mean {' or '.join(close)}?"
-                if close
-                else f"known: {', '.join(self.accelerators) or 'none'}"
+                f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(self.accelerators) or 'none'}"
             )
             raise ValueError(f"no accelerator {name!r} in hardware profile {self.name!r}; {hint}")
         return self.accelerators[name]
 
-    def fabric(
-        self, tier: Tier, collective: Collective = "all_reduce", accelerator: str = ""
-    ) -> Fabric | None:
+    def fabric(self, tier: Tier, collective: Collective = "all_reduce", accelerator: str = "") -> Fabric | None:
         """Constants of a collective on a tier: of that accelerator, else of any; None when not known."""
         for wanted in (accelerator, ""):
             for fabric in self.fabrics:
@@ -452,6 +439,4 @@ def _number_origin(raw: Any, origin: Mapping[str, str]) -> Any:
         return {k: _number_origin(v, origin) for k, v in raw.items()}
     if isinstance(raw, list | tuple):
         return [_number_origin(item, origin) for item in raw]
-    return (
-        {"value": raw, **origin} if isinstance(raw, int | float | str) and not isinstance(raw, bool) else raw
-    )
+    return {"value": raw, **origin} if isinstance(raw, int | float | str) and not isinstance(raw, bool) else raw

@@ -66,9 +66,14 @@ class GpuTimeAccount:
     def copy(self) -> GpuTimeAccount:
         """An independent copy."""
         return GpuTimeAccount(
-            self.gpu_s.copy(), self.samples, self.useful_samples, self.lost_samples, self.steps, self.exchanges,
+            self.gpu_s.copy(),
+            self.samples,
+            self.useful_samples,
+            self.lost_samples,
+            self.steps,
+            self.exchanges,
             self.near_exchanges,
-        )  # fmt: skip
+        )
 
     def back_to(self, saved: GpuTimeAccount) -> GpuTimeAccount:
         """The account after a crash: what was done since `saved` is lost; what restarts took stays booked."""

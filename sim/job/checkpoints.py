@@ -30,9 +30,7 @@ UNKNOWN_WRITE_S = 60.0
 """Time to write a checkpoint of which nothing is known (a rigid job's)."""
 
 
-def write_s(
-    spec: Checkpoint, size_bytes: float | None, restart: Restart, cluster: Cluster, nodes: Ints
-) -> float:
+def write_s(spec: Checkpoint, size_bytes: float | None, restart: Restart, cluster: Cluster, nodes: Ints) -> float:
     """Seconds in which a job's distinct nodes write a checkpoint together, or read one back.
 
     `restart.checkpoint_write` holds where the job states no size of its own; else size over what the storage takes
@@ -68,12 +66,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        spec: Checkpoint,
-        model: Model,
-        cluster: Cluster,
-        mtbf_s: Callable[[Ints], float],
-        restart: Restart,
+        self, spec: Checkpoint, model: Model, cluster: Cluster, mtbf_s: Callable[[Ints], float], restart: Restart
     ) -> None:
         self.spec, self.cluster, self.mtbf_s, self.restart = spec, cluster, mtbf_s, restart
         self.size_bytes = checkpoint_bytes(model)

@@ -30,9 +30,12 @@ from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.tree import InputError
 
 _TOGETHER = {
-    None: 0, "rack-preferred": RACK_PREFERRED, "rack-required": RACK_REQUIRED, "node-preferred": NODE_PREFERRED,
+    None: 0,
+    "rack-preferred": RACK_PREFERRED,
+    "rack-required": RACK_REQUIRED,
+    "node-preferred": NODE_PREFERRED,
     "node-required": NODE_REQUIRED,
-}  # fmt: skip
+}
 Texts = NDArray[Any]
 _MOST = 50_000
 """Claims of jobs that are looked at where a scenario declares nothing of them."""
@@ -55,9 +58,7 @@ class Claims:
     notes: tuple[str, ...] = ()
 
 
-def texts_by_kind(
-    columns: Mapping[str, Texts], listed: Sequence[JobSpec], rows: Ints, jobs: int
-) -> dict[str, Texts]:
+def texts_by_kind(columns: Mapping[str, Texts], listed: Sequence[JobSpec], rows: Ints, jobs: int) -> dict[str, Texts]:
     """Names of each of KINDS by job, "" where none is told; rows: where the scenario's own jobs stand."""
     found: dict[str, Texts] = {}
     for kind in KINDS:
@@ -73,10 +74,16 @@ def texts_by_kind(
 
 
 def make_claims(
-    scenario: Scenario, cluster: Cluster, texts: Mapping[str, Texts], told: Mapping[str, Texts],
-    listed: Mapping[int, JobSpec], least: Ints, share: NDArray[np.float64], tres: Sequence[tuple[float, ...]],
+    scenario: Scenario,
+    cluster: Cluster,
+    texts: Mapping[str, Texts],
+    told: Mapping[str, Texts],
+    listed: Mapping[int, JobSpec],
+    least: Ints,
+    share: NDArray[np.float64],
+    tres: Sequence[tuple[float, ...]],
     sizes: Mapping[int, range] = MappingProxyType({}),
-) -> Claims:  # fmt: skip
+) -> Claims:
     """Claims of all jobs; sizes: of jobs that may start with fewer GPUs than they ask for, all their sizes.
 
     texts: names by kind (`texts_by_kind`). told: a trace's columns, of which `gpu_type` and `together` count.
@@ -91,9 +98,11 @@ def make_claims(
     types, pins, together, notes = _types(scenario, Places(cluster), told, listed, jobs)
     none = np.full(jobs, "", dtype=object)
     names = zip(
-        *(texts.get(kind, none).tolist() for kind in KINDS), tres if declared.counts_tres else repeat(()), pins,
+        *(texts.get(kind, none).tolist() for kind in KINDS),
+        tres if declared.counts_tres else repeat(()),
+        pins,
         strict=False,
-    )  # fmt: skip
+    )
     number: dict[Claim, int] = {}
     plain: dict[Claim, int] = {}
     claim = np.empty(jobs, dtype=np.int64)
@@ -120,9 +129,7 @@ def make_claims(
         fits = [not large(np.array([gpus]), mine)[0] for gpus in size]
         smaller[row] = max(gpus for gpus, fit in zip(size, fits, strict=True) if fit)
     if smaller:
-        notes.append(
-            f"jobs that start with fewer GPUs than asked for, as no limit allows more: {len(smaller)}"
-        )
+        notes.append(f"jobs that start with fewer GPUs than asked for, as no limit allows more: {len(smaller)}")
     return Claims(
         queues, claim, types, together, never, smaller, (*notes, *_unknown(scenario, declared, queues, claim))
     )
@@ -164,9 +171,7 @@ def _types(
         )
     scaled = {group.accelerator for group in places.cluster.spec.groups if group.autoscale is not None}
     if scaled & {g.accelerator for g in places.cluster.spec.groups if any(g.name in pin for pin in pins)}:
-        text = (
-            "gpu_types name one of several groups with one accelerator, and nodes are rented by accelerator"
-        )
+        text = "gpu_types name one of several groups with one accelerator, and nodes are rented by accelerator"
         raise InputError([f"queues: {text}; leave out 'autoscale', or name the accelerator"])
     return types, pins, together, notes
 
@@ -175,35 +180,40 @@ def _unknown(scenario: Scenario, declared: Declared, q: Queues, claim: Ints) -> 
     """Notes on names of jobs that are not declared."""
     spec, notes = scenario.queues, []
     for kind, known in (
-        ("account", declared.accounts), ("partition", declared.partitions), ("qos", declared.qos),
+        ("account", declared.accounts),
+        ("partition", declared.partitions),
+        ("qos", declared.qos),
         ("queue", declared.queues),
-    ):  # fmt: skip
+    ):
         codes = q.codes(claim, kind)
         strange = [code for code, name in enumerate(q.names[kind]) if name not in known]
         count = int(np.isin(codes, strange).sum()) if known else 0
         if count:
             first = q.names[kind][strange[0]]
-            notes.append(
-                f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit of one holds"
-            )
+            notes.append(f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit of one holds")
     if spec.queues and (absent := int((q.codes(claim, "queue") < 0).sum())):
         notes.append(f"{absent} jobs name no queue: no quota holds for them")
     return notes
 
 
 def _too_large(
-    declared: Declared, q: Queues, cluster: Cluster, claims: Sequence[Claim], claim: Ints, types: Ints,
-    together: NDArray[np.int8], least: Ints, share: NDArray[np.float64],
-) -> list[str]:  # fmt: skip
+    declared: Declared,
+    q: Queues,
+    cluster: Cluster,
+    claims: Sequence[Claim],
+    claim: Ints,
+    types: Ints,
+    together: NDArray[np.int8],
+    least: Ints,
+    share: NDArray[np.float64],
+) -> list[str]:
     """Why each job can never start, "" for all others: a limit is below what it asks for, or its nodes are few."""
     why = [""] * len(claim)
     alone = [declared.of_one_job(c) for c in claims]
     if not q.restricts and not any(gpus < np.inf or (most < np.inf).any() for gpus, most in alone):
         return why
     quota = Quota.unused(q, len(cluster.gpu_models))
-    kinds = np.unique(
-        np.column_stack((claim, types, together, least, np.round(share * 1e6).astype(np.int64))), axis=0
-    )
+    kinds = np.unique(np.column_stack((claim, types, together, least, np.round(share * 1e6).astype(np.int64))), axis=0)
     told: dict[tuple[int, ...], str] = {}
     for row in kinds.tolist():
         one, bits, close, gpus, micro = row
@@ -216,9 +226,17 @@ def _too_large(
 
 
 def _never(
-    declared: Declared, q: Queues, cluster: Cluster, quota: Quota, names: Claim, claim: int, bits: int, close: int,
-    gpus: int, whole: float,
-) -> str:  # fmt: skip
+    declared: Declared,
+    q: Queues,
+    cluster: Cluster,
+    quota: Quota,
+    names: Claim,
+    claim: int,
+    bits: int,
+    close: int,
+    gpus: int,
+    whole: float,
+) -> str:
     room = [left if bits >> model & 1 else 0.0 for model, left in enumerate(quota.room(claim))]
     if whole > max(room) + 1e-9:
         limit = quota.first(claim, whole)
@@ -242,16 +260,12 @@ def _never(
     return "" if gpus <= here else f"the nodes that it may use have {here}"
 
 
-def refuse_too_large(
-    scenario: Scenario, claims: Claims, names: Sequence[str], least: Ints, leave_out: bool
-) -> Bools:
+def refuse_too_large(scenario: Scenario, claims: Claims, names: Sequence[str], least: Ints, leave_out: bool) -> Bools:
     """Which jobs stay. Raises InputError for the first that can never start, unless they are to be left out."""
     bad = [row for row, why in enumerate(claims.too_large) if why]
     if bad and not leave_out:
         row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) > 1 else ""
-        text = (
-            f"job {names[row]} asks for {least[row]} GPUs, {claims.too_large[row]}: it can never start{more}"
-        )
+        text = f"job {names[row]} asks for {least[row]} GPUs, {claims.too_large[row]}: it can never start{more}"
         raise InputError([f"{scenario.name}: {text}; queues.too_large: leave-out leaves such jobs out"])
     stay = np.ones(len(names), dtype=np.bool_)
     stay[bad] = False

@@ -84,9 +84,7 @@ class JobData:
 
     # -- ownership -----------------------------------------------------------------------------------------
 
-    def assign(
-        self, worker_nodes: Sequence[int], unread: Iterable[tuple[int, int, int]] | None = None
-    ) -> None:
+    def assign(self, worker_nodes: Sequence[int], unread: Iterable[tuple[int, int, int]] | None = None) -> None:
         """Give every unread piece an owner: a worker on a node that stores it, else the one that owns least.
 
         `unread` are (shard, cursor, end); None takes what is unread now, or a whole epoch before the first.
@@ -203,9 +201,7 @@ class JobData:
         return self.is_ready(worker, piece) or self._is_kept(worker, piece)
 
     def _is_kept(self, worker: int, piece: Piece) -> bool:
-        return bool(self.caches.capacity_bytes) and self.caches.holds(
-            self.worker_node[worker], (self.job, piece.shard)
-        )
+        return bool(self.caches.capacity_bytes) and self.caches.holds(self.worker_node[worker], (self.job, piece.shard))
 
     def is_ready(self, worker: int, piece: Piece) -> bool:
         """Whether the worker can read the piece now."""
@@ -239,11 +235,7 @@ class JobData:
                 piece.transfer, piece.fetched = None, True
 
         transfer = piece.transfer = self.transfers.start(
-            self.homes[piece.shard],
-            self.worker_node[worker],
-            piece.left * self.bytes_per_sample,
-            arrived,
-            self.job,
+            self.homes[piece.shard], self.worker_node[worker], piece.left * self.bytes_per_sample, arrived, self.job
         )
 
     def reading_samples_per_s(self, bytes_per_s: Callable[[int, int], float]) -> Floats:
@@ -259,9 +251,7 @@ class JobData:
                 if node not in home and not self._is_kept(worker, piece):
                     left[home[0]] = left.get(home[0], 0) + piece.left
             if left:
-                each_s = math.fsum(
-                    n * self.bytes_per_sample / bytes_per_s(home, node) for home, n in left.items()
-                )
+                each_s = math.fsum(n * self.bytes_per_sample / bytes_per_s(home, node) for home, n in left.items())
                 speed[worker] = self.owned[worker] / each_s
         return speed
 
@@ -298,9 +288,7 @@ class JobData:
         for shard, begin, end in sorted(self.ledger):
             at = at if shard == at[0] else (shard, 0)
             if begin != at[1]:
-                raise ConservationError(
-                    f"epoch {self.epoch}: shard {shard} continues at {begin}, not {at[1]}"
-                )
+                raise ConservationError(f"epoch {self.epoch}: shard {shard} continues at {begin}, not {at[1]}")
             at = (shard, end)
             expected[shard] -= end - begin
         if any(expected.values()):

@@ -26,9 +26,11 @@ from equipoise.sim.scenario.queues import Cohort, Limits, Queue, Tres
 from equipoise.sim.scenario.tree import InputError
 
 _POLICIES = {
-    "never": NEVER, "lower-priority": LOWER_PRIORITY, "lower-or-newer-equal-priority": LOWER_OR_NEWER,
+    "never": NEVER,
+    "lower-priority": LOWER_PRIORITY,
+    "lower-or-newer-equal-priority": LOWER_OR_NEWER,
     "any": ANY_PRIORITY,
-}  # fmt: skip
+}
 Claim = tuple[str, str, str, str, str, tuple[float, ...], tuple[str, ...]]
 """Names in the order of KINDS, what a job takes of each of RESOURCES (none where no limit asks), and its pin."""
 
@@ -49,9 +51,18 @@ class _Limits:
     rows: dict[str, int] = field(default_factory=dict)
 
     def add(
-        self, name: str, gpus: float | None, jobs: float | None = None, *, parent: int = -1, kept: float = 0.0,
-        nominal: float | None = None, models: int = -1, owner: int = -1, resource: int = -1,
-    ) -> int:  # fmt: skip
+        self,
+        name: str,
+        gpus: float | None,
+        jobs: float | None = None,
+        *,
+        parent: int = -1,
+        kept: float = 0.0,
+        nominal: float | None = None,
+        models: int = -1,
+        owner: int = -1,
+        resource: int = -1,
+    ) -> int:
         """The row of the limit of that name, made once."""
         if name not in self.rows:
             self.rows[name] = len(self.name)
@@ -103,16 +114,15 @@ class Places:
 
     def with_gpus(self, words: Sequence[str]) -> Bools:
         """The nodes whose accelerator or group is one of the words, and those without GPUs, (nodes,)."""
-        return np.array([not group.gpus or bool({group.name, group.accelerator} & {*words})
-                         for group in self.cluster.groups])  # fmt: skip
+        return np.array(
+            [not group.gpus or bool({group.name, group.accelerator} & {*words}) for group in self.cluster.groups]
+        )
 
     def pin(self, words: tuple[str, ...]) -> tuple[str, ...]:
         """The words, where the nodes that they name are not all nodes with these GPU models; else none."""
         if words not in self._pins:
             on = self.with_gpus(words)
-            models = {
-                group.accelerator for k, group in enumerate(self.cluster.groups) if group.gpus and on[k]
-            }
+            models = {group.accelerator for k, group in enumerate(self.cluster.groups) if group.gpus and on[k]}
             self._pins[words] = () if (on == self.with_gpus(tuple(models))).all() else words
         return self._pins[words]
 
@@ -129,9 +139,7 @@ class Declared:
         self.qos = {q.name: q for q in self.spec.qos}
         self.queues = {name: queue for queue in self.spec.queues for name in copies(queue)}
         self.queue_of = {name: name for name in self.queues}
-        self.queue_of |= {
-            alias: q.name for q in self.spec.queues for alias in q.names if alias not in self.queues
-        }
+        self.queue_of |= {alias: q.name for q in self.spec.queues for alias in q.names if alias not in self.queues}
         self.limits = _Limits()
         self._flavors = {
             name: self.places.models(words, f"flavors.{name}") for name, words in self.spec.flavors.items()
@@ -146,9 +154,7 @@ class Declared:
 
     def build(self, claims: Sequence[Claim], restricts: bool) -> Queues:
         """Everything in codes, for these claims."""
-        names = {
-            kind: self._names_of(kind, [str(claim[k]) for claim in claims]) for k, kind in enumerate(KINDS)
-        }
+        names = {kind: self._names_of(kind, [str(claim[k]) for claim in claims]) for k, kind in enumerate(KINDS)}
         codes = {kind: {name: k for k, name in enumerate(names[kind])} for kind in KINDS}
         table = [[codes[kind].get(str(claim[k]), -1) for k, kind in enumerate(KINDS)] for claim in claims]
         self._number = codes["queue"]
@@ -204,9 +210,12 @@ class Declared:
 
     def _names_of(self, kind: str, told: Sequence[str]) -> tuple[str, ...]:
         declared = {
-            "user": [name for _, name in self.users], "account": [*self.accounts], "qos": [*self.qos],
-            "partition": [*self.partitions], "queue": [*self.queues],
-        }  # fmt: skip
+            "user": [name for _, name in self.users],
+            "account": [*self.accounts],
+            "qos": [*self.qos],
+            "partition": [*self.partitions],
+            "queue": [*self.queues],
+        }
         return tuple(name for name in dict.fromkeys((*declared[kind], *told)) if name)
 
     def _numbers(self) -> dict[str, float]:
@@ -228,9 +237,7 @@ class Declared:
         """(QOS, QOS): whether jobs of the first may stop those of the second."""
         found = np.zeros((len(names), len(names)), dtype=np.bool_)
         for k, name in enumerate(names):
-            found[
-                k, [names.index(other) for other in (self.qos[name].preempts if name in self.qos else ())]
-            ] = True
+            found[k, [names.index(other) for other in (self.qos[name].preempts if name in self.qos else ())]] = True
         return found
 
     # -- nodes and limits of one claim -----------------------------------------------------------------------
@@ -284,9 +291,7 @@ class Declared:
             models = self.places.models((word,), f"{name}: gpus_of_type")
             if self.places.pin((word,)):
                 text = f"queues: {name}: gpus_of_type: other groups have the accelerator of {word!r}"
-                raise InputError(
-                    [f"{text}; name the accelerator, or make the group a partition with a limit"]
-                )
+                raise InputError([f"{text}; name the accelerator, or make the group a partition with a limit"])
             yield self.limits.add(f"{name}, {word}", gpus, models=models)
 
     def _account_leaves(self, user: str, account: str) -> Iterator[int]:
@@ -340,9 +345,14 @@ class Declared:
             most = own if above < 0 else own + _borrow(spec, flavor)
             title = f"quota of {name}" + (f" for {flavor}" if flavor else "")
             yield self.limits.add(
-                title, most, parent=above, kept=kept if above >= 0 else 0.0, nominal=own, models=mask,
+                title,
+                most,
+                parent=above,
+                kept=kept if above >= 0 else 0.0,
+                nominal=own,
+                models=mask,
                 owner=self._number[name],
-            )  # fmt: skip
+            )
 
     def _cohort(self, name: str, flavor: str, mask: int) -> int:
         if not name:

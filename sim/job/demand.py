@@ -46,13 +46,9 @@ class Demand:
     paces: Paces
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
-    limit_s: Floats = field(
-        default_factory=lambda: np.empty(0)
-    )  # longest running time (jobs,), inf: no limit
+    limit_s: Floats = field(default_factory=lambda: np.empty(0))  # longest running time (jobs,), inf: no limit
     by_limit: bool = False  # policies plan with time limits
-    shrinks: Mapping[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # duration jobs: (fewest GPUs, in steps of)
+    shrinks: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # duration jobs: (fewest GPUs, in steps of)
 
     def __len__(self) -> int:
         return len(self.id)
@@ -95,9 +91,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     listed = [entry for job in scenario.workload.jobs for entry in expand(job)]
     traced = 0 if trace is None else len(trace.job_id)
     if not listed and not traced:
-        raise InputError(
-            [f"{scenario.name}: workload: no jobs; give workload.jobs, or a trace with --trace FILE"]
-        )
+        raise InputError([f"{scenario.name}: workload: no jobs; give workload.jobs, or a trace with --trace FILE"])
     ids = np.arange(len(listed), dtype=np.int64)
     arrival = np.array([a for _, a, _ in listed], dtype=np.float64)
     gpus = np.array([j.gpus for _, _, j in listed], dtype=np.int64)
@@ -157,9 +151,7 @@ def _shrinks(demand: Demand, listed: Mapping[int, JobSpec]) -> dict[int, tuple[i
     """Duration jobs that may start with fewer GPUs, by row: a trace's columns `gpus_min` and `pods`, or the key."""
     none = np.full(len(demand), np.nan)
     least, pods = (demand.columns.get(name, none) for name in ("gpus_min", "pods"))
-    found = {
-        row: (job.gpus_min, 1) for row, job in listed.items() if job.gpus_min and job.gpus_min < job.gpus
-    }
+    found = {row: (job.gpus_min, 1) for row, job in listed.items() if job.gpus_min and job.gpus_min < job.gpus}
     for row in [] if least.dtype == object else np.flatnonzero((least >= 1) & (least < demand.gpus)).tolist():
         fewest, gpus = math.ceil(least[row]), int(demand.gpus[row])
         each = gpus / pods[row] if pods.dtype != object and pods[row] >= 1 else 1.0
@@ -208,9 +200,7 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
         _tres(demand, listed),
         {row: size for row, size in sizes.items() if len(size) > 1},
     )
-    found = replace(
-        demand, columns={**demand.columns, **texts}, claims=claims, notes=(*demand.notes, *claims.notes)
-    )
+    found = replace(demand, columns={**demand.columns, **texts}, claims=claims, notes=(*demand.notes, *claims.notes))
     stay = refuse_too_large(scenario, claims, demand.name, least, scenario.queues.too_large == "leave-out")
     return found if stay.all() else _without(found, stay)
 
@@ -236,19 +226,31 @@ def _without(demand: Demand, stay: Bools) -> Demand:
     note = f"{len(out)} jobs left out: they can never start; first {demand.name[first]}: {claims.too_large[first]}"
     new = {old: k for k, old in enumerate(kept.tolist())}
     return Demand(
-        demand.id[kept], [demand.name[k] for k in kept], demand.arrival_s[kept], demand.gpus[kept],
-        demand.gpu_share[kept], demand.priority[kept], demand.duration_s[kept],
+        demand.id[kept],
+        [demand.name[k] for k in kept],
+        demand.arrival_s[kept],
+        demand.gpus[kept],
+        demand.gpu_share[kept],
+        demand.priority[kept],
+        demand.duration_s[kept],
         [demand.checkpoint[k] for k in kept],
         {new[row]: job for row, job in demand.training.items() if row in new},
-        (*demand.notes, note), demand.mixes[kept], replace(demand.paces, kind=demand.paces.kind[kept]),
+        (*demand.notes, note),
+        demand.mixes[kept],
+        replace(demand.paces, kind=demand.paces.kind[kept]),
         {name: column[kept] for name, column in demand.columns.items()},
         replace(
-            claims, claim=claims.claim[kept], gpu_types=claims.gpu_types[kept], together=claims.together[kept],
-            too_large=(), smaller={new[row]: most for row, most in claims.smaller.items() if row in new},
+            claims,
+            claim=claims.claim[kept],
+            gpu_types=claims.gpu_types[kept],
+            together=claims.together[kept],
+            too_large=(),
+            smaller={new[row]: most for row, most in claims.smaller.items() if row in new},
         ),
-        demand.limit_s[kept], demand.by_limit,
+        demand.limit_s[kept],
+        demand.by_limit,
         {new[row]: pair for row, pair in demand.shrinks.items() if row in new},
-    )  # fmt: skip
+    )
 
 
 def _columns(trace: Trace, listed: int, order: Ints) -> dict[str, NDArray[Any]]:
@@ -268,17 +270,21 @@ def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
     for too_large, of, has, advice in (
         (demand.gpus > len(cluster.gpus), "", len(cluster.gpus), ""),
         (
-            ~demand.mixes & (demand.gpus > most), " of one model", most,
+            ~demand.mixes & (demand.gpus > most),
+            " of one model",
+            most,
             "; a gang over several models needs mix_gpus: true (of the job, or of workload.trace)",
         ),
-    ):  # fmt: skip
+    ):
         rows = np.flatnonzero(too_large).tolist()
         if rows:
             more = f" (and {len(rows) - 1} more such jobs)" if len(rows) > 1 else ""
-            raise InputError([
-                f"{scenario.name}: job {demand.name[rows[0]]} asks for {demand.gpus[rows[0]]} GPUs{of}, "
-                f"the cluster has {has}{more}{advice}"
-            ])  # fmt: skip
+            raise InputError(
+                [
+                    f"{scenario.name}: job {demand.name[rows[0]]} asks for {demand.gpus[rows[0]]} GPUs{of}, "
+                    f"the cluster has {has}{more}{advice}"
+                ]
+            )
 
 
 def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[int, str]:
@@ -312,11 +318,7 @@ def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster
         step_s = _step_s(model, cluster, batch // workers)
         arrival_s = float(trace.arrival_s[row])
         if not (step_s > 0.0 and arrival_s <= MAX_TIME_S):
-            why = (
-                f"arrives at {arrival_s:g} s"
-                if step_s > 0.0
-                else f"trains {name!r}, whose steps take no time"
-            )
+            why = f"arrives at {arrival_s:g} s" if step_s > 0.0 else f"trains {name!r}, whose steps take no time"
             raise InputError([f"{scenario.name}: job {trace.name_of(row)} of the trace {why}"])
         if duration_s > step_s * wanted.steps_max:
             longer = duration_s / (step_s * wanted.steps_max)

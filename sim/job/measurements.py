@@ -36,9 +36,7 @@ class JobWindow:
         a, b, c, d, e = np.zeros((5, workers))
         return cls(a, b, c, d, e, since_s=since_s)
 
-    def add(
-        self, period: Period, outcome: PeriodOutcome, samples: Ints, wait_s: Floats, useful: float
-    ) -> None:
+    def add(self, period: Period, outcome: PeriodOutcome, samples: Ints, wait_s: Floats, useful: float) -> None:
         """Add one period; samples and wait_s (workers,) of it, and its useful samples."""
         self.busy_s += outcome.busy_s
         self.busy_square += outcome.busy_square
@@ -72,9 +70,17 @@ class JobWindow:
 
 
 MEASURED = (
-    "capacity_samples_per_s", "input_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s",
-    "response_s_per_sample", "gradient_rate_per_s", "gradient_norm", "push_s",
-)  # fmt: skip
+    "capacity_samples_per_s",
+    "input_samples_per_s",
+    "step_s",
+    "step_cov",
+    "wait_s",
+    "input_stall_s",
+    "response_s_per_sample",
+    "gradient_rate_per_s",
+    "gradient_norm",
+    "push_s",
+)
 """Columns of the table of workers that are measured."""
 
 

@@ -47,9 +47,7 @@ def make_paces(
     table, models = scenario.workload.throughputs, cluster.gpu_models
     first = models.index(table.reference) if table is not None and table.reference is not None else 0
     said = any(group.speed != 1.0 for group in scenario.cluster.groups)
-    guess = np.array(
-        [1.0 if said else typical_speed(a, cluster.accelerators[first]) for a in cluster.accelerators]
-    )
+    guess = np.array([1.0 if said else typical_speed(a, cluster.accelerators[first]) for a in cluster.accelerators])
     if table is None and (guess == 1.0).all():
         return Paces(guess[None, :], np.zeros(len(gpus), dtype=np.int64))
     rates: dict[str, dict[str, dict[int, float]]] = {}

@@ -37,10 +37,7 @@ class Progress:
         self.account = GpuTimeAccount()
         self.interval = spec.sync_interval
         self.accumulation = 1 if model.transformer is None else 0  # passes of a step; 0: as its layout says
-        self.far_every, self.far_ratio = (
-            1,
-            1.0,
-        )  # of so many exchanges one is of all workers; `policies.levels`
+        self.far_every, self.far_ratio = (1, 1.0)  # of so many exchanges one is of all workers; `policies.levels`
         self.turn = 0  # exchanges of near workers since the last one of all
         self.steps_since_decision = 0
         self.done = False
@@ -62,9 +59,7 @@ class Progress:
         What the learning rate costs is that of the whole batch, for the rest of an epoch, too.
         """
         interval, phi = 1.0 if self.asynchronous else self.mean_interval, self.noise_scale
-        worth = rate_worth(
-            self.learning_rate, float(self.global_batch), float(self.given), phi, self.rate_rule
-        )
+        worth = rate_worth(self.learning_rate, float(self.global_batch), float(self.given), phi, self.rate_rule)
         return efficiency(float(batch), interval, phi, float(self.reference), self.model.drift) * worth
 
     @property

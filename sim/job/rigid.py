@@ -80,8 +80,10 @@ class RigidJobs:
         self._begin_s, self._rate, self._weight, self._attained_gpu_s = np.zeros((4, n))
         self.account, self.left_s, self.begin_s = cells(self.gpu_s), cells(self._left_s), cells(self._begin_s)
         self.rate, self.weight, self.attained_gpu_s = (
-            cells(self._rate), cells(self._weight), cells(self._attained_gpu_s),
-        )  # fmt: skip
+            cells(self._rate),
+            cells(self._weight),
+            cells(self._attained_gpu_s),
+        )
         self.saved_s = cells(np.zeros(n))  # work done that a crash cannot take back
         self._allowed_s = demand.limit_s.copy()
         self.allowed_s, self.timed_out = cells(self._allowed_s), np.zeros(n, dtype=np.bool_)
@@ -98,9 +100,19 @@ class RigidJobs:
     def refresh(self, now_s: float, running: Ints, factor: Floats, attained: Floats, service: Floats) -> None:
         """Write attained GPU-seconds and estimated remaining service (s) of the running rigid jobs, by row."""
         refresh(
-            now_s, running, self._begin_s, self._rate, self._weight, self._attained_gpu_s, self._left_s, factor,
-            self._allowed_s, self.demand.spare_s, attained, service,
-        )  # fmt: skip
+            now_s,
+            running,
+            self._begin_s,
+            self._rate,
+            self._weight,
+            self._attained_gpu_s,
+            self._left_s,
+            factor,
+            self._allowed_s,
+            self.demand.spare_s,
+            attained,
+            service,
+        )
 
 
 class RigidJob:
@@ -139,9 +151,7 @@ class RigidJob:
         jobs, row = self.all, self.row
         takes_s, allowed_s = jobs.left_s[row] / jobs.rate[row], jobs.allowed_s[row]
         late = takes_s > allowed_s * (1.0 + ROUNDING)
-        return jobs.clock.at(
-            begin_s + (allowed_s if late else takes_s), self._at_limit if late else self._ended
-        )
+        return jobs.clock.at(begin_s + (allowed_s if late else takes_s), self._at_limit if late else self._ended)
 
     def _at_limit(self, event: Event) -> None:
         """It has run for as long as it may."""

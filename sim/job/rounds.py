@@ -10,13 +10,7 @@ import numpy as np
 
 from equipoise.policies.observation import Floats
 from equipoise.policies.shards import next_batch
-from equipoise.sim.job.account import (
-    BARRIER_WAIT,
-    EXPOSED_COMMUNICATION,
-    INPUT_STALL,
-    PIPELINE_BUBBLE,
-    TENSOR_EXCHANGE,
-)
+from equipoise.sim.job.account import BARRIER_WAIT, EXPOSED_COMMUNICATION, INPUT_STALL, PIPELINE_BUBBLE, TENSOR_EXCHANGE
 from equipoise.sim.job.pending import Pending
 from equipoise.sim.job.period import Period, PeriodOutcome
 from equipoise.sim.job.training import TrainingJob
@@ -38,9 +32,18 @@ def next_period(job: TrainingJob) -> Period:
             compute_s, input_s = config.step_s(last)
     first_step, job.steps_ever = job.steps_ever, job.steps_ever + steps
     period = Period(
-        job.exchanges, job.ends.start_s, steps, first_step, config.samples, last,
-        config.compute_s, config.input_s, compute_s, input_s, job.progress.far_next,
-    )  # fmt: skip
+        job.exchanges,
+        job.ends.start_s,
+        steps,
+        first_step,
+        config.samples,
+        last,
+        config.compute_s,
+        config.input_s,
+        compute_s,
+        input_s,
+        job.progress.far_next,
+    )
     if job.data is not None and config.asynchronous:
         job.round = job.data.snapshot()
     elif job.data is not None:
@@ -66,9 +69,7 @@ def end_period(job: TrainingJob, period: Period, outcome: PeriodOutcome) -> None
         gpu_s[EXPOSED_COMMUNICATION] += float(outcome.exposed_s @ weight)
     busy_gpu_s = float(outcome.busy_s @ weight)
     if job.config.divided:
-        bubble, inside = (
-            float(outcome.busy_s @ part) for part in (job.config.bubble_weight, job.config.inside_weight)
-        )
+        bubble, inside = (float(outcome.busy_s @ part) for part in (job.config.bubble_weight, job.config.inside_weight))
         gpu_s[PIPELINE_BUBBLE] += bubble
         gpu_s[TENSOR_EXCHANGE] += inside
         busy_gpu_s -= bubble + inside

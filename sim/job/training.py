@@ -61,9 +61,20 @@ class TrainingJob(TrainingState):
         restart: Restart,
     ) -> None:
         super().__init__(
-            row, name, spec, model, cluster, meter, listeners, load, drawn_as=drawn_as, seed=seed, noise=noise,
-            mtbf_s=mtbf_s, restart=restart,
-        )  # fmt: skip
+            row,
+            name,
+            spec,
+            model,
+            cluster,
+            meter,
+            listeners,
+            load,
+            drawn_as=drawn_as,
+            seed=seed,
+            noise=noise,
+            mtbf_s=mtbf_s,
+            restart=restart,
+        )
         self.advance = advance
 
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
@@ -82,9 +93,14 @@ class TrainingJob(TrainingState):
         self.progress.place(self.config.far_ratio)
         said = self.noise
         self.step_noise = step_noise(
-            self.step_key, step_cov(said, self.model, self.config.accelerator), said.lasting_share,
-            said.lasting_steps, said.common_share, said.tail_chance, said.tail_factor,
-        )  # fmt: skip
+            self.step_key,
+            step_cov(said, self.model, self.config.accelerator),
+            said.lasting_share,
+            said.lasting_steps,
+            said.common_share,
+            said.tail_chance,
+            said.tail_factor,
+        )
         np.add.at(self.cluster.workers, self.config.nodes, 1)
         if self.data is not None:
             nodes = self.config.nodes.tolist()

@@ -19,9 +19,7 @@ class Meter:
     part of dynamic_j on the nodes `pays` (nodes,), where only some nodes' electricity is charged.
     """
 
-    def __init__(
-        self, power: NodePower, node_of_gpu: Ints, share: Floats, pays: Bools | None, *, varies: bool
-    ) -> None:
+    def __init__(self, power: NodePower, node_of_gpu: Ints, share: Floats, pays: Bools | None, *, varies: bool) -> None:
         jobs, self.share = len(share), share
         self.power, self.node_of_gpu, self.pays = power, node_of_gpu, pays
         self.dynamic_j, self.paid_j = np.zeros(jobs), np.zeros(jobs)

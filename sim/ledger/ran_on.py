@@ -30,7 +30,5 @@ class RanOn(Listener):
     def column(self) -> NDArray[np.object_]:
         """(jobs,) names joined by "+" in their order in the cluster; "" for a job that never ran."""
         kinds, of = np.unique(self._held, axis=0, return_inverse=True)
-        texts = [
-            "+".join(name for name, held in zip(self.names, kind, strict=True) if held) for kind in kinds
-        ]
+        texts = ["+".join(name for name, held in zip(self.names, kind, strict=True) if held) for kind in kinds]
         return np.array([*texts, ""], dtype=object)[of.reshape(-1)]

@@ -20,8 +20,15 @@ USE_NAMES = tuple(use.column for use in HELD_USES)
 
 RUNNING, QUEUED, DOWN_GPU_S, DOWN_J, DYNAMIC_J, NETWORK_BYTES, SERVING_GPU_S = range(HELD, HELD + 7)
 USAGE_COLUMNS = (
-    *USE_NAMES, "running_s", "queued_s", "down_gpu_s", "down_j", "dynamic_j", "network_bytes", "serving_gpu_s",
-)  # fmt: skip
+    *USE_NAMES,
+    "running_s",
+    "queued_s",
+    "down_gpu_s",
+    "down_j",
+    "dynamic_j",
+    "network_bytes",
+    "serving_gpu_s",
+)
 """Columns of the usage buckets; the uses come first."""
 
 STATES = ("queued", "running")
@@ -77,16 +84,12 @@ class Records:
     replicas: Sequence[Replica] = ()
 
 
-def build(
-    demand: Demand, cluster: Cluster, idling_w: float, pue: float, records: Records
-) -> dict[str, Columns]:
+def build(demand: Demand, cluster: Cluster, idling_w: float, pue: float, records: Records) -> dict[str, Columns]:
     """Tables by file name; idling_w: what all nodes draw while nobody computes."""
     return {
         "segments": _segments(demand, records.segments),
         "holdings": _holdings(demand, cluster, records.holdings),
-        "usage": _usage(
-            len(cluster.gpus), idling_w, pue, records.usage, records.end_s, serves=records.serves
-        ),
+        "usage": _usage(len(cluster.gpus), idling_w, pue, records.usage, records.end_s, serves=records.serves),
         "links": _links(cluster, records.network, records.link_column, records.end_s),
         "events": _events(records.events),
         "gpus": _gpus(cluster),

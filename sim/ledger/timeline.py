@@ -146,10 +146,20 @@ class Timeline(Listener):
             listed = self._taken_back(opened.earlier, used)
         held, gpus = opened.holding, opened.holding.gpu.size
         opened.earlier.append(len(self._segments) // ROW_FIELDS)
-        self._segments.extend((
-            job.row, opened.segment, 1, opened.start_s, end_s, gpus, held.nodes.size,
-            held.gpu.item() if gpus == 1 else int(held.gpu.min()), _REASON[reason], *listed,
-        ))  # fmt: skip
+        self._segments.extend(
+            (
+                job.row,
+                opened.segment,
+                1,
+                opened.start_s,
+                end_s,
+                gpus,
+                held.nodes.size,
+                held.gpu.item() if gpus == 1 else int(held.gpu.min()),
+                _REASON[reason],
+                *listed,
+            )
+        )
         self._holdings.add(job.row, opened.segment, held.gpu, held.share)
         return used
 

@@ -49,9 +49,7 @@ def fit_memory(
     names = [f.name for f in fields(MemoryStack)]
     low, high = (np.log([BOUNDS[name][i] for name in names]) for i in (0, 1))
     kept = np.isin(names, list(fixed))
-    low, high = (
-        np.where(kept, np.log(prior.vector()) + margin, ends) for margin, ends in ((-1e-6, low), (1e-6, high))
-    )
+    low, high = (np.where(kept, np.log(prior.vector()) + margin, ends) for margin, ends in ((-1e-6, low), (1e-6, high)))
     centre = np.clip(np.log(prior.vector()), low + 1e-9, high - 1e-9)
 
     def residuals(theta: Floats) -> Floats:

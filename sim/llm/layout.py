@@ -45,16 +45,7 @@ class Layout:
     offload: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "data",
-            "tensor",
-            "context",
-            "pipeline",
-            "expert",
-            "virtual",
-            "micro_batch",
-            "global_batch",
-        ):
+        for name in ("data", "tensor", "context", "pipeline", "expert", "virtual", "micro_batch", "global_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
         for name, allowed in (("schedule", Schedule), ("recompute", Recompute), ("precision", Precision)):
@@ -73,9 +64,7 @@ class Layout:
         if self.virtual > 1 and self.pipeline == 1:
             raise ValueError("virtual: needs pipeline > 1")
         if self.shard and (self.data * self.context) % self.shard:
-            raise ValueError(
-                f"shard: {self.shard} does not divide data x context ({self.data * self.context})"
-            )
+            raise ValueError(f"shard: {self.shard} does not divide data x context ({self.data * self.context})")
 
     @property
     def gpus(self) -> int:
@@ -117,9 +106,7 @@ class Layout:
         if shape.heads % self.tensor:
             raise ValueError(f"tensor: {self.tensor} does not divide the {shape.heads} heads")
         if shape.sequence % self.context:
-            raise ValueError(
-                f"context: {self.context} does not divide the sequence of {shape.sequence} tokens"
-            )
+            raise ValueError(f"context: {self.context} does not divide the sequence of {shape.sequence} tokens")
         if self.expert > 1 and (not shape.experts or shape.experts % self.expert):
             raise ValueError(f"expert: {self.expert} does not divide the {shape.experts} experts")
         ranks = self.data * self.context * self.tensor

@@ -95,9 +95,7 @@ class MemoryEstimate:
         return self.peak <= self.capacity
 
 
-def memory(
-    plan: ShardingPlan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1.1)
-) -> MemoryEstimate:
+def memory(plan: ShardingPlan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1.1)) -> MemoryEstimate:
     """The estimate of a plan. `spread` is measured / predicted at 5 % and 95 %, as a fit's residuals give it."""
     weights, columns = counts(plan)
     by = columns * stack.vector()

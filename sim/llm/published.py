@@ -23,9 +23,7 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int, sequence: int, tied: b
     )
 
 
-def llama(
-    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, sequence: int
-) -> Transformer:
+def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, sequence: int) -> Transformer:
     """Llama style: gated feed-forward, RMS norms, no biases, separate output matrix."""
     return Transformer(layers, hidden, heads, ffn, vocab, sequence, kv_heads=kv_heads, gated=True)
 
@@ -67,9 +65,7 @@ SHAPES: dict[str, Transformer] = {
     "nemotron-340b": nemotron(96, 18_432, 96, 8),
 }
 
-OPT_350M = Transformer(
-    24, 1024, 16, 4096, 50_272, 2048, tied=True, norm="layer", bias=True, learned_positions=2050
-)
+OPT_350M = Transformer(24, 1024, 16, 4096, 50_272, 2048, tied=True, norm="layer", bias=True, learned_positions=2050)
 GPT_NEO_2_7B = Transformer(
     32, 2560, 20, 10_240, 50_257, 2048, tied=True, norm="layer", bias=True, learned_positions=2048
 )

@@ -67,9 +67,7 @@ def search(
         for layout in _layouts(shape, network.node_gpus, gpus, global_batch, precision)
     ]
     if not plans:
-        raise ValueError(
-            f"no layout of {gpus} accelerators divides {global_batch} sequences and the model's shape"
-        )
+        raise ValueError(f"no layout of {gpus} accelerators divides {global_batch} sequences and the model's shape")
     peak = peaks([counts(plan) for plan in plans], memory)
     fitting = np.flatnonzero(peak <= usable_bytes(accelerator)).tolist()
     if not fitting:
@@ -121,9 +119,7 @@ def _variants(base: Layout, shape: Transformer) -> Iterator[Layout]:
         chunks += sorted({*even, most}, reverse=True)[: CHUNKS - 1]
     experts = _divisors(shape.experts) if shape.experts else [1]
     for virtual, expert in product(sorted(set(chunks)), experts):
-        made = replace(
-            base, virtual=virtual, schedule="interleaved" if virtual > 1 else "1f1b", expert=expert
-        )
+        made = replace(base, virtual=virtual, schedule="interleaved" if virtual > 1 else "1f1b", expert=expert)
         try:
             made.check(shape)
         except ValueError:

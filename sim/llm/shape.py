@@ -88,14 +88,10 @@ class Transformer:
         if not self.kv_heads:
             object.__setattr__(self, "kv_heads", self.heads)
         if not self.head_size:
-            _require(
-                self.hidden % self.heads == 0,
-                f"hidden: {self.hidden} is not a multiple of heads ({self.heads})",
-            )
+            _require(self.hidden % self.heads == 0, f"hidden: {self.hidden} is not a multiple of heads ({self.heads})")
             object.__setattr__(self, "head_size", self.hidden // self.heads)
         _require(
-            self.heads % self.kv_heads == 0,
-            f"heads: {self.heads} is not a multiple of kv_heads ({self.kv_heads})",
+            self.heads % self.kv_heads == 0, f"heads: {self.heads} is not a multiple of kv_heads ({self.kv_heads})"
         )
         _check_experts(self)
 
@@ -226,11 +222,6 @@ def _check_experts(shape: Transformer) -> None:
             _require(getattr(shape, name) == 0, f"{name}: needs experts >= 1")
         return
     _require(shape.expert_ffn >= 1, "expert_ffn: routed experts need a width of at least 1")
-    _require(
-        1 <= shape.top_k <= shape.experts,
-        f"top_k: {shape.top_k} is not between 1 and experts ({shape.experts})",
-    )
-    _require(
-        shape.dense_layers < shape.layers, f"dense_layers: {shape.dense_layers} leaves no layer with experts"
-    )
+    _require(1 <= shape.top_k <= shape.experts, f"top_k: {shape.top_k} is not between 1 and experts ({shape.experts})")
+    _require(shape.dense_layers < shape.layers, f"dense_layers: {shape.dense_layers} leaves no layer with experts")
     _require(shape.dense_layers == 0 or shape.ffn >= 1, "ffn: the dense layers need a width of at least 1")

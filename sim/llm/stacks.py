@@ -13,9 +13,15 @@ from __future__ import annotations
 from equipoise.sim.llm.stack import Stack
 
 NAMES = (
-    "fsdp-eager/A100", "fsdp-eager/H100", "megatron/A100", "megatron-core/H100", "nanotron/H100",
-    "megatron-deepspeed/A100", "pytorch/H200", "pytorch-compiled/H200",
-)  # fmt: skip
+    "fsdp-eager/A100",
+    "fsdp-eager/H100",
+    "megatron/A100",
+    "megatron-core/H100",
+    "nanotron/H100",
+    "megatron-deepspeed/A100",
+    "pytorch/H200",
+    "pytorch-compiled/H200",
+)
 CONSTANTS = """
 matmul_efficiency          0.8494      0.741     0.8583      0.741     0.5682     0.8194      0.687      0.687
 fp8_efficiency             0.6078     0.6954     0.6078     0.6954        0.6        0.6     0.6954     0.6954
@@ -44,6 +50,4 @@ step_s                    0.02478    0.02478    0.01829    0.01716    0.03801   
 """A row per field of `Stack`, a column per name."""
 
 _ROWS = [line.split() for line in CONSTANTS.strip().splitlines()]
-STACKS: dict[str, Stack] = {
-    name: Stack(**{row[0]: float(row[k]) for row in _ROWS}) for k, name in enumerate(NAMES, 1)
-}
+STACKS: dict[str, Stack] = {name: Stack(**{row[0]: float(row[k]) for row in _ROWS}) for k, name in enumerate(NAMES, 1)}

@@ -121,10 +121,7 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     each = np.maximum(q.product_flop / rate, q.product_bytes / q.memory_rate[:, None]).sum(axis=1)
     products = each + q.product_count * c.matmul_overhead_s
     backward = 2.0 * each + 2.0 * q.product_count * c.matmul_overhead_s
-    attention = (
-        q.attention_flop / (c.attention_efficiency * q.peak)
-        + c.score_bytes * q.score_elements / q.memory_rate
-    )
+    attention = q.attention_flop / (c.attention_efficiency * q.peak) + c.score_bytes * q.score_elements / q.memory_rate
     moved = c.elementwise_bytes * q.elementwise_elements / q.memory_rate
     tensor = _tensor(q, c)
     link = c.exchange_efficiency * q.link_context

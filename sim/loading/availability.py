@@ -109,9 +109,7 @@ def _counts(table: TextTable, series: str) -> list[tuple[float, int]]:
     """(time (s), count) of each row of a table of times. Raises InputError."""
     time_s, nodes = table.floats(_TIME), table.ints(series, low=0)
     late = [j for j in range(1, len(table)) if time_s[j] <= time_s[j - 1]]
-    table.fail(
-        [f"{table.at(j, _TIME)}: time_s {time_s[j]:g} does not come after {time_s[j - 1]:g}" for j in late]
-    )
+    table.fail([f"{table.at(j, _TIME)}: time_s {time_s[j]:g} does not come after {time_s[j - 1]:g}" for j in late])
     return list(zip(time_s.tolist(), nodes.tolist(), strict=True))
 
 
@@ -153,9 +151,6 @@ def pool_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         if isinstance(place, OnNodes):
             named = {name.rpartition("-")[0] for name in place.nodes} & away
             if named:
-                yield (
-                    (*path, "nodes"),
-                    f"nodes of {', '.join(sorted(named))} are not always there to store data",
-                )
+                yield ((*path, "nodes"), f"nodes of {', '.join(sorted(named))} are not always there to store data")
         elif place.over == "cluster":
             yield (*path, "over"), f"nodes of {', '.join(sorted(away))} are not always there; allowed: job"

@@ -115,8 +115,12 @@ def most_alike(scenario: Scenario) -> int:
 def doubts(scenario: Scenario, tree: Tree | None = None) -> list[Problem]:
     """Values given in the scenario that are allowed but look like a mistake; `tree`: how they were written."""
     profile = load_profile(scenario.cluster.hardware)
-    return [*_doubts(scenario, ()), *parallel_doubts(scenario), *plausible_doubts(scenario, profile, tree),
-            *service_doubts(scenario, profile)]  # fmt: skip
+    return [
+        *_doubts(scenario, ()),
+        *parallel_doubts(scenario),
+        *plausible_doubts(scenario, profile, tree),
+        *service_doubts(scenario, profile),
+    ]
 
 
 def _sizes(scenario: Scenario) -> Iterator[Problem]:
@@ -125,9 +129,7 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
         if group.count * group.gpus > MAX_GPUS:
             yield ("cluster", "nodes", k), f"{group.count * group.gpus} GPUs; at most {MAX_GPUS} are possible"
         if group.cache > group.host_memory:
-            given = (
-                f"{format_bytes(group.cache)}, more than its host_memory of {format_bytes(group.host_memory)}"
-            )
+            given = f"{format_bytes(group.cache)}, more than its host_memory of {format_bytes(group.host_memory)}"
             yield ("cluster", "nodes", k, "cache"), given
         if group.count > MAX_NODES:
             yield ("cluster", "nodes", k), f"{group.count} nodes; at most {MAX_NODES} are possible"
@@ -154,10 +156,7 @@ def _described(scenario: Scenario) -> Iterator[Problem]:
     spec = scenario.workload.generate
     for k, kind in enumerate(spec.classes if spec is not None else ()):
         if (most := max(count for count, weight in kind.gpus.items() if weight)) > total:
-            yield (
-                ("workload", "generate", "classes", k, "gpus"),
-                f"needs {most} GPUs, the cluster has {total}",
-            )
+            yield (("workload", "generate", "classes", k, "gpus"), f"needs {most} GPUs, the cluster has {total}")
 
 
 def _policy(scenario: Scenario) -> Iterator[Problem]:
@@ -182,10 +181,7 @@ def _names(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     first = {name: k for k, name in reversed(list(enumerate(groups)))}
     double = [k for k, name in enumerate(groups) if first[name] < k]
     for k in double:
-        yield (
-            ("cluster", "nodes", k, "name"),
-            f"{groups[k]!r} is the name of two groups; give each its own 'name'",
-        )
+        yield (("cluster", "nodes", k, "name"), f"{groups[k]!r} is the name of two groups; give each its own 'name'")
     spot, trace = scenario.faults.spot, scenario.workload.trace
     if spot is not None and spot.group not in groups:
         yield ("faults", "spot", "group"), unknown("group", spot.group, groups)
@@ -247,15 +243,11 @@ def _slices(scenario: Scenario, group: NodeGroup, profiles: tuple[str, ...], k: 
         yield ("cluster", "nodes", k, "sharing"), f"{group.accelerator} has no MIG; allowed: mps, time-slice"
     for j, job in enumerate(scenario.workload.jobs):
         if group.gpus and profiles and job.gpu_share < 1.0 and not is_slice(job.gpu_share):
-            text = (
-                f"{job.gpu_share:g} of a GPU is no MIG slice of {group.name}; allowed: 1/7, 2/7, 3/7, 4/7, 1"
-            )
+            text = f"{job.gpu_share:g} of a GPU is no MIG slice of {group.name}; allowed: 1/7, 2/7, 3/7, 4/7, 1"
             yield ("workload", "jobs", j, "gpu_share"), f"{text}, as 0.14, 0.29, 0.43, 0.57"
 
 
-def _job(
-    scenario: Scenario, profile: HardwareProfile, job: JobSpec, path: KeyPath, fits: bool
-) -> Iterator[Problem]:
+def _job(scenario: Scenario, profile: HardwareProfile, job: JobSpec, path: KeyPath, fits: bool) -> Iterator[Problem]:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
     model = None if job.model is None else scenario.workload.models[job.model]
     if model is None:

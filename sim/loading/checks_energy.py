@@ -56,9 +56,7 @@ def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelera
                 return
             least_w += group.count * (group.gpus * (0.0 if idle is None else idle.value) + around_w)
         if energy.cluster_power_cap <= least_w:
-            text = (
-                f"{energy.cluster_power_cap:g} W must be above what the cluster draws idling, {least_w:g} W"
-            )
+            text = f"{energy.cluster_power_cap:g} W must be above what the cluster draws idling, {least_w:g} W"
             yield ("energy", "cluster_power_cap"), text
 
 
@@ -97,7 +95,4 @@ def _terms(scenario: Scenario, book: PriceBook) -> Iterator[Problem]:
         elif terms.kind != "on_demand" and terms.discount is None and book.discount_of(terms) is None:
             term = "" if terms.kind == "spot" else f" {format_seconds(terms.term_s)}"
             known = ", ".join(book.discounts) or "none"
-            yield (
-                at,
-                f"no discount known for {terms.kind}{term}; give 'discount' (price book {book.name!r}: {known})",
-            )
+            yield (at, f"no discount known for {terms.kind}{term}; give 'discount' (price book {book.name!r}: {known})")

@@ -43,15 +43,9 @@ def _typed(scenario: Scenario, model: Model, jobs: list[JobSpec], path: KeyPath)
     """What `parallel` cannot know: latencies, rates and passes that depend on the layout."""
     p, node = model.parallel, min((g.gpus for g in scenario.cluster.groups if g.gpus), default=0)
     if p.tensor > 1 and p.tensor_bytes_per_sample == 0.0:
-        yield (
-            (*path, "tensor"),
-            f"tensor_bytes_per_sample is 0: all-reduces between {p.tensor} GPUs cost nothing",
-        )
+        yield ((*path, "tensor"), f"tensor_bytes_per_sample is 0: all-reduces between {p.tensor} GPUs cost nothing")
     elif p.tensor > 1:
-        yield (
-            (*path, "tensor"),
-            f"the latency of tensor all-reduces is not in tensor_bytes_per_sample; {INSTEAD}",
-        )
+        yield ((*path, "tensor"), f"the latency of tensor all-reduces is not in tensor_bytes_per_sample; {INSTEAD}")
     if p.tensor > node:
         yield (
             (*path, "tensor"),

@@ -30,9 +30,7 @@ def plausible_doubts(scenario: Scenario, profile: HardwareProfile, tree: Tree | 
         yield from _node(scenario, profile, group, ("cluster", "nodes", k))
     for k, job in enumerate(scenario.workload.jobs):
         if job.model is not None:
-            yield from _batch(
-                job, scenario.workload.models[job.model], ("workload", "jobs", k, "global_batch")
-            )
+            yield from _batch(job, scenario.workload.models[job.model], ("workload", "jobs", k, "global_batch"))
     cov = scenario.noise.step_cov or 0.0
     if cov > JITTER_MOST:
         text = f"{cov:g} is {format_share(cov)} of a step; {cov:g} % is '{cov:g} %' or {cov / 100:g}"
@@ -61,9 +59,7 @@ def _bare(tree: Tree | None, path: KeyPath) -> bool:
         value: Any = None if tree is None else tree.get(path)
     except KeyError:
         return False
-    return isinstance(value, int | float) or (
-        isinstance(value, str) and value.replace(".", "").strip().isdigit()
-    )
+    return isinstance(value, int | float) or (isinstance(value, str) and value.replace(".", "").strip().isdigit())
 
 
 def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: KeyPath) -> Iterator[Problem]:
@@ -71,10 +67,7 @@ def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: 
     if group.nic > NIC_MOST and "nic" in given:
         rate = format_bytes_per_s(group.nic)
         text = f"{rate} for one NIC, the fastest has {format_bytes_per_s(NIC_MOST)}"
-        yield (
-            (*path, "nic"),
-            f"{text}; bits are 'Gbit/s', and several NICs are 'nics: 8' beside the rate of one",
-        )
+        yield ((*path, "nic"), f"{text}; bits are 'Gbit/s', and several NICs are 'nics: 8' beside the rate of one")
     trace = scenario.workload.trace
     trains = any(job.model for job in scenario.workload.jobs) or (trace is not None and trace.training.count)
     if not trains or not group.gpus:
@@ -100,10 +93,7 @@ def _batch(job: JobSpec, model: Model, path: KeyPath) -> Iterator[Problem]:
             f"{text}; if {job.global_batch} tokens were meant, write {max(1, round(job.global_batch / tokens))}",
         )
     elif not tokens and job.global_batch > STEP_SAMPLES_MOST:
-        yield (
-            path,
-            f"{job.global_batch} samples a step; a batch is counted in samples (sequences), not in tokens",
-        )
+        yield (path, f"{job.global_batch} samples a step; a batch is counted in samples (sequences), not in tokens")
 
 
 def _cap(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:

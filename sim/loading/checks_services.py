@@ -56,9 +56,7 @@ def _one(scenario: Scenario, profile: HardwareProfile, spec: Service, path: KeyP
     allowed = _allowed(spec, scenario)
     largest = max((g.gpus for g in allowed), default=0)
     if allowed and spec.replicas.gpus > largest:
-        text = (
-            f"a replica has {spec.replicas.gpus} GPUs of one node, the largest that it may have has {largest}"
-        )
+        text = f"a replica has {spec.replicas.gpus} GPUs of one node, the largest that it may have has {largest}"
         yield (*path, "replicas", "gpus"), text
         return
     each = math.floor(1.0 / spec.share + 1e-9)

@@ -24,28 +24,11 @@ from equipoise.sim.loading.transformers import bound_scenario, has_transformers,
 from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Model, Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
-from equipoise.sim.scenario.tree import (
-    InputError,
-    Place,
-    Tree,
-    WrongValueError,
-    read_text,
-    read_tree,
-    write_tree,
-)
+from equipoise.sim.scenario.tree import InputError, Place, Tree, WrongValueError, read_text, read_tree, write_tree
 from equipoise.sim.serving.file import with_paths
 from equipoise.sim.traces.trace import Trace
 
-__all__ = [
-    "InputError",
-    "ScenarioFile",
-    "dump",
-    "from_mapping",
-    "json_schema",
-    "load",
-    "read_scenario",
-    "to_trace",
-]
+__all__ = ["InputError", "ScenarioFile", "dump", "from_mapping", "json_schema", "load", "read_scenario", "to_trace"]
 
 _TRACE_FILE = ("workload", "trace", "file")
 
@@ -70,9 +53,7 @@ class ScenarioFile:
             if not workload.jobs and workload.generate is None:
                 what = "give a trace (--trace FILE)"
                 if self.scenario.services:
-                    what = (
-                        "a run lasts as long as they do: beside the services it needs some (or --trace FILE)"
-                    )
+                    what = "a run lasts as long as they do: beside the services it needs some (or --trace FILE)"
                 raise InputError([f"{self.path}: workload: no jobs in it; {what}"])
             return None
         trace = to_trace(workload.trace, self.folders, self.trace_place)
@@ -104,9 +85,7 @@ def read_scenario(
     # A file named on the command line is meant from the working folder, one named in a scenario beside it.
     place = tree.place(_TRACE_FILE)
     folders = (source.parent, Path()) if place.line else (Path(), source.parent)
-    named = (
-        f"{place}: workload.trace.file: " if place.line else ""
-    )  # else the line begins with the option's value
+    named = f"{place}: workload.trace.file: " if place.line else ""  # else the line begins with the option's value
     warnings = tuple(f"warning: {line}" for line in _lines(tree, doubts(scenario, tree)))
     return ScenarioFile(source, scenario, folders, warnings, named)
 
@@ -145,10 +124,7 @@ def json_schema() -> dict[str, Any]:
     schema = Scenario.model_json_schema()
     policy = schema["properties"]["policy"]
     single = [{"type": "string"}, {"type": "object"}]
-    schema["properties"]["policy"] = {
-        "anyOf": [{k: policy.pop(k) for k in ("type", "items")}, *single],
-        **policy,
-    }
+    schema["properties"]["policy"] = {"anyOf": [{k: policy.pop(k) for k in ("type", "items")}, *single], **policy}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -251,10 +227,7 @@ def _replaced(data: Any, loc: tuple[str | int, ...]) -> bool:
     """Put a stand-in where a job or model is that nobody can read; False elsewhere."""
     if len(loc) != 3 or loc[:2] not in (("workload", "models"), ("workload", "jobs")):
         return False
-    entries, key = (
-        data.get("workload", {}).get(loc[1]),
-        loc[2],
-    )  # nothing is left of a section that went before
+    entries, key = (data.get("workload", {}).get(loc[1]), loc[2])  # nothing is left of a section that went before
     there = key in entries if isinstance(entries, dict) else isinstance(key, int) and key < len(entries or ())
     if there:
         entries[key] = {"sample_time": 1.0} if loc[1] == "models" else {"duration": 1.0}
@@ -272,9 +245,7 @@ def _plain(scenario: Scenario) -> Scenario:
 
 
 ATTEMPTS = 6
-_STAND_INS: dict[tuple[str | int, ...], Any] = {
-    ("workload",): {"jobs": [{"duration": 1.0}]}, ("cluster",): {"gpus": 1},
-}  # fmt: skip
+_STAND_INS: dict[tuple[str | int, ...], Any] = {("workload",): {"jobs": [{"duration": 1.0}]}, ("cluster",): {"gpus": 1}}
 """In place of a section that cannot be read and must be there."""
 
 

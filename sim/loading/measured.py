@@ -42,8 +42,6 @@ def _filled(section: _Section, found: dict[str, Measured | None]) -> _Section:
     update = {
         key: number.value
         for key, number in found.items()
-        if number is not None
-        and number.kind in ("measured", "fitted")
-        and key not in section.model_fields_set
+        if number is not None and number.kind in ("measured", "fitted") and key not in section.model_fields_set
     }
     return section.model_copy(update=update) if update else section

@@ -65,15 +65,15 @@ def throughput_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         types.add(row.job_type)
         if row.model not in named:
             yield (*_AT, "models", k, "model"), unknown("model", row.model, named)
-    sizes = {row.job_type: (row.model, scenario.workload.models[row.model].parallel) for row in table.models
-             if row.model in named}  # fmt: skip
+    sizes = {
+        row.job_type: (row.model, scenario.workload.models[row.model].parallel)
+        for row in table.models
+        if row.model in named
+    }
     for k, job in enumerate(scenario.workload.jobs):
         if job.job_type and job.job_type not in types:
             known = ", ".join(sorted(types)) or "none"
-            yield (
-                ("workload", "jobs", k, "job_type"),
-                f"{job.job_type!r} has no rates; those with: {known}",
-            )
+            yield (("workload", "jobs", k, "job_type"), f"{job.job_type!r} has no rates; those with: {known}")
         elif job.job_type in sizes:
             name, parallel = sizes[job.job_type]
             if job.gpus % (each := parallel.tensor * parallel.pipeline):

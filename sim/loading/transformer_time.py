@@ -8,14 +8,7 @@ import numpy as np
 
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.cost.step import replica_teacher_s
-from equipoise.sim.cost.transformer import (
-    capped,
-    exchange_s,
-    plan_of,
-    replica_cost_s,
-    section,
-    stack_in_force,
-)
+from equipoise.sim.cost.transformer import capped, exchange_s, plan_of, replica_cost_s, section, stack_in_force
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Stack
@@ -89,9 +82,7 @@ def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> floa
     link = link_bytes_per_s(group, profile)
     plan = plan_of(model, accelerator, link, passes=passes)
     samples = passes * bound.layout.micro_batch
-    work_s = replica_cost_s(model, accelerator, samples, link)[1] + replica_teacher_s(
-        model, accelerator, samples
-    )
+    work_s = replica_cost_s(model, accelerator, samples, link)[1] + replica_teacher_s(model, accelerator, samples)
     beside_s = bound.factor * exchange_s(plan, stack)
     shown_s = bound.factor * float(step_time(plan, stack).exchange)
     if beside_s <= 0.0 or shown_s >= beside_s * (1 - 1e-9):

@@ -13,12 +13,7 @@ from pathlib import Path
 from equipoise.sim.cost.lighter import pruned_shape
 from equipoise.sim.cost.step import state_bytes
 from equipoise.sim.cost.transformer import accelerator_of, memory_stack, section
-from equipoise.sim.hardware.profile import (
-    HardwareProfile,
-    gpu_nic_bytes_per_s,
-    link_bytes_per_s,
-    load_profile,
-)
+from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s, link_bytes_per_s, load_profile
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
@@ -26,15 +21,7 @@ from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.loading.transformer_time import overlap_of, with_factor
 from equipoise.sim.scenario.errors import read_model
-from equipoise.sim.scenario.model import (
-    ClusterSpec,
-    JobSpec,
-    MemorySpec,
-    Model,
-    Parallel,
-    Scenario,
-    TreeTopology,
-)
+from equipoise.sim.scenario.model import ClusterSpec, JobSpec, MemorySpec, Model, Parallel, Scenario, TreeTopology
 from equipoise.sim.scenario.models.transformer import (
     Bound,
     LayoutSpec,
@@ -155,11 +142,7 @@ def bound_scenario(scenario: Scenario) -> Scenario:
 def plan_notes(scenario: Scenario) -> Iterator[str]:
     """Why the layouts that were searched for are what they are."""
     for name, model in scenario.workload.models.items():
-        if (
-            model.transformer is not None
-            and model.transformer.bound is not None
-            and model.transformer.bound.why
-        ):
+        if model.transformer is not None and model.transformer.bound is not None and model.transformer.bound.why:
             yield f"model {name}: {model.transformer.bound.why}"
 
 
@@ -179,25 +162,18 @@ def _network(cluster: ClusterSpec, profile: HardwareProfile) -> NetworkRates:
     return NetworkRates(gpus, nic, driven, rack * gpus, rack * nic / kind.oversubscription)
 
 
-def _bound(
-    scenario: Scenario, profile: HardwareProfile, model: Model, jobs: list[JobSpec], path: KeyPath
-) -> Model:
+def _bound(scenario: Scenario, profile: HardwareProfile, model: Model, jobs: list[JobSpec], path: KeyPath) -> Model:
     """The model with what follows from its section, its jobs and the cluster. Raises WrongValueError."""
     spec, inner = model.transformer, (*path, "transformer")
     assert spec is not None
     if scenario.cluster.gpus is not None:
-        raise WrongValueError(
-            inner, "needs 'cluster.nodes': a counted pool of GPUs has neither nodes nor NICs"
-        )
+        raise WrongValueError(inner, "needs 'cluster.nodes': a counted pool of GPUs has neither nodes nor NICs")
     groups = scenario.cluster.groups
     network = _network(scenario.cluster, profile)
     try:
         precision_of(model.precision)
         machine = accelerator_of(
-            profile.accelerator(groups[0].accelerator),
-            model.precision,
-            link_bytes_per_s(groups[0], profile),
-            spec,
+            profile.accelerator(groups[0].accelerator), model.precision, link_bytes_per_s(groups[0], profile), spec
         )
     except ValueError as error:
         raise WrongValueError((*path, "precision"), str(error).removeprefix("precision: ")) from None
@@ -282,10 +258,18 @@ _search = lru_cache(maxsize=64)(llm.search)
 def layout_spec(la: Layout) -> LayoutSpec:
     """A layout as a scenario writes it."""
     return LayoutSpec(
-        tp=la.tensor, pp=la.pipeline, cp=la.context, ep=la.expert, virtual=la.virtual, schedule=la.schedule,
-        sequence_parallel=la.sequence_parallel, zero=la.zero, recompute=la.recompute, micro_batch=la.micro_batch,
+        tp=la.tensor,
+        pp=la.pipeline,
+        cp=la.context,
+        ep=la.expert,
+        virtual=la.virtual,
+        schedule=la.schedule,
+        sequence_parallel=la.sequence_parallel,
+        zero=la.zero,
+        recompute=la.recompute,
+        micro_batch=la.micro_batch,
         offload=la.offload,
-    )  # fmt: skip
+    )
 
 
 def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer, path: KeyPath) -> None:
@@ -307,7 +291,6 @@ def _job(job: JobSpec, model: Model, path: KeyPath) -> JobSpec:
     micro = bound.layout.micro_batch
     if job.micro_batch not in (1, micro) and spec.plan is None:
         raise WrongValueError(
-            (*path, "micro_batch"),
-            f"{job.micro_batch} is not the layout's micro_batch, {micro}; leave it out",
+            (*path, "micro_batch"), f"{job.micro_batch} is not the layout's micro_batch, {micro}; leave it out"
         )
     return job.model_copy(update={"micro_batch": micro})

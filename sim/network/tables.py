@@ -250,13 +250,7 @@ def detach(flows: Records, links: Records, uses: Records, reals: Floats, ints: I
 
 @jit_in_place
 def change_capacity(
-    flows: Records,
-    links: Records,
-    uses: Records,
-    reals: Floats,
-    ints: Ints,
-    number: int,
-    capacity: float,
+    flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints, number: int, capacity: float
 ) -> None:
     """Set a link's capacity, and with it the limits of its flows."""
     changed = links[number]

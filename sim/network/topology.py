@@ -19,12 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.sim.hardware.profile import (
-    HardwareProfile,
-    gpu_nic_bytes_per_s,
-    link_bytes_per_s,
-    load_profile,
-)
+from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s, link_bytes_per_s, load_profile
 from equipoise.sim.network.paths import Graph
 from equipoise.sim.scenario.model import ClusterSpec, Explicit, NodeGroup, Star
 
@@ -146,15 +141,11 @@ class Topology:
 
     def _no_path(self, source: int, target: int) -> str:
         told = f"no path from {self.node_names[source]} to {self.node_names[target]}"
-        bare = [
-            place for place in (source, target) if self._graph is not None and not self._graph.named(place)
-        ]
+        bare = [place for place in (source, target) if self._graph is not None and not self._graph.named(place)]
         if not bare:
             return told
         name = self.node_names[bare[0]]
-        return (
-            f"{told}: no link names {name}; where nodes are added, take {{kind: star}} or {{kind: tree, ...}}"
-        )
+        return f"{told}: no link names {name}; where nodes are added, take {{kind: star}} or {{kind: tree, ...}}"
 
     def _rack_up(self, rack: int) -> int:
         return self.nodes * len(NODE_LINKS) + 2 * rack

@@ -75,9 +75,12 @@ class Transfers:
             """The delay is over: bytes flow."""
             transfer.begin, transfer.begin_s = None, self.clock.now
             transfer.flow = self.network.start(
-                transfer.size_bytes, transfer.links, np.ones(len(transfer.links)), np.inf,
+                transfer.size_bytes,
+                transfer.links,
+                np.ones(len(transfer.links)),
+                np.inf,
                 lambda _flow: self._end(transfer),
-            )  # fmt: skip
+            )
             self.active[transfer.flow] = transfer
             transfer.lanes = self.lanes.begin(transfer.owner, transfer.links, self.clock.now)
             self.changed(transfer.links, +1)

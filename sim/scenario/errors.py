@@ -76,9 +76,7 @@ def _path(loc: Sequence[Key], tree: Tree, *, missing: bool) -> KeyPath:
     return path
 
 
-def _text(
-    item: Any, loc: Sequence[Key], path: KeyPath, tree: Tree, model: type[BaseModel]
-) -> tuple[str, KeyPath]:
+def _text(item: Any, loc: Sequence[Key], path: KeyPath, tree: Tree, model: type[BaseModel]) -> tuple[str, KeyPath]:
     kind, context = item["type"], item.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(str(loc[-1]), loc[:-1], model), path
@@ -102,17 +100,16 @@ def _text(
 _ALSO_CALLED = {
     "tree": ("fattree", "leafspine", "clos", "dragonfly", "rails", "railoptimized"),
     "object": ("s3", "gcs", "blob"),
-    "shared": ("nfs", "lustre", "gpfs", "weka", "vast", "sharedfilesystem"), "local": ("nvme", "ssd", "disk"),
-}  # fmt: skip
+    "shared": ("nfs", "lustre", "gpfs", "weka", "vast", "sharedfilesystem"),
+    "local": ("nvme", "ssd", "disk"),
+}
 
 
 def _also_called(given: object, text: str) -> str:
     """The allowed word for what others call otherwise, or ""."""
     word = re.sub(r"[^a-z0-9]", "", str(given).lower())
     allowed = re.findall("'([^']+)'", text.partition("allowed: ")[2])
-    meant = [
-        own for own in allowed if word in (re.sub(r"[^a-z0-9]", "", own.lower()), *_ALSO_CALLED.get(own, ()))
-    ]
+    meant = [own for own in allowed if word in (re.sub(r"[^a-z0-9]", "", own.lower()), *_ALSO_CALLED.get(own, ()))]
     return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
@@ -202,9 +199,7 @@ def _classes_at(model: type[BaseModel], loc: Sequence[Key]) -> list[type[BaseMod
     classes: list[type[BaseModel]] = [model]
     for part in loc:
         tagged = [cls for cls in classes if len(classes) > 1 and _tag_of(cls) == part]
-        fields = [
-            cls.model_fields[part] for cls in classes if isinstance(part, str) and part in cls.model_fields
-        ]
+        fields = [cls.model_fields[part] for cls in classes if isinstance(part, str) and part in cls.model_fields]
         if tagged:
             classes = tagged
         elif fields:

@@ -80,9 +80,7 @@ class JobClass(Section):
     duration: Durations
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
     priority: Positive = 1.0  # of its jobs
-    exact: bool = (
-        False  # the same number of jobs on every seed and in each profile step, durations spread evenly
-    )
+    exact: bool = False  # the same number of jobs on every seed and in each profile step, durations spread evenly
 
     @field_validator("gpus")
     @classmethod

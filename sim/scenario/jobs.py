@@ -82,13 +82,9 @@ class JobSpec(Section):
     time_limit: Seconds | None = None
     job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
     # its GPUs may be of several models
-    mix_gpus: bool = (
-        False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
-    )
+    mix_gpus: bool = False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
     model: str | None = None  # name in workload.models, of a training job
-    gpus_min: Count | None = (
-        None  # a duration job may start with fewer GPUs; it then runs longer in proportion
-    )
+    gpus_min: Count | None = None  # a duration job may start with fewer GPUs; it then runs longer in proportion
     workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
     workers_max: Count | None = None  # most workers; none: as asked for
     steps: Count | None = None  # target; or epochs, samples or tokens
@@ -103,9 +99,7 @@ class JobSpec(Section):
     # (adaptive optimizers), in proportion, or not; script: its script sees to it
     learning_rate: RateRule = "adascale"
     micro_batch: Count = 1  # batches are dealt in multiples of it
-    sync_interval: Count = (
-        1  # local steps between two gradient exchanges, of a round where workers do not wait
-    )
+    sync_interval: Count = 1  # local steps between two gradient exchanges, of a round where workers do not wait
     data: Data | None = None  # the dataset; none: input costs nothing
     checkpoint: Checkpoint = Checkpoint()  # when it is saved
     # restart from the checkpoint, or go on with the others
@@ -129,12 +123,7 @@ class JobSpec(Section):
         if self.gpus_min is not None and self.gpus_min > self.gpus:
             raise ValueError(f"'gpus_min' {self.gpus_min} must not exceed 'gpus' {self.gpus}")
         if self.model is not None:
-            of_duration = (
-                self.job_type,
-                self.mix_gpus,
-                self.time_limit is not None,
-                self.gpus_min is not None,
-            )
+            of_duration = (self.job_type, self.mix_gpus, self.time_limit is not None, self.gpus_min is not None)
             if any(of_duration):
                 raise ValueError(
                     "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has "

@@ -65,9 +65,7 @@ class NodeGroup(Section):
     local_read: BytesPerS | None = None  # for its own workers; none: as measured, else never the limit
     nic: BytesPerS = 12.5e9  # one NIC, one direction
     nics: Count = 1  # of a node
-    fabric: BytesPerS | None = (
-        None  # of a GPU to those of its node, one direction; none: the accelerator's link
-    )
+    fabric: BytesPerS | None = None  # of a GPU to those of its node, one direction; none: the accelerator's link
     ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
     price: UsdPerHour | None = None  # per node; none: by GPU, from `cost` or the price book
     # How jobs that ask for a part of a GPU share it: by percentages, by slices, or in turns of equal length.
@@ -209,9 +207,7 @@ class Noise(Section):
     @model_validator(mode="after")
     def _whole_tail(self) -> Self:
         if (self.tail_chance > 0.0) != (self.tail_factor > 1.0):
-            raise ValueError(
-                "'tail_chance' above 0 and 'tail_factor' above 1 make a tail together; give both"
-            )
+            raise ValueError("'tail_chance' above 0 and 'tail_factor' above 1 make a tail together; give both")
         if (self.lasting_share or self.common_share) and self.step_cov == 0.0:
             raise ValueError("'lasting_share' and 'common_share' are parts of 'step_cov', which is 0")
         return self
@@ -255,9 +251,7 @@ class Energy(Section):
 
     tariff: UsdPerJoule | None = None  # none: the price book's
     carbon: GramsPerKwh | None = None  # CO2 of the site's electricity
-    region: str | None = (
-        None  # in place of `carbon`: a region of `carbon_book`, by the hour where it has hours
-    )
+    region: str | None = None  # in place of `carbon`: a region of `carbon_book`, by the hour where it has hours
     carbon_book: str = "carbon"  # file of regions that comes with the software, or one of yours
     begin: Seconds = 0.0  # local time of day at which the simulated time begins, for the hours of the region
     pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes

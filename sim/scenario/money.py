@@ -58,9 +58,7 @@ class Terms(Section):
             key = next(key for key, given in of_terms.items() if given)
             raise ValueError(f"{key!r} is of reserved and committed contracts; this one is {self.kind}")
         if self.kind in ("on_demand", "owned") and self.discount is not None:
-            raise ValueError(
-                f"'discount' is of spot, reserved and committed contracts; this one is {self.kind}"
-            )
+            raise ValueError(f"'discount' is of spot, reserved and committed contracts; this one is {self.kind}")
         if self.kind == "committed" and self.gpus is None:
             raise ValueError("a committed contract needs 'gpus', for how many; the others are on demand")
         if self.kind != "committed" and self.gpus is not None:
@@ -75,9 +73,7 @@ class Terms(Section):
 
 def _read(text: str) -> tuple[str, str | None] | None:
     """(kind, term as it was written) of a contract in words; None for anything else."""
-    known = re.fullmatch(
-        rf"\s*({'|'.join(_CONTRACTS)}|on[- ]demand)(?:[\s_-]+(\S.*?))?\s*", text, re.IGNORECASE
-    )
+    known = re.fullmatch(rf"\s*({'|'.join(_CONTRACTS)}|on[- ]demand)(?:[\s_-]+(\S.*?))?\s*", text, re.IGNORECASE)
     return None if known is None else (re.sub("[- ]", "_", known[1].lower()), known[2])
 
 

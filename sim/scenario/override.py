@@ -47,9 +47,7 @@ def assign(tree: Tree, path: KeyPath, value: Any, place: Place) -> None:
 
 def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
     yield path
-    for key, inner in (
-        value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
-    ):
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
         yield from _paths(inner, (*path, key))
 
 
@@ -60,9 +58,7 @@ def _path_of(tree: Tree, parts: Sequence[str], source: str) -> KeyPath:
     while parts:
         key, parts = _next_key(holder, parts, source, path)
         path = (*path, key)
-        holder = (
-            {} if isinstance(holder, dict) and not isinstance(holder.get(key), dict | list) else holder[key]
-        )
+        holder = {} if isinstance(holder, dict) and not isinstance(holder.get(key), dict | list) else holder[key]
     return path
 
 

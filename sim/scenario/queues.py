@@ -102,13 +102,9 @@ class Backfill(Section):
 class Preemption(Section):
     """Slurm's preempt/qos and preempt/partition_prio: a stopped job is queued again, and goes on from there."""
 
-    by: Literal["qos", "partition"] = (
-        "qos"  # who may stop whom: `preempts` of the QOS, or the partition's tier
-    )
+    by: Literal["qos", "partition"] = "qos"  # who may stop whom: `preempts` of the QOS, or the partition's tier
     exempt: Span = 0.0  # a job that has run for less is not stopped
-    youngest_first: bool = (
-        False  # stop what started last; else the lowest priority or tier, then the fewest nodes
-    )
+    youngest_first: bool = False  # stop what started last; else the lowest priority or tier, then the fewest nodes
 
 
 class Cohort(Section):
@@ -167,9 +163,7 @@ class QueuesSpec(Section):
     queues: tuple[Queue, ...] = ()
     flavors: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # accelerators or groups of nodes
     fair_sharing: bool = False  # what is borrowed is shared by weight
-    gpu_types: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict
-    )  # by GPU type that a trace's jobs ask for
+    gpu_types: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by GPU type that a trace's jobs ask for
     too_large: Literal["refuse", "leave-out"] = "refuse"  # jobs that a limit never lets start
 
     @model_validator(mode="after")
@@ -197,9 +191,7 @@ class QueuesSpec(Section):
         for k, part in enumerate(getattr(self, what)):
             name = getattr(part, key)
             if name and name not in known:
-                raise ValueError(
-                    f"{what}.{k}.{key}: {name!r} is not declared; {nearest(name, sorted(known))}"
-                )
+                raise ValueError(f"{what}.{k}.{key}: {name!r} is not declared; {nearest(name, sorted(known))}")
 
     def _no_circle(self, what: str) -> None:
         parents = {part.name: part.parent for part in getattr(self, what)}

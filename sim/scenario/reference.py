@@ -19,9 +19,7 @@ from equipoise.base.numerals import is_index
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.units import Quantity, format_bytes, format_bytes_per_s, format_seconds
 
-TYPES = {
-    int: "whole number", float: "number", str: "text", bool: "true or false", dict: "section", tuple: "list",
-}  # fmt: skip
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "section", tuple: "list"}
 DERIVED = ("bound",)
 """Sections that loading works out, and no file gives."""
 _SHOWN: dict[str, Callable[[float], tuple[str, ...]]] = {
@@ -83,8 +81,7 @@ def _matches(parts: list[str], wanted: list[str]) -> bool:
     if len(parts) < len(wanted):
         return False
     return all(
-        w in (p, "[]") or p == "NAME" or (p == "[]" and w.isdigit())
-        for p, w in zip(parts, wanted, strict=False)
+        w in (p, "[]") or p == "NAME" or (p == "[]" and w.isdigit()) for p, w in zip(parts, wanted, strict=False)
     )
 
 
@@ -139,9 +136,7 @@ def _kind(field: FieldInfo, inner: list[type[BaseModel]]) -> str:
     words = [str(item) for item in found if isinstance(item, str | int) and not isinstance(item, bool)]
     if words:
         return " or ".join(words)
-    limits = [
-        f"{text} {getattr(m, name):g}" for m in found for name, text in LIMITS.items() if hasattr(m, name)
-    ]
+    limits = [f"{text} {getattr(m, name):g}" for m in found for name, text in LIMITS.items() if hasattr(m, name)]
     kind = next((TYPES[item] for item in found if isinstance(item, type) and item in TYPES), "")
     return ", ".join(part for part in (kind, *limits) if part)
 

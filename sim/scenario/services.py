@@ -22,9 +22,7 @@ class BatchLatency(Section):
     (a guess, with a note), and a node group's `speed` counts.
     """
 
-    measured: dict[Count, Span] = Field(
-        default_factory=dict
-    )  # requests of a batch: its time; 1 must be there
+    measured: dict[Count, Span] = Field(default_factory=dict)  # requests of a batch: its time; 1 must be there
     fixed: Span | None = None  # of a batch, however few requests it holds
     per_request: Seconds = 0.0  # beside `fixed`, for each request
     # requests of a batch; none: the largest measured
@@ -35,9 +33,7 @@ class BatchLatency(Section):
     @model_validator(mode="after")
     def _one_curve(self) -> Self:
         if bool(self.measured) == (self.fixed is not None):
-            raise ValueError(
-                "needs either 'measured' (times by requests of a batch) or 'fixed' and 'per_request'"
-            )
+            raise ValueError("needs either 'measured' (times by requests of a batch) or 'fixed' and 'per_request'")
         if not self.measured:
             if self.most is None:
                 raise ValueError("needs 'most', the requests of the largest batch")
@@ -156,9 +152,7 @@ class Autoscaler(Section):
     replica is the rate of the largest batch of which two, one after the other, take no longer than the target.
     """
 
-    every: Annotated[Span, Field(ge=0.1)] = (
-        30.0  # between two looks; also the windows of the service's records
-    )
+    every: Annotated[Span, Field(ge=0.1)] = 30.0  # between two looks; also the windows of the service's records
     utilisation: Annotated[Share, Field(gt=0, le=1)] = 0.7  # of the replicas' capacity, that it aims at
     hold: Seconds = 300.0  # a replica goes when so long none was wanted in its place
 

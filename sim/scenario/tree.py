@@ -209,9 +209,7 @@ class _Builder:
             self.tree.values[path] = self.at(node)
             self.parts.setdefault(path[:-1], []).append(path)
         if self.count > MAX_VALUES:
-            raise InputError(
-                [f"{self.at(node)}: more than {MAX_VALUES} values; put job lists into a CSV trace"]
-            )
+            raise InputError([f"{self.at(node)}: more than {MAX_VALUES} values; put job lists into a CSV trace"])
         if len(path) > MAX_DEPTH:
             raise InputError([f"{self.at(node)}: an alias contains itself"])
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
@@ -290,11 +288,7 @@ class _Builder:
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             if tag == "float":
                 value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-                return (
-                    value
-                    if math.isfinite(value)
-                    else self.mistake(node, path, f"{text} is not a finite number")
-                )
+                return value if math.isfinite(value) else self.mistake(node, path, f"{text} is not a finite number")
         except ValueError:
             return self.mistake(node, path, f"{text[:40]!r} is not a number")
         return self.mistake(node, path, f"tag {tag!r} is not allowed")

@@ -197,12 +197,7 @@ def _rate_units() -> dict[str, Fraction]:
 
 
 def _time_units() -> dict[str, Fraction]:
-    small = {
-        "ns": Fraction(1, 10**9),
-        "us": Fraction(1, 10**6),
-        "µs": Fraction(1, 10**6),
-        "ms": Fraction(1, 1000),
-    }
+    small = {"ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "µs": Fraction(1, 10**6), "ms": Fraction(1, 1000)}
     words = {"s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
     words |= {"week": 7 * 86400, "month": 365 * 86400 // 12, "year": 365 * 86400}
     words |= {"w": 7 * 86400, "wk": 7 * 86400, "y": 365 * 86400, "yr": 365 * 86400, "sec": 1, "hr": 3600}
@@ -212,10 +207,7 @@ def _time_units() -> dict[str, Fraction]:
 
 def _sample_rates() -> dict[str, Fraction]:
     nouns = ("", "1", "sample", "samples")
-    return {f"{n}/{t}": 1 / s for n in nouns for t, s in _PER.items()} | {
-        "Hz": Fraction(1),
-        "kHz": Fraction(1000),
-    }
+    return {f"{n}/{t}": 1 / s for n in nouns for t, s in _PER.items()} | {"Hz": Fraction(1), "kHz": Fraction(1000)}
 
 
 def _money_units(per: Mapping[str, Fraction]) -> dict[str, Fraction]:
@@ -228,13 +220,9 @@ MAX_TIME_S = 1e12
 """Beyond it (30,000 years) a float64 no longer tells milliseconds apart."""
 
 SIZE = Quantity("a size", "bytes", "80 GiB", _size_units(), high=1e24, plausible=(0.1, 1e18))
-DATA_RATE = Quantity(
-    "a rate", "bytes/s", "100 Gbit/s", _rate_units(), above=True, high=1e24, plausible=(1e5, 1e14)
-)
+DATA_RATE = Quantity("a rate", "bytes/s", "100 Gbit/s", _rate_units(), above=True, high=1e24, plausible=(1e5, 1e14))
 TIME = Quantity("a time", "s", "24 h", _time_units(), high=MAX_TIME_S, plausible=(1e-10, 2e9))
-WORK = Quantity(
-    "an amount of work", "FLOP", "6 TFLOP", _prefixed("FLOP", "FLOPs"), high=1e36, plausible=(1.0, 1e21)
-)
+WORK = Quantity("an amount of work", "FLOP", "6 TFLOP", _prefixed("FLOP", "FLOPs"), high=1e36, plausible=(1.0, 1e21))
 WORK_RATE = Quantity(
     "a compute rate",
     "FLOP/s",
@@ -245,13 +233,7 @@ WORK_RATE = Quantity(
     plausible=(1e6, 1e17),
 )
 SAMPLE_RATE = Quantity(
-    "a sample rate",
-    "samples/s",
-    "2000 samples/s",
-    _sample_rates(),
-    above=True,
-    high=1e18,
-    plausible=(1e-6, 1e9),
+    "a sample rate", "samples/s", "2000 samples/s", _sample_rates(), above=True, high=1e18, plausible=(1e-6, 1e9)
 )
 JOB_RATE = Quantity(
     "a rate of jobs",
@@ -302,18 +284,17 @@ STORAGE_PRICE = Quantity(
     plausible=(1e-19, 1e-14),
 )
 POWER = Quantity(
-    "a power",
-    "W",
-    "700 W",
-    {"mW": Fraction(1, 1000)} | _prefixed("W"),
-    above=True,
-    high=1e15,
-    plausible=(1.0, 1e6),
+    "a power", "W", "700 W", {"mW": Fraction(1, 1000)} | _prefixed("W"), above=True, high=1e15, plausible=(1.0, 1e6)
 )
 TEMPERATURE = Quantity(
-    "a temperature", "degrees Celsius", "25 C", {c: Fraction(1) for c in ("C", "°C", "degC")}, low=-273.15,
-    high=1e6, plausible=(-60.0, 150.0),
-)  # fmt: skip
+    "a temperature",
+    "degrees Celsius",
+    "25 C",
+    {c: Fraction(1) for c in ("C", "°C", "degC")},
+    low=-273.15,
+    high=1e6,
+    plausible=(-60.0, 150.0),
+)
 CARBON = Quantity(
     "a carbon intensity",
     "g/kWh",
@@ -329,9 +310,21 @@ CARBON = Quantity(
 )
 
 QUANTITIES = (
-    SIZE, DATA_RATE, TIME, WORK, WORK_RATE, SAMPLE_RATE, SHARE, PRICE, TARIFF, MONEY, STORAGE_PRICE, POWER,
-    TEMPERATURE, CARBON,
-)  # fmt: skip
+    SIZE,
+    DATA_RATE,
+    TIME,
+    WORK,
+    WORK_RATE,
+    SAMPLE_RATE,
+    SHARE,
+    PRICE,
+    TARIFF,
+    MONEY,
+    STORAGE_PRICE,
+    POWER,
+    TEMPERATURE,
+    CARBON,
+)
 
 Bytes = Annotated[float, SIZE]
 BytesPerS = Annotated[float, DATA_RATE]

@@ -18,11 +18,7 @@ COLUMN = "time_s"
 
 def request_times(scenario: Scenario) -> dict[str, Floats]:
     """Times (n,) of the requests of each service that has them in a file, ascending, by its name."""
-    return {
-        spec.name: read_times(spec.requests.file)
-        for spec in scenario.services
-        if spec.requests.file is not None
-    }
+    return {spec.name: read_times(spec.requests.file) for spec in scenario.services if spec.requests.file is not None}
 
 
 def with_paths(scenario: Scenario, base: Path | None) -> Scenario:
@@ -57,8 +53,6 @@ def _read(file: str, changed_ns: int) -> Floats:
     times = table.floats(COLUMN, low=0.0)
     if not len(times):
         raise InputError([f"{file}:1:1: no requests in it"])
-    table.refuse(
-        np.diff(times, prepend=0.0) < 0.0, COLUMN, lambda k: f"{times[k]:g} is before the line above"
-    )
+    table.refuse(np.diff(times, prepend=0.0) < 0.0, COLUMN, lambda k: f"{times[k]:g} is before the line above")
     times.flags.writeable = False
     return times

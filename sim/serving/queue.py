@@ -59,9 +59,18 @@ def _class_of(latency_s: float) -> int:
 
 @jit_in_place
 def _dispatch(
-    now_s: float, slot: int, waiting_s: Floats, batch_s: Floats, noise: Floats, factor: Floats, done_s: Floats,
-    began_s: Floats, size: Ints, batch: Floats, counter: Ints,
-) -> None:  # fmt: skip
+    now_s: float,
+    slot: int,
+    waiting_s: Floats,
+    batch_s: Floats,
+    noise: Floats,
+    factor: Floats,
+    done_s: Floats,
+    began_s: Floats,
+    size: Ints,
+    batch: Floats,
+    counter: Ints,
+) -> None:
     count = min(counter[LAST] - counter[FIRST], batch_s.size - 1)
     for k in range(count):
         batch[slot, k] = waiting_s[counter[FIRST] + k]
@@ -75,10 +84,24 @@ def _dispatch(
 
 @jit_in_place
 def serve(
-    until_s: float, within_s: float, queue_most: int, arrival_s: Floats, waiting_s: Floats, batch_s: Floats,
-    noise: Floats, there: Bools, factor: Floats, done_s: Floats, began_s: Floats, size: Ints, batch: Floats,
-    busy_s: Floats, counter: Ints, latency_s: Floats, classes: Ints,
-) -> bool:  # fmt: skip
+    until_s: float,
+    within_s: float,
+    queue_most: int,
+    arrival_s: Floats,
+    waiting_s: Floats,
+    batch_s: Floats,
+    noise: Floats,
+    there: Bools,
+    factor: Floats,
+    done_s: Floats,
+    began_s: Floats,
+    size: Ints,
+    batch: Floats,
+    busy_s: Floats,
+    counter: Ints,
+    latency_s: Floats,
+    classes: Ints,
+) -> bool:
     """Go on until just before `until_s`; true: factors of `noise` have run out before, call again with others.
 
     arrival_s (n,): requests of the window, ascending; waiting_s: the queue, between FIRST and LAST of `counter`.
@@ -105,9 +128,7 @@ def serve(
                 busy_s[slot] += next_s - began_s[slot]
             size[slot], done_s[slot] = 0, math.inf
             if there[slot] and counter[LAST] > counter[FIRST]:
-                _dispatch(
-                    next_s, slot, waiting_s, batch_s, noise, factor, done_s, began_s, size, batch, counter
-                )
+                _dispatch(next_s, slot, waiting_s, batch_s, noise, factor, done_s, began_s, size, batch, counter)
             next_s, slot = _soonest(done_s)
             continue
         counter[ARRIVED] += 1
@@ -135,9 +156,7 @@ class RequestQueue:
     queue_most: requests that may wait, 0: all. busy_s (slots,): time spent on batches; who reads it sets it back.
     """
 
-    def __init__(
-        self, batch_s: Floats, within_s: float, queue_most: int, cov: float, random: Generator
-    ) -> None:
+    def __init__(self, batch_s: Floats, within_s: float, queue_most: int, cov: float, random: Generator) -> None:
         self.batch_s, self.within_s, self.queue_most = batch_s, within_s, queue_most
         self._cov, self._random = cov, random
         self._arrival_s, self._waiting_s = np.empty(0), np.empty(256)
@@ -225,10 +244,24 @@ class RequestQueue:
     def advance(self, until_s: float) -> None:
         """Answer requests until just before `until_s`."""
         while serve(
-            until_s, self.within_s, self.queue_most, self._arrival_s, self._waiting_s, self.batch_s, self._noise,
-            self._there, self._factor, self._done_s, self._began_s, self._size, self._batch, self.busy_s,
-            self._counter, self._sum_s, self._classes,
-        ):  # fmt: skip
+            until_s,
+            self.within_s,
+            self.queue_most,
+            self._arrival_s,
+            self._waiting_s,
+            self.batch_s,
+            self._noise,
+            self._there,
+            self._factor,
+            self._done_s,
+            self._began_s,
+            self._size,
+            self._batch,
+            self.busy_s,
+            self._counter,
+            self._sum_s,
+            self._classes,
+        ):
             self._noise = self._draw()
             self._counter[DRAWN] = 0
 
@@ -250,9 +283,12 @@ class RequestQueue:
         """What has happened since this was last called."""
         counter = self._counter
         found = Tally(
-            int(counter[SERVED]), int(counter[WITHIN]), int(counter[REFUSED]), float(self._sum_s[0]),
+            int(counter[SERVED]),
+            int(counter[WITHIN]),
+            int(counter[REFUSED]),
+            float(self._sum_s[0]),
             self._classes.copy(),
-        )  # fmt: skip
+        )
         counter[SERVED : REFUSED + 1] = 0
         self._sum_s[0] = 0.0
         self._classes[:] = 0
@@ -269,9 +305,8 @@ class Tally:
     """Requests answered, those of them in time, those turned away, their latencies' sum (s) and classes."""
 
     def __init__(
-        self, served: int = 0, within: int = 0, refused: int = 0, latency_s: float = 0.0,
-        classes: Ints | None = None,
-    ) -> None:  # fmt: skip
+        self, served: int = 0, within: int = 0, refused: int = 0, latency_s: float = 0.0, classes: Ints | None = None
+    ) -> None:
         self.served, self.within, self.refused, self.latency_s = served, within, refused, latency_s
         self.classes: Ints = np.zeros(CLASSES, dtype=np.int64) if classes is None else classes
 

@@ -65,9 +65,12 @@ class ServiceState:
         self.batch_s = batch_times_s(spec.batch_latency)
         self.within_s = spec.latency.within_s
         self.queue = RequestQueue(
-            self.batch_s, self.within_s, spec.queue_most or 0, spec.batch_latency.cov,
+            self.batch_s,
+            self.within_s,
+            spec.queue_most or 0,
+            spec.batch_latency.cov,
             stream(seed, f"service:{spec.name}:batches"),
-        )  # fmt: skip
+        )
         self.requests = RequestTimes(spec.requests, seed, spec.name, begin_s, times)
         self.begin_s, self.windows = begin_s, 0
         self.total, self.arrived = Tally(), 0
@@ -95,9 +98,7 @@ class ServiceState:
         start_s = self.window_s
         tally = self.queue.take()
         arrived = int(np.searchsorted(self._came, now_s))
-        window = ServiceWindow(
-            start_s, now_s, arrived, tally, self.queue.waiting, replicas, self.wanted, gpu_s
-        )
+        window = ServiceWindow(start_s, now_s, arrived, tally, self.queue.waiting, replicas, self.wanted, gpu_s)
         self.total.add(tally)
         self.arrived += arrived
         self.windows += 1

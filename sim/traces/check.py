@@ -193,9 +193,7 @@ def _edges(rows: Rows, every_s: Floats) -> Iterator[Finding]:
         f"{100 * share:.3g} % of the load; what ended before {moment(begin_s)} is not in the record: the cluster"
         " is emptier at first than it was, so leave the first hours out of averages"
     )
-    yield Finding(
-        "began before the first end in the record", int(early.sum()), int(rows.line[early].min()), effect
-    )
+    yield Finding("began before the first end in the record", int(early.sum()), int(rows.line[early].min()), effect)
 
 
 def _start_s(rows: Rows) -> Floats:
@@ -211,9 +209,7 @@ def _silence(rows: Rows) -> Iterator[Finding]:
     long = np.flatnonzero(gaps_s > _SILENCE_S)
     if long.size:
         k = int(long[np.argmax(gaps_s[long])])
-        effect = (
-            f"the longest from {moment(float(arrival_s[k]))}, {gaps_s[k] / 3600:.4g} h: a hole in the record?"
-        )
+        effect = f"the longest from {moment(float(arrival_s[k]))}, {gaps_s[k] / 3600:.4g} h: a hole in the record?"
         effect += " look whether the record has a hole"
         yield Finding("more than a day without a submission", int(long.size), 0, effect)
 
@@ -227,9 +223,7 @@ def _load(rows: Rows, unit: str, cluster: ClusterSpec | None) -> Iterator[Findin
     held, times = np.cumsum(change[order]), times[order]
     peak = float(held.max())
     if cluster is None:
-        effect = (
-            f"a cluster with fewer {unit} makes jobs wait longer than they did; name a scenario to compare"
-        )
+        effect = f"a cluster with fewer {unit} makes jobs wait longer than they did; name a scenario to compare"
         yield Finding(f"the site held up to {peak:.6g} {unit} at once", int(np.ceil(peak)), 0, effect)
         return
     total = sum(group.count * group.gpus for group in cluster.groups)
@@ -237,9 +231,7 @@ def _load(rows: Rows, unit: str, cluster: ClusterSpec | None) -> Iterator[Findin
     if over.any():
         over_s = float(np.diff(times)[over].sum())
         when = moment(float(times[:-1][over][0]))
-        held_most = (
-            f"{over_s / 3600:.4g} h, first at {when}: up to {peak:.6g} {unit}, the scenario has {total}"
-        )
+        held_most = f"{over_s / 3600:.4g} h, first at {when}: up to {peak:.6g} {unit}, the scenario has {total}"
         what = "over capacity: seconds in which the site held more than the scenario has"
         yield Finding(what, round(over_s), 0, f"{held_most}; simulated waits come out too long")
 

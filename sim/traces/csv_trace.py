@@ -69,9 +69,7 @@ def _ids(table: TextTable) -> tuple[Ints, list[str] | None, Bools, list[str]]:
         if j != k:
             again[k] = table.rows[j] == table.rows[k]
             double[k] = not again[k]
-    table.refuse(
-        double, "job_id", lambda k: f"duplicate {texts[k]!r} (first on line {table.line[first[texts[k]]]})"
-    )
+    table.refuse(double, "job_id", lambda k: f"duplicate {texts[k]!r} (first on line {table.line[first[texts[k]]]})")
     table.refuse(np.array([not text for text in texts], dtype=np.bool_), "job_id", lambda k: "is empty")
     other = next((k for k, text in enumerate(texts) if not is_index(text) or int(text) >= 2**63), None)
     if other is None:

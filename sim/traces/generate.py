@@ -32,9 +32,16 @@ def generate(spec: Generate, gpus: int, seed: int) -> Trace:
     kinds = Text(of, tuple(kind.name for kind in spec.classes))
     priority = np.array([kind.priority for kind in spec.classes])[of]
     return make_trace(
-        np.arange(len(of)), arrival_s, wanted, duration_s, priority=priority, name=names, columns={"class": kinds},
-        source="workload.generate", told=False,
-    )  # fmt: skip
+        np.arange(len(of)),
+        arrival_s,
+        wanted,
+        duration_s,
+        priority=priority,
+        name=names,
+        columns={"class": kinds},
+        source="workload.generate",
+        told=False,
+    )
 
 
 def rate_per_s(kind: JobClass, gpus: int) -> float:
@@ -74,12 +81,8 @@ def _class(spec: Generate, kind: JobClass, gpus: int, seed: int) -> tuple[Floats
     """(arrival, duration, GPUs) of each job of a class."""
     expected = spec.scale * rate_per_s(kind, gpus) * spec.length
     if expected > JOBS_MOST:
-        raise InputError(
-            [f"workload.generate: {expected:.0f} jobs of class {kind.name!r}; at most {JOBS_MOST}"]
-        )
-    random = {
-        what: stream(seed, f"generate:{kind.name}:{what}") for what in ("arrivals", "durations", "gpus")
-    }
+        raise InputError([f"workload.generate: {expected:.0f} jobs of class {kind.name!r}; at most {JOBS_MOST}"])
+    random = {what: stream(seed, f"generate:{kind.name}:{what}") for what in ("arrivals", "durations", "gpus")}
     arrival_s = _arrivals(kind.arrivals, expected, spec.length, random["arrivals"], exact=kind.exact)
     n = len(arrival_s)
     share = random["durations"].random(n)
@@ -90,9 +93,7 @@ def _class(spec: Generate, kind: JobClass, gpus: int, seed: int) -> tuple[Floats
     return arrival_s, quantile_s(kind.duration, share), wanted
 
 
-def _arrivals(
-    spec: Arrivals, expected: float, length_s: float, random: np.random.Generator, *, exact: bool
-) -> Floats:
+def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.random.Generator, *, exact: bool) -> Floats:
     """Arrivals (n,), not in order. A Poisson process of rate 1 on the expected number that has come so far.
 
     Cinlar 1975, Introduction to stochastic processes, section 4.7: the inverse of the cumulative rate makes of it
@@ -103,13 +104,9 @@ def _arrivals(
     unit = np.cumsum(random.exponential(1.0, many))
     time_s, cumulative = _cumulative(spec, length_s)
     came = unit[unit < bursts] / max(bursts, 1e-300)
-    if (
-        exact
-    ):  # a Poisson process of which the number is known: independent and uniform (the same, section 4.1)
+    if exact:  # a Poisson process of which the number is known: independent and uniform (the same, section 4.1)
         came = random.random(many if spec.burst > 1.0 else round(expected))
-        if (
-            spec.kind == "profile" and spec.burst == 1.0
-        ):  # known of each of its steps: its counts were drawn once
+        if spec.kind == "profile" and spec.burst == 1.0:  # known of each of its steps: its counts were drawn once
             last = np.rint(cumulative / cumulative[-1] * len(came)).astype(np.int64)
             step = np.repeat(np.arange(len(last) - 1), np.diff(last))
             came = (cumulative[step] + came * np.diff(cumulative)[step]) / cumulative[-1]

@@ -15,9 +15,7 @@ _CLUSTERS = ("cluster", "account", "partition", "queue")
 """Columns that tell virtual clusters apart: the first of them that a trace has."""
 
 
-def chosen(
-    columns: Mapping[str, Column], keep: Sequence[str], clusters: Sequence[str], file: str
-) -> dict[str, Bools]:
+def chosen(columns: Mapping[str, Column], keep: Sequence[str], clusters: Sequence[str], file: str) -> dict[str, Bools]:
     """Rows that are wanted, by the reason why others are not.
 
     keep: `column=value`, or several values with commas; all of them must hold. Raises InputError, one line, for a

@@ -67,9 +67,7 @@ def _times(table: TextTable) -> tuple[Floats, list[str]]:
     texts = [text.removesuffix("Z") if _DATE.fullmatch(text) else "NaT" for text in shown]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", UserWarning
-            )  # what NumPy takes for a time zone is a wrong time here
+            warnings.simplefilter("error", UserWarning)  # what NumPy takes for a time zone is a wrong time here
             stamps = np.array(texts, dtype="datetime64[ms]")
     except (ValueError, UserWarning):
         stamps = np.array([_stamp(text) for text in texts], dtype="datetime64[ms]")

@@ -16,9 +16,15 @@ _SWF_STATES = {0: "FAILED", 1: "COMPLETED", 2: "PARTIAL", 3: "PARTIAL", 4: "PART
 def from_published(jobs: TraceJobs, unit: str, *, mapped: bool = False) -> Rows:
     """Jobs of a published trace; mapped: of a CSV whose columns were named, so that it says the priorities too."""
     columns: dict[str, Column] = {
-        "user": jobs.user, "account": jobs.group, "state": jobs.state, "gpu_type": jobs.gpu_type, "kind": jobs.kind,
-        "cpus": jobs.cpus, "nodes": jobs.nodes, "site_queueing_s": jobs.start_s - jobs.submit_s,
-    }  # fmt: skip
+        "user": jobs.user,
+        "account": jobs.group,
+        "state": jobs.state,
+        "gpu_type": jobs.gpu_type,
+        "kind": jobs.kind,
+        "cpus": jobs.cpus,
+        "nodes": jobs.nodes,
+        "site_queueing_s": jobs.start_s - jobs.submit_s,
+    }
     rows = Rows(
         name=jobs.job_id,
         arrival_s=jobs.submit_s,
@@ -41,10 +47,8 @@ def from_swf(jobs: SwfTable, unit: str) -> Rows:
     cpus = np.where(jobs["processors"] > 0, jobs["processors"], jobs["processors_requested"])
     columns: dict[str, Column] = {
         name: _ids(jobs[field])
-        for name, field in (
-            ("user", "user"), ("account", "group"), ("partition", "partition"), ("queue", "queue"),
-        )
-    }  # fmt: skip
+        for name, field in (("user", "user"), ("account", "group"), ("partition", "partition"), ("queue", "queue"))
+    }
     states = tuple(_SWF_STATES.get(code, "") for code in range(6))
     columns["state"] = Text(np.clip(jobs["status"], -1, 5).astype(np.int32), (*states, ""))
     columns["time_limit_s"] = _known(jobs["time_requested_s"])

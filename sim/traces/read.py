@@ -73,9 +73,16 @@ def read_spec(spec: TraceSpec, path: str | Path) -> Trace:
     """Jobs of the file at `path` as a scenario's `workload.trace` says. Raises InputError."""
     check_format(spec.format)
     return read_trace(
-        path, spec.format, spec.limit, spec.clusters, spec.time_scale,
-        columns=spec.columns, zone=spec.zone, keep=spec.keep, count=spec.count,
-    )  # fmt: skip
+        path,
+        spec.format,
+        spec.limit,
+        spec.clusters,
+        spec.time_scale,
+        columns=spec.columns,
+        zone=spec.zone,
+        keep=spec.keep,
+        count=spec.count,
+    )
 
 
 def trace_format(path: Path) -> str:

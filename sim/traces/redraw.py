@@ -23,16 +23,19 @@ def redrawn(trace: Trace, spec: Redraw, seed: int) -> Trace:
     again = _copy(copies)
     rows, of = _rows(session, copies)
     often = again[of]
-    names = [
-        trace.name_of(row) + (f"-{n}" if n else "")
-        for row, n in zip(rows.tolist(), often.tolist(), strict=True)
-    ]
+    names = [trace.name_of(row) + (f"-{n}" if n else "") for row, n in zip(rows.tolist(), often.tolist(), strict=True)]
     return make_trace(
-        np.arange(len(rows)), trace.arrival_s[rows] - begin_s[of] + at_s[of], trace.gpus[rows],
-        trace.duration_s[rows], priority=trace.priority[rows], model=list(trace.model[rows]),
-        gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows], name=names, source=trace.source,
+        np.arange(len(rows)),
+        trace.arrival_s[rows] - begin_s[of] + at_s[of],
+        trace.gpus[rows],
+        trace.duration_s[rows],
+        priority=trace.priority[rows],
+        model=list(trace.model[rows]),
+        gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows],
+        name=names,
+        source=trace.source,
         columns={t: c.take(rows) if isinstance(c, Text) else c[rows] for t, c in trace.columns.items()},
-    )  # fmt: skip
+    )
 
 
 def shifts(trace: Trace, spec: Redraw, seed: int) -> Floats:

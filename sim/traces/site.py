@@ -35,9 +35,7 @@ JOB_FORMATS = (*sorted({*_READERS, *_QUEUES, "kueue"}),)
 _NEEDED = ({"arrival", "arrival_s", "submit"}, {"gpus", "cpus"}, {"duration", "duration_s", "end"})
 
 
-def read_rows(
-    path: Path, form: str, unit: str, zone: str = "", columns: Mapping[str, str] | None = None
-) -> Rows:
+def read_rows(path: Path, form: str, unit: str, zone: str = "", columns: Mapping[str, str] | None = None) -> Rows:
     """The rows of a file in one of JOB_FORMATS, or of any CSV whose `columns` are named.
 
     unit: `GPUs` or `CPUs`, what is counted. Raises InputError, one line, when it is no such file.

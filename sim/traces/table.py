@@ -61,12 +61,7 @@ class TextTable:
     def _check_widths(self) -> None:
         width = len(self.header)
         wrong = [k for k, row in enumerate(self.rows) if len(row) != width]
-        self.fail(
-            [
-                f"{self.name}:{self.line[k]}:1: {len(self.rows[k])} fields, the header has {width}"
-                for k in wrong
-            ]
-        )
+        self.fail([f"{self.name}:{self.line[k]}:1: {len(self.rows[k])} fields, the header has {width}" for k in wrong])
         double = sorted(name for name, times in Counter(self.header).items() if times > 1)
         self.fail([f"{self.name}:1:1: column {name!r} stands there twice" for name in double])
 

@@ -55,14 +55,7 @@ class Trace:
     def digest(self) -> bytes:
         """SHA-256 over all columns: equal jobs give equal digests, whatever the file is called."""
         sha = hashlib.sha256()
-        columns: list[Any] = [
-            self.job_id,
-            self.arrival_s,
-            self.gpus,
-            self.duration_s,
-            self.priority,
-            self.model,
-        ]
+        columns: list[Any] = [self.job_id, self.arrival_s, self.gpus, self.duration_s, self.priority, self.model]
         columns += [] if self.gpu_share is None else [self.gpu_share]
         columns += [self.name] if self.name else []
         for title, column in self.columns.items():

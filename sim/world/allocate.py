@@ -37,9 +37,7 @@ class Allocator:
         self.listeners, self.changed = listeners, changed
         self.refused: list[Refusal] = []  # of the last allocation
         self.stopped_s = 0.0  # when the stops of the last allocation are written
-        self.beside: Callable[[Ints], None] | None = (
-            None  # told which GPUs jobs share with others anew, or no more
-        )
+        self.beside: Callable[[Ints], None] | None = None  # told which GPUs jobs share with others anew, or no more
 
     def apply(self, allocation: Allocation) -> set[int]:
         """Carry out an allocation, all stops before all starts; returns the rows of running jobs it replaced."""

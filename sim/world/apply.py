@@ -68,9 +68,7 @@ def _piece(shards: Shards, shard: int) -> tuple[int, int]:
     return divmod(int(shards.id[shard]), 1 << PIECE_BITS)
 
 
-def _move(
-    moves: Moves, replaced: Set[int], asked: Mapping[int, Pending], shards: Shards, workers: Workers
-) -> None:
+def _move(moves: Moves, replaced: Set[int], asked: Mapping[int, Pending], shards: Shards, workers: Workers) -> None:
     for shard, worker in zip(moves.shard.tolist(), moves.worker.tolist(), strict=True):
         row, piece = _piece(shards, shard)
         if row not in replaced:

@@ -167,9 +167,7 @@ class NodeAutoscaler:
         share, most = float(columns["gpu_share_requested"][row]), float(columns["gpus_requested"][row])
         if columns["workers_min"][row] >= columns["workers_max"][row]:
             return most * share, most * share
-        return most * share, min(
-            most, float(columns["workers_min"][row] * columns["gpus_per_worker"][row])
-        ) * share
+        return most * share, min(most, float(columns["workers_min"][row] * columns["gpus_per_worker"][row])) * share
 
     def _models_for(self, row: int) -> list[list[int]]:
         """GPU models of which a job may have its GPUs: one set after the other, the last with all of them."""
@@ -179,9 +177,7 @@ class NodeAutoscaler:
         allowed.sort(key=lambda m: first.get(m, -1))  # what does not scale is there anyway
         return [allowed] if not self.roster.columns["one_gpu_model"][row] else [*([m] for m in allowed)]
 
-    def _rent_for(
-        self, need: float, sets: list[list[int]], ready: list[Pool], free: Floats, now_s: float
-    ) -> bool:
+    def _rent_for(self, need: float, sets: list[list[int]], ready: list[Pool], free: Floats, now_s: float) -> bool:
         """Order what one job lacks; False when so much cannot be had."""
         for models in sets:
             pools = [pool for pool in ready if pool.model in models]

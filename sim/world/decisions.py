@@ -20,12 +20,7 @@ class Decisions:
     """
 
     def __init__(
-        self,
-        spec: Decide,
-        clock: Clock,
-        roster: Roster,
-        decide: Callable[[], None],
-        next_look_s: Callable[[], float],
+        self, spec: Decide, clock: Clock, roster: Roster, decide: Callable[[], None], next_look_s: Callable[[], float]
     ) -> None:
         self.spec, self.clock, self.roster = spec, clock, roster
         self.decide, self.next_look_s = decide, next_look_s
@@ -98,9 +93,7 @@ class Decisions:
         """Time of the next decision, or other look at all jobs, that is planned already."""
         tick_s = math.inf if self.spec.every is None else self._ticks * self.spec.every
         asked_s = math.inf if self._asked is None else self.busy_until_s
-        return min(
-            tick_s, self._revisit_s, asked_s if asked_s > self.clock._now else math.inf, self.next_look_s()
-        )
+        return min(tick_s, self._revisit_s, asked_s if asked_s > self.clock._now else math.inf, self.next_look_s())
 
     def steps_left(self, job: TrainingJob) -> int:
         """Steps of a job until it asks for a decision."""

@@ -202,9 +202,7 @@ class NodeEvents:
         changed = np.flatnonzero(slower)
         if not changed.size:
             return
-        rows = sorted(
-            row for row, held in self.cluster.holding.items() if row >= 0 and slower[held.nodes].any()
-        )
+        rows = sorted(row for row, held in self.cluster.holding.items() if row >= 0 and slower[held.nodes].any())
         jobs = [self.roster.running_jobs[row] for row in rows]
         for job in jobs:
             job.meter_until_now()

@@ -94,9 +94,7 @@ class Traffic(Listener):
             looked_at, place = np.unique(links, return_inverse=True)
             at = np.minimum(np.searchsorted(looked_at, used), len(looked_at) - 1)
             amounts = np.where(looked_at[at] == used, amounts, 0.0)
-            rest = (
-                rest - np.bincount(at, weights=amounts, minlength=len(looked_at))[place.reshape(rest.shape)]
-            )
+            rest = rest - np.bincount(at, weights=amounts, minlength=len(looked_at))[place.reshape(rest.shape)]
         share: Floats = np.clip(rest / np.where(room > 0.0, room, np.inf), 0.0, 1.0).max(axis=1)
         return share
 
@@ -140,9 +138,7 @@ class Observer:
     def observe(self) -> Observation:
         """All tables, as of now."""
         now_s, roster, columns = self.clock._now, self.roster, self.roster.columns
-        self.rigid.refresh(
-            now_s, roster.running.rows, roster.factor, columns["attained_gpu_s"], columns["service_s"]
-        )
+        self.rigid.refresh(now_s, roster.running.rows, roster.factor, columns["attained_gpu_s"], columns["service_s"])
         if roster.training:
             self._observe_training(now_s)
         if "speeds" in self._needs and (roster.training or len(self.cluster.gpu_models) > 1):
@@ -152,17 +148,28 @@ class Observer:
             rigid = open_rows[by_duration]
             if roster.training or not np.array_equal(rigid, self._listed):  # a rigid job's speeds stay
                 self._listed = rigid
-                fill_speeds(
-                    self.speeds, jobs, columns, len(self.cluster.gpu_models), rigid, roster.demand.paces
-                )  # fmt: skip
+                fill_speeds(self.speeds, jobs, columns, len(self.cluster.gpu_models), rigid, roster.demand.paces)
         window_s, self._last_s = now_s - self._last_s, now_s
         refused = tuple(self.refused)
         self.refused.clear()
         found = Observation(
-            now_s, window_s, self.cluster.nodes, self.cluster.gpus, roster.table, self.workers, self.shards,
-            self.paths, self.speeds, self.stores, roster.waiting.rows, roster.running.rows,
-            self.cluster.gpu_models, refused, roster.demand.claims.queues, told=self._told(),
-        )  # fmt: skip
+            now_s,
+            window_s,
+            self.cluster.nodes,
+            self.cluster.gpus,
+            roster.table,
+            self.workers,
+            self.shards,
+            self.paths,
+            self.speeds,
+            self.stores,
+            roster.waiting.rows,
+            roster.running.rows,
+            self.cluster.gpu_models,
+            refused,
+            roster.demand.claims.queues,
+            told=self._told(),
+        )
         if self.services is not None:
             found.services, found.service_names = self.services.observed(), self.services.names
         return found
@@ -246,9 +253,7 @@ def pace_of(job: TrainingJob, window: JobWindow) -> Floats:
     return pace
 
 
-def worker_columns(
-    job: TrainingJob, window: JobWindow, bytes_per_s: Callable[[int, int], float]
-) -> dict[str, Floats]:
+def worker_columns(job: TrainingJob, window: JobWindow, bytes_per_s: Callable[[int, int], float]) -> dict[str, Floats]:
     """Measured columns of a job's workers; NaN for a worker that did nothing."""
     samples = window.samples
     idle = samples == 0

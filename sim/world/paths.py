@@ -22,9 +22,7 @@ class PathWatch(Listener):
     def transferred(self, transfer: Transfer, now_s: float) -> None:
         """A transfer of data has arrived."""
         waited_s = transfer.begin_s - transfer.asked_s
-        self.speeds.finished(
-            transfer.source, transfer.target, transfer.size_bytes, transfer.alone_s, waited_s
-        )
+        self.speeds.finished(transfer.source, transfer.target, transfer.size_bytes, transfer.alone_s, waited_s)
 
     def path(self, source: int, target: int) -> tuple[float, float]:
         """(bytes/s, delay in s) of late from a node's disk to another node."""
@@ -47,8 +45,6 @@ class PathWatch(Listener):
         rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
         for source, target in sorted(pairs):
             rate, delay_s = self.path(source, target)
-            for name, value in (
-                ("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", delay_s),
-            ):  # fmt: skip
+            for name, value in (("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", delay_s)):
                 rows[name].append(value)
         refill(table, rows)

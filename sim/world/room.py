@@ -74,9 +74,7 @@ def cheapest_victims(
     return None if best is None else (best[2], chosen)
 
 
-def _victims(
-    spec: Service, allowed: Bools, cluster: Cluster, node: int, rows: Sequence[int]
-) -> list[int] | None:
+def _victims(spec: Service, allowed: Bools, cluster: Cluster, node: int, rows: Sequence[int]) -> list[int] | None:
     """The first of the jobs on a node that make room for a replica when they stop; None: all are not enough."""
     if not cluster.up[node]:
         return None

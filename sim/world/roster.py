@@ -41,11 +41,18 @@ class Roster:
         estimate_s = demand.estimates_s(factor)
         rigid = np.array([row not in demand.training for row in range(len(demand))])
         for name, values in (
-            ("id", demand.id), ("arrival_s", demand.arrival_s), ("queued_since_s", demand.arrival_s),
-            ("rigid", rigid), ("priority", demand.priority), ("gpus_requested", demand.gpus),
-            ("gpu_share_requested", demand.gpu_share), ("one_gpu_model", rigid & ~demand.mixes),
-            ("duration_s", estimate_s), ("service_s", estimate_s), ("restart_s", initialisation_s),
-        ):  # fmt: skip
+            ("id", demand.id),
+            ("arrival_s", demand.arrival_s),
+            ("queued_since_s", demand.arrival_s),
+            ("rigid", rigid),
+            ("priority", demand.priority),
+            ("gpus_requested", demand.gpus),
+            ("gpu_share_requested", demand.gpu_share),
+            ("one_gpu_model", rigid & ~demand.mixes),
+            ("duration_s", estimate_s),
+            ("service_s", estimate_s),
+            ("restart_s", initialisation_s),
+        ):
             self.columns[name][:] = values
         for row, most in demand.claims.smaller.items():
             self.columns["gpus_requested"][row] = most

@@ -95,11 +95,13 @@ class ServingWorld:
         self.event, self.restart, self.begin_s = event, scenario.restart, begin_s
         self.tenants = [
             Tenant(
-                ServiceState(spec, seed, begin_s, times.get(spec.name)), cluster, speeds(spec, scenario, cluster),
+                ServiceState(spec, seed, begin_s, times.get(spec.name)),
+                cluster,
+                speeds(spec, scenario, cluster),
                 scenario,
             )
             for spec in scenario.services
-        ]  # fmt: skip
+        ]
         self.names = tuple(spec.name for spec in scenario.services)
         self.table = Services(0, len(self.tenants))
         self.short = False  # some service has fewer replicas than it wants
@@ -223,9 +225,7 @@ class ServingWorld:
     def _take_back(self, tenant: Tenant) -> Ints | None:
         """Stop jobs so that a replica has room in some node, and return its GPUs; None: nothing would help."""
         spec, columns = tenant.spec, self.roster.columns
-        found = cheapest_victims(
-            spec, tenant.allowed, self.cluster, columns["priority"], columns["started_s"]
-        )
+        found = cheapest_victims(spec, tenant.allowed, self.cluster, columns["priority"], columns["started_s"])
         if found is None:
             return None
         node, chosen = found
@@ -404,9 +404,7 @@ class ServingWorld:
 def allowed_gpus(spec: Service, cluster: Cluster) -> Bools:
     """Whether a service may use each GPU, (gpus,)."""
     groups = cluster.groups
-    on = np.array(
-        [not spec.placement.on or bool({g.name, g.accelerator} & set(spec.placement.on)) for g in groups]
-    )
+    on = np.array([not spec.placement.on or bool({g.name, g.accelerator} & set(spec.placement.on)) for g in groups])
     allowed: Bools = on[cluster.gpus.node]
     return allowed
 

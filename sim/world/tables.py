@@ -8,18 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.policies.observation import (
-    Bools,
-    Floats,
-    Ints,
-    Shards,
-    Speeds,
-    Stores,
-    Table,
-    Workers,
-    resize,
-    writable,
-)
+from equipoise.policies.observation import Bools, Floats, Ints, Shards, Speeds, Stores, Table, Workers, resize, writable
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.memory import UNBOUNDED
 from equipoise.sim.job.paces import Paces
@@ -47,13 +36,22 @@ def fill_workers(table: Workers, jobs: Sequence[TrainingJob]) -> list[Member]:
         most, memory_free_bytes = config.pass_limits()
         owned = job.data.owned if job.data is not None else np.nan
         for name, values in (
-            ("job", job.row), ("index", np.arange(config.workers)), ("gpu", config.gpu), ("node", config.nodes),
-            ("gpu_share", config.share), ("share_kappa", config.share_kappa),
-            ("gradient_weight", config.gradient_weight), ("push_interval", config.push_interval),
-            ("samples_per_step", config.samples), ("samples_owned", owned),
-            ("samples_max", UNBOUNDED), ("samples_per_pass", most), ("memory_free_bytes", memory_free_bytes),
-            ("fixed_s", _fixed_s(job)), *job.measured.columns.items(),
-        ):  # fmt: skip
+            ("job", job.row),
+            ("index", np.arange(config.workers)),
+            ("gpu", config.gpu),
+            ("node", config.nodes),
+            ("gpu_share", config.share),
+            ("share_kappa", config.share_kappa),
+            ("gradient_weight", config.gradient_weight),
+            ("push_interval", config.push_interval),
+            ("samples_per_step", config.samples),
+            ("samples_owned", owned),
+            ("samples_max", UNBOUNDED),
+            ("samples_per_pass", most),
+            ("memory_free_bytes", memory_free_bytes),
+            ("fixed_s", _fixed_s(job)),
+            *job.measured.columns.items(),
+        ):
             writable(table, name)[part] = values
     return members
 
@@ -88,8 +86,7 @@ def fill_power(cluster: Cluster, meter: Meter) -> None:
     for row, held in cluster.holding.items():
         share[held.gpu] = np.maximum(share[held.gpu], meter.share[row] if row >= 0 else 1.0)
     drawn_w = (
-        meter.power.idle_w[node]
-        + meter.busy_w[node] * np.where(share > 0.0, share, 1.0) * cluster.gpus.sm_active_ratio
+        meter.power.idle_w[node] + meter.busy_w[node] * np.where(share > 0.0, share, 1.0) * cluster.gpus.sm_active_ratio
     )
     writable(cluster.gpus, "power_w")[:] = drawn_w
 
@@ -121,9 +118,7 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
                     started = piece.started or piece.transfer is not None
                     needed_in_s = ahead * seconds[worker] if ahead else 0.0
                     at_hand = data.at_hand(worker, piece)
-                    rows.append(
-                        (own + piece.id, row, number, node, left * size, left, started, at_hand, needed_in_s)
-                    )
+                    rows.append((own + piece.id, row, number, node, left * size, left, started, at_hand, needed_in_s))
                     ahead += left
         first += job.config.workers
     resize(table, len(rows))
@@ -132,9 +127,13 @@ def fill_shards(table: Shards, jobs: Sequence[TrainingJob], up: Bools) -> None:
 
 
 def fill_speeds(
-    table: Speeds, jobs: Sequence[TrainingJob], columns: Mapping[str, NDArray[Any]], gpu_models: int,
-    rigid: Ints, paces: Paces,
-) -> None:  # fmt: skip
+    table: Speeds,
+    jobs: Sequence[TrainingJob],
+    columns: Mapping[str, NDArray[Any]],
+    gpu_models: int,
+    rigid: Ints,
+    paces: Paces,
+) -> None:
     """One row per job, number of workers it may have, and GPU model; columns of the jobs table.
 
     rigid: rows of rigid jobs that wait or run; listed on several GPU models only.
@@ -161,10 +160,13 @@ def _add_rigid(table: Speeds, rows: Ints, gpus: Ints, speed: Floats) -> None:
     models = speed.shape[1]
     job = np.repeat(rows, models)
     values = {
-        "job": job, "gpu_model": np.tile(np.arange(models), len(rows)), "gpus": gpus[job],
-        "samples_per_s": speed.ravel(), "exchange_s": np.full(len(job), np.nan),
+        "job": job,
+        "gpu_model": np.tile(np.arange(models), len(rows)),
+        "gpus": gpus[job],
+        "samples_per_s": speed.ravel(),
+        "exchange_s": np.full(len(job), np.nan),
         "apart_exchange_s": np.full(len(job), np.nan),
-    }  # fmt: skip
+    }
     order = np.argsort(np.concatenate((table.job, job)), kind="stable")
     merged = {name: np.concatenate((getattr(table, name), new))[order] for name, new in values.items()}
     resize(table, len(order))

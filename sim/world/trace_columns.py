@@ -14,9 +14,7 @@ from equipoise.policies.observation import Floats, Labels
 class TraceColumns(Mapping[str, Labels | Floats]):
     """The columns of the first `rows` jobs, each coded when it is first read; `coded` keeps that."""
 
-    def __init__(
-        self, columns: Mapping[str, NDArray[Any]], rows: int, coded: dict[str, Labels | Floats]
-    ) -> None:
+    def __init__(self, columns: Mapping[str, NDArray[Any]], rows: int, coded: dict[str, Labels | Floats]) -> None:
         self._columns, self._rows, self._coded = columns, rows, coded
 
     def __getitem__(self, name: str) -> Labels | Floats:

@@ -11,16 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from simpy.events import Event
 
-from equipoise.policies.contract import (
-    AllocationStage,
-    Decision,
-    Memory,
-    Plan,
-    Policy,
-    Refusal,
-    decide,
-    refine,
-)
+from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide, refine
 from equipoise.policies.observation import Floats, Observation, writable
 from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.queues.within import within_queues
@@ -120,9 +111,7 @@ class SimWorld:
         self.decisions = Decisions(
             scenario.decide, self.clock, self.roster, self._decide, lambda: self.throttle.next_look_s
         )
-        self._starts_only = all(
-            isinstance(stage, AllocationStage) and stage.starts_only for stage in policy.stages
-        )
+        self._starts_only = all(isinstance(stage, AllocationStage) and stage.starts_only for stage in policy.stages)
         self._fractions = bool((demand.gpu_share < 1.0).any())
         scales = any(group.autoscale is not None for group in scenario.cluster.groups)
         self._fixed_gangs = self._starts_only and not self._fractions and not demand.training and not scales
@@ -148,15 +137,18 @@ class SimWorld:
         if event_by_event:
             return EventByEvent(self.clock, self.network, self._period_ended, self._refused)
         return Fast(
-            self.clock, self.network, topology.capacity_bytes_per_s, self._period_ended, self._refused,
-            self.decisions.steps_left, self.decisions.next_planned_s,
-        )  # fmt: skip
+            self.clock,
+            self.network,
+            topology.capacity_bytes_per_s,
+            self._period_ended,
+            self._refused,
+            self.decisions.steps_left,
+            self.decisions.next_planned_s,
+        )
 
     def _connect(self, timeline: bool) -> None:
         """Make the parts that act on jobs and nodes, and those who listen."""
-        clock, cluster, scenario, demand, roster = (
-            self.clock, self.cluster, self.scenario, self.demand, self.roster,
-        )  # fmt: skip
+        clock, cluster, scenario, demand, roster = (self.clock, self.cluster, self.scenario, self.demand, self.roster)
         power, varying = node_power(cluster), clocks_vary(scenario)
         share, models = np.ones(len(demand)), scenario.workload.models
         for row, spec in demand.training.items():
@@ -191,21 +183,37 @@ class SimWorld:
         ]
         self.listeners = Listeners(listener for listener in listening if listener is not None)
         self.rigid = RigidJobs(
-            clock, cluster, demand, self._rigid_ended, meter.computed_evenly if uneven else None, self.mtbf_s,
+            clock,
+            cluster,
+            demand,
+            self._rigid_ended,
+            meter.computed_evenly if uneven else None,
+            self.mtbf_s,
             scenario.restart,
-        )  # fmt: skip
-        self.allocator = Allocator(
-            clock, cluster, roster, self.rigid, scenario.restart, self.writes, self.listeners,
-            (lambda: self.throttle.changed()) if varying else None,
-        )  # fmt: skip
-        self.nodes = NodeEvents(
-            clock, cluster, roster, self.allocator, meter, self.transfers, self.listeners,
-            self.engine.set_capacity, self.decisions.event,
-        )  # fmt: skip
-        self.throttle = Throttle(scenario, clock, cluster, roster.running, power, meter, self.nodes)
-        self.observer = Observer(
-            clock, cluster, roster, self.rigid, self.policy, self.listeners, traffic, paths
         )
+        self.allocator = Allocator(
+            clock,
+            cluster,
+            roster,
+            self.rigid,
+            scenario.restart,
+            self.writes,
+            self.listeners,
+            (lambda: self.throttle.changed()) if varying else None,
+        )
+        self.nodes = NodeEvents(
+            clock,
+            cluster,
+            roster,
+            self.allocator,
+            meter,
+            self.transfers,
+            self.listeners,
+            self.engine.set_capacity,
+            self.decisions.event,
+        )
+        self.throttle = Throttle(scenario, clock, cluster, roster.running, power, meter, self.nodes)
+        self.observer = Observer(clock, cluster, roster, self.rigid, self.policy, self.listeners, traffic, paths)
         self.observer.draws = meter if scenario.energy.policy_caps else None
         self.arrivals = JobArrivals(
             clock, roster, self._make_training, self.decisions.last_event, self._unasked_until_s
@@ -215,10 +223,19 @@ class SimWorld:
 
     def _make_services(self, requests: Mapping[str, Floats]) -> ServingWorld:
         services = ServingWorld(
-            self.scenario, self.clock, self.cluster, self.roster, self.allocator, self.meter,
-            self.prices.usd_per_gpu_s, self.timeline, self.decisions.event, self.seed,
-            float(self.demand.arrival_s[0]), requests,
-        )  # fmt: skip
+            self.scenario,
+            self.clock,
+            self.cluster,
+            self.roster,
+            self.allocator,
+            self.meter,
+            self.prices.usd_per_gpu_s,
+            self.timeline,
+            self.decisions.event,
+            self.seed,
+            float(self.demand.arrival_s[0]),
+            requests,
+        )
         if services:
             self.nodes.tenants, self.allocator.beside = services, services.neighbours_changed
             self.observer.services, self.throttle.beside = services, services
@@ -229,12 +246,21 @@ class SimWorld:
         spec, scenario = self.demand.training[row], self.scenario
         assert spec.model is not None
         return TrainingJob(
-            row, self.demand.name[row], spec, scenario.workload.models[spec.model], self.cluster, self.engine,
-            self.meter, self.listeners,
+            row,
+            self.demand.name[row],
+            spec,
+            scenario.workload.models[spec.model],
+            self.cluster,
+            self.engine,
+            self.meter,
+            self.listeners,
             lambda data, nodes: self._place_data(row, data, nodes),
-            drawn_as=self.demand.drawn_as[row], seed=self.seed, noise=scenario.noise, mtbf_s=self.mtbf_s,
+            drawn_as=self.demand.drawn_as[row],
+            seed=self.seed,
+            noise=scenario.noise,
+            mtbf_s=self.mtbf_s,
             restart=scenario.restart,
-        )  # fmt: skip
+        )
 
     def _place_data(self, row: int, data: Data, nodes: list[int]) -> JobData:
         random = stream(self.seed, f"shards:{self.demand.drawn_as[row]}")
@@ -306,9 +332,15 @@ class SimWorld:
         if self.roster.training:
             seen = self.observer
             hand_over(
-                plan, replaced, self.roster.training, seen.members, seen.shards, seen.workers,
-                self.engine.plan_changed, self.scenario.decide.delay_rounds,
-            )  # fmt: skip
+                plan,
+                replaced,
+                self.roster.training,
+                seen.members,
+                seen.shards,
+                seen.workers,
+                self.engine.plan_changed,
+                self.scenario.decide.delay_rounds,
+            )
         return refused
 
     def _decide(self) -> None:
@@ -357,9 +389,7 @@ class SimWorld:
             return
         waiting = self.roster.waiting
         names = ", ".join(self.demand.name[row] for row in waiting.rows[:3].tolist())
-        raise Stalled(
-            f"policy {self.policy.name} leaves {len(waiting)} jobs waiting on an idle cluster ({names})"
-        )
+        raise Stalled(f"policy {self.policy.name} leaves {len(waiting)} jobs waiting on an idle cluster ({names})")
 
     def _nodes_may_come(self) -> bool:
         """Whether a node is away that something may bring back."""
@@ -367,9 +397,7 @@ class SimWorld:
         if self.autoscaler is None:
             return bool(away)
         nodes = self.nodes
-        return (
-            self.autoscaler.pending or bool(away & nodes.reclaimed_nodes) or not away <= nodes.released_nodes
-        )
+        return self.autoscaler.pending or bool(away & nodes.reclaimed_nodes) or not away <= nodes.released_nodes
 
     def close(self, time_s: float) -> None:
         """The run ends at `time_s` with jobs still running: book what they have done by then."""

@@ -92,9 +92,7 @@ def read_account(folder: Path) -> LiveAccount:
         for line in lines:
             if "round" in line:
                 rounds.setdefault(line["round"], {})[member] = line
-    tails = {
-        number: [v["tail_s"] for v in by.values() if v["tail_s"] is not None] for number, by in rounds.items()
-    }
+    tails = {number: [v["tail_s"] for v in by.values() if v["tail_s"] is not None] for number, by in rounds.items()}
     shortest = {number: min(known, default=0.0) for number, known in tails.items()}
     ranks, events = [], []
     for member, lines in found.items():
@@ -102,9 +100,7 @@ def read_account(folder: Path) -> LiveAccount:
         _lay(rank, lines, rounds, shortest)
         ranks.append(rank)
         events += [(line["unix_s"], member, line) for line in lines if "event" in line]
-    begins = [rank.begin_s for rank in ranks if math.isfinite(rank.begin_s)] or [
-        float(manifest.get("unix_s", 0.0))
-    ]
+    begins = [rank.begin_s for rank in ranks if math.isfinite(rank.begin_s)] or [float(manifest.get("unix_s", 0.0))]
     start_s = min(begins)
     for rank in ranks:
         rank.begin_s, rank.end_s = rank.begin_s - start_s, rank.end_s - start_s
@@ -120,9 +116,11 @@ def _seconds(value: Any) -> float:
 
 
 def _lay(
-    rank: RankTime, lines: Sequence[Mapping[str, Any]], rounds: Mapping[int, Mapping[int, Any]],
+    rank: RankTime,
+    lines: Sequence[Mapping[str, Any]],
+    rounds: Mapping[int, Mapping[int, Any]],
     shortest: Mapping[int, float],
-) -> None:  # fmt: skip
+) -> None:
     """Give a rank its slices: rounds end at the next note that has a clock, those behind the last follow it."""
     waiting: list[Mapping[str, Any]] = []
     at_s = math.nan
@@ -150,9 +148,12 @@ def _length(line: Mapping[str, Any]) -> float:
 
 
 def _place(
-    rank: RankTime, lines: Sequence[Mapping[str, Any]], at_s: float, rounds: Mapping[int, Mapping[int, Any]],
+    rank: RankTime,
+    lines: Sequence[Mapping[str, Any]],
+    at_s: float,
+    rounds: Mapping[int, Mapping[int, Any]],
     shortest: Mapping[int, float],
-) -> None:  # fmt: skip
+) -> None:
     """Rounds back to back from `at_s` on; one that was trained again later is lost."""
     for line in lines:
         number = line["round"]

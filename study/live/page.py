@@ -21,18 +21,26 @@ from equipoise.study.report.tables import table
 from equipoise.study.twin.ranks import RankDiagnosis, diagnose
 
 _LABELS = {
-    "busy": "computing", "input_stall": "waiting for data", "barrier_wait": "waiting for other ranks",
-    "exposed_communication": "exchange", "restart": "forming groups", "lost_to_faults": "trained again",
+    "busy": "computing",
+    "input_stall": "waiting for data",
+    "barrier_wait": "waiting for other ranks",
+    "exposed_communication": "exchange",
+    "restart": "forming groups",
+    "lost_to_faults": "trained again",
     "other": "not timed (pauses, checkpoints, start)",
-}  # fmt: skip
+}
 _COLOURS = {use: use for use in USES} | {"other": "idle"}
 _POINTS_MAX = 2000
 _EVENTS_MAX = 200
 _TOLD = {
-    "regrouped": "the group was formed anew", "exchange-broken": "an exchange broke",
-    "decision-failed": "a decision failed or was late", "refused": "a change was refused", "warning": "warning",
-    "policy-memory-restored": "another rank took over the policy", "policy-memory-lost": "policy memory was lost",
-}  # fmt: skip
+    "regrouped": "the group was formed anew",
+    "exchange-broken": "an exchange broke",
+    "decision-failed": "a decision failed or was late",
+    "refused": "a change was refused",
+    "warning": "warning",
+    "policy-memory-restored": "another rank took over the policy",
+    "policy-memory-lost": "policy memory was lost",
+}
 
 
 def live_report(folder: Path, out: Path, gpu_hour_usd: float | None = None) -> tuple[int, tuple[str, ...]]:
@@ -73,11 +81,7 @@ def _pair(charts: Sequence[Chart]) -> str:
 
 
 def _answer(
-    account: LiveAccount,
-    ranks: RankDiagnosis | None,
-    gpu_hour_usd: float | None,
-    title: str,
-    notes: Sequence[str],
+    account: LiveAccount, ranks: RankDiagnosis | None, gpu_hour_usd: float | None, title: str, notes: Sequence[str]
 ) -> str:
     """The first screen: one sentence, and figures."""
     seconds = account.seconds()
@@ -101,7 +105,7 @@ def _answer(
         Figure("Samples per second", f"{per_s:,.4g}", f"over {format_seconds(account.span_s)}"),
         Figure("GPU time", format_seconds(total_s), f"{len(account.ranks)} ranks"),
         Figure("Decisions", f"{decided:,}", f"groups formed anew: {formed}"),
-    ]  # fmt: skip
+    ]
     if gpu_hour_usd is not None and account.samples:
         cost = total_s / 3600 * gpu_hour_usd
         per_million = format_usd(1e6 * cost / account.samples)
@@ -117,23 +121,26 @@ def _answer(
 def _uses(account: LiveAccount) -> Chart:
     """GPU seconds by use: of all, and of each rank."""
     rows = [("all ranks", account.seconds()), *((f"rank {r.member}", r.seconds()) for r in account.ranks)]
-    shares = {
-        name: {use: 100 * s[use] / max(math.fsum(s.values()), 1e-9) for use in USES} for name, s in rows
-    }
+    shares = {name: {use: 100 * s[use] / max(math.fsum(s.values()), 1e-9) for use in USES} for name, s in rows}
     places = [float(k) for k in range(len(rows))]
     used = [use for use in USES if any(seconds[use] > 0 for _, seconds in rows)]
     series = tuple(
-        ChartSeries(_LABELS[use], places, [shares[name][use] for name, _ in rows], _COLOURS[use])
-        for use in used
+        ChartSeries(_LABELS[use], places, [shares[name][use] for name, _ in rows], _COLOURS[use]) for use in used
     )
     numbers = tuple((name, *(format_seconds(seconds[use]) for use in used)) for name, seconds in rows)
     text = ", ".join(f"{_LABELS[use]} {shares['all ranks'][use]:.3g} %" for use in used)
     return Chart(
-        "live-uses", "bars", "Shares of GPU time", text, Axis("share of GPU time (%)", high=100.0),
-        Axis("", ticks=tuple(zip(places, (name for name, _ in rows), strict=True))), series,
-        ("", *(_LABELS[use] for use in used)), numbers,
+        "live-uses",
+        "bars",
+        "Shares of GPU time",
+        text,
+        Axis("share of GPU time (%)", high=100.0),
+        Axis("", ticks=tuple(zip(places, (name for name, _ in rows), strict=True))),
+        series,
+        ("", *(_LABELS[use] for use in used)),
+        numbers,
         "Each rank counts as one GPU, from its first round to the last thing it wrote down.",
-    )  # fmt: skip
+    )
 
 
 def _by_round(account: LiveAccount) -> list[Chart]:
@@ -146,23 +153,31 @@ def _by_round(account: LiveAccount) -> list[Chart]:
     x = [float(k) for k in numbers]
     members = [rank.member for rank in account.ranks]
     shares = [
-        ChartSeries(
-            f"rank {m}", x, [float(account.rounds[k].get(m, {}).get("samples") or 0) for k in numbers], colour
-        )
+        ChartSeries(f"rank {m}", x, [float(account.rounds[k].get(m, {}).get("samples") or 0) for k in numbers], colour)
         for colour, m in enumerate(members)
     ]
     took = ChartSeries("a round", x, [t / unit.seconds for t in times])
     return [
         Chart(
-            "live-rounds", "line", "Time of a round", "the longest of its ranks, round by round",
-            Axis("round", zero=False), Axis(f"time ({unit.name})"), (took,),
+            "live-rounds",
+            "line",
+            "Time of a round",
+            "the longest of its ranks, round by round",
+            Axis("round", zero=False),
+            Axis(f"time ({unit.name})"),
+            (took,),
             note="Rounds that a pause held up are left out.",
         ),
         Chart(
-            "live-shares", "step", "Samples of each rank", "samples per round, by rank",
-            Axis("round", zero=False), Axis("samples per round"), tuple(shares),
+            "live-shares",
+            "step",
+            "Samples of each rank",
+            "samples per round, by rank",
+            Axis("round", zero=False),
+            Axis("samples per round"),
+            tuple(shares),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _length(line: Any) -> float:
@@ -179,9 +194,7 @@ def _ranks(account: LiveAccount, found: RankDiagnosis | None) -> str:
         why = "-" if one is None else one.cause or "no"  # the evidence stands in the first screen
         per_sample = "-" if one is None else format_seconds(one.per_sample_s)
         wait = format_share(seconds[rank.member]["barrier_wait"] / max(rank.end_s - rank.begin_s, 1e-9))
-        rows.append(
-            (str(rank.member), rank.host, f"{rank.rounds:,}", f"{rank.samples:,}", per_sample, wait, why)
-        )
+        rows.append((str(rank.member), rank.host, f"{rank.rounds:,}", f"{rank.samples:,}", per_sample, wait, why))
     head = ("rank", "host", "rounds", "samples", "time per sample", "waits for others", "slow?")
     return table("The ranks of the run", head, rows)
 
@@ -197,21 +210,12 @@ def _events(account: LiveAccount) -> str:
             rows.append((format_seconds(at_s), str(member), f"decision {line.get('number')}", str(told)))
         elif what in _TOLD:
             rows.append(
-                (
-                    format_seconds(at_s),
-                    str(member),
-                    _TOLD[what],
-                    ", ".join(_said(k, v) for k, v in more.items()),
-                )
+                (format_seconds(at_s), str(member), _TOLD[what], ", ".join(_said(k, v) for k, v in more.items()))
             )
     if not rows:
         return '<p class="note">Nothing but rounds, and no decision that changed anything.</p>'
     cut = len(rows) - _EVENTS_MAX
-    left = (
-        f'<p class="note">{cut} more are in the files of {escape(str(account.folder))}.</p>'
-        if cut > 0
-        else ""
-    )
+    left = f'<p class="note">{cut} more are in the files of {escape(str(account.folder))}.</p>' if cut > 0 else ""
     return table("Events", ("time", "rank", "what", "more"), rows[:_EVENTS_MAX], "texts") + left
 
 
@@ -227,9 +231,7 @@ def _plain(value: Any) -> str:
 
 
 def _manifest(account: LiveAccount) -> str:
-    rows = [
-        (key, _plain(value)) for key, value in account.manifest.items() if key not in ("members", "stages")
-    ]
+    rows = [(key, _plain(value)) for key, value in account.manifest.items() if key not in ("members", "stages")]
     members = [
         (str(p["member"]), str(p["host"]), str(p["device"]), str(p.get("model", "-")))
         for p in account.manifest["members"]

@@ -35,20 +35,31 @@ def _events(account: LiveAccount) -> tuple[list[dict[str, Any]], int, int]:
         events.append({"ph": "M", "name": "thread_name", **where, "args": {"name": f"rank {rank.member}"}})
     slices = [
         {
-            "ph": "X", "name": part.use, "cat": part.use, "pid": of[rank.member], "tid": rank.member,
-            "ts": _us(part.begin_s), "dur": _us(part.end_s - part.begin_s), "args": {"round": part.round},
+            "ph": "X",
+            "name": part.use,
+            "cat": part.use,
+            "pid": of[rank.member],
+            "tid": rank.member,
+            "ts": _us(part.begin_s),
+            "dur": _us(part.end_s - part.begin_s),
+            "args": {"round": part.round},
         }
         for rank in account.ranks
         for part in rank.slices
-    ]  # fmt: skip
+    ]
     instants = [
         {
-            "ph": "i", "s": "t", "name": line["event"], "pid": of[member], "tid": member, "ts": _us(at_s),
+            "ph": "i",
+            "s": "t",
+            "name": line["event"],
+            "pid": of[member],
+            "tid": member,
+            "ts": _us(at_s),
             "args": {key: value for key, value in line.items() if key not in ("event", "unix_s")},
         }
         for at_s, member, line in account.events
         if line["event"] in _SHOWN and member in of
-    ]  # fmt: skip
+    ]
     return [*events, *slices, *instants], len(slices), len(instants)
 
 

@@ -10,13 +10,7 @@ from typing import Any
 from equipoise.base.json_values import number
 from equipoise.sim.scenario.reference import units
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
-from equipoise.sim.scenario.units import (
-    format_bytes,
-    format_bytes_per_s,
-    format_scaled,
-    format_seconds,
-    format_share,
-)
+from equipoise.sim.scenario.units import format_bytes, format_bytes_per_s, format_scaled, format_seconds, format_share
 from equipoise.study.display import LABELS
 from equipoise.study.folders import MANIFEST, SUMMARY, read_json
 
@@ -41,9 +35,7 @@ class Difference:
         unit = units(key for key, _, _ in self.inputs)
         rows: dict[str, tuple[str, str, str]] = {}
         for key, a, b in self.inputs:
-            if {a, b} == {ABSENT, NONE} and any(
-                inner.startswith(f"{key}.") for inner in self.keys[a == NONE]
-            ):
+            if {a, b} == {ABSENT, NONE} and any(inner.startswith(f"{key}.") for inner in self.keys[a == NONE]):
                 continue  # the section that the other run has is named by itself
             if ABSENT in (a, b) and (section := _alone(key, self.keys[a == ABSENT], self.keys[a != ABSENT])):
                 mine, other = (ABSENT if value == ABSENT else GIVEN for value in (a, b))
@@ -65,10 +57,14 @@ def _alone(key: str, here: frozenset[str], there: frozenset[str]) -> str:
 
 
 _SHOWN: dict[str, Callable[[float], str]] = {
-    "s": format_seconds, "bytes": format_bytes, "bytes/s": format_bytes_per_s, "(0 to 1)": format_share,
-    "W": lambda value: format_scaled(value, "W"), "FLOP": lambda value: format_scaled(value, "FLOP"),
+    "s": format_seconds,
+    "bytes": format_bytes,
+    "bytes/s": format_bytes_per_s,
+    "(0 to 1)": format_share,
+    "W": lambda value: format_scaled(value, "W"),
+    "FLOP": lambda value: format_scaled(value, "FLOP"),
     "USD/h": lambda value: f"{value:g} USD/h",
-}  # fmt: skip
+}
 
 
 def _with_unit(text: str, unit: str) -> str:

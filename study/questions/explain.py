@@ -56,16 +56,8 @@ class Folder:
         if len(rows) == 1:
             return rows[0]
         close = difflib.get_close_matches(job, names, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else f"the first is {names[0]!r}"
-            if names
-            else "there are none"
-        )
-        raise InputError(
-            [f"{self.path}: {'several jobs are' if rows else 'no job is'} named {job!r}; {hint}"]
-        )
+        hint = f"did you mean {close[0]!r}?" if close else f"the first is {names[0]!r}" if names else "there are none"
+        raise InputError([f"{self.path}: {'several jobs are' if rows else 'no job is'} named {job!r}; {hint}"])
 
 
 def read_folder(path: str | Path) -> Folder:
@@ -208,9 +200,7 @@ def _unplaced(draft: Proposal, row: int, wanted: int, allowed: Bools) -> Cause |
             return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it may not use")
         return Cause("GPUs", f"{wanted} GPUs needed, fewer were free")
     if place_job(draft, row, wanted, allowed=allowed) is None:
-        return Cause(
-            "topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory"
-        )
+        return Cause("topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory")
     return None
 
 
@@ -235,9 +225,7 @@ def _limit(quota: Quota, claim: int, gpus: float) -> Cause:
 
 def _values(plan: Plan, key: str) -> tuple[Reason, Any] | None:
     """The last reason that tells a value, with it."""
-    return next(
-        ((reason, reason.values[key]) for reason in reversed(plan.reasons) if key in reason.values), None
-    )
+    return next(((reason, reason.values[key]) for reason in reversed(plan.reasons) if key in reason.values), None)
 
 
 def _order(folder: Folder, decision: Decision, row: int) -> Cause:
@@ -250,9 +238,7 @@ def _order(folder: Folder, decision: Decision, row: int) -> Cause:
             return Cause("reservation", f"it would have delayed {folder.name(other[0])}, planned before it")
     reserved = _values(plan, "reserved_s")
     overdue = _values(plan, "s422_overdue")
-    if (reserved is not None and math.isfinite(float(reserved[1]))) or (
-        overdue is not None and int(overdue[1]) >= 0
-    ):
+    if (reserved is not None and math.isfinite(float(reserved[1]))) or (overdue is not None and int(overdue[1]) >= 0):
         head = int(overdue[1]) if overdue is not None and int(overdue[1]) >= 0 else int(o.waiting[0])
         if head != row:
             return Cause("reservation", f"it would have delayed {folder.name(head)}, which has a reservation")

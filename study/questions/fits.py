@@ -11,14 +11,7 @@ from typing import Any
 
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.cost.step import replica_teacher_s
-from equipoise.sim.cost.transformer import (
-    exchange_s,
-    memory_stack,
-    plan_of,
-    reached_share,
-    section,
-    stack_in_force,
-)
+from equipoise.sim.cost.transformer import exchange_s, memory_stack, plan_of, reached_share, section, stack_in_force
 from equipoise.sim.hardware.profile import Accelerator, link_bytes_per_s, load_profile
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
@@ -84,9 +77,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         if model is None or model.transformer is None:
             continue
         spec, bound = section(model)
-        plan = _plan(
-            plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile)), job
-        )
+        plan = _plan(plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile)), job)
         stack, keeps = stack_in_force(model), memory_stack(spec, model)
         estimate = memory(plan, keeps, spec.memory_spread())
         of_stage = spec.memory_stage in (None, estimate.fullest)
@@ -94,16 +85,14 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
             estimate = memory(plan, keeps, GENERAL[1])
         speed = _speed(scenario, job)
         changed = None if estimate.fits else smallest_change(plan, keeps)
-        change = (
-            {} if estimate.fits else None if changed is None else _difference(plan.layout, changed.layout)
-        )
+        change = {} if estimate.fits else None if changed is None else _difference(plan.layout, changed.layout)
         machines = (plan.shape, plan.accelerator, plan.network)
         precision = precision_of(model.precision)
         other = (
-            search(
-                *machines, job.gpus, job.global_batch, stack, keeps, precision, plan.frozen_parameters, speed
-            ) if plans else None
-        )  # fmt: skip
+            search(*machines, job.gpus, job.global_batch, stack, keeps, precision, plan.frozen_parameters, speed)
+            if plans
+            else None
+        )
         yield Fits(
             job.name,
             job.model or "",

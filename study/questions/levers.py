@@ -13,16 +13,7 @@ from typing import Any
 from equipoise.policies.registry import make_policy
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.run import step_noise
-from equipoise.sim.scenario.model import (
-    ClusterSpec,
-    Even,
-    Explicit,
-    FaultsSpec,
-    Model,
-    NodeGroup,
-    Noise,
-    Scenario,
-)
+from equipoise.sim.scenario.model import ClusterSpec, Even, Explicit, FaultsSpec, Model, NodeGroup, Noise, Scenario
 
 LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")
 POLICIES = ("s1+s2+s3", "s1+s2+s3+s4")
@@ -51,11 +42,7 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
         ("GPUs twice as fast", "compute", faster_gpus),
         ("twice the GPUs per training job", "compute", larger_jobs),
         ("products in 8 bits", "compute", fp8_products),
-        (
-            "half of each layer pruned (learning not priced)",
-            "compute",
-            lambda s: smaller_models(s, taught=False),
-        ),
+        ("half of each layer pruned (learning not priced)", "compute", lambda s: smaller_models(s, taught=False)),
         (
             "half of each layer, taught by the whole (learning not priced)",
             "compute",

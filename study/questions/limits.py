@@ -29,14 +29,7 @@ from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.scenario.units import format_bytes, format_scaled
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
-from equipoise.study.runs.variants import (
-    DEFAULT,
-    RunOptions,
-    Variant,
-    VariantOutcome,
-    policy_text,
-    run_all,
-)
+from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "limits.json"
@@ -223,14 +216,10 @@ def times_by_limit(made: Run) -> dict[str, NDArray[np.float64]]:
     total = np.sum(list(used.values()), axis=0)
     done = ~np.isnan(jobs["completion_s"])
     held_s = np.where(
-        done,
-        jobs["completion_s"] - jobs["arrival_s"] - jobs["queueing_s"],
-        total / np.maximum(jobs["gpus"], 1),
+        done, jobs["completion_s"] - jobs["arrival_s"] - jobs["queueing_s"], total / np.maximum(jobs["gpus"], 1)
     )
     held_s = np.maximum(held_s, 0.0)
-    share = {
-        limit: np.divide(u, total, out=np.zeros_like(total), where=total > 0) for limit, u in used.items()
-    }
+    share = {limit: np.divide(u, total, out=np.zeros_like(total), where=total > 0) for limit, u in used.items()}
     share["compute"] = np.where(total > 0, share["compute"], 1.0)
     return {**{limit: held_s * s for limit, s in share.items()}, "queue": jobs["queueing_s"].astype(float)}
 
@@ -254,8 +243,7 @@ def memory_share(scenario: Scenario, job: JobSpec, model: Model) -> float:
     for group in scenario.cluster.groups:
         accelerator, gpus = profile.accelerator(group.accelerator), group.count * group.gpus
         now_s, then_s = (
-            replica_cost_s(m, accelerator, samples, link_bytes_per_s(group, profile))[1]
-            for m in (model, free)
+            replica_cost_s(m, accelerator, samples, link_bytes_per_s(group, profile))[1] for m in (model, free)
         )
         saved, total = saved + gpus * (now_s - then_s), total + gpus * now_s
     return max(0.0, saved / total) if total > 0 else 0.0
@@ -293,9 +281,7 @@ def limits(
     if outcomes[0].failed is not None:
         raise RuntimeError(f"{scenario.name}: {outcomes[0].failed}")
     names = [ALL, *dict.fromkeys(groups.values())]
-    limited = [
-        _limited(group, found, outcomes) for group in names if key(group, "jobs") in outcomes[0].rows[0]
-    ]
+    limited = [_limited(group, found, outcomes) for group in names if key(group, "jobs") in outcomes[0].rows[0]]
     rate = {g.name: float(np.mean(outcomes[0].values(key(g.name, RATE)))) for g in limited}
     limited = [replace(g, host=host_needs(scenario, g.name, rate[g.name])) for g in limited]
     notes = [f"{lever.name}: {o.failed}" for lever, o in zip(found, outcomes[1:], strict=True) if o.failed]

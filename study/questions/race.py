@@ -63,8 +63,7 @@ def expected(mine: Values, best: Values) -> dict[str, float]:
     return {
         metric: float(np.mean(best[metric]))
         * math.exp(
-            float(log_ratios(metric, mine[metric], best[metric]).mean())
-            * (-1 if metric in MORE_IS_BETTER else 1)
+            float(log_ratios(metric, mine[metric], best[metric]).mean()) * (-1 if metric in MORE_IS_BETTER else 1)
         )
         for metric in mine
     }

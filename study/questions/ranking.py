@@ -14,15 +14,29 @@ from equipoise.study.display import LABELS
 from equipoise.study.questions.size import Objective, Question, Trial
 
 SERVED = (
-    "service_goodput_ratio", "service_latency_p50_s", "service_latency_p95_s", "service_latency_p99_s",
+    "service_goodput_ratio",
+    "service_latency_p50_s",
+    "service_latency_p95_s",
+    "service_latency_p99_s",
     "cost_per_million_requests_usd",
-)  # fmt: skip
+)
 """What became of the requests, where there are services: of several the worst."""
 TITLES = {
-    "rank": "", "values": "size", "meets": "meets", "gpus": "GPUs", "layout": "layout", "mfu_ratio": "MFU",
-    "memory_ratio": "memory", "makespan_s": "time", "cost_usd": "cost", "price_usd_per_h": "an hour",
-    "committed_usd": "committed", "power_w": "power", "carbon_kg": "CO2", **{key: LABELS[key] for key in SERVED},
-}  # fmt: skip
+    "rank": "",
+    "values": "size",
+    "meets": "meets",
+    "gpus": "GPUs",
+    "layout": "layout",
+    "mfu_ratio": "MFU",
+    "memory_ratio": "memory",
+    "makespan_s": "time",
+    "cost_usd": "cost",
+    "price_usd_per_h": "an hour",
+    "committed_usd": "committed",
+    "power_w": "power",
+    "carbon_kg": "CO2",
+    **{key: LABELS[key] for key in SERVED},
+}
 """Columns of the table, and what they are called."""
 
 
@@ -35,9 +49,7 @@ def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dic
     key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
     asked = [target.measure.key for target in question.targets]
     rows = [_row(trial, trial.met >= needed, asked) for trial in trials]
-    rows.sort(
-        key=lambda row: (not row["meets"], math.isnan(row[key]), row[key], row["cost_usd"], row["makespan_s"])
-    )
+    rows.sort(key=lambda row: (not row["meets"], math.isnan(row[key]), row[key], row["cost_usd"], row["makespan_s"]))
     return [{"rank": place + 1, **row} for place, row in enumerate(rows)]
 
 
@@ -48,9 +60,7 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
     means = {name: trial.mean(name) if name in trial.results[0] else math.nan for name in names}
     power_w = means["energy_j"] / means["makespan_s"] if means["makespan_s"] > 0.0 else math.nan
     return {key: trial.mean(key) for key in asked} | {
-        "values": ", ".join(
-            f"{key.rpartition('.')[2]} {value}" for key, value in trial.candidate.values.items()
-        ),
+        "values": ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.candidate.values.items()),
         "meets": meets,
         "gpus": int(trial.mean("gpus")),
         "layout": layout,

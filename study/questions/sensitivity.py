@@ -19,14 +19,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS
 from equipoise.study.questions.sensitivity_keys import KeyRange, default_ranges, read_range
-from equipoise.study.runs.variants import (
-    DEFAULT,
-    RunOptions,
-    Variant,
-    VariantOutcome,
-    policy_text,
-    run_all,
-)
+from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "sensitivity.json"
@@ -131,9 +124,7 @@ def sensitivity(
     name = policy_text(file.scenario, policy)
     asked = [read_range(text, file.scenario) for text in vary]
     chosen = asked + [
-        found
-        for found in (default_ranges(file.scenario) if defaults else [])
-        if found.key not in _keys(asked)
+        found for found in (default_ranges(file.scenario) if defaults else []) if found.key not in _keys(asked)
     ]
     if not chosen:
         raise InputError([f"{path}: nothing to vary; give --vary KEY=LOW..HIGH"])
@@ -179,9 +170,7 @@ def _variants(
     return variants, ends, notes
 
 
-def _changed(
-    file: ScenarioFile, overrides: Sequence[str], changes: Sequence[str], trace: str | None
-) -> Scenario:
+def _changed(file: ScenarioFile, overrides: Sequence[str], changes: Sequence[str], trace: str | None) -> Scenario:
     changed = read_scenario(file.path, [*overrides, *changes], trace)
     changed.trace()
     return changed.scenario
@@ -197,9 +186,7 @@ def _values(base: VariantOutcome, metric: str) -> list[float]:
         raise InputError([f"--metric: this scenario gives no {metric!r}; it gives {', '.join(numbers)}"])
     values = base.values(metric)
     if all(math.isnan(value) for value in values):
-        raise InputError(
-            [f"--metric: {metric!r} is not known in this scenario (no price, or no job completed)"]
-        )
+        raise InputError([f"--metric: {metric!r} is not known in this scenario (no price, or no job completed)"])
     return values
 
 

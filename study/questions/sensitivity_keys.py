@@ -58,9 +58,7 @@ def read_range(text: str, scenario: Scenario) -> KeyRange:
     low, dots, high = values.partition(".." if ".." in values else ":")
     key, low, high = key.strip(), low.strip(), high.strip()
     if not (equals and dots and key and low and high):
-        raise InputError(
-            [f"--vary {text!r}: write KEY=LOW..HIGH, e.g. noise.step_cov=0..0.3 or {_EXAMPLE}=x0.5..x2"]
-        )
+        raise InputError([f"--vary {text!r}: write KEY=LOW..HIGH, e.g. noise.step_cov=0..0.3 or {_EXAMPLE}=x0.5..x2"])
     if key.partition(".")[0] in _FIXED:
         raise InputError([f"--vary {text!r}: {key!r} is the same in all runs of a study; vary another key"])
     ends = [_times(end, key, scenario, text) for end in (low, high)]
@@ -139,10 +137,7 @@ def _nodes(scenario: Scenario) -> Iterator[KeyRange]:
         yield from _scaled("cluster.gpus", scenario.cluster.gpus, 0.8, 1.25, least=1)
     for k, group in enumerate(scenario.cluster.nodes):
         key = f"cluster.nodes.{k}"
-        few, many = (
-            min(group.count - 1, round(0.75 * group.count)),
-            max(group.count + 1, round(1.25 * group.count)),
-        )
+        few, many = (min(group.count - 1, round(0.75 * group.count)), max(group.count + 1, round(1.25 * group.count)))
         yield _between(f"{key}.count", max(1, few), many)
         yield from _scaled(f"{key}.speed", group.speed, 0.8, 1.25)
         yield from _scaled(f"{key}.nic", group.nic, 0.5, 2.0)

@@ -66,19 +66,12 @@ class Candidate:
     def known(self) -> dict[str, float]:
         """What is known without a run; of times and cost, what no policy can beat."""
         done_s = self.after_s + self.bound_s["makespan_s"]
-        values = {
-            **self.bound_s,
-            "done_s": done_s,
-            "price_usd_per_h": self.price_usd_per_h,
-            "power_w": self.power_w,
-        }
+        values = {**self.bound_s, "done_s": done_s, "price_usd_per_h": self.price_usd_per_h, "power_w": self.power_w}
         return with_rent(values, self.standing_usd_per_h)
 
     def score(self, objective: Objective) -> tuple[float, float, int]:
         """Least first; for cost, from the lower bound."""
-        first = {"nodes": self.nodes, "price": self.price_usd_per_h, "cost": self.known["cost_usd"]}[
-            objective
-        ]
+        first = {"nodes": self.nodes, "price": self.price_usd_per_h, "cost": self.known["cost_usd"]}[objective]
         price = 0.0 if math.isnan(self.price_usd_per_h) else self.price_usd_per_h
         return float(first), price, self.nodes
 
@@ -134,11 +127,7 @@ class Answer:
 
     def __repr__(self) -> str:
         found = self.best or self.closest
-        values = (
-            ""
-            if found is None
-            else ", ".join(f"{key}={value}" for key, value in found.candidate.values.items())
-        )
+        values = "" if found is None else ", ".join(f"{key}={value}" for key, value in found.candidate.values.items())
         which = "nothing" if found is None else f"best {values}" if self.best else f"none, closest {values}"
         return f"<Answer: {which}; {self.tried} of {self.sizes} sizes were run>"
 
@@ -168,9 +157,7 @@ class Question:
     jobs: int = 1
     grow: bool = False  # training jobs grow and shrink with the cluster
     every: bool = False  # run every size, not only until the first that meets the targets
-    available: Mapping[str, NodeSupply] = field(
-        default_factory=dict
-    )  # by accelerator; any number of the others
+    available: Mapping[str, NodeSupply] = field(default_factory=dict)  # by accelerator; any number of the others
     runner: Callable[..., Run] = field(default=run, compare=False)
 
     def asks_for(self, *keys: str) -> bool:
@@ -227,9 +214,15 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
                 best = trial
     closest = None if best is not None else _closest(missed, excluded, question.targets)
     return Answer(
-        best, closest, len(trials), len(excluded), not random, len(candidates), impossible=tuple(impossible),
+        best,
+        closest,
+        len(trials),
+        len(excluded),
+        not random,
+        len(candidates),
+        impossible=tuple(impossible),
         trials=tuple(trials),
-    )  # fmt: skip
+    )
 
 
 def _better(trial: Trial, best: Trial, objective: Objective) -> bool:
@@ -280,9 +273,7 @@ def _cannot(candidate: Candidate, targets: Sequence[Target], random: bool) -> bo
     return False
 
 
-def try_out(
-    candidate: Candidate, question: Question, made: Engine, trace: Trace | None, random: bool
-) -> Trial:
+def try_out(candidate: Candidate, question: Question, made: Engine, trace: Trace | None, random: bool) -> Trial:
     """Run a candidate on its seeds, no further than until it is clear that it misses.
 
     Where every size is run (`Question.every`) all of them get all seeds: means over different seeds do not rank.
@@ -327,14 +318,10 @@ def _meets_all(result: Mapping[str, float], targets: Sequence[Target]) -> bool:
     return undone(result) == 0.0 and all(target.met(result) for target in targets)
 
 
-def _closest(
-    missed: Sequence[Trial], excluded: Sequence[Candidate], targets: Sequence[Target]
-) -> Trial | None:
+def _closest(missed: Sequence[Trial], excluded: Sequence[Candidate], targets: Sequence[Target]) -> Trial | None:
     """What misses its worst target by the least; runs first, since bounds flatter."""
     if missed:
-        return min(
-            missed, key=lambda trial: math.fsum(_worst(r, targets) for r in trial.results) / trial.runs
-        )
+        return min(missed, key=lambda trial: math.fsum(_worst(r, targets) for r in trial.results) / trial.runs)
     known = [target for target in targets if target.measure.key in excluded[0].known] if excluded else []
     nearest = min(excluded, key=lambda candidate: _worst(candidate.known, known), default=None)
     return None if nearest is None else Trial(nearest, (), 0)
@@ -442,14 +429,15 @@ def _unlike_rates(question: Question, accelerators: Sequence[str]) -> Iterator[s
 def grown(file: Path, before: Sequence[str], after: Sequence[str]) -> list[str]:
     """Changes that give each training job the share of the cluster after changes that it has before them."""
     trees = [changed_tree(file, changes) for changes in (before, after)]
-    old, new = (
-        sum(g.get("count", 1) * g.get("gpus", 1) for g in tree["cluster"].get("nodes", [])) for tree in trees
-    )
+    old, new = (sum(g.get("count", 1) * g.get("gpus", 1) for g in tree["cluster"].get("nodes", [])) for tree in trees)
     if not old or not new:
         raise InputError([f"{file}: jobs can grow with 'cluster.nodes' only"])
     jobs = trees[1]["workload"].get("jobs", [])
-    return [f"workload.jobs.{k}.gpus={max(1, job.get('gpus', 1) * new // old)}"
-            for k, job in enumerate(jobs) if job.get("model")]  # fmt: skip
+    return [
+        f"workload.jobs.{k}.gpus={max(1, job.get('gpus', 1) * new // old)}"
+        for k, job in enumerate(jobs)
+        if job.get("model")
+    ]
 
 
 def _candidate(
@@ -467,9 +455,7 @@ def _candidate(
     price = price_usd_per_h(scenario, profile) if priced else math.nan
     standing = standing_usd_per_h(scenario, profile) if priced else math.nan
     power = power_w(scenario, profile) if question.asks_for("power_w", "energy_j") else math.nan
-    return Candidate(
-        values, scenario, nodes, price, standing, power, bound_s, *supplied(scenario, question.available)
-    )
+    return Candidate(values, scenario, nodes, price, standing, power, bound_s, *supplied(scenario, question.available))
 
 
 _NODE_KEYS = {key: key for key in NodeGroup.model_fields} | {"nodes": "count"}

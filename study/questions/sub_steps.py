@@ -57,9 +57,7 @@ def _s2(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         text += "a new order" if v["s212_reordered"] else "the order in force"
         first = np.flatnonzero(o.shards.id == v.get("s212_critical", -1))
         if len(first):
-            text += (
-                f"; most urgent one of {name(int(o.shards.job[first[0]]))}, priority {v['s212_priority']:.3g}"
-            )
+            text += f"; most urgent one of {name(int(o.shards.job[first[0]]))}, priority {v['s212_priority']:.3g}"
         yield "S212", text
         late, moved = v["s213_late"], v["s213_moved"]
         yield (
@@ -78,10 +76,7 @@ def _s2(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         ),
     )
     where = f"in {name(v['s222_job'])}"
-    yield (
-        "S222",
-        f"most to gain {where}, whose fastest worker should have {format_share(v['s222_largest_share'])}",
-    )
+    yield ("S222", f"most to gain {where}, whose fastest worker should have {format_share(v['s222_largest_share'])}")
     gain = f"a new deal makes its slowest step {format_share(v['s223_gain'])} shorter"
     if not v["s223_gain"] > 0.0:
         gain = "no deal makes its slowest step shorter"
@@ -99,9 +94,10 @@ def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         if _known(v, "s311_spread"):
             text += f"; steps spread by {format_share(v['s311_spread'])}"
         for key, what in (
-            ("undone", "deals undone in"), ("backed_off", "no new deal so soon after one was undone in"),
+            ("undone", "deals undone in"),
+            ("backed_off", "no new deal so soon after one was undone in"),
             ("held", "intervals wait for the new deal in"),
-        ):  # fmt: skip
+        ):
             text += f"; {what} {_count(v[f's311_{key}'], 'job')}" if v.get(f"s311_{key}") else ""
         yield "S311", text
     if _known(v, "s312_coefficient_min"):
@@ -127,9 +123,7 @@ def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
     if v.get("s324_capped") or v.get("s324_changed"):
         text = f"power of {_count(v['s324_capped'], 'node')} capped, the least at {v['s324_least_w']:.0f} W a GPU"
         text += f"; caps of {_count(v['s324_changed'], 'node')} changed" if v["s324_changed"] else ""
-        text += (
-            f"; full clocks again in {_count(v['s324_rolled_back'], 'job')}" if v["s324_rolled_back"] else ""
-        )
+        text += f"; full clocks again in {_count(v['s324_rolled_back'], 'job')}" if v["s324_rolled_back"] else ""
         yield "S324", text
 
 
@@ -159,9 +153,11 @@ def _s4(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         )
     done = []
     for key, what in (
-        ("moved", "moved to another GPU model"), ("stopped", "stopped for others"),
-        ("grown", "gets more or other GPUs"), ("shrunk", "gives up GPUs"),
-    ):  # fmt: skip
+        ("moved", "moved to another GPU model"),
+        ("stopped", "stopped for others"),
+        ("grown", "gets more or other GPUs"),
+        ("shrunk", "gives up GPUs"),
+    ):
         rows = np.asarray(v.get(f"s422_{key}", ()), dtype=np.int64)
         done += [f"{what}: {_some(name(k) for k in rows.tolist())}"] if len(rows) else []
     if v.get("s422_overdue", -1) >= 0:
@@ -185,14 +181,18 @@ def touched(decision: Decision) -> list[int]:
     if plan.moves is not None:
         found.append(o.shards.job[plan.moves.shard])
     for new, old in (
-        (plan.samples_per_step, o.workers.samples_per_step), (plan.gpu_share, o.workers.gpu_share),
-        (plan.gradient_weight, o.workers.gradient_weight), (plan.push_interval, o.workers.push_interval),
-    ):  # fmt: skip
+        (plan.samples_per_step, o.workers.samples_per_step),
+        (plan.gpu_share, o.workers.gpu_share),
+        (plan.gradient_weight, o.workers.gradient_weight),
+        (plan.push_interval, o.workers.push_interval),
+    ):
         found += [] if new is None else [o.workers.job[new != old]]
     for new, old in (
-        (plan.sync_interval, o.jobs.sync_interval), (plan.far_every, o.jobs.far_every),
-        (plan.global_batch, o.jobs.global_batch), (plan.learning_rate, o.jobs.learning_rate),
-    ):  # fmt: skip
+        (plan.sync_interval, o.jobs.sync_interval),
+        (plan.far_every, o.jobs.far_every),
+        (plan.global_batch, o.jobs.global_batch),
+        (plan.learning_rate, o.jobs.learning_rate),
+    ):
         found += [] if new is None else [np.flatnonzero(new != old)]
     rows: list[int] = np.unique(np.concatenate(found)).tolist()
     return rows
@@ -210,9 +210,7 @@ def done_to(decision: Decision, row: int) -> str:
     if plan.samples_per_step is not None:
         done += _changed("samples", o.workers.samples_per_step[mine], plan.samples_per_step[mine], "S223")
     if plan.push_interval is not None:
-        done += _changed(
-            "steps between pushes", o.workers.push_interval[mine], plan.push_interval[mine], "S313"
-        )
+        done += _changed("steps between pushes", o.workers.push_interval[mine], plan.push_interval[mine], "S313")
     if plan.gradient_weight is not None:
         left_out = int((plan.gradient_weight[mine] < o.workers.gradient_weight[mine]).sum())
         done += [f"{_count(left_out, 'gradient')} left out (S111)"] if left_out else []

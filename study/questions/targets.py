@@ -74,10 +74,7 @@ MEASURES: dict[str, TargetMeasure] = {
     "goodput": TargetMeasure("goodput_ratio", SHARE, format_share),
     "gpu_busy": TargetMeasure("gpu_busy_ratio", SHARE, format_share),
     "service_goodput": TargetMeasure("service_goodput_ratio", SHARE, format_share),
-    **{
-        f"service_latency_p{q}": TargetMeasure(f"service_latency_p{q}_s", TIME, format_seconds)
-        for q in (50, 95, 99)
-    },
+    **{f"service_latency_p{q}": TargetMeasure(f"service_latency_p{q}_s", TIME, format_seconds) for q in (50, 95, 99)},
     "cost": TargetMeasure("cost_usd", USD, format_usd),
     "committed": TargetMeasure("committed_usd", USD, format_usd),
     "energy": TargetMeasure("energy_j", ENERGY, format_joules),
@@ -114,17 +111,13 @@ class Target:
 
 def read_target(text: str) -> Target:
     """A target such as `completion_p95<=2h`. Raises InputError with what is allowed."""
-    match = re.fullmatch(
-        r"\s*([a-z0-9_]+)\s*(?:\[([^\]]+)\])?\s*(<=|>=|=<|=>|≤|≥|<|>)\s*([^<>=≤≥]+?)\s*", text
-    )
+    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(?:\[([^\]]+)\])?\s*(<=|>=|=<|=>|≤|≥|<|>)\s*([^<>=≤≥]+?)\s*", text)
     if match is None or match[1] not in MEASURES:
         raise InputError([f"target {text!r}: {_wanted(text)}"])
     measure = MEASURES[match[1]]
     if match[2] is not None:
         if not re.search(r"_p\d\d_s$|^service_", measure.key):
-            raise InputError(
-                [f"target {text!r}: only percentiles of waits and completions have classes of jobs"]
-            )
+            raise InputError([f"target {text!r}: only percentiles of waits and completions have classes of jobs"])
         size = re.fullmatch(r"\s*([0-9]+)\s*gpus?\s*", match[2], re.IGNORECASE)
         name = gpus_class(int(size[1])) if size is not None else match[2].strip()
         measure = replace(measure, key=f"{measure.key}[{name}]")
@@ -145,11 +138,24 @@ def read_target(text: str) -> Target:
 
 
 _ALSO_CALLED = {
-    "time": "makespan", "days": "makespan", "duration": "makespan", "training_time": "makespan", "wait": "wait_p95",
-    "jct": "completion_mean", "budget": "cost", "price_per_hour": "price", "usd": "cost", "money": "cost",
-    "utilisation": "gpu_busy", "utilization": "gpu_busy", "usage": "gpu_busy", "queue": "wait_p95",
-    "queueing": "wait_p95", "latency": "service_latency_p95", "capacity": "power",
-}  # fmt: skip
+    "time": "makespan",
+    "days": "makespan",
+    "duration": "makespan",
+    "training_time": "makespan",
+    "wait": "wait_p95",
+    "jct": "completion_mean",
+    "budget": "cost",
+    "price_per_hour": "price",
+    "usd": "cost",
+    "money": "cost",
+    "utilisation": "gpu_busy",
+    "utilization": "gpu_busy",
+    "usage": "gpu_busy",
+    "queue": "wait_p95",
+    "queueing": "wait_p95",
+    "latency": "service_latency_p95",
+    "capacity": "power",
+}
 """Words for what a measure says, other than its name."""
 
 

@@ -102,10 +102,11 @@ class Choice:
     def better_in(self) -> tuple[str, ...]:
         """Objectives in which it is better than the start for sure."""
         return tuple(
-            metric for metric, p in self.p.items()
+            metric
+            for metric, p in self.p.items()
             if (p < SURE if not math.isnan(p) else (self.ratios[metric].mean < 1.0) != (metric in MORE_IS_BETTER))
             and self.ratios[metric].mean != 1.0
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,7 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
     random = is_random(scenario)
     seeds, notes = (search.seeds if random else 1), []
     if not random:
-        notes.append(
-            "nothing in this scenario is random: there are no unseen seeds, and the figure holds for it alone"
-        )
+        notes.append("nothing in this scenario is random: there are no unseen seeds, and the figure holds for it alone")
     study = _study(search)
     with _store(search.out) as store:
         race = _Race(store, search, seeds, progress)
@@ -180,22 +179,23 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
         best = [whole[k] for k in front([trial.means for trial in whole])]
         fresh = range(seeds, seeds + search.fresh) if random else range(1)
         start, *found = [
-            _values(
-                store, search, values, fresh, search.trials + k, _of_trials(progress, search, search.trials)
-            )
+            _values(store, search, values, fresh, search.trials + k, _of_trials(progress, search, search.trials))
             for k, values in enumerate(({}, *(trial.values for trial in best)))
         ]
     if len(fresh) > 1 and all(len(set(own)) == 1 for values in (start, *found) for own in values.values()):
         start, *found = [{metric: own[:1] for metric, own in values.items()} for values in (start, *found)]
-        notes.append(
-            f"all {len(fresh)} fresh seeds gave the same: chance does not reach these runs, they count as one"
-        )
+        notes.append(f"all {len(fresh)} fresh seeds gave the same: chance does not reach these runs, they count as one")
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
     answer = FoundParameters(
-        first.policy, tuple(trials), _choices(search.metrics, best, found, start), _means(start), tuple(notes),
-        scenario.name, dict(search.vary),
-    )  # fmt: skip
+        first.policy,
+        tuple(trials),
+        _choices(search.metrics, best, found, start),
+        _means(start),
+        tuple(notes),
+        scenario.name,
+        dict(search.vary),
+    )
     if search.out is not None:
         write_whole(search.out / TUNE, answer.as_json())
     return answer
@@ -223,9 +223,7 @@ def _choices(
 ) -> tuple[Choice, ...]:
     """The best trials against the start on fresh seeds."""
     raw = [
-        p_better(metric, values[metric], start[metric])
-        if trial.values
-        else math.nan  # the start against itself
+        p_better(metric, values[metric], start[metric]) if trial.values else math.nan  # the start against itself
         for trial, values in zip(best, found, strict=True)
         for metric in metrics
     ]
@@ -272,9 +270,7 @@ class _Race:
             if not all(np.isfinite(of).all() for of in found.values()):
                 return ParameterTrial(values, {metric: _worst(metric) for metric in metrics}, upto)
             if upto < self.seeds and surely_worse(found, self._whole, LEVEL / len(early)):
-                best = next(
-                    other for other in self._whole if surely_worse(found, [other], LEVEL / len(early))
-                )
+                best = next(other for other in self._whole if surely_worse(found, [other], LEVEL / len(early)))
                 return ParameterTrial(values, expected(found, best), upto, pruned=True)
         self._whole.append(found)
         return ParameterTrial(values, _means(found), self.seeds)
@@ -341,18 +337,14 @@ def _suggest(trial: Any, vary: Varied) -> dict[str, Any]:
         if not isinstance(allowed, ParameterRange):
             values[key] = trial.suggest_categorical(key, list(allowed))
         elif allowed.whole:
-            values[key] = trial.suggest_int(
-                key, int(allowed.low), int(allowed.high), log=allowed.scale == "log"
-            )
+            values[key] = trial.suggest_int(key, int(allowed.low), int(allowed.high), log=allowed.scale == "log")
         else:
             found = trial.suggest_float(key, allowed.low, allowed.high, log=allowed.scale == "log")
             values[key] = float(f"{found:.6g}")
     return values
 
 
-def _orders(
-    search: ParameterSearch, values: Mapping[str, Any], first: int, count: int, number: int = 0
-) -> list[Order]:
+def _orders(search: ParameterSearch, values: Mapping[str, Any], first: int, count: int, number: int = 0) -> list[Order]:
     """Runs of one point on the scenario's seeds `first`, ... Raises InputError and PolicyError."""
     changed, own = split_point({key: _read(value) for key, value in values.items()})
     changes = [*search.overrides, *(f"{key}={json.dumps(value)}" for key, value in changed.items())]
@@ -360,9 +352,7 @@ def _orders(
     scenario = file.scenario.model_copy(update={"seed": file.scenario.seed + first})
     policy = with_parameters(policy_text(file.scenario, search.policy), own)
     trace = trace_at(file.scenario.workload.trace, file.folders)
-    return list(
-        orders_at(scenario, [policy], count, trace, point=number, values=values, number=number * 1000 + first)
-    )
+    return list(orders_at(scenario, [policy], count, trace, point=number, values=values, number=number * 1000 + first))
 
 
 def _read(value: Any) -> Any:
@@ -390,12 +380,7 @@ def _values(
     """
     orders = _orders(search, values, seeds.start, len(seeds), number)
     folders = read_scenario(search.file, search.overrides).folders
-    how = How(
-        search.jobs,
-        retry=True,
-        progress=progress,
-        label=lambda row: f"trial {row['point']} seed {row['seed']}",
-    )
+    how = How(search.jobs, retry=True, progress=progress, label=lambda row: f"trial {row['point']} seed {row['seed']}")
     make(store, orders, Shared(folders), how)
     rows = {row["id"]: row for row in store.rows()}
     return {metric: [_metric(rows[order.id], metric) for order in orders] for metric in search.metrics}

@@ -68,9 +68,11 @@ def try_changes(
     before = float(folder.jobs["start_s"][row])
     if not (same == before or (math.isnan(same) and math.isnan(before))):
         raise InputError(
-            [f"{folder.path}: run again, job {folder.name(row)} starts at {same:g} s, not {before:g} s: "
-             "another version, or a policy of your own"]
-        )  # fmt: skip
+            [
+                f"{folder.path}: run again, job {folder.name(row)} starts at {same:g} s, not {before:g} s: "
+                "another version, or a policy of your own"
+            ]
+        )
     changes = sorted(_changes(folder, scenario, read, row), key=lambda change: change.size)
     found = []
     for k, change in enumerate(changes):
@@ -96,16 +98,15 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
     for fewer in dict.fromkeys((gpus - 1, gpus // 2)):
         if fewer >= 1:
             yield edit.job(
-                f"{fewer} GPUs in place of {gpus}, running longer in proportion",
-                1.0 - fewer / gpus,
-                gpus=fewer,
+                f"{fewer} GPUs in place of {gpus}, running longer in proportion", 1.0 - fewer / gpus, gpus=fewer
             )
     yield from _more_nodes(scenario, trace)
     queues = scenario.queues
     names = {
-        "partition": [p.name for p in queues.partitions], "qos": [q.name for q in queues.qos],
+        "partition": [p.name for p in queues.partitions],
+        "qos": [q.name for q in queues.qos],
         "queue": [q.name for q in queues.queues],
-    }  # fmt: skip
+    }
     of_partition = {p.qos for p in queues.partitions}  # their limits hold without being named
     names["qos"] = [name for name in names["qos"] if name not in of_partition]
     for kind, known in names.items():
@@ -114,9 +115,7 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
             own = next((q.name for q in queues.queues if own in q.names), own)
         for other in [name for name in known if name != own][:_EACH]:
             word = "QOS" if kind == "qos" else kind
-            yield edit.job(
-                f"in {word} {other}" + (f" in place of {own}" if own else ""), 0.5, **{kind: other}
-            )
+            yield edit.job(f"in {word} {other}" + (f" in place of {own}" if own else ""), 0.5, **{kind: other})
 
 
 def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[WhatIf]:
@@ -144,11 +143,15 @@ def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[WhatIf]:
 def _linked(topology: Explicit, like: str, name: str) -> Explicit:
     """With the links of a node for another one, too."""
     more = [
-        link.model_copy(update={"source": name if link.source == like else link.source,
-                                "target": name if link.target == like else link.target})
+        link.model_copy(
+            update={
+                "source": name if link.source == like else link.source,
+                "target": name if link.target == like else link.target,
+            }
+        )
         for link in topology.links
         if like in (link.source, link.target)
-    ]  # fmt: skip
+    ]
     links: tuple[LinkSpec, ...] = (*topology.links, *more)
     return topology.model_copy(update={"links": links})
 

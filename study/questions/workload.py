@@ -35,14 +35,16 @@ def fitted(trace: Trace) -> dict[str, Any]:
     for low, high, rows in _by_gpus(trace):
         bins = (trace.arrival_s[rows] // every_s).astype(int)
         counts, number = np.unique(trace.gpus[rows], return_counts=True)
-        classes.append({
-            "name": f"{low}-gpu" if low == high else f"{low}-to-{high}-gpu",
-            "rate": f"{rows.sum() / length_s * 86400:.6g}/d",
-            "arrivals": {"kind": "profile", "every": every_s, "weights": np.bincount(bins).tolist()},
-            "duration": _durations(np.maximum(trace.duration_s[rows], 1e-3)),
-            "gpus": dict(zip(counts.tolist(), number.tolist(), strict=True)),
-            "exact": True,
-        })  # fmt: skip
+        classes.append(
+            {
+                "name": f"{low}-gpu" if low == high else f"{low}-to-{high}-gpu",
+                "rate": f"{rows.sum() / length_s * 86400:.6g}/d",
+                "arrivals": {"kind": "profile", "every": every_s, "weights": np.bincount(bins).tolist()},
+                "duration": _durations(np.maximum(trace.duration_s[rows], 1e-3)),
+                "gpus": dict(zip(counts.tolist(), number.tolist(), strict=True)),
+                "exact": True,
+            }
+        )
     return {"length": length_s, "classes": classes}
 
 
@@ -132,8 +134,10 @@ def compared(scenario: Scenario, trace: Trace, policies: Sequence[str], seeds: i
     given = trace if redraws(scenario) else None
     drawn = [drawn_jobs(scenario, seed, given) for seed in range(seeds)]
     durations = np.concatenate([jobs.duration_s for jobs in drawn if jobs is not None])
-    found = [Likeness("duration", q, *(float(np.percentile(d, q)) for d in (trace.duration_s, durations)))
-             for q in PERCENTILES]  # fmt: skip
+    found = [
+        Likeness("duration", q, *(float(np.percentile(d, q)) for d in (trace.duration_s, durations)))
+        for q in PERCENTILES
+    ]
     for name in policies:
         policy = make_policy(name)
         one = run(as_it_is, policy=policy, trace=trace).summary()
@@ -141,7 +145,5 @@ def compared(scenario: Scenario, trace: Trace, policies: Sequence[str], seeds: i
         for q in PERCENTILES:
             values = [row[f"queueing_p{q}_s"] for row in many]
             spread = float(np.std(values, ddof=1)) if seeds > 1 else math.nan
-            found.append(
-                Likeness(f"wait under {name}", q, one[f"queueing_p{q}_s"], float(np.mean(values)), spread)
-            )
+            found.append(Likeness(f"wait under {name}", q, one[f"queueing_p{q}_s"], float(np.mean(values)), spread))
     return found

@@ -133,11 +133,7 @@ def _slots(operations: Sequence[Operation]) -> list[Slot]:
 
 
 def _touching(
-    lanes: Mapping[int, Sequence[int]],
-    lane: int,
-    start_s: float,
-    starts: Sequence[float],
-    ends: Sequence[float],
+    lanes: Mapping[int, Sequence[int]], lane: int, start_s: float, starts: Sequence[float], ends: Sequence[float]
 ) -> list[int]:
     """Of each other lane the last slot that began before, where it ended just before this start."""
     found = []

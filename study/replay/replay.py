@@ -151,16 +151,9 @@ def step_times(
     """
     rows = []
     for number, graph in enumerate(graphs):
-        own = [
-            float(gap) if host is None else host.get(graph.key(k), float(gap))
-            for k, gap in enumerate(graph.host_s)
-        ]
-        durations = np.array(
-            [[_of(graph, k, c, usual) for c in changes] for k in range(len(graph.operations))]
-        )
-        groups = np.array(
-            [[_of_group(graph, g, c, usual) for c in changes] for g in range(len(graph.groups))]
-        )
+        own = [float(gap) if host is None else host.get(graph.key(k), float(gap)) for k, gap in enumerate(graph.host_s)]
+        durations = np.array([[_of(graph, k, c, usual) for c in changes] for k in range(len(graph.operations))])
+        groups = np.array([[_of_group(graph, g, c, usual) for c in changes] for g in range(len(graph.groups))])
         idle = np.outer(own, [change.host for change in changes])
         rows.append(replay(graph, durations, groups.reshape(-1, len(changes)), idle).step_s)
         told(number + 1)

@@ -13,14 +13,7 @@ from equipoise.base.numerals import is_index, strict_float
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
 from equipoise.study.replay.graph import StepGraph
-from equipoise.study.replay.replay import (
-    NOTHING,
-    ReplayChange,
-    group_class,
-    least_host_times,
-    step_times,
-    typical,
-)
+from equipoise.study.replay.replay import NOTHING, ReplayChange, group_class, least_host_times, step_times, typical
 
 RANKS_TRIED = 256
 
@@ -70,9 +63,7 @@ class Summary:
         if self.ranks == 1:
             lines[1] = "one rank: there are no others that it could be slower than"
             if self.steps > 1:
-                lines[1] += (
-                    f"; if all its steps had the least gaps of any, one would take {show('x_s', self.free_s)}"
-                )
+                lines[1] += f"; if all its steps had the least gaps of any, one would take {show('x_s', self.free_s)}"
         for title, effects in (
             ("what if one class of operations took its typical time", self.classes),
             ("what if one rank were as fast as the others", self.slow_ranks),
@@ -90,10 +81,7 @@ class Summary:
 
 
 def summarise(
-    graphs: Sequence[StepGraph],
-    asked: Sequence[ReplayChange] = (),
-    *,
-    told: Callable[[int], None] = lambda done: None,
+    graphs: Sequence[StepGraph], asked: Sequence[ReplayChange] = (), *, told: Callable[[int], None] = lambda done: None
 ) -> Summary:
     """Replays every step as recorded, without stragglers, and under each change.
 
@@ -103,9 +91,7 @@ def summarise(
     usual = typical(graphs)
     kinds = sorted({_kind(graph, k) for graph in graphs for k in range(len(graph.operations))})
     ranks = sorted({op.rank for graph in graphs for op in graph.operations})
-    by_rank = (
-        [ReplayChange(f"rank {rank}", rank=rank) for rank in ranks[:RANKS_TRIED]] if len(ranks) > 1 else []
-    )
+    by_rank = [ReplayChange(f"rank {rank}", rank=rank) for rank in ranks[:RANKS_TRIED]] if len(ranks) > 1 else []
     grouped = {group_class(g.operations[members[0]]) for g in graphs for members in g.groups}
     by_class = [
         *(ReplayChange(kind, kinds=(kind,)) for kind in kinds),
@@ -160,9 +146,7 @@ def parse_change(text: str, graphs: Sequence[StepGraph]) -> ReplayChange:
     if kind and kind not in kinds:
         raise InputError([f"--what-if {text}: no class {kind!r}; there are {', '.join(sorted(kinds)[:20])}"])
     if at and (not is_index(rank_text) or int(rank_text) not in ranks):
-        raise InputError(
-            [f"--what-if {text}: no rank {rank_text!r}; there are {len(ranks)}, from {min(ranks)}"]
-        )
+        raise InputError([f"--what-if {text}: no rank {rank_text!r}; there are {len(ranks)}, from {min(ranks)}"])
     try:
         factor = float("nan") if value == "typical" else strict_float(value)
     except ValueError as error:

@@ -23,9 +23,7 @@ def write_timeline(graphs: Sequence[StepGraph], path: Path) -> None:
 
 
 def _events(graph: StepGraph, usual: Typical, least_s: Slots) -> Iterator[dict[str, Any]]:
-    durations = np.array(
-        [[op.duration_s, usual.compute_s.get(op.like, op.duration_s)] for op in graph.operations]
-    )
+    durations = np.array([[op.duration_s, usual.compute_s.get(op.like, op.duration_s)] for op in graph.operations])
     likes = [graph.operations[members[0]].like for members in graph.groups]
     groups = np.array(
         [
@@ -53,6 +51,10 @@ def _events(graph: StepGraph, usual: Typical, least_s: Slots) -> Iterator[dict[s
                 begin = float(times.starts_s[number, version])
                 end = float(ends[group, version]) if group >= 0 else begin + float(durations[k, version])
                 yield {
-                    "ph": "X", "pid": 1 + ranks.index(slot.rank) + version * len(ranks), "tid": slot.lane,
-                    "name": operation.kind, "ts": round(begin * 1e6, 3), "dur": round((end - begin) * 1e6, 3),
-                }  # fmt: skip
+                    "ph": "X",
+                    "pid": 1 + ranks.index(slot.rank) + version * len(ranks),
+                    "tid": slot.lane,
+                    "name": operation.kind,
+                    "ts": round(begin * 1e6, 3),
+                    "dur": round((end - begin) * 1e6, 3),
+                }

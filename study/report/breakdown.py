@@ -43,9 +43,7 @@ def _tables(study: Study, key: str, head: str, title: str) -> str:
         if len(names) < 2:
             return ""
         rows = [_row(name, [found[p].get(name) for p in policies]) for name in names]
-        made.append(
-            table(f"{what} by {title}: mean, and 95th percentile below it", (head, "jobs", *policies), rows)
-        )
+        made.append(table(f"{what} by {title}: mean, and 95th percentile below it", (head, "jobs", *policies), rows))
     return "".join(made)
 
 
@@ -79,6 +77,4 @@ def _classes(paths: Sequence[Path], key: str, column: str) -> dict[Any, Cell]:
         known = {row[0] for row in db.execute(f"DESCRIBE SELECT * FROM {of}").fetchall()}
         if key.isidentifier() and key not in known:
             return {}
-        return {
-            name: (int(n), float(mean), float(p95)) for name, n, mean, p95 in db.execute(query).fetchall()
-        }
+        return {name: (int(n), float(mean), float(p95)) for name, n, mean, p95 in db.execute(query).fetchall()}

@@ -49,12 +49,7 @@ class ChartSeries:
 
     def plain(self) -> dict[str, Any]:
         """The series as JSON: five significant digits, unknown numbers as null."""
-        row: dict[str, Any] = {
-            "name": self.name,
-            "colour": self.colour,
-            "x": rounded(self.x),
-            "y": rounded(self.y),
-        }
+        row: dict[str, Any] = {"name": self.name, "colour": self.colour, "x": rounded(self.x), "y": rounded(self.y)}
         if len(self.labels):
             row["labels"] = list(self.labels)
         if len(self.half):
@@ -131,9 +126,7 @@ class TimeUnit:
 class Palette:
     """Colours that people with colour vision deficiencies can tell apart (Okabe and Ito 2008)."""
 
-    policies: tuple[str, ...] = (
-        "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#8c6d1f",
-    )  # fmt: skip
+    policies: tuple[str, ...] = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#8c6d1f")
     uses: dict[str, str] = field(
         default_factory=lambda: {
             "busy": "#0072b2",

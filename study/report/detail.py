@@ -14,12 +14,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
 from equipoise.study.questions.sub_steps import done_to, touched
 from equipoise.study.report.chart import Chart
-from equipoise.study.report.charts.study import (
-    jobs_over_time,
-    load_of_links,
-    power_over_time,
-    usage_over_time,
-)
+from equipoise.study.report.charts.study import jobs_over_time, load_of_links, power_over_time, usage_over_time
 from equipoise.study.report.services import services_over_time
 from equipoise.study.report.study import RunFolder
 from equipoise.study.report.timeline import FOLDER, Bars, bars, events, job_names, squeeze
@@ -56,9 +51,7 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
         if decisions is None:
             return None
         content: dict[str, Any] = {"charts": [], "decisions": decisions, "events": None}
-        return Detail(
-            {"key": key, "label": folder.label, "bars": None}, ((f"run-{key}", _json(content)),), ()
-        )
+        return Detail({"key": key, "label": folder.label, "bars": None}, ((f"run-{key}", _json(content)),), ())
     charts = [
         usage_over_time(folder, f"usage-{key}"),
         jobs_over_time(folder, f"jobs-{key}"),
@@ -108,9 +101,7 @@ def _events(folder: RunFolder) -> dict[str, Any] | None:
         return None
     found = events(folder.path, EVENTS_SHOWN + 1)
     more = len(found) > EVENTS_SHOWN
-    rows = [
-        (show("x_s", t), kind.replace("_", " "), subject, digits(value)) for t, kind, subject, value in found
-    ]
+    rows = [(show("x_s", t), kind.replace("_", " "), subject, digits(value)) for t, kind, subject, value in found]
     note = f"The first {EVENTS_SHOWN:,}." if more else f"{len(rows):,} in this run."
     return {"header": ("time", "what", "where", "value"), "rows": rows[:EVENTS_SHOWN], "note": note}
 
@@ -135,9 +126,7 @@ def read_decisions(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     return table.plain() | {"note": note}
 
 
-def _entries(
-    decision: Decision, refused: Iterable[Refusal], names: Sequence[str]
-) -> Iterable[tuple[str, str, str]]:
+def _entries(decision: Decision, refused: Iterable[Refusal], names: Sequence[str]) -> Iterable[tuple[str, str, str]]:
     for reason in decision.plan.reasons:
         values = json.dumps({k: _shown(v) for k, v in reason.values.items()}) if reason.values else ""
         yield reason.stage, reason.text, values[:DETAIL_CHARS]

@@ -43,15 +43,16 @@ def _chart(study: Study, kind: str, runs: Runs) -> Chart:
     unit = time_unit(max(row["queueing_mean_s"] for _, rows in runs for row in rows))
     series = tuple(
         ChartSeries(
-            policy, [row["service_gpu_s"] / 3600 for row in rows[:DRAWN]],
+            policy,
+            [row["service_gpu_s"] / 3600 for row in rows[:DRAWN]],
             [row["queueing_mean_s"] / unit.seconds for row in rows[:DRAWN]],
-            colour=study.policies.index(policy), labels=[row[kind] for row in rows[:DRAWN]],
+            colour=study.policies.index(policy),
+            labels=[row[kind] for row in rows[:DRAWN]],
         )
         for policy, rows in runs
-    )  # fmt: skip
+    )
     told = "; ".join(
-        f"{policy}: "
-        + ", ".join(f"{row[kind]} waits {show('_s', row['queueing_mean_s'])}" for row in rows[:3])
+        f"{policy}: " + ", ".join(f"{row[kind]} waits {show('_s', row['queueing_mean_s'])}" for row in rows[:3])
         for policy, rows in runs[:4]
     )
     most = max(len(rows) for _, rows in runs)
@@ -84,12 +85,8 @@ def _table(kind: str, runs: Runs) -> str:
         for _, rows in of:
             row = rows.get(name)
             cells += (
-                ["-", "-"]
-                if row is None
-                else [show("_s", row["queueing_mean_s"]), digits(row["finish_ratio_mean"])]
+                ["-", "-"] if row is None else [show("_s", row["queueing_mean_s"]), digits(row["finish_ratio_mean"])]
             )
         lines.append(cells)
     more = f", the {LISTED} of {len(names)} with most service" if len(names) > LISTED else ""
-    return table(
-        f"By {kind}{more}: mean waiting, and mean time to completion over time running", header, lines
-    )
+    return table(f"By {kind}{more}: mean waiting, and mean time to completion over time running", header, lines)

@@ -63,9 +63,7 @@ def write_chart(chart: Chart, path: Path) -> None:
     """
     form = path.suffix.lstrip(".")
     if form not in FORMATS:
-        raise InputError(
-            [f"{path}: the name of a picture ends in {' or '.join(f'.{form}' for form in FORMATS)}"]
-        )
+        raise InputError([f"{path}: the name of a picture ends in {' or '.join(f'.{form}' for form in FORMATS)}"])
     with _matplotlib().rc_context(_style()):
         _write(chart, path, form)
 
@@ -137,11 +135,7 @@ def _curves(chart: Chart, axes: Axes) -> None:
         x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
         if chart.kind == "step":
             x, y = np.concatenate([[0.0], x]), np.concatenate([[0.0], y])
-        how = (
-            {"drawstyle": "steps-post"}
-            if chart.kind == "step"
-            else {"marker": MARKERS[k % 8], "markersize": 4}
-        )
+        how = {"drawstyle": "steps-post"} if chart.kind == "step" else {"marker": MARKERS[k % 8], "markersize": 4}
         axes.plot(x, y, color=_colour(series), linestyle=DASHES[k % 8], label=series.name, **how)
         if len(series.half):
             half = np.nan_to_num(np.asarray(series.half, dtype=float))
@@ -164,9 +158,7 @@ def _area(chart: Chart, axes: Axes) -> None:
     below = np.zeros(len(chart.series[0].y))
     for series in chart.series:
         above = below + np.asarray(series.y, dtype=float)
-        axes.stairs(
-            above, np.asarray(series.x), baseline=below, fill=True, color=_colour(series), label=series.name
-        )
+        axes.stairs(above, np.asarray(series.x), baseline=below, fill=True, color=_colour(series), label=series.name)
         below = above
     edges = np.asarray(chart.series[0].x)
     axes.set_xlim(edges[0], edges[-1])
@@ -178,14 +170,10 @@ def _scatter(chart: Chart, axes: Axes) -> None:
         if series.colour == "front":
             axes.plot(series.x, series.y, color="#222222", linewidth=1, label=series.name, zorder=1)
         else:
-            axes.scatter(
-                series.x, series.y, s=24, color=_colour(series), marker=MARKERS[k % 8], label=series.name
-            )
+            axes.scatter(series.x, series.y, s=24, color=_colour(series), marker=MARKERS[k % 8], label=series.name)
         if k == 0 and 1 < len(series.labels) <= NAMED:
             for place in zip(series.labels, series.x, series.y, strict=True):
-                axes.annotate(
-                    place[0], place[1:], xytext=(4, 4), textcoords="offset points", fontsize="small"
-                )
+                axes.annotate(place[0], place[1:], xytext=(4, 4), textcoords="offset points", fontsize="small")
     if chart.x.log:
         axes.set_xscale("log")
     if chart.y.log:
@@ -203,9 +191,7 @@ def _bars(chart: Chart, axes: Axes) -> None:
     left = np.zeros(len(chart.y.ticks))
     for series in chart.series:
         width = np.nan_to_num(np.asarray(series.y, dtype=float))
-        axes.barh(
-            np.asarray(series.x), width, left=left, height=0.66, color=_colour(series), label=series.name
-        )
+        axes.barh(np.asarray(series.x), width, left=left, height=0.66, color=_colour(series), label=series.name)
         left += width
     axes.set_xlim(0, chart.x.high)
     _rows(chart, axes)
@@ -240,9 +226,7 @@ def _tornado(chart: Chart, axes: Axes) -> None:
 
 def _parallel(chart: Chart, axes: Axes) -> None:
     for k, series in enumerate(chart.series):
-        axes.plot(
-            series.x, series.y, color=_colour(series), linestyle=DASHES[k % 8], alpha=0.6, label=series.name
-        )
+        axes.plot(series.x, series.y, color=_colour(series), linestyle=DASHES[k % 8], alpha=0.6, label=series.name)
     axes.set_xticks([at for at, _ in chart.x.ticks], [text for _, text in chart.x.ticks])
     axes.set_yticks([])
     for at, text in chart.y.ticks:
@@ -261,8 +245,13 @@ def _heat(chart: Chart, axes: Axes) -> None:
 
 
 _DRAW = {
-    "line": _curves, "step": _curves, "area": _area, "scatter": _scatter, "bars": _bars, "ranked": _ranked,
+    "line": _curves,
+    "step": _curves,
+    "area": _area,
+    "scatter": _scatter,
+    "bars": _bars,
+    "ranked": _ranked,
     "tornado": _tornado,
     "heat": _heat,
     "parallel": _parallel,
-}  # fmt: skip
+}

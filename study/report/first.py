@@ -128,9 +128,7 @@ def ranking(study: Study) -> Chart | None:
     at = [float(k) for k in range(len(rows))]
     told = tuple((row.policy, show(metric, row.value.mean, row.value.half_width)) for row in rows)
     series = [
-        ChartSeries(
-            "mean", at, [row.value.mean / unit.seconds for row in rows], labels=[text for _, text in told]
-        ),
+        ChartSeries("mean", at, [row.value.mean / unit.seconds for row in rows], labels=[text for _, text in told]),
         ChartSeries("low", at, [row.value.low / unit.seconds for row in rows]),
         ChartSeries("high", at, [row.value.high / unit.seconds for row in rows]),
     ]
@@ -249,7 +247,5 @@ def _noise(noise: Mapping[str, Any]) -> Iterator[str]:
 
 def context_html(study: Study) -> str:
     """The lines as HTML."""
-    rows = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in context(study)
-    )
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in context(study))
     return f'<dl class="context">{rows}</dl>' if rows else ""

@@ -36,10 +36,14 @@ DETAIL_BYTES = 3_000_000
 """What the runs that are shown closely may take together when there are several: the file stays below 5 MB."""
 BARS_EACH = 100_000
 KIND_LABELS = {
-    "queued": "waiting", "completed": "ran to completion", "timeout": "ran until its time limit",
+    "queued": "waiting",
+    "completed": "ran to completion",
+    "timeout": "ran until its time limit",
     "preempted": "ran until preempted",
-    "resized": "ran until resized", "fault": "ran until a fault", "open": "still running at the end",
-}  # fmt: skip
+    "resized": "ran until resized",
+    "fault": "ran until a fault",
+    "open": "still running at the end",
+}
 CONFIG_CHARS = 200_000
 NOTES_SHOWN = 4
 
@@ -81,16 +85,18 @@ def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tu
 
 
 def composed(
-    title: str, sections: Sequence[tuple[str, str, str]], charts: Sequence[Chart], foot: str,
-    details: Sequence[Detail] = (), refresh_s: float | None = None,
-) -> str:  # fmt: skip
+    title: str,
+    sections: Sequence[tuple[str, str, str]],
+    charts: Sequence[Chart],
+    foot: str,
+    details: Sequence[Detail] = (),
+    refresh_s: float | None = None,
+) -> str:
     """A page of `sections`: (identifier, name in the navigation, HTML) each."""
     data = {"charts": [chart.plain() for chart in charts], "runs": [d.header for d in details]}
     return _template("report.html").substitute(
         title=escape(f"{title}: Equipoise report"),
-        refresh=""
-        if refresh_s is None
-        else f'<meta http-equiv="refresh" content="{math.ceil(refresh_s)}">\n',
+        refresh="" if refresh_s is None else f'<meta http-equiv="refresh" content="{math.ceil(refresh_s)}">\n',
         style=_text("report.css"),
         nav="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in sections if name),
         main="\n".join(content for _, _, content in sections),
@@ -137,16 +143,10 @@ def _details(study: Study) -> tuple[list[Detail], tuple[str, ...]]:
             room -= found.size_bytes
         else:
             left.append(folder.label)
-    notes = (
-        [f"not shown closely, to keep the file small: {', '.join(left)}; report its run directory"]
-        if left
-        else []
-    )
+    notes = [f"not shown closely, to keep the file small: {', '.join(left)}; report its run directory"] if left else []
     if not details and not left:
         why = "No run directory was kept" if not study.detail else "No timeline was kept"
-        notes.append(
-            f"{why}, so there is no Gantt chart; make the runs with --timeline (and --journal for decisions)"
-        )
+        notes.append(f"{why}, so there is no Gantt chart; make the runs with --timeline (and --journal for decisions)")
     return details, tuple(notes)
 
 
@@ -161,11 +161,7 @@ def _sections(
     trends = [chart for chart in by.values() if chart.id.startswith("trend-")]
     return [
         ("answer", "", _answer(study, shown)),
-        (
-            "results",
-            "Results",
-            section("results", "Results", _results(study, by.get("ranking"))),
-        ),
+        ("results", "Results", section("results", "Results", _results(study, by.get("ranking")))),
         *_charts(
             "fairness",
             "Fairness",
@@ -186,11 +182,7 @@ def _sections(
         ),
         *_changes(study),
         *([("closely", "One run", _closely(details, notes))] if details else []),
-        (
-            "provenance",
-            "Provenance",
-            section("provenance", "Where these numbers come from", _provenance(study, notes)),
-        ),
+        ("provenance", "Provenance", section("provenance", "Where these numbers come from", _provenance(study, notes))),
         ("definitions", "Definitions", section("definitions", "What each metric means", page_html())),
     ]
 
@@ -218,13 +210,7 @@ def _charts(
     if not found and not more:
         return []
     inner = "".join(figure(chart) for chart in found)
-    return [
-        (
-            key,
-            name,
-            section(key, title, (f'<div class="pair">{inner}</div>' if len(found) > 1 else inner) + more),
-        )
-    ]
+    return [(key, name, section(key, title, (f'<div class="pair">{inner}</div>' if len(found) > 1 else inner) + more))]
 
 
 def figure(chart: Chart, origin: str = "simulated") -> str:
@@ -268,9 +254,7 @@ def _noted(notes: Sequence[str]) -> str:
         return ""
     listed = f'<ul class="note">{"".join(items[:NOTES_SHOWN])}</ul>'
     rest = items[NOTES_SHOWN:]
-    return listed + (
-        folded(f"{len(rest)} more notes", f'<ul class="note">{"".join(rest)}</ul>') if rest else ""
-    )
+    return listed + (folded(f"{len(rest)} more notes", f'<ul class="note">{"".join(rest)}</ul>') if rest else "")
 
 
 def _results(study: Study, ranked: Chart | None) -> str:
@@ -320,9 +304,7 @@ def _config(study: Study) -> str:
     if path is not None and path.is_file():
         text = path.read_text(encoding="utf-8")
         cut = f"\n(cut; the rest is in {path.name})" if len(text) > CONFIG_CHARS else ""
-        parts.append(
-            folded("The scenario with every default", f"<pre>{escape(text[:CONFIG_CHARS] + cut)}</pre>")
-        )
+        parts.append(folded("The scenario with every default", f"<pre>{escape(text[:CONFIG_CHARS] + cut)}</pre>"))
     return "".join(parts)
 
 

@@ -48,16 +48,10 @@ def write_trace(folder: str | Path, out: str | Path) -> Written:
         raise InputError([f"{folder}: no timeline here; make the run with --timeline"])
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with (
-            replacing(target) as draft,
-            open(draft, "wb") as raw,
-            gzip.GzipFile("", "wb", 6, raw, mtime=0) as file,
-        ):
+        with replacing(target) as draft, open(draft, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
             counts = _write(source, file)
     except duckdb.Error as error:
-        raise InputError(
-            [f"{folder}: the timeline cannot be read: {' '.join(str(error).split())}"]
-        ) from error
+        raise InputError([f"{folder}: the timeline cannot be read: {' '.join(str(error).split())}"]) from error
     return Written(target, *counts)
 
 
@@ -128,9 +122,7 @@ def _metadata(source: Path) -> Iterator[str]:
             seen.add(node)
             yield _event(ph="M", pid=node + 1, name="process_name", args={"name": name})
             yield _event(ph="M", pid=node + 1, name="process_sort_index", args={"sort_index": node + 1})
-        yield _event(
-            ph="M", pid=node + 1, tid=gpu, name="thread_name", args={"name": f"GPU {gpu} {model}".strip()}
-        )
+        yield _event(ph="M", pid=node + 1, tid=gpu, name="thread_name", args={"name": f"GPU {gpu} {model}".strip()})
 
 
 def _slices(source: Path) -> Iterator[str]:
@@ -200,14 +192,7 @@ def _decisions(path: Path) -> Iterator[str]:
             reasons = {reason.stage: reason.text for reason in plan.reasons}
             reasons |= {f"refused {k}": f"{r.what}: {r.why}" for k, r in enumerate(refused, 1)}
             yield _event(
-                ph="i",
-                cat="decision",
-                pid=CLUSTER,
-                tid=0,
-                s="p",
-                name="decision",
-                ts=_us(time_s),
-                args=reasons,
+                ph="i", cat="decision", pid=CLUSTER, tid=0, s="p", name="decision", ts=_us(time_s), args=reasons
             )
     except JournalError as error:
         raise InputError([str(error)]) from error

@@ -71,23 +71,31 @@ def _run(path: Path) -> Study:
             notes = tuple(str(note) for note in content.get("notes", ()))
             gpus = number((content.get("totals") or {}).get("gpus"))
     else:
-        failures = (
-            FailedRun(f"{policy}, seed {manifest.get('seed')}", str(manifest.get("status", "unknown"))),
-        )
+        failures = (FailedRun(f"{policy}, seed {manifest.get('seed')}", str(manifest.get("status", "unknown"))),)
     folders = (folder,) if folder is not None else ()
     title = str(manifest.get("scenario", path.name))
     return Study(
-        "run", path, title, (policy,), 1, tuple(rows), folders, folders, lambda *_: UNKNOWN, failures,
-        len(failures), notes, gpus=gpus, tornado=read_tornado(path), config=read_config(folders),
-    )  # fmt: skip
+        "run",
+        path,
+        title,
+        (policy,),
+        1,
+        tuple(rows),
+        folders,
+        folders,
+        lambda *_: UNKNOWN,
+        failures,
+        len(failures),
+        notes,
+        gpus=gpus,
+        tornado=read_tornado(path),
+        config=read_config(folders),
+    )
 
 
 def _traces(path: Path, within: Sequence[Path]) -> Study:
     """The comparisons in folders within one as one, each trace in the place of a seed."""
-    contents, made = (
-        {folder.name: read_json(folder / COMPARISON) for folder in within},
-        dict[str, Comparison](),
-    )
+    contents, made = ({folder.name: read_json(folder / COMPARISON) for folder in within}, dict[str, Comparison]())
     for folder in within:
         with _damage(folder / COMPARISON):
             made[folder.name] = Comparison.read(contents[folder.name])
@@ -99,9 +107,7 @@ def _traces(path: Path, within: Sequence[Path]) -> Study:
     except ValueError as error:
         raise InputError([f"{path}: {error}: {', '.join(made)}"]) from error
     title = f"{within[0].name}" if len(within) == 1 else f"{len(within)} traces"
-    content = json.loads(together.as_json()) | {
-        "scenario": f"{next(iter(made.values())).scenario_name}, {title}"
-    }
+    content = json.loads(together.as_json()) | {"scenario": f"{next(iter(made.values())).scenario_name}, {title}"}
     study = _comparison(path, content)
     folders = tuple(
         found
@@ -112,17 +118,17 @@ def _traces(path: Path, within: Sequence[Path]) -> Study:
         if found is not None
     )
     common = set.intersection(*(set(one.notes) for one in made.values()))
-    notes = [
-        note if note in common else f"{name}: {note}" for name, one in made.items() for note in one.notes
-    ]
-    open_ones = (
-        child for child in sorted(path.iterdir()) if child not in within and (child / LEDGER).is_file()
-    )
+    notes = [note if note in common else f"{name}: {note}" for name, one in made.items() for note in one.notes]
+    open_ones = (child for child in sorted(path.iterdir()) if child not in within and (child / LEDGER).is_file())
     notes += [f"{child.name}: is no comparison that has ended, and left out" for child in open_ones]
     return replace(
-        study, folders=folders, detail=first_of_each_policy(folders), config=read_config(folders), unit="trace",
+        study,
+        folders=folders,
+        detail=first_of_each_policy(folders),
+        config=read_config(folders),
+        unit="trace",
         notes=tuple(dict.fromkeys(notes)),
-    )  # fmt: skip
+    )
 
 
 def _folder_of(path: Path, run: Mapping[str, Any], label: str = "") -> RunFolder | None:
@@ -152,11 +158,25 @@ def _comparison(path: Path, content: Mapping[str, Any]) -> Study:
 
     failures = _failures(content, folders)
     return Study(
-        "comparison", path, scenario, policies, len(seeds), rows, folders,
-        first_of_each_policy(folders), versus, failures, len(failures),
-        notes, noise_free, exact,
-        gpus.pop() if len(gpus) == 1 else math.nan, level, tornado=read_tornado(path), config=read_config(folders),
-    )  # fmt: skip
+        "comparison",
+        path,
+        scenario,
+        policies,
+        len(seeds),
+        rows,
+        folders,
+        first_of_each_policy(folders),
+        versus,
+        failures,
+        len(failures),
+        notes,
+        noise_free,
+        exact,
+        gpus.pop() if len(gpus) == 1 else math.nan,
+        level,
+        tornado=read_tornado(path),
+        config=read_config(folders),
+    )
 
 
 @contextmanager

@@ -17,9 +17,19 @@ from equipoise.study.report.tables import table
 POINTS = 1000
 """Windows that a chart draws; of more, neighbours together: the most replicas, the latest latency."""
 HEADER = (
-    "service", "policy", "requests", "in time", "p50", "p95", "p99", "GPU hours", "busy", "cost",
-    "per 1e6 requests", "jobs stopped",
-)  # fmt: skip
+    "service",
+    "policy",
+    "requests",
+    "in time",
+    "p50",
+    "p95",
+    "p99",
+    "GPU hours",
+    "busy",
+    "cost",
+    "per 1e6 requests",
+    "jobs stopped",
+)
 
 
 def service_rows(services: Any) -> list[tuple[str, ...]]:
@@ -28,12 +38,19 @@ def service_rows(services: Any) -> list[tuple[str, ...]]:
     for k, name in enumerate(services["service"].tolist()):
         of = {column: values[k].item() for column, values in services.items() if column != "service"}
         busy = of["busy_gpu_s"] / of["gpu_s"] if of["gpu_s"] else math.nan
-        rows.append((
-            str(name), f"{of['requests']:,}", show("_ratio", of["goodput_ratio"]),
-            *(show("_s", of[f"latency_p{q}_s"]) for q in (50, 95, 99)), f"{of['gpu_s'] / 3600:.1f}",
-            show("_ratio", busy), show("_usd", of["cost_usd"]), show("_usd", of["usd_per_million"]),
-            str(of["jobs_stopped"]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(name),
+                f"{of['requests']:,}",
+                show("_ratio", of["goodput_ratio"]),
+                *(show("_s", of[f"latency_p{q}_s"]) for q in (50, 95, 99)),
+                f"{of['gpu_s'] / 3600:.1f}",
+                show("_ratio", busy),
+                show("_usd", of["cost_usd"]),
+                show("_usd", of["usd_per_million"]),
+                str(of["jobs_stopped"]),
+            )
+        )
     return rows
 
 
@@ -65,25 +82,27 @@ def services_over_time(folder: RunFolder, identifier: str) -> list[Chart]:
         hours = Axis(f"simulated time ({unit.name})")
         for part, title, values, axis, shown in (
             ("replicas", f"Replicas of {name}", held, "replicas", digits),
-            (
-                "latency",
-                f"Latency of {name}, p99 of each window",
-                1e3 * late_s,
-                "ms",
-                lambda v: f"{digits(v)} ms",
-            ),
+            ("latency", f"Latency of {name}, p99 of each window", 1e3 * late_s, "ms", lambda v: f"{digits(v)} ms"),
         ):
             known = values[np.isfinite(values)]
-            row = (
-                str(name),
-                *(shown(float(v)) for v in ((known.mean(), known.max()) if known.size else (0.0, 0.0))),
-            )
+            row = (str(name), *(shown(float(v)) for v in ((known.mean(), known.max()) if known.size else (0.0, 0.0))))
             series = ChartSeries(str(name), at, np.nan_to_num(values), colour=0 if part == "replicas" else 1)
             text = f"mean {row[1]}, highest {row[2]}"
-            charts.append(Chart(
-                f"{identifier}-{number}-{part}", "area", title, text, hours, Axis(axis), (series,),
-                ("", "mean", "highest"), (row,), "", unit.seconds,
-            ))  # fmt: skip
+            charts.append(
+                Chart(
+                    f"{identifier}-{number}-{part}",
+                    "area",
+                    title,
+                    text,
+                    hours,
+                    Axis(axis),
+                    (series,),
+                    ("", "mean", "highest"),
+                    (row,),
+                    "",
+                    unit.seconds,
+                )
+            )
     return charts
 
 

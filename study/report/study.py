@@ -79,9 +79,7 @@ class Trend:
     metric: str
     values: tuple[str, ...]
     means: Mapping[str, Sequence[float]]
-    halves: Mapping[str, Sequence[float]] = field(
-        default_factory=dict
-    )  # of the 95 % intervals; NaN: not known
+    halves: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the 95 % intervals; NaN: not known
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,17 @@ FOLDERS_READ = 1000
 FAILURES_SHOWN = 100
 TREND_VALUES = 60
 POINT_METRICS = (
-    "makespan_s", "completion_mean_s", "queueing_mean_s", "cost_usd", "gpus", "goodput_ratio", "idle_ratio",
-    "energy_j", "completed", "jobs",
-)  # fmt: skip
+    "makespan_s",
+    "completion_mean_s",
+    "queueing_mean_s",
+    "cost_usd",
+    "gpus",
+    "goodput_ratio",
+    "idle_ratio",
+    "energy_j",
+    "completed",
+    "jobs",
+)
 _NUMERIC = ("DOUBLE", "BIGINT", "INTEGER", "FLOAT", "HUGEINT")
 
 
@@ -79,11 +87,7 @@ def _ledger(path: Path) -> tuple[dict[str, str], int, tuple[FailedRun, ...]]:
 
 
 def _study(
-    path: Path,
-    db: duckdb.DuckDBPyConnection,
-    about: Mapping[str, str],
-    failed: int,
-    failures: tuple[FailedRun, ...],
+    path: Path, db: duckdb.DuckDBPyConnection, about: Mapping[str, str], failed: int, failures: tuple[FailedRun, ...]
 ) -> Study:
     spec = read_tree(about.get("sweep", "{}"), "the sweep").data
     spec = spec if isinstance(spec, dict) else {}
@@ -92,10 +96,7 @@ def _study(
     varied = [key for key in varied_keys(spec) if key in columns]
     known = (*FIXED, *varied)
     metrics = [name for name, kind in columns.items() if name not in known and kind in _NUMERIC]
-    there = [
-        row[0]
-        for row in db.execute("SELECT policy FROM runs GROUP BY policy ORDER BY min(number)").fetchall()
-    ]
+    there = [row[0] for row in db.execute("SELECT policy FROM runs GROUP BY policy ORDER BY min(number)").fetchall()]
     policies = tuple(there)
     runs, seeds = db.execute("SELECT count(*), count(DISTINCT seed) FROM runs").fetchall()[0]
     rows = _rows(db, _as_listed(metrics), policies)
@@ -108,12 +109,24 @@ def _study(
     if len(points) == POINTS_READ:
         notes.append(f"trade-off and list of points: the first {POINTS_READ} pairs of point and policy")
     return Study(
-        "sweep", path, str(spec.get("name", path.name)), policies, int(seeds), rows, folders,
-        first_of_each_policy(folders), lambda a, b, m: ratios.get((a, b, m), UNKNOWN), failures, failed,
+        "sweep",
+        path,
+        str(spec.get("name", path.name)),
+        policies,
+        int(seeds),
+        rows,
+        folders,
+        first_of_each_policy(folders),
+        lambda a, b, m: ratios.get((a, b, m), UNKNOWN),
+        failures,
+        failed,
         tuple(notes),
-        points=points, trends=_trends(db, varied, judged if judged in metrics else None, policies),
-        tornado=read_tornado(path), about=about, config=read_config(folders) or _scenario(about),
-    )  # fmt: skip
+        points=points,
+        trends=_trends(db, varied, judged if judged in metrics else None, policies),
+        tornado=read_tornado(path),
+        about=about,
+        config=read_config(folders) or _scenario(about),
+    )
 
 
 def _find_exact(db: duckdb.DuckDBPyConnection, about: Mapping[str, str], spec: Mapping[str, Any]) -> None:
@@ -124,11 +137,7 @@ def _find_exact(db: duckdb.DuckDBPyConnection, about: Mapping[str, str], spec: M
     seeds = spec.get("seeds", 1)
     whole = "planned" in about and isinstance(seeds, int) and seeds > 1
     rows = int(db.execute("SELECT count(*) FROM runs").fetchall()[0][0])
-    one = (
-        "HAVING count(*) = count(DISTINCT policy)"
-        if whole and rows == int(about["planned"])
-        else "HAVING false"
-    )
+    one = "HAVING count(*) = count(DISTINCT policy)" if whole and rows == int(about["planned"]) else "HAVING false"
     db.execute(
         f"CREATE OR REPLACE TEMP TABLE exact_points AS SELECT point, true AS exact FROM runs GROUP BY point {one}"
     )
@@ -179,9 +188,7 @@ def _good(metric: str) -> str:
     return f"status = 'done' AND isfinite({quoted(metric)})"
 
 
-def _rows(
-    db: duckdb.DuckDBPyConnection, metrics: Sequence[str], policies: Sequence[str]
-) -> tuple[StudyRow, ...]:
+def _rows(db: duckdb.DuckDBPyConnection, metrics: Sequence[str], policies: Sequence[str]) -> tuple[StudyRow, ...]:
     found: list[StudyRow] = []
     for metric in metrics:
         column = quoted(metric)
@@ -225,9 +232,7 @@ def _pair_ratios(
     return found
 
 
-def _points(
-    db: duckdb.DuckDBPyConnection, varied: Sequence[str], metrics: Sequence[str]
-) -> tuple[Point, ...]:
+def _points(db: duckdb.DuckDBPyConnection, varied: Sequence[str], metrics: Sequence[str]) -> tuple[Point, ...]:
     """Means of the metrics of each point under each policy, the first `POINTS_READ`."""
     wanted = [m for m in metrics if m in POINT_METRICS]
     means = "".join(f", avg(CASE WHEN isfinite({quoted(m)}) THEN {quoted(m)} END)" for m in wanted)

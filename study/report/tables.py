@@ -28,9 +28,7 @@ _LESS_IS_BETTER = ("_s", "_usd", "_j")
 def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """A table of texts: the first cell of a row is its heading."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in header)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(map(_data, row[1:]))}</tr>' for row in rows
-    )
+    body = "".join(f'<tr><th scope="row">{escape(row[0])}</th>{"".join(map(_data, row[1:]))}</tr>' for row in rows)
     return _frame(caption, head, body, kind)
 
 
@@ -105,9 +103,7 @@ def _caption(study: Study) -> str:
     seeds = f"one {study.unit}" if study.seeds == 1 else f"{study.seeds} {study.unit}s, mean ± {level}"
     numbers = len({point.number for point in study.points})
     seeds = f"means over {numbers} points; {seeds}" if numbers > 1 else seeds
-    ratios = (
-        f"; × is the ratio to {study.policies[0]}, paired by {study.unit}" if len(study.policies) > 1 else ""
-    )
+    ratios = f"; × is the ratio to {study.policies[0]}, paired by {study.unit}" if len(study.policies) > 1 else ""
     return f"{seeds[0].upper()}{seeds[1:]}{ratios}"
 
 
@@ -132,9 +128,7 @@ def _metric_row(study: Study, metric: str) -> str:
     choose = max if metric == "goodput_ratio" else min
     known = [value for value in means if math.isfinite(value)]
     top = choose(known) if judged and len(study.policies) > 1 and len(set(known)) > 1 else math.nan
-    cells = "".join(
-        f"<td{_best(mean == top)}>{_cell(row, study)}</td>" for row, mean in zip(found, means, strict=True)
-    )
+    cells = "".join(f"<td{_best(mean == top)}>{_cell(row, study)}</td>" for row, mean in zip(found, means, strict=True))
     return f'<tr><th scope="row">{_named(metric)}</th>{cells}</tr>'
 
 
@@ -149,12 +143,7 @@ def _cell(row: StudyRow | None, study: Study) -> str:
         return "-"
     text = escape(show(row.metric, row.value.mean, row.value.half_width))
     compared = row.metric.endswith(_LESS_IS_BETTER) or row.metric == "goodput_ratio"
-    if (
-        compared
-        and len(study.policies) > 1
-        and row.policy != study.policies[0]
-        and math.isfinite(row.ratio.mean)
-    ):
+    if compared and len(study.policies) > 1 and row.policy != study.policies[0] and math.isfinite(row.ratio.mean):
         span = ""
         if math.isfinite(row.ratio.low) and math.isfinite(row.ratio.high):
             span = f" ({digits(row.ratio.low)} to {digits(row.ratio.high)})"
@@ -199,11 +188,7 @@ def points(study: Study) -> str:
         'placeholder="values or a policy"></label><span class="count" role="status"></span></div>'
     )
     left = len(of) - len(rows)
-    note = (
-        f'<p class="note">The first {len(rows)} points; {left} more are in table runs.</p>'
-        if left > 0
-        else ""
-    )
+    note = f'<p class="note">The first {len(rows)} points; {left} more are in table runs.</p>' if left > 0 else ""
     return folded(f"All {len(of)} points", f'{search}<div id="points-table">{made}</div>{note}')
 
 
@@ -229,11 +214,7 @@ def _facts(study: Study) -> list[tuple[str, str]]:
     if study.folders:
         manifest = dict(study.folders[0].manifest)
         if len(study.folders) > 1:
-            manifest = {
-                k: v
-                for k, v in manifest.items()
-                if k not in ("identity", "policy", "seed", "cpu_s", "status")
-            }
+            manifest = {k: v for k, v in manifest.items() if k not in ("identity", "policy", "seed", "cpu_s", "status")}
         facts += [fact for key, value in manifest.items() for fact in _flat(key, value)]
     facts += [(key, value) for key, value in study.about.items() if key != "sweep" and len(value) < 200]
     return [fact for fact in dict(facts).items() if fact[1]]
@@ -253,9 +234,7 @@ def origins(study: Study) -> str:
     """The hardware numbers and prices that the simulation rests on, each with its origin."""
     cluster = (study.config or {}).get("cluster")
     if not isinstance(cluster, Mapping) or not study.folders:
-        return (
-            '<p class="note">No run directory was kept, so the hardware that was simulated is not listed.</p>'
-        )
+        return '<p class="note">No run directory was kept, so the hardware that was simulated is not listed.</p>'
     name = str(cluster.get("hardware", ""))
     try:
         profile = load_profile(name, study.folders[0].path)
@@ -293,19 +272,21 @@ def prices_of(study: Study) -> list[UsedPrice]:
     if study.config is None:
         return []
     try:
-        return used_prices(
-            Scenario.model_validate(study.config), study.folders[0].path if study.folders else None
-        )
+        return used_prices(Scenario.model_validate(study.config), study.folders[0].path if study.folders else None)
     except (InputError, ValidationError):
         return []
 
 
 def _price_rows(study: Study) -> list[tuple[str, str, str, str]]:
     return [
-        (f"price: {price.what}, {price.unit}", f"{price.value:.6g}", price.origin,
-         price.source + (f" ({price.date})" if price.date else ""))
+        (
+            f"price: {price.what}, {price.unit}",
+            f"{price.value:.6g}",
+            price.origin,
+            price.source + (f" ({price.date})" if price.date else ""),
+        )
         for price in prices_of(study)
-    ]  # fmt: skip
+    ]
 
 
 def _measured(part: Any) -> Iterable[tuple[str, Measured]]:

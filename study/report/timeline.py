@@ -79,9 +79,7 @@ def table(folder: Path, name: str) -> str:
     """The SQL that reads one table of a timeline. Raises InputError when it is not there."""
     path = folder / FOLDER / f"{name}.parquet"
     if not path.is_file():
-        raise InputError(
-            [f"{folder}: no timeline here ({FOLDER}/{name}.parquet); make the run with --timeline"]
-        )
+        raise InputError([f"{folder}: no timeline here ({FOLDER}/{name}.parquet); make the run with --timeline"])
     return f"read_parquet({literal(path)})"
 
 
@@ -161,9 +159,7 @@ def link_load(folder: Path, most: int = 40) -> LinkLoad | None:
     buckets = read(folder, "usage", "start_s, end_s", "ORDER BY start_s")
     edges = np.append(buckets["start_s"], buckets["end_s"][-1:])
     with database() as connection:
-        ranked = connection.execute(
-            f"SELECT link, sum(bytes) b FROM {source} GROUP BY link ORDER BY b DESC, link"
-        )
+        ranked = connection.execute(f"SELECT link, sum(bytes) b FROM {source} GROUP BY link ORDER BY b DESC, link")
         rows = ranked.fetchall()
         if not rows:
             return None
@@ -226,9 +222,7 @@ def bars(folder: Path, most: int | None = None) -> Bars:
     span_s = float(columns["end_s"].max()) - start_s if len(columns["row"]) else 0.0
     tick_s = span_s / TICKS if span_s > 0 else 1.0
     packed = pack(columns, start_s, tick_s)
-    return Bars(
-        len(columns["row"]), total, rows, start_s, tick_s, packed, squeeze(text.encode()), len(served)
-    )
+    return Bars(len(columns["row"]), total, rows, start_s, tick_s, packed, squeeze(text.encode()), len(served))
 
 
 def _of_replicas(folder: Path, first: int) -> tuple[Columns, list[str], list[int]]:
@@ -241,15 +235,17 @@ def _of_replicas(folder: Path, first: int) -> tuple[Columns, list[str], list[int
     node_of = dict(zip(reversed(keys), reversed(of["node"].tolist()), strict=True))  # where each was first
     count = len(keys)
     columns = {
-        "row": np.array([row_of[key] for key in keys]), "start_s": of["start_s"], "end_s": of["end_s"],
-        "gpus": of["gpus"], "kind": np.full(count, KINDS.index("serving")), **{u: np.zeros(count) for u in USES},
-    }  # fmt: skip
+        "row": np.array([row_of[key] for key in keys]),
+        "start_s": of["start_s"],
+        "end_s": of["end_s"],
+        "gpus": of["gpus"],
+        "kind": np.full(count, KINDS.index("serving")),
+        **{u: np.zeros(count) for u in USES},
+    }
     return columns, [f"{name} replica {k + 1}" for name, k in row_of], [node_of[key] for key in row_of]
 
 
-def _first_nodes(
-    connection: duckdb.DuckDBPyConnection, folder: Path, jobs: str
-) -> tuple[list[str], list[int]]:
+def _first_nodes(connection: duckdb.DuckDBPyConnection, folder: Path, jobs: str) -> tuple[list[str], list[int]]:
     """(names of nodes, node of the first GPU that each job held, -1 for a job that never ran)."""
     gpus, held = table(folder, "gpus"), table(folder, "segments")
     nodes = connection.execute(f"SELECT node, any_value(node_name) FROM {gpus} GROUP BY node ORDER BY node")

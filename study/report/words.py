@@ -83,9 +83,7 @@ def _compared(study: Study) -> list[Sentence]:
     metric, best = study.main_metric, best_policy(study)
     if math.isnan(study.mean(metric, best)):
         return [Sentence("No policy completed a job.", True)]
-    ranked = sorted(
-        (p for p in study.policies if p != best), key=lambda p: _last_if_nan(study.mean(metric, p))
-    )
+    ranked = sorted((p for p in study.policies if p != best), key=lambda p: _last_if_nan(study.mean(metric, p)))
     second, first = ranked[0], study.policies[0]
     other = second if best == first else first
     ratio = study.versus(second, best, metric)
@@ -112,9 +110,7 @@ def _lead(study: Study, metric: str, best: str, second: str, ratio: Interval) ->
         return f"{best} and {second} have the same {noun}, {value}"
     known = math.isfinite(ratio.low) and math.isfinite(ratio.high)
     if known and not ratio.low > 1:
-        return (
-            f"{study.seeds} {study.unit}s do not tell {best} and {second} apart: {noun} {value} under {best}"
-        )
+        return f"{study.seeds} {study.unit}s do not tell {best} and {second} apart: {noun} {value} under {best}"
     return f"{best} has the shortest {noun}, {value}"
 
 
@@ -176,9 +172,7 @@ def _swept(study: Study, best: Point) -> list[Sentence]:
     """The best point, how flat the result is around it, and which parameter matters most."""
     metric = study.main_metric
     value = best.means[metric]
-    told = [
-        Sentence(f"Shortest {NOUNS[metric]}: {show(metric, value)}, {best.policy} at {_values(best)}.", True)
-    ]
+    told = [Sentence(f"Shortest {NOUNS[metric]}: {show(metric, value)}, {best.policy} at {_values(best)}.", True)]
     means = [p.means.get(metric, math.nan) for p in study.points]
     near = sum(mean <= value * (1 + FLAT) for mean in means)
     worst = max(mean for mean in means if math.isfinite(mean))
@@ -192,9 +186,7 @@ def _swept(study: Study, best: Point) -> list[Sentence]:
     effects = importance(study)
     if effects:
         listed = ", ".join(f"{key} {digits(factor)}x" for key, factor in effects[:4])
-        told.append(
-            Sentence(f"What matters most, as worst over best value, averaged over all else: {listed}.")
-        )
+        told.append(Sentence(f"What matters most, as worst over best value, averaged over all else: {listed}."))
     return told
 
 
@@ -271,9 +263,7 @@ def _trouble(study: Study) -> list[Sentence]:
     told = []
     if study.failed:
         runs = "1 run" if study.failed == 1 else f"{study.failed} runs"
-        told.append(
-            Sentence(f"{runs} failed and {'is' if study.failed == 1 else 'are'} not in these numbers.")
-        )
+        told.append(Sentence(f"{runs} failed and {'is' if study.failed == 1 else 'are'} not in these numbers."))
     left = [p for p in study.policies if _done_share(study, p) < 1 - 1e-12]
     if left:
         told.append(Sentence(_undone(study, left)))

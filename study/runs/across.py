@@ -30,10 +30,18 @@ from equipoise.study.table import latex_table
 SEEDS, SCENARIOS = "all, over seeds", "all, over scenarios"
 """What the rows over all scenarios are called: what they say of these, and of others of their kind."""
 SHOWN = (
-    "completion_mean_s", "completion_p95_s", "makespan_s", "queueing_mean_s", "goodput_ratio", "cost_usd",
-    "service_goodput_ratio", "service_latency_p50_s", "service_latency_p95_s", "service_latency_p99_s",
+    "completion_mean_s",
+    "completion_p95_s",
+    "makespan_s",
+    "queueing_mean_s",
+    "goodput_ratio",
+    "cost_usd",
+    "service_goodput_ratio",
+    "service_latency_p50_s",
+    "service_latency_p95_s",
+    "service_latency_p99_s",
     "cost_per_million_requests_usd",
-)  # fmt: skip
+)
 """Metrics for which a printed table over scenarios has room."""
 
 
@@ -57,8 +65,8 @@ def across(comparisons: Mapping[str, Comparison]) -> Comparison:
     )
     failures = tuple(f"{name}: {line}" for name, one in comparisons.items() for line in one.failures)
     return Comparison(
-        "all traces", policies, tuple(range(len(made))), results, bound, (), failures=failures, unit="trace",
-    )  # fmt: skip
+        "all traces", policies, tuple(range(len(made))), results, bound, (), failures=failures, unit="trace"
+    )
 
 
 def _everywhere(made: Sequence[Comparison]) -> tuple[str, ...]:
@@ -73,13 +81,16 @@ def _result(policy: str, number: int, name: str, one: Comparison) -> Result:
     runs = one.of(policy)
     groups = [key for key in runs[0].groups if all(key in run.groups for run in runs)]
     return Result(
-        policy, number, name, {
+        policy,
+        number,
+        name,
+        {
             metric: float(np.mean([run.metrics[metric] for run in runs]))
             for metric in METRICS
             if all(metric in run.metrics for run in runs)
         },
         groups={key: float(np.mean([run.groups[key] for run in runs])) for key in groups},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -98,11 +109,19 @@ class ComparisonLine:
     def row(self) -> dict[str, Any]:
         """The line as plain data."""
         return {
-            "metric": self.metric, "scenario": self.scenario, "policy": self.policy, "pairs": self.pairs,
-            "mean": self.value.mean, "low": self.value.low, "high": self.value.high,
-            "ratio": self.ratio.mean, "ratio_low": self.ratio.low, "ratio_high": self.ratio.high,
-            "p": self.p, "effect": self.effect,
-        }  # fmt: skip
+            "metric": self.metric,
+            "scenario": self.scenario,
+            "policy": self.policy,
+            "pairs": self.pairs,
+            "mean": self.value.mean,
+            "low": self.value.low,
+            "high": self.value.high,
+            "ratio": self.ratio.mean,
+            "ratio_low": self.ratio.low,
+            "ratio_high": self.ratio.high,
+            "p": self.p,
+            "effect": self.effect,
+        }
 
 
 _NONE = Interval(math.nan, math.nan, math.nan, 0)
@@ -151,39 +170,24 @@ class Together:
         for name in values:
             for policy in self.policies:
                 cell, p = cells[name, policy], math.nan if policy == first else next(adjusted)
-                found.append(
-                    ComparisonLine(metric, name, policy, cell.value.n, cell.value, cell.ratio, p, cell.effect)
-                )
+                found.append(ComparisonLine(metric, name, policy, cell.value.n, cell.value, cell.ratio, p, cell.effect))
         return [*found, *self._over_seeds(metric, values), *self._over_scenarios(metric, values)]
 
-    def _over_seeds(
-        self, metric: str, values: Mapping[str, Mapping[str, list[float]]]
-    ) -> list[ComparisonLine]:
+    def _over_seeds(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[ComparisonLine]:
         exact = [not one.random for one in self.comparisons.values()]
         reference = [values[name][self.policies[0]] for name in values]
         found = [stratified_ratio([values[n][p] for n in values], reference, exact) for p in self.policies]
-        return self._over(
-            metric, SEEDS, [r for r, _, _ in found], [p for _, p, _ in found], [d for *_, d in found]
-        )
+        return self._over(metric, SEEDS, [r for r, _, _ in found], [p for _, p, _ in found], [d for *_, d in found])
 
-    def _over_scenarios(
-        self, metric: str, values: Mapping[str, Mapping[str, list[float]]]
-    ) -> list[ComparisonLine]:
+    def _over_scenarios(self, metric: str, values: Mapping[str, Mapping[str, list[float]]]) -> list[ComparisonLine]:
         mean = {p: [float(np.mean(values[name][p])) for name in values] for p in self.policies}
         first = mean[self.policies[0]]
         ratios = [paired_ratio(mean[p], first) for p in self.policies]
         effects = [paired_effect(mean[p], first) for p in self.policies]
-        return self._over(
-            metric, SCENARIOS, ratios, [paired_p(mean[p], first) for p in self.policies], effects
-        )
+        return self._over(metric, SCENARIOS, ratios, [paired_p(mean[p], first) for p in self.policies], effects)
 
     def _over(
-        self,
-        metric: str,
-        scenario: str,
-        ratio: Sequence[Interval],
-        p: Sequence[float],
-        effect: Sequence[float],
+        self, metric: str, scenario: str, ratio: Sequence[Interval], p: Sequence[float], effect: Sequence[float]
     ) -> list[ComparisonLine]:
         tested = [math.nan, *holm(p[1:]).tolist()]
         return [
@@ -235,10 +239,7 @@ class Together:
         rows = self.texts()
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
-            (
-                row[0].ljust(wide[0])
-                + "".join(f"  {c.rjust(w)}" for c, w in zip(row[1:], wide[1:], strict=True))
-            )
+            (row[0].ljust(wide[0]) + "".join(f"  {c.rjust(w)}" for c, w in zip(row[1:], wide[1:], strict=True)))
             for row in rows
         ]
         return "\n".join([self.title, "", *(line.rstrip() for line in lines)]) + "\n"
@@ -250,9 +251,13 @@ class Together:
     def as_json(self) -> str:
         """Everything of the table, for programs; what is unknown is null."""
         content = {
-            "schema_version": 1, "scenarios": list(self.comparisons), "policies": self.policies,
-            "confidence": CONFIDENCE, "rows": self.rows(), "failures": self.failures,
-        }  # fmt: skip
+            "schema_version": 1,
+            "scenarios": list(self.comparisons),
+            "policies": self.policies,
+            "confidence": CONFIDENCE,
+            "rows": self.rows(),
+            "failures": self.failures,
+        }
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 

@@ -76,9 +76,7 @@ class Result:
         """The result of an order from its row; a number that is not there is not known."""
         notes = row.get("notes", ())
         known = {
-            k: v
-            for k, v in row.items()
-            if k not in FIXED and k not in ("notes", "groups") and v is not None and v == v
+            k: v for k, v in row.items() if k not in FIXED and k not in ("notes", "groups") and v is not None and v == v
         }
         return cls(
             order.policy,
@@ -142,12 +140,14 @@ class Comparison:
         """
         results = tuple(
             Result(
-                str(run["policy"]), int(run["seed"]), str(run["identity"]),
+                str(run["policy"]),
+                int(run["seed"]),
+                str(run["identity"]),
                 {str(name): number(value) for name, value in run["metrics"].items()},
                 totals={str(name): number(value) for name, value in (run.get("totals") or {}).items()},
             )
             for run in content["runs"]
-        )  # fmt: skip
+        )
         policies = tuple(map(str, content["policies"]))
         if sorted(policies) != sorted({result.policy for result in results}):
             raise ValueError("its policies are not those of its runs")
@@ -203,8 +203,7 @@ class Comparison:
 
     def _values(self, metric: str, policy: str) -> list[float]:
         values = [
-            (result.metrics if metric in METRICS else result.groups).get(metric, math.nan)
-            for result in self.of(policy)
+            (result.metrics if metric in METRICS else result.groups).get(metric, math.nan) for result in self.of(policy)
         ]
         # A share that is nothing but rounding (total less parts) must not become a ratio.
         residue = _RESIDUE if metric.endswith("_ratio") else 0.0
@@ -230,11 +229,7 @@ class Comparison:
     def as_table(self, width: int = 100) -> str:
         """Plain text: metrics as rows, policies as columns, human units."""
         n = len(self.seeds)
-        runs = (
-            f"{n} {self.unit}s, mean ± 95 % interval, ratios paired by {self.unit}"
-            if n > 1
-            else f"one {self.unit}"
-        )
+        runs = f"{n} {self.unit}s, mean ± 95 % interval, ratios paired by {self.unit}" if n > 1 else f"one {self.unit}"
         ended = "" if self.precision is None else f"\n{self.precision.text(self.policies[0])}"
         title = f"{self.scenario_name}: {runs}{ended}"
         cells = (*self.cells, *self.group_cells)
@@ -268,18 +263,14 @@ class Comparison:
         """A table for a paper; the others against the first policy."""
         cells = (*self.cells, *self.group_cells)
         several = f"{len(self.seeds)} {self.unit}s, paired"
-        return as_latex(
-            f"{self.scenario_name}: {several if len(self.seeds) > 1 else f'one {self.unit}'}", cells
-        )
+        return as_latex(f"{self.scenario_name}: {several if len(self.seeds) > 1 else f'one {self.unit}'}", cells)
 
     def as_csv(self) -> str:
         """One line per metric and policy; what is unknown is empty, and no text is a formula to a spreadsheet."""
         text, rows = io.StringIO(), self.rows()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(
-            {key: "" if value != value else guarded(value) for key, value in row.items()} for row in rows
-        )
+        writer.writerows({key: "" if value != value else guarded(value) for key, value in row.items()} for row in rows)
         return text.getvalue()
 
 
@@ -318,9 +309,7 @@ def compare(
             raise InputError([f"--by {kind!r}: allowed: {', '.join(BY)}"])
     runs = len(policies) * (seeds if until is None else until.most)
     if is_random(scenario) and runs > RUNS_MOST:
-        raise InputError(
-            [f"{runs:,} runs; a comparison has at most {RUNS_MOST:,}, a sweep keeps more of them on disk"]
-        )
+        raise InputError([f"{runs:,} runs; a comparison has at most {RUNS_MOST:,}, a sweep keeps more of them on disk"])
     trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):
@@ -330,16 +319,22 @@ def compare(
     keep = None if out is None else (out / RUNS).resolve()
     shared = Shared(
         keep=keep, runner=runner, timeline=timeline, journal=journal, trace=trace, by=() if out else tuple(by)
-    )  # fmt: skip
+    )
     with _store(out) as store:
         store.keep_only(order.id for order in orders)
         store.set_about(study="comparison", name=scenario.name, planned=str(len(orders)))
         chosen, made = make(store, orders, shared, How(jobs_parallel, retry=True, progress=progress), until)
         store.keep_only(order.id for order in chosen)
         comparison = _comparison(
-            scenario, lower_bound(scenario, trace), chosen, store.rows(), made, notes, until,
+            scenario,
+            lower_bound(scenario, trace),
+            chosen,
+            store.rows(),
+            made,
+            notes,
+            until,
             lambda order, row: _groups(shared.folder(order), row, by),
-        )  # fmt: skip
+        )
         if out is not None:
             write_whole(out / COMPARISON, comparison.as_json())
     return comparison
@@ -375,9 +370,7 @@ def _comparison(
     if not policies:
         raise EveryPolicyFailed(failures[0])
     results = tuple(
-        Result.of(o, by_id[o.id], o.id not in made, groups(o, by_id[o.id]))
-        for o in orders
-        if o.policy not in out
+        Result.of(o, by_id[o.id], o.id not in made, groups(o, by_id[o.id])) for o in orders if o.policy not in out
     )
     precision, level = None, CONFIDENCE
     if until is not None:
@@ -385,9 +378,17 @@ def _comparison(
         precision = Precision(until.metric, until.of_ratio, until.share, until.reached(values))
         level = until.level
     return Comparison(
-        scenario.name, policies, tuple(dict.fromkeys(o.seed for o in orders)), results, bound,
-        (*notes, *_never_waits(results), *_notes(results)), level, precision, failures, is_random(scenario),
-    )  # fmt: skip
+        scenario.name,
+        policies,
+        tuple(dict.fromkeys(o.seed for o in orders)),
+        results,
+        bound,
+        (*notes, *_never_waits(results), *_notes(results)),
+        level,
+        precision,
+        failures,
+        is_random(scenario),
+    )
 
 
 def _groups(folder: Path | None, row: Row, by: Sequence[str]) -> Mapping[str, float]:
@@ -421,9 +422,7 @@ def _check(given: Sequence[AnyPolicy], seeds: int, jobs_parallel: int, until: Un
 def _never_waits(results: Sequence[Result]) -> list[str]:
     """A line where no order of the queue can matter, because there never is one."""
     known = [result.metrics for result in results]
-    if len({r.policy for r in results}) < 2 or any(
-        m["queueing_mean_s"] > 0 or not m["jobs"] > 1 for m in known
-    ):
+    if len({r.policy for r in results}) < 2 or any(m["queueing_mean_s"] > 0 or not m["jobs"] > 1 for m in known):
         return []
     gpus, busy = results[0].totals.get("gpus", math.nan), known[0]["gpu_busy_ratio"]
     if not (gpus > 1 and busy < ENOUGH):

@@ -218,15 +218,16 @@ def perform(order: Order, shared: Shared) -> Row:
         trace = shared.trace or trace_at(scenario.workload.trace, shared.folders)
         more: dict[str, Any] = {"timeline": True} if shared.timeline else {}  # runners need not know of it
         made = make_run(
-            scenario, order.stages(), order.seed, trace, keep=shared.folder(order),
-            runner=shared.runner, journal=shared.journal, **more,
-        )  # fmt: skip
-        outcome = {
-            "status": "done",
-            **made.totals,
-            **made.summary(),
-            **(made.by_class() if shared.by_class else {}),
-        }
+            scenario,
+            order.stages(),
+            order.seed,
+            trace,
+            keep=shared.folder(order),
+            runner=shared.runner,
+            journal=shared.journal,
+            **more,
+        )
+        outcome = {"status": "done", **made.totals, **made.summary(), **(made.by_class() if shared.by_class else {})}
         if shared.by:
             outcome["groups"] = breakdown(made.jobs, shared.by)
         if made.notes:

@@ -53,9 +53,7 @@ def ask(folder: Path, sql: str, to: Path | None = None, *, allow_files: bool = F
             return interruptible(lambda: _made(connection, sql, to), left_over)
         except (MemoryError, duckdb.OutOfMemoryException):
             most = f"{MEMORY_BYTES / 2**30:g} GiB"
-            raise InputError(
-                [f"SQL: this needs more than {most} of memory; ask for less, or use --to"]
-            ) from None
+            raise InputError([f"SQL: this needs more than {most} of memory; ask for less, or use --to"]) from None
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) -> None:

@@ -140,9 +140,7 @@ def _rows_at(found: Mapping[str, _Place]) -> Iterator[Row]:
                 except (ValueError, KeyError, TypeError):
                     same = False
                 if not same:
-                    raise StoreError(
-                        f"{path}: was written anew meanwhile; merge again when its shard has ended"
-                    )
+                    raise StoreError(f"{path}: was written anew meanwhile; merge again when its shard has ended")
                 yield row
 
 

@@ -194,9 +194,7 @@ class Ledger:
             columns = ", ".join(f"{name} {kind}" for name, kind in FIXED.items())
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns})")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS former_runs (id TEXT PRIMARY KEY, row TEXT NOT NULL)"
-            )
+            self._db.execute("CREATE TABLE IF NOT EXISTS former_runs (id TEXT PRIMARY KEY, row TEXT NOT NULL)")
             self._db.execute("CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
             self._db.execute(f"PRAGMA user_version = {SCHEMA}")
             self._db.execute("COMMIT")

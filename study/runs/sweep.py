@@ -30,14 +30,7 @@ from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at, trace_at
 from equipoise.study.runs.shards import FOLDER, ShardFile
 from equipoise.study.runs.store import PARQUET, Store, ledger_with_copy, only_writer
-from equipoise.study.runs.sweep_spec import (
-    RUNS_MOST,
-    Point,
-    SweepSpec,
-    place_of,
-    read_sweep,
-    what_can_be_read,
-)
+from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, place_of, read_sweep, what_can_be_read
 from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points
 
 _RUN_ID = re.compile("[0-9a-f]{16}")
@@ -172,9 +165,7 @@ def orders_of(
         sure, folders = sure + (seeds < spec.seeds), file.folders
         for policy in given:  # goes by its own name at every point
             here = [with_parameters(policy, own)]
-            made = orders_at(
-                file.scenario, here, seeds, trace, point=number, values=whole, number=len(orders)
-            )
+            made = orders_at(file.scenario, here, seeds, trace, point=number, values=whole, number=len(orders))
             orders += [replace(order, policy=name_of(policy)) for order in made]
     notes = [f"{sure} points have nothing random in them and are run on one seed"] if sure else []
     return _distinct(orders), Shared(folders), notes
@@ -239,9 +230,7 @@ def _wrong_at(spec: SweepSpec, tree: Tree, base: Path, number: int, whole: Point
                 yield tree.error(place_of(spec, number, key, point[key]), told)
 
 
-def _wrong_parameters(
-    spec: SweepSpec, tree: Tree, policies: Sequence[str], number: int, point: Point
-) -> Iterator[str]:
+def _wrong_parameters(spec: SweepSpec, tree: Tree, policies: Sequence[str], number: int, point: Point) -> Iterator[str]:
     """What is wrong with the parameters of stages at a point."""
     for key, value in point.items():
         try:

@@ -48,9 +48,7 @@ class Range(_Section):
     def _bare(cls, value: Any) -> Any:
         number, space, unit = str(value).strip().partition(" ")
         if isinstance(value, str) and space:
-            raise ValueError(
-                f"{value!r} is not a number; write {number} here, and 'unit: {unit.strip()}' beside it"
-            )
+            raise ValueError(f"{value!r} is not a number; write {number} here, and 'unit: {unit.strip()}' beside it")
         return value
 
     @model_validator(mode="after")
@@ -64,11 +62,7 @@ class Range(_Section):
     def at(self, share: float) -> Any:
         """The value at `share` (0 to 1) of the range; an integer range is cut into equal cells."""
         low, high = (self.low, self.high + 1.0) if self.integer else (self.low, self.high)
-        value = (
-            low * math.exp(share * math.log(high / low))
-            if self.scale == "log"
-            else low + share * (high - low)
-        )
+        value = low * math.exp(share * math.log(high / low)) if self.scale == "log" else low + share * (high - low)
         if self.integer:
             whole = min(math.floor(value), int(self.high))
             return f"{whole} {self.unit}" if self.unit else whole

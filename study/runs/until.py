@@ -47,9 +47,7 @@ class Until:
         if self.first < FEWEST:
             raise InputError([f"--until: begins with {self.first} seeds; at least {FEWEST} are needed"])
         if self.most < self.first:
-            raise InputError(
-                [f"--until: at most {self.most} seeds, but begins with {self.first}; raise --max-seeds"]
-            )
+            raise InputError([f"--until: at most {self.most} seeds, but begins with {self.first}; raise --max-seeds"])
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -149,9 +147,7 @@ def looks(store: Store, orders: Sequence[Order], until: Until | None) -> Iterato
         yield chosen
         found = values_by_point(chosen, store.results(until.metric))
         # A point where every run failed, or has no such metric, would not get better by more seeds.
-        still = {
-            point for point in still - single if any(found[point].values()) and not until.met(found[point])
-        }
+        still = {point for point in still - single if any(found[point].values()) and not until.met(found[point])}
         if not still:
             return
 

@@ -100,8 +100,7 @@ def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) 
         print("compiling kernels, this once", file=sys.stderr)
     command = [sys.executable, "-m", "equipoise.study.runs.warm"]
     others = [
-        subprocess.Popen([*command, *group], env=environment(), stdout=DEVNULL, stderr=DEVNULL)
-        for group in groups[1:]
+        subprocess.Popen([*command, *group], env=environment(), stdout=DEVNULL, stderr=DEVNULL) for group in groups[1:]
     ]
     try:
         compile_portions(*groups[:1])
@@ -240,9 +239,7 @@ class _Plainly(AllocationStage):
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Start the first waiting job where it fits."""
         free = np.flatnonzero(observation.gpus.share_free == 1.0)
-        if not len(observation.waiting) or observation.jobs.gpus_requested[observation.waiting[0]] > len(
-            free
-        ):
+        if not len(observation.waiting) or observation.jobs.gpus_requested[observation.waiting[0]] > len(free):
             return plan, memory
         row = int(observation.waiting[0])
         gpus = free[: int(observation.jobs.gpus_requested[row])]

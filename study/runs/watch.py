@@ -77,8 +77,7 @@ def _standing(folder: Path, db: sqlite3.Connection) -> Standing:
         metric = "completion_mean_s" if jobs > 1 else "makespan_s"
     planned = about.get("planned", "")
     failures = db.execute(
-        "SELECT policy, seed, error FROM runs WHERE status = 'failed' ORDER BY number DESC LIMIT ?",
-        (FAILURES_SHOWN,),
+        "SELECT policy, seed, error FROM runs WHERE status = 'failed' ORDER BY number DESC LIMIT ?", (FAILURES_SHOWN,)
     ).fetchall()
     return Standing(
         about.get("name") or folder.name,

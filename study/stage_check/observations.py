@@ -77,44 +77,78 @@ def one_job(
     position = np.tile(np.arange(shards_each), n)
     tables: dict[str, Any] = {
         "nodes": Nodes.of(
-            gpus=np.ones(n), first_gpu=np.arange(n), gpus_free=np.zeros(n), up=np.ones(n),
-            rack=np.zeros(n), cores=np.full(n, 16.0), memory_bytes=np.full(n, 64e9),
-            storage_free_bytes=np.full(n, 1e12), nic_bytes_per_s=np.broadcast_to(nic_bytes_per_s, n),
-            nic_busy_ratio=np.broadcast_to(nic_busy, n), ingest_samples_per_s=np.full(n, np.inf),
+            gpus=np.ones(n),
+            first_gpu=np.arange(n),
+            gpus_free=np.zeros(n),
+            up=np.ones(n),
+            rack=np.zeros(n),
+            cores=np.full(n, 16.0),
+            memory_bytes=np.full(n, 64e9),
+            storage_free_bytes=np.full(n, 1e12),
+            nic_bytes_per_s=np.broadcast_to(nic_bytes_per_s, n),
+            nic_busy_ratio=np.broadcast_to(nic_busy, n),
+            ingest_samples_per_s=np.full(n, np.inf),
         ),
         "gpus": Gpus.of(
-            node=np.arange(n), model=np.zeros(n), job=np.zeros(n), memory_bytes=np.full(n, 80e9),
-            share_free=np.zeros(n),
+            node=np.arange(n), model=np.zeros(n), job=np.zeros(n), memory_bytes=np.full(n, 80e9), share_free=np.zeros(n)
         ),
-        "jobs": Jobs.of(**{
-            "id": [0], "arrival_s": [0.0], "state": [JobState.RUNNING],
-            "gpus_requested": [n], "gpus_held": [n],
-            "workers_min": [n], "workers_max": [n], "global_batch": [batch], "batch_reference": [batch],
-            "micro_batch": [micro], "work_s": [busy_s.mean()], "exchange_s": [0.01],
-            "exchange_alone_s": [0.01], "noise_scale": [1000.0], "memory_bytes": [1e9],
-            "throughput_samples_per_s": [batch / busy_s.max()],
-            "goodput_samples_per_s": [batch / busy_s.max()],
-            "remaining_samples": [1e6], "service_s": [1e4], "duration_s": [2e4],
-            **{name: [value] for name, value in (job or {}).items()},
-        }),
+        "jobs": Jobs.of(
+            **{
+                "id": [0],
+                "arrival_s": [0.0],
+                "state": [JobState.RUNNING],
+                "gpus_requested": [n],
+                "gpus_held": [n],
+                "workers_min": [n],
+                "workers_max": [n],
+                "global_batch": [batch],
+                "batch_reference": [batch],
+                "micro_batch": [micro],
+                "work_s": [busy_s.mean()],
+                "exchange_s": [0.01],
+                "exchange_alone_s": [0.01],
+                "noise_scale": [1000.0],
+                "memory_bytes": [1e9],
+                "throughput_samples_per_s": [batch / busy_s.max()],
+                "goodput_samples_per_s": [batch / busy_s.max()],
+                "remaining_samples": [1e6],
+                "service_s": [1e4],
+                "duration_s": [2e4],
+                **{name: [value] for name, value in (job or {}).items()},
+            }
+        ),
         "workers": Workers.of(
-            job=np.zeros(n), index=np.arange(n), gpu=np.arange(n), node=np.arange(n),
-            samples_per_step=samples, samples_max=np.broadcast_to(samples_max, n),
+            job=np.zeros(n),
+            index=np.arange(n),
+            gpu=np.arange(n),
+            node=np.arange(n),
+            samples_per_step=samples,
+            samples_max=np.broadcast_to(samples_max, n),
             samples_owned=np.bincount(worker, weights=size, minlength=n),
-            capacity_samples_per_s=samples / busy_s, fixed_s=fixed, step_s=busy_s,
-            step_cov=np.full(n, step_cov), wait_s=busy_s.max() - busy_s,
-            input_stall_s=np.broadcast_to(stall_s, n), response_s_per_sample=busy_s / np.maximum(samples, 1),
-            gradient_rate_per_s=1 / busy_s, gradient_norm=np.broadcast_to(norm, n),
-            memory_free_bytes=np.full(n, 70e9), load_ratio=np.broadcast_to(nic_busy, n),
+            capacity_samples_per_s=samples / busy_s,
+            fixed_s=fixed,
+            step_s=busy_s,
+            step_cov=np.full(n, step_cov),
+            wait_s=busy_s.max() - busy_s,
+            input_stall_s=np.broadcast_to(stall_s, n),
+            response_s_per_sample=busy_s / np.maximum(samples, 1),
+            gradient_rate_per_s=1 / busy_s,
+            gradient_norm=np.broadcast_to(norm, n),
+            memory_free_bytes=np.full(n, 70e9),
+            load_ratio=np.broadcast_to(nic_busy, n),
         ),
         "shards": Shards.of(
-            id=np.arange(len(worker)), job=np.zeros(len(worker)), worker=worker,
+            id=np.arange(len(worker)),
+            job=np.zeros(len(worker)),
+            worker=worker,
             node=worker if stored_on is None else np.broadcast_to(stored_on, len(worker)),
-            bytes=np.broadcast_to(shard_bytes, len(worker)), samples=size, started=position == 0,
+            bytes=np.broadcast_to(shard_bytes, len(worker)),
+            samples=size,
+            started=position == 0,
             local=worker == (worker if stored_on is None else np.broadcast_to(stored_on, len(worker))),
             needed_in_s=position * size / speeds[worker],
         ),
-    }  # fmt: skip
+    }
     return Observation.of(time_s, window_s, **tables)
 
 
@@ -138,14 +172,7 @@ class MadeCluster:
         return np.flatnonzero((self.free >= share - 1e-12) & self.up[self.node_of])
 
     def add(
-        self,
-        state: Any,
-        *,
-        rigid: Any,
-        gpus: Any,
-        share: Any = 1.0,
-        per_worker: Any = 1,
-        elastic: Any = False,
+        self, state: Any, *, rigid: Any, gpus: Any, share: Any = 1.0, per_worker: Any = 1, elastic: Any = False
     ) -> Any:
         """Add a job; a running one that finds no GPUs waits instead."""
         rng, row = self.rng, len(self.jobs)
@@ -159,27 +186,42 @@ class MadeCluster:
         batch = micro * workers * int(rng.integers(1, 9)) + int(rng.integers(0, 3)) * (not rigid)
         duration = float(rng.integers(1, 5000))
         job = {
-            "id": row, "arrival_s": float(row // 2), "state": state, "rigid": rigid,
+            "id": row,
+            "arrival_s": float(row // 2),
+            "state": state,
+            "rigid": rigid,
             "priority": float(rng.choice([0.5, 1.0, 2.0])),
-            "gpus_requested": gpus, "gpu_share_requested": share,
-            "gpus_per_worker": per_worker, "workers_min": 1 if elastic else workers,
-            "workers_max": 2 * workers if elastic else workers, "duration_s": duration,
+            "gpus_requested": gpus,
+            "gpu_share_requested": share,
+            "gpus_per_worker": per_worker,
+            "workers_min": 1 if elastic else workers,
+            "workers_max": 2 * workers if elastic else workers,
+            "duration_s": duration,
             "service_s": duration * float(rng.uniform(0.01, 1)),
             "attained_gpu_s": float(rng.integers(0, 20000)),
-            "queued_since_s": float(row // 2), "started_s": 50.0 if state == JobState.RUNNING else np.nan,
+            "queued_since_s": float(row // 2),
+            "started_s": 50.0 if state == JobState.RUNNING else np.nan,
             "one_gpu_model": rigid and bool(rng.integers(0, 2)),
-            "memory_bytes": float(rng.choice([0.0, 10e9, 60e9])), "checkpoint_bytes": 1e9,
+            "memory_bytes": float(rng.choice([0.0, 10e9, 60e9])),
+            "checkpoint_bytes": 1e9,
             "restart_s": float(rng.uniform(0, 60)),
-        }  # fmt: skip
+        }
         if not rigid:
             job |= {
-                "global_batch": batch, "batch_reference": batch, "micro_batch": micro,
-                "batch_given": batch, "batch_max": 4 * batch * (row % 3 == 1), "rate_rule": row % 5,
-                "sync_interval": int(rng.integers(1, 4)), "drift": float(rng.choice([0.0, 0.01])),
+                "global_batch": batch,
+                "batch_reference": batch,
+                "micro_batch": micro,
+                "batch_given": batch,
+                "batch_max": 4 * batch * (row % 3 == 1),
+                "rate_rule": row % 5,
+                "sync_interval": int(rng.integers(1, 4)),
+                "drift": float(rng.choice([0.0, 0.01])),
                 "noise_scale": float(rng.choice([np.nan, 50.0, 5000.0])),
-                "remaining_samples": float(rng.integers(1, 10**6)), "data_demand_bytes": 1e9,
-                "compute_demand_flops": float(rng.uniform(1e12, 1e15)), "progress": float(rng.uniform(0, 1)),
-            }  # fmt: skip
+                "remaining_samples": float(rng.integers(1, 10**6)),
+                "data_demand_bytes": 1e9,
+                "compute_demand_flops": float(rng.uniform(1e12, 1e15)),
+                "progress": float(rng.uniform(0, 1)),
+            }
             for count in range(1, 2 * workers + 1):
                 for model in range(self.gpu_models):
                     rate = batch * count**0.9 * (1 + model)
@@ -204,19 +246,30 @@ class MadeCluster:
         kappa = float(rng.uniform(0.1, 5))
         for rank in range(n):
             gpu = held[rank * per_worker]
-            self.workers.append({
-                "job": row, "index": rank, "gpu": gpu, "node": self.node_of[gpu], "gpu_share": share,
-                "share_kappa": kappa, "samples_per_step": samples[rank],
-                "samples_max": int(rng.choice([2**40, samples.max() + 2])),
-                "capacity_samples_per_s": samples[rank] / busy[rank],
-                "fixed_s": fixed[rank], "step_s": busy[rank],
-                "step_cov": float(rng.choice([0.0, 0.1])), "wait_s": busy.max() - busy[rank],
-                "input_stall_s": float(rng.choice([0.0, 0.02])),
-                "response_s_per_sample": busy[rank] / samples[rank],
-                "gradient_rate_per_s": 1 / busy[rank], "gradient_norm": float(rng.uniform(0.9, 1.1)),
-                "memory_free_bytes": 1e9, "samples_owned": 0.0,
-                "push_s": 0.02 * (1 + rank) if row % 3 == 2 else np.nan,  # of every third job they do not wait
-            })  # fmt: skip
+            self.workers.append(
+                {
+                    "job": row,
+                    "index": rank,
+                    "gpu": gpu,
+                    "node": self.node_of[gpu],
+                    "gpu_share": share,
+                    "share_kappa": kappa,
+                    "samples_per_step": samples[rank],
+                    "samples_max": int(rng.choice([2**40, samples.max() + 2])),
+                    "capacity_samples_per_s": samples[rank] / busy[rank],
+                    "fixed_s": fixed[rank],
+                    "step_s": busy[rank],
+                    "step_cov": float(rng.choice([0.0, 0.1])),
+                    "wait_s": busy.max() - busy[rank],
+                    "input_stall_s": float(rng.choice([0.0, 0.02])),
+                    "response_s_per_sample": busy[rank] / samples[rank],
+                    "gradient_rate_per_s": 1 / busy[rank],
+                    "gradient_norm": float(rng.uniform(0.9, 1.1)),
+                    "memory_free_bytes": 1e9,
+                    "samples_owned": 0.0,
+                    "push_s": 0.02 * (1 + rank) if row % 3 == 2 else np.nan,  # of every third job they do not wait
+                }
+            )
         job["work_s"], job["exchange_s"] = busy.mean(), float(rng.choice([0.0, 0.05, 1.0]))
         job["exchange_alone_s"], job["gamma"] = job["exchange_s"], float(rng.choice([1.0, 2.0]))
         job["throughput_samples_per_s"] = batch / (busy.max() + job["exchange_s"])
@@ -226,11 +279,19 @@ class MadeCluster:
             worker = len(self.workers) - n + rank
             node = int(rng.integers(len(self.up))) if rng.random() < 0.5 else self.workers[worker]["node"]
             self.workers[worker]["samples_owned"] += left
-            self.shards.append({
-                "id": len(self.shards), "job": row, "worker": worker, "node": node, "bytes": left * 1e5,
-                "samples": left, "started": rng.random() < 0.2, "local": node == self.workers[worker]["node"],
-                "needed_in_s": float(rng.uniform(0, 20)),
-            })  # fmt: skip
+            self.shards.append(
+                {
+                    "id": len(self.shards),
+                    "job": row,
+                    "worker": worker,
+                    "node": node,
+                    "bytes": left * 1e5,
+                    "samples": left,
+                    "started": rng.random() < 0.2,
+                    "local": node == self.workers[worker]["node"],
+                    "needed_in_s": float(rng.uniform(0, 20)),
+                }
+            )
 
     def observe(self, time_s: Any = 100.0, window_s: Any = 10.0) -> Any:
         """The observation. Workers are in order of (job, rank) because jobs were added in order of rows."""
@@ -240,40 +301,52 @@ class MadeCluster:
         first = np.concatenate(([0], np.cumsum(self.gpus_of_node)[:-1])) if nodes else np.empty(0)
         pairs = [(a, b) for a in range(nodes) for b in range(nodes) if a != b and rng.random() < 0.5]
         return Observation.of(
-            time_s, window_s,
+            time_s,
+            window_s,
             nodes=Nodes.of(
-                gpus=self.gpus_of_node, first_gpu=first, up=self.up, rack=np.arange(nodes) // 2,
+                gpus=self.gpus_of_node,
+                first_gpu=first,
+                up=self.up,
+                rack=np.arange(nodes) // 2,
                 gpus_free=np.bincount(self.node_of, weights=idle, minlength=nodes),
-                cores=np.full(nodes, 16.0), memory_bytes=np.full(nodes, 64e9),
+                cores=np.full(nodes, 16.0),
+                memory_bytes=np.full(nodes, 64e9),
                 storage_free_bytes=rng.choice([1e12, 2e7], nodes),
                 nic_bytes_per_s=rng.choice([1e9, 1e7], nodes),
-                nic_busy_ratio=rng.uniform(0, 1, nodes), ingest_samples_per_s=np.full(nodes, 1e4),
+                nic_busy_ratio=rng.uniform(0, 1, nodes),
+                ingest_samples_per_s=np.full(nodes, 1e4),
                 speed_ratio=np.resize([np.nan, 1.02, 0.5], nodes),
                 power_idle_w=np.resize([50.0, 50.0, np.nan], nodes),
                 power_max_w=np.resize([300.0, 300.0, np.nan], nodes),
                 power_cap_w=np.resize([300.0, 150.0, np.nan], nodes),
             ),
             gpus=Gpus.of(
-                node=self.node_of, model=self.node_of % self.gpu_models, job=self.holder,
-                memory_bytes=np.full(gpus, 80e9), share_free=np.where(up, np.maximum(self.free, 0), 0.0),
-                sm_active_ratio=rng.uniform(0, 1, gpus), dram_active_ratio=rng.uniform(0, 1, gpus),
-                power_w=np.full(gpus, 300.0), temperature_c=np.full(gpus, 50.0),
+                node=self.node_of,
+                model=self.node_of % self.gpu_models,
+                job=self.holder,
+                memory_bytes=np.full(gpus, 80e9),
+                share_free=np.where(up, np.maximum(self.free, 0), 0.0),
+                sm_active_ratio=rng.uniform(0, 1, gpus),
+                dram_active_ratio=rng.uniform(0, 1, gpus),
+                power_w=np.full(gpus, 300.0),
+                temperature_c=np.full(gpus, 50.0),
             ),
-            jobs=_table(Jobs, self.jobs), workers=_table(Workers, self.workers),
+            jobs=_table(Jobs, self.jobs),
+            workers=_table(Workers, self.workers),
             shards=_table(Shards, self.shards),
-            paths=_table(Paths, [
-                {
-                    "source": a, "target": b, "latency_s": 1e-3,
-                    "bytes_per_s": float(rng.choice([np.nan, 1e6, 1e8])),
-                }
-                for a, b in pairs
-            ]),
-            speeds=_table(Speeds, [
-                dict(zip(("job", "gpu_model", "gpus", "samples_per_s"), row, strict=True))
-                for row in self.speeds
-            ]),
+            paths=_table(
+                Paths,
+                [
+                    {"source": a, "target": b, "latency_s": 1e-3, "bytes_per_s": float(rng.choice([np.nan, 1e6, 1e8]))}
+                    for a, b in pairs
+                ],
+            ),
+            speeds=_table(
+                Speeds,
+                [dict(zip(("job", "gpu_model", "gpus", "samples_per_s"), row, strict=True)) for row in self.speeds],
+            ),
             gpu_models=tuple(f"gpu{k}" for k in range(self.gpu_models)),
-        )  # fmt: skip
+        )
 
 
 def _table(kind: Any, rows: Any) -> Any:
@@ -294,9 +367,7 @@ def with_dead_nodes(observation: Any, dead: Any) -> Any:
 
 def with_services(observation: Any, every: Any = 2) -> Any:
     """The same, with a service on each `every`-th free GPU, which nothing else may have."""
-    free = np.flatnonzero((observation.gpus.job == FREE) & observation.nodes.up[observation.gpus.node])[
-        ::every
-    ]
+    free = np.flatnonzero((observation.gpus.job == FREE) & observation.nodes.up[observation.gpus.node])[::every]
     job, share = observation.gpus.job.copy(), observation.gpus.share_free.copy()
     job[free], share[free] = SERVING, 0.0
     taken = np.bincount(observation.gpus.node[free], minlength=len(observation.nodes))
@@ -320,18 +391,33 @@ MEASURED = {
     "nodes": ("nic_busy_ratio", "ingest_samples_per_s", "speed_ratio"),
     "gpus": ("sm_active_ratio", "dram_active_ratio", "power_w", "temperature_c", "clock_ratio"),
     "workers": (
-        "samples_owned", "capacity_samples_per_s", "step_s", "step_cov", "wait_s", "input_stall_s",
-        "response_s_per_sample", "gradient_rate_per_s", "gradient_norm", "memory_free_bytes",
+        "samples_owned",
+        "capacity_samples_per_s",
+        "step_s",
+        "step_cov",
+        "wait_s",
+        "input_stall_s",
+        "response_s_per_sample",
+        "gradient_rate_per_s",
+        "gradient_norm",
+        "memory_free_bytes",
         "load_ratio",
     ),
     "jobs": (
-        "work_s", "exchange_s", "exchange_alone_s", "noise_scale", "throughput_samples_per_s",
-        "goodput_samples_per_s", "remaining_samples", "data_demand_bytes", "compute_demand_flops",
+        "work_s",
+        "exchange_s",
+        "exchange_alone_s",
+        "noise_scale",
+        "throughput_samples_per_s",
+        "goodput_samples_per_s",
+        "remaining_samples",
+        "data_demand_bytes",
+        "compute_demand_flops",
     ),
     "speeds": ("samples_per_s",),
     "shards": ("needed_in_s",),
     "paths": ("bytes_per_s", "latency_s"),
-}  # fmt: skip
+}
 
 
 def random_cluster(seed: Any, jobs_most: Any = 8) -> Any:

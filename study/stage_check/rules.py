@@ -89,17 +89,29 @@ class GpuPool:
         state[self.running] = JobState.RUNNING
         free = self.held < 0
         columns = {
-            "id": np.arange(n), "arrival_s": self.arrival_s[:n], "state": state[:n], "rigid": np.ones(n),
-            "gpus_requested": self.gpus[:n], "gpus_held": self.gpus[:n] * (state[:n] == JobState.RUNNING),
-            "workers_min": self.gpus[:n], "workers_max": self.gpus[:n], "duration_s": self.duration_s[:n],
-            "service_s": self.left_s[:n], "attained_gpu_s": self.attained[:n], "memory_bytes": np.zeros(n),
-            "restart_s": np.zeros(n), "queued_since_s": self.arrival_s[:n], "checkpoint_bytes": np.zeros(n),
-        }  # fmt: skip
+            "id": np.arange(n),
+            "arrival_s": self.arrival_s[:n],
+            "state": state[:n],
+            "rigid": np.ones(n),
+            "gpus_requested": self.gpus[:n],
+            "gpus_held": self.gpus[:n] * (state[:n] == JobState.RUNNING),
+            "workers_min": self.gpus[:n],
+            "workers_max": self.gpus[:n],
+            "duration_s": self.duration_s[:n],
+            "service_s": self.left_s[:n],
+            "attained_gpu_s": self.attained[:n],
+            "memory_bytes": np.zeros(n),
+            "restart_s": np.zeros(n),
+            "queued_since_s": self.arrival_s[:n],
+            "checkpoint_bytes": np.zeros(n),
+        }
         return Observation.of(
-            self.now, 10.0, jobs=Jobs.of(**columns),
+            self.now,
+            10.0,
+            jobs=Jobs.of(**columns),
             nodes=Nodes.of(gpus=[6], first_gpu=[0], gpus_free=[free.sum()], up=[True]),
             gpus=Gpus.of(node=np.zeros(6), job=self.held, share_free=free, memory_bytes=np.full(6, np.inf)),
-        )  # fmt: skip
+        )
 
     def apply(self, plan: Any) -> Any:
         """Hand over what the plan allocates."""
@@ -202,9 +214,7 @@ def reads_only_what_it_needs(stage: Any) -> Any:
 def serves_every_job(stage: Any, jobs: Any = None) -> Any:
     """A pool of 6 GPUs, rigid jobs of (GPUs, duration, arrival), thousands of seconds: all of them end."""
     rng = np.random.default_rng(3)
-    jobs = jobs or [
-        (int(rng.integers(1, 7)), int(rng.integers(1, 50)), int(rng.integers(61))) for _ in range(10)
-    ]
+    jobs = jobs or [(int(rng.integers(1, 7)), int(rng.integers(1, 50)), int(rng.integers(61))) for _ in range(10)]
     pool, memory = GpuPool(sorted(jobs, key=lambda job: job[2])), stage.initial()
     for _ in range(60 * len(jobs)):
         plan, memory = run(stage, pool.observe(), memory=memory)

@@ -42,9 +42,7 @@ def same(one: Any, other: Any) -> Any:
             and one.tobytes() == other.tobytes()
         )
     if isinstance(one, dict):
-        return (
-            isinstance(other, dict) and list(one) == list(other) and all(same(one[k], other[k]) for k in one)
-        )
+        return isinstance(other, dict) and list(one) == list(other) and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Table):
@@ -52,10 +50,7 @@ def same(one: Any, other: Any) -> Any:
         return (
             type(one) is type(other)
             and len(one) == len(other)
-            and all(
-                same(writable(one, name)[: len(one)], writable(other, name)[: len(one)])
-                for name in one.columns
-            )
+            and all(same(writable(one, name)[: len(one)], writable(other, name)[: len(one)]) for name in one.columns)
         )
     if hasattr(one, "__dataclass_fields__"):
         return type(one) is type(other) and all(

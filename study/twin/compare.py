@@ -38,12 +38,8 @@ class Parting:
     what: str  # field of the plan
     live: str
     simulated: str
-    columns: tuple[
-        ComparedColumn, ...
-    ]  # each makes the difference alone; the one that parted first comes first
-    together: tuple[
-        ComparedColumn, ...
-    ] = ()  # where none does: those that do so together, each of which is needed
+    columns: tuple[ComparedColumn, ...]  # each makes the difference alone; the one that parted first comes first
+    together: tuple[ComparedColumn, ...] = ()  # where none does: those that do so together, each of which is needed
 
 
 def actions(decision: Decision) -> dict[str, Any]:
@@ -136,9 +132,7 @@ def _equal(table: Table, other: Table, column: str) -> bool:
     return np.array_equal(getattr(table, column), getattr(other, column), equal_nan=True)
 
 
-def _flips(
-    policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], names: Sequence[str]
-) -> bool:
+def _flips(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], names: Sequence[str]) -> bool:
     """Whether the policy, shown the live run with these columns simulated throughout, decides otherwise."""
     memory: Mapping[str, Memory] = live[0].memory_before
     decided = None
@@ -170,19 +164,14 @@ def _with_column(live: Observation, simulated: Observation, name: str) -> Observ
 
 
 def _column(name: str, live: Sequence[Decision], simulated: Sequence[Decision]) -> ComparedColumn:
-    pairs = [
-        (_values(a.observation, name), _values(b.observation, name))
-        for a, b in zip(live, simulated, strict=True)
-    ]
+    pairs = [(_values(a.observation, name), _values(b.observation, name)) for a, b in zip(live, simulated, strict=True)]
     since = next((k for k, pair in enumerate(pairs, start=1) if _apart(*pair) > PARTED), 0)
     return ComparedColumn(name, since, pairs[-1][0].tolist(), pairs[-1][1].tolist())
 
 
 def _values(observation: Observation, name: str) -> NDArray[Any]:
     table, _, column = name.partition(".")
-    return np.atleast_1d(
-        getattr(getattr(observation, table), column) if column else getattr(observation, name)
-    )
+    return np.atleast_1d(getattr(getattr(observation, table), column) if column else getattr(observation, name))
 
 
 def _apart(live: NDArray[Any], simulated: NDArray[Any]) -> float:

@@ -53,9 +53,7 @@ class MeasuredSpeeds:
     fixed_samples: float  # fixed part of a step, as so many samples
     update_samples: float  # of these, the part that the run itself measured as the update
     exchange_s: float  # one exchange, beyond what backward hides
-    exchanges: tuple[
-        tuple[int, float], ...
-    ]  # (first round, times that) of windows in which it took otherwise
+    exchanges: tuple[tuple[int, float], ...]  # (first round, times that) of windows in which it took otherwise
     step_cov: float  # coefficient of variation of a local step
 
     @property
@@ -142,9 +140,7 @@ def measure(run: LiveRun) -> MeasuredSpeeds:
         min(fixed, float(np.nanmedian(run.update_s / per_sample_s))),
         _exchange_s(run),
         _exchanges(run, sorted({0, *(k for k in decided if k < run.rounds)})),
-        _apart_cov(
-            float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))), busy_s, busy_s / ratio
-        ),
+        _apart_cov(float(_MAD_TO_SIGMA * np.nanmedian(np.abs(ratio - np.nanmedian(ratio)))), busy_s, busy_s / ratio),
     )
 
 
@@ -286,9 +282,7 @@ def scenario_data(
     model = {
         "fixed_time": measured.fixed_samples * beta_s,
         "sample_time": beta_s,
-        "gradient": _VOLUME_BYTES * n / (2 * (n - 1))
-        if exchanged
-        else 0.0,  # a ring sends 2 (n - 1) / n of it
+        "gradient": _VOLUME_BYTES * n / (2 * (n - 1)) if exchanged else 0.0,  # a ring sends 2 (n - 1) / n of it
         "exchange": {"alpha": 0.0, "rate": 1e24},
         "drift": 1.0 if drift is None else _last_drift(run) if drift == "measured" else drift,
         **({"noise_scale": phi} if phi > 0 else {}),

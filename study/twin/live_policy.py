@@ -13,10 +13,16 @@ from equipoise.policies.growth import LEAST_ROUNDS, Growth
 from equipoise.policies.observation import Observation, writable
 
 _FIELDS = {
-    "samples": ("samples_per_step",), "moves": ("moves",), "order": ("fetch_order",),
-    "batch": ("global_batch", "learning_rate"), "interval": ("sync_interval",), "share": ("gpu_share",),
-    "accumulation": ("accumulation",), "resize": ("allocation",), "power": ("power_cap_w",),
-}  # fmt: skip
+    "samples": ("samples_per_step",),
+    "moves": ("moves",),
+    "order": ("fetch_order",),
+    "batch": ("global_batch", "learning_rate"),
+    "interval": ("sync_interval",),
+    "share": ("gpu_share",),
+    "accumulation": ("accumulation",),
+    "resize": ("allocation",),
+    "power": ("power_cap_w",),
+}
 """Levers of a live run and the fields of a plan that use them."""
 
 _OF_SHARES = ("job", "memory_bytes", "share_free", "share_quantum")

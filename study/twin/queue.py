@@ -17,17 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.policies.contract import (
-    Allocation,
-    Decision,
-    Kind,
-    Memory,
-    Plan,
-    Policy,
-    Stage,
-    StageError,
-    refine,
-)
+from equipoise.policies.contract import Allocation, Decision, Kind, Memory, Plan, Policy, Stage, StageError, refine
 from equipoise.policies.kernels.gangs import frozen, request_columns, room_columns, start_in_order
 from equipoise.policies.kernels.placement import ANY
 from equipoise.policies.observation import RUNNING, WAITING, Bools, Floats, Jobs, Observation, writable
@@ -155,16 +145,12 @@ def _seen_s(run: QueueRun, first_s: Mapping[int, float], waited: Bools) -> Float
     end waited for the manager alone, until its start.
     """
     seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()])
-    done = np.searchsorted(
-        run.did_s, seen_s
-    )  # changes are made within a second of their decision, or not at all
+    done = np.searchsorted(run.did_s, seen_s)  # changes are made within a second of their decision, or not at all
     made_s = np.append(run.did_s, np.inf)[done]
     made_s = np.where(made_s < seen_s + 1.0, made_s, seen_s)
     seen_s -= 0.5
     for k in np.flatnonzero(np.isfinite(seen_s)).tolist():
-        without = (
-            (run.start_s <= made_s[k]) & (run.start_s > seen_s[k] - 1.0) & (run.start_s < run.start_s[k])
-        )
+        without = (run.start_s <= made_s[k]) & (run.start_s > seen_s[k] - 1.0) & (run.start_s < run.start_s[k])
         if (without & waited).any():
             seen_s[k] = max(seen_s[k], run.start_s[without & waited].max() + _MOMENT_S)
     seen_s = np.where(seen_s < run.start_s + 1.0, np.maximum(seen_s, run.arrival_s), run.arrival_s)
@@ -195,9 +181,7 @@ def _simulated(run: QueueRun, policy: Policy, came_s: Floats, idle_s: Floats, se
     trace = make_trace(run.id, came_s - run.arrival_s[0], run.gpus, took_s, source=str(run.folder))
     made = simulate(from_mapping(_scenario(run)), policy=policy, seed=seed, trace=trace)
     if made.jobs["preemptions"].any():
-        raise InputError(
-            [f"{run.folder}: {run.policy.name} stops running jobs in the simulation, not so live"]
-        )
+        raise InputError([f"{run.folder}: {run.policy.name} stops running jobs in the simulation, not so live"])
     start_of = dict(zip(made.jobs["job_id"].tolist(), made.jobs["start_s"].tolist(), strict=True))
     return np.array([start_of[job] for job in run.id.tolist()])
 
@@ -263,9 +247,7 @@ def as_data(found: QueueTwin) -> dict[str, Any]:
     run = found.run
     names = ("id", "name", "gpus", "start_s", "replayed_s", "anew_s")
     columns = (run.id, run.name, run.gpus, found.start_s, found.replayed_s, found.anew_s)
-    rows = zip(
-        *(list(column) if isinstance(column, tuple) else column.tolist() for column in columns), strict=True
-    )
+    rows = zip(*(list(column) if isinstance(column, tuple) else column.tolist() for column in columns), strict=True)
     return {
         "run": str(run.folder),
         "policy": run.policy.name,

@@ -81,9 +81,7 @@ class RankDiagnosis:
     ranks: tuple[Rank, ...]
     exchange_s: float
     round_s: float
-    fixed_samples: (
-        float  # what of a round does not grow, as so many samples; NaN: shares never changed enough
-    )
+    fixed_samples: float  # what of a round does not grow, as so many samples; NaN: shares never changed enough
     usual_samples: float  # of a rank's round
     speeds: tuple[RankStretch, ...]
 
@@ -93,17 +91,13 @@ def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
     folder = the_run_in(folder)
     places = {int(place["member"]): str(place["host"]) for place in manifest_of(folder)["members"]}
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in sorted(places)}
-    rows = {
-        member: {line["round"]: line for line in found if "round" in line} for member, found in lines.items()
-    }
+    rows = {member: {line["round"]: line for line in found if "round" in line} for member, found in lines.items()}
     common = sorted(set.intersection(*(set(found) for found in rows.values())))
     timed = [k for k in common if all(_is_timed(found[k]) for found in rows.values())]
     growth = _learnt(_table(rows, timed))  # from all there is
     timed = timed[-(last or 0) :]
     if len(timed) < LEAST_ROUNDS:
-        raise InputError(
-            [f"{folder}: {len(timed)} rounds were timed on every rank, {LEAST_ROUNDS} are needed"]
-        )
+        raise InputError([f"{folder}: {len(timed)} rounds were timed on every rank, {LEAST_ROUNDS} are needed"])
     table = _table(rows, timed)
     exchanged = np.array([any(found[k]["exchanged"] for found in rows.values()) for k in timed])
     if not exchanged.all():
@@ -118,9 +112,15 @@ def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
     found = [_judged(m, places[m], k, usual, law, known=growth.is_known) for k, m in enumerate(rows)]
     each = float(np.mean(table["samples"]))
     return RankDiagnosis(
-        folder, len(timed), tuple(found), exchange_s, float(np.median(np.asarray(spent))),
-        law.fixed_samples if growth.is_known else math.nan, each, tuple(_speeds(table, timed, law, each)),
-    )  # fmt: skip
+        folder,
+        len(timed),
+        tuple(found),
+        exchange_s,
+        float(np.median(np.asarray(spent))),
+        law.fixed_samples if growth.is_known else math.nan,
+        each,
+        tuple(_speeds(table, timed, law, each)),
+    )
 
 
 def _table(rows: Mapping[int, Mapping[int, Mapping[str, Any]]], rounds: Sequence[int]) -> dict[str, Floats]:
@@ -148,9 +148,7 @@ def _learnt(table: Mapping[str, Floats]) -> Growth:
     return growth
 
 
-def _speeds(
-    table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: float
-) -> Iterator[RankStretch]:
+def _speeds(table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: float) -> Iterator[RankStretch]:
     """Medians of so many stretches, with at least `LEAST_ROUNDS` rounds in each."""
     samples = table["samples"]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -158,22 +156,21 @@ def _speeds(
     per_s = each / float(law.work(np.array(each)))
     for part in np.array_split(np.arange(len(rounds)), max(1, min(STRETCHES, len(rounds) // LEAST_ROUNDS))):
         usual = [
-            float(np.median(row[np.isfinite(row)])) if np.isfinite(row).any() else math.nan
-            for row in unit_s[:, part]
+            float(np.median(row[np.isfinite(row)])) if np.isfinite(row).any() else math.nan for row in unit_s[:, part]
         ]
         yield RankStretch(
-            rounds[part[0]], rounds[part[-1]], tuple(np.median(samples[:, part], axis=1).tolist()),
+            rounds[part[0]],
+            rounds[part[-1]],
+            tuple(np.median(samples[:, part], axis=1).tolist()),
             tuple(per_s / value for value in usual),
-        )  # fmt: skip
+        )
 
 
 def _is_timed(line: Mapping[str, Any]) -> bool:
     return all(line.get(name) is not None for name in _TIMES)
 
 
-def _usual(
-    table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str, float], law: Law
-) -> dict[str, float]:
+def _usual(table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str, float], law: Law) -> dict[str, float]:
     samples = table["samples"][k]
     some = samples > 0
     if not some.any():
@@ -208,9 +205,7 @@ def _device(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _judged(
-    member: int, host: str, k: int, usual: Sequence[Mapping[str, float]], law: Law, *, known: bool
-) -> Rank:
+def _judged(member: int, host: str, k: int, usual: Sequence[Mapping[str, float]], law: Law, *, known: bool) -> Rank:
     units = [f"unit_{name}" for name in _PARTS.values()]
     shown = ("per_sample_s", "fixed_s", *_PARTS.values())
     mine = dict.fromkeys((*shown, *units, "unit_s", "round_s", "work"), math.nan) | dict(usual[k])
@@ -227,9 +222,7 @@ def _judged(
         excess = {part: mine[f"unit_{column}"] - theirs(f"unit_{column}") for part, column in _PARTS.items()}
         cause = max(excess, key=lambda part: excess[part])
         column = f"unit_{_PARTS[cause]}"
-        times, per = (
-            (1.0, "sample") if law.fixed_samples == 0.0 else (mine["work"], _round_of(mine["samples"]))
-        )
+        times, per = (1.0, "sample") if law.fixed_samples == 0.0 else (mine["work"], _round_of(mine["samples"]))
         own_s, their_s = mine[column] * times, theirs(column) * times
         evidence = f"{format_seconds(own_s)} per {per}, the others {format_seconds(their_s)}"
         fewer = mine["samples"] * _UNEQUAL < theirs("samples")
@@ -247,9 +240,7 @@ def _round_of(samples: float) -> str:
     return f"round of {samples:.0f} samples"
 
 
-def _why_computing(
-    mine: Mapping[str, float], clock: float, preempted: float, slower: float
-) -> tuple[str, str]:
+def _why_computing(mine: Mapping[str, float], clock: float, preempted: float, slower: float) -> tuple[str, str]:
     if mine["clock_ratio"] < _LOW_CLOCK * clock:
         heat = f" at {mine['temperature_c']:.0f} degrees" if math.isfinite(mine["temperature_c"]) else ""
         return "thermal", f"; clock at {mine['clock_ratio']:.0%} of its highest{heat}, the others {clock:.0%}"
@@ -275,9 +266,7 @@ def render(found: RankDiagnosis) -> str:
         if rank.fixed_s > 0:
             speed += f", of which {format_seconds(rank.fixed_s)} of a round do not grow with its samples"
         waits = f"waits {format_seconds(rank.wait_s)} per round"
-        lines.append(
-            f"  rank {rank.member} on {rank.host}: {rank.samples:.0f} samples per round, {speed}, {waits}"
-        )
+        lines.append(f"  rank {rank.member} on {rank.host}: {rank.samples:.0f} samples per round, {speed}, {waits}")
     for rank in sorted((r for r in found.ranks if r.cause), key=lambda r: -r.slower):
         if rank.cause == "unclear":
             lines.append(
@@ -285,9 +274,7 @@ def render(found: RankDiagnosis) -> str:
                 "as shares never changed, a fixed part of a round cannot be told from a slow rank"
             )
         else:
-            lines.append(
-                f"rank {rank.member} is {rank.slower:.2f} times slower: {rank.cause} ({rank.evidence})"
-            )
+            lines.append(f"rank {rank.member} is {rank.slower:.2f} times slower: {rank.cause} ({rank.evidence})")
     if not any(rank.cause for rank in found.ranks):
         lines.append("no rank is slow")
     part = found.exchange_s / found.round_s
@@ -304,11 +291,12 @@ def _speed_lines(found: RankDiagnosis) -> Iterator[str]:
     yield f"samples per second in a {_round_of(found.usual_samples)} (and samples per round):"
     header = ("rounds", *(f"rank {rank.member}" for rank in found.ranks))
     rows = [
-        (f"{s.first_round}-{s.last_round}", *(
-            f"{speed:.4g} ({n:.0f})" for speed, n in zip(s.samples_per_s, s.samples, strict=True)
-        ))
+        (
+            f"{s.first_round}-{s.last_round}",
+            *(f"{speed:.4g} ({n:.0f})" for speed, n in zip(s.samples_per_s, s.samples, strict=True)),
+        )
         for s in found.speeds
-    ]  # fmt: skip
+    ]
     widths = [max(len(row[k]) for row in (header, *rows)) for k in range(len(header))]
     for row in (header, *rows):
         yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

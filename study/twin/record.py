@@ -91,13 +91,9 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
     members = tuple(sorted(int(place["member"]) for place in manifest["members"]))
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in members}
     if any(line.get("near") for found in lines.values() for line in found):
-        raise InputError(
-            [f"{folder}: near ranks exchanged among themselves; a twin has one interval for all"]
-        )
+        raise InputError([f"{folder}: near ranks exchanged among themselves; a twin has one interval for all"])
     if any(line.get("ends_step") is False for found in lines.values() for line in found):
-        raise InputError(
-            [f"{folder}: steps were computed in several batches, as a plan said; they have no twin"]
-        )
+        raise InputError([f"{folder}: steps were computed in several batches, as a plan said; they have no twin"])
     rows, changed = _rounds_of(lines)
     columns, exchanged = _columns(rows, members)
     leader = int(manifest["members"][0]["member"])
@@ -146,9 +142,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     try:
         manifest = from_json(read_file(path, RECORD_BYTES))
     except OSError as error:
-        raise InputError(
-            [f"{path}: {error.strerror}; a folder given to attach as run_dir is needed"]
-        ) from error
+        raise InputError([f"{path}: {error.strerror}; a folder given to attach as run_dir is needed"]) from error
     except ValueError as error:
         raise InputError([f"{path}: is not JSON: {error}"]) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -163,9 +157,7 @@ def _check(path: Path, manifest: Mapping[str, Any]) -> None:
     if manifest["policy"] is None or manifest["mode"] == "observe":
         raise InputError([f"{path}: the run decided nothing (no policy, or mode observe), it has no twin"])
     if manifest.get("accumulation", 1) != 1:
-        raise InputError(
-            [f"{path}: accumulation: a twin of {manifest['accumulation']} is not possible, only of 1"]
-        )
+        raise InputError([f"{path}: accumulation: a twin of {manifest['accumulation']} is not possible, only of 1"])
     if manifest["shards"] == 0:
         raise InputError([f"{path}: shards: a run over a stream has none, and no twin"])
     on: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
@@ -217,9 +209,7 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def _rounds_of(
-    lines: Mapping[int, Sequence[Mapping[str, Any]]],
-) -> tuple[dict[int, list[Mapping[str, Any]]], bool]:
+def _rounds_of(lines: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[dict[int, list[Mapping[str, Any]]], bool]:
     """Rounds of every member up to the first change of the group, and whether there was one."""
     rows: dict[int, list[Mapping[str, Any]]] = {}
     changed = False
@@ -233,16 +223,12 @@ def _rounds_of(
                 kept.append(line)
         numbers = [line["round"] for line in kept]
         if numbers != list(range(len(numbers))):
-            raise InputError(
-                [f"rounds-{member}.jsonl: rounds are not 0, 1, 2, ...: several runs in one folder?"]
-            )
+            raise InputError([f"rounds-{member}.jsonl: rounds are not 0, 1, 2, ...: several runs in one folder?"])
         rows[member] = kept
     return rows, changed
 
 
-def _columns(
-    rows: Mapping[int, Sequence[Mapping[str, Any]]], members: Sequence[int]
-) -> tuple[list[Floats], Bools]:
+def _columns(rows: Mapping[int, Sequence[Mapping[str, Any]]], members: Sequence[int]) -> tuple[list[Floats], Bools]:
     """(samples and times as (ranks, rounds), exchanged) of the rounds that every rank has on record."""
     count = min(len(rows[member]) for member in members)
     try:
@@ -260,9 +246,7 @@ def _number(value: Any) -> float:
     return np.nan if value is None else float(value)
 
 
-def _points(
-    folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int
-) -> Iterator[DecisionPoint]:
+def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int) -> Iterator[DecisionPoint]:
     """The decisions of the rank that led at first, while the group was the first one."""
     path = folder / f"decisions-{leader}.jsonl"
     try:

@@ -98,9 +98,14 @@ def twin(run: LiveRun, seed: int = 0) -> Twin:
     other = [decision for _, decision in pairs]
     same = identical(live, other)
     return Twin(
-        run, measured, scenario, tuple(_windows(run, pairs, everywhere)), same,
-        parting(run.policy, live, other), replayed(run.folder, run.policy),
-    )  # fmt: skip
+        run,
+        measured,
+        scenario,
+        tuple(_windows(run, pairs, everywhere)),
+        same,
+        parting(run.policy, live, other),
+        replayed(run.folder, run.policy),
+    )
 
 
 def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
@@ -139,9 +144,7 @@ def _begins(run: LiveRun, begins: Sequence[int], simulated: Sequence[Decision]) 
     took_s = np.where(np.isfinite(run.round_s), run.round_s, np.nanmean(run.round_s))
     ends_s = np.concatenate(([0.0], np.cumsum(took_s)))
     anchors = [(0, 0.0)]
-    anchors += [
-        (p.rounds, simulated[p.point - 1].observation.time_s) for p in run.points if p.point <= len(simulated)
-    ]
+    anchors += [(p.rounds, simulated[p.point - 1].observation.time_s) for p in run.points if p.point <= len(simulated)]
     rounds = [first for first, _ in anchors]
     found = {}
     for begin in begins:
@@ -167,13 +170,7 @@ def _events(run: LiveRun, measured: MeasuredSpeeds, at_s: Mapping[int, float]) -
         mine = [(at, factor) for what, of, at, factor in slower if (what, of) == (kind, rank)]
         ends_s = [*(at for at, _ in mine), math.inf][1:]
         events += [
-            {
-                "kind": kind,
-                "node": _node(run, rank),
-                "at": at,
-                "duration": min(1e9, end - at),
-                "factor": factor,
-            }
+            {"kind": kind, "node": _node(run, rank), "at": at, "duration": min(1e9, end - at), "factor": factor}
             for (at, factor), end in zip(mine, ends_s, strict=True)
             if factor != 1.0 and end > at
         ]
@@ -191,13 +188,7 @@ def _decisions(
         allowed -= {"share", "resize"}  # MPS refuses the one; what follows the other is not simulated
     found: list[Decision] = []
     eyes = AsLive(
-        run.policy,
-        found,
-        levers() - allowed,
-        run.unheard,
-        measured.fixed_samples,
-        measured.update_samples,
-        shares,
+        run.policy, found, levers() - allowed, run.unheard, measured.fixed_samples, measured.update_samples, shares
     )
     simulate(scenario, policy=Policy(run.policy.name, (eyes,)), seed=seed)
     return scenario, found

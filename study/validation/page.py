@@ -135,9 +135,7 @@ def page(found: Mapping[str, Sequence[Line]], picture: str, left_out: Sequence[s
         out += [_row(one) for one in lines]
     missed = [one for lines in found.values() for one in lines if one.median > one.target]
     out += ["", f"![predicted against measured]({picture})", ""]
-    out += [
-        "Each dot is a held-out row of the first split, the grey line its 90 % interval; logarithmic axes."
-    ]
+    out += ["Each dot is a held-out row of the first split, the grey line its 90 % interval; logarithmic axes."]
     if missed:
         out += ["", "## Missed", ""]
         out += [f"- {one.what}: {_percent(one.median)}, wanted {_percent(one.target)}" for one in missed]
@@ -147,11 +145,7 @@ def page(found: Mapping[str, Sequence[Line]], picture: str, left_out: Sequence[s
 
 
 def _row(one: Line) -> str:
-    cells = [
-        one.what,
-        f"{one.rows:,}",
-        *(_percent(v) for v in (one.naive, one.median, one.worst, one.p90, one.target)),
-    ]
+    cells = [one.what, f"{one.rows:,}", *(_percent(v) for v in (one.naive, one.median, one.worst, one.p90, one.target))]
     order = "-" if np.isnan(one.spearman) else f"{one.spearman:.2f}"
     picked = "-" if np.isnan(one.picked) else f"+{_percent(one.picked)}"
     return "| " + " | ".join([*cells, _percent(one.covered), order, picked]) + " |"
@@ -190,10 +184,7 @@ def _panel(one: Line, points: Points) -> list[str]:
     out = [
         f'<rect width="{SIDE}" height="{SIDE}" fill="none" stroke="#999999"/>',
         f'<path d="M0 {SIDE}L{SIDE} 0" stroke="#999999" stroke-dasharray="4 3"/>',
-        *(
-            f'<text x="0" y="{12 * k - 20}">{escape(part)}</text>'
-            for k, part in enumerate(wrap(one.what, 40)[:2])
-        ),
+        *(f'<text x="0" y="{12 * k - 20}">{escape(part)}</text>' for k, part in enumerate(wrap(one.what, 40)[:2])),
         f'<text x="{SIDE / 2}" y="{SIDE + 26}" text-anchor="middle">measured</text>',
         f'<text transform="translate(-34 {SIDE / 2}) rotate(-90)" text-anchor="middle">predicted</text>',
     ]
@@ -212,7 +203,5 @@ def _ticks(low: float, high: float) -> list[float]:
     """Powers of ten between two logarithms; where there are fewer than two, the ends rounded inwards."""
     powers = [10.0**k for k in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     return (
-        powers
-        if len(powers) > 1
-        else [float(f"{10**v:.1g}") for v in (low * 0.8 + high * 0.2, low * 0.2 + high * 0.8)]
+        powers if len(powers) > 1 else [float(f"{10**v:.1g}") for v in (low * 0.8 + high * 0.2, low * 0.2 + high * 0.8)]
     )

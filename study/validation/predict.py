@@ -73,9 +73,14 @@ def score(
     learned = learn(known, priors, by)
     guess, measured = predicted(learned.fitted, asked), seconds(asked)
     return judge(
-        [row.key for row in asked], guess, constant_rate(known, asked), measured, learned.spread,
-        rank_correlation(asked, guess, measured), regret(asked, guess, measured),
-    )  # fmt: skip
+        [row.key for row in asked],
+        guess,
+        constant_rate(known, asked),
+        measured,
+        learned.spread,
+        rank_correlation(asked, guess, measured),
+        regret(asked, guess, measured),
+    )
 
 
 def fit_rows(
@@ -91,11 +96,7 @@ def measured_peaks(rows: Sequence[Row]) -> Floats:
 
 
 def memory_score(
-    known: Sequence[Row],
-    asked: Sequence[Row],
-    prior: MemoryStack,
-    stage: int | None = None,
-    fixed: Sequence[str] = (),
+    known: Sequence[Row], asked: Sequence[Row], prior: MemoryStack, stage: int | None = None, fixed: Sequence[str] = ()
 ) -> Score:
     """The score of predicting the peaks of `asked` from `known`, beside the median peak of `known`."""
     stack = fit_rows(known, prior, stage, fixed)

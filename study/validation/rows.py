@@ -107,9 +107,7 @@ def read_rows(path: Path, make: Callable[[Cells], T | None]) -> list[T]:
 def _told(reasons: Counter[str]) -> str:
     shown = reasons.most_common(REASONS)
     rest = reasons.total() - sum(count for _, count in shown)
-    return "; ".join(
-        [f"{reason} ({count:,})" for reason, count in shown] + [f"others ({rest:,})"] * (rest > 0)
-    )
+    return "; ".join([f"{reason} ({count:,})" for reason, count in shown] + [f"others ({rest:,})"] * (rest > 0))
 
 
 def labels(rows: Iterable[Row]) -> dict[str, list[str]]:

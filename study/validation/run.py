@@ -72,9 +72,7 @@ def as_text(lines: list[Line]) -> str:
     names = [f.name for f in fields(Line) if f.name != "points"]
     table = [names] + [[_cell(getattr(one, name)) for name in names] for one in lines]
     widths = [max(len(row[i]) for row in table) for i in range(len(names))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
-    )
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)
 
 
 def _cell(value: object) -> str:

@@ -60,9 +60,7 @@ def judge(
     """
     wrong = [key for key, value in zip(keys, measured, strict=True) if not 0.0 < value < np.inf]
     if wrong or not len(keys):
-        raise ValueError(
-            f"row {wrong[0]!r}: measured is not above 0" if wrong else "no row is left to predict"
-        )
+        raise ValueError(f"row {wrong[0]!r}: measured is not above 0" if wrong else "no row is left to predict")
     low, high = (np.asarray(predicted * factor, dtype=np.float64) for factor in spread)
     inside = (measured >= low) & (measured <= high)
     return Score(
@@ -126,9 +124,18 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
 
     errors = [s.error for s in scores]
     return Line(
-        what, target, round(middle("rows")), middle("error"), max(errors), middle("p90"), middle("naive"),
-        middle("covered"), middle("spearman"), middle("picked"), scores[0].points,
-    )  # fmt: skip
+        what,
+        target,
+        round(middle("rows")),
+        middle("error"),
+        max(errors),
+        middle("p90"),
+        middle("naive"),
+        middle("covered"),
+        middle("spearman"),
+        middle("picked"),
+        scores[0].points,
+    )
 
 
 def relative_error(predicted: Floats, measured: Floats) -> float:
@@ -155,9 +162,7 @@ def regret(rows: Sequence[Row], predicted: Floats, measured: Floats, least: int 
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         la = row.plan.layout
-        groups[(row.plan.shape, row.plan.accelerator.name, la.precision, la.global_batch, la.gpus)].append(
-            index
-        )
+        groups[(row.plan.shape, row.plan.accelerator.name, la.precision, la.global_batch, la.gpus)].append(index)
     found = []
     for members in groups.values():
         if len({rows[i].plan.layout for i in members}) >= least:

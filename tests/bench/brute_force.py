@@ -71,31 +71,52 @@ def _gpus(o: Observation, wanted: Any, taken: Sequence[int]) -> list[int]:
 def make_case(number: int) -> dict[str, Any]:
     """One random case, always the same for the same number."""
     rng = np.random.default_rng((SEED, number))
-    nodes = [{"name": "n", "count": int(rng.integers(1, 4)), "gpus": int(rng.integers(1, 3)),
-              "nic": f"{rng.choice([1, 10])} Gbit/s", "fabric": "40 GB/s"}]  # fmt: skip
+    nodes = [
+        {
+            "name": "n",
+            "count": int(rng.integers(1, 4)),
+            "gpus": int(rng.integers(1, 3)),
+            "nic": f"{rng.choice([1, 10])} Gbit/s",
+            "fabric": "40 GB/s",
+        }
+    ]
     total = nodes[0]["count"] * nodes[0]["gpus"]
     models, jobs = {}, []
     for k in range(int(rng.integers(1, 4))):
         models[f"m{k}"] = {
-            "fixed_time": "2 ms", "sample_time": "2 ms", "parameters": 1e6,
-            "gradient": f"{10 ** rng.uniform(6, 8.3):.0f} B", "overlap": float(rng.choice([1.0, 2.0])),
+            "fixed_time": "2 ms",
+            "sample_time": "2 ms",
+            "parameters": 1e6,
+            "gradient": f"{10 ** rng.uniform(6, 8.3):.0f} B",
+            "overlap": float(rng.choice([1.0, 2.0])),
             "exchange": {"alpha": "30 us", "rate": nodes[0]["nic"]},
-        }  # fmt: skip
+        }
         batch = int(rng.choice([32, 64, 128]))
         steps = max(1, round(10 ** rng.uniform(2, 3.6) / (batch * 2e-3)))  # 100 s to 4,000 s on one GPU
         fewest = int(rng.integers(1, total + 1)) if rng.random() < 0.3 else 1
         most = fewest if rng.random() < 0.2 else total
         arrival = 0.0 if rng.random() < 0.5 else float(np.round(rng.uniform(0, 600)))
-        jobs.append({
-            "name": f"j{k}", "arrival": arrival, "gpus": int(rng.integers(fewest, most + 1)), "model": f"m{k}",
-            "steps": steps, "global_batch": batch, "workers_min": fewest, "workers_max": most,
-        })  # fmt: skip
+        jobs.append(
+            {
+                "name": f"j{k}",
+                "arrival": arrival,
+                "gpus": int(rng.integers(fewest, most + 1)),
+                "model": f"m{k}",
+                "steps": steps,
+                "global_batch": batch,
+                "workers_min": fewest,
+                "workers_max": most,
+            }
+        )
     jobs.sort(key=lambda job: job["arrival"])
     return {
-        "schema_version": 1, "name": f"tiny-{number}", "cluster": {"nodes": nodes},
-        "workload": {"models": models, "jobs": jobs}, "decide": {"every": "60 s"},
+        "schema_version": 1,
+        "name": f"tiny-{number}",
+        "cluster": {"nodes": nodes},
+        "workload": {"models": models, "jobs": jobs},
+        "decide": {"every": "60 s"},
         "restart": {"initialisation": "20 s"},
-    }  # fmt: skip
+    }
 
 
 def mean_completion_s(case: Case, policy: Policy) -> float:
@@ -217,9 +238,7 @@ def main() -> None:
         PAGE.write_text(page(text, arguments.cases))
     for policy, values in found.items():
         worst = np.argsort(values)[::-1][: arguments.worst]
-        print(
-            policy, [(numbers[k], round(values[k], 3)) for k in worst.tolist()]
-        ) if arguments.worst else None
+        print(policy, [(numbers[k], round(values[k], 3)) for k in worst.tolist()]) if arguments.worst else None
 
 
 if __name__ == "__main__":

@@ -148,9 +148,7 @@ def table(data: Path) -> list[Row]:
     for name, part in zip(("smallest", "largest"), ends, strict=True):
         error = float(np.median(part))
         found.append(Row(f"  two {name} sizes from the others", len(part), None, error))
-    for key, (folds, few, peak) in sorted(
-        gemm_errors(data / "kernels" / "gemm_aiconfigurator.csv.gz").items()
-    ):
+    for key, (folds, few, peak) in sorted(gemm_errors(data / "kernels" / "gemm_aiconfigurator.csv.gz").items()):
         found.append(_row(f"matrix products, {' '.join(key)}", folds, peak))
         found.append(_row(f"  the same from {FEW_SHAPES} shapes", few, peak))
     fitted, held, proportional = share_errors(data / "colocation" / "miso_mig_iteration_times.csv")
@@ -165,9 +163,7 @@ def _row(what: str, errors: Floats, naive: Floats) -> Row:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=beside)
     parser.add_argument("--format", choices=["table", "json"], default="table")

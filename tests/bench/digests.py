@@ -87,9 +87,7 @@ def _cell_bytes(value: Any) -> bytes:
     return b"t" + struct.pack("<q", len(text)) + text
 
 
-def digests(
-    case: str, tables: Tables, renamed: Mapping[str, str], without: Collection[str] = ()
-) -> dict[Name, Digest]:
+def digests(case: str, tables: Tables, renamed: Mapping[str, str], without: Collection[str] = ()) -> dict[Name, Digest]:
     """The digests of one case, of every column that has values.
 
     renamed: `table:column` now, and what it was. without: names now that are left out. Both may also say the
@@ -101,9 +99,7 @@ def digests(
             name = f"{table}:{column}"
             before = Name(case, *old_name(name, renamed).split(":", 1))
             if before in found:
-                raise ValueError(
-                    f"{case}: two columns are {before.table}:{before.column}; see what is renamed"
-                )
+                raise ValueError(f"{case}: two columns are {before.table}:{before.column}; see what is renamed")
             made = digest(parts)
             if made.rows and not any(_below(name, head) for head in without):
                 found[before] = made
@@ -128,9 +124,7 @@ def _below(name: str, head: str) -> bool:
 def cells(values: list[Any]) -> Values:
     """A list of plain values as an array: of objects, unless all are integers or all are floats."""
     kinds = {type(value) for value in values}
-    return np.array(
-        values, dtype={frozenset({float}): "f8", frozenset({int}): "i8"}.get(frozenset(kinds), object)
-    )
+    return np.array(values, dtype={frozenset({float}): "f8", frozenset({int}): "i8"}.get(frozenset(kinds), object))
 
 
 def add_record(columns: Columns, record: int, value: Any) -> None:

@@ -104,9 +104,7 @@ def _run(whole: list[str], left_s: float) -> subprocess.CompletedProcess[str]:
     if left_s < 1.0:
         raise MeasureMissingError(f"no time is left for {shown}")
     try:
-        done = subprocess.run(
-            whole, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=left_s
-        )
+        done = subprocess.run(whole, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=left_s)
     except subprocess.TimeoutExpired:
         raise MeasureMissingError(f"time is up: {shown}") from None
     if done.returncode != 0:
@@ -134,11 +132,7 @@ def measure_activity(session: Session) -> Any:
 def _calibrate(session: Session, name: str, seconds: float, only: str | None) -> Any:
     out = session.out / f"{name}.yaml"
     arguments = ["calibrate", "--device", session.device, "--out", str(out), "--format", "json", "--quiet"]
-    arguments += [
-        "--seconds",
-        str(max(seconds * session.scale, LEAST_S)),
-        *(["--quick"] if session.quick else []),
-    ]
+    arguments += ["--seconds", str(max(seconds * session.scale, LEAST_S)), *(["--quick"] if session.quick else [])]
     chosen = session.only or only
     return json.loads(command(session, *arguments, *(["--only", chosen] if chosen else [])).stdout)
 
@@ -187,9 +181,7 @@ def large_rows(session: Session, found: Any) -> list[Row]:
     if session.profile("first").conditions["device"] == gpu_predicted.FITTED_ON:
         return rows
     return rows + [
-        row
-        for row in _transformer_rows(session, found, gpu_predicted.FITTED)
-        if "from its shape (" in row.what
+        row for row in _transformer_rows(session, found, gpu_predicted.FITTED) if "from its shape (" in row.what
     ]
 
 
@@ -269,21 +261,21 @@ class Section:
 
 SECTIONS = (
     Section("doctor", "doctor", measure_doctor, doctor_rows),
-    Section(
-        "activity", "counters under known loads", measure_activity, lambda _, found: gpu_rows.activity_rows(found)
-    ),
+    Section("activity", "counters under known loads", measure_activity, lambda _, found: gpu_rows.activity_rows(found)),
     Section("first", "first calibration", measure_first, first_rows),
     Section("kernels", "forms of kernels", measure_kernels, lambda _, found: gpu_rows.kernel_rows(found)),
     Section("adapter", "adapter", measure_adapter, lambda _, found: [gpu_rows.adapter_row(found)]),
     Section(
-        "training_shares", "training on shares of the GPU", measure_shares,
+        "training_shares",
+        "training on shares of the GPU",
+        measure_shares,
         lambda _, found: gpu_rows.training_share_rows(found),
     ),
     Section("large", "large transformer", measure_large, large_rows),
     Section("others", "transformers of other sizes", measure_others, others_rows),
     Section("ranks", "two ranks on one GPU", measure_ranks, ranks_rows),
     Section("second", "second calibration", measure_second, second_rows),
-)  # fmt: skip
+)
 
 
 def validate(session: Session, wanted: frozenset[str] | None = None) -> None:
@@ -385,9 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = [section.name for section in SECTIONS]
     parser.add_argument("--sections", help=f"measure these again, of {','.join(names)}; none: only the table")
     parser.add_argument("--only", help="kinds of measurement, for a trial")
-    parser.add_argument(
-        "--no-table", action="store_true", help="only measure; the table can be made elsewhere"
-    )
+    parser.add_argument("--no-table", action="store_true", help="only measure; the table can be made elsewhere")
     given = parser.parse_args(arguments)
     wanted = None if given.sections is None else frozenset(given.sections.split(",")) - {"none"}
     if wanted is not None and wanted - set(names):

@@ -51,9 +51,7 @@ def figures() -> dict[str, str]:
             sum(count for path, count in inside.items() if path.startswith(("equipoise/", "live/")))
         ),
         "class names that two classes bear": f"{len(shared)} ({', '.join(shared[:6])})",
-        "`fmt: skip` and `fmt: off`": str(
-            sum(len(re.findall(r"fmt: (skip|off)", s)) for s in sources.values())
-        ),
+        "`fmt: skip` and `fmt: off`": str(sum(len(re.findall(r"fmt: (skip|off)", s)) for s in sources.values())),
         **{f"files with '{word}', in folders": spread(word, sources) for word in FEATURES},
     }
 
@@ -80,9 +78,7 @@ def imports_inside_functions(tree: ast.AST, inside: bool = False) -> Iterator[as
     for node in ast.iter_child_nodes(tree):
         if inside and isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-        yield from imports_inside_functions(
-            node, inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        )
+        yield from imports_inside_functions(node, inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def shared_class_names(trees: dict[str, ast.Module]) -> list[str]:

@@ -41,19 +41,9 @@ def _pick(rng: Generator, *values: Any) -> Any:
 
 def _cluster(rng: Generator, stores: bool) -> dict[str, Any]:
     nic = _pick(rng, "1 Gbit/s", "10 Gbit/s", "25 Gbit/s")
-    node = {
-        "gpus": int(_pick(rng, 1, 2)),
-        "nic": nic,
-        "cores": int(_pick(rng, 2, 8, 32)),
-        "local_read": "1 GB/s",
-    }
+    node = {"gpus": int(_pick(rng, 1, 2)), "nic": nic, "cores": int(_pick(rng, 2, 8, 32)), "local_read": "1 GB/s"}
     fast = {"name": "fast", "count": int(rng.integers(2, 5)), **node}
-    slow = {
-        "name": "slow",
-        "count": int(rng.integers(1, 4)),
-        **node,
-        "speed": float(_pick(rng, 1.0, 0.8, 0.6)),
-    }
+    slow = {"name": "slow", "count": int(rng.integers(1, 4)), **node, "speed": float(_pick(rng, 1.0, 0.8, 0.6))}
     nodes = [fast, slow]
     if stores:
         nodes.append({"name": "store", "count": 1, "gpus": 0, "nic": nic, "storage_rate": "500 MB/s"})
@@ -84,10 +74,15 @@ def _model(rng: Generator) -> dict[str, Any]:
 def _job(rng: Generator, k: int, gpus: int, stores: bool, shared: bool) -> dict[str, Any]:
     asked = int(rng.integers(1, max(2, gpus // 2 + 1)))
     job: dict[str, Any] = {
-        "name": f"j{k}", "arrival": float(rng.integers(0, 30)) * (k > 0), "model": f"m{k}", "gpus": asked,
-        "steps": int(_pick(rng, 300, 600)), "global_batch": 32 * asked, "micro_batch": 2,
+        "name": f"j{k}",
+        "arrival": float(rng.integers(0, 30)) * (k > 0),
+        "model": f"m{k}",
+        "gpus": asked,
+        "steps": int(_pick(rng, 300, 600)),
+        "global_batch": 32 * asked,
+        "micro_batch": 2,
         "priority": float(_pick(rng, 1.0, 1.0, 3.0)),
-    }  # fmt: skip
+    }
     if shared:
         job["gpu_share"] = 0.5
     elif rng.random() < 0.4:
@@ -120,10 +115,16 @@ def _in_two_rooms(rng: Generator, raw: dict[str, Any]) -> None:
     job = raw["workload"]["jobs"][0]
     for key in ("gpu_share", "workers_min", "workers_max"):
         job.pop(key, None)
-    job |= {"gpus": asked, "global_batch": 32 * asked, "data": {
-        "samples": samples, "sample_size": size, "shards": 200,
-        "placement": {"kind": "nodes", "nodes": ["store", "far-store"]},
-    }}  # fmt: skip
+    job |= {
+        "gpus": asked,
+        "global_batch": 32 * asked,
+        "data": {
+            "samples": samples,
+            "sample_size": size,
+            "shards": 200,
+            "placement": {"kind": "nodes", "nodes": ["store", "far-store"]},
+        },
+    }
     for other in raw["workload"]["jobs"][1:]:
         other["gpus"] = min(other["gpus"], asked)
         other["global_batch"] = 32 * other["gpus"]

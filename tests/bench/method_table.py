@@ -29,10 +29,23 @@ from equipoise.study.statistics import Interval, paired_ratio
 from tests.bench.method_generator import generated
 
 SCENARIOS = (
-    "quickstart", "skewed-data", "congested", "weak-host", "remote-storage", "sick-gpu", "shared-gpus", "two-rooms",
-    "full-memory", "worn-nodes", "unequal-demand", "slow-uplinks", "shared-hosts", "two-racks", "slow-pushes",
+    "quickstart",
+    "skewed-data",
+    "congested",
+    "weak-host",
+    "remote-storage",
+    "sick-gpu",
+    "shared-gpus",
+    "two-rooms",
+    "full-memory",
+    "worn-nodes",
+    "unequal-demand",
+    "slow-uplinks",
+    "shared-hosts",
+    "two-racks",
+    "slow-pushes",
     "faulty",
-)  # fmt: skip
+)
 JUDGED = "completion_mean_s"
 JUDGED_BY = {"S324": "energy_j"}
 """What a sub-step is judged by in the scenario that stands for it, where that is no time."""
@@ -40,11 +53,25 @@ HELPS = 1.02
 """A sub-step helps where freezing it makes the mean completion time at least this many times as long."""
 ALL = "s1+s2+s3+s4"
 PROOF = {
-    "S111": "sick-gpu", "S112": "skewed-data", "S113": "skewed-data", "S211": "two-rooms", "S212": "two-rooms",
-    "S213": "two-rooms", "S221": "quickstart", "S311": "full-memory", "S312": "quickstart", "S313": "two-racks",
-    "S321": "shared-gpus", "S322": "shared-gpus", "S324": "power-slack", "S411": "worn-nodes",
-    "S412": "unequal-demand", "S413": "slow-uplinks", "S421": "shared-hosts", "S422": "shared-hosts",
-}  # fmt: skip
+    "S111": "sick-gpu",
+    "S112": "skewed-data",
+    "S113": "skewed-data",
+    "S211": "two-rooms",
+    "S212": "two-rooms",
+    "S213": "two-rooms",
+    "S221": "quickstart",
+    "S311": "full-memory",
+    "S312": "quickstart",
+    "S313": "two-racks",
+    "S321": "shared-gpus",
+    "S322": "shared-gpus",
+    "S324": "power-slack",
+    "S411": "worn-nodes",
+    "S412": "unequal-demand",
+    "S413": "slow-uplinks",
+    "S421": "shared-hosts",
+    "S422": "shared-hosts",
+}
 """For each sub-step a scenario that shows it, chosen after two seeds of all of them."""
 SAME_AFTER = 2
 """A sub-step without which so many seeds give the same times to the bit is not run on the others."""
@@ -97,19 +124,14 @@ def judge(ratio: Interval) -> str:
 
 def worth(times: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
     """Mean completion time with each sub-step frozen over that with none, paired by seed; times: by policy."""
-    return {
-        step: paired_ratio(times[frozen_policy(ALIKE.get(step, step))], times[ALL]) for step in STEP_NAMES
-    }
+    return {step: paired_ratio(times[frozen_policy(ALIKE.get(step, step))], times[ALL]) for step in STEP_NAMES}
 
 
 def proofs(kept: Kept, seeds: int) -> list[str]:
     """Lines of the table of sub-steps, each in the scenario that stands for it."""
     lines = [f"| step | in | with it frozen over with it, {seeds} seeds |", "|---|---|---|"]
     for step, name in PROOF.items():
-        file, alike = (
-            read_scenario(scenarios_dir() / f"{name}.yaml"),
-            [k for k, v in ALIKE.items() if v == step],
-        )
+        file, alike = (read_scenario(scenarios_dir() / f"{name}.yaml"), [k for k, v in ALIKE.items() if v == step])
         numbers, by = range(file.scenario.seed, file.scenario.seed + seeds), JUDGED_BY.get(step, JUDGED)
         frozen, whole = (
             [kept.value(name, file.scenario, file.trace(), policy, seed, by) for seed in numbers]
@@ -146,9 +168,7 @@ class Kept:
         """Mean completion time of one run, made if need be."""
         return self.value(name, scenario, trace, policy, seed, JUDGED)
 
-    def value(
-        self, name: str, scenario: Scenario, trace: Trace | None, policy: str, seed: int, by: str
-    ) -> float:
+    def value(self, name: str, scenario: Scenario, trace: Trace | None, policy: str, seed: int, by: str) -> float:
         """What a run is judged by, which is made if need be."""
         key = f"{name} {policy} {seed}" + (f" {by}" if by != JUDGED else "")
         if key not in self.found:
@@ -168,9 +188,7 @@ def _code() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def times_of(
-    kept: Kept, name: str, scenario: Scenario, trace: Trace | None, seeds: int
-) -> dict[str, list[float]]:
+def times_of(kept: Kept, name: str, scenario: Scenario, trace: Trace | None, seeds: int) -> dict[str, list[float]]:
     """Mean completion times (s) by policy and seed; those frozen forms that decide as ALL does are not run on."""
     first, idle = scenario.seed, cannot_act(scenario)
     numbers = range(first, first + (seeds if is_random(scenario) else 1))
@@ -222,10 +240,7 @@ def page(
         "|---" * (1 + len(found)) + "|",
     ]
     for own in STEPS.values():
-        lines += [
-            f"| {step} | " + " | ".join(judge(ratios[step]) for ratios in found.values()) + " |"
-            for step in own
-        ]
+        lines += [f"| {step} | " + " | ".join(judge(ratios[step]) for ratios in found.values()) + " |" for step in own]
     lines.append("")
     if counts:
         lines += [
@@ -277,9 +292,7 @@ def main(seeds: int, grid: int, path: Path | None, number: int, scenarios: tuple
     """Print the table of sub-steps as Markdown."""
     names = scenarios or SCENARIOS
     more = (f"--generated {number}",) if number else ()
-    command = " ".join(
-        ("python -m tests.bench.method_table", f"--seeds {seeds} --grid {grid}", *more, *scenarios)
-    )
+    command = " ".join(("python -m tests.bench.method_table", f"--seeds {seeds} --grid {grid}", *more, *scenarios))
     click.echo(method_table(names, seeds, grid, command, number, path), nl=False)
 
 

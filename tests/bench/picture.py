@@ -48,9 +48,7 @@ def draw(title: str, results: Mapping[str, Sequence[Mapping[str, float]]]) -> st
         parts.append(f'<text x="{LEFT - 10}" y="{y + 20}" text-anchor="end">{escape(policy)}</text>')
         for name in used:
             width = max(0.0, row[name]) * scale
-            parts.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{USES[name][1]}"/>'
-            )
+            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{USES[name][1]}"/>')
             x += width
         parts.append(f'<text x="{LEFT + scale + 8:.1f}" y="{y + 20}">{row["makespan_s"] / 60:.1f} min</text>')
         y += BAR + GAP

@@ -30,17 +30,41 @@ PAGE = Path(__file__).parents[2] / "docs" / "policies-compared.md"
 STEPS = (2, 3, 5, 10)  # seeds
 STAGES = "s1{0}+s2{0}+s3{0}+s4{0}"
 INSIDE = (
-    "none", "lb-bsp", "adacomm", "lb-bsp+adacomm", "hierarchical-local-sgd", "diloco",
-    STAGES.format(""), STAGES.format("(mode=optimal)"),
-)  # fmt: skip
+    "none",
+    "lb-bsp",
+    "adacomm",
+    "lb-bsp+adacomm",
+    "hierarchical-local-sgd",
+    "diloco",
+    STAGES.format(""),
+    STAGES.format("(mode=optimal)"),
+)
 FREE = "reserve_after_s=1e12,longest_wait_s=1e12"  # s4 without its bound on waiting
 RIGID = (
-    "fifo", "easy", "srtf", "las", "tiresias", "themis", "gavel", "drf", "shockwave",
-    "s4", "s4(mode=optimal)", f"s4({FREE})", f"s4(mode=optimal,{FREE})",
-)  # fmt: skip
+    "fifo",
+    "easy",
+    "srtf",
+    "las",
+    "tiresias",
+    "themis",
+    "gavel",
+    "drf",
+    "shockwave",
+    "s4",
+    "s4(mode=optimal)",
+    f"s4({FREE})",
+    f"s4(mode=optimal,{FREE})",
+)
 QUEUE = (*RIGID, "gavel(objective=makespan)", "pollux", "sia")
-COLUMNS = ("completion_mean_s", "completion_p99_s", "makespan_s", "goodput_ratio", "fairness_user", "cost_usd",
-           "waste_usd")  # fmt: skip
+COLUMNS = (
+    "completion_mean_s",
+    "completion_p99_s",
+    "makespan_s",
+    "goodput_ratio",
+    "fairness_user",
+    "cost_usd",
+    "waste_usd",
+)
 HEAD = """# The field's policies, compared
 
 Made by `python -m tests.bench.policies_compared --out FOLDER`; do not edit.
@@ -77,19 +101,38 @@ class Case:
 def cases() -> list[Case]:
     """The five cases, quickest first."""
     return [
-        Case("three-kinds-160", "64 GPUs of three kinds, 160 jobs of three types of work, estimates off by 0.3.",
-             _three_kinds(), QUEUE, differs=_THREE_KINDS),
-        Case("uneven-job", "One job on eight uneven nodes (`quickstart`).",
-             api.load("scenarios/quickstart.yaml"), INSIDE),
-        Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core.",
-             _congested(), INSIDE),
-        Case("month-with-quotas", "48 GPUs, 5,000 jobs of up to four days in a month, a load of 95 %, "
-             "of four teams that submit 40, 30, 20 and 10 % of them; each has a quota of 12 GPUs, and may lend it.",
-             _quotas(), RIGID, _teams(5000, 48), _LEFT_OUT, _FIXED_SIZES),
-        Case("week-with-faults", "400 GPUs, 4,200 gangs of 1 to 32 GPUs in a week, each up to four days long, 40 % "
-             "more work than the GPUs can do in it; GPUs crash every 2,000 h.",
-             _week(), RIGID, _gangs(4200), _LEFT_OUT, _FIXED_SIZES),
-    ]  # fmt: skip
+        Case(
+            "three-kinds-160",
+            "64 GPUs of three kinds, 160 jobs of three types of work, estimates off by 0.3.",
+            _three_kinds(),
+            QUEUE,
+            differs=_THREE_KINDS,
+        ),
+        Case(
+            "uneven-job", "One job on eight uneven nodes (`quickstart`).", api.load("scenarios/quickstart.yaml"), INSIDE
+        ),
+        Case("congested-core", "Four jobs on 32 nodes, jitter, a congested core.", _congested(), INSIDE),
+        Case(
+            "month-with-quotas",
+            "48 GPUs, 5,000 jobs of up to four days in a month, a load of 95 %, "
+            "of four teams that submit 40, 30, 20 and 10 % of them; each has a quota of 12 GPUs, and may lend it.",
+            _quotas(),
+            RIGID,
+            _teams(5000, 48),
+            _LEFT_OUT,
+            _FIXED_SIZES,
+        ),
+        Case(
+            "week-with-faults",
+            "400 GPUs, 4,200 gangs of 1 to 32 GPUs in a week, each up to four days long, 40 % "
+            "more work than the GPUs can do in it; GPUs crash every 2,000 h.",
+            _week(),
+            RIGID,
+            _gangs(4200),
+            _LEFT_OUT,
+            _FIXED_SIZES,
+        ),
+    ]
 
 
 _LEFT_OUT = "pollux and sia are left out: no job here can change its size, and there is one kind of GPU."
@@ -130,9 +173,7 @@ def _week() -> Scenario:
 def _quotas() -> Scenario:
     nodes = [{"count": 12, "gpus": 4, "accelerator": "v100_sxm2_32gb"}]
     teams = [{"name": f"team-{k}", "cohort": "all", "gpus": 12} for k in range(4)]
-    return scenario(
-        cluster={"nodes": nodes}, decide=_ESTIMATES, queues={"cohorts": [{"name": "all"}], "queues": teams}
-    )
+    return scenario(cluster={"nodes": nodes}, decide=_ESTIMATES, queues={"cohorts": [{"name": "all"}], "queues": teams})
 
 
 def _teams(jobs: int, gpus: int) -> Trace:
@@ -141,9 +182,13 @@ def _teams(jobs: int, gpus: int) -> Trace:
     team = np.random.default_rng(20260103).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=jobs)
     column = Text(team, tuple(f"team-{k}" for k in range(4)))
     return make_trace(
-        trace.job_id, trace.arrival_s, trace.gpus, trace.duration_s, source="bench",
+        trace.job_id,
+        trace.arrival_s,
+        trace.gpus,
+        trace.duration_s,
+        source="bench",
         columns={"user": column, "queue": column},
-    )  # fmt: skip
+    )
 
 
 def _gangs(jobs: int) -> Trace:
@@ -202,8 +247,7 @@ def losses(found: Comparison, differs: Mapping[str, str]) -> list[str]:
     if not lines:
         return ["- s1-s4 loses to none of the others in mean completion."]
     return lines + [
-        f"- What differs in mode {mode}: {differs.get(mode, 'not known yet.')}"
-        for mode in dict.fromkeys(modes)
+        f"- What differs in mode {mode}: {differs.get(mode, 'not known yet.')}" for mode in dict.fromkeys(modes)
     ]
 
 
@@ -271,10 +315,7 @@ def write(out: Path, steps: Sequence[int], wanted: Sequence[str], jobs: int) -> 
             kept = out / case.title
             found = api.compare(case.scenario, case.policies, seeds, trace=case.trace, out=kept, jobs=jobs)
             n = len(found.seeds)
-            lines = [
-                f"## {case.title}\n",
-                f"{case.what} {n} seed{'s' * (n > 1)}. {case.without}".rstrip() + "\n",
-            ]
+            lines = [f"## {case.title}\n", f"{case.what} {n} seed{'s' * (n > 1)}. {case.without}".rstrip() + "\n"]
             told = [*price_of_the_bound(found), *losses(found, case.differs)]
             lines += [table(found), "", *told, *(f"- {line}" for line in found.failures)]
             done[case.title] = "\n".join(lines) + "\n"

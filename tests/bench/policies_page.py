@@ -134,9 +134,7 @@ def text() -> str:
 def _fields(cls: type, skip: object = ()) -> str:
     """Fields of a dataclass with what the comments behind them say."""
     comment = dict(re.findall(r"^    (\w+): [^#\n]*?# (.+)$", inspect.getsource(cls), re.M))
-    rows = [
-        (f.name, str(f.type), comment.get(f.name, "")) for f in dataclasses.fields(cls) if f.name not in skip
-    ]
+    rows = [(f.name, str(f.type), comment.get(f.name, "")) for f in dataclasses.fields(cls) if f.name not in skip]
     return _table(("field", "type", "meaning"), rows)
 
 

@@ -76,9 +76,7 @@ def write(found: Predictions, path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare, or write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(arguments)

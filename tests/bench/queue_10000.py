@@ -38,21 +38,13 @@ def made_queue(waiting: int) -> str:
     """`squeue` with two jobs of four GPUs on each node, and so many that wait."""
     random = np.random.default_rng(1)
     running = [
-        _line(
-            k + 1,
-            "RUNNING",
-            4,
-            NOW_S - int(random.integers(3600)),
-            int(random.integers(61, 600)),
-            f"n{k // 2}",
-        )
+        _line(k + 1, "RUNNING", 4, NOW_S - int(random.integers(3600)), int(random.integers(61, 600)), f"n{k // 2}")
         for k in range(2 * NODES)
     ]
     first = len(running) + 1
     gpus, minutes = random.choice([1, 2, 4, 8], waiting), random.integers(1, 2880, waiting)
     queue = [
-        _line(first + k, "PENDING", int(gpus[k]), NOW_S - waiting + k, int(minutes[k]), "")
-        for k in range(waiting)
+        _line(first + k, "PENDING", int(gpus[k]), NOW_S - waiting + k, int(minutes[k]), "") for k in range(waiting)
     ]
     return "".join([*running, *queue])
 
@@ -65,9 +57,7 @@ def cpu_s() -> float:
 def measure(policy: str, folder: Path) -> dict[str, float]:
     """Processor seconds of a first look, of one at which 20 more have come, and of one without news."""
     record = Record(folder / policy)
-    scheduler = Scheduler(
-        Slurm("main"), make_policy(policy), QueueOptions(mode="act", changes_per_s=1e9), record
-    )
+    scheduler = Scheduler(Slurm("main"), make_policy(policy), QueueOptions(mode="act", changes_per_s=1e9), record)
     problem = scheduler.warm_up()
     assert problem is None, problem
     found = {}
@@ -93,8 +83,10 @@ def main() -> None:
         nodes = "".join(f"n{k}|allocated|gpu:8|gpu:8|512000|64|\n" for k in range(NODES))
         (folder / "sinfo.txt").write_text(nodes)
         commands = {
-            "squeue": f"cat {folder}/squeue.txt", "sinfo": f"cat {folder}/sinfo.txt", "scontrol": "cat > /dev/null",
-        }  # fmt: skip
+            "squeue": f"cat {folder}/squeue.txt",
+            "sinfo": f"cat {folder}/sinfo.txt",
+            "scontrol": "cat > /dev/null",
+        }
         for command, script in commands.items():
             (folder / command).write_text(f"#!/bin/sh\n{script}\n")
             (folder / command).chmod(0o755)
@@ -103,9 +95,7 @@ def main() -> None:
             found = measure(policy, folder)
             looks = ", ".join(f"{look} {found[look]:.2f} s" for look in ("first", "20 more", "no news"))
             changes, size = int(found["changes"]), found["journal_bytes"] / 1e6
-            print(
-                f"{policy}: {looks} CPU; {changes} changes, {size:.1f} MB of journal a decision", flush=True
-            )
+            print(f"{policy}: {looks} CPU; {changes} changes, {size:.1f} MB of journal a decision", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,9 +107,7 @@ BESIDE = {"serving-beside-training"}
 """Scenarios with services, whose figures tests/sim/world/test_services.py holds."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
-SHRUNK = {
-    "many-jobs-faults": ("workload.jobs.0.count=8", "workload.jobs.1.count=4", "workload.jobs.2.count=10"),
-}
+SHRUNK = {"many-jobs-faults": ("workload.jobs.0.count=8", "workload.jobs.1.count=4", "workload.jobs.2.count=10")}
 """Changes to scenarios that take long."""
 TRAINED = ("workload.trace.training.count=3", "workload.trace.training.models=[small, large]")
 NO_RESULT = {
@@ -133,9 +131,7 @@ def cases() -> dict[str, Callable[[], Tables]]:
     found: dict[str, Callable[[], Tables]] = {}
     for name, policies in SHIPPED.items():
         for policy in policies:
-            found[f"{name}/{policy}"] = partial(
-                simulated, name, policy, TRACED.get(name), SHRUNK.get(name, ())
-            )
+            found[f"{name}/{policy}"] = partial(simulated, name, policy, TRACED.get(name), SHRUNK.get(name, ()))
     for policy in (STAGES, "fifo"):
         found[f"philly with training/{policy}"] = partial(simulated, "philly", policy, 8, TRAINED)
     found["wrong/no jobs"] = partial(simulated, "counted", "fifo")
@@ -146,9 +142,7 @@ def cases() -> dict[str, Callable[[], Tables]]:
     return found | {"compare": compared, "sweep": swept, "twin": twinned, "limits": limited}
 
 
-def simulated(
-    name: str, policy: str, trace: int | Path | None = None, overrides: tuple[str, ...] = ()
-) -> Tables:
+def simulated(name: str, policy: str, trace: int | Path | None = None, overrides: tuple[str, ...] = ()) -> Tables:
     """The records of a run per seed; what was configured under one policy only.
 
     trace: GPUs of the smallest job of a trace that is made here, or a file.
@@ -157,9 +151,15 @@ def simulated(
     for seed in SEEDS:
         with workplace() as here:
             equipoise.run(
-                SCENARIOS / f"{name}.yaml", policy=LONG_NAMES.get(policy, policy), seed=seed, trace=placed(trace),
-                overrides=overrides, out="run", timeline=True, journal=policy not in WITHOUT_JOURNAL,
-            )  # fmt: skip
+                SCENARIOS / f"{name}.yaml",
+                policy=LONG_NAMES.get(policy, policy),
+                seed=seed,
+                trace=placed(trace),
+                overrides=overrides,
+                out="run",
+                timeline=True,
+                journal=policy not in WITHOUT_JOURNAL,
+            )
             join(tables, read_tables(here / "run", seed))
     return {table: columns for table, columns in tables.items() if table != "config" or policy == "none"}
 

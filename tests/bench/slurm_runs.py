@@ -49,16 +49,25 @@ def one(folder: Path, policy: str, jobs: list[tuple[float, float, int, str]], ev
     slurm = RealSlurm(folder / "slurm")
     mode = ["fifo", "--mode", "observe"] if policy == "observe" else [policy, "--mode", "act"]
     command = [
-        sys.executable, "-m", "equipoise.cli", "schedule", *mode, "--partition", "main", "--every", f"{every_s}",
-        "--estimates", str(estimates), "--journal", str(folder / "journal"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "equipoise.cli",
+        "schedule",
+        *mode,
+        "--partition",
+        "main",
+        "--every",
+        f"{every_s}",
+        "--estimates",
+        str(estimates),
+        "--journal",
+        str(folder / "journal"),
+    ]
     with (folder / "schedule.log").open("w") as log:
         scheduler = subprocess.Popen(command, env=slurm.env, stdout=log, stderr=subprocess.STDOUT)
     try:
         events = folder / "journal" / "events.jsonl"
-        slurm.wait_for(
-            lambda: events.exists() and '"begun"' in events.read_text(), 300.0, "the scheduler decides"
-        )
+        slurm.wait_for(lambda: events.exists() and '"begun"' in events.read_text(), 300.0, "the scheduler decides")
         begin_s = time.monotonic()
         for at_s, took_s, gpus, name in jobs:
             time.sleep(max(0.0, begin_s + at_s - time.monotonic()))
@@ -97,8 +106,7 @@ def main() -> None:
     asked = parser.parse_args()
     jobs = workload(asked.seed, asked.scale, asked.spread)
     threads = [
-        threading.Thread(target=one, args=(asked.out / policy, policy, jobs, asked.every))
-        for policy in asked.policies
+        threading.Thread(target=one, args=(asked.out / policy, policy, jobs, asked.every)) for policy in asked.policies
     ]
     for thread in threads:
         thread.start()

@@ -100,9 +100,7 @@ def _cell(cell: Cell, first: bool) -> str:
 
 def section(comparison: Comparison, why: str) -> list[str]:
     """Markdown lines of one scenario."""
-    verdicts = [
-        f"- {stage} {verdict(comparison, stage, ratio)}" for stage, ratio in added_by_stage(comparison)
-    ]
+    verdicts = [f"- {stage} {verdict(comparison, stage, ratio)}" for stage, ratio in added_by_stage(comparison)]
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else "one seed"
     return [
         f"## {comparison.scenario_name}",
@@ -146,12 +144,7 @@ def stages_table(paths: Sequence[Path], seeds: int, processes: int = 1, command:
     for path in paths:
         file = read_scenario(path)
         comparison = compare(
-            file.scenario,
-            POLICIES,
-            seeds,
-            trace=file.trace(),
-            jobs_parallel=processes,
-            progress=_say(path.stem),
+            file.scenario, POLICIES, seeds, trace=file.trace(), jobs_parallel=processes, progress=_say(path.stem)
         )
         lines += section(comparison, file.scenario.why)
     return "\n".join(lines).rstrip() + "\n"
@@ -163,10 +156,7 @@ def stages_table(paths: Sequence[Path], seeds: int, processes: int = 1, command:
 def main(seeds: int, processes: int) -> None:
     """Print the table of stages as Markdown."""
     paths = [scenarios_dir() / f"{name}.yaml" for name in SCENARIOS]
-    click.echo(
-        stages_table(paths, seeds, processes, f"python -m tests.bench.stages_table --seeds {seeds}"),
-        nl=False,
-    )
+    click.echo(stages_table(paths, seeds, processes, f"python -m tests.bench.stages_table --seeds {seeds}"), nl=False)
 
 
 if __name__ == "__main__":

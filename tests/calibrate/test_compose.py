@@ -14,26 +14,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.calibrate.fit.compose import (
-    DEFAULT_PRIOR,
-    FACTORS,
-    PRIOR_CENTRE,
-    SMS,
-    UnitCosts,
-    fit_step_model,
-)
+from equipoise.calibrate.fit.compose import DEFAULT_PRIOR, FACTORS, PRIOR_CENTRE, SMS, UnitCosts, fit_step_model
 from equipoise.calibrate.fit.compose_fits import composed_part, prior_of, unit_costs
 from equipoise.calibrate.fit.gemm import fit_gemm_efficiency
 from equipoise.calibrate.fit.levels import Report
 from equipoise.calibrate.fit.pieces import fit_collective
-from equipoise.calibrate.measure.operations import (
-    COLUMNS,
-    KINDS,
-    TimedOperation,
-    as_columns,
-    from_columns,
-    trace,
-)
+from equipoise.calibrate.measure.operations import COLUMNS, KINDS, TimedOperation, as_columns, from_columns, trace
 from equipoise.calibrate.samples import Sample, SampleSet
 from equipoise.commands.hardware.calibrate import calibrate as command
 from equipoise.sim.hardware.profile import load_profile
@@ -79,9 +65,7 @@ def conv_step(batch: int) -> Callable[[], Any]:
     import torch
 
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3, padding=1),
-        torch.nn.ReLU(),
-        torch.nn.Conv2d(8, 6, 3, stride=2, padding=1),
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 3, stride=2, padding=1)
     )
     x = torch.randn(batch, 3, 12, 12)
     return lambda: model(x).sum().backward()
@@ -192,11 +176,7 @@ def test_a_softmax_along_another_dimension_makes_each_thread_wait_in_turn(dim: i
     (forward,) = trace(lambda: torch.log_softmax(x, dim))
     (backward,) = trace(lambda: torch.ops.aten._log_softmax_backward_data(dy, y, dim, torch.float32))
     assert (forward.kind, forward.k, forward.moved_bytes) == ("softmax", 3 * loads, 2 * 4 * x.numel())
-    assert (backward.kind, backward.k, backward.moved_bytes) == (
-        "softmax_backward",
-        2 * loads,
-        3 * 4 * x.numel(),
-    )
+    assert (backward.kind, backward.k, backward.moved_bytes) == ("softmax_backward", 2 * loads, 3 * 4 * x.numel())
     slow = replace(costs(overlapped=True), load_s=1e-3).totals([forward, backward])
     assert slow[4] == pytest.approx(max(5 * loads * 1e-3, float(costs().totals([forward, backward])[4])))
 
@@ -276,10 +256,7 @@ products = st.builds(
     count=st.integers(1, 5),
 )
 moves = st.builds(
-    TimedOperation,
-    st.sampled_from(["memory", "function"]),
-    moved_bytes=st.integers(0, 10**7),
-    count=st.integers(1, 5),
+    TimedOperation, st.sampled_from(["memory", "function"]), moved_bytes=st.integers(0, 10**7), count=st.integers(1, 5)
 )
 
 
@@ -410,10 +387,7 @@ MODELS: dict[str, Callable[[int], list[TimedOperation]]] = {
         TimedOperation("product", b, 512, 512, count=6),
         TimedOperation("memory", moved_bytes=3_000_000),
     ],
-    "deep": lambda b: [
-        TimedOperation("product", b, 64, 64, count=40),
-        TimedOperation("function", moved_bytes=900 * b),
-    ],
+    "deep": lambda b: [TimedOperation("product", b, 64, 64, count=40), TimedOperation("function", moved_bytes=900 * b)],
     "image": lambda b: [
         TimedOperation("convolution", 64 * b, 64, 72, count=4),
         TimedOperation("memory", moved_bytes=10**5),

@@ -19,9 +19,7 @@ RATE, BANDWIDTH = 50e9, 10e9
     ("precision", "operation"),
     [*(("fp32", name) for name in kernels.MOVED), *(("bf16", name) for name in kernels.IN_BF16)],
 )
-def test_a_timed_operation_is_noted_as_its_kind_and_moves_what_it_says(
-    precision: str, operation: str
-) -> None:
+def test_a_timed_operation_is_noted_as_its_kind_and_moves_what_it_says(precision: str, operation: str) -> None:
     torch = pytest.importorskip("torch")
     dtype, part = {"fp32": (torch.float32, 1.0), "bf16": (torch.bfloat16, 0.5)}[precision]
     (found,) = trace(kernels.moving(operation, 2**16, "cpu", dtype))
@@ -58,9 +56,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Measure]:
     return kernels.kernel_measures(quick=False)
 
 
-def test_every_operation_that_is_timed_is_what_steps_are_composed_from(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_operation_that_is_timed_is_what_steps_are_composed_from(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Sample("load_latency", {"bytes": b}, (1e-9 * b,)) for b in (10, 400)]
     for measure in planned(monkeypatch):
         p, seconds = measure.parameters, 1e-6

@@ -24,9 +24,7 @@ FLOP_PER_S = {"fma_fp32": 40e12, "tensor_bf16": 500e12, "tensor_fp8": 1000e12, "
 GEMM_FLOP_PER_S, LOAD_S, TO_DEVICE, TO_HOST, PEER = 700e12, 5e-7, 20e9, 18e9, 90e9
 KAPPA_COMPUTE, KAPPA_MEMORY = 5.0, 0.3
 
-KINDS = (
-    "copy,read,triad,library_copy,fma,tensor,launch_pipelined,load_latency,transfer,gemm,share,interference"
-)
+KINDS = "copy,read,triad,library_copy,fma,tensor,launch_pipelined,load_latency,transfer,gemm,share,interference"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,9 +39,7 @@ def calibrate(*options: str, machine: str = "", out: Path) -> Any:
     arguments = ["calibrate", "--device", "cuda", "--quick", "--format", "json", "--out", str(out), *options]
     libraries = (calibrate_fakes.cuda(), calibrate_fakes.nvml())
     own_clock = str(libraries[0] / "libcuda.so.1")
-    return calibrate_fakes.run(
-        arguments, *libraries, FAKE_CUDA=machine, FAKE_NVML="two", LD_PRELOAD=own_clock
-    )
+    return calibrate_fakes.run(arguments, *libraries, FAKE_CUDA=machine, FAKE_NVML="two", LD_PRELOAD=own_clock)
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +148,7 @@ def test_without_a_device_or_a_driver_one_line_says_so(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, expected)
     calibrate_fakes.needs_no("libcuda.so.1")
     done = calibrate_fakes.run(["calibrate", "--out", str(tmp_path / "p.yaml")], calibrate_fakes.nvml())
-    assert (done.returncode, done.stderr) == (
-        1,
-        "equipoise: no NVIDIA driver here: libcuda.so.1 was not found\n",
-    )
+    assert (done.returncode, done.stderr) == (1, "equipoise: no NVIDIA driver here: libcuda.so.1 was not found\n")
 
 
 @pytest.mark.long

@@ -128,11 +128,7 @@ def test_thermal_intervals_hold_the_truth_in_90_of_100_noisy_draws() -> None:
         readings = clean + 0.1 * (clean - 28.0).mean() * random.standard_normal(len(time))
         readings = np.where(random.random(len(time)) < 0.05, readings + 20.0, readings)
         fit = fit_thermal(time, power, readings, seed)
-        hits += [
-            fit.resistance_c_per_w.contains(0.07),
-            fit.tau_s.contains(15.0),
-            fit.ambient_c.contains(28.0),
-        ]
+        hits += [fit.resistance_c_per_w.contains(0.07), fit.tau_s.contains(15.0), fit.ambient_c.contains(28.0)]
     assert (hits >= 90).all(), hits
 
 

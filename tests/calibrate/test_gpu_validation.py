@@ -57,9 +57,7 @@ sys.exit(gpu_validation.main(sys.argv[1:]))
 KINDS = "copy,library_copy,fma,tensor,share,interference"
 
 
-def validate(
-    out: Path, *libraries: Path, sections: str = "", **variables: str
-) -> subprocess.CompletedProcess[str]:
+def validate(out: Path, *libraries: Path, sections: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     arguments = ["--out", str(out), "--quick", "--scale", "0.01", "--only", KINDS]
     arguments += ["--sections", sections] if sections else []
     env = calibrate_fakes.environment(*libraries, **variables)
@@ -86,9 +84,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Row], P
     control.chmod(control.stat().st_mode | stat.S_IXUSR)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     out = folder / "out"
-    done = validate(
-        out, calibrate_fakes.cuda(), calibrate_fakes.nvml(), FAKE_NVML="hopper", FAKE_CUDA="", PATH=path
-    )
+    done = validate(out, calibrate_fakes.cuda(), calibrate_fakes.nvml(), FAKE_NVML="hopper", FAKE_CUDA="", PATH=path)
     assert (out / "results.json").exists(), done.stderr
     rows = rows_in(out)
     return {row.what: row for row in rows}, out, done
@@ -164,12 +160,8 @@ def number(value: float, spread: float = 1.01) -> Measured:
 
 
 def profile(device: str = "NVIDIA H200", beta: float = 1e-3, **figures: float) -> HardwareProfile:
-    gpu = Accelerator(
-        flop_per_s={"bf16": number(7e14)}, hbm_bytes_per_s=number(4e12), memory_bytes=number(1.4e11)
-    )
-    step = StepTime(
-        workload="mlp", accelerator="g", precision="bf16", alpha_s=number(1e-3), beta_s=number(beta)
-    )
+    gpu = Accelerator(flop_per_s={"bf16": number(7e14)}, hbm_bytes_per_s=number(4e12), memory_bytes=number(1.4e11))
+    step = StepTime(workload="mlp", accelerator="g", precision="bf16", alpha_s=number(1e-3), beta_s=number(beta))
     return HardwareProfile(
         name="p",
         kind="measured",
@@ -196,9 +188,7 @@ def test_a_second_method_that_disagrees_fails() -> None:
 
 
 def test_more_than_the_data_sheet_allows_fails() -> None:
-    rows = {
-        r.what: r for r in gpu_rows.physical_rows(profile(copy_bytes_per_s=6e12, tensor_bf16_flop_per_s=6e14))
-    }
+    rows = {r.what: r for r in gpu_rows.physical_rows(profile(copy_bytes_per_s=6e12, tensor_bf16_flop_per_s=6e14))}
     assert rows["copy, memory, share of the data sheet"].verdict == "FAILS"
     assert rows["copy, memory, share of the data sheet"].found == "125.0%"
     assert rows["tensor bf16, share of the data sheet"].found == "60.6%"
@@ -271,11 +261,7 @@ def test_a_counter_that_does_not_answer_is_no_failure() -> None:
     names = {f"DCGM_FI_{e.counter}": 0.5 for e in gpu_activity.EXPECTED}
     readings = {load: dict(names) for load in ("product", "copy", "idle")}
     readings["copy"]["DCGM_FI_PROF_DRAM_ACTIVE"] = None  # type: ignore[assignment]
-    found = {
-        "readings": readings,
-        "answers": {},
-        "missing": {"DCGM_FI_PROF_DRAM_ACTIVE": "Insufficient Permissions"},
-    }
+    found = {"readings": readings, "answers": {}, "missing": {"DCGM_FI_PROF_DRAM_ACTIVE": "Insufficient Permissions"}}
     rows = {row.what: row for row in gpu_rows.activity_rows(found)}
     absent = rows["PROF_DRAM_ACTIVE during a copy"]
     assert (absent.verdict, absent.found) == ("not run", "Insufficient Permissions")
@@ -288,10 +274,7 @@ def test_each_share_is_predicted_from_the_others() -> None:
     samples = SampleSet(
         {},
         {},
-        tuple(
-            Sample("share", {"kernel": "compute", "share": f}, ((f + 2.0) / (3.0 * f),) * 3, "s", 0)
-            for f in shares
-        ),
+        tuple(Sample("share", {"kernel": "compute", "share": f}, ((f + 2.0) / (3.0 * f),) * 3, "s", 0) for f in shares),
     )
     found = gpu_shares.held_out_shares(samples)["compute"]
     assert [row["share"] for row in found] == [0.5, 0.75]
@@ -401,9 +384,7 @@ def test_training_on_shares_and_in_pairs(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_training_process_that_ends_is_one_line(tmp_path: Path) -> None:
     worker = gpu_shares.Worker({"PATH": os.environ["PATH"]}, 50, "nothing", "cpu")
     try:
-        with pytest.raises(
-            MeasureMissingError, match=r"a training process ended: .*invalid choice: 'nothing'"
-        ):
+        with pytest.raises(MeasureMissingError, match=r"a training process ended: .*invalid choice: 'nothing'"):
             worker.ready()
     finally:
         worker.close()
@@ -433,10 +414,7 @@ def test_sections_that_a_folder_has_are_kept(tmp_path: Path) -> None:
 
 def test_without_an_mps_daemon_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        pytest.raises(MeasureMissingError, match="nvidia-cuda-mps-control is not on this machine"),
-        gpu_shares.mps(),
-    ):
+    with pytest.raises(MeasureMissingError, match="nvidia-cuda-mps-control is not on this machine"), gpu_shares.mps():
         pass
     control = tmp_path / gpu_shares.CONTROL
     control.write_text("#!/bin/sh\necho 'no rights' >&2\nexit 1\n")

@@ -20,12 +20,23 @@ from tests.bench.gpu import shares as gpu_shares
 DATA = Path(__file__).parents[1] / "data"
 GPUS = ("h200", "h100")
 """Each with its profile, by its name and "_measured"; the stacks were fitted to the H200's steps alone."""
-OF_EXCHANGES = frozenset((
-    "fp8_efficiency", "score_bytes", "host_s_per_tensor_rank", "tensor_efficiency", "tensor_latency_s",
-    "tensor_hop_s",
-    "send_efficiency", "send_latency_s", "send_exposed", "exchange_efficiency", "exchange_latency_s", "overlap",
-    "bubble",
-))  # fmt: skip
+OF_EXCHANGES = frozenset(
+    (
+        "fp8_efficiency",
+        "score_bytes",
+        "host_s_per_tensor_rank",
+        "tensor_efficiency",
+        "tensor_latency_s",
+        "tensor_hop_s",
+        "send_efficiency",
+        "send_latency_s",
+        "send_exposed",
+        "exchange_efficiency",
+        "exchange_latency_s",
+        "overlap",
+        "bubble",
+    )
+)
 """Constants of which one GPU without fp8 says nothing."""
 
 

@@ -15,14 +15,7 @@ import numpy as np
 import pytest
 
 from equipoise.calibrate.fit.compose import MEASURED_PRIOR, CostPrior, UnitCosts, stacked
-from equipoise.calibrate.fit.compose_fits import (
-    Step,
-    operations_of,
-    prior_of,
-    step_model,
-    steps_of,
-    unit_costs,
-)
+from equipoise.calibrate.fit.compose_fits import Step, operations_of, prior_of, step_model, steps_of, unit_costs
 from equipoise.calibrate.measure.operations import TimedOperation, from_columns
 from equipoise.calibrate.measure.training import SIZES, WORKLOADS
 from equipoise.calibrate.samples import SampleSet, read_samples
@@ -39,9 +32,7 @@ def samples() -> SampleSet:
     return read_samples(DATA / "h200" / "second.samples.jsonl.gz")
 
 
-def as_noted_now(
-    found: list[TimedOperation], workload: str, batch: int, precision: str
-) -> list[TimedOperation]:
+def as_noted_now(found: list[TimedOperation], workload: str, batch: int, precision: str) -> list[TimedOperation]:
     size = 2 if precision == "bf16" else 4
     first, scores = batch * SIZE.image**2 * SIZE.channels, batch * SIZE.sequence * SIZE.vocabulary
     now = []
@@ -86,12 +77,7 @@ def medians(precision: str, prior: CostPrior) -> list[float]:
     _, steps = costs_and_steps(precision)
     return [
         statistics.median(
-            map(
-                abs,
-                errors(
-                    [s for s in steps if s.workload == name], [s for s in steps if s.workload != name], prior
-                ),
-            )
+            map(abs, errors([s for s in steps if s.workload == name], [s for s in steps if s.workload != name], prior))
         )
         for name in WORKLOADS
     ]
@@ -114,11 +100,7 @@ def test_large_transformers_from_their_operations(name: str) -> None:
     model = step_model(steps, MEASURED_PRIOR)
     for found in kept("h200", name):
         for recompute in (False, True):
-            cases = [
-                c
-                for c in found["cases"]
-                if c["recompute"] == recompute and "operations" in c and measured_s(c)
-            ]
+            cases = [c for c in found["cases"] if c["recompute"] == recompute and "operations" in c and measured_s(c)]
             said = model.predict(stacked([costs.rows(from_columns(c["operations"])) for c in cases]))
             measured = np.array([measured_s(c) for c in cases], dtype=float)
             assert np.median(np.abs(said / measured - 1.0)) <= 0.05, (found["name"], recompute)

@@ -49,9 +49,7 @@ def kernel_names(file: str) -> list[str]:
 @pytest.mark.parametrize("file", nvrtc.SOURCES)
 def test_every_kernel_compiles_to_machine_code(compiler: str, file: str, architecture: str) -> None:
     if file in nvrtc.ONE_ARCHITECTURE and architecture != "sm_90":
-        with pytest.raises(
-            nvrtc.CompileError, match=f"{file}.cu: is for sm_90a alone, not for {architecture}"
-        ):
+        with pytest.raises(nvrtc.CompileError, match=f"{file}.cu: is for sm_90a alone, not for {architecture}"):
             nvrtc.cubin(file, architecture)
         return
     image = nvrtc.cubin(file, architecture)
@@ -59,10 +57,7 @@ def test_every_kernel_compiles_to_machine_code(compiler: str, file: str, archite
     names = kernel_names(file)
     assert names
     for name in names:
-        absent = {
-            "sm_80": ("tensor_fp8", "tensor_fp64_wide"),
-            "sm_100": ("tensor_fp64_wide",),
-        }  # fp8 came with sm_89
+        absent = {"sm_80": ("tensor_fp8", "tensor_fp64_wide"), "sm_100": ("tensor_fp64_wide",)}  # fp8 came with sm_89
         expected = name not in absent.get(architecture, ())
         assert (f".text.{name}\0".encode() in image) == expected, name
 
@@ -111,12 +106,7 @@ def launches(requests: list[dict[str, object]]) -> list[list[float]]:
     code = ON_THE_HOST.replace("sys.argv[1]", "sys.stdin.readline()")
     env = calibrate_fakes.environment(calibrate_fakes.cuda())
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(requests),
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, "-c", code], input=json.dumps(requests), env=env, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return [outputs[0] for outputs in json.loads(done.stdout)]
@@ -146,16 +136,8 @@ def test_multiply_add_chains_equal_their_twins(compiler: str) -> None:
     start = naive_kernels.half_bits(3.0) << 16 | naive_kernels.half_bits(-7.0)
     single, double, halves = launches(
         [
-            {
-                **shape,
-                "name": "fma_fp32",
-                "arguments": [["out", ["float32", 128]], ["f", 0.5], ["f", 2.0], ["i", 7]],
-            },
-            {
-                **shape,
-                "name": "fma_fp64",
-                "arguments": [["out", ["float64", 128]], ["d", 0.3], ["d", 1.1], ["i", 9]],
-            },
+            {**shape, "name": "fma_fp32", "arguments": [["out", ["float32", 128]], ["f", 0.5], ["f", 2.0], ["i", 7]]},
+            {**shape, "name": "fma_fp64", "arguments": [["out", ["float64", 128]], ["d", 0.3], ["d", 1.1], ["i", 9]]},
             {
                 **shape,
                 "name": "fma_fp16",
@@ -174,10 +156,7 @@ def test_tensor_products_equal_their_twins(compiler: str) -> None:
     for precision, dtype in (("fp16", "uint16"), ("bf16", "uint16"), ("tf32", "uint32"), ("fp8", "uint8")):
         k = {"fp16": 16, "bf16": 16, "tf32": 8, "fp8": 32}[precision]
         a, b = operands(k)
-        words = [
-            to_bits(a, precision).ravel().tolist(),
-            to_bits(np.ascontiguousarray(b.T), precision).ravel().tolist(),
-        ]
+        words = [to_bits(a, precision).ravel().tolist(), to_bits(np.ascontiguousarray(b.T), precision).ravel().tolist()]
         inputs = [["in", [dtype, w]] for w in words]
         out = ["out", ["float32", 4 * 128]]
         requests.append(
@@ -237,9 +216,7 @@ def warpgroup_products(compiler: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("precision", WARPGROUP_WORDS)
-def test_warpgroup_products_equal_their_twins(
-    warpgroup_products: dict[str, list[float]], precision: str
-) -> None:
+def test_warpgroup_products_equal_their_twins(warpgroup_products: dict[str, list[float]], precision: str) -> None:
     kernel = hopper_kernel(precision)
     rows, columns, k = kernel.shape
     a, b = operands(k, rows, columns)
@@ -250,9 +227,7 @@ def test_warpgroup_products_equal_their_twins(
 def test_the_pointer_chase_equals_its_twin(compiler: str) -> None:
     following = chain(50, 32)
     arguments = [["in", ["uint32", following.tolist()]], ["out", ["uint32", 1]], ["u", 0], ["i", 333]]
-    (end,) = launches(
-        [{"file": "latency", "name": "chase", "blocks": 1, "threads": 1, "arguments": arguments}]
-    )
+    (end,) = launches([{"file": "latency", "name": "chase", "blocks": 1, "threads": 1, "arguments": arguments}])
     assert end == [naive_kernels.chase(following.tolist(), 0, 333)]
 
 
@@ -274,9 +249,7 @@ print(json.dumps([list(kernels.memory(device, 2**14, (2**13,))), list(kernels.ow
 
 def test_every_form_that_is_tried_on_a_gpu_is_right_and_timed(compiler: str) -> None:
     libraries = (calibrate_fakes.cuda(), calibrate_fakes.nvml())
-    done = calibrate_fakes.python(
-        TRIED, *libraries, FAKE_NVML="two", LD_PRELOAD=str(libraries[0] / "libcuda.so.1")
-    )
+    done = calibrate_fakes.python(TRIED, *libraries, FAKE_NVML="two", LD_PRELOAD=str(libraries[0] / "libcuda.so.1"))
     assert done.returncode == 0, done.stderr
     memory, own, product = json.loads(done.stdout)
     assert not [line for line in (*memory, *own) if "error" in line]

@@ -65,10 +65,7 @@ def case(**model: Any) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "name": "measured",
-        "cluster": {
-            "hardware": "amd_epyc_2_cores",
-            "nodes": [{"count": 1, "gpus": 2, "accelerator": "amd_epyc"}],
-        },
+        "cluster": {"hardware": "amd_epyc_2_cores", "nodes": [{"count": 1, "gpus": 2, "accelerator": "amd_epyc"}]},
         "noise": {"step_cov": 0.0},
         "workload": {
             "models": {"net": {"parameters": 1e6, "precision": "fp32", **model}},

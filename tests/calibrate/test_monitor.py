@@ -24,9 +24,7 @@ def monitor(machine: str, load: str = "gemm", *options: str, old: bool = False) 
     arguments = ["monitor", "--count", "1", "--interval", "0.15", "--format", "jsonl", *options]
     library = calibrate_fakes.nvml(old)
     own_clock = str(library / "libnvidia-ml.so.1")
-    done = calibrate_fakes.run(
-        arguments, library, FAKE_NVML=machine, FAKE_NVML_LOAD=load, LD_PRELOAD=own_clock
-    )
+    done = calibrate_fakes.run(arguments, library, FAKE_NVML=machine, FAKE_NVML_LOAD=load, LD_PRELOAD=own_clock)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -41,9 +39,7 @@ def test_hopper_gives_hardware_counters_under_dcgm_names_and_units() -> None:
     assert {row["sources"][f"DCGM_FI_PROF_{name}"] for name in GPM} == {"gpm"}
     assert row["limit"] == "compute"
     assert row["idle_usd_per_h"] == pytest.approx(2 * 0.04)
-    assert row["processes"] == [
-        {"pid": 1, "memory_bytes": 15 * 2**30, "time_share": 0.95, "gpu_instance": None}
-    ]
+    assert row["processes"] == [{"pid": 1, "memory_bytes": 15 * 2**30, "time_share": 0.95, "gpu_instance": None}]
     assert row["missing"] == {}
 
 
@@ -62,13 +58,7 @@ def test_a_counter_whose_call_was_put_aside_is_read_again() -> None:
 
 @pytest.mark.parametrize(
     ("load", "limit"),
-    [
-        ("copy", "memory"),
-        ("idle", "idle"),
-        ("input", "input"),
-        ("comm", "communication"),
-        ("latency", "unknown"),
-    ],
+    [("copy", "memory"), ("idle", "idle"), ("input", "input"), ("comm", "communication"), ("latency", "unknown")],
 )
 def test_the_limit_is_named(load: str, limit: str) -> None:
     (row,) = monitor("hopper", load)

@@ -29,9 +29,7 @@ def gemm_s(n: int) -> float:
 
 def synthetic() -> SampleSet:
     """Noise-free samples of a device with known constants, three rounds of each."""
-    samples = [
-        Sample("sustained", {"idle_s": 5.0}, (), "s", 0, "2030-01-02", heat_columns()),
-    ]
+    samples = [Sample("sustained", {"idle_s": 5.0}, (), "s", 0, "2030-01-02", heat_columns())]
     for round_ in range(3):
 
         def add(kind: str, seconds: float, unit: str = "s", r: int = round_, **parameters: object) -> None:
@@ -39,9 +37,7 @@ def synthetic() -> SampleSet:
             samples.append(Sample(kind, parameters, values, unit, r, "2030-01-02T00:00:00"))  # type: ignore[arg-type]
 
         add("copy", 2e9 / BANDWIDTH, bytes=2e9, array_bytes=1e9)
-        add(
-            "copy", 2e6 / (3 * BANDWIDTH), bytes=2e6, array_bytes=1e6
-        )  # from the cache: not the memory's rate
+        add("copy", 2e6 / (3 * BANDWIDTH), bytes=2e6, array_bytes=1e6)  # from the cache: not the memory's rate
         add("fma", 1e9 / 2e13, precision="fp32", flop=1e9)
         for n in (128, 256, 512, 1024, 2048, 4096, 8192):
             add("gemm", gemm_s(n), precision="bf16", m=n, n=n, k=n, library="lib")
@@ -72,9 +68,7 @@ def synthetic() -> SampleSet:
             what = {"workload": "net", "precision": "bf16", "batch": batch, "backend": "nccl", "ranks": 8}
             samples.append(Sample("overlap", what, (), "s", round_, columns=columns))
         for batch in (1, 2, 4, 8, 16):
-            add(
-                "training", 0.01 + 0.002 * batch, workload="net", precision="bf16", batch=batch, framework="X"
-            )
+            add("training", 0.01 + 0.002 * batch, workload="net", precision="bf16", batch=batch, framework="X")
     return SampleSet(CONDITIONS, {"numpy": "2"}, tuple(samples))
 
 
@@ -146,9 +140,7 @@ def test_the_fabric_s_closed_form_gives_the_exchange_time_back(profile: Hardware
         for size in (1e3, 1e6, 1e8):
             alpha, rate = fabric.constants_at(size)
             got = 2 * (ranks - 1) * alpha + 2 * (ranks - 1) / ranks * size / rate
-            assert got == pytest.approx(
-                2 * (ranks - 1) * 4e-6 + 2 * (ranks - 1) / ranks * size / 1.5e11, rel=0.01
-            )
+            assert got == pytest.approx(2 * (ranks - 1) * 4e-6 + 2 * (ranks - 1) / ranks * size / 1.5e11, rel=0.01)
 
 
 def test_training_steps_and_the_one_not_fitted(profile: HardwareProfile) -> None:
@@ -202,9 +194,7 @@ def test_what_is_missing_is_named_and_left_out() -> None:
 )
 @settings(max_examples=25, deadline=None)
 @example([1.0, 1.0, 1.0, 2.0, 0.75, 0.4375, 0.40625, 2.5, 1.0, 1.0], "all_reduce", 2)
-def test_any_fit_is_the_same_function_in_the_profile(
-    wobble: list[float], collective: str, ranks: int
-) -> None:
+def test_any_fit_is_the_same_function_in_the_profile(wobble: list[float], collective: str, ranks: int) -> None:
     sizes = 2.0 ** (10 + 2 * np.arange(len(wobble)))
     fit = fit_collective(sizes, (1e-5 + sizes / 1e10) * np.array(wobble))
     fabric = as_fabric(fit, collective, ranks, "a", "test")

@@ -18,9 +18,7 @@ from equipoise.commands.hardware.calibrate import calibrate as command
 CONDITIONS = {"device": "bench", "driver": "1"}
 
 
-def plan(
-    measures: list[Measure], now: Callable[[], dict[str, object]] = lambda: dict(CONDITIONS)
-) -> SessionPlan:
+def plan(measures: list[Measure], now: Callable[[], dict[str, object]] = lambda: dict(CONDITIONS)) -> SessionPlan:
     return SessionPlan(measures, dict(CONDITIONS), {}, now, ("peer: needs 2 GPUs",))  # type: ignore[arg-type]
 
 
@@ -79,10 +77,7 @@ def test_one_failure_costs_only_itself_and_is_named_once(tmp_path: Path) -> None
     ]
     outcome = calibrate(plan(measures), writer(tmp_path), 2, 0.1)
     assert calls == ["absent", "absent", "fine", "fine"], "what is missing is not tried again"
-    assert outcome.missing[1:] == [
-        "absent 1 and 1 more: no such unit here",
-        "broken: ZeroDivisionError: two lines",
-    ]
+    assert outcome.missing[1:] == ["absent 1 and 1 more: no such unit here", "broken: ZeroDivisionError: two lines"]
     assert [s.kind for s in outcome.samples.samples] == ["fine", "fine"]
 
 
@@ -134,9 +129,7 @@ def test_a_session_that_is_complete_measures_nothing_and_says_so(
     def fake_plan(*arguments: object) -> Iterator[SessionPlan]:
         copy = fixed("copy", 1e-3, bytes=1e9, array_bytes=1e9)
         conditions = {**CONDITIONS, "memory_bytes": 1e9}
-        yield SessionPlan(
-            [copy, fixed("fma", 1e-3, precision="fp32", flop=1e9)], conditions, {}, lambda: conditions
-        )
+        yield SessionPlan([copy, fixed("fma", 1e-3, precision="fp32", flop=1e9)], conditions, {}, lambda: conditions)
 
     monkeypatch.setattr("equipoise.calibrate.run.plan_for", fake_plan)
     arguments = ["--device", "cpu", "--quick", "--out", str(tmp_path / "p.yaml")]

@@ -41,9 +41,7 @@ COPY = Sample("copy", {"bytes": 8, "array_bytes": 4}, (1e-3, 2e-3), "s", 0, "203
 
 @given(st.lists(st.floats(1e-9, 1e9, allow_nan=False), max_size=20), st.integers(0, 9))
 @settings(max_examples=30, deadline=None)
-def test_what_was_written_is_read_to_seven_digits(
-    tmp_path_factory: Any, values: list[float], round_: int
-) -> None:
+def test_what_was_written_is_read_to_seven_digits(tmp_path_factory: Any, values: list[float], round_: int) -> None:
     path = tmp_path_factory.mktemp("samples") / "s.jsonl"
     series = {"time_s": [0.1, 0.2], "power_w": [5.0, 6.0]}
     written = Sample("x", {"a": 1, "b": "two", "c": None}, tuple(values), "1", round_, "2030", series)
@@ -122,9 +120,7 @@ def test_sessions_are_merged_with_their_rounds_apart() -> None:
 
 
 def test_samples_are_found_by_kind_and_parameters() -> None:
-    found = SampleSet(
-        HERE, {}, tuple(Sample("gemm", {"m": m, "precision": p}, ()) for m in (1, 2) for p in "ab")
-    )
+    found = SampleSet(HERE, {}, tuple(Sample("gemm", {"m": m, "precision": p}, ()) for m in (1, 2) for p in "ab"))
     assert [s["m"] for s in found.of("gemm", precision="b")] == [1, 2]
     assert found.distinct("gemm", "precision") == ["a", "b"]
     assert found.of("copy") == []
@@ -150,14 +146,8 @@ HEADER = json.dumps({"schema_version": 1, "conditions": {}})
         (f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": [NaN]}}\n{HEADER}\n', "s.jsonl:2: values"),
         (f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": ["1"]}}\n{HEADER}\n', "s.jsonl:2: values"),
         (f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": [0]}}\n{HEADER}\n', "s.jsonl:2: values"),
-        (
-            f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": []}}\n{HEADER}\n',
-            "s.jsonl:2: holds no value",
-        ),
-        (
-            f'{HEADER}\n{{"kind": "x", "parameters": {{"a": [1]}}, "values": [1]}}\n{HEADER}\n',
-            "s.jsonl:2: parameter a",
-        ),
+        (f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": []}}\n{HEADER}\n', "s.jsonl:2: holds no value"),
+        (f'{HEADER}\n{{"kind": "x", "parameters": {{"a": [1]}}, "values": [1]}}\n{HEADER}\n', "s.jsonl:2: parameter a"),
         (
             f'{HEADER}\n{{"kind": "copy", "parameters": {{"bytes": 8}}, "values": [1]}}\n{HEADER}\n',
             "s.jsonl:2: copy needs the parameter array_bytes, a number above 0",
@@ -216,12 +206,7 @@ def test_compressed_samples_are_read_and_damage_is_one_line(tmp_path: Path) -> N
 
 
 JUNK = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=3),
-    st.lists(st.integers(), max_size=2),
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2)
 )
 
 
@@ -230,12 +215,7 @@ JUNK = st.one_of(
 def test_no_damage_to_a_sample_is_more_than_one_line(tmp_path_factory: Any, data: st.DataObject) -> None:
     """Whatever stands in a record, it is refused with its place, or a profile comes out that can be saved."""
     records = [
-        {
-            "kind": "copy",
-            "parameters": {"bytes": 2e9, "array_bytes": 1e9},
-            "values": [1e-3, 2e-3],
-            "round": 0,
-        },
+        {"kind": "copy", "parameters": {"bytes": 2e9, "array_bytes": 1e9}, "values": [1e-3, 2e-3], "round": 0},
         {"kind": "fma", "parameters": {"flop": 1e9, "precision": "fp32"}, "values": [1e-3], "round": 0},
         *(
             {

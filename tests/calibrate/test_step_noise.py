@@ -20,9 +20,14 @@ STEPS, WORKERS = 4000, 16
 def made(said: Noise, gpu_cov: float = 0.0) -> np.ndarray:
     """Times (steps, workers) as the simulator draws them."""
     found = step_noise(
-        noise_key(1, "job"), said.step_cov or 0.0, said.lasting_share, said.lasting_steps, said.common_share,
-        said.tail_chance, said.tail_factor,
-    )  # fmt: skip
+        noise_key(1, "job"),
+        said.step_cov or 0.0,
+        said.lasting_share,
+        said.lasting_steps,
+        said.common_share,
+        said.tail_chance,
+        said.tail_factor,
+    )
     rows, space = np.empty((STEPS, WORKERS)), noise_space(WORKERS)
     for step in range(STEPS):
         step_noise_row(found, step, np.int64(0), space, rows[step])
@@ -51,9 +56,7 @@ def test_what_was_drawn_is_found_again(said: Noise) -> None:
     assert found.gpu_cov == pytest.approx(said.gpu_cov, abs=0.01)
 
 
-def test_the_command_prints_the_section_of_a_scenario(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_section_of_a_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     times, file = made(Noise(step_cov=0.05, lasting_share=0.8))[:300, :4], tmp_path / "times.csv"
     lines = [f"w{w},{k},{times[k, w]}" for k in range(300) for w in range(4)]
     file.write_text("worker,step,seconds\n" + "\n".join(lines) + "\n")

@@ -40,16 +40,13 @@ def main() -> int:
         with ROWS.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(
-            f"{seed}: {', '.join(row['faults']) or 'nothing'}; {row['took_s']} s; {row['problems'] or 'ok'}",
-            flush=True,
+            f"{seed}: {', '.join(row['faults']) or 'nothing'}; {row['took_s']} s; {row['problems'] or 'ok'}", flush=True
         )
     rows = [row for seed, row in done.items() if given.first <= seed < given.runs]
     wrong = [row["seed"] for row in rows if row["problems"]]
     longest = max((row["standstill_s"] for row in rows), default=0.0)
     hurt, resumed = sum(bool(row["faults"]) for row in rows), sum(row["stops"] > 0 for row in rows)
-    print(
-        f"{len(rows)} runs, {hurt} with faults, {resumed} stopped and resumed; longest standstill {longest} s"
-    )
+    print(f"{len(rows)} runs, {hurt} with faults, {resumed} stopped and resumed; longest standstill {longest} s")
     print(f"problems in {wrong}")
     return 1 if wrong else 0
 

@@ -257,9 +257,16 @@ def _train(folder: Path, plan: Plan) -> int:
     model = regroup.wrap(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(BATCH))
     runtime = equipoise.attach(
-        model, optimizer, policy="none", global_batch=BATCH, mode="act", decide_every=4, shuffle=True,
-        run_dir=folder / "run", drift=0.1 if plan.far_every > 1 else math.nan,
-    )  # fmt: skip
+        model,
+        optimizer,
+        policy="none",
+        global_batch=BATCH,
+        mode="act",
+        decide_every=4,
+        shuffle=True,
+        run_dir=folder / "run",
+        drift=0.1 if plan.far_every > 1 else math.nan,
+    )
     sampler = runtime.sampler(SAMPLES)
     path = folder / "checkpoint.pt"
     if path.exists() and membership.generation == 0:

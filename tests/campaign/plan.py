@@ -83,20 +83,7 @@ def make(seed: int, net: bool = True) -> Plan:
     first = str(draw.randint(4, 12))
     who = draw.randrange(ranks)
     faults = [Fault("kill", who, first)]
-    kinds = [
-        "kill",
-        "kill",
-        "kill",
-        "launcher",
-        "store",
-        "stop",
-        "stop",
-        "join",
-        "disk",
-        "cut",
-        "net",
-        "none",
-    ]
+    kinds = ["kill", "kill", "kill", "launcher", "store", "stop", "stop", "join", "disk", "cut", "net", "none"]
     if EARLY_FROM <= seed < LEVELS_FROM:
         faults = [Fault(draw.choice(["kill", "kill", "stop"]), who, draw.choice([*EARLY]), 8.0)]
     kind = draw.choice(kinds)
@@ -121,6 +108,12 @@ def make(seed: int, net: bool = True) -> Plan:
         ranks = max(ranks, 3)
         faults = [f for k, f in enumerate(faults) if f.what not in ("kill", "stop", "cut") or k == 0]
     return Plan(
-        seed, ranks, interval, draw.choice([0, 0, 1, 3]), kind == "store" or draw.random() < 0.3,
-        draw.choice([0.0, 0.0, 0.0, 0.001, 0.02]), tuple(faults), far_every,
-    )  # fmt: skip
+        seed,
+        ranks,
+        interval,
+        draw.choice([0, 0, 1, 3]),
+        kind == "store" or draw.random() < 0.3,
+        draw.choice([0.0, 0.0, 0.0, 0.001, 0.02]),
+        tuple(faults),
+        far_every,
+    )

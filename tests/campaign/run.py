@@ -78,9 +78,7 @@ class Run:
                 assert time.monotonic() < limit_s, "no store is served"
                 time.sleep(0.02)
             address = (self.folder / "address").read_text().strip()
-        self.processes.append(
-            job._Process(job.launch, self.folder, self.plan, address, False, job.fork_server())
-        )
+        self.processes.append(job._Process(job.launch, self.folder, self.plan, address, False, job.fork_server()))
 
     def _watch(self, began_s: float) -> None:
         """Until nobody of the job is left."""
@@ -126,9 +124,7 @@ class Run:
         if join.exists() and (self.folder / "err-launcher").exists():
             join.unlink()
             said = re.findall(r"store on (\S+)", (self.folder / "err-launcher").read_text())
-            self.processes.append(
-                job._Process(job.launch, self.folder, self.plan, said[-1], True, job.fork_server())
-            )
+            self.processes.append(job._Process(job.launch, self.folder, self.plan, said[-1], True, job.fork_server()))
         return bool(self._wakes)
 
     def _names(self, log: list[dict[str, Any]]) -> dict[int, str]:
@@ -152,10 +148,15 @@ class Run:
         ended_s = self._ended(log, faults)
         self._said(log, faults)
         return {
-            "seed": self.plan.seed, "ranks": self.plan.ranks, "interval": self.plan.interval,
-            "faults": [f"{f['fault']} {f['where']}" for f in faults], "stops": self.stops,
-            "standstill_s": round(standstill_s, 2), "ended_s": round(ended_s, 2), "problems": self.problems,
-        }  # fmt: skip
+            "seed": self.plan.seed,
+            "ranks": self.plan.ranks,
+            "interval": self.plan.interval,
+            "faults": [f"{f['fault']} {f['where']}" for f in faults],
+            "stops": self.stops,
+            "standstill_s": round(standstill_s, 2),
+            "ended_s": round(ended_s, 2),
+            "problems": self.problems,
+        }
 
     def _samples(self, log: list[dict[str, Any]]) -> None:
         """Every sample once, by the weights, which are the same on all ranks."""
@@ -169,24 +170,17 @@ class Run:
         else:
             lost, double = sum(n < 0.999999 for n in seen[0]), sum(n > 1.000001 for n in seen[0])
         if lost or double:
-            self.problems.append(
-                f"{lost} samples lost, {double} doubled: {Counter(round(n, 3) for n in seen[0])}"
-            )
+            self.problems.append(f"{lost} samples lost, {double} doubled: {Counter(round(n, 3) for n in seen[0])}")
 
     def _standstill(self, log: list[dict[str, Any]], faults: list[dict[str, Any]]) -> float:
         """The longest time between two rounds of a rank that was never stopped, from the last fault in it on."""
         stopped = {f["pid"] for f in faults if f["fault"] == "stop"}
         cuts = {
-            f["at_s"]: fault.seconds
-            for f in faults
-            for fault in self.plan.faults
-            if f["fault"] == "net" == fault.what
+            f["at_s"]: fault.seconds for f in faults for fault in self.plan.faults if f["fault"] == "net" == fault.what
         }
         longest = 0.0
         for pid in {line["pid"] for line in log if line["what"] == "round"} - stopped:
-            times = [
-                line["at_s"] for line in log if line["pid"] == pid and line["what"] in ("round", "trained")
-            ]
+            times = [line["at_s"] for line in log if line["pid"] == pid and line["what"] in ("round", "trained")]
             for before, after in itertools.pairwise(times):
                 hits = [f["at_s"] + cuts.get(f["at_s"], 0.0) for f in faults if before <= f["at_s"] < after]
                 longest = max(longest, *(after - hit for hit in hits[-1:]), 0.0)
@@ -199,8 +193,7 @@ class Run:
             return 0.0
         ends = [path.stat().st_mtime for path in self.folder.glob("err-[0-9]*") if path.stat().st_size]
         again = min(
-            (line["at_s"] for line in log if line["what"] == "launcher" and line["at_s"] > deaths[0]),
-            default=0.0,
+            (line["at_s"] for line in log if line["what"] == "launcher" and line["at_s"] > deaths[0]), default=0.0
         )
         took_s = again - deaths[0] if again else max(ends, default=0.0) - deaths[0]
         if took_s > ENDS_WITHIN_S + 1.0:

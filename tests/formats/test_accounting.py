@@ -32,9 +32,7 @@ def read(*lines: str, **options: str) -> JobTable:
 
 def found(table: JobTable) -> set[tuple[str, str, int, int]]:
     usual = ("times without a zone", "GPU type known only from what was given")
-    return {
-        (c.action, c.reason, c.count, c.first_line) for c in table.changes if not c.reason.startswith(usual)
-    }
+    return {(c.action, c.reason, c.count, c.first_line) for c in table.changes if not c.reason.startswith(usual)}
 
 
 def test_a_row_by_its_header() -> None:
@@ -68,12 +66,7 @@ def test_a_comma_as_delimiter_is_told_from_the_commas_within_resources_and_node_
 
 
 def test_a_table_that_another_program_wrote_with_quotes() -> None:
-    text = (
-        '"JobID","JobName",State,AllocTRES',
-        '1,"a,""b""",RUNNING,"cpu=1,gres/gpu=2"',
-        "2,x",
-        '"3","c\nd",FAILED,',
-    )
+    text = ('"JobID","JobName",State,AllocTRES', '1,"a,""b""",RUNNING,"cpu=1,gres/gpu=2"', "2,x", '"3","c\nd",FAILED,')
     jobs = read(*text)
     assert jobs.name.tolist() == ['a,"b"', "c\nd"]
     assert jobs.gpus.tolist() == [2, -1]
@@ -139,9 +132,7 @@ def test_job_ids(text: str, parts: tuple[int, int, int, int]) -> None:
 
 
 def test_steps_are_left_out_and_counted() -> None:
-    jobs = read(
-        "JobID|State", "1|FAILED", "1.batch|FAILED", "1.extern|COMPLETED", "1.0|FAILED", "1_2.+|FAILED"
-    )
+    jobs = read("JobID|State", "1|FAILED", "1.batch|FAILED", "1.extern|COMPLETED", "1.0|FAILED", "1_2.+|FAILED")
     assert jobs.job_id.tolist() == ["1"]
     assert found(jobs) == {("left out", "a step of a job", 4, 3)}
 
@@ -161,11 +152,7 @@ def test_states(text: str, state: str) -> None:
 
 
 def test_times_with_a_zone_and_without_and_none_at_all() -> None:
-    lines = (
-        "JobID|Submit|Start|End",
-        "1|2024-03-01T10:00:00|Unknown|None",
-        "2|2024-03-01T10:00:00+01:00|None|",
-    )
+    lines = ("JobID|Submit|Start|End", "1|2024-03-01T10:00:00|Unknown|None", "2|2024-03-01T10:00:00+01:00|None|")
     jobs = read(*lines, "3|1709287200|2024-02-30T00:00:00|")
     np.testing.assert_array_equal(jobs.submit_s, [MARCH, MARCH - 3600, MARCH])
     assert np.isnan(jobs.start_s).all()
@@ -291,21 +278,13 @@ def test_columns_given_by_name() -> None:
 
 def test_columns_no_field_needs_are_kept_as_text_under_their_names() -> None:
     jobs = read("JobID|State|WCKey|Partition|Partition", "1|FAILED|key|a|b")
-    assert {name: text.tolist() for name, text in jobs.other.items()} == {
-        "WCKey": ["key"],
-        "Partition": ["b"],
-    }
+    assert {name: text.tolist() for name, text in jobs.other.items()} == {"WCKey": ["key"], "Partition": ["b"]}
     assert jobs.partition[0] == "a"
 
 
 def test_encodings_and_packing() -> None:
     text = f"{HEADER}\r\n{ROW.replace('train', 'Übung')}\r\n"
-    for data in (
-        text.encode(),
-        text.encode("utf-16"),
-        b"\xef\xbb\xbf" + text.encode(),
-        gzip.compress(text.encode()),
-    ):
+    for data in (text.encode(), text.encode("utf-16"), b"\xef\xbb\xbf" + text.encode(), gzip.compress(text.encode())):
         jobs = read_accounting(data)
         assert jobs.name.tolist() == ["Übung"]
         assert jobs.memory_bytes[0] == 128 * 2**30
@@ -340,9 +319,7 @@ def test_a_file_that_is_not_there_and_a_zone_that_is_none(tmp_path: Path) -> Non
 NUMBERS = st.integers(1, 10**9)
 NAME = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=12)
 JOBS = st.lists(
-    st.tuples(
-        NUMBERS, NAME, st.sampled_from(["COMPLETED", "FAILED", "TIMEOUT"]), NUMBERS, st.integers(0, 99)
-    ),
+    st.tuples(NUMBERS, NAME, st.sampled_from(["COMPLETED", "FAILED", "TIMEOUT"]), NUMBERS, st.integers(0, 99)),
     min_size=1,
     max_size=20,
     unique_by=lambda row: row[0],
@@ -391,8 +368,12 @@ def json_job(**changes: object) -> dict[str, object]:
         "allocation_nodes": 2,
         "state": {"current": ["COMPLETED"], "reason": "None"},
         "time": {
-            "submission": 1709287200, "eligible": 1709287200, "start": 1709287500, "end": 1709291100,
-            "elapsed": 3600, "limit": {"set": True, "infinite": False, "number": 60},
+            "submission": 1709287200,
+            "eligible": 1709287200,
+            "start": 1709287500,
+            "end": 1709291100,
+            "elapsed": 3600,
+            "limit": {"set": True, "infinite": False, "number": 60},
         },
         "tres": {
             "allocated": [
@@ -405,7 +386,7 @@ def json_job(**changes: object) -> dict[str, object]:
         },
         "required": {"CPUs": 16, "memory": 65536},
         "steps": [{"step": {"id": "77.batch"}}],
-    }  # fmt: skip
+    }
     return job | changes
 
 
@@ -423,12 +404,7 @@ def test_json_of_older_and_newer_schemas(state: object, limit: object) -> None:
 
 
 def test_json_arrays_parts_and_what_never_started() -> None:
-    never = {
-        "submission": 1709287200,
-        "start": 0,
-        "end": 0,
-        "limit": {"set": False, "infinite": True, "number": 0},
-    }
+    never = {"submission": 1709287200, "start": 0, "end": 0, "limit": {"set": False, "infinite": True, "number": 0}}
     jobs = read_accounting_json(
         json.dumps(
             [
@@ -449,9 +425,7 @@ def test_json_arrays_parts_and_what_never_started() -> None:
 
 LINES = st.lists(
     st.one_of(
-        st.builds(
-            lambda job, time: f"{job}|FAILED|{time}|a", st.integers(1, 5), st.sampled_from([9, 10, "Unknown"])
-        ),
+        st.builds(lambda job, time: f"{job}|FAILED|{time}|a", st.integers(1, 5), st.sampled_from([9, 10, "Unknown"])),
         st.sampled_from(
             ["1.batch|FAILED|9|b", "1_2.0|FAILED|9|", "2|FAILED", "x|FAILED|9|c", "JobID|State|Submit|User"]
         ),
@@ -464,9 +438,7 @@ LINES = st.lists(
 def test_every_row_is_in_the_table_or_counted(lines: list[str]) -> None:
     jobs = read_accounting("\n".join(["JobID|State|Submit|User", *lines]).encode())
     gone = sum(change.count for change in jobs.changes if change.action in ("left out", "merged"))
-    joined = sum(
-        change.count for change in jobs.changes if change.reason == "a record over several lines joined"
-    )
+    joined = sum(change.count for change in jobs.changes if change.reason == "a record over several lines joined")
     assert len(jobs) + gone + joined <= len(lines)
     short = lines.count("2|FAILED")
     assert len(jobs) + gone >= len(lines) - short + (short > 0 and gone > 0) * 0
@@ -485,10 +457,7 @@ def test_a_huge_array_of_tasks_is_counted_and_not_spelled_out() -> None:
 
 
 def test_any_delimiter_is_told_from_a_table_of_nodes() -> None:
-    names, row = (
-        "JobIDRaw User Partition Submit Start End State AllocTRES",
-        "1 a gpu T T T COMPLETED gres/gpu=2",
-    )
+    names, row = ("JobIDRaw User Partition Submit Start End State AllocTRES", "1 a gpu T T T COMPLETED gres/gpu=2")
     for mark in ("\t", "|", ";", "^"):
         text = f"{names}\n{row}\n".replace("T ", "2024-01-01T00:00:00 ").replace(" ", mark)
         assert recognise(text.encode()) == "sacct", mark

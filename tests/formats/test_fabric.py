@@ -68,12 +68,7 @@ def test_glued_cells_and_blanks_for_tabs() -> None:
 def test_a_fabric() -> None:
     fabric = read_ibnetdiscover(FABRIC)
     switch, adapter = fabric.nodes
-    assert (switch.kind, switch.id, switch.ports, switch.description) == (
-        "Switch",
-        "S-1",
-        65,
-        "MF0;leaf:MQM9700/U1",
-    )
+    assert (switch.kind, switch.id, switch.ports, switch.description) == ("Switch", "S-1", 65, "MF0;leaf:MQM9700/U1")
     assert [(c.port, c.peer, c.peer_port, c.bits_per_s) for c in switch.cables] == [
         (1, "H-a", 1, 400e9),
         (2, "S-2", 7, 100e9),

@@ -16,19 +16,17 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import read_trace
 
 SACCT = "JobID|User|Submit|Start|End|State|AllocTRES\n" + "".join(
-    f"{k}|ada|2024-03-01T0{k}:00:00|2024-03-01T0{k}:10:00|2024-03-01T0{k}:20:00|COMPLETED|gres/gpu=2\n"
-    for k in (1, 2)
+    f"{k}|ada|2024-03-01T0{k}:00:00|2024-03-01T0{k}:10:00|2024-03-01T0{k}:20:00|COMPLETED|gres/gpu=2\n" for k in (1, 2)
 )
-SLURM = (
-    "ClusterName=lab\nNodeName=a[1-2] Gres=gpu:a100:4 CPUs=8 RealMemory=64000\nPartitionName=p Nodes=a[1-2]\n"
-)
+SLURM = "ClusterName=lab\nNodeName=a[1-2] Gres=gpu:a100:4 CPUs=8 RealMemory=64000\nPartitionName=p Nodes=a[1-2]\n"
 EMPTY = {
-    "zero.txt": b"", "blank.txt": b"  \n\n\t \n", "mark.txt": b"\xef\xbb\xbf", "zero.gz": gzip.compress(b""),
+    "zero.txt": b"",
+    "blank.txt": b"  \n\n\t \n",
+    "mark.txt": b"\xef\xbb\xbf",
+    "zero.gz": gzip.compress(b""),
     "blank.gz": gzip.compress(b" \n \n"),
-}  # fmt: skip
-OTHER = {
-    "zeros.txt": b"\0\0\0", "cut.gz": gzip.compress(SACCT.encode())[:60], "elf.bin": b"\x7fELF\x02\0\0\0\xff\xfe",
-}  # fmt: skip
+}
+OTHER = {"zeros.txt": b"\0\0\0", "cut.gz": gzip.compress(SACCT.encode())[:60], "elf.bin": b"\x7fELF\x02\0\0\0\xff\xfe"}
 COLUMNS = ("--columns", "arrival=a,gpus=b,duration=c")
 
 
@@ -36,16 +34,23 @@ COLUMNS = ("--columns", "arrival=a,gpus=b,duration=c")
 @pytest.mark.parametrize(
     "command",
     [
-        ("check", "FILE"), ("check", "FILE", *COLUMNS), ("check", "FILE", "--trace-format", "pai-jobs"),
-        ("run", "lab.yaml", "--trace", "FILE"), ("import", "FILE"), ("fit-workload", "FILE"),
+        ("check", "FILE"),
+        ("check", "FILE", *COLUMNS),
+        ("check", "FILE", "--trace-format", "pai-jobs"),
+        ("run", "lab.yaml", "--trace", "FILE"),
+        ("import", "FILE"),
+        ("fit-workload", "FILE"),
         ("import", "slurm.conf", "--trace", "FILE"),
     ],
     ids=lambda command: " ".join(command[:3]),
-)  # fmt: skip
+)
 def test_one_line_for_each(
-    name: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    command: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "slurm.conf").write_text(SLURM)
@@ -85,16 +90,12 @@ def test_columns_that_are_missing_stand_in_one_line(tmp_path: Path) -> None:
     path.write_text("a,b\n1\n1,2,3\n")
     with pytest.raises(InputError) as caught:
         read_trace(path, "philly")
-    assert caught.value.lines == [
-        f"{path}:1:1: columns 'timestamp', 'duration', 'num_gpus' are missing; found: a, b"
-    ]
+    assert caught.value.lines == [f"{path}:1:1: columns 'timestamp', 'duration', 'num_gpus' are missing; found: a, b"]
     with pytest.raises(FormatError, match="no row of the 6 columns of pai-jobs: job_name, inst_id, user"):
         read(b"a,b\n1,2\n", "pai-jobs")
 
 
-def test_how_a_trace_is_read_stands_in_the_imported_scenario(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_a_trace_is_read_stands_in_the_imported_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slurm.conf").write_text(SLURM)
     (tmp_path / "it's.csv").write_text("when,how_many,took\n2024-03-01 10:00,2,60\n2024-03-01 11:00,4,30\n")
@@ -109,9 +110,7 @@ def test_how_a_trace_is_read_stands_in_the_imported_scenario(
 
 @pytest.mark.parametrize("mark", [",", "|", " ", ";"])
 @pytest.mark.parametrize("names", ["job_id,arrival_s,gpus,duration_s", "JobID,Submit,State", "JOBID,USER,ST"])
-def test_a_table_of_a_hundred_thousand_columns_is_refused_at_once(
-    names: str, mark: str, tmp_path: Path
-) -> None:
+def test_a_table_of_a_hundred_thousand_columns_is_refused_at_once(names: str, mark: str, tmp_path: Path) -> None:
     """Each column costs memory and time: a million took 1.6 GB and 42 s."""
     path, more = tmp_path / "wide.txt", [f"c{k}" for k in range(100_000)]
     path.write_text("\n".join([mark.join([*names.split(","), *more]), mark.join(["1"] * 100_004)]))

@@ -27,11 +27,22 @@ JobID|User|Account|Partition|Submit|Eligible|Start|End|Elapsed|State|NNodes|NCPU
 
 def sacct_row(job: str, **cells: str) -> str:
     usual = {
-        "user": "ann", "account": "lab", "partition": "gpu", "submit": "2024-03-01T10:00:00",
-        "eligible": "2024-03-01T10:00:00", "start": "2024-03-01T10:05:00", "end": "2024-03-01T11:05:00",
-        "elapsed": "01:00:00", "state": "COMPLETED", "nodes": "1", "cpus": "8",
-        "asked": "cpu=8,gres/gpu=2", "got": "cpu=8,gres/gpu:a100=2,gres/gpu=2", "limit": "02:00:00", "comment": "x",
-    }  # fmt: skip
+        "user": "ann",
+        "account": "lab",
+        "partition": "gpu",
+        "submit": "2024-03-01T10:00:00",
+        "eligible": "2024-03-01T10:00:00",
+        "start": "2024-03-01T10:05:00",
+        "end": "2024-03-01T11:05:00",
+        "elapsed": "01:00:00",
+        "state": "COMPLETED",
+        "nodes": "1",
+        "cpus": "8",
+        "asked": "cpu=8,gres/gpu=2",
+        "got": "cpu=8,gres/gpu:a100=2,gres/gpu=2",
+        "limit": "02:00:00",
+        "comment": "x",
+    }
     return "|".join([job, *(usual | cells).values()])
 
 
@@ -50,9 +61,7 @@ def texts(trace: Trace, name: str) -> list[str]:
 def test_accounting_with_arrays_and_what_is_known_of_each_job(tmp_path: Path) -> None:
     later = {"submit": "2024-03-01T10:10:00", "eligible": "2024-03-01T10:20:00", "user": "bob"}
     later["asked"] = "cpu=8,gres/gpu:a100=2,gres/gpu=2"
-    path = sacct(
-        tmp_path, sacct_row("12_3", asked=later["asked"]), sacct_row("12_4", **later), sacct_row("12_3.batch")
-    )
+    path = sacct(tmp_path, sacct_row("12_3", asked=later["asked"]), sacct_row("12_4", **later), sacct_row("12_3.batch"))
     trace = read_trace(path)
     assert trace.name == ("12_3", "12_4")
     assert trace.job_id.tolist() == [0, 1]
@@ -62,14 +71,16 @@ def test_accounting_with_arrays_and_what_is_known_of_each_job(tmp_path: Path) ->
     assert trace.line.tolist() == [2, 3]
     assert texts(trace, "user") == ["ann", "bob"]
     assert [texts(trace, k)[0] for k in ("account", "partition", "state", "gpu_type", "comment")] == [
-        "lab", "gpu", "COMPLETED", "a100", "x",
-    ]  # fmt: skip
+        "lab",
+        "gpu",
+        "COMPLETED",
+        "a100",
+        "x",
+    ]
     assert "qos" not in trace.columns
     assert trace.columns["site_queueing_s"].tolist() == [300.0, -900.0]
     (note,) = trace.notes
-    assert note.startswith(
-        "jobs.txt: 3 rows, 2 jobs; left out: 1 a step of a job; changed: 1 arrival is when"
-    )
+    assert note.startswith("jobs.txt: 3 rows, 2 jobs; left out: 1 a step of a job; changed: 1 arrival is when")
     assert "arrivals counted from 2024-03-01T10:00:00Z" in note
 
 
@@ -98,11 +109,7 @@ def test_every_row_that_is_no_job_is_counted_by_reason(tmp_path: Path) -> None:
 
 
 def test_a_requeued_job_is_its_last_attempt_that_ran(tmp_path: Path) -> None:
-    again = {
-        "submit": "2024-03-01T10:40:00",
-        "eligible": "2024-03-01T10:40:00",
-        "start": "2024-03-01T10:50:00",
-    }
+    again = {"submit": "2024-03-01T10:40:00", "eligible": "2024-03-01T10:40:00", "start": "2024-03-01T10:50:00"}
     path = sacct(
         tmp_path,
         sacct_row("7", state="PREEMPTED", elapsed="00:30:00", end="2024-03-01T10:35:00"),
@@ -189,12 +196,7 @@ def containers(gpus: int) -> dict[str, Any]:
 
 
 def condition(kind: str, time: str) -> dict[str, str]:
-    return {
-        "type": kind,
-        "status": "True",
-        "lastTransitionTime": f"2024-03-01T{time}Z",
-        "reason": "JobFinished",
-    }
+    return {"type": kind, "status": "True", "lastTransitionTime": f"2024-03-01T{time}Z", "reason": "JobFinished"}
 
 
 def test_workloads_of_kueue(tmp_path: Path) -> None:
@@ -228,11 +230,7 @@ def test_what_jobs_ask_for_and_do_not_get_here_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "spec", "told"),
     [
-        (
-            "PyTorchJob",
-            {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": containers(8)}}}},
-            "1 PyTorchJob",
-        ),
+        ("PyTorchJob", {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": containers(8)}}}}, "1 PyTorchJob"),
         ("Queue", {"weight": 1}, "1 an object of kind Queue"),
     ],
 )
@@ -241,9 +239,7 @@ def test_kubernetes_objects_that_are_not_read_are_named(
 ) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps(kube(kind, "x", spec, {})))
-    with pytest.raises(
-        InputError, match=f"no nodes in these files .*: {told}.*; Kueue's queues, .* are read;"
-    ):
+    with pytest.raises(InputError, match=f"no nodes in these files .*: {told}.*; Kueue's queues, .* are read;"):
         import_site([path], out=tmp_path / "out.yaml")
     with pytest.raises(InputError, match="PyTorchJob" if kind == "PyTorchJob" else f"among them: {told}"):
         read_trace(path)
@@ -257,12 +253,7 @@ def test_what_workloads_of_kueue_ask_for_travels_to_the_jobs(tmp_path: Path) -> 
     items = [
         kube("Workload", "a", {"priority": 0, "podSets": [pods]}, status),
         kube("Workload", "b", {"priority": -5, "podSets": [{**pods, "minCount": 1}]}, status),
-        kube(
-            "Workload",
-            "c",
-            {"priority": -9, "podSets": [{**pods, "count": 1, "topologyRequest": host}]},
-            status,
-        ),
+        kube("Workload", "c", {"priority": -9, "podSets": [{**pods, "count": 1, "topologyRequest": host}]}, status),
     ]
     path = tmp_path / "workloads.json"
     path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}), encoding="utf-8")
@@ -286,9 +277,7 @@ def test_what_workloads_of_kueue_ask_for_travels_to_the_jobs(tmp_path: Path) -> 
     ],
 )
 def test_what_is_above_a_host_is_a_rack(level: str, word: str) -> None:
-    asked = [
-        SimpleNamespace(topology=kind, level=level) for kind in ("required", "preferred", "unconstrained")
-    ]
+    asked = [SimpleNamespace(topology=kind, level=level) for kind in ("required", "preferred", "unconstrained")]
     assert [kubernetes._together(each) for each in asked] == [f"{word}-required", f"{word}-preferred", ""]  # type: ignore[arg-type]
 
 
@@ -326,13 +315,7 @@ MAPPED = (
     "id,submit_time,gpu_num,length,weight,team\n"
     "a,2024-03-01T10:00:00,2,60,3,x\nb,2024-03-01T09:00:00+01:00,0.5,30,1,y\n"
 )
-COLUMNS = {
-    "job_id": "id",
-    "arrival": "submit_time",
-    "gpus": "gpu_num",
-    "duration": "length",
-    "priority": "weight",
-}
+COLUMNS = {"job_id": "id", "arrival": "submit_time", "gpus": "gpu_num", "duration": "length", "priority": "weight"}
 
 
 def test_any_csv_by_its_columns(tmp_path: Path) -> None:
@@ -349,36 +332,21 @@ def test_any_csv_by_its_columns(tmp_path: Path) -> None:
         read_trace(path, columns=COLUMNS | {"arrival": "when"})
 
 
-def test_ids_and_columns_stand_in_the_jobs_of_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_and_columns_stand_in_the_jobs_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.csv").write_text(MAPPED, encoding="utf-8")
     scenario = tmp_path / "s.yaml"
     scenario.write_text(
-        "schema_version: 1\nname: site\ncluster: {gpus: 8}\n"
-        "workload:\n  jobs: [{name: own, gpus: 1, duration: 5 s}]\n",
+        "schema_version: 1\nname: site\ncluster: {gpus: 8}\nworkload:\n  jobs: [{name: own, gpus: 1, duration: 5 s}]\n",
         encoding="utf-8",
     )
     done = equipoise.run(
-        scenario,
-        trace=tmp_path / "own.csv",
-        overrides=[f"workload.trace.columns={json.dumps(COLUMNS)}"],
+        scenario, trace=tmp_path / "own.csv", overrides=[f"workload.trace.columns={json.dumps(COLUMNS)}"]
     )
     assert done.jobs["name"].tolist() == ["own", "b", "a"]
     assert done.jobs["team"].tolist() == ["", "y", "x"]
     options = "job_id=id,arrival=submit_time,gpus=gpu_num,duration=length"
     out, trace = str(tmp_path / "out"), str(tmp_path / "own.csv")
-    how = [
-        "--columns",
-        options,
-        "--keep",
-        "team=x",
-        "--zone",
-        "Asia/Tokyo",
-        "--trace-format",
-        "csv",
-        "--journal",
-    ]
+    how = ["--columns", options, "--keep", "team=x", "--zone", "Asia/Tokyo", "--trace-format", "csv", "--journal"]
     given = [
         "compare",
         str(scenario),
@@ -406,13 +374,7 @@ def test_jobs_run_on_the_gpu_type_that_they_asked_for(tmp_path: Path) -> None:
         "ClusterName=lab\nNodeName=a[01-02] Gres=gpu:A100:8\nNodeName=h[01-02] Gres=gpu:h100:8\n"
     )
     plain, a100, h100 = "gres/gpu=8", "gres/gpu:a100=8,gres/gpu=8", "gres/gpu:h100=8,gres/gpu=8"
-    asked_got = {
-        "1": (h100, h100),
-        "2": (h100, plain),
-        "3": ("cpu=8", h100),
-        "4": (h100, a100),
-        "5": (plain, h100),
-    }
+    asked_got = {"1": (h100, h100), "2": (h100, plain), "3": ("cpu=8", h100), "4": (h100, a100), "5": (plain, h100)}
     both = "gres/gpu:a100=4,gres/gpu:h100=4"
     asked_got |= {"6": (plain, plain), "7": (both, both), "8": ("gres/gpu:v100=8", plain)}
     path = sacct(tmp_path, *(sacct_row(job, asked=a, got=g) for job, (a, g) in asked_got.items()))

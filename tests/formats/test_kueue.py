@@ -140,23 +140,20 @@ def workload(**status: object) -> dict[str, object]:
             "priority": 50,
             "podSets": [
                 {
-                    "name": "main", "count": 4, "minCount": 2,
+                    "name": "main",
+                    "count": 4,
+                    "minCount": 2,
                     "template": {"spec": {"containers": [{"resources": {"requests": {"nvidia.com/gpu": "2"}}}]}},
                 }
             ],
         },
         "status": status,
-    }  # fmt: skip
+    }
 
 
 def test_workloads_with_their_times() -> None:
     def condition(kind: str, status: str, minute: int) -> dict[str, str]:
-        return {
-            "type": kind,
-            "status": status,
-            "lastTransitionTime": f"2024-03-01T10:{minute:02}:00Z",
-            "reason": kind,
-        }
+        return {"type": kind, "status": status, "lastTransitionTime": f"2024-03-01T10:{minute:02}:00Z", "reason": kind}
 
     done = workload(
         conditions=[
@@ -178,28 +175,28 @@ def test_workloads_with_their_times() -> None:
 
 def test_pods_and_nodes() -> None:
     pod = {
-        "apiVersion": "v1", "kind": "Pod",
+        "apiVersion": "v1",
+        "kind": "Pod",
         "metadata": {
-            "name": "p", "creationTimestamp": "2024-03-01T10:00:00Z",
+            "name": "p",
+            "creationTimestamp": "2024-03-01T10:00:00Z",
             "ownerReferences": [{"kind": "Job", "name": "train"}],
         },
         "spec": {"nodeName": "n1", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
         "status": {
             "phase": "Succeeded",
-            "conditions": [
-                {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2024-03-01T10:01:00Z"}
-            ],
+            "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2024-03-01T10:01:00Z"}],
             "containerStatuses": [
-                {"state": {"terminated": {
-                    "startedAt": "2024-03-01T10:02:00Z", "finishedAt": "2024-03-01T11:02:00Z",
-                }}}
+                {"state": {"terminated": {"startedAt": "2024-03-01T10:02:00Z", "finishedAt": "2024-03-01T11:02:00Z"}}}
             ],
         },
-    }  # fmt: skip
+    }
     node = {
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"gpu": "h100"}},
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "n1", "labels": {"gpu": "h100"}},
         "status": {"allocatable": {"cpu": "95500m", "memory": "1Ti", "nvidia.com/gpu": "8"}},
-    }  # fmt: skip
+    }
     found = read_kueue(json.dumps({"items": [pod, node]}).encode())
     one = found.pods[0]
     assert (one.owner, one.node, one.gpus, one.phase) == ("Job/train", "n1", 8, "Succeeded")
@@ -230,15 +227,7 @@ cohorts:
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [
-        ("500m", 0.5),
-        ("36Gi", 36 * 2.0**30),
-        (8, 8.0),
-        ("1e3", 1000.0),
-        ("2k", 2000.0),
-        ("x", None),
-        ("1_0", None),
-    ],
+    [("500m", 0.5), ("36Gi", 36 * 2.0**30), (8, 8.0), ("1e3", 1000.0), ("2k", 2000.0), ("x", None), ("1_0", None)],
 )
 def test_quantities(value: object, number: float | None) -> None:
     assert quantity(value) == number
@@ -253,10 +242,7 @@ def test_quantities(value: object, number: float | None) -> None:
             b"kind: ClusterQueue\nmetadata: {name: q}\nspec: {resourceGroups: 3}",
             "ClusterQueue q: spec.resourceGroups: '3'",
         ),
-        (
-            b"kind: ClusterQueue\nmetadata: {name: q}\nspec: {fairSharing: {weight: much}}",
-            "fairSharing.weight: 'much'",
-        ),
+        (b"kind: ClusterQueue\nmetadata: {name: q}\nspec: {fairSharing: {weight: much}}", "fairSharing.weight: 'much'"),
         (b'{"kind": "Pod", "spec": ', "<input>:1: not JSON"),
         (b"kind: Workload\nmetadata: {creationTimestamp: yesterday}", "creationTimestamp: 'yesterday'"),
     ],
@@ -268,9 +254,7 @@ def test_what_is_wrong_is_told_with_its_place(text: bytes, message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-KINDS = st.sampled_from(
-    ["ClusterQueue", "LocalQueue", "Cohort", "Workload", "Pod", "Node", "Job", "Topology"]
-)
+KINDS = st.sampled_from(["ClusterQueue", "LocalQueue", "Cohort", "Workload", "Pod", "Node", "Job", "Topology"])
 KEYS = st.sampled_from(
     ["spec", "status", "metadata", "resourceGroups", "conditions", "podSets", "containers", "template"]
 )

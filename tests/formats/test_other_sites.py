@@ -38,10 +38,13 @@ def trace(tmp_path: Path, text: str, **options: object) -> Trace:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("gres/npu=8,cpu=4", (8, "npu")), ("gres/npu=8,gres/npu:ascend910=8", (8, "ascend910")),
-        ("gres/dcu=4,gres/gpu=2", (6, "dcu")), ("gres/shard=4,gres/gpumem=1G", (0, "")), ("cpu=1", (0, "")),
+        ("gres/npu=8,cpu=4", (8, "npu")),
+        ("gres/npu=8,gres/npu:ascend910=8", (8, "ascend910")),
+        ("gres/dcu=4,gres/gpu=2", (6, "dcu")),
+        ("gres/shard=4,gres/gpumem=1G", (0, "")),
+        ("cpu=1", (0, "")),
     ],
-)  # fmt: skip
+)
 def test_gpus_of_tres_by_other_names(text: str, found: tuple[int, str]) -> None:
     assert tres_gpus(text) == found
 
@@ -49,11 +52,18 @@ def test_gpus_of_tres_by_other_names(text: str, found: tuple[int, str]) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("GPU:4", (4, "")), ("npu:8", (8, "npu")), ("gpu:a100:no_consume:2", (2, "a100")), ("7696487:2", (2, "")),
-        ("per_job:gpu:4", (4, "")), ("gpu:a100:1K", (1024, "a100")), ("gpu:1g.10gb:2", (2, "1g.10gb")),
-        ("nic:2,gpu:mi300x:8(S:0-1)", (8, "mi300x")), ("npu:0", (0, "")), ("tmpfs:10G", (0, "")),
+        ("GPU:4", (4, "")),
+        ("npu:8", (8, "npu")),
+        ("gpu:a100:no_consume:2", (2, "a100")),
+        ("7696487:2", (2, "")),
+        ("per_job:gpu:4", (4, "")),
+        ("gpu:a100:1K", (1024, "a100")),
+        ("gpu:1g.10gb:2", (2, "1g.10gb")),
+        ("nic:2,gpu:mi300x:8(S:0-1)", (8, "mi300x")),
+        ("npu:0", (0, "")),
+        ("tmpfs:10G", (0, "")),
     ],
-)  # fmt: skip
+)
 def test_gpus_of_gres_by_other_names(text: str, found: tuple[int, str]) -> None:
     assert gres_gpus(text) == found
 
@@ -67,23 +77,14 @@ def test_resources_of_kubernetes_that_are_whole_gpus() -> None:
         "huawei.com/Ascend910",
         "gpu.nvidia.com",
     )
-    parts = (
-        "nvidia.com/mig-1g.5gb",
-        "nvidia.com/gpucores",
-        "nvidia.com/gpumem",
-        "cpu",
-        "memory",
-        "gpu",
-        "cpu_credits",
-    )
+    parts = ("nvidia.com/mig-1g.5gb", "nvidia.com/gpucores", "nvidia.com/gpumem", "cpu", "memory", "gpu", "cpu_credits")
     assert all(map(is_accelerator, whole))
     assert not any(map(is_accelerator, parts))
 
 
 def test_nodes_of_one_line_whose_gres_conf_differs(tmp_path: Path) -> None:
     slurm = (
-        "ClusterName=lab\nNodeName=a[1-5] Gres=gpu:4\nNodeName=n[1-2] Gres=npu:8\n"
-        "NodeName=x State=FUTURE Gres=gpu:8\n"
+        "ClusterName=lab\nNodeName=a[1-5] Gres=gpu:4\nNodeName=n[1-2] Gres=npu:8\nNodeName=x State=FUTURE Gres=gpu:8\n"
     )
     gres = "NodeName=a[1-2] Name=gpu Type=a100 File=/dev/nvidia[0-3]\nNodeName=a[3-5] Name=gpu Type=h100 Count=4\n"
     text = imported(tmp_path, slurm, gres)
@@ -163,9 +164,7 @@ def test_trees_of_accounts_that_blanks_tell(tmp_path: Path) -> None:
 
 
 def test_gpus_that_no_file_tells_are_given(tmp_path: Path) -> None:
-    sinfo = (
-        "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu*         up 2-00:00:00      2  idle~ a[1-2]\n"
-    )
+    sinfo = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu*         up 2-00:00:00      2  idle~ a[1-2]\n"
     assert "count: 2 gpus: 4" in imported(tmp_path, sinfo, gpus=4)
     with pytest.raises(InputError, match="no node with GPUs"):
         imported(tmp_path, sinfo)
@@ -213,9 +212,7 @@ def test_milliseconds_and_durations_as_python_writes_them(tmp_path: Path) -> Non
 MATRIX = "GPU0\tCPU Affinity\tNUMA Affinity{}\nGPU0\t X \t0-15\t0\n"
 
 
-@pytest.mark.parametrize(
-    "marks", [("\x1b[4m", "\x1b[0m"), ("[4m", "[0m"), ("", "")], ids=["told", "cut", "none"]
-)
+@pytest.mark.parametrize("marks", [("\x1b[4m", "\x1b[0m"), ("[4m", "[0m"), ("", "")], ids=["told", "cut", "none"])
 def test_a_matrix_whose_header_was_underlined(marks: tuple[str, str]) -> None:
     text = f"\t{marks[0]}{MATRIX.format(marks[1])}".encode()
     assert recognise(text) == "nvidia-smi-topo"
@@ -238,11 +235,7 @@ def test_slow_ports_of_a_machine_are_left_out(tmp_path: Path) -> None:
     assert "nic: 400 Gbit/s fabric: 900 GB/s" in made
     assert "# slow ports left out: eth0" in made
     for target in ("gfx942", "942"):
-        amd = (
-            text.replace('sm="103"', f'sm="304" gcn="{target}"')
-            .replace("nvlink", "xgmi")
-            .replace('"18"', '"7"')
-        )
+        amd = text.replace('sm="103"', f'sm="304" gcn="{target}"').replace("nvlink", "xgmi").replace('"18"', '"7"')
         assert "accelerator: mi300x nic: 400 Gbit/s fabric: 448 GB/s" in imported(tmp_path, amd)
     assert "fabric: 350 GB/s" in imported(tmp_path, amd.replace('"942"', '"910"'))
 
@@ -250,10 +243,13 @@ def test_slow_ports_of_a_machine_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "gpus"),
     [
-        ("-N 2 -n 8 --gpus-per-task=2", 16), ("-N 3 --ntasks-per-node=2 --gpus-per-task=h100:1", 6),
-        ("-N 3 --tres-per-node=gres/gpu:2", 6), ("-n 4 --tres-per-task=cpu=4,gres/gpu:a100:1", 4), ("-G4 -N 2", 4),
+        ("-N 2 -n 8 --gpus-per-task=2", 16),
+        ("-N 3 --ntasks-per-node=2 --gpus-per-task=h100:1", 6),
+        ("-N 3 --tres-per-node=gres/gpu:2", 6),
+        ("-n 4 --tres-per-task=cpu=4,gres/gpu:a100:1", 4),
+        ("-G4 -N 2", 4),
     ],
-)  # fmt: skip
+)
 def test_gpus_of_submissions_in_all_their_ways(options: str, gpus: int) -> None:
     event = f"-dt 1 -e submit_batch_job | -J a -sim-walltime 5 {options} x.job\n"
     assert read(event.encode()).gpus.tolist() == [gpus]
@@ -282,14 +278,13 @@ ACCOUNTED = (
 @pytest.mark.parametrize(
     ("resources", "gpus"),
     [
-        (("gpu:0|", "gpu:P100:2(IDX:1,3),hbm:0|"), [0, 16]), (("||", "|cpu=256,gres/gpu=8|"), [-1, 8]),
+        (("gpu:0|", "gpu:P100:2(IDX:1,3),hbm:0|"), [0, 16]),
+        (("||", "|cpu=256,gres/gpu=8|"), [-1, 8]),
         (("cpu=256,gres/gpu=8|", "|"), [8, -1]),
     ],
     ids=["gres", "gres and tres", "tres"],
-)  # fmt: skip
-def test_columns_of_headerless_accounts_are_told_by_what_they_hold(
-    resources: tuple[str, str], gpus: list[int]
-) -> None:
+)
+def test_columns_of_headerless_accounts_are_told_by_what_they_hold(resources: tuple[str, str], gpus: list[int]) -> None:
     rows = [ACCOUNTED.format(id=f"{k}_[1-3]", resources=text) for k, text in enumerate(resources)]
     jobs = read("".join(rows).encode())
     assert jobs.gpus.tolist() == gpus
@@ -315,9 +310,7 @@ def test_nodes_of_json_that_tells_the_least(tmp_path: Path) -> None:
 
 
 def test_names_that_look_like_numbers_stay_text(tmp_path: Path) -> None:
-    slurm = (
-        "ClusterName=7\nNodeName=12,13 Gres=gpu:4\nPartitionName=1e5 Nodes=12\nPartitionName=0x1f Nodes=13\n"
-    )
+    slurm = "ClusterName=7\nNodeName=12,13 Gres=gpu:4\nPartitionName=1e5 Nodes=12\nPartitionName=0x1f Nodes=13\n"
     paths = [tmp_path / "slurm.conf"]
     paths[0].write_text(slurm)
     text = import_site(paths, out=tmp_path / "lab.yaml")
@@ -357,7 +350,9 @@ def test_columns_may_be_told_by_the_names_that_they_have_later(tmp_path):
     told = {"arrival": "t", "gpus": "g", "duration": "d", "account": "team", "partition": "pool", "id": "no"}
     jobs = trace(tmp_path, text, columns=told)
     assert {name: str(jobs.columns[name][0]) for name in ("account", "partition", "colour")} == {
-        "account": "red", "partition": "long", "colour": "blue",
-    }  # fmt: skip
+        "account": "red",
+        "partition": "long",
+        "colour": "blue",
+    }
     assert "pool" not in jobs.columns
     assert jobs.name[0] == "12_3"

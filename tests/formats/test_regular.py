@@ -20,9 +20,7 @@ from equipoise.sim.traces.read import read_trace
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_file_is_refused_at_once(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     path = path if kind == "pipe" else Path("/dev/zero")
@@ -132,9 +130,7 @@ def test_a_profiled_step_that_unfolds_or_never_ends_is_refused(
             operations.read_operations([path])
 
 
-def test_a_table_of_operations_that_unfolds_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_of_operations_that_unfolds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "OPERATIONS_MOST", 1000)
     path = tmp_path / "t.parquet"
     columns = ", ".join(f"0 AS {name}" for name in operations.COLUMNS)

@@ -61,20 +61,13 @@ def test_accounted_jobs_of_a_university_every_row() -> None:
             [1024, 256],
             {"a record over several lines joined": 3, "equal to an earlier row": 2},
         ),
-        (
-            "output-invalid-utf8",
-            ["3557891", "3557892"],
-            [8, 1],
-            {"bytes that are not UTF-8 read as Latin-1": 1},
-        ),
+        ("output-invalid-utf8", ["3557891", "3557892"], [8, 1], {"bytes that are not UTF-8 read as Latin-1": 1}),
         ("output-with-invalid-lines", [], [], {"fewer fields than the 109 columns": 1}),
         ("running-output", [], [], {}),
         ("output-midnight-edge-case-small", ["39125549", "39125551", "39125552"], [-1, -1, -1], {}),
     ],
 )
-def test_records_of_a_large_gpu_cluster(
-    name: str, jobs: list[str], gpus: list[int], reasons: dict[str, int]
-) -> None:
+def test_records_of_a_large_gpu_cluster(name: str, jobs: list[str], gpus: list[int], reasons: dict[str, int]) -> None:
     path = FORMATS / f"sample-sacct-{name}.txt"
     found = read_accounting(path)
     assert found.job_id.tolist() == jobs

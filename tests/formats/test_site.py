@@ -31,9 +31,7 @@ NodeName=c[01-08] CPUs=32
 PartitionName=gpu Nodes=g[01-04],h[01-02] Default=YES MaxTime=1-0 QOS=normal
 """
 GRES = "NodeName=h[01-02] Name=gpu Type=h100 File=/dev/nvidia[0-7]\n"
-TOPOLOGY = (
-    "SwitchName=s1 Nodes=g[01-04],c[01-08]\nSwitchName=s2 Nodes=h[01-02]\nSwitchName=top Switches=s1,s2\n"
-)
+TOPOLOGY = "SwitchName=s1 Nodes=g[01-04],c[01-08]\nSwitchName=s2 Nodes=h[01-02]\nSwitchName=top Switches=s1,s2\n"
 
 
 def write(folder: Path, **files: str) -> list[str]:
@@ -60,10 +58,14 @@ def test_a_slurm_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert links["s1", "top"] == 4 * 12.5e9
     text = out.read_text(encoding="utf-8")
     for said in (
-        "a100 taken for a100_sxm_80gb: guessed", "nic: 100 Gbit/s  # assumed", "c01 to c08: 8 nodes, 32 cores",
-        "#   gpu: longest 24 h", "- {name: gpu, default: true, qos: normal}", "priority: {age: 1000}",
+        "a100 taken for a100_sxm_80gb: guessed",
+        "nic: 100 Gbit/s  # assumed",
+        "c01 to c08: 8 nodes, 32 cores",
+        "#   gpu: longest 24 h",
+        "- {name: gpu, default: true, qos: normal}",
+        "priority: {age: 1000}",
         "#   mailprog",
-    ):  # fmt: skip
+    ):
         assert said in text
     assert cli.main(["import", *files, "--out", str(out)]) == 2
     assert "is there already; --force replaces it" in capsys.readouterr().err
@@ -150,12 +152,13 @@ def test_files_of_one_kubernetes_cluster_are_read_together(tmp_path: Path) -> No
     level = "cloud.provider.com/topology-rack"
     nodes = [
         {
-            "apiVersion": "v1", "kind": "Node",
+            "apiVersion": "v1",
+            "kind": "Node",
             "metadata": {"name": f"n{k}", "labels": {level: f"r{k // 9}", "kubernetes.io/hostname": f"n{k}"}},
             "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "96"}},
         }
         for k in range(18)
-    ]  # fmt: skip
+    ]
     (tmp_path / "nodes.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
     resource = {"name": "nvidia.com/gpu", "nominalQuota": 144}
     groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "f", "resources": [resource]}]}]
@@ -208,9 +211,7 @@ def test_a_host_with_few_adapters_is_named_and_is_no_node(tmp_path: Path) -> Non
 
 def test_types_of_gpus_by_the_names_of_sites() -> None:
     assert accelerator_of("NVIDIA-H100-80GB-HBM3") == ("h100_sxm", "")
-    assert (
-        accelerator_of("tesla_v100-pcie-32gb")[1] == "tesla_v100-pcie-32gb taken for v100_sxm2_32gb: guessed"
-    )
+    assert accelerator_of("tesla_v100-pcie-32gb")[1] == "tesla_v100-pcie-32gb taken for v100_sxm2_32gb: guessed"
     assert accelerator_of("a10") == ("a10", "")
     assert accelerator_of("a1000")[0] == "generic"
     assert accelerator_of("P100") == ("generic", "P100 is not in the hardware profile: generic")
@@ -224,13 +225,16 @@ def findings(path: Path, scenario: Path | None = None) -> dict[str, Finding]:
 
 def test_check_tells_what_is_odd_and_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        sacct_row(str(k), submit=f"2024-03-01T{10 + k // 60:02}:{k % 60:02}:00", eligible="Unknown",
-                  start="2024-03-01T20:00:00", end="2024-03-01T21:00:00")
+        sacct_row(
+            str(k),
+            submit=f"2024-03-01T{10 + k // 60:02}:{k % 60:02}:00",
+            eligible="Unknown",
+            start="2024-03-01T20:00:00",
+            end="2024-03-01T21:00:00",
+        )
         for k in range(1, 120)
-    ]  # fmt: skip
-    rows[60] = sacct_row(
-        "61", submit="2024-03-01T10:01:00", start="2024-03-01T20:00:00", end="2024-03-01T21:00:00"
-    )
+    ]
+    rows[60] = sacct_row("61", submit="2024-03-01T10:01:00", start="2024-03-01T20:00:00", end="2024-03-01T21:00:00")
     rows += [
         sacct_row("200", submit="Unknown", eligible="Unknown"),
         sacct_row("201", submit="2024-03-01T12:20:00", state="RUNNING", end="Unknown"),
@@ -275,12 +279,8 @@ def test_check_tells_a_renewed_submission_from_a_clock_jump(tmp_path: Path) -> N
         )
         for k in range(1, 121)
     ]
-    rows.append(
-        sacct_row("200", submit="2024-03-01T12:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00")
-    )
-    rows.append(
-        sacct_row("201", submit="2024-03-01T11:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00")
-    )
+    rows.append(sacct_row("200", submit="2024-03-01T12:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00"))
+    rows.append(sacct_row("201", submit="2024-03-01T11:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00"))
     found = findings(sacct(tmp_path, *rows))
     assert found["submitted later than its job number says"].count == 1
     assert "clock jumps: submitted before the job with the number before" not in found
@@ -313,19 +313,11 @@ def test_files_of_a_university(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (
-            "NodeName=n Name=gpu Count=4\n",
-            "(gres.conf); name slurm.conf, sinfo or `scontrol show node` beside",
-        ),
-        (
-            "apiVersion: kueue.x-k8s.io/v1beta1\nkind: ClusterQueue\nmetadata: {name: q}\nspec: {}\n",
-            "--count cpus",
-        ),
+        ("NodeName=n Name=gpu Count=4\n", "(gres.conf); name slurm.conf, sinfo or `scontrol show node` beside"),
+        ("apiVersion: kueue.x-k8s.io/v1beta1\nkind: ClusterQueue\nmetadata: {name: q}\nspec: {}\n", "--count cpus"),
     ],
 )
-def test_a_file_that_holds_only_a_part_says_what_to_name_beside_it(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_a_file_that_holds_only_a_part_says_what_to_name_beside_it(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "part"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as error:

@@ -71,12 +71,7 @@ def test_links_of_a_gpu_carry_what_its_data_sheet_says(
 
 def test_links_of_an_unknown_kind_are_told_and_left_to_the_default() -> None:
     node, remarks = node_of_nccl(
-        (
-            device("gpu", sm="75"),
-            device("gpu", sm="75"),
-            device("nvlink", 0, count="6"),
-            device("nvlink", 1, count="4"),
-        )
+        (device("gpu", sm="75"), device("gpu", sm="75"), device("nvlink", 0, count="6"), device("nvlink", 1, count="4"))
     )
     assert (node.gpu_type, node.fabric_bytes_per_s) == ("T4", None)
     assert remarks == ["4 links a GPU of a kind whose rate is not known here: the default fabric"]
@@ -189,11 +184,7 @@ def test_hosts_are_like_the_one_machine_that_was_seen() -> None:
 
 def test_nodes_that_were_told_are_parted_by_their_rates_and_the_others_stay() -> None:
     site = Site(
-        nodes=[
-            SiteNodes(("a", "b", "c", "e"), 4, nic_bytes_per_s=2e9),
-            SiteNodes((), 8, count=3),
-            SiteNodes(("f",), 2),
-        ]
+        nodes=[SiteNodes(("a", "b", "c", "e"), 4, nic_bytes_per_s=2e9), SiteNodes((), 8, count=3), SiteNodes(("f",), 2)]
     )
     fabric = NetworkFabric(
         (
@@ -233,15 +224,7 @@ def test_hosts_on_the_same_rails_share_their_switches_uplinks() -> None:
             adapter("b mlx5_0", ("C", 24e9)),
             adapter("c mlx5_0", ("B", 24e9), ("A", 16e9)),
             adapter("e mlx5_0", ("D", 24e9)),
-            switch(
-                "A",
-                ("S", 40e9),
-                ("B", 56e9),
-                ("H-a mlx5_0", 24e9),
-                ("unknown", 24e9),
-                ("R", 8e9),
-                ("S", 16e9),
-            ),
+            switch("A", ("S", 40e9), ("B", 56e9), ("H-a mlx5_0", 24e9), ("unknown", 24e9), ("R", 8e9), ("S", 16e9)),
             switch("B", ("S", 72e9)),
             switch("C", ("S", 88e9)),
             switch("D"),

@@ -17,11 +17,7 @@ from equipoise.formats.text.tally import TextChange
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 from equipoise.sim.loading.site.kubernetes import _kinds, add_kueue
 
-NVIDIA, GKE, AMD = (
-    "nvidia.com/gpu.product",
-    "cloud.google.com/gke-accelerator",
-    "amd.com/gpu.product-name",
-)
+NVIDIA, GKE, AMD = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name")
 
 
 def node(name: str, gpus: float, cpu: float = 0.0, memory: float = 0.0, **labels: str) -> KubeNode:
@@ -85,19 +81,14 @@ def test_places_of_nodes_are_switches_below_each_other() -> None:
     ]
     assert site.aside == {}
     hosts = Site()
-    add_kueue(
-        hosts, KueueObjects(nodes=nodes, topologies=(KubeTopology("t", ("kubernetes.io/hostname",)),)), "GPUs"
-    )
+    add_kueue(hosts, KueueObjects(nodes=nodes, topologies=(KubeTopology("t", ("kubernetes.io/hostname",)),)), "GPUs")
     assert hosts.switches == []
 
 
 def test_quotas_of_all_queues_and_cohorts_are_nodes_of_the_largest_size_that_fits() -> None:
     cohort = KueueCohort("c", "", (quota("eight", 9.0), quota("four", 12.0), quota("odd", 7.5)), 1.0)
     other = KueueCohort(
-        "d",
-        "",
-        (quota("eight", 15.0), quota("two", 6.0), quota("none", 0.0), quota("eight", 7.0, "cpu")),
-        1.0,
+        "d", "", (quota("eight", 15.0), quota("two", 6.0), quota("none", 0.0), quota("eight", 7.0, "cpu")), 1.0
     )
     found = KueueObjects(
         cohorts=(cohort, other),

@@ -93,12 +93,7 @@ def test_partitions_priorities_backfill_and_qos(tmp_path: Path) -> None:
     assert (high.priority, high.gpus, high.gpus_per_user, high.gpus_per_account) == (100.0, 8.0, 3.0, 6.0)
     assert (high.gpus_per_job, high.jobs_per_user) == (2.0, 5)
     assert high.gpus_of_type == {"a100_sxm_80gb": 4.0}
-    for told in (
-        "GrpTRES bb/x=3",
-        "MaxSubmitPU 7",
-        "preempts a QOS that is not here old",
-        "allowaccounts physics",
-    ):
+    for told in ("GrpTRES bb/x=3", "MaxSubmitPU 7", "preempts a QOS that is not here old", "allowaccounts physics"):
         assert told in text
 
 
@@ -118,8 +113,9 @@ def test_accounts_and_users(tmp_path: Path, form: str) -> None:
 def test_a_script_for_sacctmgr(tmp_path: Path) -> None:
     scenario, text = imported(tmp_path, slurm=SLURM, script=SCRIPT)
     assert [(a.name, a.parent, a.shares) for a in scenario.queues.accounts] == [
-        ("physics", "", 10.0), ("cosmo", "physics", 4.0),
-    ]  # fmt: skip
+        ("physics", "", 10.0),
+        ("cosmo", "physics", 4.0),
+    ]
     assert [(u.name, u.account, u.shares) for u in scenario.queues.users] == [
         ("ann", "cosmo", 2.0),
         ("bob", "cosmo", 2.0),
@@ -191,12 +187,7 @@ def test_queues_cohorts_and_flavors_of_kueue(tmp_path: Path) -> None:
     (queue,) = scenario.queues.queues
     assert queue.gpus == {"spot+reserved": 24, "new": 8}
     assert (queue.borrow, queue.lend) == ({"new": 0}, {"spot+reserved": 4})
-    assert (queue.reclaim, queue.within, queue.weight, queue.names) == (
-        "any",
-        "lower-priority",
-        2.0,
-        ("door",),
-    )
+    assert (queue.reclaim, queue.within, queue.weight, queue.names) == ("any", "lower-priority", 2.0, ("door",))
     assert (queue.borrow_within, queue.borrow_within_most) == ("lower-priority", 100.0)
     assert scenario.queues.flavors == {"spot+reserved": ("a100_sxm_80gb",), "new": ("h100_sxm",)}
     assert "so one, with the sum of their quotas" in text

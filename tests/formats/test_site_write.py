@@ -10,15 +10,7 @@ from equipoise.formats.slurm.hardware import Switch as SlurmSwitch
 from equipoise.formats.slurm.nodes import NodeRow
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 from equipoise.sim.loading.site.slurm import add_config, add_gres, add_nodes, add_topology, partition_line
-from equipoise.sim.loading.site.write import (
-    _aside,
-    _flow,
-    _gpu_types,
-    _labels,
-    _plain,
-    _topology,
-    scenario_text,
-)
+from equipoise.sim.loading.site.write import _aside, _flow, _gpu_types, _labels, _plain, _topology, scenario_text
 
 
 def test_a_small_cluster_reads_line_by_line() -> None:
@@ -51,10 +43,7 @@ def test_a_small_cluster_reads_line_by_line() -> None:
 def test_a_scenario_without_jobs_says_how_to_name_them_and_jobs_of_its_own_come_first() -> None:
     site = Site(nodes=[SiteNodes(("a1",), 2)], switches=[SiteSwitch("s", ("a1",))])
     text = scenario_text(site, ["f"], {})
-    assert (
-        "  topology: {kind: star}  # one switch\nworkload: {}  # no jobs: name them with --trace FILE\n"
-        in text
-    )
+    assert "  topology: {kind: star}  # one switch\nworkload: {}  # no jobs: name them with --trace FILE\n" in text
     site.jobs = [{"name": "j", "gpus": 3}, {"name": "12", "gpus": 4}]
     text = scenario_text(site, ["f"], {"file": "t.csv"})
     assert "\nworkload:\n  jobs:\n    - {name: j, gpus: 3}\n    - {name: '12', gpus: 4}\npolicy:" in text
@@ -128,9 +117,7 @@ def test_partitions_hold_groups_and_those_without_nodes_are_told() -> None:
 
 
 def test_a_partition_of_all_groups_names_none() -> None:
-    site = Site(
-        nodes=[SiteNodes(("a1", "b1"), 2)], queues={"partitions": [{"name": "p", "nodes": {"a1", "b1"}}]}
-    )
+    site = Site(nodes=[SiteNodes(("a1", "b1"), 2)], queues={"partitions": [{"name": "p", "nodes": {"a1", "b1"}}]})
     assert "    - {name: p}\n" in scenario_text(site, ["f"], {})
 
 
@@ -313,23 +300,16 @@ def test_nodes_of_a_list_count_once_and_are_parted_by_what_they_have() -> None:
 
 def test_of_a_partition_only_what_is_unusual_is_told() -> None:
     def told(longest: float | None = None, mode: str = "OFF", **other: str) -> str:
-        return partition_line(
-            SlurmPartition("p", "ALL", (), False, longest, None, 1, 1, mode, "", "UP", other, 1)
-        )
+        return partition_line(SlurmPartition("p", "ALL", (), False, longest, None, 1, 1, mode, "", "UP", other, 1))
 
     assert told() == told(mode="off") == ""
     assert told(5400.0) == "p: longest 1.5 h"
-    assert (
-        told(float("inf"), "SUSPEND", maxnodes="3")
-        == "p: longest without limit, preemption SUSPEND, maxnodes 3"
-    )
+    assert told(float("inf"), "SUSPEND", maxnodes="3") == "p: longest without limit, preemption SUSPEND, maxnodes 3"
     assert told(mode="CANCEL") == "p: preemption CANCEL"
 
 
 def test_what_slurm_conf_says_beside_its_nodes_is_listed() -> None:
-    def nodes(
-        *names: str, weight: int, features: tuple[str, ...] = (), state: str = "UNKNOWN"
-    ) -> ConfiguredNodes:
+    def nodes(*names: str, weight: int, features: tuple[str, ...] = (), state: str = "UNKNOWN") -> ConfiguredNodes:
         return ConfiguredNodes(names, 6, 5 * 2**20, 3, "t4", features, weight, state, {}, 1)
 
     site = Site()

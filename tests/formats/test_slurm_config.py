@@ -52,8 +52,12 @@ def test_a_configuration() -> None:
 def test_partitions_take_the_defaults_above_them() -> None:
     main, everything = read_slurm_conf(CONF).partitions
     assert (main.node_names, main.max_time_s, main.default, main.priority_tier, main.qos) == (
-        ("gn01", "gn02"), 172800.0, True, 3, "q",
-    )  # fmt: skip
+        ("gn01", "gn02"),
+        172800.0,
+        True,
+        3,
+        "q",
+    )
     assert (everything.nodes, everything.node_names, everything.max_time_s) == ("ALL", (), math.inf)
 
 
@@ -119,17 +123,10 @@ def test_topology_yaml() -> None:
 
 def test_qualities_of_service() -> None:
     text = b"Name|Priority|GraceTime|Preempt|Flags|UsageFactor|GrpTRES|MaxWall|MaxTRESPU|MaxJobsPU|\n"
-    text += (
-        b"low|0|00:00:00|||1.000000|||||\nhigh|10|00:10:00|low,mid|Flag|0.5|gres/gpu=8|1-00:00:00|cpu=4|3|\n"
-    )
+    text += b"low|0|00:00:00|||1.000000|||||\nhigh|10|00:10:00|low,mid|Flag|0.5|gres/gpu=8|1-00:00:00|cpu=4|3|\n"
     low, high = read_qos(text)
     assert (low.limits, low.max_wall_s) == ({}, None)
-    assert (high.priority, high.grace_time_s, high.preempt, high.usage_factor) == (
-        10,
-        600.0,
-        ("low", "mid"),
-        0.5,
-    )
+    assert (high.priority, high.grace_time_s, high.preempt, high.usage_factor) == (10, 600.0, ("low", "mid"), 0.5)
     assert high.limits == {"GrpTRES": {"gres/gpu": "8"}, "MaxTRESPU": {"cpu": "4"}}
     assert (high.counts, high.max_wall_s) == ({"MaxJobsPU": 3}, 86400.0)
 
@@ -160,14 +157,11 @@ HOSTS = st.lists(st.integers(0, 400), min_size=1, max_size=30, unique=True)
 
 @given(HOSTS, st.integers(1, 4))
 def test_a_host_list_written_in_ranges_is_read_back(numbers: list[int], pad: int) -> None:
-    assert expand_hosts("n[" + ",".join(f"{n:0{pad}}" for n in numbers) + "]") == tuple(
-        f"n{n:0{pad}}" for n in numbers
-    )
+    assert expand_hosts("n[" + ",".join(f"{n:0{pad}}" for n in numbers) + "]") == tuple(f"n{n:0{pad}}" for n in numbers)
 
 
 @given(
-    st.binary(max_size=200),
-    st.sampled_from([b"", b"NodeName=a ", b"Name=gpu ", b"SwitchName=s ", b"- topology: t\n "]),
+    st.binary(max_size=200), st.sampled_from([b"", b"NodeName=a ", b"Name=gpu ", b"SwitchName=s ", b"- topology: t\n "])
 )
 def test_any_bytes_give_a_result_or_one_clear_error(data: bytes, begin: bytes) -> None:
     for reader in (read_slurm_conf, read_gres_conf, read_topology_conf, read_topology_yaml, read_qos):

@@ -81,13 +81,24 @@ def test_output_without_a_header() -> None:
 
 def test_queue_json() -> None:
     job = {
-        "job_id": 9, "array_job_id": {"set": True, "infinite": False, "number": 8},
-        "array_task_id": {"set": True, "number": 2}, "user_name": "ann", "job_state": ["RUNNING"],
-        "state_reason": "None", "partition": "main", "nodes": "h", "node_count": {"set": True, "number": 1},
-        "submit_time": {"set": True, "number": 1709287200}, "start_time": 1709287205, "end_time": 1709290805,
-        "time_limit": {"set": True, "infinite": False, "number": 60}, "tres_alloc_str": "cpu=4,gres/gpu=2,node=1",
-        "tres_per_node": "gres:gpu:2", "priority": {"set": True, "number": 0}, "restart_cnt": 1,
-    }  # fmt: skip
+        "job_id": 9,
+        "array_job_id": {"set": True, "infinite": False, "number": 8},
+        "array_task_id": {"set": True, "number": 2},
+        "user_name": "ann",
+        "job_state": ["RUNNING"],
+        "state_reason": "None",
+        "partition": "main",
+        "nodes": "h",
+        "node_count": {"set": True, "number": 1},
+        "submit_time": {"set": True, "number": 1709287200},
+        "start_time": 1709287205,
+        "end_time": 1709290805,
+        "time_limit": {"set": True, "infinite": False, "number": 60},
+        "tres_alloc_str": "cpu=4,gres/gpu=2,node=1",
+        "tres_per_node": "gres:gpu:2",
+        "priority": {"set": True, "number": 0},
+        "restart_cnt": 1,
+    }
     jobs = read_queue_json(json.dumps({"jobs": [job]}).encode())
     assert (jobs.job_id[0], jobs.gpus[0], jobs.priority[0], jobs.submit_s[0]) == ("8_2", 2, 0.0, TEN)
     assert math.isnan(jobs.end_s[0])
@@ -104,10 +115,7 @@ def test_jobs_of_scontrol() -> None:
     assert (jobs.start_s[0], jobs.memory_bytes[0], jobs.time_limit_s[1]) == (TEN + 5, 2 * 2**30, math.inf)
     assert math.isnan(jobs.start_s[1])
     one_line = b" ".join(JOB.replace(b"\n\n", b"\x01").split()).replace(b"\x01", b"\n")
-    assert jobs_of(read_blocks(one_line.replace(b" JobId=71", b"\nJobId=71"))).job_id.tolist() == [
-        "69_3",
-        "71",
-    ]
+    assert jobs_of(read_blocks(one_line.replace(b" JobId=71", b"\nJobId=71"))).job_id.tolist() == ["69_3", "71"]
 
 
 def test_nodes_of_scontrol() -> None:
@@ -141,16 +149,9 @@ def test_node_states(text: str, state: str, flags: tuple[str, ...]) -> None:
 
 
 def test_sinfo_in_columns_and_delimited() -> None:
-    table = (
-        b"PARTITION AVAIL TIMELIMIT NODES  STATE NODELIST\nmain*        up  infinite     3   idle gn[01-03]\n"
-    )
+    table = b"PARTITION AVAIL TIMELIMIT NODES  STATE NODELIST\nmain*        up  infinite     3   idle gn[01-03]\n"
     row = read_sinfo(table)[0]
-    assert (row.names, row.count, row.partitions, row.state) == (
-        ("gn01", "gn02", "gn03"),
-        3,
-        ("main",),
-        "IDLE",
-    )
+    assert (row.names, row.count, row.partitions, row.state) == (("gn01", "gn02", "gn03"), 3, ("main",), "IDLE")
     text = b"STATE|NODELIST |CPUS|GRES |MEMORY|CPUS(A/I/O/T)\ndrain*|gn[1-2] |80|gpu:gen:8(S:0) |500000|8/72/0/80\n"
     row = read_sinfo(text)[0]
     assert (row.state, row.flags, row.gpus, row.gpu_type) == ("DRAINED", ("NOT_RESPONDING",), 8, "gen")
@@ -168,26 +169,17 @@ def test_nodes_of_json_old_and_new() -> None:
     }
     old |= {"gres_used": "gpu:h100:0", "partitions": ["main"], "features": ["ib"]}
     new = {
-        "nodes": {"total": 2, "nodes": ["b[1-2]"]}, "node": {"state": ["MIXED"]}, "partition": {"name": "main"},
-        "cpus": {"maximum": 64, "allocated": 32}, "gres": {"total": "gpu:8", "used": "gpu:4"},
-    }  # fmt: skip
+        "nodes": {"total": 2, "nodes": ["b[1-2]"]},
+        "node": {"state": ["MIXED"]},
+        "partition": {"name": "main"},
+        "cpus": {"maximum": 64, "allocated": 32},
+        "gres": {"total": "gpu:8", "used": "gpu:4"},
+    }
     one = read_nodes_json(json.dumps({"nodes": [old]}).encode())[0]
     two = read_nodes_json(json.dumps({"sinfo": [new]}).encode())[0]
-    assert (one.names, one.state, one.flags, one.gpus, one.gpus_allocated) == (
-        ("a",),
-        "IDLE",
-        ("DRAIN",),
-        8,
-        0,
-    )
+    assert (one.names, one.state, one.flags, one.gpus, one.gpus_allocated) == (("a",), "IDLE", ("DRAIN",), 8, 0)
     assert (one.memory_bytes, one.partitions, one.features) == (20000 * 2**20, ("main",), ("ib",))
-    assert (two.names, two.count, two.state, two.cpus, two.gpus_allocated) == (
-        ("b1", "b2"),
-        2,
-        "MIXED",
-        64,
-        4,
-    )
+    assert (two.names, two.count, two.state, two.cpus, two.gpus_allocated) == (("b1", "b2"), 2, "MIXED", 64, 4)
 
 
 READERS = (read_queue, read_queue_json, read_sinfo, read_nodes_json, read_blocks)
@@ -202,10 +194,7 @@ def test_what_is_none_of_it_is_refused_in_one_line(reader: object, data: bytes) 
     assert "\n" not in str(caught.value)
 
 
-@given(
-    st.binary(max_size=200),
-    st.sampled_from([TABLE, JOB, NODE, b'{"nodes":[{"name":"', b"STATE|NODELIST|CPUS\n"]),
-)
+@given(st.binary(max_size=200), st.sampled_from([TABLE, JOB, NODE, b'{"nodes":[{"name":"', b"STATE|NODELIST|CPUS\n"]))
 def test_any_bytes_give_rows_or_one_clear_error(data: bytes, begin: bytes) -> None:
     for reader in (*READERS, lambda raw: (jobs_of(b := read_blocks(raw)), nodes_of(b), partitions_of(b))):
         try:

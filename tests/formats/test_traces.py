@@ -47,28 +47,33 @@ EVENTS = b"""-dt  10.50 -e submit_batch_job | -sim-walltime 100.00 \
 """
 PHILLY = [
     {
-        "status": "Pass", "vc": "v", "jobid": "a_1", "submitted_time": "2017-10-09 07:01:55", "user": "u",
+        "status": "Pass",
+        "vc": "v",
+        "jobid": "a_1",
+        "submitted_time": "2017-10-09 07:01:55",
+        "user": "u",
         "attempts": [
-            {"start_time": "2017-10-09 08:00:00", "end_time": "2017-10-09 09:00:00",
-             "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}]},
-            {"start_time": "2017-10-09 10:00:00", "end_time": None,
-             "detail": [{"ip": "m1", "gpus": ["gpu0"]}, {"ip": "m2", "gpus": ["gpu0", "gpu1", "gpu2"]}]},
+            {
+                "start_time": "2017-10-09 08:00:00",
+                "end_time": "2017-10-09 09:00:00",
+                "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
+            },
+            {
+                "start_time": "2017-10-09 10:00:00",
+                "end_time": None,
+                "detail": [{"ip": "m1", "gpus": ["gpu0"]}, {"ip": "m2", "gpus": ["gpu0", "gpu1", "gpu2"]}],
+            },
         ],
     },
     {"status": "Killed", "vc": "v", "jobid": "a_2", "submitted_time": "None", "user": "u", "attempts": []},
     "noise",
-]  # fmt: skip
+]
 
 
 def test_helios_times_are_of_the_clock_in_china() -> None:
     jobs = read_published(HELIOS, "helios")
     assert (jobs.job_id[0], jobs.group[0], jobs.gpus[0], jobs.nodes[0]) == ("7", "vcA", 8, 1)
-    assert (jobs.submit_s[0], jobs.start_s[0], jobs.end_s[0], jobs.duration_s[0]) == (
-        TEN,
-        TEN + 60,
-        TEN + 3660,
-        3600,
-    )
+    assert (jobs.submit_s[0], jobs.start_s[0], jobs.end_s[0], jobs.duration_s[0]) == (TEN, TEN + 60, TEN + 3660, 3600)
     assert jobs.other["queue"].tolist() == ["60"]
 
 
@@ -99,12 +104,7 @@ def test_pai_tasks_are_summed_up_to_jobs() -> None:
 
 def test_nodes_of_traces() -> None:
     nodes = read_trace_nodes(b"sn,cpu_milli,memory_mib,gpu,model\na,64000,1024,2,P100\n")
-    assert (nodes.gpus[0], nodes.cpus[0], nodes.memory_bytes[0], nodes.gpu_type[0]) == (
-        2,
-        64.0,
-        2.0**30,
-        "P100",
-    )
+    assert (nodes.gpus[0], nodes.cpus[0], nodes.memory_bytes[0], nodes.gpu_type[0]) == (2, 64.0, 2.0**30, "P100")
     nodes = read_trace_nodes(b"m1,V100,96,512,8\nm2,T4,96,512,2\n")
     assert (nodes.name.tolist(), nodes.gpus.tolist()) == (["m1", "m2"], [8, 2])
 
@@ -155,11 +155,7 @@ def test_swf() -> None:
     jobs = read_swf(SWF + b"3 too few\n4 0 10 100 x -1 -1 4 200 -1 1 3 1 -1 0 0 -1 -1\n")
     assert jobs["job_id"].tolist() == [1, 2]
     assert jobs["wait_s"].tolist() == [10.0, 0.0]
-    assert (jobs["status"].tolist(), jobs["user"].tolist(), jobs.header["MaxProcs"]) == (
-        [1, 5],
-        [3, 4],
-        "128",
-    )
+    assert (jobs["status"].tolist(), jobs["user"].tolist(), jobs.header["MaxProcs"]) == ([1, 5], [3, 4], "128")
     assert {(c.reason, c.first_line) for c in jobs.changes} == {
         ("not 18 fields", 5),
         ("a field that is not a number, or a broken number of what is counted", 6),
@@ -170,18 +166,11 @@ def test_events_of_the_slurm_simulator() -> None:
     jobs = read_events(EVENTS)
     assert jobs.submit_s.tolist() == [10.5, 11.0]
     assert jobs.time_limit_s.tolist() == [259200.0, 1800.0]
-    assert (jobs.run_s[0], jobs.nodes[0], jobs.tasks[0], jobs.memory_bytes[0]) == (
-        100.0,
-        2,
-        32,
-        2 * 5 * 2**30,
-    )
+    assert (jobs.run_s[0], jobs.nodes[0], jobs.tasks[0], jobs.memory_bytes[0]) == (100.0, 2, 32, 2 * 5 * 2**30)
     assert (jobs.gpus.tolist(), jobs.gpu_type.tolist(), jobs.tasks[1]) == ([0, 2], ["", "a100"], 4)
     assert jobs.user.tolist() == ["ann", "bob"]
     assert jobs.options["script"].tolist() == ["pseudo.job", "job.sh arg"]
-    assert [(c.reason, c.first_line) for c in jobs.changes] == [
-        ("another event than submit_batch_job: cancel_job", 3)
-    ]
+    assert [(c.reason, c.first_line) for c in jobs.changes] == [("another event than submit_batch_job: cancel_job", 3)]
 
 
 SAMPLES = {
@@ -226,10 +215,7 @@ def test_each_format_is_recognised_and_read(name: str) -> None:
         (b"a,b,c\n1,2,3\n", "f: not a known format: 3 columns cut by ',' in 2 of the first 2 lines: a, b, c"),
         (b'{"x": 1, "y": 2}', "f: not a known format: JSON with the keys x, y"),
         (b"<html>\n", "f: not a known format: XML that begins with '<html>'"),
-        (
-            b" |JOBID PARTITION|\n",
-            "f: not squeue output: the line JOBID PARTITION NAME ..., or columns=, is needed",
-        ),
+        (b" |JOBID PARTITION|\n", "f: not squeue output: the line JOBID PARTITION NAME ..., or columns=, is needed"),
         (b"Dear all\n", "f: not a known format: text that begins with 'Dear all'"),
         (b'{"traceEvents": []}', "f: looks like kineto, which is not read here"),
     ],

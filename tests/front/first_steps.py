@@ -21,9 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OWN = {
-    "model_type": "llama", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28,
-    "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
 """A model that nobody has published: of 3.2e9 parameters."""
 
 
@@ -66,9 +72,13 @@ def timed(repository: str) -> int:
             start = ". .venv/bin/activate && " if line in asking() else ""
             begin_s = time.perf_counter()
             done = subprocess.run(
-                ["sh", "-c", start + line], cwd=checkout if inside else folder, env=env,
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
+                ["sh", "-c", start + line],
+                cwd=checkout if inside else folder,
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             took_s = time.perf_counter() - begin_s
             total_s += took_s
             print(f"{took_s:7.1f} s  {line}", flush=True)
@@ -81,7 +91,5 @@ def timed(repository: str) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "repository", nargs="?", default=str(ROOT), help="what is cloned; default: this checkout"
-    )
+    parser.add_argument("repository", nargs="?", default=str(ROOT), help="what is cloned; default: this checkout")
     sys.exit(timed(parser.parse_args().repository))

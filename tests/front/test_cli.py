@@ -72,12 +72,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         f"print(sorted(set(sys.modules) & set({HEAVY.split()!r})), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        check=True,
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
     )
     assert done.stderr.strip() == "[]"
     assert done.stdout
@@ -118,8 +113,7 @@ def test_run_prints_a_table_and_notes_apart(scenario: str, capsys: pytest.Captur
 def test_a_table_of_a_run_folds_what_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "one.yaml"
     path.write_text(
-        "schema_version: 1\nname: one\ncluster: {nodes: [{gpus: 2}]}\n"
-        "workload: {jobs: [{gpus: 1, duration: 1 h}]}\n"
+        "schema_version: 1\nname: one\ncluster: {nodes: [{gpus: 2}]}\nworkload: {jobs: [{gpus: 1, duration: 1 h}]}\n"
     )
     assert cli.main(["run", str(path), "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -128,9 +122,7 @@ def test_a_table_of_a_run_folds_what_is_0(tmp_path: Path, capsys: pytest.Capture
     assert any(line.split() == ["idle", "50.0", "%"] for line in lines)
 
 
-def test_run_as_json_has_metrics_totals_and_cpu_time(
-    scenario: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_as_json_has_metrics_totals_and_cpu_time(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", scenario, "--format", "json", "--seed", "3", "--policy", "equal+sjf"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert (row["scenario"], row["policy"], row["seed"]) == ("small", "equal+sjf", 3)
@@ -148,10 +140,7 @@ def test_run_as_csv_is_one_row(scenario: str, capsys: pytest.CaptureFixture[str]
 
 def test_run_writes_its_records(scenario: str, trace: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert (
-        cli.main(["run", scenario, "--trace", trace, "--set", "workload.jobs=[]", "--out", str(out), "-q"])
-        == 0
-    )
+    assert cli.main(["run", scenario, "--trace", trace, "--set", "workload.jobs=[]", "--out", str(out), "-q"]) == 0
     assert {p.name for p in out.iterdir()} == {"config.yaml", "manifest.json", "jobs.parquet", "summary.json"}
     query = f"SELECT job_id, arrival_s, start_s, completion_s, gpus FROM '{out}/jobs.parquet' ORDER BY job_id"
     jobs = database().execute(query).fetchall()
@@ -199,9 +188,7 @@ def test_compare_as_json_and_csv(scenario: str, tmp_path: Path, capsys: pytest.C
     assert {"makespan_s", "completion_p99_s", "goodput_ratio"} <= {row["metric"] for row in rows}
 
 
-def test_compare_takes_the_scenarios_policy_against_none(
-    scenario: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_takes_the_scenarios_policy_against_none(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", scenario, "--set", "policy=[las]", "--format", "json", "-q"]) == 0
     assert json.loads(capsys.readouterr().out)["policies"] == ["none", "las"]
 
@@ -212,7 +199,10 @@ def test_compare_takes_the_scenarios_policy_against_none(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "FILE", "--set", "cluster.nodes.0.cuont=3"], "cluster.nodes.0.cuont: unknown key; did you mean 'count'?"),
+        (
+            ["run", "FILE", "--set", "cluster.nodes.0.cuont=3"],
+            "cluster.nodes.0.cuont: unknown key; did you mean 'count'?",
+        ),
         (["run", "FILE", "--set", "cluster.nodes=[]"], "needs either 'nodes'"),
         (["run", "FILE", "--policy", "fiffo"], "equipoise: unknown stage 'fiffo'; did you mean 'fifo'?"),
         (["run", "FILE", "--policy", "fifo(x=1)"], "fifo: unknown parameter 'x'"),
@@ -229,7 +219,7 @@ def test_compare_takes_the_scenarios_policy_against_none(
         (["validate"], "Missing argument 'FILES...'"),
         (["list", "nothing"], "'nothing' is not one of 'stages', 'hardware', 'scenarios', 'sweeps', 'prices'"),
     ],
-)  # fmt: skip
+)
 def test_wrong_input_is_one_line_and_code_2(
     arguments: list[str], message: str, scenario: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,9 +348,7 @@ def test_an_unexpected_error_shows_its_traceback_only_with_debug(
 
     monkeypatch.setattr("equipoise.api.run", explode)
     assert cli.main(["run", scenario]) == 1
-    assert capsys.readouterr().err.endswith(
-        "equipoise: ZeroDivisionError: no luck (--debug shows the traceback)\n"
-    )
+    assert capsys.readouterr().err.endswith("equipoise: ZeroDivisionError: no luck (--debug shows the traceback)\n")
     with pytest.raises(ZeroDivisionError):
         cli.main(["run", scenario, "--debug"])
 
@@ -414,10 +402,7 @@ def test_validate_checks_all_files_and_tells_each(
     assert cli.main(["validate", str(bad), scenario]) == 2
     shown = capsys.readouterr()
     assert shown.out == f"{scenario}: scenario ok\n"
-    assert [line.split(": ")[1] for line in shown.err.splitlines()] == [
-        "cluster.nodes.0.count",
-        "workload.jobs.1.gpu",
-    ]
+    assert [line.split(": ")[1] for line in shown.err.splitlines()] == ["cluster.nodes.0.count", "workload.jobs.1.gpu"]
 
 
 def test_shipped_files_validate() -> None:
@@ -431,12 +416,7 @@ def test_list_says_what_a_name_means(capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(capsys.readouterr().out)
     stages = {row["name"]: row for row in found["stages"]}
     assert set(policies.BUILT_IN) <= set(stages)
-    assert {stages[name]["kind"] for name in ("s1", "s2", "s3", "s4")} == {
-        "data",
-        "tasks",
-        "sync",
-        "allocation",
-    }
+    assert {stages[name]["kind"] for name in ("s1", "s2", "s3", "s4")} == {"data", "tasks", "sync", "allocation"}
     for row in stages.values():
         assert row["what"]
         if row["kind"] == "allocation":

@@ -13,9 +13,7 @@ from equipoise import exit_codes
 from equipoise.base.sources import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted(
-    [*ROOT.glob("equipoise/*.py"), *ROOT.glob("equipoise/commands/**/*.py"), *ROOT.glob("study/**/*.py")]
-)
+FILES = sorted([*ROOT.glob("equipoise/*.py"), *ROOT.glob("equipoise/commands/**/*.py"), *ROOT.glob("study/**/*.py")])
 ENDS = {"exit", "_exit", "SystemExit", "Exit"}
 
 
@@ -26,9 +24,9 @@ def bare_numbers(tree: ast.AST, returns: bool) -> Iterator[int]:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             value = node.args[0] if name in ENDS and node.args else None
-        elif (
-            isinstance(node, ast.Assign) and "exit_code" in {getattr(t, "id", "") for t in node.targets}
-        ) or (isinstance(node, ast.Return) and returns):
+        elif (isinstance(node, ast.Assign) and "exit_code" in {getattr(t, "id", "") for t in node.targets}) or (
+            isinstance(node, ast.Return) and returns
+        ):
             value = node.value
         for part in ast.walk(value) if value is not None else ():
             if isinstance(part, ast.Constant) and type(part.value) is int:

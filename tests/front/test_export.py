@@ -121,18 +121,33 @@ def test_a_torn_file_is_found(tmp_path_factory: pytest.TempPathFactory, cut: int
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=300))
-def test_arbitrary_bytes_are_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
-) -> None:
+def test_arbitrary_bytes_are_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "noise.yaml"
     path.write_bytes(raw)
     refused(path)
 
 
 _PIECES = (
-    "2020-13-45", "9" * 5000, "1:99:99", ".inf", "!!int x", "!!binary '**'", '"\\UFFFFFFFF"', "<<: [1]",
-    "? [a]\n: b", "&a", "*a", "|9\n x", "\t", "\x00", "\ufeff", "---\na: 1", "[" * 500, "{a: " * 50, "=",
-)  # fmt: skip
+    "2020-13-45",
+    "9" * 5000,
+    "1:99:99",
+    ".inf",
+    "!!int x",
+    "!!binary '**'",
+    '"\\UFFFFFFFF"',
+    "<<: [1]",
+    "? [a]\n: b",
+    "&a",
+    "*a",
+    "|9\n x",
+    "\t",
+    "\x00",
+    "\ufeff",
+    "---\na: 1",
+    "[" * 500,
+    "{a: " * 50,
+    "=",
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -256,9 +271,7 @@ def test_command_says_what_decides_about_a_queue_only(
 ) -> None:
     scenario = tmp_path / "s.yaml"
     scenario.write_text(SCENARIO)
-    assert (
-        cli.main(["export", str(scenario), "--policy", policy, "--out", str(tmp_path / "p.yaml")]) == cli.OK
-    )
+    assert cli.main(["export", str(scenario), "--policy", policy, "--out", str(tmp_path / "p.yaml")]) == cli.OK
     notes = capsys.readouterr().err
     assert ("equipoise schedule" in notes) == bool(said)
     assert said in notes
@@ -267,9 +280,7 @@ def test_command_says_what_decides_about_a_queue_only(
 @pytest.mark.parametrize(
     "arguments", [[], ["--check", "/nowhere/p.yaml"], ["--key-file", "/nowhere/key", "--check", "x"]]
 )
-def test_command_says_in_one_line_what_is_wrong(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_says_in_one_line_what_is_wrong(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["export", *arguments]) == cli.WRONG_INPUT
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("equipoise: ")
 
@@ -287,10 +298,7 @@ def test_kubernetes_file_is_yaml_with_the_policy_in_it(written: Path) -> None:
     secret, config, service, _, store, job = yaml.safe_load_all(text)
     assert (service["kind"], service["spec"]["publishNotReadyAddresses"]) == ("Service", True)
     assert store["spec"]["template"]["spec"]["containers"][0]["args"][-1] == "29500"
-    assert (
-        secret["stringData"]
-        != next(yaml.safe_load_all(kubernetes(Launch("Big Run", 4, 8, "t", "p"))))["stringData"]
-    )
+    assert secret["stringData"] != next(yaml.safe_load_all(kubernetes(Launch("Big Run", 4, 8, "t", "p"))))["stringData"]
     assert job["spec"]["backoffLimit"] > 0  # a pod that is lost does not end the job
     assert job["spec"]["completions"] == 4
     container = job["spec"]["template"]["spec"]["containers"][0]
@@ -331,14 +339,7 @@ MANIFEST: dict[str, Any] = {
     "ConfigMap": HEAD | {"data": dict},
     "Service": HEAD | {"spec": {"clusterIP": str, "publishNotReadyAddresses": bool, "selector": dict}},
     "Deployment": HEAD
-    | {
-        "spec": {
-            "replicas": int,
-            "strategy": {"type": str},
-            "selector": {"matchLabels": dict},
-            "template": POD,
-        }
-    },
+    | {"spec": {"replicas": int, "strategy": {"type": str}, "selector": {"matchLabels": dict}, "template": POD}},
     "Job": HEAD
     | {
         "spec": {
@@ -346,9 +347,7 @@ MANIFEST: dict[str, Any] = {
             "parallelism": int,
             "completionMode": str,
             "backoffLimit": int,
-            "podFailurePolicy": {
-                "rules": [{"action": str, "onPodConditions": [{"type": str, "status": str}]}]
-            },
+            "podFailurePolicy": {"rules": [{"action": str, "onPodConditions": [{"type": str, "status": str}]}]},
             "template": POD,
         }
     },
@@ -366,9 +365,7 @@ def unknown_fields(value: Any, known: Any, where: str = "") -> list[str]:
     return [
         problem
         for key, item in value.items()
-        for problem in (
-            unknown_fields(item, known[key], f"{where}.{key}") if key in known else [f"{where}.{key}"]
-        )
+        for problem in (unknown_fields(item, known[key], f"{where}.{key}") if key in known else [f"{where}.{key}"])
     ]
 
 
@@ -414,10 +411,15 @@ def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path, code:
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "9",
-        "RANKS_END": str(code), "PYTHON": sys.executable,
-    }  # fmt: skip
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CALLS": str(tmp_path / "calls"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "host-[a-b]",
+        "SLURM_NNODES": "2",
+        "SLURM_CPUS_ON_NODE": "9",
+        "RANKS_END": str(code),
+        "PYTHON": sys.executable,
+    }
     done = subprocess.run(
         ["bash"], input=text, text=True, env=environment, cwd=tmp_path, capture_output=True, check=False
     )

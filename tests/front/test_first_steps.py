@@ -28,14 +28,8 @@ def test_the_commands_answer_about_a_model_of_ones_own(tmp_path: Path) -> None:
     told = []
     for line in asking():
         words = [word.strip('"') for word in line.split()]
-        program = [
-            sys.executable,
-            "-c",
-            "import sys; from equipoise.cli import main; sys.exit(main(sys.argv[1:]))",
-        ]
-        made = subprocess.run(
-            [*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        program = [sys.executable, "-c", "import sys; from equipoise.cli import main; sys.exit(main(sys.argv[1:]))"]
+        made = subprocess.run([*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr
         told.append(made.stdout)
     fit, run, size = told
@@ -44,7 +38,5 @@ def test_the_commands_answer_about_a_model_of_ones_own(tmp_path: Path) -> None:
     flop = 1e11 * (6 * 3.2e9 + 6 * 28 * 3072 * 4096)
     mfu = float(re.search(r"MFU +([\d.]+) %", run)[1]) / 100  # type: ignore[index]
     assert time_h == pytest.approx(flop / (64 * 989.5e12 * mfu) / 3600, rel=0.1)
-    assert float(re.search(r"cost +([\d,]+)", run)[1].replace(",", "")) == pytest.approx(
-        64 * 3.0 * time_h, rel=0.02
-    )  # type: ignore[index]
+    assert float(re.search(r"cost +([\d,]+)", run)[1].replace(",", "")) == pytest.approx(64 * 3.0 * time_h, rel=0.02)  # type: ignore[index]
     assert re.search(r"^\d+ nodes meet makespan<=2d", size, re.MULTILINE)

@@ -11,9 +11,11 @@ from equipoise.policies.contract import Allocation, AllocationStage, Policy
 from equipoise.policies.registry import PolicyError
 
 CASE = {
-    "schema_version": 1, "name": "x", "cluster": {"nodes": [{"count": 2, "gpus": 4}]},
+    "schema_version": 1,
+    "name": "x",
+    "cluster": {"nodes": [{"count": 2, "gpus": 4}]},
     "workload": {"jobs": [{"count": 3, "gpus": 4, "duration": "1 h"}]},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Backwards(AllocationStage):
             (job, free[4 * k : 4 * k + 4])
             for k, job in enumerate(reversed(observation.waiting))
             if len(free) >= 4 * k + 4
-        ]  # fmt: skip
+        ]
         if not starts:
             return plan.because(self.name, "nothing is free"), memory
         return plan.with_(allocation=Allocation.of(starts)).because(self.name, "started"), memory
@@ -88,10 +90,7 @@ TEXTS = r"is not allowed; allowed: a list of texts, such as \['"
         (lambda out: equipoise.run(None), SCENARIO),
         (lambda out: equipoise.run([CASE]), SCENARIO),
         (lambda out: equipoise.run(b"quickstart"), SCENARIO),
-        (
-            lambda out: equipoise.run(CASE, trace={}),
-            "trace: {} is not allowed; allowed: the path of a job trace",
-        ),
+        (lambda out: equipoise.run(CASE, trace={}), "trace: {} is not allowed; allowed: the path of a job trace"),
         (lambda out: equipoise.run(CASE, trace=[(0, 0, 1, 60)]), r"trace: \[.*\] is not allowed"),
         (lambda out: equipoise.run(CASE, seed="a"), "seed: 'a' is not allowed; allowed: a whole number"),
         (lambda out: equipoise.run(CASE, seed=1.5), "seed: 1.5 is not allowed"),
@@ -104,10 +103,7 @@ TEXTS = r"is not allowed; allowed: a list of texts, such as \['"
         (lambda out: equipoise.run("quickstart", overrides=[3]), f"overrides: .* {TEXTS}"),
         (lambda out: equipoise.run("quickstart", overrides=None), f"overrides: None {TEXTS}"),
         (lambda out: equipoise.compare(None, "fifo"), SCENARIO),
-        (
-            lambda out: equipoise.compare(CASE, "fifo", "3"),
-            "seeds: '3' is not allowed; .* number of at least 1",
-        ),
+        (lambda out: equipoise.compare(CASE, "fifo", "3"), "seeds: '3' is not allowed; .* number of at least 1"),
         (lambda out: equipoise.compare(CASE, "fifo", [0, 1]), r"seeds: \[0, 1\] is not allowed"),
         (lambda out: equipoise.compare(CASE, "fifo", jobs="2"), "jobs: '2' is not allowed"),
         (lambda out: equipoise.compare(CASE, "fifo", max_seeds=0), "max_seeds: 0 is not allowed"),

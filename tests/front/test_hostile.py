@@ -125,14 +125,10 @@ def test_a_damaged_result_is_told_with_its_file(
 def test_a_run_without_a_column_is_told_with_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "kept" / "jobs.parquet"
     write_parquet(path, {k: v for k, v in read_parquet(path).items() if k != "start_s"})
-    assert "kept/jobs.parquet: is damaged: it has no column 'start_s'" in refused(
-        "explain kept rigid-2", capsys
-    )
+    assert "kept/jobs.parquet: is damaged: it has no column 'start_s'" in refused("explain kept rigid-2", capsys)
 
 
-def test_a_number_too_large_to_reckon_with_is_unknown(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_too_large_to_reckon_with_is_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "kept" / "summary.json"
     path.write_text(changed("makespan_s", 10**400)(path.read_text()))
     assert cli.main(["report", "kept", "-q"]) == cli.main(["diff", "kept", "kept"]) == 0
@@ -223,9 +219,7 @@ def test_json_that_is_no_value_is_a_value_error(text: str | bytes) -> None:
     assert from_json('["\\ud83d\\ude00"]') == ["\U0001f600"]
 
 
-def test_every_key_that_a_live_run_must_name_is_asked_for(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_key_that_a_live_run_must_name_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "live" / "manifest.json"
     whole = json.loads(path.read_text())
     for key in NEEDED:
@@ -242,10 +236,29 @@ def test_no_module_is_taken_out_of_the_working_folder(folder: Path) -> None:
         (folder / f"{name}.py").write_text("import os\nos.mkdir('run')\n")
     inside = environment()
     done = subprocess.run(
-        [sys.executable, "-m", "equipoise.cli", "compare", "case.yaml", "--policy", "fifo", "--policy", "sjf",
-         "--seeds", "1", "--jobs", "2", "--set", "noise.step_cov=0"],
-        cwd=folder, env=inside | {"CI": "1"}, text=True, capture_output=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "equipoise.cli",
+            "compare",
+            "case.yaml",
+            "--policy",
+            "fifo",
+            "--policy",
+            "sjf",
+            "--seeds",
+            "1",
+            "--jobs",
+            "2",
+            "--set",
+            "noise.step_cov=0",
+        ],
+        cwd=folder,
+        env=inside | {"CI": "1"},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     del inside["PYTHONSAFEPATH"]
     code = (
@@ -265,9 +278,7 @@ def test_the_environment_of_a_process_of_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}/elsewhere{os.pathsep}")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     before = dict(os.environ)
-    assert environment() == before | {
-        "PYTHONPATH": f"{search_path()}{os.pathsep}/elsewhere", "PYTHONSAFEPATH": "1",
-    }  # fmt: skip
+    assert environment() == before | {"PYTHONPATH": f"{search_path()}{os.pathsep}/elsewhere", "PYTHONSAFEPATH": "1"}
     with in_environment():
         assert dict(os.environ) == environment()
     assert dict(os.environ) == before

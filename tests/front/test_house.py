@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from equipoise.api import load
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
+from tests.bench.house import product_files, shared_class_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,3 +37,8 @@ def test_where_a_new_part_goes_names_files_and_names_that_are_there() -> None:
         text = "".join(path.read_text(encoding="utf-8") for path in there if path.is_file())
         names = {name for name in row if "/" not in name} - {"refine"}  # what a new stage itself defines
         assert all(re.search(rf"\b{name.split('.')[-1]}\b", text) for name in names), row
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    trees = {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in product_files()}
+    assert shared_class_names(trees) == []

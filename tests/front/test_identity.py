@@ -66,9 +66,7 @@ def plugin(site: Path, *, package: bool) -> Path:
 def equipoise(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "equipoise.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=site, timeout=120, check=True
-    )
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=site, timeout=120, check=True)
 
 
 @pytest.mark.long
@@ -82,9 +80,7 @@ def test_a_changed_helper_of_a_plugin_makes_other_runs(tmp_path: Path, package: 
     def made() -> tuple[str, int]:
         equipoise(site, *compare)
         run = run_folder(out, "mine", 0)
-        return json.loads((run / "manifest.json").read_text())["identity"], (
-            run / "jobs.parquet"
-        ).stat().st_mtime_ns
+        return json.loads((run / "manifest.json").read_text())["identity"], (run / "jobs.parquet").stat().st_mtime_ns
 
     first = made()
     assert made() == first  # read, not made again
@@ -115,7 +111,7 @@ def test_the_identity_of_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sources, "root", lambda: tmp_path)
     code_hash.cache_clear()
     try:
-        with pytest.raises(NoSourcesError, match="no source files of 'policies'"):
+        with pytest.raises(NoSourcesError, match="no source files of 'base'"):
             source_files()
         with pytest.raises(NoSourcesError):
             code_hash()
@@ -140,16 +136,20 @@ def test_a_script_counts_with_what_it_imports_beside_it(tmp_path: Path) -> None:
     assert found == ["deep/__init__.py", "deep/inner.py", "deep/other.py", "helper.py", "script.py"]
 
 
-INPUT = """
+INPUT = (
+    """
 LIMIT = {limit}
 WORDS = ("a", 1.5)
 def rule(x):
     return x in {{"a", "b", "c", "d"}} or LIMIT
-""" + STAGE.replace("{use}", "rule(1)").replace("assert rule.LIMIT", "WORDS") + """
+"""
+    + STAGE.replace("{use}", "rule(1)").replace("assert rule.LIMIT", "WORDS")
+    + """
 from equipoise.policies.contract import Policy
 from equipoise.api import run
 print(run("s.yaml", policy=Policy("mine", (Mine(),))).identity)
-"""  # fmt: skip
+"""
+)
 
 
 def from_stdin(folder: Path, limit: int) -> str:
@@ -157,9 +157,15 @@ def from_stdin(folder: Path, limit: int) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     text = INPUT.format(limit=limit)
     done = subprocess.run(
-        [sys.executable, "-"], input=text, capture_output=True, text=True, env=environment, cwd=folder,
-        timeout=120, check=True,
-    )  # fmt: skip
+        [sys.executable, "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=120,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -181,8 +187,12 @@ def test_a_kernel_from_elsewhere_is_compiled_anew_when_its_helper_changes(tmp_pa
         done = subprocess.run(
             [sys.executable, "-c", "import outer; print(outer.g(1), sum(outer.g.stats.cache_hits.values()))"],
             env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-            capture_output=True, text=True, cwd=tmp_path, timeout=120, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+            check=True,
+        )
         found.append(done.stdout.split())
     assert found == [["2", "0"], ["2", "1"], ["3", "0"]]
 

@@ -13,9 +13,7 @@ from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.make import How
 
 
-def parameters(
-    command: click.Command, above: click.Context | None, name: str
-) -> Iterator[tuple[str, click.Parameter]]:
+def parameters(command: click.Command, above: click.Context | None, name: str) -> Iterator[tuple[str, click.Parameter]]:
     """Every option and argument of a command and of those below it, with the words that reach it."""
     context = click.Context(command, parent=above, info_name=name)
     if isinstance(command, click.Group):
@@ -33,9 +31,7 @@ def test_every_number_of_every_command_has_a_bound_and_is_read_strictly():
         if isinstance(one.type, (click.types.IntParamType, click.types.FloatParamType))
     ]
     assert len(numbers) > 20
-    loose = [
-        where for where, kind in numbers if not isinstance(kind, (IntRange, FloatRange)) or kind.min is None
-    ]
+    loose = [where for where, kind in numbers if not isinstance(kind, (IntRange, FloatRange)) or kind.min is None]
     assert loose == []
 
 
@@ -61,16 +57,7 @@ def test_no_process_makes_no_run_and_says_so():
 def test_tune_says_how_far_it_is(capsys, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.setattr("equipoise.options.LINE_EVERY_S", 0.0)
-    line = [
-        "tune",
-        "quickstart",
-        "--policy",
-        "fifo",
-        "--vary",
-        "workload.jobs.0.global_batch=128,256",
-        "--trials",
-        "2",
-    ]
+    line = ["tune", "quickstart", "--policy", "fifo", "--vary", "workload.jobs.0.global_batch=128,256", "--trials", "2"]
     assert main([*line, "--seeds", "1", "--fresh", "2"]) == 0
     told = capsys.readouterr().err
     assert "quickstart: 1/2 trials" in told

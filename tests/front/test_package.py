@@ -77,9 +77,7 @@ def test_a_plug_in_that_imports_an_old_name_is_told_the_new_one(
 
 def test_a_link_in_a_room_is_a_file_in_the_archive_of_sources() -> None:
     """There the rooms lie a folder deeper: a link out of one leads nowhere, and no wheel can be made."""
-    target = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
-        "sdist"
-    ]
+    target = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
     links = {
         (root() / path.relative_to(ROOT)).relative_to(ROOT).as_posix(): path.resolve().relative_to(ROOT)
         for room in ROOMS
@@ -109,24 +107,12 @@ def test_the_wheel_of_the_archive_of_sources_makes_the_run_of_the_checkout(tmp_p
     for name in ("make", "use"):
         do(sys.executable, "-m", "venv", tmp_path / name)
     do("make/bin/pip", "install", "-q", "hatchling")
-    do(
-        tmp_path / "make/bin/python",
-        "-m",
-        "hatchling",
-        "build",
-        "-t",
-        "sdist",
-        "-d",
-        tmp_path / "sdist",
-        cwd=tree,
-    )
+    do(tmp_path / "make/bin/python", "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path / "sdist", cwd=tree)
     do("make/bin/pip", "wheel", "-q", "--no-deps", "-w", "wheel", *(tmp_path / "sdist").iterdir())
     do("use/bin/pip", "install", "-q", "-c", tree / "constraints.txt", *(tmp_path / "wheel").iterdir())
     run_it = ("run", "quickstart", "--policy", "s1", "--seed", "1", "--out")
     do(tmp_path / "use/bin/equipoise", *run_it, "wheel", cwd=outside)
     from_here = "import sys; from equipoise.cli import main; sys.exit(main())"
     do(sys.executable, "-c", from_here, *run_it, outside / "checkout", cwd=tree)
-    wheel, checkout = (
-        json.loads((outside / name / "summary.json").read_text()) for name in ("wheel", "checkout")
-    )
+    wheel, checkout = (json.loads((outside / name / "summary.json").read_text()) for name in ("wheel", "checkout"))
     assert wheel["identity"] == checkout["identity"]

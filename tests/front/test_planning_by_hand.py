@@ -55,13 +55,7 @@ def test_cheapest_accelerator_follows_from_its_products_and_its_memory():
         name: tuple(float(cell.split()[0].replace(",", "")) for cell in cells.split(" | "))
         for name, cells in re.findall(r"^\| (\w+) \| (\d+ TFLOP/s .*?) \|$", text, re.MULTILINE)
     }
-    names = {
-        "mi300x": "MI300X",
-        "h100_sxm": "H100",
-        "h200_sxm": "H200",
-        "l40s": "L40S",
-        "a100_sxm_80gb": "A100",
-    }
+    names = {"mi300x": "MI300X", "h100_sxm": "H100", "h200_sxm": "H200", "l40s": "L40S", "a100_sxm_80gb": "A100"}
     assert set(found) == set(names)
     exchange = {"h100_sxm": 0.08, "a100_sxm_80gb": 0.04, "l40s": 0.02}
     profile = load_profile("catalogue")
@@ -80,13 +74,9 @@ def test_cheapest_accelerator_follows_from_its_products_and_its_memory():
 
 
 def test_money_is_gpus_times_hours_times_price():
-    cost, hours = re.search(
-        r"makespan +([\d.]+) h.*?cost +([\d.]+) USD", section("The case"), re.DOTALL
-    ).groups()[::-1]
+    cost, hours = re.search(r"makespan +([\d.]+) h.*?cost +([\d.]+) USD", section("The case"), re.DOTALL).groups()[::-1]
     assert float(cost) == pytest.approx(32 * 4.0 * float(hours), rel=0.01)
-    row = re.search(
-        r"count 32 .*?  ([\d.]+) d  ([\d,.]+) USD", section("How many GPUs for this model?")
-    ).groups()
+    row = re.search(r"count 32 .*?  ([\d.]+) d  ([\d,.]+) USD", section("How many GPUs for this model?")).groups()
     assert float(row[1].replace(",", "")) == pytest.approx(256 * 3.0 * 24 * float(row[0]), rel=0.01)
 
 
@@ -111,9 +101,7 @@ def test_causes_of_failures_add_up():
 
 
 def test_power_cap_slows_by_the_cube_root():
-    rows = re.findall(
-        r"power_cap (\d+) W .*?  ([\d.]+) d .*?  (\d+) kW", section("What does a power cap cost?")
-    )
+    rows = re.findall(r"power_cap (\d+) W .*?  ([\d.]+) d .*?  (\d+) kW", section("What does a power cap cost?"))
     found = {int(watts): (float(time), float(power)) for watts, time, power in rows}
     assert set(found) == {700, 600, 500, 400}
     for watts, (time, power_kw) in found.items():
@@ -133,12 +121,10 @@ def test_spot_nodes_wait_for_each_other():
 
 def test_contracts_are_the_price_on_demand_less_what_they_take_off():
     rows = re.findall(
-        r"h100_sxm (.+?)  +yes .* ([\d.]+) d  +([\d,]+) USD .*?USD  +([\d,]+|-)",
-        section("Who owns the GPUs?"),
+        r"h100_sxm (.+?)  +yes .* ([\d.]+) d  +([\d,]+) USD .*?USD  +([\d,]+|-)", section("Who owns the GPUs?")
     )
     found = {
-        name: (float(time), *(float(t.replace(",", "").replace("-", "0")) for t in usd))
-        for name, time, *usd in rows
+        name: (float(time), *(float(t.replace(",", "").replace("-", "0")) for t in usd)) for name, time, *usd in rows
     }
     year_h, gpus, life_h = 365 * 24, 256, 4 * 365 * 24
     tariff = 0.1 * 312 * 24  # USD a day at the page's power, which rents include
@@ -178,15 +164,10 @@ def test_a_shared_cluster_needs_the_nodes_of_its_load_and_its_faults():
 
 def test_nodes_that_come_and_go_cost_their_hours():
     text = section("Nodes that come and go")
-    rows = {
-        name: (float(h), float(usd))
-        for name, h, usd in re.findall(r"^(\S+) +([\d.]+) +([\d.]+) USD$", text, re.M)
-    }
+    rows = {name: (float(h), float(usd)) for name, h, usd in re.findall(r"^(\S+) +([\d.]+) +([\d.]+) USD$", text, re.M)}
     total = float(re.search(r"^cost +(\d+) USD$", text, re.M)[1])
     span_h = float(re.search(r"^makespan +([\d.]+) h$", text, re.M)[1])
-    first = {
-        name: rows[name] for name in ("reserved", "on-demand")
-    }  # of spot nodes the second run shows fewer
+    first = {name: rows[name] for name in ("reserved", "on-demand")}  # of spot nodes the second run shows fewer
     assert first["reserved"][0] == pytest.approx(2 * span_h, rel=0.01)
     for name, price in (("reserved", 12.0), ("spot", 6.0), ("on-demand", 20.0)):
         assert rows[name][1] == pytest.approx(price * rows[name][0], rel=0.01)

@@ -27,9 +27,7 @@ def test_every_field_says_what_it_means():
 
 
 def test_the_example_that_looks_at_speeds_holds_to_the_contract_and_leaves_a_slow_node():
-    code = next(
-        text for text in re.findall(r"```python\n(.*?)```", policies_page.HEAD, re.S) if "Fastest" in text
-    )
+    code = next(text for text in re.findall(r"```python\n(.*?)```", policies_page.HEAD, re.S) if "Fastest" in text)
     names = {"__name__": "fastest"}
     exec(compile(code, "fastest.py", "exec", dont_inherit=True), names)
     stage = names["FastestNodes"]()
@@ -38,12 +36,11 @@ def test_the_example_that_looks_at_speeds_holds_to_the_contract_and_leaves_a_slo
     nodes = [{"name": "slow", "gpus": 1, "speed": 0.5}, {"name": "fast", "gpus": 1}]
     train = {"model": "m", "gpus": 1, "steps": 100}
     spec = {
-        "schema_version": 1, "name": "two", "cluster": {"nodes": nodes},
-        "workload": {
-            "models": {"m": {"sample_time": 1.0}},
-            "jobs": [train, train, train | {"arrival": "1 h"}],
-        },
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "two",
+        "cluster": {"nodes": nodes},
+        "workload": {"models": {"m": {"sample_time": 1.0}}, "jobs": [train, train, train | {"arrival": "1 h"}]},
+    }
     found = api.run(spec, policy=Policy("fastest", (stage,))).jobs
     assert (found["completion_s"] - found["start_s"]).tolist() == pytest.approx([200.0, 100.0, 100.0])
 

@@ -20,9 +20,11 @@ from equipoise.study.runs.sweep import SweepOptions
 from equipoise.study.runs.sweep import sweep as make_sweep
 
 CASE = {
-    "schema_version": 1, "name": "a few jobs", "cluster": {"gpus": 4},
+    "schema_version": 1,
+    "name": "a few jobs",
+    "cluster": {"gpus": 4},
     "workload": {"jobs": [{"gpus": 2, "duration": "10 min", "count": 4, "spacing": 60.0}]},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -74,34 +76,36 @@ def test_a_name_given_twice_is_refused():
 def test_swept_and_sized(tmp_path):
     (tmp_path / "case.yaml").write_text(json.dumps(CASE | {"policy": ["fifo"]}))
     sweep = {
-        "schema_version": 1, "name": "s", "scenario": "case.yaml", "policies": ["fifo"],
+        "schema_version": 1,
+        "name": "s",
+        "scenario": "case.yaml",
+        "policies": ["fifo"],
         "parameters": {"cluster.gpus": [2, 4]},
-    }  # fmt: skip
+    }
     (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
     made = equipoise.sweep(tmp_path / "sweep.yaml", tmp_path / "out", policies=["fifo", MINE])
     assert (made.runs, made.failed) == (4, ())
     again = equipoise.sweep(tmp_path / "sweep.yaml", tmp_path / "out", policies=["fifo", MINE])
     assert (again.made, again.reused) == (0, 4)
-    answer = equipoise.size(
-        tmp_path / "case.yaml", ["cluster.gpus=2,4,8"], ["makespan<=25min"], policy=MINE, seeds=1
-    )
+    answer = equipoise.size(tmp_path / "case.yaml", ["cluster.gpus=2,4,8"], ["makespan<=25min"], policy=MINE, seeds=1)
     assert answer.best.candidate.values == {"cluster.gpus": "4"}
 
 
 def test_parameters_of_stages_are_keys_of_a_sweep(tmp_path):
     (tmp_path / "case.yaml").write_text(json.dumps(CASE))
     sweep = {
-        "schema_version": 1, "name": "s", "scenario": "case.yaml", "policies": ["las", "fifo"],
+        "schema_version": 1,
+        "name": "s",
+        "scenario": "case.yaml",
+        "policies": ["las", "fifo"],
         "parameters": {"policy.las.thresholds_gpu_s": [[60.0], [1e9]]},
-    }  # fmt: skip
+    }
     (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
     made = make_sweep(tmp_path / "sweep.yaml", tmp_path / "out", SweepOptions(keep=True))
     assert (made.runs, made.failed) == (3, ()), "fifo has no such parameter, so its two points are one run"
     names = {json.loads(p.read_text())["policy"] for p in (tmp_path / "out" / "runs").glob("*/summary.json")}
     assert names == {"fifo", "las(thresholds_gpu_s=[60.0])", "las(thresholds_gpu_s=[1000000000.0])"}
-    mine = make_sweep(
-        tmp_path / "sweep.yaml", tmp_path / "other", SweepOptions(policies=(make_policy("las"),))
-    )
+    mine = make_sweep(tmp_path / "sweep.yaml", tmp_path / "other", SweepOptions(policies=(make_policy("las"),)))
     assert (mine.runs, mine.failed) == (2, ())
 
 
@@ -115,13 +119,9 @@ def test_parameters_of_stages_are_keys_of_a_sweep(tmp_path):
 )
 def test_keys_of_stages_that_mean_nothing_are_refused(tmp_path, key, said):
     (tmp_path / "case.yaml").write_text(json.dumps(CASE))
-    spec = {
-        "schema_version": 1, "name": "s", "scenario": "case.yaml", "policies": ["las"], "parameters": {key: [1.0]},
-    }  # fmt: skip
+    spec = {"schema_version": 1, "name": "s", "scenario": "case.yaml", "policies": ["las"], "parameters": {key: [1.0]}}
     (tmp_path / "sweep.yaml").write_text(json.dumps(spec))
-    with pytest.raises(
-        InputError, match=rf"sweep.yaml:1:\d+: parameters.{re.escape(key)}: .*{re.escape(said)}"
-    ):
+    with pytest.raises(InputError, match=rf"sweep.yaml:1:\d+: parameters.{re.escape(key)}: .*{re.escape(said)}"):
         make_sweep(tmp_path / "sweep.yaml", tmp_path / "out")
 
 
@@ -140,10 +140,7 @@ def test_keys_of_stages_that_mean_nothing_are_refused(tmp_path, key, said):
             r"at 0 s: infeasible plan: allocation: job 0 \(row 0\) gets 5 GPUs of the 4 there are, allowed: 2, or "
             r"none: it is rigid \(test_policy_objects.py:\d+\)$",
         ),
-        (
-            "a list",
-            r"infeasible plan: sync_interval: needs one value per row .* \(test_policy_objects.py:\d+\)",
-        ),
+        ("a list", r"infeasible plan: sync_interval: needs one value per row .* \(test_policy_objects.py:\d+\)"),
     ],
 )
 def test_an_error_names_the_job_and_the_authors_line(how, said):
@@ -174,14 +171,7 @@ def test_an_error_names_the_line_where_there_is_no_file(file, said):
     ],
 )
 def test_a_job_that_would_grow_beyond_the_cluster_is_told_in_one_line(most, said):
-    elastic = {
-        "gpus": 2,
-        "workers_min": 1,
-        "workers_max": most,
-        "model": "m",
-        "steps": 500,
-        "global_batch": 16,
-    }
+    elastic = {"gpus": 2, "workers_min": 1, "workers_max": most, "model": "m", "steps": 500, "global_batch": 16}
     models = {"m": {"sample_time": "5 ms", "gradient": "1 MB"}}
     case = CASE | {"workload": {"models": models, "jobs": [elastic]}, "decide": {"every": "1 s"}}
     with pytest.raises(RunFailed, match=rf"{re.escape(said)} \(test_policy_objects.py:\d+\)$") as found:

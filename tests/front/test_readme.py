@@ -20,9 +20,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", blocks("python"), ids=["compare", "policy"])
-def test_python_examples_run(
-    code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_examples_run(code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     names = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec", dont_inherit=True), names)

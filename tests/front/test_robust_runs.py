@@ -43,11 +43,7 @@ decide: {every: 1 h}
 
 def command(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "equipoise.cli", *arguments],
-        cwd=ROOT,
-        text=True,
-        stderr=subprocess.PIPE,
-        **options,
+        [sys.executable, "-m", "equipoise.cli", *arguments], cwd=ROOT, text=True, stderr=subprocess.PIPE, **options
     )
 
 
@@ -62,8 +58,7 @@ def long_case(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "last"),
-    [(signal.SIGINT, 130, "interrupted at "), (signal.SIGTERM, 143, "ended by SIGTERM")],
+    ("number", "code", "last"), [(signal.SIGINT, 130, "interrupted at "), (signal.SIGTERM, 143, "ended by SIGTERM")]
 )
 def test_a_signal_keeps_what_has_been_simulated(
     number: int, code: int, last: str, long_case: str, tmp_path: Path
@@ -109,9 +104,7 @@ print("goes on")
 
 
 def test_sigterm_is_heard_where_ctrl_c_is_ignored_and_ends_what_does_not_ask() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-uc", HEARS], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    ended = subprocess.run([sys.executable, "-uc", HEARS], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("heard True\n", "", -signal.SIGTERM)
 
 
@@ -173,8 +166,11 @@ except KeyboardInterrupt:
 def in_a_library(name: str, sent: str, patience_s: float, ignored: bool = False) -> str:
     ended = subprocess.run(
         [sys.executable, "-uc", IN_A_LIBRARY.format(name, sent, patience_s, ignored)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert (ended.stderr, ended.returncode) == ("", 0)
     return ended.stdout
 
@@ -210,9 +206,7 @@ print(heard_inside(failed))
 
 
 def test_what_fails_after_ctrl_c_is_its_consequence_but_for_a_full_disk_and_later_work() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", HEARD], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    ended = subprocess.run([sys.executable, "-c", HEARD], capture_output=True, text=True, check=True, cwd=ROOT)
     assert ended.stdout.split() == ["False", "True", "False", "False"]
 
 
@@ -317,9 +311,15 @@ def test_a_job_that_faults_throw_back_for_ever_is_named() -> None:
 @pytest.mark.parametrize("on_worker_loss", ["restart", "regroup"])
 def test_a_training_job_that_never_ends_a_period_is_named(on_worker_loss: str) -> None:
     job = {
-        "name": "big", "gpus": 2, "model": "m", "steps": 10, "global_batch": 20, "workers_min": 1,
-        "on_worker_loss": on_worker_loss, "checkpoint": {"interval": "never", "size": 1e6},
-    }  # fmt: skip
+        "name": "big",
+        "gpus": 2,
+        "model": "m",
+        "steps": 10,
+        "global_batch": 20,
+        "workers_min": 1,
+        "on_worker_loss": on_worker_loss,
+        "checkpoint": {"interval": "never", "size": 1e6},
+    }
     case = scenario(
         workload={"models": {"m": model(sample_time=1000.0)}, "jobs": [job]},
         faults={"crash": {"mtbf": 60.0, "repair": 1.0}},
@@ -348,9 +348,7 @@ def test_a_gang_for_which_the_nodes_are_never_up_together_is_named() -> None:
         workload={"jobs": [job]},
         faults={"crash": {"mtbf": 100.0, "repair": 1e5}},
     )
-    with pytest.raises(
-        RunFailed, match=f"nothing ran during the last {IDLE_FAILURES} node failures: job gang waits"
-    ):
+    with pytest.raises(RunFailed, match=f"nothing ran during the last {IDLE_FAILURES} node failures: job gang waits"):
         simulate(case)
 
 
@@ -376,9 +374,7 @@ def compared(tmp_path: Path, policies: Sequence[str]) -> tuple[int, Path]:
     case = tmp_path / "case.yaml"
     case.write_text(LONG.replace("100000 d", "1 min"), encoding="utf-8")
     chosen = [part for policy in policies for part in ("--policy", policy)]
-    return main(
-        ["compare", str(case), *chosen, "--seeds", "1", "--out", str(tmp_path / "out")]
-    ), tmp_path / "out"
+    return main(["compare", str(case), *chosen, "--seeds", "1", "--out", str(tmp_path / "out")]), tmp_path / "out"
 
 
 @pytest.fixture
@@ -407,9 +403,7 @@ def test_a_policy_that_fails_does_not_take_the_others_with_it(
 
 
 @pytest.mark.usefixtures("failing_stage")
-def test_when_every_policy_fails_so_does_the_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_when_every_policy_fails_so_does_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = compared(tmp_path, ["failing+fifo"])
     assert code == 1
     assert "cannot go on" in capsys.readouterr().err
@@ -421,9 +415,13 @@ def test_when_every_policy_fails_so_does_the_comparison(
 def shell(line: str, case: str) -> subprocess.CompletedProcess[str]:
     run = f"'{sys.executable}' -m equipoise.cli run '{case}'"
     return subprocess.run(
-        ["sh", "-c", line.replace("RUN", run)], cwd=ROOT, capture_output=True, text=True, check=False,
+        ["sh", "-c", line.replace("RUN", run)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -454,9 +452,7 @@ def test_a_reader_that_goes_away_is_no_traceback(short_case: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["timeline", "journal"])
-def test_what_is_to_be_kept_needs_a_folder(
-    what: str, short_case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_to_be_kept_needs_a_folder(what: str, short_case: str, capsys: pytest.CaptureFixture[str]) -> None:
     from equipoise.cli import main
 
     assert main(["run", short_case, f"--{what}"]) == 2
@@ -504,18 +500,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"report run --out {300 * 'x'}.html", "File name too long"),
         (f"export case.yaml --out {300 * 'x'}.yaml", "File name too long"),
         (f"query --out run 'select 1' --to {300 * 'x'}.csv", "File name too long"),
-        (
-            "sensitivity case.yaml --vary workload.jobs.0.duration=x1e300..x2",
-            "too large, a time must be at most",
-        ),
+        ("sensitivity case.yaml --vary workload.jobs.0.duration=x1e300..x2", "too large, a time must be at most"),
         ("sweep sweep.yaml --out swept --dask nope", "nope: is no address such as tcp://host:8786"),
         ("report damaged", "too small to be a Parquet file"),
     ],
 )
 def test_nothing_that_is_there_is_destroyed(
-    line: str, says: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    says: str,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}

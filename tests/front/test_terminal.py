@@ -24,7 +24,7 @@ CASE = {
             {"name": "waits", "gpus": 1, "duration": 60.0, "user": NAME},
         ],
     },
-}  # fmt: skip
+}
 COMMANDS = (
     "run case.yaml",
     "explain @ waits",

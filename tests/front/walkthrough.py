@@ -139,10 +139,7 @@ def _rewritten(kind: str, body: str) -> str:
         for step in _block(kind, body):
             perform(step)
         return body
-    parts = [
-        raw + "".join(f"{line}\n" for line in kept(step.expected, perform(step)))
-        for raw, step in _commands(body)
-    ]
+    parts = [raw + "".join(f"{line}\n" for line in kept(step.expected, perform(step))) for raw, step in _commands(body)]
     return "".join(parts)
 
 

@@ -22,15 +22,38 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 LARGE = 10_000
 """Characters from which on a source is tried in one round of ten only."""
-NUMBERS = (
-    0, -1, 1, 2, 3, 7, 1e-300, 1e-30, 1e-9, 0.5, 1e6, 1e9, 2**31, 2**63, 10**30, 1e30, 1e300, -0.0, 1.7e308,
-)  # fmt: skip
+NUMBERS = (0, -1, 1, 2, 3, 7, 1e-300, 1e-30, 1e-9, 0.5, 1e6, 1e9, 2**31, 2**63, 10**30, 1e30, 1e300, -0.0, 1.7e308)
 TEXTS = (
-    "", " ", "x", "none", "1e400", "-1e400", "nan", "inf", "1_0", "0x10", "١٢", "1 h", "-1 h", "1e300 d",
+    "",
+    " ",
+    "x",
+    "none",
+    "1e400",
+    "-1e400",
+    "nan",
+    "inf",
+    "1_0",
+    "0x10",
+    "١٢",
+    "1 h",
+    "-1 h",
+    "1e300 d",
     "10 Gbit/s",
-    "1 USD/h", "5 MB", "1e999 MB", "\x1b[31m", "a\nb", "0-3", "..", "/dev/zero", "case.yaml", "*", "ring", "s1+s2",
-    "9" * 400, "é" * 300,
-)  # fmt: skip
+    "1 USD/h",
+    "5 MB",
+    "1e999 MB",
+    "\x1b[31m",
+    "a\nb",
+    "0-3",
+    "..",
+    "/dev/zero",
+    "case.yaml",
+    "*",
+    "ring",
+    "s1+s2",
+    "9" * 400,
+    "é" * 300,
+)
 WHOLE = ([], {}, None, True, False, [[]], {"a": {}}, [None], {"kind": "x"})
 LINES = (
     "a: &a {<<: *a}",
@@ -43,18 +66,17 @@ LINES = (
 )
 
 TRACES = {
-    "plain.csv": "job_id,arrival_s,gpus,duration_s,priority,model\n" + "".join(
-        f"{k},{10 * k},{1 + k % 4},{100 + k},1,\n" for k in range(8)
-    ),
-    "philly.csv": "timestamp,duration,num_gpus,cluster\n" + "".join(
-        f"2017-10-09 07:0{k}:55,{66 + k},{1 + k % 8},b\n" for k in range(8)
-    ),
-    "sacct.txt": "JobIDRaw|Submit|Start|End|AllocTRES|State|Timelimit\n" + "".join(
+    "plain.csv": "job_id,arrival_s,gpus,duration_s,priority,model\n"
+    + "".join(f"{k},{10 * k},{1 + k % 4},{100 + k},1,\n" for k in range(8)),
+    "philly.csv": "timestamp,duration,num_gpus,cluster\n"
+    + "".join(f"2017-10-09 07:0{k}:55,{66 + k},{1 + k % 8},b\n" for k in range(8)),
+    "sacct.txt": "JobIDRaw|Submit|Start|End|AllocTRES|State|Timelimit\n"
+    + "".join(
         f"{k}|2024-01-01T00:0{k}:00|2024-01-01T00:1{k}:00|2024-01-01T01:0{k}:00|"
         f"cpu=8,gres/gpu={1 + k}|COMPLETED|02:00:00\n"
         for k in range(8)
     ),
-}  # fmt: skip
+}
 
 
 WITH_TRACE = """schema_version: 1
@@ -133,9 +155,7 @@ Change = Callable[[Any, tuple[Any, ...], random.Random, Any], None]
 def _number(holder: Any, path: tuple[Any, ...], dice: random.Random, tree: Any) -> None:
     old = holder[path[-1]]
     scaled = isinstance(old, int | float) and not isinstance(old, bool) and dice.random() < 0.5
-    holder[path[-1]] = (
-        old * dice.choice((-1, 0, 1e-12, 0.1, 10, 1000, 1e12)) if scaled else dice.choice(NUMBERS)
-    )
+    holder[path[-1]] = old * dice.choice((-1, 0, 1e-12, 0.1, 10, 1000, 1e12)) if scaled else dice.choice(NUMBERS)
 
 
 def _in_text(holder: Any, path: tuple[Any, ...], dice: random.Random, tree: Any) -> None:
@@ -199,9 +219,7 @@ def mutated_text(text: str, dice: random.Random) -> str:
         return "".join([*lines[:k], dice.choice(LINES) + "\n", *lines[k:]])
     if kind == 4:
         return "".join([*lines[:k], *lines[k : k + 1] * dice.choice((2, 1000)), *lines[k + 1 :]])
-    return re.sub(
-        r"[0-9]+", lambda found: found[0] if dice.random() < 0.9 else str(dice.choice(NUMBERS)), text
-    )
+    return re.sub(r"[0-9]+", lambda found: found[0] if dice.random() < 0.9 else str(dice.choice(NUMBERS)), text)
 
 
 def mutated_cell(text: str, dice: random.Random) -> str:
@@ -222,9 +240,7 @@ def make(source: Source, seed: int) -> str:
     changes = dice.randint(1, 3)
     if source.kind == "trace":
         for _ in range(changes):
-            text = (
-                mutated_cell(text, dice) if text.strip() and dice.random() < 0.7 else mutated_text(text, dice)
-            )
+            text = mutated_cell(text, dice) if text.strip() and dice.random() < 0.7 else mutated_text(text, dice)
         return text
     if dice.random() < 0.2:
         return mutated_text(text, dice)

@@ -56,9 +56,7 @@ def judge(path: Path, kind: str, *, runs: bool = True) -> Fault | None:
     runs: a scenario that is taken is run, too.
     """
     found = _judged(path, kind, runs)
-    return (
-        _judged(path, kind, runs) if found is not None and found.kind == "hangs" else found
-    )  # kernels were compiled
+    return _judged(path, kind, runs) if found is not None and found.kind == "hangs" else found  # kernels were compiled
 
 
 def _judged(path: Path, kind: str, runs: bool) -> Fault | None:
@@ -92,10 +90,7 @@ def _limit(seconds: float) -> Iterator[None]:
         raise Hangs
 
     # Of processor time, which a busy machine does not lengthen; what waits without computing ends later.
-    timers = {
-        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
-        signal.SIGALRM: (signal.ITIMER_REAL, 6.0 * seconds),
-    }
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 6.0 * seconds)}
     before = {number: signal.signal(number, late) for number in timers}
     for timer, length_s in timers.values():
         signal.setitimer(timer, length_s)

@@ -70,8 +70,7 @@ def test_the_same_number_gives_the_same_input(known: list[Source], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("raised", "kind"),
-    [(InputError(["somewhere: wrong"]), "no place"), (ZeroDivisionError(), "ZeroDivisionError in ")],
+    ("raised", "kind"), [(InputError(["somewhere: wrong"]), "no place"), (ZeroDivisionError(), "ZeroDivisionError in ")]
 )
 def test_a_fault_is_seen(
     known: list[Source], folder: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: str

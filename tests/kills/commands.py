@@ -33,9 +33,13 @@ CASE = {
     "decide": {"every_steps": 20},
 }
 SWEEP = {
-    "schema_version": 1, "name": "small sweep", "scenario": "case.yaml", "policies": ["fifo", "sjf"],
-    "seeds": 2, "parameters": {"noise.step_cov": [0.1, 0.2]},
-}  # fmt: skip
+    "schema_version": 1,
+    "name": "small sweep",
+    "scenario": "case.yaml",
+    "policies": ["fifo", "sjf"],
+    "seeds": 2,
+    "parameters": {"noise.step_cov": [0.1, 0.2]},
+}
 
 STEPS_S = {"small": 1.0, "large": 1.9}
 
@@ -88,9 +92,7 @@ def prepare(folder: Path) -> None:
     write_run(Truth(rounds=24, slow_at_s=0.5), folder / "live")
     write_operations(folder / "steps.csv", recorded(lambda step, replica, stage, k: 1.0))
     (folder / "fit").mkdir()
-    write_steps(
-        folder / "fit", *(f"{name}.json,H100,8,400e9,{s},8,1,1,64,true" for name, s in STEPS_S.items())
-    )
+    write_steps(folder / "fit", *(f"{name}.json,H100,8,400e9,{s},8,1,1,64,true" for name, s in STEPS_S.items()))
     for line in (
         "run case.yaml --policy fifo --out kept --timeline --journal -q",
         "compare case.yaml --policy fifo --policy sjf --seeds 2 --out compared --timeline -q",
@@ -105,11 +107,7 @@ def held(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if (
-            path.is_file()
-            and not path.name.endswith((".lock", "-wal", "-shm"))
-            and path.name != "runs.parquet"
-        ):
+        if path.is_file() and not path.name.endswith((".lock", "-wal", "-shm")) and path.name != "runs.parquet":
             found[name] = _held(path)
     return found
 
@@ -140,7 +138,5 @@ def _timeless(value: Any) -> Any:
     """Without what differs between equal runs."""
     if isinstance(value, dict):
         dropped = ("cpu_s", "wall_s", "attempts", "reused", "made")
-        return {
-            key: _timeless(kept) for key, kept in value.items() if key not in dropped and kept is not None
-        }
+        return {key: _timeless(kept) for key, kept in value.items() if key not in dropped and kept is not None}
     return [_timeless(each) for each in value] if isinstance(value, list) else value

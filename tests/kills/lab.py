@@ -52,8 +52,12 @@ class Lab:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "LD_PRELOAD": str(_disk(folder))}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.kills.zygote", str(self.base / "case.yaml")],
-            cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def fresh(self) -> Path:
         """A copy of the prepared folder."""
@@ -98,8 +102,12 @@ class Lab:
         """Run a command in a process of its own that gets a signal at its n-th call; changes are not counted."""
         done = subprocess.run(
             [sys.executable, "-m", "tests.kills.at_call", str(nth), number.name, *words(name)],
-            cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return Ended(done.returncode, done.stderr, 0)
 
     def close(self) -> None:

@@ -76,9 +76,7 @@ def recovers(lab: Lab, name: str, folder: Path, ended: Ended) -> None:
         assert set(wanted) == set(found)
         return
     different = {
-        path: (path in wanted, path in found)
-        for path in wanted.keys() | found
-        if wanted.get(path) != found.get(path)
+        path: (path in wanted, path in found) for path in wanted.keys() | found if wanted.get(path) != found.get(path)
     }
     assert not different, (ended, different)
 
@@ -122,9 +120,7 @@ def full(lab: Lab, name: str, nth: int, code: int) -> None:
                 *(w for w in COMMANDS[name].split() if "." in w),
                 *(path for path in wanted if path not in before),  # what it writes
             )
-        ) or ("new" in last or "kept" in last or "compared" in last or "shards" in last or "drawn" in last), (
-            ended
-        )
+        ) or ("new" in last or "kept" in last or "compared" in last or "shards" in last or "drawn" in last), ended
     assert not drafts(folder)
     if code == READ_ONLY:
         assert held(folder) == before
@@ -227,9 +223,7 @@ def test_a_disk_that_is_full_at_every_write(lab: Lab, name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_on_what_can_only_be_read_beside_itself_and_by_a_clock_set_back(
-    lab: Lab, name: str
-) -> None:
+def test_every_command_on_what_can_only_be_read_beside_itself_and_by_a_clock_set_back(lab: Lab, name: str) -> None:
     full(lab, name, 1, READ_ONLY)
     together(lab, name)
     set_back(lab, name)

@@ -30,10 +30,7 @@ NEVER = 2**40
 def command(order: dict[str, Any], told: int) -> int:
     os.chdir(order["folder"])
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(
-            os.open(f"{order['folder']}.{order['label']}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-            number,
-        )
+        os.dup2(os.open(f"{order['folder']}.{order['label']}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     disk = ctypes.CDLL(None)
     nth, code = order.get("disk") or (NEVER, errno.ENOSPC)
     disk.arm(f"{order['folder']}/".encode(), ctypes.c_long(nth), code)

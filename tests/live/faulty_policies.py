@@ -58,10 +58,7 @@ class Faulty(Stage):
         return plan, {"what": object()}
 
 
-KINDS = (
-    "raises", "exits", "sleeps", "nonsense", "nothing", "nan", "overdeals", "interval", "writes",
-    "unjournaled",
-)  # fmt: skip
+KINDS = ("raises", "exits", "sleeps", "nonsense", "nothing", "nan", "overdeals", "interval", "writes", "unjournaled")
 
 
 def faulty(what: str) -> Policy:

@@ -82,8 +82,7 @@ class Ranks:
         """Start one more process, which gets `rank` as its first argument."""
         out = str(Path(self._folder.name) / str(len(self.processes)))
         process = _context().Process(
-            target=_main,
-            args=(self._target, rank, self._environment | environment, self._arguments, out),
+            target=_main, args=(self._target, rank, self._environment | environment, self._arguments, out)
         )
         process.start()
         self.processes.append(process)

@@ -120,9 +120,7 @@ def lightning(
         def on_train_batch_start(self, *_: Any, **__: Any) -> None:
             record(sampler, seen)
 
-    saves = lit.callbacks.ModelCheckpoint(
-        folder, f"checkpoint-{stop}", every_n_train_steps=max(1, stop), save_top_k=-1
-    )
+    saves = lit.callbacks.ModelCheckpoint(folder, f"checkpoint-{stop}", every_n_train_steps=max(1, stop), save_top_k=-1)
     environment = TorchElasticEnvironment()
     trainer = lit.Trainer(
         accelerator="cpu",
@@ -157,12 +155,7 @@ def test_the_loader_keeps_what_it_was_told() -> None:
     sampler = DeferredSampler(8, 4, lambda: pytest.fail("nobody iterates"))
     without_columns = list(range(8))
     told = DataLoader(
-        without_columns,
-        batch_size=3,
-        num_workers=2,
-        collate_fn=collate,
-        worker_init_fn=begin,
-        prefetch_factor=5,
+        without_columns, batch_size=3, num_workers=2, collate_fn=collate, worker_init_fn=begin, prefetch_factor=5
     )
     made = rebuilt(told, sampler)
     assert made.dataset is without_columns
@@ -171,9 +164,7 @@ def test_the_loader_keeps_what_it_was_told() -> None:
     assert rebuilt(DataLoader(without_columns), sampler).num_workers == 0
 
 
-def test_lightning_says_when_its_checkpoint_leaves_nothing_to_train(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_lightning_says_when_its_checkpoint_leaves_nothing_to_train(capsys: pytest.CaptureFixture[str]) -> None:
     """Behind `fit`, it counts an epoch that `max_steps` broke off as a whole one."""
     pytest.importorskip("lightning")
     from equipoise.live.callbacks import lightning_callback
@@ -191,8 +182,7 @@ def test_lightning_says_when_its_checkpoint_leaves_nothing_to_train(
 
 
 @pytest.mark.parametrize(
-    ("package", "script", "accumulation"),
-    [("transformers", hugging_face, 2), ("lightning", lightning, 1)],
+    ("package", "script", "accumulation"), [("transformers", hugging_face, 2), ("lightning", lightning, 1)]
 )
 def test_training_equals_one_process(tmp_path: Any, package: str, script: Any, accumulation: int) -> None:
     pytest.importorskip(package)

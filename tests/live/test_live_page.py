@@ -27,17 +27,20 @@ SHOWN = {
     "`torch.compile(ddp)`": ("test_unsupported.py", '"compiled"'),
     "LBFGS, PostLocalSGDOptimizer": ("test_misuse.py", 'sayings["averaging"]'),
     "`fully_shard` and ranks that die or join": (
-        "test_live_page.py", "def test_ways_to_exchange_without_a_lever_are_refused",
+        "test_live_page.py",
+        "def test_ways_to_exchange_without_a_lever_are_refused",
     ),
     "local steps with `fully_shard`, `static_graph=True` or ZeRO": (
-        "test_live_page.py", "def test_ways_to_exchange_without_a_lever_are_refused",
+        "test_live_page.py",
+        "def test_ways_to_exchange_without_a_lever_are_refused",
     ),
     "batch normalisation that is equal to one process": ("train/test_losses.py", '"synchronised batch norm"'),
     "losses that gather features from other ranks in backward": (
-        "test_unsupported.py", "def test_a_loss_over_gathered_features_is_exact_with_equal_shares_only",
+        "test_unsupported.py",
+        "def test_a_loss_over_gathered_features_is_exact_with_equal_shares_only",
     ),
     "a generator, which can be read once only": ("test_unsupported.py", '"generator"'),
-}  # fmt: skip
+}
 """What the page says is not supported: the file here in which that is seen, and what is written there."""
 
 
@@ -57,9 +60,7 @@ def test_every_row_of_what_is_not_supported_is_tried() -> None:
         (False, True, False, "drift: 0.1 is not allowed with static_graph=True"),
     ],
 )
-def test_ways_to_exchange_without_a_lever_are_refused(
-    sharded: bool, static: bool, regroups: bool, says: str
-) -> None:
+def test_ways_to_exchange_without_a_lever_are_refused(sharded: bool, static: bool, regroups: bool, says: str) -> None:
     wrapper: Any = SimpleNamespace(sharded=sharded, model=SimpleNamespace(static_graph=static))
     with pytest.raises(ValueError, match=says):
         check_exchange(wrapper, Options(global_batch=8, drift=0.1), regroups=regroups)
@@ -95,8 +96,6 @@ def test_the_elastic_script_trains_and_goes_on_from_its_checkpoint(tmp_path: Pat
 
 def test_no_built_in_stage_plans_accumulation() -> None:
     assert "Of the stages here none plans it" in PAGE
-    sources = [
-        p for room in ("stages", "baselines", "allocation") for p in (ROOT / "policies" / room).rglob("*.py")
-    ]
+    sources = [p for room in ("stages", "baselines", "allocation") for p in (ROOT / "policies" / room).rglob("*.py")]
     assert len(sources) > 20
     assert [p.name for p in sources if re.search(r"\baccumulation\s*=", p.read_text())] == []

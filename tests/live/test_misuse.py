@@ -52,9 +52,7 @@ def test_ranks_that_were_given_different_things_say_so_before_the_first_round() 
     first, second = live_ranks.run(disagreeing, 2)
     assert first == second
     advice = "; give every rank the whole dataset and the same options"
-    assert first["data"] == (
-        f"the ranks disagree on samples in the dataset: rank 0 has 200, rank 1 has 150{advice}"
-    )
+    assert first["data"] == (f"the ranks disagree on samples in the dataset: rank 0 has 200, rank 1 has 150{advice}")
     assert first["batch"].startswith("the ranks disagree on global_batch: rank 0 has 20, rank 1 has 10;")
     assert first["decisions"].startswith("the ranks disagree on decide_every: rank 0 has 10, rank 1 has 3;")
     assert first["order"].startswith("the ranks disagree on seed: rank 0 has 0, rank 1 has 1;")
@@ -64,10 +62,7 @@ def test_ranks_that_were_given_different_things_say_so_before_the_first_round() 
 
 OPTIONS = {
     "decide_every": (1.5, "1.5 is not allowed, needed is a whole number of at least 1"),
-    "bounds": (
-        {"samples_min": 1},
-        "{'samples_min': 1} is not allowed, needed is an equipoise.live.options.Bounds",
-    ),
+    "bounds": ({"samples_min": 1}, "{'samples_min': 1} is not allowed, needed is an equipoise.live.options.Bounds"),
     "drift": (-1, '-1 is not allowed, needed is a finite number of at least 0, NaN (unknown), or "measured"'),
     "outer_lr": (float("nan"), "nan is not allowed, needed is a finite number above 0"),
     "outer_momentum": (1, "1 is not allowed, needed is a number of at least 0 and under 1"),
@@ -84,8 +79,7 @@ OPTIONS = {
     "control_timeout_s": (float("inf"), "inf is not allowed, needed is a finite number above 0"),
     "state": (
         {"lr": 1.0},
-        "{'lr': 1.0} is not allowed, needed is a mapping from names to objects with state_dict and "
-        "load_state_dict",
+        "{'lr': 1.0} is not allowed, needed is a mapping from names to objects with state_dict and load_state_dict",
     ),
     "run_dir": (5, "5 is not allowed, needed is a path, or None"),
     "key": ("secret", "a str is not allowed, needed are bytes"),
@@ -154,9 +148,7 @@ def test_an_optimizer_under_which_replicas_would_part_is_refused(sayings: dict[s
     assert sayings["LBFGS"].startswith("ValueError: optimizer: LBFGS is not allowed, it decides by the loss")
     assert sayings["averaging"].endswith("it averages replicas itself; give the one inside")
     assert sayings["sharded"].endswith("one with a whole state, or an `allow` without interval")
-    assert sayings["part"].startswith(
-        "ValueError: drift: 0.02 is not allowed, the optimizer leaves out bias (of 1);"
-    )
+    assert sayings["part"].startswith("ValueError: drift: 0.02 is not allowed, the optimizer leaves out bias (of 1);")
     for allowed in ("sharded, whole state not needed", "sharded, observed", "part, no local steps"):
         assert sayings[allowed] == ""
 
@@ -208,9 +200,7 @@ def without_a_file(rank: int) -> str:
 @pytest.mark.long
 def test_a_policy_file_that_is_not_there_is_told_once_and_not_by_every_rank() -> None:
     first, second = live_ranks.run(without_a_file, 2)
-    assert first == (
-        "equipoise: nowhere.yaml: No such file or directory; training goes on without a policy\n"
-    )
+    assert first == ("equipoise: nowhere.yaml: No such file or directory; training goes on without a policy\n")
     assert second == ""
 
 

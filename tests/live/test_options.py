@@ -10,9 +10,15 @@ import pytest
 from equipoise.live.options import Bounds, Options
 
 LEAST_1 = (
-    "global_batch", "micro_batch", "accumulation", "batch_reference", "decide_every", "statistics_every",
-    "samples_target", "shards",
-)  # fmt: skip
+    "global_batch",
+    "micro_batch",
+    "accumulation",
+    "batch_reference",
+    "decide_every",
+    "statistics_every",
+    "samples_target",
+    "shards",
+)
 ABOVE_0 = ("decision_budget_s", "warm_up_budget_s", "control_timeout_s", "outer_lr")
 
 
@@ -142,17 +148,36 @@ def test_local_steps_are_taken_where_their_drift_is_known_and_a_policy_may(
 def test_what_holds_where_a_script_says_nothing() -> None:
     made = Options(global_batch=20)
     held = {
-        "mode": "act", "micro_batch": 1, "accumulation": 1, "loss_reduction": "mean", "weighted": False,
-        "decide_every": 10, "delay_rounds": 0, "statistics_every": 10, "decision_budget_s": 0.25,
-        "warm_up_budget_s": 30.0, "control_timeout_s": 1800.0, "sample_bytes": 0.0, "shards": 64, "shuffle": True,
-        "drop_last": False, "seed": 0, "outer_lr": 1.0, "outer_momentum": 0.0, "prometheus_host": "127.0.0.1",
-        "mlflow": False, "nvml": True, "plugins": False, "strict": False, "share_backend": "none", "state": {},
-        "allow": {"samples", "moves", "order", "interval", "share", "batch"}, "bounds": Bounds(),
-    }  # fmt: skip
+        "mode": "act",
+        "micro_batch": 1,
+        "accumulation": 1,
+        "loss_reduction": "mean",
+        "weighted": False,
+        "decide_every": 10,
+        "delay_rounds": 0,
+        "statistics_every": 10,
+        "decision_budget_s": 0.25,
+        "warm_up_budget_s": 30.0,
+        "control_timeout_s": 1800.0,
+        "sample_bytes": 0.0,
+        "shards": 64,
+        "shuffle": True,
+        "drop_last": False,
+        "seed": 0,
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+        "prometheus_host": "127.0.0.1",
+        "mlflow": False,
+        "nvml": True,
+        "plugins": False,
+        "strict": False,
+        "share_backend": "none",
+        "state": {},
+        "allow": {"samples", "moves", "order", "interval", "share", "batch"},
+        "bounds": Bounds(),
+    }
     assert {name: getattr(made, name) for name in held} == held
-    nothing = (
-        "batch_reference", "batch_max", "learning_rate", "samples_target", "run_dir", "prometheus_port",
-    )  # fmt: skip
+    nothing = ("batch_reference", "batch_max", "learning_rate", "samples_target", "run_dir", "prometheus_port")
     assert [getattr(made, name) for name in nothing] == [None] * 6
     assert math.isnan(made.drift)  # type: ignore[arg-type]
     assert Bounds() == Bounds(0, None, 64, 0.05, None, None)

@@ -34,15 +34,24 @@ class Group:
 
 def stepping(*, alone: bool = False, other: float = 0.0, plane: Any = None, **options: Any) -> Stepping:
     settings = {
-        "loss_reduction": "mean", "weighted": False, "takes_passes": False, "decide_every": 3, "delay_rounds": 0
-    }  # fmt: skip
+        "loss_reduction": "mean",
+        "weighted": False,
+        "takes_passes": False,
+        "decide_every": 3,
+        "delay_rounds": 0,
+    }
     meter = SimpleNamespace(in_round=True, rounds=0, waiting=contextlib.nullcontext)
     local = SimpleNamespace(alone=alone, interval=4, far_every=2, movement=None)
     parts: Any = SimpleNamespace(
-        options=SimpleNamespace(**(settings | options)), group=Group(other), meter=meter, local=local,
-        agreement=SimpleNamespace(plane=plane), recorder=SimpleNamespace(holding=contextlib.nullcontext),
-        share=SimpleNamespace(share=1.0), power=SimpleNamespace(state=()),
-    )  # fmt: skip
+        options=SimpleNamespace(**(settings | options)),
+        group=Group(other),
+        meter=meter,
+        local=local,
+        agreement=SimpleNamespace(plane=plane),
+        recorder=SimpleNamespace(holding=contextlib.nullcontext),
+        share=SimpleNamespace(share=1.0),
+        power=SimpleNamespace(state=()),
+    )
     return Stepping(parts, lambda _: None)
 
 
@@ -82,9 +91,7 @@ def test_weights_that_the_script_gives_count_for_samples() -> None:
     with pytest.raises(ValueError, match=r"call runtime\.weigh"):
         made.scale()
     for wrong in (-1.0, math.inf, math.nan, True):
-        with pytest.raises(
-            ValueError, match=r"weight: .* is not allowed, needed is a finite number of at least 0"
-        ):
+        with pytest.raises(ValueError, match=r"weight: .* is not allowed, needed is a finite number of at least 0"):
             made.give(wrong)
     for weight, factor in ((100.0, 2 * 100 / 400), (0.0, 0.0), (300.0, 1.0)):
         made.give(weight)
@@ -159,28 +166,33 @@ def decided(rounds: int, resize_at: int = 0, meet_every: int = 1, **options: Any
 
 def test_a_decision_is_made_every_so_many_rounds_and_acts_at_once() -> None:
     assert decided(7) == [
-        ("asked", 3, 3, (4, 2)), ("acts", 3, None, False), ("asked", 6, 6, (4, 2)), ("acts", 6, None, False)
-    ]  # fmt: skip
+        ("asked", 3, 3, (4, 2)),
+        ("acts", 3, None, False),
+        ("asked", 6, 6, (4, 2)),
+        ("acts", 6, None, False),
+    ]
     assert decided(2) == []
 
 
 @pytest.mark.parametrize(("delay", "acts"), [(1, [4, 7]), (2, [5, 8])])
 def test_or_acts_so_many_rounds_later(delay: int, acts: list[int]) -> None:
     assert decided(8, delay_rounds=delay) == [
-        ("asked", 3, 3, (4, 2)), ("acts", acts[0], None, True),
-        ("asked", 6, 6, (4, 2)), ("acts", acts[1], None, True),
-    ]  # fmt: skip
+        ("asked", 3, 3, (4, 2)),
+        ("acts", acts[0], None, True),
+        ("asked", 6, 6, (4, 2)),
+        ("acts", acts[1], None, True),
+    ]
 
 
 def test_or_when_all_meet_next() -> None:
-    assert decided(8, delay_rounds=2, meet_every=4) == [("asked", 4, 4, (4, 2)), ("acts", 8, None, True), (
-        "asked", 8, 8, (4, 2)
-    )]  # fmt: skip
+    assert decided(8, delay_rounds=2, meet_every=4) == [
+        ("asked", 4, 4, (4, 2)),
+        ("acts", 8, None, True),
+        ("asked", 8, 8, (4, 2)),
+    ]
 
 
-def finished(
-    stepped: bool, alone: bool, exchanges: bool, meets: bool, **options: Any
-) -> tuple[list[Any], Stepping]:
+def finished(stepped: bool, alone: bool, exchanges: bool, meets: bool, **options: Any) -> tuple[list[Any], Stepping]:
     """What happens at the end of the seventh round; the run began with the third."""
     seen: list[Any] = []
     made = train_on(stepping(alone=alone, **options), (30, 10))
@@ -228,9 +240,15 @@ def finished(
     ],
 )
 def test_what_a_round_ends_in(
-    stepped: bool, alone: bool, exchanges: bool, meets: bool, before: list[Any], exchanged: bool, near: bool,
+    stepped: bool,
+    alone: bool,
+    exchanges: bool,
+    meets: bool,
+    before: list[Any],
+    exchanged: bool,
+    near: bool,
     after: list[Any],
-) -> None:  # fmt: skip
+) -> None:
     """All ranks meet behind every step, or, where they step alone, when it is time: all, or near ones."""
     seen, _ = finished(stepped, alone, exchanges, meets)
     how = {"exchanged": exchanged, "local": alone, "near": near, "ends_step": stepped}

@@ -105,10 +105,7 @@ def told() -> dict[str, str]:
             "model: one that is not wrapped is not allowed, needed is fully_shard(model), too, behind its parts",
         ),
         ("sharded", "4 rounds"),
-        (
-            "sharded before",
-            "model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead",
-        ),
+        ("sharded before", "model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead"),
         (
             "sharded and told to step alone",
             "drift: 0.1 is not allowed with fully_shard, which exchanges gradients in each step; leave it out",
@@ -141,9 +138,7 @@ def told() -> dict[str, str]:
         ),
     ],
 )
-def test_what_is_not_supported_is_told_with_what_to_do_instead(
-    told: dict[str, str], what: str, says: str
-) -> None:
+def test_what_is_not_supported_is_told_with_what_to_do_instead(told: dict[str, str], what: str, says: str) -> None:
     assert told[what] == says
 
 
@@ -169,9 +164,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     assert [json.loads(line)["event"] for line in lines] == ["first", "last"]
 
 
-def test_a_full_disk_is_told_with_its_folder_and_what_helps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_told_with_its_folder_and_what_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     (tmp_path / "rounds-0.jsonl").symlink_to("/dev/full")
@@ -244,9 +237,15 @@ def on_gathered_features(rank: int) -> dict[str, tuple[list[list[int]], list[Any
         model = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         runtime = attach(
-            model, optimizer, Policy("uneven", (Uneven(),)), global_batch=16, nvml=False, decide_every=1,
-            decision_budget_s=600.0, allow={lever},
-        )  # fmt: skip
+            model,
+            optimizer,
+            Policy("uneven", (Uneven(),)),
+            global_batch=16,
+            nvml=False,
+            decide_every=1,
+            decision_budget_s=600.0,
+            allow={lever},
+        )
         sampler, trained = runtime.sampler(len(x)), []
         for _ in runtime.epochs(2):
             for batch in sampler:

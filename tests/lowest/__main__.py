@@ -19,9 +19,20 @@ from tests.named import path_of
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ("dist", "report")
 TESTS = (
-    "cli", "exit_codes", "sim/world", "units", "s2", "query", "store", "damaged", "export_rows", "sweep",
-    "sweep_dask", "report", "small_sums",
-)  # fmt: skip
+    "cli",
+    "exit_codes",
+    "sim/world",
+    "units",
+    "s2",
+    "query",
+    "store",
+    "damaged",
+    "export_rows",
+    "sweep",
+    "sweep_dask",
+    "report",
+    "small_sums",
+)
 TOOLS = ("pytest>=8", "hypothesis>=6.100")
 
 
@@ -47,9 +58,7 @@ def main() -> int:
         (place / "ready").touch()
     print("with", ", ".join(versions), flush=True)
     tests = [path_of(name) for name in TESTS]
-    return subprocess.run(
-        [str(python), "-m", "pytest", *tests, *sys.argv[1:]], cwd=ROOT, check=False
-    ).returncode
+    return subprocess.run([str(python), "-m", "pytest", *tests, *sys.argv[1:]], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -129,11 +129,7 @@ def work_and_exchange(job, workers, model):
     if measured > 0 and (workers, model) == (job["now"], job["model"]):
         work = measured
     elif not math.isnan(listed):
-        here = (
-            listed_work(table, job["batch"], job["now"] * job["per"], job["model"])
-            if measured > 0
-            else math.nan
-        )
+        here = listed_work(table, job["batch"], job["now"] * job["per"], job["model"]) if measured > 0 else math.nan
         work = listed * measured / here if here > 0 else listed
     else:
         fast, now_fast = job["speeds"][model], job["speeds"][job["model"]]

@@ -67,14 +67,10 @@ def fma_halves(start: int, a: float, b: float, iterations: int) -> tuple[float, 
     return results[0], results[1]
 
 
-def matrix_product(
-    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], times: int
-) -> list[list[float]]:
+def matrix_product(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], times: int) -> list[list[float]]:
     """A @ B added `times` times, by the three loops of the definition."""
     inner = len(b)
-    return [
-        [times * sum(row[k] * b[k][column] for k in range(inner)) for column in range(len(b[0]))] for row in a
-    ]
+    return [[times * sum(row[k] * b[k][column] for k in range(inner)) for column in range(len(b[0]))] for row in a]
 
 
 def chase(following: Sequence[int], start: int, steps: int) -> int:
@@ -87,9 +83,7 @@ def chase(following: Sequence[int], start: int, steps: int) -> int:
 
 def encode(value: float, precision: str) -> int:
     """A value exact in the format, as its bits: sign, biased exponent and mantissa."""
-    exponent_bits, mantissa_bits = {"fp16": (5, 10), "bf16": (8, 7), "tf32": (8, 23), "fp8": (4, 3)}[
-        precision
-    ]
+    exponent_bits, mantissa_bits = {"fp16": (5, 10), "bf16": (8, 7), "tf32": (8, 23), "fp8": (4, 3)}[precision]
     if value == 0.0:
         return 0
     mantissa, exponent = np.frexp(abs(value))  # value = mantissa * 2^exponent, mantissa in [0.5, 1)

@@ -28,9 +28,7 @@ def fair_rates(capacity: Sequence[float], flows: Sequence[Flow]) -> list[float]:
     rate = [Fraction(0)] * len(flows)
     rising = {k for k, flow in enumerate(flows) if flow.usage or flow.cap < math.inf}
     while rising:
-        slope = [
-            sum(Fraction(flows[k].usage.get(link, 0)) for k in sorted(rising)) for link in range(len(room))
-        ]
+        slope = [sum(Fraction(flows[k].usage.get(link, 0)) for k in sorted(rising)) for link in range(len(room))]
         steps = [room[link] / slope[link] for link in range(len(room)) if slope[link]]
         steps += [Fraction(flows[k].cap) - rate[k] for k in rising if flows[k].cap < math.inf]
         step = min(steps)

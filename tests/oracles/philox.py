@@ -30,9 +30,16 @@ def noise(key: int, worker: int, step: int, mu: float, sigma: float) -> float:
 
 
 def step_noise(
-    key: int, cov: float, lasting: float, steps: int, common: float, chance: float, factor: float,
-    worker: int, step: int,
-) -> float:  # fmt: skip
+    key: int,
+    cov: float,
+    lasting: float,
+    steps: int,
+    common: float,
+    chance: float,
+    factor: float,
+    worker: int,
+    step: int,
+) -> float:
     """The sum of a step's, a stretch's and all workers' logarithms, and a rare long step."""
     if cov == 0 and (chance == 0 or factor == 1):
         return 1.0

@@ -45,11 +45,7 @@ def place(nodes, wanted, share, need, rule, alike=False):
         return next((rows for part in parts if (rows := place(part, wanted, share, need, rule))), None)
     if wanted == 1 and share < FULL and rule != "counted":
         fitting = [
-            gpu
-            for node in nodes
-            if node.up
-            for gpu in node.gpus
-            if gpu[1] >= share - 1e-9 and not gpu[2] < need
+            gpu for node in nodes if node.up for gpu in node.gpus if gpu[1] >= share - 1e-9 and not gpu[2] < need
         ]
         if not fitting:
             return None
@@ -183,11 +179,7 @@ def fault(entries, jobs, gpus):
         whole = len(got) % job.per == 0
         if got and job.rigid and len(got) != job.gpus and not (shrinks and whole):
             return 6
-        if (
-            got
-            and not job.rigid
-            and (len(got) % job.per or not job.fewest <= len(got) // job.per <= job.most)
-        ):
+        if got and not job.rigid and (len(got) % job.per or not job.fewest <= len(got) // job.per <= job.most):
             return 7
         for gpu, share in got:
             if gpu not in gpus:

@@ -26,10 +26,15 @@ def may_move(owner, node, started, up):
 
 def to_fetch(owner, node, local, size, owner_node, nodes):
     """Bytes that each node sends to owners elsewhere, and that it receives for its own."""
-    away = [(n, owner_node[w], s) for w, n, here, s in zip(owner, node, local, size, strict=True)
-            if w >= 0 and n >= 0 and not here and owner_node[w] != n]  # fmt: skip
-    return ([math.fsum(s for n, _, s in away if n == k) for k in range(nodes)],
-            [math.fsum(s for _, n, s in away if n == k) for k in range(nodes)])  # fmt: skip
+    away = [
+        (n, owner_node[w], s)
+        for w, n, here, s in zip(owner, node, local, size, strict=True)
+        if w >= 0 and n >= 0 and not here and owner_node[w] != n
+    ]
+    return (
+        [math.fsum(s for n, _, s in away if n == k) for k in range(nodes)],
+        [math.fsum(s for _, n, s in away if n == k) for k in range(nodes)],
+    )
 
 
 def match_sorted(old, new):
@@ -173,14 +178,8 @@ def pick_shards(flow, queue, samples, size, stored, node, capacity, owned, room,
             done = max(owned[j] / capacity[j], arrives) + samples[row] / capacity[j]
             worth = done < owned[i] / capacity[i] and samples[row] / capacity[i] > own_s
             back_s = links.time(source, node[i], size[row])
-            dry = (
-                source != target
-                and wanted < samples[row]
-                and (owned[i] - samples[row]) / capacity[i] < back_s
-            )
-            rounded_up = (
-                source != target and min(wanted, gives[i]) < samples[row] and back_s > own_s * (1 + 2**-30)
-            )
+            dry = source != target and wanted < samples[row] and (owned[i] - samples[row]) / capacity[i] < back_s
+            rounded_up = source != target and min(wanted, gives[i]) < samples[row] and back_s > own_s * (1 + 2**-30)
             if not worth or dry or rounded_up or (source != target and size[row] > room[target]):
                 refused += 1
                 continue
@@ -275,9 +274,7 @@ def resource_shares(first, rate, response, fixed, samples, alpha, beta):
             speed = {i: 1 / (fixed[i] / (now[i] * batch) + per[i]) for i in rows}
             own = {i: sample_time(1 / rate[i], fixed[i], samples[i]) for i in rows}
             part = {i: 1 / (fixed[i] / (now[i] * batch) + own[i]) for i in rows}
-            new = {
-                i: alpha * part[i] / sum(part.values()) + beta * speed[i] / sum(speed.values()) for i in rows
-            }
+            new = {i: alpha * part[i] / sum(part.values()) + beta * speed[i] / sum(speed.values()) for i in rows}
             change = max(abs(new[i] - now[i]) for i in rows)
             now = new
             if change < 1e-9:
@@ -308,8 +305,7 @@ def largest_remainder(ideal, units, low, cap):
         step = 1 if sum(dealt) < units else -1
         free = [i for i, b in enumerate(dealt) if (b < cap[i] if step > 0 else b > low)]
         worst = min(
-            free,
-            key=lambda i: (math.floor((dealt[i] - ideal[i]) * step / LEAST), -step * round(ideal[i], 6), i),
+            free, key=lambda i: (math.floor((dealt[i] - ideal[i]) * step / LEAST), -step * round(ideal[i], 6), i)
         )
         dealt[worst] += step
     return dealt
@@ -465,11 +461,7 @@ def quantise_shares(first, share, room, new, quantum, band):
 def best_makespan(fixed, unit, units, low, cap):
     """The least possible max(fixed + b * unit) over all whole deals, by trying every level there is."""
     levels = sorted(
-        {
-            Fraction(f) + b * Fraction(u)
-            for f, u, top in zip(fixed, unit, cap, strict=True)
-            for b in range(low, top + 1)
-        }
+        {Fraction(f) + b * Fraction(u) for f, u, top in zip(fixed, unit, cap, strict=True) for b in range(low, top + 1)}
     )
     for level in levels:
         most = [

@@ -21,9 +21,7 @@ class Node:
 
     def subtree(self) -> float:
         """Its own quota, and what its children lend."""
-        return self.nominal + sum(
-            min(c.subtree(), math.inf if c.lend is None else c.lend) for c in self.children
-        )
+        return self.nominal + sum(min(c.subtree(), math.inf if c.lend is None else c.lend) for c in self.children)
 
     def guaranteed(self) -> float:
         """What it never lends."""
@@ -50,9 +48,7 @@ class Node:
         return fits
 
 
-def fair_tree_order(
-    parent: Sequence[int], share: Sequence[float], usage: Sequence[float]
-) -> dict[int, float]:
+def fair_tree_order(parent: Sequence[int], share: Sequence[float], usage: Sequence[float]) -> dict[int, float]:
     """Fair Tree factors of the leaves where no two siblings tie: ranks of a depth-first walk."""
     n = len(parent)
     children = {k: [c for c in range(n) if parent[c] == k] for k in range(n)}
@@ -89,9 +85,7 @@ def first_fit(
 ) -> tuple[float, list[int]] | None:
     """The first of the times of `free` (GPUs by class from then on) from which so many are free for so long."""
     for begin_s in sorted(free):
-        rows = [
-            row for time_s, row in free.items() if begin_s <= time_s < begin_s + takes_s or time_s == begin_s
-        ]
+        rows = [row for time_s, row in free.items() if begin_s <= time_s < begin_s + takes_s or time_s == begin_s]
         least = [min(row[c] for row in rows) if may else 0 for c, may in enumerate(allowed)]
         if sum(least) >= wanted:
             return begin_s, least

@@ -25,19 +25,14 @@ from equipoise.study.stage_check import rules
 from equipoise.study.stage_check.observations import MadeCluster
 from equipoise.study.stage_check.rules import change_time, run
 from equipoise.study.stage_check.same import same
-from tests.policies.observations import (
-    clusters,
-    one_job,
-    only,
-    shared_gpu,
-    with_dead_nodes,
-    without_telemetry,
-)
+from tests.policies.observations import clusters, one_job, only, shared_gpu, with_dead_nodes, without_telemetry
 
 EXAMPLES = settings(
-    max_examples=10, deadline=None, database=None,
+    max_examples=10,
+    deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+)
 
 
 @cache
@@ -146,9 +141,7 @@ def test_telemetry_is_lost(stage):
 def test_equal_workers_change_nothing(stage, workers, fixed_s):
     memory = stage.initial()
     for window in range(4):
-        observation = one_job(
-            [2.0] * workers, batch=12 * workers, fixed_s=fixed_s, time_s=100.0 + 10 * window
-        )
+        observation = one_job([2.0] * workers, batch=12 * workers, fixed_s=fixed_s, time_s=100.0 + 10 * window)
         plan, memory = run(stage, observation, memory=memory)
         assert plan.changes_nothing(), plan.reasons
 
@@ -161,9 +154,7 @@ def test_memory_of_other_workers(stage):
     for window, speeds in enumerate(sizes):
         _, memory = run(stage, one_job(speeds, time_s=100.0 + 10 * window), memory=memory)
     _, memory = run(stage, Observation.of(150.0, 10.0), memory=memory)
-    _, memory = run(
-        stage, shared_gpu([0.5, 0.5], [1.0, 2.0], others_s=[2.0, 2.0], time_s=160.0), memory=memory
-    )
+    _, memory = run(stage, shared_gpu([0.5, 0.5], [1.0, 2.0], others_s=[2.0, 2.0], time_s=160.0), memory=memory)
     run(stage, one_job([2.0, 1.0], time_s=170.0), memory=memory)
 
 
@@ -285,24 +276,22 @@ def tiny_jobs(count, every_s):
     jobs = [{"name": f"tiny-{k}", "arrival": every_s * k} for k in range(count)]
     for k, job in enumerate(jobs):
         if k % 3:
-            job |= {
-                "model": "small",
-                "steps": int(rng.integers(5, 60)),
-                "global_batch": 64,
-                "batch_max": 1024,
-            }
+            job |= {"model": "small", "steps": int(rng.integers(5, 60)), "global_batch": 64, "batch_max": 1024}
             job |= {"workers_max": 4}
         else:
             job |= {"gpus": 1 + k % 2, "duration": int(rng.integers(1, 9))}
     small = {"fixed_time": 0.08, "sample_time": 0.002, "parameters": 25e6, "noise_scale": 2000.0}
     nodes = [
-        {"name": name[0], "count": 2, "gpus": 8, "accelerator": name}
-        for name in ("a100_sxm_40gb", "v100_sxm2_32gb")
+        {"name": name[0], "count": 2, "gpus": 8, "accelerator": name} for name in ("a100_sxm_40gb", "v100_sxm2_32gb")
     ]
-    return Scenario.model_validate({
-        "schema_version": 1, "name": "tiny", "cluster": {"nodes": nodes},
-        "workload": {"models": {"small": small}, "jobs": jobs},
-    })  # fmt: skip
+    return Scenario.model_validate(
+        {
+            "schema_version": 1,
+            "name": "tiny",
+            "cluster": {"nodes": nodes},
+            "workload": {"models": {"small": small}, "jobs": jobs},
+        }
+    )
 
 
 @cache
@@ -351,11 +340,15 @@ def test_a_quota_of_zero(stage, borrows):
     ]
     more = {"cohort": "site"} if borrows else {}
     queues = [{"name": "none", "gpus": 0, **more}, {"name": "all", "gpus": 4, **more}]
-    case = Scenario.model_validate({
-        "schema_version": 1, "name": "zero", "workload": {"jobs": jobs},
-        "cluster": {"nodes": [{"count": 1, "gpus": 4, "accelerator": "v100_sxm2_32gb"}]},
-        "queues": {"queues": queues, "cohorts": [{"name": "site"}], "too_large": "leave-out"},
-    })  # fmt: skip
+    case = Scenario.model_validate(
+        {
+            "schema_version": 1,
+            "name": "zero",
+            "workload": {"jobs": jobs},
+            "cluster": {"nodes": [{"count": 1, "gpus": 4, "accelerator": "v100_sxm2_32gb"}]},
+            "queues": {"queues": queues, "cohorts": [{"name": "site"}], "too_large": "leave-out"},
+        }
+    )
     found = simulate(case, policy=Policy(stage.name, (stage,)), timeline=False)
     served = {name for name, at in zip(found.jobs["name"], found.jobs["completion_s"], strict=True) if at > 0}
     assert served == {"all-0", "all-1"} | ({"none-0", "none-1"} if borrows else set())

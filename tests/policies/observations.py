@@ -20,9 +20,7 @@ from equipoise.study.stage_check.observations import (  # noqa: F401 (tests find
 from equipoise.study.stage_check.same import freeze, only, same  # noqa: F401
 
 
-def shared_gpu(
-    shares, steps_s, *, others_s=None, goodput=None, kappa=np.nan, stall_s=0.0, quantum=0.01, time_s=100.0
-):
+def shared_gpu(shares, steps_s, *, others_s=None, goodput=None, kappa=np.nan, stall_s=0.0, quantum=0.01, time_s=100.0):
     """Jobs 0, 1, ... with one worker each on GPU 0; with `others_s` a second worker on a GPU of its own.
 
     `steps_s[j]` is the step of job j's worker on the shared GPU.
@@ -41,29 +39,47 @@ def shared_gpu(
     held = np.bincount(gpu, weights=share, minlength=gpus)
     goodput = 10 / slowest_s if goodput is None else np.asarray(goodput, float)
     return Observation.of(
-        time_s, 10.0,
+        time_s,
+        10.0,
         nodes=Nodes.of(gpus=[gpus], first_gpu=[0], gpus_free=[0], up=[True], nic_bytes_per_s=[1e9]),
         gpus=Gpus.of(
-            node=np.zeros(gpus), job=np.where(np.arange(gpus) == 0, SHARED, np.arange(gpus) - 1),
-            share_free=1 - held, share_quantum=np.full(gpus, quantum), memory_bytes=np.full(gpus, 80e9),
+            node=np.zeros(gpus),
+            job=np.where(np.arange(gpus) == 0, SHARED, np.arange(gpus) - 1),
+            share_free=1 - held,
+            share_quantum=np.full(gpus, quantum),
+            memory_bytes=np.full(gpus, 80e9),
         ),
         jobs=Jobs.of(
-            id=np.arange(n), arrival_s=np.arange(n), state=np.full(n, JobState.RUNNING),
-            gpus_requested=np.full(n, per_job), gpus_held=np.full(n, per_job),
-            workers_min=np.full(n, per_job), workers_max=np.full(n, per_job),
-            global_batch=np.full(n, 8 * per_job), batch_reference=np.full(n, 8 * per_job),
-            work_s=slowest_s, exchange_s=np.zeros(n),
+            id=np.arange(n),
+            arrival_s=np.arange(n),
+            state=np.full(n, JobState.RUNNING),
+            gpus_requested=np.full(n, per_job),
+            gpus_held=np.full(n, per_job),
+            workers_min=np.full(n, per_job),
+            workers_max=np.full(n, per_job),
+            global_batch=np.full(n, 8 * per_job),
+            batch_reference=np.full(n, 8 * per_job),
+            work_s=slowest_s,
+            exchange_s=np.zeros(n),
             goodput_samples_per_s=goodput,
         ),
         workers=Workers.of(
-            job=job, index=index, gpu=gpu, node=np.zeros(len(job)), gpu_share=share,
+            job=job,
+            index=index,
+            gpu=gpu,
+            node=np.zeros(len(job)),
+            gpu_share=share,
             share_kappa=np.broadcast_to(kappa, n)[job],
-            samples_per_step=np.full(len(job), 8), step_s=step_s, step_cov=np.zeros(len(job)),
-            wait_s=slowest_s[job] - step_s, input_stall_s=np.broadcast_to(stall_s, len(job)),
-            capacity_samples_per_s=8 / step_s, response_s_per_sample=step_s / 8,
+            samples_per_step=np.full(len(job), 8),
+            step_s=step_s,
+            step_cov=np.zeros(len(job)),
+            wait_s=slowest_s[job] - step_s,
+            input_stall_s=np.broadcast_to(stall_s, len(job)),
+            capacity_samples_per_s=8 / step_s,
+            response_s_per_sample=step_s / 8,
             gradient_rate_per_s=1 / step_s,
         ),
-    )  # fmt: skip
+    )
 
 
 def together(*observations):
@@ -72,10 +88,12 @@ def together(*observations):
     for o in observations[1:]:
         base = {name: len(next(iter(columns.values()))) for name, columns in tables.items()}
         points = {
-            "nodes": {"first_gpu": "gpus"}, "gpus": {"node": "nodes", "job": "jobs"}, "jobs": {"id": "jobs"},
+            "nodes": {"first_gpu": "gpus"},
+            "gpus": {"node": "nodes", "job": "jobs"},
+            "jobs": {"id": "jobs"},
             "workers": {"job": "jobs", "gpu": "gpus", "node": "nodes"},
             "shards": {"id": "shards", "job": "jobs", "worker": "workers", "node": "nodes"},
-        }  # fmt: skip
+        }
         for name, table in o.tables().items():
             for column, values in table.as_dict().items():
                 if column in points.get(name, {}):  # what is no row stays: -1 nobody, -2 shared

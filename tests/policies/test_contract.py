@@ -37,9 +37,7 @@ class Bad(Stage):
         if self.how == "raises":
             raise RuntimeError("no idea")
         if self.how == "infeasible":
-            return plan.with_(samples_per_step=workers.samples_per_step + 1).because(
-                "bad", "deals too much"
-            ), {}
+            return plan.with_(samples_per_step=workers.samples_per_step + 1).because("bad", "deals too much"), {}
         if self.how == "writes":
             writable(workers, "wait_s")[0] += 1.0
         if self.how == "unrepeatable":
@@ -78,21 +76,24 @@ def test_a_bad_stage_is_named(how):
         ({"workers_min": 1, "workers_max": 2}, range(3), "gets 3 GPUs of the 4 there are, allowed: 1 to 2"),
         ({"rigid": False, "workers_max": 3}, range(6), "gets 6 GPUs of the 4 there are, allowed: 1 to 3, or none"),
         (
-            {"rigid": False, "gpus_per_worker": 2, "workers_max": 2}, range(3),
+            {"rigid": False, "gpus_per_worker": 2, "workers_max": 2},
+            range(3),
             "gets 3 GPUs of the 4 there are, allowed: 2 to 4 in steps of 2, or none",
         ),
         ({"rigid": False, "workers_max": 9}, range(6), "GPU 4 for job row 0 does not exist: there are 4, from 0"),
         ({}, (1, -1), "GPU -1 for job row 0 does not exist: there are 4, from 0"),
         ({}, (1, 3), None),
     ],
-)  # fmt: skip
+)
 def test_more_gpus_than_a_job_may_have_or_there_are(job, given, said):
     columns = {"id": 7, "rigid": True, "gpus_requested": 2, "workers_min": 1, "workers_max": 1} | job
     observation = Observation.of(
-        0.0, 1.0, jobs=Jobs.of(**{name: [value] for name, value in columns.items()}),
+        0.0,
+        1.0,
+        jobs=Jobs.of(**{name: [value] for name, value in columns.items()}),
         nodes=Nodes.of(gpus=[4], first_gpu=[0], gpus_free=[4], up=[True]),
         gpus=Gpus.of(node=np.zeros(4), job=np.full(4, -1), memory_bytes=np.full(4, np.inf)),
-    )  # fmt: skip
+    )
     problem = check(UNCHANGED.with_(allocation=Allocation.of([(0, given)])), observation)
     assert (problem is None) if said is None else (said in problem)
 
@@ -108,10 +109,7 @@ def test_a_row_left_as_it_is_is_not_judged():
     ("change", "problem"),
     [
         ({"gradient_weight": np.array([1.0, 1.5])}, "gradient_weight: worker 1 of job row 0 has weight 1.5"),
-        (
-            {"gradient_weight": np.array([np.nan, 1.0])},
-            "gradient_weight: worker 0 of job row 0 has weight nan",
-        ),
+        ({"gradient_weight": np.array([np.nan, 1.0])}, "gradient_weight: worker 0 of job row 0 has weight nan"),
         ({"gradient_weight": np.zeros(2)}, "gradient_weight: job row 0 is left without any gradient"),
         ({"gradient_weight": np.ones(3)}, "gradient_weight: needs one value per row of workers"),
         ({"suspect": np.zeros(2)}, "suspect: has dtype float64"),

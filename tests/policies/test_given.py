@@ -14,15 +14,11 @@ LAS, SIA = make_stage("las", {"promote": 0.0}), make_stage("sia")
 
 
 def test_keys_of_a_sweep_that_name_a_parameter() -> None:
-    point = {
-        "workload.seed": 1,
-        "policy.las.promote": 2.0,
-        "policy.las.placement": "packed",
-        "policy.s2.mode": "x",
-    }
+    point = {"workload.seed": 1, "policy.las.promote": 2.0, "policy.las.placement": "packed", "policy.s2.mode": "x"}
     assert split_point(point) == (
-        {"workload.seed": 1}, {"las": {"promote": 2.0, "placement": "packed"}, "s2": {"mode": "x"}},
-    )  # fmt: skip
+        {"workload.seed": 1},
+        {"las": {"promote": 2.0, "placement": "packed"}, "s2": {"mode": "x"}},
+    )
     for half in ("policy.las", "policy.las."):
         with pytest.raises(PolicyError, match=r"write policy\.STAGE\.PARAMETER"):
             split_point({half: 1})
@@ -40,20 +36,13 @@ def test_what_may_be_given_for_a_policy() -> None:
     assert isinstance(several, Policy)
     assert several.name == "s1+s2"
     assert [stage.name for stage in several.stages] == ["s1", "s2", "fifo"]  # no stage of them allocates
-    for wrong, said in (
-        (3, "3 is no policy"),
-        (type(SIA), "Sia itself is no policy"),
-        ([None], "None is no policy"),
-    ):
+    for wrong, said in ((3, "3 is no policy"), (type(SIA), "Sia itself is no policy"), ([None], "None is no policy")):
         with pytest.raises(PolicyError, match=said):
             as_policy(wrong)  # type: ignore[arg-type]
     assert as_policies("easy") == ["easy"]
     assert as_policies(named) == [named]
     assert [getattr(each, "name", each) for each in as_policies(SIA)] == ["sia"]
-    assert [getattr(each, "name", each) for each in as_policies(["easy", LAS])] == [
-        "easy",
-        "las(promote=0.0)",
-    ]
+    assert [getattr(each, "name", each) for each in as_policies(["easy", LAS])] == ["easy", "las(promote=0.0)"]
 
 
 def values(policy: Any, stage: str) -> dict[str, Any]:
@@ -76,17 +65,25 @@ def test_parameters_of_a_sweep_are_set_in_the_stages_that_they_name() -> None:
 
 BORDERS: dict[str, dict[str, tuple[list[float], list[float]]]] = {
     "s1": {
-        **dict.fromkeys(("threshold", "sigmas", "suspect_s"), ([0.01], [0.0])), "sick_windows": ([1], [0]),
-        "smoothing": ([0.01, 1.0], [0.0, 1.01]), "trend_smoothing": ([0.0, 1.0], [-0.01, 1.01]),
+        **dict.fromkeys(("threshold", "sigmas", "suspect_s"), ([0.01], [0.0])),
+        "sick_windows": ([1], [0]),
+        "smoothing": ([0.01, 1.0], [0.0, 1.01]),
+        "trend_smoothing": ([0.0, 1.0], [-0.01, 1.01]),
     },
     "s2": {
-        "priority_alpha": ([0.0, 1.0], [-0.01, 1.01]), "rate_alpha": ([0.0, 1.0], [-0.01, 1.01]),
-        "damping": ([0.01, 1.0], [0.0, 1.01]), "epsilon": ([0.01], [0.0]),
+        "priority_alpha": ([0.0, 1.0], [-0.01, 1.01]),
+        "rate_alpha": ([0.0, 1.0], [-0.01, 1.01]),
+        "damping": ([0.01, 1.0], [0.0, 1.01]),
+        "epsilon": ([0.01], [0.0]),
     },
     "s3": {
-        "delay": ([0.01], [0.0]), "eta": ([0.01], [0.0]), "interval_max": ([1], [0]),
-        "share_damping": ([0.01, 1.0], [0.0, 1.01]), "share_floor": ([0.01, 0.5], [0.0, 0.51]),
-        "slack": ([0.0, 0.99], [-0.01, 1.0]), "power_least": ([0.01, 1.0], [0.0, 1.01]),
+        "delay": ([0.01], [0.0]),
+        "eta": ([0.01], [0.0]),
+        "interval_max": ([1], [0]),
+        "share_damping": ([0.01, 1.0], [0.0, 1.01]),
+        "share_floor": ([0.01, 0.5], [0.0, 0.51]),
+        "slack": ([0.0, 0.99], [-0.01, 1.0]),
+        "power_least": ([0.01, 1.0], [0.0, 1.01]),
         **dict.fromkeys(("spread", "hysteresis", "share_band", "noise"), ([0.0], [-0.01])),
         "backoff_windows": ([0], [-1]),
     },
@@ -97,8 +94,9 @@ BORDERS: dict[str, dict[str, tuple[list[float], list[float]]]] = {
         **dict.fromkeys(("demand", "lead_s", "reserve_after_s", "slowdown", "longest_wait_s"), ([0.0], [-0.01])),
         **dict.fromkeys(("reluctance", "margin", "noise", "backoff_s"), ([0.0], [-0.01])),
     },
-    "sia": dict.fromkeys(("search_limit", "time_limit_s"), ([1], [0])), "las": {"promote": ([0.0], [-0.01])},
-}  # fmt: skip
+    "sia": dict.fromkeys(("search_limit", "time_limit_s"), ([1], [0])),
+    "las": {"promote": ([0.0], [-0.01])},
+}
 """By stage and parameter: the last values that are taken, and the first that are not."""
 
 

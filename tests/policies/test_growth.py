@@ -48,12 +48,7 @@ def test_exact_steps_teach_their_law(fixed: float) -> None:
 
 
 def test_small_changes_and_what_is_not_known_teach_nothing() -> None:
-    for other, known in (
-        ([33.0, 33.0], False),
-        ([34.0, 34.0], True),
-        ([30.0, 30.0], True),
-        ([NAN, 48.0], False),
-    ):
+    for other, known in (([33.0, 33.0], False), ([34.0, 34.0], True), ([30.0, 30.0], True), ([NAN, 48.0], False)):
         assert taught(16.0, [EVEN, other, EVEN]).is_known == known
     none = Growth()
     for _ in range(3):

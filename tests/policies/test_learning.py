@@ -24,9 +24,14 @@ BATCHES = st.floats(1, 1e6)
 def seen(rule=ADASCALE, *, batch=GIVEN, rate=1.0, batch_max=1024, phi=PHI):
     """Four workers whose step takes 0.1 s and 0.01 s a sample."""
     job = {
-        "batch_reference": [GIVEN], "batch_given": [GIVEN], "batch_max": [batch_max], "noise_scale": [phi],
-        "learning_rate": [rate], "rate_rule": [rule], "exchange_s": [0.0],
-    }  # fmt: skip
+        "batch_reference": [GIVEN],
+        "batch_given": [GIVEN],
+        "batch_max": [batch_max],
+        "noise_scale": [phi],
+        "learning_rate": [rate],
+        "rate_rule": [rule],
+        "exchange_s": [0.0],
+    }
     dealt = [batch // 4] * 4
     return change(one_job([100.0] * 4, batch=batch, samples=dealt, fixed_s=0.1), "jobs", **job)
 
@@ -34,13 +39,7 @@ def seen(rule=ADASCALE, *, batch=GIVEN, rate=1.0, batch_max=1024, phi=PHI):
 def test_rates_by_hand():
     """At 1,000 of 32 samples with a noise scale of 1,000: 1000 (1000 + 32) / (32 (1000 + 1000)) = 16.125."""
     rates = {rule: ruled_rate(1000.0, 32.0, PHI, k) for k, rule in enumerate(RULES)}
-    assert rates == {
-        "adascale": 16.125,
-        "sqrt": math.sqrt(31.25),
-        "linear": 31.25,
-        "none": 1.0,
-        "script": 1.0,
-    }
+    assert rates == {"adascale": 16.125, "sqrt": math.sqrt(31.25), "linear": 31.25, "none": 1.0, "script": 1.0}
     x = 1 / 16.125
     assert rate_worth(1.0, 1000.0, 32.0, PHI, UNSCALED) == pytest.approx(2 * x - x * x)
     x = 31.25 / 16.125
@@ -63,9 +62,7 @@ def test_the_rate_that_belongs_to_a_batch_costs_nothing(batch, own, phi, rule):
 
 def test_a_step_without_a_scaled_rate_is_at_most_twice_as_good():
     """However large the batch: noise that is averaged out helps, longer steps are not made."""
-    worth = [
-        rate_worth(1.0, m, 32.0, PHI, UNSCALED) * best_rate(m, 32.0, PHI, False) for m in (32.0, 512.0, 1e9)
-    ]
+    worth = [rate_worth(1.0, m, 32.0, PHI, UNSCALED) * best_rate(m, 32.0, PHI, False) for m in (32.0, 512.0, 1e9)]
     assert worth[0] == 1.0
     assert worth[0] < worth[1] < worth[2] < 2.0
 
@@ -120,7 +117,7 @@ def test_a_rate_follows_the_noise_scale_where_that_matters():
         (seen(), 64.0, None),
         (seen(SCRIPT), 1.0, None),
     ],
-)  # fmt: skip
+)
 def test_rates_that_a_plan_may_ask_for(at, rate, said):
     plan = Plan(learning_rate=np.array([rate]))
     problem = check(plan, at)

@@ -11,11 +11,15 @@ from equipoise.policies.levels import far_ratio, mean_interval, near_groups
 @pytest.mark.parametrize(
     ("node", "rack", "groups"),
     [
-        ([0, 1, 2, 3], [0, 0, 1, 1], [0, 0, 1, 1]), ([0, 0, 1, 1], [5, 5], [0, 0, 1, 1]),  # in one rack: by node
-        ([3, 1, 3], [0, 0, 0, 0], [1, 0, 1]), ([0, 1, 2], [0, 1, 2], None), ([0, 1, 2], [4, 4, 4], None),
-        ([2, 2, 2], [0, 0, 0], None), ([0, 0, 1], [0, 1], [0, 0, 1]),
+        ([0, 1, 2, 3], [0, 0, 1, 1], [0, 0, 1, 1]),
+        ([0, 0, 1, 1], [5, 5], [0, 0, 1, 1]),  # in one rack: by node
+        ([3, 1, 3], [0, 0, 0, 0], [1, 0, 1]),
+        ([0, 1, 2], [0, 1, 2], None),
+        ([0, 1, 2], [4, 4, 4], None),
+        ([2, 2, 2], [0, 0, 0], None),
+        ([0, 0, 1], [0, 1], [0, 0, 1]),
     ],
-)  # fmt: skip
+)
 def test_who_is_near(node: list[int], rack: list[int], groups: list[int] | None) -> None:
     found = near_groups(np.array(node), np.array(rack))
     assert (None if found is None else found.tolist()) == groups

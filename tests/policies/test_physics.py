@@ -81,11 +81,7 @@ def test_what_a_worker_can_keep_up_and_how_long_a_sample_takes() -> None:
     keeps_up = sustainable(computing, reading)
     assert np.array_equal(keeps_up, [4.0, 8.0, 3.0, np.nan], equal_nan=True)
     # 3 s and 1 s of 10 samples; at most 4 a second it can keep up: 0.4 s are long enough.
-    busy_s, stall_s, samples = (
-        np.array([3.0, 1.0, 1.0, 3.0, 1.0]),
-        np.array([1.0, 0.0, 0.0, 1.0, 1.0]),
-        np.ones(5),
-    )
+    busy_s, stall_s, samples = (np.array([3.0, 1.0, 1.0, 3.0, 1.0]), np.array([1.0, 0.0, 0.0, 1.0, 1.0]), np.ones(5))
     samples[:] = [10.0, 10.0, 0.0, 10.0, 8.0]
     found = response_s_per_sample(busy_s, stall_s, samples, np.array([4.0, 4.0, 4.0, np.nan, 4.0]))
     assert np.array_equal(found, [0.4, 0.25, np.nan, 0.4, 0.25], equal_nan=True)
@@ -94,11 +90,7 @@ def test_what_a_worker_can_keep_up_and_how_long_a_sample_takes() -> None:
 # -- whole samples ---------------------------------------------------------------------------------------------
 
 
-@given(
-    st.integers(0, 3000),
-    st.lists(st.integers(0, 50), min_size=1, max_size=12),
-    st.integers(1, 7),
-)
+@given(st.integers(0, 3000), st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 7))
 @example(1, [0, 3], 2)  # less than one unit: to who has a weight
 @example(2, [1, 3], 1)  # equal remainders: to the larger share
 def test_a_batch_is_dealt_whole(batch: int, weights: list[int], unit: int) -> None:

@@ -48,9 +48,7 @@ LAS = {"policy": [{"las": {"thresholds_gpu_s": [3600.0, 36000.0], "promote": 2.0
 
 @given(thresholds, st.floats(0.0, 1e6), st.sampled_from([list, tuple]))
 def test_a_name_gives_the_same_policy_again(levels: list[float], promote: float, kind: Any) -> None:
-    policy = make_policy(
-        ["s1", {"las": {"thresholds_gpu_s": kind(levels), "promote": promote}}, {"s2": None}]
-    )
+    policy = make_policy(["s1", {"las": {"thresholds_gpu_s": kind(levels), "promote": promote}}, {"s2": None}])
     again = make_policy(policy.name)
     assert again.name == policy.name
     assert again.stages == policy.stages

@@ -87,10 +87,7 @@ def test_simulated_and_live_queues_are_the_same_move_for_move(draw: st.DataObjec
                 live.reorder(rank)
                 data.reorder(rank)
         assert [
-            [
-                (p.id, p.shard, p.begin - starts[p.shard], p.end - starts[p.shard], live.begun(p))
-                for p in queue
-            ]
+            [(p.id, p.shard, p.begin - starts[p.shard], p.end - starts[p.shard], live.begun(p)) for p in queue]
             for queue in live.queues()
         ] == [[(p.id, p.shard, p.cursor, p.end, p.started) for p in queue] for queue in data.queues]
     data.next_epoch()  # every sample exactly once

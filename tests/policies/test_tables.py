@@ -55,9 +55,7 @@ def test_what_an_observation_says_of_jobs_and_their_workers():
     workers = Workers.of(job=[1, 1, 3], index=[0, 5, 2], push_interval=[4, 5, 6])
     o = Observation.of(jobs=Jobs.of(id=range(5), state=states), workers=workers)
     assert (o.waiting.tolist(), o.running.tolist()) == ([0, 4], [1, 3])
-    assert [o.workers_of(job) for job in range(5)] == [
-        slice(0, 0), slice(0, 2), slice(2, 2), slice(2, 3), slice(3, 3),
-    ]  # fmt: skip
+    assert [o.workers_of(job) for job in range(5)] == [slice(0, 0), slice(0, 2), slice(2, 2), slice(2, 3), slice(3, 3)]
     assert workers.id.tolist() == [2**20, 2**20 + 5, 3 * 2**20 + 2]
     assert UNCHANGED.pushes(o).tolist() == [4, 5, 6]
     assert UNCHANGED.with_(push_interval=np.array([7, 8, 9])).pushes(o).tolist() == [7, 8, 9]

@@ -132,12 +132,7 @@ def test_a_job_takes_another_part_of_its_gpus_where_others_leave_it() -> None:
     cluster = three()
     book(cluster, 0, [0, 3], [0.5, 0.25])
     book(cluster, 1, [0], [0.2])
-    for share, fits in (
-        ([0.8, 1.0], True),
-        ([0.8 + 1e-10, 1.0], True),
-        ([0.8001, 0.1], False),
-        ([0.1, 1.1], False),
-    ):
+    for share, fits in (([0.8, 1.0], True), ([0.8 + 1e-10, 1.0], True), ([0.8001, 0.1], False), ([0.1, 1.1], False)):
         assert cluster.has_room(0, np.array(share)) == fits
     told: list[list[int]] = []
     cluster.shares_changed = lambda gpu: told.append(gpu.tolist())
@@ -239,9 +234,12 @@ def test_clocks_change_only_where_something_is_said_that_changes_them() -> None:
         case: Any = SimpleNamespace(energy=SimpleNamespace(**given), thermal=thermal)
         return clocks_vary(case)
 
-    assert [
-        varies(None), varies(None, cluster_power_cap=9e3), varies(None, policy_caps=True), varies(thermal()),
-    ] == [False, True, True, True]  # fmt: skip
+    assert [varies(None), varies(None, cluster_power_cap=9e3), varies(None, policy_caps=True), varies(thermal())] == [
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_without_caps_all_compute_at_the_highest_clock() -> None:

@@ -24,9 +24,7 @@ TREE = {"kind": "tree", "nodes_per_rack": 2}
 class Site:
     """Notes what happens to a cluster, with the time."""
 
-    def __init__(
-        self, spec: dict[str, Any], nodes: list[dict[str, Any]] | None = None, saves: bool = False
-    ) -> None:
+    def __init__(self, spec: dict[str, Any], nodes: list[dict[str, Any]] | None = None, saves: bool = False) -> None:
         groups = nodes or [{"name": "n", "count": 3, "gpus": 2, "nic": 8e9}]
         case = scenario(cluster={"nodes": groups, "topology": TREE}).cluster
         self.cluster = Cluster(case, PROFILE, Topology(case, PROFILE))
@@ -84,23 +82,32 @@ def planned(kind: str, at: float, duration: float, **more: Any) -> dict[str, Any
 
 
 def test_a_node_that_fails_twice_comes_back_once_both_are_over() -> None:
-    site = Site(
-        {"events": [planned("crash", 10.0, 20.0), planned("crash", 15.0, 40.0), planned("crash", 90.0, 2.0)]}
-    )
+    site = Site({"events": [planned("crash", 10.0, 20.0), planned("crash", 15.0, 40.0), planned("crash", 90.0, 2.0)]})
     assert site.until(100.0) == [
-        (10.0, "crash", 1, 0.0), (10.0, "down", 1, False), (15.0, "down", 1, False),
-        (55.0, "repair", 1, 0.0), (55.0, "up", 1),
-        (90.0, "crash", 1, 0.0), (90.0, "down", 1, False), (92.0, "repair", 1, 0.0), (92.0, "up", 1),
-    ]  # fmt: skip
+        (10.0, "crash", 1, 0.0),
+        (10.0, "down", 1, False),
+        (15.0, "down", 1, False),
+        (55.0, "repair", 1, 0.0),
+        (55.0, "up", 1),
+        (90.0, "crash", 1, 0.0),
+        (90.0, "down", 1, False),
+        (92.0, "repair", 1, 0.0),
+        (92.0, "up", 1),
+    ]
 
 
 def test_slow_spells_of_a_node_multiply_and_end_one_by_one() -> None:
     site = Site({"events": [planned("slow", 5.0, 10.0, factor=3.0), planned("slow", 7.0, 20.0, factor=1.5)]})
     assert site.until(99.0) == [
-        (5.0, "fail_slow", 1, 3.0), (5.0, "slow", 1, 3.0), (7.0, "fail_slow", 1, 1.5), (7.0, "slow", 1, 4.5),
-        (15.0, "fail_slow_end", 1, 3.0), (15.0, "slow", 1, 1.5),
-        (27.0, "fail_slow_end", 1, 1.5), (27.0, "slow", 1, 1.0),
-    ]  # fmt: skip
+        (5.0, "fail_slow", 1, 3.0),
+        (5.0, "slow", 1, 3.0),
+        (7.0, "fail_slow", 1, 1.5),
+        (7.0, "slow", 1, 4.5),
+        (15.0, "fail_slow_end", 1, 3.0),
+        (15.0, "slow", 1, 1.5),
+        (27.0, "fail_slow_end", 1, 1.5),
+        (27.0, "slow", 1, 1.0),
+    ]
 
 
 def test_a_degraded_link_keeps_one_over_its_factor_both_ways_and_comes_back_whole() -> None:
@@ -109,22 +116,24 @@ def test_a_degraded_link_keeps_one_over_its_factor_both_ways_and_comes_back_whol
     rates = {5.0: 2e9, 7.0: 1e9, 15.0: 4e9, 27.0: 8e9}
     told = site.until(99.0)
     for at_s, rate in rates.items():
-        assert [what for what in told if what[:2] == (at_s, "link")] == [
-            (at_s, "link", name, rate) for name in both
-        ]
+        assert [what for what in told if what[:2] == (at_s, "link")] == [(at_s, "link", name, rate) for name in both]
     assert [what for what in told if what[1] != "link"] == [
-        (5.0, "link_degraded", 1, 0.25), (7.0, "link_degraded", 1, 0.5),
-        (15.0, "link_restored", 1, 0.25), (27.0, "link_restored", 1, 0.5),
-    ]  # fmt: skip
+        (5.0, "link_degraded", 1, 0.25),
+        (7.0, "link_degraded", 1, 0.5),
+        (15.0, "link_restored", 1, 0.25),
+        (27.0, "link_restored", 1, 0.5),
+    ]
 
 
 def test_the_first_gpu_of_a_node_is_corrupt_and_sound_again() -> None:
     site = Site({"events": [planned("corrupt", 3.0, 4.0, factor=7.0), planned("corrupt", 20.0, 6.0)]})
     told = site.until(99.0)
     assert told[:4] == [
-        (3.0, "corrupt_gradient", 1, 7.0), (3.0, "gpu", 2, 7.0),
-        (7.0, "corrupt_gradient_end", 1, 1.0), (7.0, "gpu", 2, 1.0),
-    ]  # fmt: skip
+        (3.0, "corrupt_gradient", 1, 7.0),
+        (3.0, "gpu", 2, 7.0),
+        (7.0, "corrupt_gradient_end", 1, 1.0),
+        (7.0, "gpu", 2, 1.0),
+    ]
     assert [what[:3] for what in told[4:6]] == [(20.0, "corrupt_gradient", 1), (20.0, "gpu", 2)]
     assert math.isnan(told[4][3])
     assert math.isnan(told[5][3])
@@ -178,9 +187,7 @@ def test_spells_begin_and_last_as_drawn(key: str, name: str, kinds: tuple[str, s
             begin_s = now_s + float(random.exponential(700.0))
             now_s = begin_s + float(random.exponential(90.0))
             assert [what[1:] for what in found[2 * k : 2 * k + 2]] == [(kind, node, factor) for kind in kinds]
-            assert [what[0] for what in found[2 * k : 2 * k + 2]] == pytest.approx(
-                [begin_s, now_s], rel=1e-12
-            )
+            assert [what[0] for what in found[2 * k : 2 * k + 2]] == pytest.approx([begin_s, now_s], rel=1e-12)
 
 
 @pytest.mark.parametrize("factor", [None, 6.0])
@@ -194,15 +201,11 @@ def test_a_gpu_spoils_gradients_for_a_fixed_time_as_often_as_the_rate_says(facto
         for k in range(len(found) // 2):
             begin_s = now_s + float(random.exponential(900.0))
             now_s = begin_s + 50.0
-            assert [what[0] for what in found[2 * k : 2 * k + 2]] == pytest.approx(
-                [begin_s, now_s], rel=1e-12
-            )
+            assert [what[0] for what in found[2 * k : 2 * k + 2]] == pytest.approx([begin_s, now_s], rel=1e-12)
             assert found[2 * k][3] == factor if factor else math.isnan(found[2 * k][3])
             assert found[2 * k + 1][3] == 1.0
     kinds = {what[1:3] for what in told if what[1] != "gpu"}
-    assert kinds == {
-        (kind, node) for kind in ("corrupt_gradient", "corrupt_gradient_end") for node in range(3)
-    }
+    assert kinds == {(kind, node) for kind in ("corrupt_gradient", "corrupt_gradient_end") for node in range(3)}
 
 
 def test_a_rack_fails_with_all_its_nodes_and_no_other() -> None:
@@ -235,9 +238,13 @@ def test_a_spot_node_goes_after_its_notice_and_comes_back(saves: bool) -> None:
             now_s = begin_s + 70.0
             six = found[6 * k : 6 * k + 6]
             assert [what[1:] for what in six] == [
-                ("reclaim" if saves else "crash", node, 0.0), ("down", node, saves), ("reclaimed", node),
-                ("returned", node), ("repair", node, 0.0), ("up", node),
-            ]  # fmt: skip
+                ("reclaim" if saves else "crash", node, 0.0),
+                ("down", node, saves),
+                ("reclaimed", node),
+                ("returned", node),
+                ("repair", node, 0.0),
+                ("up", node),
+            ]
             assert [what[0] for what in six] == pytest.approx([begin_s] * 3 + [now_s] * 3, rel=1e-12)
 
 
@@ -279,9 +286,13 @@ def test_a_node_that_cannot_be_had_and_crashes_stays_away_until_both_are_over() 
     groups = [{"name": "n", "count": 1, "available": {"supply": supply}}]
     site = Site({"events": [{"kind": "crash", "node": "n-0", "at": 20.0, "duration": 25.0}]}, groups)
     assert site.until(99.0) == [
-        (0.0, "down", 0, True), (0.0, "reclaimed", 0), (20.0, "down", 0, False), (30.0, "returned", 0),
-        (45.0, "repair", 0, 0.0), (45.0, "up", 0),
-    ]  # fmt: skip
+        (0.0, "down", 0, True),
+        (0.0, "reclaimed", 0),
+        (20.0, "down", 0, False),
+        (30.0, "returned", 0),
+        (45.0, "repair", 0, 0.0),
+        (45.0, "up", 0),
+    ]
 
 
 def test_where_nothing_goes_wrong_nothing_is_planned() -> None:

@@ -88,13 +88,27 @@ SHARES = st.floats(0, 1)
 
 
 @given(
-    st.integers(0, 2**63 - 1), st.integers(0, 5000), st.integers(0, 2**40), st.floats(0, 1), SHARES,
-    st.integers(1, 99), SHARES, st.floats(0, 0.9), st.floats(1, 9),
-)  # fmt: skip
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 5000),
+    st.integers(0, 2**40),
+    st.floats(0, 1),
+    SHARES,
+    st.integers(1, 99),
+    SHARES,
+    st.floats(0, 0.9),
+    st.floats(1, 9),
+)
 def test_noise_equals_its_twin(
-    key: int, worker: int, step: int, cov: float, lasting: float, steps: int, common: float, chance: float,
+    key: int,
+    worker: int,
+    step: int,
+    cov: float,
+    lasting: float,
+    steps: int,
+    common: float,
+    chance: float,
     factor: float,
-) -> None:  # fmt: skip
+) -> None:
     parts = (key, cov, lasting, steps, common, chance, factor)
     assert noise(step_noise(*parts), worker, step) == pytest.approx(
         naive_philox.step_noise(*parts, worker, step), rel=1e-9

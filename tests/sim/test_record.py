@@ -19,10 +19,14 @@ NAN = math.nan
 def columns(**more: Any) -> dict[str, Any]:
     """Three jobs on 1, 2 and 2 GPUs: they wait 0, 10 and 30 s and take 10, 30 s, and for ever."""
     found = {
-        "arrival_s": [0.0, 10.0, 20.0], "completion_s": [10.0, 40.0, NAN], "queueing_s": [0.0, 10.0, 30.0],
-        "gpus": [1, 2, 2], "useful_gpu_s": [8.0, 16.0, 0.0], "useful_samples": [100.0, 150.0, 0.0],
+        "arrival_s": [0.0, 10.0, 20.0],
+        "completion_s": [10.0, 40.0, NAN],
+        "queueing_s": [0.0, 10.0, 30.0],
+        "gpus": [1, 2, 2],
+        "useful_gpu_s": [8.0, 16.0, 0.0],
+        "useful_samples": [100.0, 150.0, 0.0],
         **{f"{use}_gpu_s": [k + 1.0, 1.0, 0.0] for k, use in enumerate(USES)},
-    }  # fmt: skip
+    }
     return {name: np.array(value) for name, value in (found | more).items()}
 
 
@@ -57,22 +61,22 @@ def test_a_row_of_a_run_by_hand() -> None:
 def test_energy_money_and_tokens_by_hand() -> None:
     waste = {f"{use}_usd": float(k) for k, use in enumerate(WASTE)}
     row = made(
-        energy_j=500.0, cost_usd=50.0, carbon_kg=3.0, model_flop=4e3, peak_flop=1e4, tokens=2500.0, upfront_usd=7.0,
+        energy_j=500.0,
+        cost_usd=50.0,
+        carbon_kg=3.0,
+        model_flop=4e3,
+        peak_flop=1e4,
+        tokens=2500.0,
+        upfront_usd=7.0,
         **waste,
-    ).summary()  # fmt: skip
+    ).summary()
     assert row["waste_usd"] == sum(range(8))
     assert (row["energy_per_useful_sample_j"], row["cost_per_useful_sample_usd"]) == (2.0, 0.2)
     assert (row["mfu_ratio"], row["tokens_per_s"], row["cost_per_million_tokens_usd"]) == (0.4, 50, 20_000)
     assert (row["carbon_kg"], row["upfront_usd"], "committed_usd" in row) == (3, 7, False)
-    little = made(
-        columns(useful_samples=[0.5, 0.0, 0.0]), energy_j=1.0, peak_flop=0.5, model_flop=0.25, tokens=0.5
-    )
+    little = made(columns(useful_samples=[0.5, 0.0, 0.0]), energy_j=1.0, peak_flop=0.5, model_flop=0.25, tokens=0.5)
     shown = little.summary()
-    assert (shown["energy_per_useful_sample_j"], shown["mfu_ratio"], shown["tokens_per_s"]) == (
-        2.0,
-        0.5,
-        0.01,
-    )
+    assert (shown["energy_per_useful_sample_j"], shown["mfu_ratio"], shown["tokens_per_s"]) == (2.0, 0.5, 0.01)
     nothing = made(columns(useful_samples=[0.0] * 3), energy_j=1.0, peak_flop=0.0, tokens=0.0).summary()
     unknown = ("energy_per_useful_sample_j", "mfu_ratio", "tokens_per_s", "cost_usd", "waste_usd")
     assert all(math.isnan(nothing[name]) for name in unknown)
@@ -89,29 +93,24 @@ def test_classes_of_jobs_by_hand() -> None:
     assert "queueing_p50_s[]" not in ran
     lost = made(columns(completion_s=[10.0, NAN, NAN])).by_class()
     assert math.isnan(lost["completion_p50_s[2 GPUs]"])
-    pools = made(
-        **{"node_h[spot]": 2.0, "gpu_usd[spot]": 6.0, "node_h[own]": 3.0, "gpu_usd[own]": 1.0}
-    ).pools()
-    assert pools == [
-        {"group": "spot", "node_h": 2.0, "gpu_usd": 6.0},
-        {"group": "own", "node_h": 3.0, "gpu_usd": 1.0},
-    ]
+    pools = made(**{"node_h[spot]": 2.0, "gpu_usd[spot]": 6.0, "node_h[own]": 3.0, "gpu_usd[own]": 1.0}).pools()
+    assert pools == [{"group": "spot", "node_h": 2.0, "gpu_usd": 6.0}, {"group": "own", "node_h": 3.0, "gpu_usd": 1.0}]
 
 
 def test_of_several_services_the_worst_is_shown_and_each() -> None:
     services = {
-        "service": np.array(["a", "b"], dtype=object), "answered": [300.0, 200.0], "requests": [400.0, 250.0],
-        "goodput_ratio": [0.5, 0.75], "goodput_per_s": [2.0, 3.0], "cost_usd": [1.0, 1.5],
+        "service": np.array(["a", "b"], dtype=object),
+        "answered": [300.0, 200.0],
+        "requests": [400.0, 250.0],
+        "goodput_ratio": [0.5, 0.75],
+        "goodput_per_s": [2.0, 3.0],
+        "cost_usd": [1.0, 1.5],
         **{f"latency_p{q}_s": [q / 100, 2.0] for q in (50, 95, 99)},
-    }  # fmt: skip
+    }
     of = {name: np.array(value) for name, value in services.items()}
     row = made(services=of, serving_gpu_s=20.0, serving_usd=5.0).summary()
     assert (row["serving_ratio"], row["serving_usd"], row["service_requests"]) == (0.1, 5, 650)
-    assert (row["service_goodput_ratio"], row["service_goodput_per_s"], row["service_latency_p95_s"]) == (
-        0.5,
-        5,
-        2,
-    )
+    assert (row["service_goodput_ratio"], row["service_goodput_per_s"], row["service_latency_p95_s"]) == (0.5, 5, 2)
     assert row["cost_per_million_requests_usd"] == 5000
     assert (row["service_goodput_ratio[b]"], row["service_latency_p50_s[a]"]) == (0.75, 0.5)
     alone = {name: value[:1] for name, value in of.items()}
@@ -124,22 +123,29 @@ def test_of_several_services_the_worst_is_shown_and_each() -> None:
 def test_users_in_order_of_what_they_held() -> None:
     """Ann's two jobs take 10 s of 10 and 30 s of 20; Bob's is not done; one job names nobody."""
     jobs = {
-        "arrival_s": [0.0, 10.0, 20.0, 0.0], "completion_s": [10.0, 40.0, NAN, 5.0],
-        "queueing_s": [0.0, 10.0, 30.0, 5.0], "busy_gpu_s": [1.0, 2.0, 9.0, 50.0], "restart_gpu_s": [1.0, 0, 0, 0],
-    }  # fmt: skip
+        "arrival_s": [0.0, 10.0, 20.0, 0.0],
+        "completion_s": [10.0, 40.0, NAN, 5.0],
+        "queueing_s": [0.0, 10.0, 30.0, 5.0],
+        "busy_gpu_s": [1.0, 2.0, 9.0, 50.0],
+        "restart_gpu_s": [1.0, 0, 0, 0],
+    }
     table = {name: np.array(value) for name, value in jobs.items()}
     table["user"] = np.array(["ann", "ann", "bob", ""], dtype=object)
     assert np.array_equal(finish_ratios(table), [1.0, 1.5, NAN, NAN], equal_nan=True)
     bob, ann = groups(table, "user")
     assert ann == {
-        "user": "ann", "jobs": 2, "completed": 2, "service_gpu_s": 4.0, "queueing_mean_s": 5.0,
-        "finish_ratio_mean": 1.25, "finish_ratio_worst": 1.5,
-    }  # fmt: skip
+        "user": "ann",
+        "jobs": 2,
+        "completed": 2,
+        "service_gpu_s": 4.0,
+        "queueing_mean_s": 5.0,
+        "finish_ratio_mean": 1.25,
+        "finish_ratio_worst": 1.5,
+    }
     assert (bob["user"], bob["jobs"], bob["completed"], bob["service_gpu_s"]) == ("bob", 1, 0, 9.0)
     assert bob["queueing_mean_s"] == 30
     short = {
-        name: np.array([value])
-        for name, value in (("arrival_s", 0.0), ("completion_s", 1.0), ("queueing_s", 0.5))
+        name: np.array([value]) for name, value in (("arrival_s", 0.0), ("completion_s", 1.0), ("queueing_s", 0.5))
     }
     assert finish_ratios(short).tolist() == [2.0]
     assert math.isnan(bob["finish_ratio_mean"])
@@ -173,9 +179,7 @@ def test_progress_is_told_after_a_time_and_at_the_end(
         world.done.triggered = world.clock.now == 6500
 
     world.clock.step = step
-    monkeypatch.setattr(
-        running.time, "monotonic", lambda: world.clock.now / 1000 * part * running._PROGRESS_S
-    )
+    monkeypatch.setattr(running.time, "monotonic", lambda: world.clock.now / 1000 * part * running._PROGRESS_S)
     seen: list[tuple[float, int, int]] = []
     scenario: Any = SimpleNamespace(horizon=None)
     assert running._advance(world, scenario, lambda *line: seen.append(line), None)

@@ -20,15 +20,7 @@ from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART, USEFUL, Use
 from equipoise.sim.ledger.serving import ServingAccount
 from equipoise.sim.record import Run, gpus_class
 from equipoise.sim.results import Results
-from equipoise.sim.run import (
-    RunFailed,
-    RunInterrupted,
-    drawn_jobs,
-    is_random,
-    redraws,
-    run_identities,
-    run_inputs,
-)
+from equipoise.sim.run import RunFailed, RunInterrupted, drawn_jobs, is_random, redraws, run_identities, run_inputs
 from tests.scenarios import model, scenario
 
 NAN = math.nan
@@ -68,18 +60,15 @@ def test_input_is_free_where_some_job_reads_and_nothing_says_what_it_costs(
 def passing(name: str, batch: int, asked: int, fits: list[float], limit: int | None = None) -> Any:
     """A training job; `fits`: bytes of each kind of GPU, of which 7 GB are held, and 2 GB a sample."""
     held = few(
-        parameters=0.0,
-        samples_per_pass=limit,
-        memory=None,
-        parallel=None,
-        zero=0,
-        optimizer=None,
-        precision="fp32",
+        parameters=0.0, samples_per_pass=limit, memory=None, parallel=None, zero=0, optimizer=None, precision="fp32"
     )
     config = few(
-        spec=few(global_batch=batch), asked=asked, model=held, memory_bytes=lambda k: fits[k],
+        spec=few(global_batch=batch),
+        asked=asked,
+        model=held,
+        memory_bytes=lambda k: fits[k],
         cluster=few(accelerators=fits),
-    )  # fmt: skip
+    )
     return few(name=name, config=config)
 
 
@@ -118,13 +107,7 @@ def test_rules_that_a_policy_does_not_heed_are_told_each_by_its_name() -> None:
     def told(*stages: Any, jobs: Any = (), queue: Any = None, **more: Any) -> list[str]:
         one = {"reclaim": "never", "within": "never", "borrow_within": "never", "order": "best-effort"}
         queues = [few(**one), few(**(one | (queue or {})))]
-        spec = {
-            "priority": None,
-            "backfill": None,
-            "preemption": None,
-            "fair_sharing": False,
-            "queues": queues,
-        }
+        spec = {"priority": None, "backfill": None, "preemption": None, "fair_sharing": False, "queues": queues}
         case = few(queues=few(**(spec | more)), workload=few(jobs=[few(together=t) for t in jobs]))
         world: Any = few(scenario=case, policy=few(stages=stages))
         return made._left_aside(world)
@@ -135,8 +118,10 @@ def test_rules_that_a_policy_does_not_heed_are_told_each_by_its_name() -> None:
     assert told(few(), Heeds(), priority=few(fairshare=1), preemption=few()) == ["priority"]
     assert told(backfill=few(depth=0)) == []
     assert told(backfill=few(depth=1), preemption=few(), fair_sharing=True) == [
-        "backfill", "preemption", "fair sharing",
-    ]  # fmt: skip
+        "backfill",
+        "preemption",
+        "fair sharing",
+    ]
     assert told(queue={"reclaim": "any"}) == told(queue={"within": "lower"}) == ["reclaim"]
     assert told(queue={"borrow_within": "lower"}) == ["preemption while borrowing"]
     assert told(queue={"order": "strict"}) == ["queue order"]
@@ -174,14 +159,15 @@ def world(**more: Any) -> Any:
     gpu_s = np.zeros(len(Use))
     gpu_s[[BUSY, USEFUL]] = 10.0, 8.0
     training = few(
-        gpu_s=gpu_s, computed_gpu_s=9.5, exchanged_bytes=70.0, progress=few(account=account()),
+        gpu_s=gpu_s,
+        computed_gpu_s=9.5,
+        exchanged_bytes=70.0,
+        progress=few(account=account()),
         model=few(flop_per_sample=None, tokens=None, precision="bf16"),
-    )  # fmt: skip
+    )
     groups = [few(name="own", count=1, may_be_away=False), few(name="spot", count=2, may_be_away=True)]
     case = few(
-        cluster=few(groups=groups),
-        faults=few(spot=None),
-        energy=few(carbon=None, region=None, pue=1.5, begin=0.0),
+        cluster=few(groups=groups), faults=few(spot=None), energy=few(carbon=None, region=None, pue=1.5, begin=0.0)
     )
 
     class Demand:
@@ -192,17 +178,28 @@ def world(**more: Any) -> Any:
             return 3
 
     given = {
-        "rigid": few(gpu_s=rigid), "demand": Demand(), "clock": few(now=20.0), "lasts": False,
+        "rigid": few(gpu_s=rigid),
+        "demand": Demand(),
+        "clock": few(now=20.0),
+        "lasts": False,
         "services": Services(),
         "roster": few(
-            training={1: training}, completion_s=np.array([9.0, 12.0, 7.0]), start_s=np.array([2.0, 4.0, 5.0]),
-            queueing_s=lambda now_s: np.array([0.0, 1.0, now_s]), preemptions=np.array([0, 2, 1]),
+            training={1: training},
+            completion_s=np.array([9.0, 12.0, 7.0]),
+            start_s=np.array([2.0, 4.0, 5.0]),
+            queueing_s=lambda now_s: np.array([0.0, 1.0, now_s]),
+            preemptions=np.array([0, 2, 1]),
             restarts=np.array([1, 0, 3]),
         ),
-        "held_late": few(after_s=5.0, gpu_s=8.0), "decided": 17, "refusals": [1, 2], "ran_on": None,
-        "transfers": few(moved_bytes=90.0), "scenario": case, "prices": few(usd_per_h=np.array([36.0, 72.0, 18.0])),
+        "held_late": few(after_s=5.0, gpu_s=8.0),
+        "decided": 17,
+        "refusals": [1, 2],
+        "ran_on": None,
+        "transfers": few(moved_bytes=90.0),
+        "scenario": case,
+        "prices": few(usd_per_h=np.array([36.0, 72.0, 18.0])),
         "nodes": few(unpaid_s=lambda: np.array([0.0, 4.0, 1.0])),
-    }  # fmt: skip
+    }
     found = few(**(given | more))
 
     class Gpus:
@@ -251,9 +248,16 @@ def test_totals_add_up() -> None:
     """Four GPUs for ten seconds, of which 20 GPU-seconds are held; after the last arrival 28, of which 8."""
     totals = results()._totals()
     assert {name: totals[name] for name in list(totals)[:9]} == {
-        "gpus": 4.0, "nodes": 3.0, "end_s": 12.0, "makespan_s": 10.0, "idle_gpu_s": 20.0, "idle_late_gpu_s": 20.0,
-        "decisions": 17.0, "refusals": 2.0, "exchanged_bytes": 70.0,
-    }  # fmt: skip
+        "gpus": 4.0,
+        "nodes": 3.0,
+        "end_s": 12.0,
+        "makespan_s": 10.0,
+        "idle_gpu_s": 20.0,
+        "idle_late_gpu_s": 20.0,
+        "decisions": 17.0,
+        "refusals": 2.0,
+        "exchanged_bytes": 70.0,
+    }
     assert totals["transferred_bytes"] == 90.0
     assert [totals[name] for name in ("model_flop", "peak_flop", "tokens")] == [0.0, 0.0, 0.0]
     assert "serving_gpu_s" not in totals
@@ -289,10 +293,15 @@ def test_columns_of_jobs() -> None:
 
 def test_hours_that_were_paid_for_by_group() -> None:
     found = results()._pools(3600.0 + 4.0)
-    assert found == pytest.approx({
-        "away_gpu_s": 1.0, "node_h[own]": 3604 / 3600, "gpu_usd[own]": 36.0 * 3604 / 3600,
-        "node_h[spot]": (3600 + 3603) / 3600, "gpu_usd[spot]": 72.0 + 18.0 * 3603 / 3600,
-    })  # fmt: skip
+    assert found == pytest.approx(
+        {
+            "away_gpu_s": 1.0,
+            "node_h[own]": 3604 / 3600,
+            "gpu_usd[own]": 36.0 * 3604 / 3600,
+            "node_h[spot]": (3600 + 3603) / 3600,
+            "gpu_usd[spot]": 72.0 + 18.0 * 3603 / 3600,
+        }
+    )
     still = results()
     for group in still.world.scenario.cluster.groups:
         group.may_be_away = False
@@ -346,12 +355,10 @@ def test_seeds_matter_where_anything_is_drawn() -> None:
         {"cluster": {"nodes": [nodes[0] | {"available": supply}]}},
         *(
             {"cluster": {"nodes": nodes}, "faults": {kind: {"mtbf": 50.0, **more}}}
-            for kind, more in (
-                ("crash", {}), ("fail_slow", {}), ("link", {}), ("rack", {}), ("spot", {"group": "n"}),
-            )
+            for kind, more in (("crash", {}), ("fail_slow", {}), ("link", {}), ("rack", {}), ("spot", {"group": "n"}))
         ),
         {"faults": {"corrupt_gradient": {"per_gpu_hour": 1.0}}},
-    ]  # fmt: skip
+    ]
     assert [k for k, case in enumerate(drawn) if not is_random(scenario(**case))] == []
     planned = [{"kind": "crash", "node": "n-0", "at": 5, "duration": 1}]
     assert not is_random(scenario(cluster={"nodes": nodes}, faults={"events": planned}))
@@ -366,17 +373,12 @@ def test_runs_are_told_apart_by_all_that_they_depend_on() -> None:
     assert [first] == run_identities(case, fifo, (1,), None)
     inputs = run_inputs(case, fifo, 7, None)
     assert (inputs["seed"], inputs["trace"], inputs["policy"]) == ("7", "none", "fifo")
-    assert {
-        len(inputs[name]) for name in ("scenario with its defaults", "hardware profile", "price book")
-    } == {16}
+    assert {len(inputs[name]) for name in ("scenario with its defaults", "hardware profile", "price book")} == {16}
     assert "carbon" not in inputs
     other = run_inputs(scenario(name="other"), fifo, 7, None)
     assert [name for name in inputs if inputs[name] != other[name]] == ["scenario with its defaults"]
     tuned = run_inputs(case, make_policy("easy"), 7, None)
-    assert {name for name in inputs if inputs[name] != tuned.get(name)} >= {
-        "policy",
-        "parameters of the stages",
-    }
+    assert {name for name in inputs if inputs[name] != tuned.get(name)} >= {"policy", "parameters of the stages"}
 
 
 def test_small_sums() -> None:

@@ -73,9 +73,7 @@ def main() -> int:
         number += 1
         NEXT.parent.mkdir(exist_ok=True)
         NEXT.write_text(str(number))
-    print(
-        f"{number - first} scenarios, numbers {first} to {number - 1}: {len(seen)} laws broken, {wrong} refused"
-    )
+    print(f"{number - first} scenarios, numbers {first} to {number - 1}: {len(seen)} laws broken, {wrong} refused")
     return 1 if seen else 0
 
 

@@ -48,12 +48,7 @@ def broken(data: Mapping[str, Any], stop: Asked = lambda: False) -> list[str]:
             with _shares_watched() as found:
                 fast = made(case, stop, timeline=True)
             found = [*found[:1], *_conserved(fast), *_ordered(fast)]
-            found += [
-                *_held_once(case, fast),
-                *_bounded(case, fast),
-                *_paid(case, fast),
-                *_as_asked(case, fast),
-            ]
+            found += [*_held_once(case, fast), *_bounded(case, fast), *_paid(case, fast), *_as_asked(case, fast)]
             found += _equal("again", fast, made(case, stop), exactly=True)
             oracle = made(case, stop, event_by_event=True)
     except (TooLong, InputError):  # refused: no job is left that limits ever let start
@@ -158,10 +153,7 @@ def _held_once(case: Scenario, of: Run) -> Iterator[str]:
 def _as_asked(case: Scenario, of: Run) -> Iterator[str]:
     """Jobs hold GPUs of the groups that they name only, and run for no longer than they may without restarting."""
     assert of.timeline is not None
-    groups, jobs = (
-        case.cluster.groups,
-        {name: job for spec in case.workload.jobs for name, _, job in expand(spec)},
-    )
+    groups, jobs = (case.cluster.groups, {name: job for spec in case.workload.jobs for name, _, job in expand(spec)})
     group = np.repeat(
         [g.name for g in groups for _ in range(g.count)], [g.gpus for g in groups for _ in range(g.count)]
     )
@@ -193,11 +185,7 @@ def _paid(case: Scenario, of: Run) -> Iterator[str]:
             yield f"{group.name}: {pool['node_h']} h cost {pool['gpu_usd']} USD"
         if not -1e-9 <= pool["node_h"] <= group.count * span_h + 1e-9:
             yield f"{group.name}: {pool['node_h']} node hours of {group.count} nodes in {span_h} h"
-        if (
-            group.autoscale is None
-            or group.available is not None
-            or case.faults.model_fields_set - {"events"}
-        ):
+        if group.autoscale is None or group.available is not None or case.faults.model_fields_set - {"events"}:
             continue
         rented_s = group.autoscale.min * (of.totals["end_s"] - origin_s)
         for kind, at_s in zip(
@@ -215,11 +203,7 @@ def _of(names: Any, group: str) -> list[int]:
 
 
 def _bounded(case: Scenario, of: Run) -> Iterator[str]:
-    if (
-        (case.noise.step_cov or 0.0) > 0.0
-        or of.stopped is not None
-        or np.isnan(of.jobs["completion_s"]).any()
-    ):
+    if (case.noise.step_cov or 0.0) > 0.0 or of.stopped is not None or np.isnan(of.jobs["completion_s"]).any():
         return
     bound, row = lower_bound(case), of.summary()
     for name in ("makespan_s", "completion_mean_s"):
@@ -234,9 +218,7 @@ def _equal(how: str, one: Run, other: Run, *, exactly: bool) -> Iterator[str]:
     for name, values in one.jobs.items():
         theirs = other.jobs[name]
         if exactly or name in COUNTS or values.dtype == object:
-            same = (
-                values.tobytes() == theirs.tobytes() if values.dtype != object else (values == theirs).all()
-            )
+            same = values.tobytes() == theirs.tobytes() if values.dtype != object else (values == theirs).all()
         else:
             same = np.allclose(values, theirs, rtol=NEAR, atol=1e-6, equal_nan=True)
         if not same:

@@ -29,14 +29,28 @@ def _some(dice: random.Random, probability: float, **keys: Any) -> Plain:
 def _groups(dice: random.Random) -> list[Plain]:
     groups: list[Plain] = []
     for k in range(dice.randint(1, 3)):
-        groups.append({
-            "name": f"g{k}", "count": dice.randint(1, 3), "gpus": dice.randint(1, 4), "cores": dice.choice((2, 16)),
-            "accelerator": dice.choice(("generic", "generic", "a10", "h100_sxm")), "nic": dice.choice((1e9, 2.5e9)),
-            **_some(
-                dice, 0.3, speed=dice.choice((0.5, 0.77)), storage_rate=2e8, ingest=150.0, local_read=1e8,
-                cache=5e7, host_power=300.0, price=dice.choice((1.0, 7.5)), fabric=1e10,
-            ),
-        })  # fmt: skip
+        groups.append(
+            {
+                "name": f"g{k}",
+                "count": dice.randint(1, 3),
+                "gpus": dice.randint(1, 4),
+                "cores": dice.choice((2, 16)),
+                "accelerator": dice.choice(("generic", "generic", "a10", "h100_sxm")),
+                "nic": dice.choice((1e9, 2.5e9)),
+                **_some(
+                    dice,
+                    0.3,
+                    speed=dice.choice((0.5, 0.77)),
+                    storage_rate=2e8,
+                    ingest=150.0,
+                    local_read=1e8,
+                    cache=5e7,
+                    host_power=300.0,
+                    price=dice.choice((1.0, 7.5)),
+                    fabric=1e10,
+                ),
+            }
+        )
     return groups
 
 
@@ -46,12 +60,7 @@ def _cluster(dice: random.Random) -> tuple[Plain, list[str], int]:
     gpus = sum(g["count"] * g["gpus"] for g in groups)
     if dice.random() < 0.3:
         groups.append({"name": "store", "gpus": 0, "nic": 1e9, "storage_rate": 5e8})
-    trees = {
-        "kind": "tree",
-        "nodes_per_rack": 2,
-        "oversubscription": dice.choice((1.0, 4.0)),
-        "latency": 1e-5,
-    }
+    trees = {"kind": "tree", "nodes_per_rack": 2, "oversubscription": dice.choice((1.0, 4.0)), "latency": 1e-5}
     cluster: Plain = {"nodes": groups, "topology": dice.choice(({"kind": "star", "latency": 1e-4}, trees))}
     return cluster | _some(dice, 0.3, slow_links=[{"node": nodes[-1], "rate": 3e8}]), nodes, gpus
 
@@ -59,36 +68,54 @@ def _cluster(dice: random.Random) -> tuple[Plain, list[str], int]:
 def _model(dice: random.Random) -> Plain:
     algorithms = ("ring", "tree", "hierarchical", "parameter-server", "async-parameter-server")
     return {
-        "fixed_time": dice.choice((0.0, 0.0071)), "sample_time": dice.choice((0.0023, 0.0117)),
-        "parameters": dice.choice((0.0, 1.3e7, 2.1e8)), "overlap": dice.choice((1.0, 1.7, 8.0)), "share_kappa": 0.6,
+        "fixed_time": dice.choice((0.0, 0.0071)),
+        "sample_time": dice.choice((0.0023, 0.0117)),
+        "parameters": dice.choice((0.0, 1.3e7, 2.1e8)),
+        "overlap": dice.choice((1.0, 1.7, 8.0)),
+        "share_kappa": 0.6,
         "exchange": {"algorithm": dice.choice(algorithms), "alpha": 1.3e-5, "rate": dice.choice((5e8, 9e9))},
         **_some(
-            dice, 0.3, noise_scale=300.0, noise_scale_growth=2.0, drift=0.03, staleness=0.01, samples_per_pass=8,
-            preprocess_time=0.02, interference=0.2, memory={"activation_per_sample": 1.1e9},
+            dice,
+            0.3,
+            noise_scale=300.0,
+            noise_scale_growth=2.0,
+            drift=0.03,
+            staleness=0.01,
+            samples_per_pass=8,
+            preprocess_time=0.02,
+            interference=0.2,
+            memory={"activation_per_sample": 1.1e9},
         ),
-    }  # fmt: skip
+    }
 
 
 def _data(dice: random.Random, batch: int, node: str) -> Plain:
     over = {"kind": "skewed", "exponent": 1.2, "over": dice.choice(("job", "cluster"))}
     return {
-        "samples": dice.randint(3, 30) * batch, "sample_size": dice.choice((0.0, 2e5, 4e6)),
-        "shards": dice.randint(1, 12), "prefetch": dice.randint(0, 3),
+        "samples": dice.randint(3, 30) * batch,
+        "sample_size": dice.choice((0.0, 2e5, 4e6)),
+        "shards": dice.randint(1, 12),
+        "prefetch": dice.randint(0, 3),
         "placement": dice.choice(({"kind": "even"}, over, {"kind": "nodes", "nodes": [node]})),
         **_some(dice, 0.3, shard_sizes={"kind": "lognormal", "cov": 0.8}, replicas=1),
-    }  # fmt: skip
+    }
 
 
 def _training(dice: random.Random, k: int, gpus: int, node: str) -> Plain:
     batch, share = dice.randint(8, 48), dice.choice((1.0, 1.0, 0.5))
     wanted = 1 if share < 1.0 else dice.randint(1, min(gpus, 6))
     job: Plain = {
-        "name": f"t{k}", "arrival": round(dice.uniform(0, 100), 3) if k else 0.0, "gpus": wanted,
-        "gpu_share": share, "model": dice.choice(("m0", "m1")), "global_batch": batch,
-        "sync_interval": dice.randint(1, 4), "on_worker_loss": dice.choice(("restart", "regroup")),
+        "name": f"t{k}",
+        "arrival": round(dice.uniform(0, 100), 3) if k else 0.0,
+        "gpus": wanted,
+        "gpu_share": share,
+        "model": dice.choice(("m0", "m1")),
+        "global_batch": batch,
+        "sync_interval": dice.randint(1, 4),
+        "on_worker_loss": dice.choice(("restart", "regroup")),
         "priority": dice.choice((1.0, 2.0)),
         "checkpoint": {"interval": dice.choice(("never", "young-daly", 7.77)), "size": 1e9},
-    }  # fmt: skip
+    }
     if wanted > 1 and dice.random() < 0.5:
         job |= {"workers_min": 1, "workers_max": min(gpus, 2 * wanted, batch)}
     if dice.random() < 0.5:
@@ -98,15 +125,24 @@ def _training(dice: random.Random, k: int, gpus: int, node: str) -> Plain:
 
 def _faults(dice: random.Random, nodes: list[str], group: str) -> Plain:
     events = [
-        {"kind": dice.choice(("crash", "slow", "link")), "node": dice.choice(nodes), "at": dice.uniform(0, 200),
-         "duration": dice.uniform(1, 50), "factor": 2.5}
+        {
+            "kind": dice.choice(("crash", "slow", "link")),
+            "node": dice.choice(nodes),
+            "at": dice.uniform(0, 200),
+            "duration": dice.uniform(1, 50),
+            "factor": 2.5,
+        }
         for _ in range(dice.randint(0, 2))
-    ]  # fmt: skip
+    ]
     return {"events": events} | _some(
-        dice, 0.2, crash={"mtbf": 600.0, "repair": 20.0}, fail_slow={"mtbf": 200.0, "duration": 30.0},
-        link={"mtbf": 200.0, "duration": 20.0}, spot={"group": group, "mtbf": 400.0, "notice": 5.0, "away": 30.0},
+        dice,
+        0.2,
+        crash={"mtbf": 600.0, "repair": 20.0},
+        fail_slow={"mtbf": 200.0, "duration": 30.0},
+        link={"mtbf": 200.0, "duration": 20.0},
+        spot={"group": group, "mtbf": 400.0, "notice": 5.0, "away": 30.0},
         corrupt_gradient={"per_gpu_hour": 1.0, "duration": 1.0},
-    )  # fmt: skip
+    )
 
 
 def _pools(dice: random.Random, groups: list[Plain], job_data: bool) -> None:
@@ -114,10 +150,12 @@ def _pools(dice: random.Random, groups: list[Plain], job_data: bool) -> None:
     for group in groups if not job_data else ():
         if group["gpus"] and dice.random() < 0.5:
             group["autoscale"] = {
-                "min": dice.randint(0, group["count"]), "delay": dice.choice((0.0, 7.7)),
-                "idle": dice.choice((0.0, 13.0)), "wait": dice.choice((0.0, 3.1)),
+                "min": dice.randint(0, group["count"]),
+                "delay": dice.choice((0.0, 7.7)),
+                "idle": dice.choice((0.0, 13.0)),
+                "wait": dice.choice((0.0, 3.1)),
                 "cool_down": dice.choice((0.0, 9.0)),
-            }  # fmt: skip
+            }
         if group["gpus"] and group["name"] != "g0" and dice.random() < 0.3:
             counts = [dice.randint(0, group["count"]) for _ in range(4)] + [group["count"]]
             supply = [{"at": 40.0 * k, "nodes": n} for k, n in enumerate(counts)]
@@ -149,8 +187,9 @@ def _declared(dice: random.Random, case: Plain) -> Plain:
             job |= _some(dice, 0.2, gpus_min=dice.randint(1, job["gpus"]))
     queues = {
         "accounts": [{"name": "x", **_some(dice, 0.6, gpus_per_user=dice.randint(1, 4), jobs_per_user=2)}],
-        "partitions": [{"name": "p", "nodes": [groups[-1]["name"]]}], "too_large": "leave-out",
-    }  # fmt: skip
+        "partitions": [{"name": "p", "nodes": [groups[-1]["name"]]}],
+        "too_large": "leave-out",
+    }
     terms = {dice.choice(groups)["name"]: dice.choice(("spot", "on_demand", "reserved 1 y"))}
     case["decide"] |= _some(dice, 0.3, estimate="time-limit")
     return case | {"queues": queues} | _some(dice, 0.3, cost={"terms": terms})
@@ -167,24 +206,37 @@ def _plain(number: int) -> Plain:
     cluster, nodes, gpus = _cluster(dice)
     jobs = [_training(dice, k, gpus, nodes[0]) for k in range(dice.randint(0, 3))]
     for k in range(dice.randint(0 if jobs else 1, 3)):
-        jobs.append({
-            "name": f"r{k}", "arrival": round(dice.uniform(0, 100), 3), "gpus": dice.randint(1, gpus),
-            "duration": round(dice.uniform(1, 200), 3), "count": dice.randint(1, 4),
-            "spacing": dice.choice((0.0, 3.0)), "priority": dice.choice((1.0, 3.0)),
-            "checkpoint": {"interval": dice.choice(("never", 20.0))}, "mix_gpus": True,
-        })  # fmt: skip
+        jobs.append(
+            {
+                "name": f"r{k}",
+                "arrival": round(dice.uniform(0, 100), 3),
+                "gpus": dice.randint(1, gpus),
+                "duration": round(dice.uniform(1, 200), 3),
+                "count": dice.randint(1, 4),
+                "spacing": dice.choice((0.0, 3.0)),
+                "priority": dice.choice((1.0, 3.0)),
+                "checkpoint": {"interval": dice.choice(("never", 20.0))},
+                "mix_gpus": True,
+            }
+        )
     come_and_go = random.Random(f"pools {number}")
     if come_and_go.random() < 0.5:
         _pools(come_and_go, cluster["nodes"], any("data" in job for job in jobs))
     decide = dice.choice(({}, {"every_steps": 7}, {"every": 3.3}, {"every": 11.1, "every_steps": 5}))
     return {
-        "schema_version": 1, "name": f"soak {number}", "cluster": cluster, "policy": policy(dice).split("+"),
+        "schema_version": 1,
+        "name": f"soak {number}",
+        "cluster": cluster,
+        "policy": policy(dice).split("+"),
         "workload": {"models": {"m0": _model(dice), "m1": _model(dice)}, "jobs": jobs},
-        "decide": decide | _some(dice, 0.3, estimate_error=0.5), "noise": {"step_cov": dice.choice((0.0, 0.2))},
-        "faults": _faults(dice, nodes, "g0"), "restart": {"detection": 1.1, "initialisation": 2.3},
-        "energy": _some(dice, 0.3, power_cap=250.0, cluster_power_cap=40_000.0, ambient=35.0), "seed": number % 5,
+        "decide": decide | _some(dice, 0.3, estimate_error=0.5),
+        "noise": {"step_cov": dice.choice((0.0, 0.2))},
+        "faults": _faults(dice, nodes, "g0"),
+        "restart": {"detection": 1.1, "initialisation": 2.3},
+        "energy": _some(dice, 0.3, power_cap=250.0, cluster_power_cap=40_000.0, ambient=35.0),
+        "seed": number % 5,
         **_some(dice, 0.15, thermal={"every": 5.0}, horizon=dice.uniform(50, 300)),
-    }  # fmt: skip
+    }
 
 
 def make_serving(number: int) -> Plain:
@@ -199,16 +251,18 @@ def make_serving(number: int) -> Plain:
         arrivals = {"rate": dice.choice((5.0, 60.0)), "kind": dice.choice(("poisson", "profile"))}
         if arrivals["kind"] == "profile":
             arrivals |= {"weights": [1, 6, 2], "every": 20.0}
-        services.append({
-            "name": f"s{k}", "batch_latency": {"fixed": 0.02, "per_request": 0.004, "most": 16},
-            "latency": {"p95": 0.4}, "requests": arrivals | _some(dice, 0.3, burst=4.0, within=0.3),
-            "replicas": {"max": 1 if kind == "own" else max(1, gpus // 3), "start": dice.choice((0.0, 3.1))},
-            "placement": {
-                "kind": kind, "preempt": dice.random() < 0.8, "take_back": dice.choice((0.0, 2.7, 30.0)),
-            },
-            "autoscaler": {"every": dice.choice((3.0, 10.0)), "hold": dice.choice((0.0, 25.0))},
-            **_some(dice, 0.3, share_kappa=0.7, interference=0.3, queue_most=40),
-        })  # fmt: skip
+        services.append(
+            {
+                "name": f"s{k}",
+                "batch_latency": {"fixed": 0.02, "per_request": 0.004, "most": 16},
+                "latency": {"p95": 0.4},
+                "requests": arrivals | _some(dice, 0.3, burst=4.0, within=0.3),
+                "replicas": {"max": 1 if kind == "own" else max(1, gpus // 3), "start": dice.choice((0.0, 3.1))},
+                "placement": {"kind": kind, "preempt": dice.random() < 0.8, "take_back": dice.choice((0.0, 2.7, 30.0))},
+                "autoscaler": {"every": dice.choice((3.0, 10.0)), "hold": dice.choice((0.0, 25.0))},
+                **_some(dice, 0.3, share_kappa=0.7, interference=0.3, queue_most=40),
+            }
+        )
     kept = len(services)
     for job in case["workload"]["jobs"]:
         job["gpus"] = min(job["gpus"], gpus - kept)

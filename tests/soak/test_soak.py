@@ -14,9 +14,7 @@ from tests.soak.scenarios import make, make_serving
 
 def checked(numbers: range) -> list[str]:
     return [
-        f"python -m tests.soak --from {number} --runs 1: {law}"
-        for number in numbers
-        for law in broken(make(number))
+        f"python -m tests.soak --from {number} --runs 1: {law}" for number in numbers for law in broken(make(number))
     ]
 
 

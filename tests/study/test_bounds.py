@@ -7,9 +7,7 @@ from equipoise.study.bounds import Needs, srpt_total_completion_s
 from tests.oracles.bounds import list_schedule, srpt_total_completion
 
 TIMES = st.integers(0, 50).map(lambda k: k / 4)
-JOBS = st.lists(
-    st.tuples(TIMES, st.integers(1, 4), st.integers(1, 40).map(lambda k: k / 4)), min_size=1, max_size=9
-)
+JOBS = st.lists(st.tuples(TIMES, st.integers(1, 4), st.integers(1, 40).map(lambda k: k / 4)), min_size=1, max_size=9)
 
 
 def columns(jobs):

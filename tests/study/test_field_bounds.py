@@ -10,31 +10,33 @@ from equipoise.study.bounds import lower_bound
 from equipoise.study.display import digits
 
 POLICIES = (
-    "fifo", "tiresias", "themis", "gavel", "gavel(objective=makespan)", "pollux", "sia", "optimus", "shockwave",
-    "lucid", "zeus+fifo", "diloco+fifo", "s4", "s1+s2+s3+s4",
-)  # fmt: skip
+    "fifo",
+    "tiresias",
+    "themis",
+    "gavel",
+    "gavel(objective=makespan)",
+    "pollux",
+    "sia",
+    "optimus",
+    "shockwave",
+    "lucid",
+    "zeus+fifo",
+    "diloco+fifo",
+    "s4",
+    "s1+s2+s3+s4",
+)
 MODELS = ("a100_sxm_40gb", "v100_sxm2_32gb", "t4")
 
 
 @st.composite
 def scenarios(draw):
     groups = [
-        {
-            "name": name[0],
-            "count": draw(st.integers(1, 2)),
-            "gpus": draw(st.integers(1, 4)),
-            "accelerator": name,
-        }
+        {"name": name[0], "count": draw(st.integers(1, 2)), "gpus": draw(st.integers(1, 4)), "accelerator": name}
         for name in draw(st.lists(st.sampled_from(MODELS), min_size=1, max_size=3, unique=True))
     ]
     most = max(group["gpus"] * group["count"] for group in groups)
     rates = [
-        {
-            "job_type": "x",
-            "gpu_model": group["accelerator"],
-            "gpus": 1,
-            "rate": draw(st.sampled_from([0.5, 1.0, 4.0])),
-        }
+        {"job_type": "x", "gpu_model": group["accelerator"], "gpus": 1, "rate": draw(st.sampled_from([0.5, 1.0, 4.0]))}
         for group in groups
     ]
     jobs = []
@@ -45,18 +47,16 @@ def scenarios(draw):
         else:
             job |= {"model": "m", "steps": draw(st.integers(100, 2000)), "global_batch": 32 * job["gpus"]}
             job |= {"learning_rate": draw(st.sampled_from(["adascale", "sqrt", "linear", "none"]))}
-            job |= {
-                "workers_min": 1,
-                "workers_max": most,
-                "batch_max": 32 * job["gpus"] * draw(st.integers(1, 8)),
-            }
+            job |= {"workers_min": 1, "workers_max": most, "batch_max": 32 * job["gpus"] * draw(st.integers(1, 8))}
         jobs.append(job)
     model = {"flop_per_sample": "30 GFLOP", "parameters": 25e6, "precision": "fp16", "noise_scale": 800.0}
     return {
-        "schema_version": 1, "name": "small", "cluster": {"nodes": groups},
+        "schema_version": 1,
+        "name": "small",
+        "cluster": {"nodes": groups},
         "workload": {"models": {"m": model}, "jobs": jobs, "throughputs": {"rates": rates}},
         "energy": {"policy_caps": draw(st.booleans())},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.long
@@ -72,18 +72,16 @@ def test_the_bound_is_never_beaten(policy, spec):
 
 
 def test_the_bound_is_met_where_jobs_run_alone_on_their_best_model():
-    rates = [
-        {"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r}
-        for m, r in zip(MODELS, (4, 2, 1), strict=True)
-    ]
+    rates = [{"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r} for m, r in zip(MODELS, (4, 2, 1), strict=True)]
     spec = {
-        "schema_version": 1, "name": "alone",
+        "schema_version": 1,
+        "name": "alone",
         "cluster": {"nodes": [{"name": m[0], "gpus": 2, "accelerator": m} for m in MODELS]},
         "workload": {
             "jobs": [{"gpus": 2, "duration": 800, "job_type": "x"}],
             "throughputs": {"rates": rates, "reference": "t4"},
         },
-    }  # fmt: skip
+    }
     case = from_mapping(spec)
     assert lower_bound(case).completion_mean_s == pytest.approx(200.0)
     assert api.run(case, policy="gavel").summary()["completion_mean_s"] == pytest.approx(200.0)

@@ -42,8 +42,7 @@ def test_shockwave_ends_the_last_job_sooner_though_less_so_than_published():
     """Published: 1.3 times sooner; of equal jobs that come evenly, as here, 1.1 times."""
     case = equipoise.load("scenarios/shockwave-window.yaml")
     makespan_s = {
-        name: equipoise.run(case, policy=name).summary()["makespan_s"]
-        for name in ("shockwave", "themis", "gavel")
+        name: equipoise.run(case, policy=name).summary()["makespan_s"] for name in ("shockwave", "themis", "gavel")
     }
     for other in ("themis", "gavel"):
         assert 1.05 <= makespan_s[other] / makespan_s["shockwave"] < 1.3

@@ -115,9 +115,7 @@ def test_pooled_percentile_covers_where_jobs_of_one_seed_are_alike():
         found = pooled_percentile(groups, 95, resamples=300, key=trial)
         hits += found.low <= truth <= found.high
         pool = np.concatenate(groups)
-        alone = paired_bootstrap(
-            pool, pool, lambda x, _: float(np.percentile(x, 95)), resamples=100, key=trial
-        )
+        alone = paired_bootstrap(pool, pool, lambda x, _: float(np.percentile(x, 95)), resamples=100, key=trial)
         naive += alone.low <= truth <= alone.high
     assert hits / 150 >= 0.85  # some 0.92: the bootstrap of 30 groups is a little narrow
     assert naive / 150 < 0.7

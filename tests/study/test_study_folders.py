@@ -149,11 +149,15 @@ def test_several_may_ask_while_a_sweep_is_written(tmp_path: Path) -> None:
     sweep(write_sweep(tmp_path, seeds=2), out, runner=quick)
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", READER, str(out)], cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-c", READER, str(out)],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for _ in range(3)
-    ]  # fmt: skip
+    ]
     for process in started:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -168,9 +172,7 @@ def test_several_may_ask_while_a_sweep_is_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["runs.parquet", "sweep.db", "sweep.lock"]
 
 
-def test_an_export_that_fails_leaves_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_fails_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
 
     def full(source: str, target: str) -> None:

@@ -35,9 +35,7 @@ def test_an_administrator_learns_the_waits_under_another_policy(
     if not file.is_file():
         pytest.skip("needs the public accounting files")
     monkeypatch.chdir(tmp_path)
-    Path("slurm.conf").write_text(
-        "ClusterName=site\nSchedulerType=sched/backfill\nNodeName=n[001-250] CPUs=32\n"
-    )
+    Path("slurm.conf").write_text("ClusterName=site\nSchedulerType=sched/backfill\nNodeName=n[001-250] CPUs=32\n")
     told(capsys, "import", "slurm.conf", "--trace", str(file), "--out", "site.yaml", "--count", "cpus")
     assert f"{jobs} jobs" in told(capsys, "check", str(file), "site.yaml").replace(",", "")
     assert "scenario ok" in told(capsys, "validate", "site.yaml")
@@ -63,10 +61,30 @@ def accounting_line(number: int, start_h: int) -> str:
     asked = "billing=64,cpu=64,gres/gpu=8,mem=480G,node=1"
     held = "billing=64,cpu=64,gres/gpu:a100=8,gres/gpu=8,mem=480G,node=1"
     cells = [
-        number, number, "lab", "gpu", "normal", "vision", "staff", 100, f"u{number % 3}", 1000 + number % 3,
-        *clock, "01:00:00", "0:0", "COMPLETED", 1, 64, 64, "480G", asked, held, "02:00:00",
-        f"g{number % 2 + 1:02}", "train",
-    ]  # fmt: skip
+        number,
+        number,
+        "lab",
+        "gpu",
+        "normal",
+        "vision",
+        "staff",
+        100,
+        f"u{number % 3}",
+        1000 + number % 3,
+        *clock,
+        "01:00:00",
+        "0:0",
+        "COMPLETED",
+        1,
+        64,
+        64,
+        "480G",
+        asked,
+        held,
+        "02:00:00",
+        f"g{number % 2 + 1:02}",
+        "train",
+    ]
     return "|".join(map(str, cells))
 
 
@@ -85,9 +103,7 @@ def test_an_administrator_with_gpu_jobs_learns_how_many_nodes_the_queue_needs(
     told(capsys, "import", "slurm.conf", "--trace", "jobs.txt", "--out", "lab.yaml")
     assert "10 jobs" in told(capsys, "check", "jobs.txt", "lab.yaml")
     question = ["--vary", "cluster.nodes.0.count=2:8", "--target", "wait_p95<=70min", "--policy", "fifo"]
-    answer = json.loads(
-        told(capsys, "size", "lab.yaml", *question, "--seeds", "1", "--rank", "--format", "json")
-    )
+    answer = json.loads(told(capsys, "size", "lab.yaml", *question, "--seeds", "1", "--rank", "--format", "json"))
     assert answer["values"] == {"cluster.nodes.0.count": 5}
     waits_h = {row["values"]: row["queueing_p95_s"] / 3600 for row in answer["ranking"]}
     assert [waits_h[f"count {n}"] for n in (2, 4, 5, 8)] == pytest.approx([4.0, 2.0, 1.0, 1.0])
@@ -132,20 +148,29 @@ def test_an_engineer_takes_a_policy_into_training_and_its_twin_back(
     """export, torchrun on two ranks of which one is slow, ranks, twin, report."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    Path("two.yaml").write_text(yaml.safe_dump({
-        "schema_version": 1, "name": "two", "cluster": {"nodes": [{"count": 2}]},
-        "workload": {
-            "models": {"m": {"sample_time": "4 ms", "parameters": 1e3}},
-            "jobs": [{"gpus": 2, "model": "m", "steps": 120, "global_batch": 24}],
-        },
-    }))  # fmt: skip
+    Path("two.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "schema_version": 1,
+                "name": "two",
+                "cluster": {"nodes": [{"count": 2}]},
+                "workload": {
+                    "models": {"m": {"sample_time": "4 ms", "parameters": 1e3}},
+                    "jobs": [{"gpus": 2, "model": "m", "steps": 120, "global_batch": 24}],
+                },
+            }
+        )
+    )
     told(capsys, "export", "two.yaml", "--policy", "s1+s2", "--out", "policy.yaml")
     Path("train.py").write_text(TRAIN)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     shares = {tuple(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("shares")}
     ((quick, slow),) = shares  # every rank knows the same

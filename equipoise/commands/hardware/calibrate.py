@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.calibrate.samples import SamplesError, SampleWriter, merge, read_samples
 from equipoise.commands.hardware.fit_noise import fit_noise
 from equipoise.commands.hardware.fit_steps import fit_steps
 from equipoise.commands.tables import aligned
@@ -56,9 +57,7 @@ if TYPE_CHECKING:
 )
 @click.option("--only", metavar="KIND,KIND", help="Measure only these kinds, e.g. copy,gemm.")
 @click.option("--seconds", type=FloatRange(0.5, 3600), help="Time for measuring itself.")
-@click.option(
-    "--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Storage to measure."
-)
+@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Storage to measure.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 @pass_state
@@ -84,7 +83,6 @@ def calibrate(
     """
     if context.invoked_subcommand is not None:
         return OK
-    from equipoise.calibrate.samples import SamplesError
 
     measuring = {"--quick": quick, "--samples": samples_path, "--only": only, "--seconds": seconds}
     given = [name for name, value in (measuring | {"--folder": folder}).items() if value]
@@ -133,7 +131,6 @@ def _check_writable(option: str, path: Path) -> None:
 
 
 def _read(origins: tuple[Path, ...]) -> SampleSet:
-    from equipoise.calibrate.samples import merge, read_samples
 
     return merge(read_samples(path) for path in origins)
 
@@ -147,17 +144,10 @@ def _check_composed(composed: tuple[str, ...]) -> None:
 
 
 def _measure(
-    device: str,
-    quick: bool,
-    path: Path,
-    kinds: frozenset[str],
-    seconds: float | None,
-    folder: Path | None,
-    quiet: bool,
+    device: str, quick: bool, path: Path, kinds: frozenset[str], seconds: float | None, folder: Path | None, quiet: bool
 ) -> SessionOutcome:
     from equipoise.calibrate.run import BUDGET_S, FULL_ROUNDS, QUICK_ROUNDS, DeviceKind, plan_for
     from equipoise.calibrate.run import calibrate as run_calibration
-    from equipoise.calibrate.samples import SampleWriter, read_samples
 
     kind: DeviceKind = "cpu" if device == "cpu" else "cuda"
     rounds, budget_s = QUICK_ROUNDS if quick else FULL_ROUNDS, BUDGET_S[kind, quick]
@@ -185,7 +175,6 @@ def _measure(
 def _fit(samples: SampleSet, out: Path, missing: list[str], form: str, composed: tuple[str, ...]) -> int:
     from equipoise.calibrate.fit.compose_step import composed_steps, load_make
     from equipoise.calibrate.profile import build_profile
-    from equipoise.calibrate.samples import SamplesError
     from equipoise.sim.hardware.profile import save_profile
 
     makes = [load_make(text) for text in composed]
@@ -194,9 +183,7 @@ def _fit(samples: SampleSet, out: Path, missing: list[str], form: str, composed:
     except ValueError as error:  # SamplesError is one; fits raise it for samples that they cannot use
         raise SamplesError(str(error)) from None
     (accelerator,) = profile.accelerators
-    added = [
-        step for name, make in makes for step in composed_steps(samples, name, make, accelerator, report)
-    ]
+    added = [step for name, make in makes for step in composed_steps(samples, name, make, accelerator, report)]
     report.missing[:0] = missing
     try:
         save_profile(profile.model_copy(update={"steps": (*profile.steps, *added)}), out)

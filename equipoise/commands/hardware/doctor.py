@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise import __version__
+from equipoise.calibrate.device import nvrtc
+from equipoise.calibrate.device.libraries import LibraryMissingError
+from equipoise.calibrate.device.nvml import GpmSampler, GpuLostError
 from equipoise.options import common, say
 
 if TYPE_CHECKING:
@@ -86,7 +89,6 @@ def _gpus() -> list[str]:
 
 def _counters(gpu: Gpu) -> str:
     """Whether the hardware counters answer, or why they do not."""
-    from equipoise.calibrate.device.nvml import GpmSampler, GpuLostError
 
     if gpu.handle is None:
         return "lost"
@@ -102,8 +104,6 @@ def _counters(gpu: Gpu) -> str:
 
 def _calibration() -> list[str]:
     """What `equipoise calibrate` and its validation on a GPU would use, or what is missing."""
-    from equipoise.calibrate.device import nvrtc
-    from equipoise.calibrate.device.libraries import LibraryMissingError
     from equipoise.calibrate.measure import cublaslt
 
     found = []

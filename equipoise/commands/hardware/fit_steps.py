@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.base.files import write_whole
 from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common, say
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 @click.command("fit-steps")
 @click.argument("steps", metavar="CSV", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--out", metavar="STACK.yaml", type=click.Path(dir_okay=False, path_type=Path),
+    "--out",
+    metavar="STACK.yaml",
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Write the constants; a scenario names this file as its model's 'stack'.",
-)  # fmt: skip
-@click.option(
-    "--for", "wanted", metavar="STACK/ACCELERATOR", help="Whose constants, where the CSV has several."
 )
+@click.option("--for", "wanted", metavar="STACK/ACCELERATOR", help="Whose constants, where the CSV has several.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> int:
@@ -76,8 +77,6 @@ def _content(found: StepFit, name: str) -> dict[str, object]:
 
 def _write(content: dict[str, object], out: Path) -> None:
     import yaml
-
-    from equipoise.base.files import write_whole
 
     try:
         write_whole(out, yaml.safe_dump(content, sort_keys=False))

@@ -22,9 +22,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 @click.command()
-@click.option(
-    "--interval", "interval_s", default=1.0, show_default=True, type=FloatRange(0.1), help="Seconds."
-)
+@click.option("--interval", "interval_s", default=1.0, show_default=True, type=FloatRange(0.1), help="Seconds.")
 @click.option("--count", type=IntRange(1), help="Stop after this many readings (default: never).")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)
 @click.option("--listen", metavar="[HOST:]PORT", callback=_address, help="Also serve Prometheus at /metrics.")
@@ -52,8 +50,12 @@ def monitor(
         raise click.UsageError("--interval must be finite, and --price a number")
     try:
         show(
-            interval_s=interval_s, count=count, output=form, price_usd_per_h=price, listen=listen,
+            interval_s=interval_s,
+            count=count,
+            output=form,
+            price_usd_per_h=price,
+            listen=listen,
             only=frozenset(only) or None,
-        )  # fmt: skip
+        )
     except ListenError as error:
         raise WrongInputError(f"--listen {error}") from None

@@ -13,7 +13,9 @@ import click
 from equipoise.base.regular import RefusedError, read_file
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
+from equipoise.live.launch_files import Launch, kubernetes, slurm
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress, say
+from equipoise.policies.registry import make_policy
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy
@@ -30,20 +32,14 @@ _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio
 @click.option("--policy", metavar="POLICY", help="Stages joined by +. Default: the scenario's.")
 @click.option("--out", metavar="FILE", default="policy.yaml", show_default=True, help="File to write.")
 @click.option("--trace", metavar="FILE", help="Job trace in place of the scenario's.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change a value of the scenario.")
 @click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change a value of the scenario."
-)
-@click.option(
-    "--seed",
-    type=IntRange(min=0),
-    help="Seed of the run that gives the expected result. Default: the scenario's.",
+    "--seed", type=IntRange(min=0), help="Seed of the run that gives the expected result. Default: the scenario's."
 )
 @click.option("--key-file", metavar="FILE", help="Sign (or check the signature) with the key in this file.")
 @click.option("--check", metavar="FILE", help="Check a policy file and show it, write nothing.")
 @click.option("--plugins", is_flag=True, help="With --check: accept stages of installed packages.")
-@click.option(
-    "--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for the policy as well."
-)
+@click.option("--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for the policy as well.")
 @click.option("--script", metavar="FILE", default="train.py", show_default=True, help="With --launch.")
 @click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
 @common
@@ -139,7 +135,6 @@ def _check(path: str, key: bytes | None, plugins: bool) -> None:
 
 def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPolicy:
     from equipoise.policies.record.export import ExportedPolicy
-    from equipoise.policies.registry import make_policy
     from equipoise.sim.hardware.profile import load_profile, profile_path
 
     hardware = scenario.cluster.hardware
@@ -169,7 +164,6 @@ def _promised(exported: ExportedPolicy) -> str:
 
 
 def _launch_file(kind: str, scenario: Scenario, out: str, script: str, image: str) -> str:
-    from equipoise.live.launch_files import Launch, kubernetes, slurm
 
     groups = scenario.cluster.groups
     launch = Launch(

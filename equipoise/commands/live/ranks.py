@@ -15,9 +15,7 @@ from equipoise.options import CommandState, common, pass_state, say
 @click.command()
 @click.argument("run_dir", metavar="RUN_DIR", type=click.Path(file_okay=False))
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option(
-    "--last", type=IntRange(min=8), metavar="ROUNDS", help="Look only at this many rounds, the last ones."
-)
+@click.option("--last", type=IntRange(min=8), metavar="ROUNDS", help="Look only at this many rounds, the last ones.")
 @common
 @pass_state
 def ranks(state: CommandState, run_dir: str, form: str, last: int | None) -> int:

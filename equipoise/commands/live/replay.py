@@ -6,24 +6,17 @@ from pathlib import Path
 
 import click
 
+from equipoise.formats.operations import read_operations
+from equipoise.formats.text.errors import FormatError
 from equipoise.options import CommandState, common, pass_state, progress, say
 
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(dir_okay=False))
 @click.option(
-    "--what-if",
-    "asked",
-    metavar="CLASS[@RANK]=FACTOR",
-    multiple=True,
-    help="E.g. backward-compute@3=typical.",
+    "--what-if", "asked", metavar="CLASS[@RANK]=FACTOR", multiple=True, help="E.g. backward-compute@3=typical."
 )
-@click.option(
-    "--timeline",
-    metavar="FILE.json.gz",
-    type=click.Path(dir_okay=False),
-    help="First step for Perfetto.",
-)
+@click.option("--timeline", metavar="FILE.json.gz", type=click.Path(dir_okay=False), help="First step for Perfetto.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 @pass_state
@@ -35,8 +28,6 @@ def replay(
     FILEs are PyTorch profiler or Chakra traces, one a rank, or one table (CSV, Parquet) with columns step, rank,
     dp_rank, stage, optype, start_ts, duration, seq_id.
     """
-    from equipoise.formats.operations import read_operations
-    from equipoise.formats.text.errors import FormatError
     from equipoise.sim.scenario.tree import InputError
     from equipoise.study.folders import check_target
     from equipoise.study.replay.graph import graphs

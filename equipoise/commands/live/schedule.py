@@ -14,6 +14,8 @@ import click
 from equipoise.commands.live.twin import policy_of
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import FAILURE, OK
+from equipoise.formats.text.errors import FormatError
+from equipoise.live.queue.manager import ManagerError
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, say
 
 if TYPE_CHECKING:
@@ -25,30 +27,25 @@ _above_zero = FloatRange(min=0.0, min_open=True)
 
 @click.command()
 @click.argument("policy")
-@click.option(
-    "--partition", metavar="NAME", default="", help="The policy decides for jobs of this partition."
-)
+@click.option("--partition", metavar="NAME", default="", help="The policy decides for jobs of this partition.")
 @click.option("--account", metavar="NAME", default="", help="The policy decides for jobs of this account.")
 @click.option(
-    "--mode", type=click.Choice(["observe", "advise", "act"]), default="advise", show_default=True,
+    "--mode",
+    type=click.Choice(["observe", "advise", "act"]),
+    default="advise",
+    show_default=True,
     help="observe: record what happens; advise: also what the policy would do; act: do it.",
-)  # fmt: skip
-@click.option(
-    "--journal", metavar="DIR", default="queue-journal", show_default=True, help="Folder of the record."
 )
-@click.option(
-    "--estimates", metavar="CSV", help="Durations by job name (name,duration_s), not the time limits."
-)
+@click.option("--journal", metavar="DIR", default="queue-journal", show_default=True, help="Folder of the record.")
+@click.option("--estimates", metavar="CSV", help="Durations by job name (name,duration_s), not the time limits.")
 @click.option("--requeue", is_flag=True, help="Running jobs may be stopped and queued again.")
 @click.option(
-    "--restart", type=FloatRange(min=0.0), metavar="S",
+    "--restart",
+    type=FloatRange(min=0.0),
+    metavar="S",
     help="Seconds that this costs a job that goes on from a checkpoint. Default: all its work so far.",
-)  # fmt: skip
-@click.option(
-    "--held",
-    is_flag=True,
-    help="Also take jobs submitted held; their hold becomes a lease.",
 )
+@click.option("--held", is_flag=True, help="Also take jobs submitted held; their hold becomes a lease.")
 @click.option(
     "--every",
     type=_above_zero,
@@ -58,27 +55,20 @@ _above_zero = FloatRange(min=0.0, min_open=True)
     help="Seconds between two looks at the queue.",
 )
 @click.option(
-    "--budget",
-    type=_above_zero,
-    default=2.0,
+    "--budget", type=_above_zero, default=2.0, show_default=True, metavar="S", help="Most seconds for one decision."
+)
+@click.option(
+    "--changes", type=_above_zero, default=20.0, show_default=True, help="Most changes to the queue in a second."
+)
+@click.option(
+    "--lease",
+    type=FloatRange(min=20.0),
+    default=120.0,
     show_default=True,
     metavar="S",
-    help="Most seconds for one decision.",
-)
-@click.option(
-    "--changes",
-    type=_above_zero,
-    default=20.0,
-    show_default=True,
-    help="Most changes to the queue in a second.",
-)
-@click.option(
-    "--lease", type=FloatRange(min=20.0), default=120.0, show_default=True, metavar="S",
     help="With --held: a job starts so long after the last sign of life.",
-)  # fmt: skip
-@click.option(
-    "--timeout", type=_above_zero, default=10.0, show_default=True, metavar="S", help="Of Slurm's commands."
 )
+@click.option("--timeout", type=_above_zero, default=10.0, show_default=True, metavar="S", help="Of Slurm's commands.")
 @common
 @pass_state
 def schedule(
@@ -110,16 +100,22 @@ def schedule(
     from equipoise.live.queue.options import QueueOptions
 
     options = QueueOptions(
-        mode=cast("Mode", mode), requeue=requeue, restart_s=restart, held=held, every_s=every, budget_s=budget,
-        changes_per_s=changes, lease_s=lease, estimates=_estimates(estimates),
-    )  # fmt: skip
+        mode=cast("Mode", mode),
+        requeue=requeue,
+        restart_s=restart,
+        held=held,
+        every_s=every,
+        budget_s=budget,
+        changes_per_s=changes,
+        lease_s=lease,
+        estimates=_estimates(estimates),
+    )
     chosen = policy_of(policy)
     _warn(state, chosen, options)
     return _run(state, chosen, options, Path(journal), partition, account, timeout)
 
 
 def _estimates(path: str | None) -> dict[str, float]:
-    from equipoise.formats.text.errors import FormatError
     from equipoise.live.queue.options import read_estimates
 
     try:
@@ -136,21 +132,22 @@ def _warn(state: CommandState, policy: Policy, options: QueueOptions) -> None:
         if stage.kind != "allocation":
             note(state.quiet, f"{stage.name}: decides nothing about a queue, has no effect here")
         elif not options.requeue and not getattr(stage, "preemption", "never").startswith("never"):
-            note(
-                state.quiet,
-                f"{stage.name}: stops no running job without --requeue, it orders those that wait",
-            )
+            note(state.quiet, f"{stage.name}: stops no running job without --requeue, it orders those that wait")
     if not options.estimates:
         note(state.quiet, "durations are the jobs' time limits; --estimates CSV gives better ones")
 
 
 def _run(
-    state: CommandState, policy: Policy, options: QueueOptions, folder: Path, partition: str, account: str,
+    state: CommandState,
+    policy: Policy,
+    options: QueueOptions,
+    folder: Path,
+    partition: str,
+    account: str,
     timeout_s: float,
-) -> int:  # fmt: skip
+) -> int:
     from equipoise.live.queue.lease import Watchdog
     from equipoise.live.queue.loop import Scheduler
-    from equipoise.live.queue.manager import ManagerError
     from equipoise.live.queue.record import BusyError, Record
     from equipoise.live.queue.slurm import Slurm
 
@@ -165,9 +162,14 @@ def _run(
     if problem := scheduler.warm_up():
         raise WrongInputError(f"{policy.name}: {problem}")
     record.event(
-        "begun", policy=policy.name, mode=options.mode, partition=partition, account=account,
-        requeue=options.requeue, every_s=options.every_s,
-    )  # fmt: skip
+        "begun",
+        policy=policy.name,
+        mode=options.mode,
+        partition=partition,
+        account=account,
+        requeue=options.requeue,
+        every_s=options.every_s,
+    )
     watchdog = Watchdog(folder, partition, account) if options.mode == "act" else None
     given_back = scheduler.run(_stopped())
     if watchdog is not None and given_back:
@@ -193,9 +195,5 @@ def _echo(line: Mapping[str, Any]) -> None:
     at = time.strftime("%H:%M:%S", time.localtime(line["time_s"]))
     if line["event"] in ("job", "start", "end"):
         return
-    parts = [
-        f"{line[key]}" if key != "id" else f"job {line[key]}"
-        for key in _SHOWN
-        if line.get(key) not in (None, "")
-    ]
+    parts = [f"{line[key]}" if key != "id" else f"job {line[key]}" for key in _SHOWN if line.get(key) not in (None, "")]
     say(" ".join([at, line["event"], *parts]))

@@ -11,6 +11,7 @@ import click
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK, OUTSIDE
 from equipoise.options import WrongInputError, common, say
+from equipoise.policies.registry import make_policy
 
 if TYPE_CHECKING:
     from equipoise.policies.contract import Policy
@@ -30,14 +31,7 @@ if TYPE_CHECKING:
     "queue, when a larger share of the jobs starts more than 5 s from what its recorded decisions give.",
 )
 @common
-def twin(
-    run_dir: str,
-    form: str,
-    policy: str | None,
-    seed: int,
-    scenario: str | None,
-    tolerance: float | None,
-) -> int:
+def twin(run_dir: str, form: str, policy: str | None, seed: int, scenario: str | None, tolerance: float | None) -> int:
     """Simulate the live run recorded in RUN_DIR under its own policy and compare, decision by decision.
 
     RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
@@ -87,7 +81,6 @@ def _queue(
 def policy_of(text: str) -> Policy:
     """An exported file, or stages joined by +."""
     from equipoise.policies.record.export import ExportError, load_policy
-    from equipoise.policies.registry import make_policy
 
     if not text.endswith((".yaml", ".yml")):
         return make_policy(text)

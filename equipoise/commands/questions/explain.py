@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from equipoise.commands.tables import aligned
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, pass_state, progress, say
 
@@ -18,22 +19,14 @@ _DONE = 20
 @click.command()
 @click.argument("run_dir", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("job", metavar="[JOB]", required=False)
-@click.option(
-    "--at", metavar="TIME", help="Without JOB: the last decision up to then, e.g. '3 h'. Default: the last."
-)
+@click.option("--at", metavar="TIME", help="Without JOB: the last decision up to then, e.g. '3 h'. Default: the last.")
 @click.option("--trace", metavar="FILE", help="The run's job trace, where it is not found by its name.")
 @click.option("--no-try", is_flag=True, help="Do not run the changes that might have started the job sooner.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 @pass_state
 def explain(
-    state: CommandState,
-    run_dir: str,
-    job: str | None,
-    at: str | None,
-    trace: str | None,
-    no_try: bool,
-    form: str,
+    state: CommandState, run_dir: str, job: str | None, at: str | None, trace: str | None, no_try: bool, form: str
 ) -> int:
     """Say why JOB of the run in RUN waited, who went first, and what would have started it sooner.
 
@@ -83,9 +76,7 @@ def _time_s(text: str | None) -> float | None:
     try:
         return float(TypeAdapter(Seconds).validate_python(text))
     except ValidationError as error:
-        raise click.BadParameter(
-            f"{text!r} is no time such as '3 h' or '90 min'", param_hint="'--at'"
-        ) from error
+        raise click.BadParameter(f"{text!r} is no time such as '3 h' or '90 min'", param_hint="'--at'") from error
 
 
 def _span(time_s: float) -> str:
@@ -101,37 +92,42 @@ def _told(folder: Any, row: int, wait: Any, tried: list[Any]) -> dict[str, Any]:
     jobs = folder.jobs
     arrival_s, start_s = float(jobs["arrival_s"][row]), float(jobs["start_s"][row])
     best = smallest(tried, start_s, arrival_s)
-    who = {kind: str(jobs[kind][row]) for kind in ("user", "account", "partition", "qos", "queue")
-           if kind in jobs and jobs[kind][row]}  # fmt: skip
+    who = {
+        kind: str(jobs[kind][row])
+        for kind in ("user", "account", "partition", "qos", "queue")
+        if kind in jobs and jobs[kind][row]
+    }
     again_s = float(jobs["queueing_s"][row]) - (start_s - arrival_s) if "queueing_s" in jobs else math.nan
     return {
         "waited_again_s": again_s if again_s > 1e-6 else 0.0,
-        "job": folder.name(row), "policy": folder.policy, "gpus": int(jobs["gpus"][row]), **who,
-        "arrival_s": arrival_s, "start_s": None if math.isnan(start_s) else start_s,
+        "job": folder.name(row),
+        "policy": folder.policy,
+        "gpus": int(jobs["gpus"][row]),
+        **who,
+        "arrival_s": arrival_s,
+        "start_s": None if math.isnan(start_s) else start_s,
         "causes": [{"kind": c.kind, "text": c.text, "span_s": s} for c, s in wait.span_s.items()],
         "went_first": [
             {"job": folder.name(k), "why": why, "later": bool(jobs["arrival_s"][k] > arrival_s)}
             for k, why in wait.before.items()
         ],
         "tried": [
-            {"change": t.text, "start_s": None if math.isnan(t.start_s) else t.start_s, "error": t.error}
-            for t in tried
+            {"change": t.text, "start_s": None if math.isnan(t.start_s) else t.start_s, "error": t.error} for t in tried
         ],
         "smallest": None if best is None else best.text,
-    }  # fmt: skip
+    }
 
 
 def _text(told: dict[str, Any]) -> str:
-    from equipoise.commands.tables import aligned
     from equipoise.study.display import digits
 
     arrival_s, start_s = told["arrival_s"], told["start_s"]
-    who = ", ".join(
-        f"{kind} {told[kind]}" for kind in ("user", "account", "partition", "qos", "queue") if kind in told
-    )
+    who = ", ".join(f"{kind} {told[kind]}" for kind in ("user", "account", "partition", "qos", "queue") if kind in told)
     ended = f"started at {_span(start_s)}" if start_s is not None else "had not started at the end of the run"
-    lines = [f"{told['job']}{f' ({who})' if who else ''}: {told['gpus']} GPUs under {told['policy']}",
-             f"arrived at {_span(arrival_s)}, {ended}"]  # fmt: skip
+    lines = [
+        f"{told['job']}{f' ({who})' if who else ''}: {told['gpus']} GPUs under {told['policy']}",
+        f"arrived at {_span(arrival_s)}, {ended}",
+    ]
     if start_s is not None:
         again = told["waited_again_s"]
         lost = f", and {_span(again)} more once it had lost its GPUs" if again else ""
@@ -159,7 +155,6 @@ def _text(told: dict[str, Any]) -> str:
 
 
 def _done(told: dict[str, Any]) -> list[str]:
-    from equipoise.commands.tables import aligned
 
     done = told["done"]
     if not done:
@@ -170,7 +165,6 @@ def _done(told: dict[str, Any]) -> list[str]:
 
 
 def _tried(told: dict[str, Any]) -> list[str]:
-    from equipoise.commands.tables import aligned
 
     if not told["tried"]:
         return []
@@ -184,8 +178,11 @@ def _tried(told: dict[str, Any]) -> list[str]:
             when = f"starts at {_span(one['start_s'])}"
         else:
             sooner_s = told["start_s"] - one["start_s"]
-            when = "starts no sooner" if sooner_s == 0 else (
-                f"starts {_span(abs(sooner_s))} {'sooner' if sooner_s > 0 else 'later'}")  # fmt: skip
+            when = (
+                "starts no sooner"
+                if sooner_s == 0
+                else (f"starts {_span(abs(sooner_s))} {'sooner' if sooner_s > 0 else 'later'}")
+            )
         rows.append((one["change"], when))
     lines = ["", "What would have changed that, smallest change first (each was run):"]
     lines += [f"  {line}" for line in aligned(rows)]

@@ -21,12 +21,8 @@ _COLUMNS = ("weights", "gradients", "optimizer", "activations", "logits", "base"
 
 @click.command()
 @click.argument("scenario", type=click.Path(dir_okay=False))
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change a value of the scenario."
-)
-@click.option(
-    "--plans", type=IntRange(0, 1000), default=0, help="Also list this many of the fastest layouts that fit."
-)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Change a value of the scenario.")
+@click.option("--plans", type=IntRange(0, 1000), default=0, help="Also list this many of the fastest layouts that fit.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def fit(scenario: str, overrides: tuple[str, ...], plans: int, form: str) -> int:

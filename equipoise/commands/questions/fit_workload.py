@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from equipoise.base.files import write_whole
+from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, note, pass_state, say
@@ -18,16 +20,19 @@ NODE_GPUS = 8
 
 @click.command()
 @click.argument("trace", type=click.Path())
-@click.option(
-    "--cluster", "clusters", multiple=True, metavar="NAME", help="Only jobs of this virtual cluster."
-)
+@click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Only jobs of this virtual cluster.")
 @click.option(
     "--gpus",
     type=IntRange(1),
     help="GPUs of the cluster for the comparison. Default: as many as its jobs keep busy 80 % of the time.",
 )
-@click.option("--policy", multiple=True, default=("fifo", "easy", "sjf"), show_default=True,
-              help="Policies under which waits are compared; may be given again.")  # fmt: skip
+@click.option(
+    "--policy",
+    multiple=True,
+    default=("fifo", "easy", "sjf"),
+    show_default=True,
+    help="Policies under which waits are compared; may be given again.",
+)
 @click.option(
     "--model",
     "kind",
@@ -70,9 +75,19 @@ NODE_GPUS = 8
 @common
 @pass_state
 def fit_workload(
-    state: CommandState, trace: str, clusters: tuple[str, ...], gpus: int | None, policy: tuple[str, ...], kind: str,
-    alike: int | None, scale: float, seeds: int, calibrate: int, calibrate_on: tuple[str, ...], out: str | None,
-) -> int:  # fmt: skip
+    state: CommandState,
+    trace: str,
+    clusters: tuple[str, ...],
+    gpus: int | None,
+    policy: tuple[str, ...],
+    kind: str,
+    alike: int | None,
+    scale: float,
+    seeds: int,
+    calibrate: int,
+    calibrate_on: tuple[str, ...],
+    out: str | None,
+) -> int:
     """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
 
     A session is what one user submits in a row, with one number of GPUs. `--model sessions` keeps all sessions and
@@ -85,7 +100,6 @@ def fit_workload(
     """
     import numpy as np
 
-    from equipoise.base.files import write_whole
     from equipoise.sim.loading.file import from_mapping
     from equipoise.sim.scenario.tree import write_tree
     from equipoise.sim.traces.read import read_trace
@@ -112,9 +126,13 @@ def fit_workload(
     held = math.gcd(pool, NODE_GPUS)  # nodes, so that `size` can vary how many
     nodes = [{"count": pool // held, "gpus": held}]
     content: dict[str, Any] = {
-        "schema_version": 1, "name": Path(trace).name.partition(".")[0], "why": f"Jobs like those of {trace}.",
-        "cluster": {"nodes": nodes}, "workload": workload, "policy": policy[0],
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": Path(trace).name.partition(".")[0],
+        "why": f"Jobs like those of {trace}.",
+        "cluster": {"nodes": nodes},
+        "workload": workload,
+        "policy": policy[0],
+    }
     scenario = from_mapping(content)
     if calibrate:
         drawn["draws"] = likest(scenario, read, calibrate_on, calibrate, seeds)
@@ -133,7 +151,6 @@ def fit_workload(
 
 
 def _table(found: list) -> str:  # type: ignore[type-arg]  # of Likeness, which is not loaded for the help
-    from equipoise.commands.tables import aligned
     from equipoise.sim.scenario.units import format_seconds
 
     rows = [["", "trace", "drawn", "ratio", "spread of seeds"]]

@@ -21,12 +21,13 @@ _SMALL_SHARE = 0.005
 @click.command()
 @variant_options
 @click.option(
-    "--try", "tried", multiple=True, metavar="POLICY",
+    "--try",
+    "tried",
+    multiple=True,
+    metavar="POLICY",
     help="Another policy to try as a lever. Default: s1+s2+s3, s1+s2+s3+s4.",
-)  # fmt: skip
-@click.option(
-    "--most", type=IntRange(1), default=10, show_default=True, help="Most groups of jobs to report."
 )
+@click.option("--most", type=IntRange(1), default=10, show_default=True, help="Most groups of jobs to report.")
 @click.option("--all", "every", is_flag=True, help="Show every lever, also those that do not help.")
 def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
     """Find what limits the jobs of SCENARIO, and what would help most.
@@ -41,9 +42,14 @@ def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
 
     with given.run_options() as options:
         found = find(
-            Path(given.scenario), policy=given.policy, policies=tried or POLICIES, overrides=given.overrides,
-            trace=given.trace, most=most, options=options,
-        )  # fmt: skip
+            Path(given.scenario),
+            policy=given.policy,
+            policies=tried or POLICIES,
+            overrides=given.overrides,
+            trace=given.trace,
+            most=most,
+            options=options,
+        )
     given.tell(found.as_dict(), FILE, as_text(found, every), found.notes)
     return OK
 
@@ -83,11 +89,7 @@ def _stage(group: Limited) -> str:
     if group.stage is not None:
         return f"  stage {group.stage.lever.name} reduces it: {_effect(group.stage)}"
     left = any(e.lever.against == "stage" for e in group.effects)
-    return (
-        "  no stage (s1 to s4) reduces it"
-        if left
-        else "  all four stages are in use: none reduces what is left"
-    )
+    return "  no stage (s1 to s4) reduces it" if left else "  all four stages are in use: none reduces what is left"
 
 
 def _worth_showing(group: Limited) -> list[Effect]:

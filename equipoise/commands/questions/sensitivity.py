@@ -24,9 +24,7 @@ _HALF = 14  # characters of the bar on each side of the base
 @click.option(
     "--vary", multiple=True, metavar="KEY=LOW..HIGH", help="Values, or factors: cluster.nodes.0.nic=x0.5..x2."
 )
-@click.option(
-    "--default-set", is_flag=True, help="Vary the default set as well (it is taken without --vary)."
-)
+@click.option("--default-set", is_flag=True, help="Vary the default set as well (it is taken without --vary).")
 @click.option("--metric", default="completion_mean_s", show_default=True, help="Result to look at.")
 def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: str) -> int:
     """Change one value of SCENARIO at a time, low and high, and rank them by what they do to the result.
@@ -39,9 +37,15 @@ def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: 
 
     with given.run_options() as options:
         found = find(
-            Path(given.scenario), metric, vary=vary, defaults=default_set or not vary, policy=given.policy,
-            overrides=given.overrides, trace=given.trace, options=options,
-        )  # fmt: skip
+            Path(given.scenario),
+            metric,
+            vary=vary,
+            defaults=default_set or not vary,
+            policy=given.policy,
+            overrides=given.overrides,
+            trace=given.trace,
+            options=options,
+        )
     given.tell(found.as_dict(), FILE, as_text(found), found.notes)
     return OK
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.base.files import write_whole
 from equipoise.base.json_values import plain
+from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options
@@ -47,16 +49,28 @@ if TYPE_CHECKING:
 )
 @click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
 @click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")
-@click.option("--available", multiple=True, metavar="ACCELERATOR=GPUS [in TIME]",
-              help="GPUs that are available, and when: mi300x=128, 'h100_sxm=in 25 d'.")  # fmt: skip
+@click.option(
+    "--available",
+    multiple=True,
+    metavar="ACCELERATOR=GPUS [in TIME]",
+    help="GPUs that are available, and when: mi300x=128, 'h100_sxm=in 25 d'.",
+)
 @click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
-@click.option("--confidence", type=FloatRange(0.0, 1.0, min_open=True), default=0.95, show_default=True,
-              help="Share of the runs that must meet the targets.")  # fmt: skip
+@click.option(
+    "--confidence",
+    type=FloatRange(0.0, 1.0, min_open=True),
+    default=0.95,
+    show_default=True,
+    help="Share of the runs that must meet the targets.",
+)
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
-              help="Folder that keeps the answer; `equipoise report` makes a page of it.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that keeps the answer; `equipoise report` makes a page of it.",
+)
 @common
 @pass_state
 def size(
@@ -84,7 +98,6 @@ def size(
     wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), committed
     (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 if no size meets them.
     """
-    from equipoise.base.files import write_whole
     from equipoise.study.folders import SIZE, check_free
     from equipoise.study.questions.ranking import changes, ranked
     from equipoise.study.questions.size import Question, doubts, needed, read_vary
@@ -97,10 +110,20 @@ def size(
     if double := {key for key, _ in varied if [k for k, _ in varied].count(key) > 1}:
         raise click.UsageError(f"--vary: {min(double)!r} is varied twice; give all its values at once")
     question = Question(
-        Path(scenario), dict(varied), tuple(map(read_target, target)), policy,
-        seeds, confidence, objective, overrides, trace, jobs, grow, rank,
+        Path(scenario),
+        dict(varied),
+        tuple(map(read_target, target)),
+        policy,
+        seeds,
+        confidence,
+        objective,
+        overrides,
+        trace,
+        jobs,
+        grow,
+        rank,
         dict(map(read_supply, available)),
-    )  # fmt: skip
+    )
     if out is not None:
         check_free(out, "size")
         out.mkdir(parents=True, exist_ok=True)
@@ -140,11 +163,7 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
             saved = _saved(answer, targets)
-            are = (
-                "1 of the nodes is a spare"
-                if answer.spares == 1
-                else f"{answer.spares} of the nodes are spares"
-            )
+            are = "1 of the nodes is a spare" if answer.spares == 1 else f"{answer.spares} of the nodes are spares"
             yield f"  {are}: {few} would do without faults{saved}"
     elif answer.closest is None:
         yield f"no size meets {wanted}"
@@ -210,7 +229,6 @@ def _sure(answer: Answer) -> str:
 
 def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Iterator[str]:
     """The sizes that were run as a table; columns of which nothing is known are left out."""
-    from equipoise.commands.tables import aligned
     from equipoise.sim.scenario.units import format_scaled
     from equipoise.study.display import UNKNOWN, show
     from equipoise.study.questions.ranking import TITLES
@@ -227,8 +245,7 @@ def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Itera
             "price_usd_per_h": show("_usd", row["price_usd_per_h"]),
         } | {key: target.measure.show(row[key]) for key, target in asked.items()}
         cells = (
-            shown.get(key) or (show(key, row[key]) if isinstance(row[key], float) else str(row[key]))
-            for key in named
+            shown.get(key) or (show(key, row[key]) if isinstance(row[key], float) else str(row[key])) for key in named
         )
         table.append(list(cells))
     if rows:
@@ -252,9 +269,12 @@ def _changes(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) ->
 
 
 def kept(
-    question: Question, answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]],
+    question: Question,
+    answer: Answer,
+    rows: Sequence[dict[str, Any]],
+    changes: Sequence[dict[str, Any]],
     said: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """The answer with its question, for the page that `report` makes of it."""
     from equipoise.sim.hardware.used_prices import used_prices
     from equipoise.study.report.first import cluster_line
@@ -282,23 +302,20 @@ def kept(
             jobs = found.mean("jobs")
             simulated["workload"] = f"{jobs:,.0f} job{'s' if jobs != 1 else ''} in a run"
     about: dict[str, Any] = simulated | {
-        "schema_version": 1, "scenario": found.candidate.scenario.name if found else question.file.stem,
+        "schema_version": 1,
+        "scenario": found.candidate.scenario.name if found else question.file.stem,
         "prices": [asdict(price) for price in paid],
-    }  # fmt: skip
+    }
     content = about | {"question": asked, "said": list(said)} | _content(answer, rows, changes)
     return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 
-def as_json(
-    answer: Answer, rows: Sequence[dict[str, Any]] = (), changes: Sequence[dict[str, Any]] = ()
-) -> str:
+def as_json(answer: Answer, rows: Sequence[dict[str, Any]] = (), changes: Sequence[dict[str, Any]] = ()) -> str:
     """The answer for programs."""
     return json.dumps(plain(_content(answer, rows, changes)), indent=2)
 
 
-def _content(
-    answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def _content(answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found = answer.best or answer.closest
     content: dict[str, Any] = {
         "met": answer.best is not None,

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 @click.argument("scenario")
 @click.option("--policy", help="Stages joined by +. Default: the scenario's.")
 @click.option(
-    "--vary", multiple=True, required=True, metavar="KEY=LOW:HIGH[:log]|A,B,C",
+    "--vary",
+    multiple=True,
+    required=True,
+    metavar="KEY=LOW:HIGH[:log]|A,B,C",
     help="A key of the scenario, or policy.STAGE.PARAMETER.",
-)  # fmt: skip
+)
 @click.option(
     "--metric",
     "metrics",
@@ -41,24 +44,15 @@ if TYPE_CHECKING:
     help="Points to try; the first is the unchanged scenario.",
 )
 @click.option("--seeds", type=IntRange(1), default=3, show_default=True, help="Seeds of each trial.")
-@click.option(
-    "--fresh", type=IntRange(1), default=10, show_default=True,
-    help="Unseen seeds for the final comparison.",
-)  # fmt: skip
-@click.option(
-    "--no-prune", is_flag=True, help="Run every trial on all seeds, even when it is already surely worse."
-)
+@click.option("--fresh", type=IntRange(1), default=10, show_default=True, help="Unseen seeds for the final comparison.")
+@click.option("--no-prune", is_flag=True, help="Run every trial on all seeds, even when it is already surely worse.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario first.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder that keeps all runs; a second start continues there.",
+    "--out", type=click.Path(path_type=Path), help="Folder that keeps all runs; a second start continues there."
 )
 @click.option(
-    "--picture",
-    type=click.Path(path_type=Path),
-    help="Draw all points as SVG or PDF; needs two metrics or more.",
+    "--picture", type=click.Path(path_type=Path), help="Draw all points as SVG or PDF; needs two metrics or more."
 )
 @click.option(
     "--format",
@@ -71,10 +65,21 @@ if TYPE_CHECKING:
 @common
 @pass_state
 def tune(
-    state: CommandState, scenario: str, policy: str | None, vary: tuple[str, ...], metrics: tuple[str, ...], trials: int,
-    seeds: int, fresh: int, no_prune: bool, overrides: tuple[str, ...], jobs: int, out: Path | None,
-    picture: Path | None, form: str,
-) -> int:  # fmt: skip
+    state: CommandState,
+    scenario: str,
+    policy: str | None,
+    vary: tuple[str, ...],
+    metrics: tuple[str, ...],
+    trials: int,
+    seeds: int,
+    fresh: int,
+    no_prune: bool,
+    overrides: tuple[str, ...],
+    jobs: int,
+    out: Path | None,
+    picture: Path | None,
+    form: str,
+) -> int:
     """Search values of SCENARIO and parameters of its stages for the best result.
 
     The best point (of several objectives: each that no other beats) is held against the scenario as it is on fresh
@@ -121,9 +126,7 @@ def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
         if choice.trial is start:
             continue
         fresh = [_ratio(choice, metric) for metric in metrics]
-        rows.append(
-            (_values(choice.trial.values), *(show(m, choice.trial.means[m]) for m in metrics), *fresh)
-        )
+        rows.append((_values(choice.trial.values), *(show(m, choice.trial.means[m]) for m in metrics), *fresh))
     yield from aligned(rows)
     if found.better:
         yield f"found: {sum(bool(choice.better_in()) for choice in found.choices)} better than as it is"

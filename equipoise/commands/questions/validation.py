@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.base.files import replacing, write_whole
 from equipoise.base.json_values import plain
 from equipoise.exit_codes import OK
+from equipoise.formats.text.spreadsheet import guarded
 from equipoise.options import WrongInputError, common, say
 
 if TYPE_CHECKING:
@@ -23,27 +25,31 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", required=False)
 @click.option(
-    "--data", "data", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--data",
+    "data",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of the measurements.",
-)  # fmt: skip
+)
 @click.option("--all", "every", is_flag=True, help="Every data set whose files are there.")
 @click.option(
-    "--write", "target", metavar="FILE.md", type=click.Path(dir_okay=False, path_type=Path),
+    "--write",
+    "target",
+    metavar="FILE.md",
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Also write a page with the table, and a scatter plot beside it.",
-)  # fmt: skip
+)
 @click.option(
-    "--rows", "rows_file", metavar="FILE.csv", type=click.Path(dir_okay=False, path_type=Path),
+    "--rows",
+    "rows_file",
+    metavar="FILE.csv",
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Also write every held-out row of the first split: predicted, interval, measured.",
-)  # fmt: skip
+)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def validate_against(
-    name: str | None,
-    data: Path | None,
-    every: bool,
-    target: Path | None,
-    rows_file: Path | None,
-    form: str,
+    name: str | None, data: Path | None, every: bool, target: Path | None, rows_file: Path | None, form: str
 ) -> int:
     """Hold predictions against public measurements that the fit has not seen.
 
@@ -106,7 +112,6 @@ def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[st
 
 
 def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path) -> None:
-    from equipoise.base.files import write_whole
     from equipoise.study.validation.page import page, scatter
 
     picture = target.with_suffix(".svg")
@@ -115,8 +120,6 @@ def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path)
 
 
 def _write_rows(lines: list[Line], target: Path) -> None:
-    from equipoise.base.files import replacing
-    from equipoise.formats.text.spreadsheet import guarded
 
     with replacing(target) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -31,6 +31,7 @@ from equipoise.options import (
     to_mlflow,
     writable,
 )
+from equipoise.policies.registry import make_policy
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
@@ -45,11 +46,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
         help="Add seeds until every 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s; exit code 5 if not.",
     )
     most = click.option(
-        "--max-seeds",
-        type=IntRange(min=1),
-        default=100,
-        show_default=True,
-        help="Most seeds that --until may use.",
+        "--max-seeds", type=IntRange(min=1), default=100, show_default=True, help="Most seeds that --until may use."
     )
     return until(most(command))
 
@@ -100,7 +97,6 @@ def compare(
     Several scenarios: a table of each, and one with ratios and tests on each and over all.
     """
     from equipoise import api
-    from equipoise.policies.registry import make_policy
 
     need_out(out, timeline=timeline, journal=journal, mlflow=mlflow is not None)
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
@@ -120,9 +116,19 @@ def compare(
         try:
             with progress(state.quiet, name or ready.name) as tell:
                 found = api.compare(
-                    ready, chosen, seeds, trace=read, jobs=jobs, out=str(Path(out) / name) if out and many else out,
-                    progress=tell, until=until, max_seeds=max_seeds, timeline=timeline, journal=journal, by=kinds,
-                )  # fmt: skip
+                    ready,
+                    chosen,
+                    seeds,
+                    trace=read,
+                    jobs=jobs,
+                    out=str(Path(out) / name) if out and many else out,
+                    progress=tell,
+                    until=until,
+                    max_seeds=max_seeds,
+                    timeline=timeline,
+                    journal=journal,
+                    by=kinds,
+                )
         except KeyboardInterrupt:
             note(state.quiet or out is None, KEPT)
             raise
@@ -178,10 +184,7 @@ def _print(made: dict[str, Comparison], several: bool, form: str, state: Command
         (only,) = made.values()
         sys.stdout.write(only.as_json() if form == "json" else only.as_csv())
     elif form == "json":
-        content = {
-            "schema_version": 1,
-            "tables": {name: json.loads(one.as_json()) for name, one in tables.items()},
-        }
+        content = {"schema_version": 1, "tables": {name: json.loads(one.as_json()) for name, one in tables.items()}}
         sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
     else:
         if several:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from equipoise.base.json_values import plain
 from equipoise.commands.tables import aligned
 from equipoise.options import common, say
 
@@ -22,12 +23,15 @@ def _short(value: str) -> str:
 @click.argument("first", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("second", metavar="RUN", type=click.Path(file_okay=False))
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html",
-              help="Also write both side by side as a page.")  # fmt: skip
+@click.option(
+    "--page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Also write both side by side as a page.",
+)
 @common
 def diff(first: str, second: str, form: str, page: Path | None) -> None:
     """Show what differs between two run directories: keys of the scenario, and metrics with their ratio."""
-    from equipoise.base.json_values import plain
     from equipoise.study.display import LABELS, digits, show
     from equipoise.study.questions.difference import difference
 

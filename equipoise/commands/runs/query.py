@@ -23,33 +23,27 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 @click.command()
 @click.argument("sql", required=False)
 @click.option(
-    "--identity",
-    "run",
-    metavar="RUN",
-    help="Show the files and versions from which the identity of RUN is made.",
+    "--identity", "run", metavar="RUN", help="Show the files and versions from which the identity of RUN is made."
 )
 @click.option(
-    "--out", default=".", show_default=True, type=click.Path(file_okay=False),
+    "--out",
+    default=".",
+    show_default=True,
+    type=click.Path(file_okay=False),
     help="Folder of a sweep, a comparison or a run.",
-)  # fmt: skip
-@click.option(
-    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True
 )
-@click.option("--to", metavar="FILE", type=click.Path(dir_okay=False),
-              help="Write a file instead: .csv, .json, .parquet or .xlsx (Excel).")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @click.option(
-    "--allow-files", is_flag=True, help="Allow any SQL, including what reads and writes other files."
+    "--to",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write a file instead: .csv, .json, .parquet or .xlsx (Excel).",
 )
+@click.option("--allow-files", is_flag=True, help="Allow any SQL, including what reads and writes other files.")
 @common
 @pass_state
 def query(
-    state: CommandState,
-    sql: str | None,
-    run: str | None,
-    out: str,
-    form: str,
-    to: str | None,
-    allow_files: bool,
+    state: CommandState, sql: str | None, run: str | None, out: str, form: str, to: str | None, allow_files: bool
 ) -> int:
     """Query results with SQL (DuckDB).
 

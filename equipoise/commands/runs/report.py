@@ -51,12 +51,7 @@ def _live(folder: str) -> Path | None:
 @common
 @pass_state
 def report(
-    state: CommandState,
-    folder: str,
-    out: str | None,
-    figures: str | None,
-    form: str,
-    gpu_hour_usd: float | None,
+    state: CommandState, folder: str, out: str | None, figures: str | None, form: str, gpu_hour_usd: float | None
 ) -> None:
     """Write the results in DIR as one HTML file that opens offline: of run, compare, sweep, size, tune, a live run.
 
@@ -85,9 +80,7 @@ def report(
         say(f"{target}: {size_bytes / 1e6:.2f} MB")
         return
     if gpu_hour_usd is not None:
-        raise click.BadParameter(
-            f"{folder}: holds no live run; a scenario says prices", param_hint="'--gpu-hour-usd'"
-        )
+        raise click.BadParameter(f"{folder}: holds no live run; a scenario says prices", param_hint="'--gpu-hour-usd'")
     from equipoise.study.report.answers.page import answer_report
     from equipoise.study.report.page import make_report
 
@@ -99,9 +92,7 @@ def report(
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
-@click.option(
-    "--out", metavar="FILE.json.gz", type=click.Path(dir_okay=False), help="Default: DIR/trace.json.gz."
-)
+@click.option("--out", metavar="FILE.json.gz", type=click.Path(dir_okay=False), help="Default: DIR/trace.json.gz.")
 @common
 @pass_state
 def timeline(state: CommandState, folder: str, out: str | None) -> None:

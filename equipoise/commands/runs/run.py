@@ -31,6 +31,7 @@ from equipoise.options import (
     to_mlflow,
     writable,
 )
+from equipoise.policies.registry import make_policy
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def run(
 ) -> int:
     """Simulate SCENARIO under one policy and print the result."""
     from equipoise import api
-    from equipoise.policies.registry import make_policy
     from equipoise.sim.run import RunFailed, RunInterrupted
     from equipoise.study.folders import only_run
 
@@ -80,9 +80,16 @@ def run(
 
         try:
             made = api.run(
-                ready, policy=chosen, seed=seed, trace=jobs, out=out, progress=at, timeline=timeline,
-                journal=journal, stop=stop,
-            )  # fmt: skip
+                ready,
+                policy=chosen,
+                seed=seed,
+                trace=jobs,
+                out=out,
+                progress=at,
+                timeline=timeline,
+                journal=journal,
+                stop=stop,
+            )
         except RunFailed as error:
             code = INTERRUPTED if isinstance(error, RunInterrupted) else FAILURE
             if state.debug and code == FAILURE:
@@ -129,10 +136,15 @@ def _groups(made: Run) -> Iterator[str]:
             continue
         head = (title, "jobs", "GPU hours", "waiting", "finish-time ratio", "worst")
         lines = [
-            (r[kind], str(r["jobs"]), f"{r['service_gpu_s'] / 3600:.1f}", show("_s", r["queueing_mean_s"]),
-             *(digits(r[k]) if math.isfinite(r[k]) else "-" for k in ("finish_ratio_mean", "finish_ratio_worst")))
+            (
+                r[kind],
+                str(r["jobs"]),
+                f"{r['service_gpu_s'] / 3600:.1f}",
+                show("_s", r["queueing_mean_s"]),
+                *(digits(r[k]) if math.isfinite(r[k]) else "-" for k in ("finish_ratio_mean", "finish_ratio_worst")),
+            )
             for r in rows[:_GROUPS]
-        ]  # fmt: skip
+        ]
         yield ""
         yield from aligned([head, *lines], (False, True, True, True, True, True))
         if len(rows) > _GROUPS:

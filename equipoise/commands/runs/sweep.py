@@ -11,17 +11,7 @@ from equipoise.base.numerals import is_index
 from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
-from equipoise.options import (
-    KEPT,
-    CommandState,
-    common,
-    mlflow_option,
-    note,
-    pass_state,
-    progress,
-    say,
-    to_mlflow,
-)
+from equipoise.options import KEPT, CommandState, common, mlflow_option, note, pass_state, progress, say, to_mlflow
 
 if TYPE_CHECKING:
     from equipoise.study.runs.sweep import SweepOutcome
@@ -116,9 +106,7 @@ def sweep(
     return OUTSIDE if outcome.unsure else OK
 
 
-def _kept_options(
-    keep: bool, timeline: bool, retry: bool, until: str | None, max_seeds: int
-) -> tuple[str, ...]:
+def _kept_options(keep: bool, timeline: bool, retry: bool, until: str | None, max_seeds: int) -> tuple[str, ...]:
     """Options of the sweep that every shard must have, too."""
     flags = {"--keep": keep, "--timeline": timeline, "--retry": retry}
     chosen = [name for name, value in flags.items() if value]
@@ -127,18 +115,11 @@ def _kept_options(
 
 def _summary(outcome: SweepOutcome, out: str) -> str:
     """How a sweep ended, in words."""
-    lines = [
-        f"{outcome.runs} runs in {out}: {outcome.made} run, {outcome.reused} cached, "
-        f"{len(outcome.failed)} failed"
-    ]
+    lines = [f"{outcome.runs} runs in {out}: {outcome.made} run, {outcome.reused} cached, {len(outcome.failed)} failed"]
     for row in outcome.failed[:_FAILURES_SHOWN]:
-        lines.append(
-            f"failed: {row['id']} point {row['point']} {row['policy']} seed {row['seed']}: {row['error']}"
-        )
+        lines.append(f"failed: {row['id']} point {row['point']} {row['policy']} seed {row['seed']}: {row['error']}")
     if len(outcome.failed) > _FAILURES_SHOWN:
-        lines.append(
-            f"failed: and {len(outcome.failed) - _FAILURES_SHOWN} more (table runs, status 'failed')"
-        )
+        lines.append(f"failed: and {len(outcome.failed) - _FAILURES_SHOWN} more (table runs, status 'failed')")
     return "\n".join(lines)
 
 

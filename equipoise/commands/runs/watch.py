@@ -15,13 +15,9 @@ from equipoise.options import CommandState, common, note, pass_state, say
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
-@click.option(
-    "--every", type=FloatRange(0.1, 3600), default=5.0, show_default=True, help="Seconds between updates."
-)
+@click.option("--every", type=FloatRange(0.1, 3600), default=5.0, show_default=True, help="Seconds between updates.")
 @click.option("--once", is_flag=True, help="Show the state once and exit.")
-@click.option(
-    "--page", metavar="FILE.html", type=click.Path(dir_okay=False), help="Also keep a report up to date."
-)
+@click.option("--page", metavar="FILE.html", type=click.Path(dir_okay=False), help="Also keep a report up to date.")
 @common
 @pass_state
 def watch(state: CommandState, folder: str, every: float, once: bool, page: str | None) -> int:

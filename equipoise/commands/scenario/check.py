@@ -16,9 +16,7 @@ from equipoise.options import common, say, trace_changes, trace_options
 @click.argument("scenario", required=False, type=click.Path(dir_okay=False))
 @trace_options
 @click.option(
-    "--count",
-    type=click.Choice(["gpus", "cpus"]),
-    help="What jobs ask for. Default: the scenario's, else gpus.",
+    "--count", type=click.Choice(["gpus", "cpus"]), help="What jobs ask for. Default: the scenario's, else gpus."
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common

@@ -9,6 +9,7 @@ import click
 
 from equipoise.exit_codes import FAILURE
 from equipoise.options import common, say
+from equipoise.policies.registry import make_policy
 
 
 @click.command("check-stage")
@@ -20,7 +21,6 @@ def check_stage(ctx: click.Context, stage: str) -> None:
 
     STAGE is a name, with parameters if need be: las or 'las(promote=0)'.
     """
-    from equipoise.policies.registry import make_policy
     from equipoise.study.stage_check.rules import rules_for
 
     made, broken = make_policy(stage).stages[0], 0

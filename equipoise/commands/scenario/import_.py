@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from equipoise.base.files import write_whole
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import common, say, trace_changes, trace_options
@@ -17,24 +18,25 @@ from equipoise.options import common, say, trace_changes, trace_options
 @click.option("--trace", metavar="FILE", type=click.Path(), help="Its jobs, as for run --trace.")
 @trace_options
 @click.option(
-    "--count", type=click.Choice(["gpus", "cpus"]), default="gpus", show_default=True,
+    "--count",
+    type=click.Choice(["gpus", "cpus"]),
+    default="gpus",
+    show_default=True,
     help="What jobs ask for; cpus counts each core as a GPU.",
-)  # fmt: skip
+)
 @click.option("--gpus", type=IntRange(min=1), help="GPUs of each node, if no file says so.")
 @click.option("--force", is_flag=True, help="Replace the file at --out.")
 @common
 @click.pass_context
 def import_(
-    ctx: click.Context, files: tuple[str, ...], out: str, trace: str | None, count: str, gpus: int | None,
-    force: bool,
-) -> int:  # fmt: skip
+    ctx: click.Context, files: tuple[str, ...], out: str, trace: str | None, count: str, gpus: int | None, force: bool
+) -> int:
     """Write a scenario from FILES that describe a cluster, recognised by their content.
 
     slurm.conf, gres.conf, topology.conf or topology.yaml, `sacctmgr show qos -P`, sinfo, scontrol show node;
     Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
     cannot say stands in the file as comments.
     """
-    from equipoise.base.files import write_whole
     from equipoise.sim.loading.site.read import import_site
 
     target = Path(out)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from equipoise.options import common, say
+from equipoise.policies.registry import BUILT_IN, PolicyError, available, stage_class
 
 WHAT = ("stages", "hardware", "scenarios", "sweeps", "prices", "carbon")
 _BY_KEY = {"scenario": "sweeps", "cluster": "scenarios", "regions": "carbon"}
@@ -44,7 +45,6 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def stages() -> list[dict[str, Any]]:
     """Every stage: kind, parameters with defaults; of allocation stages what they promise."""
-    from equipoise.policies.registry import BUILT_IN, PolicyError, available, stage_class
 
     rows = []
     for name, where in sorted(available().items(), key=lambda item: (item[0] not in BUILT_IN, item[0])):
@@ -75,10 +75,7 @@ def hardware() -> list[dict[str, Any]]:
     from equipoise.sim.hardware.profile import list_profiles, load_profile
 
     profiles = [(name, load_profile(name)) for name in list_profiles()]
-    return [
-        {"name": n, "what": p.why, "kind": p.kind, "accelerators": ", ".join(p.accelerators)}
-        for n, p in profiles
-    ]
+    return [{"name": n, "what": p.why, "kind": p.kind, "accelerators": ", ".join(p.accelerators)} for n, p in profiles]
 
 
 def files(kind: str) -> list[dict[str, Any]]:

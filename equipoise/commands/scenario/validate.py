@@ -67,10 +67,7 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
 @click.command()
 @click.argument("key", required=False)
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json", "markdown"]),
-    help="Default: json, of a KEY table.",
+    "--format", "form", type=click.Choice(["table", "json", "markdown"]), help="Default: json, of a KEY table."
 )
 @common
 def schema(key: str | None, form: str | None) -> None:

@@ -127,9 +127,9 @@ class Site:
         self.nodes = [group for group in self.nodes if group.gpus >= 1]
         if not self.nodes:
             cores = any(group.cores for group in without)
-            raise InputError([
-                f"no node with GPUs in these files; {'--count cpus takes each core for a GPU' if cores else _GPUS}"
-            ])  # fmt: skip
+            raise InputError(
+                [f"no node with GPUs in these files; {'--count cpus takes each core for a GPU' if cores else _GPUS}"]
+            )
 
     def split_by_partition(self) -> None:
         """Make groups of nodes that are in the same partitions, so that partitions are whole groups."""

@@ -13,10 +13,20 @@ from equipoise.formats.text.numbers import integer
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
 
 _KINDS = {  # (bytes/s of one NVLink or xGMI link in one direction, name) by compute capability or AMD's target
-    "60": (20e9, "P100"), "70": (25e9, "V100"), "75": (0.0, "T4"), "80": (25e9, "A100"), "86": (14.0625e9, ""),
-    "90": (25e9, "H100"), "100": (50e9, "B200"), "103": (50e9, "B300"), "gfx906": (50e9, "MI60"),
-    "gfx908": (46e9, "MI100"), "gfx90a": (50e9, "MI250X"), "gfx942": (64e9, "MI300X"), "gfx950": (76.8e9, "MI355X"),
-}  # fmt: skip
+    "60": (20e9, "P100"),
+    "70": (25e9, "V100"),
+    "75": (0.0, "T4"),
+    "80": (25e9, "A100"),
+    "86": (14.0625e9, ""),
+    "90": (25e9, "H100"),
+    "100": (50e9, "B200"),
+    "103": (50e9, "B300"),
+    "gfx906": (50e9, "MI60"),
+    "gfx908": (46e9, "MI100"),
+    "gfx90a": (50e9, "MI250X"),
+    "gfx942": (64e9, "MI300X"),
+    "gfx950": (76.8e9, "MI355X"),
+}
 """From the vendors' data sheets; 86 is the A40 and others."""
 
 _MANAGEMENT = 0.1
@@ -32,9 +42,7 @@ def node_of_nccl(devices: Sequence[FabricDevice]) -> tuple[SiteNodes, list[str]]
     cards = [d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(_GPU_CLASSES)]
     nets = [device for device in devices if device.kind == "net"]
     slow = [n for n in nets if n.bytes_per_s < _MANAGEMENT * max(net.bytes_per_s for net in nets)]
-    slots = [
-        d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(("0x0207", "0x0200"))
-    ]
+    slots = [d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(("0x0207", "0x0200"))]
     remarks = []
     if slow:
         remarks.append(f"slow ports left out: {', '.join(net.values.get('name', '?') for net in slow)}")
@@ -47,9 +55,7 @@ def node_of_nccl(devices: Sequence[FabricDevice]) -> tuple[SiteNodes, list[str]]
     kinds = {_KINDS.get(_target(gpu), (0.0, ""))[1] for gpu in gpus}
     kind = kinds.pop() if len(kinds) == 1 else ""
     count = len(gpus) or len(cards)
-    return SiteNodes(
-        (), count, kind, nic_bytes_per_s=nic or None, fabric_bytes_per_s=fabric or None, count=1
-    ), remarks
+    return SiteNodes((), count, kind, nic_bytes_per_s=nic or None, fabric_bytes_per_s=fabric or None, count=1), remarks
 
 
 def _target(gpu: FabricDevice) -> str:
@@ -70,10 +76,7 @@ def _fabric(
     if links and rate:
         return min(links.values()) * rate, ""
     if links:
-        return (
-            0.0,
-            f"{min(links.values())} links a GPU of a kind whose rate is not known here: the default fabric",
-        )
+        return (0.0, f"{min(links.values())} links a GPU of a kind whose rate is not known here: the default fabric")
     rate = min((card.bytes_per_s for card in cards if card.bytes_per_s), default=0.0)
     if not rate:
         return 0.0, "no links of the GPUs: the default fabric"
@@ -87,9 +90,7 @@ def node_of_matrix(matrix: TopologyMatrix) -> tuple[SiteNodes, list[str]]:
     links = {int(c[2:]) for a in gpus for b in gpus if (c := matrix.links[a][b]).startswith("NV")}
     remarks = [f"{len(nics)} NICs whose rates are not told"] if nics else ["no NIC is listed"]
     if links:
-        remarks.append(
-            f"NV{min(links)}: the rate of a link is the GPU's, which is not told; the default fabric"
-        )
+        remarks.append(f"NV{min(links)}: the rate of a link is the GPU's, which is not told; the default fabric")
     else:
         remarks.append("no NVLink between its GPUs: the default fabric is too fast for PCIe; set 'fabric'")
     return SiteNodes((), len(gpus), count=1), remarks
@@ -103,9 +104,7 @@ def add_fabric(site: Site, fabric: NetworkFabric, gpus: int) -> None:
     """
     by_id = {node.id: node for node in fabric.nodes}
     hosts = _hosts(site, fabric)
-    rates = {
-        name: math.fsum(c.bits_per_s for node in own for c in node.cables) / 8 for name, own in hosts.items()
-    }
+    rates = {name: math.fsum(c.bits_per_s for node in own for c in node.cables) / 8 for name, own in hosts.items()}
     if any(group.names for group in site.nodes):
         known = {name for group in site.nodes for name in group.names}
         strange = sorted(set(hosts) - known)
@@ -115,11 +114,7 @@ def add_fabric(site: Site, fabric: NetworkFabric, gpus: int) -> None:
         known = {name for name, rate in rates.items() if 2 * rate > usual}
         few = sorted(set(hosts) - known)
         site.add_aside("Hosts with few adapters, taken for no GPU nodes", *([", ".join(few)] if few else []))
-        machine = (
-            site.nodes[0]
-            if site.nodes
-            else SiteNodes((), gpus, remark=f"{gpus} GPUs a node: as given by --gpus")
-        )
+        machine = site.nodes[0] if site.nodes else SiteNodes((), gpus, remark=f"{gpus} GPUs a node: as given by --gpus")
         site.nodes = [replace(machine, names=tuple(sorted(known)), count=0)] if known else []
     _rate_nodes(site, {name: rate for name, rate in rates.items() if name in known})
     site.switches = _rails({name: own for name, own in hosts.items() if name in known}, by_id)
@@ -148,9 +143,7 @@ def _rate_nodes(site: Site, rates: dict[str, float]) -> None:
         equal: dict[float | None, list[str]] = {}
         for name in group.names:
             equal.setdefault(rates.get(name) or group.nic_bytes_per_s, []).append(name)
-        made += [
-            replace(group, names=tuple(own), count=0, nic_bytes_per_s=rate) for rate, own in equal.items()
-        ]
+        made += [replace(group, names=tuple(own), count=0, nic_bytes_per_s=rate) for rate, own in equal.items()]
         made += [] if group.names else [group]
     site.nodes = made
 
@@ -158,8 +151,7 @@ def _rate_nodes(site: Site, rates: dict[str, float]) -> None:
 def _rails(hosts: dict[str, list[FabricNode]], by_id: dict[str, FabricNode]) -> list[SiteSwitch]:
     """Hosts with the same switches as one switch, its uplink what those switches have to other switches."""
     sets = {
-        name: frozenset(c.peer for node in own for c in node.cables if c.peer in by_id)
-        for name, own in hosts.items()
+        name: frozenset(c.peer for node in own for c in node.cables if c.peer in by_id) for name, own in hosts.items()
     }
     whole = [s for s in dict.fromkeys(sets.values()) if s and not any(s < other for other in sets.values())]
     members: dict[frozenset[str], list[str]] = {}

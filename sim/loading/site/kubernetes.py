@@ -26,9 +26,7 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
         for f in found.flavors
     )
     site.add_aside("Flavors", *flavors)
-    site.add_aside(
-        "Priority classes", *(f"{name}: {value}" for name, value in found.priority_classes.items())
-    )
+    site.add_aside("Priority classes", *(f"{name}: {value}" for name, value in found.priority_classes.items()))
     levels = (f"{t.name}: {', '.join(t.levels)}" for t in found.topologies if not found.nodes)
     site.add_aside("Topologies without nodes (`kubectl get nodes -o json` tells them)", *levels)
     for kind, things in (("workloads and jobs", found.workloads), ("pods", found.pods)):
@@ -102,9 +100,7 @@ def _add_quotas(site: Site, found: KueueObjects, unit: str) -> None:
             remark = f"nominal quotas of all queues: {whole} {unit}; {each} a node: assumed"
             cores = each if unit == "CPUs" else None
             kind = _product(flavors.get(name))
-            site.nodes.append(
-                SiteNodes((), each, kind, cores, count=whole // each, label=name, remark=remark)
-            )
+            site.nodes.append(SiteNodes((), each, kind, cores, count=whole // each, label=name, remark=remark))
 
 
 def _product(flavor: ResourceFlavor | None) -> str:

@@ -17,14 +17,21 @@ from equipoise.formats.slurm.values import parse_memory
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, accelerator_of
 
 _AMOUNTS = {
-    "grptres": "gpus", "maxtrespu": "gpus_per_user", "maxtresperuser": "gpus_per_user",
-    "maxtrespa": "gpus_per_account", "maxtresperaccount": "gpus_per_account", "maxtres": "gpus_per_job",
+    "grptres": "gpus",
+    "maxtrespu": "gpus_per_user",
+    "maxtresperuser": "gpus_per_user",
+    "maxtrespa": "gpus_per_account",
+    "maxtresperaccount": "gpus_per_account",
+    "maxtres": "gpus_per_job",
     "maxtresperjob": "gpus_per_job",
-}  # fmt: skip
+}
 _COUNTS = {
-    "grpjobs": "jobs", "maxjobspu": "jobs_per_user", "maxjobsperuser": "jobs_per_user",
-    "maxjobspa": "jobs_per_account", "maxjobsperaccount": "jobs_per_account",
-}  # fmt: skip
+    "grpjobs": "jobs",
+    "maxjobspu": "jobs_per_user",
+    "maxjobsperuser": "jobs_per_user",
+    "maxjobspa": "jobs_per_account",
+    "maxjobsperaccount": "jobs_per_account",
+}
 _TRES = {"cpu": "cpu", "mem": "mem", "node": "node"}
 _OF_USER = {"grptres": "gpus", "grpjobs": "jobs", "maxjobs": "jobs", "maxtres": "gpus_per_job"}
 """Limits of an association of a user; of an account's, `MaxJobs` is each user's."""
@@ -47,9 +54,14 @@ def tell(site: Site, section: str, entry: Mapping[str, Any]) -> None:
 
 
 def _limits(
-    site: Site, what: str, limits: Mapping[str, Mapping[str, str]], counts: Mapping[str, int], unit: str,
-    amounts: Mapping[str, str], numbers: Mapping[str, str],
-) -> dict[str, Any]:  # fmt: skip
+    site: Site,
+    what: str,
+    limits: Mapping[str, Mapping[str, str]],
+    counts: Mapping[str, int],
+    unit: str,
+    amounts: Mapping[str, str],
+    numbers: Mapping[str, str],
+) -> dict[str, Any]:
     """Limits of GPUs and of jobs; what they say of other resources is a comment."""
     found: dict[str, Any] = {}
     rest = []
@@ -90,18 +102,14 @@ def add_qos(site: Site, rows: Sequence[SlurmQos], unit: str) -> None:
     for qos in rows:
         limits = _limits(site, f"QOS {qos.name}", qos.limits, qos.counts, unit, _AMOUNTS, _COUNTS)
         preempts = [name for name in qos.preempt if name in known]
-        tell(
-            site, "qos", {"name": qos.name, "priority": qos.priority or None, "preempts": preempts, **limits}
-        )
+        tell(site, "qos", {"name": qos.name, "priority": qos.priority or None, "preempts": preempts, **limits})
         strange = ",".join(name for name in qos.preempt if name not in known)
         other = {
             "preempts a QOS that is not here": strange,
             "flags": ",".join(qos.flags),
             "longest": qos.max_wall_s,
             "grace time": qos.grace_time_s,
-            "preempt mode": qos.preempt_mode
-            if qos.preempt_mode.lower() not in ("cluster", "requeue")
-            else "",
+            "preempt mode": qos.preempt_mode if qos.preempt_mode.lower() not in ("cluster", "requeue") else "",
             **qos.other,
         }
         listed = ", ".join(f"{key} {value}" for key, value in other.items() if value)
@@ -130,9 +138,7 @@ def add_accounts(site: Site, found: Accounts, unit: str) -> None:
             parent = a.parent if a.parent in known else ""
             tell(site, "accounts", {"name": a.account, "parent": parent, "shares": shares, **limits})
     if parents:
-        site.add_aside(
-            "Shares", f"{parents} users share as their account does (Fairshare=parent): here 1 each"
-        )
+        site.add_aside("Shares", f"{parents} users share as their account does (Fairshare=parent): here 1 each")
     for change in found.changes:
         site.add_aside("Left out", f"{change.count} {change.reason} (line {change.first_line})")
 
@@ -146,9 +152,7 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
     site.extra["decide"] = {"estimate": "time-limit"}  # what sched/backfill plans with
     if kind == "backfill":
         told = config.scheduler_parameters
-        depth, window, interval = (
-            told.get(key, "") for key in ("bf_max_job_test", "bf_window", "bf_interval")
-        )
+        depth, window, interval = (told.get(key, "") for key in ("bf_max_job_test", "bf_window", "bf_interval"))
         site.queues["backfill"] = {
             "depth": int(depth) if is_index(depth) else 500,
             "window": f"{window if is_index(window) else 1440} min",
@@ -160,11 +164,12 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
         site.queues["priority"] = {
             **{name: _plain(weight) for name, weight in weights.items() if weight},
             "max_age": _time(config.times_s.get("prioritymaxage")),
-            "half_life": "never" if config.times_s.get("prioritydecayhalflife") == 0 else _time(
-                config.times_s.get("prioritydecayhalflife")),
+            "half_life": "never"
+            if config.times_s.get("prioritydecayhalflife") == 0
+            else _time(config.times_s.get("prioritydecayhalflife")),
             "favour_small": config.settings.get("priorityfavorsmall", "").upper() == "YES" or None,
             "algorithm": "classic" if "NO_FAIR_TREE" in config.settings.get("priorityflags", "").upper() else None,
-        }  # fmt: skip
+        }
         site.queues["priority"] = {k: v for k, v in site.queues["priority"].items() if v is not None}
         used |= {f"priorityweight{name}" for name in ("age", "fairshare", "partition", "qos", "jobsize")}
         used |= {"prioritymaxage", "prioritydecayhalflife", "priorityfavorsmall"}
@@ -186,16 +191,15 @@ def _add_preemption(site: Site, config: SlurmConfig) -> set[str]:
     }
     site.queues["preemption"] = {key: value for key, value in entry.items() if value is not None}
     if mode != "REQUEUE":
-        site.add_aside(
-            "Preemption", f"PreemptMode={mode}: here a stopped job is queued again, and goes on from there"
-        )
+        site.add_aside("Preemption", f"PreemptMode={mode}: here a stopped job is queued again, and goes on from there")
     return {"preempttype", "preemptexempttime"} | ({"preemptmode"} if mode == "REQUEUE" else set())
 
 
 def add_partition(site: Site, partition: SlurmPartition) -> None:
     """A partition: its nodes by the site's names, its tier, its factor and its QOS."""
     tell(
-        site, "partitions",
+        site,
+        "partitions",
         {
             "name": partition.name,
             "nodes": None if partition.nodes.upper() == "ALL" else frozenset(partition.node_names),
@@ -205,7 +209,7 @@ def add_partition(site: Site, partition: SlurmPartition) -> None:
             "qos": partition.qos,
             "spared": partition.preempt_mode.upper() == "OFF" or None,
         },
-    )  # fmt: skip
+    )
 
 
 def _plain(number: float | None) -> int | float | None:
@@ -221,9 +225,11 @@ def _time(time_s: float | None) -> str | None:
 # -- Kueue -----------------------------------------------------------------------------------------------------
 
 _PREEMPT = {
-    "Never": None, "LowerPriority": "lower-priority", "LowerOrNewerEqualPriority": "lower-or-newer-equal-priority",
+    "Never": None,
+    "LowerPriority": "lower-priority",
+    "LowerOrNewerEqualPriority": "lower-or-newer-equal-priority",
     "Any": "any",
-}  # fmt: skip
+}
 
 
 def counts(resource: str, unit: str) -> bool:
@@ -240,29 +246,27 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
     doors: dict[str, list[str]] = {}
     for local in found.local_queues:
         doors.setdefault(local.cluster_queue, []).append(local.name)
-    double = {
-        name for own in doors.values() for name in own if sum(name in other for other in doors.values()) > 1
-    }
-    site.add_aside(
-        "Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double)
-    )
+    double = {name for own in doors.values() for name in own if sum(name in other for other in doors.values()) > 1}
+    site.add_aside("Local queues of one name in several namespaces: jobs name the cluster queue", *sorted(double))
     more = [(x.name, x.rest) for x in found.local_queues] + [(x.name, x.rest) for x in found.cohorts]
-    site.add_aside(
-        "More on local queues and cohorts", *(f"{n}: {', '.join(rest)}" for n, rest in more if rest)
-    )
+    site.add_aside("More on local queues and cohorts", *(f"{n}: {', '.join(rest)}" for n, rest in more if rest))
     for cohort in found.cohorts:
-        tell(site, "cohorts", {
-            "name": cohort.name, "parent": cohort.parent, **_quotas(cohort.quotas, unit, flavor_of),
-            "weight": None if cohort.weight == 1.0 else cohort.weight,
-        })  # fmt: skip
+        tell(
+            site,
+            "cohorts",
+            {
+                "name": cohort.name,
+                "parent": cohort.parent,
+                **_quotas(cohort.quotas, unit, flavor_of),
+                "weight": None if cohort.weight == 1.0 else cohort.weight,
+            },
+        )
     known = {cohort.name for cohort in found.cohorts}
     named = [*(c.parent for c in found.cohorts), *(q.cohort for q in found.cluster_queues)]
     for name in dict.fromkeys(name for name in named if name and name not in known):
         tell(site, "cohorts", {"name": name})
     for queue in found.cluster_queues:
-        _add_queue(
-            site, queue, unit, flavor_of, [name for name in doors.get(queue.name, ()) if name not in double]
-        )
+        _add_queue(site, queue, unit, flavor_of, [name for name in doors.get(queue.name, ()) if name not in double])
 
 
 def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[str, str]:
@@ -290,28 +294,32 @@ def _quotas(quotas: Iterable[KueueQuota], unit: str, flavor_of: Mapping[str, str
                 found[key][flavor] = found[key].get(flavor, 0.0) + amount
     one = len(set(flavor_of.values())) <= 1
     return {
-        key: _plain(next(iter(values.values())))
-        if one and values
-        else {k: _plain(v) for k, v in values.items()}
+        key: _plain(next(iter(values.values()))) if one and values else {k: _plain(v) for k, v in values.items()}
         for key, values in found.items()
     }
 
 
-def _add_queue(
-    site: Site, queue: ClusterQueue, unit: str, flavor_of: Mapping[str, str], names: Sequence[str]
-) -> None:
+def _add_queue(site: Site, queue: ClusterQueue, unit: str, flavor_of: Mapping[str, str], names: Sequence[str]) -> None:
     quotas = _quotas(queue.quotas, unit, flavor_of)
     if not quotas["gpus"]:
         site.add_aside("Queues without a quota of " + unit, queue.name)
         quotas["gpus"] = 0
     borrows = queue.borrow_within_cohort == "LowerPriority" and queue.reclaim_within_cohort != "Never"
-    tell(site, "queues", {
-        "name": queue.name, "cohort": queue.cohort, **quotas,
-        "order": "strict" if queue.strategy == "StrictFIFO" else None,
-        "reclaim": _PREEMPT.get(queue.reclaim_within_cohort), "within": _PREEMPT.get(queue.within_cluster_queue),
-        **({"borrow_within": "lower-priority", "borrow_within_most": queue.borrow_within_most} if borrows else {}),
-        "weight": None if queue.weight == 1.0 else queue.weight, "names": [n for n in names if n != queue.name],
-    })  # fmt: skip
+    tell(
+        site,
+        "queues",
+        {
+            "name": queue.name,
+            "cohort": queue.cohort,
+            **quotas,
+            "order": "strict" if queue.strategy == "StrictFIFO" else None,
+            "reclaim": _PREEMPT.get(queue.reclaim_within_cohort),
+            "within": _PREEMPT.get(queue.within_cluster_queue),
+            **({"borrow_within": "lower-priority", "borrow_within_most": queue.borrow_within_most} if borrows else {}),
+            "weight": None if queue.weight == 1.0 else queue.weight,
+            "names": [n for n in names if n != queue.name],
+        },
+    )
     others = sorted({quota.resource for quota in queue.quotas if not counts(quota.resource, unit)})
     more = [*queue.rest, *([f"quotas of {', '.join(others)}"] if others else [])]
     site.add_aside("More on cluster queues", *([f"{queue.name}: {', '.join(more)}"] if more else []))
@@ -330,32 +338,39 @@ def add_generated(site: Site, test: GeneratedTest) -> None:
                 for k in range(group.count):
                     name = f"{title}-{group.name}-{k}"
                     total += group.nominal_quota
-                    tell(site, "queues", {
-                        "name": name, "cohort": title, "gpus": _plain(group.nominal_quota),
-                        "borrow": _plain(group.borrowing_limit),
-                        "reclaim": _PREEMPT.get(group.reclaim_within_cohort),
-                        "within": _PREEMPT.get(group.within_cluster_queue),
-                    })  # fmt: skip
+                    tell(
+                        site,
+                        "queues",
+                        {
+                            "name": name,
+                            "cohort": title,
+                            "gpus": _plain(group.nominal_quota),
+                            "borrow": _plain(group.borrowing_limit),
+                            "reclaim": _PREEMPT.get(group.reclaim_within_cohort),
+                            "within": _PREEMPT.get(group.within_cluster_queue),
+                        },
+                    )
                     site.jobs += [
                         {
-                            "name": f"{work.name}-{title}-{k}", "count": work.count,
+                            "name": f"{work.name}-{title}-{k}",
+                            "count": work.count,
                             "gpus": int(work.request * work.pods),
-                            "arrival": f"{work.interval_s:g} s", "spacing": f"{work.interval_s:g} s",
+                            "arrival": f"{work.interval_s:g} s",
+                            "spacing": f"{work.interval_s:g} s",
                             "duration": f"{work.run_s:g} s",
-                            "priority": work.priority + lift, "queue": name,
+                            "priority": work.priority + lift,
+                            "queue": name,
                             **_together(work, test.levels),
                         }
                         for work in group.work
                         if work.request * work.pods >= 1 and work.count > 0 and work.run_s > 0
-                    ]  # fmt: skip
+                    ]
     site.name, site.policy, site.policy_why = "kueue-performance-test", "kueue", "whose test it is"
     site.extra = {
         "restart": {"detection": "0 s", "initialisation": "0 s", "checkpoint_write": "0 s"},
         "decide": {"writes_per_s": 50, "writes_burst": 100},
     }
-    aside = [
-        f"{w.name}: {w.topology} in {w.level}" for w in every if w.topology and not _together(w, test.levels)
-    ]
+    aside = [f"{w.name}: {w.topology} in {w.level}" for w in every if w.topology and not _together(w, test.levels)]
     site.add_aside("Places that jobs ask for and do not get here", *dict.fromkeys(aside))
     if test.levels:
         _add_generated_nodes(site, test.levels)

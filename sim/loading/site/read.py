@@ -26,16 +26,37 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import read_spec
 from equipoise.sim.traces.site import JOB_FORMATS
 
-_ORDER = ("slurm.conf", "sinfo", "nodes-json", "scontrol", "trace-nodes", "kueue", "gres.conf", "topology.conf",
-          "topology.yaml", "sacctmgr-qos", "sacctmgr-assoc", "sacctmgr-dump", "sacctmgr-script",
-          "kueue-generator", "nccl-topology", "nvidia-smi-topo", "ibnetdiscover")  # fmt: skip
+_ORDER = (
+    "slurm.conf",
+    "sinfo",
+    "nodes-json",
+    "scontrol",
+    "trace-nodes",
+    "kueue",
+    "gres.conf",
+    "topology.conf",
+    "topology.yaml",
+    "sacctmgr-qos",
+    "sacctmgr-assoc",
+    "sacctmgr-dump",
+    "sacctmgr-script",
+    "kueue-generator",
+    "nccl-topology",
+    "nvidia-smi-topo",
+    "ibnetdiscover",
+)
 """What holds nodes comes first, what adds to them later."""
 
 
 def import_site(
-    files: Sequence[str | Path], *, out: Path, trace: str | None = None, reading: Mapping[str, Any] | None = None,
-    count: str = "gpus", gpus: int = 0,
-) -> str:  # fmt: skip
+    files: Sequence[str | Path],
+    *,
+    out: Path,
+    trace: str | None = None,
+    reading: Mapping[str, Any] | None = None,
+    count: str = "gpus",
+    gpus: int = 0,
+) -> str:
     """The text of a scenario file that is to stand at `out`.
 
     trace: a job trace for it. reading: further keys of `workload.trace`, such as `columns`. count: `cpus` takes
@@ -60,9 +81,7 @@ def import_site(
     if not site.nodes:
         kinds = ", ".join(dict.fromkeys(kind for kind, _ in found))
         seen = f": {kueue.seen}" if kueue.changes or kueue.workloads or kueue.pods else ""
-        raise InputError(
-            [f"{files[0]}: no nodes in these files ({kinds}){seen}; {_beside(found[0][0], unit)}"]
-        )
+        raise InputError([f"{files[0]}: no nodes in these files ({kinds}){seen}; {_beside(found[0][0], unit)}"])
     if gpus and not any(group.gpus for group in site.nodes):
         for group in site.nodes:
             group.gpus, group.remark = gpus, f"{gpus} GPUs a node: as given by --gpus"
@@ -77,9 +96,7 @@ def _beside(kind: str, unit: str) -> str:
     """What tells of nodes, beside a file that does not."""
     if kind != "kueue":
         return "name slurm.conf, sinfo or `scontrol show node` beside them"
-    cpus = (
-        "" if unit == "CPUs" else ", or with quotas of CPUs say --count cpus, which takes each core for a GPU"
-    )
+    cpus = "" if unit == "CPUs" else ", or with quotas of CPUs say --count cpus, which takes each core for a GPU"
     return f"name nodes (`kubectl get nodes -o json`) beside them{cpus}"
 
 

@@ -13,8 +13,20 @@ from equipoise.formats.slurm.nodes import NodeRow
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, span
 from equipoise.sim.loading.site.queues import add_scheduling
 
-_SCHEDULING = ("priority", "sched", "preempt", "select", "fairshare", "accountingstorageenforce", "enforcepart",
-               "maxjob", "maxarray", "jobrequeue", "overtimelimit", "topology")  # fmt: skip
+_SCHEDULING = (
+    "priority",
+    "sched",
+    "preempt",
+    "select",
+    "fairshare",
+    "accountingstorageenforce",
+    "enforcepart",
+    "maxjob",
+    "maxarray",
+    "jobrequeue",
+    "overtimelimit",
+    "topology",
+)
 
 _NOT_UP = ("DOWN", "DRAIN", "FAIL", "MAINT", "UNKNOWN", "NOT_RESPONDING", "RESERVED")
 
@@ -36,9 +48,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
     site.add_aside("Scheduling", *(f"{key}={value}" for key, value in about.items() if key not in used))
     rest = sorted(set(config.settings) - set(about) - {"clustername"})
     site.add_aside("Other settings of slurm.conf, by name only", *([", ".join(rest)] if rest else []))
-    site.add_aside(
-        "Other lines of slurm.conf", *(" ".join(f"{k}={v}" for k, v in o.pairs) for o in config.other)
-    )
+    site.add_aside("Other lines of slurm.conf", *(" ".join(f"{k}={v}" for k, v in o.pairs) for o in config.other))
     weights = {
         f"{n.names[0]} ... weight {n.weight}, features {','.join(n.features)}"
         for n in config.nodes
@@ -46,9 +56,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
     }
     site.add_aside("Weights and features of nodes", *sorted(weights))
     for change in config.changes:
-        site.add_aside(
-            "While reading slurm.conf", f"{change.count} {change.reason} (line {change.first_line})"
-        )
+        site.add_aside("While reading slurm.conf", f"{change.count} {change.reason} (line {change.first_line})")
 
 
 def partition_line(partition: SlurmPartition) -> str:
@@ -111,9 +119,7 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
     nodes = {part.name: part.nodes for part in made}
     for part in made:
         further = {node for name in part.switches for node in nodes.get(name, ())}
-        own = tuple(
-            node for node in part.nodes if node not in further
-        )  # `scontrol show topology` lists all below
+        own = tuple(node for node in part.nodes if node not in further)  # `scontrol show topology` lists all below
         site.switches.append(SiteSwitch(part.name, own, part.switches))
     if chosen.kind == "block":
         site.add_aside(
@@ -138,9 +144,7 @@ def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
             continue
         key = (max(row.gpus, 0), row.gpu_type, max(row.cpus, 0), max(row.memory_bytes, 0))
         if row.count > len(row.names):
-            site.add_aside(
-                "Nodes without names", f"{row.count - len(row.names)} in state {row.state}: left out"
-            )
+            site.add_aside("Nodes without names", f"{row.count - len(row.names)} in state {row.state}: left out")
         new = [name for name in row.names if name not in seen]
         equal.setdefault(key, []).extend(new)
         seen.update(new)

@@ -10,14 +10,7 @@ from typing import Any
 
 import yaml
 
-from equipoise.sim.loading.site.cluster import (
-    NIC_BYTES_PER_S,
-    Site,
-    SiteNodes,
-    SiteSwitch,
-    accelerator_of,
-    span,
-)
+from equipoise.sim.loading.site.cluster import NIC_BYTES_PER_S, Site, SiteNodes, SiteSwitch, accelerator_of, span
 
 _WIDTH = 100
 _WHY = "  # assumed: what Kueue's client may write (clientConnection.qps and burst, by default)"
@@ -39,9 +32,7 @@ def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any
     else:
         lines += ["workload: {}  # no jobs: name them with --trace FILE"]
     lines += [f"policy: [{site.policy}]  # {site.policy_why}", *_queues(site, labels)]
-    lines += [
-        f"{key}: {_flow(value)}{_WHY if 'writes_per_s' in value else ''}" for key, value in site.extra.items()
-    ]
+    lines += [f"{key}: {_flow(value)}{_WHY if 'writes_per_s' in value else ''}" for key, value in site.extra.items()]
     return "\n".join([*lines, *_aside(site)]) + "\n"
 
 
@@ -65,9 +56,7 @@ def _flow(value: Any) -> str:
 def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
     """The section `queues`: what is a single thing on one line, else one entry a line."""
     told = (
-        {**site.queues, "partitions": list(_partitions(site, labels))}
-        if "partitions" in site.queues
-        else site.queues
+        {**site.queues, "partitions": list(_partitions(site, labels))} if "partitions" in site.queues else site.queues
     )
     if words := _gpu_types(site, labels):
         told = {**told, "gpu_types": words}
@@ -77,11 +66,7 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
         told = {**told, "flavors": {name: own for name, own in told["flavors"].items() if name not in absent}}
         site.add_aside("Flavors of GPUs that no node here has, so of any", *absent)
     known = {entry["name"] for entry in told.get("qos", ())}
-    strange = {
-        p["qos"]: {"name": p["qos"]}
-        for p in told.get("partitions", ())
-        if p.get("qos", "") not in {"", *known}
-    }
+    strange = {p["qos"]: {"name": p["qos"]} for p in told.get("partitions", ()) if p.get("qos", "") not in {"", *known}}
     if strange:
         told = {**told, "qos": [*told.get("qos", ()), *strange.values()]}
         site.add_aside("QOS of partitions without limits here (`sacctmgr show qos -P` tells them)", *strange)
@@ -123,16 +108,15 @@ def _partitions(site: Site, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     for part in site.queues["partitions"]:
         names = part.get("nodes")
         groups = [
-            label for group, label in zip(site.nodes, labels, strict=True)
+            label
+            for group, label in zip(site.nodes, labels, strict=True)
             if names is None or (group.names and group.names[0] in names)
-        ]  # fmt: skip
+        ]
         if not groups:
             site.add_aside("Partitions without nodes of the scenario", part["name"])
             continue
         everywhere = names is None or len(groups) == len(labels)
-        yield {key: value for key, value in part.items() if key != "nodes"} | (
-            {} if everywhere else {"nodes": groups}
-        )
+        yield {key: value for key, value in part.items() if key != "nodes"} | ({} if everywhere else {"nodes": groups})
 
 
 def _plain(name: str) -> str:
@@ -186,27 +170,21 @@ def _topology(site: Site, labels: Sequence[str]) -> list[str]:
     switches = _pruned(site, mine)
     leaves = [switch for switch in switches if switch.nodes]
     if len(leaves) < 2:
-        return [
-            "  topology: {kind: star}  # one switch" + ("" if site.switches else ": no topology was told")
-        ]
+        return ["  topology: {kind: star}  # one switch" + ("" if site.switches else ": no topology was told")]
     if equal := _equal_racks(leaves, list(mine), switches):
-        return [
-            f"  topology: {{kind: tree, nodes_per_rack: {equal}}}  # uplinks as fast as what is below: assumed"
-        ]
+        return [f"  topology: {{kind: tree, nodes_per_rack: {equal}}}  # uplinks as fast as what is below: assumed"]
     return ["  topology:", "    kind: explicit", "    links:", *_links(switches, mine, labels)]
 
 
 def _pruned(site: Site, mine: Mapping[str, object]) -> list[SiteSwitch]:
     """The switches with nodes of the scenario somewhere below them; nodes of none come under one of their own."""
     switches = [
-        SiteSwitch(s.name, tuple(n for n in s.nodes if n in mine), s.below, s.uplink_bytes_per_s)
-        for s in site.switches
+        SiteSwitch(s.name, tuple(n for n in s.nodes if n in mine), s.below, s.uplink_bytes_per_s) for s in site.switches
     ]
     while True:
         names = {s.name for s in switches}
         kept = [
-            SiteSwitch(s.name, s.nodes, tuple(b for b in s.below if b in names), s.uplink_bytes_per_s)
-            for s in switches
+            SiteSwitch(s.name, s.nodes, tuple(b for b in s.below if b in names), s.uplink_bytes_per_s) for s in switches
         ]
         kept = [s for s in kept if s.nodes or s.below]
         if kept == switches:
@@ -229,9 +207,7 @@ def _links(
     switches: Sequence[SiteSwitch], mine: Mapping[str, tuple[str, float]], labels: Sequence[str]
 ) -> Iterator[str]:
     """Links of nodes to their switch at the rate of their NIC, of switches upward at the sum of those below."""
-    titles = {
-        s.name: f"sw-{_plain(s.name)}" if _plain(s.name) in labels else _plain(s.name) for s in switches
-    }
+    titles = {s.name: f"sw-{_plain(s.name)}" if _plain(s.name) in labels else _plain(s.name) for s in switches}
     known = {s.name: s for s in switches}
     parent = {name: s.name for s in switches for name in s.below}
 
@@ -264,5 +240,11 @@ def _aside(site: Site) -> Iterator[str]:
         yield f"# {heading}:"
         for line in lines:
             clean = " ".join(line.split())
-            yield from textwrap.wrap(clean, _WIDTH, initial_indent="#   ", subsequent_indent="#     ",
-                                     break_on_hyphens=False, break_long_words=False)  # fmt: skip
+            yield from textwrap.wrap(
+                clean,
+                _WIDTH,
+                initial_indent="#   ",
+                subsequent_indent="#     ",
+                break_on_hyphens=False,
+                break_long_words=False,
+            )

@@ -77,9 +77,7 @@ class _Tally:
             self.product(layer.model_copy(update={"stride": stride}), outputs, norm)
             return
         before = self.elements
-        height, width = (
-            (1, 1) if layer.kind == "mean" else (-(-self.height // stride), -(-self.width // stride))
-        )
+        height, width = (1, 1) if layer.kind == "mean" else (-(-self.height // stride), -(-self.width // stride))
         self.height, self.width = height, width
         self.moved += 2 * (before + self.elements)
         self.kept += self.elements
@@ -127,9 +125,7 @@ class Convolutional(Section):
             "flop_per_sample": 3.0 * sums.forward_flop - sums.first_flop,
             "bytes_per_sample": float(element_bytes * sums.moved),
             "parameters": float(sums.parameters),
-            "memory": memory.model_copy(
-                update={"activation_per_sample": kept, "layers": max(1, sums.layers)}
-            ),
+            "memory": memory.model_copy(update={"activation_per_sample": kept, "layers": max(1, sums.layers)}),
             "convolutional": self.model_copy(update={"bound": True}),
         }
 

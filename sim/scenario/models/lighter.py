@@ -17,9 +17,7 @@ class Lighter(Section):
     gradients: Literal["int8", "top-k", "powersgd"] | None = None
     density: Annotated[Share, Field(gt=0, le=1)] = 0.01  # of the gradients that top-k sends
     rank: Count = 4  # of PowerSGD's factors
-    pruned: Annotated[Share, Field(ge=0, lt=1)] = (
-        0.0  # of channels and heads taken out, of work and weights alike
-    )
+    pruned: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # of channels and heads taken out, of work and weights alike
     moments: Literal["plain", "int8"] = "plain"  # Adam's two moments, in 8 bits each
     teacher_flop_per_sample: Flop = 0.0  # distillation: of the teacher's forward pass, beside each step
     teacher_parameters: Annotated[Float, Field(ge=0)] = 0.0  # of the teacher, whose weights are held too

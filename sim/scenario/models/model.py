@@ -100,14 +100,10 @@ class Model(Section):
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
         if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
-            raise ValueError(
-                "lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more"
-            )
+            raise ValueError("lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more")
         work = self.flop_per_sample is not None or self.convolutional is not None
         if self.kind is not None and (not work or self.efficiency is not None):
-            raise ValueError(
-                "'kind' goes with 'flop_per_sample' or 'convolutional', in place of 'efficiency'"
-            )
+            raise ValueError("'kind' goes with 'flop_per_sample' or 'convolutional', in place of 'efficiency'")
         if self.transformer is not None:
             self.transformer.alone(self)
             return self

@@ -38,9 +38,7 @@ class LayoutSpec(Section):
     cp: Count = 1  # context parallelism
     ep: Count = 1  # expert parallelism
     virtual: Count = 1  # model chunks per pipeline stage
-    schedule: Literal["1f1b", "interleaved", "zero-bubble"] | None = (
-        None  # none: interleaved with virtual > 1
-    )
+    schedule: Literal["1f1b", "interleaved", "zero-bubble"] | None = None  # none: interleaved with virtual > 1
     sequence_parallel: bool | None = None  # none: with tp > 1
     zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage
     recompute: Literal["none", "selective", "full"] = "none"  # of activations
@@ -62,9 +60,7 @@ class LayoutSpec(Section):
             return Layout(data=dp, global_batch=global_batch, precision=precision_of(precision), **given)
 
 
-_LAYOUT = [
-    NAME for NAME in (f.name for f in fields(Layout)) if NAMES.get(NAME, NAME) in LayoutSpec.model_fields
-]
+_LAYOUT = [NAME for NAME in (f.name for f in fields(Layout)) if NAMES.get(NAME, NAME) in LayoutSpec.model_fields]
 
 
 class LatentSpec(Section):
@@ -155,13 +151,9 @@ class TransformerSpec(Section):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if (self.layout is None) == (self.plan is None):
-            raise ValueError(
-                "needs either 'layout' (tp, pp, ...) or 'plan: auto' (the fastest layout that fits)"
-            )
+            raise ValueError("needs either 'layout' (tp, pp, ...) or 'plan: auto' (the fastest layout that fits)")
         if isinstance(self.stack, str) and not is_file(self.stack) and self.stack not in STACKS:
-            raise ValueError(
-                f"stack: unknown stack {self.stack!r}; known: {', '.join(STACKS)}, or the path of a file"
-            )
+            raise ValueError(f"stack: unknown stack {self.stack!r}; known: {', '.join(STACKS)}, or the path of a file")
         if self.config is not None:
             self._only_config()
         if self.config is None or not is_file(self.config):
@@ -250,18 +242,26 @@ class TransformerSpec(Section):
         """With a shape that was read from `config`."""
         values = {name: getattr(shape, name) for name in _SHAPE}
         if shape.latent is not None:
-            values["latent"] = LatentSpec(
-                **{f.name: getattr(shape.latent, f.name) for f in fields(shape.latent)}
-            )
+            values["latent"] = LatentSpec(**{f.name: getattr(shape.latent, f.name) for f in fields(shape.latent)})
         return self.model_copy(update={**values, "config": None})
 
 
 _SHAPE = [f.name for f in fields(Transformer)]
 DERIVED = (
-    "sample_time", "fixed_time", "flop_per_sample", "step", "bytes_per_sample", "parameters", "gradient", "overlap",
-    "samples_per_pass", "parallel", "memory", "tokens_per_sample",
+    "sample_time",
+    "fixed_time",
+    "flop_per_sample",
+    "step",
+    "bytes_per_sample",
+    "parameters",
+    "gradient",
+    "overlap",
+    "samples_per_pass",
+    "parallel",
+    "memory",
+    "tokens_per_sample",
     "efficiency",
-)  # fmt: skip
+)
 """Keys of a model that follow from its `transformer`."""
 
 
@@ -275,9 +275,7 @@ def precision_of(text: str) -> Precision:
     for allowed in ("bf16", "fp16", "fp8", "fp32"):
         if text == allowed:
             return allowed
-    raise ValueError(
-        f"precision: {text!r} is not possible for a 'transformer'; allowed: bf16, fp16, fp8, fp32"
-    )
+    raise ValueError(f"precision: {text!r} is not possible for a 'transformer'; allowed: bf16, fp16, fp8, fp32")
 
 
 class _renamed:  # noqa: N801 (used as a function)

@@ -17,9 +17,7 @@ def answer_report(folder: str | Path, out: str | Path | None = None) -> Made | N
     Raises InputError when the answer is damaged, OSError when the page cannot be written.
     """
     path = Path(folder)
-    made = next(
-        (make for file, make in ((SIZE, size_page), (TUNE, tune_page)) if (path / file).is_file()), None
-    )
+    made = next((make for file, make in ((SIZE, size_page), (TUNE, tune_page)) if (path / file).is_file()), None)
     if made is None:
         return None
     target = path / "report.html" if out is None else Path(out)

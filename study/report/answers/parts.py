@@ -38,9 +38,13 @@ def unit(metric: str, values: Sequence[float]) -> tuple[str, float]:
         found = time_unit(max(known, default=0.0))
         return found.name, found.seconds
     for suffix, (text, divisor) in {
-        "_usd_per_h": ("USD/h", 1.0), "_usd": ("USD", 1.0), "_ratio": ("%", 0.01), "_j": ("kWh", 3.6e6),
-        "_w": ("kW", 1e3), "_kg": ("kg", 1.0),
-    }.items():  # fmt: skip
+        "_usd_per_h": ("USD/h", 1.0),
+        "_usd": ("USD", 1.0),
+        "_ratio": ("%", 0.01),
+        "_j": ("kWh", 3.6e6),
+        "_w": ("kW", 1e3),
+        "_kg": ("kg", 1.0),
+    }.items():
         if metric.endswith(suffix):
             return text, divisor
     return "", 1.0
@@ -62,15 +66,17 @@ def places(values: Sequence[Any]) -> tuple[list[float], tuple[tuple[float, str],
 
 
 def answer_html(
-    what: str, lead: str, figures: Sequence[Figure], picture: Chart | None, because: Sequence[str],
+    what: str,
+    lead: str,
+    figures: Sequence[Figure],
+    picture: Chart | None,
+    because: Sequence[str],
     context: Sequence[tuple[str, str]],
-) -> str:  # fmt: skip
+) -> str:
     """The first screen: one sentence, figures, one picture, what it rests on, and what was asked."""
     drawn = figure(picture) if picture is not None else ""
     told = "".join(f'<p class="because">{escape(text)}</p>' for text in because)
-    asked = "".join(
-        f"<div><dt>{escape(key)}</dt><dd>{escape(text)}</dd></div>" for key, text in context if text
-    )
+    asked = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(text)}</dd></div>" for key, text in context if text)
     return (
         f'<section id="answer" aria-label="The answer"><h1>{escape(what)}</h1><p class="answer">{escape(lead)}</p>'
         f'{figures_html(figures)}<div class="first"><div>{drawn}{told}</div>'

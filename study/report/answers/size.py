@@ -36,8 +36,14 @@ KEYS = (
 )
 BARS_MOST = 20
 PRICES_MOST = 8
-_STRIP = {"makespan_s": "Time", "cost_usd": "Cost", "price_usd_per_h": "Cost of an hour", "power_w": "Power",
-          "mfu_ratio": "MFU", "carbon_kg": "CO2"}  # fmt: skip
+_STRIP = {
+    "makespan_s": "Time",
+    "cost_usd": "Cost",
+    "price_usd_per_h": "Cost of an hour",
+    "power_w": "Power",
+    "mfu_ratio": "MFU",
+    "carbon_kg": "CO2",
+}
 _BEST = {"nodes": "fewest nodes", "price": "lowest price of an hour", "cost": "lowest cost"}
 
 Row = Mapping[str, Any]
@@ -54,26 +60,17 @@ def size_page(folder: Path) -> str:
     title = str(content["scenario"])
     sections = [
         ("answer", "", _answer(content, targets, charts[0] if charts else None)),
-        (
-            "sizes",
-            "Sizes",
-            section("sizes", "The sizes that were run, the best first", _sizes(rows, targets)),
-        ),
+        ("sizes", "Sizes", section("sizes", "The sizes that were run, the best first", _sizes(rows, targets))),
     ]
     if content["ranking_changes"]:
         told = _changes(rows[0], content["ranking_changes"])
-        sections.append(
-            ("changes", "What would change it", section("changes", "What would change the ranking", told))
-        )
+        sections.append(("changes", "What would change it", section("changes", "What would change the ranking", told)))
     if second is not None:
         sections.append(("cost", "Cost", section("cost", "What it takes", figure(second))))
     if left := _left(content):
         sections.append(("left", "Not run", section("left", "What was not run", left)))
     return composed(
-        title,
-        sections,
-        charts,
-        f"Equipoise report of the size of {title}. This file asks nothing from any network.",
+        title, sections, charts, f"Equipoise report of the size of {title}. This file asks nothing from any network."
     )
 
 
@@ -81,20 +78,21 @@ def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> s
     asked = content["question"]
     best = content["ranking"][0] if content["ranking"] else {}
     _, *because = (str(line).strip() for line in content["said"])
-    because = [
-        f"{text[:1].upper()}{text[1:]}." for text in because[1 if content["met"] else 0 :]
-    ]  # the strip has it
+    because = [f"{text[:1].upper()}{text[1:]}." for text in because[1 if content["met"] else 0 :]]  # the strip has it
     figures = [Figure("GPUs", f"{best['gpus']:,}", f"{content['nodes']} nodes")] if best else []
     figures += [
-        Figure(_asked(target), target.measure.show(best[target.measure.key]),
-               f"limit {target.measure.show(target.limit)}")
-        for target in targets if best.get(target.measure.key) is not None
-    ]  # fmt: skip
+        Figure(
+            _asked(target), target.measure.show(best[target.measure.key]), f"limit {target.measure.show(target.limit)}"
+        )
+        for target in targets
+        if best.get(target.measure.key) is not None
+    ]
     asked_keys = {target.measure.key for target in targets}
     figures += [
         Figure(label, _cell(key, best[key]))
-        for key, label in _STRIP.items() if best.get(key) is not None and key not in asked_keys
-    ]  # fmt: skip
+        for key, label in _STRIP.items()
+        if best.get(key) is not None and key not in asked_keys
+    ]
     context = [
         ("Cluster", str(content.get("cluster", ""))),
         ("Workload", str(content.get("workload", ""))),
@@ -105,17 +103,13 @@ def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> s
         ("Runs", f"{asked['seeds']} of each size; {100 * asked['confidence']:g} % of them must meet the targets"),
         ("Changed first", ", ".join(asked["changed"])),
         ("Prices", "; ".join(UsedPrice(**price).short for price in content["prices"][:PRICES_MOST])),
-    ]  # fmt: skip
-    return answer_html(
-        f"Size: {content['scenario']}", _lead(content, targets), figures[:6], picture, because, context
-    )
+    ]
+    return answer_html(f"Size: {content['scenario']}", _lead(content, targets), figures[:6], picture, because, context)
 
 
 def _lead(content: Row, targets: Sequence[Target]) -> str:
     """The answer as one sentence; the values where more than a number of nodes was chosen."""
-    wanted = " and ".join(
-        f"{_asked(t).lower()} {'≤' if t.at_most else '≥'} {t.measure.show(t.limit)}" for t in targets
-    )
+    wanted = " and ".join(f"{_asked(t).lower()} {'≤' if t.at_most else '≥'} {t.measure.show(t.limit)}" for t in targets)
     values = content["values"] or {}
     named = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values.items())
     if not content["met"]:
@@ -144,11 +138,7 @@ def _asked(target: Target) -> str:
 
 def _values(values: Sequence[Any]) -> str:
     texts = [str(value) for value in values]
-    return (
-        ", ".join(texts)
-        if len(texts) <= 8
-        else f"{', '.join(texts[:3])} to {texts[-1]} ({len(texts)} values)"
-    )
+    return ", ".join(texts) if len(texts) <= 8 else f"{', '.join(texts[:3])} to {texts[-1]} ({len(texts)} values)"
 
 
 def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | None:
@@ -167,18 +157,23 @@ def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | No
     runs = f"{many} runs" + (f" (of sizes that miss only {few} or more)" if few < many else "")
     spread = f"Mean of {runs}; thin lines: lowest to highest." if many > 1 else "One run each."
     return Chart(
-        "target", "ranked", f"{_asked(target)} by size", "; ".join(f"{a}: {b}" for a, b in told),
-        x, Axis("", ticks=tuple((k, row["values"]) for k, row in zip(at, known, strict=True))),
+        "target",
+        "ranked",
+        f"{_asked(target)} by size",
+        "; ".join(f"{a}: {b}" for a, b in told),
+        x,
+        Axis("", ticks=tuple((k, row["values"]) for k, row in zip(at, known, strict=True))),
         (
             ChartSeries("mean", at, [row[key] / divisor for row in known], best, labels),
             ChartSeries("low", at, [min(end) / divisor for end in ends]),
             ChartSeries("high", at, [max(end) / divisor for end in ends]),
             ChartSeries("limit", [0.0], [target.limit / divisor], colour="front"),
         ),
-        ("size", _asked(target)), told,
+        ("size", _asked(target)),
+        told,
         f"{spread} Dashed: the limit. Blue: the best size."
         + (f" The first {BARS_MOST}." if len(rows) > BARS_MOST else ""),
-    )  # fmt: skip
+    )
 
 
 def _misses(row: Row, targets: Sequence[Target]) -> str:
@@ -216,24 +211,31 @@ def against_cost(rows: Sequence[Row], target: Target) -> Chart | None:
     cost, time_s = ([float(row[of]) for row in known] for of in ("cost_usd", key))
     y, divisor = axis(key, time_s, zero=False)
     best = front(cost, time_s)
-    parts = [(label, [k for k, row in enumerate(known) if row["meets"] == meets]) for label, meets in
-             (("meets the targets", True), ("misses", False))]  # fmt: skip
+    parts = [
+        (label, [k for k, row in enumerate(known) if row["meets"] == meets])
+        for label, meets in (("meets the targets", True), ("misses", False))
+    ]
     series = [
         ChartSeries(
-            label, [cost[k] for k in of], [time_s[k] / divisor for k in of], colour,
-            [known[k]["values"] for k in of],
+            label, [cost[k] for k in of], [time_s[k] / divisor for k in of], colour, [known[k]["values"] for k in of]
         )
-        for colour, (label, of) in enumerate(parts) if of
-    ]  # fmt: skip
+        for colour, (label, of) in enumerate(parts)
+        if of
+    ]
     series.append(ChartSeries("front", [cost[k] for k in best], [time_s[k] / divisor for k in best], "front"))
-    told = tuple(
-        (known[k]["values"], shown("cost_usd", cost[k]), shown("makespan_s", time_s[k])) for k in best
-    )
+    told = tuple((known[k]["values"], shown("cost_usd", cost[k]), shown("makespan_s", time_s[k])) for k in best)
     return Chart(
-        "cost", "scatter", f"{title} against cost",
-        "Pareto front: " + "; ".join(", ".join(row) for row in told[:5]), Axis("cost (USD)", zero=False), y,
-        tuple(series), ("size", "cost", title.lower()), told, "Line: Pareto front.",
-    )  # fmt: skip
+        "cost",
+        "scatter",
+        f"{title} against cost",
+        "Pareto front: " + "; ".join(", ".join(row) for row in told[:5]),
+        Axis("cost (USD)", zero=False),
+        y,
+        tuple(series),
+        ("size", "cost", title.lower()),
+        told,
+        "Line: Pareto front.",
+    )
 
 
 def _cell(key: str, value: Any) -> str:
@@ -243,11 +245,7 @@ def _cell(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if key == "gpus":
         return f"{value:,}"
-    return (
-        format_scaled(value, "W")
-        if key == "power_w"
-        else shown("_usd" if key == "price_usd_per_h" else key, value)
-    )
+    return format_scaled(value, "W") if key == "power_w" else shown("_usd" if key == "price_usd_per_h" else key, value)
 
 
 def _sizes(rows: Sequence[Row], targets: Sequence[Target]) -> str:
@@ -271,11 +269,16 @@ def _changes(first: Row, found: Sequence[Row]) -> str:
     for change in found:
         rate, mfu = number(change["rate"]), number(change["mfu_ratio"])
         faster = "-" if math.isnan(rate) else f"{100 * (rate - 1):.1f} %"
-        needed = (
-            "-" if math.isnan(mfu) else shown("mfu_ratio", mfu) + (" (beyond the peak)" if mfu > 1 else "")
+        needed = "-" if math.isnan(mfu) else shown("mfu_ratio", mfu) + (" (beyond the peak)" if mfu > 1 else "")
+        rows.append(
+            (
+                change["values"],
+                f"{100 * (1 - change['price']):.1f} %",
+                shown("_usd", number(change["price_usd_per_gpu_h"])),
+                faster,
+                needed,
+            )
         )
-        rows.append((change["values"], f"{100 * (1 - change['price']):.1f} %",
-                     shown("_usd", number(change["price_usd_per_gpu_h"])), faster, needed))  # fmt: skip
     head = ("size", "cheaper by the hour by", "a GPU-hour then", "or faster by", "MFU then")
     return table(f"Each alone would put it level with {first['values']}, the first", head, rows)
 

@@ -15,15 +15,7 @@ from equipoise.base.json_values import number
 from equipoise.study.display import MORE_IS_BETTER, digits
 from equipoise.study.folders import TUNE
 from equipoise.study.questions.tune import SURE
-from equipoise.study.report.answers.parts import (
-    ROWS_MOST,
-    answer_html,
-    axis,
-    name,
-    places,
-    read_answer,
-    shown,
-)
+from equipoise.study.report.answers.parts import ROWS_MOST, answer_html, axis, name, places, read_answer, shown
 from equipoise.study.report.chart import Axis, Chart, ChartSeries
 from equipoise.study.report.charts.tune import objectives
 from equipoise.study.report.first import Figure
@@ -46,9 +38,7 @@ def tune_page(folder: Path) -> str:
     metrics = list(content["start"])
     matters = importance(content["trials"], metrics[0])
     keys = [key for key, _ in matters] or list(content["vary"])
-    over = [
-        chart for k, key in enumerate(keys) if (chart := over_key(content, key, metrics[0], k)) is not None
-    ]
+    over = [chart for k, key in enumerate(keys) if (chart := over_key(content, key, metrics[0], k)) is not None]
     trade = objectives(content, metrics) if len(metrics) > 1 else None
     charts = [chart for chart in (trade, *over) if chart is not None]
     title = str(content["scenario"])
@@ -59,18 +49,13 @@ def tune_page(folder: Path) -> str:
         ("fresh", "Unseen seeds", section("fresh", "On seeds that no trial has seen", _fresh(content, metrics))),
         ("matters", "Parameters", section("matters", "What matters", rest)),
         ("trials", "Trials", section("trials", "All trials, the best first", _trials(content, metrics))),
-    ]  # fmt: skip
+    ]
     return composed(
-        title,
-        sections,
-        charts,
-        f"Equipoise report of the tuning of {title}. This file asks nothing from any network.",
+        title, sections, charts, f"Equipoise report of the tuning of {title}. This file asks nothing from any network."
     )
 
 
-def _answer(
-    content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, float]], picture: Chart | None
-) -> str:
+def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, float]], picture: Chart | None) -> str:
     metric, trials, choices = metrics[0], content["trials"], content["choices"]
     best = min(choices, key=lambda choice: _order(metric, choice["trial"]))
     ratio = best["ratios"][metric]
@@ -101,9 +86,7 @@ def _answer(
     because = list(_flat(metric, near, content))
     if matters:
         listed = ", ".join(f"{key} {100 * share:.0f} %" for key, share in matters)
-        because.append(
-            f"Share of the differences between trials that goes with one parameter alone: {listed}."
-        )
+        because.append(f"Share of the differences between trials that goes with one parameter alone: {listed}.")
     context = [
         ("Policy", str(content["policy"])),
         ("Minimised" if metric not in MORE_IS_BETTER else "Maximised", ", ".join(map(name, metrics))),
@@ -179,9 +162,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
 
 def over_key(content: Row, key: str, metric: str, number_: int) -> Chart | None:
     """A metric of each trial over one parameter; a line where the scenario as it is stands."""
-    trials = [
-        t for t in content["trials"] if key in t["values"] and math.isfinite(number(t["means"][metric]))
-    ]
+    trials = [t for t in content["trials"] if key in t["values"] and math.isfinite(number(t["means"][metric]))]
     if not trials:
         return None
     start = number(content["trials"][0]["means"][metric])
@@ -194,49 +175,41 @@ def over_key(content: Row, key: str, metric: str, number_: int) -> Chart | None:
         kinds[kind].append(k)
     series = [
         ChartSeries(
-            kind, [at[k] for k in kinds[kind]], [trials[k]["means"][metric] / divisor for k in kinds[kind]], colour,
+            kind,
+            [at[k] for k in kinds[kind]],
+            [trials[k]["means"][metric] / divisor for k in kinds[kind]],
+            colour,
             [_point(trials[k]) for k in kinds[kind]],
         )
-        for colour, kind in enumerate(("tried", "best", "stopped early")) if kinds[kind]
-    ]  # fmt: skip
+        for colour, kind in enumerate(("tried", "best", "stopped early"))
+        if kinds[kind]
+    ]
     series.append(ChartSeries("as it is", [min(at), max(at)], [start / divisor] * 2, "front"))
     scale = content["vary"][key]
     log = isinstance(scale, Mapping) and scale.get("scale") == "log"
     best = min(trials, key=lambda trial: _order(metric, trial))
     return Chart(
-        f"over-{number_}", "scatter", f"{_begin(name(metric))} over {key.rpartition('.')[2]}",
+        f"over-{number_}",
+        "scatter",
+        f"{_begin(name(metric))} over {key.rpartition('.')[2]}",
         f"{len(trials)} trials; the best at {_text(best['values'][key])}: {shown(metric, best['means'][metric])}",
-        Axis(key, zero=False, ticks=ticks, log=log and not ticks), y, tuple(series),
-        ("trial", name(metric)), tuple((_point(trial), shown(metric, trial["means"][metric])) for trial in trials),
+        Axis(key, zero=False, ticks=ticks, log=log and not ticks),
+        y,
+        tuple(series),
+        ("trial", name(metric)),
+        tuple((_point(trial), shown(metric, trial["means"][metric])) for trial in trials),
         note="A point is a trial; other parameters differ, too. Line: the scenario as it is. Means over the "
         "search's own seeds, on which the best trial looks better than on the unseen ones of the figures above.",
-    )  # fmt: skip
+    )
 
 
 def _fresh(content: Row, metrics: Sequence[str]) -> str:
-    head = [
-        "point",
-        *(name(metric) for metric in metrics),
-        *(f"{name(metric)}, ratio" for metric in metrics),
-        "p",
-    ]
-    rows = [
-        [
-            "as it is",
-            *(shown(metric, content["start"][metric]) for metric in metrics),
-            *("" for _ in metrics),
-            "",
-        ]
-    ]
+    head = ["point", *(name(metric) for metric in metrics), *(f"{name(metric)}, ratio" for metric in metrics), "p"]
+    rows = [["as it is", *(shown(metric, content["start"][metric]) for metric in metrics), *("" for _ in metrics), ""]]
     for choice in (choice for choice in content["choices"] if choice["trial"]["values"]):
-        ratios = [
-            f"x {digits(number(choice['ratios'][m]['mean']))}\n{_interval(choice['ratios'][m])}"
-            for m in metrics
-        ]
+        ratios = [f"x {digits(number(choice['ratios'][m]['mean']))}\n{_interval(choice['ratios'][m])}" for m in metrics]
         least = min((p for m in metrics if (p := choice["p"][m]) is not None), default=None)
-        rows.append(
-            [_point(choice["trial"]), *(shown(m, choice["means"][m]) for m in metrics), *ratios, _p(least)]
-        )
+        rows.append([_point(choice["trial"]), *(shown(m, choice["means"][m]) for m in metrics), *ratios, _p(least)])
     return table("The best points against the scenario as it is, seed by seed; p after Holm", head, rows)
 
 
@@ -249,10 +222,7 @@ def _matters(found: Sequence[tuple[str, float]]) -> str:
         "Kelley 1935). Trials lie closer where results are good, so that it tells about this search; "
         "shares may add up to more than 100 %, because the search changes parameters together."
     )
-    return (
-        table("Importance of the parameters", ("parameter", "share"), rows)
-        + f'<p class="note">{escape(note)}</p>'
-    )
+    return table("Importance of the parameters", ("parameter", "share"), rows) + f'<p class="note">{escape(note)}</p>'
 
 
 def _trials(content: Row, metrics: Sequence[str]) -> str:
@@ -273,10 +243,7 @@ def _trials(content: Row, metrics: Sequence[str]) -> str:
 
 
 def _point(trial: Row) -> str:
-    return (
-        ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in trial["values"].items())
-        or "as it is"
-    )
+    return ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in trial["values"].items()) or "as it is"
 
 
 def _text(value: Any) -> str:

@@ -51,32 +51,22 @@ def study_charts(study: Study) -> list[Chart]:
         parallel(study),
     ]
     made.append(tornado(study))
-    return [
-        chart for chart in (*made, *(trend(t, k) for k, t in enumerate(study.trends))) if chart is not None
-    ]
+    return [chart for chart in (*made, *(trend(t, k) for k, t in enumerate(study.trends))) if chart is not None]
 
 
 def parallel(study: Study) -> Chart | None:
     """A line for each point and policy of a sweep across its keys and the main metric (Inselberg 1985)."""
     metric = study.main_metric
     known = [p for p in study.points if math.isfinite(p.means.get(metric, math.nan))][:PARALLEL_LINES]
-    keys = [
-        k for k in (study.points[0].values if study.points else ()) if len({p.values[k] for p in known}) > 1
-    ]
+    keys = [k for k in (study.points[0].values if study.points else ()) if len({p.values[k] for p in known}) > 1]
     if len(known) < 3 or len(keys) < 2:
         return None
     values = {k: sorted({p.values[k] for p in known}, key=in_order) for k in keys}
     ends = [p.means[metric] for p in known]
     low, high = min(ends), max(ends)
     scale = high - low if high > low else 1.0
-    ticks = [
-        (10.0 * axis + place, text)
-        for axis, key in enumerate(keys)
-        for place, text in _spread(values[key])
-    ]  # fmt: skip
-    ticks += [
-        (10.0 * len(keys) + place, show(metric, low + place * (high - low))) for place in (0.0, 0.5, 1.0)
-    ]
+    ticks = [(10.0 * axis + place, text) for axis, key in enumerate(keys) for place, text in _spread(values[key])]
+    ticks += [(10.0 * len(keys) + place, show(metric, low + place * (high - low))) for place in (0.0, 0.5, 1.0)]
     where = {k: {text: at for at, text in _spread(values[k])} for k in keys}
     series = list[ChartSeries]()
     for policy in study.policies:
@@ -96,12 +86,7 @@ def parallel(study: Study) -> Chart | None:
         "parallel",
         f"All points, from the varied keys to the {noun}",
         f"{len(known)} lines, one for each point under a policy, across {', '.join(keys)} and the {noun}.",
-        Axis(
-            "",
-            ticks=tuple(
-                (float(k), name) for k, name in enumerate([*(k.rpartition(".")[2] for k in keys), noun])
-            ),
-        ),
+        Axis("", ticks=tuple((float(k), name) for k, name in enumerate([*(k.rpartition(".")[2] for k in keys), noun]))),
         Axis("", ticks=tuple(ticks)),
         tuple(series),
         note="A line is a point under a policy." + (f" {left} more are not drawn." if left else ""),
@@ -137,12 +122,10 @@ def shares_of_time(
     )
     header = (what, *(s.name for s in series))
     rows = tuple(
-        (p, *(f"{digits(s.y[k])} %" if math.isfinite(s.y[k]) else "-" for s in series))
-        for k, p in enumerate(names)
+        (p, *(f"{digits(s.y[k])} %" if math.isfinite(s.y[k]) else "-" for s in series)) for k, p in enumerate(names)
     )
     text = "; ".join(
-        f"{row[0]}: " + ", ".join(f"{n} {v}" for n, v in zip(header[1:], row[1:], strict=True))
-        for row in rows[:4]
+        f"{row[0]}: " + ", ".join(f"{n} {v}" for n, v in zip(header[1:], row[1:], strict=True)) for row in rows[:4]
     )
     ticks = tuple((float(k), p) for k, p in enumerate(names))
     return Chart(
@@ -256,20 +239,20 @@ def trade_off(study: Study) -> Chart | None:
     drawn = _thinned(len(points), best)
     series = [
         ChartSeries(
-            policy, [costs[k] for k in of], [y[k] for k in of], colour=study.policies.index(policy),
+            policy,
+            [costs[k] for k in of],
+            [y[k] for k in of],
+            colour=study.policies.index(policy),
             labels=[_point_text(points[k]) for k in of],
         )
         for policy in study.policies
         if (of := [k for k in drawn if points[k].policy == policy])
-    ]  # fmt: skip
+    ]
     series.append(ChartSeries("front", [costs[k] for k in best], [y[k] for k in best], colour="front"))
     rows = tuple(
-        (points[k].policy, _point_text(points[k]), digits(costs[k], 4), show(metric, results[k]))
-        for k in best[:20]
+        (points[k].policy, _point_text(points[k]), digits(costs[k], 4), show(metric, results[k])) for k in best[:20]
     )
-    text = "Pareto front: " + "; ".join(
-        f"{r[0]} {r[1]}: {r[2]} {label}, {r[3]}".replace("  ", " ") for r in rows[:5]
-    )
+    text = "Pareto front: " + "; ".join(f"{r[0]} {r[1]}: {r[2]} {label}, {r[3]}".replace("  ", " ") for r in rows[:5])
     return Chart(
         "pareto",
         "scatter",
@@ -318,9 +301,7 @@ def _trade_points(study: Study) -> list[Point]:
     if study.points:
         return list(study.points)
     names = ("makespan_s", "queueing_mean_s", "cost_usd", "idle_ratio", "energy_j")
-    return [
-        Point(0, p, {}, {n: study.mean(n, p) for n in names} | {"gpus": study.gpus}) for p in study.policies
-    ]
+    return [Point(0, p, {}, {n: study.mean(n, p) for n in names} | {"gpus": study.gpus}) for p in study.policies]
 
 
 def _point_text(point: Point) -> str:
@@ -335,9 +316,7 @@ def _cost_axis(points: Sequence[Point]) -> tuple[str, list[float]]:
     gpus = [p.means.get("gpus", math.nan) for p in points]
     if len({g for g in gpus if math.isfinite(g)}) > 1:
         return "GPUs in the cluster", gpus
-    held = [
-        (1 - p.means.get("idle_ratio", math.nan)) * p.means.get("makespan_s", math.nan) / 3600 for p in points
-    ]
+    held = [(1 - p.means.get("idle_ratio", math.nan)) * p.means.get("makespan_s", math.nan) / 3600 for p in points]
     if all(math.isfinite(g) for g in gpus):
         return "GPU hours held (h)", [h * g for h, g in zip(held, gpus, strict=True)]
     return "hours held per GPU (h)", held
@@ -367,11 +346,7 @@ def tornado(study: Study) -> Chart | None:
     rows = tuple(
         (
             str(row["key"]),
-            *(
-                part
-                for end in ("low", "high")
-                for part in (str(row[f"{end}_value"]), show(metric, number(row[end])))
-            ),
+            *(part for end in ("low", "high") for part in (str(row[f"{end}_value"]), show(metric, number(row[end])))),
         )
         for row in ordered
     )
@@ -405,11 +380,10 @@ def trend(found: Trend, number: int) -> Chart:
     at = list(range(len(found.values)))
     series = tuple(
         ChartSeries(
-            p, at, [v / unit.seconds for v in means], colour=k,
-            half=[v / unit.seconds for v in found.halves.get(p, ())],
+            p, at, [v / unit.seconds for v in means], colour=k, half=[v / unit.seconds for v in found.halves.get(p, ())]
         )
         for k, (p, means) in enumerate(found.means.items())
-    )  # fmt: skip
+    )
     unknown = [math.nan] * len(at)
     rows = tuple(
         (p, *(show(found.metric, v, h) for v, h in zip(means, found.halves.get(p, unknown), strict=True)))

@@ -14,9 +14,7 @@ def objectives(content: Mapping[str, Any], metrics: Sequence[str]) -> Chart:
     first, second = metrics[:2]
     name = {metric: LABELS.get(metric, metric).strip() for metric in metrics}
     trials = [trial for trial in content["trials"] if None not in trial["means"].values()]
-    choices = sorted(
-        (choice["trial"] for choice in content["choices"]), key=lambda trial: trial["means"][first]
-    )
+    choices = sorted((choice["trial"] for choice in content["choices"]), key=lambda trial: trial["means"][first])
 
     def series(label: str, of: Sequence[Mapping[str, Any]], colour: int | str) -> ChartSeries:
         """Points of these trials."""
@@ -29,15 +27,19 @@ def objectives(content: Mapping[str, Any], metrics: Sequence[str]) -> Chart:
         series("as it is", trials[:1], 2),
         series("front", choices, "front"),
     ]
-    rows = tuple(
-        (_text(trial["values"]), *(show(m, trial["means"][m]) for m in (first, second))) for trial in choices
-    )
+    rows = tuple((_text(trial["values"]), *(show(m, trial["means"][m]) for m in (first, second))) for trial in choices)
     return Chart(
-        "objectives", "scatter", f"{name[second]} against {name[first]}", "Pareto front of the trials",
-        Axis(f"{name[first]} ({_unit(first)})", zero=False), Axis(f"{name[second]} ({_unit(second)})", zero=False),
-        tuple(one for one in shown if len(one.x)), ("point", name[first], name[second]), rows,
+        "objectives",
+        "scatter",
+        f"{name[second]} against {name[first]}",
+        "Pareto front of the trials",
+        Axis(f"{name[first]} ({_unit(first)})", zero=False),
+        Axis(f"{name[second]} ({_unit(second)})", zero=False),
+        tuple(one for one in shown if len(one.x)),
+        ("point", name[first], name[second]),
+        rows,
         "Line: points that no other trial beats. Means over the seeds of the trials.",
-    )  # fmt: skip
+    )
 
 
 def _unit(metric: str) -> str:

@@ -55,14 +55,23 @@ _GPUS = {
 """Accelerator and bytes/s of a node's NICs: 1.6 Tb/s RoCE (MosaicML A100, as its page says), 8 x 200 Gb/s (Selene),
 8 x 400 Gb/s (DGX H100)."""
 _PRECISIONS: dict[str, Precision] = {
-    "bf16": "bf16", "amp_bf16": "bf16", "BF16": "bf16", "fp16": "fp16", "FP8": "fp8", "amp_fp8": "fp8",
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "BF16": "bf16",
+    "fp16": "fp16",
+    "FP8": "fp8",
+    "amp_fp8": "fp8",
     "FP8 (see README)": "fp8",
-}  # fmt: skip
+}
 _VIRTUAL = {
-    ("nemo", "gpt3-175b"): 12, ("nemo", "llama2-13b"): 10, ("nemo", "llama2-70b"): 20,
-    ("nemo", "nemotron-22b"): 10, ("nemo", "llama3-70b"): 5, ("megatron", "gpt3-175b"): 3,
+    ("nemo", "gpt3-175b"): 12,
+    ("nemo", "llama2-13b"): 10,
+    ("nemo", "llama2-70b"): 20,
+    ("nemo", "nemotron-22b"): 10,
+    ("nemo", "llama3-70b"): 5,
+    ("megatron", "gpt3-175b"): 3,
     ("megatron", "turing-530b"): 3,
-}  # fmt: skip
+}
 _MICRO_BATCH = {("megatron", "megatron-22b"): 4}
 
 
@@ -182,9 +191,7 @@ def run(data: Path) -> list[Line]:
     halves = of_splits(lambda split: score(*divided(rows, split, fitted_half, "family")))
     return [
         line("dense LLM: half of the families -> the others", 0.05, halves),
-        line(
-            "dense LLM: other sources, one step of a configuration -> its larger scales", 0.018, _scales(rows)
-        ),
+        line("dense LLM: other sources, one step of a configuration -> its larger scales", 0.018, _scales(rows)),
     ]
 
 

@@ -92,11 +92,7 @@ def run(data: Path, fit: Callable[[Floats], JitterNoise]) -> list[Line]:
     first = {name: np.arange(len(times)) < len(times) // 2 for name, times in jobs.items()}
     return [
         line("Alibaba: barrier wait, first half of the time -> second", 0.08, [_score(jobs, first)]),
-        line(
-            "Alibaba: barrier wait, stretches of time -> others",
-            0.08,
-            hashed,
-        ),
+        line("Alibaba: barrier wait, stretches of time -> others", 0.08, hashed),
         line("Alibaba: barrier wait of the simulator's noise, stretches -> others", 0.08, simulated),
     ]
 
@@ -109,9 +105,7 @@ def _hashed(jobs: dict[str, Floats], split: int) -> dict[str, Bools]:
 
 
 def _score(
-    jobs: dict[str, Floats],
-    fitted: dict[str, Bools],
-    to_come: Callable[[Floats], Floats] = lambda times: times,
+    jobs: dict[str, Floats], fitted: dict[str, Bools], to_come: Callable[[Floats], Floats] = lambda times: times
 ) -> Score:
     """`fitted`: by job, which steps the prediction is made from, (steps,); `to_come`: times to come from those.
 

@@ -83,9 +83,7 @@ def shares(rows: Sequence[MigRow], curves: Mapping[str, Floats]) -> dict[int, fl
 
 def predict(rows: Sequence[MigRow], curves: Mapping[str, Floats], share: Mapping[int, float]) -> Floats:
     """Seconds on slices, shape (rows,); of a slice that was never seen by its share of the processors."""
-    times = [
-        _time(curves[r.workload], r.batch, share.get(r.sevenths, r.sevenths / WHOLE_SLICES)) for r in rows
-    ]
+    times = [_time(curves[r.workload], r.batch, share.get(r.sevenths, r.sevenths / WHOLE_SLICES)) for r in rows]
     return np.array([float(t) for t in times])
 
 
@@ -93,9 +91,7 @@ def run(data: Path) -> list[Line]:
     """Whole GPU, and slices of half of the workloads, predict the slices of the others."""
     rows = read(data)
     whole = [r for r in rows if r.sevenths == WHOLE_SLICES]
-    curves = {
-        name: curve([r for r in whole if r.workload == name]) for name in sorted({r.workload for r in whole})
-    }
+    curves = {name: curve([r for r in whole if r.workload == name]) for name in sorted({r.workload for r in whole})}
     slices = [r for r in rows if r.sevenths < WHOLE_SLICES and r.workload in curves]
     at = {(r.workload, r.batch): r.seconds for r in whole}
     slices = [r for r in slices if (r.workload, r.batch) in at]

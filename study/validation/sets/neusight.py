@@ -28,17 +28,33 @@ from equipoise.study.validation.score import Line, judge, line
 
 FILE = "throughput/neusight_e2e_latency.csv"
 GPUS = {
-    "MI100": (46.1, 1228.8), "MI210": (45.3, 1638.4), "MI250": (45.3, 1638.4), "P4": (5.5, 192), "T4": (8.1, 320),
-    "P100": (9.3, 732), "V100-PCIE": (14.0, 897), "V100-SXM": (15.7, 897), "L4": (30.3, 300),
-    "A100-PCIE-40GB": (19.5, 1555), "A100-SXM4-40GB": (19.5, 1555), "A100_80GB_PCIe": (19.5, 1935),
-    "A100-SXM4-80GB": (19.5, 2039), "H100_PCIe": (51.0, 2000), "H100_80GB_HBM3": (67.0, 3350),
-}  # fmt: skip
+    "MI100": (46.1, 1228.8),
+    "MI210": (45.3, 1638.4),
+    "MI250": (45.3, 1638.4),
+    "P4": (5.5, 192),
+    "T4": (8.1, 320),
+    "P100": (9.3, 732),
+    "V100-PCIE": (14.0, 897),
+    "V100-SXM": (15.7, 897),
+    "L4": (30.3, 300),
+    "A100-PCIE-40GB": (19.5, 1555),
+    "A100-SXM4-40GB": (19.5, 1555),
+    "A100_80GB_PCIe": (19.5, 1935),
+    "A100-SXM4-80GB": (19.5, 2039),
+    "H100_PCIe": (51.0, 2000),
+    "H100_80GB_HBM3": (67.0, 3350),
+}
 """Data sheets: 32-bit TFLOP/s (AMD: of the matrix cores; MI250: of one die, which is what a process sees), GB/s."""
 SHAPES = {
-    "bert_large": (24, 1024, 16, 30_522), "gpt2_med": (24, 1024, 16, 50_257), "gpt2_large": (36, 1280, 20, 50_257),
-    "gpt2_xl": (48, 1600, 25, 50_257), "gpt3_xl": (24, 3072, 24, 50_257), "gpt3_27": (32, 2560, 32, 50_257),
-    "gpt3_67": (32, 4096, 32, 50_257), "opt_13": (24, 2048, 32, 50_272),
-}  # fmt: skip
+    "bert_large": (24, 1024, 16, 30_522),
+    "gpt2_med": (24, 1024, 16, 50_257),
+    "gpt2_large": (36, 1280, 20, 50_257),
+    "gpt2_xl": (48, 1600, 25, 50_257),
+    "gpt3_xl": (24, 3072, 24, 50_257),
+    "gpt3_27": (32, 2560, 32, 50_257),
+    "gpt3_67": (32, 4096, 32, 50_257),
+    "opt_13": (24, 2048, 32, 50_272),
+}
 """Layers, width, heads, tokens, as the models' published configurations say."""
 STREAM = 0.8
 PYTHON_GELU, FUSED = 111.0, 35.0
@@ -49,10 +65,15 @@ def stack(model: str) -> Stack:
     """What eager PyTorch in 32 bits moves; a step is forward and backward, without an optimiser."""
     moved = PYTHON_GELU if model.startswith("gpt") else FUSED
     return Stack(
-        matmul_efficiency=0.75, attention_efficiency=0.35, score_bytes=41 / STREAM,
+        matmul_efficiency=0.75,
+        attention_efficiency=0.35,
+        score_bytes=41 / STREAM,
         elementwise_bytes=moved / STREAM,
-        accumulate_bytes=8 / STREAM, head_bytes=40 / STREAM, optimizer_bytes=0.0, step_s=0.0,
-    )  # fmt: skip
+        accumulate_bytes=8 / STREAM,
+        head_bytes=40 / STREAM,
+        optimizer_bytes=0.0,
+        step_s=0.0,
+    )
 
 
 def read(data: Path) -> list[tuple[Row, StepEstimate, bool]]:
@@ -89,13 +110,15 @@ def _row(text: Cells, tflop_per_s: float, gb_per_s: float) -> Row:
         degrees[parallel.group(1)] = int(parallel.group(2))
     batch = text.whole("batch")
     layout = Layout(
-        data=degrees["dp"], tensor=degrees["tp"], pipeline=degrees["pp"], precision="fp32",
-        micro_batch=max(1, batch // degrees["dp"]), global_batch=batch,
-    )  # fmt: skip
-    accelerator = AcceleratorRates(text["gpu"], 2e12 * tflop_per_s, 0, 80e9, 1e9 * gb_per_s, 300e9)
-    plan = ShardingPlan(
-        gpt(*SHAPES[text["model"]], text.whole("seq")), layout, accelerator, NetworkRates(8, 100e9)
+        data=degrees["dp"],
+        tensor=degrees["tp"],
+        pipeline=degrees["pp"],
+        precision="fp32",
+        micro_batch=max(1, batch // degrees["dp"]),
+        global_batch=batch,
     )
+    accelerator = AcceleratorRates(text["gpu"], 2e12 * tflop_per_s, 0, 80e9, 1e9 * gb_per_s, 300e9)
+    plan = ShardingPlan(gpt(*SHAPES[text["model"]], text.whole("seq")), layout, accelerator, NetworkRates(8, 100e9))
     key = " ".join(text[name] for name in ("gpu", "model", "mode", "seq", "batch", "variant"))
     return Row(plan, text.measured("e2e_latency") / 1e3, text["model"], key, text["gpu"])
 

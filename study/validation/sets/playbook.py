@@ -116,9 +116,7 @@ def run(data: Path) -> list[Line]:
     rows = [row for row, ran in everything if ran]
     small, asked = partition(rows, _fitted)
     if not small:
-        return [
-            line("playbook: constants of equipoise.sim.llm.stacks -> all rows, step", 0.08, [_shipped(rows)])
-        ]
+        return [line("playbook: constants of equipoise.sim.llm.stacks -> all rows, step", 0.08, [_shipped(rows)])]
 
     def half(split: int) -> list[Row]:
         """The fitted half of the smallest model's rows."""

@@ -48,9 +48,14 @@ def _step(text: Cells) -> PolluxStep | None:
     group = " ".join(text[name] for name in ("model", "cluster_key", "profile_kind"))
     key = f"{group} {text['placement']} {text['num_nodes']} {text['num_gpus']} {text['local_bsz']}"
     return PolluxStep(
-        group, key, text.whole("num_nodes"), text.whole("num_gpus"), text.number("local_bsz"),
-        text.measured("step_time_s"), text.number("sync_time_s"),
-    )  # fmt: skip
+        group,
+        key,
+        text.whole("num_nodes"),
+        text.whole("num_gpus"),
+        text.number("local_bsz"),
+        text.measured("step_time_s"),
+        text.number("sync_time_s"),
+    )
 
 
 def _is_pair(step: PolluxStep) -> bool:

@@ -87,9 +87,7 @@ def medians(rows: Sequence[PowerRun]) -> list[PowerRun]:
 
 def learn(known: Sequence[PowerRun], idle_w: float) -> MeasuredNode:
     """A kind of node from its idle power and the runs of one benchmark."""
-    seconds, mean, high = (
-        np.array([getattr(r, name) for r in known]) for name in ("seconds", "mean_w", "high_w")
-    )
+    seconds, mean, high = (np.array([getattr(r, name) for r in known]) for name in ("seconds", "mean_w", "high_w"))
     idle = np.clip((high - mean) / np.maximum(high - idle_w, 1e-9), *IDLE_SHARES)
     start_s = np.exp(np.median(np.log(idle / (1 - idle) * seconds)))
     return MeasuredNode(idle_w, float(np.median(high)), float(np.sqrt(start_s * START_S)))

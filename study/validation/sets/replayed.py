@@ -38,9 +38,7 @@ def run(data: Path) -> list[Line]:
             naive = float(np.mean([graph.measured_s for graph in recorded]))
             free.append((name, mine, naive, float(json.loads(published.read_text())["tideal"])))
     widest = 1 + np.quantile(inner, [0.05, 0.95])  # residuals within the fitted half
-    lines = [
-        _line("ByteDance: step, host time from the first half -> second", 0.02, steps, (widest[0], widest[1]))
-    ]
+    lines = [_line("ByteDance: step, host time from the first half -> second", 0.02, steps, (widest[0], widest[1]))]
     if free:
         lines.append(_line("ByteDance: straggler-free step, as published", 0.05, free, (np.nan, np.nan)))
     return lines

@@ -41,15 +41,24 @@ def _row(text: Cells) -> Row:
         raise ValueError(f"gpus: {text['gpus']} is not GH-96, a GH200")
     shape = _shape(text["model"])
     layout = Layout(
-        data=_first(text, "dp"), tensor=_first(text, "tp"), pipeline=text.whole("pp"),
-        precision="fp16", micro_batch=text.whole("micro_batch"), global_batch=text.whole("global_batch"),
-    )  # fmt: skip
+        data=_first(text, "dp"),
+        tensor=_first(text, "tp"),
+        pipeline=text.whole("pp"),
+        precision="fp16",
+        micro_batch=text.whole("micro_batch"),
+        global_batch=text.whole("global_batch"),
+    )
     plan = ShardingPlan(shape, layout, ACCELERATORS["GH200"], NETWORK, _stages(text, shape.layers))
     key = " ".join(value for name, value in text.items() if not name.startswith("measured"))
     return Row(
-        plan, text.measured("measured_step_s"), text["model"], key, "megatron-deepspeed", text["model"],
+        plan,
+        text.measured("measured_step_s"),
+        text["model"],
+        key,
+        "megatron-deepspeed",
+        text["model"],
         text.measured("measured_peak_bytes"),
-    )  # fmt: skip
+    )
 
 
 def _first(text: Cells, name: str) -> int:
@@ -63,9 +72,7 @@ def _stages(text: Cells, layers: int) -> tuple[int, ...]:
     counts[0] -= 1
     counts[-1] -= 1
     if sum(counts) != layers:
-        raise ValueError(
-            f"layers_per_stage: {text['layers_per_stage']} is not {layers} layers, embedding and head"
-        )
+        raise ValueError(f"layers_per_stage: {text['layers_per_stage']} is not {layers} layers, embedding and head")
     return tuple(counts)
 
 

@@ -55,12 +55,10 @@ def read_jobs(data: Path, policy: str) -> list[PublishedJob]:
     with gzip.open(data / TRACE, "rt", newline="") as file:
         rows = list(csv.reader(file, delimiter="\t"))
     return [
-        PublishedJob(
-            k, int(row[6]), float(row[11]), (len(rates[k]) - 0.5) * ROUND_S, float(np.mean(rates[k]))
-        )
+        PublishedJob(k, int(row[6]), float(row[11]), (len(rates[k]) - 0.5) * ROUND_S, float(np.mean(rates[k])))
         for k, row in enumerate(rows)
         if rates[k]
-    ]  # fmt: skip
+    ]
 
 
 def _told(text: Cells, column: str) -> tuple[str, str, int, float]:
@@ -70,18 +68,28 @@ def _told(text: Cells, column: str) -> tuple[str, str, int, float]:
 
 def completions_s(jobs: list[PublishedJob], policy: str) -> dict[int, float]:
     """Seconds from arrival to completion by job number, in our simulator."""
-    scenario = from_mapping({
-        "schema_version": 1, "name": "physical",
-        "cluster": {"nodes": [{"name": "node", "count": NODES, "gpus": NODE_GPUS}]},
-        "workload": {"jobs": [
-            {"name": f"j{j.number}", "gpus": j.gpus, "arrival": j.arrival_s, "duration": j.length_s,
-             "priority": j.steps_per_s if "throughput" in policy else 1.0,
-             "checkpoint": {"size": 0, "interval": ROUND_S}}
-            for j in jobs
-        ]},
-        "restart": {"detection": 0, "initialisation": 0, "checkpoint_write": 0},
-        "decide": {"every": ROUND_S, "on_events": False},
-    })  # fmt: skip
+    scenario = from_mapping(
+        {
+            "schema_version": 1,
+            "name": "physical",
+            "cluster": {"nodes": [{"name": "node", "count": NODES, "gpus": NODE_GPUS}]},
+            "workload": {
+                "jobs": [
+                    {
+                        "name": f"j{j.number}",
+                        "gpus": j.gpus,
+                        "arrival": j.arrival_s,
+                        "duration": j.length_s,
+                        "priority": j.steps_per_s if "throughput" in policy else 1.0,
+                        "checkpoint": {"size": 0, "interval": ROUND_S},
+                    }
+                    for j in jobs
+                ]
+            },
+            "restart": {"detection": 0, "initialisation": 0, "checkpoint_write": 0},
+            "decide": {"every": ROUND_S, "on_events": False},
+        }
+    )
     table = simulate(scenario, policy=make_policy(policy)).jobs
     times = np.asarray(table["completion_s"]) - np.asarray(table["arrival_s"])
     return {int(str(name)[1:]): float(s) for name, s in zip(table["name"], times, strict=True)}

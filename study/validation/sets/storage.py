@@ -74,9 +74,7 @@ def _input(rows: Sequence[Fed], split: int) -> Score:
 
     def guess(of: Sequence[Fed]) -> np.ndarray:
         """Utilisation by the stalls of each workload."""
-        stall = [
-            float(np.median(stalls[r.workload])) if r.workload in stalls else part * r.compute_s for r in of
-        ]
+        stall = [float(np.median(stalls[r.workload])) if r.workload in stalls else part * r.compute_s for r in of]
         return np.array([r.compute_s / (r.compute_s + x) for r, x in zip(of, stall, strict=True)])
 
     residuals = np.log([r.utilisation for r in known] / guess(known))

@@ -61,9 +61,7 @@ def _run(text: Cells) -> tuple[tuple[str, ...], tuple[float, str], tuple[float, 
     return tuple(text[name] for name in GROUP), scale, (text.measured("run_s"), batch)
 
 
-def _scaled(
-    group: tuple[str, ...], scales: dict[tuple[float, str], list[tuple[float, float]]]
-) -> list[Scaled]:
+def _scaled(group: tuple[str, ...], scales: dict[tuple[float, str], list[tuple[float, float]]]) -> list[Scaled]:
     smallest = min(n for n, _ in scales)
     first = np.array([pair for (n, _), pairs in scales.items() if n == smallest for pair in pairs])
     first_s, first_batch = float(np.median(first[:, 0])), float(np.median(first[:, 1]))
@@ -80,9 +78,7 @@ def _scaled(
 def predict(constants: Floats, rows: Sequence[Scaled]) -> Floats:
     """Seconds to train, shape (rows,)."""
     c, f, g = constants[0], 1 / (1 + np.exp(-constants[1])), constants[2]
-    rn, rb, first = (
-        np.array([getattr(r, name) for r in rows]) for name in ("accelerators", "batch", "first_s")
-    )
+    rn, rb, first = (np.array([getattr(r, name) for r in rows]) for name in ("accelerators", "batch", "first_s"))
     fixed = np.minimum(np.exp(constants[3]), 0.9 * first)
     scaled = (first - fixed) * rb ** (c - 1) * ((1 - f) * rb / rn + f * rn**g)
     return np.asarray(scaled + np.minimum(fixed, FIXED_MOST * scaled))

@@ -36,18 +36,16 @@ def read_multi(data: Path) -> list[Row]:
 
 def _row(text: Cells) -> Row:
     count = text.whole
-    shape = gpt(
-        count("# layers"),
-        count("hidden size"),
-        count("attention heads"),
-        VOCABULARY,
-        count("sequence length"),
-    )
+    shape = gpt(count("# layers"), count("hidden size"), count("attention heads"), VOCABULARY, count("sequence length"))
     layout = Layout(
-        data=count("data parallelism"), tensor=count("tensor parallelism"),
-        pipeline=count("pipeline parallelism"), recompute="full", precision="fp16",
-        micro_batch=count("micro batch"), global_batch=count("global batch"),
-    )  # fmt: skip
+        data=count("data parallelism"),
+        tensor=count("tensor parallelism"),
+        pipeline=count("pipeline parallelism"),
+        recompute="full",
+        precision="fp16",
+        micro_batch=count("micro batch"),
+        global_batch=count("global batch"),
+    )
     plan = ShardingPlan(shape, layout, ACCELERATORS["A100-80GB"], NETWORK)
     key = " ".join(value for name, value in text.items() if "time" not in name)
     family = f"{shape.layers} layers of {shape.hidden}, sequence {shape.sequence}"

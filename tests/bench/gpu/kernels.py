@@ -58,11 +58,7 @@ def variants() -> Iterator[tuple[int, str, str]]:
     """(elements in flight, load, store): every unrolling with the usual hints, then other hints."""
     for unroll in UNROLLS:
         yield unroll, LOADS[1], STORES[0]
-    others = (
-        [(load, STORES[0]) for load in LOADS]
-        + [(LOADS[1], store) for store in STORES]
-        + [(LOADS[3], STORES[1])]
-    )
+    others = [(load, STORES[0]) for load in LOADS] + [(LOADS[1], store) for store in STORES] + [(LOADS[3], STORES[1])]
     for load, store in others:
         if (load, store) != (LOADS[1], STORES[0]):
             yield 4, load, store
@@ -100,9 +96,7 @@ class Memory:
         else:
             arguments.append(self.sums if kind == "read" else self.out)
         arguments.append(c_longlong(self.size // 16))
-        return self.checked(
-            kind, lambda k: self.device.launch(kernel, blocks, threads, arguments), TRAFFIC[kind]
-        )
+        return self.checked(kind, lambda k: self.device.launch(kernel, blocks, threads, arguments), TRAFFIC[kind])
 
     def checked(self, kind: str, queue: Callable[[int], None], traffic: int) -> float:
         """The rate, once the last launch's result is right at both ends of the array."""
@@ -142,9 +136,7 @@ def memory(device: Device, size: int = 0, larger: Sequence[int] = SIZES) -> Iter
             except Exception as error:
                 yield {"kind": kind, "variant": variant, "threads": threads, "error": _text(error)}
     yield _library_copy(usual)
-    best = {
-        kind: max(f for f in found if f[1] == kind) for kind in TRAFFIC if any(f[1] == kind for f in found)
-    }
+    best = {kind: max(f for f in found if f[1] == kind) for kind in TRAFFIC if any(f[1] == kind for f in found)}
     for size in larger:
         try:
             yield from _again(device, size, [f[1:] for f in best.values()])
@@ -179,9 +171,7 @@ def _variant(
 
 def _library_copy(memory: Memory) -> dict[str, Any]:
     device = memory.device
-    rate = memory.rate(
-        lambda k: device.copy(memory.out.pointer, memory.a.pointer, memory.size), TRAFFIC["copy"]
-    )
+    rate = memory.rate(lambda k: device.copy(memory.out.pointer, memory.a.pointer, memory.size), TRAFFIC["copy"])
     return {"kind": "library_copy", "array_bytes": memory.size, "bytes_per_s": float(f"{rate:.5g}")}
 
 
@@ -390,11 +380,7 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
 
 
-PARTS: dict[str, Callable[[Device], Iterator[dict[str, Any]]]] = {
-    "memory": memory,
-    "own": own,
-    "products": products,
-}
+PARTS: dict[str, Callable[[Device], Iterator[dict[str, Any]]]] = {"memory": memory, "own": own, "products": products}
 
 
 def part(name: str) -> None:
@@ -414,10 +400,7 @@ def gathered(name: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         printed, ended, said = _decoded(error.stdout), "time is up", _decoded(error.stderr)
     lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
-    found: dict[str, Any] = {
-        "wall_s": round(time.monotonic() - start, 1),
-        "found": list(map(json.loads, lines)),
-    }
+    found: dict[str, Any] = {"wall_s": round(time.monotonic() - start, 1), "found": list(map(json.loads, lines))}
     if ended != "0":
         found |= {"ended": ended, "said": said.strip().splitlines()[-8:]}
     return found

@@ -66,13 +66,7 @@ CASES = {
         Case(8, 2048, compiled=True),
         Case(16, 2048),
     ),
-    "2.7B": (
-        Case(4, 2048),
-        Case(2, 2048),
-        Case(4, 2048, recompute=True),
-        Case(4, 2048, compiled=True),
-        Case(4, 1024),
-    ),
+    "2.7B": (Case(4, 2048), Case(2, 2048), Case(4, 2048, recompute=True), Case(4, 2048, compiled=True), Case(4, 1024)),
     "tiny": (Case(1, 32), Case(2, 64, recompute=True), Case(2, 64, compiled=True), Case(2, 64, True, True)),
 }
 """The most telling first: what no time is left for is left out."""
@@ -231,9 +225,7 @@ def measure(device: str, name: str, deadline: float) -> dict[str, Any]:
         shown = f"{statistics.median(result['steps_s']):.4f} s" if "steps_s" in result else "out of memory"
         print(f"{name} {case}: {shown}", file=sys.stderr, flush=True)
     parameters = sum(p.numel() for p in bench.model.parameters())
-    return {
-        "name": name, "shape": asdict(bench.shape), "parameters": parameters, "cases": found, "left_out": left_out,
-    }  # fmt: skip
+    return {"name": name, "shape": asdict(bench.shape), "parameters": parameters, "cases": found, "left_out": left_out}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -123,17 +123,10 @@ def operation(case: Case) -> Iterator[dict[str, Any]]:
         torch.autograd.grad(out, wants, torch.ones_like(out))
 
     device_s, spread_s = replayed_s(both)
-    yield row | {
-        "pass": "forward and backward",
-        "device_s": device_s,
-        "spread_s": spread_s,
-        "host_s": queueing_s(both),
-    }
+    yield row | {"pass": "forward and backward", "device_s": device_s, "spread_s": spread_s, "host_s": queueing_s(both)}
 
 
-def of(
-    kind: str, dtype: str, shape: str, function: Callable[..., Any], *make: Callable[[], torch.Tensor]
-) -> Case:
+def of(kind: str, dtype: str, shape: str, function: Callable[..., Any], *make: Callable[[], torch.Tensor]) -> Case:
     """A case whose inputs are made when it is measured."""
 
     def made() -> tuple[Call, list[torch.Tensor]]:
@@ -200,13 +193,7 @@ def language_cases() -> Iterator[Case]:
             yield of("rms norm as written", "bf16", shape, rms_written, wide, scale)
             yield of("rms norm", "bf16", shape, lambda x, g: F.rms_norm(x, x.shape[-1:], g), wide, scale)
             yield of(
-                "layer norm",
-                "bf16",
-                shape,
-                lambda x, g, b: F.layer_norm(x, x.shape[-1:], g, b),
-                wide,
-                scale,
-                scale,
+                "layer norm", "bf16", shape, lambda x, g, b: F.layer_norm(x, x.shape[-1:], g, b), wide, scale, scale
             )
             yield of(
                 "layer norm",
@@ -222,13 +209,7 @@ def language_cases() -> Iterator[Case]:
             yield of("silu times", "bf16", shape, lambda a, b: F.silu(a) * b, wide, wide)
             yield of("dropout", "bf16", shape, lambda x: F.dropout(x, 0.1), wide)
             yield of("add", "bf16", shape, torch.add, wide, wide)
-            yield of(
-                "cast to bf16",
-                "fp32",
-                shape,
-                lambda x: x.to(BF16),
-                partial(tensor, rows, width, dtype=FP32),
-            )
+            yield of("cast to bf16", "fp32", shape, lambda x: x.to(BF16), partial(tensor, rows, width, dtype=FP32))
             yield of("transposed copy", "bf16", shape, lambda x: x.t().contiguous(), wide)
             yield of("concatenate", "bf16", shape, lambda a, b: torch.cat((a, b), -1), wide, wide)
             yield of("softmax", "bf16", shape, lambda x: x.softmax(-1), wide)
@@ -239,17 +220,14 @@ def attention_cases() -> Iterator[Case]:
         for heads, kv_heads, size in ((16, 16, 64), (32, 8, 128), (16, 16, 96), (8, 8, 256)):
             for causal in (True, False):
 
-                def attend(
-                    q: Any, k: Any, v: Any, causal: bool = causal, grouped: bool = heads != kv_heads
-                ) -> Any:
+                def attend(q: Any, k: Any, v: Any, causal: bool = causal, grouped: bool = heads != kv_heads) -> Any:
                     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
                 key = partial(tensor, batch, kv_heads, length, size)
                 yield of(
                     "attention",
                     "bf16",
-                    f"batch {batch} length {length} heads {heads} kv_heads {kv_heads} size {size} "
-                    f"causal {int(causal)}",
+                    f"batch {batch} length {length} heads {heads} kv_heads {kv_heads} size {size} causal {int(causal)}",
                     attend,
                     partial(tensor, batch, heads, length, size),
                     key,
@@ -279,20 +257,11 @@ def expert_cases() -> Iterator[Case]:
                 "product each",
                 "bf16",
                 shape,
-                lambda a, b, e=experts: torch.cat(
-                    [p @ q for p, q in zip(a.chunk(e), b.unbind(), strict=True)]
-                ),
+                lambda a, b, e=experts: torch.cat([p @ q for p, q in zip(a.chunk(e), b.unbind(), strict=True)]),
                 x,
                 w,
             )
-            yield of(
-                "batched product",
-                "bf16",
-                shape,
-                torch.bmm,
-                partial(tensor, experts, tokens, width),
-                w,
-            )
+            yield of("batched product", "bf16", shape, torch.bmm, partial(tensor, experts, tokens, width), w)
     for tokens, width, picks in ((8192, 4096, 2), (8192, 2048, 8), (32768, 2048, 8)):
         shape = f"tokens {tokens} width {width} picks {picks}"
         order = partial(shuffled, tokens, picks)
@@ -301,9 +270,7 @@ def expert_cases() -> Iterator[Case]:
             "combine tokens",
             "bf16",
             shape,
-            lambda y, o, t=tokens: torch.zeros(t, y.shape[1], device=DEVICE, dtype=y.dtype).index_add(
-                0, o, y
-            ),
+            lambda y, o, t=tokens: torch.zeros(t, y.shape[1], device=DEVICE, dtype=y.dtype).index_add(0, o, y),
             partial(tensor, tokens * picks, width),
             order,
         )
@@ -328,16 +295,10 @@ def vision_cases() -> Iterator[Case]:
         for form, layout in ((torch.channels_last, "last"), (torch.contiguous_format, "first")):
 
             def image(n: int = images, c: int = channels, s: int = side, form: Any = form) -> torch.Tensor:
-                return (
-                    torch.randn(n, c, s, s, device=DEVICE, dtype=BF16).to(memory_format=form).requires_grad_()
-                )
+                return torch.randn(n, c, s, s, device=DEVICE, dtype=BF16).to(memory_format=form).requires_grad_()
 
-            def weight(
-                o: int = out, c: int = channels // groups, k: int = kernel, form: Any = form
-            ) -> torch.Tensor:
-                return (
-                    torch.randn(o, c, k, k, device=DEVICE, dtype=BF16).to(memory_format=form).requires_grad_()
-                )
+            def weight(o: int = out, c: int = channels // groups, k: int = kernel, form: Any = form) -> torch.Tensor:
+                return torch.randn(o, c, k, k, device=DEVICE, dtype=BF16).to(memory_format=form).requires_grad_()
 
             place = f"images {images} channels {channels} side {side}"
             yield of(
@@ -388,9 +349,7 @@ def optimiser_cases() -> Iterator[Case]:
         for name, kind in (("AdamW", "fused"), ("AdamW", "foreach"), ("SGD", "fused"), ("SGD", "foreach")):
 
             def made(count: int = count, width: int = width, name: str = name, kind: str = kind) -> Any:
-                parameters = [
-                    torch.nn.Parameter(torch.randn(width, width, device=DEVICE)) for _ in range(count)
-                ]
+                parameters = [torch.nn.Parameter(torch.randn(width, width, device=DEVICE)) for _ in range(count)]
                 for one in parameters:
                     one.grad = torch.randn_like(one)
                 extra = {"capturable": True} if name == "AdamW" else {"momentum": 0.9}
@@ -408,9 +367,7 @@ def norms(count: int, width: int) -> tuple[Call, list[torch.Tensor]]:
 
 def measured_operations(writer: Callable[[dict[str, Any]], None], until: float) -> None:
     """Every case in turn, kinds mixed so that an early end leaves some of each."""
-    lists = [
-        list(f()) for f in (language_cases, attention_cases, expert_cases, vision_cases, optimiser_cases)
-    ]
+    lists = [list(f()) for f in (language_cases, attention_cases, expert_cases, vision_cases, optimiser_cases)]
     order = sorted(
         ((k / len(cases), n, case) for n, cases in enumerate(lists) for k, case in enumerate(cases)),
         key=lambda one: one[:2],
@@ -488,12 +445,7 @@ LLAMA_1B = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 16384,
 }
-LLAMA_300M = LLAMA_1B | {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_attention_heads": 16,
-    "vocab_size": 32000,
-}
+LLAMA_300M = LLAMA_1B | {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 32000}
 QWEN = {
     "hidden_size": 896,
     "num_hidden_layers": 24,
@@ -505,14 +457,7 @@ QWEN = {
     "max_position_embeddings": 16384,
 }
 GPT2_SMALL = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
-GPT2_LARGE = {
-    "n_embd": 1280,
-    "n_layer": 36,
-    "n_head": 20,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
+GPT2_LARGE = {"n_embd": 1280, "n_layer": 36, "n_head": 20, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 MIXTRAL = {
     "hidden_size": 1024,
     "intermediate_size": 3584,

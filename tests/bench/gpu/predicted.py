@@ -50,16 +50,11 @@ def scenario(found: Mapping[str, Any], hardware: str, stacks: Stacks, accelerato
                 "tied": True,
                 "norm": "layer",
                 "bias": True,
-                "layout": {
-                    "micro_batch": case["batch"],
-                    "recompute": "full" if case["recompute"] else "none",
-                },
+                "layout": {"micro_batch": case["batch"], "recompute": "full" if case["recompute"] else "none"},
                 "stack": stacks[case["compiled"]],
             },
         }
-        jobs.append(
-            {"name": f"case{k}", "gpus": 1, "model": f"case{k}", "steps": 10, "global_batch": case["batch"]}
-        )
+        jobs.append({"name": f"case{k}", "gpus": 1, "model": f"case{k}", "steps": 10, "global_batch": case["batch"]})
     return {
         "schema_version": 1,
         "name": "large",
@@ -125,7 +120,5 @@ def fitted_stacks(found: Mapping[str, Any], accelerator: str = "h200_sxm") -> di
     ]
     labels = [name for _, _, name in rows]
     seconds = np.array([s for _, s, _ in rows])
-    fitted = fit(
-        quantities([p for p, _, _ in rows]), seconds, {"stack": labels}, PRIORS | {"host_s_per_layer": HOST}
-    )
+    fitted = fit(quantities([p for p, _, _ in rows]), seconds, {"stack": labels}, PRIORS | {"host_s_per_layer": HOST})
     return {name: fitted.stack({"stack": name}) for name in FITTED.values()}

@@ -66,10 +66,19 @@ def train(policy: str, device: str, folder: Path) -> dict[str, Any]:
     else:
         mps = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ
         runtime = attach(
-            model, optimizer, policy, global_batch=batch, decide_every=DECIDE_EVERY, shuffle=False, drift=0.02,
-            warm_up_budget_s=600.0, decision_budget_s=5.0, samples_target=len(ids),
-            share_backend="mps" if mps else "none", run_dir=str(folder),
-        )  # fmt: skip
+            model,
+            optimizer,
+            policy,
+            global_batch=batch,
+            decide_every=DECIDE_EVERY,
+            shuffle=False,
+            drift=0.02,
+            warm_up_budget_s=600.0,
+            decision_budget_s=5.0,
+            samples_target=len(ids),
+            share_backend="mps" if mps else "none",
+            run_dir=str(folder),
+        )
         loader = DataLoader(ids, batch_sampler=runtime.sampler(ids))
     times: list[float] = []
     samples: list[int] = []
@@ -121,10 +130,14 @@ def measure(
         started = []
         for k, percentage in enumerate(PERCENTAGES):
             own = {
-                **environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage), "RANK": str(k),
-                "WORLD_SIZE": str(len(PERCENTAGES)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                **environment,
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage),
+                "RANK": str(k),
+                "WORLD_SIZE": str(len(PERCENTAGES)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
                 "PYTHONWARNINGS": "ignore",
-            }  # fmt: skip
+            }
             said, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
             process = subprocess.Popen(command, env=own, cwd=ROOT, stdout=said, stderr=errors, text=True)
             stack.callback(process.wait)

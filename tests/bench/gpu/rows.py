@@ -76,9 +76,7 @@ def activity_rows(found: Mapping[str, Any]) -> list[Row]:
             rows.append(_judged(what, e.text, f"{value:.3f}", e.holds(value)))
     answers, missing = found["answers"], found["missing"]
     absent = f"; not: {', '.join(sorted(missing))}" if missing else ""
-    rows.append(
-        Row("counters that answer", "-", f"{len(answers)} of {len(answers) + len(missing)}{absent}", "stated")
-    )
+    rows.append(Row("counters that answer", "-", f"{len(answers)} of {len(answers) + len(missing)}{absent}", "stated"))
     return rows
 
 
@@ -98,9 +96,7 @@ def second_method_rows(profile: HardwareProfile) -> list[Row]:
         rows.append(_ratio_row("copy kernel against the driver's copy, bytes/s", one, other))
     else:
         rows.append(not_run("copy kernel against the driver's copy", "not in the samples"))
-    pairs = [
-        (n, n.replace("gemm_cublaslt_", "gemm_torch_")) for n in figures if n.startswith("gemm_cublaslt_")
-    ]
+    pairs = [(n, n.replace("gemm_cublaslt_", "gemm_torch_")) for n in figures if n.startswith("gemm_cublaslt_")]
     both = [(name, second) for name, second in pairs if second in figures]
     for name, second in both:
         row = _ratio_row(f"{name} against PyTorch's", figures[name], figures[second])
@@ -122,9 +118,7 @@ def kernel_rows(found: Mapping[str, Any]) -> list[Row]:
     if errors:
         text = ", ".join(f"{e:+.1%}" for e in errors)
         what = f"copy kernel against the driver's copy, arrays of {min(mine) / 1e9:.1f} to {max(mine) / 1e9:.1f} GB"
-        rows.append(
-            _judged(what, f"within {SECOND_METHOD:.0%}", text, max(map(abs, errors)) <= SECOND_METHOD)
-        )
+        rows.append(_judged(what, f"within {SECOND_METHOD:.0%}", text, max(map(abs, errors)) <= SECOND_METHOD))
     for f in found.get("own", {}).get("found", []):
         if f.get("instruction") not in (None, "mma.sync"):
             what = f"{f['instruction']}, {f['precision']}"
@@ -232,8 +226,7 @@ def step_rows(predictions: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _step_row(what: str, chosen: Sequence[Mapping[str, Any]]) -> Row:
     error = statistics.median(abs(p["error"]) for p in chosen)
     within = sum(
-        p["predicted_low_s"] <= p["measured_high_s"] and p["measured_low_s"] <= p["predicted_high_s"]
-        for p in chosen
+        p["predicted_low_s"] <= p["measured_high_s"] and p["measured_low_s"] <= p["predicted_high_s"] for p in chosen
     )
     found = f"{error:.1%} median of {len(chosen)}, intervals meet in {within}"
     return _judged(f"step of {what}", f"median at most {STEP_ERROR:.0%}", found, error <= STEP_ERROR)
@@ -280,9 +273,7 @@ def large_rows(found: Mapping[str, Any], hardware: str, samples: SampleSet, stac
         ]
         if not chosen:
             continue
-        how = (
-            f"{'compiled' if compiled else 'as written'}, activations {'recomputed' if recompute else 'kept'}"
-        )
+        how = f"{'compiled' if compiled else 'as written'}, activations {'recomputed' if recompute else 'kept'}"
         steps = [by_shape[k]["step_s"] / float(measured_s(cases[k]) or 0.0) - 1.0 for k in chosen]
         what = f"step of {size} parameters, {how}, from its shape ({stacks[compiled]})"
         if stacks is FITTED:
@@ -344,9 +335,7 @@ def adapter_row(found: Mapping[str, Any]) -> Row:
     overhead, pairs = float(found["overhead"]), len(found["pairs_s"])
     plain_s = statistics.median(a for a, _ in found["pairs_s"])
     more_s = statistics.median(b - a for a, b in found["pairs_s"])
-    text = (
-        f"{overhead:+.2%} median of {pairs} pairs of blocks: {1e3 * more_s:+.2f} ms of {1e3 * plain_s:.1f} ms"
-    )
+    text = f"{overhead:+.2%} median of {pairs} pairs of blocks: {1e3 * more_s:+.2f} ms of {1e3 * plain_s:.1f} ms"
     return _judged("adapter on one rank", f"at most {OVERHEAD:.0%}", text, overhead <= OVERHEAD)
 
 

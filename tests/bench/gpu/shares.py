@@ -50,9 +50,7 @@ def mps() -> Iterator[dict[str, str]]:
         try:
             yield environment
         finally:
-            subprocess.run(
-                [program], input="quit\n", env=environment, capture_output=True, text=True, timeout=30
-            )
+            subprocess.run([program], input="quit\n", env=environment, capture_output=True, text=True, timeout=30)
 
 
 def _last_line(text: str) -> str:
@@ -64,16 +62,7 @@ class Worker:
     """A training in a process of its own, on a percentage of the multiprocessors."""
 
     def __init__(self, environment: dict[str, str], percentage: int, kind: str, device: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.bench.gpu.training",
-            "serve",
-            "--device",
-            device,
-            "--kind",
-            kind,
-        ]
+        command = [sys.executable, "-m", "tests.bench.gpu.training", "serve", "--device", device, "--kind", kind]
         own = {**environment, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
         pipe = subprocess.PIPE
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 # as long as the process; closed by `close`
@@ -132,9 +121,7 @@ def measure_training(environment: dict[str, str], device: str, seconds: float) -
             worker.ask(seconds)
             alone[kind][str(percentage)] = worker.answer()
         together = {
-            "/".join(map(str, pair)): _together(
-                [workers[key] for key in zip(KINDS, pair, strict=True)], seconds
-            )
+            "/".join(map(str, pair)): _together([workers[key] for key in zip(KINDS, pair, strict=True)], seconds)
             for pair in PAIRS
         }
         chosen = s3_percentages({"alone": alone, "together": together})
@@ -169,8 +156,7 @@ def s3_percentages(found: dict[str, Any]) -> tuple[int, ...]:
             "interference": max(beside, 0.0),
         }
     jobs = [
-        {"name": kind, "gpus": 1, "gpu_share": 0.5, "model": kind, "steps": 1000, "global_batch": 1}
-        for kind in models
+        {"name": kind, "gpus": 1, "gpu_share": 0.5, "model": kind, "steps": 1000, "global_batch": 1} for kind in models
     ]
     scenario = {
         "schema_version": 1,

@@ -36,9 +36,7 @@ def seen_once(folder: Path, results: list[Any], samples: int) -> bool:
     living = [r for r in results if r is not None]
     lost = [k for k, r in enumerate(results) if r is None]
     resumed = min((e[0] for e in living[0]["log"] if not e[2]), default=None)
-    seen: collections.Counter[int] = collections.Counter(
-        i for r in living for e in r["log"] if e[2] for i in e[3]
-    )
+    seen: collections.Counter[int] = collections.Counter(i for r in living for e in r["log"] if e[2] for i in e[3])
     for rank in lost:
         for line in (folder / f"log-{rank}.jsonl").read_text().splitlines():
             entry = json.loads(line)
@@ -55,9 +53,14 @@ def measure(folder: Path, given: argparse.Namespace, variant: str) -> dict[str, 
     victim = given.ranks - 2 if given.kill else -1
     rounds = -(-given.shards * given.samples // (given.batch * given.ranks))
     options = {
-        "roots": roots, "sample_s": [given.sample_ms / 1e3] * given.ranks, "folder": str(folder),
-        "batch": given.batch * given.ranks, "victim": victim, "at": rounds // 2, **VARIANTS[variant],
-    }  # fmt: skip
+        "roots": roots,
+        "sample_s": [given.sample_ms / 1e3] * given.ranks,
+        "folder": str(folder),
+        "batch": given.batch * given.ranks,
+        "victim": victim,
+        "at": rounds // 2,
+        **VARIANTS[variant],
+    }
     job = live_ranks.Ranks(train, given.ranks, options)
     if given.kill:
         job.report_death(victim)

@@ -63,9 +63,7 @@ def sizes() -> list[int]:
     return [int(n) for n in parts]
 
 
-def train(
-    rank: int, runs: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, str]], folder: str
-) -> list[float]:
+def train(rank: int, runs: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, str]], folder: str) -> list[float]:
     """All runs one after another in the same ranks; the seconds that each took, as judged."""
     import torch
     import torch.distributed as dist
@@ -97,21 +95,24 @@ def _train(rank: int, run: Mapping[str, Any], root: Mapping[str, str], folder: P
     if scenario in RATES:
         data = ShardDataset(root[scenario], cache=folder, cache_bytes=1e9, decode=lambda s: (int(s["id"]),))
     runtime = attach(
-        model, optimizer, policy_of(scenario, run["frozen"]), global_batch=BATCH, decide_every=3, seed=run["pair"],
-        warm_up_budget_s=600.0, decision_budget_s=5.0, drift=DRIFT,
-    )  # fmt: skip
+        model,
+        optimizer,
+        policy_of(scenario, run["frozen"]),
+        global_batch=BATCH,
+        decide_every=3,
+        seed=run["pair"],
+        warm_up_budget_s=600.0,
+        decision_budget_s=5.0,
+        drift=DRIFT,
+    )
     loader = DataLoader(data, batch_sampler=runtime.sampler(data))
     dist.barrier()
     began_s, useful, rounds = time.monotonic(), 0.0, 0
     for number, (ids,) in enumerate(loader):
         mine = runtime.shares[rank]
-        x = 1.0 - 2.0 * (
-            ids[: max(mine, 1)].double()[:, None] % 2
-        )  # gradients that stay as they are: all are sound
+        x = 1.0 - 2.0 * (ids[: max(mine, 1)].double()[:, None] % 2)  # gradients that stay as they are: all are sound
         loss = ((model(x) - 2 * x) ** 2).mean()
-        slower = {"data": 1.0, "owners": 3.0, "computing": 3.0, "exchange": 2.0 if number >= 80 else 1.0}[
-            scenario
-        ]
+        slower = {"data": 1.0, "owners": 3.0, "computing": 3.0, "exchange": 2.0 if number >= 80 else 1.0}[scenario]
         each_s = {"data": 5e-3, "owners": 5e-3, "computing": 4e-3, "exchange": 1.5e-3}[scenario]
         time.sleep(each_s * mine * (1.0 if rank else slower))
         loss.backward()
@@ -174,7 +175,8 @@ def table(done: Sequence[Mapping[str, Any]]) -> str:
     scenarios = [s for s in ROWS if any(d["scenario"] == s for d in done)]
     pairs = len({d["pair"] for d in done})
     lines = [
-        "# What each sub-step is worth in real ranks", "",
+        "# What each sub-step is worth in real ranks",
+        "",
         "Made by `python -m tests.bench.live.method --keep RUNS --write`; do not edit.",
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, gloo, no GPU; load "
         f"{os.getloadavg()[2]:.0f} (of processes that want a core) when this was written.",
@@ -183,8 +185,10 @@ def table(done: Sequence[Mapping[str, Any]]) -> str:
         f"Bold: it helps by {HELPS - 1:.0%} or more, and its interval is clear of 1. What is slow is a wait; the",
         "script says what the scenarios are. S222 and S223 are frozen as S221 is. S313 needs a network of several",
         "levels, S321 to S323 need a GPU.",
-        "", "| step | " + " | ".join(scenarios) + " |", "|---" * (1 + len(scenarios)) + "|",
-    ]  # fmt: skip
+        "",
+        "| step | " + " | ".join(scenarios) + " |",
+        "|---" * (1 + len(scenarios)) + "|",
+    ]
     took = {(d["scenario"], d["frozen"], d["pair"]): float(d["took_s"]) for d in done}
     steps = [step for own in ("s1", "s2") for step in STEPS[own]] + ["S311", "S312"]
     for step in steps:
@@ -208,9 +212,7 @@ def main() -> None:
     """Run what is missing, and print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument(
-        "--first", type=int, default=0, help="pair to begin with, where several share the work"
-    )
+    parser.add_argument("--first", type=int, default=0, help="pair to begin with, where several share the work")
     parser.add_argument("--keep", required=True, help="file of runs, one a line")
     parser.add_argument("--write", action="store_true", help="write the page, once all is run")
     parser.add_argument("scenarios", nargs="*", choices=[*ROWS, []], help="default: all")

@@ -145,16 +145,8 @@ def _interval(ratios: list[float]) -> list[float]:
 def verdict(ratios: list[float]) -> str:
     """One line: the overhead (`ratios` in order), its interval, what is wanted, and whether that is kept."""
     low, high = _interval(ratios)
-    kept = (
-        "kept"
-        if high <= WANTED
-        else "missed"
-        if low > WANTED
-        else "not to be told from so few or noisy pairs"
-    )
-    found = (
-        f"{statistics.median(ratios):+.2%} of a step (95 %: {low:+.2%} to {high:+.2%}, {len(ratios)} pairs)"
-    )
+    kept = "kept" if high <= WANTED else "missed" if low > WANTED else "not to be told from so few or noisy pairs"
+    found = f"{statistics.median(ratios):+.2%} of a step (95 %: {low:+.2%} to {high:+.2%}, {len(ratios)} pairs)"
     return f"{found}, wanted at most {WANTED:.0%}: {kept}"
 
 

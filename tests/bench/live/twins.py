@@ -42,21 +42,13 @@ def network(script: str) -> tuple[Any, Any]:
     from torch import nn
 
     if script == "convolution":
-        layers = [
-            nn.Conv2d(3, 48, 3, 2),
-            nn.ReLU(),
-            nn.Conv2d(48, 96, 3, 2),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-        ]
+        layers = [nn.Conv2d(3, 48, 3, 2), nn.ReLU(), nn.Conv2d(48, 96, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(96, 10)), torch.randn(4096, 3, 64, 64)
     if script == "transformer":
         layer = nn.TransformerEncoderLayer(192, 4, 384, dropout=0.0, batch_first=True)
         model = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(48 * 192, 10))
         return model, torch.randn(4096, 48, 192)
-    wide = nn.Sequential(
-        nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
-    )
+    wide = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
     return wide, torch.randn(4096, 256)
 
 
@@ -77,9 +69,15 @@ def train(script: str, run_dir: str, seconds: float) -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     runtime = attach(
-        model, optimizer, policy="s1+s2", global_batch=BATCH * RANKS, warm_up_budget_s=600.0, delay_rounds=1,
-        decide_every=DECIDE_EVERY, run_dir=run_dir,
-    )  # fmt: skip
+        model,
+        optimizer,
+        policy="s1+s2",
+        global_batch=BATCH * RANKS,
+        warm_up_budget_s=600.0,
+        delay_rounds=1,
+        decide_every=DECIDE_EVERY,
+        run_dir=run_dir,
+    )
     loader = DataLoader(data, batch_sampler=runtime.sampler(data))
     rank, began_s, over, slow = dist.get_rank(), time.perf_counter(), torch.zeros(1), False
     for _ in runtime.epochs(10**6):
@@ -164,9 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=40.0, help="of training, each")
     parser.add_argument("--only", choices=SCRIPTS)
-    parser.add_argument(
-        "--keep", type=Path, help="folder of the records; those that it holds are not made again"
-    )
+    parser.add_argument("--keep", type=Path, help="folder of the records; those that it holds are not made again")
     parser.add_argument("--worker", choices=SCRIPTS, help=argparse.SUPPRESS)
     parser.add_argument("--run-dir", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -32,57 +32,95 @@ def observation(spread: float) -> Observation:
     speed = 100.0 * (1.0 + spread * rng.uniform(-1, 1, job.size))
     batch = 64 * WORKERS_EACH
     return Observation.of(
-        1000.0, 300.0,
+        1000.0,
+        300.0,
         nodes=Nodes.of(
-            gpus=np.full(NODES, 8), first_gpu=np.arange(NODES) * 8,
+            gpus=np.full(NODES, 8),
+            first_gpu=np.arange(NODES) * 8,
             gpus_free=8 - (holder.reshape(NODES, 8) >= 0).sum(1),
-            nic_bytes_per_s=np.full(NODES, 1e10), nic_busy_ratio=np.zeros(NODES),
+            nic_bytes_per_s=np.full(NODES, 1e10),
+            nic_busy_ratio=np.zeros(NODES),
             storage_free_bytes=np.full(NODES, 1e12),
         ),
         gpus=Gpus.of(
-            node=np.repeat(np.arange(NODES), 8), job=holder, memory_bytes=np.full(8 * NODES, 8e10),
+            node=np.repeat(np.arange(NODES), 8),
+            job=holder,
+            memory_bytes=np.full(8 * NODES, 8e10),
             share_free=(holder < 0).astype(float),
         ),
         jobs=Jobs.of(
-            id=np.arange(JOBS), arrival_s=np.arange(JOBS) * 0.5, state=state, gpus_requested=np.full(JOBS, 10),
-            gpus_held=np.where(state == JobState.RUNNING, 10, 0), workers_min=np.full(JOBS, 10),
-            workers_max=np.full(JOBS, 10), global_batch=np.full(JOBS, batch), batch_reference=np.full(JOBS, batch),
-            duration_s=rng.uniform(1e3, 1e5, JOBS), service_s=rng.uniform(1e3, 1e5, JOBS),
-            work_s=np.full(JOBS, 0.64), exchange_s=np.full(JOBS, 0.05), exchange_alone_s=np.full(JOBS, 0.05),
-            remaining_samples=np.full(JOBS, 1e6), throughput_samples_per_s=np.full(JOBS, 900.0),
-            goodput_samples_per_s=np.full(JOBS, 900.0), data_demand_bytes=np.full(JOBS, 1e11),
+            id=np.arange(JOBS),
+            arrival_s=np.arange(JOBS) * 0.5,
+            state=state,
+            gpus_requested=np.full(JOBS, 10),
+            gpus_held=np.where(state == JobState.RUNNING, 10, 0),
+            workers_min=np.full(JOBS, 10),
+            workers_max=np.full(JOBS, 10),
+            global_batch=np.full(JOBS, batch),
+            batch_reference=np.full(JOBS, batch),
+            duration_s=rng.uniform(1e3, 1e5, JOBS),
+            service_s=rng.uniform(1e3, 1e5, JOBS),
+            work_s=np.full(JOBS, 0.64),
+            exchange_s=np.full(JOBS, 0.05),
+            exchange_alone_s=np.full(JOBS, 0.05),
+            remaining_samples=np.full(JOBS, 1e6),
+            throughput_samples_per_s=np.full(JOBS, 900.0),
+            goodput_samples_per_s=np.full(JOBS, 900.0),
+            data_demand_bytes=np.full(JOBS, 1e11),
             compute_demand_flops=rng.uniform(1e15, 1e18, JOBS),
         ),
         workers=Workers.of(
-            job=job, index=np.tile(np.arange(WORKERS_EACH), running.size), gpu=gpu, node=gpu // 8,
-            samples_per_step=np.full(job.size, 64), samples_owned=np.full(job.size, 1e5),
-            capacity_samples_per_s=speed, step_s=64 / speed, step_cov=np.full(job.size, 0.05),
-            wait_s=np.zeros(job.size), input_stall_s=np.zeros(job.size), response_s_per_sample=1 / speed,
-            gradient_rate_per_s=speed / 64, gradient_norm=np.ones(job.size),
+            job=job,
+            index=np.tile(np.arange(WORKERS_EACH), running.size),
+            gpu=gpu,
+            node=gpu // 8,
+            samples_per_step=np.full(job.size, 64),
+            samples_owned=np.full(job.size, 1e5),
+            capacity_samples_per_s=speed,
+            step_s=64 / speed,
+            step_cov=np.full(job.size, 0.05),
+            wait_s=np.zeros(job.size),
+            input_stall_s=np.zeros(job.size),
+            response_s_per_sample=1 / speed,
+            gradient_rate_per_s=speed / 64,
+            gradient_norm=np.ones(job.size),
         ),
         shards=Shards.of(
-            id=np.arange(6 * job.size), job=np.repeat(job, 6), worker=np.repeat(np.arange(job.size), 6),
-            node=np.repeat(gpu // 8, 6), bytes=np.full(6 * job.size, 1e8), samples=np.full(6 * job.size, 1000),
-            local=np.full(6 * job.size, True), needed_in_s=np.tile(np.arange(6) * 100.0, job.size),
+            id=np.arange(6 * job.size),
+            job=np.repeat(job, 6),
+            worker=np.repeat(np.arange(job.size), 6),
+            node=np.repeat(gpu // 8, 6),
+            bytes=np.full(6 * job.size, 1e8),
+            samples=np.full(6 * job.size, 1000),
+            local=np.full(6 * job.size, True),
+            needed_in_s=np.tile(np.arange(6) * 100.0, job.size),
         ),
-    )  # fmt: skip
+    )
 
 
 def arrivals() -> Observation:
     """All jobs wait, and nothing runs."""
     jobs = np.arange(JOBS)
     return Observation.of(
-        1000.0, 300.0,
+        1000.0,
+        300.0,
         nodes=Nodes.of(
-            gpus=np.full(NODES, 8), first_gpu=np.arange(NODES) * 8, gpus_free=np.full(NODES, 8),
+            gpus=np.full(NODES, 8),
+            first_gpu=np.arange(NODES) * 8,
+            gpus_free=np.full(NODES, 8),
             nic_bytes_per_s=np.full(NODES, 1e10),
         ),
         gpus=Gpus.of(node=np.repeat(np.arange(NODES), 8), memory_bytes=np.full(8 * NODES, 8e10)),
         jobs=Jobs.of(
-            id=jobs, arrival_s=jobs * 0.5, queued_since_s=jobs * 0.5, gpus_requested=1 + jobs % 24, rigid=jobs >= 0,
-            duration_s=1e3 + 99.0 * jobs, service_s=1e3 + 99.0 * jobs,
+            id=jobs,
+            arrival_s=jobs * 0.5,
+            queued_since_s=jobs * 0.5,
+            gpus_requested=1 + jobs % 24,
+            rigid=jobs >= 0,
+            duration_s=1e3 + 99.0 * jobs,
+            service_s=1e3 + 99.0 * jobs,
         ),
-    )  # fmt: skip
+    )
 
 
 def measure(policy: Policy, seen: Observation) -> float:

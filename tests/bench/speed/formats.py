@@ -34,35 +34,9 @@ def _record(number: int, chance: random.Random) -> str:
     tres = f"billing={gpus * 12},cpu={gpus * 12},gres/gpu={gpus},mem={gpus * 64}G,node=1"
     hours, rest = divmod(run_s % 86400, 3600)
     elapsed = f"{run_s // 86400}-{hours:02}:{rest // 60:02}:{rest % 60:02}"
-    cells = [
-        number,
-        number,
-        "big",
-        f"p{number % 8}",
-        "normal",
-        f"a{user % 40}",
-        f"g{user % 40}",
-        user % 40,
-        f"u{user}",
-    ]
-    cells += [
-        1000 + user,
-        _iso(submit_s),
-        _iso(submit_s),
-        _iso(start_s),
-        _iso(start_s + run_s),
-        elapsed,
-        "0:0",
-    ]
-    cells += [
-        chance.choice(STATES),
-        1,
-        gpus * 12,
-        gpus * 12,
-        f"{gpus * 64}G",
-        tres,
-        f"gres/gpu:a100={gpus},{tres}",
-    ]
+    cells = [number, number, "big", f"p{number % 8}", "normal", f"a{user % 40}", f"g{user % 40}", user % 40, f"u{user}"]
+    cells += [1000 + user, _iso(submit_s), _iso(submit_s), _iso(start_s), _iso(start_s + run_s), elapsed, "0:0"]
+    cells += [chance.choice(STATES), 1, gpus * 12, gpus * 12, f"{gpus * 64}G", tres, f"gres/gpu:a100={gpus},{tres}"]
     return "|".join(map(str, [*cells, "2-00:00:00", f"gn{chance.randrange(800):03}", name]))
 
 
@@ -103,20 +77,17 @@ def main() -> None:
             command = [sys.executable, "-m", "tests.bench.speed.formats", "--file", str(path)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             read, cpu_s, memory_gib = json.loads(done.stdout)
-            row = {
-                "rows": read,
-                "megabytes": path.stat().st_size / 1e6,
-                "cpu_s": cpu_s,
-                "memory_gib": memory_gib,
-            }
+            row = {"rows": read, "megabytes": path.stat().st_size / 1e6, "cpu_s": cpu_s, "memory_gib": memory_gib}
             results.append(row | {"loop_adds_per_s": adds_per_s()})
     if arguments.format == "json":
         print(json.dumps(results))
         return
     print(f"{'sacct rows':>12} {'MB':>8} {'CPU s':>8} {'GiB':>6} {'adds/s of a plain loop':>24}")
     for row in results:
-        print(f"{row['rows']:12,} {row['megabytes']:8.1f} {row['cpu_s']:8.2f} {row['memory_gib']:6.2f} "
-              f"{row['loop_adds_per_s']:24,.0f}")  # fmt: skip
+        print(
+            f"{row['rows']:12,} {row['megabytes']:8.1f} {row['cpu_s']:8.2f} {row['memory_gib']:6.2f} "
+            f"{row['loop_adds_per_s']:24,.0f}"
+        )
 
 
 if __name__ == "__main__":

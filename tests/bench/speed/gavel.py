@@ -32,15 +32,19 @@ def case(jobs: int = 984) -> Scenario:
         rates += [{"job_type": f"type-{kind}", "gpu_model": m, "gpus": 1, "rate": r} for m, r in rate.items()]
     arrival_s = np.cumsum(rng.exponential(900.0, jobs))
     work = [
-        {"name": f"job-{k}", "arrival": f"{arrival_s[k]:.0f} s", "job_type": f"type-{rng.integers(26)}",
-         "gpus": int(rng.choice([1, 2, 4, 8], p=[0.7, 0.1, 0.15, 0.05])),
-         "duration": f"{60 * 10 ** rng.uniform(1.5, 4):.0f} s"}
+        {
+            "name": f"job-{k}",
+            "arrival": f"{arrival_s[k]:.0f} s",
+            "job_type": f"type-{rng.integers(26)}",
+            "gpus": int(rng.choice([1, 2, 4, 8], p=[0.7, 0.1, 0.15, 0.05])),
+            "duration": f"{60 * 10 ** rng.uniform(1.5, 4):.0f} s",
+        }
         for k in range(jobs)
-    ]  # fmt: skip
+    ]
     return scenario(
         cluster={"nodes": [{"name": model, "count": 9, "gpus": 4, "accelerator": model} for model in MODELS]},
         workload={"throughputs": {"reference": MODELS[1], "rates": rates}, "jobs": work},
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

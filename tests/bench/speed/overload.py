@@ -50,8 +50,9 @@ def main() -> None:
         measure(policy, 1000, arguments.load, 1)  # compiles
         idle = measure(policy, arguments.jobs, IDLE, arguments.repeats)
         full = measure(policy, arguments.jobs, arguments.load, arguments.repeats)
-        rows.append({"policy": policy, "idle": idle, "overloaded": full,
-                     "ratio": full["us_per_job"] / idle["us_per_job"]})  # fmt: skip
+        rows.append(
+            {"policy": policy, "idle": idle, "overloaded": full, "ratio": full["us_per_job"] / idle["us_per_job"]}
+        )
         if arguments.format == "table":
             print(
                 f"{policy:6} idle {idle['us_per_job']:7.1f} us a job, overloaded {full['us_per_job']:7.1f}"

@@ -36,13 +36,7 @@ def _row(k: int, value: float) -> dict[str, object]:
     policy, seed, point = f"policy-{k % 4}", k // 4 % 10, k // 40
     which = {"id": f"{k:016x}", "number": k, "point": point, "policy": policy, "seed": seed, "status": "done"}
     spent = {"attempts": 1, "cpu_s": 0.05, "wall_s": 0.05, "noise.step_cov": 0.01 * (point % 50)}
-    metrics = {
-        "jobs": 60.0,
-        "completed": 60.0,
-        "makespan_s": value,
-        "completion_mean_s": value / 3,
-        "gpus": 64.0,
-    }
+    metrics = {"jobs": 60.0, "completed": 60.0, "makespan_s": value, "completion_mean_s": value / 3, "gpus": 64.0}
     return {**which, **spent, **metrics, "goodput_ratio": 0.5, "gpu_busy_ratio": 0.5, "idle_ratio": 0.5}
 
 

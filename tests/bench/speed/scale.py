@@ -22,12 +22,17 @@ def measure(nodes: int, jobs: int, days: float) -> dict[str, float]:
     result = run(case, policy=make_policy("s4"), trace=large_trace(jobs, days, gpus=8 * nodes))
     summary = result.summary()
     return {
-        "nodes": nodes, "jobs": jobs, "days": days, "cpu_s": result.cpu_s,
-        "decisions": result.totals["decisions"], "ms_per_decision": 1e3 * result.cpu_s / result.totals["decisions"],
-        "restarts": float(result.jobs["restarts"].sum()), "gpu_busy_ratio": summary["gpu_busy_ratio"],
+        "nodes": nodes,
+        "jobs": jobs,
+        "days": days,
+        "cpu_s": result.cpu_s,
+        "decisions": result.totals["decisions"],
+        "ms_per_decision": 1e3 * result.cpu_s / result.totals["decisions"],
+        "restarts": float(result.jobs["restarts"].sum()),
+        "gpu_busy_ratio": summary["gpu_busy_ratio"],
         "completed": summary["completed"],
         "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -47,8 +47,11 @@ def main() -> None:
                 }
             )
             if arguments.format == "table":
-                print("{policy:24} {jobs:8} jobs {cpu_s:8.2f} CPU s {us_per_job:8.1f} us/job "
-                      "{heapq_events_per_job:8.1f} heapq events/job".format(**rows[-1]), flush=True)  # fmt: skip
+                print(
+                    "{policy:24} {jobs:8} jobs {cpu_s:8.2f} CPU s {us_per_job:8.1f} us/job "
+                    "{heapq_events_per_job:8.1f} heapq events/job".format(**rows[-1]),
+                    flush=True,
+                )
     if arguments.format == "json":
         print(json.dumps({"heapq_events_per_s": rate, "rows": rows}))
 

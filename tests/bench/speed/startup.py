@@ -12,9 +12,10 @@ import tempfile
 import time
 
 DEMO = [
-    "compare", "scenarios/quickstart.yaml",
+    "compare",
+    "scenarios/quickstart.yaml",
     *(word for name in ("none", "s1", "s1+s2", "s1+s2+s3", "s1+s2+s3+s4") for word in ("--policy", name)),
-]  # fmt: skip
+]
 
 
 def measure(arguments: list[str], cache: str) -> tuple[float, float]:

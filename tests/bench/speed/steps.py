@@ -40,13 +40,21 @@ def main() -> None:
     for workers, steps in SIZES:
         fast = measure(workers, steps, 5)
         oracle = measure(workers, ORACLE_STEPS[workers], 1, event_by_event=True)
-        row = {"workers": workers, "steps": steps, "ns_per_worker_step": fast * 1e9,
-               "heapq_events_per_worker_step": fast * rate, "oracle_over_fast": oracle / fast}  # fmt: skip
+        row = {
+            "workers": workers,
+            "steps": steps,
+            "ns_per_worker_step": fast * 1e9,
+            "heapq_events_per_worker_step": fast * rate,
+            "oracle_over_fast": oracle / fast,
+        }
         rows.append(row)
         if arguments.format == "table":
-            print("{workers:5} workers x {steps:6} steps {ns_per_worker_step:7.2f} ns/worker-step "
-                  "{heapq_events_per_worker_step:7.4f} heapq events, event by event {oracle_over_fast:6.0f} times "
-                  "as long".format(**row), flush=True)  # fmt: skip
+            print(
+                "{workers:5} workers x {steps:6} steps {ns_per_worker_step:7.2f} ns/worker-step "
+                "{heapq_events_per_worker_step:7.4f} heapq events, event by event {oracle_over_fast:6.0f} times "
+                "as long".format(**row),
+                flush=True,
+            )
     if arguments.format == "json":
         print(json.dumps({"heapq_events_per_s": rate, "rows": rows}))
 

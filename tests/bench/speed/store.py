@@ -25,14 +25,11 @@ from equipoise.study.runs.store import Ledger, connect
 from equipoise.study.runs.views import text
 
 GROUP_BY = (
-    'SELECT policy, "noise.step_cov", avg(makespan_s), quantile_cont(completion_p95_s, 0.9) '
-    "FROM runs GROUP BY ALL"
+    'SELECT policy, "noise.step_cov", avg(makespan_s), quantile_cont(completion_p95_s, 0.9) FROM runs GROUP BY ALL'
 )
 SLICE = "SELECT * FROM segments WHERE id = 'run-1' AND job_id = {job} ORDER BY segment"
 _STRETCHES = 10
-_USES = (
-    "busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults",
-)  # fmt: skip
+_USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults")
 
 
 def fill_ledger(folder: Path, runs: int) -> None:
@@ -42,13 +39,22 @@ def fill_ledger(folder: Path, runs: int) -> None:
     values = rng.random((runs, len(names) + 2)).tolist()
     rows = (
         {
-            "id": f"{k:016x}", "number": k, "point": k // 40, "policy": f"policy-{k % 4}", "seed": k // 4 % 10,
-            "status": "done", "attempts": 1, "cpu_s": 0.1, "wall_s": 0.1, "noise.step_cov": k // 40 % 7 / 10,
-            "makespan_s": 1e4 * values[k][0], "completion_p95_s": 5e3 * values[k][1],
+            "id": f"{k:016x}",
+            "number": k,
+            "point": k // 40,
+            "policy": f"policy-{k % 4}",
+            "seed": k // 4 % 10,
+            "status": "done",
+            "attempts": 1,
+            "cpu_s": 0.1,
+            "wall_s": 0.1,
+            "noise.step_cov": k // 40 % 7 / 10,
+            "makespan_s": 1e4 * values[k][0],
+            "completion_p95_s": 5e3 * values[k][1],
             **dict(zip(names, values[k][2:], strict=True)),
         }
         for k in range(runs)
-    )  # fmt: skip
+    )
     with Ledger(folder) as ledger:
         ledger.put_all(rows)
         ledger.export()
@@ -104,16 +110,18 @@ def measure(runs: int, rows: int, others: int) -> dict[str, float]:
             with connect(second) as connection:
                 shuffled_s = worst_s(connection, asked)
     return {
-        "runs": runs, "group_by_ms": 1e3 * grouped_s, "timeline_rows": rows, "kept_runs": others + 1,
-        "slice_ms": 1e3 * sliced_s, "slice_of_shuffled_ids_ms": 1e3 * shuffled_s,
-    }  # fmt: skip
+        "runs": runs,
+        "group_by_ms": 1e3 * grouped_s,
+        "timeline_rows": rows,
+        "kept_runs": others + 1,
+        "slice_ms": 1e3 * sliced_s,
+        "slice_of_shuffled_ids_ms": 1e3 * shuffled_s,
+    }
 
 
 def main() -> None:
     """Print one measurement as JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100_000)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--others", type=int, default=100, help="further kept runs")

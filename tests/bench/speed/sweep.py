@@ -29,15 +29,7 @@ from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
 _ZERO = np.zeros(1)
-_USES = (
-    "busy",
-    "input_stall",
-    "barrier_wait",
-    "exposed_communication",
-    "restart",
-    "lost_to_faults",
-    "useful",
-)
+_USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "useful")
 _JOBS = {"arrival_s": _ZERO, "completion_s": np.ones(1), "queueing_s": _ZERO}
 _JOBS |= {f"{use}_gpu_s": _ZERO for use in _USES}
 _TOTALS = {"gpus": 1.0, "makespan_s": 1.0, "idle_gpu_s": 0.0}
@@ -97,9 +89,7 @@ def measure(runs: int, run_s: float, jobs: int, runner: Any, dask: str | None = 
 
 def main() -> None:
     """Print one measurement as JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--run-ms", type=float, default=50.0)
     parser.add_argument("--jobs", type=int, default=2)

@@ -54,8 +54,12 @@ class TimedFlows:
             np.asarray(start_s, dtype=np.float64),
             np.asarray(volume_bytes, dtype=np.float64),
             np.broadcast_to(np.asarray(cap_bytes_per_s, dtype=np.float64), n).copy(),
-            link_offset, link, uses, after_offset, waits,
-        )  # fmt: skip
+            link_offset,
+            link,
+            uses,
+            after_offset,
+            waits,
+        )
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -71,10 +75,22 @@ def end_times_s(capacity_bytes_per_s: Floats, flows: TimedFlows) -> Floats:
     follower = np.repeat(np.arange(n), waits)[np.argsort(flows.after, kind="stable")]
     end_s = np.full(n, np.nan)
     _run(
-        *state, flows.start_s, flows.volume_bytes, flows.cap_bytes_per_s, flows.link_offset, flows.link,
-        flows.usage, follower_offset, follower, waits, end_s,
-        np.empty(n), np.empty(n, dtype=np.int64), np.arange(n)[::-1].copy(), np.empty(n, dtype=np.int64),
-    )  # fmt: skip
+        *state,
+        flows.start_s,
+        flows.volume_bytes,
+        flows.cap_bytes_per_s,
+        flows.link_offset,
+        flows.link,
+        flows.usage,
+        follower_offset,
+        follower,
+        waits,
+        end_s,
+        np.empty(n),
+        np.empty(n, dtype=np.int64),
+        np.arange(n)[::-1].copy(),
+        np.empty(n, dtype=np.int64),
+    )
     stuck = np.flatnonzero(np.isnan(end_s))
     if len(stuck):
         raise ValueError(f"flow {stuck[0]} never ends: no capacity on its way, or it waits for itself")
@@ -83,11 +99,26 @@ def end_times_s(capacity_bytes_per_s: Floats, flows: TimedFlows) -> Floats:
 
 @jit_in_place
 def _run(
-    flows: Records, links: Records, uses: Records, reals: Floats, ints: Ints,
-    start_s: Floats, volume: Floats, cap: Floats, offset: Ints, link: Ints, usage: Floats,
-    follower_offset: Ints, follower: Ints, waits: Ints, end_s: Floats,
-    keys: Floats, ids: Ints, free: Ints, owner: Ints,
-) -> None:  # fmt: skip
+    flows: Records,
+    links: Records,
+    uses: Records,
+    reals: Floats,
+    ints: Ints,
+    start_s: Floats,
+    volume: Floats,
+    cap: Floats,
+    offset: Ints,
+    link: Ints,
+    usage: Floats,
+    follower_offset: Ints,
+    follower: Ints,
+    waits: Ints,
+    end_s: Floats,
+    keys: Floats,
+    ids: Ints,
+    free: Ints,
+    owner: Ints,
+) -> None:
     """The event loop: at each instant ends, then starts, then the new rates."""
     n_free, ready, due, next_end_s = free.size, 0, 0, np.inf
     for k in range(start_s.size):
@@ -117,9 +148,7 @@ def _run(
             route = slice(offset[k], offset[k + 1])
             attach(flows, links, uses, reals, ints, slot, volume[k], cap[k], now_s, link[route], usage[route])
         none = slice(0, 0)
-        next_end_s, due, _ = settle(
-            flows, links, uses, reals, ints, -1, -1, 0.0, 0.0, now_s, link[none], usage[none]
-        )
+        next_end_s, due, _ = settle(flows, links, uses, reals, ints, -1, -1, 0.0, 0.0, now_s, link[none], usage[none])
 
 
 def _rows(rows: Sequence[Sequence[float] | Floats | Ints], dtype: type) -> tuple[Ints, NDArray[Any]]:

@@ -34,9 +34,7 @@ def write_shards(folder: Path, samples_of: Sequence[int], sample_bytes: int) -> 
     folder.mkdir(parents=True, exist_ok=True)
     entries, first = [], 0
     for k, count in enumerate(samples_of):
-        samples = {
-            f"{n:06d}": {"id": b"%d" % n, "bin": bytes(sample_bytes)} for n in range(first, first + count)
-        }
+        samples = {f"{n:06d}": {"id": b"%d" % n, "bin": bytes(sample_bytes)} for n in range(first, first + count)}
         content = tar_of(samples)
         first += count
         (folder / f"{k:03d}.tar").write_bytes(content)

@@ -52,10 +52,7 @@ def other(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (
-            cut_off,
-            r"001.tar: 9728 bytes came, the index says 10240: cut off, or changed since \(2 attempts\)$",
-        ),
+        (cut_off, r"001.tar: 9728 bytes came, the index says 10240: cut off, or changed since \(2 attempts\)$"),
         (longer, r"001.tar: more bytes came, the index says 10240: "),
         (other, r"001.tar: another content came than the index says \(md5\): damaged, or changed since"),
         (Path.unlink, r"001.tar: it is not there any more \(2 attempts\)$"),
@@ -211,9 +208,7 @@ def test_samples_are_numbered_shard_by_shard(root: Path) -> None:
 
 def test_an_index_is_made_of_tar_files_and_plain_ones(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "store" / "more").mkdir(parents=True)
-    (tmp_path / "store" / "a.tar").write_bytes(
-        tar_of({"x/1": {"txt": b"a", "seg.png": b"b"}, "2": {"txt": b"c"}})
-    )
+    (tmp_path / "store" / "a.tar").write_bytes(tar_of({"x/1": {"txt": b"a", "seg.png": b"b"}, "2": {"txt": b"c"}}))
     (tmp_path / "store" / "more" / "b.jpg").write_bytes(b"picture")
     assert main([str(tmp_path / "store")]) == 0
     assert capsys.readouterr().out.strip().endswith("index.json")
@@ -234,7 +229,7 @@ def test_an_index_is_made_of_tar_files_and_plain_ones(tmp_path: Path, capsys: An
         ('{"shardlist": [{"url": "a.tar", "nsamples": 0, "filesize": 1}]}', r"\[0\].nsamples: 0 is not allowed"),
         ('{"shardlist": [{"nsamples": 1, "filesize": 1}]}', r"\[0\].url: a text is needed"),
     ],
-)  # fmt: skip
+)
 def test_an_index_that_is_not_sound_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
     if content is not None:
         (tmp_path / "index.json").write_text(content)
@@ -250,7 +245,7 @@ def test_an_index_that_is_not_sound_is_refused(tmp_path: Path, content: str | No
         ("a.parquet", b"x", "a.parquet: "),
         ("a.tar", tar_of({"1": {"t": b"a"}}), "a.tar: 1 samples are in it, the index says 2; make the index anew"),
     ],
-)  # fmt: skip
+)
 def test_a_shard_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     entry = {"url": name, "nsamples": 2, "filesize": len(content)}
@@ -270,9 +265,7 @@ def test_parquet_rows(tmp_path: Path) -> None:
     assert dataset(tmp_path / "store")[1] == {"n": 2, "text": "b"}
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("cache_bytes", 0), ("prefetch", -1), ("connections", 0), ("decode", 3)]
-)
+@pytest.mark.parametrize(("option", "value"), [("cache_bytes", 0), ("prefetch", -1), ("connections", 0), ("decode", 3)])
 def test_options_out_of_range_are_refused(root: Path, option: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{option}: {value} is not allowed"):
         dataset(root, **{option: value})

@@ -37,10 +37,12 @@ def test_shards_lie_beside_the_index_or_in_stores_of_their_own(tmp_path: Path) -
     ]
     root = written(tmp_path, {"shardlist": entries})
     expected = [
-        Shard(f"{root}/z.tar", 3, 40, "ab", 0), Shard("s3://two/x/b.tar", 5, 60, None, 3),
-        Shard("s3://one/c.tar", 7, 80, None, 2), Shard("http://two/d.tar", 2, 90, None, 1),
+        Shard(f"{root}/z.tar", 3, 40, "ab", 0),
+        Shard("s3://two/x/b.tar", 5, 60, None, 3),
+        Shard("s3://one/c.tar", 7, 80, None, 2),
+        Shard("http://two/d.tar", 2, 90, None, 1),
         Shard("s3://two/e.tar", 4, 50, None, 3),
-    ]  # fmt: skip
+    ]
     assert read_index(root, {}) == expected
     assert read_index(root + "//", {}) == expected
     written(tmp_path, {"shardlist": entries[:1]}, "other.json")
@@ -77,9 +79,7 @@ def test_one_sample_in_one_byte_is_enough(tmp_path: Path) -> None:
 
 
 def test_an_index_that_is_not_there_can_be_made(tmp_path: Path) -> None:
-    with pytest.raises(
-        ShardError, match=rf"not found; make it with python -m equipoise.live.data.index {tmp_path}$"
-    ):
+    with pytest.raises(ShardError, match=rf"not found; make it with python -m equipoise.live.data.index {tmp_path}$"):
         read_index(str(tmp_path), {})
     with pytest.raises(ShardError, match=r"^nowhere://x/index.json: Protocol not known: nowhere"):
         read_index("nowhere://x", {})
@@ -91,9 +91,11 @@ def test_a_changed_file_has_another_name_in_a_cache() -> None:
     assert plain.key() == f"{told}.tar"
     assert len(told) == 32
     others = [
-        Shard("s3://b/x/b.tar", 3, 40, "m", 2), Shard("s3://b/x/a.tar", 4, 40, "m", 2),
-        Shard("s3://b/x/a.tar", 3, 41, "m", 2), Shard("s3://b/x/a.tar", 3, 40, None, 2),
-    ]  # fmt: skip
+        Shard("s3://b/x/b.tar", 3, 40, "m", 2),
+        Shard("s3://b/x/a.tar", 4, 40, "m", 2),
+        Shard("s3://b/x/a.tar", 3, 41, "m", 2),
+        Shard("s3://b/x/a.tar", 3, 40, None, 2),
+    ]
     assert len({shard.key() for shard in [plain, *others]}) == 5
     assert Shard("s3://b/x/a.tar", 3, 40, "m", 5).key() == plain.key()
     names = ["d/a.b.tar", "d.e/a", "d/.hidden", "d/.hidden.bin", "a.tar"]
@@ -128,13 +130,12 @@ def test_an_index_is_made_of_all_files_below(tmp_path: Path, capsys: pytest.Capt
         ],
     }
     assert [(s.url, s.samples) for s in read_index(str(tmp_path), {})] == [
-        (f"{tmp_path}/a.bin", 1), (f"{tmp_path}/deep/b.tar", 2)
-    ]  # fmt: skip
+        (f"{tmp_path}/a.bin", 1),
+        (f"{tmp_path}/deep/b.tar", 2),
+    ]
 
 
-def test_what_cannot_be_counted_is_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_counted_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [main([]), main(["a", "b"]), main(["-h"])] == [2, 2, 2]
     assert capsys.readouterr().err == "usage: python -m equipoise.live.data.index ROOT\n" * 3
     with pytest.raises(ShardError, match=f"^{tmp_path}: no files$"):
@@ -147,7 +148,5 @@ def test_what_cannot_be_counted_is_said_in_one_line(
 
 def test_without_its_library_no_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(index.sys.modules, "fsspec.core", None)
-    with pytest.raises(
-        ShardError, match=r"^s3://x: file shards need fsspec: pip install 'equipoise\[live\]'$"
-    ):
+    with pytest.raises(ShardError, match=r"^s3://x: file shards need fsspec: pip install 'equipoise\[live\]'$"):
         index.open_store("s3://x", {})

@@ -43,8 +43,7 @@ def samplers(ranks: int, shuffle: bool = True, files: Files | None = None) -> li
     files = files or Files(SIZES, "these")
     total = int(files.sizes.sum())
     return [
-        ShareSampler(total, rank=r, ranks=ranks, global_batch=BATCH, shuffle=shuffle, files=files)
-        for r in range(ranks)
+        ShareSampler(total, rank=r, ranks=ranks, global_batch=BATCH, shuffle=shuffle, files=files) for r in range(ranks)
     ]
 
 
@@ -79,9 +78,7 @@ def test_every_sample_once_through_moves_orders_a_smaller_group_and_a_resume(see
     assert deal is not None
     pieces = [p.id for queue in deal.queues() for p in queue]
     moves = tuple((int(p), int(rng.integers(3))) for p in rng.permutation(pieces)[:3])
-    change = RoundChange(
-        group[0].drawn, shares=(1, 4, 1), moves=moves, order=tuple(rng.permutation(pieces).tolist())
-    )
+    change = RoundChange(group[0].drawn, shares=(1, 4, 1), moves=moves, order=tuple(rng.permutation(pieces).tolist()))
     for sampler in group:
         sampler.schedule(change)
     train_all(group, 2, seen, draws)
@@ -175,9 +172,7 @@ def test_a_cache_too_small_for_the_ranks_on_a_node_is_refused() -> None:
     (sampler,) = samplers(1)
     noted = Noted(SIZES, prefetch=1)
     noted.cache_bytes = 399
-    with pytest.raises(
-        ValueError, match="cache_bytes: 399 is not allowed, 2 ranks on this node need room for two"
-    ):
+    with pytest.raises(ValueError, match="cache_bytes: 399 is not allowed, 2 ranks on this node need room for two"):
         DataPlane(noted, sampler, lambda: 2)  # type: ignore[arg-type]
 
 
@@ -232,8 +227,9 @@ def test_waiting_for_shards_is_told_from_computing_as_in_a_simulation() -> None:
     assert workers.capacity_samples_per_s == pytest.approx([100.0, 20.0])
     assert workers.response_s_per_sample == pytest.approx([0.01, 0.05])
     assert list(zip(paths.source, paths.target, paths.bytes_per_s, strict=True)) == [
-        (2, 0, pytest.approx(1e6)), (2, 1, pytest.approx(2e4)),
-    ]  # fmt: skip
+        (2, 0, pytest.approx(1e6)),
+        (2, 1, pytest.approx(2e4)),
+    ]
     assert seen.nodes.gpus.tolist() == [1, 1, 0]
     assert (seen.shards.node == 2).all()
     assert not seen.shards.local.any()
@@ -323,9 +319,17 @@ def test_three_ranks_one_of_them_killed(tmp_path: Path) -> None:
     store = SlowStore(tmp_path / "store", {"fast": 4e6, "slow": 5e5})
     roots = [store.url("fast"), store.url("fast"), store.url("slow")]
     options = {
-        "roots": roots, "sample_s": [0.004] * 3, "folder": str(tmp_path), "policy": "s1+s2", "batch": 18,
-        "victim": 1, "at": 8, "workers": 1, "cache_bytes": 4 * largest, "shuffle": True,
-    }  # fmt: skip
+        "roots": roots,
+        "sample_s": [0.004] * 3,
+        "folder": str(tmp_path),
+        "policy": "s1+s2",
+        "batch": 18,
+        "victim": 1,
+        "at": 8,
+        "workers": 1,
+        "cache_bytes": 4 * largest,
+        "shuffle": True,
+    }
     job = live_ranks.Ranks(train, 3, options)
     job.report_death(1)
     results = job.join(timeout_s=170, killed=[1])
@@ -342,9 +346,12 @@ def test_three_ranks_one_of_them_killed(tmp_path: Path) -> None:
 def test_a_rank_that_joins_reads_its_part_of_the_files(tmp_path: Path) -> None:
     write_shards(tmp_path / "store", [10] * 12, 200)
     options = {
-        "roots": [str(tmp_path / "store")] * 3, "sample_s": [0.0] * 3, "folder": str(tmp_path), "batch": 10,
+        "roots": [str(tmp_path / "store")] * 3,
+        "sample_s": [0.0] * 3,
+        "folder": str(tmp_path),
+        "batch": 10,
         "newcomer_at": 2,
-    }  # fmt: skip
+    }
     job = live_ranks.Ranks(train, 2, options)
     job.start(2, EQUIPOISE_JOIN="1")
     results = job.join(timeout_s=170)
@@ -359,9 +366,12 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "live-data.md"
     script = page.read_text().split("```python\n")[1].split("```")[0]
     for told, here in (
-        ("s3://bucket/train", str(tmp_path / "store")), ("/local/cache", str(tmp_path / "cache")), ("512", "16"),
-        ("epochs(10)", "epochs(2)"), ("num_workers=4", "num_workers=1"),
-    ):  # fmt: skip
+        ("s3://bucket/train", str(tmp_path / "store")),
+        ("/local/cache", str(tmp_path / "cache")),
+        ("512", "16"),
+        ("epochs(10)", "epochs(2)"),
+        ("num_workers=4", "num_workers=1"),
+    ):
         assert told in script
         script = script.replace(told, here)
     (tmp_path / "train.py").write_text(script)
@@ -372,14 +382,7 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
         samples = {f"{n:02d}": {"x.f32": values[n].tobytes(), "cls": b"%d" % (n % 10)} for n in own}
         (tmp_path / "store" / f"{k}.tar").write_bytes(tar_of(samples))
     assert main([str(tmp_path / "store")]) == 0
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise.live.group.launch",
-        "--ranks",
-        "2",
-        str(tmp_path / "train.py"),
-    ]
+    command = [sys.executable, "-m", "equipoise.live.group.launch", "--ranks", "2", str(tmp_path / "train.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss " in done.stdout
@@ -403,9 +406,7 @@ def test_the_measurement_of_moving_data_runs_and_counts_every_sample_once() -> N
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     found = json.loads(ended.stdout)
     assert found["every_sample_once"]
-    assert {name: len(took_s) for name, took_s in found["took_s"].items()} == {
-        "plain": 1, "static": 1, "moved": 1,
-    }  # fmt: skip
+    assert {name: len(took_s) for name, took_s in found["took_s"].items()} == {"plain": 1, "static": 1, "moved": 1}
 
 
 # -- what a rank tells ---------------------------------------------------------------------------------------
@@ -437,11 +438,13 @@ def told(samples: int = 6, **how: Any) -> tuple[Any, DataPlane, Fetches, ShareSa
     data.shards = [replace(shard, store=(0, 2, 1)[k % 3]) for k, shard in enumerate(data.shards)]
     held = {"k0", "k33"}
     more = {
-        "start": lambda: fetcher, "take_waited_s": lambda: 7.5, "stop": lambda: fetcher.wanted.append("stop"),
+        "start": lambda: fetcher,
+        "take_waited_s": lambda: 7.5,
+        "stop": lambda: fetcher.wanted.append("stop"),
         "source": SimpleNamespace(
             cache=SimpleNamespace(keys=lambda: held), keys=[f"k{k}" for k in range(34)], come_bytes=lambda: 50
         ),
-    }  # fmt: skip
+    }
     for name, value in {**more, **how}.items():
         setattr(data, name, value)
     return data, DataPlane(data, made, lambda: 2), fetcher, made  # type: ignore[arg-type]
@@ -453,8 +456,10 @@ def test_a_rank_tells_what_has_come_what_is_there_and_what_is_on_its_way() -> No
     assert plane.stores == 3
     assert found[:HEAD].tolist() == [7.5, 50.0]
     assert found[HEAD : HEAD + 12].reshape(3, 4).tolist() == [
-        [40.0, 4.0, 0.25, 1.0], [0.0] * 4, [400.0, 5.0, 0.625, 2.0]
-    ]  # fmt: skip
+        [40.0, 4.0, 0.25, 1.0],
+        [0.0] * 4,
+        [400.0, 5.0, 0.625, 2.0],
+    ]
     assert np.flatnonzero(unpacked(found[HEAD + 12 : HEAD + 14], 34)).tolist() == [0, 33]
     assert np.flatnonzero(unpacked(found[HEAD + 14 :], 34)).tolist() == [1, 33]
     assert len(found) == HEAD + 16

@@ -27,10 +27,21 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     from tests.live.data.store import taken_bytes
 
     given = {
-        "policy": "none", "batch": 40, "epochs": 1, "cache_bytes": 1e9, "prefetch": 2, "shuffle": False,
-        "allow": None, "decide_every": 3, "victim": -1, "at": -1, "workers": 0, "newcomer_at": -1,
-        "attach": {}, **options,
-    }  # fmt: skip
+        "policy": "none",
+        "batch": 40,
+        "epochs": 1,
+        "cache_bytes": 1e9,
+        "prefetch": 2,
+        "shuffle": False,
+        "allow": None,
+        "decide_every": 3,
+        "victim": -1,
+        "at": -1,
+        "workers": 0,
+        "newcomer_at": -1,
+        "attach": {},
+        **options,
+    }
     os.environ["EQUIPOISE_HOST"] = f"host-{rank}"
     regroup.DEAD_AFTER_S = 60.0  # the launcher tells of deaths; a busy machine is none
     membership = regroup.start()
@@ -39,21 +50,24 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     folder = Path(given["folder"])
     data = ShardDataset(
-        given["roots"][rank], cache=folder / f"cache-{rank}", cache_bytes=given["cache_bytes"],
-        prefetch=given["prefetch"], decode=number_of,
-    )  # fmt: skip
-    settings = {
-        "run_dir": folder / "run",
-        "warm_up_budget_s": 600.0,
-        "decision_budget_s": 5.0,
-        **given["attach"],
-    }
+        given["roots"][rank],
+        cache=folder / f"cache-{rank}",
+        cache_bytes=given["cache_bytes"],
+        prefetch=given["prefetch"],
+        decode=number_of,
+    )
+    settings = {"run_dir": folder / "run", "warm_up_budget_s": 600.0, "decision_budget_s": 5.0, **given["attach"]}
     if given["allow"] is not None:
         settings["allow"] = frozenset(given["allow"])
     runtime = attach(
-        model, optimizer, given["policy"], global_batch=given["batch"], decide_every=given["decide_every"],
-        shuffle=given["shuffle"], **settings,
-    )  # fmt: skip
+        model,
+        optimizer,
+        given["policy"],
+        global_batch=given["batch"],
+        decide_every=given["decide_every"],
+        shuffle=given["shuffle"],
+        **settings,
+    )
     sampler = runtime.sampler(data)
     loader = DataLoader(data, batch_sampler=sampler, num_workers=given["workers"])
     log: list[tuple[Any, ...]] = []
@@ -71,9 +85,7 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 mine = ids[: len(current.indices)].tolist()
                 with runtime.recover():
-                    x = 1.0 - 2.0 * (
-                        ids.double()[:, None] % 2
-                    )  # gradients that stay as they are: all are sound
+                    x = 1.0 - 2.0 * (ids.double()[:, None] % 2)  # gradients that stay as they are: all are sound
                     loss = ((model(x) - 2 * x) ** 2).mean()
                     time.sleep(given["sample_s"][rank] * len(mine))
                     loss.backward()
@@ -88,6 +100,9 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     took_s = time.monotonic() - began_s
     runtime.close()
     return {
-        "log": log, "took_s": took_s, "shares": runtime.shares, "used_bytes": taken_bytes(data.source.cache.folder),
+        "log": log,
+        "took_s": took_s,
+        "shares": runtime.shares,
+        "used_bytes": taken_bytes(data.source.cache.folder),
         "members": list(membership.members),
-    }  # fmt: skip
+    }

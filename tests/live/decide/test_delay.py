@@ -32,9 +32,7 @@ class Turns(Stage):
         turn = int(memory.get("turn", 0))
         if self.waits and not TRAINED_ON.wait(60):
             raise RuntimeError("training waits for its policy")
-        return plan.with_(samples_per_step=np.array([7, 3]) if turn % 2 == 0 else np.array([3, 7])), {
-            "turn": turn + 1
-        }
+        return plan.with_(samples_per_step=np.array([7, 3]) if turn % 2 == 0 else np.array([3, 7])), {"turn": turn + 1}
 
 
 def shares_by_round(delay: int, *, waits: bool = False, save_at: int | None = None) -> list[Any]:
@@ -48,9 +46,15 @@ def shares_by_round(delay: int, *, waits: bool = False, save_at: int | None = No
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     policy = Policy("turns", (Turns(waits),))
     runtime = attach(
-        model, optimizer, policy, global_batch=10, decide_every=EVERY, delay_rounds=delay,
-        decision_budget_s=60.0, mode="act",
-    )  # fmt: skip
+        model,
+        optimizer,
+        policy,
+        global_batch=10,
+        decide_every=EVERY,
+        delay_rounds=delay,
+        decision_budget_s=60.0,
+        mode="act",
+    )
     TRAINED_ON.set()  # for the decisions that warm the policy up
     data = TensorDataset(torch.randn(120, 2), torch.randn(120, 1))
     found: list[Any] = []

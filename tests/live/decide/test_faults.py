@@ -52,11 +52,7 @@ def train(policy: Any, folder: str | None = None, *, plain: bool = False, **opti
         if nvml is not None:  # there for some rounds, then gone
             seen_s = 55.0 if number < ROUNDS // 2 else math.nan
             nvml.broken = number >= ROUNDS // 2
-            until(
-                lambda wanted=seen_s: _same(
-                    runtime._parts.agreement.devices.latest()["temperature_c"], wanted
-                )
-            )
+            until(lambda wanted=seen_s: _same(runtime._parts.agreement.devices.latest()["temperature_c"], wanted))
         torch.nn.functional.mse_loss(model(inputs), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -66,9 +62,7 @@ def train(policy: Any, folder: str | None = None, *, plain: bool = False, **opti
             runtime.step()
     failures = 0
     if runtime is not None:
-        failures = (
-            runtime._parts.agreement.leader.failures if runtime._parts.agreement.leader is not None else 0
-        )
+        failures = runtime._parts.agreement.leader.failures if runtime._parts.agreement.leader is not None else 0
         runtime.close()
     return {"weights": [p.detach().clone() for p in net.parameters()], "failures": failures}
 
@@ -118,9 +112,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "what", ["none", *KINDS, "damaged", "missing", "full disk", "another key", "vanished NVML"]
-)
+@pytest.mark.parametrize("what", ["none", *KINDS, "damaged", "missing", "full disk", "another key", "vanished NVML"])
 def test_the_weights_are_those_of_training_without_it(results: Any, what: str) -> None:
     for rank in results:
         for found, expected in zip(rank[what]["weights"], rank["plain"]["weights"], strict=True):

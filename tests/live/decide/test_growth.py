@@ -74,12 +74,7 @@ PAIRS = ((32, 32), (40, 24), (28, 36), (40, 24))
 
 @pytest.mark.parametrize(
     ("fixed", "noise", "least", "most"),
-    [
-        (1e4, 0.02, 300.0, math.inf),
-        (32.0, 0.02, 20.0, 33.0),
-        (0.0, 0.02, 0.0, 0.1),
-        (1e4, 0.5, 0.0, 100.0),
-    ],
+    [(1e4, 0.02, 300.0, math.inf), (32.0, 0.02, 20.0, 33.0), (0.0, 0.02, 0.0, 0.1), (1e4, 0.5, 0.0, 100.0)],
 )
 def test_what_does_not_grow_is_said_only_as_far_as_it_is_sure(
     fixed: float, noise: float, least: float, most: float

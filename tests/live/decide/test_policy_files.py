@@ -54,9 +54,7 @@ def test_stages_of_installed_packages_are_deployed_from_a_file_when_asked_for(
     package = tmp_path / "mine-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Name: mine\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(
-        "[equipoise.stages]\nfaulty = tests.live.faulty_policies:Faulty\n"
-    )
+    (package / "entry_points.txt").write_text("[equipoise.stages]\nfaulty = tests.live.faulty_policies:Faulty\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     write_policy(ExportedPolicy(faulty("nothing")), tmp_path / "policy.yaml")
     ((without, asked),) = live_ranks.run(with_a_plugin, 1, str(tmp_path))

@@ -37,20 +37,14 @@ class Halving(Stage):
 def gathered(shares: tuple[float, float]) -> Any:
     rows = np.full((4, len(COLUMNS)), 0.01)
     rows[:, SAMPLES] = 4
-    return np.stack(
-        [pack((4.0, math.nan, math.nan, share, *[math.nan] * (len(HEADER) - 4)), rows) for share in shares]
-    )
+    return np.stack([pack((4.0, math.nan, math.nan, share, *[math.nan] * (len(HEADER) - 4)), rows) for share in shares])
 
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Leader:
     raw = [{**vars(RankPlace(m, "a", f"d{m}")), "memory_bytes": None, "share": None} for m in range(2)]
-    options = Options(
-        8, allow=frozenset(("share", "resize")), bounds=Bounds(workers_min=1), decision_budget_s=60.0
-    )
-    return Leader(
-        options, Policy("x", (Halving(),)), Recorder(tmp_path, 0), places_from(raw), resizable=False
-    )
+    options = Options(8, allow=frozenset(("share", "resize")), bounds=Bounds(workers_min=1), decision_budget_s=60.0)
+    return Leader(options, Policy("x", (Halving(),)), Recorder(tmp_path, 0), places_from(raw), resizable=False)
 
 
 def test_refusals_reach_the_policy_and_the_journal(leader: Leader, tmp_path: Path) -> None:

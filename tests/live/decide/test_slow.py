@@ -84,15 +84,7 @@ def rounds_of(compute_s: np.ndarray) -> LiveWindow:
         (3e-3, 3.99e-3, 0.0, False),
         (3e-3, 4.01e-3, 0.0, True),
     ],
-    ids=[
-        "microseconds",
-        "lasting",
-        "one hiccup",
-        "lasting with noise",
-        "too little",
-        "under a millisecond",
-        "over it",
-    ],
+    ids=["microseconds", "lasting", "one hiccup", "lasting with noise", "too little", "under a millisecond", "over it"],
 )
 def test_slow_is_what_is_so_in_proportion_in_time_and_beyond_noise(
     usual_s: float, slow_s: float, hiccup_s: float, told: bool
@@ -116,7 +108,5 @@ def test_longer_is_more_than_three_standard_errors(spread_s: float, told: bool) 
 
 def test_microsecond_steps_of_equal_ranks_are_quiet() -> None:
     noise, watch = np.random.default_rng(0), SlowRanks()
-    told = [
-        watch.news(rounds_of(200e-6 * np.exp(0.6 * noise.standard_normal((2, 6)))), {}) for _ in range(500)
-    ]
+    told = [watch.news(rounds_of(200e-6 * np.exp(0.6 * noise.standard_normal((2, 6)))), {}) for _ in range(500)]
     assert not any(told)

@@ -122,11 +122,7 @@ def test_what_is_noted_while_all_ranks_wait_is_written_afterwards(tmp_path: Path
         raise ConnectionError
     recorder.event("third")
     recorder.close()
-    assert [json.loads(line)["event"] for line in written.read_text().splitlines()] == [
-        "first",
-        "second",
-        "third",
-    ]
+    assert [json.loads(line)["event"] for line in written.read_text().splitlines()] == ["first", "second", "third"]
 
 
 def test_without_a_folder_nothing_is_written() -> None:
@@ -168,13 +164,9 @@ def test_spans_lie_between_their_marks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_metrics_are_served_in_prometheus_format() -> None:
     server = MetricsServer("127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.port}/metrics"
-    newer = urllib.request.Request(
-        address, headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
-    )
+    newer = urllib.request.Request(address, headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"})
     try:
-        server.update(
-            families({"equipoise_samples_total": 12.0, "equipoise_step_seconds": [0.25, math.nan, 0.5]})
-        )
+        server.update(families({"equipoise_samples_total": 12.0, "equipoise_step_seconds": [0.25, math.nan, 0.5]}))
         with urllib.request.urlopen(address, timeout=5) as answer:
             text = answer.read().decode()
         with urllib.request.urlopen(newer, timeout=5) as answer:
@@ -326,9 +318,7 @@ def test_device_samples_and_a_vanished_library() -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_device_is_asked_at_once_and_then_each_second(
-    broken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_is_asked_at_once_and_then_each_second(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be asked is not asked without end."""
     pauses: list[float] = []
 
@@ -443,10 +433,7 @@ def test_ranks_on_one_device_are_held_to_their_shares(tmp_path: Path) -> None:
     live_ranks.run(share_a_device, 2, str(tmp_path), EQUIPOISE_DEVICE="gpu")
     folder = live_ranks.record(tmp_path)
     rows = [[r for r in lines(folder / f"rounds-{k}.jsonl") if "round" in r] for k in (0, 1)]
-    computed = [
-        [float(np.median([r["compute_s"] for r in rank[a:b]])) for a, b in ((2, 5), (12, 20))]
-        for rank in rows
-    ]
+    computed = [[float(np.median([r["compute_s"] for r in rank[a:b]])) for a, b in ((2, 5), (12, 20))] for rank in rows]
     first, second = (entry.decision.observation for entry in list(read(folder / "decisions-0.jsonl"))[:2])
     assert (first.workers.gpu_share.tolist(), second.workers.gpu_share.tolist()) == ([0.5, 0.5], [0.75, 0.25])
     assert first.gpus.job.tolist() == [-2]

@@ -104,11 +104,7 @@ def test_what_a_stored_gradient_is_a_multiple_of(local: bool, reduction: Any, ex
 
 def places(*members: int, hosts: str = "aaaa", devices: Sequence[str] = ()) -> list[RankPlace]:
     raw = [
-        {
-            **vars(RankPlace(m, hosts[k], devices[k] if devices else f"d{m}")),
-            "memory_bytes": None,
-            "share": None,
-        }
+        {**vars(RankPlace(m, hosts[k], devices[k] if devices else f"d{m}")), "memory_bytes": None, "share": None}
         for k, m in enumerate(members)
     ]
     return places_from(raw)
@@ -168,9 +164,7 @@ def test_a_node_is_as_fast_as_its_ranks_that_have_whole_gpus_beside_the_fastest_
     expected = [1.0, (1 / 0.3) / ((1 / 0.1 + 1 / 0.2) / 2), NAN]
     np.testing.assert_allclose(made.observe().nodes.speed_ratio, expected)
     made.telemetry = Telemetry.unknown(4)
-    np.testing.assert_allclose(
-        made.observe().nodes.speed_ratio, expected, err_msg="the last that was measured"
-    )
+    np.testing.assert_allclose(made.observe().nodes.speed_ratio, expected, err_msg="the last that was measured")
     shared = world(places(0, 1, 2, hosts="abb", devices=["x", "y", "y"]))
     assert np.isnan(shared.observe().nodes.speed_ratio).all()
 
@@ -279,16 +273,12 @@ def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> Non
     assert refused == ["batch: 24 gives a rank more or fewer samples than it may have"]
     assert check(bigger, world(places(0, 1)).observe()) is not None  # without batch_max it is fixed
     weighted = Plan(gradient_weight=np.array([0.0, 1.0]))
-    assert applied(world(places(0, 1)), weighted)[1] == [
-        "gradient_weight: a live job leaves no rank's gradient out"
-    ]
+    assert applied(world(places(0, 1)), weighted)[1] == ["gradient_weight: a live job leaves no rank's gradient out"]
     change, refused = applied(world(places(0, 1)), weighted.with_(samples_per_step=np.array([1, 11])))
     assert change.is_empty()  # a share of next to nothing would cost speed, and leave nothing out
     assert refused[1:] == ["samples: dealt so as to leave a rank's gradient out"]
     suspect = Plan(suspect=np.array([False, True]))
-    assert applied(world(places(0, 1)), suspect)[1] == [
-        "suspect: a live job replaces no GPU; look at that of row 1"
-    ]
+    assert applied(world(places(0, 1)), suspect)[1] == ["suspect: a live job replaces no GPU; look at that of row 1"]
 
 
 def test_an_allocation_becomes_a_new_set_of_members() -> None:
@@ -350,8 +340,7 @@ def test_in_a_round_of_near_ranks_only_those_wait_for_each_other() -> None:
 
 def test_levels_are_observed_and_planned_within_the_bound() -> None:
     world = LiveWorld(
-        Options(global_batch=8, bounds=Bounds(interval_max=12)),
-        [RankPlace(k, f"h{k // 2}", "cpu") for k in range(4)],
+        Options(global_batch=8, bounds=Bounds(interval_max=12)), [RankPlace(k, f"h{k // 2}", "cpu") for k in range(4)]
     )
     world.shares = np.full(4, 2)
     assert check(Plan(far_every=np.array([3])), world.observe())  # not where it is not known what is near

@@ -54,9 +54,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, *said: Any) -> list[Any]:
 def test_a_command_prints_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = printing(monkeypatch, (0, "a:2\nb\n", "not read"))
     assert HostList(None, "list 'all of them'").ranks == {"a": 2, "b": 1}
-    assert asked == [
-        (["list", "all of them"], {"capture_output": True, "text": True, "timeout": 20.0})
-    ]  # fmt: skip
+    assert asked == [(["list", "all of them"], {"capture_output": True, "text": True, "timeout": 20.0})]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +63,7 @@ def test_a_command_prints_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, "a\n", "first\nsecond\nlast \n"), r"^list it: exit code 3: last$"),
         ((-9, "a\n", ""), r"^list it: exit code -9$"),
         ((0, "a:0\n", ""), r"^list it:1:1: 'a:0' is not HOST"),
-        (
-            FileNotFoundError(2, "gone"),
-            r"^--host-command 'list it': gone; needed is a command that prints hosts",
-        ),
+        (FileNotFoundError(2, "gone"), r"^--host-command 'list it': gone; needed is a command that prints hosts"),
     ],
 )
 def test_a_command_that_prints_none_is_refused(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +151,25 @@ def test_where_a_rank_says_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     common = {"model": "cpu", "memory_bytes": None, "cores": 6, "share_fixed": False}
     assert places.my_place(3, cpu, 0.25, None) == {
-        **common, "member": 3, "host": socket.gethostname(), "device": "cpu-3", "share_quantum": 0.25, "share": None
-    }  # fmt: skip
+        **common,
+        "member": 3,
+        "host": socket.gethostname(),
+        "device": "cpu-3",
+        "share_quantum": 0.25,
+        "share": None,
+    }
     monkeypatch.setenv("EQUIPOISE_HOST", "h")
     monkeypatch.setenv("EQUIPOISE_DEVICE", "d")
     monkeypatch.setattr(places.os, "cpu_count", lambda: None)
     assert places.my_place(4, cpu, 0.5, 0.75) == {
-        **common, "cores": 1, "member": 4, "host": "h", "device": "d", "share_quantum": 0.5, "share": 0.75
-    }  # fmt: skip
+        **common,
+        "cores": 1,
+        "member": 4,
+        "host": "h",
+        "device": "d",
+        "share_quantum": 0.5,
+        "share": 0.75,
+    }
 
 
 def test_an_accelerator_is_named_by_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,20 +191,30 @@ def test_a_share_that_is_given_is_fixed_and_the_others_are_equal_parts() -> None
     ]
     found = places.places_from(raw)
     assert [(p.share, p.share_fixed) for p in found] == [
-        (0.5, False), (0.5, False), (0.625, True), (1 / 3, False), (1 / 3, False)
-    ]  # fmt: skip
+        (0.5, False),
+        (0.5, False),
+        (0.625, True),
+        (1 / 3, False),
+        (1 / 3, False),
+    ]
     assert [p.memory_bytes for p in found] == pytest.approx([8.0, math.nan, 0.0, 4.0, 4.0], nan_ok=True)
     plain = places.RankPlace(2, "a", "x")
     assert (plain.model, plain.cores, plain.share, plain.share_quantum, plain.share_fixed) == (
-        "cpu", 1, 1.0, 0.01, False
-    )  # fmt: skip
+        "cpu",
+        1,
+        1.0,
+        0.01,
+        False,
+    )
     assert math.isnan(plain.memory_bytes)
 
 
 def test_one_sample_tells_what_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
-        ("mem_get_info", (500.0, 1000.0)), ("memory_allocated", 200.0), ("max_memory_allocated", 203.0),
+        ("mem_get_info", (500.0, 1000.0)),
+        ("memory_allocated", 200.0),
+        ("max_memory_allocated", 203.0),
         ("memory_reserved", 260.0),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     assert places.samples_bound(torch.device("cuda", 0), 1) == pytest.approx((500.0, 460.0 / 3.0))

@@ -123,9 +123,7 @@ def demonstrated(rank: int, folder: str) -> None:
         now_s[0] += seconds
 
     demo.time = types.SimpleNamespace(sleep=sleep, perf_counter=lambda: now_s[0])  # type: ignore[assignment]
-    demo.train(
-        argparse.Namespace(mode="plain", rounds=4, batch=2, sample_ms=10.0, slowdown=3.0, run_dir=folder)
-    )
+    demo.train(argparse.Namespace(mode="plain", rounds=4, batch=2, sample_ms=10.0, slowdown=3.0, run_dir=folder))
 
 
 def test_a_demonstration_slows_its_first_rank_half_way(tmp_path: Path) -> None:
@@ -201,11 +199,7 @@ def test_the_best_possible_ratio(ranks: int, best: float) -> None:
     ],
 )
 def test_the_demonstration_refuses_what_it_cannot_show(
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "policy").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -227,14 +221,8 @@ def test_the_demonstration_refuses_what_it_cannot_show(
         (["--node-rank", "-1", __file__], "--node-rank: -1 is not allowed, needed is 0 to 0"),
         (["--nodes", "3", "--node-rank", "3", __file__], "--node-rank: 3 is not allowed, needed is 0 to 2"),
         (["--store", "h:1", __file__], f"--store: needs the job's token in {TOKEN}"),
-        (
-            ["--hosts", "list", "--host-command", "cat list", "x.py"],
-            "--hosts: not allowed with --host-command",
-        ),
-        (
-            ["--hosts", "list", "--join", "h:1", "x.py"],
-            "--hosts: not allowed with --host-command, --nodes or",
-        ),
+        (["--hosts", "list", "--host-command", "cat list", "x.py"], "--hosts: not allowed with --host-command"),
+        (["--hosts", "list", "--join", "h:1", "x.py"], "--hosts: not allowed with --host-command, --nodes or"),
     ],
 )
 def test_the_launcher_says_in_one_line_what_it_cannot_start(
@@ -331,15 +319,7 @@ def test_without_a_twin_the_demonstration_fails_and_says_why(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_demonstration_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise.live.demo",
-        "--run-dir",
-        str(tmp_path / "run"),
-        "--sample-ms",
-        "100",
-    ]
+    command = [sys.executable, "-m", "equipoise.live.demo", "--run-dir", str(tmp_path / "run"), "--sample-ms", "100"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) as process:
         deadline = time.monotonic() + 180
@@ -355,15 +335,7 @@ def test_an_interrupted_demonstration_leaves_no_process(number: signal.Signals, 
 
 @pytest.mark.long
 def test_the_ranks_of_a_killed_demonstration_end(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise.live.demo",
-        "--run-dir",
-        str(tmp_path / "run"),
-        "--sample-ms",
-        "100",
-    ]
+    command = [sys.executable, "-m", "equipoise.live.demo", "--run-dir", str(tmp_path / "run"), "--sample-ms", "100"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
         deadline = time.monotonic() + 180

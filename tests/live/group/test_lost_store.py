@@ -59,16 +59,11 @@ def test_a_killed_launcher_leaves_nothing_running(tmp_path: Path) -> None:
             time.sleep(0.02)
         launcher.kill()
         assert launcher.stderr is not None
-        said = (
-            launcher.stderr.read().decode()
-        )  # its end: nobody holds the pipe any more, no data worker either
+        said = launcher.stderr.read().decode()  # its end: nobody holds the pipe any more, no data worker either
     assert not (tmp_path / "woke").exists()
     first, *others = said.splitlines()
     assert first.startswith("equipoise: store on ")
-    assert sorted(line[:28] for line in others) == [
-        "equipoise: member 0 ends: th",
-        "equipoise: member 1 ends: th",
-    ]
+    assert sorted(line[:28] for line in others) == ["equipoise: member 0 ends: th", "equipoise: member 1 ends: th"]
     assert (tmp_path / "saved").exists()
 
 
@@ -313,9 +308,7 @@ def test_a_store_that_goes_while_a_process_comes_is_told_in_one_line(monkeypatch
     from equipoise.live.group import regroup
 
     def gone(hosts: bool = False) -> Any:
-        raise torch.distributed.DistNetworkError(
-            "Failed to recv, got 0 bytes.\nException raised from recvBytes"
-        )
+        raise torch.distributed.DistNetworkError("Failed to recv, got 0 bytes.\nException raised from recvBytes")
 
     monkeypatch.setenv("EQUIPOISE_STORE", "127.0.0.1:1")
     monkeypatch.setenv("RANK", "0")
@@ -323,8 +316,6 @@ def test_a_store_that_goes_while_a_process_comes_is_told_in_one_line(monkeypatch
     monkeypatch.setattr(regroup, "reached", lambda *where: None)
     monkeypatch.setattr(regroup, "job_store", gone)
     monkeypatch.setattr(regroup.gc, "freeze", lambda: None)  # of the tests' own process
-    with pytest.raises(
-        SystemExit, match=r"^equipoise: this process ends: .*127\.0\.0\.1:1 went .* checkpoint$"
-    ):
+    with pytest.raises(SystemExit, match=r"^equipoise: this process ends: .*127\.0\.0\.1:1 went .* checkpoint$"):
         regroup.start()
     assert regroup.current() is None

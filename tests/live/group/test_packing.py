@@ -73,9 +73,7 @@ def test_the_place_of_what_cannot_travel_is_named() -> None:
         ({"x": torch.zeros(2).to_sparse()}, r"\['x'\]: a Tensor"),
         ({"x": np.zeros((1,))}, r"\['x'\]: a ndarray"),
     ):
-        with pytest.raises(
-            TypeError, match=place + ".* is not allowed in a state dict that other ranks load"
-        ):
+        with pytest.raises(TypeError, match=place + ".* is not allowed in a state dict that other ranks load"):
             pack(value)
 
 

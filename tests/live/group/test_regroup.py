@@ -77,9 +77,12 @@ class Asked:
     ],
 )
 def test_whom_the_next_group_takes(
-    planned: tuple[int, ...] | None, resize_to: int | None, waiting: list[int], leaving: tuple[int, ...],
+    planned: tuple[int, ...] | None,
+    resize_to: int | None,
+    waiting: list[int],
+    leaving: tuple[int, ...],
     wanted: tuple[int, ...] | None,
-) -> None:  # fmt: skip
+) -> None:
     """Of a group of members 0, 1 and 2 with 3 parked."""
     group = Group.__new__(Group)
     group.membership = Asked(waiting, leaving)  # type: ignore[assignment]
@@ -91,9 +94,7 @@ def test_whom_the_next_group_takes(
         assert group.wanted(planned, resize_to) is None  # who asked has been heard
 
 
-def train(
-    rank: int, folder: str, resizes: dict[int, int], interval: int, victim: int, at: int
-) -> dict[str, Any]:
+def train(rank: int, folder: str, resizes: dict[int, int], interval: int, victim: int, at: int) -> dict[str, Any]:
     """A script as a user writes it; `victim` kills itself in round `at`, -1 waits there for a newcomer."""
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
@@ -343,9 +344,7 @@ def test_an_error_of_the_script_reaches_the_script(kind: str) -> None:
 
 @pytest.mark.long
 def test_a_group_that_nobody_leaves_is_formed_anew_three_times_at_most() -> None:
-    (other, generation, said, _), (raised, regroups, *_) = live_ranks.Ranks(fail, 2, "store").join(
-        timeout_s=60
-    )
+    (other, generation, said, _), (raised, regroups, *_) = live_ranks.Ranks(fail, 2, "store").join(timeout_s=60)
     assert generation == regroups == 3
     assert said.count("equipoise: nobody left, the group of 2 members was formed anew: ") == 3
     assert said.count("\n") == 3
@@ -359,9 +358,7 @@ def test_only_the_errors_of_communication_are_taken_for_a_broken_exchange() -> N
     assert not is_transport_error(ValueError("connection"))
     assert not is_transport_error(RuntimeError("S3 download: Connection reset by peer (socket)"))
     assert not is_transport_error(ConnectionResetError("Connection reset by peer"))
-    assert is_transport_error(
-        RuntimeError("[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
-    )
+    assert is_transport_error(RuntimeError("[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
     assert is_transport_error(torch.distributed.DistNetworkError("x"))
 
 

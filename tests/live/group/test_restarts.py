@@ -134,9 +134,7 @@ def test_ranks_follow_the_list_of_hosts(tmp_path: Path, monkeypatch: pytest.Monk
     Path("draft").write_text("near:1\nnew:2\n")
     Path("draft").rename("hosts")
     assert started(4)[1:] == ["near 0", "new joins", "new joins"]
-    deadline = (
-        time.monotonic() + 60
-    )  # looked at again and again: a wait of the store would hold up the launcher's
+    deadline = time.monotonic() + 60  # looked at again and again: a wait of the store would hold up the launcher's
     while not launcher._store.check(["leave/1"]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert launcher._store.check(["leave/1"])
@@ -245,9 +243,7 @@ def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "equipoise.live.group.launch", "--hosts", "hosts"]
     command += ["--remote-shell", remote(tmp_path), "train.py"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    ) as launcher:
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
         assert launcher.stderr is not None
         said = []
         for line in launcher.stderr:

@@ -86,9 +86,7 @@ def train(
                     torch.save(content, path)
                 torch.distributed.barrier()
             if runtime.round == stop + 2:
-                return found | {
-                    "weights": [p.detach().clone() for p in net.parameters()]
-                }  # killed, as it were
+                return found | {"weights": [p.detach().clone() for p in net.parameters()]}  # killed, as it were
     runtime.close()
     return found | {"weights": [p.detach().clone() for p in net.parameters()]}
 
@@ -244,9 +242,7 @@ def test_pytorchs_distributed_checkpoint_keeps_it(tmp_path: Path) -> None:
 
 
 def sampler(rank: int = 0, ranks: int = 2, **options: Any) -> ShareSampler:
-    return ShareSampler(
-        options.pop("samples", 40), rank=rank, ranks=ranks, global_batch=8, shards=5, **options
-    )
+    return ShareSampler(options.pop("samples", 40), rank=rank, ranks=ranks, global_batch=8, shards=5, **options)
 
 
 @pytest.mark.parametrize(("other", "says"), [({"samples": 41}, "samples of 40"), ({"seed": 1}, "seed of 0")])
@@ -355,7 +351,5 @@ def test_a_state_that_lacks_a_part_is_one_line() -> None:
     from equipoise.live import checkpoint
 
     nothing: Any = None
-    with pytest.raises(
-        ValueError, match=r"^state: round is missing; needed is what runtime\.state_dict\(\) gave$"
-    ):
+    with pytest.raises(ValueError, match=r"^state: round is missing; needed is what runtime\.state_dict\(\) gave$"):
         checkpoint.load(nothing, nothing, {"format": checkpoint.FORMAT})

@@ -38,11 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def listening_on(port: int) -> set[str]:
     """The addresses, as the kernel writes them, on which this machine listens at that port."""
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-    ]
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     local = [row[1].split(":") for row in rows if row[3] == "0A"]
     return {address for address, number in local if int(number, 16) == port}
 
@@ -78,9 +74,7 @@ CONNECTIONS = 300
 
 
 @pytest.mark.parametrize(("connections", "letters"), [(5, 20), pytest.param(300, 60, marks=pytest.mark.long)])
-def test_a_stranger_without_the_token_does_not_stop_training(
-    tmp_path: Path, connections: int, letters: int
-) -> None:
+def test_a_stranger_without_the_token_does_not_stop_training(tmp_path: Path, connections: int, letters: int) -> None:
     """It writes all keys that would end the members, or the training, for those who know the token.
 
     It also holds connections open, each of which PyTorch's store gives 0.1 s before its next, and sends garbage.
@@ -184,8 +178,7 @@ def test_state_dicts_travel_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"x" * 20, pack({"a": 1}) + b"1", pack(torch.ones(3))[:-1], pack([1]).replace(b"list", b"exec")],
+    "content", [b"", b"x" * 20, pack({"a": 1}) + b"1", pack(torch.ones(3))[:-1], pack([1]).replace(b"list", b"exec")]
 )
 def test_bytes_that_are_no_state_dict_are_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -74,17 +74,25 @@ torch.distributed.destroy_process_group()
 def etcd(folder: Path) -> Iterator[tuple[list[str], str]]:
     """(torchrun's options, a search path that its client is on) of an etcd that runs meanwhile."""
     program = shutil.which("etcd")
-    client = [
-        Path(p) / "etcd" for p in (*sys.path, "/usr/lib/python3/dist-packages") if (Path(p) / "etcd").is_dir()
-    ]
+    client = [Path(p) / "etcd" for p in (*sys.path, "/usr/lib/python3/dist-packages") if (Path(p) / "etcd").is_dir()]
     if program is None or not client:
         pytest.skip("no etcd, or not its Python client")
     for name in ("etcd", "dns", "urllib3", "six.py"):  # of that folder nothing else
         (folder / name).symlink_to(client[0].parent / name)
     ports = [free_port() for _ in range(2)]
     mine, peers = (f"http://127.0.0.1:{port}" for port in ports)
-    command = [program, "--enable-v2", "--data-dir", str(folder / "data"), "--listen-client-urls", mine,
-               "--advertise-client-urls", mine, "--listen-peer-urls", peers]  # fmt: skip
+    command = [
+        program,
+        "--enable-v2",
+        "--data-dir",
+        str(folder / "data"),
+        "--listen-client-urls",
+        mine,
+        "--advertise-client-urls",
+        mine,
+        "--listen-peer-urls",
+        peers,
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for_port(ports[0], server)
@@ -133,7 +141,5 @@ def test_after_a_death_torchrun_goes_on_from_the_checkpoint_with_every_sample_on
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"from {SAVED} to {SAMPLES // BATCH} on 2"] * 2
-    parts = [
-        json.loads((work / f"{when}-{k}.json").read_text()) for when in ("before", "after") for k in (0, 1)
-    ]
+    parts = [json.loads((work / f"{when}-{k}.json").read_text()) for when in ("before", "after") for k in (0, 1)]
     assert collections.Counter(i for part in parts for i in part) == collections.Counter(range(SAMPLES))

@@ -38,11 +38,20 @@ class FakeQueue:
         """A job that runs for so long; returns its id."""
         number = len(self.jobs) + 1
         self.jobs[number] = {
-            "id": number, "name": name, "gpus": gpus, "seconds": seconds, "state": "PENDING", "nice": 0,
-            "priority": 0 if hold else FIRST_PRIORITY - number, "submit": self.now_s, "limit": limit_s,
-            "eligible": math.nan if hold else self.now_s, "start": math.nan, "end": math.nan,
+            "id": number,
+            "name": name,
+            "gpus": gpus,
+            "seconds": seconds,
+            "state": "PENDING",
+            "nice": 0,
+            "priority": 0 if hold else FIRST_PRIORITY - number,
+            "submit": self.now_s,
+            "limit": limit_s,
+            "eligible": math.nan if hold else self.now_s,
+            "start": math.nan,
+            "end": math.nan,
             "reason": "JobHeldUser" if hold else "None",
-        }  # fmt: skip
+        }
         return number
 
     # -- what the controller does --------------------------------------------------------------------------
@@ -91,11 +100,7 @@ class FakeQueue:
             job.update(state="PENDING", eligible=self.now_s + 120.0, reason="BeginTime")
             job.update(start=math.nan, end=math.nan)
         elif job["state"] != "PENDING":
-            return (
-                f"Job/step already completing or completed for job {number}"
-                if job["state"] != "RUNNING"
-                else ""
-            )
+            return f"Job/step already completing or completed for job {number}" if job["state"] != "RUNNING" else ""
         elif verb == "hold":
             job.update(priority=0, reason="JobHeldUser")
         elif verb == "release":
@@ -140,11 +145,26 @@ def _job(job: dict[str, Any]) -> Any:
 
     held = job["priority"] == 0 and job["state"] == "PENDING"
     return QueuedJob(
-        job["id"], job["name"], "root", _phase(job["state"]), job["state"], job["gpus"],
-        ("vm",) if job["state"] in ("RUNNING", "COMPLETED") else (), job["submit"], job["eligible"], job["start"],
-        math.nan if job["state"] == "RUNNING" else job["end"], job["limit"], job["priority"], job["nice"], held,
-        False, True, True, job["reason"],
-    )  # fmt: skip
+        job["id"],
+        job["name"],
+        "root",
+        _phase(job["state"]),
+        job["state"],
+        job["gpus"],
+        ("vm",) if job["state"] in ("RUNNING", "COMPLETED") else (),
+        job["submit"],
+        job["eligible"],
+        job["start"],
+        math.nan if job["state"] == "RUNNING" else job["end"],
+        job["limit"],
+        job["priority"],
+        job["nice"],
+        held,
+        False,
+        True,
+        True,
+        job["reason"],
+    )
 
 
 # -- as four commands ------------------------------------------------------------------------------------------
@@ -166,14 +186,25 @@ def _time(value: float) -> str:
 def _cell(job: dict[str, Any], field: str) -> str:
     limit_s = job["limit"]
     return {
-        "JobID": str(job["id"]), "State": job["state"], "PriorityLong": str(job["priority"]),
-        "Nice": str(job["nice"]), "tres-alloc": "cpu=1,mem=20000M,node=1,billing=1",
-        "tres-per-node": f"gres:gpu:{job['gpus']}", "NumTasks": "1", "NumNodes": "1",
-        "SubmitTime": _time(job["submit"]), "EligibleTime": _time(job["eligible"]),
-        "StartTime": _time(job["start"]), "EndTime": _time(job["end"]), "Reason": job["reason"], "UserName": "root",
-        "TimeLimit": "UNLIMITED" if math.isinf(limit_s) else f"{int(limit_s // 60)}:00", "Requeue": "1",
-        "NodeList": "vm" if job["state"] in ("RUNNING", "COMPLETED") else "", "Name": job["name"],
-    }.get(field, "N/A")  # fmt: skip
+        "JobID": str(job["id"]),
+        "State": job["state"],
+        "PriorityLong": str(job["priority"]),
+        "Nice": str(job["nice"]),
+        "tres-alloc": "cpu=1,mem=20000M,node=1,billing=1",
+        "tres-per-node": f"gres:gpu:{job['gpus']}",
+        "NumTasks": "1",
+        "NumNodes": "1",
+        "SubmitTime": _time(job["submit"]),
+        "EligibleTime": _time(job["eligible"]),
+        "StartTime": _time(job["start"]),
+        "EndTime": _time(job["end"]),
+        "Reason": job["reason"],
+        "UserName": "root",
+        "TimeLimit": "UNLIMITED" if math.isinf(limit_s) else f"{int(limit_s // 60)}:00",
+        "Requeue": "1",
+        "NodeList": "vm" if job["state"] in ("RUNNING", "COMPLETED") else "",
+        "Name": job["name"],
+    }.get(field, "N/A")
 
 
 def _said(queue: FakeQueue, name: str, arguments: list[str]) -> str:
@@ -213,10 +244,7 @@ def _main() -> None:
         queue = FakeQueue(time.time())
         if path.exists():
             kept = json.loads(path.read_text())
-            queue.now_s, queue.jobs = (
-                kept["now_s"],
-                {int(number): job for number, job in kept["jobs"].items()},
-            )
+            queue.now_s, queue.jobs = (kept["now_s"], {int(number): job for number, job in kept["jobs"].items()})
         queue.advance(time.time())
         text = _said(queue, sys.argv[1], sys.argv[2:])
         queue.advance(time.time())

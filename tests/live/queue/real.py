@@ -71,9 +71,15 @@ class RealSlurm:
         host = socket.gethostname().split(".")[0]
         port, slurmd_port = _free_ports()
         text = _CONF.format(
-            folder=folder, host=host, port=port, slurmd_port=slurmd_port, user="root",
-            scheduler=scheduler, priority=priority, tier=tier,
-        )  # fmt: skip
+            folder=folder,
+            host=host,
+            port=port,
+            slurmd_port=slurmd_port,
+            user="root",
+            scheduler=scheduler,
+            priority=priority,
+            tier=tier,
+        )
         (folder / "slurm.conf").write_text(text)
         for gpu in range(8):
             (folder / f"gpu{gpu}").touch()
@@ -96,10 +102,15 @@ class RealSlurm:
         key.chmod(0o400)
         self.folder.chmod(0o755)
         command = [
-            "munged", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.sock",
-            f"--pid-file={self.folder}/munged.pid", f"--log-file={self.folder}/munged.log",
-            f"--seed-file={self.folder}/munge.seed", "--num-threads=2",
-        ]  # fmt: skip
+            "munged",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={self.folder}/munge.sock",
+            f"--pid-file={self.folder}/munged.pid",
+            f"--log-file={self.folder}/munged.log",
+            f"--seed-file={self.folder}/munge.seed",
+            "--num-threads=2",
+        ]
         subprocess.run(command, env=self.env, check=True, timeout=30, capture_output=True)
 
     def start_controller(self) -> None:
@@ -128,9 +139,7 @@ class RealSlurm:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        self.wait_for(
-            lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30.0, "all three have ended"
-        )
+        self.wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30.0, "all three have ended")
 
     def run(self, *command: str, check: bool = False) -> str:
         """What a command says on stdout."""
@@ -141,28 +150,23 @@ class RealSlurm:
 
     def submit(self, until: float | Path, gpus: int, name: str, *options: str) -> int:
         """A job that sleeps so many seconds, or until a file is there; returns its id."""
-        waits = (
-            f"until [ -e {until} ]; do sleep 0.1; done" if isinstance(until, Path) else f"exec sleep {until}"
-        )
+        waits = f"until [ -e {until} ]; do sleep 0.1; done" if isinstance(until, Path) else f"exec sleep {until}"
         out = self.run(
-            "sbatch", "--parsable", f"--gres=gpu:{gpus}", f"--job-name={name}", "--output=/dev/null", *options,
-            "--wrap", waits, check=True,
-        )  # fmt: skip
+            "sbatch",
+            "--parsable",
+            f"--gres=gpu:{gpus}",
+            f"--job-name={name}",
+            "--output=/dev/null",
+            *options,
+            "--wrap",
+            waits,
+            check=True,
+        )
         return int(out.split(";")[0])
 
     def jobs(self) -> dict[int, dict[str, str]]:
         """Every job that Slurm remembers, by id: state, priority, nice, reason, submit, start and end."""
-        fields = (
-            "JobID",
-            "State",
-            "PriorityLong",
-            "Nice",
-            "Reason",
-            "SubmitTime",
-            "StartTime",
-            "EndTime",
-            "Name",
-        )
+        fields = ("JobID", "State", "PriorityLong", "Nice", "Reason", "SubmitTime", "StartTime", "EndTime", "Name")
         form = ",".join(f"{name}:|" for name in fields)
         text = self.run("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-t", "all", "-O", form)
         rows = (dict(zip(fields, line.split("|"), strict=False)) for line in text.splitlines())

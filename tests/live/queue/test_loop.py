@@ -95,14 +95,7 @@ def submit_all(queue: FakeQueue, **options: Any) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "order"),
-    [
-        ("fifo", "abcd"),
-        ("sjf", "bdca"),
-        ("sjf-greedy", "bdca"),
-        ("srtf", "bdca"),
-        ("easy", "abcd"),
-        ("s4", "bdca"),
-    ],
+    [("fifo", "abcd"), ("sjf", "bdca"), ("sjf-greedy", "bdca"), ("srtf", "bdca"), ("easy", "abcd"), ("s4", "bdca")],
 )
 def test_jobs_start_in_the_order_of_the_policy(case: Make, policy: str, order: str) -> None:
     c = case(policy, estimates=ESTIMATES)
@@ -121,8 +114,10 @@ def test_the_time_limit_is_the_estimate_where_there_is_no_other(case: Make) -> N
     c.until_over()
     assert c.starts() == ["block", "short", "long", "none"]
     assert [(e["name"], e.get("estimate_s"), e["estimate_from"]) for e in c.events("job")][1:] == [
-        ("long", 1200.0, "time limit"), ("short", 300.0, "time limit"), ("none", None, "none"),
-    ]  # fmt: skip
+        ("long", 1200.0, "time limit"),
+        ("short", 300.0, "time limit"),
+        ("none", None, "none"),
+    ]
 
 
 def test_slurm_needs_no_second_word_when_gpus_come_free(case: Make) -> None:
@@ -396,12 +391,7 @@ def test_a_cancelled_job_is_forgotten(case: Make) -> None:
 
 def test_running_jobs_are_stopped_only_when_that_was_allowed(case: Make) -> None:
     for requeue, order in ((False, ["long", "short"]), (True, ["short", "long"])):
-        c = case(
-            "las(thresholds_gpu_s=[80])",
-            FakeQueue(),
-            requeue=requeue,
-            estimates={"long": 500.0, "short": 5.0},
-        )
+        c = case("las(thresholds_gpu_s=[80])", FakeQueue(), requeue=requeue, estimates={"long": 500.0, "short": 5.0})
         c.queue.submit(500.0, 8, "long")
         c.step()
         c.queue.advance(c.queue.now_s + 30.0)

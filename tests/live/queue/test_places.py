@@ -13,9 +13,26 @@ from equipoise.live.queue.manager import Phase, QueuedJob
 
 def job(number: int, priority: int, nice: int = 0) -> QueuedJob:
     return QueuedJob(
-        number, f"job-{number}", "u", Phase.WAITING, "PENDING", 1, (), 0.0, 0.0, math.nan, math.nan, math.inf,
-        priority, nice, False, False, True, True, "",
-    )  # fmt: skip
+        number,
+        f"job-{number}",
+        "u",
+        Phase.WAITING,
+        "PENDING",
+        1,
+        (),
+        0.0,
+        0.0,
+        math.nan,
+        math.nan,
+        math.inf,
+        priority,
+        nice,
+        False,
+        False,
+        True,
+        True,
+        "",
+    )
 
 
 def after(jobs: list[QueuedJob], order: list[int]) -> dict[int, int]:
@@ -30,9 +47,7 @@ def after(jobs: list[QueuedJob], order: list[int]) -> dict[int, int]:
 
 
 @given(st.lists(st.integers(100, 10**6), min_size=1, max_size=30, unique=True), st.data())
-def test_the_order_comes_first_and_priorities_are_only_exchanged(
-    priorities: list[int], data: st.DataObject
-) -> None:
+def test_the_order_comes_first_and_priorities_are_only_exchanged(priorities: list[int], data: st.DataObject) -> None:
     jobs = [job(k, p, data.draw(st.integers(-50, 50))) for k, p in enumerate(priorities)]
     chosen = data.draw(st.permutations(range(len(jobs))))[: data.draw(st.integers(0, len(jobs)))]
     got = after(jobs, chosen)
@@ -48,9 +63,7 @@ def test_the_order_comes_first_and_priorities_are_only_exchanged(
 
 
 @given(st.lists(st.integers(100, 103), min_size=2, max_size=20), st.data())
-def test_jobs_of_equal_priority_are_told_apart_by_a_point_each(
-    priorities: list[int], data: st.DataObject
-) -> None:
+def test_jobs_of_equal_priority_are_told_apart_by_a_point_each(priorities: list[int], data: st.DataObject) -> None:
     jobs = [job(k, p) for k, p in enumerate(priorities)]
     chosen = data.draw(st.permutations(range(len(jobs))))[: data.draw(st.integers(1, len(jobs)))]
     got = after(jobs, chosen)
@@ -67,7 +80,4 @@ def test_an_order_that_holds_already_changes_nothing() -> None:
 
 def test_one_job_that_comes_first_takes_the_first_place_and_one_gives_way() -> None:
     jobs = [job(k, 1000 - k) for k in range(5)]
-    assert [(c.job, c.value, c.why) for c in exchange([jobs[3]], jobs)] == [
-        (3, -3, "place 1"),
-        (0, 3, "gives way"),
-    ]
+    assert [(c.job, c.value, c.why) for c in exchange([jobs[3]], jobs)] == [(3, -3, "place 1"), (0, 3, "gives way")]

@@ -119,24 +119,10 @@ def test_jobs_start_in_the_order_of_the_policy(tmp_path: Path, scheduler: str, p
 def test_a_slurm_that_does_not_look_at_priorities_is_refused(tmp_path: Path) -> None:
     slurm = RealSlurm(tmp_path / "slurm", tier=1)
     try:
-        command = [
-            sys.executable,
-            "-m",
-            "equipoise.cli",
-            "schedule",
-            "sjf",
-            "--partition",
-            "main",
-            "--mode",
-            "act",
-        ]
-        done = subprocess.run(
-            command, env=slurm.env, cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
+        command = [sys.executable, "-m", "equipoise.cli", "schedule", "sjf", "--partition", "main", "--mode", "act"]
+        done = subprocess.run(command, env=slurm.env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2
-        assert done.stderr.splitlines()[-1].startswith(
-            "equipoise: sched/builtin with priority/basic starts jobs in"
-        )
+        assert done.stderr.splitlines()[-1].startswith("equipoise: sched/builtin with priority/basic starts jobs in")
     finally:
         slurm.stop()
 
@@ -169,9 +155,7 @@ def test_without_the_watchdog_slurm_itself_lets_the_held_jobs_go(slurm: RealSlur
     block = slurm.submit(free, 8, "block")
     slurm.wait_for(lambda: slurm.jobs()[block]["State"] == "RUNNING", 30.0, "the first job runs")
     held = [slurm.submit(0.5, 8, f"held-{k}", "--hold") for k in range(3)]
-    slurm.wait_for(
-        lambda: all(slurm.jobs()[job]["PriorityLong"] != "0" for job in held), 30.0, "holds are leases"
-    )
+    slurm.wait_for(lambda: all(slurm.jobs()[job]["PriorityLong"] != "0" for job in held), 30.0, "holds are leases")
     os.kill(schedule.watchdog(), signal.SIGKILL)
     schedule.process.kill()
     schedule.process.wait(10)
@@ -183,14 +167,7 @@ def test_without_the_watchdog_slurm_itself_lets_the_held_jobs_go(slurm: RealSlur
 
 @long
 def test_a_controller_that_is_restarted_is_waited_for(slurm: RealSlurm) -> None:
-    options = [
-        "--mode",
-        "act",
-        "--timeout",
-        "3",
-        "--estimates",
-        estimates(slurm.folder, TOOK | {"block": 12.0}),
-    ]
+    options = ["--mode", "act", "--timeout", "3", "--estimates", estimates(slurm.folder, TOOK | {"block": 12.0})]
     schedule = Schedule(slurm, "sjf", *options)
     block = slurm.submit(12.0, 8, "block")
     slurm.wait_for(lambda: slurm.jobs()[block]["State"] == "RUNNING", 30.0, "the first job runs")
@@ -281,9 +258,7 @@ def test_the_ten_commands_of_the_page_run(slurm: RealSlurm) -> None:
             for k in range(6):
                 slurm.submit(1.0 + 2 * (k % 2), 8, f"job-{k}", f"--time={1 + 5 * (k % 2)}")
         shorter = re.sub(r"^timeout \w+", "timeout 40", command)
-        done = subprocess.run(
-            ["bash", "-c", shorter], env=env, cwd=slurm.folder, capture_output=True, text=True
-        )
+        done = subprocess.run(["bash", "-c", shorter], env=env, cwd=slurm.folder, capture_output=True, text=True)
         assert done.returncode == (124 if limited else 0), (command, done.stdout, done.stderr)
         said.append(done.stdout)
     assert "in the live order" in said[4]

@@ -52,13 +52,20 @@ def test_recorded_answers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = Slurm("main").snapshot()
     jobs = {job.name: job for job in found.jobs if job.name != "arr"}
     assert {name: (job.gpus, job.phase.value) for name, job in jobs.items()} == {
-        "gone": (1, "ended"), "byhand": (8, "waiting"), "dep": (1, "waiting"), "later": (1, "waiting"),
-        "heldlater": (8, "waiting"), "held": (4, "waiting"), "a|b c": (3, "running"), "pt": (4, "running"),
+        "gone": (1, "ended"),
+        "byhand": (8, "waiting"),
+        "dep": (1, "waiting"),
+        "later": (1, "waiting"),
+        "heldlater": (8, "waiting"),
+        "held": (4, "waiting"),
+        "a|b c": (3, "running"),
+        "pt": (4, "running"),
         "cpu": (0, "waiting"),
-    }  # fmt: skip
+    }
     assert sorted((job.phase.value, job.id) for job in found.jobs if job.name == "arr") == [
-        ("running", 22), ("waiting", 15),
-    ]  # fmt: skip
+        ("running", 22),
+        ("waiting", 15),
+    ]
     byhand, pt, gone = jobs["byhand"], jobs["pt"], jobs["gone"]
     assert (byhand.nice, byhand.priority, byhand.limit_s) == (-50, 4294901794, math.inf)
     assert (pt.limit_s, pt.requeues, byhand.requeues, pt.start_s) == (3600.0, False, True, 1795362151.0)
@@ -67,8 +74,10 @@ def test_recorded_answers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert jobs["later"].eligible_s == 1795363154.0
     assert {name for name, job in jobs.items() if job.held} == {"held", "heldlater"}
     assert [(n.name, n.gpus, n.gpus_used, n.up, n.gpu_type) for n in found.nodes] == [
-        ("vm", 8, 8, True, ""), ("n2", 4, 0, False, "a100"), ("n3", 4, 0, False, "a100"),
-    ]  # fmt: skip
+        ("vm", 8, 8, True, ""),
+        ("n2", 4, 0, False, "a100"),
+        ("n3", 4, 0, False, "a100"),
+    ]
 
 
 def test_an_empty_queue_has_no_jobs(fake: Path) -> None:
@@ -104,9 +113,7 @@ def test_changes_reach_slurm_and_the_next_snapshot_shows_them(fake: Path) -> Non
 
 def test_what_slurm_does_not_answer_is_one_line(fake: Path) -> None:
     (fake / "state.down").touch()
-    with pytest.raises(
-        ManagerError, match=r"^sinfo: slurm_load_jobs error: Unable to contact slurm controller"
-    ):
+    with pytest.raises(ManagerError, match=r"^sinfo: slurm_load_jobs error: Unable to contact slurm controller"):
         Slurm("main").snapshot()
     put(fake, "sinfo", "sleep 60")
     with pytest.raises(ManagerError, match=r"^sinfo: no answer within 0\.2 s$"):
@@ -169,17 +176,7 @@ def test_a_damaged_list_of_what_was_touched_is_said(tmp_path: Path) -> None:
 def test_the_command_orders_a_queue_and_gives_it_back(fake: Path) -> None:
     """The whole way: sbatch, schedule, twin; no Slurm needed."""
     (fake / "took.csv").write_text("name,duration_s\nlong,3\nshort,1\n")
-    command = [
-        sys.executable,
-        "-m",
-        "equipoise.cli",
-        "schedule",
-        "sjf",
-        "--partition",
-        "main",
-        "--mode",
-        "act",
-    ]
+    command = [sys.executable, "-m", "equipoise.cli", "schedule", "sjf", "--partition", "main", "--mode", "act"]
     command += ["--every", "0.1", "--journal", str(fake / "j"), "--estimates", str(fake / "took.csv")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -83,8 +83,9 @@ def test_many_samples_are_dealt_as_few_are() -> None:
     """Whole pieces go without a rest, parts get the next ids, and what a queue lacks comes from the longest."""
     deal = EpochSplit.whole(np.arange(1200), 3, np.array([0, 0, 1]), 2, first_id=5)
     assert [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in deal.queues()] == [
-        [(5, 0, 0, 400), (6, 1, 400, 800)], [(7, 2, 800, 1200)]
-    ]  # fmt: skip
+        [(5, 0, 0, 400), (6, 1, 400, 800)],
+        [(7, 2, 800, 1200)],
+    ]
     assert deal.next_id == 8
     assert deal.draw(np.array([400, 400]), 0).tolist() == list(range(400))
     assert [[(p.id, p.begin, p.end) for p in queue] for queue in deal.queues()] == [[(6, 400, 800)], []]
@@ -92,10 +93,7 @@ def test_many_samples_are_dealt_as_few_are() -> None:
     assert [[(p.id, p.begin, p.end) for p in queue] for queue in deal.queues()] == [[(6, 500, 600)], []]
     assert deal.next_id == 9
     rest = deal.without(np.array([550, 5000]), 2)
-    assert [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in rest.queues()] == [
-        [(9, 1, 0, 99)],
-        [],
-    ]
+    assert [[(p.id, p.shard, p.begin, p.end) for p in queue] for queue in rest.queues()] == [[(9, 1, 0, 99)], []]
     assert rest.order.tolist() == [k for k in range(500, 600) if k != 550]
 
 
@@ -135,9 +133,7 @@ def test_every_sample_once_with_prefetching_and_changing_shares(data: st.DataObj
                 assert current.samples == tuple(demand.tolist())
                 batch_here = waiting.pop(0)
                 assert len(current.indices) == demand[sampler.rank]
-                assert batch_here == current.indices.tolist() or (
-                    len(batch_here) == 1 and not len(current.indices)
-                )
+                assert batch_here == current.indices.tolist() or (len(batch_here) == 1 and not len(current.indices))
                 seen += current.indices.tolist()
                 sampler.finish(stepped=True)
                 sampler.commit()
@@ -170,9 +166,7 @@ def test_what_was_trained_on_since_all_or_near_ones_met() -> None:
         if not stepped:
             sampler.commit_near()
     assert sampler.current() is None
-    assert found == [
-        [[0, 1, 2, 3], []], [[0, 1, 2, 3], []], [[*range(12)], [*range(4, 12)]]
-    ]  # fmt: skip
+    assert found == [[[0, 1, 2, 3], []], [[0, 1, 2, 3], []], [[*range(12)], [*range(4, 12)]]]
     near = [*range(4), *range(12, 16), *range(4, 8), *range(16, 20)]  # of both ranks, in the first two rounds
     assert sampler.trained_near([0, 1]).tolist() == near
     for boundary, left in ((0, 24), (1, 16), (2, 8), (3, 0)):
@@ -329,9 +323,7 @@ def test_impossible_samplers_are_refused(samples: int, batch: int, unit: int) ->
 
 
 def test_a_change_survives_the_wire() -> None:
-    change = RoundChange(
-        7, (3, 5), ((4, 1), (5, 0)), (9, 8), 3, (0.5, 0.25), (300.0, 250.5), (0, 2), 8, 2, 1.5, 3
-    )
+    change = RoundChange(7, (3, 5), ((4, 1), (5, 0)), (9, 8), 3, (0.5, 0.25), (300.0, 250.5), (0, 2), 8, 2, 1.5, 3)
     assert None not in dataclasses.astuple(change)
     assert RoundChange.from_json(change.to_json()) == change
     assert RoundChange(7).is_empty()

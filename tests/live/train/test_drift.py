@@ -121,24 +121,26 @@ def trained(rank: int, apart: float, drift: Any) -> dict[str, Any]:
         work = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    hook.__annotations__ = {
-        "bucket": torch.distributed.GradBucket,
-        "return": torch.futures.Future[torch.Tensor],
-    }
+    hook.__annotations__ = {"bucket": torch.distributed.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     model.register_comm_hook(None, hook)
     plain, sync.average = sync.average, late
     runtime = attach(
-        model, optimizer, "s3", global_batch=32, decide_every=4, decision_budget_s=60.0, warm_up_budget_s=60.0,
-        drift=drift, statistics_every=1,
-    )  # fmt: skip
+        model,
+        optimizer,
+        "s3",
+        global_batch=32,
+        decide_every=4,
+        decision_budget_s=60.0,
+        warm_up_budget_s=60.0,
+        drift=drift,
+        statistics_every=1,
+    )
     data = TensorDataset(x)
     log: dict[str, Any] = {"intervals": [], "drifts": [], "starts": [], "ends": []}
     for (inputs,) in DataLoader(data, batch_sampler=runtime.sampler(data)):
         log["intervals"].append(runtime.interval)
         log["starts"].append(model.module.weight.detach().clone())
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(
-            model(inputs)[:, 0], torch.sigmoid(inputs @ own)
-        )
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(inputs)[:, 0], torch.sigmoid(inputs @ own))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -150,9 +152,7 @@ def trained(rank: int, apart: float, drift: Any) -> dict[str, Any]:
     sync.average = plain
     with torch.no_grad():
         logits = model.module(x)[:, 0]
-        log["loss"] = float(
-            torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.sigmoid(x @ own))
-        )
+        log["loss"] = float(torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.sigmoid(x @ own)))
     return log
 
 

@@ -158,10 +158,7 @@ CASES: dict[str, tuple[str, str, int, float]] = {
     "autocast": ("float32", "autocast", 1, 1e-2),
     "prefetched": ("float64", "plain", 1, 1e-14),
 }
-SPLITS = {
-    2: [(12, 12), (20, 4), (0, 24), (7, 17)],
-    4: [(6, 6, 6, 6), (1, 2, 3, 18), (0, 12, 0, 12), (9, 5, 5, 5)],
-}
+SPLITS = {2: [(12, 12), (20, 4), (0, 24), (7, 17)], 4: [(6, 6, 6, 6), (1, 2, 3, 18), (0, 12, 0, 12), (9, 5, 5, 5)]}
 
 
 def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
@@ -358,9 +355,7 @@ def large_losses() -> dict[str, Any]:
 @pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("name", large_losses())
-def test_a_large_gradient_is_weighted_once_whoever_holds_it(
-    name: str, hooked: bool, accumulated: bool
-) -> None:
+def test_a_large_gradient_is_weighted_once_whoever_holds_it(name: str, hooked: bool, accumulated: bool) -> None:
     from equipoise.live.train.weighting import WeightedGradients
 
     class Whole:
@@ -383,7 +378,5 @@ def test_a_large_gradient_is_weighted_once_whoever_holds_it(
         loss(*pair).backward()
     for k, (gradient, parameter) in enumerate(zip(gradients, pair, strict=True)):
         torch.testing.assert_close(parameter.grad, times * 0.625 * gradient, rtol=1e-14, atol=0)
-        assert all(
-            torch.equal(one, gradient) for one in kept[k]
-        )  # what the script's hook keeps stays as it was
+        assert all(torch.equal(one, gradient) for one in kept[k])  # what the script's hook keeps stays as it was
         assert len(kept[k]) == hooked * times

@@ -74,9 +74,17 @@ def on_a_rank(rank: int, kind: str, rule: str | None, restart: bool, epochs: int
             optimizer.load_state_dict(kept["optimizer"])
             scheduler.load_state_dict(kept["scheduler"])
         runtime = attach(
-            DistributedDataParallel(net), optimizer, Policy("p", (Batches(),)), global_batch=BATCH, nvml=False,
-            decide_every=2, statistics_every=1, decision_budget_s=600.0, batch_max=LARGE, learning_rate=rule,
-        )  # fmt: skip
+            DistributedDataParallel(net),
+            optimizer,
+            Policy("p", (Batches(),)),
+            global_batch=BATCH,
+            nvml=False,
+            decide_every=2,
+            statistics_every=1,
+            decision_budget_s=600.0,
+            batch_max=LARGE,
+            learning_rate=rule,
+        )
         if run:
             runtime.load_state_dict(kept["runtime"])
         data = TensorDataset(*make_data())
@@ -102,9 +110,11 @@ def on_a_rank(rank: int, kind: str, rule: str | None, restart: bool, epochs: int
                 break
         if restart and not run:
             kept = {
-                "runtime": runtime.state_dict(), "net": net.state_dict(), "optimizer": optimizer.state_dict(),
+                "runtime": runtime.state_dict(),
+                "net": net.state_dict(),
+                "optimizer": optimizer.state_dict(),
                 "scheduler": scheduler.state_dict(),
-            }  # fmt: skip
+            }
         if runtime._parts.agreement.leader is not None:
             noise = runtime._parts.agreement.leader.world.telemetry.noise_scale
         runtime.close()

@@ -37,9 +37,15 @@ def trained(policy: str) -> dict[str, Any]:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     runtime = attach(
-        model, optimizer, policy, global_batch=BATCH, drift=0.01, decide_every=4, decision_budget_s=60.0,
+        model,
+        optimizer,
+        policy,
+        global_batch=BATCH,
+        drift=0.01,
+        decide_every=4,
+        decision_budget_s=60.0,
         warm_up_budget_s=60.0,
-    )  # fmt: skip
+    )
     dataset = TensorDataset(x, y)
     sampler = runtime.sampler(dataset)
     log: dict[str, Any] = {"parts": [], "last": [], "levels": [], "met": []}
@@ -67,10 +73,7 @@ def trained(policy: str) -> dict[str, Any]:
     return log
 
 
-POLICIES = (
-    "hierarchical-local-sgd(interval=2, far_every=3)",
-    "hierarchical-local-sgd(interval=1, far_every=4)",
-)
+POLICIES = ("hierarchical-local-sgd(interval=2, far_every=3)", "hierarchical-local-sgd(interval=1, far_every=4)")
 
 
 def runs(rank: int) -> list[dict[str, Any]]:
@@ -101,9 +104,7 @@ class Replicas:
     def near(self) -> None:
         for group in self.groups:
             weights = self.since_near[list(group)]
-            self.mean(
-                group, weights if weights.any() else [1.0] * len(group)
-            )  # momentum moves them all the same
+            self.mean(group, weights if weights.any() else [1.0] * len(group))  # momentum moves them all the same
         self.since_near[:] = self.steps = 0
 
     def everyone(self) -> None:
@@ -295,9 +296,7 @@ def test_of_near_ranks_those_count_whose_mean_is_the_latest() -> None:
         return {"boundary": boundary, "near": near, "met": met, "shared": shared, "trained": trained}
 
     # One level: what each has trained on since, and nothing of who has not met with the others or comes.
-    works, done = lineage(
-        [member(4, -1, 4, (), (1, 2, 3)), member(4, -1, 4, (), (4,)), member(2, -1, 2, (), (5,))]
-    )
+    works, done = lineage([member(4, -1, 4, (), (1, 2, 3)), member(4, -1, 4, (), (4,)), member(2, -1, 2, (), (5,))])
     assert (works, done) == ([3.0, 1.0, 0.0], {1, 2, 3, 4})
     assert lineage([member(4, -1, 4), member(-1, -1, -1)]) == ([0.0, 0.0], set())
     # Two levels: the second one's exchange with the first broke off, the first has the mean of both.

@@ -343,9 +343,7 @@ def on_a_rank(case: Case) -> tuple[list[list[int]], list[Any]]:
         model.register_comm_hook(None, allreduce_hook)
     script = Script(case, model, net)
     options = {"accumulation": case.accumulation, "loss_reduction": case.reduction, "statistics_every": 2}
-    runtime = attach(
-        model, script.optimizers, "none", global_batch=BATCH, mode="observe", nvml=False, **options
-    )
+    runtime = attach(model, script.optimizers, "none", global_batch=BATCH, mode="observe", nvml=False, **options)
     dataset = TensorDataset(*make_data(case))
     sampler = runtime.sampler(dataset)
     loader, trained = DataLoader(dataset, batch_sampler=sampler), []
@@ -374,9 +372,7 @@ def trained(names: tuple[str, ...], ranks: int) -> list[dict[str, Any]]:
 def error_of(name: str, ranks: int, names: tuple[str, ...]) -> float:
     """How far the weights are from those of one process; raises AssertionError where the replicas differ."""
     case, parts = CASES[name], [result[name] for result in trained(names, ranks)]
-    assert {len(b) for b in parts[0][0]} >= {
-        deal(split, ranks)[0] for split in case.splits
-    }  # the shares did change
+    assert {len(b) for b in parts[0][0]} >= {deal(split, ranks)[0] for split in case.splits}  # the shares did change
     net = make_net(case)
     script, (x, y) = Script(case, net, net), make_data(case)
     for rounds in zip(*(part[0] for part in parts), strict=True):
@@ -514,9 +510,7 @@ def test_a_summed_loss_on_a_rank_without_samples_may_only_come_from_the_outputs(
     (found.logits.sum() + found.more.logits.sum() * float("inf")).backward()
     assert torch.equal(net.weight.grad, torch.zeros(1, 2))
     outputs = model(torch.ones(3, 2))["all"][0].logits
-    with pytest.raises(
-        ValueError, match=r"loss_reduction: 'sum' is not allowed .* reaches weight past"
-    ) as said:
+    with pytest.raises(ValueError, match=r"loss_reduction: 'sum' is not allowed .* reaches weight past") as said:
         (outputs.sum() + 0.01 * net.weight.square().sum()).backward()
     assert "\n" not in str(said.value)
     weighting.close()

@@ -74,9 +74,16 @@ def on_a_rank(rank: int, stage: Passes, wrapping: str, options: dict[str, Any]) 
     model = fully_shard(net) if wrapping == "fully_shard" else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     runtime = attach(
-        model, optimizer, Policy("p", (stage,)), global_batch=BATCH, nvml=False, decide_every=1,
-        statistics_every=2, decision_budget_s=600.0, **{"allow": {"samples", "accumulation", "batch"}, **options},
-    )  # fmt: skip
+        model,
+        optimizer,
+        Policy("p", (stage,)),
+        global_batch=BATCH,
+        nvml=False,
+        decide_every=1,
+        statistics_every=2,
+        decision_budget_s=600.0,
+        **{"allow": {"samples", "accumulation", "batch"}, **options},
+    )
     data = TensorDataset(*make_data())
     sampler = runtime.sampler(data)
     loader, rounds = DataLoader(data, batch_sampler=sampler), []
@@ -143,13 +150,7 @@ def test_steps_in_passes_equal_the_single_process(
 
 
 def test_a_step_is_cut_into_passes_without_an_empty_one() -> None:
-    for demand, passes, unit in (
-        ([7, 3], 3, 1),
-        ([1, 9], 4, 2),
-        ([17, 0], 3, 4),
-        ([0, 0], 2, 1),
-        ([2, 1], 8, 1),
-    ):
+    for demand, passes, unit in (([7, 3], 3, 1), ([1, 9], 4, 2), ([17, 0], 3, 4), ([0, 0], 2, 1), ([2, 1], 8, 1)):
         found = list(in_passes(np.array(demand), passes, unit))
         assert np.sum(found, axis=0).tolist() == demand
         assert len(found) == max(1, min(passes, -(-max(demand) // unit)))

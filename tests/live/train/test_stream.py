@@ -46,9 +46,7 @@ def shares(ranks: int) -> st.SearchStrategy[list[int]]:
     return cuts.map(lambda c: np.diff([0, *c, BATCH]).tolist())
 
 
-def train(
-    all_ranks: list[tuple[StreamLoader, StreamSampler]], deals: list[list[int]], stop: int
-) -> list[list[int]]:
+def train(all_ranks: list[tuple[StreamLoader, StreamSampler]], deals: list[list[int]], stop: int) -> list[list[int]]:
     """What all ranks together train on, round by round, up to `stop` rounds of one epoch."""
     batches = [iter(made) for made, _ in all_ranks]
     rounds: list[list[int]] = []

@@ -83,12 +83,7 @@ def all_runs(rank: int) -> list[dict[str, Any]]:
 
     torch.distributed.init_process_group("gloo")
     outer = {"outer_lr": 0.7, "outer_momentum": 0.9}
-    runs = [
-        train(60, INTERVALS),
-        train(40, {}, **outer),
-        train(40, {}),
-        train(160, FALLING, 160 * BATCH, **outer),
-    ]
+    runs = [train(60, INTERVALS), train(40, {}, **outer), train(40, {}), train(160, FALLING, 160 * BATCH, **outer)]
     LocalSteps.outer_parameters = lambda self: (0.7, 0.9)  # type: ignore[method-assign]
     return [*runs, train(160, FALLING, 160 * BATCH, **outer)]
 

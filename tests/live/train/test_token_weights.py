@@ -43,9 +43,7 @@ def train(rank: int, interval: int, forgets: bool) -> dict[str, Any]:
     net = make_net()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    runtime = attach(
-        model, optimizer, "none", global_batch=BATCH, mode="observe", weighted=True, decide_every=3
-    )
+    runtime = attach(model, optimizer, "none", global_batch=BATCH, mode="observe", weighted=True, decide_every=3)
     data = TensorDataset(*make_data())
     sampler = runtime.sampler(data)
     if interval > 1:

@@ -27,9 +27,7 @@ def model() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("begin", [wrapped, lambda model: rewrap(model, wrapping(model))])
-def test_a_script_that_ends_its_group_first_ends_its_reducer_before_it(
-    model: Any, begin: Callable[[Any], Any]
-) -> None:
+def test_a_script_that_ends_its_group_first_ends_its_reducer_before_it(model: Any, begin: Callable[[Any], Any]) -> None:
     begin(model)
     group = weakref.ref(model.process_group)
     torch.distributed.destroy_process_group()

@@ -46,24 +46,30 @@ def columns(nodes):
     gpus = [gpu for node in nodes for gpu in node.gpus]
     weight = np.array([node.weight for node in nodes])
     return RoomColumns(
-        *(frozen(column)
-        for column in (
-            np.concatenate(([0], np.cumsum(size)[:-1])).astype(np.int64), size,
-            np.array([node.up for node in nodes]),
-            np.array([sum(room == 1.0 for _, room, _ in node.gpus) for node in nodes], dtype=np.int64),
-            np.array([room for _, room, _ in gpus]), np.array([memory for _, _, memory in gpus]),
-            weight, np.array([node.group for node in nodes], dtype=np.int64),
-            np.argsort(-weight, kind="stable").astype(np.int64),
-        ))
-    )  # fmt: skip
+        *(
+            frozen(column)
+            for column in (
+                np.concatenate(([0], np.cumsum(size)[:-1])).astype(np.int64),
+                size,
+                np.array([node.up for node in nodes]),
+                np.array([sum(room == 1.0 for _, room, _ in node.gpus) for node in nodes], dtype=np.int64),
+                np.array([room for _, room, _ in gpus]),
+                np.array([memory for _, _, memory in gpus]),
+                weight,
+                np.array([node.group for node in nodes], dtype=np.int64),
+                np.argsort(-weight, kind="stable").astype(np.int64),
+            )
+        )
+    )
 
 
 GANGS = st.lists(
     st.tuples(
         st.integers(1, 12), st.sampled_from([1.0, 1.0, 0.5, 0.2]), st.sampled_from([0.0, 0.0, 20.0]), st.booleans()
     ),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    min_size=1,
+    max_size=4,
+)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -112,15 +118,15 @@ def test_what_the_rules_promise(cluster, wanted):
 
 
 def test_worked_examples():
-    nodes = [naive.Node([[4 * n + k, 1.0 if k < free else 0.0, 80.0] for k in range(4)]) for n, free in
-             enumerate((3, 4, 1, 2))]  # fmt: skip
+    nodes = [
+        naive.Node([[4 * n + k, 1.0 if k < free else 0.0, 80.0] for k in range(4)])
+        for n, free in enumerate((3, 4, 1, 2))
+    ]
     observed = columns(nodes)
 
     def rows(wanted, rule):
         out = np.empty(wanted, dtype=np.int64)
-        return (
-            out.tolist() if place_gang(working(observed), wanted, 1.0, 0.0, RULES[rule], out, False) else None
-        )
+        return out.tolist() if place_gang(working(observed), wanted, 1.0, 0.0, RULES[rule], out, False) else None
 
     assert rows(2, "counted") == [0, 1]
     assert rows(2, "any") == rows(2, "packed") == [12, 13]  # the tightest node that holds it
@@ -137,9 +143,13 @@ def test_starting_in_order(cluster, jobs, strict):
     _, observed = cluster
     n = len(jobs)
     requests = (
-        np.ones(n, dtype=np.bool_), np.array(jobs, dtype=np.int64), *(np.ones(n, dtype=np.int64) for _ in range(3)),
-        np.ones(n), np.zeros(n), np.zeros(n, dtype=np.bool_),
-    )  # fmt: skip
+        np.ones(n, dtype=np.bool_),
+        np.array(jobs, dtype=np.int64),
+        *(np.ones(n, dtype=np.int64) for _ in range(3)),
+        np.ones(n),
+        np.zeros(n),
+        np.zeros(n, dtype=np.bool_),
+    )
     requests = tuple(frozen(column) for column in requests)
     queue = frozen(np.arange(n, dtype=np.int64))
     (job, offset, gpu, share), more = start_in_order(queue, strict, COUNTED, requests, observed)
@@ -175,9 +185,7 @@ def test_many_more_shared_jobs_than_gpus():
 
 
 @MANY
-@given(
-    holder=st.lists(st.integers(-2, 6), max_size=20), jobs=st.sets(st.integers(0, 6)), seed=st.integers(0, 99)
-)
+@given(holder=st.lists(st.integers(-2, 6), max_size=20), jobs=st.sets(st.integers(0, 6)), seed=st.integers(0, 99))
 def test_holdings_and_their_order(holder, jobs, seed):
     job = np.array(sorted(jobs), dtype=np.int64)
     offset, gpu = holdings(job, np.array(holder, dtype=np.int64))
@@ -185,9 +193,7 @@ def test_holdings_and_their_order(holder, jobs, seed):
     assert by_job == [[g for g, j in enumerate(holder) if j == row] for row in job]
     order = np.random.default_rng(seed).permutation(len(job)).astype(np.int64)
     new_offset, new = reordered(offset, gpu, order)
-    assert [new[new_offset[k] : new_offset[k + 1]].tolist() for k in range(len(job))] == [
-        by_job[k] for k in order
-    ]
+    assert [new[new_offset[k] : new_offset[k + 1]].tolist() for k in range(len(job))] == [by_job[k] for k in order]
 
 
 # -- the check of allocations --------------------------------------------------------------------------------
@@ -202,10 +208,15 @@ def plans(draw):
     jobs, holder, room, workers = {}, [-1] * gpus, [1.0] * gpus, []
     for row in range(draw(st.integers(1, 4))):
         job = naive.Job(
-            row, draw(st.integers(1, 3)), rigid=draw(st.booleans()), per=draw(st.integers(1, 2)),
-            fewest=draw(st.integers(1, 2)), most=draw(st.integers(1, 3)), memory=draw(st.sampled_from([0.0, 10.0])),
+            row,
+            draw(st.integers(1, 3)),
+            rigid=draw(st.booleans()),
+            per=draw(st.integers(1, 2)),
+            fewest=draw(st.integers(1, 2)),
+            most=draw(st.integers(1, 3)),
+            memory=draw(st.sampled_from([0.0, 10.0])),
             done=draw(st.integers(0, 7)) == 0,
-        )  # fmt: skip
+        )
         jobs[row] = job
         for gpu in range(gpus):
             share = draw(st.sampled_from([0.0, 0.0, 0.0, 0.5, 1.0]))
@@ -219,11 +230,12 @@ def plans(draw):
             room[gpu] -= share
             job.holds[gpu] = share
     entries = [
-        (draw(st.integers(0, len(jobs))), draw(st.lists(
-            st.tuples(st.integers(0, gpus), st.sampled_from([1.0, 1.0, 0.5, 0.0])), max_size=4,
-        )))
+        (
+            draw(st.integers(0, len(jobs))),
+            draw(st.lists(st.tuples(st.integers(0, gpus), st.sampled_from([1.0, 1.0, 0.5, 0.0])), max_size=4)),
+        )
         for _ in range(draw(st.integers(0, 3)))
-    ]  # fmt: skip
+    ]
     return entries, jobs, up, memory, holder, room, workers
 
 
@@ -237,16 +249,23 @@ def test_faults_are_those_of_the_plain_twin(drawn):
         nodes=Nodes.of(gpus=[1] * gpus, first_gpu=range(gpus), up=alive),
         gpus=Gpus.of(node=range(gpus), job=holder, share_free=room, memory_bytes=memory),
         jobs=Jobs.of(
-            id=range(n), state=[JobState.DONE if j.done else JobState.RUNNING for j in jobs.values()],
-            rigid=[j.rigid for j in jobs.values()], gpus_requested=[j.gpus for j in jobs.values()],
-            gpus_per_worker=[j.per for j in jobs.values()], workers_min=[j.fewest for j in jobs.values()],
-            workers_max=[j.most for j in jobs.values()], memory_bytes=[j.memory for j in jobs.values()],
+            id=range(n),
+            state=[JobState.DONE if j.done else JobState.RUNNING for j in jobs.values()],
+            rigid=[j.rigid for j in jobs.values()],
+            gpus_requested=[j.gpus for j in jobs.values()],
+            gpus_per_worker=[j.per for j in jobs.values()],
+            workers_min=[j.fewest for j in jobs.values()],
+            workers_max=[j.most for j in jobs.values()],
+            memory_bytes=[j.memory for j in jobs.values()],
         ),
         workers=Workers.of(
-            job=[w[0] for w in workers], index=range(len(workers)), gpu=[w[1] for w in workers],
-            node=[w[1] for w in workers], gpu_share=[w[2] for w in workers],
+            job=[w[0] for w in workers],
+            index=range(len(workers)),
+            gpu=[w[1] for w in workers],
+            node=[w[1] for w in workers],
+            gpu_share=[w[2] for w in workers],
         ),
-    )  # fmt: skip
+    )
     allocation = Allocation(
         np.array([row for row, _ in entries], dtype=np.int64),
         np.cumsum([0, *(len(got) for _, got in entries)]).astype(np.int64),
@@ -263,9 +282,10 @@ def test_offsets_must_fit():
     for offset in ([0], [1, 1], [0, 2], [0, 0], [0, 1, 1]):
         allocation = Allocation(np.array([0]), np.array(offset, dtype=np.int64), np.array([0]), np.ones(1))
         observation = Observation.of(
-            nodes=Nodes.of(gpus=[1], first_gpu=[0]), gpus=Gpus.of(node=[0]),
+            nodes=Nodes.of(gpus=[1], first_gpu=[0]),
+            gpus=Gpus.of(node=[0]),
             jobs=Jobs.of(id=[0], gpus_requested=[1], rigid=[True]),
-        )  # fmt: skip
+        )
         assert "offsets" in check(Plan(allocation=allocation), observation)
 
 

@@ -75,10 +75,24 @@ def by_kernel(kinds: Kinds) -> Rule:
 
     def rule(r: Room, gpus: int, share: float, cores: float, out: Ints) -> int:
         up, memory = np.ones(len(r.size), dtype=np.bool_), np.full(len(r.room), np.inf)
-        return int(place(
-            r.first_gpu, r.size, up, memory, r.room.copy(), r.cores, r.most[0] / r.most[1], gpus, share, 0.0, cores,
-            *kinds, out, tried,
-        ))  # fmt: skip
+        return int(
+            place(
+                r.first_gpu,
+                r.size,
+                up,
+                memory,
+                r.room.copy(),
+                r.cores,
+                r.most[0] / r.most[1],
+                gpus,
+                share,
+                0.0,
+                cores,
+                *kinds,
+                out,
+                tried,
+            )
+        )
 
     return rule
 
@@ -120,9 +134,7 @@ def _take(r: Room, node: int, gpus: int, share: float, out: Ints) -> int:
 def unallocated(gpus: Ints, cores: Floats, tasks: Tasks, rule: Rule) -> float:
     """Share of the GPUs that is left when all tasks have arrived."""
     r, out = Room.of(gpus, cores), np.empty(16, dtype=np.int64)
-    for count, share, asks in zip(
-        tasks.gpus.tolist(), tasks.share.tolist(), tasks.cores.tolist(), strict=True
-    ):
+    for count, share, asks in zip(tasks.gpus.tolist(), tasks.share.tolist(), tasks.cores.tolist(), strict=True):
         node = rule(r, count, share, asks, out)
         if node >= 0:
             r.cores[node] -= asks
@@ -132,8 +144,12 @@ def unallocated(gpus: Ints, cores: Floats, tasks: Tasks, rule: Rule) -> float:
 
 def rules(tasks: Tasks, seed: int) -> dict[str, Rule]:
     """All that are compared."""
-    return {"random": at_random(seed), "dot-product": dot_product, "best-fit": by_kernel(NO_KINDS),
-            "fgd": by_kernel(tasks.kinds)}  # fmt: skip
+    return {
+        "random": at_random(seed),
+        "dot-product": dot_product,
+        "best-fit": by_kernel(NO_KINDS),
+        "fgd": by_kernel(tasks.kinds),
+    }
 
 
 def openb(data: Path) -> tuple[Ints, Floats, Tasks]:
@@ -159,8 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         texts = [f"{name} {100 * share:.2f} %" for name, share in left.items()]
         fewer = 1.0 - left["fgd"] / left["dot-product"]
         print(
-            f"seed {seed}: left of {gpus.sum():,} GPUs: {', '.join(texts)}; fgd {100 * fewer:.1f} % fewer",
-            flush=True,
+            f"seed {seed}: left of {gpus.sum():,} GPUs: {', '.join(texts)}; fgd {100 * fewer:.1f} % fewer", flush=True
         )
 
 

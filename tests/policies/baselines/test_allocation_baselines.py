@@ -161,9 +161,15 @@ def test_placement_is_one_rule_for_all(name, placement):
     nodes = Nodes.of(gpus=[2, 2, 2], first_gpu=[0, 2, 4], gpus_free=[1, 1, 2])
     gpus = Gpus.of(node=[0, 0, 1, 1, 2, 2], share_free=free, job=np.where(free == 1, -1, 0))
     jobs = Jobs.of(
-        id=[0, 1], arrival_s=[0.0, 1.0], state=[JobState.RUNNING, JobState.WAITING], rigid=[True, True],
-        gpus_requested=[2, 3], duration_s=[9.0, 9.0], service_s=[5.0, 9.0], attained_gpu_s=[0.0, 0.0],
-    )  # fmt: skip
+        id=[0, 1],
+        arrival_s=[0.0, 1.0],
+        state=[JobState.RUNNING, JobState.WAITING],
+        rigid=[True, True],
+        gpus_requested=[2, 3],
+        duration_s=[9.0, 9.0],
+        service_s=[5.0, 9.0],
+        attained_gpu_s=[0.0, 0.0],
+    )
     observation = Observation.of(2.0, nodes=nodes, gpus=gpus, jobs=jobs)
     plan, _ = make_stage(name, {"placement": placement}).refine(observation, UNCHANGED, {})
     expected = {"counted": [0, 2, 4], "packed": [0, 4, 5], "any": [0, 4, 5]}[placement]
@@ -196,13 +202,18 @@ def pool(running, waiting, gpus, ids=None, running_service_s=None, **columns):
         nodes=Nodes.of(gpus=[gpus], first_gpu=[0], gpus_free=[gpus - len(held)]),
         gpus=Gpus.of(node=np.zeros(gpus), job=holder, share_free=np.where(holder < 0, 1.0, 0.0)),
         jobs=Jobs.of(
-            id=range(len(jobs)) if ids is None else ids, arrival_s=np.arange(len(jobs)) * 1.0,
+            id=range(len(jobs)) if ids is None else ids,
+            arrival_s=np.arange(len(jobs)) * 1.0,
             state=[JobState.RUNNING] * len(running) + [JobState.WAITING] * len(waiting),
-            rigid=[True] * len(jobs), gpus_requested=[g for g, _ in jobs], duration_s=[s for _, s in jobs],
-            service_s=service, attained_gpu_s=[0.0] * len(jobs),
-            gpus_held=[g for g, _ in running] + [0] * len(waiting), **columns,
+            rigid=[True] * len(jobs),
+            gpus_requested=[g for g, _ in jobs],
+            duration_s=[s for _, s in jobs],
+            service_s=service,
+            attained_gpu_s=[0.0] * len(jobs),
+            gpus_held=[g for g, _ in running] + [0] * len(waiting),
+            **columns,
         ),
-    )  # fmt: skip
+    )
 
 
 def started(plan):
@@ -253,35 +264,49 @@ def expected(name, o, thresholds=(), promote=0.0):
 
 
 WORKLOADS = st.lists(
-    st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 40)),
-    min_size=1,
-    max_size=30,
+    st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 40)), min_size=1, max_size=30
 )
 CRASHES = st.lists(st.tuples(st.integers(0, 150), st.integers(0, 29)), max_size=6)
 
 
 # Two jobs are promoted at 93 s, which one sum of the times that they waited puts a rounding later.
 LATE_BY_ROUNDING = [
-    (0, 1, 8), (0, 1, 21), (0, 1, 22), (0, 3, 7), (0, 5, 1), (7, 1, 16), (15, 1, 18), (15, 1, 20), (16, 1, 20),
-    (22, 1, 20), (28, 2, 12), (28, 3, 1), (31, 2, 11), (36, 1, 14), (42, 1, 12), (44, 1, 12), (44, 3, 8),
-    (45, 1, 12), (49, 1, 10), (51, 1, 12), (51, 1, 14), (52, 1, 12), (52, 1, 12),
-]  # fmt: skip
+    (0, 1, 8),
+    (0, 1, 21),
+    (0, 1, 22),
+    (0, 3, 7),
+    (0, 5, 1),
+    (7, 1, 16),
+    (15, 1, 18),
+    (15, 1, 20),
+    (16, 1, 20),
+    (22, 1, 20),
+    (28, 2, 12),
+    (28, 3, 1),
+    (31, 2, 11),
+    (36, 1, 14),
+    (42, 1, 12),
+    (44, 1, 12),
+    (44, 3, 8),
+    (45, 1, 12),
+    (49, 1, 10),
+    (51, 1, 12),
+    (51, 1, 14),
+    (52, 1, 12),
+    (52, 1, 12),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @example(jobs=LATE_BY_ROUNDING, crashes=[], restart=3.0, short=2)
 @example(jobs=[(0, 3, 1), (0, 3, 2), (1, 1, 2), (1, 2, 1), (2, 1, 2)], crashes=[], restart=0.0, short=2)
 @settings(max_examples=40, deadline=None)
-@given(
-    jobs=WORKLOADS, crashes=CRASHES, restart=st.sampled_from([0.0, 0.0, 3.0]), short=st.sampled_from([2, 512])
-)
+@given(jobs=WORKLOADS, crashes=CRASHES, restart=st.sampled_from([0.0, 0.0, 3.0]), short=st.sampled_from([2, 512]))
 def test_every_decision_is_that_of_a_plain_scheduler(name, jobs, crashes, restart, short, monkeypatch_module):
     monkeypatch_module.setattr(sorted_queue, "SHORT", short)  # with 2 the queue is rebuilt all the time
     jobs = sorted((float(a), g, float(d)) for a, g, d in jobs)
     parameters = {"thresholds_gpu_s": (11.0, 37.0), "promote": 4.0} if name == "las" else {}
-    tiny = TinyWorld(
-        jobs, [5], restart_s=restart, crashes=[(float(t) + 0.5, k) for t, k in crashes if k < len(jobs)]
-    )
+    tiny = TinyWorld(jobs, [5], restart_s=restart, crashes=[(float(t) + 0.5, k) for t, k in crashes if k < len(jobs)])
 
     def same(o, plan: Plan):
         rule = {"thresholds": (11.0, 37.0), "promote": 4.0} if name == "las" else {}
@@ -360,10 +385,17 @@ def training(requested, per=1, fewest=1, most=8):
         nodes=Nodes.of(gpus=[8], first_gpu=[0], gpus_free=[8]),
         gpus=Gpus.of(node=np.zeros(8), memory_bytes=[10.0] * 4 + [20.0] * 4),
         jobs=Jobs.of(
-            id=[0], arrival_s=[0.0], gpus_requested=[requested], gpus_per_worker=[per], workers_min=[fewest],
-            workers_max=[most], duration_s=[9.0], service_s=[9.0], memory_bytes=[15.0],
+            id=[0],
+            arrival_s=[0.0],
+            gpus_requested=[requested],
+            gpus_per_worker=[per],
+            workers_min=[fewest],
+            workers_max=[most],
+            duration_s=[9.0],
+            service_s=[9.0],
+            memory_bytes=[15.0],
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -383,10 +415,15 @@ def test_shares_go_where_they_fit_tightest(name):
         nodes=Nodes.of(gpus=[3], first_gpu=[0], gpus_free=[1]),
         gpus=Gpus.of(node=[0, 0, 0], job=[-1, -2, -2], share_free=[1.0, 0.5, 0.3]),
         jobs=Jobs.of(
-            id=range(4), arrival_s=np.arange(4.0), rigid=[True] * 4, gpus_requested=[1] * 4, duration_s=[9.0] * 4,
-            service_s=[9.0] * 4, gpu_share_requested=[0.3, 0.4, 0.6, 0.5],
+            id=range(4),
+            arrival_s=np.arange(4.0),
+            rigid=[True] * 4,
+            gpus_requested=[1] * 4,
+            duration_s=[9.0] * 4,
+            service_s=[9.0] * 4,
+            gpu_share_requested=[0.3, 0.4, 0.6, 0.5],
         ),
-    )  # fmt: skip
+    )
     plan, _ = make_stage(name).refine(observation, UNCHANGED, {})
     assert check(plan, observation) is None
     got = dict(zip(plan.allocation.job.tolist(), plan.allocation.gpu.tolist(), strict=True))
@@ -398,12 +435,16 @@ def test_srtf_takes_back_the_shares_it_can_see():
         nodes=Nodes.of(gpus=[1], first_gpu=[0], gpus_free=[0]),
         gpus=Gpus.of(node=[0], job=[-2], share_free=[0.0]),
         jobs=Jobs.of(
-            id=range(3), arrival_s=np.arange(3.0), rigid=[False, False, True],
-            state=[JobState.RUNNING, JobState.RUNNING, JobState.WAITING], gpus_requested=[1] * 3,
-            service_s=[50.0, 90.0, 9.0], gpu_share_requested=[0.5] * 3,
+            id=range(3),
+            arrival_s=np.arange(3.0),
+            rigid=[False, False, True],
+            state=[JobState.RUNNING, JobState.RUNNING, JobState.WAITING],
+            gpus_requested=[1] * 3,
+            service_s=[50.0, 90.0, 9.0],
+            gpu_share_requested=[0.5] * 3,
         ),
         workers=Workers.of(job=[0, 1], index=[0, 0], gpu=[0, 0], node=[0, 0], gpu_share=[0.5, 0.5]),
-    )  # fmt: skip
+    )
     plan, _ = make_stage("srtf").refine(observation, UNCHANGED, {})
     assert check(plan, observation) is None
     assert (stopped(plan), started(plan)) == ([1], [2])

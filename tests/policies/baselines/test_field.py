@@ -17,20 +17,29 @@ def kinds(speeds, gpus=(1, 1), wanted=None, **columns):
     node = np.repeat(np.arange(models), gpus)
     wanted = np.ones(n, dtype=int) if wanted is None else np.array(wanted)
     jobs = {
-        "id": np.arange(n), "arrival_s": np.zeros(n), "state": np.full(n, JobState.WAITING), "rigid": np.ones(n),
-        "gpus_requested": wanted, "workers_min": wanted, "workers_max": wanted, "duration_s": np.full(n, 3600.0),
-        "service_s": np.full(n, 3600.0), "one_gpu_model": np.ones(n),
-    }  # fmt: skip
+        "id": np.arange(n),
+        "arrival_s": np.zeros(n),
+        "state": np.full(n, JobState.WAITING),
+        "rigid": np.ones(n),
+        "gpus_requested": wanted,
+        "workers_min": wanted,
+        "workers_max": wanted,
+        "duration_s": np.full(n, 3600.0),
+        "service_s": np.full(n, 3600.0),
+        "one_gpu_model": np.ones(n),
+    }
     job = np.repeat(np.arange(n), models)
     return Observation.of(
-        0.0, 10.0, jobs=Jobs.of(**jobs | columns),
+        0.0,
+        10.0,
+        jobs=Jobs.of(**jobs | columns),
         nodes=Nodes.of(gpus=gpus, first_gpu=np.cumsum((0, *gpus))[:-1], gpus_free=gpus, up=np.ones(models)),
         gpus=Gpus.of(node=node, model=node, job=np.full(len(node), -1), memory_bytes=np.full(len(node), 1e9)),
         speeds=Speeds.of(
             job=job, gpu_model=np.tile(np.arange(models), n), gpus=wanted[job], samples_per_s=np.ravel(speeds)
         ),
         gpu_models=tuple(f"m{k}" for k in range(models)),
-    )  # fmt: skip
+    )
 
 
 def placed(plan, observation):
@@ -118,10 +127,8 @@ def test_gavel_solves_anew_when_what_its_programme_reads_changes(changed):
     stage, observation = make_stage("gavel"), kinds([[1.0]] * 2, gpus=(1,))
     _, memory = stage.refine(observation, UNCHANGED, {})
     assert memory["share"][:, 0] == pytest.approx([0.5, 0.5], abs=1e-6)
-    if changed == "speed":
-        later = kinds([[0.5], [1.0]], gpus=(1,))  # both are told relative to an equal part of the cluster
-    else:
-        later = change(observation, "jobs", **{changed: [3, 1]})
+    anew = kinds([[0.5], [1.0]], gpus=(1,)) if changed == "speed" else None  # relative to an equal part of the cluster
+    later = anew or change(observation, "jobs", **{changed: [3, 1]})
     later.time_s = 360.0
     _, memory = stage.refine(later, UNCHANGED, memory)
     assert memory["solved"] == 2
@@ -152,18 +159,16 @@ def elastic(batch_max=0, phi=1000.0):
     """A waiting job of 1 to 4 workers: a step takes 0.1 s + 0.01 s a sample of each; batch 32."""
     observation = kinds([[1.0]], gpus=(4,), rigid=[False], workers_max=[4], global_batch=[32])
     observation = change(
-        observation,
-        "jobs",
-        batch_reference=[32],
-        batch_max=[batch_max],
-        noise_scale=[phi],
-        one_gpu_model=[False],
+        observation, "jobs", batch_reference=[32], batch_max=[batch_max], noise_scale=[phi], one_gpu_model=[False]
     )
     sizes = np.arange(1, 5)
     observation.speeds = Speeds.of(
-        job=np.zeros(4), gpu_model=np.zeros(4), gpus=sizes, samples_per_s=32 / (0.1 + 0.01 * np.ceil(32 / sizes)),
+        job=np.zeros(4),
+        gpu_model=np.zeros(4),
+        gpus=sizes,
+        samples_per_s=32 / (0.1 + 0.01 * np.ceil(32 / sizes)),
         exchange_s=np.zeros(4),
-    )  # fmt: skip
+    )
     return observation
 
 
@@ -268,9 +273,7 @@ def test_shockwave_sells_rounds_by_budget():
     market(np.zeros(2), np.full(2, 9.0), np.ones(2, dtype=np.int64), np.array([0.5, 0.5]), 0.0, 4, 1, rounds)
     assert rounds.tolist() == [2, 2]
     rounds[:] = 0
-    market(
-        np.zeros(2), np.full(2, 9.0), np.ones(2, dtype=np.int64), np.array([8 / 9, 1 / 9]), 0.0, 4, 1, rounds
-    )
+    market(np.zeros(2), np.full(2, 9.0), np.ones(2, dtype=np.int64), np.array([8 / 9, 1 / 9]), 0.0, 4, 1, rounds)
     assert rounds.tolist() == [4, 0]
     rounds[:] = 0
     market(np.zeros(2), np.array([3.0, 9.0]), np.ones(2, dtype=np.int64), np.full(2, 0.5), 10.0, 4, 1, rounds)
@@ -292,10 +295,13 @@ def test_shockwave_is_exact_for_equal_gangs():
 @pytest.mark.parametrize(
     ("name", "near_s", "progress", "expected"),
     [
-        ("hierarchical-local-sgd", 0.1, 0.5, (2, 8)), ("hierarchical-local-sgd", np.nan, 0.5, (2, 1)),
-        ("diloco", 0.1, 0.5, (1, 500)), ("diloco", np.nan, 0.5, (500, 1)), ("diloco", 0.1, 0.2, (1, 1)),
+        ("hierarchical-local-sgd", 0.1, 0.5, (2, 8)),
+        ("hierarchical-local-sgd", np.nan, 0.5, (2, 1)),
+        ("diloco", 0.1, 0.5, (1, 500)),
+        ("diloco", np.nan, 0.5, (500, 1)),
+        ("diloco", 0.1, 0.2, (1, 1)),
     ],
-)  # fmt: skip
+)
 def test_intervals_of_two_levels(name, near_s, progress, expected):
     observation = one_job([1.0] * 4, job={"near_exchange_s": near_s, "progress": progress})
     plan, _ = make_stage(name).refine(observation, UNCHANGED, {})
@@ -320,9 +326,7 @@ def test_jobs_that_are_alike_are_worked_out_once_and_others_apart():
     alike, fits = elastic(1024), np.ones((1, 1), dtype=np.bool_)
     ways = goodput.Ways(alike, np.array([0, 0]), np.ones((2, 1)), np.array([4]), fits.repeat(2, axis=0))
     assert ways.of(0)[1] is ways.of(1)[1]
-    other = goodput.Ways(
-        alike, np.array([0, 0]), np.array([[1.0], [2.0]]), np.array([4]), fits.repeat(2, axis=0)
-    )
+    other = goodput.Ways(alike, np.array([0, 0]), np.array([[1.0], [2.0]]), np.array([4]), fits.repeat(2, axis=0))
     assert other.of(0)[0] != other.of(1)[0]
     fewer = goodput.Ways(elastic(512), np.array([0]), np.ones((1, 1)), np.array([4]), fits)
     assert fewer.of(0)[0] != ways.of(0)[0]

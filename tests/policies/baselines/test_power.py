@@ -25,11 +25,7 @@ IDLE_W, MAX_W = 50.0, 300.0
 def seen(cap_w, rate, drawn_w):
     """Two nodes with a worker each, measured under a cap: samples/s, and W of each GPU."""
     o = change(
-        one_job([1.0, 1.0]),
-        "nodes",
-        power_idle_w=[IDLE_W] * 2,
-        power_max_w=[MAX_W] * 2,
-        power_cap_w=[cap_w] * 2,
+        one_job([1.0, 1.0]), "nodes", power_idle_w=[IDLE_W] * 2, power_max_w=[MAX_W] * 2, power_cap_w=[cap_w] * 2
     )
     o = change(o, "gpus", power_w=[drawn_w] * 2)
     return change(o, "jobs", throughput_samples_per_s=[rate], started_s=[5.0])
@@ -104,20 +100,20 @@ class Cap(Stage):
 
 def case(**energy):
     return {
-        "schema_version": 1, "name": "capped",
+        "schema_version": 1,
+        "name": "capped",
         "cluster": {"nodes": [{"count": 2, "gpus": 2, "accelerator": "v100_sxm2_32gb", "host_power": 10.0}]},
         "workload": {
             "models": {"m": {"sample_time": 0.01}},
             "jobs": [{"gpus": 4, "model": "m", "steps": 1000, "global_batch": 4}, {"gpus": 4, "duration": 100.0}],
         },
-        "energy": {"policy_caps": True, "pue": 1.0, **energy}, "decide": {"every": 1.0},
-    }  # fmt: skip
+        "energy": {"policy_caps": True, "pue": 1.0, **energy},
+        "decide": {"every": 1.0},
+    }
 
 
 def run(spec, *stages, **options):
-    return simulate(
-        from_mapping(spec), policy=Policy("mine", (*stages, *make_policy("fifo").stages)), **options
-    )
+    return simulate(from_mapping(spec), policy=Policy("mine", (*stages, *make_policy("fifo").stages)), **options)
 
 
 def test_a_cap_slows_by_the_cube_root_and_saves_the_rest():
@@ -136,9 +132,7 @@ def test_a_cap_slows_by_the_cube_root_and_saves_the_rest():
 
 @pytest.mark.parametrize("stage", [Cap(120.0), Cap(200.0, 3.5), make_stage("zeus")])
 def test_both_ways_of_advancing_time_agree(stage):
-    spec = case() | {
-        "noise": {"step_cov": 0.1}, "faults": {"crash": {"mtbf": "200 s", "repair": "3 s"}}, "seed": 2,
-    }  # fmt: skip
+    spec = case() | {"noise": {"step_cov": 0.1}, "faults": {"crash": {"mtbf": "200 s", "repair": "3 s"}}, "seed": 2}
     fast, plain = (run(spec, stage, event_by_event=slow) for slow in (False, True))
     assert_equal(fast, plain)
     assert_conserved(fast)
@@ -154,12 +148,13 @@ def test_a_plan_goes_no_higher_than_the_site_and_nowhere_without_leave():
 
 
 def test_caps_are_on_the_timeline():
-    made = api.run(
-        case(), policy=Policy("mine", (Cap(150.0, 2.0), *make_policy("fifo").stages)), timeline=True
-    )
+    made = api.run(case(), policy=Policy("mine", (Cap(150.0, 2.0), *make_policy("fifo").stages)), timeline=True)
     events = made.timeline["events"]
-    caps = [(t, v) for t, kind, v in zip(events["time_s"], events["kind"], events["value"], strict=True)
-            if kind == "power_cap"]  # fmt: skip
+    caps = [
+        (t, v)
+        for t, kind, v in zip(events["time_s"], events["kind"], events["value"], strict=True)
+        if kind == "power_cap"
+    ]
     assert [float(v) for _, v in caps] == [150.0, 150.0]
     assert all(2.0 <= t <= 4.0 for t, _ in caps)
 
@@ -179,7 +174,5 @@ def test_the_power_limit_alone_saves_energy():
     """As the scenario expects, hosts and all. Published are savings with batches besides (15.3 to 75.8 %)."""
     plain, made = (api.run("zeus-power", policy=name) for name in ("fifo", "zeus+fifo"))
     assert 0.030 < 1 - made.totals["energy_j"] / plain.totals["energy_j"] < 0.315
-    assert (
-        lower_bound(equipoise.load("scenarios/zeus-power.yaml")).makespan_s <= plain.summary()["makespan_s"]
-    )
+    assert lower_bound(equipoise.load("scenarios/zeus-power.yaml")).makespan_s <= plain.summary()["makespan_s"]
     assert plain.summary()["makespan_s"] < made.summary()["makespan_s"] < 1.2 * plain.summary()["makespan_s"]

@@ -31,10 +31,16 @@ def cluster(rooms, asks):
             node=node, job=np.where(room >= 1.0, -1, -2), share_free=room, memory_bytes=np.full(len(node), 1e9)
         ),
         jobs=Jobs.of(
-            id=np.arange(n), arrival_s=np.arange(n), state=np.full(n, JobState.WAITING), rigid=np.ones(n),
-            gpus_requested=gpus, workers_min=gpus, workers_max=gpus, gpu_share_requested=share,
+            id=np.arange(n),
+            arrival_s=np.arange(n),
+            state=np.full(n, JobState.WAITING),
+            rigid=np.ones(n),
+            gpus_requested=gpus,
+            workers_min=gpus,
+            workers_max=gpus,
+            gpu_share_requested=share,
         ),
-    )  # fmt: skip
+    )
 
 
 def placed(name, observation):
@@ -50,9 +56,7 @@ def test_fragmentation_by_hand():
     room = np.array([1.0, 0.6, 0.2])
 
     def of(gpus, share, cores=0.0):
-        return fragmentation(
-            0, 3, room, 8.0, np.array([gpus]), np.array([share]), np.array([cores]), np.ones(1)
-        )
+        return fragmentation(0, 3, room, 8.0, np.array([gpus]), np.array([share]), np.array([cores]), np.ones(1))
 
     assert of(1, 0.5) == pytest.approx(0.2)
     assert of(1, 1.0) == pytest.approx(0.8)
@@ -112,9 +116,7 @@ def test_inflated_tasks_ask_for_more_than_there_is_and_get_no_more():
     rng = np.random.default_rng(5)
     gpus, cores = np.repeat([8, 2], [6, 5]), np.repeat([96.0, 64.0], [6, 5])
     count = rng.choice([0, 1, 2], size=40)
-    tasks = Tasks(
-        count, np.where(count == 1, rng.choice([0.25, 0.5, 1.0], size=40), 1.0), rng.uniform(1, 30, 40)
-    )
+    tasks = Tasks(count, np.where(count == 1, rng.choice([0.25, 0.5, 1.0], size=40), 1.0), rng.uniform(1, 30, 40))
     drawn = tasks.drawn(float(gpus.sum()), 1)
     assert 1.3 * gpus.sum() <= (drawn.gpus * drawn.share).sum() < 1.3 * gpus.sum() + 2
     for rule in rules(drawn, 1).values():
@@ -155,19 +157,30 @@ def trainers(busy, shares=(1.0, 1.0), waiting=2):
     n = 2 + waiting
     batch = np.array([64, 32, 64, 32])[:n]
     return Observation.of(
-        100.0, 10.0,
+        100.0,
+        10.0,
         nodes=Nodes.of(gpus=[2], first_gpu=[0], gpus_free=[0], up=[True]),
         gpus=Gpus.of(
-            node=[0, 0], job=[0 if shares[0] == 1 else -2, 1 if shares[1] == 1 else -2],
-            share_free=1.0 - np.array(shares), sm_active_ratio=busy, memory_bytes=[1e9, 1e9],
+            node=[0, 0],
+            job=[0 if shares[0] == 1 else -2, 1 if shares[1] == 1 else -2],
+            share_free=1.0 - np.array(shares),
+            sm_active_ratio=busy,
+            memory_bytes=[1e9, 1e9],
         ),
         jobs=Jobs.of(
-            id=np.arange(n), state=[1, 1] + [0] * waiting, global_batch=batch, batch_reference=batch,
-            gpus_requested=np.ones(n), workers_min=np.ones(n), workers_max=np.ones(n), service_s=np.full(n, 60.0),
-            gpus_held=[1, 1] + [0] * waiting, work_s=np.full(n, 0.1),
+            id=np.arange(n),
+            state=[1, 1] + [0] * waiting,
+            global_batch=batch,
+            batch_reference=batch,
+            gpus_requested=np.ones(n),
+            workers_min=np.ones(n),
+            workers_max=np.ones(n),
+            service_s=np.full(n, 60.0),
+            gpus_held=[1, 1] + [0] * waiting,
+            work_s=np.full(n, 0.1),
         ),
         workers=Workers.of(job=[0, 1], index=[0, 0], gpu=[0, 1], node=[0, 0], gpu_share=shares),
-    )  # fmt: skip
+    )
 
 
 def test_lucid_packs_by_utilisation_and_gives_back():

@@ -82,11 +82,7 @@ def test_a_kernel_may_call_itself(tmp_path: Path) -> None:
     code = "from recursive import *\nprint(doubled(5), factorial(4))"
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        check=True,
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
     )
     assert done.stdout == "240 24\n"
 
@@ -129,8 +125,11 @@ def test_a_named_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "equipoise.cli", "run", "quickstart"],
         env={**os.environ, "EQUIPOISE_KERNEL_CACHE": str(tmp_path / "file")},
-        capture_output=True, text=True, cwd=tmp_path, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
     assert done.returncode == 1
     assert "EQUIPOISE_KERNEL_CACHE" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -150,11 +149,15 @@ def test_of_two_processes_one_compiles_a_kernel_and_the_other_loads_it(tmp_path:
     environment = {**os.environ, "EQUIPOISE_KERNEL_CACHE": str(tmp_path)}
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", COMPILES], env=environment, cwd=ROOT,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", COMPILES],
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     assert [process.stdout.readline() for process in both if process.stdout] == ["ready\n"] * 2
     for process in both:
         assert process.stdin

@@ -53,10 +53,7 @@ class Drawn:
         for a in range(self.nodes):
             for b in range(self.nodes):
                 if a != b and self.rng.random() < 0.5:
-                    pairs[a, b] = (
-                        float(self.rng.choice([NAN, 1e6, 5e7])),
-                        float(self.rng.choice([0, 0.1, NAN])),
-                    )
+                    pairs[a, b] = (float(self.rng.choice([NAN, 1e6, 5e7])), float(self.rng.choice([0, 0.1, NAN])))
         key = np.array([a * self.nodes + b for a, b in sorted(pairs)], dtype=np.int64)
         rates = np.array([pairs[p][0] for p in sorted(pairs)], dtype=float)
         delays = np.array([pairs[p][1] for p in sorted(pairs)], dtype=float)
@@ -95,20 +92,18 @@ def test_match_sorted(old, new):
 
 @MANY
 @given(
-    st.lists(st.one_of(st.none(), st.floats(0.1, 1e3)), min_size=1, max_size=12), st.floats(0.1, 1), SEEDS,
+    st.lists(st.one_of(st.none(), st.floats(0.1, 1e3)), min_size=1, max_size=12),
+    st.floats(0.1, 1),
+    SEEDS,
     st.sampled_from([0.5, 0.0]),
-)  # fmt: skip
+)
 def test_holt(series, alpha, seed, least):
     beta = float(np.random.default_rng(seed).uniform(0, 1))
     level, trend, windows = np.array([NAN]), np.zeros(1), np.zeros(1, dtype=np.int64)
     for value in series:
-        forecast = kernels.holt(
-            level, trend, windows, np.array([NAN if value is None else value]), alpha, beta, least
-        )
+        forecast = kernels.holt(level, trend, windows, np.array([NAN if value is None else value]), alpha, beta, least)
     expected = naive.holt(series, alpha, beta, least)
-    assert forecast[0] == pytest.approx(
-        NAN if expected is None else expected, rel=1e-9, abs=1e-9, nan_ok=True
-    )
+    assert forecast[0] == pytest.approx(NAN if expected is None else expected, rel=1e-9, abs=1e-9, nan_ok=True)
     assert windows[0] == sum(value is not None for value in series)
 
 
@@ -200,16 +195,30 @@ def test_pick_shards(seed):
     samples, size = d.floats(0, 40, count, grid=10), d.floats(0, 4e6, count, grid=1e6)
     capacity, owned, room = d.floats(0.5, 4), d.floats(0, 200), d.floats(0, 1e7, d.nodes)
     sent, received = d.floats(0, 2e7, d.nodes, grid=1e6), d.floats(0, 2e7, d.nodes, grid=1e6)
-    flow = [
-        (int(d.rng.integers(d.n)), int(d.rng.integers(d.n)), float(d.rng.uniform(0, 80))) for _ in range(4)
-    ]
+    flow = [(int(d.rng.integers(d.n)), int(d.rng.integers(d.n)), float(d.rng.uniform(0, 80))) for _ in range(4)]
     flow = [(i, j, part) for i, j, part in flow if i != j]
     donors, receivers = (np.array([f[c] for f in flow], dtype=np.int64) for c in (0, 1))
     first = np.searchsorted(owner, np.arange(d.n + 1))
-    picked, owners, refused = kernels.pick_shards(*as_used(
-        "wwwwwwRRRwwwww.", donors, receivers, np.array([f[2] for f in flow]), first, rows, samples, size, stored,
-        d.node, capacity, owned.copy(), room.copy(), sent.copy(), received.copy(), links,
-    ))  # fmt: skip
+    picked, owners, refused = kernels.pick_shards(
+        *as_used(
+            "wwwwwwRRRwwwww.",
+            donors,
+            receivers,
+            np.array([f[2] for f in flow]),
+            first,
+            rows,
+            samples,
+            size,
+            stored,
+            d.node,
+            capacity,
+            owned.copy(),
+            room.copy(),
+            sent.copy(),
+            received.copy(),
+            links,
+        )
+    )
     queue = {i: rows[first[i] : first[i + 1]].tolist() for i in range(d.n)}
     expected = naive.pick_shards(
         flow, queue, samples, size, stored, d.node, capacity, owned, room, sent, received, plain
@@ -267,13 +276,29 @@ def test_distribute_late(seed):
     computing = capacity * d.floats(1, 3)
     begin, end = d.first[job], d.first[job + 1]
     before = d.floats(0, 5e6, count * d.n).reshape(count, d.n)
-    chosen = fetching.distribute_late(*as_used(
-        "wwwwwwwwwwRwwww.", np.arange(count), size, samples, source, needed, late, owner, begin, end, before,
-        d.node, capacity, computing, owned, room.copy(), links,
-    ))  # fmt: skip
+    chosen = fetching.distribute_late(
+        *as_used(
+            "wwwwwwwwwwRwwww.",
+            np.arange(count),
+            size,
+            samples,
+            source,
+            needed,
+            late,
+            owner,
+            begin,
+            end,
+            before,
+            d.node,
+            capacity,
+            computing,
+            owned,
+            room.copy(),
+            links,
+        )
+    )
     rows = [
-        (size[k], samples[k], source[k], needed[k], late[k], owner[k], range(begin[k], end[k]))
-        for k in range(count)
+        (size[k], samples[k], source[k], needed[k], late[k], owner[k], range(begin[k], end[k])) for k in range(count)
     ]
     expected = naive.distribute_late(rows, before, d.node, capacity, computing, owned, room, plain)
     assert chosen.tolist() == expected
@@ -303,14 +328,10 @@ def test_resource_shares(seed):
 @given(SEEDS)
 def test_resource_shares_make_steps_equally_long(seed):
     d, samples, fixed, response, _ = deals(seed)
-    share = kernels_deal.resource_shares(
-        *as_used("wwRwR..", d.first, 1 / response, response, fixed, samples, 0.5, 0.5)
-    )
+    share = kernels_deal.resource_shares(*as_used("wwRwR..", d.first, 1 / response, response, fixed, samples, 0.5, 0.5))
     for rows in naive.segments(d.first):
         batch = samples[rows.start : rows.stop].sum()
-        busy = [
-            fixed[i] + share[i] * batch * naive.sample_time(response[i], fixed[i], samples[i]) for i in rows
-        ]
+        busy = [fixed[i] + share[i] * batch * naive.sample_time(response[i], fixed[i], samples[i]) for i in rows]
         assert sum(share[i] for i in rows) == pytest.approx(1)
         if batch * min(response) > 20 * max(fixed):  # else the shares may still be on their way
             assert max(busy) == pytest.approx(min(busy), rel=1e-3)
@@ -376,9 +397,7 @@ def test_deals(seed):
     limits = (samples, most, batch, micro)
     for dealt, done, expected in (
         (
-            *kernels_deal.deal_by_share(
-                *as_used("wwwRwRRww", d.first, wanted, share, response, fixed, *limits)
-            ),
+            *kernels_deal.deal_by_share(*as_used("wwwRwRRww", d.first, wanted, share, response, fixed, *limits)),
             naive.deal(d.first, wanted, share, response, fixed, *limits),
         ),
         (
@@ -408,9 +427,7 @@ def test_synchronisation_kernels(seed):
         naive.busiest_node(d.first, d.node, busy)
     )
     step = d.floats(0.1, 2, grid=0.1)
-    assert kernels_sync.slowest_other(*as_used("wR", d.first, step)) == close(
-        naive.slowest_other(d.first, step)
-    )
+    assert kernels_sync.slowest_other(*as_used("wR", d.first, step)) == close(naive.slowest_other(d.first, step))
     h, current = d.floats(1, 30, d.jobs), d.ints(1, 30, d.jobs)
     exchange, work = d.floats(0, 5, d.jobs, unknown=0.1), d.floats(0.1, 2, unknown=0.05)
     counts, alpha, beta = d.rng.random(len(work)) < 0.9, d.floats(0.5, 2, d.jobs), d.floats(5, 20, d.jobs)
@@ -452,11 +469,7 @@ def test_period_without_noise_is_the_closed_form(gamma):
 def test_best_interval_is_the_best(seed):
     d = Drawn(seed)
     step, std = d.floats(0.5, 1.5), d.floats(0, 0.3)
-    exchange, gamma, drift = (
-        d.floats(0, 3, d.jobs),
-        d.floats(1, 3, d.jobs),
-        d.floats(0, 0.05, d.jobs, unknown=0.2),
-    )
+    exchange, gamma, drift = (d.floats(0, 3, d.jobs), d.floats(1, 3, d.jobs), d.floats(0, 0.05, d.jobs, unknown=0.2))
     current = d.ints(1, 20, d.jobs)
     best, gain = kernels_sync.best_interval(d.first, step, std, exchange, gamma, drift, current, 24)
     for k, rows in enumerate(naive.segments(d.first)):
@@ -547,9 +560,7 @@ def test_fair_shares_are_the_fairest(seed):
     assert shares.sum() <= 1 + 1e-9
     got = naive.worst_slowdown(shares, held, step, others, kappa)
     grid = np.linspace(0.01, 0.99, 50)
-    splits = ([f, 1 - f] for f in grid) if n == 2 else (
-        [f, g, 1 - f - g] for f in grid for g in grid if f + g < 0.995
-    )  # fmt: skip
+    splits = ([f, 1 - f] for f in grid) if n == 2 else ([f, g, 1 - f - g] for f in grid for g in grid if f + g < 0.995)
     best = min(naive.worst_slowdown(split, held, step, others, kappa) for split in splits)
     assert got <= best * (1 + 1e-6)
 

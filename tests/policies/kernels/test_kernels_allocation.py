@@ -36,8 +36,10 @@ def test_state_of_nodes(seed):
     mean = np.empty(nodes)
     kernels.mean_by(*as_used("RRww", index, value, mean, np.empty(nodes, dtype=np.int64)))
     assert mean == pytest.approx([naive.mean(value[index == k]) for k in range(nodes)], nan_ok=True)
-    rows = [(int(j), int(rng.integers(0, 3)), int(rng.integers(1, 3)), float(rng.integers(0, 5)))
-            for j in np.sort(rng.integers(0, 3, n))]  # fmt: skip
+    rows = [
+        (int(j), int(rng.integers(0, 3)), int(rng.integers(1, 3)), float(rng.integers(0, 5)))
+        for j in np.sort(rng.integers(0, 3, n))
+    ]
     speed, count = np.zeros(3), np.zeros(3, dtype=np.int64)
     columns = [np.array([row[k] for row in rows], dtype=np.int64) for k in range(3)]
     columns.append(np.array([row[3] for row in rows], dtype=float))
@@ -48,9 +50,7 @@ def test_state_of_nodes(seed):
     seconds = np.where(rng.random(n) < 0.2, np.nan, rng.integers(1, 5, n) * 1.0)
     own = np.empty(n)
     kernels.worker_speeds(*as_used("RRRwRw", job, node, seconds, model, speed, own))
-    plain = naive.worker_speeds(
-        list(zip(job.tolist(), node.tolist(), seconds.tolist(), strict=True)), model, expected
-    )
+    plain = naive.worker_speeds(list(zip(job.tolist(), node.tolist(), seconds.tolist(), strict=True)), model, expected)
     assert own == pytest.approx(plain, nan_ok=True)
 
 
@@ -74,17 +74,26 @@ def test_priorities(seed):
     n = int(rng.integers(1, 7))
     jobs = [
         {
-            "worth": float(rng.choice([0.0, 1.0, 2.0])), "service": float(rng.choice([0.1, 60.0, np.nan])),
-            "waited": float(rng.choice([0.0, 30.0, np.nan])), "queued": float(rng.integers(0, 120)),
-            "waits": bool(rng.random() < 0.6), "duration": float(rng.choice([1.0, 600.0, np.nan])),
+            "worth": float(rng.choice([0.0, 1.0, 2.0])),
+            "service": float(rng.choice([0.1, 60.0, np.nan])),
+            "waited": float(rng.choice([0.0, 30.0, np.nan])),
+            "queued": float(rng.integers(0, 120)),
+            "waits": bool(rng.random() < 0.6),
+            "duration": float(rng.choice([1.0, 600.0, np.nan])),
         }
         for _ in range(n)
-    ]  # fmt: skip
+    ]
     column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
-    (claims,) = as_used("R", (
-        np.where(column("waits"), W, R).astype(np.int8), column("service"), column("duration"),
-        column("queued"), column("waited"),
-    ))  # fmt: skip
+    (claims,) = as_used(
+        "R",
+        (
+            np.where(column("waits"), W, R).astype(np.int8),
+            column("service"),
+            column("duration"),
+            column("queued"),
+            column("waited"),
+        ),
+    )
     a, late_s = np.empty(n), np.empty(n)
     kernels.priorities(np.arange(n), column("worth"), claims, 100.0, 4.0, 500.0, 86400.0, 3600.0, a)
     assert a == pytest.approx([naive.priority(j, 100.0, 4.0, 500.0, 86400.0, 3600.0) for j in jobs])
@@ -99,20 +108,25 @@ def test_worth(seed):
     n, memory = int(rng.integers(1, 7)), rng.choice([80.0, np.nan])
     jobs = [
         {
-            "p": float(rng.choice([1.0, 2.0])), "data": float(rng.choice([0.0, 5.0, 9.0, np.nan])),
-            "flops": float(rng.choice([0.0, 1e15, np.nan])), "need": float(rng.choice([0.0, 20.0])),
+            "p": float(rng.choice([1.0, 2.0])),
+            "data": float(rng.choice([0.0, 5.0, 9.0, np.nan])),
+            "flops": float(rng.choice([0.0, 1e15, np.nan])),
+            "need": float(rng.choice([0.0, 20.0])),
             "fit": bool(rng.random() < 0.8),
         }
         for _ in range(n)
-    ]  # fmt: skip
+    ]
     column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
     o = Observation.of(
         gpus=Gpus.of(node=[0, 0], memory_bytes=[memory, memory]),
         jobs=Jobs.of(
-            id=range(n), priority=column("p"), data_demand_bytes=column("data"),
-            compute_demand_flops=column("flops"), memory_bytes=column("need"),
+            id=range(n),
+            priority=column("p"),
+            data_demand_bytes=column("data"),
+            compute_demand_flops=column("flops"),
+            memory_bytes=column("need"),
         ),
-    )  # fmt: skip
+    )
     known = None if np.isnan(memory) else float(memory)
     plain = [naive.worth(job, jobs, 0.1, known) for job in jobs]
     assert _worth(o, np.arange(n), column("fit"), 0.1) == pytest.approx(plain)
@@ -124,19 +138,29 @@ def test_bars_of_running_jobs(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 7))
     values = {
-        "service": [50.0, 1e4, np.nan], "restart": [0.0, 30.0, np.nan], "started": [0.0, 500.0, 990.0, np.nan],
-        "attained": [0.0, 500.0, 4000.0, 9000.0], "gpus": [1, 4], "share": [0.5, 1.0],
-    }  # fmt: skip
+        "service": [50.0, 1e4, np.nan],
+        "restart": [0.0, 30.0, np.nan],
+        "started": [0.0, 500.0, 990.0, np.nan],
+        "attained": [0.0, 500.0, 4000.0, 9000.0],
+        "gpus": [1, 4],
+        "share": [0.5, 1.0],
+    }
     jobs = [{key: rng.choice(choice).item() for key, choice in values.items()} for _ in range(n)]
     column = lambda key: np.array([job[key] for job in jobs])  # noqa: E731
     o = Observation.of(
-        1000.0, 10.0,
+        1000.0,
+        10.0,
         jobs=Jobs.of(
-            id=range(n), state=np.full(n, R), service_s=column("service"), restart_s=column("restart"),
-            started_s=column("started"), attained_gpu_s=column("attained"), gpus_held=column("gpus"),
+            id=range(n),
+            state=np.full(n, R),
+            service_s=column("service"),
+            restart_s=column("restart"),
+            started_s=column("started"),
+            attained_gpu_s=column("attained"),
+            gpus_held=column("gpus"),
             gpu_share_requested=column("share"),
         ),
-    )  # fmt: skip
+    )
     found = patient_bars(o, np.arange(n), 0.5, 2.0, 300.0, 0.25)
     assert found == pytest.approx([naive.bar(job, 1000.0, 0.5, 2.0, 300.0, 0.25) for job in jobs])
 
@@ -163,19 +187,32 @@ def test_ratios_without_laying_out_the_pairs(seed):
     kernels.demand_by_size(wanted, a_wait, by_size)
     assert by_size == pytest.approx([sum(np.minimum(wanted, f) * a_wait) for f in range(len(by_size))])
     workers = [(k, n, d) for k in range(running) if trains[k] for n, _, d in held[k]]
-    kernels.contention(*as_used(
-        "RRwRRwwRRwww", size, free, by_size, np.repeat(np.arange(nodes), size), np.concatenate(holder), a_run,
-        trains, ints([w[0] for w in workers]), ints([w[1] for w in workers]), np.ones(len(workers)),
-        np.array([w[2] for w in workers]), sums,
-    ))  # fmt: skip
+    kernels.contention(
+        *as_used(
+            "RRwRRwwRRwww",
+            size,
+            free,
+            by_size,
+            np.repeat(np.arange(nodes), size),
+            np.concatenate(holder),
+            a_run,
+            trains,
+            ints([w[0] for w in workers]),
+            ints([w[1] for w in workers]),
+            np.ones(len(workers)),
+            np.array([w[2] for w in workers]),
+            sums,
+        )
+    )
     ratio = np.empty(waiting)
     with np.errstate(divide="ignore"):
         weight = np.where(sums > 0, speed / sums, 0.0)
     kernels.entitlements(*as_used("wwRwww", wanted, a_wait, free, weight, np.empty(len(by_size)), ratio))
     plain = naive.ratios(
-        list(zip(size, free, speed, strict=True)), list(zip(a_run, held, strict=True)),
+        list(zip(size, free, speed, strict=True)),
+        list(zip(a_run, held, strict=True)),
         list(zip(a_wait, wanted, strict=True)),
-    )  # fmt: skip
+    )
     assert ratio == pytest.approx(plain)
 
 
@@ -194,16 +231,32 @@ def test_data_delay(seed):
 
 def drawn_job(rng):
     listed = rng.random() < 0.7
-    table = [(int(rng.integers(0, 2)), int(g), float(rng.choice([0.0, 50.0, 80.0, 130.0])),
-              float(rng.choice([np.nan, 0.0, 0.3, 2.0])))
-             for g in rng.choice([1, 2, 4, 8], rng.integers(1, 5))] if listed else []  # fmt: skip
+    table = (
+        [
+            (
+                int(rng.integers(0, 2)),
+                int(g),
+                float(rng.choice([0.0, 50.0, 80.0, 130.0])),
+                float(rng.choice([np.nan, 0.0, 0.3, 2.0])),
+            )
+            for g in rng.choice([1, 2, 4, 8], rng.integers(1, 5))
+        ]
+        if listed
+        else []
+    )
     return {
-        "table": table, "batch": int(rng.integers(8, 64)), "per": int(rng.integers(1, 3)),
-        "now": int(rng.integers(0, 5)), "model": int(rng.integers(0, 2)), "interval": int(rng.integers(1, 4)),
-        "work": float(rng.choice([np.nan, 0.3, 1.7])), "exchange": float(rng.choice([np.nan, 0.2, 3.0])),
-        "alone": float(rng.choice([np.nan, 0.1])), "gamma": float(rng.choice([1.0, 2.5, 12.0])),
+        "table": table,
+        "batch": int(rng.integers(8, 64)),
+        "per": int(rng.integers(1, 3)),
+        "now": int(rng.integers(0, 5)),
+        "model": int(rng.integers(0, 2)),
+        "interval": int(rng.integers(1, 4)),
+        "work": float(rng.choice([np.nan, 0.3, 1.7])),
+        "exchange": float(rng.choice([np.nan, 0.2, 3.0])),
+        "alone": float(rng.choice([np.nan, 0.1])),
+        "gamma": float(rng.choice([1.0, 2.5, 12.0])),
         "speeds": [float(rng.choice([np.nan, 1.0])), float(rng.choice([np.nan, 0.5]))],
-    }  # fmt: skip
+    }
 
 
 def columns_of(jobs):
@@ -212,15 +265,26 @@ def columns_of(jobs):
     rows = [(k, *row) for k, job in enumerate(jobs) for row in job["table"]]
     column = lambda key, kind: np.array([job[key] for job in jobs], dtype=kind)  # noqa: E731
     jobs_columns = (
-        column("batch", np.int64), np.ones(n, np.int64), column("per", np.int64), np.ones(n, np.int64),
-        np.full(n, 8), column("interval", np.int64), column("work", float), column("exchange", float),
-        column("alone", float), column("gamma", float), np.full(n, 500.0),
-    )  # fmt: skip
+        column("batch", np.int64),
+        np.ones(n, np.int64),
+        column("per", np.int64),
+        np.ones(n, np.int64),
+        np.full(n, 8),
+        column("interval", np.int64),
+        column("work", float),
+        column("exchange", float),
+        column("alone", float),
+        column("gamma", float),
+        np.full(n, 500.0),
+    )
     table = (
-        ints([r[0] for r in rows]), ints([r[1] for r in rows]), ints([r[2] for r in rows]),
-        np.array([r[3] for r in rows], dtype=float), np.array([r[4] for r in rows], dtype=float),
+        ints([r[0] for r in rows]),
+        ints([r[1] for r in rows]),
+        ints([r[2] for r in rows]),
+        np.array([r[3] for r in rows], dtype=float),
+        np.array([r[4] for r in rows], dtype=float),
         np.array(jobs[0]["speeds"]),
-    )  # fmt: skip
+    )
     return as_used("RR", jobs_columns, table)
 
 

@@ -67,11 +67,7 @@ def test_lower_priority_of_its_own_queue_gives_way() -> None:
 
 
 def test_a_newer_job_of_its_own_queue_and_priority_gives_way_where_that_is_said() -> None:
-    jobs = [
-        {**job("first", "q", 2), "duration": 50},
-        job("old", "q", 4, arrival=1),
-        job("new", "q", 2, arrival=2),
-    ]
+    jobs = [{**job("first", "q", 2), "duration": 50}, job("old", "q", 4, arrival=1), job("new", "q", 2, arrival=2)]
     queue = {"name": "q", "gpus": 4}
     found = starts(jobs, {"queues": [queue | {"within": "lower-or-newer-equal-priority"}]})
     assert found["old"] == [50.0, 0.0]
@@ -94,20 +90,13 @@ def test_while_it_borrows_a_queue_stops_lower_priorities_of_others_up_to_the_thr
     jobs.append(job("b", "qb", 6, arrival=10, priority=5))
     queues: dict[str, Any] = {
         "cohorts": [{"name": "all", "gpus": 2}],
-        "queues": [
-            {"name": n, "cohort": "all", "gpus": g, "reclaim": "any"} for n, g in (("qa", 2), ("qb", 4))
-        ],
+        "queues": [{"name": n, "cohort": "all", "gpus": g, "reclaim": "any"} for n, g in (("qa", 2), ("qb", 4))],
     }
     assert starts(jobs, queues)["b"] == [102.0, 0.0]  # larger than its quota: it stops nobody
     queues["queues"][1]["borrow_within"] = "lower-priority"
     found = starts(jobs, queues)
     assert found["b"] == [10.0, 0.0]
-    assert [found[f"a{k}"][1] for k in range(4)] == [
-        0.0,
-        1.0,
-        1.0,
-        1.0,
-    ]  # the last to start, as many as needed
+    assert [found[f"a{k}"][1] for k in range(4)] == [0.0, 1.0, 1.0, 1.0]  # the last to start, as many as needed
     for most, start_s in ((1, 102.0), (2, 10.0)):  # of a higher priority than this nobody is stopped
         queues["queues"][1]["borrow_within_most"] = most
         assert starts(jobs, queues)["b"][0] == start_s
@@ -119,20 +108,14 @@ def test_while_it_borrows_a_queue_stops_lower_priorities_of_others_up_to_the_thr
 def test_partial_admission_takes_as_many_workers_as_fit() -> None:
     """Kueue, "Partial admission": full size first, then stopping others, then as few fewer workers as it can be."""
     model = {"parameters": 1e6, "flop_per_sample": 1e9}
-    elastic = {
-        "name": "e",
-        "model": "m",
-        "gpus": 8,
-        "global_batch": 32,
-        "steps": 50,
-        "queue": "qa",
-        "arrival": 5,
-    }
+    elastic = {"name": "e", "model": "m", "gpus": 8, "global_batch": 32, "steps": 50, "queue": "qa", "arrival": 5}
     text = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "a", "count": 2, "gpus": 4}]},
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": [{"name": "a", "count": 2, "gpus": 4}]},
         "workload": {"models": {"m": model}, "jobs": [job("r", "qb", 3, duration=5000), elastic]},
         "queues": two(),
-    }  # fmt: skip
+    }
 
     def first() -> list[Any]:
         made = run(from_mapping(text), policy=make_policy("kueue"), timeline=True)
@@ -140,9 +123,10 @@ def test_partial_admission_takes_as_many_workers_as_fit() -> None:
         segments = made.timeline["segments"]
         row = made.jobs["name"].tolist().index("e")
         held = [
-            int(g) for j, g in zip(segments["job_id"], segments["gpus"], strict=True)
+            int(g)
+            for j, g in zip(segments["job_id"], segments["gpus"], strict=True)
             if j == made.jobs["job_id"][row] and g
-        ]  # fmt: skip
+        ]
         return [float(made.jobs["start_s"][row]), held[0]]
 
     assert first() == [5000.0, 8]
@@ -170,10 +154,12 @@ def test_a_job_of_a_known_duration_shrinks_too_and_runs_longer_in_proportion() -
 def test_nobody_is_stopped_for_a_gang_that_still_finds_no_place_of_one_model() -> None:
     nodes = [{"name": "a", "gpus": 4}, {"name": "h", "gpus": 4, "accelerator": "h100_sxm"}]
     jobs = [
-        job("stays-a", "q", 2, gpu_types=["a"], priority=9), job("stays-h", "q", 2, gpu_types=["h"], priority=9),
-        job("low", "q", 1, gpu_types=["a"], duration=200), job("gang", "q", 4, arrival=10, priority=5),
+        job("stays-a", "q", 2, gpu_types=["a"], priority=9),
+        job("stays-h", "q", 2, gpu_types=["h"], priority=9),
+        job("low", "q", 1, gpu_types=["a"], duration=200),
+        job("gang", "q", 4, arrival=10, priority=5),
         job("tiny", "q", 1, arrival=12),
-    ]  # fmt: skip
+    ]
     queues = {"queues": [{"name": "q", "gpus": 8, "within": "lower-priority", "order": "strict"}]}
     rows = run(case(jobs, queues, nodes), policy=make_policy("kueue")).jobs
     columns = zip(rows["start_s"], rows["preemptions"], rows["completion_s"], strict=True)
@@ -220,10 +206,15 @@ def test_flavors_are_tried_in_order() -> None:
 
 JOBS = st.lists(
     st.tuples(
-        st.sampled_from(["qa", "qb", "qc"]), st.integers(1, 4), st.integers(5, 60), st.integers(0, 60),
+        st.sampled_from(["qa", "qb", "qc"]),
+        st.integers(1, 4),
+        st.integers(5, 60),
+        st.integers(0, 60),
         st.integers(1, 3),
-    ), min_size=2, max_size=16,
-)  # fmt: skip
+    ),
+    min_size=2,
+    max_size=16,
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -305,11 +296,10 @@ def test_the_performance_test_of_kueue(tmp_path: Path) -> None:
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(1, 5)), min_size=1, max_size=30),
-    st.floats(0.5, 20.0), st.integers(1, 10),
-)  # fmt: skip
-def test_what_is_written_down_goes_through_a_bucket(
-    asked: list[tuple[float, int]], per_s: float, burst: int
-) -> None:
+    st.floats(0.5, 20.0),
+    st.integers(1, 10),
+)
+def test_what_is_written_down_goes_through_a_bucket(asked: list[tuple[float, int]], per_s: float, burst: int) -> None:
     """The plain twin: a bucket that is filled, and who comes when it is empty waits for the next drop."""
     writes, now_s, level, at_s = Writes(per_s, burst), 0.0, float(burst), 0.0
     for gap_s, count in asked:
@@ -329,9 +319,7 @@ def test_the_real_performance_test_of_kueue(tmp_path: Path) -> None:
     out.write_text(import_site([DATA / "kueue" / "baseline-generator.yaml"], out=out), encoding="utf-8")
     made = run(load(out))
     assert len(made.jobs["name"]) == 15000
-    of = {
-        n: np.array([name.startswith(n) for name in made.jobs["name"]]) for n in ("small", "medium", "large")
-    }
+    of = {n: np.array([name.startswith(n) for name in made.jobs["name"]]) for n in ("small", "medium", "large")}
     waits = {name: float(made.jobs["queueing_s"][rows].mean()) for name, rows in of.items()}
     assert 5.0 < waits["large"] < 15.0
     assert 70.0 < waits["medium"] < 85.0

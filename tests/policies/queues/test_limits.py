@@ -11,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.policies.contract import (
-    Allocation,
-    AllocationStage,
-    Decision,
-    Memory,
-    Plan,
-    Policy,
-    Refusal,
-)
+from equipoise.policies.contract import Allocation, AllocationStage, Decision, Memory, Plan, Policy, Refusal
 from equipoise.policies.declared_queues import Queues
 from equipoise.policies.observation import RUNNING, Observation
 from equipoise.policies.quotas.limits import Quota
@@ -35,13 +27,7 @@ POLICIES = ("fifo", "fifo-greedy", "easy", "sjf", "srtf", "las", "s4", "multifac
 def case(jobs: list[dict[str, Any]], queues: dict[str, Any], nodes: Any = None) -> Any:
     cluster = {"nodes": nodes or [{"name": "a", "count": 2, "gpus": 4}]}
     plain = {"restart": {"initialisation": 0, "detection": 0, "checkpoint_write": 0}}
-    text = {
-        "schema_version": 1,
-        "name": "x",
-        "cluster": cluster,
-        "workload": {"jobs": jobs},
-        "queues": queues,
-    }
+    text = {"schema_version": 1, "name": "x", "cluster": cluster, "workload": {"jobs": jobs}, "queues": queues}
     return from_mapping(text | plain)
 
 
@@ -55,11 +41,10 @@ def most_held(scenario: Any, policy: str, kind: str) -> dict[str, int]:
     runs = [
         (s, e, who[j], g)
         for s, e, j, g, state in zip(
-            segments["start_s"], segments["end_s"], segments["job_id"], segments["gpus"], segments["state"],
-            strict=True,
+            segments["start_s"], segments["end_s"], segments["job_id"], segments["gpus"], segments["state"], strict=True
         )
         if state != "queued" and e > s
-    ]  # fmt: skip
+    ]
     for moment in {r[0] for r in runs}:
         for name in set(who.values()):
             now = sum(int(g) for s, e, owner, g in runs if s <= moment < e and owner == name)
@@ -80,10 +65,7 @@ def test_a_user_never_holds_more_than_the_qos_allows(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_partition_and_gpu_types_hold_under_every_policy(policy: str) -> None:
-    nodes = [
-        {"name": "a", "count": 1, "gpus": 4},
-        {"name": "h", "count": 1, "gpus": 4, "accelerator": "h100_sxm"},
-    ]
+    nodes = [{"name": "a", "count": 1, "gpus": 4}, {"name": "h", "count": 1, "gpus": 4, "accelerator": "h100_sxm"}]
     jobs = [
         {"name": "any", "count": 2, "gpus": 2, "duration": "1 h"},
         {"name": "h", "count": 3, "gpus": 2, "duration": "1 h", "gpu_types": ["h100_sxm"]},
@@ -144,9 +126,7 @@ def test_a_gang_that_asks_for_one_node_gets_one() -> None:
 def test_jobs_that_a_limit_never_lets_start() -> None:
     jobs = [{"name": "big", "gpus": 6, "duration": 60, "qos": "q"}, {"name": "ok", "gpus": 1, "duration": 60}]
     queues: dict[str, Any] = {"qos": [{"name": "q", "gpus_per_job": 4}]}
-    with pytest.raises(
-        InputError, match="job big asks for 6 GPUs, a single job may have 4: it can never start"
-    ):
+    with pytest.raises(InputError, match="job big asks for 6 GPUs, a single job may have 4: it can never start"):
         run(case(jobs, queues))
     made = run(case(jobs, queues | {"too_large": "leave-out"}))
     assert made.jobs["name"].tolist() == ["ok"]
@@ -158,14 +138,8 @@ def test_what_is_not_declared_is_refused_in_one_line() -> None:
         ({"queues": [{"name": "q", "gpus": 1, "cohort": "c"}]}, "queues.0.cohort: 'c' is not declared"),
         ({"accounts": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]}, "'a' is above itself"),
         ({"qos": [{"name": "q"}, {"name": "q"}]}, "'q' stands there twice"),
-        (
-            {"partitions": [{"name": "p", "nodes": ["z"]}]},
-            "unknown node or group of nodes 'z'; known: a, a-0, a-1",
-        ),
-        (
-            {"partitions": [{"name": "pp"}]},
-            r"workload.jobs.0.partition: unknown partition 'p'; did you mean 'pp'\?",
-        ),
+        ({"partitions": [{"name": "p", "nodes": ["z"]}]}, "unknown node or group of nodes 'z'; known: a, a-0, a-1"),
+        ({"partitions": [{"name": "pp"}]}, r"workload.jobs.0.partition: unknown partition 'p'; did you mean 'pp'\?"),
         ({"flavors": {"f": ["b200"]}}, "queues.flavors.f.0: unknown accelerator or group of nodes 'b200'"),
     ):
         with pytest.raises(InputError, match=said):
@@ -177,9 +151,7 @@ def test_a_policy_that_leaves_declared_rules_aside_says_so() -> None:
     jobs = [{"gpus": 1, "duration": 1, "user": "u"}]
     notes = run(case(jobs, queues), policy=make_policy("fifo")).notes
     assert "policy fifo leaves aside what 'queues' says of priority, fair share, backfill" in notes
-    assert not [
-        n for n in run(case(jobs, queues), policy=make_policy("multifactor")).notes if "leaves aside" in n
-    ]
+    assert not [n for n in run(case(jobs, queues), policy=make_policy("multifactor")).notes if "leaves aside" in n]
 
 
 amount = st.integers(0, 12).map(float)
@@ -252,13 +224,19 @@ def test_borrowing_and_lending_on_a_worked_case() -> None:
 CASES = st.lists(
     st.fixed_dictionaries(
         {
-            "gpus": st.integers(1, 4), "duration": st.integers(1, 40).map(float), "user": st.sampled_from("uv"),
-            "account": st.sampled_from(["x", "y"]), "qos": st.sampled_from(["n", "h"]),
-            "arrival": st.integers(0, 30).map(float), "queue": st.sampled_from(["qa", "qb"]),
+            "gpus": st.integers(1, 4),
+            "duration": st.integers(1, 40).map(float),
+            "user": st.sampled_from("uv"),
+            "account": st.sampled_from(["x", "y"]),
+            "qos": st.sampled_from(["n", "h"]),
+            "arrival": st.integers(0, 30).map(float),
+            "queue": st.sampled_from(["qa", "qb"]),
             "priority": st.sampled_from([1.0, 2.0]),
         }
-    ), min_size=1, max_size=14,
-)  # fmt: skip
+    ),
+    min_size=1,
+    max_size=14,
+)
 
 
 @settings(max_examples=12, deadline=None)
@@ -298,14 +276,7 @@ def test_no_policy_ever_breaks_a_limit(jobs: list[dict[str, Any]], policy: str) 
     except InputError:
         return  # every job is too large
     world = SimWorld(
-        scenario,
-        demand,
-        cluster,
-        topology,
-        make_policy(policy),
-        0,
-        check,
-        prices=make_prices(scenario, profile),
+        scenario, demand, cluster, topology, make_policy(policy), 0, check, prices=make_prices(scenario, profile)
     )
     while not world.done.triggered:
         world.clock.step()
@@ -316,9 +287,7 @@ def test_a_journal_replays(tmp_path: Any) -> None:
     from equipoise.policies.record.journal import replay
 
     jobs = [{"name": "u", "count": 5, "gpus": 2, "duration": 600, "user": "ann", "qos": "n", "spacing": 60}]
-    scenario = case(
-        jobs, {"qos": [{"name": "n", "gpus_per_user": 4}], "priority": {"age": 10, "fairshare": 100}}
-    )
+    scenario = case(jobs, {"qos": [{"name": "n", "gpus_per_user": 4}], "priority": {"age": 10, "fairshare": 100}})
     for policy in ("easy", "multifactor", "kueue"):
         equipoise.run(scenario, policy=policy, out=tmp_path / policy, journal=True)
         assert replay(make_policy(policy), tmp_path / policy / "journal.jsonl") == []

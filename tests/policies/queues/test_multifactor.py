@@ -25,9 +25,7 @@ def test_usage_halves_in_a_half_life() -> None:
     one = np.array([100.0])
     assert decayed(one, np.zeros(1), 3600.0, 3600.0)[0] == 50.0
     # 1 GPU-second each second of a half-life: the integral of 2^-x over it, times 3600.
-    assert decayed(np.zeros(1), np.array([3600.0]), 3600.0, 3600.0)[0] == pytest.approx(
-        3600 * 0.5 / math.log(2)
-    )
+    assert decayed(np.zeros(1), np.array([3600.0]), 3600.0, 3600.0)[0] == pytest.approx(3600 * 0.5 / math.log(2))
     assert decayed(one, one, 10.0, math.inf)[0] == 200.0
 
 
@@ -84,14 +82,20 @@ def test_priority_is_the_weighted_sum_of_factors() -> None:
     weights = {"age": 1000.0, "fairshare": 2000.0, "size": 500.0, "partition": 100.0, "qos": 40.0}
     q = Queues(
         claims=np.zeros((2, 5), dtype=np.int64),
-        partition_factor=np.array([0.5, 1.0]), qos_factor=np.array([1.0, 0.0]),
-        share_leaf=np.array([1, 2]), share_parent=np.array([-1, 0, 0]), share=np.ones(3),
+        partition_factor=np.array([0.5, 1.0]),
+        qos_factor=np.array([1.0, 0.0]),
+        share_leaf=np.array([1, 2]),
+        share_parent=np.array([-1, 0, 0]),
+        share=np.ones(3),
         numbers={**weights, "max_age_s": 100.0},
-    )  # fmt: skip
+    )
     jobs = Jobs.of(
-        arrival_s=np.array([0.0, 950.0]), queued_since_s=np.array([0.0, 950.0]), claim=np.array([0, 1]),
-        gpus_requested=np.array([4, 2]), waited_s=np.zeros(2),
-    )  # fmt: skip
+        arrival_s=np.array([0.0, 950.0]),
+        queued_since_s=np.array([0.0, 950.0]),
+        claim=np.array([0, 1]),
+        gpus_requested=np.array([4, 2]),
+        waited_s=np.zeros(2),
+    )
     o = Observation.of(1000.0, jobs=jobs, nodes=Nodes.of(gpus=np.array([8, 8])), queues=q)
     found = priorities(o, np.array([0, 1]), np.array([0.0, 30.0, 10.0]))
     first = priority(weights, {"age": 1.0, "fairshare": 0.5, "size": 4 / 16, "partition": 0.5, "qos": 1.0})

@@ -21,9 +21,13 @@ def nodes_of(policy: str, jobs: list[dict[str, Any]], **sections: Any) -> dict[s
     """Nodes on which each job ever held GPUs, of those that have run."""
     models = {"m": {"sample_time": 0.01, "exchange": {"alpha": 0.0, "rate": 1e10}}}
     text = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": GROUPS}, "decide": {"every": 5.0},
-        "workload": {"models": models, "jobs": jobs}, "horizon": 1e5,
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": GROUPS},
+        "decide": {"every": 5.0},
+        "workload": {"models": models, "jobs": jobs},
+        "horizon": 1e5,
+    }
     made = run(from_mapping(text | sections), policy=make_policy(policy), timeline=True)
     assert made.stopped is None
     assert made.timeline is not None
@@ -42,9 +46,18 @@ def test_a_job_stays_on_the_groups_that_it_names(policy: str) -> None:
         {"name": "one", "gpus": 2, "duration": 40.0, "gpu_types": ["g1"], "count": 5, "spacing": 3.0},
         {"name": "two", "gpus": 4, "duration": 20.0, "gpu_types": ["g2", "g1"], "arrival": 8.0},
         {"name": "all", "gpus": 4, "duration": 20.0, "gpu_types": ["generic"], "arrival": 9.0},
-        {"name": "train", "gpus": 2, "model": "m", "global_batch": 64, "steps": 50, "gpu_types": ["g2"],
-         "workers_min": 1, "workers_max": 8, "arrival": 4.0},
-    ]  # fmt: skip
+        {
+            "name": "train",
+            "gpus": 2,
+            "model": "m",
+            "global_batch": 64,
+            "steps": 50,
+            "gpu_types": ["g2"],
+            "workers_min": 1,
+            "workers_max": 8,
+            "arrival": 4.0,
+        },
+    ]
     found = nodes_of(policy, jobs)
     for name, nodes in found.items():
         allowed = {"o": ON["g1"], "tw": ON["g1"] | ON["g2"], "tr": ON["g2"]}
@@ -64,10 +77,7 @@ def test_a_queue_gives_the_nodes_of_its_flavors(policy: str) -> None:
 
 
 def test_a_limit_of_one_of_several_groups_with_one_accelerator_is_refused() -> None:
-    queues = {
-        "accounts": [{"name": "x"}],
-        "users": [{"name": "ann", "account": "x", "gpus_of_type": {"g1": 1}}],
-    }
+    queues = {"accounts": [{"name": "x"}], "users": [{"name": "ann", "account": "x", "gpus_of_type": {"g1": 1}}]}
     jobs = [{"name": "a", "gpus": 1, "duration": 5.0, "user": "ann", "account": "x"}]
     with pytest.raises(InputError, match="gpus_of_type: other groups have the accelerator of 'g1'; name the"):
         nodes_of("fifo", jobs, queues=queues)
@@ -84,25 +94,21 @@ def test_a_pin_among_rented_nodes_of_one_accelerator_is_refused() -> None:
 def test_an_elastic_job_starts_with_what_its_limit_allows(policy: str) -> None:
     """Four GPUs asked for, two allowed, one enough: 30 s of work take 60 s on two GPUs, under any policy."""
     jobs = [
-        {
-            "name": "e",
-            "gpus": 4,
-            "model": "m",
-            "global_batch": 64,
-            "steps": 100,
-            "workers_min": 1,
-            "workers_max": 4,
-        },
+        {"name": "e", "gpus": 4, "model": "m", "global_batch": 64, "steps": 100, "workers_min": 1, "workers_max": 4},
         {"name": "r", "gpus": 4, "duration": 30.0, "gpus_min": 1, "arrival": 50.0},
     ]
     queues = {"accounts": [{"name": "x", "gpus_per_user": 2}], "too_large": "leave-out"}
     text = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": GROUPS}, "decide": {"every": 5.0}, "queues": queues,
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": GROUPS},
+        "decide": {"every": 5.0},
+        "queues": queues,
         "workload": {
             "models": {"m": {"sample_time": 0.01, "exchange": {"alpha": 0.0, "rate": 1e10}}},
             "jobs": [job | {"user": "ann", "account": "x"} for job in jobs],
         },
-    }  # fmt: skip
+    }
     made = run(from_mapping(text), policy=make_policy(policy), timeline=True)
     assert made.summary()["completed"] == 2
     assert made.timeline is not None

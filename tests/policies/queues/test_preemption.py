@@ -32,9 +32,7 @@ def job(name: str, gpus: int, **more: Any) -> dict[str, Any]:
     return {"name": name, "gpus": gpus, "duration": 100, **more}
 
 
-def starts(
-    jobs: list[dict[str, Any]], queues: dict[str, Any], policy: str = "multifactor"
-) -> dict[str, list[float]]:
+def starts(jobs: list[dict[str, Any]], queues: dict[str, Any], policy: str = "multifactor") -> dict[str, list[float]]:
     """(start in s, times stopped) by name."""
     made = run(case(jobs, queues), policy=make_policy(policy))
     rows = zip(made.jobs["name"].tolist(), made.jobs["start_s"], made.jobs["preemptions"], strict=True)
@@ -80,10 +78,16 @@ def test_the_order_of_stopping(youngest: bool, stopped: str) -> None:
 
 JOBS = st.lists(
     st.tuples(
-        st.sampled_from(["low", "mid", "high"]), st.integers(1, 6), st.integers(5, 60), st.integers(0, 60),
-        st.sampled_from("ab"), st.integers(0, 6),
-    ), min_size=2, max_size=16,
-)  # fmt: skip
+        st.sampled_from(["low", "mid", "high"]),
+        st.integers(1, 6),
+        st.integers(5, 60),
+        st.integers(0, 60),
+        st.sampled_from("ab"),
+        st.integers(0, 6),
+    ),
+    min_size=2,
+    max_size=16,
+)
 
 
 @settings(max_examples=15, deadline=None)
@@ -92,16 +96,7 @@ def test_limits_hold_and_nobody_is_stopped_for_nothing(tmp_path_factory: Any, jo
     account = {"name": "x", "tres": {"cpu": 8}, "tres_per_user": {"cpu": 6, "node": 2}, "gpus": 7}
     queues = QOS | {"accounts": [account]}
     listed = [
-        {
-            "name": f"j{k}",
-            "qos": q,
-            "gpus": g,
-            "duration": d,
-            "arrival": a,
-            "user": u,
-            "account": "x",
-            "nodes": 1,
-        }
+        {"name": f"j{k}", "qos": q, "gpus": g, "duration": d, "arrival": a, "user": u, "account": "x", "nodes": 1}
         | ({"cpus": c} if c else {})
         for k, (q, g, d, a, u, c) in enumerate(jobs)
     ]
@@ -118,9 +113,11 @@ def test_limits_hold_and_nobody_is_stopped_for_nothing(tmp_path_factory: Any, jo
         assert sum(jobs[int(o.jobs.id[row])][5] for row in o.running.tolist()) <= 8
         assert sum(int(o.jobs.gpus_held[row]) for row in o.running.tolist()) <= 7
         values = plan.reasons[-1].values if plan.reasons else {}
-        started = [] if plan.allocation is None else [
-            row for k, row in enumerate(plan.allocation.job.tolist()) if len(plan.allocation.gpus_of(k))
-        ]  # fmt: skip
+        started = (
+            []
+            if plan.allocation is None
+            else [row for k, row in enumerate(plan.allocation.job.tolist()) if len(plan.allocation.gpus_of(k))]
+        )
         for victim, by in zip(values.get("stopped", ()), values.get("stopped_for", ()), strict=True):
             assert by in started
             assert jobs[int(o.jobs.id[by])][0] == "high"
@@ -156,9 +153,7 @@ def test_what_a_limit_counts_is_the_sum_over_running_jobs(tmp_path: Path) -> Non
     assert len(o.running) == 3
     quota = Quota.now(o)
     used = dict(zip(o.queues.names["limit"], quota.gpus, strict=True))
-    cpus = {
-        name: sum(jobs[k]["cpus"] for k in o.jobs.id[o.running] if jobs[k]["user"] == name) for name in "ab"
-    }
+    cpus = {name: sum(jobs[k]["cpus"] for k in o.jobs.id[o.running] if jobs[k]["user"] == name) for name in "ab"}
     assert used["account a, cpu"] == sum(cpus.values())
     for name in "ab":
         assert used[f"account a, each user: {name}, cpu"] == cpus[name]
@@ -172,13 +167,15 @@ def test_what_a_limit_counts_is_the_sum_over_running_jobs(tmp_path: Path) -> Non
 
 def limited(estimate: str, policy: str = "multifactor") -> dict[str, float]:
     """Starts: `runs` holds half until 100 s, `wide` needs all, `short` takes 80 s and says 200 s."""
-    jobs = [
-        job("runs", 4), job("wide", 8, arrival=1), job("short", 4, arrival=2, duration=80, time_limit=200),
-    ]  # fmt: skip
+    jobs = [job("runs", 4), job("wide", 8, arrival=1), job("short", 4, arrival=2, duration=80, time_limit=200)]
     text = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "a", "count": 2, "gpus": 4}]},
-        "workload": {"jobs": jobs}, "queues": {"backfill": {"interval": 1}}, "decide": {"estimate": estimate},
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": [{"name": "a", "count": 2, "gpus": 4}]},
+        "workload": {"jobs": jobs},
+        "queues": {"backfill": {"interval": 1}},
+        "decide": {"estimate": estimate},
+    }
     made = run(from_mapping(text), policy=make_policy(policy))
     return dict(zip(made.jobs["name"].tolist(), made.jobs["start_s"].tolist(), strict=True))
 
@@ -192,10 +189,13 @@ def test_backfill_plans_with_the_time_limit(policy: str) -> None:
 def test_what_is_left_is_the_limit_less_what_has_run(tmp_path: Path) -> None:
     jobs = [job("a", 1, time_limit=150), job("b", 1, arrival=40), job("c", 1, arrival=99)]
     text = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "a", "gpus": 4}]},
-        "workload": {"jobs": jobs}, "decide": {"estimate": "time-limit"},
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": [{"name": "a", "gpus": 4}]},
+        "workload": {"jobs": jobs},
+        "decide": {"estimate": "time-limit"},
         "restart": {"initialisation": 0},
-    }  # fmt: skip
+    }
     run(from_mapping(text), policy=make_policy("fifo"), journal=tmp_path / "j.jsonl")
     seen = [entry.decision.observation for entry in read(tmp_path / "j.jsonl")]
     left = [(o.time_s, float(o.jobs.service_s[0])) for o in seen]

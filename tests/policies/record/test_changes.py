@@ -18,10 +18,21 @@ def plan(**values):
 def test_a_verdict_belongs_to_the_change_before_it():
     given = [
         (1.0, plan(s423_changed=[3], s423_gpus_before=[2], s423_gpus_after=[4], s423_asked=["a"])),
-        (2.0, plan(s413_kept=[], s413_rejected=[3], s413_before=[9.0], s413_after=[5.0],
-                   s423_changed=[3, 4], s423_gpus_before=[4, 1], s423_gpus_after=[2, 2], s423_asked=["S413", "b"])),
+        (
+            2.0,
+            plan(
+                s413_kept=[],
+                s413_rejected=[3],
+                s413_before=[9.0],
+                s413_after=[5.0],
+                s423_changed=[3, 4],
+                s423_gpus_before=[4, 1],
+                s423_gpus_after=[2, 2],
+                s423_asked=["S413", "b"],
+            ),
+        ),
         (3.0, plan(s413_kept=[4], s413_rejected=[], s413_before=[1.0], s413_after=[2.0])),
-    ]  # fmt: skip
+    ]
     found = [(c.time_s, c.job, c.gpus_before, c.gpus_after, c.verdict) for c in changes(given)]
     assert found == [(1.0, 3, 2, 4, ROLLED_BACK), (2.0, 3, 4, 2, NOT_JUDGED), (2.0, 4, 1, 2, KEPT)]
     assert [c.goodput for c in changes(given)] == pytest.approx([5.0, float("nan"), 2.0], nan_ok=True)

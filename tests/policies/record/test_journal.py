@@ -12,28 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from equipoise.policies.contract import (
-    UNCHANGED,
-    Allocation,
-    Decision,
-    Moves,
-    Plan,
-    Policy,
-    Refusal,
-    Stage,
-    refine,
-)
+from equipoise.policies.contract import UNCHANGED, Allocation, Decision, Moves, Plan, Policy, Refusal, Stage, refine
 from equipoise.policies.observation import TABLES, Observation
 from equipoise.policies.record import journal
-from equipoise.policies.record.journal import (
-    Entry,
-    JournalError,
-    JournalWriter,
-    append,
-    read,
-    read_plans,
-    replay,
-)
+from equipoise.policies.record.journal import Entry, JournalError, JournalWriter, append, read, read_plans, replay
 from equipoise.policies.registry import make_policy
 from tests.policies.observations import clusters, one_job
 
@@ -43,7 +25,7 @@ VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | ARRAYS,
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.lists(inner).map(tuple),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 def bits(value):
@@ -74,26 +56,12 @@ def test_any_memory_comes_back_to_the_bit(value):
 
 
 def test_bits_that_are_easily_lost():
-    for value in (
-        0.1 + 0.2,
-        -0.0,
-        5e-324,
-        1e308,
-        math.inf,
-        -math.inf,
-        2**60 + 1,
-        np.float64(-0.0),
-        np.int8(-3),
-    ):
+    for value in (0.1 + 0.2, -0.0, 5e-324, 1e308, math.inf, -math.inf, 2**60 + 1, np.float64(-0.0), np.int8(-3)):
         assert bits(through_text(value)) == bits(value)
     array = np.array([0.0, -0.0])
     assert bits(through_text(array)) == bits(array)
     assert "all" not in journal._encode(array)
-    assert journal._encode(np.full(1000, np.nan)) == {
-        "$array": "float64",
-        "rows": 1000,
-        "all": {"$float": "nan"},
-    }
+    assert journal._encode(np.full(1000, np.nan)) == {"$array": "float64", "rows": 1000, "all": {"$float": "nan"}}
 
 
 def test_what_a_journal_cannot_hold_is_refused():

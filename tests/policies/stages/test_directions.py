@@ -23,8 +23,14 @@ MOVES, SAMPLES, INTERVAL, WEIGHT = 0, 1, 3, 6
 def moved(rate_0=2.0, rows_3=300, path=None):
     """Shards that worker 0 is given, where worker 3 has too much: by its speed, and the path there."""
     speeds = np.array([rate_0, 2.0, 2.0, 2.0])
-    o = one_job(speeds, samples=speeds * 12, batch=12 * (6 + rate_0), shards_each=8,
-                shard_samples=[100, 100, 100, rows_3], nic_bytes_per_s=1e9 if path is None else path)  # fmt: skip
+    o = one_job(
+        speeds,
+        samples=speeds * 12,
+        batch=12 * (6 + rate_0),
+        shards_each=8,
+        shard_samples=[100, 100, 100, rows_3],
+        nic_bytes_per_s=1e9 if path is None else path,
+    )
     (plan,) = decisions(make_stage("s1", {"threshold": 0.01}), [o])
     return 0 if plan[MOVES] is None else int((plan[MOVES].worker == 0).sum())
 
@@ -49,8 +55,12 @@ def first_chosen(**of_0):
 
 def imbalance(**options):
     """S112's index, which decides whether S113 acts."""
-    o = one_job(options.get("speeds", [2.0] * 4), samples=[24] * 4, shards_each=8,
-                shard_samples=[100, 100, 100, options.get("rows_3", 100)])  # fmt: skip
+    o = one_job(
+        options.get("speeds", [2.0] * 4),
+        samples=[24] * 4,
+        shards_each=8,
+        shard_samples=[100, 100, 100, options.get("rows_3", 100)],
+    )
     plan, _ = make_stage("s1").refine(o, UNCHANGED, {})
     return plan.reasons[-1].values["s112_imbalance"]
 
@@ -58,15 +68,14 @@ def imbalance(**options):
 def weight_of_1(norm):
     """Weight of worker 1's gradient after eight steady windows and one with this norm."""
     steady = one_job([2.0] * 4, norm=[1.0, 1.1, 0.9, 1.0])
-    plans = decisions(
-        make_stage("s1"), [steady] * 8 + [change(steady, "workers", gradient_norm=[1.0, norm, 0.9, 1.0])]
-    )
+    plans = decisions(make_stage("s1"), [steady] * 8 + [change(steady, "workers", gradient_norm=[1.0, norm, 0.9, 1.0])])
     return 1.0 if plans[-1][WEIGHT] is None else plans[-1][WEIGHT][1]
 
 
 def priority(fetch_s=1.0, needed_s=10.0, size=4e6):
-    return shard_priority(np.array([fetch_s, 1.0]), np.array([needed_s, 10.0]), np.array([size, 1e7]),
-                          np.array([0, 0]), 1, 0.7, 0.3)[0]  # fmt: skip
+    return shard_priority(
+        np.array([fetch_s, 1.0]), np.array([needed_s, 10.0]), np.array([size, 1e7]), np.array([0, 0]), 1, 0.7, 0.3
+    )[0]
 
 
 def s2_fetch_s(rate=1e6, latency=0.1):
@@ -103,20 +112,31 @@ def samples_of_0(most=64, weight=1.0):
 def coefficient(exchange_s=1.0, step_s=4.0, interval=2.0, alpha=1.0, beta=5.0, counts=True):
     """K of a job of two workers, the first of which computes no longer than the other."""
     return sync_coefficient(
-        FIRST, np.array([interval]), np.array([exchange_s]), np.array([step_s, 8.0]), np.array([counts, True]),
-        np.array([alpha]), np.array([beta]),
-    )[0]  # fmt: skip
+        FIRST,
+        np.array([interval]),
+        np.array([exchange_s]),
+        np.array([step_s, 8.0]),
+        np.array([counts, True]),
+        np.array([alpha]),
+        np.array([beta]),
+    )[0]
 
 
 def interval_adapted(faster=0.0, better=0.0):
     """The interval after one of 2 became 4, which made training, and useful training, so much faster."""
     seen = [
-        one_job([2.0] * 4, job={
-            "exchange_s": 6.0, "sync_interval": h, "throughput_samples_per_s": 10.0 * throughput,
-            "goodput_samples_per_s": 10.0 * goodput, "drift": 0.001,
-        })
+        one_job(
+            [2.0] * 4,
+            job={
+                "exchange_s": 6.0,
+                "sync_interval": h,
+                "throughput_samples_per_s": 10.0 * throughput,
+                "goodput_samples_per_s": 10.0 * goodput,
+                "drift": 0.001,
+            },
+        )
         for h, throughput, goodput in ((2, 1.0, 1.0), (4, 1.0 + faster, 1.0 + better))
-    ]  # fmt: skip
+    ]
     stage, memory = make_stage("s3"), {}
     for o in seen:
         _, memory = stage.refine(o, UNCHANGED, memory)
@@ -154,8 +174,16 @@ def interval_held(other_speed):
 
 
 def share_after(use=1.0, load=1.0, delay=0.0, held=0.5):
-    return weighted_shares(FIRST, np.array([held, 1.0 - held]), np.array([1.0]), np.array([use, 1.0]),
-                           np.array([load, 1.0]), np.array([delay, 0.0]), 0.5, 0.05)[0]  # fmt: skip
+    return weighted_shares(
+        FIRST,
+        np.array([held, 1.0 - held]),
+        np.array([1.0]),
+        np.array([use, 1.0]),
+        np.array([load, 1.0]),
+        np.array([delay, 0.0]),
+        0.5,
+        0.05,
+    )[0]
 
 
 def cap_of_0(interval=1, **seen):
@@ -175,14 +203,26 @@ LEVELS = {"near_exchange_s": 0.05, "far_ratio": 1 / 3}
 CASES = [
     ("S111 norm: a strange one is left out", weight_of_1, "norm", 1.1, 3.0, DOWN),
     ("S112 data share: more data, more imbalance", imbalance, "rows_3", 100, 300, UP),
-    ("S112 capacity: unequal speeds, more imbalance",
-     lambda s: imbalance(speeds=[2.0, 2.0, 2.0, s]), "s", 2.0, 0.5, UP),
+    (
+        "S112 capacity: unequal speeds, more imbalance",
+        lambda s: imbalance(speeds=[2.0, 2.0, 2.0, s]),
+        "s",
+        2.0,
+        0.5,
+        UP,
+    ),
     ("S113 C: the faster gets more data", moved, "rate_0", 2.0, 6.0, UP),
     ("S113 deficit: more surplus, more moves", moved, "rows_3", 130, 300, UP),
     ("S113 L: a loaded receiver comes later", first_chosen, "load", 0.2, 0.9, DOWN),
     ("S113 L: a loaded receiver gets less data", given_to_0, "load", 0.0, 0.1, DOWN),
-    ("S113 L, optimal: a loaded receiver gets less data",
-     lambda load: given_to_0(load, "optimal"), "load", 0.0, 0.1, DOWN),
+    (
+        "S113 L, optimal: a loaded receiver gets less data",
+        lambda load: given_to_0(load, "optimal"),
+        "load",
+        0.0,
+        0.1,
+        DOWN,
+    ),
     ("S113 L: whose host's cores others use gets less data", given_to_0, "prepared", 2.0, 1.7, DOWN),
     ("S113 b: a fast path comes first", first_chosen, "paths", 1e5, 1e7, UP),
     ("S113 b: what takes longer than it gains stays", moved, "path", 1e9, 1.0, DOWN),
@@ -205,35 +245,63 @@ CASES = [
     ("S312 K: who is left out has no say", coefficient, "counts", True, False, UP),
     ("S312 alpha: update speed weighs more, more often", coefficient, "alpha", 1.0, 2.0, UP),
     ("S312 beta: delay weighs more, less often", coefficient, "beta", 5.0, 8.0, DOWN),
-    ("S312 beta: a change that gained little, more often again",
-     lambda t: interval_adapted(t, t), "t", 0.11, 0.01, DOWN),
-    ("S312 alpha: a gain lost to drift, more often again",
-     lambda g: interval_adapted(0.11, g), "g", 0.11, 0.01, DOWN),
+    (
+        "S312 beta: a change that gained little, more often again",
+        lambda t: interval_adapted(t, t),
+        "t",
+        0.11,
+        0.01,
+        DOWN,
+    ),
+    ("S312 alpha: a gain lost to drift, more often again", lambda g: interval_adapted(0.11, g), "g", 0.11, 0.01, DOWN),
     ("S312 h: what is seldom already becomes no more so", coefficient, "interval", 2.0, 8.0, UP),
     ("S313 K: dearer exchange, longer interval", interval_after, "exchange_s", 5.0, 60.0, UP),
     ("S313 drift: shorter interval", interval_after, "drift", 0.001, 0.1, DOWN),
-    ("S313 levels: near exchanges let all exchange less often",
-     lambda on: interval_after(60.0, 0.1, **(LEVELS if on else {})), "on", False, True, UP),
+    (
+        "S313 levels: near exchanges let all exchange less often",
+        lambda on: interval_after(60.0, 0.1, **(LEVELS if on else {})),
+        "on",
+        False,
+        True,
+        UP,
+    ),
     ("S313 levels: more groups, less is gained", cost, "ratio", 0.2, 0.8, UP),
     ("S313 levels: dear near exchanges gain less", cost, "near_s", 0.1, 1.0, UP),
     ("S313 by worker: who pushes slowly, more steps apart", push_interval_of_0, "push_s", 0.5, 2.0, UP),
-    ("S313 by worker, optimal: who pushes slowly, more steps apart",
-     lambda p: push_interval_of_0(p, mode="optimal"), "p", 0.5, 8.0, UP),
+    (
+        "S313 by worker, optimal: who pushes slowly, more steps apart",
+        lambda p: push_interval_of_0(p, mode="optimal"),
+        "p",
+        0.5,
+        8.0,
+        UP,
+    ),
     ("S313 by worker: long steps, pushed sooner", push_interval_of_0, "step_s", 0.5, 4.0, DOWN),
     ("S313 by worker: drift, pushed sooner", lambda d: push_interval_of_0(2.0, drift=d), "d", 0.001, 0.1, DOWN),
-    ("S313 by worker: from what is in force",
-     lambda n: push_interval_of_0(0.01, now=n, decisions=1), "n", 4, 9, UP),
+    ("S313 by worker: from what is in force", lambda n: push_interval_of_0(0.01, now=n, decisions=1), "n", 4, 9, UP),
     ("S321 E / P: what uses it well gets more", share_after, "use", 1.0, 0.5, DOWN),
     ("S322 R: who has more keeps more", share_after, "held", 0.5, 0.7, UP),
     ("S322 lambda: who is waited for gets more", share_after, "load", 1.0, 0.4, DOWN),
     ("S322 delta: who waits for input gets less", share_after, "delay", 0.0, 2.0, DOWN),
     ("S324 pace: the slower the slowest, the less power", cap_of_0, "others_s", 15.0, 17.0, DOWN),
-    ("S324 pace: who waits for input needs less power",
-     lambda s: cap_of_0(stall_s=s, others_s=12.0), "s", 0.0, 4.0, DOWN),
+    (
+        "S324 pace: who waits for input needs less power",
+        lambda s: cap_of_0(stall_s=s, others_s=12.0),
+        "s",
+        0.0,
+        4.0,
+        DOWN,
+    ),
     ("S324 lead: steps that vary need more power", cap_of_0, "step_cov", 0.0, 0.03, UP),
-    ("S324 lead: of many steps between exchanges the mean varies less",
-     lambda h: cap_of_0(interval=h, step_cov=0.03), "h", 1, 4, DOWN),
-]  # fmt: skip
+    (
+        "S324 lead: of many steps between exchanges the mean varies less",
+        lambda h: cap_of_0(interval=h, step_cov=0.03),
+        "h",
+        1,
+        4,
+        DOWN,
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -250,9 +318,7 @@ def test_s311_spread_is_what_the_slowest_is_behind_the_mean():
 
 def runs_dry(kept_samples):
     """Worker 0 is to give one shard of two; how long what it keeps lasts against the time to fetch one back."""
-    o = one_job(
-        [2.0, 2.0], samples=[24, 24], shards_each=2, shard_samples=[kept_samples, 20], shard_bytes=1e6
-    )
+    o = one_job([2.0, 2.0], samples=[24, 24], shards_each=2, shard_samples=[kept_samples, 20], shard_bytes=1e6)
     o = change(o, "shards", samples=[kept_samples, 400, 20, 20], bytes=[1e6, 4e7, 1e6, 1e6])
     o = change(o, "workers", samples_owned=[kept_samples + 400.0, 40.0])
     o.paths = Paths.of(source=[0, 1], target=[1, 0], bytes_per_s=[1e6, 1e6])  # 40 s each way

@@ -46,9 +46,14 @@ def two_holders(gpus_0=1, a_0=1.0, size_0=8):
 def claimed(remote_0):
     """Where one GPU goes when the worker on node 0 reads this part of its data from elsewhere, on node 1 half."""
     shards = Shards.of(
-        id=range(4), job=[0] * 4, worker=[0, 0, 1, 1], node=[1, 0, 1, 0], samples=[1] * 4,
-        bytes=[remote_0, 1.0 - remote_0, 0.5, 0.5], local=[False, True, True, False],
-    )  # fmt: skip
+        id=range(4),
+        job=[0] * 4,
+        worker=[0, 0, 1, 1],
+        node=[1, 0, 1, 0],
+        samples=[1] * 4,
+        bytes=[remote_0, 1.0 - remote_0, 0.5, 0.5],
+        local=[False, True, True, False],
+    )
     return node_chosen([2, 2], [{**TWO, "holds": [0, 2]}, {}], shards=shards)
 
 
@@ -103,9 +108,7 @@ def needy_first(memory_of_gpu):
 
 def first_gives(active_0=0.9):
     """1 where the first of two elastic jobs, whose GPUs are this busy, gives one to a job that waits."""
-    jobs = [
-        {**ELASTIC, "holds": [4 * k + g for g in range(4)], "goodput_samples_per_s": 9.0} for k in range(2)
-    ]
+    jobs = [{**ELASTIC, "holds": [4 * k + g for g in range(4)], "goodput_samples_per_s": 9.0} for k in range(2)]
     active = np.repeat([active_0, 0.7], 4)
     given, _, _ = decide(cluster([4, 4], [*jobs, {"gpus_requested": 1}], gpu={"sm_active_ratio": active}))
     return int(0 in given)
@@ -118,9 +121,12 @@ def started_with(exchange_s=0.15, interval=1, gamma=1.0):
     """
     job = {**ELASTIC, "gpus_requested": 8, "service_s": 1e5, "work_s": math.nan, "exchange_s": math.nan}
     speeds = Speeds.of(
-        job=[0] * 8, gpu_model=[0] * 8, gpus=range(1, 9), samples_per_s=16.0 * np.arange(1, 9),
+        job=[0] * 8,
+        gpu_model=[0] * 8,
+        gpus=range(1, 9),
+        samples_per_s=16.0 * np.arange(1, 9),
         exchange_s=exchange_s * np.arange(8),
-    )  # fmt: skip
+    )
     seen = change(cluster([1] * 8, [job], speeds=speeds), "jobs", gamma=[gamma])
     plan = UNCHANGED.with_(sync_interval=np.array([interval]))
     allocation = NodeAllocation().refine(seen, plan, {})[0].allocation
@@ -163,12 +169,14 @@ def grows_onto(exchange_s=0.1, apart_s=4.0, rack_free=True):
     job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_max": 4, "service_s": 3000.0}
     other = {"holds": [] if rack_free else [2, 3], "gpus_requested": 2, "service_s": 1e5, "restart_s": 1e6}
     speeds = Speeds.of(
-        job=[0] * 3, gpu_model=[0] * 3, gpus=[2, 3, 4], samples_per_s=[64.0, 96.0, 128.0],
-        exchange_s=[exchange_s] * 3, apart_exchange_s=[apart_s] * 3,
-    )  # fmt: skip
-    seen = cluster(
-        [2, 2, 2], [{**job, "exchange_s": exchange_s}, *([] if rack_free else [other])], speeds=speeds
+        job=[0] * 3,
+        gpu_model=[0] * 3,
+        gpus=[2, 3, 4],
+        samples_per_s=[64.0, 96.0, 128.0],
+        exchange_s=[exchange_s] * 3,
+        apart_exchange_s=[apart_s] * 3,
     )
+    seen = cluster([2, 2, 2], [{**job, "exchange_s": exchange_s}, *([] if rack_free else [other])], speeds=speeds)
     seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), "rack": [0, 0, 1]})
     memory = {"node_speed": np.array([1.0, 0.9, 1.0]), "time_s": seen.time_s}
     held = decide(seen, memory)[0].get(0, [0, 1])
@@ -234,26 +242,49 @@ CASES = [
     ("S422 R_j: a larger node has more for each", two_holders, "size_0", 2, 8, DOWN),
     ("S422 d: who reads from elsewhere claims less", claimed, "remote_0", 0.1, 0.9, DOWN),
     ("S422 d: to where more of its data is", near_data, "ratio_1", 0.1, 0.9, UP),
-    ("S422 d: not behind a slow interface",
-     lambda n: near_data(nic_0=n), "n", 1e8, 1e10, DOWN),
+    ("S422 d: not behind a slow interface", lambda n: near_data(nic_0=n), "n", 1e8, 1e10, DOWN),
     ("S422 d: not behind a busy interface", near_data, "busy_0", 0.0, 0.9, UP),
-    ("S422 d: little to read, the faster node",
-     lambda b: near_data(ratio_1=0.9, input_bytes=b, weight_1=0.5), "b", 1e6, 1e12, UP),
-    ("S422 d: long to compute, the faster node",
-     lambda s: near_data(ratio_1=0.9, service_s=s, weight_1=0.5), "s", 600.0, 1e7, DOWN),
+    (
+        "S422 d: little to read, the faster node",
+        lambda b: near_data(ratio_1=0.9, input_bytes=b, weight_1=0.5),
+        "b",
+        1e6,
+        1e12,
+        UP,
+    ),
+    (
+        "S422 d: long to compute, the faster node",
+        lambda s: near_data(ratio_1=0.9, service_s=s, weight_1=0.5),
+        "s",
+        600.0,
+        1e7,
+        DOWN,
+    ),
     ("S422 exchange: dearer, fewer GPUs", started_with, "exchange_s", 0.05, 0.5, DOWN),
     ("S422 S3's interval: exchanges less often, more GPUs", started_with, "interval", 1, 64, UP),
     ("S422 overlap: exchanges hide, more GPUs", started_with, "gamma", 1.0, 4.0, UP),
     ("S422 racks: dear exchanges stay in one", in_racks, "exchange_s", 0.001, 0.5, DOWN),
     ("S422 racks: a job grows in its own", lambda s: grows_onto(apart_s=s), "s", 0.1, 4.0, DOWN),
-    ("S422 racks: it grows elsewhere only where that gains, exchanges included",
-     lambda s: grows_onto(apart_s=s, rack_free=False), "s", 0.11, 4.0, DOWN),
+    (
+        "S422 racks: it grows elsewhere only where that gains, exchanges included",
+        lambda s: grows_onto(apart_s=s, rack_free=False),
+        "s",
+        0.11,
+        4.0,
+        DOWN,
+    ),
     ("S422 racks: it waits for one that is soon free", waits_for_rack, "left_s", 50.0, 1e5, DOWN),
     ("S422 racks: it waits where apart is slow", waits_for_rack, "apart_s", 0.2, 3.0, UP),
     ("S422 racks: a long job waits", waits_for_rack, "service_s", 10.0, 5000.0, UP),
     ("S422 measured exchange: dearer, grows less", grown_to, "exchange_s", 0.01, 5.0, DOWN),
-    ("S422 measured exchange, without contention: the same where nothing else is known",
-     lambda e: grown_to(exchange_s=math.nan, exchange_alone_s=e), "e", 0.01, 5.0, DOWN),
+    (
+        "S422 measured exchange, without contention: the same where nothing else is known",
+        lambda e: grown_to(exchange_s=math.nan, exchange_alone_s=e),
+        "e",
+        0.01,
+        5.0,
+        DOWN,
+    ),
     ("S422 restart: dearer, no resize", grown_to, "restart_s", 1.0, 5000.0, DOWN),
     ("S422 time left: more is gained", grown_to, "service_s", 20.0, 6000.0, UP),
     ("S422 batch: no worker without samples", grown_to, "global_batch", 3, 64, UP),
@@ -262,13 +293,25 @@ CASES = [
     ("S422 s: only of one that is not nearly done", gives_way, "left_s", 400.0, 1000.0, UP),
     ("S422 restart: a dear one is not stopped", gives_way, "restart_s", 10.0, 300.0, DOWN),
     ("S422 exchange: who loses little gives GPUs up", shrinks, "exchange_s", 0.0, 2.0, UP),
-    ("S422 A: for an important one they are given up",
-     lambda p: shrinks(exchange_s=0.0, priority_of_waiting=p), "p", 0.1, 9.0, UP),
+    (
+        "S422 A: for an important one they are given up",
+        lambda p: shrinks(exchange_s=0.0, priority_of_waiting=p),
+        "p",
+        0.1,
+        9.0,
+        UP,
+    ),
     ("S422 wait: nobody gives up GPUs for one that can start soon", shrinks, "other_left_s", 20.0, 1100.0, UP),
-    ("S422 speed: nobody gives up slow GPUs for one that loses more on them than by waiting",
-     lambda s: shrinks(other_left_s=300.0, response_s=s), "s", 0.01, 0.04, DOWN),
+    (
+        "S422 speed: nobody gives up slow GPUs for one that loses more on them than by waiting",
+        lambda s: shrinks(other_left_s=300.0, response_s=s),
+        "s",
+        0.01,
+        0.04,
+        DOWN,
+    ),
     ("S422 racks: nor GPUs of two racks", lambda s: shrinks(other_left_s=300.0, apart_s=s), "s", 0.0, 4.0, DOWN),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,8 @@ def test_what_is_no_sub_step_of_the_stage_is_refused():
 
 @pytest.mark.parametrize(
     ("step", "field", "observations"),
-    [
-        ("S113", MOVES, rates([2.0] * 4)), ("S223", SAMPLES, uneven()),
-        ("S312", INTERVAL, exchange(30.0) * 3),
-    ],
-)  # fmt: skip
+    [("S113", MOVES, rates([2.0] * 4)), ("S223", SAMPLES, uneven()), ("S312", INTERVAL, exchange(30.0) * 3)],
+)
 def test_it_leaves_what_it_would_decide(step, field, observations):
     stage = next(s for s in make_policy(frozen_policy(step)).stages if s.frozen)
     free = next(s for s in make_policy("s1+s2+s3+s4").stages if s.name == stage.name)
@@ -46,10 +43,7 @@ def test_s212_frozen_fetches_in_the_order_of_need():
 
 def test_s412_frozen_starts_jobs_in_order_of_arrival():
     jobs = queue({"arrival_s": 0.0, "service_s": 9e3}, {"arrival_s": 5.0, "service_s": 60.0})
-    first = {
-        policy: of(make_policy(policy).stages[0], jobs)[0][5].job.tolist()
-        for policy in ("s4", "s4(frozen=S412)")
-    }
+    first = {policy: of(make_policy(policy).stages[0], jobs)[0][5].job.tolist() for policy in ("s4", "s4(frozen=S412)")}
     assert first == {"s4": [1], "s4(frozen=S412)": [0]}
 
 

@@ -75,13 +75,7 @@ def unlike_response():
 
 
 def exchange(exchange_s=3.0, **columns):
-    job = {
-        "exchange_s": exchange_s,
-        "exchange_alone_s": exchange_s,
-        "sync_interval": 1,
-        "drift": 0.01,
-        **columns,
-    }
+    job = {"exchange_s": exchange_s, "exchange_alone_s": exchange_s, "sync_interval": 1, "drift": 0.01, **columns}
     return [one_job([2.0] * 4, job=job)]
 
 
@@ -120,12 +114,18 @@ def grown(loss, *later_s):
         cluster([4], [{**more, "goodput_samples_per_s": 100.0 - loss}], time_s=1020.0),
         cluster([4], [{**more, "goodput_samples_per_s": 101.0 - loss}], time_s=1030.0),
         *(cluster([4], [{**job, "goodput_samples_per_s": 100.5}], time_s=t) for t in later_s),
-    ]  # fmt: skip
+    ]
 
 
 ONE = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2}
-BUSY = {"holds": [0], "gpus_requested": 1, "service_s": 1e4, "restart_s": 30.0, "started_s": 100.0,
-        "attained_gpu_s": 5000.0}  # fmt: skip
+BUSY = {
+    "holds": [0],
+    "gpus_requested": 1,
+    "service_s": 1e4,
+    "restart_s": 30.0,
+    "started_s": 100.0,
+    "attained_gpu_s": 5000.0,
+}
 LONG = {"duration_s": 1e6, "service_s": 1e5, "waited_s": 1e6}
 BRIEF = {"duration_s": 60.0, "service_s": 60.0}
 LATE = {"duration_s": 60.0, "service_s": 6000.0, "waited_s": 5000.0}
@@ -155,10 +155,7 @@ CASES = {
     "s3.backoff_windows": ((1, 100), shares_undone(0.5, 140.0, 150.0)),
     "s4.ageing": ((1e-4, 4.0), queue(LONG, BRIEF)),
     "s4.demand": ((0.0, 0.5), queue({"data_demand_bytes": 1e9, "priority": 1.1}, {"data_demand_bytes": 9e9})),
-    "s4.lead_s": (
-        (0.0, 360000.0),
-        queue({**BRIEF, "service_s": 600.0, "waited_s": 2000.0, "duration_s": 6e3}, BRIEF),
-    ),
+    "s4.lead_s": ((0.0, 360000.0), queue({**BRIEF, "service_s": 600.0, "waited_s": 2000.0, "duration_s": 6e3}, BRIEF)),
     "s4.patience_s": ((1.0, 86400.0), queue(LONG, BRIEF)),
     "s4.reserve_after_s": ((3600.0, 1e5), queue(LATE, BRIEF)),
     "s4.slowdown": ((10.0, 1000.0), queue(LATE, BRIEF)),
@@ -204,9 +201,7 @@ def test_the_integer_programme_has_a_time_limit():
 def test_s3_waits_for_a_new_deal_above_spread():
     skewed = one_job([2.0, 2.0, 1.0, 1.0], job={"exchange_s": 500.0, "sync_interval": 4})
     planned = UNCHANGED.with_(samples_per_step=np.array([32, 32, 16, 16]))
-    changed = [
-        make_stage("s3", {"spread": s}).refine(skewed, planned, {})[0].sync_interval for s in (0.1, 0.5)
-    ]
+    changed = [make_stage("s3", {"spread": s}).refine(skewed, planned, {})[0].sync_interval for s in (0.1, 0.5)]
     assert changed[0] is None
     assert changed[1] is not None
 

@@ -52,9 +52,15 @@ def capped(cap_w, *, own_s=12.0, others_s=15.0, stall_s=0.0):
     step_s = np.array([own_s, own_s, own_s, others_s]) / clock
     whole_s = np.maximum(step_s, np.array([own_s + stall_s, 0.0, 0.0, 0.0]))
     return change(
-        o, "workers", step_s=step_s, input_stall_s=whole_s - step_s, wait_s=whole_s.max() - whole_s,
-        response_s_per_sample=whole_s / 24, capacity_samples_per_s=24 / whole_s, gradient_rate_per_s=1 / step_s,
-    )  # fmt: skip
+        o,
+        "workers",
+        step_s=step_s,
+        input_stall_s=whole_s - step_s,
+        wait_s=whole_s.max() - whole_s,
+        response_s_per_sample=whole_s / 24,
+        capacity_samples_per_s=24 / whole_s,
+        gradient_rate_per_s=1 / step_s,
+    )
 
 
 def test_three_of_four_wait_for_the_last():
@@ -140,14 +146,26 @@ def test_who_is_dealt_more_gets_its_clock_back():
 @pytest.mark.parametrize(
     ("table", "columns"),
     [
-        ("gpus", {"job": [-1, 0, 0, 0]}), ("gpus", {"job": [-2, 0, 0, 0]}), ("gpus", {"job": [-3, 0, 0, 0]}),
-        ("nodes", {"up": [False, True, True, True]}), ("jobs", {"gpus_per_worker": [2]}),
-        ("jobs", {"rigid": [True]}), ("workers", {"step_s": [np.nan, 12.0, 12.0, 15.0]}),
+        ("gpus", {"job": [-1, 0, 0, 0]}),
+        ("gpus", {"job": [-2, 0, 0, 0]}),
+        ("gpus", {"job": [-3, 0, 0, 0]}),
+        ("nodes", {"up": [False, True, True, True]}),
+        ("jobs", {"gpus_per_worker": [2]}),
+        ("jobs", {"rigid": [True]}),
+        ("workers", {"step_s": [np.nan, 12.0, 12.0, 15.0]}),
         ("shards", {"local": False}),
     ],
-    ids=["a free GPU", "a shared GPU", "a service", "a dead node", "a worker of several nodes", "rigid",
-         "not measured", "data to fetch"],
-)  # fmt: skip
+    ids=[
+        "a free GPU",
+        "a shared GPU",
+        "a service",
+        "a dead node",
+        "a worker of several nodes",
+        "rigid",
+        "not measured",
+        "data to fetch",
+    ],
+)
 def test_where_anybody_else_may_compute_there_is_no_cap(table, columns):
     caps, _ = twice(change(waiting(), table, **columns))
     assert caps is None or caps[0] == 300.0
@@ -166,8 +184,14 @@ def test_two_jobs_on_a_node_have_the_clock_of_who_needs_more():
 def test_other_stages_see_what_would_be_without_caps(stall_s):
     plain, seen = capped(300.0, stall_s=stall_s), at_full_clock(capped(250.0, stall_s=stall_s))
     assert at_full_clock(plain) is plain
-    for name in ("step_s", "input_stall_s", "wait_s", "response_s_per_sample", "capacity_samples_per_s",
-                 "gradient_rate_per_s"):  # fmt: skip
+    for name in (
+        "step_s",
+        "input_stall_s",
+        "wait_s",
+        "response_s_per_sample",
+        "capacity_samples_per_s",
+        "gradient_rate_per_s",
+    ):
         assert getattr(seen.workers, name) == pytest.approx(getattr(plain.workers, name)), name
     assert seen.jobs.work_s == pytest.approx(plain.workers.step_s.mean())
     deals = [make_stage("s2").refine(o, UNCHANGED, {})[0].samples_per_step for o in (plain, capped(250.0))]
@@ -194,16 +218,18 @@ def test_the_scenario_saves_energy_at_the_same_time(seed):
 def test_a_straggler_that_recovers_costs_nothing():
     """One of four nodes is slow for a while; with caps the job is done within 1 % of without them."""
     spec = {
-        "schema_version": 1, "name": "recovers",
+        "schema_version": 1,
+        "name": "recovers",
         "cluster": {"nodes": [{"count": 4, "gpus": 1, "accelerator": "a100_sxm_80gb"}]},
         "workload": {
             "models": {"m": {"sample_time": 0.1}},
             "jobs": [{"gpus": 4, "model": "m", "steps": 3000, "global_batch": 4}],
         },
-        "faults": {"events": [{"kind": "slow", "at": "100 s", "node": "node-2", "factor": 2.0,
-                               "duration": "200 s"}]},
-        "energy": {"policy_caps": True}, "decide": {"every": "2 s"}, "noise": {"step_cov": 0.03},
-    }  # fmt: skip
+        "faults": {"events": [{"kind": "slow", "at": "100 s", "node": "node-2", "factor": 2.0, "duration": "200 s"}]},
+        "energy": {"policy_caps": True},
+        "decide": {"every": "2 s"},
+        "noise": {"step_cov": 0.03},
+    }
     made, plain = (simulate(from_mapping(spec), policy=make_policy(p), seed=1) for p in (ALL, WITHOUT))
     assert made.totals["energy_j"] < 0.97 * plain.totals["energy_j"]
     assert made.jobs["completion_s"][0] < 1.01 * plain.jobs["completion_s"][0]
@@ -211,9 +237,7 @@ def test_a_straggler_that_recovers_costs_nothing():
 
 def test_both_ways_of_advancing_time_agree():
     scenario = load("scenarios/power-slack.yaml").model_copy(update={"horizon": 400.0})
-    fast, plain = (
-        simulate(scenario, policy=make_policy(ALL), seed=1, event_by_event=slow) for slow in (False, True)
-    )
+    fast, plain = (simulate(scenario, policy=make_policy(ALL), seed=1, event_by_event=slow) for slow in (False, True))
     assert_equal(fast, plain)
     assert fast.totals["energy_j"] == pytest.approx(plain.totals["energy_j"])
 
@@ -221,16 +245,22 @@ def test_both_ways_of_advancing_time_agree():
 def test_what_would_be_measured_at_the_full_clock():
     """An eighth of the dynamic power is half of the clock. Worker 2 is starved: its steps would begin no sooner."""
     workers = Workers.of(
-        job=[0, 0, 1, 2], index=[0, 1, 0, 0], gpu=range(4), node=[0, 1, 0, 0], step_s=[2.0, 1.0, 2.0, 2.0],
-        fixed_s=[0.4, 0.4, 0.0, 0.0], input_stall_s=[0.0, 0.5, 1.0, 0.04], wait_s=[0.0, 1.0, 0.0, 0.0],
-        response_s_per_sample=[0.1] * 4, gradient_rate_per_s=[0.5] * 4, capacity_samples_per_s=[10.0] * 4,
+        job=[0, 0, 1, 2],
+        index=[0, 1, 0, 0],
+        gpu=range(4),
+        node=[0, 1, 0, 0],
+        step_s=[2.0, 1.0, 2.0, 2.0],
+        fixed_s=[0.4, 0.4, 0.0, 0.0],
+        input_stall_s=[0.0, 0.5, 1.0, 0.04],
+        wait_s=[0.0, 1.0, 0.0, 0.0],
+        response_s_per_sample=[0.1] * 4,
+        gradient_rate_per_s=[0.5] * 4,
+        capacity_samples_per_s=[10.0] * 4,
         input_samples_per_s=[np.inf, np.inf, 7.0, 19.0],
-    )  # fmt: skip
+    )
     nodes = {"gpus": [3, 1], "first_gpu": [0, 3], "power_idle_w": [50.0, 50.0], "power_max_w": [350.0, 350.0]}
     o = Observation.of(
-        nodes=Nodes.of(**nodes, power_cap_w=[87.5, 350.0]),
-        workers=workers,
-        jobs=Jobs.of(id=range(3), work_s=[9.0] * 3),
+        nodes=Nodes.of(**nodes, power_cap_w=[87.5, 350.0]), workers=workers, jobs=Jobs.of(id=range(3), work_s=[9.0] * 3)
     )
     assert clocks(o.nodes).tolist() == [0.5, 1.0]
     assert clocks(Nodes.of(**nodes, power_cap_w=[40.0, np.nan])).tolist() == [1.0, 1.0]
@@ -248,8 +278,7 @@ def test_what_would_be_measured_at_the_full_clock():
     assert found.input_stall_s == pytest.approx([0.0, 0.5, 2.0, 0.04])
     assert seen.jobs.work_s.tolist() == [1.0, 1.0, 1.0]
     assert (
-        at_full_clock(replace(o, nodes=Nodes.of(**nodes, power_cap_w=[350.0, 350.0]))).jobs.work_s.tolist()
-        == [9.0] * 3
+        at_full_clock(replace(o, nodes=Nodes.of(**nodes, power_cap_w=[350.0, 350.0]))).jobs.work_s.tolist() == [9.0] * 3
     )
     one = replace(o, workers=Workers.of(job=[1], index=[0], gpu=[0], node=[0], step_s=[2.0]))
     assert at_full_clock(one).jobs.work_s.tolist() == [9.0, 1.0, 9.0]
@@ -261,9 +290,10 @@ def test_nodes_that_one_job_holds_whole_and_jobs_inside_their_nodes():
         nodes=Nodes.of(gpus=[2, 2, 2, 2, 2, 0, 1], first_gpu=[0, 2, 4, 6, 8, 10, 10], up=[1, 1, 1, 1, 1, 1, 0]),
         gpus=Gpus.of(node=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 6], job=[0, 0, 1, -1, 2, 2, 3, 3, 3, 3, 4]),
         jobs=Jobs.of(id=range(6), gpus_per_worker=[1, 1, 2, 4, 1, 1]),
-        workers=Workers.of(job=[0, 0, 1, 2, 3, 4], index=[0, 1, 0, 0, 0, 0], gpu=[0, 1, 2, 4, 6, 10],
-                           node=[0, 0, 1, 2, 3, 6]),
-    )  # fmt: skip
+        workers=Workers.of(
+            job=[0, 0, 1, 2, 3, 4], index=[0, 1, 0, 0, 0, 0], gpu=[0, 1, 2, 4, 6, 10], node=[0, 0, 1, 2, 3, 6]
+        ),
+    )
     alone, inside = _whole_nodes(o)
     assert alone.tolist() == [True, False, True, False, False, False, False]
     assert inside.tolist() == [True, True, True, False, True, True]
@@ -277,7 +307,7 @@ def test_the_clock_of_a_node_is_that_of_its_worker_in_most_haste():
     o = Observation.of(
         nodes=Nodes.of(gpus=[2, 1, 1], first_gpu=[0, 2, 3]),
         workers=Workers.of(job=[0] * 4, index=range(4), gpu=range(4), node=[0, 0, 1, 2]),
-    )  # fmt: skip
+    )
     every = np.ones(3, dtype=bool)
     assert _at_pace(o, np.array([0.5, 0.75, 1.5, np.nan]), every).tolist() == [0.75, 1.0, 1.0]
     assert _at_pace(o, np.full(4, 0.5), np.array([True, False, True])).tolist() == [0.5, 1.0, 0.5]

@@ -31,9 +31,11 @@ def decisions(*windows, **parameters):
 def measured(after, **more):
     """The new deal is made at 100 s; after it the goodput is `after`. S2 would have it again from then on."""
     return [
-        (window(100.0, OLD, 6.0, **more), NEW), (window(110.0, NEW, after, **more), None),
-        (window(120.0, NEW, after, **more), None), (window(130.0, OLD, 6.0, **more), NEW),
-    ]  # fmt: skip
+        (window(100.0, OLD, 6.0, **more), NEW),
+        (window(110.0, NEW, after, **more), None),
+        (window(120.0, NEW, after, **more), None),
+        (window(130.0, OLD, 6.0, **more), NEW),
+    ]
 
 
 def test_a_deal_that_slows_the_updates_is_undone_and_backed_off():

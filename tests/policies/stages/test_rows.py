@@ -17,15 +17,15 @@ from tests.policies.observations import change, shared_gpu
 
 def scenario(nodes, model, jobs, **more):
     """A scenario of one model `m` with steps of 1 ms and 1 ms per sample, decided every minute."""
-    model = {
-        "fixed_time": "1 ms",
-        "sample_time": "1 ms",
-        "exchange": {"alpha": "30 us", "rate": "1 Gbit/s"},
-    } | model
+    model = {"fixed_time": "1 ms", "sample_time": "1 ms", "exchange": {"alpha": "30 us", "rate": "1 Gbit/s"}} | model
     return {
-        "schema_version": 1, "name": "row", "cluster": {"nodes": nodes}, "decide": {"every": "60 s"},
-        "workload": {"models": {"m": model}, "jobs": [{"model": "m", **job} for job in jobs]}, **more,
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "row",
+        "cluster": {"nodes": nodes},
+        "decide": {"every": "60 s"},
+        "workload": {"models": {"m": model}, "jobs": [{"model": "m", **job} for job in jobs]},
+        **more,
+    }
 
 
 def simulated(spec, policy):
@@ -60,9 +60,7 @@ def test_b_the_delay_of_each_node_follows_data_and_links():
 
     def delay(nic=1e9, busy=0.0, ratio=1.0, input_bytes=1e12, service_s=1000.0, gpus=1):
         o = Observation.of(
-            nodes=Nodes.of(
-                gpus=[2, 2], gpus_free=[2, 2], nic_bytes_per_s=[1e9, nic], nic_busy_ratio=[0.0, busy]
-            ),
+            nodes=Nodes.of(gpus=[2, 2], gpus_free=[2, 2], nic_bytes_per_s=[1e9, nic], nic_busy_ratio=[0.0, busy]),
             jobs=Jobs.of(id=[0], input_bytes=[input_bytes], service_s=[service_s]),
             stores=Stores.of(job=[0, 0], node=[0, 1], ratio=[1.0, 1.0 - ratio]),
         )
@@ -92,9 +90,11 @@ def test_d_a_running_job_shrinks_where_that_pays(policy):
     """Its links become fifty times slower: what is measured makes the job give up GPUs."""
     job = {"gpus": 8, "workers_min": 1, "workers_max": 8, "steps": 4000, "global_batch": 256}
     spec = scenario(EIGHT, {"gradient": "10 MB"}, [job])
-    spec["faults"] = {"events": [
-        {"kind": "link", "node": f"n-{k}", "at": "61 s", "duration": "1 d", "factor": 50.0} for k in range(8)
-    ]}  # fmt: skip
+    spec["faults"] = {
+        "events": [
+            {"kind": "link", "node": f"n-{k}", "at": "61 s", "duration": "1 d", "factor": 50.0} for k in range(8)
+        ]
+    }
     _, gpus = simulated(spec, policy)
     assert len(gpus[0]) > 1
     assert len(gpus[-1]) == 1

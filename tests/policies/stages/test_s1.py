@@ -60,9 +60,12 @@ def test_s113_no_shard_is_moved_over_a_link_that_has_enough_to_carry():
     shards = busy.shards
     away = (shards.worker == 0) & ~shards.started
     busy = change(
-        busy, "shards", node=np.where(away, 1, shards.node), local=shards.local & ~away,
+        busy,
+        "shards",
+        node=np.where(away, 1, shards.node),
+        local=shards.local & ~away,
         bytes=np.where(away, 5e8, shards.bytes),
-    )  # fmt: skip
+    )
     plan = refine(DataFlow(), busy)[0]
     assert plan.moves is None or not np.isin(shards.worker[plan.moves.shard], [1]).any()
 
@@ -181,9 +184,7 @@ def drifting(slope, windows=12, last=1.6):
     even = one_job([2.0] * 4, shards_each=24, shard_samples=50, samples=dealt)
     speeds = np.full((windows, 4), 2.0)
     speeds[:, 3] = last - slope * np.arange(windows - 1, -1, -1)
-    return [
-        change(even, "workers", gradient_rate_per_s=speed / dealt, step_s=dealt / speed) for speed in speeds
-    ]
+    return [change(even, "workers", gradient_rate_per_s=speed / dealt, step_s=dealt / speed) for speed in speeds]
 
 
 def test_s111_a_worker_that_keeps_slowing_down_counts_as_slow_as_it_will_be():
@@ -277,9 +278,10 @@ def test_s113_data_follows_speed_and_settles(stage):
 @settings(max_examples=25)
 @given(
     speeds=st.lists(st.floats(0.5, 4.0), min_size=3, max_size=5),
-    busy=st.lists(st.floats(0.0, 0.9), min_size=5, max_size=5), alternates=st.booleans(),
+    busy=st.lists(st.floats(0.0, 0.9), min_size=5, max_size=5),
+    alternates=st.booleans(),
     rows=st.lists(st.sampled_from([50, 100, 300]), min_size=5, max_size=5),
-)  # fmt: skip
+)
 def test_s113_moves_end_under_constant_or_alternating_load(stage, speeds, busy, alternates, rows):
     """No shard returns within ten decisions, and nobody falls under a tenth of its fair share."""
     n = len(speeds)
@@ -360,8 +362,13 @@ def test_s113_formula_prefers_idle_receivers_on_fast_links():
 
 
 def transfer_seconds(observation, plan):
-    rates = dict(zip(zip(observation.paths.source.tolist(), observation.paths.target.tolist(), strict=True),
-                     observation.paths.bytes_per_s.tolist(), strict=True))  # fmt: skip
+    rates = dict(
+        zip(
+            zip(observation.paths.source.tolist(), observation.paths.target.tolist(), strict=True),
+            observation.paths.bytes_per_s.tolist(),
+            strict=True,
+        )
+    )
     return sum(
         observation.shards.bytes[shard] / rates[int(source), int(target)]
         for shard, source, target in zip(plan.moves.shard, plan.moves.source, plan.moves.target, strict=True)
@@ -371,9 +378,8 @@ def transfer_seconds(observation, plan):
 def test_s113_optimal_transfers_no_longer_than_the_formula():
     """A greedy first choice of the best link leaves the worst one over: 1 + 1/0.1 against 1/0.8 + 1/0.8."""
     observation = one_job(
-        [1.0] * 4, shard_samples=[150, 150, 50, 50], shards_each=10, nic_bytes_per_s=1e9,
-        shard_bytes=1e6,
-    )  # fmt: skip
+        [1.0] * 4, shard_samples=[150, 150, 50, 50], shards_each=10, nic_bytes_per_s=1e9, shard_bytes=1e6
+    )
     observation.paths = Paths.of(source=[0, 0, 1, 1], target=[2, 3, 2, 3], bytes_per_s=[1e6, 8e5, 8e5, 1e5])
     greedy, _, _ = refine(DataFlow(), observation)
     exact, _, _ = refine(DataFlow(mode="optimal"), observation)
@@ -429,9 +435,7 @@ def test_memory_follows_the_worker_and_forgets_one_that_moved():
     assert same(stage.refine(moved, UNCHANGED, {})[0].moves, stage.refine(moved, UNCHANGED, memory)[0].moves)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"mode": "best"}, {"threshold": 0.0}, {"smoothing": 2.0}, {"thresold": 0.1}]
-)
+@pytest.mark.parametrize("wrong", [{"mode": "best"}, {"threshold": 0.0}, {"smoothing": 2.0}, {"thresold": 0.1}])
 def test_wrong_parameters_are_refused(wrong):
     with pytest.raises(PolicyError, match=r"^s1"):
         make_stage("s1", wrong)
@@ -451,9 +455,11 @@ def test_how_far_off_a_norm_is_and_how_far_it_usually_is():
     """A job of two, whose variances count together, and one of three, whose median is the least of each."""
     groups = WorkersByJob(np.arange(2), np.array([0, 2, 5]), np.array([2, 3]), np.ones(2, dtype=bool))
     state = {
-        "norm_level": np.zeros(5), "norm_trend": np.zeros(5), "norm_windows": np.array([4, 5, 5, 5, 5]),
+        "norm_level": np.zeros(5),
+        "norm_trend": np.zeros(5),
+        "norm_windows": np.array([4, 5, 5, 5, 5]),
         "norm_variance": np.array([0.01, 0.03, 0.01, 0.04, 0.09]),
-    }  # fmt: skip
+    }
     deviation, sigma, warm = _norm_deviation(groups, state, np.array([0.0, 1.0, 0.0, 0.0, 2.0]))
     assert deviation == pytest.approx([0.0, 1.0, 0.0, 0.0, 2.0])
     assert sigma == pytest.approx([0.2, 0.2, 0.2, 0.2, 0.3])

@@ -37,9 +37,14 @@ def train(stage, speeds, batch, *, decisions=200, steps=10, fixed_s=0.0, rng=Non
             total_s += drawn_s.max(axis=1).sum()
             measured = samples / (drawn_s.mean(axis=0) - fixed_s)
         observation = one_job(
-            measured, batch=batch, samples=samples, fixed_s=fixed_s, step_cov=step_cov,
-            window_s=steps * mean_s.max(), **columns,
-        )  # fmt: skip
+            measured,
+            batch=batch,
+            samples=samples,
+            fixed_s=fixed_s,
+            step_cov=step_cov,
+            window_s=steps * mean_s.max(),
+            **columns,
+        )
         plan, memory, _ = refine(stage, observation, memory)
         samples = plan.samples(observation).copy()
         deals.append(samples)
@@ -103,9 +108,7 @@ def test_a_mean_over_more_steps_of_the_window_is_surer():
 @BOTH
 def test_a_worker_that_becomes_slow_gives_work_away_and_gets_it_back(stage):
     memory, samples = None, even_deal(64, 4)
-    for speeds, expected in (
-        ([1.0] * 4, [16] * 4), ([1.0, 1.0, 1.0, 0.5], [18, 18, 19, 9]), ([1.0] * 4, [16] * 4),
-    ):  # fmt: skip
+    for speeds, expected in (([1.0] * 4, [16] * 4), ([1.0, 1.0, 1.0, 0.5], [18, 18, 19, 9]), ([1.0] * 4, [16] * 4)):
         for _ in range(8):
             observation = one_job(speeds, batch=64, samples=samples)
             plan, memory, _ = refine(stage, observation, memory)
@@ -200,9 +203,14 @@ def test_what_an_earlier_stage_dealt_is_kept_where_s2_has_nothing_better():
 def remote(shard_bytes=1e6, rate=1e6, **options):
     """Two workers; the first owns four shards, of which all but the first are stored on node 2."""
     observation = one_job(
-        [1.0, 1.0, 1.0], shards_each=4, shard_samples=10, shard_bytes=shard_bytes,
-        stored_on=[0, 2, 2, 2] + [1] * 4 + [2] * 4, nic_bytes_per_s=rate, **options,
-    )  # fmt: skip
+        [1.0, 1.0, 1.0],
+        shards_each=4,
+        shard_samples=10,
+        shard_bytes=shard_bytes,
+        stored_on=[0, 2, 2, 2] + [1] * 4 + [2] * 4,
+        nic_bytes_per_s=rate,
+        **options,
+    )
     return change(observation, "workers", capacity_samples_per_s=[1.0] * 3)
 
 
@@ -309,9 +317,9 @@ def test_s213_optimal_makes_room_for_the_shard_that_has_no_choice():
     node[1], node[3] = 2, 3  # second shards of workers 0 and 1
     needed = observation.shards.needed_in_s.copy()
     needed[1], needed[3] = 2.0, 6.0
-    observation = change(observation, "shards", node=node, needed_in_s=needed, local=[
-        node[row] == row // 2 for row in range(2 * n)
-    ])  # fmt: skip
+    observation = change(
+        observation, "shards", node=node, needed_in_s=needed, local=[node[row] == row // 2 for row in range(2 * n)]
+    )
     # The first can be had by 2 and, over a fast path, by 3; the second only by 2.
     observation.paths = Paths.of(source=[2, 3, 3], target=[3, 2, 0], bytes_per_s=[1e6, 1e3, 1e3])
     fast = change(observation, "shards", node=np.where(np.arange(2 * n) == 3, 2, observation.shards.node))
@@ -325,10 +333,17 @@ def test_s213_optimal_makes_room_for_the_shard_that_has_no_choice():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"mode": "best"}, {"damping": 0.0}, {"damping": 1.5}, {"priority_alpha": 1.5}, {"priority_alpha": -0.5},
-        {"rate_alpha": 1.5}, {"rate_alpha": -0.5}, {"epsilon": 0.0}, {"modus": "x"},
+        {"mode": "best"},
+        {"damping": 0.0},
+        {"damping": 1.5},
+        {"priority_alpha": 1.5},
+        {"priority_alpha": -0.5},
+        {"rate_alpha": 1.5},
+        {"rate_alpha": -0.5},
+        {"epsilon": 0.0},
+        {"modus": "x"},
     ],
-)  # fmt: skip
+)
 def test_wrong_parameters_are_refused(wrong):
     with pytest.raises(PolicyError, match=r"^s2"):
         make_stage("s2", wrong)

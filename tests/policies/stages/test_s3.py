@@ -83,9 +83,7 @@ def test_s313_small_changes_of_the_real_interval_change_nothing():
         assert set(intervals) == {3}
 
 
-@pytest.mark.parametrize(
-    ("table", "column"), [("jobs", "exchange_s"), ("jobs", "drift"), ("workers", "step_s")]
-)
+@pytest.mark.parametrize(("table", "column"), [("jobs", "exchange_s"), ("jobs", "drift"), ("workers", "step_s")])
 def test_s313_unknown_inputs_keep_the_interval(table, column):
     observation = change(slow_exchange(240.0, interval=5), table, **{column: np.nan})
     assert refine(Synchronisation(), observation)[0].sync_interval is None
@@ -170,9 +168,7 @@ def test_s313_optimal_has_hysteresis_and_stays():
 
 def two_jobs(shares=(0.5, 0.5), goodput=None, time_s=100.0, **options):
     """Job 0 waits for its worker on the shared GPU (2 s against 1 s); job 1's worker waits for its peer."""
-    return shared_gpu(
-        list(shares), [2.0, 1.0], others_s=[1.0, 2.0], goodput=goodput, time_s=time_s, **options
-    )
+    return shared_gpu(list(shares), [2.0, 1.0], others_s=[1.0, 2.0], goodput=goodput, time_s=time_s, **options)
 
 
 @BOTH

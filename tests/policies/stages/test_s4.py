@@ -29,12 +29,28 @@ def cluster(sizes, jobs, *, models=None, time_s=1000.0, window_s=10.0, gpu=None,
     holder, workers = np.full(total, -1), []
     up = np.ones(nodes, dtype=bool) if up is None else np.array(up)
     defaults = {
-        "state": W, "rigid": True, "gpus_requested": 1, "duration_s": 600.0, "service_s": 600.0, "priority": 1.0,
-        "queued_since_s": time_s, "workers_min": 1, "workers_max": 1, "global_batch": 64, "restart_s": 30.0,
-        "work_s": math.nan, "exchange_s": math.nan, "goodput_samples_per_s": math.nan, "gpus_held": 0,
-        "memory_bytes": 0.0, "data_demand_bytes": 0.0, "compute_demand_flops": 0.0, "waited_s": 0.0,
-        "started_s": math.nan, "attained_gpu_s": 0.0,
-    }  # fmt: skip
+        "state": W,
+        "rigid": True,
+        "gpus_requested": 1,
+        "duration_s": 600.0,
+        "service_s": 600.0,
+        "priority": 1.0,
+        "queued_since_s": time_s,
+        "workers_min": 1,
+        "workers_max": 1,
+        "global_batch": 64,
+        "restart_s": 30.0,
+        "work_s": math.nan,
+        "exchange_s": math.nan,
+        "goodput_samples_per_s": math.nan,
+        "gpus_held": 0,
+        "memory_bytes": 0.0,
+        "data_demand_bytes": 0.0,
+        "compute_demand_flops": 0.0,
+        "waited_s": 0.0,
+        "started_s": math.nan,
+        "attained_gpu_s": 0.0,
+    }
     rows = []
     for k, job in enumerate(jobs):
         row = {**defaults, **{key: value for key, value in job.items() if key not in ("holds", "response_s")}}
@@ -43,27 +59,30 @@ def cluster(sizes, jobs, *, models=None, time_s=1000.0, window_s=10.0, gpu=None,
             holder[job["holds"]] = k
             if not row["rigid"]:
                 seconds = job.get("response_s", [math.nan] * len(job["holds"]))
-                workers += [
-                    (k, i, g, node[g], s) for i, (g, s) in enumerate(zip(job["holds"], seconds, strict=True))
-                ]
+                workers += [(k, i, g, node[g], s) for i, (g, s) in enumerate(zip(job["holds"], seconds, strict=True))]
         rows.append(row)
     free = (holder < 0) & up[node]
     return Observation.of(
-        time_s, window_s,
+        time_s,
+        window_s,
         nodes=Nodes.of(gpus=sizes, first_gpu=first, gpus_free=np.bincount(node, free, nodes), up=up),
         gpus=Gpus.of(
-            node=node, job=holder, share_free=np.where(free, 1.0, 0.0),
+            node=node,
+            job=holder,
+            share_free=np.where(free, 1.0, 0.0),
             model=np.zeros(total) if models is None else np.array(models)[node],
             **{"memory_bytes": np.full(total, 80e9), **(gpu or {})},
         ),
         jobs=Jobs.of(id=range(len(rows)), **{key: [row[key] for row in rows] for key in rows[0]}),
-        workers=Workers.of(**{
-            name: [w[k] for w in workers]
-            for k, name in enumerate(("job", "index", "gpu", "node", "response_s_per_sample"))
-        }),
+        workers=Workers.of(
+            **{
+                name: [w[k] for w in workers]
+                for k, name in enumerate(("job", "index", "gpu", "node", "response_s_per_sample"))
+            }
+        ),
         gpu_models=tuple(f"m{k}" for k in range(1 + max(models or [0]))),
         **tables,
-    )  # fmt: skip
+    )
 
 
 def decide(observation, memory=None, **parameters):
@@ -99,8 +118,7 @@ def test_s411_a_job_on_slow_nodes_only_is_slower_than_estimated():
     for step_s, slowest in ((0.64, 1.0), (1.28, 0.5), (0.32, 1.0)):
         seen = cluster([2, 2], [job, {}], speeds=speeds)
         workers = {
-            name: seen.workers.as_dict()[name]
-            for name in ("job", "index", "gpu", "node", "response_s_per_sample")
+            name: seen.workers.as_dict()[name] for name in ("job", "index", "gpu", "node", "response_s_per_sample")
         }
         seen.workers = Workers.of(**workers, samples_per_step=[32, 32], step_s=[step_s] * 2)
         given, values, _ = decide(seen)
@@ -110,9 +128,7 @@ def test_s411_a_job_on_slow_nodes_only_is_slower_than_estimated():
 
 @pytest.mark.parametrize("idle", [0, 1])
 def test_s411_the_job_whose_gpus_idle_more_gives_first(idle):
-    jobs = [
-        {**ELASTIC, "holds": [4 * k + g for g in range(4)], "goodput_samples_per_s": 9.0} for k in range(2)
-    ]
+    jobs = [{**ELASTIC, "holds": [4 * k + g for g in range(4)], "goodput_samples_per_s": 9.0} for k in range(2)]
     active = np.repeat([0.9, 0.9], 4)
     active[4 * idle : 4 * idle + 4] = 0.4
     waiting = {"service_s": 600.0, "gpus_requested": 1}
@@ -130,9 +146,13 @@ def test_s411_values():
 
 def test_s412_order_by_priority_demand_and_waiting():
     for better in (
-        {"priority": 2.0}, {"data_demand_bytes": 2e9}, {"compute_demand_flops": 2e18}, {"queued_since_s": 0.0},
-        {"waited_s": 500.0}, {"service_s": 60.0, "queued_since_s": 900.0},
-    ):  # fmt: skip
+        {"priority": 2.0},
+        {"data_demand_bytes": 2e9},
+        {"compute_demand_flops": 2e18},
+        {"queued_since_s": 0.0},
+        {"waited_s": 500.0},
+        {"service_s": 60.0, "queued_since_s": 900.0},
+    ):
         worse = {"data_demand_bytes": 1e9, "compute_demand_flops": 1e18, "memory_bytes": 20e9}
         better = worse | better
         worse |= {"queued_since_s": 900.0} if "service_s" in better else {}
@@ -143,8 +163,7 @@ def test_s412_order_by_priority_demand_and_waiting():
 
 
 @pytest.mark.parametrize(
-    ("column", "first"),
-    [("data_demand_bytes", 1), ("compute_demand_flops", 1), ("priority", 1), ("memory_bytes", 0)],
+    ("column", "first"), [("data_demand_bytes", 1), ("compute_demand_flops", 1), ("priority", 1), ("memory_bytes", 0)]
 )
 def test_s412_each_variable_alone_orders_jobs_that_tie(column, first):
     base = {"data_demand_bytes": 1e9, "compute_demand_flops": 1e15, "priority": 1.0, "memory_bytes": 1e10}
@@ -157,9 +176,7 @@ def test_s412_each_variable_alone_orders_jobs_that_tie(column, first):
 
 
 def test_s412_what_fits_nowhere_holds_up_nobody():
-    given, _, _ = decide(
-        cluster([1, 1], [{"memory_bytes": 99e9, "queued_since_s": 0.0}, {"gpus_requested": 3}, {}])
-    )
+    given, _, _ = decide(cluster([1, 1], [{"memory_bytes": 99e9, "queued_since_s": 0.0}, {"gpus_requested": 3}, {}]))
     assert list(given) == [2]
 
 
@@ -237,9 +254,7 @@ def test_s421_use():
 def test_s422_whole_gangs_and_exact_requests():
     given, _, _ = decide(cluster([2, 2], [{"gpus_requested": 3}, {"gpus_requested": 2}]))
     assert sorted(map(len, given.values())) in ([2], [3])
-    given, _, _ = decide(
-        cluster([4], [{**ELASTIC, "gpus_requested": 3, "workers_max": 3, "gpus_per_worker": 1}])
-    )
+    given, _, _ = decide(cluster([4], [{**ELASTIC, "gpus_requested": 3, "workers_max": 3, "gpus_per_worker": 1}]))
     assert len(given[0]) == 3
 
 
@@ -254,32 +269,18 @@ def test_s422_data_elsewhere_weakens_a_ratio():
     """Worker 0 reads all its data from elsewhere: its claim to its node counts half."""
     job = {**ELASTIC, "workers_max": 2, "workers_min": 2, "gpus_requested": 2, "holds": [0, 2]}
     shards = Shards.of(
-        id=[0, 1],
-        job=[0, 0],
-        worker=[0, 1],
-        node=[1, 1],
-        bytes=[5.0, 5.0],
-        samples=[1, 1],
-        local=[False, True],
+        id=[0, 1], job=[0, 0], worker=[0, 1], node=[1, 1], bytes=[5.0, 5.0], samples=[1, 1], local=[False, True]
     )
     given, _, _ = decide(cluster([2, 2], [job, {}], shards=shards))
     assert given == {1: [1]}
     shards = Shards.of(
-        id=[0, 1],
-        job=[0, 0],
-        worker=[0, 1],
-        node=[0, 0],
-        bytes=[5.0, 5.0],
-        samples=[1, 1],
-        local=[True, False],
+        id=[0, 1], job=[0, 0], worker=[0, 1], node=[0, 0], bytes=[5.0, 5.0], samples=[1, 1], local=[True, False]
     )
     given, _, _ = decide(cluster([2, 2], [job, {}], shards=shards))
     assert given == {1: [3]}
 
 
-SPEEDS = Speeds.of(
-    job=[0] * 4, gpu_model=[0, 1, 0, 1], gpus=[2, 2, 4, 4], samples_per_s=[50.0, 100.0, 100.0, 200.0]
-)
+SPEEDS = Speeds.of(job=[0] * 4, gpu_model=[0, 1, 0, 1], gpus=[2, 2, 4, 4], samples_per_s=[50.0, 100.0, 100.0, 200.0])
 
 
 def test_s422_a_gang_stays_on_one_model_and_takes_the_fast_one():
@@ -300,9 +301,8 @@ def _racks(exchange_s, free=(1, 1, 2, 2), apart_s=math.nan, memory=None, up=None
     ]
     row = len(holds)
     speeds = Speeds.of(
-        job=[row], gpu_model=[0], gpus=[4], samples_per_s=[64.0], exchange_s=[exchange_s],
-        apart_exchange_s=[apart_s],
-    )  # fmt: skip
+        job=[row], gpu_model=[0], gpus=[4], samples_per_s=[64.0], exchange_s=[exchange_s], apart_exchange_s=[apart_s]
+    )
     seen = cluster([2] * 6, jobs, speeds=speeds, up=up)
     seen.nodes = Nodes.of(**{**seen.nodes.as_dict(), "rack": [0, 1, 0, 1, 1, 0]})
     given, _, _ = decide(seen, memory)
@@ -328,8 +328,9 @@ def test_s422_the_overdue_first_is_not_delayed():
     jobs = [
         {"holds": [0, 1], "gpus_requested": 2, "service_s": 100.0},
         {"gpus_requested": 4, "queued_since_s": -9800.0, "service_s": 1000.0},
-        {"service_s": 90.0}, {"service_s": 300.0, "queued_since_s": 990.0},
-    ]  # fmt: skip
+        {"service_s": 90.0},
+        {"service_s": 300.0, "queued_since_s": 990.0},
+    ]
     given, values, _ = decide(cluster([4], jobs))
     assert values["s422_overdue"] == 1
     assert list(given) == [2]
@@ -356,14 +357,7 @@ def test_s422_the_longest_overdue_comes_before_better_ranks():
 @pytest.mark.parametrize("mode", ["formula", "optimal"])
 def test_s422_nothing_is_resized_into_what_an_overdue_job_waits_for(mode):
     """A gang of 4 has waited for long, 3 GPUs are free: neither growing nor starting by shrinking takes them."""
-    elastic = {
-        **ELASTIC,
-        "holds": [0, 1],
-        "gpus_requested": 2,
-        "workers_min": 2,
-        "restart_s": 0.0,
-        "service_s": 1e6,
-    }
+    elastic = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "workers_min": 2, "restart_s": 0.0, "service_s": 1e6}
     gang = {"gpus_requested": 4, "service_s": 100.0, "duration_s": 100.0, "queued_since_s": -9e4}
     small = {"gpus_requested": 2, "service_s": 2e6, "duration_s": 2e6}
     given, values, _ = decide(cluster([5], [elastic, gang, small]), mode=mode)
@@ -398,10 +392,7 @@ def test_s422_preemption_must_gain_more_than_restarts():
     assert values["s422_stopped"].tolist() == [0]
     for change in ({"service_s": 350.0}, {"priority": 0.1}):  # 1000/2 - 200 is less; no higher claim
         assert decide(cluster([1], [running, {**short, **change}]))[0] == {}
-    assert decide(cluster([1], [running, {**short, "service_s": 350.0}]), reluctance=1.0)[0] == {
-        0: [],
-        1: [0],
-    }
+    assert decide(cluster([1], [running, {**short, "service_s": 350.0}]), reluctance=1.0)[0] == {0: [], 1: [0]}
 
 
 def test_s422_a_job_that_was_stopped_works_on_for_longer():
@@ -414,9 +405,12 @@ def test_s422_a_job_that_was_stopped_works_on_for_longer():
         (370.0, 600.0 + 6001.0, False),  # 600 s of work are less than a tenth of 6001 s
     ):
         running = {
-            "holds": [0], "service_s": 1e4, "restart_s": 30.0, "started_s": started_s,
+            "holds": [0],
+            "service_s": 1e4,
+            "restart_s": 30.0,
+            "started_s": started_s,
             "attained_gpu_s": attained_gpu_s,
-        }  # fmt: skip
+        }
         given, _, _ = decide(cluster([1], [running, short]))
         assert (given == {0: [], 1: [0]}) == stops, (started_s, attained_gpu_s)
 
@@ -441,13 +435,10 @@ def test_s422_elastic_jobs_take_what_no_waiting_job_could_use():
     assert len(decide(cluster([4, 2], [job, rest, needs_all]))[0][0]) == 5, "it waits for both in any case"
     assert len(decide(cluster([4, 2], [job, rest, needs_four]))[0][0]) == 5, "it waits for the elastic one"
     sooner = {**rest, "service_s": 300.0}
-    assert decide(cluster([4, 2], [job, sooner, needs_four]))[0] == {}, (
-        "it could have those three and the last"
+    assert decide(cluster([4, 2], [job, sooner, needs_four]))[0] == {}, "it could have those three and the last"
+    assert decide(cluster([4, 2], [job, {**rest, "service_s": math.nan, "started_s": 990.0}, needs_four]))[0] == {}, (
+        "may end now"
     )
-    assert (
-        decide(cluster([4, 2], [job, {**rest, "service_s": math.nan, "started_s": 990.0}, needs_four]))[0]
-        == {}
-    ), "may end now"
     assert decide(cluster([4, 2], [job, rest, needs_all], models=[0, 0]), frozen="S422")[0] == {}
 
 
@@ -463,14 +454,7 @@ def test_s422_who_grows_first():
 
 
 def test_s422_small_gains_are_not_worth_a_resize():
-    job = {
-        **ELASTIC,
-        "holds": [0, 1],
-        "gpus_requested": 2,
-        "restart_s": 0.0,
-        "exchange_s": 0.0,
-        "service_s": 1e6,
-    }
+    job = {**ELASTIC, "holds": [0, 1], "gpus_requested": 2, "restart_s": 0.0, "exchange_s": 0.0, "service_s": 1e6}
     speeds = Speeds.of(job=[0] * 3, gpu_model=[0] * 3, gpus=[2, 3, 4], samples_per_s=[100.0, 102.0, 103.0])
     assert decide(cluster([4], [job], speeds=speeds))[0] == {}
     assert decide(cluster([4], [job], speeds=speeds), margin=0.01)[0] == {0: [0, 1, 2, 3]}
@@ -539,9 +523,7 @@ def test_optimal_sizes_beat_the_requests():
     given, values, _ = decide(cluster([4, 4], [{**scales, "restart_s": 1.0}, talks]), mode="optimal")
     assert values["s422_configurations"] > 4
     assert len(given[0]) > 4 > len(given[1])
-    given, _, _ = decide(
-        cluster([4, 4], [{**scales, "restart_s": 1e4}, {**talks, "restart_s": 1e4}]), mode="optimal"
-    )
+    given, _, _ = decide(cluster([4, 4], [{**scales, "restart_s": 1e4}, {**talks, "restart_s": 1e4}]), mode="optimal")
     assert given == {}
 
 
@@ -577,9 +559,15 @@ def test_a_real_time_limit_is_noticed():
     index = np.sort(rng.integers(0, jobs, n))
     with pytest.raises(TimeoutError, match="within"):
         best_sizes(
-            rng.integers(1, 99, n), np.zeros(n, dtype=np.int64), rng.random(n), index, np.zeros(jobs, bool),
-            np.array([997.0]), 1000, 1e-6,
-        )  # fmt: skip
+            rng.integers(1, 99, n),
+            np.zeros(n, dtype=np.int64),
+            rng.random(n),
+            index,
+            np.zeros(jobs, bool),
+            np.array([997.0]),
+            1000,
+            1e-6,
+        )
 
 
 def test_a_search_ends_after_so_many_nodes_on_every_machine():
@@ -607,19 +595,13 @@ def test_parameters_are_checked():
 # -- over time -----------------------------------------------------------------------------------------------
 
 WORKLOADS = st.lists(
-    st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 40)),
-    min_size=1,
-    max_size=25,
+    st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 5]), st.integers(1, 40)), min_size=1, max_size=25
 )
 
 
 @pytest.mark.parametrize("mode", ["formula", "optimal"])
 @settings(max_examples=15, deadline=None)
-@given(
-    jobs=WORKLOADS,
-    nodes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    reserve=st.sampled_from([0.0, 20.0]),
-)
+@given(jobs=WORKLOADS, nodes=st.lists(st.integers(1, 4), min_size=1, max_size=4), reserve=st.sampled_from([0.0, 20.0]))
 def test_all_jobs_end(mode, jobs, nodes, reserve):
     """The little world asserts whole gangs and that no GPU is handed out twice."""
     tiny = TinyWorld(sorted((float(a), g, float(d)) for a, g, d in jobs), [*nodes, 3, 2], restart_s=2.0)
@@ -655,11 +637,7 @@ def test_short_jobs_do_not_wait_for_long_ones():
     assert mean["s4"] < 0.6 * mean["fifo"]
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.0 + 1e-15, 3.0, 1e300]), st.integers(0, 9)), max_size=60
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.0 + 1e-15, 3.0, 1e300]), st.integers(0, 9)), max_size=60))
 def test_heavy_nodes_come_first_and_among_equals_those_with_least_free(nodes):
     weight, free = (np.array(column) for column in zip(*nodes, strict=True)) if nodes else np.empty((2, 0))
     free = free.astype(np.int64)

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.policies.contract import UNCHANGED, check
-from equipoise.policies.kernels.slices import (
-    EIGHTHS,
-    SEVENTHS,
-    fit_together,
-    is_slice,
-    nearest_slices,
-    share_left,
-)
+from equipoise.policies.kernels.slices import EIGHTHS, SEVENTHS, fit_together, is_slice, nearest_slices, share_left
 from equipoise.policies.registry import make_policy, make_stage
 from equipoise.policies.stages.virtual import _least_memory, _room, capability
 from equipoise.sim.run import run
@@ -53,11 +46,11 @@ def test_mig_profiles_fit_where_the_device_has_places_for_them(held):
 
     def placed(profiles):
         return any(
-            sum(size[p] for p in profiles) == len({s for p, b in zip(profiles, at, strict=True)
-                                                  for s in range(b, b + size[p])})
+            sum(size[p] for p in profiles)
+            == len({s for p, b in zip(profiles, at, strict=True) for s in range(b, b + size[p])})
             and sum(profiles) <= 7
             for at in itertools.product(*(begins[p] for p in profiles))
-        )  # fmt: skip
+        )
 
     shares = np.array(held) / 7
     assert fit_together(shares) == placed(held)
@@ -71,9 +64,7 @@ def test_mig_profiles_fit_where_the_device_has_places_for_them(held):
 
 def test_no_gpu_is_cut_into_what_it_cannot_be_cut_into():
     """Two 3g take all the memory of an A100: the 1g that asks for the seventh left waits, or goes elsewhere."""
-    jobs = [
-        {"name": f"j{k}", "gpus": 1, "gpu_share": f / 7, "duration": 100.0} for k, f in enumerate((3, 3, 1))
-    ]
+    jobs = [{"name": f"j{k}", "gpus": 1, "gpu_share": f / 7, "duration": 100.0} for k, f in enumerate((3, 3, 1))]
     node = {"name": "cut", "gpus": 1, "accelerator": "a100_sxm_80gb", "sharing": "mig"}
     for count, ends in ((1, [100.0, 100.0, 200.0]), (2, [100.0, 100.0, 100.0])):
         case = scenario(cluster={"nodes": [{**node, "count": count}]}, workload={"jobs": jobs})
@@ -105,19 +96,24 @@ def test_s321_an_exchange_makes_more_share_worth_less():
 
 def test_s321_waits_are_no_exchange():
     """Of 8 s a worker waits for 2 s and its input for 1 s, so that 3 s are the exchange's."""
-    o = change(
-        together(throughput_samples_per_s=[4.0, 1.0]), "workers", wait_s=[0.0, 2.0], input_stall_s=[0.0, 1.0]
-    )
+    o = change(together(throughput_samples_per_s=[4.0, 1.0]), "workers", wait_s=[0.0, 2.0], input_stall_s=[0.0, 1.0])
     assert capability(o, o.workers.gpu_share)[1] == pytest.approx(8 / 5**2 * 2 / 0.5 / (8 / (1 + 3)))
 
 
 @pytest.mark.parametrize(
     ("sevenths", "room", "slices"),
     [
-        ([3, 3], 7, (7, 8)), ([3], 3, (3, 4)), ([3], 2, (2, 2)), ([1, 1], 2, (2, 2)), ([4], 3, (3, 4)),
-        ([3, 3], 6, (6, 8)), ([2, 2], 4, (4, 4)), ([1], 1, (1, 1)), ([4, 2], 5, (5, 5)),
+        ([3, 3], 7, (7, 8)),
+        ([3], 3, (3, 4)),
+        ([3], 2, (2, 2)),
+        ([1, 1], 2, (2, 2)),
+        ([4], 3, (3, 4)),
+        ([3, 3], 6, (6, 8)),
+        ([2, 2], 4, (4, 4)),
+        ([1], 1, (1, 1)),
+        ([4, 2], 5, (5, 5)),
     ],
-)  # fmt: skip
+)
 def test_s323_slices_that_workers_may_hold_together(sevenths, room, slices):
     """As much memory as they hold, if they hold no more compute than there is room for, or what goes with it."""
     assert _room(np.array(sevenths) / 7, room / 7) == slices
@@ -127,16 +123,11 @@ def test_s323_memory_that_a_worker_holds_is_what_it_asked_for_less_what_is_free(
     o = change(together(), "workers", memory_free_bytes=[20e9, np.nan])
     o = change(o, "jobs", gpu_share_requested=[0.5, 0.5])
     assert _least_memory(o, np.arange(2)).tolist() == [0.25, 0.0]  # of 80 GB
-    assert _least_memory(change(o, "workers", memory_free_bytes=[60e9, 0.0]), np.arange(2)).tolist() == [
-        0.0,
-        0.5,
-    ]
+    assert _least_memory(change(o, "workers", memory_free_bytes=[60e9, 0.0]), np.arange(2)).tolist() == [0.0, 0.5]
 
 
 def test_s321_a_flat_curve_makes_more_share_worth_less():
-    o = together(
-        share_kappa=[np.inf, 0.25]
-    )  # speed at a half is 1.25 * 0.5 / 0.75; its slope over it 0.25 / 0.375
+    o = together(share_kappa=[np.inf, 0.25])  # speed at a half is 1.25 * 0.5 / 0.75; its slope over it 0.25 / 0.375
     slope = 8 / 2.0 * 0.25 / 0.375
     assert capability(o, o.workers.gpu_share)[1] == pytest.approx(slope / (8 / 2.0 / (1.25 * 0.5 / 0.75)))
 
@@ -194,9 +185,7 @@ def test_turns_are_equal_and_whoever_is_alone_has_all():
 
 def test_another_slice_costs_a_restart_in_both_time_advances():
     spec = pair("mig", steps=(400, 4000))
-    both = [
-        run(spec, policy=make_policy("s3+fifo"), seed=0, event_by_event=slow).jobs for slow in (False, True)
-    ]
+    both = [run(spec, policy=make_policy("s3+fifo"), seed=0, event_by_event=slow).jobs for slow in (False, True)]
     assert both[0]["completion_s"].tolist() == pytest.approx(both[1]["completion_s"].tolist(), rel=1e-9)
     alone = both[0]["completion_s"][1]
     assert alone > 4000 * 0.04
@@ -216,11 +205,7 @@ def refused(spec):
     ("node", "share", "text"),
     [
         ({"accelerator": "l40s", "sharing": "mig"}, 0.5, "cluster.nodes.0.sharing: l40s has no MIG"),
-        (
-            {"accelerator": "h100_sxm", "sharing": "mig"},
-            0.5,
-            "jobs.0.gpu_share: 0.5 of a GPU is no MIG slice",
-        ),
+        ({"accelerator": "h100_sxm", "sharing": "mig"}, 0.5, "jobs.0.gpu_share: 0.5 of a GPU is no MIG slice"),
         ({"accelerator": "h100_sxm", "sharing": "vgpu"}, 0.5, "sharing"),
     ],
 )

@@ -27,9 +27,8 @@ def refine(stage, observation, memory, plan=UNCHANGED):
 def seen(observation, plan, time_s):
     """The observation once the world has done what the plan says about gradients, samples and GPUs."""
     after = change(
-        observation, "workers", gradient_weight=plan.weights(observation),
-        samples_per_step=plan.samples(observation),
-    )  # fmt: skip
+        observation, "workers", gradient_weight=plan.weights(observation), samples_per_step=plan.samples(observation)
+    )
     if plan.suspect is not None:
         after = change(after, "gpus", suspect=plan.suspect)
     after.time_s = time_s
@@ -153,17 +152,15 @@ def test_a_gpu_is_replaced_where_it_pays_and_the_job_can_restart():
 def test_how_long_a_gpu_is_suspect():
     """Worker 0 of two GPUs is sick; GPU 3 was until 1000.5 s, GPU 4 until 1000 s, GPU 1 for longer already."""
     o = Observation.of(
-        1000.0, jobs=Jobs.of(id=range(2), gpus_per_worker=[2, 1]),
+        1000.0,
+        jobs=Jobs.of(id=range(2), gpus_per_worker=[2, 1]),
         gpus=Gpus.of(node=[0] * 6, job=[0, 0, 0, -1, -1, 1], suspect=[False, True, False, True, True, True]),
         workers=Workers.of(job=[0, 1], index=[0, 0], gpu=[0, 5], node=[0, 0]),
-    )  # fmt: skip
+    )
     memory = {"suspect_gpu": np.array([1, 3, 4]), "suspect_until_s": np.array([5000.0, 1000.5, 1000.0])}
     plan, after = suspect_gpus(o, UNCHANGED, memory, np.array([0]), 60.0)
     assert plan.suspect.tolist() == [True, True, False, True, False, False]
-    assert (after["suspect_gpu"].tolist(), after["suspect_until_s"].tolist()) == (
-        [0, 1, 3],
-        [1060.0, 5000.0, 1000.5],
-    )
+    assert (after["suspect_gpu"].tolist(), after["suspect_until_s"].tolist()) == ([0, 1, 3], [1060.0, 5000.0, 1000.5])
     plan, after = suspect_gpus(o, UNCHANGED, {}, np.array([1]), 60.0)
     assert np.flatnonzero(plan.suspect).tolist() == after["suspect_gpu"].tolist() == [5]
     other = change(o, "gpus", job=[0, 1, 0, -1, -1, 1])  # its second GPU is another's by now

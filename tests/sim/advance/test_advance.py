@@ -87,9 +87,7 @@ PAIRS = (st.one_of(cases(), cases(), shared_links()), st.sampled_from(POLICIES),
 
 def run_pairs(seed: int, number: int) -> None:
     """So many random pairs, the same ones for a seed."""
-    checks = settings(
-        deadline=None, max_examples=number, database=None, suppress_health_check=list(HealthCheck)
-    )
+    checks = settings(deadline=None, max_examples=number, database=None, suppress_health_check=list(HealthCheck))
     hypothesis.seed(seed)(checks(given(*PAIRS)(run_pair)))()
 
 
@@ -147,9 +145,7 @@ class Fixed(Stage):
 def four_jobs(parameters: tuple[float, float], jobs: list[dict[str, Any]], **changes: Any) -> Scenario:
     """Jobs on a quarter of the same four GPUs, on nodes of which one is slow, with slow exchanges."""
     keys = {"overlap": 1.5, "exchange": {"alpha": 1e-5, "rate": 1e8}}
-    models = {
-        f"m{k}": model(sample_time=0.004 + 0.003 * k, parameters=parameters[k], **keys) for k in range(2)
-    }
+    models = {f"m{k}": model(sample_time=0.004 + 0.003 * k, parameters=parameters[k], **keys) for k in range(2)}
     base = {"gpus": 4, "gpu_share": 0.25, "epochs": 2}
     return scenario(
         cluster={
@@ -173,16 +169,18 @@ def test_what_s2_sees_of_transfers_does_not_depend_on_the_time_advance() -> None
     first = {"kind": "nodes", "nodes": ["n-0"]}
     even = {"kind": "even", "over": "cluster"}
     jobs = [
-        {"arrival": at_s, "global_batch": batch, "data": dict(zip(
-            ("samples", "sample_size", "shards", "placement"), data, strict=True
-        ))}
+        {
+            "arrival": at_s,
+            "global_batch": batch,
+            "data": dict(zip(("samples", "sample_size", "shards", "placement"), data, strict=True)),
+        }
         for at_s, batch, data in (
             (1.866, 24, (2400, 1e5, 12, even)),
             (1.925123, 24, (2400, 1e5, 24, skewed)),
             (0.078123, 24, (2400, 1e6, 12, first)),
             (2.646123, 32, (1200, 1e5, 24, first)),
         )
-    ]  # fmt: skip
+    ]
     case = four_jobs((5e6, 1e7), jobs, noise={"step_cov": 0.2})
     assert_equal(simulate(case, "s1+s2"), simulate(case, "s1+s2", event_by_event=True))
 
@@ -252,7 +250,7 @@ def test_jobs_of_equal_length_end_at_one_instant(sample_s: float) -> None:
         workload={
             "models": {"model": model(sample_time=sample_s, parameters=0)},
             "jobs": [{"name": f"job{h}", "sync_interval": h, **job} for h in (1, 2)],
-        },
+        }
     )
     fast, oracle = simulate(case), simulate(case, event_by_event=True)
     assert len(set(fast.jobs["completion_s"].tolist() + oracle.jobs["completion_s"].tolist())) == 1
@@ -269,9 +267,16 @@ def test_a_period_that_waited_for_data_is_not_shorter_than_its_last_worker(at_s:
             "models": {"model": model(sample_time=0.0117, fixed_time=0.0, parameters=0)},
             "jobs": [
                 {
-                    "name": "job", "gpus": 1, "gpu_share": 0.5, "model": "model", "epochs": 1, "global_batch": 8,
+                    "name": "job",
+                    "gpus": 1,
+                    "gpu_share": 0.5,
+                    "model": "model",
+                    "epochs": 1,
+                    "global_batch": 8,
                     "data": {
-                        "samples": 24, "sample_size": 200_000, "shards": 1,
+                        "samples": 24,
+                        "sample_size": 200_000,
+                        "shards": 1,
                         "placement": {"kind": "even", "over": "job"},
                     },
                     "checkpoint": {"size": 1e9, "interval": "never"},
@@ -280,7 +285,7 @@ def test_a_period_that_waited_for_data_is_not_shorter_than_its_last_worker(at_s:
         },
         faults={"events": [crash]},
         restart={"detection": 1.1, "rescheduling": 0.0, "initialisation": 2.3},
-    )  # fmt: skip
+    )
     run = simulate(case, "fifo-greedy")
     assert run.jobs["restarts"].tolist() == [1]
     assert run.jobs["input_stall_gpu_s"] > 0.0
@@ -311,9 +316,7 @@ class Uneven(Stage):
 
 @pytest.mark.parametrize("event_by_event", [False, True])
 @pytest.mark.parametrize("delay", [0, 1, 3])
-def test_a_plan_acts_so_many_rounds_later_and_falls_with_its_workers(
-    delay: int, event_by_event: bool
-) -> None:
+def test_a_plan_acts_so_many_rounds_later_and_falls_with_its_workers(delay: int, event_by_event: bool) -> None:
     """By hand: 300 ms a step as dealt at first, 200 ms as planned after 5 of 20 steps."""
 
     def completion_s(**changes: Any) -> float:
@@ -322,13 +325,7 @@ def test_a_plan_acts_so_many_rounds_later_and_falls_with_its_workers(
             workload={
                 "models": {"m": model()},
                 "jobs": [
-                    {
-                        "gpus": 2,
-                        "model": "m",
-                        "steps": 20,
-                        "global_batch": 30,
-                        "checkpoint": {"interval": "never"},
-                    }
+                    {"gpus": 2, "model": "m", "steps": 20, "global_batch": 30, "checkpoint": {"interval": "never"}}
                 ],
             },
             decide={"every_steps": 5, "delay_rounds": delay},

@@ -41,20 +41,14 @@ def test_an_asynchronous_worker_pushes_when_its_interval_says() -> None:
         cluster={"nodes": [{"count": 2, "gpus": 1}]},
         workload={
             "models": {"m": model(exchange=spec, drift=0.5)},
-            "jobs": [
-                {"name": "t", "gpus": 2, "model": "m", "global_batch": 20, "sync_interval": 60, "steps": 9000}
-            ],
+            "jobs": [{"name": "t", "gpus": 2, "model": "m", "global_batch": 20, "sync_interval": 60, "steps": 9000}],
         },
         decide={"every": 30.0},
     )
     watching = Pushes((1, 3))
     result = run(case, policy=Policy("push", (make_stage("fifo"), watching)))
     before, after = watching.seen[1], watching.seen[-1]
-    assert before == (
-        [1, 1],
-        pytest.approx([0.1, 0.1]),
-        pytest.approx([0.1, 0.1]),
-    )  # push, step: two messages
+    assert before == ([1, 1], pytest.approx([0.1, 0.1]), pytest.approx([0.1, 0.1]))  # push, step: two messages
     assert after == ([1, 3], pytest.approx([0.1, 0.1]), pytest.approx([0.1, 0.1]))
     rates = 1 / 0.2, 1 / (0.1 + 0.1 / 3)  # steps/s of both
     kept = (rates[0] + rates[1] / (1 + 0.5 * 2)) / sum(rates)

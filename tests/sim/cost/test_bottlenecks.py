@@ -74,12 +74,7 @@ WEAK_HOST = case({"ingest": 12.0}, {"samples": 64 * STEPS, "shards": 64})
 
 SLOW_LINK = case(
     {"nic": 2.4e6},
-    {
-        "samples": 64 * STEPS,
-        "shards": STEPS,
-        "sample_size": 2e5,
-        "placement": {"kind": "nodes", "nodes": ["store"]},
-    },
+    {"samples": 64 * STEPS, "shards": STEPS, "sample_size": 2e5, "placement": {"kind": "nodes", "nodes": ["store"]}},
 )
 """All data is on the fifth node; 12 samples/s come through to the fourth."""
 
@@ -115,15 +110,9 @@ def test_the_shipped_weak_host_gets_what_it_can_prepare(policy: str) -> None:
 
 
 def test_speed_is_the_least_of_its_parts_and_response_has_every_wait() -> None:
-    busy, stall, samples = (
-        np.array([1.0, 1.0, 1.0, 0.0]),
-        np.array([0.0, 1.0, 0.0, 0.0]),
-        np.array([10, 10, 10, 0]),
-    )
+    busy, stall, samples = (np.array([1.0, 1.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0, 0.0]), np.array([10, 10, 10, 0]))
     computing = np.array([10.0, 10.0, 10.0, np.nan])
-    keeps_up = sustainable(
-        computing, np.array([np.inf, 20.0, 5.0, np.nan]), np.array([np.nan, np.inf, 8.0, np.nan])
-    )
+    keeps_up = sustainable(computing, np.array([np.inf, 20.0, 5.0, np.nan]), np.array([np.nan, np.inf, 8.0, np.nan]))
     assert keeps_up.tolist()[:3] == [10.0, 10.0, 5.0]
     response = response_s_per_sample(busy, stall, samples, keeps_up)
     assert response.tolist()[:3] == [0.1, 0.2, 0.2]  # the third lives on what was read ahead

@@ -15,25 +15,21 @@ from equipoise.sim.network.topology import Topology
 from tests.scenarios import model, scenario
 
 PROFILE = load_profile("catalogue")
-TWO = {
-    "name": "a",
-    "count": 2,
-    "gpus": 2,
-    "speed": 0.5,
-    "ingest": 100.0,
-    "cores": 4,
-    "local_read": 1e6,
-    "nic": 1e8,
-}
+TWO = {"name": "a", "count": 2, "gpus": 2, "speed": 0.5, "ingest": 100.0, "cores": 4, "local_read": 1e6, "nic": 1e8}
 FOUR = {"name": "b", "gpus": 4, "cores": 8, "nic": 1e8}
 EXCHANGE = {"alpha": 0.001, "rate": 1e9}
 DATA = {"samples": 50, "sample_size": 1000}
 
 
 def made(
-    gpus: int, *, topology: dict[str, Any] | None = None, batch: int = 12, kind: str = "generic",
-    data: dict[str, Any] | None = DATA, **keys: Any,
-) -> Configuration:  # fmt: skip
+    gpus: int,
+    *,
+    topology: dict[str, Any] | None = None,
+    batch: int = 12,
+    kind: str = "generic",
+    data: dict[str, Any] | None = DATA,
+    **keys: Any,
+) -> Configuration:
     """A job on two nodes of two slow GPUs and one of four; 0.1 s a pass, 0.01 s a sample of 1,000 bytes."""
     nodes = [{"accelerator": "generic"} | TWO, {"accelerator": kind} | FOUR]
     cluster = {"nodes": nodes, "topology": topology or {"kind": "star"}}
@@ -131,9 +127,7 @@ def test_exchanges_of_the_workers_and_of_those_on_a_node() -> None:
     assert config.far_ratio == 0.5
     assert placed(made(2), [4, 5]).far_ratio == 1.0  # all are near
     assert config.pushes == []
-    pushing = placed(
-        made(3, exchange=EXCHANGE | {"algorithm": "async-parameter-server", "servers": 2}), [0, 1, 4]
-    )
+    pushing = placed(made(3, exchange=EXCHANGE | {"algorithm": "async-parameter-server", "servers": 2}), [0, 1, 4])
     pushing.work_out()
     # Both servers are on node 0: half of 6e8 bytes through node 2's interface each way.
     assert [push.alone_s for push in pushing.pushes] == pytest.approx([0.602, 0.602, 3.002])

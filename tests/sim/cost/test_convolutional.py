@@ -38,8 +38,15 @@ def mobilenet_v2() -> dict[str, Any]:
     """Sandler et al. 2018, table 2: expansion, channels, repetitions, stride."""
     blocks: list[dict[str, Any]] = [{"layers": [{"channels": 32, "stride": 2}]}]
     inputs = 32
-    for t, c, n, s in ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
-                       (6, 320, 1, 1)):  # fmt: skip
+    for t, c, n, s in (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ):
         for k in range(n):
             wide = [{"channels": t * inputs, "kernel": 1}] if t > 1 else []
             own = [{"groups": 0, "stride": 1 if k else s}, {"channels": c, "kernel": 1}]
@@ -52,9 +59,7 @@ def mobilenet_v2() -> dict[str, Any]:
     ("network", "parameters", "multiply_adds"),
     [(resnet50(), 25.557e6, 4.089e9), (vgg16(), 138.358e6, 15.47e9), (mobilenet_v2(), 3.505e6, 0.3008e9)],
 )
-def test_published_sizes_are_found_again(
-    network: dict[str, Any], parameters: float, multiply_adds: float
-) -> None:
+def test_published_sizes_are_found_again(network: dict[str, Any], parameters: float, multiply_adds: float) -> None:
     sums = Convolutional.model_validate(network).tally()
     assert sums.parameters == pytest.approx(parameters, rel=2e-4)
     assert sums.forward_flop == pytest.approx(2 * multiply_adds, rel=2e-4)
@@ -62,10 +67,11 @@ def test_published_sizes_are_found_again(
 
 def case(model: dict[str, Any]) -> dict[str, Any]:
     return {
-        "schema_version": 1, "name": "images",
+        "schema_version": 1,
+        "name": "images",
         "cluster": {"nodes": [{"count": 2, "gpus": 4, "accelerator": "a100_sxm_80gb", "nic": "100 Gbit/s"}]},
         "workload": {"models": {"m": model}, "jobs": [{"gpus": 8, "model": "m", "steps": 40, "global_batch": 512}]},
-    }  # fmt: skip
+    }
 
 
 def makespan_s(**keys: Any) -> float:
@@ -96,7 +102,7 @@ def test_evaluations_lengthen_the_run_by_their_share() -> None:
         ({"convolutional": resnet50(), "parameters": 1e6}, "parameters: follows from 'convolutional'"),
         ({"convolutional": {"input": IMAGE, "blocks": [{"layers": [{"groups": 2}]}]}}, "groups: 2 does not divide"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_one_line(model: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said) as raised:
         from_mapping(case(model))
@@ -120,11 +126,7 @@ def test_a_small_network_layer_by_layer() -> None:
     pool, mean = {"kind": "pool", "stride": 2}, {"kind": "mean"}
     blocks = [
         {"layers": [{"channels": 4, "stride": 2}, pool]},
-        {
-            "layers": [{"channels": 8, "kernel": 1, "groups": 2, "stride": 2}],
-            "repeat": 2,
-            "shortcut": "projected",
-        },
+        {"layers": [{"channels": 8, "kernel": 1, "groups": 2, "stride": 2}], "repeat": 2, "shortcut": "projected"},
         {"layers": [mean, {"kind": "dense", "channels": 10}]},
     ]
     made = Convolutional.model_validate({"input": [3, 8, 6], "blocks": blocks})

@@ -26,9 +26,7 @@ BOOK = load_book("prices")
 HOUR = {"gpus": 1, "duration": 3600.0}
 
 
-def priced(
-    cost: dict[str, Any] | None = None, nodes: list[dict[str, Any]] | None = None, **more: Any
-) -> Scenario:
+def priced(cost: dict[str, Any] | None = None, nodes: list[dict[str, Any]] | None = None, **more: Any) -> Scenario:
     cluster = {"nodes": nodes or [{"count": 2, "gpus": 4, "accelerator": "h100_sxm"}]}
     given = {"cluster": cluster, "workload": {"jobs": [HOUR]}, "cost": cost or {}} | more
     return from_mapping({"schema_version": 1, "name": "case"} | given)
@@ -65,13 +63,12 @@ def test_prices_in_their_order() -> None:
 
 
 def test_a_book_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(
-        'name: mine\ndate: "2026-01"\ngpu_hour: {h100_sxm: 1 USD/h}\n', "utf-8"
-    )
+    (tmp_path / "mine.yaml").write_text('name: mine\ndate: "2026-01"\ngpu_hour: {h100_sxm: 1 USD/h}\n', "utf-8")
     (tmp_path / "case.yaml").write_text(
         "schema_version: 1\nname: x\ncluster: {nodes: [{accelerator: h100_sxm}]}\n"
-        "workload: {jobs: [{gpus: 1, duration: 1 h}]}\ncost: {book: ./mine.yaml}\n", "utf-8"
-    )  # fmt: skip
+        "workload: {jobs: [{gpus: 1, duration: 1 h}]}\ncost: {book: ./mine.yaml}\n",
+        "utf-8",
+    )
     made = simulate(load(tmp_path / "case.yaml"))
     assert made.summary()["cost_usd"] == pytest.approx(1.0)
     assert any("prices of 2026-01 (catalogue, mine)" in note for note in made.notes)
@@ -144,10 +141,17 @@ def _split(owned: str, energy: str = "auto", **more: Any) -> Any:
     ]
     workload = {"models": {"m": model(sample_time=0.02, parameters=1e8)}, "jobs": jobs}
     return simulate(
-        priced(prices, nodes, workload=workload, energy={"tariff": "0.2 USD/kWh"} | more.pop("energy_is", {}),
-               noise={"step_cov": 0.1}, faults={"crash": {"mtbf": 900.0, "repair": 60.0}}, **more),
+        priced(
+            prices,
+            nodes,
+            workload=workload,
+            energy={"tariff": "0.2 USD/kWh"} | more.pop("energy_is", {}),
+            noise={"step_cov": 0.1},
+            faults={"crash": {"mtbf": 900.0, "repair": 60.0}},
+            **more,
+        ),
         "easy",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("more", [{}, {"energy_is": {"power_cap": "250 W"}}, {"thermal": {}}])
@@ -170,9 +174,7 @@ def test_a_rented_node_beside_an_owned_one_pays_no_electricity() -> None:
     nodes[1]["price"] = "4 USD/h"  # the same per GPU-second
     capex = {"h100_sxm": {"price": "87600 USD", "life": "10 years"}}
     job = {"gpus": 4, "duration": 3600.0}
-    made = simulate(
-        priced({"capex": capex}, nodes, workload={"jobs": [job]}, energy={"tariff": "0.2 USD/kWh"})
-    )
+    made = simulate(priced({"capex": capex}, nodes, workload={"jobs": [job]}, energy={"tariff": "0.2 USD/kWh"}))
     accelerator = load_profile("catalogue").accelerator("h100_sxm")
     assert accelerator.idle_w is not None
     assert accelerator.max_w is not None
@@ -337,12 +339,13 @@ def test_only_spot_nodes_are_reclaimed() -> None:
         ("{node: {kind: spot, gpus: 4}}", "'gpus' is of committed contracts; this one is spot, for all GPUs"),
         ("{node: {kind: spot, discount: 1}}", "cost.terms.node.discount"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_a_contract_is_one_line(tmp_path: Path, terms: str, line: str) -> None:
     (tmp_path / "case.yaml").write_text(
         "schema_version: 1\nname: x\ncluster: {nodes: [{accelerator: h100_sxm}]}\n"
-        f"workload: {{jobs: [{{gpus: 1, duration: 1 h}}]}}\ncost: {{terms: {terms}}}\n", "utf-8"
-    )  # fmt: skip
+        f"workload: {{jobs: [{{gpus: 1, duration: 1 h}}]}}\ncost: {{terms: {terms}}}\n",
+        "utf-8",
+    )
     with pytest.raises(InputError) as wrong:
         load(tmp_path / "case.yaml")
     assert len(wrong.value.lines) == 1
@@ -362,9 +365,7 @@ def test_a_run_with_contracts_is_read_again_from_its_own_config() -> None:
 def without_prices(tmp_path: Path) -> str:
     path = tmp_path / "empty.yaml"
     path.write_text('name: empty\ndate: "2026"\n', encoding="utf-8")
-    profile = (Path(__file__).resolve().parents[3] / "scenarios" / "hardware" / "catalogue.yaml").read_text(
-        "utf-8"
-    )
+    profile = (Path(__file__).resolve().parents[3] / "scenarios" / "hardware" / "catalogue.yaml").read_text("utf-8")
     lines = [line for line in profile.splitlines() if "price" not in line]
     (tmp_path / "hardware.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(tmp_path)
@@ -385,23 +386,20 @@ def test_an_unknown_price_is_no_number_rather_than_nothing(without_prices: str) 
 
 def test_a_comparison_shows_money_in_a_few_lines() -> None:
     case = scenario(
-        workload={
-            "models": {"m": model()},
-            "jobs": [{"gpus": 2, "model": "m", "steps": 9, "global_batch": 20}],
-        }
+        workload={"models": {"m": model()}, "jobs": [{"gpus": 2, "model": "m", "steps": 9, "global_batch": 20}]}
     )
     table = compare(case, ["fifo", "sjf"], 1).as_table()
     shown = [line.split("  ")[0].strip() for line in table.splitlines()]
     assert [name for name in shown if name in ("energy", "cost", "wasted", "cost per 1e6 samples")] == [
-        "energy", "cost", "cost per 1e6 samples",
-    ]  # fmt: skip
+        "energy",
+        "cost",
+        "cost per 1e6 samples",
+    ]
     (nothing,) = [line for line in " ".join(table.split()).split("note:") if " 0: " in line]
     assert ", wasted" in nothing.partition(" 0: ")[2]
 
 
-@pytest.mark.parametrize(
-    ("joules", "text"), [(0.0, "0 J"), (500.0, "500 J"), (3.6e6, "1 kWh"), (7.2e9, "2 MWh")]
-)
+@pytest.mark.parametrize(("joules", "text"), [(0.0, "0 J"), (500.0, "500 J"), (3.6e6, "1 kWh"), (7.2e9, "2 MWh")])
 def test_energy_for_people(joules: float, text: str) -> None:
     assert format_joules(joules) == text
 

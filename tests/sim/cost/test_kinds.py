@@ -22,12 +22,13 @@ RESNET50 = {"flop_per_sample": "24.6 GFLOP", "parameters": 25.6e6, "precision": 
 
 def case(accelerator: str, model: dict[str, Any]) -> dict[str, Any]:
     return {
-        "schema_version": 1, "name": "images", "cluster": {"nodes": [{"gpus": 1, "accelerator": accelerator}]},
-        "workload": {
-            "models": {"m": model}, "jobs": [{"gpus": 1, "model": "m", "steps": 50, "global_batch": 256}],
-        },
-        "policy": ["fifo"], "restart": {"initialisation": 0},
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "images",
+        "cluster": {"nodes": [{"gpus": 1, "accelerator": accelerator}]},
+        "workload": {"models": {"m": model}, "jobs": [{"gpus": 1, "model": "m", "steps": 50, "global_batch": 256}]},
+        "policy": ["fifo"],
+        "restart": {"initialisation": 0},
+    }
 
 
 def rate(accelerator: str, **keys: Any) -> float:

@@ -25,10 +25,12 @@ def case(nic: str = "10 Gbit/s", **lighter: Any) -> dict[str, Any]:
     model = {"flop_per_sample": "1 TFLOP", "parameters": PARAMETERS, "lighter": lighter}
     job = {"gpus": WORKERS, "model": "m", "steps": 50, "global_batch": 64}
     return {
-        "schema_version": 1, "name": "lighter", "policy": "fifo",
+        "schema_version": 1,
+        "name": "lighter",
+        "policy": "fifo",
         "cluster": {"nodes": [{"count": WORKERS, "accelerator": "h100_sxm", "nic": nic}]},
         "workload": {"models": {"m": model}, "jobs": [job]},
-    }  # fmt: skip
+    }
 
 
 def makespan_s(**keys: Any) -> float:
@@ -65,9 +67,7 @@ def test_pruning_takes_work_and_weights_and_a_teacher_adds_them() -> None:
     )
     assert gradient_bytes(pruned) == pytest.approx(0.6 * gradient_bytes(plain))
     assert memory_need_bytes(pruned, 8, 1) == pytest.approx(0.6 * memory_need_bytes(plain, 8, 1))
-    taught = plain.model_copy(
-        update={"lighter": plain.lighter.model_copy(update={"teacher_parameters": 3e9})}
-    )
+    taught = plain.model_copy(update={"lighter": plain.lighter.model_copy(update={"teacher_parameters": 3e9})})
     assert memory_need_bytes(taught, 8, 1) - memory_need_bytes(plain, 8, 1) == pytest.approx(6e9)
     assert makespan_s(pruned=0.4) < makespan_s() < makespan_s(teacher_flop_per_sample="100 TFLOP")
 

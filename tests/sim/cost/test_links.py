@@ -23,20 +23,20 @@ GRADIENT = 10e9
 GBIT = 1e9 / 8
 
 
-def exchange_s(
-    nodes: int, workers: int, algorithm: str = "ring", topology: Any = None, **group: Any
-) -> float:
+def exchange_s(nodes: int, workers: int, algorithm: str = "ring", topology: Any = None, **group: Any) -> float:
     """Seconds of a step of one worker a GPU that does nothing but exchange 10 GB."""
     group = {"count": nodes, "gpus": 8, "accelerator": "h100_sxm", "nic": "400 Gbit/s"} | group
     case = {
-        "schema_version": 1, "name": "exchange",
+        "schema_version": 1,
+        "name": "exchange",
         "cluster": {"nodes": [group], "topology": topology or {"kind": "star"}},
         "workload": {
             "models": {"m": {"sample_time": 0, "gradient": GRADIENT, "exchange": {"algorithm": algorithm}}},
             "jobs": [{"gpus": workers, "model": "m", "steps": 1, "global_batch": workers}],
         },
-        "policy": ["fifo"], "restart": {"initialisation": 0},
-    }  # fmt: skip
+        "policy": ["fifo"],
+        "restart": {"initialisation": 0},
+    }
     return float(equipoise.run(case).summary()["makespan_s"])
 
 
@@ -59,9 +59,11 @@ def test_a_gpu_sends_through_one_nic(gpus: int, nics: int, accelerator: str, exp
 
 @CHECKS
 @given(
-    st.integers(1, 8), st.sampled_from([1, 2, 4, 8]), st.sampled_from([100, 200, 400]),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([100, 200, 400]),
     st.sampled_from(["ring", "tree", "hierarchical", "parameter-server"]),
-)  # fmt: skip
+)
 def test_on_two_nodes_trees_are_no_slower_than_rings_and_more_network_never_is(
     gpus: int, nics: int, gbit: int, algorithm: str
 ) -> None:
@@ -77,8 +79,16 @@ DEGREE = st.sampled_from([1, 2, 4, 8, 16])
 
 
 @CHECKS
-@given(DEGREE, st.sampled_from([1, 2, 4]), DEGREE, st.sampled_from([1, 2, 4]), st.integers(0, 6),
-       st.sampled_from([0, 1, 2, 4]), st.integers(1, 8), st.sampled_from([1, 2, 4, 8]))  # fmt: skip
+@given(
+    DEGREE,
+    st.sampled_from([1, 2, 4]),
+    DEGREE,
+    st.sampled_from([1, 2, 4]),
+    st.integers(0, 6),
+    st.sampled_from([0, 1, 2, 4]),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 4, 8]),
+)
 def test_ranks_placed_in_order_get_what_planning_reckons_with(
     tensor: int, context: int, data: int, pipeline: int, expert: int, rack: int, over: int, nics: int
 ) -> None:
@@ -105,25 +115,22 @@ def test_ranks_placed_in_order_get_what_planning_reckons_with(
 def experts_s(gpus: int = 64, expert: int = 64, tensor: int = 1, pipeline: int = 1, **cluster: Any) -> Any:
     """Seconds of two steps of a model with 64 experts on nodes of 8 H100, and those of exchanges in replicas."""
     topology = cluster.pop("topology", {"kind": "star"})
-    group = {
-        "count": gpus // 8,
-        "gpus": 8,
-        "accelerator": "h100_sxm",
-        "nic": "200 Gbit/s",
-        "nics": 8,
-    } | cluster
+    group = {"count": gpus // 8, "gpus": 8, "accelerator": "h100_sxm", "nic": "200 Gbit/s", "nics": 8} | cluster
     shape = {"layers": 8, "hidden": 4096, "heads": 32, "vocab": 32000, "sequence": 4096}
     shape |= {"experts": 64, "top_k": 8, "expert_ffn": 1024, "stack": "megatron-core/H100"}
     layout = {"ep": expert, "tp": tensor, "pp": pipeline, "zero": 1, "micro_batch": 1}
     replicas = gpus // (tensor * pipeline)
     case = {
-        "schema_version": 1, "name": "experts", "cluster": {"nodes": [group], "topology": topology},
+        "schema_version": 1,
+        "name": "experts",
+        "cluster": {"nodes": [group], "topology": topology},
         "workload": {
             "models": {"m": {"transformer": shape | {"layout": layout}}},
             "jobs": [{"gpus": gpus, "model": "m", "steps": 2, "global_batch": 4 * replicas}],
         },
-        "policy": ["fifo"], "restart": {"initialisation": 0},
-    }  # fmt: skip
+        "policy": ["fifo"],
+        "restart": {"initialisation": 0},
+    }
     found = equipoise.run(case).summary()
     seconds = float(found["makespan_s"])
     return seconds, float(found["tensor_exchange_ratio"]) * seconds
@@ -144,9 +151,14 @@ def test_all_to_alls_meet_nics_and_racks() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(
-    st.sampled_from([8, 16, 32]), st.sampled_from([1, 2, 4, 16]), st.sampled_from([1, 2]),
-    st.integers(1, 4), st.integers(1, 8), st.sampled_from([50, 100, 400]), st.sampled_from([1, 2, 8]),
-)  # fmt: skip
+    st.sampled_from([8, 16, 32]),
+    st.sampled_from([1, 2, 4, 16]),
+    st.sampled_from([1, 2]),
+    st.integers(1, 4),
+    st.integers(1, 8),
+    st.sampled_from([50, 100, 400]),
+    st.sampled_from([1, 2, 8]),
+)
 def test_a_faster_link_is_never_slower_and_a_fuller_uplink_never_faster(
     expert: int, tensor: int, pipeline: int, rack: int, over: int, gbit: int, nics: int
 ) -> None:

@@ -27,8 +27,7 @@ def profile(path: Path, first: dict[str, Any], second: dict[str, Any] | None = N
     rates = {"flop_per_s": {"fp32": 1e12}, "hbm_bytes_per_s": 1e11, "memory_bytes": 1e10}
     step = {"workload": "net", "accelerator": "a", "precision": "fp32", "alpha_s": 0.0, "beta_s": 0.01}
     fabrics = [
-        {"tier": tier, "collective": "all_reduce", "alpha_s": 0.0, "bytes_per_s": 1e9}
-        for tier in ("intra", "inter")
+        {"tier": tier, "collective": "all_reduce", "alpha_s": 0.0, "bytes_per_s": 1e9} for tier in ("intra", "inter")
     ]
     step_more = more.pop("step", {})
     made = {
@@ -119,9 +118,7 @@ def test_steps_vary_as_measured_ones_did(tmp_path: Path) -> None:
     found = {}
     for cov in (0.0, 0.1, 0.3):
         hardware = profile(tmp_path / f"{cov}.yaml", {}, step={"residual_cov": cov})
-        found[cov] = [
-            run(case(hardware, [whole], **step), seed=seed).jobs["completion_s"][0] for seed in (0, 1)
-        ]
+        found[cov] = [run(case(hardware, [whole], **step), seed=seed).jobs["completion_s"][0] for seed in (0, 1)]
         assert lower_bound(case(hardware, [whole], **step)).noise_free == (cov > 0)
     assert found[0.0] == pytest.approx([10.0, 10.0])
     assert 0.0 < abs(found[0.1][0] - 10.0) < abs(found[0.3][0] - 10.0)

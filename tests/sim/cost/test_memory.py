@@ -67,9 +67,7 @@ def test_what_fits_into_a_pass() -> None:
 
 
 def test_fewer_workers_hold_more_of_a_divided_state() -> None:
-    sharded = Model(
-        sample_time=1.0, parameters=16e9, parallel={"zero": 3}, memory={"activation_per_sample": 1e9}
-    )
+    sharded = Model(sample_time=1.0, parameters=16e9, parallel={"zero": 3}, memory={"activation_per_sample": 1e9})
     assert least_bytes(sharded, 8) == 33e9
     assert fewest_workers(sharded, 8, 1, [80e9]) == 4  # 16 bytes * 16e9 / 4 + 1 GB = 65 GB, 86 GB at 3
     assert fewest_workers(sharded, 8, 1, [40e9, 80e9]) == 7  # also where a worker of 8 fits
@@ -95,9 +93,7 @@ def test_a_deal_beyond_memory_is_not_free(policy: str) -> None:
     assert free[0] == 0.0
     assert free[1] == pytest.approx((64 - dealt[1]) * 1e9)
     first_s = run(spec, policy=Policy("look", stages)).jobs["completion_s"][0]
-    roomy = case(
-        gpus=1, speeds=(1.0, 1 / 3), decide={"every_steps": 2}, memory={"activation_per_sample": 1.0}
-    )
+    roomy = case(gpus=1, speeds=(1.0, 1 / 3), decide={"every_steps": 2}, memory={"activation_per_sample": 1.0})
     assert first_s > 40 * 0.05 + run(roomy, policy=Policy("look", stages)).jobs["completion_s"][0]
 
 
@@ -138,24 +134,14 @@ def test_a_job_of_which_one_sample_does_not_fit_is_an_input_error(changes: dict[
 def test_a_job_does_not_go_on_with_fewer_workers_than_memory_allows() -> None:
     """ZeRO 3: three of eight workers would hold 86 GB each. The fifth crash stops it until four nodes are up."""
     sharded = {"parameters": 16e9, "precision": "bf16", "gradient": 0.0, "parallel": {"zero": 3}}
-    job = {
-        "gpus": 8,
-        "workers_min": 1,
-        "on_worker_loss": "regroup",
-        "model": "m",
-        "steps": 5000,
-        "global_batch": 64,
-    }
+    job = {"gpus": 8, "workers_min": 1, "on_worker_loss": "regroup", "model": "m", "steps": 5000, "global_batch": 64}
     crashes = [{"kind": "crash", "node": f"node-{k}", "at": 1.0 + k, "duration": 1000.0} for k in range(5)]
     spec = from_mapping(
         {
             "schema_version": 1,
             "name": "memory",
             "cluster": {"nodes": [{"count": 8, "gpus": 1, "accelerator": "a100_sxm_80gb"}]},
-            "workload": {
-                "models": {"m": model(**sharded, memory={"activation_per_sample": 1e9})},
-                "jobs": [job],
-            },
+            "workload": {"models": {"m": model(**sharded, memory={"activation_per_sample": 1e9})}, "jobs": [job]},
             "faults": {"events": crashes},
             "restart": {"detection": 0.0, "initialisation": 0.0},
             "horizon": 500.0,

@@ -26,10 +26,7 @@ def rigid(name: str, arrival: float, duration: float, **more: object) -> dict[st
 @pytest.mark.parametrize(("restart", "stops"), [(30.0, 1), (50.0, 0)])
 def test_a_first_preemption_is_not_free(restart: float, stops: int) -> None:
     """After 10 s the long job has 90 s left: one of 50 s may stop it only while a restart costs under 40 s."""
-    case = pool(
-        [rigid("long", 0, 100), rigid("short", 10, 50)],
-        restart={"initialisation": restart},
-    )
+    case = pool([rigid("long", 0, 100), rigid("short", 10, 50)], restart={"initialisation": restart})
     result = simulate(case, "srtf")
     assert result.jobs["preemptions"].tolist() == [stops, 0]
     end = 100 + 50 + restart if stops else 100
@@ -79,9 +76,7 @@ def test_a_job_on_half_a_gpu_changes_queue_when_it_has_attained_the_threshold() 
     """40 GPU-seconds on half a GPU take 80 s: only then may a newcomer of the first queue have the GPU."""
     jobs = [rigid("half", 0, 500, gpu_share=0.5), rigid("whole", 10, 20)]
     case = scenario(
-        cluster={"nodes": [{"count": 1, "gpus": 1}]},
-        workload={"jobs": jobs},
-        restart={"initialisation": 0.0},
+        cluster={"nodes": [{"count": 1, "gpus": 1}]}, workload={"jobs": jobs}, restart={"initialisation": 0.0}
     )
     decisions = observed(case, make_stage("las", {"thresholds_gpu_s": (40.0,)}), "attained_gpu_s")
     assert [t for t, _ in decisions if 10 < t < 90] == [pytest.approx(80.0)]

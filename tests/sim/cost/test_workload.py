@@ -50,13 +50,9 @@ def exchange(algorithm: str, nodes: list[int], size: float = 1e8, **keys: object
 @pytest.mark.parametrize("n", [2, 3, 8, 17])
 def test_uncontended_exchange_times(n: int) -> None:
     nodes, size = list(range(n)), 1e8
-    assert exchange("ring", nodes).alone_s == pytest.approx(
-        2 * (n - 1) * ALPHA + 2 * (n - 1) / n * size / RATE
-    )
+    assert exchange("ring", nodes).alone_s == pytest.approx(2 * (n - 1) * ALPHA + 2 * (n - 1) / n * size / RATE)
     rounds = math.ceil(math.log2(n))
-    sent = {2: 1.0, 3: 1.5}.get(
-        n, 2.0
-    )  # gradients, by the busiest node: S/2 up and S/2 to each of its children
+    sent = {2: 1.0, 3: 1.5}.get(n, 2.0)  # gradients, by the busiest node: S/2 up and S/2 to each of its children
     assert exchange("tree", nodes).alone_s == pytest.approx(2 * rounds * ALPHA + sent * size / RATE)
     for servers in (1, 2):
         expected = 2 * (ALPHA + size * max(n / servers, 1) / RATE)
@@ -84,9 +80,7 @@ def test_a_slow_link_and_compression_and_zero_change_the_exchange() -> None:
     assert slow.alone_s == pytest.approx(2 * ALPHA + 1e8 / 1e8)
     packed = exchange("ring", [0, 1], compression=0.1, compression_time=0.03)
     assert packed.alone_s == pytest.approx(2 * ALPHA + 0.03 + 1e7 / RATE)
-    sharded = make_exchange(
-        model(gradient=1e8, parallel={"zero": 3}), [0, 1], topology(2), PROFILE, "generic"
-    )
+    sharded = make_exchange(model(gradient=1e8, parallel={"zero": 3}), [0, 1], topology(2), PROFILE, "generic")
     assert sharded.volume_bytes == pytest.approx(1.5e8)
 
 
@@ -109,9 +103,7 @@ def test_roofline_takes_the_slower_of_compute_and_memory() -> None:
 
 
 def test_model_parallel_replicas_pay_bubble_and_reductions() -> None:
-    case = model(
-        parallel={"tensor": 2, "pipeline": 4, "pipeline_microbatches": 12, "tensor_bytes_per_sample": 1e6}
-    )
+    case = model(parallel={"tensor": 2, "pipeline": 4, "pipeline_microbatches": 12, "tensor_bytes_per_sample": 1e6})
     _, total = replica_cost_s(case, GENERIC, 16, 1e9)
     bubble = 1 + 3 / 12
     assert total == pytest.approx(16 * 0.002 / 8 * bubble + 2 * 0.5 * 1e6 * 16 / 1e9 / 4 * bubble)
@@ -170,25 +162,23 @@ def test_what_a_replicas_gpus_do_not_compute() -> None:
     assert replica_shares(pair, GENERIC, 16, 1e9) == pytest.approx((0.0, 0.5))  # 16 ms of each
 
 
-@pytest.mark.parametrize(
-    ("zero", "state"), [(0, 6 + 2 + 2), (1, 6 / 8 + 2 + 2), (2, 6 / 8 + 2 / 8 + 2), (3, 10 / 8)]
-)
+@pytest.mark.parametrize(("zero", "state"), [(0, 6 + 2 + 2), (1, 6 / 8 + 2 + 2), (2, 6 / 8 + 2 / 8 + 2), (3, 10 / 8)])
 def test_memory_with_all_levers_by_hand(zero: int, state: float) -> None:
     """Four GPUs hold 3/4 of 1e9 parameters, of 10 bytes with moments in 8 bits, and a teacher of 4e8."""
     case = model(
-        parameters=1e9, precision="fp8", samples_per_pass=4,
+        parameters=1e9,
+        precision="fp8",
+        samples_per_pass=4,
         memory={"activation_per_sample": 1e8, "recompute": True, "layers": 16},
         parallel={"tensor": 2, "pipeline": 2, "zero": zero},
         lighter={"pruned": 0.25, "moments": "int8", "teacher_parameters": 4e8},
-    )  # fmt: skip
+    )
     need = 187.5e6 * state + 4e8 * 2 / 4 + 4 * 0.75e8 / 4 / 4
     assert memory_need_bytes(case, 10, 8) == pytest.approx(need)
     assert memory_need_bytes(case, 2, 8) == pytest.approx(need - 2 * 0.75e8 / 4 / 4)
     assert checkpoint_bytes(case) == pytest.approx(0.75e9 * (4 + 6))
     assert gradient_bytes(case) == pytest.approx(0.75e9 * 2)
-    sizes = {
-        name: state_bytes(model(precision=name)) for name in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
-    }
+    sizes = {name: state_bytes(model(precision=name)) for name in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")}
     assert sizes == {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
 
 
@@ -222,9 +212,7 @@ def test_exchanges_with_rates_by_hand() -> None:
     assert found.usage.tolist() == [2.0] * 6  # two rings beside each other
     for zero, volume in ((0, 0.25), (1, 0.625), (2, 0.625), (3, 1.5 * 0.75)):
         case = model(
-            gradient=1e8,
-            parallel={"zero": zero},
-            exchange={"alpha": ALPHA, "rate": RATE, "compression": 0.25},
+            gradient=1e8, parallel={"zero": zero}, exchange={"alpha": ALPHA, "rate": RATE, "compression": 0.25}
         )
         assert make_exchange(case, [0, 1], topology(2), PROFILE, "generic").volume_bytes == volume * 1e8
     fabric = PROFILE.fabric("inter", "all_reduce", "generic")
@@ -263,9 +251,7 @@ def test_groups_exchange_beside_each_other_as_long_as_the_slowest() -> None:
 def test_a_push_and_a_pull_by_hand() -> None:
     """Two servers on one node: the worker's interface carries half of the volume each way."""
     case = model(gradient=1e8, exchange={"alpha": ALPHA, "rate": 1e9})
-    near, far = (
-        make_push(case, node, [0, 0], topology(2, 4, nic=1e7), PROFILE, "generic").alone_s for node in (0, 1)
-    )
+    near, far = (make_push(case, node, [0, 0], topology(2, 4, nic=1e7), PROFILE, "generic").alone_s for node in (0, 1))
     assert near == pytest.approx(2 * ALPHA + 2e8 / 1e9)
     assert far == pytest.approx(2 * ALPHA + 2e8 / 2e7)
     messages = model(gradient=0.0, exchange={"alpha": ALPHA, "rate": 1e9})

@@ -23,8 +23,7 @@ from equipoise.sim.hardware.profile import (
 from equipoise.sim.scenario.tree import InputError
 
 EXPECTED = (
-    "generic v100_sxm2_32gb a100_sxm_40gb a100_sxm_80gb h100_sxm h100_pcie h200_sxm b200 l40s a10 t4 mi300x"
-    " tpu_v5e"
+    "generic v100_sxm2_32gb a100_sxm_40gb a100_sxm_80gb h100_sxm h100_pcie h200_sxm b200 l40s a10 t4 mi300x tpu_v5e"
 )
 
 
@@ -37,9 +36,7 @@ def test_the_catalogue_has_its_accelerators_each_number_with_its_origin() -> Non
     assert list(profile.accelerators) == EXPECTED.split()
     assert "catalogue" in list_profiles()
     for name, accelerator in profile.accelerators.items():
-        numbers = [
-            v for k in type(accelerator).model_fields if isinstance(v := getattr(accelerator, k), Measured)
-        ]
+        numbers = [v for k in type(accelerator).model_fields if isinstance(v := getattr(accelerator, k), Measured)]
         numbers += [*accelerator.flop_per_s.values(), *(p.efficiency for p in accelerator.efficiency)]
         assert len(numbers) >= 5, name
         assert all(number.source for number in numbers), name
@@ -96,11 +93,7 @@ def accelerator(**more: object) -> Accelerator:
 
 
 def test_efficiency_is_linear_in_the_logarithm_of_size() -> None:
-    points = [
-        {"flop": 1e6, "efficiency": 0.1},
-        {"flop": 1e8, "efficiency": 0.5},
-        {"flop": 1e9, "efficiency": 0.6},
-    ]
+    points = [{"flop": 1e6, "efficiency": 0.1}, {"flop": 1e8, "efficiency": 0.5}, {"flop": 1e9, "efficiency": 0.6}]
     one = accelerator(efficiency=points)
     expected = {1e5: 0.1, 1e6: 0.1, 1e7: 0.3, 1e8: 0.5, 10**8.5: 0.55, 1e9: 0.6, 1e12: 0.6}
     for flop, share in expected.items():
@@ -140,11 +133,7 @@ fabrics:
 def test_fabrics_are_found_by_tier_collective_and_accelerator() -> None:
     def fabric(rate: float, name: str = "") -> Fabric:
         return Fabric(
-            tier="intra",
-            collective="all_reduce",
-            accelerator=name,
-            alpha_s=measured(1e-6),
-            bytes_per_s=measured(rate),
+            tier="intra", collective="all_reduce", accelerator=name, alpha_s=measured(1e-6), bytes_per_s=measured(rate)
         )
 
     profile = HardwareProfile(name="p", fabrics=(fabric(1e9), fabric(2e9, "a")))
@@ -160,13 +149,7 @@ def test_fabrics_are_found_by_tier_collective_and_accelerator() -> None:
 def test_pieces_hold_from_their_size_on() -> None:
     pieces = [{"from_bytes": "1 MB", "alpha_s": "9 us", "bytes_per_s": "20 GB/s"}]
     one = Fabric.model_validate(
-        {
-            "tier": "inter",
-            "collective": "all_reduce",
-            "alpha_s": "5 us",
-            "bytes_per_s": "10 GB/s",
-            "pieces": pieces,
-        }
+        {"tier": "inter", "collective": "all_reduce", "alpha_s": "5 us", "bytes_per_s": "10 GB/s", "pieces": pieces}
     )
     assert one.constants_at(999_999) == (5e-6, 1e10)
     assert one.constants_at(1e6) == (9e-6, 2e10)
@@ -178,10 +161,7 @@ def test_pieces_hold_from_their_size_on() -> None:
         ("memory_bytes: 8 GB/s", "4:19: accelerators.a.memory_bytes: '8 GB/s' is a rate, a size is needed"),
         ("memory_bytes: -1", "4:19: accelerators.a.memory_bytes: -1 is too small"),
         ("memory_byte: 8 GB", "4:5: accelerators.a.memory_byte: unknown key; did you mean 'memory_bytes'?"),
-        (
-            "memory_bytes: {value: 8 GB, hi: 9 GB}",
-            "accelerators.a.memory_bytes.hi: unknown key; did you mean 'high'?",
-        ),
+        ("memory_bytes: {value: 8 GB, hi: 9 GB}", "accelerators.a.memory_bytes.hi: unknown key; did you mean 'high'?"),
         ("memory_bytes: {value: 8 GB, low: 9 GB}", "value 8e+09 is not between low 9e+09 and high 8e+09"),
         ("max_w: true", "accelerators.a.max_w: true is not a power"),
         ("price_usd_per_gpu_h: 2 USD/h", "accelerators.a.price_usd_per_gpu_h: needs price_date"),
@@ -189,14 +169,8 @@ def test_pieces_hold_from_their_size_on() -> None:
             "efficiency: [{flop: 1 GFLOP, efficiency: 1e30}]",
             "4:46: accelerators.a.efficiency.0.efficiency: 1e+30 is too large, a share must be at most 1",
         ),
-        (
-            "efficiency: [{flop: 1 GFLOP, efficiency: 0}]",
-            "efficiency: 0 is too small, a share must be above 0",
-        ),
-        (
-            "price_usd_per_gpu_h: .inf",
-            "4:26: accelerators.a.price_usd_per_gpu_h: .inf is not a finite number",
-        ),
+        ("efficiency: [{flop: 1 GFLOP, efficiency: 0}]", "efficiency: 0 is too small, a share must be above 0"),
+        ("price_usd_per_gpu_h: .inf", "4:26: accelerators.a.price_usd_per_gpu_h: .inf is not a finite number"),
         ("thermal_c_per_w: 0.1 K", "accelerators.a.thermal_c_per_w: '0.1 K': unit 'K' is not known"),
     ],
 )
@@ -207,9 +181,7 @@ def test_mistakes_in_a_profile_are_located(tmp_path: Path, text: str, message: s
     file.write_text(f"name: p\naccelerators:\n  a:\n    {text}\n    {rest}{needed}", encoding="utf-8")
     with pytest.raises(InputError) as caught:
         load_profile(file)
-    assert any(message in line and line.startswith(f"{file}:") for line in caught.value.lines), (
-        caught.value.lines
-    )
+    assert any(message in line and line.startswith(f"{file}:") for line in caught.value.lines), caught.value.lines
 
 
 numbers = st.floats(1e-6, 1e11, allow_subnormal=False)
@@ -230,9 +202,7 @@ def measureds(draw: st.DrawFn, most: float = 1e12) -> Measured:
 @st.composite
 def profiles(draw: st.DrawFn) -> HardwareProfile:
     sizes = sorted(draw(st.sets(numbers, max_size=3)))
-    table = tuple(
-        EfficiencyPoint(flop=Measured(value=s), efficiency=draw(measureds(most=1.0))) for s in sizes
-    )
+    table = tuple(EfficiencyPoint(flop=Measured(value=s), efficiency=draw(measureds(most=1.0))) for s in sizes)
     one = Accelerator(
         source=draw(sources),
         kind=draw(st.none() | origins),
@@ -247,19 +217,19 @@ def profiles(draw: st.DrawFn) -> HardwareProfile:
         for s in sizes
     )
     fabric = Fabric(
-        tier="inter",
-        collective="all_reduce",
-        alpha_s=draw(measureds()),
-        bytes_per_s=draw(measureds()),
-        pieces=pieces,
+        tier="inter", collective="all_reduce", alpha_s=draw(measureds()), bytes_per_s=draw(measureds()), pieces=pieces
     )
-    conditions = draw(
-        st.dictionaries(st.text(min_size=1, max_size=6), st.none() | st.booleans() | sources | numbers)
-    )
+    conditions = draw(st.dictionaries(st.text(min_size=1, max_size=6), st.none() | st.booleans() | sources | numbers))
     return HardwareProfile(
-        name=draw(sources), kind=draw(origins), source=draw(sources), date="2026-01-01",
-        conditions=conditions, versions={"driver": draw(sources)}, accelerators={"a": one}, fabrics=(fabric,),
-    )  # fmt: skip
+        name=draw(sources),
+        kind=draw(origins),
+        source=draw(sources),
+        date="2026-01-01",
+        conditions=conditions,
+        versions={"driver": draw(sources)},
+        accelerators={"a": one},
+        fabrics=(fabric,),
+    )
 
 
 @given(profiles())
@@ -274,9 +244,7 @@ def test_a_saved_profile_loads_equal(profile: HardwareProfile) -> None:
         assert [p.name for p in Path(folder).iterdir()] == ["p.yaml"]
 
 
-def test_a_profile_is_looked_up_beside_the_scenario_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_is_looked_up_beside_the_scenario_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside, working = tmp_path / "beside", tmp_path / "working"
     for folder in (beside, working):
         folder.mkdir()

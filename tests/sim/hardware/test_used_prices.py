@@ -15,20 +15,22 @@ DATA = {"samples": 1000, "sample_size": "1 MB"}
 def told(*kinds: str, **sections: object) -> dict[str, str]:
     """What is paid for on two nodes of each of these accelerators -> its value, unit, origin and date."""
     nodes = [{"name": kind[:4], "count": 2, "gpus": 8, "accelerator": kind, "nics": 8} for kind in kinds]
-    scenario = from_mapping({
-        "schema_version": 1, "name": "paid", "cluster": {"nodes": nodes},
-        "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]},
-    } | sections)  # fmt: skip
+    scenario = from_mapping(
+        {
+            "schema_version": 1,
+            "name": "paid",
+            "cluster": {"nodes": nodes},
+            "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]},
+        }
+        | sections
+    )
     return {price.what: price.short.removeprefix(f"{price.what} ") for price in used_prices(scenario)}
 
 
 def test_a_given_price_is_told_from_one_of_the_book():
     date = load_book("prices").date
     found = told("h100_sxm", "l40s", cost={"gpu_hour": {"h100_sxm": 2.5}})
-    assert found == {
-        "h100_sxm": "2.5 USD per GPU hour (given)",
-        "l40s": f"1.2 USD per GPU hour (catalogue, {date})",
-    }
+    assert found == {"h100_sxm": "2.5 USD per GPU hour (given)", "l40s": f"1.2 USD per GPU hour (catalogue, {date})"}
     assert told("generic")["generic"] == f"1 USD per GPU hour (assumed, {date})"
 
 
@@ -63,14 +65,24 @@ def test_stored_data_and_the_prices_of_nodes_and_networks():
 
 
 def test_a_book_of_ones_own_says_its_own_kind_and_date(tmp_path):
-    book = {"schema_version": 1, "name": "offer", "date": "2026-09-30", "source": "a seller's offer",
-            "kind": "measured", "gpu_hour": {"h100_sxm": "1.9 USD/h"}}  # fmt: skip
+    book = {
+        "schema_version": 1,
+        "name": "offer",
+        "date": "2026-09-30",
+        "source": "a seller's offer",
+        "kind": "measured",
+        "gpu_hour": {"h100_sxm": "1.9 USD/h"},
+    }
     (tmp_path / "offer.yaml").write_text(yaml.safe_dump(book))
-    scenario = from_mapping({
-        "schema_version": 1, "name": "paid",
-        "cluster": {"nodes": [{"count": 1, "gpus": 8, "accelerator": "h100_sxm", "nics": 8}]},
-        "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]}, "cost": {"book": str(tmp_path / "offer.yaml")},
-    })  # fmt: skip
+    scenario = from_mapping(
+        {
+            "schema_version": 1,
+            "name": "paid",
+            "cluster": {"nodes": [{"count": 1, "gpus": 8, "accelerator": "h100_sxm", "nics": 8}]},
+            "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]},
+            "cost": {"book": str(tmp_path / "offer.yaml")},
+        }
+    )
     (price,) = used_prices(scenario, tmp_path)
     assert (price.value, price.origin, price.date) == (pytest.approx(1.9), "measured", "2026-09-30")
     assert price.source == "a seller's offer"

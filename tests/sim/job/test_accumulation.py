@@ -20,12 +20,15 @@ FIXED_S, SAMPLE_S, BATCH, STEPS = 0.1, 0.01, 32, 100
 def case(**model):
     given = {"fixed_time": FIXED_S, "sample_time": SAMPLE_S, "gradient": 0} | model
     return {
-        "schema_version": 1, "name": "passes", "cluster": {"nodes": [{"count": 1, "gpus": 2}]},
+        "schema_version": 1,
+        "name": "passes",
+        "cluster": {"nodes": [{"count": 1, "gpus": 2}]},
         "workload": {
-            "models": {"m": given}, "jobs": [{"gpus": 2, "model": "m", "steps": STEPS, "global_batch": BATCH}],
+            "models": {"m": given},
+            "jobs": [{"gpus": 2, "model": "m", "steps": STEPS, "global_batch": BATCH}],
         },
         "decide": {"every": 1.0},
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,12 @@ def test_each_pass_costs_its_fixed_part(passes, held, counted):
     """16 samples for each of 2 workers; memory that holds `held` of them asks for passes of its own."""
     limit = {} if held is None else {"samples_per_pass": held}
     made = api.run(case(**limit), policy=policy(passes))
-    assert made.jobs["completion_s"][0] == pytest.approx(
-        STEPS * (counted * FIXED_S + 16 * SAMPLE_S), rel=1e-6
-    )
+    assert made.jobs["completion_s"][0] == pytest.approx(STEPS * (counted * FIXED_S + 16 * SAMPLE_S), rel=1e-6)
     assert made.jobs["steps"][0] == STEPS  # passes are no steps: nothing counts less
 
 
 def test_both_ways_of_advancing_time_agree():
-    fast, plain = (
-        simulate(from_mapping(case()), policy=policy(3), event_by_event=slow) for slow in (False, True)
-    )
+    fast, plain = (simulate(from_mapping(case()), policy=policy(3), event_by_event=slow) for slow in (False, True))
     assert fast.summary() == pytest.approx(plain.summary(), nan_ok=True)
 
 

@@ -21,13 +21,15 @@ PHI, FIRST, STEP_S = 1000.0, 32, 0.1
 def case(**job):
     model = {"fixed_time": STEP_S, "sample_time": 0.001, "noise_scale": PHI}
     return {
-        "schema_version": 1, "name": "batch", "cluster": {"nodes": [{"count": 1, "gpus": 2}]},
+        "schema_version": 1,
+        "name": "batch",
+        "cluster": {"nodes": [{"count": 1, "gpus": 2}]},
         "workload": {
             "models": {"m": model},
             "jobs": [{"gpus": 2, "model": "m", "steps": 100, "global_batch": FIRST} | job],
         },
         "decide": {"every": 1.0},
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def test_the_batch_is_a_part_of_the_plan():
 def test_a_job_keeps_its_batch_over_a_restart():
     """A node crash in the middle: the job goes on with the batch that it had."""
     spec = case(batch_max=256, steps=400) | {
-        "faults": {"events": [{"kind": "crash", "node": "node-0", "at": "5 s", "duration": "1 s"}]},
+        "faults": {"events": [{"kind": "crash", "node": "node-0", "at": "5 s", "duration": "1 s"}]}
     }
     made = run(spec, Batch(128))
     assert made.jobs["restarts"][0] > 0

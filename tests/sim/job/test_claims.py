@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.policies.declared_queues import (
-    EMPTY,
-    NODE_PREFERRED,
-    RACK_PREFERRED,
-    RACK_REQUIRED,
-)
+from equipoise.policies.declared_queues import EMPTY, NODE_PREFERRED, RACK_PREFERRED, RACK_REQUIRED
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job import claims as made_of
@@ -40,9 +35,15 @@ def jobs_of(*jobs: dict[str, Any]) -> list[JobSpec]:
 
 
 def claims_of(
-    least: list[int], listed: dict[int, dict[str, Any]] | None = None, told: Any = None, nodes: Any = None,
-    share: list[float] | None = None, tres: Any = None, by: Any = None, **queues: Any,
-) -> Claims:  # fmt: skip
+    least: list[int],
+    listed: dict[int, dict[str, Any]] | None = None,
+    told: Any = None,
+    nodes: Any = None,
+    share: list[float] | None = None,
+    tres: Any = None,
+    by: Any = None,
+    **queues: Any,
+) -> Claims:
     """by: names by kind; listed: the scenario's own jobs by row."""
     case = scenario(cluster={"nodes": nodes or NODES, "topology": TREE}, queues=queues)
     cluster = Cluster(case.cluster, PROFILE, Topology(case.cluster, PROFILE))
@@ -50,9 +51,15 @@ def claims_of(
     rows = list(listed or ())
     specs = dict(zip(rows, jobs_of(*(listed or {}).values()), strict=True))
     return make_claims(
-        case, cluster, by or {}, told or {}, specs, np.array(least), np.array(share or [1.0] * n),
+        case,
+        cluster,
+        by or {},
+        told or {},
+        specs,
+        np.array(least),
+        np.array(share or [1.0] * n),
         tres or [(0.0, 0.0, 0.0)] * n,
-    )  # fmt: skip
+    )
 
 
 def test_names_come_from_the_scenarios_own_jobs_and_from_the_columns_of_a_trace() -> None:
@@ -60,8 +67,10 @@ def test_names_come_from_the_scenarios_own_jobs_and_from_the_columns_of_a_trace(
     columns = {"user": texts("x", "y", "z", "w"), "account": texts("", "", "a", ""), "queue": np.ones(4)}
     found = texts_by_kind(columns, listed, np.array([3, 1]), 4)
     assert {kind: names.tolist() for kind, names in found.items()} == {
-        "user": ["x", "bob", "z", "ann"], "account": ["", "", "a", ""], "qos": ["", "", "", "high"],
-    }  # fmt: skip
+        "user": ["x", "bob", "z", "ann"],
+        "account": ["", "", "a", ""],
+        "qos": ["", "", "", "high"],
+    }
     assert columns["user"].tolist() == ["x", "y", "z", "w"]
     assert texts_by_kind({"user": texts("", "")}, [], np.array([], dtype=np.int64), 2) == {}
     named = jobs_of({"queue": "q"})
@@ -84,9 +93,10 @@ def test_where_nothing_is_said_there_are_no_claims() -> None:
 
 def test_each_distinct_claim_has_a_number() -> None:
     found = claims_of(
-        [1] * 5, by={"user": texts("a", "b", "a", "", "a"), "partition": texts("p", "", "p", "", "")},
+        [1] * 5,
+        by={"user": texts("a", "b", "a", "", "a"), "partition": texts("p", "", "p", "", "")},
         partitions=[{"name": "p", "default": True}],
-    )  # fmt: skip
+    )
     assert found.claim.tolist() == [0, 1, 0, 2, 0]
     assert found.queues.claims.tolist() == [[0, -1, 0, -1, -1], [1, -1, 0, -1, -1], [-1, -1, 0, -1, -1]]
     assert found.queues.tres.shape == (0, 0)
@@ -94,8 +104,9 @@ def test_each_distinct_claim_has_a_number() -> None:
 
 def test_claims_that_take_other_amounts_are_others_where_amounts_count() -> None:
     limits = [{"name": "q", "tres": {"cpu": 9}}]
-    found = claims_of([1, 1, 1], by={"qos": texts("q", "q", "q")}, tres=[(2.0, 0, 0), (3.0, 0, 0), (2.0, 0, 0)],
-                      qos=limits)  # fmt: skip
+    found = claims_of(
+        [1, 1, 1], by={"qos": texts("q", "q", "q")}, tres=[(2.0, 0, 0), (3.0, 0, 0), (2.0, 0, 0)], qos=limits
+    )
     assert found.claim.tolist() == [0, 1, 0]
     assert found.queues.tres.tolist() == [[2, 0, 0], [3, 0, 0]]
 
@@ -114,9 +125,7 @@ def test_the_types_of_gpus_that_jobs_ask_for() -> None:
     assert same.gpu_types.tolist() == [1]
     alone = claims_of([1], {0: {"gpu_types": ["t4"]}}, {"gpu_type": texts("x")})
     assert (alone.gpu_types.tolist(), alone.notes) == ([2], ())
-    unknown = claims_of(
-        [1, 1], told={"gpu_type": texts("x", "x")}, by={"user": texts("a", "b")}, nodes=NODES[:1]
-    )
+    unknown = claims_of([1, 1], told={"gpu_type": texts("x", "x")}, by={"user": texts("a", "b")}, nodes=NODES[:1])
     assert (unknown.notes, unknown.queues.restricts) == ((), False)
 
 
@@ -131,10 +140,17 @@ def test_how_close_together_jobs_ask_to_be() -> None:
 def test_a_note_on_each_kind_of_name_that_is_not_declared() -> None:
     found = claims_of(
         [1] * 4,
-        by={"account": texts("a", "b", "c", "b"), "qos": texts("q", "", "r", "r"), "queue": texts("k", "", "", "m"),
-            "partition": texts("s", "s", "s", "s"), "user": texts("u", "u", "u", "u")},
-        accounts=[{"name": "a"}], qos=[{"name": "q"}], queues=[{"name": "k", "gpus": 3}],
-    )  # fmt: skip
+        by={
+            "account": texts("a", "b", "c", "b"),
+            "qos": texts("q", "", "r", "r"),
+            "queue": texts("k", "", "", "m"),
+            "partition": texts("s", "s", "s", "s"),
+            "user": texts("u", "u", "u", "u"),
+        },
+        accounts=[{"name": "a"}],
+        qos=[{"name": "q"}],
+        queues=[{"name": "k", "gpus": 3}],
+    )
     assert found.notes == (
         "3 jobs name a account that 'queues' does not declare (b): no limit of one holds",
         "2 jobs name a qos that 'queues' does not declare (r): no limit of one holds",
@@ -147,9 +163,11 @@ def test_a_note_on_each_kind_of_name_that_is_not_declared() -> None:
 
 def test_a_job_above_a_limit_can_never_start_and_one_that_equals_it_can() -> None:
     found = claims_of(
-        [5, 6, 7, 6], share=[1.0, 1.0, 0.5, 1.0], by={"qos": texts("q", "q", "q", "")},
+        [5, 6, 7, 6],
+        share=[1.0, 1.0, 0.5, 1.0],
+        by={"qos": texts("q", "q", "q", "")},
         qos=[{"name": "q", "gpus_per_user": 9, "gpus": 5}],
-    )  # fmt: skip
+    )
     assert found.too_large == ["", "the limit QOS q allows 5", "", ""]
     fits = claims_of([5, 4], by={"qos": texts("q", "q")}, qos=[{"name": "q", "gpus": 5}])
     assert fits.too_large == ["", ""]
@@ -168,41 +186,47 @@ def test_cores_memory_and_nodes_of_a_job_are_bounded() -> None:
     found = claims_of([1, 1, 1], tres=each, by={"qos": texts("q", "q", "q")}, qos=[{"name": "q", **bound}])
     assert found.too_large == ["", "", "and more of CPUs, memory or nodes than a single job may have"]
     user = claims_of(
-        [1, 2], tres=[(6.0, 0.0, 0.0), (7.0, 0.0, 0.0)], by={"qos": texts("q", "q"), "user": texts("u", "u")},
+        [1, 2],
+        tres=[(6.0, 0.0, 0.0), (7.0, 0.0, 0.0)],
+        by={"qos": texts("q", "q"), "user": texts("u", "u")},
         qos=[{"name": "q", "tres_per_user": {"cpu": 6}}],
-    )  # fmt: skip
+    )
     assert user.too_large == ["", "more than the limit QOS q, user u, cpu allows: 6 CPUs"]
 
 
 def test_a_job_that_its_nodes_have_too_few_gpus_for_can_never_start() -> None:
-    found = claims_of([12, 13, 5, 4], by={"partition": texts("p", "p", "old", "old")},
-                      partitions=[{"name": "p", "nodes": ["big"]}, {"name": "old", "nodes": ["old"]}])  # fmt: skip
-    assert found.too_large == [
-        "", "the nodes that it may use have 12", "the nodes that it may use have 4", "",
-    ]  # fmt: skip
+    found = claims_of(
+        [12, 13, 5, 4],
+        by={"partition": texts("p", "p", "old", "old")},
+        partitions=[{"name": "p", "nodes": ["big"]}, {"name": "old", "nodes": ["old"]}],
+    )
+    assert found.too_large == ["", "the nodes that it may use have 12", "the nodes that it may use have 4", ""]
     close = claims_of(
         [8, 9, 4, 5, 9, 16],
-        {0: {"together": "rack-required"}, 1: {"together": "rack-required"}, 2: {"together": "node-required"},
-         3: {"together": "node-required"}, 4: {"together": "rack-preferred"}, 5: {"together": "node-preferred"}},
-    )  # fmt: skip
-    assert close.too_large == [
-        "", "the nodes that it may use have 8", "", "the nodes that it may use have 4", "", "",
-    ]  # fmt: skip
+        {
+            0: {"together": "rack-required"},
+            1: {"together": "rack-required"},
+            2: {"together": "node-required"},
+            3: {"together": "node-required"},
+            4: {"together": "rack-preferred"},
+            5: {"together": "node-preferred"},
+        },
+    )
+    assert close.too_large == ["", "the nodes that it may use have 8", "", "the nodes that it may use have 4", "", ""]
 
 
 def test_a_job_of_one_gpu_type_fits_the_nodes_that_have_it() -> None:
-    found = claims_of([4, 5, 12, 13], {0: {"gpu_types": ["t4"]}, 1: {"gpu_types": ["t4"]},
-                                       2: {"gpu_types": ["big"]}, 3: {"gpu_types": ["big"]}})  # fmt: skip
-    assert found.too_large == [
-        "",
-        "the nodes that it may use have 4",
-        "",
-        "the nodes that it may use have 12",
-    ]
+    found = claims_of(
+        [4, 5, 12, 13],
+        {0: {"gpu_types": ["t4"]}, 1: {"gpu_types": ["t4"]}, 2: {"gpu_types": ["big"]}, 3: {"gpu_types": ["big"]}},
+    )
+    assert found.too_large == ["", "the nodes that it may use have 4", "", "the nodes that it may use have 12"]
     typed = claims_of(
-        [2, 3, 3], {0: {"gpu_types": ["t4"]}, 1: {"gpu_types": ["t4"]}, 2: {}}, by={"qos": texts("q", "q", "q")},
+        [2, 3, 3],
+        {0: {"gpu_types": ["t4"]}, 1: {"gpu_types": ["t4"]}, 2: {}},
+        by={"qos": texts("q", "q", "q")},
         qos=[{"name": "q", "gpus_of_type": {"t4": 2}}],
-    )  # fmt: skip
+    )
     assert typed.too_large == ["", "the limit QOS q, t4 allows 2", ""]
 
 
@@ -222,9 +246,7 @@ def test_jobs_that_can_never_start_are_refused_or_left_out() -> None:
     assert refuse_too_large(case, Claims(), names, least, False).tolist() == [True] * 3
 
 
-def test_columns_with_very_many_names_are_no_claims_where_nothing_is_declared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_columns_with_very_many_names_are_no_claims_where_nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_of, "_MOST", 2)
     two, three = {"user": texts("a", "b", "a")}, {"user": texts("a", "b", "c")}
     assert claims_of([1] * 3, by=two).claim.tolist() == [0, 1, 0]

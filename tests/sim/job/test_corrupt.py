@@ -97,9 +97,9 @@ def test_a_factor_shows_in_the_norm() -> None:
 def test_the_norm_varies_with_the_noise_scale_and_less_over_many_steps() -> None:
     def spread(noise_scale: float | None, every: int) -> float:
         found = LeaveOut(act=False)
-        spec = case(noise_scale=noise_scale).model_copy(update={"decide": case().decide.model_copy(
-            update={"every_steps": every}
-        )})  # fmt: skip
+        spec = case(noise_scale=noise_scale).model_copy(
+            update={"decide": case().decide.model_copy(update={"every_steps": every})}
+        )
         both(spec, found)
         norms = np.array(found.norms)
         return float((norms / norms.mean(axis=1, keepdims=True)).std())
@@ -116,9 +116,7 @@ def test_random_corruption_comes_with_its_rate() -> None:
     late = [simulate(spec, seed=seed).jobs["completion_s"][0] - 10.0 for seed in range(20)]
     rare = case(faults={"corrupt_gradient": {"per_gpu_hour": 6.0, "duration": 1.0}})
     assert np.mean(late) == pytest.approx(0.7, abs=0.5)
-    assert np.mean(
-        [simulate(rare, seed=seed).jobs["completion_s"][0] - 10.0 for seed in range(20)]
-    ) < np.mean(late)
+    assert np.mean([simulate(rare, seed=seed).jobs["completion_s"][0] - 10.0 for seed in range(20)]) < np.mean(late)
 
 
 def test_a_node_without_gpus_cannot_be_corrupt() -> None:
@@ -126,11 +124,5 @@ def test_a_node_without_gpus_cannot_be_corrupt() -> None:
     cluster = {"nodes": [{"gpus": 1}, {"name": "store", "gpus": 0}]}
     with pytest.raises(InputError, match="'store-0' has no GPU that could be corrupt"):
         from_mapping(
-            {
-                "schema_version": 1,
-                "name": "x",
-                "cluster": cluster,
-                "workload": {},
-                "faults": {"events": [event]},
-            }
+            {"schema_version": 1, "name": "x", "cluster": cluster, "workload": {}, "faults": {"events": [event]}}
         )

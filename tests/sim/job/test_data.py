@@ -139,17 +139,13 @@ def test_every_sample_exactly_once_whatever_happens(draw: st.DataObject) -> None
     data.assign([draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
     saved = data.snapshot()
     for _ in range(draw.draw(st.integers(1, 30))):
-        action = draw.draw(
-            st.sampled_from(["read"] * 6 + ["move", "save", "crash", "regroup", "time", "order"])
-        )
+        action = draw.draw(st.sampled_from(["read"] * 6 + ["move", "save", "crash", "regroup", "time", "order"]))
         workers = len(data.queues)
         if action == "read":
             if data.left == 0:
                 data.next_epoch()  # raises unless the ledger covers the epoch exactly once
             batch = min(data.left, draw.draw(st.integers(1, 30)))
-            cuts = sorted(
-                draw.draw(st.lists(st.integers(0, batch), min_size=workers - 1, max_size=workers - 1))
-            )
+            cuts = sorted(draw.draw(st.lists(st.integers(0, batch), min_size=workers - 1, max_size=workers - 1)))
             demand = np.diff([0, *cuts, batch])
             data.prepare(demand, np.array([draw.draw(st.floats(0.1, 9)) for _ in range(workers)]))
             for worker, need in enumerate(demand.tolist()):
@@ -164,9 +160,7 @@ def test_every_sample_exactly_once_whatever_happens(draw: st.DataObject) -> None
             saved = data.snapshot()
         elif action == "crash":
             data.release()
-            data.restore(
-                saved, [draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))]
-            )
+            data.restore(saved, [draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
         elif action == "regroup":
             data.assign([draw.draw(st.integers(0, nodes - 1)) for _ in range(draw.draw(st.integers(1, 4)))])
         elif action == "order":
@@ -192,9 +186,11 @@ def test_placement_follows_the_weights() -> None:
 def test_who_waits_for_taken_samples_gets_them_though_the_rest_goes_to_another() -> None:
     """Asynchronous workers take samples before these are there; giving the rest away must not stop the transfer."""
     model = {
-        "fixed_time": 0.0071, "sample_time": 0.0117, "parameters": 2.1e8,
+        "fixed_time": 0.0071,
+        "sample_time": 0.0117,
+        "parameters": 2.1e8,
         "exchange": {"algorithm": "async-parameter-server", "alpha": 1.3e-5, "rate": 9e9},
-    }  # fmt: skip
+    }
     data = {"samples": 52, "sample_size": 4e6, "shards": 10, "placement": {"kind": "even", "over": "cluster"}}
     training = {"gpus": 2, "model": "m", "epochs": 1, "global_batch": 11, "data": data}
     case = from_mapping(

@@ -29,9 +29,7 @@ class Asked:
         self.cancelled += 1
 
 
-def data(
-    workers: tuple[int, ...] = (0, 1), free: tuple[float, ...] = (100.0, 100.0, 5.0), **keys: Any
-) -> JobData:
+def data(workers: tuple[int, ...] = (0, 1), free: tuple[float, ...] = (100.0, 100.0, 5.0), **keys: Any) -> JobData:
     """Shards of 4, 4 and 2 samples of 10 bytes on nodes 0, 1 and 2; workers on nodes 0 and 1."""
     asked: Any = Asked()
     made = JobData(np.array([4, 4, 2]), 10.0, [[0], [1], [2]], asked, np.array(free), **keys)
@@ -87,9 +85,7 @@ def test_what_is_read_is_noted_and_the_next_epoch_begins_whole() -> None:
 def test_a_worker_reads_what_it_owns_over_its_paths() -> None:
     """Of six samples two come over a path of 5 bytes/s: 20 bytes in 4 s."""
     made = data()
-    assert made.reading_samples_per_s(
-        lambda source, target: 5.0 if (source, target) == (2, 0) else 1e9
-    ).tolist() == [
+    assert made.reading_samples_per_s(lambda source, target: 5.0 if (source, target) == (2, 0) else 1e9).tolist() == [
         1.5,
         math.inf,
     ]

@@ -86,20 +86,31 @@ def test_a_user_stands_under_its_own_limit_and_under_the_accounts_above() -> Non
         accounts=[
             {"name": "top", "gpus": 11, "gpus_of_type": {"t4": 3}, "tres": {"mem": 700}},
             {"name": "mid", "parent": "top"},
-            {"name": "low", "parent": "mid", "jobs": 7, "gpus_per_user": 5, "jobs_per_user": 6,
-             "tres_per_user": {"cpu": 40}, "gpus_of_type": {"mid": 2}},
+            {
+                "name": "low",
+                "parent": "mid",
+                "jobs": 7,
+                "gpus_per_user": 5,
+                "jobs_per_user": 6,
+                "tres_per_user": {"cpu": 40},
+                "gpus_of_type": {"mid": 2},
+            },
         ],
-        users=[{"name": "ann", "account": "low", "gpus": 4, "gpus_of_type": {"big": 1}, "tres": {"node": 9}},
-               {"name": "cid", "account": "low", "jobs": 2}],
-    )  # fmt: skip
-    q = declared.build(
-        [claim("ann", "low"), claim("bob", "low"), claim("cid", "low"), claim("", "mid")], False
+        users=[
+            {"name": "ann", "account": "low", "gpus": 4, "gpus_of_type": {"big": 1}, "tres": {"node": 9}},
+            {"name": "cid", "account": "low", "jobs": 2},
+        ],
     )
+    q = declared.build([claim("ann", "low"), claim("bob", "low"), claim("cid", "low"), claim("", "mid")], False)
     assert limits(q, 0) == {
-        "account low, user ann": 4, "account low, each user: ann, cpu": 40, "account low, mid": 2,
-        "account top, t4": 3, "account top, mem": 700, "account low, user ann, big": 1,
+        "account low, user ann": 4,
+        "account low, each user: ann, cpu": 40,
+        "account low, mid": 2,
+        "account top, t4": 3,
+        "account top, mem": 700,
+        "account low, user ann, big": 1,
         "account low, user ann, node": 9,
-    }  # fmt: skip
+    }
     assert limits(q, 1)["account low, user bob"] == 5
     assert limits(q, 2)["account low, user cid"] == 5
     assert limits(q, 3) == {"account top": 11, "account top, t4": 3, "account top, mem": 700}
@@ -112,11 +123,7 @@ def test_a_user_stands_under_its_own_limit_and_under_the_accounts_above() -> Non
     assert q.jobs_max[by["account low, user cid"]] == 2
     assert (q.jobs_max[by["account low"]], q.gpus_max[by["account low"]]) == (7, math.inf)
     assert q.jobs_max[by["account top"]] == math.inf
-    assert [q.models[by[name]] for name in ("account top, t4", "account low, mid", "account top")] == [
-        4,
-        2,
-        -1,
-    ]
+    assert [q.models[by[name]] for name in ("account top, t4", "account low, mid", "account top")] == [4, 2, -1]
     resources = ("account low, each user: ann, cpu", "account top, mem", "account low, user ann, node")
     assert [q.resource[by[name]] for name in resources] == [0, 1, 2]
     assert q.resource[by["account low"]] == -1
@@ -143,23 +150,36 @@ def test_a_user_of_an_account_without_bounds_of_users_stands_under_the_account()
 
 def test_a_partition_and_its_qos_and_the_jobs_qos_bound_all_each_user_and_each_account() -> None:
     declared = declared_of(
-        partitions=[{"name": "p", "gpus": 10, "jobs_per_user": 3, "gpus_per_account": 6, "qos": "q",
-                     "gpus_of_type": {"old": 2}, "tres": {"cpu": 50}, "tres_per_user": {"mem": 60},
-                     "tres_per_account": {"node": 70}}],
+        partitions=[
+            {
+                "name": "p",
+                "gpus": 10,
+                "jobs_per_user": 3,
+                "gpus_per_account": 6,
+                "qos": "q",
+                "gpus_of_type": {"old": 2},
+                "tres": {"cpu": 50},
+                "tres_per_user": {"mem": 60},
+                "tres_per_account": {"node": 70},
+            }
+        ],
         qos=[{"name": "q", "jobs": 9, "gpus_per_user": 7, "jobs_per_account": 8}, {"name": "r", "gpus": 12}],
-    )  # fmt: skip
+    )
     q = declared.build([claim("u", "a", "p", "r"), claim("", "", "p", "q"), claim("u", "", "x", "r")], False)
     assert limits(q, 0) == {
-        "partition p": 10, "partition p, user u": math.inf, "partition p, account a": 6, "partition p, old": 2,
-        "partition p, cpu": 50, "partition p, user u, mem": 60, "partition p, account a, node": 70,
-        "QOS r": 12, "QOS q": math.inf, "QOS q, user u": 7, "QOS q, account a": math.inf,
-    }  # fmt: skip
-    assert limits(q, 1) == {
         "partition p": 10,
+        "partition p, user u": math.inf,
+        "partition p, account a": 6,
         "partition p, old": 2,
         "partition p, cpu": 50,
+        "partition p, user u, mem": 60,
+        "partition p, account a, node": 70,
+        "QOS r": 12,
         "QOS q": math.inf,
+        "QOS q, user u": 7,
+        "QOS q, account a": math.inf,
     }
+    assert limits(q, 1) == {"partition p": 10, "partition p, old": 2, "partition p, cpu": 50, "QOS q": math.inf}
     assert limits(q, 2) == {"QOS r": 12}
     jobs = dict(zip(q.names["limit"], q.jobs_max.tolist(), strict=True))
     assert (jobs["partition p"], jobs["partition p, user u"], jobs["QOS q"]) == (math.inf, 3, 9)
@@ -187,14 +207,15 @@ def test_a_partition_of_some_nodes_and_the_flavors_of_a_queue_leave_a_claim_its_
     declared = declared_of(
         partitions=[{"name": "few", "nodes": ["big-1", "old"]}, {"name": "all"}],
         flavors={"new": ["h100_sxm", "mid"]},
-        queues=[{"name": "q", "gpus": {"new": 5, "t4": 1}}, {"name": "n", "gpus": {"new": 5}},
-                {"name": "b", "gpus": 4}],
-    )  # fmt: skip
+        queues=[
+            {"name": "q", "gpus": {"new": 5, "t4": 1}},
+            {"name": "n", "gpus": {"new": 5}},
+            {"name": "b", "gpus": 4},
+        ],
+    )
     claims = [claim(partition="few"), claim(queue="n"), claim(partition="few", queue="n"), claim()]
     q = declared.build(claims, False)
-    assert q.nodes.astype(int).tolist() == [
-        [0, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0], [1] * 6,
-    ]  # fmt: skip
+    assert q.nodes.astype(int).tolist() == [[0, 1, 0, 1, 1, 0], [1, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0], [1] * 6]
     assert q.restricts
     free = declared.build([claim(partition="all"), claim(queue="q")], False)
     assert free.nodes.shape == (2, 0)
@@ -214,27 +235,39 @@ def test_a_partition_of_some_nodes_and_the_flavors_of_a_queue_leave_a_claim_its_
 
 def test_names_have_codes_in_the_order_declared_and_then_as_jobs_tell_them() -> None:
     declared = declared_of(
-        accounts=[{"name": "a"}, {"name": "b"}], users=[{"name": "w", "account": "b"}],
-        partitions=[{"name": "p"}], qos=[{"name": "q"}], queues=[{"name": "k", "count": 2, "gpus": 1}],
-    )  # fmt: skip
+        accounts=[{"name": "a"}, {"name": "b"}],
+        users=[{"name": "w", "account": "b"}],
+        partitions=[{"name": "p"}],
+        qos=[{"name": "q"}],
+        queues=[{"name": "k", "count": 2, "gpus": 1}],
+    )
     q = declared.build([claim("u", "b", "s", "", "k-1"), claim("w", "", "p", "z", "o")], False)
     assert {kind: q.names[kind] for kind in ("user", "account", "partition", "qos", "queue")} == {
-        "user": ("w", "u"), "account": ("a", "b"), "partition": ("p", "s"), "qos": ("q", "z"),
+        "user": ("w", "u"),
+        "account": ("a", "b"),
+        "partition": ("p", "s"),
+        "qos": ("q", "z"),
         "queue": ("k-0", "k-1", "o"),
-    }  # fmt: skip
+    }
     assert q.claims.tolist() == [[1, 1, 1, -1, 1], [0, -1, 0, 1, 2]]
     assert q.name("queue", 1) == "k-1"
 
 
 def test_factors_are_parts_of_the_largest_priority() -> None:
     declared = declared_of(
-        partitions=[{"name": "p", "priority": 3, "tier": 4, "spared": True},
-                    {"name": "r", "priority": 12, "tier": 2}],
-        qos=[{"name": "low", "priority": 5}, {"name": "high", "priority": 20, "preempts": ["low", "mid"]},
-             {"name": "mid", "priority": 10, "spared": True, "preempts": ["low"]}],
-    )  # fmt: skip
-    claims = [claim(partition="p", qos="low"), claim(partition="r", qos="mid"), claim(qos="high"),
-              claim(partition="?", qos="?")]  # fmt: skip
+        partitions=[{"name": "p", "priority": 3, "tier": 4, "spared": True}, {"name": "r", "priority": 12, "tier": 2}],
+        qos=[
+            {"name": "low", "priority": 5},
+            {"name": "high", "priority": 20, "preempts": ["low", "mid"]},
+            {"name": "mid", "priority": 10, "spared": True, "preempts": ["low"]},
+        ],
+    )
+    claims = [
+        claim(partition="p", qos="low"),
+        claim(partition="r", qos="mid"),
+        claim(qos="high"),
+        claim(partition="?", qos="?"),
+    ]
     q = declared.build(claims, False)
     assert q.tier.tolist() == [4, 2, 1, 1]
     assert q.partition_factor.tolist() == [0.25, 1.0, 0.0, 0.0]
@@ -255,16 +288,39 @@ def test_numbers_are_those_of_the_sections_that_are_there() -> None:
     assert declared_of().build([], False).numbers == {"fair_sharing": 0.0, "cycles": 0.0}
     declared = declared_of(
         fair_sharing=True,
-        priority={"age": 2, "fairshare": 3, "size": 4, "partition": 5, "qos": 6, "max_age": 7, "half_life": 8,
-                  "algorithm": "classic", "favour_small": True},
+        priority={
+            "age": 2,
+            "fairshare": 3,
+            "size": 4,
+            "partition": 5,
+            "qos": 6,
+            "max_age": 7,
+            "half_life": 8,
+            "algorithm": "classic",
+            "favour_small": True,
+        },
         backfill={"depth": 9, "window": 10, "interval": 11},
         preemption={"by": "partition", "exempt": 12, "youngest_first": True},
-    )  # fmt: skip
+    )
     assert declared.build([], False).numbers == {
-        "fair_sharing": 1.0, "cycles": 0.0, "age": 2, "fairshare": 3, "size": 4, "partition": 5, "qos": 6,
-        "max_age_s": 7, "half_life_s": 8, "classic": 1.0, "favour_small": 1.0, "depth": 9.0, "window_s": 10,
-        "interval_s": 11, "preempt_by": 2.0, "exempt_s": 12, "youngest_first": 1.0,
-    }  # fmt: skip
+        "fair_sharing": 1.0,
+        "cycles": 0.0,
+        "age": 2,
+        "fairshare": 3,
+        "size": 4,
+        "partition": 5,
+        "qos": 6,
+        "max_age_s": 7,
+        "half_life_s": 8,
+        "classic": 1.0,
+        "favour_small": 1.0,
+        "depth": 9.0,
+        "window_s": 10,
+        "interval_s": 11,
+        "preempt_by": 2.0,
+        "exempt_s": 12,
+        "youngest_first": 1.0,
+    }
     other = declared_of(priority={"half_life": "never"}, preemption={}).build([], False).numbers
     assert (other["half_life_s"], other["classic"], other["favour_small"]) == (math.inf, 0.0, 0.0)
     assert (other["preempt_by"], other["exempt_s"], other["youngest_first"]) == (1.0, 0.0, 0.0)
@@ -281,13 +337,14 @@ def test_a_control_plane_decides_in_cycles() -> None:
 
 def test_a_quota_is_what_a_queue_has_and_may_borrow_and_keeps_what_it_does_not_lend() -> None:
     declared = declared_of(
-        cohorts=[{"name": "root", "gpus": 2},
-                 {"name": "c", "parent": "root", "gpus": 3, "lend": 13, "borrow": 1}],
-        queues=[{"name": "a", "cohort": "c", "gpus": 8, "lend": 6, "borrow": 5},
-                {"name": "b", "cohort": "c", "gpus": 7},
-                {"name": "t", "cohort": "root", "count": 3, "gpus": 4, "lend": 1},
-                {"name": "alone", "gpus": 9, "lend": 2, "borrow": 3}],
-    )  # fmt: skip
+        cohorts=[{"name": "root", "gpus": 2}, {"name": "c", "parent": "root", "gpus": 3, "lend": 13, "borrow": 1}],
+        queues=[
+            {"name": "a", "cohort": "c", "gpus": 8, "lend": 6, "borrow": 5},
+            {"name": "b", "cohort": "c", "gpus": 7},
+            {"name": "t", "cohort": "root", "count": 3, "gpus": 4, "lend": 1},
+            {"name": "alone", "gpus": 9, "lend": 2, "borrow": 3},
+        ],
+    )
     queues = ("a", "b", "t-1", "alone")
     q = declared.build([claim(queue=name) for name in queues], False)
     by = {name.removeprefix("quota of "): k for k, name in enumerate(q.names["limit"])}
@@ -311,9 +368,8 @@ def test_each_flavor_of_a_quota_is_a_limit_of_its_own() -> None:
     declared = declared_of(
         flavors={"new": ["h100_sxm", "mid"]},
         cohorts=[{"name": "c", "gpus": {"new": 2}}],
-        queues=[{"name": "a", "cohort": "c", "gpus": {"new": 6, "t4": 3}, "lend": {"new": 4},
-                 "borrow": {"t4": 1}}],
-    )  # fmt: skip
+        queues=[{"name": "a", "cohort": "c", "gpus": {"new": 6, "t4": 3}, "lend": {"new": 4}, "borrow": {"t4": 1}}],
+    )
     q = declared.build([claim(queue="a")], False)
     found = {
         name: (q.gpus_max[k], q.gpus_nominal[k], q.gpus_kept[k], q.parent[k], q.models[k])
@@ -328,24 +384,21 @@ def test_each_flavor_of_a_quota_is_a_limit_of_its_own() -> None:
 
 
 def test_two_flavors_of_the_same_gpus_are_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"flavors 'new' and 'mid' of queue a are of the same GPUs: make them one"
-    ):
+    with pytest.raises(InputError, match=r"flavors 'new' and 'mid' of queue a are of the same GPUs: make them one"):
         declared_of(
-            flavors={"new": ["h100_sxm", "mid"]},
-            queues=[{"name": "a", "gpus": {"t4": 1, "new": 2, "mid": 3}}],
+            flavors={"new": ["h100_sxm", "mid"]}, queues=[{"name": "a", "gpus": {"t4": 1, "new": 2, "mid": 3}}]
         ).build([claim(queue="a")], False)
 
 
 def test_what_queues_may_stop_and_how_they_order() -> None:
     stops = {"reclaim": "lower-priority", "borrow_within": "lower-priority"}
     declared = declared_of(
-        queues=[{"name": "a", "gpus": 1, "order": "strict", "reclaim": "any", "within": "lower-priority",
-                 "weight": 2.5},
-                {"name": "b", "gpus": 2, "within": "lower-or-newer-equal-priority", **stops,
-                 "borrow_within_most": 30},
-                {"name": "c", "gpus": 3, **stops}],
-    )  # fmt: skip
+        queues=[
+            {"name": "a", "gpus": 1, "order": "strict", "reclaim": "any", "within": "lower-priority", "weight": 2.5},
+            {"name": "b", "gpus": 2, "within": "lower-or-newer-equal-priority", **stops, "borrow_within_most": 30},
+            {"name": "c", "gpus": 3, **stops},
+        ]
+    )
     q = declared.build([claim(queue="?")], False)
     assert q.names["queue"] == ("a", "b", "c", "?")
     assert q.strict.tolist() == [True, False, False, False]
@@ -365,12 +418,14 @@ def test_an_entry_of_several_queues_names_them_from_nought() -> None:
 
 def test_a_single_job_may_have_the_least_that_any_limit_over_it_allows() -> None:
     declared = declared_of(
-        accounts=[{"name": "top", "gpus_per_job": 5, "tres_per_job": {"cpu": 30}},
-                  {"name": "low", "parent": "top", "gpus_per_job": 9, "tres_per_job": {"mem": 80}}],
+        accounts=[
+            {"name": "top", "gpus_per_job": 5, "tres_per_job": {"cpu": 30}},
+            {"name": "low", "parent": "top", "gpus_per_job": 9, "tres_per_job": {"mem": 80}},
+        ],
         users=[{"name": "ann", "account": "low", "gpus_per_job": 4, "tres_per_job": {"cpu": 20}}],
         partitions=[{"name": "p", "gpus_per_job": 3, "qos": "of"}, {"name": "r", "tres_per_job": {"node": 6}}],
         qos=[{"name": "q", "gpus_per_job": 2}, {"name": "of", "gpus_per_job": 1}],
-    )  # fmt: skip
+    )
 
     def most(*names: str) -> tuple[float, list[float]]:
         gpus, tres = declared.of_one_job(claim(*names))
@@ -400,9 +455,13 @@ def test_names_alone_weigh_nothing() -> None:
     assert not declared_of().weighs
     assert not declared_of(flavors={"x": ["t4"]}, gpu_types={"y": ["t4"]}, cohorts=[{"name": "c"}]).weighs
     for section in (
-        {"accounts": [{"name": "a"}]}, {"partitions": [{"name": "a"}]}, {"qos": [{"name": "a"}]},
-        {"priority": {}}, {"backfill": {}}, {"queues": [{"name": "a", "gpus": 1}]},
-    ):  # fmt: skip
+        {"accounts": [{"name": "a"}]},
+        {"partitions": [{"name": "a"}]},
+        {"qos": [{"name": "a"}]},
+        {"priority": {}},
+        {"backfill": {}},
+        {"queues": [{"name": "a", "gpus": 1}]},
+    ):
         assert declared_of(**section).weighs  # type: ignore[arg-type]
 
 
@@ -411,13 +470,7 @@ def test_fair_shares_form_a_tree_of_accounts_with_their_users_as_leaves() -> Non
         accounts=[{"name": "low", "parent": "top", "shares": 3}, {"name": "top", "shares": 5}],
         users=[{"name": "ann", "account": "low", "shares": 7}],
     )
-    claims = [
-        claim("bob", "low"),
-        claim("ann", "low"),
-        claim("bob", "top"),
-        claim("bob", "?"),
-        claim("bob", "low"),
-    ]
+    claims = [claim("bob", "low"), claim("ann", "low"), claim("bob", "top"), claim("bob", "?"), claim("bob", "low")]
     q = declared.build(claims, False)
     # 0: root, 1: top, 2: low, 3: ann of low, 4: bob of low, 5: bob of top, 6: ?, 7: bob of ?
     assert q.share_parent.tolist() == [-1, 0, 1, 2, 2, 1, 0, 6]

@@ -134,10 +134,7 @@ def test_rows_of_a_trace_that_train_are_evenly_spread() -> None:
 
 
 def test_jobs_larger_than_what_there_is_are_counted() -> None:
-    nodes = [
-        {"name": "a", "gpus": 4, "accelerator": "generic"},
-        {"name": "b", "gpus": 2, "accelerator": "h100_sxm"},
-    ]
+    nodes = [{"name": "a", "gpus": 4, "accelerator": "generic"}, {"name": "b", "gpus": 2, "accelerator": "h100_sxm"}]
 
     def made(*gpus: int, **more: Any) -> Demand:
         jobs = [{"name": f"j{k}", "gpus": n, "duration": 1.0} | more for k, n in enumerate(gpus)]
@@ -146,13 +143,9 @@ def test_jobs_larger_than_what_there_is_are_counted() -> None:
 
     assert len(made(4, 4)) == 2
     assert len(made(6, mix_gpus=True)) == 1
-    with pytest.raises(
-        InputError, match=r"job j0 asks for 5 GPUs of one model, the cluster has 4; a gang over"
-    ):
+    with pytest.raises(InputError, match=r"job j0 asks for 5 GPUs of one model, the cluster has 4; a gang over"):
         made(5)
-    with pytest.raises(
-        InputError, match=r"job j1 asks for 7 GPUs, the cluster has 6 \(and 1 more such jobs\)$"
-    ):
+    with pytest.raises(InputError, match=r"job j1 asks for 7 GPUs, the cluster has 6 \(and 1 more such jobs\)$"):
         made(1, 7, 8, mix_gpus=True)
 
 
@@ -164,10 +157,7 @@ def test_paces_by_measured_rates_and_by_data_sheets() -> None:
     guess = math.sqrt(9.895 * 3.35)  # of 100 TFLOP/s and 1 TB/s
     assert typical_speed(h100, generic) == pytest.approx(guess)
     assert typical_speed(generic, h100) == pytest.approx(1 / guess)
-    nodes = [
-        {"name": "a", "gpus": 4, "accelerator": "generic"},
-        {"name": "b", "gpus": 4, "accelerator": "h100_sxm"},
-    ]
+    nodes = [{"name": "a", "gpus": 4, "accelerator": "generic"}, {"name": "b", "gpus": 4, "accelerator": "h100_sxm"}]
     rates = [
         {"job_type": "t", "gpu_model": kind, "gpus": gpus, "rate": rate}
         for kind, gpus, rate in (
@@ -208,9 +198,12 @@ def test_three_rates_that_are_missing_are_named() -> None:
 def test_failures_of_a_node_in_four_ways() -> None:
     """On nodes of eight GPUs."""
     ways: list[dict[str, Any]] = [
-        {"mtbf": 5.0}, {"per_node_week": 2.0}, {"gpu_hours": 16.0}, {"job": {"gpus": 64, "mttf": 10.0}},
+        {"mtbf": 5.0},
+        {"per_node_week": 2.0},
+        {"gpu_hours": 16.0},
+        {"job": {"gpus": 64, "mttf": 10.0}},
         {"job": {"gpus": 4, "mttf": 10.0}},
-    ]  # fmt: skip
+    ]
     assert [Crash.model_validate(way).node_mtbf_s(8) for way in ways] == [5, 3.5 * 86_400, 7200, 80, 10]
 
 
@@ -255,7 +248,7 @@ def test_jobs_that_may_start_with_what_a_limit_allows_stay_and_others_are_left_o
         {"name": "c", "gpus": 5, "duration": 13.0, "gpus_min": 3, "priority": 7},
         {"name": "d", "gpus": 6, "model": "m", "global_batch": 12, "steps": 9, "workers_min": 3, "cpus": 4},
         {"name": "e", "gpus": 4, "model": "m", "global_batch": 12, "steps": 9},
-    ]  # fmt: skip
+    ]
     listed = [{"arrival": 20.0 - k, "qos": "q"} | job for k, job in enumerate(jobs)]
 
     def made(*rows: int) -> Demand:
@@ -288,9 +281,10 @@ def test_jobs_that_may_start_with_what_a_limit_allows_stay_and_others_are_left_o
 
 def test_time_limits_are_of_their_jobs_whatever_the_order_of_arrival() -> None:
     found = demand_of(
-        {"arrival": 9.0, "duration": 7.0, "time_limit": 3.0}, {"arrival": 2.0, "duration": 8.0},
+        {"arrival": 9.0, "duration": 7.0, "time_limit": 3.0},
+        {"arrival": 2.0, "duration": 8.0},
         {"arrival": 4.0, "duration": 6.0, "time_limit": 5.0, "cpus": 2, "user": "ann"},
-    )  # fmt: skip
+    )
     assert (found.duration_s.tolist(), found.limit_s.tolist()) == ([8, 6, 7], [math.inf, 5, 3])
     assert found.columns["time_limit_s"][1:].tolist() == [5, 3]
     assert found.columns["user"].tolist() == ["", "ann", ""]
@@ -302,9 +296,14 @@ def test_a_traces_jobs_that_train_have_whole_micro_batches(tmp_path: Path) -> No
     path = tmp_path / "t.csv"
     path.write_text("job_id,arrival_s,gpus,duration_s\n1,0,2,90\n2,5,2,0.001\n3,7,1,6\n")
     training = {
-        "count": 2, "models": ["m"], "global_batch": 4, "micro_batch": 3, "steps_max": 400, "shards": 7,
+        "count": 2,
+        "models": ["m"],
+        "global_batch": 4,
+        "micro_batch": 3,
+        "steps_max": 400,
+        "shards": 7,
         "sample_size": 5.0,
-    }  # fmt: skip
+    }
     case = scenario(workload={"models": {"m": model()}, "trace": {"file": str(path), "training": training}})
     found = make_demand(case, read_trace(path), cluster_of(case))
     assert [*found.training] == [0, 2]

@@ -13,12 +13,7 @@ from equipoise.sim.scenario.model import Scenario, Star
 from equipoise.sim.scenario.tree import InputError
 from tests.scenarios import model, scenario, simulate
 
-STORED = {
-    "samples": 1280,
-    "shards": 40,
-    "sample_size": 1e6,
-    "placement": {"kind": "nodes", "nodes": ["store"]},
-}
+STORED = {"samples": 1280, "shards": 40, "sample_size": 1e6, "placement": {"kind": "nodes", "nodes": ["store"]}}
 
 
 def case(
@@ -30,13 +25,7 @@ def case(
     **keys: Any,
 ) -> Scenario:
     """Two nodes that train, one without GPUs that stores; 16 samples take 160 ms."""
-    job = {
-        "gpus": 2,
-        "model": "m",
-        "epochs": epochs,
-        "global_batch": 32,
-        "gpu_share": 1.0 if jobs == 1 else 0.5,
-    }
+    job = {"gpus": 2, "model": "m", "epochs": epochs, "global_batch": 32, "gpu_share": 1.0 if jobs == 1 else 0.5}
     return scenario(
         cluster={
             "nodes": [
@@ -73,9 +62,7 @@ def test_cores_are_shared_by_the_jobs_of_a_node() -> None:
 
 def test_reads_from_the_own_disk_take_their_time() -> None:
     """16 MB at 1 GB/s take 16 ms, at 40 MB/s 400 ms; where nothing is said they are never the limit."""
-    said = {
-        rate: seconds(case({"local_read": rate}, data={"placement": {"kind": "even"}})) for rate in (1e9, 4e7)
-    }
+    said = {rate: seconds(case({"local_read": rate}, data={"placement": {"kind": "even"}})) for rate in (1e9, 4e7)}
     assert said[1e9] == seconds(case(data={"placement": {"kind": "even"}}))
     assert said[4e7] == pytest.approx(40 * 0.4)
 
@@ -102,9 +89,7 @@ def test_a_cache_saves_the_second_reading() -> None:
     small = simulate(case({"cache": 3e8}, store=slow, epochs=3))
     assert none.totals["transferred_bytes"] == pytest.approx(3 * 1.28e9)
     assert kept.totals["transferred_bytes"] == pytest.approx(1.28e9)
-    assert small.totals["transferred_bytes"] == pytest.approx(
-        3 * 1.28e9
-    )  # in order, so that none comes back in time
+    assert small.totals["transferred_bytes"] == pytest.approx(3 * 1.28e9)  # in order, so that none comes back in time
     assert kept.jobs["completion_s"][0] < 0.7 * none.jobs["completion_s"][0]
     assert seconds(case({"cache": 7e8}, store=slow, epochs=3)) == kept.jobs["completion_s"][0]
 
@@ -152,9 +137,7 @@ def test_every_stage_takes_a_node_that_only_stores(policy: str) -> None:
 
 
 def test_what_is_assumed_of_the_input_is_said() -> None:
-    note = (
-        "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or local_read"
-    )
+    note = "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or local_read"
     assert any(note in line for line in simulate(case()).notes)
     for spec in (case(preprocess_time=0.1), case({"local_read": 1e9}), case({"ingest": 1e3})):
         assert not any("never limit" in line for line in simulate(spec).notes)

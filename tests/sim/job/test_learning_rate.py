@@ -31,9 +31,7 @@ def test_a_step_counts_by_the_rate_that_its_rule_makes(rule):
 
 def test_rules_in_their_order():
     """128 of 32 samples at a noise scale of 1,000 and rates of 3.66 (best), 4, 1: none is dear, linear is not."""
-    steps = {
-        rule: run(case(batch_max=256, learning_rate=rule), Batch(128)).jobs["steps"][0] for rule in RULES
-    }
+    steps = {rule: run(case(batch_max=256, learning_rate=rule), Batch(128)).jobs["steps"][0] for rule in RULES}
     assert steps["adascale"] == steps["sqrt"] == steps["script"] <= steps["linear"] < steps["none"]
     assert steps["none"] > 1.9 * steps["adascale"]
 
@@ -59,9 +57,7 @@ def test_both_ways_of_advancing_time_agree(rule):
     spec["faults"] = {"crash": {"mtbf": "20 s", "repair": "1 s"}}
     spec["restart"] = {"detection": "2 s", "initialisation": "2 s"}
     for policy in (Policy("mine", (Batch(96), *make_policy("fifo").stages)), make_policy("s2+fifo")):
-        fast, plain = (
-            simulate(from_mapping(spec), policy=policy, event_by_event=slow) for slow in (False, True)
-        )
+        fast, plain = (simulate(from_mapping(spec), policy=policy, event_by_event=slow) for slow in (False, True))
         assert_equal(fast, plain)
         assert_conserved(fast)
 

@@ -18,15 +18,11 @@ from equipoise.sim.scenario.model import JobSpec, Model
 
 def job(**keys: Any) -> JobSpec:
     given = {"gpus": 2, "model": "m", "global_batch": 32}
-    return JobSpec.model_validate(
-        given | ({} if {"samples", "epochs"} & keys.keys() else {"steps": 10}) | keys
-    )
+    return JobSpec.model_validate(given | ({} if {"samples", "epochs"} & keys.keys() else {"steps": 10}) | keys)
 
 
 def progress(model: dict[str, Any] | None = None, **keys: Any) -> Progress:
-    return Progress(
-        job(**keys), Model.model_validate({"sample_time": 1.0} | (model or {})), asynchronous=False
-    )
+    return Progress(job(**keys), Model.model_validate({"sample_time": 1.0} | (model or {})), asynchronous=False)
 
 
 def period(steps: int = 3, *, far: bool = True) -> Period:
@@ -42,11 +38,7 @@ def outcome(duration_s: float = 1.0, end_s: float | None = None, **keys: Any) ->
 
 def test_targets_in_steps_samples_and_epochs() -> None:
     data = {"samples": 50, "sample_size": 1.0}
-    assert [target_of(job(**k)) for k in ({}, {"samples": 99}, {"epochs": 2.5, "data": data})] == [
-        320,
-        99,
-        125,
-    ]
+    assert [target_of(job(**k)) for k in ({}, {"samples": 99}, {"epochs": 2.5, "data": data})] == [320, 99, 125]
 
 
 def test_efficiency_and_steps_to_the_target() -> None:
@@ -128,11 +120,7 @@ def test_what_a_window_measures() -> None:
     assert np.isnan(window.each_push_s(np.zeros(2))).all()
     wait_s, samples = np.array([0.25, 0.0]), np.array([5, 6])
     for k in range(3):
-        pushed = (
-            {"steps": np.array([2, 0]), "pushes": np.array([2, 0]), "exposed_s": np.array([3.0, 0.0])}
-            if k
-            else {}
-        )
+        pushed = {"steps": np.array([2, 0]), "pushes": np.array([2, 0]), "exposed_s": np.array([3.0, 0.0])} if k else {}
         window.add(period(far=k != 1), outcome(**pushed), samples, wait_s, 10.0)
     assert (window.steps, window.periods, window.near_periods, window.useful_samples) == (9, 3, 1, 30.0)
     assert (window.exchange_s, window.near_exchange_s) == (12.0, 4.0)

@@ -32,30 +32,27 @@ class Bench:
         self, *jobs: dict[str, Any], meter: bool = True, mtbf_s: float = math.inf, restart: Any = None
     ) -> None:
         case = scenario(
-            cluster={"nodes": NODES},
-            workload={"jobs": [{"name": f"j{k}", **job} for k, job in enumerate(jobs)]},
+            cluster={"nodes": NODES}, workload={"jobs": [{"name": f"j{k}", **job} for k, job in enumerate(jobs)]}
         )
         self.cluster = Cluster(case.cluster, PROFILE, Topology(case.cluster, PROFILE))
         self.clock = Clock()
         self.done: list[tuple[float, int]] = []
         self.told: list[tuple[int, int, float]] = []
         self.jobs = RigidJobs(
-            self.clock, self.cluster, make_demand(case, None, self.cluster),
-            lambda job: self.done.append((self.clock.now, job.row)), self.metered if meter else None,
+            self.clock,
+            self.cluster,
+            make_demand(case, None, self.cluster),
+            lambda job: self.done.append((self.clock.now, job.row)),
+            self.metered if meter else None,
             lambda nodes: mtbf_s / len(nodes),
             Restart.model_validate(restart or {}),
-        )  # fmt: skip
+        )
 
     def metered(self, row: int, holding: Holding, gpu_s: float) -> None:
         self.told.append((row, holding.gpu.size, gpu_s))
 
     def start(
-        self,
-        row: int,
-        gpus: Any = GPUS,
-        delay_s: float = 0.0,
-        share: float = 1.0,
-        again: RigidJob | None = None,
+        self, row: int, gpus: Any = GPUS, delay_s: float = 0.0, share: float = 1.0, again: RigidJob | None = None
     ) -> RigidJob:
         job = again or RigidJob(self.jobs, row)
         holding = self.cluster.book(row, gpus, np.full(len(gpus), share))
@@ -165,9 +162,10 @@ def test_checkpoints_as_often_as_young_and_daly_advise() -> None:
 
 def test_a_checkpoint_that_takes_no_time_keeps_everything() -> None:
     bench = Bench(
-        {"gpus": 3, "duration": 100.0, "checkpoint": {"interval": "young-daly"}}, mtbf_s=200.0,
+        {"gpus": 3, "duration": 100.0, "checkpoint": {"interval": "young-daly"}},
+        mtbf_s=200.0,
         restart={"checkpoint_write": 0.0},
-    )  # fmt: skip
+    )
     job = bench.start(0)
     bench.to(17.0)
     job.stop(17.0, lost=True)
@@ -176,13 +174,7 @@ def test_a_checkpoint_that_takes_no_time_keeps_everything() -> None:
 
 def test_work_that_is_lost_took_as_long_as_the_rates_were_then() -> None:
     """8 s at 1, 12 s at 1/2, 10 s at 1/4: 8 + 6 + 2.5 of 60 s; what a crash takes back took as long."""
-    for interval, kept, lost_s in (
-        ("never", 0, 30),
-        (5.0, 15, 6.0),
-        (7.0, 14, 10.0),
-        (6.0, 12, 14),
-        (8.0, 16, 2),
-    ):
+    for interval, kept, lost_s in (("never", 0, 30), (5.0, 15, 6.0), (7.0, 14, 10.0), (6.0, 12, 14), (8.0, 16, 2)):
         bench = Bench({"gpus": 3, "duration": 60.0, "checkpoint": {"interval": interval}})
         job = bench.start(0)
         bench.to(8.0)
@@ -234,9 +226,11 @@ def test_metering_counts_up_to_now_and_each_part_once() -> None:
 def test_what_a_policy_sees_of_running_jobs() -> None:
     """Row 1: 6 of 20 s done at factor 1.5; row 2 starts in 3 s; row 0 waits, and nothing is written of it."""
     bench = Bench(
-        {"gpus": 3, "duration": 50.0}, {"gpus": 3, "duration": 20.0}, {"gpus": 2, "duration": 30.0},
+        {"gpus": 3, "duration": 50.0},
+        {"gpus": 3, "duration": 20.0},
+        {"gpus": 2, "duration": 30.0},
         {"gpus": 1, "duration": 8.0},
-    )  # fmt: skip
+    )
     bench.start(1)
     last = bench.start(3, np.array([3]))
     bench.to(6.0)
@@ -284,12 +278,7 @@ def test_a_job_with_fewer_gpus_than_it_asks_for_runs_in_proportion() -> None:
 def test_a_job_runs_as_fast_as_its_gpu_model_does_its_kind_of_work() -> None:
     rates = [
         {"job_type": kind, "gpu_model": gpu, "gpus": 1, "rate": rate}
-        for kind, gpu, rate in (
-            ("a", "t4", 2.0),
-            ("a", "h100_sxm", 5.0),
-            ("b", "t4", 4.0),
-            ("b", "h100_sxm", 3.0),
-        )
+        for kind, gpu, rate in (("a", "t4", 2.0), ("a", "h100_sxm", 5.0), ("b", "t4", 4.0), ("b", "h100_sxm", 3.0))
     ]
     nodes = [{"name": name, "gpus": 2, "accelerator": name} for name in ("t4", "h100_sxm")]
     jobs = [{"name": f"j{k}", "gpus": 2, "duration": 30.0, "job_type": kind} for k, kind in enumerate("ab")]
@@ -297,9 +286,7 @@ def test_a_job_runs_as_fast_as_its_gpu_model_does_its_kind_of_work() -> None:
         cluster={"nodes": nodes}, workload={"jobs": jobs, "throughputs": {"rates": rates, "reference": "t4"}}
     )
     cluster = Cluster(case.cluster, PROFILE, Topology(case.cluster, PROFILE))
-    made = RigidJobs(
-        Clock(), cluster, make_demand(case, None, cluster), lambda job: None, None, math.inf, Restart()
-    )
+    made = RigidJobs(Clock(), cluster, make_demand(case, None, cluster), lambda job: None, None, math.inf, Restart())
     slow, fast = cluster.book(7, np.array([0, 1]), np.ones(2)), cluster.book(8, np.array([2, 3]), np.ones(2))
     assert [made.rate_on(slow, row) for row in (0, 1)] == [1.0, 1.0]
     assert [made.rate_on(fast, row) for row in (0, 1)] == [2.5, 0.75]

@@ -66,6 +66,10 @@ def test_a_list_of_another_length_is_an_input_error() -> None:
     job = {"gpus": 1, "model": "m", "epochs": 1, "data": spec}
     with pytest.raises(InputError, match="'shard_sizes' has 2 sizes for 3 'shards'"):
         from_mapping(
-            {"schema_version": 1, "name": "x", "cluster": {"gpus": 1},
-             "workload": {"models": {"m": model()}, "jobs": [job]}}
-        )  # fmt: skip
+            {
+                "schema_version": 1,
+                "name": "x",
+                "cluster": {"gpus": 1},
+                "workload": {"models": {"m": model()}, "jobs": [job]},
+            }
+        )

@@ -14,9 +14,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import lower_bound
 from tests.policies.observations import JobState, MadeCluster
 
-RATES = (
-    "job_type,gpu_model,gpus,rate\nvision,a100_sxm_40gb,1,200\nvision,v100_sxm2_32gb,1,50\nvision,t4,1,25\n"
-)
+RATES = "job_type,gpu_model,gpus,rate\nvision,a100_sxm_40gb,1,200\nvision,v100_sxm2_32gb,1,50\nvision,t4,1,25\n"
 
 
 def case(jobs, throughputs=None, policy="fifo", **nodes):
@@ -26,9 +24,12 @@ def case(jobs, throughputs=None, policy="fifo", **nodes):
     ]
     workload = {"jobs": jobs} | ({"throughputs": throughputs} if throughputs else {})
     return {
-        "schema_version": 1, "name": "kinds", "cluster": {"nodes": groups}, "workload": workload,
+        "schema_version": 1,
+        "name": "kinds",
+        "cluster": {"nodes": groups},
+        "workload": workload,
         "policy": [policy],
-    }  # fmt: skip
+    }
 
 
 def spans_s(result):
@@ -46,8 +47,10 @@ def test_a_duration_holds_on_the_reference_and_data_sheets_say_the_rest():
 
 def test_a_rate_that_a_table_lacks_is_named():
     rates = [{"job_type": "vision", "gpu_model": "v100_sxm2_32gb", "gpus": 4, "rate": 10}]
-    spec = case([{"gpus": 4, "duration": "1 h", "count": 3, "job_type": "vision"}],
-                {"rates": rates, "reference": "v100_sxm2_32gb"})  # fmt: skip
+    spec = case(
+        [{"gpus": 4, "duration": "1 h", "count": 3, "job_type": "vision"}],
+        {"rates": rates, "reference": "v100_sxm2_32gb"},
+    )
     (note,) = [note for note in api.run(spec).notes if "guessed" in note]
     assert "give workload.throughputs, which has no rate of vision on a100_sxm_40gb, vision on t4, or" in note
 
@@ -61,21 +64,14 @@ def test_rates_of_a_table_take_their_place(tmp_path):
     assert spans_s(result) == pytest.approx([900.0, 3600.0, 7200.0])
     assert not any("guessed" in note for note in result.notes)
     scenario = read_scenario(tmp_path / "case.yaml").scenario
-    assert scenario.workload.throughputs.file is None, (
-        "the rates are part of the scenario, and so of its identity"
-    )
+    assert scenario.workload.throughputs.file is None, "the rates are part of the scenario, and so of its identity"
     assert len(scenario.workload.throughputs.rates) == 3
 
 
 def test_a_number_of_gpus_takes_the_rates_of_the_next_smaller_one():
     rates = [
         {"job_type": "x", "gpu_model": model, "gpus": gpus, "rate": rate}
-        for model, gpus, rate in (
-            ("a100_sxm_40gb", 1, 4),
-            ("a100_sxm_40gb", 4, 8),
-            ("t4", 1, 1),
-            ("t4", 4, 1),
-        )
+        for model, gpus, rate in (("a100_sxm_40gb", 1, 4), ("a100_sxm_40gb", 4, 8), ("t4", 1, 1), ("t4", 4, 1))
     ]
     jobs = [{"gpus": n, "duration": "1 h", "job_type": "x"} for n in (4, 3)]
     result = api.run(case(jobs, {"rates": rates, "reference": "t4"}, a100_sxm_40gb=8, t4=1))
@@ -83,9 +79,14 @@ def test_a_number_of_gpus_takes_the_rates_of_the_next_smaller_one():
 
 
 MODEL = {
-    "flop_per_sample": "6 TFLOP", "efficiency": 0.5, "fixed_time": 0, "precision": "fp16", "overlap": 1,
-    "gradient": "2 GB", "exchange": {"alpha": 0, "rate": "1 GB/s"},
-}  # fmt: skip
+    "flop_per_sample": "6 TFLOP",
+    "efficiency": 0.5,
+    "fixed_time": 0,
+    "precision": "fp16",
+    "overlap": 1,
+    "gradient": "2 GB",
+    "exchange": {"alpha": 0, "rate": "1 GB/s"},
+}
 BY_MODEL = {"models": [{"job_type": "x", "model": "m", "global_batch": 64}], "reference": "a100_sxm_40gb"}
 
 
@@ -125,14 +126,10 @@ def test_a_model_that_does_not_fit_on_a_gpu_model_has_no_rate_there():
 
 def test_jobs_that_are_no_whole_replicas_are_refused(tmp_path):
     model = MODEL | {"parallel": {"tensor": 2}, "parameters": 1e8}
-    with pytest.raises(
-        InputError, match=r"jobs\.0\.gpus: 3 GPUs are no whole replicas of model 'm', which take 2"
-    ):
+    with pytest.raises(InputError, match=r"jobs\.0\.gpus: 3 GPUs are no whole replicas of model 'm', which take 2"):
         from_mapping(modelled([{"gpus": 3, "duration": "1 h", "job_type": "x"}], model))
     (tmp_path / "trace.csv").write_text("job_id,arrival_s,gpus,duration_s,job_type\n0,0,3,60,x\n")
-    with pytest.raises(
-        InputError, match="job type 'x': 3 GPUs are no whole replicas of model 'm', which take 2"
-    ):
+    with pytest.raises(InputError, match="job type 'x': 3 GPUs are no whole replicas of model 'm', which take 2"):
         api.run(modelled([], model), trace=tmp_path / "trace.csv")
 
 
@@ -150,9 +147,7 @@ def test_a_gang_keeps_to_one_gpu_model_unless_it_says_otherwise(policy):
     slower = np.sqrt(125 / 312 * 900 / 1555)
     jobs = [{"gpus": 1, "duration": "1 h"}] * 2 + [{"gpus": 3, "duration": "1 h", "arrival": 2}]
     gang_s = spans_s(api.run(case(jobs, **nodes), policy=policy))[2]
-    moved_s = (
-        3598 + 30 + (3600 - 3598 * slower)
-    )  # from the slower ones, once the faster ones are free: a restart
+    moved_s = 3598 + 30 + (3600 - 3598 * slower)  # from the slower ones, once the faster ones are free: a restart
     assert any(gang_s == pytest.approx(expected) for expected in (3600.0, 3600 / slower, moved_s))
     whole = {"name": "gang", "gpus": 6, "duration": "1 h", "mix_gpus": True}
     mixed = api.run(case([whole], **nodes), policy=policy)
@@ -200,28 +195,23 @@ def test_stages_see_how_fast_a_duration_job_is_on_each_model():
     class Looks(type(make_stage("s4"))):
         def refine(self, observation, plan, memory):
             o = observation
-            rows = [
-                o.speeds.as_dict()[name].tolist() for name in ("job", "gpu_model", "gpus", "samples_per_s")
-            ]
+            rows = [o.speeds.as_dict()[name].tolist() for name in ("job", "gpu_model", "gpus", "samples_per_s")]
             seen.setdefault("speeds", list(zip(*rows, strict=True)))
             return super().refine(observation, plan, memory)
 
-    rates = [
-        {"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r}
-        for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))
-    ]
+    rates = [{"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r} for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))]
     jobs = [{"gpus": 2, "duration": "1 h", "job_type": "x", "count": 2}]
     api.run(case(jobs, {"rates": rates}, a100_sxm_40gb=4, t4=4), policy=Policy("looks", (Looks(),)))
     assert seen["speeds"] == [
-        (0, 0, 2, 1.0), (0, 1, 2, pytest.approx(1 / 3)), (1, 0, 2, 1.0), (1, 1, 2, pytest.approx(1 / 3)),
-    ]  # fmt: skip
+        (0, 0, 2, 1.0),
+        (0, 1, 2, pytest.approx(1 / 3)),
+        (1, 0, 2, 1.0),
+        (1, 1, 2, pytest.approx(1 / 3)),
+    ]
 
 
 def test_no_policy_beats_the_bound_on_several_models():
-    rates = [
-        {"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r}
-        for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))
-    ]
+    rates = [{"job_type": "x", "gpu_model": m, "gpus": 1, "rate": r} for m, r in (("a100_sxm_40gb", 3.0), ("t4", 1.0))]
     jobs = [{"gpus": 1, "duration": "1 h", "job_type": "x", "count": 16}]
     spec = from_mapping(case(jobs, {"rates": rates, "reference": "t4"}, a100_sxm_40gb=4, t4=4))
     bound = lower_bound(spec)
@@ -239,9 +229,7 @@ def test_no_policy_beats_the_bound_on_several_models():
 )
 def test_a_wrong_table_is_one_line(tmp_path, text, said):
     (tmp_path / "rates.csv").write_text(text)
-    (tmp_path / "case.yaml").write_text(
-        json.dumps(case([{"gpus": 1, "duration": "1 h"}], {"file": "rates.csv"}))
-    )
+    (tmp_path / "case.yaml").write_text(json.dumps(case([{"gpus": 1, "duration": "1 h"}], {"file": "rates.csv"})))
     with pytest.raises(InputError, match=said) as raised:
         read_scenario(tmp_path / "case.yaml")
     assert "rates.csv:" in raised.value.lines[0]

@@ -73,11 +73,7 @@ POLICIES = st.sampled_from(["fifo", "easy", "sjf", "srtf", "las", "gavel", "s4",
 @given(
     st.lists(
         st.tuples(
-            st.integers(1, 3),
-            st.integers(1, 90),
-            st.integers(1, 90) | st.none(),
-            st.booleans(),
-            st.integers(0, 50),
+            st.integers(1, 3), st.integers(1, 90), st.integers(1, 90) | st.none(), st.booleans(), st.integers(0, 50)
         ),
         min_size=1,
         max_size=6,
@@ -88,21 +84,28 @@ POLICIES = st.sampled_from(["fifo", "easy", "sjf", "srtf", "las", "gavel", "s4",
     st.sampled_from(["duration", "time-limit"]),
 )
 def test_a_job_runs_for_its_work_or_its_limit(
-    drawn: list[tuple[int, int, int | None, bool, int]], speeds: list[float], slowed: list[tuple[int, float]],
-    policy: str, estimate: str,
-) -> None:  # fmt: skip
+    drawn: list[tuple[int, int, int | None, bool, int]],
+    speeds: list[float],
+    slowed: list[tuple[int, float]],
+    policy: str,
+    estimate: str,
+) -> None:
     jobs = [
         {"name": f"j{k}", "gpus": gpus, "duration": float(takes), "arrival": float(at), "mix_gpus": True}
-        | ({"time_limit": float(limit)} if limit else {}) | ({"gpus_min": 1} if shrinks else {})
+        | ({"time_limit": float(limit)} if limit else {})
+        | ({"gpus_min": 1} if shrinks else {})
         for k, (gpus, takes, limit, shrinks, at) in enumerate(drawn)
-    ]  # fmt: skip
+    ]
     case = scenario(
         cluster={"nodes": [{"name": f"n{k}", "gpus": 3, "speed": s} for k, s in enumerate(speeds)]},
-        workload={"jobs": jobs}, decide={"every": 20.0, "estimate": estimate, "estimate_error": 0.3},
-        faults={"events": [
-            {"kind": "slow", "node": "n0", "at": at, "duration": 40.0, "factor": factor} for at, factor in slowed
-        ]},
-    )  # fmt: skip
+        workload={"jobs": jobs},
+        decide={"every": 20.0, "estimate": estimate, "estimate_error": 0.3},
+        faults={
+            "events": [
+                {"kind": "slow", "node": "n0", "at": at, "duration": 40.0, "factor": factor} for at, factor in slowed
+            ]
+        },
+    )
     made = simulate(case, policy, timeline=True)
     assert made.stopped is None
     ran_s = _ran_s(made)
@@ -126,6 +129,4 @@ def _ran_s(made: Run) -> Any:
     part = made.timeline["segments"]
     ran_s = np.where(part["state"] == "running", part["end_s"] - part["start_s"], 0.0)
     ran_s -= part["restart_gpu_s"] / np.maximum(part["gpus"], 1)
-    return np.bincount(np.searchsorted(np.sort(made.jobs["job_id"]), part["job_id"]), ran_s)[
-        made.jobs["job_id"]
-    ]
+    return np.bincount(np.searchsorted(np.sort(made.jobs["job_id"]), part["job_id"]), ran_s)[made.jobs["job_id"]]

@@ -29,9 +29,12 @@ def training(
     """A world in which the job has just started."""
     job = {"gpus": 2, "model": "m", "global_batch": 8, "steps": 100} | keys
     world = world_of(
-        job, *jobs, nodes=nodes or [{"name": "n", "gpus": 4}], models={"m": model(**(m or {}))},
+        job,
+        *jobs,
+        nodes=nodes or [{"name": "n", "gpus": 4}],
+        models={"m": model(**(m or {}))},
         restart=restart or RESTARTS,
-    )  # fmt: skip
+    )
     to(world, 1e-3)
     return world, world.roster.training[0]
 
@@ -203,8 +206,17 @@ def test_what_plans_ask_acts_at_once_or_so_many_steps_later() -> None:
     assert (job.progress.interval, job.progress.global_batch, job.progress.learning_rate) == (3, 12, 1.0)
     assert job.config.samples.tolist() == [6, 6]
     job.progress.account.steps = 29
-    ask(job, Pending(far_every=5, accumulation=2, samples=np.array([5, 7]), push_interval=np.array([2, 3]),
-                     weight=np.array([0.25, 0.75])), 0)  # fmt: skip
+    ask(
+        job,
+        Pending(
+            far_every=5,
+            accumulation=2,
+            samples=np.array([5, 7]),
+            push_interval=np.array([2, 3]),
+            weight=np.array([0.25, 0.75]),
+        ),
+        0,
+    )
     assert apply_pending(job) == []
     assert (job.progress.learning_rate, job.progress.far_every, job.progress.accumulation) == (0.5, 1, 2)
     assert job.config.samples.tolist() == [5, 7]

@@ -43,9 +43,13 @@ def holding(gpu: list[int], share: list[float]) -> Holding:
 
 def biller(metered: Meter, accounts: Any = None, **prices: Any) -> Biller:
     given = {
-        "usd_per_gpu_s": np.array([0.01, 0.02]), "usd_per_h": np.array([72.0, 36.0]), "usd_per_j": 1e-3,
-        "usd_per_byte_s": 1e-3, "pays_energy": None, "bonds": [],
-    }  # fmt: skip
+        "usd_per_gpu_s": np.array([0.01, 0.02]),
+        "usd_per_h": np.array([72.0, 36.0]),
+        "usd_per_j": 1e-3,
+        "usd_per_byte_s": 1e-3,
+        "pays_energy": None,
+        "bonds": [],
+    }
     data = SimpleNamespace(samples=10, sample_size=5.0, replicas=2)
     demand: Any = SimpleNamespace(training={0: SimpleNamespace(data=data), 1: SimpleNamespace(data=None)})
     cluster: Any = SimpleNamespace(nodes=SimpleNamespace(gpus=np.array([2, 1])))
@@ -68,13 +72,26 @@ def test_a_bill_on_equal_gpus() -> None:
     assert jobs["cost_usd"] == pytest.approx([0.08 + 1.17, 0.03 + 0.495])
     standing_j = 25 * 90 + 20 * 100
     gpu_usd = (108 * 100 - 72 * 10) / 3600
-    assert totals == pytest.approx({
-        "energy_j": 1.5 * (standing_j + 1000), "down_gpu_s": 20, "gpu_usd": gpu_usd,
-        "energy_usd": 1.5e-3 * (standing_j + 1000), "storage_usd": 100 * 1e-3 * 100, "idle_usd": gpu_usd - 0.11,
-        "input_stall_usd": 0.01, "barrier_wait_usd": 0, "exposed_communication_usd": 0, "pipeline_bubble_usd": 0,
-        "tensor_exchange_usd": 0, "restart_usd": 0.02, "lost_to_faults_usd": 0,
-        "committed_usd": 21, "upfront_usd": 8, "cost_usd": gpu_usd + 7.875 + 10,
-    })  # fmt: skip
+    assert totals == pytest.approx(
+        {
+            "energy_j": 1.5 * (standing_j + 1000),
+            "down_gpu_s": 20,
+            "gpu_usd": gpu_usd,
+            "energy_usd": 1.5e-3 * (standing_j + 1000),
+            "storage_usd": 100 * 1e-3 * 100,
+            "idle_usd": gpu_usd - 0.11,
+            "input_stall_usd": 0.01,
+            "barrier_wait_usd": 0,
+            "exposed_communication_usd": 0,
+            "pipeline_bubble_usd": 0,
+            "tensor_exchange_usd": 0,
+            "restart_usd": 0.02,
+            "lost_to_faults_usd": 0,
+            "committed_usd": 21,
+            "upfront_usd": 8,
+            "cost_usd": gpu_usd + 7.875 + 10,
+        }
+    )
     free = biller(meter(), usd_per_j=None, usd_per_byte_s=None)
     jobs, totals = billed(free)
     assert jobs["cost_usd"] == pytest.approx([0.08, 0.03])
@@ -93,9 +110,7 @@ def test_electricity_of_owned_nodes_alone_is_paid_and_that_of_services() -> None
     metered.dynamic_j[:], metered.paid_j[:] = (30.0, 40.0), (10.0, 20.0)
     used_usd = np.zeros((2, HELD))
     used_usd[:, BUSY] = 0.25, 0.5
-    accounts = SimpleNamespace(
-        idle_j=np.array([6.0, 3.0]), paid_idle_j=np.array([4.0, 2.0]), used_usd=used_usd
-    )
+    accounts = SimpleNamespace(idle_j=np.array([6.0, 3.0]), paid_idle_j=np.array([4.0, 2.0]), used_usd=used_usd)
     serving = ServingAccount(dynamic_j=100.0, idle_j=10.0, paid_dynamic_j=50.0, paid_idle_j=5.0, usd=0.75)
     made = biller(metered, accounts, pays_energy=np.array([True, False]))
     jobs, totals = billed(made, serving)
@@ -221,8 +236,7 @@ def test_heat_moves_clocks_that_differ_and_ends_at_the_highest() -> None:
     made.hot = np.array([1.0, 0.9, 0.9995, 0.8])
     made._share_out = lambda _: told.append("shared")
     made.computing = SimpleNamespace(
-        happened=lambda kind, node, value: told.append((kind, node, value)),
-        event=lambda: told.append("event"),
+        happened=lambda kind, node, value: told.append((kind, node, value)), event=lambda: told.append("event")
     )
     made._set_hot(np.array([1.0, 0.9005, 0.9995, 0.8]))
     assert told == []
@@ -255,16 +269,17 @@ def test_a_duration_job_first_starts_then_computes_and_what_is_lost_was_last() -
         told.clear()
         made: Any = object.__new__(Timeline)
         made.meter = meter()
-        made.usage = SimpleNamespace(
-            add=lambda start, end, column, amount: told.update({column: (start, end, amount)})
-        )
+        made.usage = SimpleNamespace(add=lambda start, end, column, amount: told.update({column: (start, end, amount)}))
         opened: Any = SimpleNamespace(start_s=10.0, holding=holding([0, 1], [1.0, 1.0]))
         made._charge_rigid(0, opened, 20.0, [used.get(use, 0.0) for use in range(HELD)])
         return dict(told)
 
     assert charged({BUSY: 10.0, RESTART: 5.0, LOST_TO_FAULTS: 5.0}) == {
-        RESTART: (10, 12.5, 5), LOST_TO_FAULTS: (17.5, 20, 5), BUSY: (12.5, 17.5, 10), DYNAMIC_J: (12.5, 20, 1500),
-    }  # fmt: skip
+        RESTART: (10, 12.5, 5),
+        LOST_TO_FAULTS: (17.5, 20, 5),
+        BUSY: (12.5, 17.5, 10),
+        DYNAMIC_J: (12.5, 20, 1500),
+    }
     assert charged({BUSY: 20.0}) == {BUSY: (10, 20, 20), DYNAMIC_J: (10, 20, 2000)}
     assert charged({RESTART: 30.0})[RESTART] == (10, 20, 30)
 

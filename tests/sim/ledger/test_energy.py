@@ -61,9 +61,7 @@ def test_energy_is_idle_power_and_what_computing_adds() -> None:
 
 def test_waiting_and_idling_gpus_draw_idle_power_and_hosts_theirs() -> None:
     nodes = [{"name": "fast"}, {"name": "slow", "speed": 0.5}, {"name": "spare"}]
-    made = simulate(
-        case(cluster={"nodes": [node | {"host_power": 100.0} for node in nodes]}, energy={"pue": 1.0})
-    )
+    made = simulate(case(cluster={"nodes": [node | {"host_power": 100.0} for node in nodes]}, energy={"pue": 1.0}))
     gpus_w = (GENERIC_MAX_W + GENERIC_IDLE_W) / 2 + GENERIC_MAX_W + GENERIC_IDLE_W  # half waiting, busy, idle
     assert made.totals["energy_j"] == pytest.approx(20.0 * (gpus_w + 300.0))
     assert made.jobs["energy_j"][0] == pytest.approx(20.0 * (gpus_w - GENERIC_IDLE_W))
@@ -80,10 +78,7 @@ def test_work_that_a_crash_takes_back_has_been_paid_for_in_energy() -> None:
     event = {"kind": "crash", "node": "node-0", "at": 4.05, "duration": 1000.0}
     sections = {
         "cluster": {"nodes": [{"count": 3}]},
-        "workload": {
-            "models": {"m": model()},
-            "jobs": [training(checkpoint={"interval": "never", "size": 0.0})],
-        },
+        "workload": {"models": {"m": model()}, "jobs": [training(checkpoint={"interval": "never", "size": 0.0})]},
         "faults": {"events": [event]},
         "restart": {"detection": 5.0, "initialisation": 1.0},
         "energy": {"pue": 1.0},
@@ -202,10 +197,7 @@ def test_a_node_takes_the_clock_of_the_job_that_draws_most(cap: dict[str, float]
     Under 260 W for both 180 W are left of 180 + 18 W, and to the second alone more than it takes.
     """
     models = {"half": model(power_share=0.5), "little": model(power_share=0.05)}
-    jobs = [
-        training(model="half", gpus=1, global_batch=10),
-        training(model="little", gpus=1, global_batch=10),
-    ]
+    jobs = [training(model="half", gpus=1, global_batch=10), training(model="little", gpus=1, global_batch=10)]
     jobs[1]["steps"] = 2 * jobs[0]["steps"]
     nodes = {"nodes": [{"gpus": 2}]}
     both = scenario(cluster=nodes, workload={"models": models, "jobs": jobs}, energy={"pue": 1.0, **cap})
@@ -222,9 +214,7 @@ def test_a_cap_and_a_slow_node_multiply() -> None:
     assert made.totals["makespan_s"] == pytest.approx(60.0)
 
 
-NODES = st.lists(
-    st.tuples(WATTS, WATTS, st.booleans(), st.integers(0, 8), st.floats(0.2, 1.0)), min_size=1, max_size=6
-)
+NODES = st.lists(st.tuples(WATTS, WATTS, st.booleans(), st.integers(0, 8), st.floats(0.2, 1.0)), min_size=1, max_size=6)
 
 
 @given(NODES, st.floats(0.01, 1.2))
@@ -272,9 +262,7 @@ def test_both_time_advances_agree_when_a_clock_changes_just_as_a_period_ends() -
 
 
 @given(st.floats(0.0, 120.0), st.floats(0.0, 120.0), st.floats(1.0, 100.0), st.floats(0.0, 200.0))
-def test_warming_is_what_plain_integration_gives(
-    start_c: float, end_c: float, tau_s: float, seconds: float
-) -> None:
+def test_warming_is_what_plain_integration_gives(start_c: float, end_c: float, tau_s: float, seconds: float) -> None:
     temperature, steps = start_c, 20_000
     for _ in range(steps):
         temperature += (end_c - temperature) / tau_s * seconds / steps
@@ -304,9 +292,7 @@ def test_a_cool_room_changes_nothing_but_the_energy_booked() -> None:
 
 def test_throttling_ends_when_the_load_ends() -> None:
     jobs = [training(steps=3_000), {"name": "later", "gpus": 1, "duration": 600.0, "arrival": 2_000.0}]
-    hot = scenario(
-        workload={"models": {"m": model()}, "jobs": jobs}, energy={"ambient": 60.0}, thermal={"every": 5.0}
-    )
+    hot = scenario(workload={"models": {"m": model()}, "jobs": jobs}, energy={"ambient": 60.0}, thermal={"every": 5.0})
     made = simulate(hot, timeline=True)
     assert made.timeline is not None
     events = made.timeline["events"]
@@ -341,7 +327,7 @@ workload:
         ("cost: {capex: {t4: {price: 1}}, gpu_hour: {t4: 1}}", "'t4' has both a 'gpu_hour' and a 'capex' price"),
         ("energy: {tariff: 0.1 USD/kW}", "energy.tariff: '0.1 USD/kW': unit 'USD/kW' is not known"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, more: str, line: str) -> None:
     path = tmp_path / "case.yaml"
     path.write_text(BASE + more + "\n", encoding="utf-8")
@@ -364,16 +350,25 @@ def test_heat_needs_a_profile_that_states_its_constants() -> None:
 
 @pytest.mark.parametrize(
     ("use", "passed_s", "undone_gpu_s"),
-    [(LOST_TO_FAULTS, 0.5, 1.0), (RESTART, 0.5, 1.0), (BUSY, 0.5, 0.0), (LOST_TO_FAULTS, -0.5, 0.0),
-     (LOST_TO_FAULTS, -2.0, 0.0)],
-)  # fmt: skip
+    [
+        (LOST_TO_FAULTS, 0.5, 1.0),
+        (RESTART, 0.5, 1.0),
+        (BUSY, 0.5, 0.0),
+        (LOST_TO_FAULTS, -0.5, 0.0),
+        (LOST_TO_FAULTS, -2.0, 0.0),
+    ],
+)
 def test_what_was_computed_of_a_broken_period_is_kept_in_mind(use, passed_s, undone_gpu_s):
     """On two GPUs; before the period begins a job restarts, and computes nothing."""
     booked = []
     job = SimpleNamespace(
-        round=None, data=None, undone_gpu_s=0.0, ends=SimpleNamespace(start_s=10.0),
-        config=SimpleNamespace(weight=np.ones(2)), charge=lambda *given: booked.append(given),
-    )  # fmt: skip
+        round=None,
+        data=None,
+        undone_gpu_s=0.0,
+        ends=SimpleNamespace(start_s=10.0),
+        config=SimpleNamespace(weight=np.ones(2)),
+        charge=lambda *given: booked.append(given),
+    )
     TrainingJob._end_partial(job, 10.0 + passed_s, use)
     assert job.undone_gpu_s == undone_gpu_s
     assert booked == [(use if passed_s > 0.0 else RESTART, passed_s)]

@@ -29,8 +29,7 @@ from tests.study.runs.sweeps.sweep_helpers import run_folder
 
 CHECKS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 CHARGES = st.lists(
-    st.tuples(st.floats(0.0, 300.0), st.floats(0.0, 50.0), st.integers(0, 2), st.floats(-5.0, 5.0)),
-    max_size=20,
+    st.tuples(st.floats(0.0, 300.0), st.floats(0.0, 50.0), st.integers(0, 2), st.floats(-5.0, 5.0)), max_size=20
 )
 
 
@@ -161,16 +160,22 @@ def test_work_that_a_crash_takes_back_is_lost_when_it_was_done() -> None:
     assert segments["lost_to_faults_gpu_s"].tolist() == pytest.approx([3.0, 0.0, 0.0])
     events = table(made, "events")
     assert list(zip(events["time_s"], events["kind"], events["subject"], strict=True)) == [
-        (11.0, "crash", "node-0"), (14.0, "repair", "node-0"),
-    ]  # fmt: skip
+        (11.0, "crash", "node-0"),
+        (14.0, "repair", "node-0"),
+    ]
     assert usage["down_gpu_s"].sum() == pytest.approx(3.0)
 
 
 def test_a_crash_after_a_regrouping_takes_back_what_both_segments_did() -> None:
     training = {
-        "gpus": 3, "model": "m", "steps": 400, "global_batch": 30, "workers_min": 2, "on_worker_loss": "regroup",
+        "gpus": 3,
+        "model": "m",
+        "steps": 400,
+        "global_batch": 30,
+        "workers_min": 2,
+        "on_worker_loss": "regroup",
         "checkpoint": {"interval": "never", "size": 1e6},
-    }  # fmt: skip
+    }
     events = [
         {"kind": "crash", "node": "node-0", "at": 5.05, "duration": 1e4},
         {"kind": "crash", "node": "node-1", "at": 30.0, "duration": 1.0},
@@ -211,10 +216,7 @@ def test_it_is_written_whole_and_the_same_every_time(tmp_path) -> None:
     case = scenario(
         workload={
             "models": {"m": model(gradient=1e6)},
-            "jobs": [
-                {"gpus": 2, "model": "m", "steps": 50, "global_batch": 20},
-                {"gpus": 2, "duration": 5.0},
-            ],
+            "jobs": [{"gpus": 2, "model": "m", "steps": 50, "global_batch": 20}, {"gpus": 2, "duration": 5.0}],
         },
         horizon=4.0,
     )
@@ -237,8 +239,11 @@ def test_it_is_written_whole_and_the_same_every_time(tmp_path) -> None:
         described = duckdb.sql(f"DESCRIBE FROM '{tmp_path}/a/timeline/{name}.parquet'").fetchall()
         assert {row[1] for row in described} == {"VARCHAR", "DOUBLE"}
     assert (types["job_id"], types["segment"], types["first_gpu"], types["end_reason"]) == (
-        "BIGINT", "INTEGER", "INTEGER", "VARCHAR",
-    )  # fmt: skip
+        "BIGINT",
+        "INTEGER",
+        "INTEGER",
+        "VARCHAR",
+    )
 
 
 def test_a_run_that_fails_keeps_its_timeline() -> None:

@@ -24,29 +24,66 @@ ACCELERATOR = AcceleratorRates("small", 1000.0, 3000.0, 1e6, 700.0, 60.0)
 DENSE = ShardingPlan(
     Transformer(7, 8, 4, 20, 100, 32, kv_heads=2, head_size=3, gated=True),
     Layout(
-        data=4, tensor=2, context=2, pipeline=3, sequence_parallel=True, zero=2, recompute="selective",
-        micro_batch=3, global_batch=24, offload=True,
+        data=4,
+        tensor=2,
+        context=2,
+        pipeline=3,
+        sequence_parallel=True,
+        zero=2,
+        recompute="selective",
+        micro_batch=3,
+        global_batch=24,
+        offload=True,
     ),
-    ACCELERATOR, NetworkRates(4, 100.0), frozen_parameters=60.0, exchange_kept=0.5, compression_s=0.25,
-)  # fmt: skip
+    ACCELERATOR,
+    NetworkRates(4, 100.0),
+    frozen_parameters=60.0,
+    exchange_kept=0.5,
+    compression_s=0.25,
+)
 """48 tokens a micro-batch and rank; 24 elements of queries, keys and values; stages of 3, 2, 2 layers."""
 EXPERTS = ShardingPlan(
     Transformer(
-        5, 8, 8, 20, 100, 32, head_size=3, tied=True, norm="layer", bias=True,
-        experts=4, top_k=2, expert_ffn=10, shared_experts=1, dense_layers=1,
+        5,
+        8,
+        8,
+        20,
+        100,
+        32,
+        head_size=3,
+        tied=True,
+        norm="layer",
+        bias=True,
+        experts=4,
+        top_k=2,
+        expert_ffn=10,
+        shared_experts=1,
+        dense_layers=1,
     ),
     Layout(
-        data=4, tensor=8, pipeline=2, expert=2, virtual=2, schedule="interleaved", zero=3, shard=2,
-        recompute="full", precision="fp8", global_batch=8,
+        data=4,
+        tensor=8,
+        pipeline=2,
+        expert=2,
+        virtual=2,
+        schedule="interleaved",
+        zero=3,
+        shard=2,
+        recompute="full",
+        precision="fp8",
+        global_batch=8,
     ),
-    ACCELERATOR, NetworkRates(4, 50.0), head_stage=-2,
-)  # fmt: skip
+    ACCELERATOR,
+    NetworkRates(4, 50.0),
+    head_stage=-2,
+)
 """32 tokens, each through three experts of width 10; a tensor group over two nodes; stages of 3, 2 layers."""
 LATENT = ShardingPlan(
     Transformer(4, 8, 2, 20, 100, 32, tied=True, qk_norm=True, latent=LatentAttention(3, 5, 2, 1, 4)),
     Layout(pipeline=2, schedule="zero-bubble", precision="fp32", micro_batch=2, global_batch=4),
-    ACCELERATOR, NetworkRates(4, 100.0),
-)  # fmt: skip
+    ACCELERATOR,
+    NetworkRates(4, 100.0),
+)
 """64 tokens; weights (3, 8), (6, 3), (6, 8), (12, 5), (8, 8) and of the feed-forward (20, 8), (8, 20)."""
 BY_HAND: dict[str, tuple[object, object, object]] = {
     "peak": (1000, 1000, 500),
@@ -156,10 +193,14 @@ def test_what_every_stage_keeps() -> None:
     weights, kept = counts(EXPERTS)
     first, last = 528 / 2 + 89, 272.5 / 2 + 89  # two ranks hold the same experts, one of each shard
     assert np.allclose(weights, [2 * (first + 617 / 3), 2 * (last + 361.5 / 2)], rtol=1e-12)
-    assert np.allclose(kept, [
-        [first + 617 / 3, first, 256 * (7.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
-        [last + 361.5 / 2, last, 256 * (2.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
-    ], rtol=1e-12)  # fmt: skip
+    assert np.allclose(
+        kept,
+        [
+            [first + 617 / 3, first, 256 * (7.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
+            [last + 361.5 / 2, last, 256 * (2.5 / 5 + 1), 0, 608, 1024, 256, 400, 1],
+        ],
+        rtol=1e-12,
+    )
     weights, kept = counts(LATENT)  # nothing is sharded or recomputed; heads of 4 elements
     assert weights.tolist() == [4 * 1932, 4 * 1940]
     inner = 64 * (2 * 8 + 2 * 8 + 2 * 20)
@@ -175,10 +216,7 @@ def test_memory_by_what_holds_it() -> None:
     first, last = found.stages[0], found.stages[2]
     assert (first.weights, first.gradients, first.optimizer) == (3172, 197, 0)
     assert (first.activations, first.logits, first.base) == (3 * 1152 + 4 * 384 + 5 * 13_824 + 6 * 3072, 0, 9)
-    assert (last.activations, last.logits) == (
-        3 * 384 + 4 * 384 + 5 * 4608 + 6 * 3072 + 7 * 384,
-        8 * 2400,
-    )
+    assert (last.activations, last.logits) == (3 * 384 + 4 * 384 + 5 * 4608 + 6 * 3072 + 7 * 384, 8 * 2400)
     assert last.total == 2396 + 148.5 + last.activations + 19_200 + 9
     assert found.peak == first.total == 3172 + 197 + 92_544 + 9
     assert (found.low, found.high, found.capacity) == (found.peak / 2, found.peak * 2, 0.97e6)
@@ -229,31 +267,78 @@ def test_the_time_of_a_step_by_part() -> None:
     of the longest stage. One of the second takes 21 + 7 + 2 = 30 s, and its last stage 30 + 3 + 8 = 41 s.
     """
     q = rows(
-        peak=[100, 100, 100], fp8=[0, 1, 0], fp8_peak=[1000, 400, 0], memory_rate=[10, 10, 10],
-        product_flop=[[100, 50], [300, 100], [100, 50]], product_bytes=[[10, 30], [10, 30], [10, 30]],
-        product_count=[2, 2, 2], attention_flop=[20, 50, 0], score_elements=[10, 0, 0],
-        elementwise_elements=[5, 0, 0], layer_parameters=[20, 0, 0], head_parameters=[10, 10, 0],
-        recompute_full=[1, 0, 0], recompute_selective=[0, 1, 0],
-        tensor_ranks=[2, 1, 1], tensor_bytes=[8, 0, 0], tensor_steps=[4, 0, 0], pipelined_ranks=[1, 0, 0],
-        link_tensor=[4, 4, 4], context_bytes=[4, 0, 0], link_context=[8, 8, 8],
-        expert_bytes=[6, 0, 0], link_expert=[6, 6, 6], head_flop=[100, 100, 100], head_elements=[4, 6, 4],
-        stages=[3, 2, 1], virtual=[2, 1, 1], bubble_share=[0.5, 1, 1], layers=[5, 2, 1],
-        plain_layers=[2, 1, 0], head_layers=[1, 1, 1], loss_layers=[1, 1, 1], loss_apart=[0, 1, 0],
-        micro_batches=[4, 2, 1], send_bytes=[12, 0, 0], link_send=[4, 1, 1],
-        stage_parameters=[738, 4, 1], exchange_share=[0.5, 0.5, 0], exchange_hops=[3, 1, 0],
-        link_exchange=[12, 12, 12], gradient_bytes=[2, 2, 2], sharded_passes=[0, 3, 0],
-        exchange_kept=[0.5, 1, 1], compression_s=[1, 0, 1],
-        optimizer_parameters=[20, 10, 10], offload_bytes=[64e9, 0, 0],
-    )  # fmt: skip
+        peak=[100, 100, 100],
+        fp8=[0, 1, 0],
+        fp8_peak=[1000, 400, 0],
+        memory_rate=[10, 10, 10],
+        product_flop=[[100, 50], [300, 100], [100, 50]],
+        product_bytes=[[10, 30], [10, 30], [10, 30]],
+        product_count=[2, 2, 2],
+        attention_flop=[20, 50, 0],
+        score_elements=[10, 0, 0],
+        elementwise_elements=[5, 0, 0],
+        layer_parameters=[20, 0, 0],
+        head_parameters=[10, 10, 0],
+        recompute_full=[1, 0, 0],
+        recompute_selective=[0, 1, 0],
+        tensor_ranks=[2, 1, 1],
+        tensor_bytes=[8, 0, 0],
+        tensor_steps=[4, 0, 0],
+        pipelined_ranks=[1, 0, 0],
+        link_tensor=[4, 4, 4],
+        context_bytes=[4, 0, 0],
+        link_context=[8, 8, 8],
+        expert_bytes=[6, 0, 0],
+        link_expert=[6, 6, 6],
+        head_flop=[100, 100, 100],
+        head_elements=[4, 6, 4],
+        stages=[3, 2, 1],
+        virtual=[2, 1, 1],
+        bubble_share=[0.5, 1, 1],
+        layers=[5, 2, 1],
+        plain_layers=[2, 1, 0],
+        head_layers=[1, 1, 1],
+        loss_layers=[1, 1, 1],
+        loss_apart=[0, 1, 0],
+        micro_batches=[4, 2, 1],
+        send_bytes=[12, 0, 0],
+        link_send=[4, 1, 1],
+        stage_parameters=[738, 4, 1],
+        exchange_share=[0.5, 0.5, 0],
+        exchange_hops=[3, 1, 0],
+        link_exchange=[12, 12, 12],
+        gradient_bytes=[2, 2, 2],
+        sharded_passes=[0, 3, 0],
+        exchange_kept=[0.5, 1, 1],
+        compression_s=[1, 0, 1],
+        optimizer_parameters=[20, 10, 10],
+        offload_bytes=[64e9, 0, 0],
+    )
     stack = Stack(
-        matmul_efficiency=0.5, fp8_efficiency=0.25, matmul_overhead_s=0.5, attention_efficiency=0.25,
-        score_bytes=2.0, elementwise_bytes=4.0, accumulate_bytes=3.0,
-        host_s_per_layer=np.array([50.0, 1.0, 1.0]), host_s_per_pass=np.array([100.0, 2.0, 2.0]),
-        host_s_per_tensor_rank=10.0, tensor_efficiency=0.5, tensor_latency_s=1.0, tensor_hop_s=0.5,
-        send_efficiency=0.75, send_latency_s=2.0, send_exposed=0.25, exchange_efficiency=0.5,
-        exchange_latency_s=2.0, overlap=np.array([2.0, 1.0, 2.0]), bubble=0.5, head_bytes=5.0,
-        optimizer_bytes=7.0, step_s=3.0,
-    )  # fmt: skip
+        matmul_efficiency=0.5,
+        fp8_efficiency=0.25,
+        matmul_overhead_s=0.5,
+        attention_efficiency=0.25,
+        score_bytes=2.0,
+        elementwise_bytes=4.0,
+        accumulate_bytes=3.0,
+        host_s_per_layer=np.array([50.0, 1.0, 1.0]),
+        host_s_per_pass=np.array([100.0, 2.0, 2.0]),
+        host_s_per_tensor_rank=10.0,
+        tensor_efficiency=0.5,
+        tensor_latency_s=1.0,
+        tensor_hop_s=0.5,
+        send_efficiency=0.75,
+        send_latency_s=2.0,
+        send_exposed=0.25,
+        exchange_efficiency=0.5,
+        exchange_latency_s=2.0,
+        overlap=np.array([2.0, 1.0, 2.0]),
+        bubble=0.5,
+        head_bytes=5.0,
+        optimizer_bytes=7.0,
+        step_s=3.0,
+    )
     found = step_times(q, stack)
     by_hand = {
         "products": (8 * 18, 2 * 21, 18),
@@ -281,9 +366,15 @@ def test_layouts_that_are_tried() -> None:
     shape = Transformer(4, 64, 4, 64, 100, 8192)
     tried = list(_layouts(shape, 2, 4, 4, "bf16"))
     assert Counter((la.tensor, la.pipeline, la.context) for la in tried) == {
-        (1, 1, 1): 1 * 2 * 3, (1, 1, 2): 2 * 2 * 3, (1, 2, 1): 3 * 3, (1, 2, 2): 5 * 3, (1, 4, 1): 3 * 3,
-        (2, 1, 1): 2 * 2 * 3, (2, 1, 2): 3 * 2 * 3, (2, 2, 1): 5 * 3,
-    }  # fmt: skip
+        (1, 1, 1): 1 * 2 * 3,
+        (1, 1, 2): 2 * 2 * 3,
+        (1, 2, 1): 3 * 3,
+        (1, 2, 2): 5 * 3,
+        (1, 4, 1): 3 * 3,
+        (2, 1, 1): 2 * 2 * 3,
+        (2, 1, 2): 3 * 2 * 3,
+        (2, 2, 1): 5 * 3,
+    }
     assert {la.gpus for la in tried} == {4}
     assert Counter(la.virtual for la in tried if la.pipeline == 2) == {1: 8 * 3, 2: 5 * 3}
     assert {la.sequence_parallel == (la.tensor > 1) for la in tried} == {True}
@@ -330,9 +421,18 @@ def test_why_a_layout_is_the_best_is_said_in_a_sentence() -> None:
     )
     assert why(Search((best, alike), 7, 0.0)) == text.replace("of 3", "of 2")
     full = Layout(
-        data=2, tensor=2, context=2, pipeline=2, expert=2, virtual=2, schedule="interleaved", zero=1,
-        recompute="full", micro_batch=4, global_batch=8,
-    )  # fmt: skip
+        data=2,
+        tensor=2,
+        context=2,
+        pipeline=2,
+        expert=2,
+        virtual=2,
+        schedule="interleaved",
+        zero=1,
+        recompute="full",
+        micro_batch=4,
+        global_batch=8,
+    )
     words = "tp 2, pp 2, cp 2, ep 2, dp 2, zero 1, 2 chunks a stage, full recomputation, micro-batch 4"
     assert describe(full) == words
 
@@ -340,17 +440,19 @@ def test_why_a_layout_is_the_best_is_said_in_a_sentence() -> None:
 def test_accelerators_are_those_of_the_data_sheets() -> None:
     """TFLOP/s dense in 16 bits and in fp8, GB/s of memory, and of NVLink in both directions."""
     told = {
-        name: (
-            a.flop_per_s / 1e12, a.fp8_flop_per_s / 1e12, a.memory_bytes_per_s / 1e9,
-            2 * a.link_bytes_per_s / 1e9,
-        )
+        name: (a.flop_per_s / 1e12, a.fp8_flop_per_s / 1e12, a.memory_bytes_per_s / 1e9, 2 * a.link_bytes_per_s / 1e9)
         for name, a in ACCELERATORS.items()
-    }  # fmt: skip
+    }
     assert told == {
-        "V100-32GB": (125, 0, 897, 300), "A100-40GB": (312, 0, 1555, 600), "A100-80GB": (312, 0, 2039, 600),
-        "H100": (989, 1979, 3350, 900), "H200": (989, 1979, 4800, 900), "GH200": (989, 1979, 4000, 900),
-        "B200": (2250, 4500, 7700, 1800), "GB200": (2500, 5000, 8000, 1800),
-    }  # fmt: skip
+        "V100-32GB": (125, 0, 897, 300),
+        "A100-40GB": (312, 0, 1555, 600),
+        "A100-80GB": (312, 0, 2039, 600),
+        "H100": (989, 1979, 3350, 900),
+        "H200": (989, 1979, 4800, 900),
+        "GH200": (989, 1979, 4000, 900),
+        "B200": (2250, 4500, 7700, 1800),
+        "GB200": (2500, 5000, 8000, 1800),
+    }
 
 
 def test_each_limit_of_a_layout_and_a_shape() -> None:
@@ -362,10 +464,7 @@ def test_each_limit_of_a_layout_and_a_shape() -> None:
         (Layout(tensor=3), "tensor: 3 does not divide the 4 heads"),
         (Layout(context=5), "context: 5 does not divide the sequence of 12 tokens"),
         (Layout(data=3, expert=3, global_batch=3), "expert: 3 does not divide the 4 experts"),
-        (
-            Layout(data=3, expert=4, global_batch=3),
-            "expert: 4 does not divide the 3 ranks of a pipeline stage",
-        ),
+        (Layout(data=3, expert=4, global_batch=3), "expert: 4 does not divide the 3 ranks of a pipeline stage"),
     ):
         with pytest.raises(ValueError, match=message):
             layout.check(shape)
@@ -375,7 +474,7 @@ def test_each_limit_of_a_layout_and_a_shape() -> None:
         ({"data": 4, "micro_batch": 2, "global_batch": 12}, "global_batch: 12 is not a multiple"),
         ({"data": 2, "context": 2, "global_batch": 2, "shard": 3}, r"shard: 3 does not divide data x context"),
         ({"zero": -1}, "zero: -1 is not"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=message):
             Layout(**wrong)  # type: ignore[arg-type]
     assert Layout(data=2, context=2, global_batch=2, shard=2).shard_ranks == 2

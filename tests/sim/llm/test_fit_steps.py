@@ -35,9 +35,7 @@ def test_a_fit_predicts_the_steps_it_read(tmp_path: Path) -> None:
     ]
     plans = [step.plan for step in read_steps(write(tmp_path, *rows))]
     slow = Stack(matmul_efficiency=0.4, elementwise_bytes=60.0)
-    timed = [
-        row.replace(",1,", f",{step_time(p, slow).total!r},", 1) for row, p in zip(rows, plans, strict=True)
-    ]
+    timed = [row.replace(",1,", f",{step_time(p, slow).total!r},", 1) for row, p in zip(rows, plans, strict=True)]
     steps = read_steps(write(tmp_path, *timed))
     found = fit_steps(steps)
     assert np.median(np.abs(predicted_steps(found, steps) / [s.seconds for s in steps] - 1)) < 0.01
@@ -50,10 +48,7 @@ def test_a_fit_predicts_the_steps_it_read(tmp_path: Path) -> None:
     [
         ("small.json,H100,8,400e9,-1,1,1,1,8,true", r"steps.csv:2: seconds: -1 is not a number above 0"),
         ("small.json,Z9,8,400e9,1,1,1,1,8,true", r"steps.csv:2: accelerator: Z9 is not known; allowed: V100"),
-        (
-            "small.json,H100,8,400e9,1,1,1,1,8,yes",
-            r"steps.csv:2: sequence_parallel: yes is not true or false",
-        ),
+        ("small.json,H100,8,400e9,1,1,1,1,8,yes", r"steps.csv:2: sequence_parallel: yes is not true or false"),
         ("small.json,H100,8,400e9,1,3,1,1,8,true", r"steps.csv:2: global_batch: 8 is not a multiple"),
         ("none.json,H100,8,400e9,1,1,1,1,8,true", r"steps.csv:2: .*none.json"),
         (",H100,8,400e9,1,1,1,1,8,true", r"steps.csv:2: config: missing"),

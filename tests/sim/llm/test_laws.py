@@ -24,21 +24,28 @@ SHAPES = (
     Transformer(18, 2048, 16, 8192, 128_256, 4096, kv_heads=8, gated=True),
     Transformer(16, 1024, 16, 0, 32_000, 4096, gated=True, experts=8, top_k=2, expert_ffn=2048),
     Transformer(
-        17, 1024, 16, 8192, 32_000, 4096, gated=True, experts=12, top_k=3, expert_ffn=512, shared_experts=1,
-        dense_layers=3, latent=LatentAttention(384, 128, 64, 32, 64),
+        17,
+        1024,
+        16,
+        8192,
+        32_000,
+        4096,
+        gated=True,
+        experts=12,
+        top_k=3,
+        expert_ffn=512,
+        shared_experts=1,
+        dense_layers=3,
+        latent=LatentAttention(384, 128, 64, 32, 64),
     ),
-)  # fmt: skip
+)
 """Dense and tied, dense and grouped, experts, experts beside dense layers with latent attention."""
 
 
 def random_plan(random: Random) -> ShardingPlan:
     """A plan that mixes all keys of a layout, on machines of any speed."""
     shape = random.choice(SHAPES)
-    data, tensor, context = (
-        random.choice([1, 2, 3, 4, 8, 24]),
-        random.choice([1, 2, 4, 8]),
-        random.choice([1, 2]),
-    )
+    data, tensor, context = (random.choice([1, 2, 3, 4, 8, 24]), random.choice([1, 2, 4, 8]), random.choice([1, 2]))
     pipeline, micro = random.randint(1, 8), random.choice([1, 2])
     virtual = random.randint(1, shape.layers // pipeline) if pipeline > 1 else 1
     ranks = data * context * tensor
@@ -92,9 +99,7 @@ def timed(found: Sequence[ShardingPlan], stack: Stack) -> Floats:
 
 
 def random_stack(random: Random) -> Stack:
-    return Stack(
-        **{name: prior.low * (prior.high / prior.low) ** random.random() for name, prior in PRIORS.items()}
-    )
+    return Stack(**{name: prior.low * (prior.high / prior.low) ** random.random() for name, prior in PRIORS.items()})
 
 
 @pytest.mark.parametrize(
@@ -116,9 +121,7 @@ def test_better_hardware_is_never_slower_and_a_pipeline_no_quicker_than_the_same
     }
     factors = [1.0 + 3.0 * random.random() ** 2 + 0.1 for _ in found]
     better = {
-        name: [
-            replace(p, accelerator=change(p.accelerator, by)) for p, by in zip(found, factors, strict=True)
-        ]
+        name: [replace(p, accelerator=change(p.accelerator, by)) for p, by in zip(found, factors, strict=True)]
         for name, change in faster.items()
     }
     better["network"] = [
@@ -126,10 +129,7 @@ def test_better_hardware_is_never_slower_and_a_pipeline_no_quicker_than_the_same
         for p, by in zip(found, factors, strict=True)
     ]
     staged = [
-        replace(
-            p,
-            layout=replace(p.layout, data=1, context=1, zero=0, expert=1, global_batch=p.layout.micro_batch),
-        )
+        replace(p, layout=replace(p.layout, data=1, context=1, zero=0, expert=1, global_batch=p.layout.micro_batch))
         for p in found
     ]
     alone = [replace(p, layout=replace(p.layout, pipeline=1, virtual=1, schedule="1f1b")) for p in staged]

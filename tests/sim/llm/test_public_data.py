@@ -21,9 +21,7 @@ DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 BUCKETS = [1, 0, 1, 1, 0, 0, 0, 0, 1, 1]
 
-needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the public measurements are not beside the checkout"
-)
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public measurements are not beside the checkout")
 
 
 def error(known: list[Row], asked: list[Row], **options: object) -> float:

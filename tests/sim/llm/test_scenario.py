@@ -39,15 +39,8 @@ H100 = AcceleratorRates("", 989.5e12, 1979e12, 80e9, 3.35e12, 450e9)
 NETWORK = NetworkRates(8, 400e9)
 
 
-def data(
-    layout: dict[str, Any] | None = None, gpus: int = 64, batch: int = 128, **more: Any
-) -> dict[str, Any]:
-    spec = {
-        "config": "llama2-13b",
-        "layout": layout or {"tp": 2, "zero": 1},
-        "stack": "megatron-core/H100",
-        **more,
-    }
+def data(layout: dict[str, Any] | None = None, gpus: int = 64, batch: int = 128, **more: Any) -> dict[str, Any]:
+    spec = {"config": "llama2-13b", "layout": layout or {"tp": 2, "zero": 1}, "stack": "megatron-core/H100", **more}
     node = {"count": 16, "gpus": 8, "accelerator": "h100_sxm", "nic": 400e9, "fabric": 450e9}
     job = {"name": "big", "gpus": gpus, "model": "m", "steps": 4, "global_batch": batch}
     job["checkpoint"] = {"interval": "never"}
@@ -70,9 +63,13 @@ def test_an_exchange_is_estimated_as_it_is_made_also_by_a_profile_that_knows_no_
         config = Configuration(0, scenario.workload.jobs[0], scenario.workload.models["m"], cluster)
         workers = 64 // 2
         made = make_transformer_exchange(
-            scenario.workload.models["m"], np.repeat(np.arange(8), 8), 128 // workers, cluster.topology,
-            cluster.accelerators[0], 450e9,
-        )  # fmt: skip
+            scenario.workload.models["m"],
+            np.repeat(np.arange(8), 8),
+            128 // workers,
+            cluster.topology,
+            cluster.accelerators[0],
+            450e9,
+        )
         assert made.alone_s > 0.0
         assert config.exchange_estimate_s(0, workers) == pytest.approx(made.alone_s, rel=1e-12)
 
@@ -89,13 +86,7 @@ def step_s(scenario: Scenario) -> float:
         (
             {"tp": 4, "pp": 4, "micro_batch": 2, "recompute": "full"},
             Layout(
-                data=4,
-                tensor=4,
-                pipeline=4,
-                micro_batch=2,
-                recompute="full",
-                global_batch=128,
-                sequence_parallel=True,
+                data=4, tensor=4, pipeline=4, micro_batch=2, recompute="full", global_batch=128, sequence_parallel=True
             ),
         ),
         ({"zero": 3}, Layout(data=64, zero=3, global_batch=128)),
@@ -130,9 +121,7 @@ def test_a_measured_step_contains_the_passes_of_the_teacher(stack: str) -> None:
     lighter = given["workload"]["models"]["m"]["lighter"] = {"teacher_flop_per_sample": 1e14}
     assert step_s(from_mapping(given)) == pytest.approx(7.5, rel=1e-6)
     lighter["teacher_flop_per_sample"] = 1e18
-    with pytest.raises(
-        InputError, match=r"measured_step\.time: 7\.5 s is less than the teacher's forward passes"
-    ):
+    with pytest.raises(InputError, match=r"measured_step\.time: 7\.5 s is less than the teacher's forward passes"):
         from_mapping(given)
 
 
@@ -152,17 +141,27 @@ def test_a_measured_step_never_makes_links_faster() -> None:
         from_mapping(data(layout, measured_step=own))
 
 
-LIGHTER = st.fixed_dictionaries({}, optional={
-    "gradients": st.sampled_from(["int8", "top-k", "powersgd"]),
-    "pruned": st.just(0.25), "moments": st.just("int8"), "teacher_flop_per_sample": st.just(1e14),
-})  # fmt: skip
+LIGHTER = st.fixed_dictionaries(
+    {},
+    optional={
+        "gradients": st.sampled_from(["int8", "top-k", "powersgd"]),
+        "pruned": st.just(0.25),
+        "moments": st.just("int8"),
+        "teacher_flop_per_sample": st.just(1e14),
+    },
+)
 
 
 @settings(max_examples=15)
 @given(
-    st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from([0, 1, 2, 3]), LIGHTER, st.booleans(),
-    st.sampled_from(["megatron-core/H100", "megatron/A100", "fsdp-eager/H100"]), st.sampled_from([1.0, 0.5, 1.3]),
-)  # fmt: skip
+    st.sampled_from([4, 8]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([0, 1, 2, 3]),
+    LIGHTER,
+    st.booleans(),
+    st.sampled_from(["megatron-core/H100", "megatron/A100", "fsdp-eager/H100"]),
+    st.sampled_from([1.0, 0.5, 1.3]),
+)
 def test_fit_shows_the_step_that_is_simulated(
     tp: int, pp: int, zero: int, lighter: dict[str, Any], measured: bool, stack: str, speed: float
 ) -> None:
@@ -191,9 +190,15 @@ def test_the_interval_of_a_stage_that_was_not_measured_is_that_of_another_stack(
 
 @settings(max_examples=25)
 @given(
-    st.sampled_from([1, 2, 8]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([0, 1, 2, 3]),
-    st.integers(1, 6), st.sampled_from(list(STACKS)), st.sampled_from([10e9, 400e9]), st.sampled_from([1, 4]),
-)  # fmt: skip
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([0, 1, 2, 3]),
+    st.integers(1, 6),
+    st.sampled_from(list(STACKS)),
+    st.sampled_from([10e9, 400e9]),
+    st.sampled_from([1, 4]),
+)
 def test_faster_links_make_no_run_slower(
     tp: int, pp: int, virtual: int, zero: int, passes: int, stack: str, nic: float, oversubscription: float
 ) -> None:
@@ -203,9 +208,7 @@ def test_faster_links_make_no_run_slower(
     def made(nic: float, fabric: float, oversubscription: float) -> float:
         case = data(layout, 64, 64 // (tp * pp) * passes, config="mpt-1b", stack=stack)
         case["cluster"]["nodes"][0].update(nic=nic, fabric=fabric, count=8)
-        case["cluster"]["topology"] = {
-            "kind": "tree", "nodes_per_rack": 2, "oversubscription": oversubscription
-        }  # fmt: skip
+        case["cluster"]["topology"] = {"kind": "tree", "nodes_per_rack": 2, "oversubscription": oversubscription}
         return step_s(from_mapping(case))
 
     before = made(nic, 450e9, oversubscription) * (1 + 1e-9)
@@ -248,15 +251,35 @@ def test_micro_batches_pay_for_sharded_parameters() -> None:
 
 
 DEEPSEEK_V3 = {
-    "config": None, "layers": 61, "hidden": 7168, "heads": 128, "head_size": 128, "ffn": 18_432, "vocab": 129_280,
-    "sequence": 4096, "gated": True, "experts": 256, "top_k": 8, "expert_ffn": 2048, "shared_experts": 1,
+    "config": None,
+    "layers": 61,
+    "hidden": 7168,
+    "heads": 128,
+    "head_size": 128,
+    "ffn": 18_432,
+    "vocab": 129_280,
+    "sequence": 4096,
+    "gated": True,
+    "experts": 256,
+    "top_k": 8,
+    "expert_ffn": 2048,
+    "shared_experts": 1,
     "dense_layers": 3,
     "latent": {"query_rank": 1536, "key_value_rank": 512, "nope_size": 128, "rope_size": 64, "value_size": 128},
-}  # fmt: skip
+}
 MIXTRAL = {
-    "config": None, "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 32_000, "sequence": 4096,
-    "gated": True, "experts": 8, "top_k": 2, "expert_ffn": 14_336,
-}  # fmt: skip
+    "config": None,
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "vocab": 32_000,
+    "sequence": 4096,
+    "gated": True,
+    "experts": 8,
+    "top_k": 2,
+    "expert_ffn": 14_336,
+}
 
 
 @pytest.mark.parametrize(
@@ -286,9 +309,18 @@ def test_experts_that_do_not_divide_the_gpus_are_one_line() -> None:
 
 
 BLOOM = {
-    "config": None, "layers": 70, "hidden": 14_336, "heads": 112, "ffn": 57_344, "vocab": 250_880, "sequence": 2048,
-    "tied": True, "norm": "layer", "bias": True, "embedding_norm": True,
-}  # fmt: skip
+    "config": None,
+    "layers": 70,
+    "hidden": 14_336,
+    "heads": 112,
+    "ffn": 57_344,
+    "vocab": 250_880,
+    "sequence": 2048,
+    "tied": True,
+    "norm": "layer",
+    "bias": True,
+    "embedding_norm": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -296,12 +328,14 @@ BLOOM = {
     [
         # 126 layers on 16 stages of 7 or 8; published: 78.4 days of 929,832 steps
         (
-            {"config": "llama3-405b", "sequence": 8192}, 16_384, "h100_sxm",
+            {"config": "llama3-405b", "sequence": 8192},
+            16_384,
+            "h100_sxm",
             {"tp": 8, "pp": 16, "virtual": 7, "zero": 1, "recompute": "full"},
         ),
         (BLOOM, 384, "a100_sxm_80gb", {"tp": 4, "pp": 12, "zero": 1, "micro_batch": 2, "recompute": "full"}),
     ],
-)  # fmt: skip
+)
 def test_the_plan_may_have_stages_of_unequal_depth(
     shape: dict[str, Any], gpus: int, accelerator: str, layout: dict[str, Any]
 ) -> None:
@@ -354,11 +388,7 @@ def test_a_config_and_a_stack_are_read_beside_the_scenario(tmp_path: Path) -> No
         ({"virtual": 2}, {}, r"transformer.layout.virtual: needs pipeline > 1|virtual"),
         ({"ep": 2}, {}, r"transformer.layout.ep: 2 does not divide the 0 experts"),
         ({"tp": 2, "pp": 5}, {}, r"layout: 64 GPUs of job 'big' are not whole replicas of 10"),
-        (
-            {"tp": 2, "micro_batch": 3},
-            {},
-            r"global_batch: 128 is not a multiple of dp x micro_batch \(32 x 3\)",
-        ),
+        ({"tp": 2, "micro_batch": 3}, {}, r"global_batch: 128 is not a multiple of dp x micro_batch \(32 x 3\)"),
         (
             None,
             {"config": "llama9"},
@@ -374,9 +404,7 @@ def test_a_config_and_a_stack_are_read_beside_the_scenario(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_is_impossible_is_one_line(
-    layout: dict[str, Any] | None, more: dict[str, Any], message: str
-) -> None:
+def test_what_is_impossible_is_one_line(layout: dict[str, Any] | None, more: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         from_mapping(data(layout, **more))
     assert len(error.value.lines) == 1
@@ -388,10 +416,7 @@ def test_what_is_impossible_is_one_line(
         ({"sample_time": 1.0}, "m.sample_time: follows from 'transformer'; leave it out"),
         ({"parallel": {"tensor": 2}}, "m.parallel: follows from 'transformer'; leave it out"),
         ({"precision": "tf32"}, "m.precision: 'tf32' is not possible for a 'transformer'"),
-        (
-            {"exchange": {"algorithm": "tree"}},
-            "exchange.algorithm: a 'transformer' exchanges its gradients in rings",
-        ),
+        ({"exchange": {"algorithm": "tree"}}, "exchange.algorithm: a 'transformer' exchanges its gradients in rings"),
     ],
 )
 def test_what_follows_from_the_shape_is_not_given_twice(model: dict[str, Any], message: str) -> None:
@@ -433,10 +458,7 @@ def test_a_teacher_takes_memory_and_time_in_fit_and_run_alike(tmp_path: Path) ->
         assert step_s(load(path)) == pytest.approx(found[parameters].step_s, rel=1e-6)
     alone, taught = found[0.0].plan, found[13e9].plan
     ranks = taught.layout.tensor * taught.layout.pipeline
-    beside = (
-        memory(taught, MemoryStack()).peak
-        - memory(replace(taught, frozen_parameters=0.0), MemoryStack()).peak
-    )
+    beside = memory(taught, MemoryStack()).peak - memory(replace(taught, frozen_parameters=0.0), MemoryStack()).peak
     assert beside == pytest.approx(2 * 13e9 / ranks)
     assert alone.layout != taught.layout  # the fastest layout of the pupil alone has no room for the teacher
     assert "teacher" in found[13e9].parts_s
@@ -461,9 +483,7 @@ def test_who_knows_no_stack_and_no_name_is_told_some(monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="unknown model 'llama-13B'; did you mean 'llama2-13b'\\? known: "):
         from_mapping(given)
     del given["workload"]["models"]["m"]["transformer"]["stack"]
-    with pytest.raises(
-        InputError, match=r"stack: is missing; there are fsdp-eager/A100, .*megatron-core/H100"
-    ):
+    with pytest.raises(InputError, match=r"stack: is missing; there are fsdp-eager/A100, .*megatron-core/H100"):
         from_mapping(given)
 
 

@@ -64,14 +64,7 @@ FALCON = {"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, 
 NEOX = {"model_type": "gpt_neox", "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64}
 PUBLISHED = {
     "gpt2": (
-        {
-            "model_type": "gpt2",
-            "n_embd": 768,
-            "n_layer": 12,
-            "n_head": 12,
-            "n_positions": 1024,
-            "vocab_size": 50_257,
-        },
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50_257},
         124_439_808,
     ),
     "llama-2-7b": (
@@ -82,21 +75,12 @@ PUBLISHED = {
     "llama-3-8b": (LLAMA, 8_030_261_248),
     "llama-3-70b": ({**LLAMA, **LARGE}, 70_553_706_496),
     "mixtral-8x7b": (
-        {
-            **LLAMA,
-            "model_type": "mixtral",
-            "vocab_size": 32_000,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
+        {**LLAMA, "model_type": "mixtral", "vocab_size": 32_000, "num_local_experts": 8, "num_experts_per_tok": 2},
         46_702_792_704,
     ),
     "qwen3-30b-a3b": (QWEN3_MOE, 30_532_122_624),
     "deepseek-v3": (DEEPSEEK, 671_026_404_352),
-    "opt-125m": (
-        {**OPT, "ffn_dim": 3072, "vocab_size": 50_272, "max_position_embeddings": 2048},
-        125_239_296,
-    ),
+    "opt-125m": ({**OPT, "ffn_dim": 3072, "vocab_size": 50_272, "max_position_embeddings": 2048}, 125_239_296),
     "bloom-176b": ({**BLOOM, "vocab_size": 250_880}, 176_247_271_424),
     "falcon-7b": ({**FALCON, "vocab_size": 65_024, "multi_query": True}, 6_921_720_704),
     "gpt-neox-20b": (
@@ -114,19 +98,32 @@ def test_parameters_of_published_models_to_the_digit(name: str) -> None:
 
 # Of GPT-style models 12 l h^2 + 13 l h + (V + s) h + 2 h (Narayanan et al. 2021, section 5.1, and the last norm).
 SIZES = {
-    "mpt-125m": (125_311_488, 12, 2048), "mpt-350m": (355_985_408, 16, 2048), "mpt-760m": (760_470_528, 12, 2048),
-    "mpt-1b": (1_315_950_592, 16, 2048), "mpt-3b": (2_651_837_440, 20, 2048), "mpt-7b": (6_658_859_008, 32, 2048),
-    "mpt-13b": (12_853_954_560, 40, 2048), "mpt-30b": (29_975_214_080, 56, 2048),
-    "mpt-70b": (64_862_437_376, 64, 2048), "gpt3-5b": (5_051_228_160, 32, 2048),
-    "gpt3-20b": (20_262_014_976, 48, 2048), "gpt3-175b": (174_615_846_912, 96, 2048),
-    "megatron-22b": (22_074_273_792, 64, 2048), "turing-530b": (529_600_819_200, 128, 2048),
-    "megatron-1t": (1_008_038_758_400, 160, 2048), "llama2-7b": (6_738_415_616, 32, 4096),
-    "llama2-13b": (13_015_864_320, 40, 4096), "llama2-70b": (68_976_648_192, 64, 4096),
-    "llama3-8b": (8_030_261_248, 32, 8192), "llama3-70b": (70_553_706_496, 64, 8192),
-    "llama3-405b": (405_853_388_800, 128, 8192), "nemotron-8b": (8_540_135_424, 32, 4096),
-    "nemotron-15b": (15_628_775_424, 48, 4096), "nemotron-22b": (21_266_116_608, 48, 4096),
+    "mpt-125m": (125_311_488, 12, 2048),
+    "mpt-350m": (355_985_408, 16, 2048),
+    "mpt-760m": (760_470_528, 12, 2048),
+    "mpt-1b": (1_315_950_592, 16, 2048),
+    "mpt-3b": (2_651_837_440, 20, 2048),
+    "mpt-7b": (6_658_859_008, 32, 2048),
+    "mpt-13b": (12_853_954_560, 40, 2048),
+    "mpt-30b": (29_975_214_080, 56, 2048),
+    "mpt-70b": (64_862_437_376, 64, 2048),
+    "gpt3-5b": (5_051_228_160, 32, 2048),
+    "gpt3-20b": (20_262_014_976, 48, 2048),
+    "gpt3-175b": (174_615_846_912, 96, 2048),
+    "megatron-22b": (22_074_273_792, 64, 2048),
+    "turing-530b": (529_600_819_200, 128, 2048),
+    "megatron-1t": (1_008_038_758_400, 160, 2048),
+    "llama2-7b": (6_738_415_616, 32, 4096),
+    "llama2-13b": (13_015_864_320, 40, 4096),
+    "llama2-70b": (68_976_648_192, 64, 4096),
+    "llama3-8b": (8_030_261_248, 32, 8192),
+    "llama3-70b": (70_553_706_496, 64, 8192),
+    "llama3-405b": (405_853_388_800, 128, 8192),
+    "nemotron-8b": (8_540_135_424, 32, 4096),
+    "nemotron-15b": (15_628_775_424, 48, 4096),
+    "nemotron-22b": (21_266_116_608, 48, 4096),
     "nemotron-340b": (341_029_195_776, 96, 4096),
-}  # fmt: skip
+}
 """Parameters, heads and the sequence that a model was trained on."""
 
 
@@ -194,26 +191,26 @@ def test_a_wrong_layout_is_named(wrong: dict[str, object], message: str) -> None
         Layout(**wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
-@pytest.mark.parametrize(
-    ("virtual", "stage", "held"), [(1, 0, 4.0), (1, 3, 1.0), (4, 0, 4.75), (4, 3, 1.1875)]
-)
+@pytest.mark.parametrize(("virtual", "stage", "held"), [(1, 0, 4.0), (1, 3, 1.0), (4, 0, 4.75), (4, 3, 1.1875)])
 def test_interleaved_stages_hold_more_micro_batches(virtual: int, stage: int, held: float) -> None:
     """By 1 + (p - 1) / (p v), with p stages of v chunks (Narayanan et al. 2021)."""
     schedule = "interleaved" if virtual > 1 else "1f1b"
     layout = Layout(pipeline=4, virtual=virtual, schedule=schedule, global_batch=64)
     shape = Transformer(16, 8, 2, 8, 10, 32)
-    keeps = MemoryStack(
-        0, 0, 1.0, 0, 0, 0, 0, 0, 0
-    )  # a byte of each of the 4 x 32 x 8 elements a micro-batch
+    keeps = MemoryStack(0, 0, 1.0, 0, 0, 0, 0, 0, 0)  # a byte of each of the 4 x 32 x 8 elements a micro-batch
     found = memory(ShardingPlan(shape, layout, ACCELERATORS["H100"], NetworkRates(8, 1e9)), keeps)
     assert found.stages[stage].activations == held * 4 * 32 * 8
 
 
 # Per family: keys of a small config.json, and the shape that they mean, what is left out by the family's default.
 PLAIN = {
-    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10, "intermediate_size": 20,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 10,
+    "intermediate_size": 20,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 LAYER = {"norm": "layer", "bias": True}
 BY_FAMILY: list[tuple[dict[str, object], Transformer]] = [
     (PLAIN | {"model_type": "llama"}, Transformer(2, 8, 4, 20, 10, 64, kv_heads=4, gated=True)),
@@ -249,9 +246,7 @@ BY_FAMILY: list[tuple[dict[str, object], Transformer]] = [
             "moe_intermediate_size": 5,
             "shared_expert_intermediate_size": 15,
         },
-        Transformer(
-            2, 8, 4, 0, 10, 64, gated=True, qkv_bias=True, experts=6, top_k=2, expert_ffn=5, shared_experts=3
-        ),
+        Transformer(2, 8, 4, 0, 10, 64, gated=True, qkv_bias=True, experts=6, top_k=2, expert_ffn=5, shared_experts=3),
     ),
     (
         PLAIN
@@ -293,18 +288,9 @@ BY_FAMILY: list[tuple[dict[str, object], Transformer]] = [
         PLAIN | {"model_type": "bloom", "seq_length": 32},
         Transformer(2, 8, 4, 32, 10, 32, tied=True, embedding_norm=True, **LAYER),  # type: ignore[arg-type]
     ),
+    (PLAIN | {"model_type": "falcon"}, Transformer(2, 8, 4, 32, 10, 64, kv_heads=1, tied=True, norm="layer", norms=1)),
     (
-        PLAIN | {"model_type": "falcon"},
-        Transformer(2, 8, 4, 32, 10, 64, kv_heads=1, tied=True, norm="layer", norms=1),
-    ),
-    (
-        PLAIN
-        | {
-            "model_type": "falcon",
-            "new_decoder_architecture": True,
-            "num_kv_heads": 2,
-            "ffn_hidden_size": 24,
-        },
+        PLAIN | {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 24},
         Transformer(2, 8, 4, 24, 10, 64, kv_heads=2, tied=True, norm="layer"),
     ),
     (
@@ -334,10 +320,7 @@ def test_configs_of_every_family() -> None:
             },
             "shared_expert_intermediate_size: 6 is not a multiple of 4",
         ),
-        (
-            {"model_type": "opt", "ffn_dim": 8, "word_embed_proj_dim": 4},
-            "word_embed_proj_dim: only the width",
-        ),
+        ({"model_type": "opt", "ffn_dim": 8, "word_embed_proj_dim": 4}, "word_embed_proj_dim: only the width"),
     ):
         with pytest.raises(ValueError, match=said):
             from_config(json.dumps(llama | change))

@@ -60,9 +60,7 @@ def test_every_part_is_finite_and_none_is_negative(layout: Layout) -> None:
 @given(layouts(), st.integers(2, 4))
 def test_more_samples_take_longer(layout: Layout, more: int) -> None:
     larger = replace(layout, global_batch=more * layout.global_batch)
-    short, long = (
-        step_time(ShardingPlan(SHAPE, la, H100, NETWORK), Stack()).total for la in (layout, larger)
-    )
+    short, long = (step_time(ShardingPlan(SHAPE, la, H100, NETWORK), Stack()).total for la in (layout, larger))
     assert short < long <= more * short * (1 + 1e-9)
 
 
@@ -94,11 +92,7 @@ def test_the_bubble_is_that_of_the_real_number_of_micro_batches() -> None:
 
 def test_full_recomputation_is_one_more_forward() -> None:
     stack = Stack(
-        host_s_per_layer=0.0,
-        host_s_per_pass=0.0,
-        attention_efficiency=1e9,
-        elementwise_bytes=0.0,
-        score_bytes=0.0,
+        host_s_per_layer=0.0, host_s_per_pass=0.0, attention_efficiency=1e9, elementwise_bytes=0.0, score_bytes=0.0
     )
     times = step_time(plan(global_batch=1, recompute="full"), stack)
     assert times.recompute == pytest.approx(times.products / 3, rel=1e-3)
@@ -108,15 +102,12 @@ def test_sharded_parameters_are_gathered_for_every_micro_batch() -> None:
     slow = NetworkRates(8, 1e9)
     stack = Stack(overlap=1.0)
     few, many = (
-        step_time(
-            ShardingPlan(SHAPE, Layout(data=16, zero=3, global_batch=16 * n), H100, slow), stack
-        ).exchange
+        step_time(ShardingPlan(SHAPE, Layout(data=16, zero=3, global_batch=16 * n), H100, slow), stack).exchange
         for n in (1, 4)
     )
     assert many == pytest.approx(4 * few)
     whole = [
-        step_time(ShardingPlan(SHAPE, Layout(data=16, global_batch=16 * n), H100, slow), stack).exchange
-        for n in (1, 4)
+        step_time(ShardingPlan(SHAPE, Layout(data=16, global_batch=16 * n), H100, slow), stack).exchange for n in (1, 4)
     ]
     assert whole[1] == pytest.approx(whole[0])
 
@@ -151,10 +142,7 @@ def test_zero_stages_and_recomputation_never_need_more_memory(layout: Layout) ->
 
 def test_the_smallest_change_that_fits() -> None:
     stack = MemoryStack()
-    assert (
-        smallest_change(plan(tensor=8, zero=1, data=8, global_batch=8, sequence_parallel=True), stack)
-        is not None
-    )
+    assert smallest_change(plan(tensor=8, zero=1, data=8, global_batch=8, sequence_parallel=True), stack) is not None
     tight = plan(data=64, global_batch=64, micro_batch=1)
     assert not memory(tight, stack).fits
     changed = smallest_change(tight, stack)
@@ -172,17 +160,13 @@ def grid() -> list[ShardingPlan]:
         for tensor in (1, 2, 8):
             for pipeline in (1, 4):
                 for micro in (1, 4):
-                    layout = Layout(
-                        data=4, tensor=tensor, pipeline=pipeline, micro_batch=micro, global_batch=128
-                    )
+                    layout = Layout(data=4, tensor=tensor, pipeline=pipeline, micro_batch=micro, global_batch=128)
                     plans.append(ShardingPlan(shape, layout, H100, NETWORK))
     return plans
 
 
 def test_a_fit_finds_known_constants() -> None:
-    truth = Stack(
-        matmul_efficiency=0.55, elementwise_bytes=40.0, tensor_efficiency=0.4, tensor_latency_s=60e-6
-    )
+    truth = Stack(matmul_efficiency=0.55, elementwise_bytes=40.0, tensor_efficiency=0.4, tensor_latency_s=60e-6)
     q = quantities(grid())
     measured = np.asarray(step_times(q, truth).total)
     fitted = fit(q, measured, {})
@@ -237,17 +221,23 @@ def test_memory_of_accelerators_is_what_their_drivers_show() -> None:
     """A vendor's GB are GiB, less what drivers keep, GDDR6 less 1 / 16; what ran at 81.5 GB fits an H100."""
     catalogue = load_profile("catalogue").accelerators
     told = {
-        "v100_sxm2_32gb": 32, "a100_sxm_40gb": 40, "a100_sxm_80gb": 80, "h100_sxm": 80, "h100_pcie": 80,
-        "h200_sxm": 141, "b200": 180, "l40s": 45, "a10": 22.5, "t4": 15, "mi300x": 192, "tpu_v5e": 16,
-    }  # fmt: skip
+        "v100_sxm2_32gb": 32,
+        "a100_sxm_40gb": 40,
+        "a100_sxm_80gb": 80,
+        "h100_sxm": 80,
+        "h100_pcie": 80,
+        "h200_sxm": 141,
+        "b200": 180,
+        "l40s": 45,
+        "a10": 22.5,
+        "t4": 15,
+        "mi300x": 192,
+        "tpu_v5e": 16,
+    }
     assert catalogue.keys() == {*told, "generic"}
     for name, size in told.items():
         assert 0.97 <= catalogue[name].memory_bytes.value / (size * 2**30) <= 0.995, name
-    for name, known in (
-        ("V100-32GB", "v100_sxm2_32gb"),
-        ("A100-40GB", "a100_sxm_40gb"),
-        ("H200", "h200_sxm"),
-    ):
+    for name, known in (("V100-32GB", "v100_sxm2_32gb"), ("A100-40GB", "a100_sxm_40gb"), ("H200", "h200_sxm")):
         assert ACCELERATORS[name].memory_bytes == pytest.approx(catalogue[known].memory_bytes.value, rel=1e-4)
     assert usable_bytes(H100) > 81.5e9
 

@@ -56,9 +56,7 @@ def test_when_a_run_begins_and_how_it_is_told_stay_as_given(tmp_path: Path) -> N
     spec = case.cluster.nodes[1].available
     assert spec is not None
     assert (spec.begin, spec.notice) == (6.0, 33.0)
-    bare = scenario(
-        cluster={"nodes": [PLAIN, PLAIN | {"name": "x", "available": {"supply": [{"at": 0, "nodes": 2}]}}]}
-    )
+    bare = scenario(cluster={"nodes": [PLAIN, PLAIN | {"name": "x", "available": {"supply": [{"at": 0, "nodes": 2}]}}]})
     assert with_availability(bare, None) is bare
 
 
@@ -83,16 +81,8 @@ def test_when_a_run_begins_and_how_it_is_told_stay_as_given(tmp_path: Path) -> N
             "f.csv:2:1: series 'a' stands there 3 times",
         ),
         ("series,gap_s,available\na,0,01\n", {}, "f.csv:2:3: gap_s: 0, must be above 0"),
-        (
-            "series,gap_s,available\na,30,01x2y\n",
-            {},
-            "f.csv:2:6: available: 'x' is no digit; each stands for 30 s",
-        ),
-        (
-            "series,gap_s,available\na,30,1²\n",
-            {},
-            "f.csv:2:6: available: '²' is no digit; each stands for 30 s",
-        ),
+        ("series,gap_s,available\na,30,01x2y\n", {}, "f.csv:2:6: available: 'x' is no digit; each stands for 30 s"),
+        ("series,gap_s,available\na,30,1²\n", {}, "f.csv:2:6: available: '²' is no digit; each stands for 30 s"),
     ],
 )
 def test_tables_that_are_wrong_are_refused_at_their_place(
@@ -106,29 +96,14 @@ def test_tables_that_are_wrong_are_refused_at_their_place(
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (
-            {"metadata": {"gap_seconds": 0}, "data": [1]},
-            "metadata.gap_seconds: 0; seconds above 0 are needed",
-        ),
-        (
-            {"metadata": {"gap_seconds": True}, "data": [1]},
-            "metadata.gap_seconds: True; seconds above 0 are needed",
-        ),
+        ({"metadata": {"gap_seconds": 0}, "data": [1]}, "metadata.gap_seconds: 0; seconds above 0 are needed"),
+        ({"metadata": {"gap_seconds": True}, "data": [1]}, "metadata.gap_seconds: True; seconds above 0 are needed"),
         ({"data": [1]}, "metadata.gap_seconds: None; seconds above 0 are needed"),
-        (
-            {"metadata": {"gap_seconds": 3}, "data": []},
-            "data: a list of counts is needed, one for each probe",
-        ),
+        ({"metadata": {"gap_seconds": 3}, "data": []}, "data: a list of counts is needed, one for each probe"),
         ({"metadata": {"gap_seconds": 3}, "data": 4}, "data: a list of counts is needed, one for each probe"),
         ({"metadata": {"gap_seconds": 3}, "data": [0, -1]}, "data[1]: -1; whole numbers from 0 are needed"),
-        (
-            {"metadata": {"gap_seconds": 3}, "data": [4, 2, 2.5]},
-            "data[2]: 2.5; whole numbers from 0 are needed",
-        ),
-        (
-            {"metadata": {"gap_seconds": 3}, "data": [False]},
-            "data[0]: False; whole numbers from 0 are needed",
-        ),
+        ({"metadata": {"gap_seconds": 3}, "data": [4, 2, 2.5]}, "data[2]: 2.5; whole numbers from 0 are needed"),
+        ({"metadata": {"gap_seconds": 3}, "data": [False]}, "data[0]: False; whole numbers from 0 are needed"),
     ],
 )
 def test_spot_traces_that_are_wrong_are_refused(tmp_path: Path, content: object, line: str) -> None:
@@ -197,10 +172,7 @@ def test_data_lie_on_nodes_that_stay() -> None:
     assert problems(PLAIN, SPOT, RENTED, data=on) == [
         ((*at, "nodes"), "nodes of rented, spot are not always there to store data")
     ]
-    assert (
-        problems(PLAIN, SPOT, data={"samples": 50, "placement": {"kind": "nodes", "nodes": ["plain-0"]}})
-        == []
-    )
+    assert problems(PLAIN, SPOT, data={"samples": 50, "placement": {"kind": "nodes", "nodes": ["plain-0"]}}) == []
     everywhere = {"samples": 50, "placement": {"kind": "even", "over": "cluster"}}
     assert problems(PLAIN, SPOT, data=everywhere) == [
         ((*at, "over"), "nodes of spot are not always there; allowed: job")

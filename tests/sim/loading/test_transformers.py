@@ -8,13 +8,7 @@ import pytest
 
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.published import SHAPES
-from equipoise.sim.loading.transformers import (
-    bind,
-    bound_scenario,
-    has_transformers,
-    plan_notes,
-    with_samples,
-)
+from equipoise.sim.loading.transformers import bind, bound_scenario, has_transformers, plan_notes, with_samples
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from tests.scenarios import model, scenario
@@ -29,9 +23,7 @@ LAYOUT = {"tp": 2, "pp": 4, "zero": 1, "micro_batch": 2}
 JOB = {"gpus": 24, "model": "m", "steps": 4, "global_batch": 12}
 
 
-def case(
-    *jobs: dict[str, Any], layout: dict[str, Any] | None = None, spec: Any = None, **own: Any
-) -> Scenario:
+def case(*jobs: dict[str, Any], layout: dict[str, Any] | None = None, spec: Any = None, **own: Any) -> Scenario:
     shape = {"config": "llama2-13b", "stack": "megatron-core/H100"}
     shape |= {"layout": layout or LAYOUT} if spec is None else spec
     models = {"plain": model(), "m": {"transformer": shape} | own}
@@ -85,9 +77,7 @@ def test_every_job_of_a_model_is_whole_replicas_and_whole_micro_batches() -> Non
     assert wrong(case(JOB, JOB | {"gpus": 20})) == [
         (layout, "20 GPUs of job 'j1' are not whole replicas of 8 (tp x cp x pp)")
     ]
-    assert wrong(case(JOB | {"gpus": 4})) == [
-        (layout, "4 GPUs of job 'j0' are not whole replicas of 8 (tp x cp x pp)")
-    ]
+    assert wrong(case(JOB | {"gpus": 4})) == [(layout, "4 GPUs of job 'j0' are not whole replicas of 8 (tp x cp x pp)")]
     ((path, text),) = wrong(case(JOB | {"global_batch": 16}))
     assert path == layout
     assert text.startswith("job 'j0': global_batch: 16 is not a multiple of dp x micro_batch (3 x 2)")
@@ -120,13 +110,7 @@ def test_what_is_wrong_is_told_with_the_scenario_and_what_is_none_of_it_is_left(
 
 def test_targets_in_tokens_are_samples_rounded_up() -> None:
     job = {"model": "m", "gpus": 1, "tokens": 601}
-    given = [
-        {"gpus": 1, "duration": 5.0},
-        job,
-        job | {"tokens": 600},
-        {"model": "m", "steps": 3},
-        job | {"model": "n"},
-    ]
+    given = [{"gpus": 1, "duration": 5.0}, job, job | {"tokens": 600}, {"model": "m", "steps": 3}, job | {"model": "n"}]
     models = {"m": model(tokens_per_sample=200), "n": model()}
     made, problems = with_samples(scenario(workload={"models": models, "jobs": given}))
     assert [each.samples for each in made.workload.jobs] == [None, 4, 3, None, None]

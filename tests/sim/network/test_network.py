@@ -41,8 +41,7 @@ def flow_on(draw, links):
         volume=float(draw(st.integers(0, 40))),
         usage={link: draw(HALF_OPEN) for link in used},
         cap=cap,
-        start=draw(st.sampled_from([0.0, 0.0, 1.0, 2.0, 2.5]))
-        + draw(st.sampled_from([0.0, 0.0, 0.125, 1 / 3])),
+        start=draw(st.sampled_from([0.0, 0.0, 1.0, 2.0, 2.5])) + draw(st.sampled_from([0.0, 0.0, 0.125, 1 / 3])),
     )
 
 
@@ -63,10 +62,13 @@ def begin(network, flow, on_done=lambda flow: None):
 def timed(drawn, after=None):
     pairs = [links_and_usage(flow) for flow in drawn]
     return TimedFlows.of(
-        [flow.start for flow in drawn], [flow.volume for flow in drawn],
-        [links for links, _ in pairs], [usage for _, usage in pairs],
-        [flow.cap for flow in drawn], after,
-    )  # fmt: skip
+        [flow.start for flow in drawn],
+        [flow.volume for flow in drawn],
+        [links for links, _ in pairs],
+        [usage for _, usage in pairs],
+        [flow.cap for flow in drawn],
+        after,
+    )
 
 
 def network_of(*capacity):
@@ -83,9 +85,7 @@ def settle(clock):
 
 def assert_fair(capacity, drawn, rates):
     """Each flow has a bottleneck: its cap, or a full link on which none is faster. No link has too much."""
-    load = [
-        sum(f.usage.get(k, 0.0) * r for f, r in zip(drawn, rates, strict=True)) for k in range(len(capacity))
-    ]
+    load = [sum(f.usage.get(k, 0.0) * r for f, r in zip(drawn, rates, strict=True)) for k in range(len(capacity))]
     for k, c in enumerate(capacity):
         assert load[k] <= c * (1 + 1e-12)
     for flow, rate in zip(drawn, rates, strict=True):
@@ -114,9 +114,7 @@ def assert_sums(network, live):
     binds = links["binds"] == 1
     np.testing.assert_allclose(links["load"][binds], load[binds], rtol=1e-12, atol=1e-12)
     certain = np.abs(demand - links["capacity"]) > 1e-9 * links["capacity"]
-    np.testing.assert_array_equal(
-        binds[certain], ((demand > links["capacity"]) & (links["flows"] > 1))[certain]
-    )
+    np.testing.assert_array_equal(binds[certain], ((demand > links["capacity"]) & (links["flows"] > 1))[certain])
 
 
 # --- rates -----------------------------------------------------------------------------------------------
@@ -147,9 +145,7 @@ def random_flow(rng, links):
 @given(st.randoms(use_true_random=False))
 def test_small_changes_give_what_a_full_computation_gives(rng):
     """Starts, cancellations and capacity changes, one or several an instant; nothing ends by itself."""
-    capacity = [
-        rng.choice([rng.uniform(0.5, 20.0), float(rng.randint(1, 20))]) for _ in range(rng.randint(1, 10))
-    ]
+    capacity = [rng.choice([rng.uniform(0.5, 20.0), float(rng.randint(1, 20))]) for _ in range(rng.randint(1, 10))]
     clock, network = network_of(*capacity)
     live = {}
     for _ in range(60):
@@ -262,16 +258,13 @@ def test_end_times_equal_the_twin_on_the_clock_and_as_a_list(case):
 def test_dependencies(case, data):
     capacity, drawn = case
     after = [
-        data.draw(st.lists(st.integers(0, k - 1), unique=True, max_size=2)) if k else []
-        for k in range(len(drawn))
+        data.draw(st.lists(st.integers(0, k - 1), unique=True, max_size=2)) if k else [] for k in range(len(drawn))
     ]
     for flow, waits in zip(drawn, after, strict=True):
         flow.after = tuple(waits)
     ends = end_times_s(np.array(capacity), timed(drawn, after))
     np.testing.assert_allclose(ends, end_times(capacity, drawn), rtol=1e-9)
-    np.testing.assert_allclose(
-        OnClock(np.array(capacity), timed(drawn, after)).end_times_s(), ends, rtol=1e-12
-    )
+    np.testing.assert_allclose(OnClock(np.array(capacity), timed(drawn, after)).end_times_s(), ends, rtol=1e-12)
     for k, waits in enumerate(after):
         assert all(ends[k] >= ends[before] for before in waits)
 
@@ -318,9 +311,7 @@ def test_no_link_carries_more_than_it_can_and_time_runs_forward(case, data):
 def test_a_flow_alone_takes_volume_over_rate_to_the_bit(volume, rate, usage, start):
     clock, network = network_of(rate * usage * 2.0, 1e300)
     ends = []
-    clock.at(
-        start, lambda _: network.start(volume, np.array([0, 1]), np.array([usage, 1.0]), rate, ends.append)
-    )
+    clock.at(start, lambda _: network.start(volume, np.array([0, 1]), np.array([usage, 1.0]), rate, ends.append))
     clock.run()
     assert clock.now == start + volume / rate
     assert ends == [0]
@@ -436,9 +427,7 @@ def test_a_flow_that_has_ended_is_gone_when_its_end_is_told(look, sees, together
 def test_nothing_to_send_is_done_at_once(route):
     clock, network = network_of(0.0)
     ends = []
-    clock.at(
-        2.5, lambda _: network.start(0.0, route, np.ones(len(route)), INF, lambda f: ends.append(clock.now))
-    )
+    clock.at(2.5, lambda _: network.start(0.0, route, np.ones(len(route)), INF, lambda f: ends.append(clock.now)))
     clock.run()
     assert ends == [2.5]
 
@@ -507,10 +496,14 @@ def test_a_ring_all_reduce_takes_the_closed_form_and_two_share_fairly(workers):
 @pytest.mark.parametrize(
     ("volume", "links", "usage", "cap"),
     [
-        (-1.0, A, ONE, 1.0), (math.nan, A, ONE, 1.0), (INF, A, ONE, 1.0),
-        (1.0, A, ONE, 0.0), (1.0, A, ONE, math.nan), (1.0, np.arange(2), ONE, 1.0),
+        (-1.0, A, ONE, 1.0),
+        (math.nan, A, ONE, 1.0),
+        (INF, A, ONE, 1.0),
+        (1.0, A, ONE, 0.0),
+        (1.0, A, ONE, math.nan),
+        (1.0, np.arange(2), ONE, 1.0),
     ],
-)  # fmt: skip
+)
 def test_flows_that_make_no_sense_are_refused(volume, links, usage, cap):
     clock, network = network_of(1.0, 1.0)
     with pytest.raises(ValueError, match="needs a finite volume"):
@@ -518,9 +511,7 @@ def test_flows_that_make_no_sense_are_refused(volume, links, usage, cap):
     assert clock.peek() == INF
 
 
-@pytest.mark.parametrize(
-    ("link", "usage"), [(-1, 1.0), (2, 1.0), (0, 0.0), (0, -1.0), (0, math.nan), (0, INF)]
-)
+@pytest.mark.parametrize(("link", "usage"), [(-1, 1.0), (2, 1.0), (0, 0.0), (0, -1.0), (0, math.nan), (0, INF)])
 def test_links_and_usages_that_make_no_sense_are_refused(link, usage):
     clock, network = network_of(1.0, 1.0)
     with pytest.raises(ValueError, match="no such link, or usage not > 0"):
@@ -575,8 +566,7 @@ def test_the_heap_kernels_sort(values):
 @pytest.mark.shared_data
 @pytest.mark.parametrize("on_clock", [False, True], ids=["list", "clock"])
 @pytest.mark.parametrize(
-    ("topology", "name"),
-    [("star64", "ring64"), ("tree64", "w2_tree64_load0.8"), ("tree1024", "w2_tree1024_load0.8")],
+    ("topology", "name"), [("star64", "ring64"), ("tree64", "w2_tree64_load0.8"), ("tree1024", "w2_tree1024_load0.8")]
 )
 def test_end_times_equal_another_simulators(topology, name, on_clock):
     """SimGrid 4.1 with plain max-min fairness, zero latency."""

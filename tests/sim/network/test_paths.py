@@ -28,9 +28,13 @@ class Site:
         self.network = Network(self.clock, self.topology.capacity_bytes_per_s)
         self.arrived: list[Transfer] = []
         self.transfers = Transfers(
-            self.clock, self.network, self.topology, np.ones(nodes, dtype=bool), lambda _links, _delta: None,
+            self.clock,
+            self.network,
+            self.topology,
+            np.ones(nodes, dtype=bool),
+            lambda _links, _delta: None,
             self.arrived.append,
-        )  # fmt: skip
+        )
 
     def send(self, source: int, target: int, size_bytes: float, owner: int) -> None:
         self.transfers.start([source], target, size_bytes, lambda: None, owner)

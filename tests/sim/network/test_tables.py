@@ -69,15 +69,7 @@ def test_new_tables_hold_no_flow():
 
 @pytest.mark.parametrize(
     ("flows", "links", "width"),
-    [
-        (64, 2, 74),
-        (65, 2, 128),
-        (128, 2, 128),
-        (129, 2, 192),
-        (3, 101, 101),
-        (130, 191, 192),
-        (130, 193, 193),
-    ],
+    [(64, 2, 74), (65, 2, 128), (128, 2, 128), (129, 2, 192), (3, 101, 101), (130, 191, 192), (130, 193, 193)],
 )
 def test_lists_are_as_wide_as_whole_blocks_of_flows_the_links_and_the_counters(flows, links, width):
     state = tables(*[1.0] * links, flows=flows)
@@ -127,9 +119,7 @@ def test_stretches_that_were_given_back_are_given_again_the_last_first():
     assert state.flows["first"][:4].tolist() == [0, 4, 8, 10]
     for slot in (1, 3, 0):
         t.detach(*state, slot)
-    assert [enter(state, slot, [(2, 5.0)] * 1 + [(0, 3.0), (1, 4.0)]) for slot in (5, 6, 7)] == [
-        t.ENTERED
-    ] * 3
+    assert [enter(state, slot, [(2, 5.0)] * 1 + [(0, 3.0), (1, 4.0)]) for slot in (5, 6, 7)] == [t.ENTERED] * 3
     assert state.flows["first"][5:8].tolist() == [0, 10, 4]
     enter(state, 8, [(0, 2.0), (1, 2.0), (3, 2.0)])
     assert int(state.flows[8]["first"]) == 14
@@ -143,11 +133,20 @@ def test_a_flow_that_enters_is_written_down_whole():
     assert enter(state, 5, [(2, 4.0), (0, 3.0), (2, 1.5)], volume=50.0, cap=11.0, now_s=6.5) == t.ENTERED
     flow = state.flows[5]
     assert {key: flow[key].item() for key in ("rate", "left", "anchor_s", "cap", "limit")} == {
-        "rate": 0.0, "left": 50.0, "anchor_s": 6.5, "cap": 11.0, "limit": 10.0,
-    }  # fmt: skip
+        "rate": 0.0,
+        "left": 50.0,
+        "anchor_s": 6.5,
+        "cap": 11.0,
+        "limit": 10.0,
+    }
     assert [flow[key].item() for key in ("first", "length", "reserved", "stamp", "bottleneck", "fresh")] == [
-        0, 2, 3, 0, t.OWN_LIMIT, 1,
-    ]  # fmt: skip
+        0,
+        2,
+        3,
+        0,
+        t.OWN_LIMIT,
+        1,
+    ]
     assert state.uses[:2].tolist() == [(5.5, 5, 2, -1, -1), (3.0, 5, 0, -1, -1)]
     assert state.links["flows"].tolist() == [1, 0, 1]
     assert state.links["demand"].tolist() == [30.0, 0.0, 55.0]
@@ -344,9 +343,7 @@ def test_rates_after_each_change_are_those_of_a_full_reckoning(seed):
         links = network._state.links
         for link in range(5):
             on = [
-                (flow.usage[link], rate)
-                for flow, rate in zip(live.values(), found, strict=True)
-                if link in flow.usage
+                (flow.usage[link], rate) for flow, rate in zip(live.values(), found, strict=True) if link in flow.usage
             ]
             assert int(links[link]["flows"]) == len(on)
             if links[link]["binds"]:

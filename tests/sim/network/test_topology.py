@@ -11,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.sim.network.topology import DISK, FABRIC, NIC_IN, NIC_OUT, Topology, TopologyError
-from equipoise.sim.scenario.model import (
-    ClusterSpec,
-    Explicit,
-    LinkSpec,
-    NodeGroup,
-    SlowLink,
-    Star,
-    TreeTopology,
-)
+from equipoise.sim.scenario.model import ClusterSpec, Explicit, LinkSpec, NodeGroup, SlowLink, Star, TreeTopology
 
 MANY = settings(max_examples=60, deadline=None)
 RATES = {"nic": 10.0, "fabric": 100.0, "storage_rate": 3.0}
@@ -83,10 +75,17 @@ def test_a_slow_link_is_slow_both_ways_and_leaves_the_uplink_as_built():
     topology = Topology(ClusterSpec(nodes=(group(count=2),), topology=kind, slow_links=slow))
     assert topology.nic_bytes_per_s.tolist() == [10.0, 2.0]
     assert named_usage(topology, (np.arange(topology.links), topology.capacity_bytes_per_s)) == {
-        "node-0.disk": 3.0, "node-0.nic_out": 10.0, "node-0.nic_in": 10.0, "node-0.fabric": 800.0,
-        "node-1.disk": 3.0, "node-1.nic_out": 2.0, "node-1.nic_in": 2.0, "node-1.fabric": 800.0,
-        "rack-0.up": 20.0, "rack-0.down": 20.0,
-    }  # fmt: skip
+        "node-0.disk": 3.0,
+        "node-0.nic_out": 10.0,
+        "node-0.nic_in": 10.0,
+        "node-0.fabric": 800.0,
+        "node-1.disk": 3.0,
+        "node-1.nic_out": 2.0,
+        "node-1.nic_in": 2.0,
+        "node-1.fabric": 800.0,
+        "rack-0.up": 20.0,
+        "rack-0.down": 20.0,
+    }
 
 
 def test_uplinks_carry_the_nics_of_their_rack_over_the_oversubscription():
@@ -172,14 +171,8 @@ def test_explicit_links_stand_behind_the_nics_and_the_first_of_equal_paths_is_ta
 
 
 def test_the_quicker_of_paths_of_one_length_is_taken():
-    slow = [
-        LinkSpec(source="a", target="x", rate=1.0, latency=2e-6),
-        LinkSpec(source="x", target="b", rate=1.0),
-    ]
-    quick = [
-        LinkSpec(source="a", target="y", rate=1.0, latency=1e-6),
-        LinkSpec(source="y", target="b", rate=1.0),
-    ]
+    slow = [LinkSpec(source="a", target="x", rate=1.0, latency=2e-6), LinkSpec(source="x", target="b", rate=1.0)]
+    quick = [LinkSpec(source="a", target="y", rate=1.0, latency=1e-6), LinkSpec(source="y", target="b", rate=1.0)]
     kind = Explicit(kind="explicit", links=tuple(slow + quick))
     topology = Topology(ClusterSpec(nodes=(group("a"), group("b")), topology=kind))
     links, latency_s = topology.route(0, 1)
@@ -199,9 +192,7 @@ def test_nodes_that_cannot_reach_each_other_are_refused():
         explicit([("a-0", "b", 1.0)], group("a", 2), group("b"))
     one_way = (LinkSpec(source="a", target="b", rate=1.0, both=False),)
     with pytest.raises(TopologyError, match="no path from b-0 to a-0"):
-        Topology(
-            ClusterSpec(nodes=(group("a"), group("b")), topology=Explicit(kind="explicit", links=one_way))
-        )
+        Topology(ClusterSpec(nodes=(group("a"), group("b")), topology=Explicit(kind="explicit", links=one_way)))
 
 
 def test_nodes_behind_one_switch_share_a_rack():
@@ -214,9 +205,7 @@ def test_nodes_behind_one_switch_share_a_rack():
 def test_paths_are_shortest(nodes, switches, data):
     """Against all simple paths, on random graphs."""
     places = [f"n-{k}" for k in range(nodes)] + [f"s{k}" for k in range(switches)]
-    pairs = data.draw(
-        st.lists(st.sampled_from(list(itertools.combinations(places, 2))), min_size=1, unique=True)
-    )
+    pairs = data.draw(st.lists(st.sampled_from(list(itertools.combinations(places, 2))), min_size=1, unique=True))
     latency = {pair: data.draw(st.sampled_from([0.0, 1.0, 2.0])) for pair in pairs}
     specs = tuple(LinkSpec(source=a, target=b, rate=1.0, latency=latency[a, b]) for a, b in pairs)
     cost = {pair: (1, seconds) for pair, seconds in latency.items()}
@@ -250,10 +239,18 @@ def test_paths_are_shortest(nodes, switches, data):
 def test_a_ring_uses_each_link_as_often_as_its_edges_cross_it():
     topology = tree(nodes=4, per_rack=2)
     assert named_usage(topology, topology.ring_usage([0, 0, 1, 2])) == {
-        "node-0.fabric": 1.0, "node-0.nic_out": 1.0, "node-0.nic_in": 1.0,
-        "node-1.nic_out": 1.0, "node-1.nic_in": 1.0, "node-2.nic_out": 1.0, "node-2.nic_in": 1.0,
-        "rack-0.up": 1.0, "rack-0.down": 1.0, "rack-1.up": 1.0, "rack-1.down": 1.0,
-    }  # fmt: skip
+        "node-0.fabric": 1.0,
+        "node-0.nic_out": 1.0,
+        "node-0.nic_in": 1.0,
+        "node-1.nic_out": 1.0,
+        "node-1.nic_in": 1.0,
+        "node-2.nic_out": 1.0,
+        "node-2.nic_in": 1.0,
+        "rack-0.up": 1.0,
+        "rack-0.down": 1.0,
+        "rack-1.up": 1.0,
+        "rack-1.down": 1.0,
+    }
 
 
 def test_a_ring_in_one_node_is_as_fast_as_its_fabric():
@@ -320,9 +317,15 @@ def test_usage_is_the_sum_over_the_routes(per_rack, oversubscription, ring):
 def test_usage_over_explicit_links():
     topology = explicit(SQUARE, group("a"), group("b"))
     assert named_usage(topology, topology.ring_usage([0, 1])) == {
-        "a-0.nic_out": 1.0, "a-0.nic_in": 1.0, "b-0.nic_out": 1.0, "b-0.nic_in": 1.0,
-        "a->left": 1.0, "left->b": 1.0, "b->left": 1.0, "left->a": 1.0,
-    }  # fmt: skip
+        "a-0.nic_out": 1.0,
+        "a-0.nic_in": 1.0,
+        "b-0.nic_out": 1.0,
+        "b-0.nic_in": 1.0,
+        "a->left": 1.0,
+        "left->b": 1.0,
+        "b->left": 1.0,
+        "left->a": 1.0,
+    }
 
 
 # --- borders, by hand ------------------------------------------------------------------------------------
@@ -393,9 +396,7 @@ def test_a_long_chain_of_switches_is_crossed_in_order():
 def test_reading_from_another_node_waits_for_the_way_and_from_ones_own_for_nothing():
     topology = tree(latency=3.0, core_latency=5.0)
     links, seconds = topology.read_route(6, 1)
-    assert names(topology, links) == [
-        "node-6.disk", "node-6.nic_out", "rack-1.up", "rack-0.down", "node-1.nic_in"
-    ]  # fmt: skip
+    assert names(topology, links) == ["node-6.disk", "node-6.nic_out", "rack-1.up", "rack-0.down", "node-1.nic_in"]
     assert seconds == 8.0
     assert topology.read_route(6, 6)[1] == 0.0
     assert topology.read_route(6, 1)[0] is links
@@ -429,11 +430,16 @@ def test_workers_of_one_node_are_a_chain_and_two_nodes_send_half_of_the_volume()
 def test_parameter_servers_by_number_are_spread_over_workers_that_are_not():
     topology = star(group(count=2))
     assert named_usage(topology, topology.parameter_server_usage([0, 0, 1], 4)) == {
-        "node-0.fabric": 12 / 8, "node-1.fabric": 2 / 8,
-        "node-0.nic_out": 5 / 8, "node-1.nic_in": 5 / 8, "node-1.nic_out": 5 / 8, "node-0.nic_in": 5 / 8,
-    }  # fmt: skip
+        "node-0.fabric": 12 / 8,
+        "node-1.fabric": 2 / 8,
+        "node-0.nic_out": 5 / 8,
+        "node-1.nic_in": 5 / 8,
+        "node-1.nic_out": 5 / 8,
+        "node-0.nic_in": 5 / 8,
+    }
     fewer = named_usage(topology, topology.parameter_server_usage([0, 0, 1], 2))
     assert fewer == pytest.approx(
-        {"node-0.fabric": 4 / 3} | dict.fromkeys(("node-0.nic_out", "node-0.nic_in"), 1 / 3)
+        {"node-0.fabric": 4 / 3}
+        | dict.fromkeys(("node-0.nic_out", "node-0.nic_in"), 1 / 3)
         | dict.fromkeys(("node-1.nic_out", "node-1.nic_in"), 1 / 3)
-    )  # fmt: skip
+    )

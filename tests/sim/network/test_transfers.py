@@ -28,10 +28,13 @@ class Site:
         self.up = np.ones(4, dtype=bool)
         self.told: list[Any] = []
         self.transfers = Transfers(
-            self.clock, self.network, self.topology, self.up,
+            self.clock,
+            self.network,
+            self.topology,
+            self.up,
             lambda links, delta: self._tell(len(links), delta),
             lambda transfer: self._tell("ended", transfer.source),
-        )  # fmt: skip
+        )
 
     def _tell(self, *what: Any) -> None:
         self.told.append((self.clock.now, *what))
@@ -85,12 +88,7 @@ def test_a_transfer_from_a_node_that_goes_down_starts_again_elsewhere() -> None:
     site.clock.run()
     assert (sent.source, other.source) == (2, 3)
     assert [what for what in site.told if what[1] == "ended"] == [(2.0, "ended", 3), (3.0, "ended", 2)]
-    assert [what for what in site.told if what[1] == 3] == [
-        (0.0, 3, 1),
-        (1.0, 3, -1),
-        (1.0, 3, 1),
-        (3.0, 3, -1),
-    ]
+    assert [what for what in site.told if what[1] == 3] == [(0.0, 3, 1), (1.0, 3, -1), (1.0, 3, 1), (3.0, 3, -1)]
     assert site.transfers.moved_bytes == 2e9
 
 

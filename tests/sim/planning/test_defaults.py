@@ -42,9 +42,7 @@ ROWS = {
         f"{HERE}:test_utilisation_tokens_and_their_price_are_in_every_result",
         f"{HERE}:test_kinds_of_accelerators_reach_their_own_share_of_the_peak",
     ),
-    "hosts draw power; unknown power is unknown": (
-        f"{HERE}:test_hosts_draw_power_and_unknown_power_is_said",
-    ),
+    "hosts draw power; unknown power is unknown": (f"{HERE}:test_hosts_draw_power_and_unknown_power_is_said",),
     "spot nodes that are away are not billed": (f"{HERE}:test_a_spot_node_is_not_paid_for_while_it_is_away",),
     "values that are seldom meant are doubted": (
         f"{HERE}:test_what_was_probably_not_meant_is_told",
@@ -74,13 +72,8 @@ MODEL = {"flop_per_sample": "250 TFLOP", "parameters": 2e9, "tokens_per_sample":
 BASE = {
     "schema_version": 1,
     "name": "plan",
-    "cluster": {
-        "nodes": [{"count": 4, "gpus": 8, "accelerator": "h100_sxm", "nic": "400 Gbit/s", "nics": 8}]
-    },
-    "workload": {
-        "models": {"m": MODEL},
-        "jobs": [{"model": "m", "gpus": 32, "steps": 100, "global_batch": 512}],
-    },
+    "cluster": {"nodes": [{"count": 4, "gpus": 8, "accelerator": "h100_sxm", "nic": "400 Gbit/s", "nics": 8}]},
+    "workload": {"models": {"m": MODEL}, "jobs": [{"model": "m", "gpus": 32, "steps": 100, "global_batch": 512}]},
 }
 
 
@@ -152,8 +145,10 @@ def test_people_write_numbers_so():
     data["workload"]["models"]["m"] |= {"parameters": "1.3B"}
     data["workload"]["jobs"] = [
         {"model": "m", "gpus": 32, "steps": "100k", "global_batch": 512},
-        {"duration": "4 y"}, {"duration": "1 month"}, {"duration": "1 wk"},
-    ]  # fmt: skip
+        {"duration": "4 y"},
+        {"duration": "1 month"},
+        {"duration": "1 wk"},
+    ]
     scenario = from_mapping(data)
     model, jobs = scenario.workload.models["m"], scenario.workload.jobs
     assert (scenario.noise.step_cov, model.parameters, jobs[0].steps) == (0.05, 1.3e9, 100_000)
@@ -168,8 +163,13 @@ def test_every_mistake_is_told_at_once():
     with pytest.raises(InputError) as raised:
         from_mapping(data)
     text = "\n".join(raised.value.lines)
-    for told in ("did you mean 'easy'", "did you mean h100_sxm or h100_pcie", "step_cov", "a rate is needed",
-                 "needs 1000 GPUs, the cluster has 32"):  # fmt: skip
+    for told in (
+        "did you mean 'easy'",
+        "did you mean h100_sxm or h100_pcie",
+        "step_cov",
+        "a rate is needed",
+        "needs 1000 GPUs, the cluster has 32",
+    ):
         assert told in text, text
 
 
@@ -263,8 +263,13 @@ def test_a_key_that_belongs_one_section_deeper_is_told():
 
 
 def test_a_sweep_is_checked_whole(tmp_path, capsys):
-    sweep = {"schema_version": 1, "name": "s", "scenario": "plan.yaml", "policies": ["fifa", "sjff"],
-             "parameters": {"cluster.nodes.0.nic": ["1 GB"], "noise.step_cov": [0.1]}}  # fmt: skip
+    sweep = {
+        "schema_version": 1,
+        "name": "s",
+        "scenario": "plan.yaml",
+        "policies": ["fifa", "sjff"],
+        "parameters": {"cluster.nodes.0.nic": ["1 GB"], "noise.step_cov": [0.1]},
+    }
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(BASE))
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     assert main(["validate", str(tmp_path / "sweep.yaml")]) == 2
@@ -284,11 +289,7 @@ def test_a_checkpoint_takes_what_the_scenario_says():
         data = changed(restart=restart, faults={"crash": {"mtbf": 1e9}})
         data["workload"]["jobs"][0] |= {"steps": 400, "checkpoint": {"interval": "5 min"}}
         made = run(from_mapping(data), seed=1)
-        return (
-            made.totals["makespan_s"]
-            * made.summary()["restart_ratio"]
-            / (made.totals["makespan_s"] // 300 or 1)
-        )
+        return made.totals["makespan_s"] * made.summary()["restart_ratio"] / (made.totals["makespan_s"] // 300 or 1)
 
     size = 2e9 * 16
     assert restart_share(checkpoint_write="30 s") == pytest.approx(30, rel=0.3)
@@ -371,9 +372,7 @@ def test_faster_gpus_do_not_exchange_faster():
     left = shares["tensor_exchange_ratio"] + shares["gpu_busy_ratio"] / 2
     assert shares["tensor_exchange_ratio"] > 0.3
     faster = run(faster_gpus(before)).totals["makespan_s"] / run(before).totals["makespan_s"]
-    assert faster == pytest.approx(
-        left / (shares["tensor_exchange_ratio"] + shares["gpu_busy_ratio"]), rel=0.02
-    )
+    assert faster == pytest.approx(left / (shares["tensor_exchange_ratio"] + shares["gpu_busy_ratio"]), rel=0.02)
 
 
 def test_jobs_that_grow_with_the_cluster_are_doubted(tmp_path):
@@ -381,9 +380,7 @@ def test_jobs_that_grow_with_the_cluster_are_doubted(tmp_path):
         one = {"duration": {"kind": "lognormal", "median": "1 h", "sigma": 1}} | kind
         data = changed(workload={"generate": {"length": "1 d", "classes": [one]}})
         (tmp_path / "plan.yaml").write_text(yaml.safe_dump(data))
-        return doubts(
-            Question(tmp_path / "plan.yaml", dict([read_vary(vary)]), [read_target("wait_p95<=1h")])
-        )
+        return doubts(Question(tmp_path / "plan.yaml", dict([read_vary(vary)]), [read_target("wait_p95<=1h")]))
 
     (line,) = told("cluster.nodes.0.count=2..4", load=0.8)
     assert "larger clusters get more jobs; give 'rate'" in line
@@ -409,9 +406,7 @@ def test_more_flop_than_the_peak_is_doubted():
 
 def recorded(**old: object) -> dict:
     data = changed()
-    data["cluster"]["nodes"].append(
-        dict(data["cluster"]["nodes"][0], name="old", accelerator="v100_sxm2_32gb", **old)
-    )
+    data["cluster"]["nodes"].append(dict(data["cluster"]["nodes"][0], name="old", accelerator="v100_sxm2_32gb", **old))
     kind = {"name": "a", "rate": "5/h", "duration": {"kind": "lognormal", "median": "1 h", "sigma": 1}}
     data["workload"] = {"generate": {"length": "1 d", "classes": [kind]}}
     return data

@@ -45,9 +45,7 @@ def test_sizes_are_ranked_and_jobs_grow_with_them(tmp_path, capsys):
     assert [row["rank"] for row in rows] == [1, 2, 3, 4]
     assert {row["gpus"] for row in rows} == {16, 32}
     assert [row["cost_usd"] for row in rows] == sorted(row["cost_usd"] for row in rows)
-    slow, fast = (
-        next(row for row in rows if row["values"] == f"count {n}, accelerator h100_sxm") for n in (2, 4)
-    )
+    slow, fast = (next(row for row in rows if row["values"] == f"count {n}, accelerator h100_sxm") for n in (2, 4))
     assert slow["makespan_s"] == pytest.approx(2 * fast["makespan_s"], rel=0.02)
     assert main(command) == 0
     assert "MFU" in capsys.readouterr().out

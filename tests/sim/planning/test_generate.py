@@ -41,9 +41,7 @@ def test_arrivals_durations_and_sizes_are_as_asked():
     assert len(jobs) == pytest.approx(40_000, abs=4 * 200)
     gaps = np.diff(jobs.arrival_s)
     assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.03)  # exponential
-    assert np.percentile(jobs.duration_s, [50, 90]) == pytest.approx(
-        [3600, 3600 * np.exp(1.6 * 1.2816)], rel=0.04
-    )
+    assert np.percentile(jobs.duration_s, [50, 90]) == pytest.approx([3600, 3600 * np.exp(1.6 * 1.2816)], rel=0.04)
     assert (jobs.duration_s.min(), jobs.duration_s.max()) == (60.0, 432000.0)
     assert jobs.gpus.mean() == pytest.approx(sum(k * v for k, v in MIX.items()) / 100, rel=0.03)
 
@@ -79,12 +77,8 @@ def test_a_load_is_what_the_cluster_is_asked_for():
 
 
 def test_pareto_durations():
-    kind = (
-        from_mapping(described(rate="1/h").model_dump(mode="json") | {}).workload.generate.classes[0].duration
-    )
-    pareto = kind.model_copy(
-        update={"kind": "pareto", "alpha": 1.5, "median": None, "sigma": None, "low": 60.0}
-    )
+    kind = from_mapping(described(rate="1/h").model_dump(mode="json") | {}).workload.generate.classes[0].duration
+    pareto = kind.model_copy(update={"kind": "pareto", "alpha": 1.5, "median": None, "sigma": None, "low": 60.0})
     shares = np.array([0.5, 0.9])
     assert quantile_s(pareto, shares) == pytest.approx(60.0 * (1 - shares) ** (-1 / 1.5))
     whole = pareto.model_copy(update={"high": 1e12})
@@ -114,16 +108,16 @@ def test_arrivals_are_named_by_their_kind_alone():
 
 def test_a_run_shows_waits_by_class_in_one_table(tmp_path, capsys):
     classes = [
-        {
-            "name": name,
-            "rate": "60/d",
-            "duration": {"kind": "pareto", "low": "1 h", "alpha": 3},
-            "gpus": {n: 1},
-        }
+        {"name": name, "rate": "60/d", "duration": {"kind": "pareto", "low": "1 h", "alpha": 3}, "gpus": {n: 1}}
         for name, n in (("small", 1), ("large", 4))
     ]
-    data = {"schema_version": 1, "name": "g", "cluster": {"gpus": 8}, "policy": "fifo",
-            "workload": {"generate": {"length": "1 d", "classes": classes}}}  # fmt: skip
+    data = {
+        "schema_version": 1,
+        "name": "g",
+        "cluster": {"gpus": 8},
+        "policy": "fifo",
+        "workload": {"generate": {"length": "1 d", "classes": classes}},
+    }
     (tmp_path / "g.yaml").write_text(yaml.safe_dump(data))
     assert main(["run", str(tmp_path / "g.yaml")]) == 0
     told = capsys.readouterr()
@@ -181,9 +175,9 @@ def poisson_trace(days: float, seed: int = 1):
 @pytest.mark.long
 def test_jobs_drawn_from_a_fit_wait_as_those_of_the_trace():
     trace = poisson_trace(40)
-    scenario = from_mapping({
-        "schema_version": 1, "name": "fit", "cluster": {"gpus": 26}, "workload": {"generate": fitted(trace)},
-    })  # fmt: skip
+    scenario = from_mapping(
+        {"schema_version": 1, "name": "fit", "cluster": {"gpus": 26}, "workload": {"generate": fitted(trace)}}
+    )
     for one in compared(scenario, trace, ("fifo", "easy", "sjf"), 5):
         tight = 0.02 if one.quantity == "duration" else 0.35
         spread = 0.0 if math.isnan(one.spread) else 1.5 * one.spread  # the trace is one draw, too
@@ -192,9 +186,9 @@ def test_jobs_drawn_from_a_fit_wait_as_those_of_the_trace():
 
 def test_jobs_drawn_from_a_fit_ask_for_as_much_as_those_of_the_trace_at_the_same_times():
     trace = poisson_trace(10)
-    scenario = from_mapping({
-        "schema_version": 1, "name": "fit", "cluster": {"gpus": 26}, "workload": {"generate": fitted(trace)},
-    })  # fmt: skip
+    scenario = from_mapping(
+        {"schema_version": 1, "name": "fit", "cluster": {"gpus": 26}, "workload": {"generate": fitted(trace)}}
+    )
     jobs = drawn_jobs(scenario, 3)
     assert len(jobs) == len(trace)
     for gpus in (1, 2, 4):
@@ -213,9 +207,9 @@ def test_jobs_drawn_from_a_fit_ask_for_as_much_as_those_of_the_trace_at_the_same
 def test_jobs_like_those_of_a_virtual_cluster_wait_as_its_jobs_do():
     trace = read_trace(PHILLY, clusters=("7f04ca",))
     like = {"file": str(PHILLY), "clusters": ["7f04ca"], "redraw": {}}
-    scenario = from_mapping({
-        "schema_version": 1, "name": "like", "cluster": {"gpus": 106}, "workload": {"trace": like},
-    })  # fmt: skip
+    scenario = from_mapping(
+        {"schema_version": 1, "name": "like", "cluster": {"gpus": 106}, "workload": {"trace": like}}
+    )
     waits = [one for one in compared(scenario, trace, ("fifo", "easy", "sjf"), 5) if "wait" in one.quantity]
     assert len(waits) == 6
     for one in waits:
@@ -356,9 +350,15 @@ def test_the_orders_that_are_kept_wait_more_like_the_trace():
 
 
 PHILLY_CLUSTERS = {  # GPUs that its jobs keep busy 80 % of the time, and orders of which the likest five are kept
-    "7f04ca": (106, 40), "0e4a51": (72, 40), "ed69ec": (8, 40), "b436b2": (88, 40),
-    "2869ce": (63, 40), "103959": (29, 40), "ee9e8c": (182, 200), "e13805": (32, 40),
-}  # fmt: skip
+    "7f04ca": (106, 40),
+    "0e4a51": (72, 40),
+    "ed69ec": (8, 40),
+    "b436b2": (88, 40),
+    "2869ce": (63, 40),
+    "103959": (29, 40),
+    "ee9e8c": (182, 200),
+    "e13805": (32, 40),
+}
 
 
 @pytest.mark.long

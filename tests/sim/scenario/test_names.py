@@ -38,8 +38,7 @@ def test_names_that_were_probably_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
-    [("Fat-Tree", "tree"), ("S3", "object"), ("NVMe", "local"), ("STAR", "star"), ("nothing", "")],
+    ("given", "meant"), [("Fat-Tree", "tree"), ("S3", "object"), ("NVMe", "local"), ("STAR", "star"), ("nothing", "")]
 )
 def test_words_that_others_use(given: str, meant: str) -> None:
     said = _also_called(given, f"{given!r} is not allowed; allowed: 'star', 'tree', 'object', 'local'")
@@ -175,12 +174,7 @@ def test_a_key_is_described_by_its_field() -> None:
 def test_own_keys_stand_where_they_are_written_and_tags_are_refused() -> None:
     read = read_tree("x: &a\n  k: {z: 2}\n  m: 3\ny:\n  k: {z: 1}\n  <<: *a\n", "f.yaml")
     assert read.data["y"] == {"k": {"z": 1}, "m": 3}
-    assert [read.place(path).line for path in (("y", "k"), ("y", "k", "z"), ("y", "m"), ("x", "k"))] == [
-        5,
-        5,
-        3,
-        2,
-    ]
+    assert [read.place(path).line for path in (("y", "k"), ("y", "k", "z"), ("y", "m"), ("x", "k"))] == [5, 5, 3, 2]
     for text in ("a: !x [1]", "a: !x {b: 1}"):
         with pytest.raises(InputError, match="tag '!x' is not allowed"):
             read_tree(text, "f.yaml")

@@ -17,9 +17,7 @@ def texts(parallel: dict[str, Any], **model: Any) -> list[str]:
         cluster={"nodes": [{"count": 4, "gpus": 8, "accelerator": "generic"}]},
         workload={
             "models": {"m": {"sample_time": 0.01, "parallel": parallel, **model}},
-            "jobs": [
-                {"name": "j", "gpus": 32, "model": "m", "steps": 1, "global_batch": 64, "micro_batch": 2}
-            ],
+            "jobs": [{"name": "j", "gpus": 32, "model": "m", "steps": 1, "global_batch": 64, "micro_batch": 2}],
         },
     )
     return [text for _, text in doubts(case)]
@@ -31,11 +29,7 @@ def texts(parallel: dict[str, Any], **model: Any) -> list[str]:
         ({"tensor": 4}, {}, "tensor_bytes_per_sample is 0: all-reduces between 4 GPUs cost nothing"),
         ({"tensor": 4, "tensor_bytes_per_sample": 1e6}, {}, "the latency of tensor all-reduces is not in"),
         ({"tensor": 16, "tensor_bytes_per_sample": 1e6}, {}, "16 is wider than a node of 8 GPUs"),
-        (
-            {"pipeline": 16},
-            {},
-            "replicas of 16 GPUs exchange gradients through the first of their nodes' NICs",
-        ),
+        ({"pipeline": 16}, {}, "replicas of 16 GPUs exchange gradients through the first of their nodes' NICs"),
         ({"pipeline": 4}, {}, "8 are assumed for the bubble; job 'j' has 4 in a step"),
         ({"zero": 3}, {"samples_per_pass": 1}, "parameters are gathered in each of 2 passes of job 'j'"),
     ],

@@ -42,38 +42,61 @@ def lines_of(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
-        ("latency", "{p99: 10 ms}",
-         "9:20: services.0.latency.p99: 10 ms is less than a request takes alone, 20 ms; none can be in time"),
+        (
+            "latency",
+            "{p99: 10 ms}",
+            "9:20: services.0.latency.p99: 10 ms is less than a request takes alone, 20 ms; none can be in time",
+        ),
         ("latency", "{}", "9:5: services.0.latency: needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms"),
-        ("latency", "{p50: 1 s, p99: 2 s}",
-         "9:5: services.0.latency: needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms"),
-        ("requests", "{rate: 0}",
-         "8:22: services.0.requests.rate: 0 is too small, a rate of requests must be above 0"),
-        ("requests", "{}",
-         "8:5: services.0.requests: needs either 'rate' (e.g. 40/s) or 'file' (times of requests)"),
+        (
+            "latency",
+            "{p50: 1 s, p99: 2 s}",
+            "9:5: services.0.latency: needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms",
+        ),
+        ("requests", "{rate: 0}", "8:22: services.0.requests.rate: 0 is too small, a rate of requests must be above 0"),
+        ("requests", "{}", "8:5: services.0.requests: needs either 'rate' (e.g. 40/s) or 'file' (times of requests)"),
         ("requests", "{file: none.csv}", "8:22: services.0.requests.file: none.csv: no such file in FOLDER"),
-        ("replicas", "{min: 3, max: 2}",
-         "10:29: services.0.replicas.max: 2 replicas are fewer than the 3 of 'min'"),
+        ("replicas", "{min: 3, max: 2}", "10:29: services.0.replicas.max: 2 replicas are fewer than the 3 of 'min'"),
         ("replicas", "{max: 9}", "10:21: services.0.replicas.max: 9 replicas, there is room for 8"),
-        ("replicas", "{gpus: 5}", "10:22: services.0.replicas.gpus: a replica has 5 GPUs of one node, the largest "
-         "that it may have has 4"),
-        ("batch_latency", "{measured: {1: 20 ms, 8: 15 ms}}",
-         "7:5: services.0.batch_latency: measured.8: 0.015 s is not more than the 0.02 s of 1; a larger batch must "
-         "take longer"),
-        ("batch_latency", "{measured: {2: 20 ms}}",
-         "7:21: services.0.batch_latency.measured: a batch of 1 is missing; the table begins with it"),
-        ("batch_latency", "{fixed: 20 ms}",
-         "7:5: services.0.batch_latency: needs 'most', the requests of the largest batch"),
+        (
+            "replicas",
+            "{gpus: 5}",
+            "10:22: services.0.replicas.gpus: a replica has 5 GPUs of one node, the largest that it may have has 4",
+        ),
+        (
+            "batch_latency",
+            "{measured: {1: 20 ms, 8: 15 ms}}",
+            "7:5: services.0.batch_latency: measured.8: 0.015 s is not more than the 0.02 s of 1; a larger batch must "
+            "take longer",
+        ),
+        (
+            "batch_latency",
+            "{measured: {2: 20 ms}}",
+            "7:21: services.0.batch_latency.measured: a batch of 1 is missing; the table begins with it",
+        ),
+        (
+            "batch_latency",
+            "{fixed: 20 ms}",
+            "7:5: services.0.batch_latency: needs 'most', the requests of the largest batch",
+        ),
         ("batch_latency", "{measured: {1: 20 ms}, of: a100}", None),
-        ("placement", "{kind: lent, share: 0.3}",
-         "10:36: services.0.placement.share: 'shared' has a part of each GPU; 'lent' has all of it"),
-        ("placement", "{on: [nodes]}",
-         "10:22: services.0.placement.on.0: no accelerator or group of nodes is named 'nodes'; "
-         "did you mean 'node'?"),
-        ("autoscaler", "{utilisation: 0}",
-         "10:31: services.0.autoscaler.utilisation: 0 is not allowed, must be above 0"),
+        (
+            "placement",
+            "{kind: lent, share: 0.3}",
+            "10:36: services.0.placement.share: 'shared' has a part of each GPU; 'lent' has all of it",
+        ),
+        (
+            "placement",
+            "{on: [nodes]}",
+            "10:22: services.0.placement.on.0: no accelerator or group of nodes is named 'nodes'; did you mean 'node'?",
+        ),
+        (
+            "autoscaler",
+            "{utilisation: 0}",
+            "10:31: services.0.autoscaler.utilisation: 0 is not allowed, must be above 0",
+        ),
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_one_line_at_its_place(tmp_path, key, value, line):
     found = lines_of(written(tmp_path, [{key: value}]))
     assert len(found) == 1

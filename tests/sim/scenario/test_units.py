@@ -128,9 +128,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("quantity", "value", "message"), BAD)
-def test_what_is_no_such_quantity_is_refused_in_one_line(
-    quantity: Quantity, value: object, message: str
-) -> None:
+def test_what_is_no_such_quantity_is_refused_in_one_line(quantity: Quantity, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         quantity.parse(value)
     assert message in str(caught.value)
@@ -171,10 +169,8 @@ def accepts(quantity: object, value: object) -> str:
         (units.Bytes, "0" * 40, "x" * 58, f"'{'x' * 58}' is not a size; write e.g. 80 GiB, or a number in bytes"),
         (units.Seconds, "+.5e1 min", ["x"] * 99, f"a list is not a time; {HINT}"),
     ],
-)  # fmt: skip
-def test_what_is_just_allowed_and_what_is_not(
-    kind: object, taken: object, refused: object, message: str
-) -> None:
+)
+def test_what_is_just_allowed_and_what_is_not(kind: object, taken: object, refused: object, message: str) -> None:
     assert accepts(kind, taken) == ""
     assert accepts(kind, refused) == message
 
@@ -215,10 +211,16 @@ def test_what_is_doubted_and_what_is_refused_begins_where_it_is_said_to(
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("13B", 13e9), ("1.5k", 1500), ("2K", 2000), ("3 M", 3e6), ("4G", 4e9), ("2T", 2e12), ("5 %", 0.05),
+        ("13B", 13e9),
+        ("1.5k", 1500),
+        ("2K", 2000),
+        ("3 M", 3e6),
+        ("4G", 4e9),
+        ("2T", 2e12),
+        ("5 %", 0.05),
         ("-1k", -1000),
     ],
-)  # fmt: skip
+)
 def test_numbers_with_a_letter(text: str, number: float) -> None:
     assert TypeAdapter(units.Float).validate_python(text) == number
     assert number < 1 or TypeAdapter(units.Int).validate_python(text) == number

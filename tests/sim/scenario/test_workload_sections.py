@@ -17,9 +17,7 @@ JOB = {"rate": 2.0, "duration": LOGNORMAL}
 TRAINS = {"model": "m", "global_batch": 8}
 EITHER = "needs either 'duration' (a rigid job) or 'model' (a training job)"
 TARGET = "needs exactly one of 'steps', 'epochs', 'samples', 'tokens'"
-RIGID = (
-    "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has a 'model'"
-)
+RIGID = "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has a 'model'"
 WEIGHTS = "weights: 'profile' needs relative rates, not all 0; no other kind has them"
 
 
@@ -45,12 +43,7 @@ def said(kind: type[Section], given: Any) -> str:
         ),
         (JobSpec, TRAINS | {"samples": 3}, TRAINS, TARGET),
         (JobSpec, TRAINS | {"tokens": 3}, TRAINS | {"tokens": 3, "steps": 4}, TARGET),
-        (
-            JobSpec,
-            TRAINS | {"epochs": 3, "data": {"samples": 9}},
-            TRAINS | {"epochs": 3},
-            "'epochs' needs 'data'",
-        ),
+        (JobSpec, TRAINS | {"epochs": 3, "data": {"samples": 9}}, TRAINS | {"epochs": 3}, "'epochs' needs 'data'"),
         (
             JobSpec,
             TRAINS | {"steps": 3, "batch_reference": 8},
@@ -107,12 +100,7 @@ def said(kind: type[Section], given: Any) -> str:
         (Redraw, {}, {"draws": [3, -1]}, "Input should be greater than or equal to 0"),
         (Arrivals, {"burst": 1.0}, {"burst": 0.9}, "Input should be greater than or equal to 1"),
         (Arrivals, "diurnal", "profile", WEIGHTS),
-        (
-            Arrivals,
-            {"kind": "profile", "weights": [0.0, 3.0]},
-            {"kind": "profile", "weights": [0.0, 0.0]},
-            WEIGHTS,
-        ),
+        (Arrivals, {"kind": "profile", "weights": [0.0, 3.0]}, {"kind": "profile", "weights": [0.0, 0.0]}, WEIGHTS),
         (Arrivals, {"weekend": 0.0}, {"kind": "poisson", "weights": [2.0, 3.0]}, WEIGHTS),
         (
             Durations,
@@ -169,43 +157,19 @@ def said(kind: type[Section], given: Any) -> str:
             {"length": 5.0, "classes": [JOB | {"name": "b"}, JOB, JOB]},
             "classes.2.name: 'jobs' is the name of two classes",
         ),
-        (
-            FailSlow,
-            {"mtbf": 5.0, "factor": 1.1},
-            {"mtbf": 5.0, "factor": 1.0},
-            "Input should be greater than 1",
-        ),
-        (
-            LinkDegrade,
-            {"mtbf": 5.0, "factor": 0.9},
-            {"mtbf": 5.0, "factor": 1.0},
-            "Input should be less than 1",
-        ),
-        (
-            LinkDegrade,
-            {"mtbf": 5.0, "factor": 0.1},
-            {"mtbf": 5.0, "factor": 0.0},
-            "Input should be greater than 0",
-        ),
+        (FailSlow, {"mtbf": 5.0, "factor": 1.1}, {"mtbf": 5.0, "factor": 1.0}, "Input should be greater than 1"),
+        (LinkDegrade, {"mtbf": 5.0, "factor": 0.9}, {"mtbf": 5.0, "factor": 1.0}, "Input should be less than 1"),
+        (LinkDegrade, {"mtbf": 5.0, "factor": 0.1}, {"mtbf": 5.0, "factor": 0.0}, "Input should be greater than 0"),
     ],
 )
-def test_what_is_just_allowed_and_what_is_said_beyond(
-    kind: type[Section], taken: Any, refused: Any, line: str
-) -> None:
+def test_what_is_just_allowed_and_what_is_said_beyond(kind: type[Section], taken: Any, refused: Any, line: str) -> None:
     assert said(kind, taken) == ""
     assert said(kind, refused) == line
 
 
 def test_what_is_not_said_of_a_job_is_what_the_reference_says() -> None:
     job = JobSpec(duration=5.0)
-    assert (job.count, job.arrival, job.spacing, job.priority, job.gpus, job.gpu_share) == (
-        1,
-        0.0,
-        0.0,
-        1.0,
-        1,
-        1.0,
-    )
+    assert (job.count, job.arrival, job.spacing, job.priority, job.gpus, job.gpu_share) == (1, 0.0, 0.0, 1.0, 1, 1.0)
     assert (job.global_batch, job.micro_batch, job.sync_interval, job.mix_gpus) == (1, 1, 1, False)
     data = Data(samples=9)
     assert (data.sample_size, data.shards, data.prefetch, data.replicas) == (0.0, 64, 1, 1)

@@ -57,7 +57,11 @@ def test_a_file_becomes_a_scenario_in_base_units(tmp_path: Path) -> None:
     ("old", "new", "line"),
     [
         ("count: 4", "cuont: 4", "5:20: cluster.nodes.0.cuont: unknown key; did you mean 'count'?"),
-        ("count: 4", "zzz: 4", "5:20: cluster.nodes.0.zzz: unknown key; allowed: accelerator, autoscale, available, cache, cores,"),
+        (
+            "count: 4",
+            "zzz: 4",
+            "5:20: cluster.nodes.0.zzz: unknown key; allowed: accelerator, autoscale, available, cache, cores,",
+        ),
         ("count: 4", "count: 0", "5:27: cluster.nodes.0.count: 0 is not allowed, must be at least 1"),
         ("count: 4", "count: 2.5", "5:27: cluster.nodes.0.count: 2.5 is not a whole number"),
         ("count: 4", "count: yes", "5:27: cluster.nodes.0.count: 'yes' is not a whole number"),
@@ -81,14 +85,34 @@ def test_a_file_becomes_a_scenario_in_base_units(tmp_path: Path) -> None:
         ("name: case", "name: [a", "not valid YAML: "),
         ("name: case", "\tname: case", "2:1: not valid YAML: found a tab character"),
         ("schema_version: 1", "schema_version: 2", "1:17: schema_version: 2 is not allowed; allowed: 1"),
-        ("cluster:\n", "cluster:\n  topology: {kind: tre}\n", "4:20: cluster.topology.kind: 'tre' is not allowed; allowed:"),
-        ("cluster:\n", "cluster:\n  topology: {latency: 1 us}\n", "cluster.topology: needs 'kind', one of 'star', 'tree', 'exp"),
-        ("cluster:\n", "cluster:\n  topology: {kind: tree, latncy: 2}\n", "4:26: cluster.topology.latncy: unknown key; did you mean 'latency'?"),
+        (
+            "cluster:\n",
+            "cluster:\n  topology: {kind: tre}\n",
+            "4:20: cluster.topology.kind: 'tre' is not allowed; allowed:",
+        ),
+        (
+            "cluster:\n",
+            "cluster:\n  topology: {latency: 1 us}\n",
+            "cluster.topology: needs 'kind', one of 'star', 'tree', 'exp",
+        ),
+        (
+            "cluster:\n",
+            "cluster:\n  topology: {kind: tree, latncy: 2}\n",
+            "4:26: cluster.topology.latncy: unknown key; did you mean 'latency'?",
+        ),
         ("cluster:\n", "cluster:\n  gpus: 4\n", "3:1: cluster: needs either 'nodes' (at least one group) or 'gpus'"),
-        ("cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n", "cluster: {nodes: []}\n", "3:1: cluster: needs either"),
-        ("cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n", "cluster: 5\n", "3:10: cluster: a section is needed"),
+        (
+            "cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n",
+            "cluster: {nodes: []}\n",
+            "3:1: cluster: needs either",
+        ),
+        (
+            "cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n",
+            "cluster: 5\n",
+            "3:10: cluster: a section is needed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str, line: str) -> None:
     assert old in BASE
     found = mistakes(tmp_path, BASE.replace(old, new, 1))
@@ -110,15 +134,31 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "no GPUs have that much, the largest has 80000000000 bytes (80 GB)",
         ),
         ("gpus: 2}", "gpus: 2, accelerator: h100}", "cluster.nodes.0.accelerator: no accelerator 'h100' in hardware"),
-        ("cluster:", "cluster:\n  hardware: nothing", "4:13: cluster.hardware: unknown hardware profile 'nothing'; known: "),
-        ("cluster:", "cluster:\n  slow_links: [{node: node-9, rate: 1e9}]", "4:23: cluster.slow_links.0.node: unknown node 'node-9'"),
+        (
+            "cluster:",
+            "cluster:\n  hardware: nothing",
+            "4:13: cluster.hardware: unknown hardware profile 'nothing'; known: ",
+        ),
+        (
+            "cluster:",
+            "cluster:\n  slow_links: [{node: node-9, rate: 1e9}]",
+            "4:23: cluster.slow_links.0.node: unknown node 'node-9'",
+        ),
         ("name: case", "name: case\npolicy: [fifo, s9]", "3:16: policy.1: unknown stage 's9'; "),
         ("name: case", "name: case\npolicy: fiffo", "3:9: policy.0: unknown stage 'fiffo'; did you mean 'fifo'?"),
-        ("name: case", "name: case\npolicy: [{fifo: {placment: any}}]", "fifo: unknown parameter 'placment'; did you mean 'placement'?"),
+        (
+            "name: case",
+            "name: case\npolicy: [{fifo: {placment: any}}]",
+            "fifo: unknown parameter 'placment'; did you mean 'placement'?",
+        ),
         ("name: case", "name: case\npolicy: [{fifo: {placement: 3}}]", "fifo.placement: 3 is not a str"),
         ("name: case", "name: case\npolicy: [7]", "3:10: policy.0: text is needed, not 7"),
         ("name: case", "name: case\npolicy: [{fifo: 7}]", "3:17: policy.0.fifo: a section is needed, not 7"),
-        ("name: case", "name: case\nfaults: {spot: {group: x, mtbf: 1 h}}", "faults.spot.group: unknown group 'x'; known: node"),
+        (
+            "name: case",
+            "name: case\nfaults: {spot: {group: x, mtbf: 1 h}}",
+            "faults.spot.group: unknown group 'x'; known: node",
+        ),
         (
             "name: case",
             "name: case\nfaults: {events: [{kind: crash, node: nod-1, at: 1, duration: 1}]}",
@@ -129,14 +169,22 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "global_batch: 8, data: {samples: 9, placement: {kind: nodes, nodes: [node-0, x]}}",
             "workload.jobs.1.data.placement.nodes.1: unknown node 'x'",
         ),
-        ("count: 4, gpus: 2}", "count: 4, gpus: 2}\n    - {name: node}", "6:14: cluster.nodes.1.name: 'node' is the name of two"),
+        (
+            "count: 4, gpus: 2}",
+            "count: 4, gpus: 2}\n    - {name: node}",
+            "6:14: cluster.nodes.1.name: 'node' is the name of two",
+        ),
         ("1 h}", "1 h, arrival: 1e308}", "workload.jobs.0.arrival: 1e+308 is too large, a time must be at most 1e+12"),
         ("1 h}", f"1 h, arrival: 1{'0' * 400}}}", "workload.jobs.0.arrival: 1000000"),
         ("global_batch: 8", f"global_batch: 1{'0' * 400}", "is too large, must be at most 1e+15"),
         ("1 h}", "1 h, priority: 1e300}", "workload.jobs.0.priority: 1e+300 is too large, must be at most 1e+30"),
         ("name: case", "name: case\ncost: {gpu_hour: .inf}", "3:18: cost.gpu_hour: .inf is not a finite number"),
         ("parameters: 1e6}", "transformer: {layers: 1e400}}", "transformer.layers: 1e400 is not a finite number"),
-        ("name: case", "name: case\ndecide: {every: 1e-6}", "decide.every: 1e-06 is not allowed, must be at least 0.001"),
+        (
+            "name: case",
+            "name: case\ndecide: {every: 1e-6}",
+            "decide.every: 1e-06 is not allowed, must be at least 0.001",
+        ),
         ("count: 4", "count: 1e7", "5:7: cluster.nodes.0: 10000000 nodes; at most 1000000 are possible"),
         ("gpus: 2}", "gpus: 20000000}", "5:7: cluster.nodes.0: 80000000 GPUs; at most 20000000 are possible"),
         (
@@ -152,7 +200,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
         ),
         ("sample_time: 1 ms", "flop_per_sample: 1e9, precision: fp8", None),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_together_is_found_before_the_run(
     tmp_path: Path, old: str, new: str, line: str | None
 ) -> None:
@@ -168,11 +216,7 @@ def test_what_does_not_fit_together_is_found_before_the_run(
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
-    text = (
-        BASE.replace("count: 4", "count: x")
-        .replace("1 ms", "1 GB")
-        .replace("steps: 10", "steps: 0, epocs: 3")
-    )
+    text = BASE.replace("count: 4", "count: x").replace("1 ms", "1 GB").replace("steps: 10", "steps: 0, epocs: 3")
     found = mistakes(tmp_path, text + "seed: -1\n")
     assert [line.split(": ")[1] for line in found] == [
         "cluster.nodes.0.count",
@@ -189,9 +233,19 @@ def test_yaml_1_1_traps_are_closed() -> None:
         "t",
     )
     assert tree.data == {
-        "a": 1e9, "b": "12:30", "c": "on", "no": "off", "d": 10, "e": "2024-01-01", "f": 16, "g": "1_0", "j": -40000, "k": 1000.5,
-        "h": None, "i": True,
-    }  # fmt: skip
+        "a": 1e9,
+        "b": "12:30",
+        "c": "on",
+        "no": "off",
+        "d": 10,
+        "e": "2024-01-01",
+        "f": 16,
+        "g": "1_0",
+        "j": -40000,
+        "k": 1000.5,
+        "h": None,
+        "i": True,
+    }
 
 
 def test_on_and_off_mean_a_boolean_only_where_one_is_needed(tmp_path: Path) -> None:
@@ -217,7 +271,13 @@ def test_anchors_and_merge_keys_work_and_own_keys_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: &a [x, x]\n" + "".join(f"{k}: &{k} [*{p}, *{p}]\n" for p, k in zip("abcdefghijklmnopqrs", "bcdefghijklmnopqrst", strict=True)), f"more than {MAX_VALUES} values"),
+        (
+            "a: &a [x, x]\n"
+            + "".join(
+                f"{k}: &{k} [*{p}, *{p}]\n" for p, k in zip("abcdefghijklmnopqrs", "bcdefghijklmnopqrst", strict=True)
+            ),
+            f"more than {MAX_VALUES} values",
+        ),
         ("a: &a [*a]", "an alias contains itself"),
         ("a: &a {<<: *a}", "an alias contains itself"),
         ("a: &a {<<: [*a, *a]}", "an alias contains itself"),
@@ -232,7 +292,7 @@ def test_anchors_and_merge_keys_work_and_own_keys_win(tmp_path: Path) -> None:
         ("a: \x00", "not valid YAML"),
         ("a: " + "9" * 5000, "is not a number"),
     ],
-)  # fmt: skip
+)
 def test_hostile_files_end_in_one_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read_tree(text, "t.yaml")
@@ -273,17 +333,26 @@ def test_overrides_change_values_and_are_named_in_errors(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("cluster.nodes.0.cuont=7", "--set cluster.nodes.0.cuont=7: cluster.nodes.0.cuont: unknown key; did you mean 'count'?"),
-        ("cluster.nodes.0.nic=7 GB", "--set cluster.nodes.0.nic=7 GB: cluster.nodes.0.nic: '7 GB' is a size, a rate is needed"),
+        (
+            "cluster.nodes.0.cuont=7",
+            "--set cluster.nodes.0.cuont=7: cluster.nodes.0.cuont: unknown key; did you mean 'count'?",
+        ),
+        (
+            "cluster.nodes.0.nic=7 GB",
+            "--set cluster.nodes.0.nic=7 GB: cluster.nodes.0.nic: '7 GB' is a size, a rate is needed",
+        ),
         ("cluster.nodes.3.count=7", "--set cluster.nodes.3.count=7: cluster.nodes: no entry '3'; allowed: 0 to 0"),
         ("cluster.nodes.x.count=7", "no entry 'x'; allowed: 0 to 0"),
         ("seed", "--set seed: write dotted.key=value"),
         ("=5", "--set =5: write dotted.key=value"),
         ("seed=[1", "--set seed=[1: not valid YAML"),
-        ("workload.jobs.0.gpus=99", "--set workload.jobs.0.gpus=99: workload.jobs.0.gpus: needs 99 GPUs, the cluster has 8"),
+        (
+            "workload.jobs.0.gpus=99",
+            "--set workload.jobs.0.gpus=99: workload.jobs.0.gpus: needs 99 GPUs, the cluster has 8",
+        ),
         ("policy=[nope]", "--set policy=[nope]: policy.0: unknown stage 'nope'"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_override_is_named(tmp_path: Path, text: str, line: str) -> None:
     found = mistakes(tmp_path, BASE, text)
     assert len(found) == 1
@@ -300,22 +369,10 @@ def test_keys_with_dots_can_be_reached(tmp_path: Path) -> None:
     ("old", "new", "warning"),
     [
         ("gpus: 2}", "gpus: 2, nic: 400}", "5:44: cluster.nodes.0.nic: 400 bytes/s is implausibly small"),
-        (
-            "gpus: 2}",
-            "gpus: 2, host_memory: 256}",
-            "cluster.nodes.0.host_memory: 256 bytes is implausibly small",
-        ),
-        (
-            "name: case",
-            "name: case\nenergy: {tariff: 0.1}",
-            "3:18: energy.tariff: 0.1 USD/J is implausibly large",
-        ),
+        ("gpus: 2}", "gpus: 2, host_memory: 256}", "cluster.nodes.0.host_memory: 256 bytes is implausibly small"),
+        ("name: case", "name: case\nenergy: {tariff: 0.1}", "3:18: energy.tariff: 0.1 USD/J is implausibly large"),
         ("1 h}", "1e12}", "workload.jobs.0.duration: 1e+12 s is implausibly large"),
-        (
-            "1e6}",
-            "1e6, exchange: {alpha: 1e-12}}",
-            "workload.models.m.exchange.alpha: 1e-12 s is implausibly small",
-        ),
+        ("1e6}", "1e6, exchange: {alpha: 1e-12}}", "workload.models.m.exchange.alpha: 1e-12 s is implausibly small"),
     ],
 )
 def test_implausible_values_are_warned_about(tmp_path: Path, old: str, new: str, warning: str) -> None:
@@ -336,9 +393,7 @@ def test_a_trace_is_found_beside_the_scenario_then_in_the_working_folder(
     beside.mkdir(), working.mkdir()
     monkeypatch.chdir(working)
     path = write(beside, BASE + "  trace: {file: t.csv}\n")
-    with pytest.raises(
-        InputError, match=r"s\.yaml:\d+:\d+: workload\.trace\.file: t\.csv: no such trace file"
-    ):
+    with pytest.raises(InputError, match=r"s\.yaml:\d+:\d+: workload\.trace\.file: t\.csv: no such trace file"):
         read_scenario(path).trace()
     write(working, TRACE, "t.csv")
     write(beside, TRACE.replace("1,0", "2,0"), "t.csv")
@@ -372,21 +427,15 @@ def test_a_hardware_profile_beside_the_scenario_is_found(tmp_path: Path) -> None
     fabric = {"tier": "inter", "collective": "all_reduce", "alpha_s": 1e-6, "bytes_per_s": 1e9}
     accelerators = {"own": data}
     fabrics = [fabric, fabric | {"tier": "intra"}]
-    profile = HardwareProfile.model_validate(
-        {"name": "own", "accelerators": accelerators, "fabrics": fabrics}
-    )
+    profile = HardwareProfile.model_validate({"name": "own", "accelerators": accelerators, "fabrics": fabrics})
     save_profile(profile, tmp_path / "own.yaml")
-    text = BASE.replace("cluster:", "cluster:\n  hardware: own.yaml").replace(
-        "gpus: 2}", "gpus: 2, accelerator: own}"
-    )
+    text = BASE.replace("cluster:", "cluster:\n  hardware: own.yaml").replace("gpus: 2}", "gpus: 2, accelerator: own}")
     assert load(write(tmp_path, text)).cluster.hardware == str(tmp_path / "own.yaml")
     found = mistakes(tmp_path, text.replace("own.yaml", "other.yaml"))
     assert found == ["4:13: cluster.hardware: hardware profile 'other.yaml': no such file"]
 
 
-SHIPPED = [
-    p for p in sorted(scenarios_dir().glob("*.yaml")) if "cluster" in read_tree(p.read_text(), p.name).data
-]
+SHIPPED = [p for p in sorted(scenarios_dir().glob("*.yaml")) if "cluster" in read_tree(p.read_text(), p.name).data]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -405,24 +454,14 @@ texts = st.text(max_size=12) | st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    texts,
-    st.floats(1e-9, 1e12),
-    st.integers(0, 2**31),
-    st.dictionaries(texts, st.floats(1e-9, 1e3), max_size=3),
-)
-def test_any_scenario_survives_a_dump(
-    name: str, duration: float, seed: int, models: dict[str, float]
-) -> None:
+@given(texts, st.floats(1e-9, 1e12), st.integers(0, 2**31), st.dictionaries(texts, st.floats(1e-9, 1e3), max_size=3))
+def test_any_scenario_survives_a_dump(name: str, duration: float, seed: int, models: dict[str, float]) -> None:
     data = {
         "schema_version": 1,
         "name": name,
         "why": name * 9,
         "cluster": {"nodes": [{"name": "n", "storage": duration}]},
-        "workload": {
-            "models": {k: {"sample_time": v} for k, v in models.items()},
-            "jobs": [{"duration": duration}],
-        },
+        "workload": {"models": {k: {"sample_time": v} for k, v in models.items()}, "jobs": [{"duration": duration}]},
         "seed": seed,
     }
     scenario = Scenario.model_validate(data)
@@ -462,9 +501,9 @@ def leaves(data: object, path: tuple[object, ...] = ()) -> list[tuple[object, ..
 
 def test_models_and_jobs_that_are_both_nothing_are_refused_in_lines() -> None:
     with pytest.raises(InputError) as refused:
-        from_mapping({
-            "schema_version": 1, "name": "x", "cluster": {"gpus": 4}, "workload": {"models": None, "jobs": [None]},
-        })  # fmt: skip
+        from_mapping(
+            {"schema_version": 1, "name": "x", "cluster": {"gpus": 4}, "workload": {"models": None, "jobs": [None]}}
+        )
     wrong = [line.removeprefix("scenario: ").partition(":")[0] for line in refused.value.lines]
     assert wrong == ["workload.models", "workload.jobs.0"]
 
@@ -490,9 +529,7 @@ def test_a_scenario_with_junk_in_it_loads_or_is_refused_in_lines(data: st.DataOb
         assert all(line.startswith("scenario: ") for line in error.lines), error.lines  # noqa: PT017
 
 
-def test_a_scenario_that_comes_along_is_found_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scenario_that_comes_along_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_scenario("counted").scenario.name == "counted"
     (tmp_path / "counted").write_text(BASE, encoding="utf-8")
@@ -502,16 +539,9 @@ def test_a_scenario_that_comes_along_is_found_by_name(
 
 
 def test_plain_data_is_checked_like_a_file() -> None:
-    data = {
-        "schema_version": 1,
-        "name": "x",
-        "cluster": {"gpus": 4},
-        "workload": {"jobs": [{"duration": "1 h"}]},
-    }
+    data = {"schema_version": 1, "name": "x", "cluster": {"gpus": 4}, "workload": {"jobs": [{"duration": "1 h"}]}}
     assert from_mapping(data).workload.jobs[0].duration == 3600.0
-    with pytest.raises(
-        InputError, match=r"scenario: workload\.jobs\.0\.gpus: needs 5 GPUs, the cluster has 4"
-    ):
+    with pytest.raises(InputError, match=r"scenario: workload\.jobs\.0\.gpus: needs 5 GPUs, the cluster has 4"):
         from_mapping(data | {"workload": {"jobs": [{"duration": 1, "gpus": 5}]}})
     with pytest.raises(InputError, match="scenario: sed: unknown key; did you mean 'seed'"):
         from_mapping(data | {"sed": 5})

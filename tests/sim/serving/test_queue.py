@@ -41,9 +41,7 @@ def mean_and_error(rate, times, parts=20, **keys):
 def cases(draw):
     gaps = draw(st.lists(st.floats(0.0, 2.0), min_size=0, max_size=60))
     steps = draw(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=5))
-    replicas = draw(
-        st.lists(st.tuples(st.floats(0.0, 5.0), st.sampled_from([1.0, 0.5, 2.0])), min_size=1, max_size=4)
-    )
+    replicas = draw(st.lists(st.tuples(st.floats(0.0, 5.0), st.sampled_from([1.0, 0.5, 2.0])), min_size=1, max_size=4))
     return np.cumsum(gaps), np.cumsum(steps), replicas, draw(st.integers(0, 4)), draw(st.floats(0.0, 60.0))
 
 
@@ -155,15 +153,7 @@ def test_more_replicas_than_slots_were_made_for():
 def test_latencies_are_counted_in_classes_from_a_microsecond_on():
     plain = getattr(_class_of, "py_func", _class_of)
     least = 2.0**-20
-    told = [
-        (0.0, 0),
-        (-1.0, 0),
-        (least / 2, 0),
-        (least, 0),
-        (2 * least, 256),
-        (1.0, 20 * 256),
-        (1.5, 20 * 256 + 128),
-    ]
+    told = [(0.0, 0), (-1.0, 0), (least / 2, 0), (least, 0), (2 * least, 256), (1.0, 20 * 256), (1.5, 20 * 256 + 128)]
     told += [(1.999, 21 * 256 - 1), (2.0**23, 43 * 256), (2.0**24, CLASSES - 1), (1e12, CLASSES - 1)]
     assert [plain(latency_s) for latency_s, _ in told] == [place for _, place in told]
 

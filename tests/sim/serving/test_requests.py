@@ -62,9 +62,7 @@ def test_gaps_of_a_poisson_process_are_exponential():
 
 
 def test_bursts_spill_over_into_later_windows_and_none_is_lost():
-    assert len(drawn({"rate": "5/s", "burst": 50, "within": "4 s"}, 2.0, 40_000.0)) == pytest.approx(
-        2e5, rel=0.05
-    )
+    assert len(drawn({"rate": "5/s", "burst": 50, "within": "4 s"}, 2.0, 40_000.0)) == pytest.approx(2e5, rel=0.05)
 
 
 def test_other_seeds_draw_others_and_the_same_seed_the_same():
@@ -126,19 +124,18 @@ def test_times_of_batches_and_what_a_replica_can_answer_in_time():
     line_s = batch_times_s(BatchLatency(fixed=0.5, per_request=0.25, most=3))
     assert line_s.tolist() == [0, 0.75, 1, 1.25]
     batch_s = np.array([0.0, 1.0, 1.5, 2.5])
-    found = [
-        capacity_per_s(batch_s, *each)
-        for each in ((3.0, 1.0), (2.9, 1.0), (10.0, 1.0), (1.0, 2.0), (6.0, 2.0))
-    ]
+    found = [capacity_per_s(batch_s, *each) for each in ((3.0, 1.0), (2.9, 1.0), (10.0, 1.0), (1.0, 2.0), (6.0, 2.0))]
     assert found == pytest.approx([2 / 1.5, 1, 3 / 2.5, 1 / 2, 2 / 3])
 
 
 def service(**keys):
     given = {
-        "batch_latency": {"fixed": 0.25, "per_request": 0.25, "most": 1}, "requests": {"rate": 1.0},
-        "latency": {"p50": 1.0}, "replicas": {"min": 2, "max": 9},
+        "batch_latency": {"fixed": 0.25, "per_request": 0.25, "most": 1},
+        "requests": {"rate": 1.0},
+        "latency": {"p50": 1.0},
+        "replicas": {"min": 2, "max": 9},
         "autoscaler": {"every": 10.0, "utilisation": 0.5, "hold": 15.0},
-    }  # fmt: skip
+    }
     return ServiceState(Service.model_validate(given | keys), 0, 100.0, None)
 
 
@@ -167,18 +164,7 @@ def test_percentiles_lie_within_their_class_by_rank():
     classes = np.zeros_like(Tally().classes)
     classes[20 * 256], classes[20 * 256 + 128] = 2, 2
     tally = Tally(4, 0, 0, 5.0, classes)
-    assert tally.percentiles_s(0.25, 0.5, 0.75, 1.0) == [
-        1 + 0.5 / 256,
-        1 + 1 / 256,
-        1.5 + 0.5 / 256,
-        1.5 + 1 / 256,
-    ]
+    assert tally.percentiles_s(0.25, 0.5, 0.75, 1.0) == [1 + 0.5 / 256, 1 + 1 / 256, 1.5 + 0.5 / 256, 1.5 + 1 / 256]
     assert math.isnan(Tally().percentiles_s(0.5)[0])
     tally.add(Tally(1, 2, 3, 4.0, classes))
-    assert (tally.served, tally.within, tally.refused, tally.latency_s, int(tally.classes.sum())) == (
-        5,
-        2,
-        3,
-        9,
-        8,
-    )
+    assert (tally.served, tally.within, tally.refused, tally.latency_s, int(tally.classes.sum())) == (5, 2, 3, 9, 8)

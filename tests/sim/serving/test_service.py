@@ -60,8 +60,13 @@ def test_more_replicas_at_once_and_fewer_when_they_were_not_needed_for_a_while()
     """At 1.2 a second of each: 40 requests in 10 s and 8 that wait are 4.8 a second, 4 replicas."""
     found = state(replicas={"min": 1, "max": 9}, autoscaler={"utilisation": 0.5, "every": 10.0, "hold": 20.0})
     for end_s, arrived, waiting, wanted in (
-        (10.0, 40, 8, 4), (20.0, 60, 0, 5), (30.0, 30, 0, 5), (40.0, 10, 0, 5), (50.0, 10, 0, 3), (60.0, 5, 0, 1),
-    ):  # fmt: skip
+        (10.0, 40, 8, 4),
+        (20.0, 60, 0, 5),
+        (30.0, 30, 0, 5),
+        (40.0, 10, 0, 5),
+        (50.0, 10, 0, 3),
+        (60.0, 5, 0, 1),
+    ):
         found.look(window(end_s - 10.0, end_s, arrived, waiting), 1.0)
         assert found.wanted == wanted
     found.look(window(60.0, 65.0, 30), 1.0)

@@ -70,9 +70,7 @@ def test_philly_counts_from_the_earliest_and_takes_rows_as_ids(tmp_path: Path) -
     assert only.arrival_s.tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "stamps", [("2020-01-01T00:00:00Z", "2020-01-01T00:01:00Z"), ("1000", "1060"), ("-30", "30")]
-)
+@pytest.mark.parametrize("stamps", [("2020-01-01T00:00:00Z", "2020-01-01T00:01:00Z"), ("1000", "1060"), ("-30", "30")])
 def test_philly_timestamps_in_other_forms(tmp_path: Path, stamps: tuple[str, str]) -> None:
     text = f"timestamp,duration,num_gpus\n{stamps[1]},5,1\n{stamps[0]},5,1\n"
     assert read_trace(write(tmp_path, text)).arrival_s.tolist() == [0.0, 60.0]
@@ -83,8 +81,7 @@ def test_what_cannot_run_is_left_out_and_said(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, text))
     assert trace.job_id.tolist() == [0, 3]
     assert trace.notes == (
-        "t.csv: 1 jobs left out (equal to an earlier row); 1 jobs left out (zero duration); "
-        "1 jobs left out (no GPUs)",
+        "t.csv: 1 jobs left out (equal to an earlier row); 1 jobs left out (zero duration); 1 jobs left out (no GPUs)",
     )
     philly = read_trace(write(tmp_path, "timestamp,duration,num_gpus\n9,,1\n5,3,1\n4,0,1\n"))
     assert philly.job_id.tolist() == [1]
@@ -113,25 +110,16 @@ HEAD = "job_id,arrival_s,gpus,duration_s\n"
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        (
-            "job_id,gpus,duration_s\n1,2,3\n",
-            ["1:1: column 'arrival_s' is missing; found: job_id, gpus, duration_s"],
-        ),
+        ("job_id,gpus,duration_s\n1,2,3\n", ["1:1: column 'arrival_s' is missing; found: job_id, gpus, duration_s"]),
         (
             "a,b\n1,2\n",
-            [
-                "not a known format: 2 columns cut by ',' in 2 of the first 2 lines: a, b; "
-                "columns needed: csv: job_id,"
-            ],
+            ["not a known format: 2 columns cut by ',' in 2 of the first 2 lines: a, b; columns needed: csv: job_id,"],
         ),
         ("", ["1:1: empty; the first line must name the columns"]),
         (HEAD, [" no jobs in it"]),
         (HEAD + "1,0,2,5\n1,0,3,5\n", ["3:1: job_id: duplicate '1' (first on line 2)"]),
         (HEAD + "1,0,2,abc\n", ["2:7: duration_s: 'abc' is not a number"]),
-        (
-            HEAD + "1,0,2,nan\n2,0,2,inf\n",
-            ["2:7: duration_s: 'nan' is not a number", "3:7: duration_s: 'inf'"],
-        ),
+        (HEAD + "1,0,2,nan\n2,0,2,inf\n", ["2:7: duration_s: 'nan' is not a number", "3:7: duration_s: 'inf'"]),
         (HEAD + "1,0,2,-5\n", ["2:7: duration_s: -5 is too small, must be at least 0"]),
         (HEAD + "1,-1,2,5\n", ["2:3: arrival_s: -1 is too small, must be at least 0"]),
         (HEAD + "1,1e308,2,5\n", ["2:3: arrival_s: 1e308 is too large, must be at most 1e+12"]),
@@ -144,10 +132,7 @@ HEAD = "job_id,arrival_s,gpus,duration_s\n"
             HEAD.replace("\n", ",prioritty\n") + "1,0,2,5,1\n",
             ["1:1: unknown column 'prioritty'; did you mean 'priority'?"],
         ),
-        (
-            HEAD.replace("\n", ",priority\n") + "1,0,2,5,0\n",
-            ["2:9: priority: 0 is not allowed, must be above 0"],
-        ),
+        (HEAD.replace("\n", ",priority\n") + "1,0,2,5,0\n", ["2:9: priority: 0 is not allowed, must be above 0"]),
         (
             "timestamp,duration,num_gpus\n2017-13-01 00:00:00,5,1\n",
             ["2:1: timestamp: '2017-13-01 00:00:00' is not a date"],

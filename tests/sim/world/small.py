@@ -19,9 +19,14 @@ PROFILE = load_profile("catalogue")
 
 
 def world_of(
-    *jobs: dict[str, Any], nodes: Any = None, policy: str = "fifo", models: Any = None,
-    requests: dict[str, list[float]] | None = None, timeline: bool = False, **sections: Any,
-) -> SimWorld:  # fmt: skip
+    *jobs: dict[str, Any],
+    nodes: Any = None,
+    policy: str = "fifo",
+    models: Any = None,
+    requests: dict[str, list[float]] | None = None,
+    timeline: bool = False,
+    **sections: Any,
+) -> SimWorld:
     """Jobs are j0, j1, ...; one node of four GPUs unless given; requests: times by service."""
     listed = [{"name": f"j{k}"} | job for k, job in enumerate(jobs)]
     cluster = {"nodes": nodes or [{"name": "n", "gpus": 4}]}
@@ -31,10 +36,16 @@ def world_of(
     topology = Topology(case.cluster, PROFILE)
     there = Cluster(case.cluster, PROFILE, topology)
     return SimWorld(
-        case, make_demand(case, None, there), there, topology, make_policy(policy), 0,
-        prices=make_prices(case, PROFILE), timeline=timeline,
+        case,
+        make_demand(case, None, there),
+        there,
+        topology,
+        make_policy(policy),
+        0,
+        prices=make_prices(case, PROFILE),
+        timeline=timeline,
         requests={name: np.array(times) for name, times in (requests or {}).items()},
-    )  # fmt: skip
+    )
 
 
 def to(world: SimWorld, time_s: float) -> None:

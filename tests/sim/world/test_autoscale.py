@@ -36,13 +36,7 @@ DEMAND = {
 
 def scaled(jobs: list[dict], *groups: dict, policy: str = "fifo", **more: object) -> Run:
     nodes = list(groups or (OWN, DEMAND))
-    data = {
-        "schema_version": 1,
-        "name": "x",
-        "cluster": {"nodes": nodes},
-        "workload": {"jobs": jobs},
-        "policy": policy,
-    }
+    data = {"schema_version": 1, "name": "x", "cluster": {"nodes": nodes}, "workload": {"jobs": jobs}, "policy": policy}
     return run(from_mapping(data | more), timeline=True)
 
 
@@ -52,9 +46,7 @@ def events(made: Run) -> list[tuple[float, str, str]]:
 
 
 def test_a_node_comes_when_a_job_waits_and_goes_when_idle():
-    made = scaled(
-        [{"gpus": 8, "count": 2, "duration": "30 min"}, {"gpus": 1, "arrival": "2 h", "duration": "1 min"}]
-    )
+    made = scaled([{"gpus": 8, "count": 2, "duration": "30 min"}, {"gpus": 1, "arrival": "2 h", "duration": "1 min"}])
     assert made.jobs["start_s"].tolist() == [0.0, 180.0, 7200.0]
     assert events(made) == [(180.0, "rented", "demand-0"), (1980.0 + 300.0, "released", "demand-0")]
     own_h, demand_h = 7260.0 / 3600.0, 2100.0 / 3600.0
@@ -82,16 +74,8 @@ def test_a_job_that_no_number_of_nodes_could_hold_now_orders_none():
 
 
 def test_the_group_that_stands_first_is_rented_first_and_spot_nodes_only_while_they_can_be_had():
-    spot = {
-        "name": "spot",
-        "gpus": 8,
-        "count": 2,
-        "price": 5.0,
-        "autoscale": {"delay": "1 min", "idle": "1 h"},
-    }
-    spot["available"] = {
-        "supply": [{"at": 0, "nodes": 1}, {"at": "20 min", "nodes": 0}, {"at": "1 h", "nodes": 2}]
-    }
+    spot = {"name": "spot", "gpus": 8, "count": 2, "price": 5.0, "autoscale": {"delay": "1 min", "idle": "1 h"}}
+    spot["available"] = {"supply": [{"at": 0, "nodes": 1}, {"at": "20 min", "nodes": 0}, {"at": "1 h", "nodes": 2}]}
     made = scaled([{"gpus": 8, "count": 2, "duration": "30 min"}], spot, DEMAND)
     (first, *_), (second, *_), (third, kind, lost), (fourth, *last) = events(made)
     assert (first, second, third, fourth) == (60.0, 180.0, 1200.0, 1200.0 + 180.0)
@@ -137,9 +121,7 @@ def test_no_node_is_ordered_before_the_job_has_waited_nor_within_the_cool_down()
 
 def test_the_least_number_of_nodes_stays():
     demand = DEMAND | {"autoscale": {"min": 2, "delay": "3 min", "idle": 0}}
-    made = scaled(
-        [{"gpus": 24, "duration": "1 h"}, {"gpus": 1, "arrival": "2 h", "duration": "1 h"}], OWN, demand
-    )
+    made = scaled([{"gpus": 24, "duration": "1 h"}, {"gpus": 1, "arrival": "2 h", "duration": "1 h"}], OWN, demand)
     assert made.jobs["start_s"].tolist() == [0.0, 7200.0]
     assert events(made) == []
     assert made.pools()[1]["node_h"] == pytest.approx(2 * 3.0)
@@ -160,9 +142,7 @@ def test_policies_that_move_jobs_leave_none_on_a_node_that_goes(policy):
         {"gpus": 1, "count": 3, "duration": "3 h"},
     ]
     spot = {"name": "spot", "gpus": 8, "count": 2, "price": 5.0, "autoscale": {"idle": "1 min"}}
-    spot["available"] = {
-        "supply": [{"at": 0, "nodes": 2}, {"at": "20 min", "nodes": 1}, {"at": "1 h", "nodes": 2}]
-    }
+    spot["available"] = {"supply": [{"at": 0, "nodes": 2}, {"at": "20 min", "nodes": 1}, {"at": "1 h", "nodes": 2}]}
     made = scaled(jobs, OWN, spot, DEMAND, policy=policy)
     assert made.summary()["completed"] == 11
     assert made.totals["gpu_usd"] == pytest.approx(sum(p["gpu_usd"] for p in made.pools()))
@@ -294,15 +274,15 @@ def test_public_spot_series_as_they_stand(tmp_path):
         ({"autoscale": {}}, {"kind": "nodes", "nodes": ["s-0"]}, "nodes of s are not always there to store data"),
         ({"autoscale": {}}, {"kind": "even", "over": "cluster"}, "nodes of s are not always there; allowed: job"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_told(group, job, message):
-    training = (
-        {"model": "m", "steps": 1, "data": {"samples": 9, "placement": job}} if job else {"duration": 9}
-    )
+    training = {"model": "m", "steps": 1, "data": {"samples": 9, "placement": job}} if job else {"duration": 9}
     data = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "s", "count": 3, "gpus": 1} | group]},
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": [{"name": "s", "count": 3, "gpus": 1} | group]},
         "workload": {"models": {"m": {"sample_time": 1}}, "jobs": [training]},
-    }  # fmt: skip
+    }
     with pytest.raises(InputError) as error:
         from_mapping(data)
     assert message in str(error.value)
@@ -334,16 +314,22 @@ def test_the_shipped_pools_cost_less_than_half(capsys):
 def served(*groups: dict, jobs: int = 1, most: int = 4, **placement: object) -> Run:
     """Two hours of a service with quiet and busy stretches of 20 min, beside a job."""
     service = {
-        "name": "chat", "batch_latency": {"measured": {1: "25 ms", 8: "60 ms", 32: "180 ms"}},
+        "name": "chat",
+        "batch_latency": {"measured": {1: "25 ms", 8: "60 ms", 32: "180 ms"}},
         "requests": {"rate": "250/s", "kind": "profile", "every": "20 min", "weights": [1, 9]},
-        "latency": {"p99": "500 ms"}, "replicas": {"min": 1, "max": most, "start": "20 s"},
-        "autoscaler": {"every": "30 s", "hold": "2 min"}, "placement": placement,
-    }  # fmt: skip
+        "latency": {"p99": "500 ms"},
+        "replicas": {"min": 1, "max": most, "start": "20 s"},
+        "autoscaler": {"every": "30 s", "hold": "2 min"},
+        "placement": placement,
+    }
     data = {
-        "schema_version": 1, "name": "x", "horizon": "2 h",
+        "schema_version": 1,
+        "name": "x",
+        "horizon": "2 h",
         "cluster": {"nodes": [{"accelerator": "a100_sxm_40gb", "price": "2 USD/h", **group} for group in groups]},
-        "workload": {"jobs": [{"duration": "10 min", "count": jobs}] if jobs else []}, "services": [service],
-    }  # fmt: skip
+        "workload": {"jobs": [{"duration": "10 min", "count": jobs}] if jobs else []},
+        "services": [service],
+    }
     return run(from_mapping(data), timeline=True)
 
 
@@ -389,9 +375,14 @@ def scaler(pools=((0, 8), (1, 4)), models=3, **columns):
     spec = Autoscale()
     made.pools = [Pool(spec, range(k, k + 1), model, gpus) for k, (model, gpus) in enumerate(pools)]
     row = {
-        "gpu_share_requested": 1.0, "gpus_requested": 8, "workers_min": 1, "workers_max": 1, "gpus_per_worker": 1,
-        "gpu_types": -1, "one_gpu_model": False,
-    }  # fmt: skip
+        "gpu_share_requested": 1.0,
+        "gpus_requested": 8,
+        "workers_min": 1,
+        "workers_max": 1,
+        "gpus_per_worker": 1,
+        "gpu_types": -1,
+        "one_gpu_model": False,
+    }
     made.roster = SimpleNamespace(columns={k: np.array([v]) for k, v in (row | columns).items()})
     made.cluster = SimpleNamespace(gpu_models=range(models))
     return made
@@ -451,12 +442,7 @@ def test_nodes_are_ordered_after_the_wait_come_after_the_delay_and_go_after_havi
     to(world, 14.9)
     assert (pool.coming, scaler.pending, world.cluster.up.tolist()) == (set(), True, [True, *[False] * 4])
     to(world, 15.1)
-    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().tolist()) == (
-        {1, 2},
-        15.0,
-        True,
-        [6.0],
-    )
+    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().tolist()) == ({1, 2}, 15.0, True, [6.0])
     to(world, 44.9)
     assert world.cluster.up.tolist() == [True, *[False] * 4]
     to(world, 45.1)
@@ -492,10 +478,7 @@ def test_the_nodes_that_are_always_kept_are_the_first_and_the_last_go_first():
 
 def test_a_group_orders_again_once_it_has_cooled_down():
     slow = {"delay": 5.0, "idle": 500.0, "cool_down": 40.0}
-    jobs = [
-        {"gpus": 2, "duration": 900.0},
-        *({"gpus": 3, "duration": 300.0, "arrival": at} for at in (4.0, 9.0, 11.0)),
-    ]
+    jobs = [{"gpus": 2, "duration": 900.0}, *({"gpus": 3, "duration": 300.0, "arrival": at} for at in (4.0, 9.0, 11.0))]
     world, _ = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": slow},))
     to(world, 43.5)
     assert world.roster.start_s.tolist()[1] == 9.0
@@ -506,18 +489,23 @@ def test_a_group_orders_again_once_it_has_cooled_down():
 
 def two_pools() -> tuple[SimWorld, NodeAutoscaler]:
     """Two nodes of three H100 and three nodes of two T4, beside a node of another model."""
-    made = ({"count": 2, "gpus": 3, "accelerator": "h100_sxm", "autoscale": {}},
-            {"count": 3, "gpus": 2, "accelerator": "t4", "autoscale": {}})  # fmt: skip
+    made = (
+        {"count": 2, "gpus": 3, "accelerator": "h100_sxm", "autoscale": {}},
+        {"count": 3, "gpus": 2, "accelerator": "t4", "autoscale": {}},
+    )
     return elastic({"gpus": 1, "duration": 10.0}, pools=made)
 
 
 def test_what_one_job_lacks_is_ordered_of_the_first_models_that_suffice():
     for need, sets, ordered, left in (
-        (5.0, [[1], [2]], [{1, 2}, set()], [0, 1, 0]), (6.0, [[1], [2]], [{1, 2}, set()], [0, 0, 0]),
-        (7.0, [[1], [2]], None, None), (8.0, [[1, 2]], [{1, 2}, {3}], [0, 0, 0]),
+        (5.0, [[1], [2]], [{1, 2}, set()], [0, 1, 0]),
+        (6.0, [[1], [2]], [{1, 2}, set()], [0, 0, 0]),
+        (7.0, [[1], [2]], None, None),
+        (8.0, [[1, 2]], [{1, 2}, {3}], [0, 0, 0]),
         (3.0, [[2]], [set(), {3, 4}], [0, 0, 1]),
-        (12.5, [[1, 2]], None, None), (2.0, [[0], [2]], [set(), {3}], [0, 0, 0]),
-    ):  # fmt: skip
+        (12.5, [[1, 2]], None, None),
+        (2.0, [[0], [2]], [set(), {3}], [0, 0, 0]),
+    ):
         _, scaler = two_pools()
         free = np.zeros(3)
         found = scaler._rent_for(need, sets, scaler.pools, free, 4.0)
@@ -535,9 +523,7 @@ def test_what_is_free_already_is_not_ordered():
     assert scaler._free().tolist() == [2, 3, 0]
 
 
-def lacking(
-    lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ...] = (1, 1)
-) -> SimpleNamespace:
+def lacking(lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ...] = (1, 1)) -> SimpleNamespace:
     """A service that lacks replicas, and may use the pools or not; GPUs 2 to 7 and 8 to 13 are theirs."""
     spec = SimpleNamespace(replicas=SimpleNamespace(gpus=gpus), share=share)
     return SimpleNamespace(lack=lack, spec=spec, allowed=np.repeat([True, *map(bool, allowed)], [2, 6, 6]))
@@ -546,12 +532,16 @@ def lacking(
 @pytest.mark.parametrize(
     ("tenant", "coming", "kept"),
     [
-        (lacking(5), [{1, 2}, {3, 4, 5}], [0, 6, 6]), (lacking(2), [{1, 2}, set()], [0, 6, 0]),
-        (lacking(5, share=0.5), [{1, 2}, {3}], [0, 6, 2]), (lacking(5, gpus=1), [{1, 2}, set()], [0, 6, 0]),
-        (lacking(9, gpus=3), [{1, 2}, set()], [0, 6, 0]), (lacking(2, gpus=4), [set(), set()], [0, 0, 0]),
-        (lacking(2, allowed=(0, 1)), [set(), {3, 4}], [0, 0, 4]), (lacking(0), [set(), set()], [0, 0, 0]),
+        (lacking(5), [{1, 2}, {3, 4, 5}], [0, 6, 6]),
+        (lacking(2), [{1, 2}, set()], [0, 6, 0]),
+        (lacking(5, share=0.5), [{1, 2}, {3}], [0, 6, 2]),
+        (lacking(5, gpus=1), [{1, 2}, set()], [0, 6, 0]),
+        (lacking(9, gpus=3), [{1, 2}, set()], [0, 6, 0]),
+        (lacking(2, gpus=4), [set(), set()], [0, 0, 0]),
+        (lacking(2, allowed=(0, 1)), [set(), {3, 4}], [0, 0, 4]),
+        (lacking(0), [set(), set()], [0, 0, 0]),
     ],
-)  # fmt: skip
+)
 def test_nodes_are_ordered_for_the_replicas_that_lack_room(tenant, coming, kept):
     world, scaler = two_pools()
     world.services.tenants = [tenant]
@@ -575,9 +565,11 @@ def test_services_wait_for_a_group_that_cools_down():
 def test_no_node_goes_that_a_lacking_service_could_use():
     world, scaler = two_pools()
     for tenant, expected in (
-        (lacking(1), [True, True]), (lacking(0), [False, False]), (lacking(2, gpus=3), [True, False]),
+        (lacking(1), [True, True]),
+        (lacking(0), [False, False]),
+        (lacking(2, gpus=3), [True, False]),
         (lacking(1, allowed=(0, 1)), [False, True]),
-    ):  # fmt: skip
+    ):
         world.services.tenants = [lacking(0), tenant]
         assert [scaler._lacking(pool) for pool in scaler.pools] == expected
 

@@ -24,9 +24,12 @@ class Desk:
         self.clock, self.at = Clock(), list[float]()
         self.roster = SimpleNamespace(waiting=[0], running=[])
         self.decisions = Decisions(
-            Decide.model_validate(spec), self.clock, self.roster, lambda: self.at.append(self.clock.now),  # type: ignore[arg-type]
+            Decide.model_validate(spec),
+            self.clock,
+            self.roster,
+            lambda: self.at.append(self.clock.now),  # type: ignore[arg-type]
             lambda: look_s,
-        )  # fmt: skip
+        )
 
     def to(self, time_s: float) -> list[float]:
         self.clock.run(until=self.clock.until(time_s))
@@ -156,18 +159,32 @@ def held(gpus: int) -> Any:
 
 
 JOBS = (
-    {"gpus": 2, "duration": 30.0}, {"gpus": 3, "duration": 50.0, "arrival": 2.0, "priority": 4},
+    {"gpus": 2, "duration": 30.0},
+    {"gpus": 3, "duration": 50.0, "arrival": 2.0, "priority": 4},
     {"gpus": 4, "duration": 70.0, "arrival": 5.0, "gpus_min": 2},
-)  # fmt: skip
+)
 
 
 def test_what_policies_see_of_jobs_before_they_run() -> None:
     roster = roster_of(*JOBS, factor=[1.5, 2.0, 0.5])
     told = {
         name: roster.columns[name].tolist()
-        for name in ("id", "arrival_s", "queued_since_s", "priority", "gpus_requested", "duration_s", "service_s",
-                     "restart_s", "rigid", "one_gpu_model", "workers_min", "workers_max", "gpus_per_worker")
-    }  # fmt: skip
+        for name in (
+            "id",
+            "arrival_s",
+            "queued_since_s",
+            "priority",
+            "gpus_requested",
+            "duration_s",
+            "service_s",
+            "restart_s",
+            "rigid",
+            "one_gpu_model",
+            "workers_min",
+            "workers_max",
+            "gpus_per_worker",
+        )
+    }
     assert told["id"] == [0, 1, 2]
     assert told["arrival_s"] == told["queued_since_s"] == [0, 2, 5]
     assert told["priority"] == [1, 4, 1]
@@ -192,11 +209,7 @@ def test_a_job_that_starts_stops_and_ends() -> None:
     assert roster.queueing_s(14.0).tolist()[:2] == [14, 10]
     roster.stopped(job, 20.0, 8.5)  # type: ignore[arg-type]
     assert (columns["restart_s"][1], columns["gpus_held"][1], columns["queued_since_s"][1]) == (8.5, 0, 20)
-    assert (roster.waiting.rows.tolist(), roster.running.rows.tolist(), roster.running_jobs) == (
-        [0, 1],
-        [],
-        {},
-    )
+    assert (roster.waiting.rows.tolist(), roster.running.rows.tolist(), roster.running_jobs) == ([0, 1], [], {})
     assert roster.started(job, held(2), 27.0) == 8.5  # type: ignore[arg-type]
     assert (columns["waited_s"][1], roster.start_s[1], columns["restart_s"][1]) == (17, 12, 6)
     roster.regrouped(job, held(1), 30.0)  # type: ignore[arg-type]
@@ -239,14 +252,13 @@ def test_a_policy_that_only_starts_jobs_is_asked_when_it_could_start_one() -> No
 
 
 def test_beside_services_a_run_lasts_to_its_horizon() -> None:
-    service = {
-        "batch_latency": {"fixed": 1.0, "most": 2}, "requests": {"rate": 1.0}, "latency": {"p99": 5.0},
-    }  # fmt: skip
+    service = {"batch_latency": {"fixed": 1.0, "most": 2}, "requests": {"rate": 1.0}, "latency": {"p99": 5.0}}
     job = {"gpus": 1, "duration": 10.0}
     for sections, lasts in (
-        ({"services": [service], "horizon": 50.0}, True), ({"services": [service]}, False),
+        ({"services": [service], "horizon": 50.0}, True),
+        ({"services": [service]}, False),
         ({"horizon": 50.0}, False),
-    ):  # fmt: skip
+    ):
         world = world_of(job, **sections)
         to(world, 12.0)
         assert (world.lasts, world.done.triggered) == (lasts, not lasts)

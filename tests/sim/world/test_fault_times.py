@@ -21,9 +21,11 @@ KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "link": ({"mtbf": MTBF_S, "duration": LENGTH_S}, "link_degraded", "link_restored"),
     "spot": ({"group": "n", "mtbf": MTBF_S, "notice": 0.0, "away": LENGTH_S}, "reclaim", "repair"),
     "corrupt_gradient": (
-        {"per_gpu_hour": 3600.0 / MTBF_S, "duration": LENGTH_S}, "corrupt_gradient", "corrupt_gradient_end",
+        {"per_gpu_hour": 3600.0 / MTBF_S, "duration": LENGTH_S},
+        "corrupt_gradient",
+        "corrupt_gradient_end",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -34,9 +36,12 @@ def test_faults_come_and_go_in_their_time(kind: str) -> None:
     cluster = {"nodes": nodes, "topology": {"kind": "tree", "nodes_per_rack": 1}}
     job = {"gpus": 1, "duration": SPAN_S, "checkpoint": {"interval": 5.0, "size": 0.0}}
     case = scenario(
-        cluster=cluster, workload={"jobs": [job]}, faults={kind: spec}, horizon=SPAN_S,
+        cluster=cluster,
+        workload={"jobs": [job]},
+        faults={kind: spec},
+        horizon=SPAN_S,
         restart={"detection": 0.0, "initialisation": 0.0},
-    )  # fmt: skip
+    )
     made = simulate(case, timeline=True)
     assert made.timeline is not None
     events = made.timeline["events"]
@@ -61,8 +66,10 @@ def test_a_planned_fault_of_a_link_slows_what_crosses_it_as_long_as_it_lasts(fac
     for events in ([], [{"kind": "link", "node": "n-0", "at": 2.0, "duration": 4.0, "factor": factor}]):
         case = scenario(
             cluster={"nodes": [{"name": "n", "count": 2, "gpus": 1, "nic": 1e9}]},
-            workload={"models": {"m": model}, "jobs": [job]}, faults={"events": events}, noise={},
-        )  # fmt: skip
+            workload={"models": {"m": model}, "jobs": [job]},
+            faults={"events": events},
+            noise={},
+        )
         took_s.append(simulate(case).totals["makespan_s"])
     assert took_s[1] - took_s[0] == pytest.approx(4.0 * (1.0 - 1.0 / factor), abs=0.02)
 
@@ -104,8 +111,10 @@ def test_the_times_of_faults_are_those_of_the_formulas(kind: str, monkeypatch: p
     case = scenario(
         cluster={"nodes": nodes, "topology": {"kind": "tree", "nodes_per_rack": 1}},
         workload={"jobs": [{"gpus": 1, "duration": 1000.0, "checkpoint": {"interval": 5.0, "size": 0.0}}]},
-        faults={kind: spec}, horizon=1000.0, restart={"detection": 0.0, "initialisation": 0.0},
-    )  # fmt: skip
+        faults={kind: spec},
+        horizon=1000.0,
+        restart={"detection": 0.0, "initialisation": 0.0},
+    )
     made = simulate(case, timeline=True)
     assert made.timeline is not None
     events = made.timeline["events"]
@@ -126,12 +135,18 @@ def derived(**changes: Any) -> str:
         "workload": {
             "models": {"m": model(parallel={"pipeline": 2})},
             "jobs": [
-                {"gpus": 4, "model": "m", "steps": 5, "global_batch": 8, "name": "j",
-                 "checkpoint": {"interval": "young-daly", "size": 2e10}},
+                {
+                    "gpus": 4,
+                    "model": "m",
+                    "steps": 5,
+                    "global_batch": 8,
+                    "name": "j",
+                    "checkpoint": {"interval": "young-daly", "size": 2e10},
+                }
             ],
         },
         "horizon": 1.0,
-    }  # fmt: skip
+    }
     made = simulate(scenario(**(sections | changes)))
     return next((note for note in made.notes if "young-daly" in note), "")
 
@@ -166,14 +181,17 @@ def test_a_slow_node_anywhere_in_a_replica_slows_all_of_it() -> None:
     assert took[1] == pytest.approx(2 * took[0])
 
 
-FAULTS = st.fixed_dictionaries({}, optional={
-    "crash": st.sampled_from([{"mtbf": 90.0, "repair": 20.0}, {"gpu_hours": 0.1, "repair": 9.0, "shape": 0.7}]),
-    "rack": st.just({"mtbf": 200.0, "repair": 30.0}),
-    "fail_slow": st.just({"mtbf": 100.0, "duration": 30.0}),
-    "link": st.just({"mtbf": 100.0, "duration": 30.0}),
-    "spot": st.just({"group": "g0", "mtbf": 90.0, "notice": 0.0, "away": 30.0}),
-    "corrupt_gradient": st.just({"per_gpu_hour": 60.0, "duration": 9.0}),
-})  # fmt: skip
+FAULTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "crash": st.sampled_from([{"mtbf": 90.0, "repair": 20.0}, {"gpu_hours": 0.1, "repair": 9.0, "shape": 0.7}]),
+        "rack": st.just({"mtbf": 200.0, "repair": 30.0}),
+        "fail_slow": st.just({"mtbf": 100.0, "duration": 30.0}),
+        "link": st.just({"mtbf": 100.0, "duration": 30.0}),
+        "spot": st.just({"group": "g0", "mtbf": 90.0, "notice": 0.0, "away": 30.0}),
+        "corrupt_gradient": st.just({"per_gpu_hour": 60.0, "duration": 9.0}),
+    },
+)
 
 
 @given(
@@ -185,9 +203,7 @@ FAULTS = st.fixed_dictionaries({}, optional={
 def test_a_group_in_front_changes_nobody_elses_faults(
     sizes: list[tuple[int, int]], faults: dict[str, Any], supplied: bool, seed: int
 ) -> None:
-    groups: list[dict[str, Any]] = [
-        {"name": f"g{k}", "count": n, "gpus": g} for k, (n, g) in enumerate(sizes)
-    ]
+    groups: list[dict[str, Any]] = [{"name": f"g{k}", "count": n, "gpus": g} for k, (n, g) in enumerate(sizes)]
     if supplied and "spot" not in faults:
         supply = [{"at": 0, "nodes": sizes[0][0]}, {"at": 99, "nodes": 0}, {"at": 200, "nodes": 9}]
         groups[0]["available"] = {"supply": supply}
@@ -195,9 +211,12 @@ def test_a_group_in_front_changes_nobody_elses_faults(
     def happened(*front: dict[str, Any]) -> list[str]:
         case = scenario(
             cluster={"nodes": [*front, *groups], "topology": {"kind": "tree", "nodes_per_rack": 2}},
-            workload={"jobs": [{"gpus": 1, "duration": 1e6}]}, faults=faults, horizon=300.0,
-            decide={"estimate_error": 0.5}, noise={"gpu_cov": 0.1},
-        )  # fmt: skip
+            workload={"jobs": [{"gpus": 1, "duration": 1e6}]},
+            faults=faults,
+            horizon=300.0,
+            decide={"estimate_error": 0.5},
+            noise={"gpu_cov": 0.1},
+        )
         made = simulate(case, seed=seed, timeline=True)
         assert made.timeline is not None
         events = made.timeline["events"]

@@ -38,21 +38,14 @@ def seen(
 ) -> list[Any]:
     """The column at every decision."""
     models = {"m": model(fixed_time=0.02, **sections.pop("model", {}))}
-    workload = {
-        "models": models,
-        "jobs": [{"model": "m", "steps": 300, "global_batch": 10} | job for job in jobs],
-    }
+    workload = {"models": models, "jobs": [{"model": "m", "steps": 300, "global_batch": 10} | job for job in jobs]}
     case = scenario(cluster={"nodes": groups}, decide={"every_steps": 20}, workload=workload, **sections)
     stage = Look(deals=deals)
     run(case, policy=Policy("look", (make_stage("fifo"), stage)))
     return stage.seen
 
 
-NODES = [
-    {"name": "a", "gpus": 1},
-    {"name": "b", "gpus": 1, "speed": 0.5},
-    {"name": "c", "gpus": 1, "speed": 0.8},
-]
+NODES = [{"name": "a", "gpus": 1}, {"name": "b", "gpus": 1, "speed": 0.5}, {"name": "c", "gpus": 1, "speed": 0.8}]
 
 
 @pytest.mark.parametrize("deals", [False, True])

@@ -162,9 +162,7 @@ def test_a_sound_gpu_is_no_longer_suspected() -> None:
 
 
 def test_gpus_are_busy_that_jobs_hold() -> None:
-    world = world_of(
-        {"gpus": 3, "duration": 100.0}, {"gpus": 1, "duration": 100.0, "arrival": 2.0}, nodes=TWO
-    )
+    world = world_of({"gpus": 3, "duration": 100.0}, {"gpus": 1, "duration": 100.0, "arrival": 2.0}, nodes=TWO)
     to(world, 1.0)
     busy = world.nodes.drawn_share(1.0)
     assert sorted(busy.tolist()) == [0, 1, 1, 1]
@@ -181,6 +179,4 @@ def test_readers_are_told_of_nodes_that_are_rented() -> None:
     for kind in ("slow", "rented", "released"):
         nodes.happened(kind, 1, 0.5)
     nodes.happened("slow", 0, 1.5)
-    assert told == [
-        ("slow", "n-1", 2.5), ("rented", "n-1", 0.5), ("released", "n-1", 0.5), ("slow", "n-0", 1.5),
-    ]  # fmt: skip
+    assert told == [("slow", "n-1", 2.5), ("rented", "n-1", 0.5), ("released", "n-1", 0.5), ("slow", "n-0", 1.5)]

@@ -31,9 +31,14 @@ from tests.sim.world.test_room import cluster_of
 def window(**given: Any) -> JobWindow:
     """Of two workers, of which the second did nothing: four steps of two samples, 0.25 to 0.75 s long."""
     found = JobWindow(
-        np.array([2.0, 0.0]), np.array([1.25, 0.0]), np.array([0.4, 0.0]), np.array([0.2, 1.0]),
-        np.array([8.0, 0.0]), steps=4, periods=2,
-    )  # fmt: skip
+        np.array([2.0, 0.0]),
+        np.array([1.25, 0.0]),
+        np.array([0.4, 0.0]),
+        np.array([0.2, 1.0]),
+        np.array([8.0, 0.0]),
+        steps=4,
+        periods=2,
+    )
     for name, value in given.items():
         setattr(found, name, value)
     return found
@@ -55,16 +60,19 @@ def test_what_is_measured_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.allclose(told.pop("push_s"), [nan, nan], equal_nan=True)
     assert np.allclose(told.pop("step_cov"), [0.25 / 0.5, nan], equal_nan=True)
     by_hand = {
-        "capacity_samples_per_s": [4, nan], "input_samples_per_s": [100, 3], "step_s": [0.5, nan],
-        "wait_s": [0.05, 0.25], "input_stall_s": [0.1, 0], "response_s_per_sample": [0.3, nan],
-        "gradient_rate_per_s": [2, nan], "gradient_norm": [3, nan],
-    }  # fmt: skip
+        "capacity_samples_per_s": [4, nan],
+        "input_samples_per_s": [100, 3],
+        "step_s": [0.5, nan],
+        "wait_s": [0.05, 0.25],
+        "input_stall_s": [0.1, 0],
+        "response_s_per_sample": [0.3, nan],
+        "gradient_rate_per_s": [2, nan],
+        "gradient_norm": [3, nan],
+    }
     assert told.keys() == by_hand.keys()
     for name, column in by_hand.items():
         assert np.allclose(told[name], column, equal_nan=True), name
-    monkeypatch.setattr(
-        observe, "norm_noise", lambda key, exchanges, ratio, steps: np.full(2, key + exchanges + steps)
-    )
+    monkeypatch.setattr(observe, "norm_noise", lambda key, exchanges, ratio, steps: np.full(2, key + exchanges + steps))
     noisy = worker_columns(job(8.0), window(), lambda *_: math.nan)["gradient_norm"]
     assert noisy[0] == pytest.approx(3 * math.sqrt(1 + 8 * 4 / 8) * 7)
     alone = {"own_steps": np.array([8, 3]), "pushes": np.array([2, 0]), "push_s": np.array([1.0, 0.0])}
@@ -134,17 +142,10 @@ def test_speeds_of_duration_jobs_stand_among_the_others() -> None:
 def test_stores_of_jobs_by_the_part_of_their_shards() -> None:
     def stored(row: int, homes: Any, before: Any = None, size: float = 1.0) -> Any:
         data = None if homes is None else SimpleNamespace(homes=homes)
-        return SimpleNamespace(
-            row=row, data=data, homes_before_start=before, config=SimpleNamespace(data_bytes=size)
-        )
+        return SimpleNamespace(row=row, data=data, homes_before_start=before, config=SimpleNamespace(data_bytes=size))
 
     table, cluster = Stores(), cluster_of(1, 1, 1)
-    jobs = [
-        stored(0, [[0, 2], [2], [0], [2]]),
-        stored(3, None),
-        stored(4, None, [[1]]),
-        stored(5, [[1]], size=0.0),
-    ]
+    jobs = [stored(0, [[0, 2], [2], [0], [2]]), stored(3, None), stored(4, None, [[1]]), stored(5, [[1]], size=0.0)]
     fill_stores(table, jobs, cluster)
     assert table.job.tolist() == [0, 0, 4]
     assert table.node.tolist() == [0, 2, 1]
@@ -167,14 +168,32 @@ def test_the_row_of_a_job_that_has_arrived() -> None:
     _fill_row(arrived, roster)
     told = {name: column.item() for name, column in columns.items()}
     assert math.isnan(told.pop("noise_scale"))
-    assert told == pytest.approx({
-        "gpus_per_worker": 1, "workers_min": 4, "workers_max": 4, "global_batch": 12, "batch_max": 0,
-        "batch_given": 12, "rate_rule": progress.rate_rule, "batch_reference": 12, "micro_batch": 1,
-        "accumulation": 1, "sync_interval": 1, "gamma": 1, "drift": 0, "remaining_samples": 60,
-        "duration_s": 5 * (0.13 + 0.456) * 1.5, "service_s": 5 * (0.13 + 0.456) * 1.5, "data_demand_bytes": 50_000,
-        "input_bytes": 60_000, "compute_demand_flops": 0, "memory_bytes": 0, "checkpoint_bytes": 77,
-        "restart_s": 38,
-    })  # fmt: skip
+    assert told == pytest.approx(
+        {
+            "gpus_per_worker": 1,
+            "workers_min": 4,
+            "workers_max": 4,
+            "global_batch": 12,
+            "batch_max": 0,
+            "batch_given": 12,
+            "rate_rule": progress.rate_rule,
+            "batch_reference": 12,
+            "micro_batch": 1,
+            "accumulation": 1,
+            "sync_interval": 1,
+            "gamma": 1,
+            "drift": 0,
+            "remaining_samples": 60,
+            "duration_s": 5 * (0.13 + 0.456) * 1.5,
+            "service_s": 5 * (0.13 + 0.456) * 1.5,
+            "data_demand_bytes": 50_000,
+            "input_bytes": 60_000,
+            "compute_demand_flops": 0,
+            "memory_bytes": 0,
+            "checkpoint_bytes": 77,
+            "restart_s": 38,
+        }
+    )
     progress.interval = 3
     _fill_row(arrived, roster)
     assert columns["duration_s"].item() == pytest.approx(5 * (2 * 0.13 + 0.13 + 0.456) / 3 * 1.5)

@@ -45,9 +45,7 @@ class MoveOne(Stage):
 
 
 @pytest.mark.parametrize("event_by_event", [False, True])
-def test_a_move_that_comes_too_late_is_told_with_the_next_observation(
-    tmp_path: Path, event_by_event: bool
-) -> None:
+def test_a_move_that_comes_too_late_is_told_with_the_next_observation(tmp_path: Path, event_by_event: bool) -> None:
     """An asynchronous round of 5 s reads two shards of each worker: the second is moved while it is read."""
     exchange = {"alpha": 0.0, "rate": 1e10, "algorithm": "async-parameter-server"}
     data = {"samples": 4000, "sample_size": 1e6, "shards": 16}
@@ -85,9 +83,7 @@ def test_the_first_start_stands_though_a_later_one_was_never_written():
 
 
 def test_a_plan_stops_and_moves_jobs_before_it_starts_any() -> None:
-    world = world_of(
-        *({"gpus": gpus, "duration": 90.0} for gpus in (2, 1, 1)), restart={"initialisation": 4.0}
-    )
+    world = world_of(*({"gpus": gpus, "duration": 90.0} for gpus in (2, 1, 1)), restart={"initialisation": 4.0})
     to(world, 10.0)
     told: list[tuple[int, str]] = []
     world.listeners.ended = (lambda job, reason, now_s: told.append((job.row, reason)),)
@@ -97,10 +93,7 @@ def test_a_plan_stops_and_moves_jobs_before_it_starts_any() -> None:
     assert told == [(0, "preempted"), (2, "resized")]
     assert world.roster.preemptions.tolist() == [1, 0, 0]
     assert (world.roster.waiting.rows.tolist(), world.roster.running.rows.tolist()) == ([0], [1, 2])
-    assert {row: held.gpu.tolist() for row, held in world.cluster.holding.items()} == {
-        1: gpus[1],
-        2: gpus[0][:1],
-    }
+    assert {row: held.gpu.tolist() for row, held in world.cluster.holding.items()} == {1: gpus[1], 2: gpus[0][:1]}
     assert world.roster.columns["started_s"].tolist()[1:] == [0.0, 10.0]
     assert world.roster.columns["restart_s"][0] == 4.0
     assert [world.rigid.left_s[row] for row in (0, 2)] == [80.0, 80.0]

@@ -22,24 +22,27 @@ from tests.sim.world.small import PROFILE, to, world_of
 
 BUSY = [0.2 + 0.4 * k for k in range(25)]
 CHAT: dict[str, Any] = {
-    "name": "chat", "batch_latency": {"fixed": 1.0, "most": 2}, "requests": {"file": "x.csv"},
-    "latency": {"p99": 2.5}, "replicas": {"max": 3, "start": 3.0},
+    "name": "chat",
+    "batch_latency": {"fixed": 1.0, "most": 2},
+    "requests": {"file": "x.csv"},
+    "latency": {"p99": 2.5},
+    "replicas": {"max": 3, "start": 3.0},
     "autoscaler": {"utilisation": 0.5, "every": 10.0, "hold": 20.0},
     "placement": {"take_back": 5.0},
-}  # fmt: skip
+}
 
 
 def beside(
-    *jobs: dict[str, Any],
-    times: list[float] | None = None,
-    nodes: Any = None,
-    sections: Any = None,
-    **service: Any,
+    *jobs: dict[str, Any], times: list[float] | None = None, nodes: Any = None, sections: Any = None, **service: Any
 ) -> SimWorld:
     return world_of(
-        *(jobs or ({"gpus": 2, "duration": 1000.0},)), nodes=nodes, services=[CHAT | service],
-        requests={"chat": BUSY if times is None else times}, horizon=500.0, **(sections or {}),
-    )  # fmt: skip
+        *(jobs or ({"gpus": 2, "duration": 1000.0},)),
+        nodes=nodes,
+        services=[CHAT | service],
+        requests={"chat": BUSY if times is None else times},
+        horizon=500.0,
+        **(sections or {}),
+    )
 
 
 def of(world: SimWorld) -> Tenant:
@@ -51,9 +54,7 @@ def ready_s(world: SimWorld) -> list[float]:
     return [float(tenant.state.queue._done_s[replica.slot]) for replica in tenant.replicas]
 
 
-def test_replicas_come_on_free_gpus_and_then_on_those_of_jobs_and_go_when_none_were_needed_for_a_while() -> (
-    None
-):
+def test_replicas_come_on_free_gpus_and_then_on_those_of_jobs_and_go_when_none_were_needed_for_a_while() -> None:
     world = beside()
     to(world, 9.5)
     assert (world.services.replicas, of(world).state.wanted, world.services.can_shrink) == (1, 1, False)
@@ -61,11 +62,7 @@ def test_replicas_come_on_free_gpus_and_then_on_those_of_jobs_and_go_when_none_w
     assert [replica.lane for replica in of(world).replicas] == [0, 1, 2]
     assert [replica.key for replica in of(world).replicas] == [-1, -2, -3]
     assert ready_s(world)[1:] == [13.0, 18.0]
-    assert (of(world).taken, world.roster.preemptions.tolist(), world.roster.restarts.tolist()) == (
-        1,
-        [1],
-        [0],
-    )
+    assert (of(world).taken, world.roster.preemptions.tolist(), world.roster.restarts.tolist()) == (1, [1], [0])
     assert (len(world.roster.waiting), world.cluster.free_gpus) == (1, 1)
     assert (of(world).active, of(world).lack, world.services.short) == (3, 0, False)
     assert (world.services.replicas, world.services.can_shrink) == (3, True)
@@ -92,13 +89,31 @@ def test_what_policies_see_of_a_service_is_of_its_last_window() -> None:
     seen = world.services.observed()
     told = {
         name: getattr(seen, name).item()
-        for name in ("replicas", "wanted", "replicas_min", "replicas_max", "gpus_per_replica", "gpu_share",
-                     "latency_target_s", "target_ratio", "requests_per_s", "waiting")
-    }  # fmt: skip
+        for name in (
+            "replicas",
+            "wanted",
+            "replicas_min",
+            "replicas_max",
+            "gpus_per_replica",
+            "gpu_share",
+            "latency_target_s",
+            "target_ratio",
+            "requests_per_s",
+            "waiting",
+        )
+    }
     assert told == {
-        "replicas": 3, "wanted": 3, "replicas_min": 1, "replicas_max": 3, "gpus_per_replica": 1,
-        "gpu_share": 1.0, "latency_target_s": 2.5, "target_ratio": 0.99, "requests_per_s": 2.5, "waiting": 6,
-    }  # fmt: skip
+        "replicas": 3,
+        "wanted": 3,
+        "replicas_min": 1,
+        "replicas_max": 3,
+        "gpus_per_replica": 1,
+        "gpu_share": 1.0,
+        "latency_target_s": 2.5,
+        "target_ratio": 0.99,
+        "requests_per_s": 2.5,
+        "waiting": 6,
+    }
     assert seen.goodput_ratio.item() == pytest.approx(13 / 17)
     assert seen.latency_p99_s.item() == pytest.approx(3.0, rel=0.005)
     to(world, 35.0)
@@ -160,19 +175,17 @@ def test_a_lost_replica_is_made_up_for_once_that_is_noticed() -> None:
     faults = {"events": [{"kind": "crash", "node": "n-0", "at": 12.0, "duration": 9.0}]}
     restart = {"initialisation": 0, "detection": 4.0, "checkpoint_write": 0}
     world = beside(
-        {"gpus": 1, "duration": 5.0}, times=[11.5], nodes=[{"name": "n", "count": 2, "gpus": 1}],
+        {"gpus": 1, "duration": 5.0},
+        times=[11.5],
+        nodes=[{"name": "n", "count": 2, "gpus": 1}],
         sections={"faults": faults, "restart": restart},
-    )  # fmt: skip
+    )
     to(world, 11.8)
     assert [replica.node for replica in of(world).replicas] == [0]
     to(world, 12.2)
     assert [replica.node for replica in of(world).replicas] == [1]
     assert ready_s(world) == [12.0 + 4.0 + 3.0]
-    assert (of(world).state.queue.waiting, of(world).replicas[0].lane, of(world).replicas[0].slot) == (
-        1,
-        0,
-        0,
-    )
+    assert (of(world).state.queue.waiting, of(world).replicas[0].lane, of(world).replicas[0].slot) == (1, 0, 0)
     to(world, 19.5)
     world.services.settle()
     assert of(world).state.queue.waiting == 0
@@ -212,9 +225,13 @@ def test_a_batch_takes_as_much_longer_as_the_slowest_gpu_of_the_replica() -> Non
 def test_a_part_of_a_gpu_is_slower_and_neighbours_disturb() -> None:
     """Half of a GPU at kappa 1 has the speed 2/3; beside half a GPU it takes 1 + 0.4 x 0.5 as long."""
     world = beside(
-        {"gpus": 1, "duration": 50.0, "arrival": 2.0}, nodes=[{"name": "n", "gpus": 1}, {"name": "m", "gpus": 1}],
-        placement={"kind": "shared", "share": 0.5}, share_kappa=1.0, interference=0.4, replicas={"max": 1},
-    )  # fmt: skip
+        {"gpus": 1, "duration": 50.0, "arrival": 2.0},
+        nodes=[{"name": "n", "gpus": 1}, {"name": "m", "gpus": 1}],
+        placement={"kind": "shared", "share": 0.5},
+        share_kappa=1.0,
+        interference=0.4,
+        replicas={"max": 1},
+    )
     to(world, 2.1)
     assert factor_of(world) == pytest.approx(1.5)
     queue, gpu = of(world).state.queue, of(world).replicas[0].holding.gpu
@@ -242,19 +259,13 @@ def on(*names: str, of: str | None = None, groups: Any = None) -> tuple[Any, Any
 
 
 def test_a_service_may_use_the_groups_and_accelerators_that_it_names() -> None:
-    for names, rows in (
-        ((), [1] * 7), (("t",), [0, 0, 1, 1, 0, 0, 0]), (("h100_sxm", "a"), [1, 1, 0, 0, 1, 1, 1]),
-    ):  # fmt: skip
+    for names, rows in (((), [1] * 7), (("t",), [0, 0, 1, 1, 0, 0, 0]), (("h100_sxm", "a"), [1, 1, 0, 0, 1, 1, 1])):
         spec, _, cluster = on(*names)
         assert allowed_gpus(spec, cluster).astype(int).tolist() == rows
 
 
 def test_times_are_of_the_first_accelerator_that_a_service_may_have_unless_it_says() -> None:
-    for names, given, expected in (
-        ((), None, "a100_sxm_40gb"),
-        (("h", "t"), None, "t4"),
-        (("t",), "b200", "b200"),
-    ):
+    for names, given, expected in (((), None, "a100_sxm_40gb"), (("h", "t"), None, "t4"), (("t",), "b200", "b200")):
         spec, _, cluster = on(*names, of=given)
         assert reference(spec, cluster) == expected
 
@@ -291,9 +302,7 @@ def test_jobs_that_none_has_run_beside_services_for_a_month_wait_for_ever() -> N
     clock._now += IDLE_S
     services._check_not_stalled()
     clock._now += 1.0
-    with pytest.raises(
-        Stalled, match=r"job j0 and 1 more wait, none has run for 30 days: the services leave too few"
-    ):
+    with pytest.raises(Stalled, match=r"job j0 and 1 more wait, none has run for 30 days: the services leave too few"):
         services._check_not_stalled()
     world.roster.running.add(1)
     services._check_not_stalled()
@@ -304,9 +313,11 @@ def test_jobs_that_none_has_run_beside_services_for_a_month_wait_for_ever() -> N
 def test_only_the_replicas_of_a_lost_node_are_gone() -> None:
     for node in (0, 1, 2):
         world = beside(
-            {"gpus": 1, "duration": 5.0}, nodes=[{"name": "n", "count": 4, "gpus": 1}],
-            placement={"kind": "own", "preempt": False}, replicas={"max": 3},
-        )  # fmt: skip
+            {"gpus": 1, "duration": 5.0},
+            nodes=[{"name": "n", "count": 4, "gpus": 1}],
+            placement={"kind": "own", "preempt": False},
+            replicas={"max": 3},
+        )
         to(world, 2.0)
         assert [replica.node for replica in of(world).replicas] == [0, 1, 2]
         world.services.node_lost(node)

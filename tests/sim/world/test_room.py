@@ -27,10 +27,15 @@ def cluster_of(*gpus: int) -> Cluster:
 
 def service(gpus: int, share: float | None = None) -> Service:
     placement = {"kind": "lent"} if share is None else {"kind": "shared", "share": share}
-    return Service.model_validate({
-        "batch_latency": {"fixed": 1.0, "most": 1}, "requests": {"rate": 1.0}, "latency": {"p50": 2.0},
-        "replicas": {"gpus": gpus}, "placement": placement,
-    })  # fmt: skip
+    return Service.model_validate(
+        {
+            "batch_latency": {"fixed": 1.0, "most": 1},
+            "requests": {"rate": 1.0},
+            "latency": {"p50": 2.0},
+            "replicas": {"gpus": gpus},
+            "placement": placement,
+        }
+    )
 
 
 def hold(cluster: Cluster, row: int, gpu: list[int], share: float = 1.0) -> None:
@@ -121,11 +126,7 @@ def test_shares_that_others_hold_of_a_gpu() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_queue_of_rows_is_a_sorted_list(seed: int) -> None:
     drawn, queue, plain = random.Random(seed), RowQueue(), list[int]()
-    ways = [
-        lambda k: k,
-        lambda k: 10_000 - k,
-        lambda k: drawn.randrange(10_000),
-    ]  # at the end, the head, anywhere
+    ways = [lambda k: k, lambda k: 10_000 - k, lambda k: drawn.randrange(10_000)]  # at the end, the head, anywhere
     for k in range(600):
         if plain and drawn.random() < 0.4:
             row = drawn.choice([plain[0], plain[-1], drawn.choice(plain)])

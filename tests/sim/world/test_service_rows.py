@@ -34,11 +34,25 @@ def test_a_service_over_a_run() -> None:
     percentiles = [row.pop(f"latency_p{q}_s") for q in (50, 95, 99)]
     assert percentiles == pytest.approx([1 + q / 256 for q in (0.5, 0.95, 0.99)])
     assert row == {
-        "service": "s", "requests": 12, "answered": 4, "within": 3, "refused": 2, "unanswered": 6, "late": 1,
-        "target_s": 2.0, "target_ratio": 0.99, "goodput_ratio": 3 / 7, "goodput_per_s": 3 / 20,
-        "latency_mean_s": 2.0, "gpu_s": 7.0, "busy_gpu_s": 5.0, "energy_j": 100.0, "cost_usd": 8.0,
-        "usd_per_million": 2e6, "jobs_stopped": 2,
-    }  # fmt: skip
+        "service": "s",
+        "requests": 12,
+        "answered": 4,
+        "within": 3,
+        "refused": 2,
+        "unanswered": 6,
+        "late": 1,
+        "target_s": 2.0,
+        "target_ratio": 0.99,
+        "goodput_ratio": 3 / 7,
+        "goodput_per_s": 3 / 20,
+        "latency_mean_s": 2.0,
+        "gpu_s": 7.0,
+        "busy_gpu_s": 5.0,
+        "energy_j": 100.0,
+        "cost_usd": 8.0,
+        "usd_per_million": 2e6,
+        "jobs_stopped": 2,
+    }
     state.total = Tally()
     state.queue = SimpleNamespace(unanswered=lambda _: (0, 0))
     nothing = service_row(tenant, 10.0, 0.0, 0.0)
@@ -58,9 +72,7 @@ def queue_of(*rows: int) -> RowQueue:
     return made
 
 
-def test_a_job_that_keeps_nothing_a_thousand_times_in_a_row_never_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_that_keeps_nothing_a_thousand_times_in_a_row_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall, "FRUITLESS_RESTARTS", 3)
     demand: Any = type("Jobs", (), {"__len__": lambda _: 2, "name": ["a", "b"], "gpus": [1, 8]})()
     watch = stall.StallDetection(demand, queue_of(), queue_of(), 50.0)

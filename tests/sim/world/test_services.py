@@ -33,10 +33,12 @@ QUIET_THEN_BUSY = {"kind": "profile", "every": "600 s", "weights": [1, 9], "rate
 def case(*services, jobs=({"duration": "1000 s", "gpus": 1},), gpus=4, nodes=1, **sections):
     group = {"count": nodes, "gpus": gpus, "accelerator": "a100_sxm_40gb"}
     data = {
-        "schema_version": 1, "name": "beside", "cluster": {"nodes": [group]},
+        "schema_version": 1,
+        "name": "beside",
+        "cluster": {"nodes": [group]},
         "workload": {"models": {"m": {"sample_time": "5 ms"}}, "jobs": list(jobs)},
         "services": [CHAT | service for service in services],
-    }  # fmt: skip
+    }
     return from_mapping(data | sections)
 
 
@@ -57,9 +59,11 @@ def check_sums(result):
     )
     assert totals["serving_gpu_s"] == pytest.approx(services["gpu_s"].sum())
     assert (services["busy_gpu_s"] <= services["gpu_s"] + 1e-6).all()
-    parts = sum(value for name, value in totals.items() if name.endswith("_usd") and name not in (
-        "gpu_usd", "energy_usd", "storage_usd", "cost_usd"
-    ))  # fmt: skip
+    parts = sum(
+        value
+        for name, value in totals.items()
+        if name.endswith("_usd") and name not in ("gpu_usd", "energy_usd", "storage_usd", "cost_usd")
+    )
     busy_usd = float(jobs["busy_gpu_s"].sum()) * totals["gpu_usd"] / (totals["gpus"] * totals["makespan_s"])
     assert parts + busy_usd == pytest.approx(totals["gpu_usd"])
     whole = services["answered"] + services["refused"] + services["unanswered"]
@@ -70,26 +74,18 @@ def check_sums(result):
 
 
 def test_a_service_of_its_own_gpus_holds_them_and_jobs_run_on_the_others():
-    result = made(
-        {"replicas": {"min": 1, "max": 3}, "placement": {"kind": "own"}}, jobs=[{"duration": "1000 s"}] * 2
-    )
+    result = made({"replicas": {"min": 1, "max": 3}, "placement": {"kind": "own"}}, jobs=[{"duration": "1000 s"}] * 2)
     assert result.totals["makespan_s"] == 2000.0
     assert of(result, "gpu_s") == 3 * 2000.0
     assert of(result, "requests") == pytest.approx(2000 * 100, rel=0.02)
     assert of(result, "goodput_ratio") == 1.0
     assert result.summary()["serving_ratio"] == 0.75
-    assert of(result, "usd_per_million") == pytest.approx(
-        1e6 * of(result, "cost_usd") / of(result, "answered")
-    )
+    assert of(result, "usd_per_million") == pytest.approx(1e6 * of(result, "cost_usd") / of(result, "answered"))
     check_sums(result)
 
 
 def test_jobs_have_what_a_service_does_not_need_and_give_it_back_when_it_does():
-    busy = {
-        "requests": QUIET_THEN_BUSY,
-        "replicas": {"max": 3, "start": "10 s"},
-        "placement": {"take_back": "20 s"},
-    }
+    busy = {"requests": QUIET_THEN_BUSY, "replicas": {"max": 3, "start": "10 s"}, "placement": {"take_back": "20 s"}}
     job = {"duration": "500 s", "count": 8, "checkpoint": {"interval": "100 s"}}
     result = made(busy, jobs=[job])
     windows = result.service_windows
@@ -104,20 +100,11 @@ def test_jobs_have_what_a_service_does_not_need_and_give_it_back_when_it_does():
 
 def test_a_job_that_cannot_save_in_time_loses_its_work():
     slow = {"initialisation": "1 s"}
-    job = {
-        "name": "t",
-        "model": "m",
-        "gpus": 3,
-        "global_batch": 12,
-        "steps": 100_000,
-        "checkpoint": {"size": "200 GB"},
-    }
+    job = {"name": "t", "model": "m", "gpus": 3, "global_batch": 12, "steps": 100_000, "checkpoint": {"size": "200 GB"}}
     service = {"requests": QUIET_THEN_BUSY, "replicas": {"max": 3}}
 
     def stopped(take_back):
-        return made(
-            service | {"placement": {"take_back": take_back}}, jobs=[job], horizon="1000 s", restart=slow
-        )
+        return made(service | {"placement": {"take_back": take_back}}, jobs=[job], horizon="1000 s", restart=slow)
 
     in_time, late = stopped("100 s"), stopped("10 s")
     assert in_time.jobs["preemptions"].tolist() == [1]
@@ -129,9 +116,7 @@ def test_a_job_that_cannot_save_in_time_loses_its_work():
 
 
 def test_a_service_that_may_not_preempt_waits_for_a_free_gpu():
-    service = {
-        "requests": QUIET_THEN_BUSY, "replicas": {"max": 2}, "placement": {"preempt": False},
-    }  # fmt: skip
+    service = {"requests": QUIET_THEN_BUSY, "replicas": {"max": 2}, "placement": {"preempt": False}}
     result = made(service, jobs=[{"duration": "1000 s", "gpus": 3}], horizon="1500 s")
     windows = result.service_windows
     assert of(result, "jobs_stopped") == 0
@@ -166,9 +151,14 @@ def test_a_crash_takes_a_replica_and_another_node_gets_one():
     crash = {"events": [{"kind": "crash", "node": "node-0", "at": "100 s", "duration": "1000 s"}]}
     service = {"replicas": {"start": "10 s"}, "requests": {"rate": "20/s"}}
     result = made(
-        service, nodes=2, gpus=1, jobs=[{"duration": "300 s", "arrival": "0 s"}], faults=crash, horizon="1000 s",
+        service,
+        nodes=2,
+        gpus=1,
+        jobs=[{"duration": "300 s", "arrival": "0 s"}],
+        faults=crash,
+        horizon="1000 s",
         restart={"detection": "5 s"},
-    )  # fmt: skip
+    )
     windows = result.service_windows
     assert (windows["replicas"] == 1).all()
     assert of(result, "jobs_stopped") == 1
@@ -191,17 +181,11 @@ def test_requests_beyond_the_queue_are_turned_away():
 def test_with_a_horizon_the_run_goes_on_until_then_and_without_to_the_last_job():
     assert made({}, jobs=[{"duration": "100 s"}], horizon="1 h").totals["makespan_s"] == 3600.0
     assert made({}, jobs=[{"duration": "100 s"}]).totals["makespan_s"] == 100.0
-    assert (
-        made({}, jobs=[{"duration": "100 s", "arrival": "50 s"}], horizon="20 s").services["requests"].item()
-        == 0
-    )
+    assert made({}, jobs=[{"duration": "100 s", "arrival": "50 s"}], horizon="20 s").services["requests"].item() == 0
 
 
 def test_slow_nodes_and_other_gpus_answer_later():
-    groups = [
-        {"name": "a", "gpus": 1, "accelerator": "a100_sxm_40gb"},
-        {"name": "v", "gpus": 1, "accelerator": "t4"},
-    ]
+    groups = [{"name": "a", "gpus": 1, "accelerator": "a100_sxm_40gb"}, {"name": "v", "gpus": 1, "accelerator": "t4"}]
     service = {"requests": {"rate": "1/s"}, "latency": {"p99": "5 s"}, "placement": {"on": ["v"]}}
     result = made(service, cluster={"nodes": groups}, jobs=[{"duration": "1000 s"}])
     note = next(note for note in result.notes if note.startswith("service chat"))
@@ -245,9 +229,7 @@ class Grabs(Stage):
 
 
 def test_no_plan_takes_a_gpu_from_a_service():
-    with pytest.raises(
-        RunFailed, match=r"GPU 0 is a service's, which gives it back by itself; job .* cannot"
-    ):
+    with pytest.raises(RunFailed, match=r"GPU 0 is a service's, which gives it back by itself; job .* cannot"):
         run(case({}), policy=Policy("grabs", (Grabs(),)))
 
 
@@ -268,12 +250,7 @@ class Watches(Stage):
                 free = o.gpus.job != -3
             room = np.bincount(o.gpus.node, free & o.nodes.up[o.gpus.node], len(o.nodes)).max()
             least = min(int(s.wanted[k]), int(s.replicas_max[k]))
-            assert s.replicas[k] >= least or room < s.gpus_per_replica[k], (
-                o.time_s,
-                s.replicas,
-                s.wanted,
-                room,
-            )
+            assert s.replicas[k] >= least or room < s.gpus_per_replica[k], (o.time_s, s.replicas, s.wanted, room)
             assert s.replicas_min[k] <= s.wanted[k] <= s.replicas_max[k]
         return plan, memory
 
@@ -284,37 +261,67 @@ def crowds(draw):
     services = []
     for k in range(draw(st.integers(1, 2))):
         each = draw(st.integers(1, 2))
-        services.append({
-            "name": f"s{k}",
-            "requests": QUIET_THEN_BUSY | {"rate": draw(st.sampled_from(["20/s", "150/s"])), "every": "200 s"},
-            "replicas": {"min": 1, "max": nodes * gpus // (2 * each) or 1, "gpus": each, "start": "5 s"},
-            "placement": {"preempt": draw(st.just(True)), "take_back": "10 s"},
-            "autoscaler": {"every": "20 s", "hold": draw(st.sampled_from(["0 s", "60 s"]))},
-        })  # fmt: skip
+        services.append(
+            {
+                "name": f"s{k}",
+                "requests": QUIET_THEN_BUSY | {"rate": draw(st.sampled_from(["20/s", "150/s"])), "every": "200 s"},
+                "replicas": {"min": 1, "max": nodes * gpus // (2 * each) or 1, "gpus": each, "start": "5 s"},
+                "placement": {"preempt": draw(st.just(True)), "take_back": "10 s"},
+                "autoscaler": {"every": "20 s", "hold": draw(st.sampled_from(["0 s", "60 s"]))},
+            }
+        )
     assume(sum(service["replicas"]["gpus"] for service in services) + 2 <= nodes * gpus)
     jobs = [
         {"name": "r", "duration": "150 s", "count": draw(st.integers(1, 6)), "spacing": "40 s", "gpus": 1},
-        {"name": "t", "model": "m", "gpus": 2, "workers_min": 1, "workers_max": 2, "steps": 2000,
-         "global_batch": 8, "spacing": "100 s", "count": 2, "on_worker_loss": "regroup"},
-    ]  # fmt: skip
+        {
+            "name": "t",
+            "model": "m",
+            "gpus": 2,
+            "workers_min": 1,
+            "workers_max": 2,
+            "steps": 2000,
+            "global_batch": 8,
+            "spacing": "100 s",
+            "count": 2,
+            "on_worker_loss": "regroup",
+        },
+    ]
     faults = draw(st.sampled_from([{}, {"crash": {"mtbf": "600 s", "repair": "60 s"}}]))
     policy = draw(st.sampled_from(["fifo", "las", "s4", "s1+s2+s3+s4", "srtf", "pollux"]))
     return services, jobs, nodes, gpus, faults, policy, draw(st.integers(0, 5))
 
 
 FEW_JOBS = (
-    [{
-        "name": "s0", "requests": QUIET_THEN_BUSY | {"rate": "20/s", "every": "200 s"},
-        "replicas": {"min": 1, "max": 1, "gpus": 2, "start": "5 s"},
-        "placement": {"preempt": True, "take_back": "10 s"}, "autoscaler": {"every": "20 s", "hold": "0 s"},
-    }],
+    [
+        {
+            "name": "s0",
+            "requests": QUIET_THEN_BUSY | {"rate": "20/s", "every": "200 s"},
+            "replicas": {"min": 1, "max": 1, "gpus": 2, "start": "5 s"},
+            "placement": {"preempt": True, "take_back": "10 s"},
+            "autoscaler": {"every": "20 s", "hold": "0 s"},
+        }
+    ],
     [
         {"name": "r", "duration": "150 s", "count": 1, "spacing": "40 s", "gpus": 1},
-        {"name": "t", "model": "m", "gpus": 2, "workers_min": 1, "workers_max": 2, "steps": 2000,
-         "global_batch": 8, "spacing": "100 s", "count": 2, "on_worker_loss": "regroup"},
+        {
+            "name": "t",
+            "model": "m",
+            "gpus": 2,
+            "workers_min": 1,
+            "workers_max": 2,
+            "steps": 2000,
+            "global_batch": 8,
+            "spacing": "100 s",
+            "count": 2,
+            "on_worker_loss": "regroup",
+        },
     ],
-    3, 2, {"crash": {"mtbf": "600 s", "repair": "60 s"}}, "s4", 2,
-)  # fmt: skip
+    3,
+    2,
+    {"crash": {"mtbf": "600 s", "repair": "60 s"}},
+    "s4",
+    2,
+)
 """S4 once failed where a service held GPUs and fewer than three jobs were there."""
 
 
@@ -336,9 +343,7 @@ def test_fast_and_event_by_event_are_equal():
         "batch_latency": CHAT["batch_latency"] | {"cov": 0.3},
     }
     jobs = [{"name": "t", "model": "m", "gpus": 2, "steps": 5000, "global_batch": 8, "count": 2}]
-    fast, plain = (
-        made(service, jobs=jobs, horizon="1500 s", options={"event_by_event": k}) for k in (False, True)
-    )
+    fast, plain = (made(service, jobs=jobs, horizon="1500 s", options={"event_by_event": k}) for k in (False, True))
     for table in ("jobs", "services", "service_windows"):
         for name, column in getattr(fast, table).items():
             assert column.tolist() == pytest.approx(getattr(plain, table)[name].tolist(), nan_ok=True), name
@@ -356,13 +361,7 @@ def test_the_same_bytes_in_another_process(tmp_path):
     )
     (tmp_path / "config.json").write_text(result.config)
     subprocess.run([sys.executable, "-c", program, tmp_path / "config.json", tmp_path / "there"], check=True)
-    for name in (
-        "jobs.parquet",
-        "services.parquet",
-        "service_windows.parquet",
-        "summary.json",
-        "config.yaml",
-    ):
+    for name in ("jobs.parquet", "services.parquet", "service_windows.parquet", "summary.json", "config.yaml"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
     without = run(case())
     without.write(tmp_path / "here")
@@ -372,9 +371,7 @@ def test_the_same_bytes_in_another_process(tmp_path):
 def test_the_same_requests_come_under_every_policy():
     service = {"requests": QUIET_THEN_BUSY, "replicas": {"max": 3}}
     jobs = [{"duration": "500 s", "count": 8}]
-    found = [
-        made(service, jobs=jobs, policy=p, horizon="2 h").services["requests"].item() for p in ("fifo", "s4")
-    ]
+    found = [made(service, jobs=jobs, policy=p, horizon="2 h").services["requests"].item() for p in ("fifo", "s4")]
     assert found[0] == found[1]
 
 
@@ -414,9 +411,7 @@ def test_the_shipped_scenario_shows_what_it_expects():
     lent, shared = shown(), shown("placement.kind=shared")
     price = "cost_per_million_requests_usd"
     assert shared[price] < lent[price] < 0.7 * own[price]
-    assert (
-        own["service_latency_p99_s"] < lent["service_latency_p99_s"] < shared["service_latency_p99_s"] < 0.5
-    )
+    assert own["service_latency_p99_s"] < lent["service_latency_p99_s"] < shared["service_latency_p99_s"] < 0.5
     assert min(row["service_goodput_ratio"] for row in (own, lent, shared)) > 0.999
     assert own["goodput_ratio"] < lent["goodput_ratio"]
 
@@ -426,14 +421,14 @@ def test_the_note_on_guessed_speeds_gives_the_ratio_of_each_other_gpu():
     groups = [{"name": name, "gpus": 2, "accelerator": kind} for name, kind in kinds.items()]
     mixed = from_mapping(
         {
-            "schema_version": 1, "name": "mixed", "cluster": {"nodes": groups},
+            "schema_version": 1,
+            "name": "mixed",
+            "cluster": {"nodes": groups},
             "workload": {"models": {"m": {"sample_time": "5 ms"}}, "jobs": [{"duration": "10 s", "gpus": 1}]},
             "services": [CHAT],
         }
-    )  # fmt: skip
-    (line,) = (
-        note for note in run(mixed, policy=make_policy("fifo"), seed=0).notes if "service chat" in note
     )
+    (line,) = (note for note in run(mixed, policy=make_policy("fifo"), seed=0).notes if "service chat" in note)
     profile = load_profile(mixed.cluster.hardware)
     by_hand = typical_speed(*(profile.accelerator(name) for name in ("v100_sxm2_32gb", "a100_sxm_40gb")))
     assert 0.2 < by_hand < 0.9

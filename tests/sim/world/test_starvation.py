@@ -65,12 +65,7 @@ def test_every_job_starts_within_the_stated_bound(seed, load, nodes, after, slow
     rng = np.random.default_rng(seed)
     jobs = overload(rng, load, 60, [1, 1, 2, 3, sum(nodes)], (5.0, 400.0), sum(nodes))
     stage = NodeAllocation(
-        reserve_after_s=after,
-        slowdown=slowdown,
-        longest_wait_s=1500.0,
-        run_s=20.0,
-        growth=0.5,
-        reluctance=1.0,
+        reserve_after_s=after, slowdown=slowdown, longest_wait_s=1500.0, run_s=20.0, growth=0.5, reluctance=1.0
     )
     tiny = Watched(jobs, nodes, restart_s=RESTART_S)
     tiny.run(stage)
@@ -126,8 +121,14 @@ def test_a_stage_says_truly_who_may_starve(cls):
 
 
 def test_parameters_of_patience_are_checked():
-    for bad in ({"patience_s": 0.0}, {"run_s": 0.0}, {"growth": 0.0}, {"lead_s": -1.0}, {"slowdown": -1.0},
-                {"longest_wait_s": -5.0}):  # fmt: skip
+    for bad in (
+        {"patience_s": 0.0},
+        {"run_s": 0.0},
+        {"growth": 0.0},
+        {"lead_s": -1.0},
+        {"slowdown": -1.0},
+        {"longest_wait_s": -5.0},
+    ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             make_stage("s4", bad)
 
@@ -158,15 +159,17 @@ def mixed_queue(rng):
     jobs, arrival_s = [], 0.0
     for k in range(50):
         arrival_s += rng.exponential(120.0)
-        gpus, duration_s, kind = (
-            int(rng.choice([1, 1, 2, 3, 4, 8])),
-            float(rng.uniform(60.0, 1200.0)),
-            rng.random(),
-        )
+        gpus, duration_s, kind = (int(rng.choice([1, 1, 2, 3, 4, 8])), float(rng.uniform(60.0, 1200.0)), rng.random())
         own = {"gpus": gpus, "duration": duration_s}
         if kind < 0.2:
-            own = {"gpus": gpus, "model": "m", "steps": int(duration_s), "global_batch": 32, "workers_min": 1,
-                   "workers_max": 2 * gpus}  # fmt: skip
+            own = {
+                "gpus": gpus,
+                "model": "m",
+                "steps": int(duration_s),
+                "global_batch": 32,
+                "workers_min": 1,
+                "workers_max": 2 * gpus,
+            }
         elif kind < 0.4:
             own |= {"gpus": 1, "gpu_share": float(rng.choice([0.29, 0.57]))}  # MIG slices too
         elif kind < 0.5:
@@ -177,9 +180,11 @@ def mixed_queue(rng):
     second = first | {"name": "b", "count": 1, "gpus": 2}
     second |= {"accelerator": "h100_sxm"} if rng.random() < 0.5 else {}
     return {
-        "schema_version": 1, "name": "mixed", "cluster": {"nodes": [first, second]},
+        "schema_version": 1,
+        "name": "mixed",
+        "cluster": {"nodes": [first, second]},
         "workload": {"models": {"m": {"fixed_time": 0.05, "sample_time": 0.03, "parameters": 1e6}}, "jobs": jobs},
-    }  # fmt: skip
+    }
 
 
 @settings(max_examples=15, deadline=None)
@@ -209,8 +214,12 @@ def test_small_jobs_that_come_later_do_not_pass_the_first_for_hours():
     """
     small = {"name": "small", "count": 240, "spacing": "2 min", "gpus": 2, "duration": "1 h"}
     large = {"name": "large", "gpus": 48, "arrival": "3 h", "duration": "4 h", "priority": 10}
-    case = {"schema_version": 1, "name": "late", "cluster": {"nodes": [{"count": 8, "gpus": 8}]},
-            "workload": {"jobs": [small, large]}}  # fmt: skip
+    case = {
+        "schema_version": 1,
+        "name": "late",
+        "cluster": {"nodes": [{"count": 8, "gpus": 8}]},
+        "workload": {"jobs": [small, large]},
+    }
     jobs = equipoise.run(case, policy="s4").jobs
     row = list(jobs["name"]).index("large")
     assert jobs["start_s"][row] - 3 * 3600.0 <= 3600.0 + 46 * 60.0

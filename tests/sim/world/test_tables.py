@@ -68,9 +68,7 @@ def test_shards_of_two_jobs_with_where_they_are_and_when_they_are_needed() -> No
     first.data.consume(np.array([1, 0]))
     table = Shards()
     fill_shards(table, [first, none, last], np.array([True, True, False]))
-    assert columns_of(
-        table, "id", "job", "worker", "node", "bytes", "samples", "started", "local", "needed_in_s"
-    ) == [
+    assert columns_of(table, "id", "job", "worker", "node", "bytes", "samples", "started", "local", "needed_in_s") == [
         ((3 << 32) + 0, 3, 0, 0, 30.0, 3, True, True, 0.0),
         ((3 << 32) + 1, 3, 0, 0, 60.0, 6, False, True, 1.5),
         ((3 << 32) + 2, 3, 1, 1, 50.0, 5, False, True, 0.0),
@@ -88,10 +86,11 @@ def test_shards_of_two_jobs_with_where_they_are_and_when_they_are_needed() -> No
 def test_where_the_data_of_jobs_lies() -> None:
     table = Stores()
     jobs = [
-        job(2, 1, data=data([4, 6], [[2, 0], [2]], [0])), job(3, 1, data=None, homes_before_start=None),
+        job(2, 1, data=data([4, 6], [[2, 0], [2]], [0])),
+        job(3, 1, data=None, homes_before_start=None),
         job(4, 1, data=None, homes_before_start=[[1], [0], [1], [1]]),
         job(5, 1, data=None, homes_before_start=[[1]], data_bytes=0.0),
-    ]  # fmt: skip
+    ]
     fill_stores(table, jobs, cluster())
     assert columns_of(table, "job", "node", "ratio") == [(2, 0, 0.5), (2, 2, 1.0), (4, 0, 0.25), (4, 1, 0.75)]
     fill_stores(table, [], cluster())
@@ -111,25 +110,35 @@ def estimates(row: int, batch: int, per: int = 2) -> Any:
     config = SimpleNamespace(
         gpus_per_worker=per,
         cost_s=lambda model, samples, workers: (0.0, (2.0, 5.0)[model] + samples),
-        exchange_estimate_s=lambda model, workers, apart=False: (
-            100.0 * model + workers + (0.5 if apart else 0.0)
-        ),
+        exchange_estimate_s=lambda model, workers, apart=False: 100.0 * model + workers + (0.5 if apart else 0.0),
     )
     return SimpleNamespace(row=row, progress=SimpleNamespace(global_batch=batch), config=config)
 
 
 def test_estimated_speeds_of_jobs_on_each_gpu_model_and_count() -> None:
-    table, columns = Speeds(), {
-        "workers_min": np.array([0, 2, 0, 3]), "workers_max": np.array([0, 3, 0, 3]),
-        "gpus_requested": np.array([4, 0, 7, 0]),
-    }  # fmt: skip
+    table, columns = (
+        Speeds(),
+        {
+            "workers_min": np.array([0, 2, 0, 3]),
+            "workers_max": np.array([0, 3, 0, 3]),
+            "gpus_requested": np.array([4, 0, 7, 0]),
+        },
+    )
     paces = Paces(np.array([[1.0, 2.5], [1.0, 0.25]]), np.array([0, 0, 1, 0]))
     fill_speeds(table, [estimates(1, 10), estimates(3, 9)], columns, 2, np.array([0, 2]), paces)
     names = ("job", "gpu_model", "gpus", "samples_per_s", "exchange_s", "apart_exchange_s")
     assert columns_of(table, *names[:4]) == [
-        (0, 0, 4, 1.0), (0, 1, 4, 2.5), (1, 0, 4, 10 / 7), (1, 1, 4, 1.0), (1, 0, 6, 10 / 6), (1, 1, 6, 10 / 9),
-        (2, 0, 7, 1.0), (2, 1, 7, 0.25), (3, 0, 6, 9 / 5), (3, 1, 6, 9 / 8),
-    ]  # fmt: skip
+        (0, 0, 4, 1.0),
+        (0, 1, 4, 2.5),
+        (1, 0, 4, 10 / 7),
+        (1, 1, 4, 1.0),
+        (1, 0, 6, 10 / 6),
+        (1, 1, 6, 10 / 9),
+        (2, 0, 7, 1.0),
+        (2, 1, 7, 0.25),
+        (3, 0, 6, 9 / 5),
+        (3, 1, 6, 9 / 8),
+    ]
     assert columns_of(table, *names[4:])[2:6] == [(2, 2.5), (102, 102.5), (3, 3.5), (103, 103.5)]
     assert np.isnan(table.exchange_s[[0, 1, 6, 7]]).all()
     assert np.isnan(table.apart_exchange_s[[0, 1, 6, 7]]).all()
@@ -150,8 +159,9 @@ def test_a_table_is_filled_anew() -> None:
 def holder(gpu: list[int], share: float, active: list[float], per: int) -> Any:
     return SimpleNamespace(
         holding=SimpleNamespace(gpu=np.array(gpu), share=np.full(len(gpu), share)),
-        measured=SimpleNamespace(active=np.array(active)), config=SimpleNamespace(gpus_per_worker=per),
-    )  # fmt: skip
+        measured=SimpleNamespace(active=np.array(active)),
+        config=SimpleNamespace(gpus_per_worker=per),
+    )
 
 
 def test_the_busy_share_of_gpus_adds_up_over_the_jobs_on_them() -> None:

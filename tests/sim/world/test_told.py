@@ -48,8 +48,10 @@ def test_columns_that_nobody_knows_reach_a_stage(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     made = run(
         from_mapping({**CASE, "workload": {"trace": {"file": "jobs.csv"}}}),
-        policy=Policy("fifo, looks", (*make_policy("fifo").stages, looks)), trace=trace, journal=journal,
-    )  # fmt: skip
+        policy=Policy("fifo, looks", (*make_policy("fifo").stages, looks)),
+        trace=trace,
+        journal=journal,
+    )
     assert made.jobs["colour"].tolist() == ["blue", "", "pink"]
     first, last = looks.seen[0], looks.seen[-1]
     assert (first["user"], first["colour"]) == (["ann"], ["blue"])  # of no job that is still to come

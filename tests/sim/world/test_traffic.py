@@ -38,12 +38,7 @@ def looked(jobs: list[dict[str, Any]], event_by_event: bool) -> list[tuple[Any, 
     """Jobs with a worker on each of two nodes, which fetch half of their data and exchange gradients."""
     cluster = {"nodes": [{"name": "n", "count": 2, "gpus": 1, "nic": 1e9}]}
     models = {"m": model(gradient=2e6, exchange={"alpha": 0.0, "rate": 1e9})}
-    data = {
-        "samples": 4000,
-        "sample_size": 1e5,
-        "shards": 16,
-        "placement": {"kind": "nodes", "nodes": ["n-0"]},
-    }
+    data = {"samples": 4000, "sample_size": 1e5, "shards": 16, "placement": {"kind": "nodes", "nodes": ["n-0"]}}
     common = {"gpus": 2, "gpu_share": 0.5, "model": "m", "steps": 300, "global_batch": 10, "data": data}
     workload = {"models": models, "jobs": [{**common, **j} for j in jobs]}
     case = scenario(cluster=cluster, decide={"every_steps": 20}, workload=workload)

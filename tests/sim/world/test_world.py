@@ -61,10 +61,7 @@ def crash(at: float, duration: float, node: str = "node-0") -> dict[str, object]
 def test_a_crash_throws_a_rigid_job_back_to_its_checkpoint(interval: object, done_before: float) -> None:
     job = rigid("a", 0, 1, 40) | {"checkpoint": {"interval": interval}}
     case = scenario(
-        cluster={"nodes": [{"gpus": 1}]},
-        workload={"jobs": [job]},
-        faults=crash(25.0, 100.0, "node"),
-        restart=EXACT,
+        cluster={"nodes": [{"gpus": 1}]}, workload={"jobs": [job]}, faults=crash(25.0, 100.0, "node"), restart=EXACT
     )
     result = simulate(case)
     assert result.jobs["completion_s"][0] == pytest.approx(125 + 5 + 2 + 40 - done_before)
@@ -86,9 +83,7 @@ def training(**keys: object) -> dict[str, object]:
     every_s=st.sampled_from(["never", 0.7, 2.0]),
     event_by_event=st.booleans(),
 )
-def test_what_a_crash_takes_from_a_rigid_job_is_the_time_that_it_took(
-    pieces, part, every_s, event_by_event
-) -> None:
+def test_what_a_crash_takes_from_a_rigid_job_is_the_time_that_it_took(pieces, part, every_s, event_by_event) -> None:
     """The node runs each (time, slowness) of the list, and crashes during it; then it is healthy."""
     events, now_s, total_s = [], 0.0, sum(length for length, _ in pieces)
     crash_s = part * total_s
@@ -96,9 +91,7 @@ def test_what_a_crash_takes_from_a_rigid_job_is_the_time_that_it_took(
     work = 0.0
     for length, slowness in pieces:
         if slowness > 1.0:
-            events.append(
-                {"kind": "slow", "node": "node-0", "at": now_s, "duration": length, "factor": slowness}
-            )
+            events.append({"kind": "slow", "node": "node-0", "at": now_s, "duration": length, "factor": slowness})
         ends.append((now_s, work))
         now_s, work = now_s + length, work + length / slowness
     ends.append((now_s, work))
@@ -127,10 +120,7 @@ def test_a_crash_throws_a_training_job_back_to_its_checkpoint() -> None:
     # A step takes 0.1 s; a checkpoint every second takes 0.5 s for 3 GB at 2 x 3 GB/s.
     case = scenario(
         cluster={"nodes": [{"count": 3, "gpus": 1}]},
-        workload={
-            "models": {"m": model()},
-            "jobs": [training(checkpoint={"interval": 1.0, "size": 3e9})],
-        },
+        workload={"models": {"m": model()}, "jobs": [training(checkpoint={"interval": 1.0, "size": 3e9})]},
         faults=crash(4.05, 1000.0),
         restart=EXACT,
     )
@@ -148,12 +138,15 @@ def test_regrouping_loses_the_running_period_only() -> None:
         cluster={"nodes": [{"count": 2, "gpus": 1}]},
         workload={
             "models": {"m": model()},
-            "jobs": [training(workers_min=1, on_worker_loss="regroup", data={"samples": 500, "shards": 5},
-                              steps=None, epochs=4)],
+            "jobs": [
+                training(
+                    workers_min=1, on_worker_loss="regroup", data={"samples": 500, "shards": 5}, steps=None, epochs=4
+                )
+            ],
         },
         faults=crash(4.05, 1000.0),
         restart=EXACT,
-    )  # fmt: skip
+    )
     result = simulate(case)
     assert result.jobs["lost_samples"][0] == 0
     assert result.jobs["completion_s"][0] == pytest.approx(4.05 + 7 + 60 * 0.2)
@@ -297,10 +290,7 @@ def test_the_speeds_are_those_of_the_jobs_that_are_open(trains: bool) -> None:
     jobs = [rigid(f"r{k}", 5.0 * k, 1, 20.0 + 7.0 * (k % 3)) for k in range(12)]
     if trains:
         jobs.insert(3, {"name": "t", "arrival": 3.0, "gpus": 1, "model": "m", "steps": 4, "global_batch": 2})
-    nodes = [
-        {"name": name, "gpus": 1, "accelerator": kind}
-        for name, kind in (("a", "v100_sxm2_32gb"), ("b", "t4"))
-    ]
+    nodes = [{"name": name, "gpus": 1, "accelerator": kind} for name, kind in (("a", "v100_sxm2_32gb"), ("b", "t4"))]
     case = scenario(
         cluster={"nodes": nodes}, workload={"jobs": jobs, "models": {"m": model()}}, decide={"every": "1 s"}
     )
@@ -312,9 +302,7 @@ def test_the_speeds_are_those_of_the_jobs_that_are_open(trains: bool) -> None:
 
 @pytest.mark.parametrize("algorithm", ["ring", "async-parameter-server"])
 @pytest.mark.parametrize("event_by_event", [False, True])
-def test_a_worker_that_waits_for_input_computes_without_variation(
-    algorithm: str, event_by_event: bool
-) -> None:
+def test_a_worker_that_waits_for_input_computes_without_variation(algorithm: str, event_by_event: bool) -> None:
     case = scenario(
         cluster={"nodes": [{"count": 2, "gpus": 1, "ingest": 50.0}]},  # half of what a GPU could take
         workload={
@@ -392,10 +380,7 @@ def test_co_located_jobs_slow_each_other_down() -> None:
 
 
 def test_a_training_job_slows_down_while_a_rigid_job_shares_its_gpu() -> None:
-    jobs = [
-        training(gpus=1, gpu_share=0.5, global_batch=10),
-        rigid("r", 5.0, 1, 5.0) | {"gpu_share": 0.5},
-    ]
+    jobs = [training(gpus=1, gpu_share=0.5, global_batch=10), rigid("r", 5.0, 1, 5.0) | {"gpu_share": 0.5}]
     models = {"m": model(share_kappa=1.0, interference=0.2)}
     together = scenario(cluster={"gpus": 1}, workload={"models": models, "jobs": jobs})
     step_s = 10 * 0.01 / (2 * 0.5 / 1.5)
@@ -407,12 +392,26 @@ def digest(folder: Path) -> str:
     """What a run with noise and faults writes into the folder, as one number."""
     case = scenario(
         cluster={"nodes": [{"count": 6, "gpus": 2}, {"name": "slow", "count": 2, "gpus": 2, "speed": 0.7}]},
-        workload={"models": {"m": model(parameters=1e7)}, "jobs": [
-            {"name": "t", "count": 4, "spacing": 20.0, "gpus": 6, "model": "m", "epochs": 2, "global_batch": 60,
-             "data": {"samples": 3000, "sample_size": 1e5, "shards": 20, "placement": {"kind": "skewed"}}},
-            {"name": "r", "count": 30, "spacing": 3.0, "gpus": 2, "duration": 17.0}]},
-        noise={"step_cov": 0.2}, faults={"crash": {"mtbf": 300.0, "repair": 50.0}}, decide={"every_steps": 10},
-    )  # fmt: skip
+        workload={
+            "models": {"m": model(parameters=1e7)},
+            "jobs": [
+                {
+                    "name": "t",
+                    "count": 4,
+                    "spacing": 20.0,
+                    "gpus": 6,
+                    "model": "m",
+                    "epochs": 2,
+                    "global_batch": 60,
+                    "data": {"samples": 3000, "sample_size": 1e5, "shards": 20, "placement": {"kind": "skewed"}},
+                },
+                {"name": "r", "count": 30, "spacing": 3.0, "gpus": 2, "duration": 17.0},
+            ],
+        },
+        noise={"step_cov": 0.2},
+        faults={"crash": {"mtbf": 300.0, "repair": 50.0}},
+        decide={"every_steps": 10},
+    )
     simulate(case, "s1+s2+s3+las", 4).write(folder)
     written = (folder / "jobs.parquet").read_bytes() + (folder / "summary.json").read_bytes()
     return hashlib.sha256(written).hexdigest()
@@ -421,20 +420,18 @@ def digest(folder: Path) -> str:
 def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path) -> None:
     """Here, and in one whose hashes are others'."""
     env = os.environ | {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"}
-    program = (
-        f"from pathlib import Path; from {__name__} import digest; print(digest(Path({str(tmp_path)!r})))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
-    )
+    program = f"from pathlib import Path; from {__name__} import digest; print(digest(Path({str(tmp_path)!r})))"
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == digest(tmp_path / "here")
 
 
 def test_no_gpu_is_held_twice_at_any_time() -> None:
     rng = np.random.default_rng(0)
-    jobs = [rigid(f"j{k}", float(rng.integers(0, 50)), int(rng.integers(1, 4)), float(rng.integers(1, 30)))
-            for k in range(60)]  # fmt: skip
+    jobs = [
+        rigid(f"j{k}", float(rng.integers(0, 50)), int(rng.integers(1, 4)), float(rng.integers(1, 30)))
+        for k in range(60)
+    ]
     result = simulate(pool(jobs, gpus=6), "fifo-greedy").jobs
     times = np.unique(np.concatenate((result["start_s"], result["completion_s"])))
     for t in times:
@@ -445,9 +442,7 @@ def test_no_gpu_is_held_twice_at_any_time() -> None:
 def asynchronous(penalty: float = 0.0, **job: object):
     spec = {"alpha": 0.0, "rate": 1e9, "algorithm": "async-parameter-server"}
     return scenario(
-        cluster={
-            "nodes": [{"name": "fast", "count": 2, "gpus": 1}, {"name": "slow", "gpus": 1, "speed": 0.5}]
-        },
+        cluster={"nodes": [{"name": "fast", "count": 2, "gpus": 1}, {"name": "slow", "gpus": 1, "speed": 0.5}]},
         workload={
             "models": {"m": model(exchange=spec, staleness=penalty)},
             "jobs": [training(gpus=3, global_batch=30, sync_interval=50, **job)],
@@ -470,8 +465,13 @@ def test_staleness_costs_efficiency() -> None:
 
 
 def test_an_asynchronous_job_survives_a_crash_with_every_sample_once() -> None:
-    job = {"steps": None, "epochs": 2, "data": {"samples": 3000, "sample_size": 1e5, "shards": 7},
-           "workers_min": 1, "on_worker_loss": "regroup"}  # fmt: skip
+    job = {
+        "steps": None,
+        "epochs": 2,
+        "data": {"samples": 3000, "sample_size": 1e5, "shards": 7},
+        "workers_min": 1,
+        "on_worker_loss": "regroup",
+    }
     case = asynchronous(**job)
     faults = case.faults.model_validate(crash(5.0, 1000.0, "fast-1"))
     result = simulate(case.model_copy(update={"faults": faults}))
@@ -484,9 +484,14 @@ def test_an_asynchronous_job_survives_a_crash_with_every_sample_once() -> None:
 def test_a_worker_over_two_nodes_is_lost_with_either(policy: str, event_by_event: bool) -> None:
     """Three workers of two GPUs on nodes of three: a crash leaves one worker, and a GPU that nobody holds."""
     train = {
-        "name": "t", "gpus": 6, "model": "m", "global_batch": 12, "steps": 1000, "workers_min": 1,
+        "name": "t",
+        "gpus": 6,
+        "model": "m",
+        "global_batch": 12,
+        "steps": 1000,
+        "workers_min": 1,
         "on_worker_loss": "regroup",
-    }  # fmt: skip
+    }
     case = scenario(
         cluster={"nodes": [{"count": 2, "gpus": 3, "name": "node", "accelerator": "h100_sxm"}]},
         workload={
@@ -512,9 +517,7 @@ def test_a_worker_over_two_nodes_is_lost_with_either(policy: str, event_by_event
         by_gpu.setdefault(gpu, []).append(spans[job, part])
     for spans_of_gpu in by_gpu.values():
         spans_of_gpu.sort()
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans_of_gpu)), (
-            "a GPU is held by one at a time"
-        )
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans_of_gpu)), "a GPU is held by one at a time"
     assert made.jobs["energy_j"].sum() <= made.totals["energy_j"]
 
 

@@ -43,10 +43,16 @@ class TinyWorld:
         self.cell = {name: writable(table, name) for name in Jobs.columns}
         arrival, gpus, duration = (np.array(column) for column in zip(*jobs, strict=True))
         for name, values in (
-            ("id", np.arange(len(jobs))), ("arrival_s", arrival), ("gpus_requested", gpus), ("rigid", True),
-            ("duration_s", duration), ("service_s", duration), ("queued_since_s", arrival),
-            ("restart_s", restart_s), ("attained_gpu_s", 0.0),
-        ):  # fmt: skip
+            ("id", np.arange(len(jobs))),
+            ("arrival_s", arrival),
+            ("gpus_requested", gpus),
+            ("rigid", True),
+            ("duration_s", duration),
+            ("service_s", duration),
+            ("queued_since_s", arrival),
+            ("restart_s", restart_s),
+            ("attained_gpu_s", 0.0),
+        ):
             self.cell[name][:] = values
         resize(table, 0)
         self.restart_s = restart_s

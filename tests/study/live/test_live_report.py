@@ -35,9 +35,18 @@ def record(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     members = [{"member": m, "host": f"h{m}", "device": f"cpu-{m}", "model": "cpu"} for m in (0, 1)]
     manifest = {
-        "format": 2, "run": folder.name, "policy": "s1", "mode": "act", "global_batch": 16, "micro_batch": 1,
-        "decide_every": 5, "samples": 160, "shards": 4, "members": members, "unix_s": START_S,
-    }  # fmt: skip
+        "format": 2,
+        "run": folder.name,
+        "policy": "s1",
+        "mode": "act",
+        "global_batch": 16,
+        "micro_batch": 1,
+        "decide_every": 5,
+        "samples": 160,
+        "shards": 4,
+        "members": members,
+        "unix_s": START_S,
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for member in (0, 1):
         own = (0.3, 0.5) if member == 0 else (0.5, 0.3)
@@ -82,9 +91,7 @@ def test_the_page_says_where_time_went_what_it_cost_and_what_happened(
     assert "162 USD per million samples" in text  # 26 s at 0.1 cent, 160 samples
     assert "the group was formed anew" in text
     assert "<b>reset" not in page
-    assert "http" not in re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL).replace(
-        "http-equiv", ""
-    )
+    assert "http" not in re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL).replace("http-equiv", "")
     assert cli.main(["report", str(record)]) == 0
     assert "note: no costs: say what a GPU costs" in capsys.readouterr().err
 

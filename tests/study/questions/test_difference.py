@@ -25,27 +25,24 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     made = []
     for name, more in (("a", []), ("b", ["--set", "cluster.nodes.0.gpus=4"])):
         out = tmp_path / name
-        assert (
-            main(["run", str(tmp_path / "s.yaml"), "--policy", "fifo", "--out", str(out), "-q", *more]) == OK
-        )
+        assert main(["run", str(tmp_path / "s.yaml"), "--policy", "fifo", "--out", str(out), "-q", *more]) == OK
         made.append(out)
     return made[0], made[1]
 
 
 def test_differences_are_shown_with_their_units_and_whole_sections_in_one_line():
-    first = {
-        "cluster.nodes.0.nic": "12500000000.0",
-        "restart.detection": "120.0",
-        "faults.crash": "none",
+    first = {"cluster.nodes.0.nic": "12500000000.0", "restart.detection": "120.0", "faults.crash": "none", "name": "a"}
+    second = {
+        "cluster.nodes.0.nic": "50000000000.0",
+        "restart.detection": "30.0",
+        "faults.crash.mtbf": "36000.0",
+        "faults.crash.repair": "60.0",
         "name": "a",
+        "workload.models.m.parameters": "7e9",
     }
-    second = {"cluster.nodes.0.nic": "50000000000.0", "restart.detection": "30.0", "faults.crash.mtbf": "36000.0",
-              "faults.crash.repair": "60.0", "name": "a", "workload.models.m.parameters": "7e9"}  # fmt: skip
     names = dict.fromkeys((*first, *second))
     inputs = [(k, first.get(k, "absent"), second.get(k, "absent")) for k in names]
-    found = Difference(
-        tuple(row for row in inputs if row[1] != row[2]), (), (frozenset(first), frozenset(second))
-    )
+    found = Difference(tuple(row for row in inputs if row[1] != row[2]), (), (frozenset(first), frozenset(second)))
     assert found.readable() == [
         ("cluster.nodes.0.nic", "100 Gbit/s", "400 Gbit/s"),
         ("restart.detection", "2 min", "30 s"),
@@ -68,9 +65,7 @@ def test_inputs_and_metrics_that_differ(runs: tuple[Path, Path], capsys: pytest.
     assert "jobs completed" not in out
 
 
-def test_a_long_text_does_not_widen_the_table(
-    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_text_does_not_widen_the_table(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     config = runs[1] / "config.yaml"
     lines = [line for line in config.read_text().splitlines() if not line.startswith("why:")]
     config.write_text("\n".join([*lines, f"why: {'long ' * 40}"]) + "\n")
@@ -97,9 +92,7 @@ def test_two_runs_are_a_page_side_by_side(runs: tuple[Path, Path], tmp_path: Pat
     assert "All results are equal." in text
 
 
-def test_a_run_does_not_differ_from_itself(
-    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_does_not_differ_from_itself(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["diff", str(runs[0]), str(runs[0])]) == OK
     assert capsys.readouterr().out == "inputs: equal\nmetrics: equal\n"

@@ -13,30 +13,22 @@ from equipoise import cli
 from equipoise.policies.stages.frozen import STEPS
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.questions.explain import (
-    at_time,
-    decisions,
-    done_to_job,
-    read_folder,
-    stage_lines,
-    why_it_waited,
-)
+from equipoise.study.questions.explain import at_time, decisions, done_to_job, read_folder, stage_lines, why_it_waited
 from equipoise.study.questions.what_if import smallest, try_changes
 
 NODES = [{"name": "a", "gpus": 4}, {"name": "h", "gpus": 4, "accelerator": "h100_sxm"}]
-ALIKE = {
-    "rates": [
-        {"job_type": "t", "gpu_model": model, "gpus": 1, "rate": 1.0} for model in ("generic", "h100_sxm")
-    ]
-}
+ALIKE = {"rates": [{"job_type": "t", "gpu_model": model, "gpus": 1, "rate": 1.0} for model in ("generic", "h100_sxm")]}
 """Durations that do not depend on the GPU model."""
 
 
 def made(folder: Path, jobs: list[dict[str, Any]], policy: str, **queues: Any) -> Any:
     case = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES},
-        "workload": {"jobs": jobs, "throughputs": ALIKE}, "queues": queues,
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": NODES},
+        "workload": {"jobs": jobs, "throughputs": ALIKE},
+        "queues": queues,
+    }
     equipoise.run(case, policy=policy, out=folder, journal=True)
     return read_folder(folder)
 
@@ -47,15 +39,7 @@ def causes(folder: Any, job: str) -> dict[tuple[str, str], float]:
 
 
 def job(name: str, gpus: int, arrival: float = 0.0, **more: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "gpus": gpus,
-        "arrival": arrival,
-        "duration": 100,
-        "mix_gpus": True,
-        "job_type": "t",
-        **more,
-    }
+    return {"name": name, "gpus": gpus, "arrival": arrival, "duration": 100, "mix_gpus": True, "job_type": "t", **more}
 
 
 def test_gpus_and_a_limit_one_after_the_other(tmp_path: Path) -> None:
@@ -70,14 +54,8 @@ def test_gpus_and_a_limit_one_after_the_other(tmp_path: Path) -> None:
 def test_places_topology_and_order(tmp_path: Path) -> None:
     jobs = [job("r", 4, gpu_types=["h"]), job("x", 2, 5, gpu_types=["h"])]
     folder = made(tmp_path / "1", jobs, "multifactor")
-    assert causes(folder, "x") == {
-        ("places", "2 GPUs needed; free ones are on nodes that it may not use"): 95.0
-    }
-    jobs = [
-        job("r", 2, gpu_types=["h"]),
-        job("s", 2, gpu_types=["a"]),
-        job("x", 4, 5, together="node-required"),
-    ]
+    assert causes(folder, "x") == {("places", "2 GPUs needed; free ones are on nodes that it may not use"): 95.0}
+    jobs = [job("r", 2, gpu_types=["h"]), job("s", 2, gpu_types=["a"]), job("x", 4, 5, together="node-required")]
     ((kind, _),) = causes(made(tmp_path / "2", jobs, "multifactor"), "x")
     assert kind == "topology"
     jobs = [job("r", 6), job("head", 8, 5), job("x", 2, 10)]
@@ -106,12 +84,7 @@ def test_a_limit_is_the_cause_only_where_the_job_would_fit_without_it(tmp_path: 
 
 
 def test_a_reservation_and_who_went_first(tmp_path: Path) -> None:
-    jobs = [
-        job("r", 6),
-        job("head", 8, 5),
-        job("long", 2, 10, duration=300),
-        job("short", 2, 20, duration=50),
-    ]
+    jobs = [job("r", 6), job("head", 8, 5), job("long", 2, 10, duration=300), job("short", 2, 20, duration=50)]
     folder = made(tmp_path, jobs, "multifactor", backfill={"interval": 1})
     found = causes(folder, "long")
     assert found[("reservation", "it would have delayed head, planned before it")] > 0.0
@@ -146,13 +119,13 @@ def test_the_own_queue_by_another_name_is_no_change(tmp_path: Path) -> None:
 
 def test_a_job_of_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("t.csv").write_text(
-        "job_id,arrival_s,gpus,duration_s,job_type\n7,0,8,100,t\n9,10,4,50,t\n", encoding="utf-8"
-    )
+    Path("t.csv").write_text("job_id,arrival_s,gpus,duration_s,job_type\n7,0,8,100,t\n9,10,4,50,t\n", encoding="utf-8")
     case = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": NODES},
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": NODES},
         "workload": {"trace": {"file": "t.csv", "mix_gpus": True}, "throughputs": ALIKE},
-    }  # fmt: skip
+    }
     equipoise.run(case, policy="fifo", out="run", journal=True)
     folder = read_folder("run")
     tried = {one.text: one.start_s for one in try_changes(folder, folder.row("9"))}
@@ -169,9 +142,11 @@ def test_what_each_stage_did_at_a_time(tmp_path: Path) -> None:
 
 
 SHIPPED = {
-    "remote-storage": ["horizon=100s"], "shared-gpus": ["horizon=100s"], "slow-uplinks": [],
+    "remote-storage": ["horizon=100s"],
+    "shared-gpus": ["horizon=100s"],
+    "slow-uplinks": [],
     "power-slack": ["horizon=30min"],
-}  # fmt: skip
+}
 """Scenarios in which each stage has something to do, and until when: each sub-step has done it by then."""
 
 
@@ -179,9 +154,12 @@ def journals(folder: Path, whole: bool = False) -> dict[str, Any]:
     """Runs of these scenarios, as long as said there, or to their end."""
     for name, until in SHIPPED.items():
         equipoise.run(
-            scenarios_dir() / f"{name}.yaml", policy="s1+s2+s3+s4", out=folder / name, journal=True,
+            scenarios_dir() / f"{name}.yaml",
+            policy="s1+s2+s3+s4",
+            out=folder / name,
+            journal=True,
             overrides=[] if whole else until,
-        )  # fmt: skip
+        )
     return {name: read_folder(folder / name) for name in SHIPPED}
 
 
@@ -238,10 +216,11 @@ def test_a_job_that_lost_its_node_is_told_of_that_and_waited_again(
 ) -> None:
     supply = [{"at": 0, "nodes": 1}, {"at": 600, "nodes": 0}, {"at": 1800, "nodes": 1}]
     case = {
-        "schema_version": 1, "name": "x",
+        "schema_version": 1,
+        "name": "x",
         "cluster": {"nodes": [{"name": "spot", "gpus": 2, "available": {"supply": supply}}]},
         "workload": {"jobs": [{"name": "a", "gpus": 2, "duration": "1 h"}]},
-    }  # fmt: skip
+    }
     equipoise.run(case, out=tmp_path, journal=True)
     assert done_to_job(read_folder(tmp_path), 0) == [
         (0.0, "started on 2 GPUs of node 0"),
@@ -255,12 +234,18 @@ def test_a_job_that_lost_its_node_is_told_of_that_and_waited_again(
 
 
 def test_a_job_that_waited_and_is_done_has_lost_nothing(tmp_path: Path) -> None:
-    jobs = [{"name": "first", "gpus": 2, "duration": "1 h"}, {"name": "second", "gpus": 2, "duration": "1 h"},
-            {"name": "third", "gpus": 2, "arrival": "10 min", "duration": "1 h"}]  # fmt: skip
+    jobs = [
+        {"name": "first", "gpus": 2, "duration": "1 h"},
+        {"name": "second", "gpus": 2, "duration": "1 h"},
+        {"name": "third", "gpus": 2, "arrival": "10 min", "duration": "1 h"},
+    ]
     case = {
-        "schema_version": 1, "name": "x", "cluster": {"nodes": [{"name": "n", "gpus": 2}]},
-        "workload": {"jobs": jobs}, "policy": ["fifo"],
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "x",
+        "cluster": {"nodes": [{"name": "n", "gpus": 2}]},
+        "workload": {"jobs": jobs},
+        "policy": ["fifo"],
+    }
     equipoise.run(case, out=tmp_path, journal=True)
     assert done_to_job(read_folder(tmp_path), 1) == [(3600.0, "started on 2 GPUs of node 0")]
 

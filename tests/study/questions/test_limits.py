@@ -53,10 +53,7 @@ LYING = {"kind": "nodes", "nodes": ["node-0"]}
 READS = {"data": {"samples": 6400, "sample_size": "10 MB", "shards": 32, "placement": LYING}}
 UNEVEN = [{"name": "a", "count": 3, "speed": 2.0}, {"name": "b", "count": 1, "speed": 0.4}]
 CRASHES = [{"kind": "crash", "node": f"node-{k}", "at": 15 * (k + 1), "duration": 1} for k in range(4)]
-MANY = {
-    "models": {"m": {"sample_time": "10 ms"}},
-    "jobs": [{"name": "short", "count": 12, "gpus": 4, "duration": 60}],
-}
+MANY = {"models": {"m": {"sample_time": "10 ms"}}, "jobs": [{"name": "short", "count": 12, "gpus": 4, "duration": 60}]}
 CASES = {
     "compute": case(),
     "memory": case({"flop_per_sample": "1 GFLOP", "bytes_per_sample": "10 GB"}),
@@ -153,8 +150,11 @@ def test_a_limit_that_a_stage_can_lift_says_which(found):
     assert group.best_against("input") is not None, "lever and stage agree"
     compute = found(CASES["compute"], **tried).groups[0]
     assert compute.stage is None
-    assert not [e for e in found(CASES["barrier"], policy="s1+s2+s3+s4", **tried).groups[0].effects
-                if e.lever.against == "stage"]  # fmt: skip
+    assert not [
+        e
+        for e in found(CASES["barrier"], policy="s1+s2+s3+s4", **tried).groups[0].effects
+        if e.lever.against == "stage"
+    ]
 
 
 def test_shares_are_the_accounts(found):
@@ -232,10 +232,7 @@ def test_gains_are_paired_by_seed(found):
 
 def test_processes_do_not_change_a_result(found):
     content = case(noise={"step_cov": 0.1})
-    assert (
-        found(content, options=RunOptions(2, jobs=2)).as_dict()
-        == found(content, options=RunOptions(2)).as_dict()
-    )
+    assert found(content, options=RunOptions(2, jobs=2)).as_dict() == found(content, options=RunOptions(2)).as_dict()
 
 
 def test_every_lever_changes_the_scenario_and_leaves_it_valid():
@@ -327,10 +324,7 @@ def test_command_line(tmp_path, capsys):
     assert "stage s3 reduces it: time x0." in text
     written = json.loads((out / "limits.json").read_text())
     assert written["groups"][0]["limit"] == "network"
-    assert {lever["lever"] for lever in written["groups"][0]["levers"]} >= {
-        "policy s3",
-        "network twice as fast",
-    }
+    assert {lever["lever"] for lever in written["groups"][0]["levers"]} >= {"policy s3", "network twice as fast"}
     assert main(["limits", str(path), "-q", "--format", "json", "--try", "s3", "--seeds", "1"]) == 0
     assert json.loads(capsys.readouterr().out) == written
     assert main(["limits", str(path), "-q", "--try", "s9"]) == 2
@@ -373,23 +367,16 @@ def test_levers_without_effect_are_one_line():
     def effect(name, ratio):
         return Effect(Lever(name, "compute", None, "fifo"), Interval(ratio, math.nan, math.nan, 1))
 
-    effects = (
-        effect("doubled", 0.5),
-        effect("nearly nothing", 0.9997),
-        effect("worse", 1.2),
-        effect("same", 1.0),
-    )
+    effects = (effect("doubled", 0.5), effect("nearly nothing", 0.9997), effect("worse", 1.2), effect("same", 1.0))
     group = Limited(
-        "train",
-        1,
-        Interval(10.0, math.nan, math.nan, 1),
-        dict.fromkeys(LIMITS, 0.0) | {"compute": 1.0},
-        effects,
+        "train", 1, Interval(10.0, math.nan, math.nan, 1), dict.fromkeys(LIMITS, 0.0) | {"compute": 1.0}, effects
     )
     every = list(as_text(LimitReport("x", "fifo", 1, (group,), ()), every=True))
     assert [line.strip() for line in every[-3:]] == [
-        "* doubled: time x0.500", "- worse: time x1.20", "no effect: nearly nothing, same",
-    ]  # fmt: skip
+        "* doubled: time x0.500",
+        "- worse: time x1.20",
+        "no effect: nearly nothing, same",
+    ]
     assert not any("nothing" in line for line in as_text(LimitReport("x", "fifo", 1, (group,), ())))
 
 
@@ -399,14 +386,18 @@ def test_what_a_gpu_needs_of_its_host_is_told(tmp_path, capsys):
     node = {"count": 1, "gpus": 4, "cores": 16, "storage_rate": "2 GB/s"}
     data = {"samples": 100_000, "sample_size": "110 kB"}
     job = {"name": "vision", "model": "m", "gpus": 4, "steps": 20, "global_batch": 512, "data": data}
-    (tmp_path / "host.yaml").write_text(yaml.safe_dump({
-        "schema_version": 1, "name": "host", "cluster": {"nodes": [node]},
-        "workload": {"models": {"m": model}, "jobs": [job]},
-    }))  # fmt: skip
+    (tmp_path / "host.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "schema_version": 1,
+                "name": "host",
+                "cluster": {"nodes": [node]},
+                "workload": {"models": {"m": model}, "jobs": [job]},
+            }
+        )
+    )
     assert main(["limits", str(tmp_path / "host.yaml"), "--seeds", "1", "--quiet"]) == 0
     told = capsys.readouterr().out
     assert "limited by input" in told
-    assert (
-        "each GPU computes 2,000 samples/s, and for that needs 16 cores to prepare them (there are 4)" in told
-    )
+    assert "each GPU computes 2,000 samples/s, and for that needs 16 cores to prepare them (there are 4)" in told
     assert "220 MB/s to read them (its node's own disk gives 500 MB/s), 11 GB of disks" in told

@@ -54,20 +54,14 @@ def test_a_bar_is_the_runs_at_its_ends(found):
 
 
 def test_longest_bars_first_and_equal_ones_in_order(found):
-    vary = [
-        "cluster.nodes.0.nic=x0.5..x2",
-        "cluster.nodes.0.speed=x0.9..x1.1",
-        "workload.jobs.0.steps=x0.5..x2",
-    ]
+    vary = ["cluster.nodes.0.nic=x0.5..x2", "cluster.nodes.0.speed=x0.9..x1.1", "workload.jobs.0.steps=x0.5..x2"]
     result = found(vary=vary, defaults=False)
     assert [bar.key.rpartition(".")[2] for bar in result.bars] == ["steps", "speed", "nic"]
     assert result.bars[-1].length == pytest.approx(0.0, abs=1e-12)
 
 
 def test_common_random_numbers_make_the_ratio_sure(found):
-    result = found(
-        NOISY, vary=["cluster.nodes.0.speed=x0.5..x2"], defaults=False, options=RunOptions(seeds=5)
-    )
+    result = found(NOISY, vary=["cluster.nodes.0.speed=x0.5..x2"], defaults=False, options=RunOptions(seeds=5))
     (bar,) = result.bars
     assert result.seeds == 5
     assert bar.high.ratio.mean == pytest.approx(0.5, rel=1e-9)
@@ -103,17 +97,7 @@ def test_the_default_set_suits_every_shipped_scenario():
         assert valid >= 1.5 * len(ranges)
     too_few_nodes = ("GPUs", "unknown node", "there is room for")
     assert all(any(word in text for word in too_few_nodes) for text in problems)
-    wanted = {
-        "speed",
-        "nic",
-        "count",
-        "global_batch",
-        "step_cov",
-        "mtbf",
-        "rate",
-        "oversubscription",
-        "repair",
-    }
+    wanted = {"speed", "nic", "count", "global_batch", "step_cov", "mtbf", "rate", "oversubscription", "repair"}
     assert wanted <= seen
 
 
@@ -234,22 +218,16 @@ def test_a_failing_end_is_told_and_a_failing_base_stops(found):
     with pytest.raises(RuntimeError, match="too fast for me"):
         found(
             CASE | {"cluster": {"nodes": [{"count": 4, "speed": 2.0}]}},
-            vary=["noise.step_cov=0..0.1"], defaults=False, options=RunOptions(runner=picky),
-        )  # fmt: skip
+            vary=["noise.step_cov=0..0.1"],
+            defaults=False,
+            options=RunOptions(runner=picky),
+        )
 
 
 def test_command_line(tmp_path, capsys):
     path, out = tmp_path / "case.yaml", tmp_path / "out"
     path.write_text(yaml.safe_dump(CASE))
-    asked = [
-        "sensitivity",
-        str(path),
-        "-q",
-        "--vary",
-        "cluster.nodes.0.speed=0.5..2",
-        "--metric",
-        "makespan_s",
-    ]
+    asked = ["sensitivity", str(path), "-q", "--vary", "cluster.nodes.0.speed=0.5..2", "--metric", "makespan_s"]
     assert main([*asked, "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "to be varied: makespan under fifo, one seed, base 4.00 s" in text
@@ -259,8 +237,10 @@ def test_command_line(tmp_path, capsys):
     assert (written["metric"], written["base"]) == ("makespan_s", pytest.approx(4.0))
     (row,) = written["rows"]
     assert {k: row[k] for k in ("key", "low_value", "high_value")} == {
-        "key": "cluster.nodes.0.speed", "low_value": "0.5", "high_value": "2",
-    }  # fmt: skip
+        "key": "cluster.nodes.0.speed",
+        "low_value": "0.5",
+        "high_value": "2",
+    }
     assert (row["low"], row["high"]) == (pytest.approx(8.0), pytest.approx(2.0))
     assert main([*asked, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == written

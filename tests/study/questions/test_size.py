@@ -25,14 +25,7 @@ CASE = {
     "cluster": {
         "nodes": [
             {"name": "fast", "count": 1, "gpus": 2, "host_power": "0.001 mW", "price": "6 USD/h"},
-            {
-                "name": "slow",
-                "count": 1,
-                "gpus": 2,
-                "speed": 0.5,
-                "host_power": "0.001 mW",
-                "price": "2 USD/h",
-            },
+            {"name": "slow", "count": 1, "gpus": 2, "speed": 0.5, "host_power": "0.001 mW", "price": "2 USD/h"},
         ]
     },
     "workload": {
@@ -80,9 +73,7 @@ def every_run(text):
             changes = [f"{key}={value}" for key, value in zip(VARY, chosen, strict=True)]
             scenario = read_scenario(path, changes).scenario
             seeds = range(SEEDS) if scenario.faults.crash else [0]
-            found.append(
-                (chosen, [run(scenario, policy=make_policy(POLICY), seed=s).summary() for s in seeds])
-            )
+            found.append((chosen, [run(scenario, policy=make_policy(POLICY), seed=s).summary() for s in seeds]))
         return found
 
 
@@ -120,10 +111,7 @@ def cheapest(path, feasible):
     generic_w = 400.0  # per GPU of the profile's generic accelerator, at full load
     found = []
     for chosen, runs in every_run(path.read_text()):
-        known = {
-            "power_w": 1.3 * 2 * generic_w * sum(chosen),
-            "price_usd_per_h": 6.0 * chosen[0] + 2.0 * chosen[1],
-        }
+        known = {"power_w": 1.3 * 2 * generic_w * sum(chosen), "price_usd_per_h": 6.0 * chosen[0] + 2.0 * chosen[1]}
         if all(r["completed"] == r["jobs"] and feasible({**r, **known}) for r in runs):
             found.append(sum(chosen))
     return min(found, default=None)
@@ -219,9 +207,7 @@ def test_spares_are_what_faults_cost(case, calm):
 def test_ranks_compare_sizes_on_the_same_seeds(case):
     """Each row is the mean over all seeds, of sizes that miss as well; without ranks those end early."""
     worst_s = sorted(max(r["makespan_s"] for r in runs) for _, runs in every_run(case.read_text()))
-    asked = question(
-        case, f"makespan<={worst_s[len(worst_s) // 3]}s", objective="price"
-    )  # a third of them meets it
+    asked = question(case, f"makespan<={worst_s[len(worst_s) // 3]}s", objective="price")  # a third of them meets it
     answer = size(replace(asked, every=True))
     found = {tuple(t.candidate.values.values()): t for t in answer.trials}
     assert len(found) == len(SIZES)
@@ -288,9 +274,7 @@ def test_targets(text, limit, at_most):
     assert target.at_most == at_most
 
 
-@pytest.mark.parametrize(
-    "text", ["makespan=3h", "span<=3h", "makespan<=3 GB", "cost<=many USD", "makespan<="]
-)
+@pytest.mark.parametrize("text", ["makespan=3h", "span<=3h", "makespan<=3 GB", "cost<=many USD", "makespan<="])
 def test_wrong_targets(text):
     with pytest.raises(InputError, match="target"):
         read_target(text)
@@ -321,8 +305,7 @@ def test_command_line(case, capsys):
     assert " nodes meet makespan<=180s: cluster.nodes.0.count=" in text
     # (0.05 / 6) ** (1 / 3): three of three, the best of six sizes.
     assert (
-        "3 of 3 runs meet the targets; with 95 % confidence at least 20 % of all runs do (the best of 6 sizes)"
-        in text
+        "3 of 3 runs meet the targets; with 95 % confidence at least 20 % of all runs do (the best of 6 sizes)" in text
     )
     assert main([*arguments, "--target", "makespan<=10s", "--format", "json", "--seeds", "2"]) == 4
     answer = json.loads(capsys.readouterr().out)
@@ -384,11 +367,7 @@ def test_waits_by_class_are_metrics_and_targets(tmp_path):
         return next(count for count in range(1, 9) if worst(count) <= limit_s)
 
     assert nodes("wait_p95[short]<=1h") == fewest("queueing_p95_s[short]", 3600)
-    assert (
-        nodes("wait_p50[long] <= 1 min")
-        == fewest("queueing_p50_s[long]", 60)
-        == nodes("wait_p50[8gpus]<=1min")
-    )
+    assert nodes("wait_p50[long] <= 1 min") == fewest("queueing_p50_s[long]", 60) == nodes("wait_p50[8gpus]<=1min")
     for wrong, told in (
         ("wait_p95[night]<=1h", "no job of that class; there are 1 GPU, 8 GPUs, long, short"),
         ("cost[short]<=1", "only percentiles of waits and completions have classes"),
@@ -467,8 +446,12 @@ def test_a_key_of_a_node_group_alone_is_answered_with_the_whole_key(calm):
 def test_varied_values_are_doubted_like_those_of_a_scenario(tmp_path):
     """A bare number beside one with its unit, and durations that no accelerator shortens."""
     group = {"count": 2, "gpus": 4, "accelerator": "h100_sxm"}
-    data = {"schema_version": 1, "name": "n", "cluster": {"nodes": [group]},
-            "workload": {"jobs": [{"gpus": 4, "duration": "1 h"}]}}  # fmt: skip
+    data = {
+        "schema_version": 1,
+        "name": "n",
+        "cluster": {"nodes": [group]},
+        "workload": {"jobs": [{"gpus": 4, "duration": "1 h"}]},
+    }
     (tmp_path / "n.yaml").write_text(yaml.safe_dump(data))
 
     def told(vary: str) -> list[str]:
@@ -479,8 +462,10 @@ def test_varied_values_are_doubted_like_those_of_a_scenario(tmp_path):
     (same,) = told("cluster.nodes.0.accelerator=h100_sxm,l40s")
     assert "jobs given by their duration take as long on every accelerator" in same
     assert told("cluster.nodes.0.count=1:3") == told("cluster.nodes.0.accelerator=l40s") == []
-    data["workload"] = {"models": {"m": {"flop_per_sample": "1 TFLOP", "parameters": 1e9}},
-                        "jobs": [{"gpus": 4, "model": "m", "steps": 5, "global_batch": 8}]}  # fmt: skip
+    data["workload"] = {
+        "models": {"m": {"flop_per_sample": "1 TFLOP", "parameters": 1e9}},
+        "jobs": [{"gpus": 4, "model": "m", "steps": 5, "global_batch": 8}],
+    }
     (tmp_path / "n.yaml").write_text(yaml.safe_dump(data))
     assert not any("on every accelerator" in t for t in told("cluster.nodes.0.accelerator=h100_sxm,l40s"))
 
@@ -499,13 +484,16 @@ def test_of_as_many_nodes_the_cheaper_choice_is_the_answer_in_whatever_order(tmp
     """600 steps of 10 s on 2 nodes: 1 min of writing every 5 min takes 20 % more, every 35 min 3 %."""
     path = tmp_path / "often.yaml"
     data = {
-        "schema_version": 1, "name": "often", "cluster": {"nodes": [{"count": 2, "gpus": 1, "price": "2 USD/h"}]},
-        "restart": {"checkpoint_write": "1 min"}, "policy": ["fifo"],
+        "schema_version": 1,
+        "name": "often",
+        "cluster": {"nodes": [{"count": 2, "gpus": 1, "price": "2 USD/h"}]},
+        "restart": {"checkpoint_write": "1 min"},
+        "policy": ["fifo"],
         "workload": {
             "models": {"m": {"sample_time": "10 s", "parameters": 1e6}},
             "jobs": [{"gpus": 2, "model": "m", "steps": 600, "global_batch": 2, "checkpoint": {"interval": "1 h"}}],
         },
-    }  # fmt: skip
+    }
     path.write_text(yaml.safe_dump(data))
     for objective in ("nodes", "price", "cost"):
         vary = {"workload.jobs.0.checkpoint.interval": list(order)}

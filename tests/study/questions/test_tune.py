@@ -14,20 +14,19 @@ from equipoise.study.questions import tune as questions
 from equipoise.study.questions.race import LEVEL, front, looks, p_better, surely_worse
 from equipoise.study.questions.tune import ParameterRange, ParameterSearch, read_range, tune
 
-JOB = {
-    "gpus": 2, "model": "m", "steps": 200, "global_batch": 16,
-}  # fmt: skip
+JOB = {"gpus": 2, "model": "m", "steps": 200, "global_batch": 16}
 CASE = {
-    "schema_version": 1, "name": "slow links", "policy": ["fixed-h"], "noise": {"step_cov": 0.1},
+    "schema_version": 1,
+    "name": "slow links",
+    "policy": ["fixed-h"],
+    "noise": {"step_cov": 0.1},
     "decide": {"every": 1.0},
     "cluster": {"nodes": [{"count": 2, "nic": "10 Gbit/s"}]},
     "workload": {
-        "models": {
-            "m": {"sample_time": "5 ms", "gradient": "200 MB", "drift": 0.02, "exchange": {"alpha": "30 us"}}
-        },
+        "models": {"m": {"sample_time": "5 ms", "gradient": "200 MB", "drift": 0.02, "exchange": {"alpha": "30 us"}}},
         "jobs": [JOB],
     },
-}  # fmt: skip
+}
 VARY = {"policy.fixed-h.interval": ParameterRange(1, 32, True, "log")}
 
 
@@ -107,9 +106,7 @@ def test_seeds_that_all_give_the_same_are_no_sample(tmp_path):
     decide = {"every": 1.0, "estimate_error": 0.3}
     (tmp_path / "calm.yaml").write_text(json.dumps(CASE | {"noise": {}, "decide": decide}))
     found = tune(
-        ParameterSearch(
-            tmp_path / "calm.yaml", {"policy.fixed-h.interval": ("8",)}, trials=2, seeds=1, fresh=3
-        )
+        ParameterSearch(tmp_path / "calm.yaml", {"policy.fixed-h.interval": ("8",)}, trials=2, seeds=1, fresh=3)
     )
     assert "all 3 fresh seeds gave the same" in found.notes[0]
     assert np.isnan(found.choices[0].p["completion_mean_s"])
@@ -145,9 +142,7 @@ def test_ranges(text, expected):
     assert read_range(text) == ("a.b", expected)
 
 
-@pytest.mark.parametrize(
-    "text", ["a=1:1e400", "a=-1e31:1", "a", "a=", "a=4:1", "a=0:1:log", "a=1:2:3", "=1:2"]
-)
+@pytest.mark.parametrize("text", ["a=1:1e400", "a=-1e31:1", "a", "a=", "a=4:1", "a=0:1:log", "a=1:2:3", "=1:2"])
 def test_wrong_ranges(text):
     with pytest.raises(InputError, match="write KEY=LOW:HIGH"):
         read_range(text)
@@ -180,9 +175,7 @@ TWO = ("completion_mean_s", "exposed_communication_ratio")
 
 def test_several_objectives_give_the_points_that_no_other_beats(case, tmp_path, capsys):
     found = tune(
-        search(
-            case, metrics=TWO, trials=10, vary={"policy.fixed-h.interval": ParameterRange(1, 64, True, "log")}
-        )
+        search(case, metrics=TWO, trials=10, vary={"policy.fixed-h.interval": ParameterRange(1, 64, True, "log")})
     )
     means = [tuple(choice.trial.means[m] for m in TWO) for choice in found.choices]
     assert len(means) > 1, "more local steps save exchanges and cost statistical efficiency"
@@ -232,8 +225,12 @@ def test_an_equal_point_is_seldom_stopped(seed):
 def test_more_goodput_is_better():
     assert p_better("goodput_ratio", [0.8, 0.82, 0.81], [0.4, 0.42, 0.405]) < 0.01
     assert p_better("makespan_s", [0.8, 0.82, 0.81], [0.4, 0.42, 0.405]) > 0.99
-    means = [{"makespan_s": 2.0, "goodput_ratio": 0.5}, {"makespan_s": 1.0, "goodput_ratio": 0.4},
-             {"makespan_s": 2.0, "goodput_ratio": 0.3}, {"makespan_s": 1.0, "goodput_ratio": 0.4}]  # fmt: skip
+    means = [
+        {"makespan_s": 2.0, "goodput_ratio": 0.5},
+        {"makespan_s": 1.0, "goodput_ratio": 0.4},
+        {"makespan_s": 2.0, "goodput_ratio": 0.3},
+        {"makespan_s": 1.0, "goodput_ratio": 0.4},
+    ]
     assert front(means) == [0, 1]
 
 
@@ -242,19 +239,24 @@ def test_more_answers_in_time_are_better(tmp_path, metric):
     """One replica is too few and the start; the search has to find that more of them answer more in time."""
     pytest.importorskip("optuna")
     chat = {
-        "name": "chat", "batch_latency": {"measured": {1: "50 ms"}}, "requests": {"rate": "60/s"},
-        "latency": {"p99": "500 ms"}, "replicas": {"min": 1, "max": 1},
-    }  # fmt: skip
+        "name": "chat",
+        "batch_latency": {"measured": {1: "50 ms"}},
+        "requests": {"rate": "60/s"},
+        "latency": {"p99": "500 ms"},
+        "replicas": {"min": 1, "max": 1},
+    }
     spec = {
-        "schema_version": 1, "name": "short", "services": [chat], "horizon": "60 s", "policy": ["fifo"],
+        "schema_version": 1,
+        "name": "short",
+        "services": [chat],
+        "horizon": "60 s",
+        "policy": ["fifo"],
         "cluster": {"nodes": [{"gpus": 6, "accelerator": "a100_sxm_40gb"}]},
         "workload": {"jobs": [{"duration": "10 s"}]},
-    }  # fmt: skip
+    }
     (tmp_path / "short.yaml").write_text(json.dumps(spec))
     vary = {"services.0.replicas.max": ParameterRange(1, 5, True, "linear")}
-    found = tune(
-        ParameterSearch(tmp_path / "short.yaml", vary, metrics=(metric,), trials=5, seeds=2, fresh=4)
-    )
+    found = tune(ParameterSearch(tmp_path / "short.yaml", vary, metrics=(metric,), trials=5, seeds=2, fresh=4))
     (choice,) = found.choices
     assert found.better
     assert choice.ratios[metric].low > 1.0

@@ -39,7 +39,7 @@ def step(compute_us: int, wait_us: int) -> list[dict[str, Any]]:
         {"Id": 7, "Name": "launch", "NodeType": COMPUTE, "runtime": 20, "is_cpu_op": True},
         {"Id": 8, "Name": "gemm", "NodeType": COMPUTE, "data_deps": [7], "runtime": compute_us},
         {"Id": 9, "Name": "sync", "NodeType": COLLECTIVE, "ctrlDeps": [8], "runtime": 50 + wait_us, "comm_type": 0},
-    ]  # fmt: skip
+    ]
 
 
 def protobuf(nodes: list[dict[str, Any]]) -> bytes:
@@ -100,9 +100,7 @@ def test_what_cannot_be_replayed_is_one_line(tmp_path: Path, nodes: list[dict[st
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))
-def test_damaged_files_are_an_error_or_nodes(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes, cut: int
-) -> None:
+def test_damaged_files_are_an_error_or_nodes(tmp_path_factory: pytest.TempPathFactory, raw: bytes, cut: int) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.et"
     path.write_bytes(protobuf(step(100, 0))[:cut] + raw)
     told = ""

@@ -19,14 +19,7 @@ from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.formats.operations import COLUMNS, Operation, read_operations
 from equipoise.formats.text.errors import FormatError
 from equipoise.study.replay.graph import graphs
-from equipoise.study.replay.replay import (
-    NOTHING,
-    STRAGGLER_FREE,
-    ReplayChange,
-    host_times,
-    step_times,
-    typical,
-)
+from equipoise.study.replay.replay import NOTHING, STRAGGLER_FREE, ReplayChange, host_times, step_times, typical
 from equipoise.study.replay.summary import summarise
 
 SEND_S, SYNC_S, HOST_S = 0.01, 0.2, 0.003
@@ -89,9 +82,7 @@ def forward_of(values: list[float]) -> Time:
 
 @settings(max_examples=20, deadline=None)
 @given(TIMES)
-def test_what_was_recorded_comes_out_again(
-    tmp_path_factory: pytest.TempPathFactory, values: list[float]
-) -> None:
+def test_what_was_recorded_comes_out_again(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
     rows = recorded(forward_of(values))
     path = write(tmp_path_factory.mktemp("replay") / "ops.csv", rows)
     found = graphs(read_operations([path]))
@@ -162,8 +153,10 @@ def test_what_all_have_is_no_straggling(
     rows = ["step,rank,dp_rank,stage,optype,start_ts,duration,seq_id"]
     rows += [
         f"{step},{rank},{rank},0,forward-compute,{2 * step + at},0.01,{k}"
-        for step in range(steps) for rank in range(ranks) for k, at in enumerate((0.0, 0.99))
-    ]  # fmt: skip
+        for step in range(steps)
+        for rank in range(ranks)
+        for k, at in enumerate((0.0, 0.99))
+    ]
     (tmp_path / "ops.csv").write_text("\n".join(rows))
     assert main(["replay", str(tmp_path / "ops.csv")]) == OK
     told = "one rank: there are no others" if ranks == 1 else "stragglers cost 0 % of the step, 1.00x"
@@ -220,18 +213,14 @@ def kineto(rank: int, clock_us: float, compute_us: float) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for step in range(2):
         at = clock_us + 1000.0 * step
-        events.append(
-            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 900}
-        )
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 900})
         x = {"ph": "X", "cat": "kernel"}
         events.append(x | {"name": "void gemm<1>(float)", "ts": at + 10, "dur": compute_us, "tid": 7})
         copied = at + 15 + compute_us
         events.append(x | {"name": "copy", "ts": copied, "dur": 50, "tid": 8})
         group = {"Collective name": "allreduce", "Process Group Ranks": "[0, 1]"}
         begin = copied + 50
-        events.append(
-            x | {"name": "ncclAllReduce", "ts": begin, "dur": at + 900 - begin, "tid": 9, "args": group}
-        )
+        events.append(x | {"name": "ncclAllReduce", "ts": begin, "dur": at + 900 - begin, "tid": 9, "args": group})
     return {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}}
 
 

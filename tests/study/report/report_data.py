@@ -127,9 +127,7 @@ EVENTS = {
 }
 
 
-def write_timeline(
-    folder: Path, rows: dict[str, np.ndarray], gpus: int, buckets: int, held: bool = True
-) -> None:
+def write_timeline(folder: Path, rows: dict[str, np.ndarray], gpus: int, buckets: int, held: bool = True) -> None:
     """The tables of a timeline below a run directory."""
     target = folder / "timeline"
     target.mkdir(parents=True, exist_ok=True)
@@ -185,10 +183,7 @@ def make_run(
     totals |= {f"{use}_usd": usd / 20 for use in WASTE}
     totals |= {"energy_j": room * span_s * 400, "cost_usd": usd}
     config = json.dumps(
-        {
-            "name": name,
-            "cluster": {"hardware": "catalogue", "nodes": [{"name": "node", "accelerator": "h100_sxm"}]},
-        }
+        {"name": name, "cluster": {"hardware": "catalogue", "nodes": [{"name": "node", "accelerator": "h100_sxm"}]}}
     )
     made = Run(name, policy, seed, f"{seed:016x}", config, columns, totals, (), stopped)
     made.write(folder)

@@ -43,16 +43,12 @@ def run_folder(out: Path, policy: str, seed: int) -> Path:
     return out / "runs" / identity(policy, seed)
 
 
-def make_comparison(
-    out: Path, policies: list[str], seeds: int, *, timeline: bool = True, **more: Any
-) -> Comparison:
+def make_comparison(out: Path, policies: list[str], seeds: int, *, timeline: bool = True, **more: Any) -> Comparison:
     """A comparison directory; run directories, with timelines for the first seed."""
     results = []
     for policy in policies:
         for seed in range(seeds):
-            run = make_run(
-                run_folder(out, policy, seed), policy, seed, timeline=timeline and seed == 0, **more
-            )
+            run = make_run(run_folder(out, policy, seed), policy, seed, timeline=timeline and seed == 0, **more)
             results.append(Result(policy, seed, identity(policy, seed), run.summary(), (), dict(run.totals)))
     name = str(more.get("name", "made"))
     made = Comparison(
@@ -166,9 +162,14 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     make_comparison(tmp_path, ["fifo", HOSTILE], 2, jobs=4, decisions=2, name=HOSTILE, job_name=HOSTILE)
     folder = run_folder(tmp_path, HOSTILE, 0)
     (tmp_path / "sensitivity.json").write_text(
-        json.dumps({"metric": "makespan_s", "base": 10.0, "rows": [
-            {"key": HOSTILE, "low_value": HOSTILE, "high_value": "<b>", "low": 9.0, "high": 11.0}]})
-    )  # fmt: skip
+        json.dumps(
+            {
+                "metric": "makespan_s",
+                "base": 10.0,
+                "rows": [{"key": HOSTILE, "low_value": HOSTILE, "high_value": "<b>", "low": 9.0, "high": 11.0}],
+            }
+        )
+    )
     (folder / "manifest.json").write_text(
         json.dumps({**json.loads((folder / "manifest.json").read_text()), "status": HOSTILE})
     )
@@ -183,9 +184,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert json.loads(page.blob("names-1"))["names"][0] == f"{HOSTILE}-0"
 
 
-@pytest.mark.parametrize(
-    "text", ["</script>", "<!--", "<script", "]]>", "&lt;", "\u2028\u2029", "\ud800", "'\"\\"]
-)
+@pytest.mark.parametrize("text", ["</script>", "<!--", "<script", "]]>", "&lt;", "\u2028\u2029", "\ud800", "'\"\\"])
 def test_embedded_json_cannot_end_its_element(text: str) -> None:
     found = embedded({text: [text]})
     assert not set("<>&") & set(found)
@@ -221,12 +220,16 @@ def test_a_run_with_decisions_but_no_timeline(tmp_path: Path) -> None:
 def test_decisions_name_the_jobs_that_they_change(tmp_path: Path) -> None:
     """Each start of a job is an entry with its name, at the time and with the GPUs that its record says."""
     scenario = {
-        "schema_version": 1, "name": "named", "cluster": {"nodes": [{"name": "n", "count": 2, "gpus": 4}]},
-        "workload": {"jobs": [
-            {"name": "small", "count": 3, "spacing": "5 min", "gpus": 2, "duration": "30 min"},
-            {"name": "wide", "gpus": 8, "arrival": "1 min", "duration": "10 min"},
-        ]},
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "named",
+        "cluster": {"nodes": [{"name": "n", "count": 2, "gpus": 4}]},
+        "workload": {
+            "jobs": [
+                {"name": "small", "count": 3, "spacing": "5 min", "gpus": 2, "duration": "30 min"},
+                {"name": "wide", "gpus": 8, "arrival": "1 min", "duration": "10 min"},
+            ]
+        },
+    }
     made = equipoise.run(scenario, policy="fifo", out=tmp_path, journal=True)
     found = json.loads(page_of(tmp_path).blob("run-0"))["decisions"]
     entries = [
@@ -271,13 +274,16 @@ def test_failures_that_a_comparison_lists(tmp_path: Path) -> None:
 
 def test_prices_say_where_they_come_from(tmp_path: Path) -> None:
     make_run(tmp_path, jobs=3, timeline=False, usd=10.0)
-    nodes = [
-        {"name": kind, "count": 1, "gpus": 8, "accelerator": kind, "nics": 8} for kind in ("h100_sxm", "l40s")
-    ]
-    config = from_mapping({
-        "schema_version": 1, "name": "made", "cluster": {"nodes": nodes}, "cost": {"gpu_hour": {"l40s": 0.7}},
-        "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]},
-    }).model_dump_json()  # fmt: skip
+    nodes = [{"name": kind, "count": 1, "gpus": 8, "accelerator": kind, "nics": 8} for kind in ("h100_sxm", "l40s")]
+    config = from_mapping(
+        {
+            "schema_version": 1,
+            "name": "made",
+            "cluster": {"nodes": nodes},
+            "cost": {"gpu_hour": {"l40s": 0.7}},
+            "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]},
+        }
+    ).model_dump_json()
     (tmp_path / "config.yaml").write_text(config)
     text = " ".join(page_of(tmp_path).text.split())
     date = load_book("prices").date
@@ -360,9 +366,7 @@ def test_a_hundred_runs_stay_below_5_mb(tmp_path: Path) -> None:
             (folder / "manifest.json").unlink()
             (folder / "manifest.json").write_text(json.dumps(manifest))
             results.append(Result(policy, seed, identity(policy, seed), run.summary(), (), dict(run.totals)))
-    made_of = Comparison(
-        "made", tuple(policies), tuple(range(10)), tuple(results), LowerBound(60.0, 30.0, False), ()
-    )
+    made_of = Comparison("made", tuple(policies), tuple(range(10)), tuple(results), LowerBound(60.0, 30.0, False), ())
     (tmp_path / "comparison.json").write_text(made_of.as_json())
     made = make_report(tmp_path)
     assert made.size_bytes < 5e6
@@ -383,9 +387,7 @@ def test_the_same_folder_gives_the_same_bytes_in_another_process(compared: Path,
     assert (tmp_path / "there.html").read_bytes() == here
 
 
-def test_the_command_writes_and_says_where(
-    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_and_says_where(compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "deep" / "r.html"
     assert cli.main(["report", str(compared), "--out", str(out)]) == 0
     assert str(out) in capsys.readouterr().out

@@ -67,8 +67,14 @@ def test_the_page_of_size_has_the_answer_and_the_sizes(scenario, capsys):
 
 def size_row(name: str, wait_s: float, cost: float, *, meets: bool) -> dict:
     results = {"queueing_p95_s": [wait_s - 60, wait_s + 60], "cost_usd": [cost, cost]}
-    return {"values": name, "queueing_p95_s": wait_s, "results": results,
-            "meets": meets, "cost_usd": cost, "makespan_s": 3600.0 + wait_s}  # fmt: skip
+    return {
+        "values": name,
+        "queueing_p95_s": wait_s,
+        "results": results,
+        "meets": meets,
+        "cost_usd": cost,
+        "makespan_s": 3600.0 + wait_s,
+    }
 
 
 def test_sizes_are_drawn_against_the_limit_with_the_range_of_their_runs():
@@ -120,9 +126,7 @@ def test_the_parameter_that_matters_is_named():
     assert (first, second) == ("a", "b")
     assert share > 0.7
     assert rest < 0.1
-    assert (
-        max(share for _, share in importance(trials(60, 0.0), "makespan_s")) < 0.15
-    )  # noise alone explains nothing
+    assert max(share for _, share in importance(trials(60, 0.0), "makespan_s")) < 0.15  # noise alone explains nothing
     assert importance(trials(5, 1.0), "makespan_s") == []
     whole = [{**t, "values": t["values"] and {"n": round(4 * t["values"]["a"])}} for t in trials(60, 1.0)]
     assert importance(whole, "makespan_s")[0][1] > 0.7  # few whole numbers are groups of their own
@@ -132,17 +136,18 @@ def tuned(folder: Path, *, better: bool) -> None:
     made = trials(20, 1.0)
     best = min(made[1:], key=lambda trial: trial["means"]["makespan_s"])
     ratio = {"mean": 0.8, "low": 0.7, "high": 0.9, "n": 5}
-    choice = {
-        "trial": best,
-        "means": {"makespan_s": 4.0},
-        "ratios": {"makespan_s": ratio},
-        "p": {"makespan_s": 0.001},
-    }
+    choice = {"trial": best, "means": {"makespan_s": 4.0}, "ratios": {"makespan_s": ratio}, "p": {"makespan_s": 0.001}}
     content = {
-        "schema_version": 2, "scenario": "<mine>", "policy": "fifo", "better": better, "trials": made,
+        "schema_version": 2,
+        "scenario": "<mine>",
+        "policy": "fifo",
+        "better": better,
+        "trials": made,
         "vary": {"a": {"low": 0, "high": 1, "whole": False, "scale": "linear"}, "b": ["x", "y"]},
-        "choices": [choice], "start": {"makespan_s": 5.0}, "notes": [],
-    }  # fmt: skip
+        "choices": [choice],
+        "start": {"makespan_s": 5.0},
+        "notes": [],
+    }
     (folder / "tune.json").write_text(json.dumps(content))
 
 

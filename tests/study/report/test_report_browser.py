@@ -69,9 +69,7 @@ def test_offline_without_complaints(opened: Browser) -> None:
 def test_every_chart_draws_its_numbers(opened: Browser) -> None:
     find = "const v = Charts.views.find((v) => v.chart.id === arguments[0]); return "
     for chart in ("uses", "completion", "pareto", "tornado", "usage-0", "jobs-0", "power-0", "links-0"):
-        marks = opened.js(
-            find + "[v.layer.querySelectorAll('path,rect,circle').length, v.chart.series.length]", chart
-        )
+        marks = opened.js(find + "[v.layer.querySelectorAll('path,rect,circle').length, v.chart.series.length]", chart)
         assert marks[0] >= marks[1] - (chart == "tornado"), chart  # the base case is a line
         text = opened.js(find + "v.svg.outerHTML", chart)
         assert "NaN" not in text, chart
@@ -83,9 +81,7 @@ def test_charts_are_drawn_as_wide_as_their_place(browser: Browser, page: Path) -
     for width in (1280, 700, 390):
         browser.open(page, width=width)
         assert browser.js(wrong) == []
-    browser.cdp(
-        "Emulation.setDeviceMetricsOverride", width=1000, height=900, deviceScaleFactor=1, mobile=False
-    )
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=1000, height=900, deviceScaleFactor=1, mobile=False)
     browser.until(wrong.replace("return", "return !") + ".length")  # after a change of size they follow
 
 
@@ -111,9 +107,7 @@ def test_hover_finds_a_point(opened: Browser) -> None:
         "return [b.x + v.px(s.x[0]) * k, b.y + v.py(s.y[0]) * k]"
     )
     opened.mouse("mouseMoved", x, y)
-    text = opened.until(
-        "const t = document.querySelector('#chart-pareto .tip'); return t.hidden ? '' : t.innerText"
-    )
+    text = opened.until("const t = document.querySelector('#chart-pareto .tip'); return t.hidden ? '' : t.innerText")
     assert text.splitlines()[0] in ("fifo", "easy")
     assert "cost (USD): 50" in text
 
@@ -151,9 +145,7 @@ def test_charts_by_keyboard(opened: Browser) -> None:
 
 
 def test_the_legend_hides_and_shows(opened: Browser) -> None:
-    count = (
-        "return Charts.views.find((v) => v.chart.id === 'completion').layer.querySelectorAll('path').length"
-    )
+    count = "return Charts.views.find((v) => v.chart.id === 'completion').layer.querySelectorAll('path').length"
     assert opened.js(count) == 2
     button = "document.querySelector('#chart-completion .legend button')"
     opened.js(f"{button}.click()")
@@ -370,10 +362,7 @@ def test_decisions_are_searched_and_only_those_in_view_exist(opened: Browser) ->
     opened.key("End")
     chosen = opened.js("return document.querySelector('.list .chosen').innerText")
     assert "refused" in chosen
-    assert (
-        opened.js("return document.querySelector('.list').getAttribute('aria-activedescendant')")
-        == "decision-199"
-    )
+    assert opened.js("return document.querySelector('.list').getAttribute('aria-activedescendant')") == "decision-199"
     assert "GPU 3 is down" in opened.js("return document.querySelector('.full').textContent")
     # Choosing a decision moves the chart to its time.
     span = opened.js(GANTT + "return (g.x1 - g.x0) / g.end")
@@ -406,13 +395,8 @@ def test_it_prints_light_and_whole(browser: Browser, page: Path) -> None:
     browser.cdp("Emulation.setEmulatedMedia", media="print")
     assert browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     for hidden in (".top nav", ".tools", ".controls", ".list"):
-        assert (
-            browser.js("return getComputedStyle(document.querySelector(arguments[0])).display", hidden)
-            == "none"
-        )
-    corner = browser.js(
-        GANTT + "return Array.from(g.canvas.getContext('2d').getImageData(g.left + 9, 400, 1, 1).data)"
-    )
+        assert browser.js("return getComputedStyle(document.querySelector(arguments[0])).display", hidden) == "none"
+    corner = browser.js(GANTT + "return Array.from(g.canvas.getContext('2d').getImageData(g.left + 9, 400, 1, 1).data)")
     assert min(corner[:3]) > 100 or corner[3] == 0
     pdf = base64.b64decode(browser.cdp("Page.printToPDF", printBackground=True)["data"])
     assert pdf.startswith(b"%PDF")

@@ -202,8 +202,7 @@ def test_rounded_numbers_are_json_and_close(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("span_s", "name"),
-    [(0, "s"), (1e-5, "us"), (0.5, "ms"), (90, "s"), (600, "min"), (9000, "h"), (1e6, "d")],
+    ("span_s", "name"), [(0, "s"), (1e-5, "us"), (0.5, "ms"), (90, "s"), (600, "min"), (9000, "h"), (1e6, "d")]
 )
 def test_time_units_suit_the_span(span_s: float, name: str) -> None:
     assert time_unit(span_s).name == name
@@ -237,9 +236,7 @@ def test_a_figure_shows_its_texts(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     paths = {path.stem: path for path in charts_figures.write_figures(folder, tmp_path)}
     texts = {
-        "".join(node.itertext()).strip()
-        for node in ET.parse(paths["tornado"]).iter()
-        if node.tag.endswith("}text")
+        "".join(node.itertext()).strip() for node in ET.parse(paths["tornado"]).iter() if node.tag.endswith("}text")
     }
     assert {"large", "small", "makespan (min)"} <= texts
     assert not list(tmp_path.glob("*.partial"))
@@ -295,12 +292,11 @@ def test_a_run_shows_itself_in_a_notebook(tmp_path: Path) -> None:
 @pytest.mark.parametrize("timeline", [True, False])
 def test_idle_after_the_last_arrival_is_told_apart(tmp_path: Path, timeline: bool) -> None:
     case = {
-        "schema_version": 1, "name": "tail", "cluster": {"gpus": 4},
-        "workload": {"jobs": [
-            {"gpus": 1, "duration": "1 h"},
-            {"gpus": 2, "arrival": "1 h", "duration": "3 h"},
-        ]},
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "tail",
+        "cluster": {"gpus": 4},
+        "workload": {"jobs": [{"gpus": 1, "duration": "1 h"}, {"gpus": 2, "arrival": "1 h", "duration": "3 h"}]},
+    }
     made = run(from_mapping(case), timeline=timeline)
     made.write(tmp_path)
     study = read_study(tmp_path)

@@ -39,23 +39,8 @@ def row(number: int, point: int, policy: str, seed: int, makespan_s: float, **mo
     known = {"id": f"{number:016x}", "number": number, "point": point, "policy": policy, "seed": seed}
     count = (1, 2, 10)[point % 3]
     varied = {"cluster.nodes.0.count": count, "noise.step_cov": 0.1}
-    metrics = {
-        "jobs": 1.0,
-        "completed": 1.0,
-        "makespan_s": makespan_s,
-        "gpus": 8.0 * count,
-        "goodput_ratio": 0.5,
-    }
-    return {
-        **known,
-        "status": "done",
-        "attempts": 1,
-        "cpu_s": 0.1,
-        "wall_s": 0.1,
-        **varied,
-        **metrics,
-        **more,
-    }
+    metrics = {"jobs": 1.0, "completed": 1.0, "makespan_s": makespan_s, "gpus": 8.0 * count, "goodput_ratio": 0.5}
+    return {**known, "status": "done", "attempts": 1, "cpu_s": 0.1, "wall_s": 0.1, **varied, **metrics, **more}
 
 
 def make_sweep(folder: Path, rows: list[dict[str, Any]], text: str = SWEEP) -> Path:
@@ -108,9 +93,7 @@ def test_means_and_ratios_equal_plain_python(
     mean, half = plain_interval(values["log"])
     ratio = study.versus("easy", "fifo", "makespan_s")
     assert ratio.mean == pytest.approx(math.exp(mean))
-    assert (ratio.low, ratio.high) == pytest.approx(
-        (math.exp(mean - half), math.exp(mean + half)), nan_ok=True
-    )
+    assert (ratio.low, ratio.high) == pytest.approx((math.exp(mean - half), math.exp(mean + half)), nan_ok=True)
     back = study.versus("fifo", "easy", "makespan_s")
     assert back.mean * ratio.mean == pytest.approx(1.0)
 
@@ -154,13 +137,22 @@ def test_the_failed_run_is_in_no_number(sweep: Path) -> None:
 
 def test_a_point_in_which_nothing_is_random_takes_no_interval_from_the_others(tmp_path: Path) -> None:
     scenario = {
-        "schema_version": 1, "name": "s", "cluster": {"gpus": 4}, "workload": {
+        "schema_version": 1,
+        "name": "s",
+        "cluster": {"gpus": 4},
+        "workload": {
             "models": {"m": {"sample_time": "10 ms", "parameters": 1e6}},
             "jobs": [{"count": 3, "gpus": 2, "model": "m", "steps": 50, "global_batch": 16}],
         },
-    }  # fmt: skip
-    spec = {"schema_version": 1, "name": "n", "scenario": "s.yaml", "policies": ["fifo", "sjf"], "seeds": 5,
-            "parameters": {"noise.step_cov": [0, 0.2]}}  # fmt: skip
+    }
+    spec = {
+        "schema_version": 1,
+        "name": "n",
+        "scenario": "s.yaml",
+        "policies": ["fifo", "sjf"],
+        "seeds": 5,
+        "parameters": {"noise.step_cov": [0, 0.2]},
+    }
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(scenario))
     (tmp_path / "n.yaml").write_text(yaml.safe_dump(spec))
     out = tmp_path / "out"
@@ -172,9 +164,7 @@ def test_a_point_in_which_nothing_is_random_takes_no_interval_from_the_others(tm
     study = read_study(out)
     found = study.row("makespan_s", "fifo")
     assert found is not None
-    half = t_quantile(0.95, 4) * math.sqrt(
-        statistics.variance(values[1]) / 5 / 4
-    )  # the mean of two, one known
+    half = t_quantile(0.95, 4) * math.sqrt(statistics.variance(values[1]) / 5 / 4)  # the mean of two, one known
     assert found.value.half_width == pytest.approx(half)
     assert ("Cluster", "4 GPUs, in one pool") in context(study)
     trend = next(t for t in study.trends if t.key == "noise.step_cov")
@@ -195,9 +185,7 @@ def test_a_sweep_shows_what_was_simulated(tmp_path: Path) -> None:
     node = {"count": 6, "gpus": 8, "accelerator": "h100_sxm", "speed": 0.5}
     folder = make_sweep(tmp_path, [row(k, k, "fifo", 1, 100.0 + k) for k in range(2)])
     with Ledger(folder) as ledger:
-        ledger.set_about(
-            scenario=json.dumps({"cluster": {"nodes": [node]}, "faults": {"crash": {"mtbf": 1}}})
-        )
+        ledger.set_about(scenario=json.dumps({"cluster": {"nodes": [node]}, "faults": {"crash": {"mtbf": 1}}}))
     told = dict(context(read_study(folder)))
     assert told["Cluster"] == "6 x 8 h100_sxm at 0.5 of its speed (48 GPUs)"
     assert told["Disturbances"] == "faults: crash"
@@ -260,8 +248,13 @@ def test_parallel_coordinates_join_the_values_and_the_metric_of_each_point(tmp_p
 def test_units_and_words_are_ordered_as_people_would() -> None:
     texts = ["10 Gbit/s", "packed", "5 Gbit/s", "1e3 Gbit/s", "-", "40 Gbit/s"]
     assert sorted(texts, key=report_sweep.in_order) == [
-        "5 Gbit/s", "10 Gbit/s", "40 Gbit/s", "1e3 Gbit/s", "-", "packed",
-    ]  # fmt: skip
+        "5 Gbit/s",
+        "10 Gbit/s",
+        "40 Gbit/s",
+        "1e3 Gbit/s",
+        "-",
+        "packed",
+    ]
 
 
 def test_kept_run_directories_give_curves_and_a_closer_look(sweep: Path, tmp_path: Path) -> None:
@@ -310,9 +303,7 @@ def test_many_failures_are_counted_not_all_listed(tmp_path: Path) -> None:
     assert "error 100" not in page.text
 
 
-def test_points_are_aggregated_before_python_sees_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_are_aggregated_before_python_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(k, k % 30, ("fifo", "easy")[k % 2], k // 60, 100.0 + k % 7) for k in range(3000)]
     out = make_sweep(tmp_path / "s", rows)
     fetched: list[int] = []

@@ -73,9 +73,7 @@ def test_one_that_has_not_ended_is_named(made: Path, tmp_path: Path) -> None:
     assert "pool, 2 traces" in text
 
 
-def test_no_policy_that_ran_on_all_is_one_line(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_policy_that_ran_on_all_is_one_line(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(made / "out", tmp_path / "out")
     command = ["compare", str(made / "case.yaml"), "--policy", "easy", "--trace", str(made / "mid.csv")]
     assert cli.main([*command, "--seeds", "1", "--out", str(tmp_path / "out" / "other")]) == 0
@@ -88,10 +86,7 @@ def test_no_policy_that_ran_on_all_is_one_line(
     ("change", "said"),
     [
         ({"scenario": "other"}, "comparisons of several scenarios; a report is of one of them: "),
-        (
-            {"policies": ["easy", "las"]},
-            "mid/comparison.json: is damaged: ValueError: its policies are not those of",
-        ),
+        ({"policies": ["easy", "las"]}, "mid/comparison.json: is damaged: ValueError: its policies are not those of"),
         ({"runs": []}, "mid/comparison.json: is damaged"),
         ({"runs": 3}, "mid/comparison.json: is damaged"),
     ],

@@ -31,9 +31,16 @@ def study_of(values: dict[str, list[float]], jobs: float = 4.0, **more: dict[str
             rows.append(StudyRow(metric, policy, mean_interval([more.get(metric, {}).get(policy, 0.0)])))
     seeds = len(values[first])
     return Study(
-        "comparison", Path(), "made", tuple(values), seeds, tuple(rows), (), (),
+        "comparison",
+        Path(),
+        "made",
+        tuple(values),
+        seeds,
+        tuple(rows),
+        (),
+        (),
         lambda a, b, m: paired_ratio(values[a], values[b]),
-    )  # fmt: skip
+    )
 
 
 def texts(study: Study) -> list[str]:
@@ -93,10 +100,7 @@ def test_what_wastes_most_comes_first() -> None:
 def test_money_is_told_where_it_is_known() -> None:
     study = study_of({"a": [50, 51], "b": [60, 62]})
     assert not any("Cost" in text for text in texts(study))
-    extra = (
-        StudyRow("cost_usd", "a", mean_interval([1234.5])),
-        StudyRow("waste_usd", "a", mean_interval([200.0])),
-    )
+    extra = (StudyRow("cost_usd", "a", mean_interval([1234.5])), StudyRow("waste_usd", "a", mean_interval([200.0])))
     told = texts(replace(study, rows=study.rows + extra))
     assert "Cost: 1,234 USD under a, 200 USD of it wasted." in told
 
@@ -114,9 +118,7 @@ def test_nothing_completed() -> None:
 
 def test_a_bound_is_told_with_its_kind() -> None:
     study = study_of({"a": [50, 51], "b": [60, 62]})
-    rows = tuple(
-        replace(r, bound=25.0, over_bound=2.02) if r.metric == "completion_mean_s" else r for r in study.rows
-    )
+    rows = tuple(replace(r, bound=25.0, over_bound=2.02) if r.metric == "completion_mean_s" else r for r in study.rows)
     assert "a takes 2.02x the lower bound." in texts(replace(study, rows=rows))
     assert "a takes 2.02x the lower bound (which leaves noise out)." in texts(
         replace(study, rows=rows, noise_free=True)

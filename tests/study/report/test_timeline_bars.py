@@ -100,9 +100,7 @@ def test_of_too_many_bars_the_longest_are_kept_in_order(tmp_path: Path) -> None:
     assert (found.count, found.total) == (20, 120)
     shortest = np.sort(rows["end_s"] - rows["start_s"])[-20]
     kept = unpack(found.packed, 20)
-    assert min(length for _, _, length, *_ in kept) * found.tick_s == pytest.approx(
-        shortest, abs=2 * found.tick_s
-    )
+    assert min(length for _, _, length, *_ in kept) * found.tick_s == pytest.approx(shortest, abs=2 * found.tick_s)
     assert [bar[0] for bar in kept] == sorted(bar[0] for bar in kept)
 
 

@@ -38,9 +38,7 @@ def test_every_gpu_of_every_stretch_is_a_slice(run: Path, tmp_path: Path) -> Non
     held = holdings(rows, 8)
     slices = [event for event in found if event["ph"] == "X"]
     assert written.slices == len(slices) == len(held["gpu"])
-    index = {
-        (int(j), int(s)): k for k, (j, s) in enumerate(zip(rows["job_id"], rows["segment"], strict=True))
-    }
+    index = {(int(j), int(s)): k for k, (j, s) in enumerate(zip(rows["job_id"], rows["segment"], strict=True))}
     for event, job, segment, gpu in zip(slices, held["job_id"], held["segment"], held["gpu"], strict=True):
         k = index[int(job), int(segment)]
         assert (event["tid"], event["pid"]) == (gpu, gpu // 8 + 1)
@@ -109,9 +107,7 @@ def test_a_damaged_table_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Ca
     assert not list(tmp_path.glob("trace*"))
 
 
-def test_the_command_says_what_it_wrote(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["timeline", str(run), "--out", str(tmp_path / "deep" / "t.json.gz")]) == 0
     assert "slices" in capsys.readouterr().out
     assert read(tmp_path / "deep" / "t.json.gz")

@@ -125,13 +125,7 @@ def test_without_randomness_one_seed_is_run_and_said_so():
         ({"noise": {}, "decide": {"estimate_error": 0.1}}, True),
         ({"noise": {}, "faults": {"crash": {"mtbf": "30 d"}}}, True),
         ({"noise": {}, "faults": {"spot": {"group": "node", "mtbf": "30 d"}}}, True),
-        (
-            {
-                "noise": {},
-                "faults": {"events": [{"kind": "crash", "node": "pool-0", "at": 1, "duration": 2}]},
-            },
-            False,
-        ),
+        ({"noise": {}, "faults": {"events": [{"kind": "crash", "node": "pool-0", "at": 1, "duration": 2}]}}, False),
     ],
 )
 def test_what_counts_as_random(section, random):
@@ -225,9 +219,7 @@ def test_differences_are_tested_and_stand_in_a_table_for_papers(comparison):
     assert found.effect == pytest.approx(logs.mean() / logs.std(ddof=1))
     assert found.p == pytest.approx(ttest_rel(np.log(mine), np.log(first)).pvalue)
     assert math.isnan(cell(noisy, "makespan_s", "fifo").p)
-    text = as_latex(
-        "90 % of it", [replace(found, policy="first", p=math.nan), replace(found, policy="a_b", p=0.001)]
-    )
+    text = as_latex("90 % of it", [replace(found, policy="first", p=math.nan), replace(found, policy="a_b", p=0.001)])
     assert r"90 \% of it" in text
     assert r"a\_b" in text
     assert text.count("$^{**}$") == 1
@@ -283,9 +275,7 @@ def test_rounding_of_a_share_is_no_ratio():
 def of_metrics(comparison, **metrics):
     """The comparison with these metrics in every run; those of `sjf` are twice the first's."""
     results = [
-        replace(
-            r, metrics={**r.metrics, **{k: v * (2 if r.policy == "sjf" else 1) for k, v in metrics.items()}}
-        )
+        replace(r, metrics={**r.metrics, **{k: v * (2 if r.policy == "sjf" else 1) for k, v in metrics.items()}})
         for r in comparison.results
     ]
     return replace(comparison, results=tuple(results))
@@ -356,9 +346,11 @@ def test_gpus_that_would_do_are_told_where_no_job_waits(changes, told):
 
 def test_notes_of_all_runs_come_once_and_others_with_their_run():
     results = [
-        result("fifo", 3, ("all", "one")), result("fifo", 4, ("all", "late")), result("sjf", 3, ("two", "all")),
+        result("fifo", 3, ("all", "one")),
+        result("fifo", 4, ("all", "late")),
+        result("sjf", 3, ("two", "all")),
         result("sjf", 4, ("all",)),
-    ]  # fmt: skip
+    ]
     assert _notes(results) == ["all", "fifo seed 3: one", "sjf seed 3: two"]
 
 
@@ -389,11 +381,7 @@ def test_what_was_written_is_read_and_what_is_damaged_is_not(comparison):
         with pytest.raises(ValueError, match="its policies are not those of its runs"):
             Comparison.read(content | {"policies": policies})
     one, *others = content["runs"]
-    for runs in (
-        others[2:],
-        [one | {"metrics": {"jobs": 3}}, *others],
-        [one | {"metrics": {"completed": 3}}, *others],
-    ):
+    for runs in (others[2:], [one | {"metrics": {"jobs": 3}}, *others], [one | {"metrics": {"completed": 3}}, *others]):
         with pytest.raises(ValueError, match=r"its policies are not those of its runs|a run has no metrics"):
             Comparison.read(content | {"runs": runs})
 

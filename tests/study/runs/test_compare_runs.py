@@ -45,9 +45,7 @@ def plain(small):
     return compare(small, POLICIES, 2)
 
 
-def test_processes_change_no_result_and_are_no_more_than_processors(
-    small, plain, tmp_path, monkeypatch, capsys
-):
+def test_processes_change_no_result_and_are_no_more_than_processors(small, plain, tmp_path, monkeypatch, capsys):
     started = []
 
     class Seen(processes.Processes):
@@ -138,8 +136,13 @@ RIGID = st.builds(
 )
 TRAINING = st.builds(
     lambda arrival, gpus, steps, batch, extra: {
-        "arrival": arrival, "gpus": gpus, "model": "m", "steps": steps, "global_batch": batch,
-        "workers_min": 1, "workers_max": gpus + extra,
+        "arrival": arrival,
+        "gpus": gpus,
+        "model": "m",
+        "steps": steps,
+        "global_batch": batch,
+        "workers_min": 1,
+        "workers_max": gpus + extra,
         "data": {"samples": 2 * batch + extra, "sample_size": 10, "shards": 4},
     },
     st.integers(0, 5),
@@ -147,17 +150,23 @@ TRAINING = st.builds(
     st.integers(1, 30),
     st.integers(8, 40),
     st.integers(0, 3),
-)  # fmt: skip
+)
 MODELS = st.builds(
     lambda fixed, per_pass, overlap, phi: {
-        "fixed_time": fixed, "sample_time": 2e-3, "samples_per_pass": per_pass, "overlap": overlap,
-        "parameters": 1e6, "noise_scale": phi, "noise_scale_growth": 0.5, "drift": 0.01,
+        "fixed_time": fixed,
+        "sample_time": 2e-3,
+        "samples_per_pass": per_pass,
+        "overlap": overlap,
+        "parameters": 1e6,
+        "noise_scale": phi,
+        "noise_scale_growth": 0.5,
+        "drift": 0.01,
     },
     st.sampled_from([0.0, 5e-3]),
     st.sampled_from([None, 4]),
     st.sampled_from([1.0, 3.0]),
     st.sampled_from([None, 30.0]),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])

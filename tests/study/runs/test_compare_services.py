@@ -18,17 +18,25 @@ from equipoise.study.report.timeline import bars
 from equipoise.study.runs.compare import compare
 
 CHAT = {
-    "name": "chat", "batch_latency": {"measured": {1: "25 ms", 8: "60 ms", 32: "180 ms"}},
-    "requests": {"rate": "100/s"}, "latency": {"p99": "500 ms"}, "replicas": {"max": 2},
-}  # fmt: skip
+    "name": "chat",
+    "batch_latency": {"measured": {1: "25 ms", 8: "60 ms", 32: "180 ms"}},
+    "requests": {"rate": "100/s"},
+    "latency": {"p99": "500 ms"},
+    "replicas": {"max": 2},
+}
 
 
 def case(services):
-    return from_mapping({
-        "schema_version": 1, "name": "beside", "services": services, "horizon": "300 s",
-        "cluster": {"nodes": [{"gpus": 4, "accelerator": "a100_sxm_40gb"}]},
-        "workload": {"jobs": [{"duration": "100 s", "count": 3}]},
-    })  # fmt: skip
+    return from_mapping(
+        {
+            "schema_version": 1,
+            "name": "beside",
+            "services": services,
+            "horizon": "300 s",
+            "cluster": {"nodes": [{"gpus": 4, "accelerator": "a100_sxm_40gb"}]},
+            "workload": {"jobs": [{"duration": "100 s", "count": 3}]},
+        }
+    )
 
 
 def test_a_comparison_has_the_metrics_of_services_only_where_there_are_some():
@@ -37,9 +45,11 @@ def test_a_comparison_has_the_metrics_of_services_only_where_there_are_some():
     assert of["service_requests"].value.mean == pytest.approx(30_000, rel=0.02)
     assert of["service_goodput_ratio"].value.mean == 1.0
     assert 0.0 < of["cost_per_million_requests_usd"].value.mean < 100.0
-    parts = [cell.value.mean for name, cell in of.items() if name in (
-        "gpu_busy_ratio", "idle_ratio", "serving_ratio", "restart_ratio", "lost_to_faults_ratio",
-    )]  # fmt: skip
+    parts = [
+        cell.value.mean
+        for name, cell in of.items()
+        if name in ("gpu_busy_ratio", "idle_ratio", "serving_ratio", "restart_ratio", "lost_to_faults_ratio")
+    ]
     assert math.fsum(parts) == pytest.approx(1.0)
     text = found.as_table()
     for label in ("answered in time", "latency p99", "cost per 1e6 requests", "  serving"):
@@ -66,14 +76,13 @@ def test_a_report_shows_each_service(tmp_path):
 
 def test_the_gantt_chart_has_a_row_for_each_replica(tmp_path):
     """Two replicas, one of which ends before the run: when each had its GPUs, and in which node."""
-    (tmp_path / "times.csv").write_text(
-        "time_s\n" + "".join(f"{k / 200:.3f}\n" for k in range(20_000)) + "299\n"
-    )
+    (tmp_path / "times.csv").write_text("time_s\n" + "".join(f"{k / 200:.3f}\n" for k in range(20_000)) + "299\n")
     lent = CHAT | {
-        "requests": {"file": str(tmp_path / "times.csv")}, "autoscaler": {"every": "10 s", "hold": "20 s"},
+        "requests": {"file": str(tmp_path / "times.csv")},
+        "autoscaler": {"every": "10 s", "hold": "20 s"},
         "batch_latency": {"measured": {1: "10 ms"}},
         "replicas": {"min": 1, "max": 3},
-    }  # fmt: skip
+    }
     made = run(case([lent]), policy=make_policy("fifo"), timeline=True)
     made.write(tmp_path / "run")
     kept = made.timeline["replicas"]
@@ -111,7 +120,7 @@ def test_run_compare_and_report_show_goodput_latency_and_cost(capsys, tmp_path):
         ["run", str(file)],
         ["compare", str(file), "--policy", "fifo", "--policy", "las", "--seeds", "2"],
         ["compare", str(file), str(other), "--policy", "fifo", "--policy", "las", "--seeds", "2"],
-    ):  # fmt: skip
+    ):
         assert main([*command, "-q"]) == 0
         text = capsys.readouterr().out
         assert [told for told in TOLD if told not in text] == [], command[0]
@@ -145,18 +154,7 @@ def test_sizes_tell_what_became_of_the_requests(capsys, tmp_path):
     assert [title for title in (*titles, "latency p99") if title not in head] == []
     path.write_text(dump(case([])))
     assert (
-        main(
-            [
-                "size",
-                str(path),
-                "--rank",
-                "--vary",
-                "cluster.nodes.0.count=1:2",
-                "--target",
-                "makespan<=1h",
-                "-q",
-            ]
-        )
+        main(["size", str(path), "--rank", "--vary", "cluster.nodes.0.count=1:2", "--target", "makespan<=1h", "-q"])
         == 0
     )
     assert "latency" not in capsys.readouterr().out

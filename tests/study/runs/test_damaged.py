@@ -47,10 +47,7 @@ def test_a_damaged_ledger_is_named(
         os.utime(out / PARQUET, (0, 0))  # older than the ledger
     before = {path: path.read_bytes() for path in out.iterdir()}
     found = 0
-    commands = [
-        ["query", "SELECT * FROM runs", "--out", str(out)],
-        ["report", str(out), "--out", f"{out}.html"],
-    ]
+    commands = [["query", "SELECT * FROM runs", "--out", str(out)], ["report", str(out), "--out", f"{out}.html"]]
     if what != "nothing":  # of which a sweep makes a ledger
         commands.append(["sweep", str(sound / "sweep.yaml"), "--out", str(out), "-q"])
     for command in commands:
@@ -69,9 +66,7 @@ def test_a_damaged_ledger_is_named(
 
 def test_a_ledger_is_read_while_it_is_written(sound: Path, tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        ledger.put(
-            {"id": "a", "number": 0, "point": 0, "policy": "p", "seed": 0, "status": "done", "attempts": 1}
-        )
+        ledger.put({"id": "a", "number": 0, "point": 0, "policy": "p", "seed": 0, "status": "done", "attempts": 1})
         with reading(tmp_path / LEDGER) as other:
             assert other.execute("SELECT id FROM runs").fetchall() == [("a",)]
         with connect(tmp_path) as connection:

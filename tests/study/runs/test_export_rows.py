@@ -24,10 +24,7 @@ from equipoise.study.runs.sweep import SweepOptions, sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
-ROWS = [
-    ("a", "=1+2", 0.25, 3, None),
-    ("b", "https://example.org", float("nan"), -4, True),
-]
+ROWS = [("a", "=1+2", 0.25, 3, None), ("b", "https://example.org", float("nan"), -4, True)]
 HAS_EXCEL = importlib.util.find_spec("xlsxwriter") is not None
 needs_excel = pytest.mark.skipif(not HAS_EXCEL, reason="XlsxWriter is not installed")
 _NS = {"m": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
@@ -61,10 +58,20 @@ def cells_of(path):
 def test_a_workbook_holds_the_rows_as_they_are(table, tmp_path):
     export(table, "SELECT * FROM t ORDER BY id", tmp_path / "t.xlsx")
     assert cells_of(tmp_path / "t.xlsx") == {
-        "A1": "id", "B1": "words", "C1": "share", "D1": "n", "E1": "flag",
-        "A2": "a", "B2": "=1+2", "C2": 0.25, "D2": 3.0,
-        "A3": "b", "B3": "https://example.org", "D3": -4.0, "E3": True,
-    }  # fmt: skip
+        "A1": "id",
+        "B1": "words",
+        "C1": "share",
+        "D1": "n",
+        "E1": "flag",
+        "A2": "a",
+        "B2": "=1+2",
+        "C2": 0.25,
+        "D2": 3.0,
+        "A3": "b",
+        "B3": "https://example.org",
+        "D3": -4.0,
+        "E3": True,
+    }
     again = tmp_path / "again.xlsx"
     export(table, "SELECT * FROM t ORDER BY id", again)
     assert again.read_bytes() == (tmp_path / "t.xlsx").read_bytes()
@@ -118,21 +125,17 @@ def test_a_name_in_csv_is_no_formula_and_comes_back(table, tmp_path):
 
 
 def test_jobs_written_to_csv_are_read_as_a_trace_again(table, tmp_path):
-    table.execute("CREATE TABLE jobs AS SELECT * FROM (VALUES ('=a', '@eve', 0.0), ('b', '-bob', 5.0)) "
-                  "AS t(job_id, \"user\", arrival_s)")  # fmt: skip
+    table.execute(
+        "CREATE TABLE jobs AS SELECT * FROM (VALUES ('=a', '@eve', 0.0), ('b', '-bob', 5.0)) "
+        'AS t(job_id, "user", arrival_s)'
+    )
     target = tmp_path / "jobs.csv"
     export(table, "SELECT *, 1 AS gpus, 60.0 AS duration_s FROM jobs ORDER BY arrival_s", target)
     assert "'=a,'@eve" in target.read_text()
     trace = read_trace(target)
     assert [trace.name_of(row) for row in range(2)] == ["=a", "b"]
     assert list(trace.columns["user"]) == ["@eve", "-bob"]
-    columns = {
-        "id": "job_id",
-        "arrival": "arrival_s",
-        "gpus": "gpus",
-        "duration": "duration_s",
-        "user": "user",
-    }
+    columns = {"id": "job_id", "arrival": "arrival_s", "gpus": "gpus", "duration": "duration_s", "user": "user"}
     named = read_trace(target, columns=columns)
     assert list(named.columns["user"]) == ["@eve", "-bob"]
 
@@ -168,9 +171,7 @@ def test_timelines_of_a_sweep_can_be_asked(kept):
         ).fetchone()
         asked = f"FROM segments WHERE id = '{run_id}' AND job_id = {job}"
         busy = connection.execute(f"SELECT sum(busy_gpu_s), count(*) {asked}").fetchone()
-        total = connection.execute(
-            f"SELECT busy_gpu_s FROM jobs WHERE id = '{run_id}' AND job_id = {job}"
-        ).fetchone()
+        total = connection.execute(f"SELECT busy_gpu_s FROM jobs WHERE id = '{run_id}' AND job_id = {job}").fetchone()
         assert busy[1] >= 1
         assert busy[0] == pytest.approx(total[0])
         plan = connection.execute("EXPLAIN ANALYZE SELECT * FROM segments WHERE id = 'none'").fetchall()[0][1]

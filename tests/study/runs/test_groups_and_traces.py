@@ -14,11 +14,17 @@ from equipoise.study.runs.across import across
 from equipoise.study.statistics import paired_p, paired_ratio
 
 CASE = {
-    "schema_version": 1, "name": "x", "cluster": {"nodes": [
-        {"name": "new", "gpus": 4, "accelerator": "a100_sxm_80gb"},
-        {"name": "old", "gpus": 4, "accelerator": "generic"},
-    ]}, "workload": {}, "noise": {"step_cov": 0.1},
-}  # fmt: skip
+    "schema_version": 1,
+    "name": "x",
+    "cluster": {
+        "nodes": [
+            {"name": "new", "gpus": 4, "accelerator": "a100_sxm_80gb"},
+            {"name": "old", "gpus": 4, "accelerator": "generic"},
+        ]
+    },
+    "workload": {},
+    "noise": {"step_cov": 0.1},
+}
 POLICIES = ("fifo", "srtf", "las")
 
 
@@ -32,36 +38,26 @@ def traces(tmp_path):
             f"{j},{at},{dice.choice([1, 2, 4])},{dice.lognormal(6, 1):.1f},{'ab'[j % 2]}"
             for j, at in enumerate(arrival_s)
         ]
-        (tmp_path / f"t{k}.csv").write_text(
-            "\n".join(["job_id,arrival_s,gpus,duration_s,user", *rows]) + "\n"
-        )
+        (tmp_path / f"t{k}.csv").write_text("\n".join(["job_id,arrival_s,gpus,duration_s,user", *rows]) + "\n")
     return tmp_path
 
 
 def compared(folder, **more):
-    return {
-        f"t{k}": api.compare(folder / "x.yaml", POLICIES, 2, trace=folder / f"t{k}.csv", **more)
-        for k in range(3)
-    }
+    return {f"t{k}": api.compare(folder / "x.yaml", POLICIES, 2, trace=folder / f"t{k}.csv", **more) for k in range(3)}
 
 
 def test_traces_are_paired_with_each_other(traces):
     made = compared(traces)
     whole = across(made)
     mean = {
-        p: [np.mean([r.metrics["completion_mean_s"] for r in one.of(p)]) for one in made.values()]
-        for p in POLICIES
+        p: [np.mean([r.metrics["completion_mean_s"] for r in one.of(p)]) for one in made.values()] for p in POLICIES
     }
     cells = {cell.policy: cell for cell in whole.cells if cell.metric == "completion_mean_s"}
     for policy in POLICIES[1:]:
         assert cells[policy].value.mean == pytest.approx(np.mean(mean[policy]))
         assert cells[policy].ratio == paired_ratio(mean[policy], mean["fifo"])
         assert cells[policy].ratio.n == 3
-        assert (
-            paired_p(mean[policy], mean["fifo"])
-            <= cells[policy].p
-            <= 2 * paired_p(mean[policy], mean["fifo"])
-        )
+        assert paired_p(mean[policy], mean["fifo"]) <= cells[policy].p <= 2 * paired_p(mean[policy], mean["fifo"])
     assert "3 traces, mean" in whole.as_table()
     assert whole.random
 
@@ -70,9 +66,7 @@ def test_groups_sum_to_all_and_are_the_same_from_memory_and_disk(traces):
     kinds = ("gpus", "ran_on", "user")
     made = api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=kinds)
     kept = api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=kinds, out=traces / "out")
-    again = api.compare(
-        traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=("user",), out=traces / "out"
-    )
+    again = api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=("user",), out=traces / "out")
     assert [r.groups for r in made.results] == [r.groups for r in kept.results]
     assert {key for r in again.results for key in r.groups} < {key for r in kept.results for key in r.groups}
     for result in made.results:
@@ -90,18 +84,7 @@ def test_groups_sum_to_all_and_are_the_same_from_memory_and_disk(traces):
 
 @pytest.mark.parametrize("form", ["table", "json", "csv", "latex"])
 def test_the_command_has_a_table_for_each_trace_and_one_for_all(traces, capsys, form):
-    line = [
-        "compare",
-        str(traces / "x.yaml"),
-        "--policy",
-        "fifo",
-        "--policy",
-        "srtf",
-        "--seeds",
-        "2",
-        "--by",
-        "user",
-    ]
+    line = ["compare", str(traces / "x.yaml"), "--policy", "fifo", "--policy", "srtf", "--seeds", "2", "--by", "user"]
     files = [x for k in range(3) for x in ("--trace", str(traces / f"t{k}.csv"))]
     assert main([*line, *files, "--format", form]) == 0
     out = capsys.readouterr().out

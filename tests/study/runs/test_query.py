@@ -41,9 +41,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_user_without_quotes_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for sql, told in (
-        ("SELECT user FROM jobs", True), ('SELECT "user" FROM jobs', False), ("SELECT jobs.user FROM jobs", False),
+        ("SELECT user FROM jobs", True),
+        ('SELECT "user" FROM jobs', False),
+        ("SELECT jobs.user FROM jobs", False),
         ("SELECT 'the user' AS x, count(*) AS users FROM jobs", False),
-    ):  # fmt: skip
+    ):
         assert cli.main(["query", "--out", str(folder), sql]) == 0
         assert ('"user", in quotes' in capsys.readouterr().err) == told, sql
 
@@ -51,10 +53,7 @@ def test_user_without_quotes_is_told(folder: Path, capsys: pytest.CaptureFixture
 def test_what_is_kept_can_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     for place in (folder, Path(folder.name)):
-        assert ask(place, "SELECT policy, makespan_s FROM runs") == (
-            ["policy", "makespan_s"],
-            [("fifo", 10.0)],
-        )
+        assert ask(place, "SELECT policy, makespan_s FROM runs") == (["policy", "makespan_s"], [("fifo", 10.0)])
         for table in ("jobs", "segments"):
             assert ask(place, f"SELECT DISTINCT id FROM {table}")[1] == [("it's a run",)]
         assert ask(place, "WITH a AS (FROM segments) SELECT count(*) > 0 FROM a")[1] == [(True,)]
@@ -110,9 +109,7 @@ def test_nothing_else_is_read_or_written(folder: Path, tmp_path: Path, sql: str)
     assert (sorted(folder.rglob("*")), sorted(tmp_path.iterdir())) == before
 
 
-@pytest.mark.parametrize(
-    "sql", ["FROM read_xlsx('x')", "FROM sqlite_scan('x', 'y')", "FROM iceberg_scan('x')"]
-)
+@pytest.mark.parametrize("sql", ["FROM read_xlsx('x')", "FROM sqlite_scan('x', 'y')", "FROM iceberg_scan('x')"])
 def test_no_extension_of_the_database_is_fetched(folder: Path, sql: str) -> None:
     with pytest.raises(duckdb.Error) as caught:
         ask(folder, sql)
@@ -199,8 +196,11 @@ interruptible(work, left_over)
 def test_an_interruption_does_not_wait_for_the_query(tmp_path: Path) -> None:
     begun = subprocess.Popen(
         [sys.executable, "-c", HANGS, str(tmp_path / "x.partial")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     assert begun.stdout is not None
     assert begun.stdout.readline() == "began\n"
     begun.send_signal(signal.SIGINT)
@@ -214,8 +214,11 @@ def test_ctrl_c_ends_a_query_that_is_being_folded(folder: Path) -> None:
     sql = "SELECT unnest(range(100000000))"
     asked = subprocess.Popen(
         [sys.executable, "-m", "equipoise.cli", "query", "--out", str(folder), sql],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     statm = Path(f"/proc/{asked.pid}/statm")
     while int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") < 600e6:  # the list is being made
         assert asked.poll() is None

@@ -18,17 +18,16 @@ POLICIES = ("fifo", "srtf", "las")
 def case(name, spread, gpus):
     dice = np.random.default_rng(gpus)
     jobs = [
-        {
-            "arrival": f"{30 * k} s",
-            "gpus": int(dice.choice([1, 2])),
-            "duration": f"{dice.lognormal(6, 1):.0f} s",
-        }
+        {"arrival": f"{30 * k} s", "gpus": int(dice.choice([1, 2])), "duration": f"{dice.lognormal(6, 1):.0f} s"}
         for k in range(25)
     ]
     return {
-        "schema_version": 1, "name": name, "cluster": {"gpus": gpus}, "workload": {"jobs": jobs},
+        "schema_version": 1,
+        "name": name,
+        "cluster": {"gpus": gpus},
+        "workload": {"jobs": jobs},
         "decide": {"estimate_error": spread},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +40,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(files):
-    return Together(
-        {name: api.compare(files / f"{name}.yaml", POLICIES, 4) for name in ("small", "large", "sure")}
-    )
+    return Together({name: api.compare(files / f"{name}.yaml", POLICIES, 4) for name in ("small", "large", "sure")})
 
 
 def line_of(together, scenario, policy, metric="completion_mean_s"):
@@ -92,10 +89,7 @@ def test_one_pair_of_a_random_group_tells_no_spread():
 def test_rows_over_all_count_each_scenario_once(together):
     names = list(together.comparisons)
     for policy in POLICIES[1:]:
-        logs = [
-            np.log(np.array(values(together, n, policy)) / np.array(values(together, n, "fifo")))
-            for n in names
-        ]
+        logs = [np.log(np.array(values(together, n, policy)) / np.array(values(together, n, "fifo"))) for n in names]
         seeds = line_of(together, SEEDS, policy)
         assert seeds.ratio.mean == pytest.approx(math.exp(np.mean([x.mean() for x in logs])))
         assert seeds.pairs == 4 + 4 + 1
@@ -112,9 +106,7 @@ def test_rows_over_all_count_each_scenario_once(together):
         stratified_ratio([values(together, n, p) for n in names], first, [n == "sure" for n in names])
         for p in POLICIES[1:]
     ]
-    np.testing.assert_allclose(
-        [line_of(together, SEEDS, p).p for p in POLICIES[1:]], holm([p for _, p, _ in of_seeds])
-    )
+    np.testing.assert_allclose([line_of(together, SEEDS, p).p for p in POLICIES[1:]], holm([p for _, p, _ in of_seeds]))
     assert [line_of(together, SEEDS, p).effect for p in POLICIES[1:]] == [d for *_, d in of_seeds]
     mean = {p: [np.mean(values(together, n, p)) for n in names] for p in POLICIES}
     np.testing.assert_allclose(
@@ -139,9 +131,7 @@ def test_the_table_names_scenarios_and_both_kinds_of_ratio(together):
 def line(scenario, policy, value=None, ratio=math.nan, p=math.nan, effect=math.nan, metric="makespan_s"):
     """A line whose intervals are 1 s to either side, and 0.1 of a ratio."""
     mean = _NONE if value is None else Interval(value, value - 1.0, value + 1.0, 4)
-    return ComparisonLine(
-        metric, scenario, policy, 4, mean, Interval(ratio, ratio - 0.1, ratio + 0.1, 4), p, effect
-    )
+    return ComparisonLine(metric, scenario, policy, 4, mean, Interval(ratio, ratio - 0.1, ratio + 0.1, 4), p, effect)
 
 
 def tabled(policies, *lines):
@@ -156,9 +146,11 @@ def tabled(policies, *lines):
 def test_stars_stand_below_a_twentieth_and_a_hundredth(p, stars):
     rows = tabled(
         ("fifo", "las"),
-        line("a", "fifo", 10.0), line("a", "las", 20.0, p=p),
-        line(SEEDS, "fifo", ratio=1.0), line(SEEDS, "las", ratio=2.0, p=p, effect=1.25),
-    )  # fmt: skip
+        line("a", "fifo", 10.0),
+        line("a", "las", 20.0, p=p),
+        line(SEEDS, "fifo", ratio=1.0),
+        line(SEEDS, "las", ratio=2.0, p=p, effect=1.25),
+    )
     assert rows == [
         ["", "fifo", "las"],
         ["makespan", "", ""],
@@ -171,12 +163,17 @@ def test_what_is_nothing_or_unknown_has_no_row():
     """A metric that is 0 everywhere, a scenario of which only the first policy is known, metrics of no table."""
     rows = tabled(
         ("fifo", "las"),
-        line("a", "fifo", 0.0, metric="cost_usd"), line("a", "las", 0.0, metric="cost_usd"),
-        line("a", "fifo", 3.0, metric="jobs"), line("a", "las", 3.0, metric="jobs"),
-        line("a", "fifo", 5.0), line("a", "las", math.nan),
-        line("b", "fifo", 5.0), line("b", "las", 0.5),
-        line(SEEDS, "fifo", ratio=1.0), line(SEEDS, "las", p=0.001),
-    )  # fmt: skip
+        line("a", "fifo", 0.0, metric="cost_usd"),
+        line("a", "las", 0.0, metric="cost_usd"),
+        line("a", "fifo", 3.0, metric="jobs"),
+        line("a", "las", 3.0, metric="jobs"),
+        line("a", "fifo", 5.0),
+        line("a", "las", math.nan),
+        line("b", "fifo", 5.0),
+        line("b", "las", 0.5),
+        line(SEEDS, "fifo", ratio=1.0),
+        line(SEEDS, "las", p=0.001),
+    )
     assert rows == [["", "fifo", "las"], ["makespan", "", ""], ["  b", "5.00 ±1.0 s", "500 ±1000 ms"]]
     alone = [["", "fifo"], ["makespan", ""], ["  a", "5.00 ±1.0 s"], [f"  {SEEDS}", "-"]]
     assert tabled(("fifo",), line("a", "fifo", 5.0), line(SEEDS, "fifo")) == alone
@@ -207,15 +204,7 @@ def test_the_rows_as_a_frame(together):
 
 @pytest.mark.parametrize("form", ["table", "json", "csv", "latex"])
 def test_the_command_compares_several_scenarios(files, tmp_path, capsys, form):
-    line = [
-        "compare",
-        str(files / "small.yaml"),
-        str(files / "sure.yaml"),
-        "--policy",
-        "fifo",
-        "--policy",
-        "las",
-    ]
+    line = ["compare", str(files / "small.yaml"), str(files / "sure.yaml"), "--policy", "fifo", "--policy", "las"]
     assert main([*line, "--seeds", "2", "--format", form, "--out", str(tmp_path / "out"), "-q"]) == 0
     out = capsys.readouterr().out
     if form == "json":

@@ -94,9 +94,7 @@ def test_a_ledger_of_another_version_or_no_ledger_is_refused(tmp_path):
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="another version"):
         Ledger(tmp_path)
-    (tmp_path / "sweep.db").write_text(
-        "this is text, not a database, and long enough to be seen as none" * 20
-    )
+    (tmp_path / "sweep.db").write_text("this is text, not a database, and long enough to be seen as none" * 20)
     with pytest.raises(StoreError, match="is damaged"):
         Ledger(tmp_path)
 
@@ -115,8 +113,12 @@ def test_a_copy_is_of_the_ledger_as_it_is(tmp_path):
     assert not is_current(tmp_path)
     copy.touch()
     for ledger_ns, copy_ns, written, current in (
-        (5, 5, None, True), (5, 6, None, False), (6, 5, None, False), (5, 5, b"", True), (5, 5, b"x", False),
-    ):  # fmt: skip
+        (5, 5, None, True),
+        (5, 6, None, False),
+        (6, 5, None, False),
+        (5, 5, b"", True),
+        (5, 5, b"x", False),
+    ):
         os.utime(ledger, ns=(ledger_ns, ledger_ns))
         os.utime(copy, ns=(copy_ns, copy_ns))
         if written is not None:
@@ -274,12 +276,7 @@ def test_merge_prefers_done_and_names_missing_shards(tmp_path):
 
 @pytest.mark.parametrize(
     "anew",
-    [
-        lambda whole: b"".join(reversed(whole.splitlines(keepends=True))),
-        lambda _: b"",
-        lambda _: b"{}",
-        lambda _: b"3",
-    ],
+    [lambda whole: b"".join(reversed(whole.splitlines(keepends=True))), lambda _: b"", lambda _: b"{}", lambda _: b"3"],
 )
 def test_a_shard_that_is_written_anew_while_it_is_merged_is_told(tmp_path, monkeypatch, anew):
     with ShardFile(tmp_path, 1, 1) as shard:
@@ -325,12 +322,7 @@ class Kept(dict):
 
 
 def test_of_a_run_that_two_shards_have_a_done_one_wins_whichever_is_read_first(tmp_path):
-    ends = {
-        "a": ("failed", "done"),
-        "b": ("done", "failed"),
-        "c": ("done", "done"),
-        "d": ("failed", "failed"),
-    }
+    ends = {"a": ("failed", "done"), "b": ("done", "failed"), "c": ("done", "done"), "d": ("failed", "failed")}
     for part in (1, 2):
         with ShardFile(tmp_path, part, 4) as shard:
             for number, (key, status) in enumerate(ends.items()):

@@ -43,9 +43,7 @@ SMALL = SCENARIO | {"workload": {"jobs": [{"name": "job", "gpus": 2, "duration":
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_ctrl_c_that_duckdb_hears_within_a_run_is_no_failed_run(
-    small, tmp_path, monkeypatch, capsys, wrapped
-) -> None:
+def test_ctrl_c_that_duckdb_hears_within_a_run_is_no_failed_run(small, tmp_path, monkeypatch, capsys, wrapped) -> None:
     def interrupted(*_: Any, **__: Any) -> Run:
         try:
             raise RuntimeError("Query interrupted")
@@ -141,9 +139,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *said: str
 
 @pytest.mark.parametrize("sql", ["", ";", "  ", "-- nothing"])
 @pytest.mark.parametrize("to", [None, "x.csv", "x.xlsx"])
-def test_an_empty_question(
-    sql: str, to: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_question(sql: str, to: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep(write_sweep(tmp_path, seeds=1), tmp_path / "out", runner=quick)
     more = [] if to is None else ["--to", str(tmp_path / to)]
     refused(["query", "--out", str(tmp_path / "out"), *more, "--", sql], capsys, "nothing is asked")
@@ -168,17 +164,13 @@ def test_a_key_that_begins_alike_can_be_varied(small: Path, capsys: pytest.Captu
 
 def test_sizes_without_end_are_refused_at_once(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["size", str(small), "--target", "makespan<=1h", "-q"]
-    refused(
-        [*asked, "--vary", "cluster.gpus=1:400000000000"], capsys, "400,000,000,000 sizes; at most 10,000"
-    )
+    refused([*asked, "--vary", "cluster.gpus=1:400000000000"], capsys, "400,000,000,000 sizes; at most 10,000")
     many = ["--vary", "cluster.gpus=1:200", "--vary", "seed=1:200"]
     refused([*asked, *many], capsys, "40,000 sizes; at most 10,000")
     assert len(read_vary(f"a=1:{SIZES_MOST}")[1]) == SIZES_MOST
 
 
-def test_a_size_that_cannot_be_is_told_with_its_reason(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_size_that_cannot_be_is_told_with_its_reason(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["size", str(small), "--target", "makespan<=1h", "--seeds", "1", "-q"]
     assert main([*asked, "--vary", "cluster.gpus=1:3"]) == 0
     shown = capsys.readouterr().out
@@ -219,8 +211,10 @@ def test_more_seeds_than_can_be_planned_are_not_begun_with(tmp_path: Path) -> No
 def test_the_most_runs_are_counted_as_they_are_planned(tmp_path: Path) -> None:
     ranges = {"noise.step_cov": {"low": 0, "high": 1, "steps": 5}, "cluster.gpus": [4, 5, 6]}
     for sampling, points in (
-        ("grid", 15), ({"kind": "random", "points": 7}, 7), ({"kind": "latin-hypercube", "points": 4}, 4),
-    ):  # fmt: skip
+        ("grid", 15),
+        ({"kind": "random", "points": 7}, 7),
+        ({"kind": "latin-hypercube", "points": 4}, 4),
+    ):
         spec, _ = read_sweep(write_sweep(tmp_path, seeds=3, parameters=ranges, sampling=sampling))
         assert spec.runs_most == points * 2 * 3 == len(spec.points()) * 2 * 3
     listed = {"kind": "list", "points": [{"cluster.gpus": 4}, {"cluster.gpus": 5}]}
@@ -254,9 +248,7 @@ def test_a_damaged_run_is_made_again(content: str, tmp_path: Path) -> None:
     assert compare(scenario, ["fifo"], 1, out=tmp_path).results[0].reused
 
 
-def test_damaged_results_are_one_line(
-    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_results_are_one_line(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, many = (str(tmp_path / name) for name in ("one", "two", "many"))
     assert main(["run", str(small), "--out", one, "-q"]) == 0
     assert main(["compare", str(small), "--seeds", "1", "--out", two, "-q"]) == 0
@@ -274,11 +266,7 @@ def test_damaged_results_are_one_line(
             connect(folder)
         assert len(caught.value.lines) == 1
         assert caught.value.lines[0].startswith(f"{folder}: cannot be read: ")
-    for folder, said in (
-        (one, "a section is needed, not list"),
-        (two, "is damaged"),
-        (many, "cannot be read"),
-    ):
+    for folder, said in ((one, "a section is needed, not list"), (two, "is damaged"), (many, "cannot be read")):
         refused(["report", folder], capsys, said)
     sweep(tmp_path / "sweep.yaml", Path(many), runner=quick)  # makes the copy anew
     with connect(many) as connection:
@@ -334,9 +322,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
 def test_too_few_open_files_for_processes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that forks them would end with a traceback, and the command as if Ctrl-C had come."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (14, 14))
-    told = (
-        r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
-    )
+    told = r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
     with pytest.raises(EngineError, match=told):
         compare(Scenario.model_validate(SMALL), ["fifo", "sjf"], 2, jobs_parallel=2)
 
@@ -345,9 +331,7 @@ def test_more_runs_than_memory_holds_are_refused_before_the_first() -> None:
     case = Scenario.model_validate(
         SMALL | {"noise": {"step_cov": 0.1}, "faults": {"crash": {"mtbf": 1e9, "repair": 1.0}}}
     )
-    with pytest.raises(
-        InputError, match=r"^100,000 runs; a comparison has at most 50,000, a sweep keeps more"
-    ):
+    with pytest.raises(InputError, match=r"^100,000 runs; a comparison has at most 50,000, a sweep keeps more"):
         compare(case, ["fifo", "sjf"], 50_000)
 
 
@@ -425,16 +409,7 @@ def test_a_trace_that_has_changed_is_read_again(tmp_path, monkeypatch, capsys) -
     nodes = [{"count": 2, "gpus": 1}]
     case = SMALL | {"cluster": {"nodes": nodes}, "workload": {"trace": {"file": "jobs.csv"}}}
     made = []
-    asked = [
-        "size",
-        "case.yaml",
-        "--vary",
-        "cluster.nodes.0.count=1:2",
-        "--target",
-        "makespan<=24h",
-        "--seeds",
-        "1",
-    ]
+    asked = ["size", "case.yaml", "--vary", "cluster.nodes.0.count=1:2", "--target", "makespan<=24h", "--seeds", "1"]
     for folder, jobs in (("a", 2), ("b", 3), ("b", 4)):
         monkeypatch.chdir(tmp_path)
         Path(folder).mkdir(exist_ok=True)

@@ -43,10 +43,15 @@ class Recorder(types.ModuleType):
     @contextmanager
     def start_run(self, run_name: str, nested: bool = False):
         assert nested == bool(self.open), "MLflow refuses a second run that is not nested"
-        self.runs.append({
-            "name": run_name, "above": self.open[-1]["name"] if self.open else "", "params": {}, "metrics": {},
-            "files": [],
-        })  # fmt: skip
+        self.runs.append(
+            {
+                "name": run_name,
+                "above": self.open[-1]["name"] if self.open else "",
+                "params": {},
+                "metrics": {},
+                "files": [],
+            }
+        )
         self.open.append(self.runs[-1])
         yield
         self.open.pop()
@@ -86,9 +91,7 @@ def test_runs_comparisons_and_sweeps_are_logged(tmp_path, monkeypatch, mlflow, c
         assert mlflow.experiment == "trial"
         above, children = mlflow.runs[: runs > 1], mlflow.runs[runs > 1 :]
         assert len(children) == runs
-        assert [run["files"] for run in (above or children)] == [
-            [b"<!DOCTYPE html>"]
-        ]  # once, however many runs
+        assert [run["files"] for run in (above or children)] == [[b"<!DOCTYPE html>"]]  # once, however many runs
         assert [run["name"] for run in above] == ([command[-1]] if runs > 1 else [])
         for run in children:
             assert run["above"] == (command[-1] if runs > 1 else "")
@@ -120,9 +123,7 @@ def test_a_broken_mlflow_is_told_apart_from_none(tmp_path, monkeypatch, capsys):
     assert "--mlflow needs MLflow, which cannot be loaded (No module named 'nothing_of_that_name')" in told
 
 
-def test_where_mlflow_takes_nothing_one_line_says_why_and_where_the_results_are(
-    tmp_path, monkeypatch, mlflow, capsys
-):
+def test_where_mlflow_takes_nothing_one_line_says_why_and_where_the_results_are(tmp_path, monkeypatch, mlflow, capsys):
     class Refused(Exception):
         __module__ = "mlflow.exceptions"
 

@@ -46,9 +46,7 @@ def test_a_study_half_way(tmp_path: Path) -> None:
         (4, 0, 8, float("nan"), "s: 4 of 8 runs, 0 failed"),
     ],
 )
-def test_the_pace_tells_what_is_left(
-    done: int, failed: int, planned: int | None, runs_per_s: float, line: str
-) -> None:
+def test_the_pace_tells_what_is_left(done: int, failed: int, planned: int | None, runs_per_s: float, line: str) -> None:
     now = Standing("s", done, failed, planned, "", (), ())
     assert now.text(runs_per_s) == line
     assert now.ended == (planned is not None and done + failed >= 8)
@@ -62,14 +60,7 @@ def test_jobs_alone_are_told_by_their_makespan_and_three_failures_at_most(tmp_pa
             ledger.put({**order, "status": "failed", "error": "no luck"})
         assert (standing(tmp_path).metric, standing(tmp_path).leaders) == ("", ())
         ledger.set_about(planned="many")
-        done = {
-            **order,
-            "id": "d",
-            "number": 9,
-            "status": "done",
-            "completion_mean_s": 5.0,
-            "makespan_s": 7.0,
-        }
+        done = {**order, "id": "d", "number": 9, "status": "done", "completion_mean_s": 5.0, "makespan_s": 7.0}
         ledger.put({**done, "jobs": 1})
         now = standing(tmp_path)
         assert (now.metric, now.leaders, now.planned) == ("makespan_s", (("fifo", "7.00 s"),), None)

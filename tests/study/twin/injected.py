@@ -62,9 +62,7 @@ class Given:
 def write(given: Given, folder: Path, seed: int = 0) -> Path:
     """Make the run of `given`; returns its folder."""
     ranks = len(given.slow(0))
-    options = Options(
-        **{"global_batch": 32, "decide_every": EVERY, "decision_budget_s": 600.0, **given.options}
-    )
+    options = Options(**{"global_batch": 32, "decide_every": EVERY, "decision_budget_s": 600.0, **given.options})
     recorders = [Recorder(folder, rank) for rank in range(ranks)]
     places = [RankPlace(rank, f"h{rank}", "cpu") for rank in range(ranks)]
     if given.shares is not None:
@@ -72,9 +70,14 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         places = places_from([place | {"device": "gpu"} for place in raw])
     leader = Leader(options, make_policy(given.policy), recorders[0], places, resizable=False)
     sampler = ShareSampler(
-        given.samples, rank=0, ranks=ranks, global_batch=options.global_batch,
-        micro_batch=options.micro_batch, shards=options.shards, seed=options.seed,
-    )  # fmt: skip
+        given.samples,
+        rank=0,
+        ranks=ranks,
+        global_batch=options.global_batch,
+        micro_batch=options.micro_batch,
+        shards=options.shards,
+        seed=options.seed,
+    )
     with patch("torch.distributed.get_backend", return_value="gloo"):
         leader.write_manifest("run", sampler, [])
     clock_s, random = 0.0, np.random.default_rng(seed)
@@ -97,9 +100,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         if given.common_cov:
             scale = scale * math.exp(given.common_cov * random.standard_normal())
         stall_s = scale * given.stall_part * given.each_s * n
-        compute_s = scale * (
-            (1 - given.stall_part) * given.each_s * n + (1 - given.update_part) * given.fixed_s
-        )
+        compute_s = scale * ((1 - given.stall_part) * given.each_s * n + (1 - given.update_part) * given.fixed_s)
         pause_s = np.zeros(ranks)
         pause_s[0] = given.pause(k)
         arrives_s = update_s + pause_s + stall_s + compute_s

@@ -27,9 +27,11 @@ def three(k: int) -> Any:
 
 
 on_one_device = Given(
-    slow=lambda k: np.array([2.5 if k < 150 else 4.0, 1.6]), policy="s1+s2+s3", shares=(0.4, 0.6),
+    slow=lambda k: np.array([2.5 if k < 150 else 4.0, 1.6]),
+    policy="s1+s2+s3",
+    shares=(0.4, 0.6),
     options={"share_backend": "mps", "drift": 0.02},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +61,7 @@ def test_given_times_come_out_again(given: Given, within: float, tmp_path: Path)
     found = twin(read_run(write(given, tmp_path / "run")))
     assert max(window.error for window in found.windows) < within
     assert found.parted is None
-    assert (
-        found.decisions_identical == len(found.windows) == given.rounds // EVERY - (given.rounds % EVERY == 0)
-    )
+    assert found.decisions_identical == len(found.windows) == given.rounds // EVERY - (given.rounds % EVERY == 0)
     assert len({window.samples for window in found.windows}) > 3
     assert found.replay_differences == ()
 

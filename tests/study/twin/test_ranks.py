@@ -24,9 +24,7 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
     for m, own in enumerate(ranks):
         rounds = [{"round": k, "exchanged": True, **USUAL, **own} for k in range(20)]
         for line in rounds:  # what is given by round
-            line.update(
-                {name: value[line["round"]] for name, value in line.items() if isinstance(value, list)}
-            )
+            line.update({name: value[line["round"]] for name, value in line.items() if isinstance(value, list)})
         rounds[5] = {**rounds[5], "stall_s": None, "paused": True}  # and is left out
         device = {"event": "device", "preempted": 0, **(devices[m] if devices else {})}
         notes = [{**device, "unix_s": t, "preempted": device["preempted"] * t} for t in (0.0, 2.0)]
@@ -41,20 +39,10 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
         ({"compute_s": 0.2}, {}, "compute", "25 ms per sample, the others 10 ms"),
         ({"stall_s": 0.2}, {}, "input", "25 ms per sample, the others 1 ms"),
         ({"update_s": 0.2}, {}, "host", "25 ms per sample, the others 1 ms"),
-        (
-            {"compute_s": 0.2},
-            {"preempted": 400},
-            "host",
-            "other programs took its processor 400 times a second",
-        ),
+        ({"compute_s": 0.2}, {"preempted": 400}, "host", "other programs took its processor 400 times a second"),
         # 9 times a second for 10 ms at most is 9 % of its time; it takes 60 % more than the others.
         ({"compute_s": 0.2}, {"preempted": 9}, "compute", "25 ms per sample, the others 10 ms"),
-        (
-            {"compute_s": 0.2},
-            {"clock_ratio": 0.6, "temperature_c": 91},
-            "thermal",
-            "60% of its highest at 91 degrees",
-        ),
+        ({"compute_s": 0.2}, {"clock_ratio": 0.6, "temperature_c": 91}, "thermal", "60% of its highest at 91 degrees"),
     ],
 )
 def test_the_slow_rank_is_named_with_its_cause(
@@ -128,9 +116,7 @@ def test_slow_after_its_last_gradient_is_computing(tmp_path: Path) -> None:
     meets = [k % 2 == 0 for k in range(20)]
     own = [0.22 if there else 0.2 for there in meets]
     other = [0.22 if there else 0.0 for there in meets]
-    found = diagnose(
-        write(tmp_path / "run", [{"exchanged": meets, "tail_s": t} for t in (other, own, other)])
-    )
+    found = diagnose(write(tmp_path / "run", [{"exchanged": meets, "tail_s": t} for t in (other, own, other)]))
     assert [rank.cause for rank in found.ranks] == [None, "compute", None]
     assert found.exchange_s == pytest.approx(0.02)
 

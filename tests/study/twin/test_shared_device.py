@@ -39,9 +39,16 @@ def train(rank: int, folder: str, backend: str) -> None:
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     runtime = attach(
-        model, optimizer, "s1+s2+s3", global_batch=BATCH, decide_every=EVERY, share_backend=backend,
-        decision_budget_s=600.0, warm_up_budget_s=600.0, run_dir=folder,
-    )  # fmt: skip
+        model,
+        optimizer,
+        "s1+s2+s3",
+        global_batch=BATCH,
+        decide_every=EVERY,
+        share_backend=backend,
+        decision_budget_s=600.0,
+        warm_up_budget_s=600.0,
+        run_dir=folder,
+    )
     data = TensorDataset(torch.randn(ROUNDS * BATCH, 2), torch.randn(ROUNDS * BATCH, 1))
     for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
         torch.nn.functional.mse_loss(model(x), y).backward()
@@ -60,9 +67,7 @@ def trained(folder: Path, shares: tuple[str, str], backend: str = "mps") -> Path
     return live_ranks.record(folder)
 
 
-def test_parts_of_a_device_that_cannot_change_have_a_twin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_of_a_device_that_cannot_change_have_a_twin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained(tmp_path, ("40", "60"))
     assert cli.main(["twin", str(tmp_path), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -212,9 +212,7 @@ def test_columns_that_part_only_together_are_named_in_one_sentence(tmp_path: Pat
     assert "of rank 1 was 900.0% higher live than in the simulation" in said
     assert "of rank 1 was 1900.0% higher live than in the simulation" in said
     assert " and the wait " in said
-    assert reason(parted, ()).endswith(
-        "no measured column makes the difference, what it counts and remembers does"
-    )
+    assert reason(parted, ()).endswith("no measured column makes the difference, what it counts and remembers does")
 
 
 def test_every_field_of_a_plan_that_may_part_has_words() -> None:
@@ -292,9 +290,7 @@ def copied(record: Path, folder: Path, **changes: Any) -> Path:
 
 
 PLACES = [{"member": k, "host": "a", "device": "cuda-0"} for k in range(2)]
-FIXED = [
-    place | {"share": share, "share_fixed": True} for place, share in zip(PLACES, (0.4, 1.0), strict=True)
-]
+FIXED = [place | {"share": share, "share_fixed": True} for place, share in zip(PLACES, (0.4, 1.0), strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -304,14 +300,8 @@ FIXED = [
         ({"policy": None}, "decided nothing"),
         ({"mode": "observe"}, "decided nothing"),
         ({"accumulation": 4}, "accumulation"),
-        (
-            {"members": PLACES},
-            r"members: ranks that share a device \(cuda-0\) by turns, .* allowed: fixed shares",
-        ),
-        (
-            {"members": [FIXED[0], FIXED[1] | {"share_fixed": False, "share": 0.5}]},
-            "in shares that may change",
-        ),
+        ({"members": PLACES}, r"members: ranks that share a device \(cuda-0\) by turns, .* allowed: fixed shares"),
+        ({"members": [FIXED[0], FIXED[1] | {"share_fixed": False, "share": 0.5}]}, "in shares that may change"),
         ({"members": FIXED}, r"have 1\.4 of it slow each other, .* allowed: .* of at most 1 together"),
         ({"members": [FIXED[0] | {"share": -0.4}, FIXED[1]]}, r"members\.0\.share: "),
         ({"stages": None}, "--policy"),
@@ -416,9 +406,7 @@ def test_too_little_is_told(record: Path, tmp_path: Path) -> None:
 # -- the command ---------------------------------------------------------------------------------------------
 
 
-def test_the_command_for_machines_and_people(
-    record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_for_machines_and_people(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "scenario.yaml"
     assert cli.main(["twin", str(record), "--format", "json", "--scenario", str(out)]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -48,13 +48,20 @@ class Truth:
         nodes = [{"name": f"n{k}", "speed": fastest / t} for k, t in enumerate(self.per_sample_s)]
         exchange = {"alpha": self.exchange_s / max(1, 2 * (self.ranks - 1)), "rate": 1e12}
         model = {
-            "fixed_time": self.fixed_s, "sample_time": fastest, "gradient": 0, "exchange": exchange,
+            "fixed_time": self.fixed_s,
+            "sample_time": fastest,
+            "gradient": 0,
+            "exchange": exchange,
             "drift": 0 if self.drift is None else self.drift,
-        }  # fmt: skip
+        }
         job = {
-            "gpus": self.ranks, "model": "m", "samples": self.rounds * self.batch, "global_batch": self.batch,
-            "data": {"samples": self.rounds * self.batch, "shards": 32}, "checkpoint": {"interval": "never"},
-        }  # fmt: skip
+            "gpus": self.ranks,
+            "model": "m",
+            "samples": self.rounds * self.batch,
+            "global_batch": self.batch,
+            "data": {"samples": self.rounds * self.batch, "shards": 32},
+            "checkpoint": {"interval": "never"},
+        }
         slow = {"kind": "slow", "node": f"n{self.slow_rank}-0", "at": self.slow_at_s}
         return {
             "schema_version": 1,
@@ -109,14 +116,7 @@ def write_run(truth: Truth, folder: Path, seed: int = 0) -> tuple[Path, int]:
             first_slow = number if slow and first_slow < 0 else first_slow
             at_s += _period(truth, lines, samples, interval, slow, number, random)
             number += interval
-        told = {
-            "number": point,
-            "time_s": o.time_s,
-            "point": point,
-            "rounds": number,
-            "change": None,
-            "refused": [],
-        }
+        told = {"number": point, "time_s": o.time_s, "point": point, "rounds": number, "change": None, "refused": []}
         lines[0].append({"event": "decision", "unix_s": at_s, **told})
         append(folder / "decisions-0.jsonl", decision)
     for rank, found in enumerate(lines):
@@ -127,9 +127,14 @@ def write_run(truth: Truth, folder: Path, seed: int = 0) -> tuple[Path, int]:
 
 
 def _period(
-    truth: Truth, lines: list[list[dict[str, Any]]], samples: Any, interval: int, slow: bool, first: int,
+    truth: Truth,
+    lines: list[list[dict[str, Any]]],
+    samples: Any,
+    interval: int,
+    slow: bool,
+    first: int,
     random: np.random.Generator,
-) -> float:  # fmt: skip
+) -> float:
     """Append one period's rounds of every rank; returns its duration."""
     scale = np.array(truth.per_sample_s) / min(truth.per_sample_s)
     if slow:
@@ -142,11 +147,19 @@ def _period(
         last = k == interval - 1
         tail_s = total_s.max() - total_s + truth.exchange_s if last else np.zeros(truth.ranks)
         for rank, found in enumerate(lines):
-            found.append({
-                "round": first + k, "exchanged": last, "local": interval > 1, "ranks": truth.ranks,
-                "samples": float(samples[rank]), "stall_s": 0.0, "compute_s": float(compute_s[k, rank]),
-                "tail_s": float(tail_s[rank]), "update_s": float(update_s[k, rank]),
-            })  # fmt: skip
+            found.append(
+                {
+                    "round": first + k,
+                    "exchanged": last,
+                    "local": interval > 1,
+                    "ranks": truth.ranks,
+                    "samples": float(samples[rank]),
+                    "stall_s": 0.0,
+                    "compute_s": float(compute_s[k, rank]),
+                    "tail_s": float(tail_s[rank]),
+                    "update_s": float(update_s[k, rank]),
+                }
+            )
     return float(total_s.max()) + truth.exchange_s
 
 

@@ -73,18 +73,13 @@ def steps_file(folder: Path) -> Path:
     for name, layers in (("small", 16), ("large", 32)):
         (folder / f"{name}.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": layers}))
     rows = [
-        f"{n}.json,H100,8,400e9,1,{8 // t},{t},{m},64,true"
-        for n in ("small", "large")
-        for t in (1, 8)
-        for m in (1, 2)
+        f"{n}.json,H100,8,400e9,1,{8 // t},{t},{m},64,true" for n in ("small", "large") for t in (1, 8) for m in (1, 2)
     ]
     path = folder / "steps.csv"
     path.write_text("\n".join([HEAD, *rows]) + "\n")
     slow = Stack(matmul_efficiency=0.4)
     times = [float(step_time(step.plan, slow).total) for step in read_steps(path)]
-    path.write_text(
-        "\n".join([HEAD, *(r.replace(",1,", f",{t!r},", 1) for r, t in zip(rows, times, strict=True))])
-    )
+    path.write_text("\n".join([HEAD, *(r.replace(",1,", f",{t!r},", 1) for r, t in zip(rows, times, strict=True))]))
     return path
 
 

@@ -20,9 +20,7 @@ DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 def test_several_nodes_follow_from_a_pair_and_one_node() -> None:
     known = [
-        pollux.PolluxStep("g", "", 1, k, b, 0.1 * b + 0.01 * (k - 1), 0.01 * (k - 1))
-        for k in (1, 2, 4)
-        for b in (1, 4)
+        pollux.PolluxStep("g", "", 1, k, b, 0.1 * b + 0.01 * (k - 1), 0.01 * (k - 1)) for k in (1, 2, 4) for b in (1, 4)
     ]
     known += [pollux.PolluxStep("g", "", 2, 2, b, 0.1 * b + 0.5, 0.5) for b in (1, 4)]
     law = pollux.StepLaw(known)
@@ -49,18 +47,13 @@ def test_time_to_train_finds_its_constants() -> None:
 def test_a_run_of_seconds_has_no_half_minute_of_its_own() -> None:
     """600 s, 64 times the accelerators and the batch: (600 - 28) / 64 = 8.9 s, beside not 28 s but twice 8.9."""
     constants = np.array([1.0, -50.0, 0.0, np.log(28.0)])
-    rows = [
-        train_time.Scaled("k", "b", 64.0, 1.0, 600.0, 1.0),
-        train_time.Scaled("k", "b", 2.0, 1.0, 600.0, 1.0),
-    ]
+    rows = [train_time.Scaled("k", "b", 64.0, 1.0, 600.0, 1.0), train_time.Scaled("k", "b", 2.0, 1.0, 600.0, 1.0)]
     assert train_time.predict(constants, rows) == pytest.approx([3 * 572 / 64, 572 / 2 + 28])
 
 
 def test_a_workload_that_no_known_system_ran_stalls_for_its_part_of_the_time() -> None:
     """Known at 90 % with batches of 0.9 s: a stall of 0.1 s; of batches of 3 ms it is a ninth of these, too."""
-    split = next(
-        k for k in range(99) if storage.fitted_half("known", k) and not storage.fitted_half("other", k)
-    )
+    split = next(k for k in range(99) if storage.fitted_half("known", k) and not storage.fitted_half("other", k))
     rows = [
         storage.Fed("known", "a", "unet3d", 0.9, 0.9),
         storage.Fed("other", "b", "cosmoflow", 0.003, 0.8),
@@ -90,10 +83,7 @@ def test_a_slice_does_its_share_of_the_work() -> None:
 
 def test_a_node_idles_first_and_is_busy_then() -> None:
     truth = power.MeasuredNode(2000.0, 7000.0, 90.0)
-    runs = [
-        power.PowerRun("k", "n", "b", t, truth.energy_j(t) / t, 2000.0, 6900.0)
-        for t in (200.0, 500.0, 1500.0)
-    ]
+    runs = [power.PowerRun("k", "n", "b", t, truth.energy_j(t) / t, 2000.0, 6900.0) for t in (200.0, 500.0, 1500.0)]
     node = power.learn(runs, 2000.0)
     assert node.energy_j(800.0) == pytest.approx(truth.energy_j(800.0), rel=0.03)
 

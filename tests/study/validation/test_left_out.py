@@ -41,9 +41,7 @@ def slices(folder: Path, workloads: int, damage: str = "") -> Path:
         (" ", "median: ' ' is not a number (1)"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_counted(
-    tmp_path: Path, capsys: Capture, damage: str, reason: str
-) -> None:
+def test_a_row_that_cannot_be_used_is_counted(tmp_path: Path, capsys: Capture, damage: str, reason: str) -> None:
     assert main(["validate-against", "mig", "--data", str(slices(tmp_path, 6, damage))]) == 0
     shown = capsys.readouterr()
     assert "MIG slices" in shown.out
@@ -71,9 +69,7 @@ def test_no_row_that_can_be_used_is_one_line(tmp_path: Path, capsys: Capture) ->
 def test_few_reasons_are_told_and_the_others_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("n\n1\n" + "".join(f"x{k}\n" for k in range(9)))
-    with pytest.warns(
-        LeftOutWarning, match=r"9 of 10 rows left out: .*'x2' is not a number \(1\); others \(6\)$"
-    ):
+    with pytest.warns(LeftOutWarning, match=r"9 of 10 rows left out: .*'x2' is not a number \(1\); others \(6\)$"):
         assert read_rows(path, lambda text: text.whole("n")) == [1]
 
 

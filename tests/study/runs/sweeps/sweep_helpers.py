@@ -32,9 +32,13 @@ def write_sweep(folder: Path, seeds: int = 5, covs=(0.1, 0.2), case=None, **chan
     noted = {"why": os.environ[LOG]} if LOG in os.environ and case is None else {}
     (folder / "tiny.yaml").write_text(yaml.safe_dump((case or SCENARIO) | noted))
     spec = {
-        "schema_version": 1, "name": "tiny sweep", "scenario": "tiny.yaml", "policies": ["fifo", "sjf"],
-        "seeds": seeds, "parameters": {"noise.step_cov": list(covs)},
-    }  # fmt: skip
+        "schema_version": 1,
+        "name": "tiny sweep",
+        "scenario": "tiny.yaml",
+        "policies": ["fifo", "sjf"],
+        "seeds": seeds,
+        "parameters": {"noise.step_cov": list(covs)},
+    }
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in (spec | changes).items() if v is not None}))
     return path

@@ -26,10 +26,7 @@ def one_sweep(file: Path, order: dict) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"], order["file_bytes"]))
     try:
         sweep(
-            file,
-            Path(order["out"]),
-            SweepOptions(jobs=order["jobs"]),
-            runner=getattr(sweep_helpers, order["runner"]),
+            file, Path(order["out"]), SweepOptions(jobs=order["jobs"]), runner=getattr(sweep_helpers, order["runner"])
         )
     except (StoreError, EngineError) as error:
         print(error, file=sys.stderr)

@@ -199,10 +199,7 @@ def test_a_scenario_that_comes_with_the_software_is_known_by_its_name(tmp_path):
     assert [order.policy for order in orders] == ["none"]
     for changes, says in (
         ({"policies": ["fifa"]}, "policies.0: unknown stage 'fifa'"),
-        (
-            {"scenario": "quickstar"},
-            "scenario: quickstar: no such file, and no scenario of that name",
-        ),
+        ({"scenario": "quickstar"}, "scenario: quickstar: no such file, and no scenario of that name"),
     ):
         file = write_sweep(tmp_path, **({"scenario": "quickstart", "parameters": {}} | changes))
         with pytest.raises(InputError) as raised:

@@ -85,9 +85,7 @@ class Cluster:
         wait_until(lambda: contact.exists() and contact.read_text().rstrip().endswith("}"))
         self.address = json.loads(contact.read_text())["address"]
         self.wires = [Wire(self.address, delay_s) for _ in range(workers)]
-        self.processes += [
-            start("worker", wire.address, "--nthreads", "1", "--no-nanny") for wire in self.wires
-        ]
+        self.processes += [start("worker", wire.address, "--nthreads", "1", "--no-nanny") for wire in self.wires]
         with Client(self.address) as client:
             client.wait_for_workers(workers, timeout=120)
 
@@ -122,9 +120,7 @@ def when_a_third_is_made(log: Path, what) -> threading.Thread:
 def kept_once(out: Path, here: Path) -> None:
     """All runs are there, once each, and equal to those that were made without a cluster."""
     with connect(out) as found:
-        counted = found.execute(
-            "SELECT count(*), count(DISTINCT id) FROM runs WHERE status = 'done'"
-        ).fetchall()
+        counted = found.execute("SELECT count(*), count(DISTINCT id) FROM runs WHERE status = 'done'").fetchall()
     assert counted == [(RUNS, RUNS)]
     assert results(out) == results(here)
 

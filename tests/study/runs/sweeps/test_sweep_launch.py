@@ -60,11 +60,14 @@ def test_a_slurm_array_makes_the_whole_sweep(tmp_path, on_path, capsys):
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("a/My sweep_1.yaml", "sweep-my-sweep-1"), ("x.yaml", "sweep-x"), ("plain", "sweep-plain"),
-        (f"{'a' * 57}b.yaml", f"sweep-{'a' * 57}"), (f"{'a' * 56}-b.yaml", f"sweep-{'a' * 56}"),
+        ("a/My sweep_1.yaml", "sweep-my-sweep-1"),
+        ("x.yaml", "sweep-x"),
+        ("plain", "sweep-plain"),
+        (f"{'a' * 57}b.yaml", f"sweep-{'a' * 57}"),
+        (f"{'a' * 56}-b.yaml", f"sweep-{'a' * 56}"),
         (f"{'a' * 55}-b.yaml", f"sweep-{'a' * 55}-b"),
     ],
-)  # fmt: skip
+)
 def test_names_of_at_most_63_characters(file, name):
     launch = SweepLaunch(file, "out", 3)
     assert yaml.safe_load(kubernetes(launch))["metadata"]["name"] == name
@@ -73,9 +76,7 @@ def test_names_of_at_most_63_characters(file, name):
 
 
 def test_a_kubernetes_job_asks_for_every_shard_once(tmp_path):
-    launch = SweepLaunch(
-        "my sweeps/Big_Sweep.v2.yaml", "out", 3, 4, ("--until", "ci:2%"), "registry/image:1", "disk"
-    )
+    launch = SweepLaunch("my sweeps/Big_Sweep.v2.yaml", "out", 3, 4, ("--until", "ci:2%"), "registry/image:1", "disk")
     job = yaml.safe_load(kubernetes(launch))
     assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", job["metadata"]["name"])
@@ -90,9 +91,12 @@ def test_a_kubernetes_job_asks_for_every_shard_once(tmp_path):
     for index in range(3):
         echo = container["args"][0].replace("equipoise ", "printf '%s\\n' ", 1)
         shown = subprocess.run(
-            ["sh", "-c", echo], env=os.environ | {"JOB_COMPLETION_INDEX": str(index)},
-            capture_output=True, text=True, check=True,
-        ).stdout.splitlines()  # fmt: skip
+            ["sh", "-c", echo],
+            env=os.environ | {"JOB_COMPLETION_INDEX": str(index)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
         assert shown[:2] == ["sweep", "my sweeps/Big_Sweep.v2.yaml"]
         assert "ci:2%" in shown
         seen.append(shown[shown.index("--shard") + 1])

@@ -32,9 +32,7 @@ def test_a_sweep_that_was_read_cannot_be_changed():
 
 
 def test_grid_is_every_combination_in_a_fixed_order():
-    points = spec(
-        parameters={"a.b": [1, 2], "c": {"low": 1, "high": 100, "scale": "log", "steps": 3}}
-    ).points()
+    points = spec(parameters={"a.b": [1, 2], "c": {"low": 1, "high": 100, "scale": "log", "steps": 3}}).points()
     assert [(p["a.b"], p["c"]) for p in points] == [(1, 1), (1, 10), (1, 100), (2, 1), (2, 10), (2, 100)]
 
 
@@ -55,9 +53,7 @@ def test_draws_depend_on_their_seed_alone(kind):
     assert first.points() != spec(parameters=keys, sampling={"kind": kind, "points": 20, "seed": 5}).points()
     assert {p["b"] for p in first.points()} == {"x", "y", "z"}
     assert all(0 <= p["a"] <= 1 for p in first.points())
-    unsaid, none = (
-        spec(parameters=keys, sampling={"kind": kind, "points": 20, **more}) for more in ({}, {"seed": 0})
-    )
+    unsaid, none = (spec(parameters=keys, sampling={"kind": kind, "points": 20, **more}) for more in ({}, {"seed": 0}))
     assert unsaid.points() == none.points()
 
 
@@ -69,8 +65,9 @@ def test_latin_hypercube_takes_every_cell_once(points, keys, seed):
 
 
 def test_latin_hypercube_of_an_integer_range_is_even():
-    drawn = spec(parameters={"n": {"low": 1, "high": 4, "integer": True}},
-                 sampling={"kind": "latin-hypercube", "points": 40}).points()  # fmt: skip
+    drawn = spec(
+        parameters={"n": {"low": 1, "high": 4, "integer": True}}, sampling={"kind": "latin-hypercube", "points": 40}
+    ).points()
     assert sorted(p["n"] for p in drawn) == [1] * 10 + [2] * 10 + [3] * 10 + [4] * 10
 
 
@@ -84,10 +81,14 @@ def test_ranges_stay_inside(share, scale, integer):
 @pytest.mark.parametrize(
     ("share", "linear", "log", "integer", "both"),
     [
-        (0.0, 1.0, 1.0, 1, 1), (0.25, 25.75, 3.16227766, 26, 3), (0.5, 50.5, 10.0, 51, 10),
-        (0.505, 50.995, 10.2329299, 51, 10), (0.99, 99.01, 95.4992586, 100, 96), (1.0, 100.0, 100.0, 100, 100),
+        (0.0, 1.0, 1.0, 1, 1),
+        (0.25, 25.75, 3.16227766, 26, 3),
+        (0.5, 50.5, 10.0, 51, 10),
+        (0.505, 50.995, 10.2329299, 51, 10),
+        (0.99, 99.01, 95.4992586, 100, 96),
+        (1.0, 100.0, 100.0, 100, 100),
     ],
-)  # fmt: skip
+)
 def test_a_share_of_1_to_100(share, linear, log, integer, both):
     """Of integers there are a hundred equal cells, from 1 to 101, on a line or on its logarithm."""
     assert Range(low=1, high=100).at(share) == linear
@@ -123,12 +124,7 @@ def test_where_a_value_stands():
 def test_keys_that_a_file_varies_whatever_it_is():
     points = {"kind": "list", "points": [{"b": 1, 2: 3}, {"b": 2, "c": 1}, "no point"]}
     assert varied_keys({"parameters": {"a": [1], "b": [2]}, "sampling": points}) == ["a", "b", "2", "c"]
-    for nothing in (
-        {},
-        {"parameters": None, "sampling": None},
-        {"sampling": "grid"},
-        {"sampling": {"points": None}},
-    ):
+    for nothing in ({}, {"parameters": None, "sampling": None}, {"sampling": "grid"}, {"sampling": {"points": None}}):
         assert varied_keys(nothing) == []
 
 
@@ -144,13 +140,15 @@ def test_what_is_right_in_a_wrong_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"seeds": 1}, {"seeds": RUNS_MOST},
+        {"seeds": 1},
+        {"seeds": RUNS_MOST},
         {"sampling": {"kind": "random", "points": 1, "seed": 0}, "parameters": {"a": [1]}},
-        {"parameters": {"a": {"low": 0, "high": 1, "steps": 2}}}, {"parameters": {"a": [1]}},
+        {"parameters": {"a": {"low": 0, "high": 1, "steps": 2}}},
+        {"parameters": {"a": [1]}},
         {"parameters": {"a": {"low": 1e-9, "high": 1, "steps": 2, "scale": "log"}}},
         {"sampling": {"kind": "list", "points": [{}]}},
     ],
-)  # fmt: skip
+)
 def test_the_least_that_is_allowed(changes):
     assert spec(**changes).points()
 

@@ -127,11 +127,8 @@ def test_seeds_are_counted_from_the_first_of_their_point():
 
 @pytest.mark.parametrize(
     ("missed", "shown"),
-    [
-        (1, "92"), (3, "0, 1, 92"), (10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 92"),
-        (11, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..."),
-    ],
-)  # fmt: skip
+    [(1, "92"), (3, "0, 1, 92"), (10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 92"), (11, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...")],
+)
 def test_points_that_do_not_hold_are_named(missed, shown):
     """Point 90 holds, at 91 nothing is random, and at 92 every run has failed."""
     until = Until(0.1, "makespan_s", first=3, most=4)
@@ -153,8 +150,7 @@ def test_each_look_asks_for_the_points_that_do_not_hold_yet():
     orders = [order(point, seed) for point in (0, 1, 3) for seed in range(5, 13)] + [order(2, 5)]
     store = stored(orders, lambda o: None if o.point == 3 else 10.0 if o.point == 0 else 10.0 * (o.seed % 2))
     asked = [
-        {point: sum(o.point == point for o in chosen) for point in range(4)}
-        for chosen in looks(store, orders, until)
+        {point: sum(o.point == point for o in chosen) for point in range(4)} for chosen in looks(store, orders, until)
     ]
     assert asked == [{0: 3, 1: 3, 2: 1, 3: 3}, {0: 3, 1: 5, 2: 1, 3: 3}, {0: 3, 1: 8, 2: 1, 3: 3}]
     assert list(looks(store, orders, None)) == [orders]
@@ -231,12 +227,7 @@ def test_conditions_are_read(text, share, metric, of_ratio):
         ("ci:100%", 5, 100, "allowed is 0 to 100 %"),
         ("ci:0%", 5, 100, "allowed is 0 to 100 %"),
         ("ci:2 GB", 5, 100, "'2 GB' is a size, a share is needed"),
-        (
-            "ci:2%:makspan_s",
-            5,
-            100,
-            "unknown metric 'makspan_s'; known: jobs, completed, timeouts, makespan_s",
-        ),
+        ("ci:2%:makspan_s", 5, 100, "unknown metric 'makspan_s'; known: jobs, completed, timeouts, makespan_s"),
         ("ci:2%", 2, 100, "at least 3 are needed"),
         ("ci:2%", 9, 8, "raise --max-seeds"),
     ],
@@ -261,9 +252,14 @@ class Drawn:
         rng = np.random.Generator(np.random.Philox(key=seed))
         end = made.jobs["completion_s"] * (1 + self.spread * scenario.noise.step_cov * rng.normal())
         return made.__class__(
-            made.scenario_name, policy.name, seed, f"{policy.name}{seed}", "{}",
-            {**made.jobs, "completion_s": end}, {**made.totals, "makespan_s": float(end[0])},
-        )  # fmt: skip
+            made.scenario_name,
+            policy.name,
+            seed,
+            f"{policy.name}{seed}",
+            "{}",
+            {**made.jobs, "completion_s": end},
+            {**made.totals, "makespan_s": float(end[0])},
+        )
 
 
 def test_compare_adds_seeds_and_makes_no_run_twice():
@@ -286,9 +282,7 @@ def test_compare_adds_seeds_and_makes_no_run_twice():
     assert alone.precision.met
     assert len(alone.seeds) == 3
     # All policies share their noise here, so their ratio is exact at once.
-    by_ratio = compare(
-        case, ["fifo", "sjf"], 3, until=read_until("ci:1%:makespan_s:ratio", 3), runner=Drawn()
-    )
+    by_ratio = compare(case, ["fifo", "sjf"], 3, until=read_until("ci:1%:makespan_s:ratio", 3), runner=Drawn())
     assert len(by_ratio.seeds) == 3
 
 
@@ -300,9 +294,7 @@ def test_one_run_more_than_a_sweep_may_have_is_refused(tmp_path, monkeypatch):
     parts = [sweep_module.planned(file, SweepOptions(**asked, shard=(k, 2)))[0] for k in (1, 2)]
     assert [{order.point for order in part} for part in parts] == [{0}, {1}]
     parts = [sweep_module.planned(file, SweepOptions(shard=(k, 5)))[0] for k in range(1, 6)]
-    assert [[order.number for order in part] for part in parts] == [
-        [0, 5, 10], [1, 6, 11], [2, 7], [3, 8], [4, 9]
-    ]  # fmt: skip
+    assert [[order.number for order in part] for part in parts] == [[0, 5, 10], [1, 6, 11], [2, 7], [3, 8], [4, 9]]
     monkeypatch.setattr(sweep_module, "RUNS_MOST", 19)
     with pytest.raises(InputError, match="20 runs; at most 19 are possible"):
         sweep_module.planned(file, SweepOptions(**asked))
