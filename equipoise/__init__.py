@@ -1,8 +1,8 @@
 """Simulate, calibrate and deploy scheduling policies for GPU training clusters.
 
-`run(scenario)`, `compare(scenario, policies)`, `sweep(file, out)` and `size(scenario, ...)` simulate and ask,
+`run(scenario)`, `compare(scenario, policies)`, `sweep(file, out)` and `size(scenario, ...)` simulate,
 `load(path)` reads a scenario file,
-`attach(model, optimizer, ...)` puts a policy into a real training job. Nothing is imported before it is used.
+`attach(model, optimizer, ...)` puts a policy into a real training job. Modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 if not (Path(__file__).parent / "sim").is_dir():
     raise ImportError(
-        f"{Path(__file__).parent} has no folder 'sim': this copy of the checkout lost its symbolic links; "
+        f"{Path(__file__).parent} has no folder 'sim': this checkout has no symbolic links; "
         "clone again with git's core.symlinks on"
     )
 

@@ -38,14 +38,14 @@ _OVERRIDE = "cluster.nodes.0.count=16"
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario in a file, with `dotted.key=value` changes. Raises InputError, one line per mistake."""
+    """Load a scenario file with `dotted.key=value` overrides. Raises InputError, one line per mistake."""
     return load_scenario(path_of("path", path, _FILE), texts_of("overrides", overrides, _OVERRIDE))
 
 
 def prepare(
     scenario: AnyScenario, trace: Trace | str | Path | None = None, overrides: Sequence[str] = ()
 ) -> tuple[Scenario, Trace | None, tuple[str, ...]]:
-    """(scenario, its trace, one line per doubtful value). Raises InputError, one line per mistake."""
+    """Return (scenario, its trace, one warning per doubtful value). Raises InputError, one line per mistake."""
     warnings: tuple[str, ...] = ()
     overrides = texts_of("overrides", overrides, _OVERRIDE)
     if trace is not None and not isinstance(trace, Trace):
@@ -61,7 +61,7 @@ def prepare(
     elif isinstance(scenario, Mapping):
         scenario = from_mapping(scenario)
     if isinstance(trace, str | Path):
-        from equipoise.sim.traces.read import read_trace  # takes a while, and most scenarios name no trace
+        from equipoise.sim.traces.read import read_trace  # slow to import, and most scenarios have no trace
 
         trace = read_trace(trace)
     if trace is None and scenario.workload.trace is not None:
@@ -87,17 +87,17 @@ def run(
 ) -> Run:
     """Simulate one scenario under one policy (default: the scenario's) and seed (default: the scenario's).
 
-    policy: a text such as `s1+s2+easy`, a Policy, a stage or a list of stages. trace: a job trace, or the path of
-    one, in place of the scenario's. overrides: `dotted.key=value` texts. out: folder for the run's records.
-    progress: called as progress(simulated seconds, jobs done, jobs in all). timeline: record what happens when
-    (`Run.timeline`). journal: write every decision to `out/journal.jsonl`. stop: asked before each event; true ends
+    policy: a string such as `s1+s2+easy`, a Policy, a stage or a list of stages. trace: a job trace, or the path of
+    one, in place of the scenario's. overrides: `dotted.key=value` strings. out: folder for the run's records.
+    progress: called as progress(simulated seconds, jobs done, total jobs). timeline: record what happens when
+    (`Run.timeline`). journal: write every decision to `out/journal.jsonl`. stop: called before each event; true ends
     the run there.
 
-    A finished run in `out` is replaced when this one is finished, too; until then this one's records are in
+    A finished run in `out` is replaced when this run finishes; until then this run's records are in
     `out/unfinished`.
 
-    Raises InputError and PolicyError, one clear line per mistake, and RunFailed, with the records up to then,
-    when a stage fails or nothing can go on (RunInterrupted when `stop` said so); ValueError for a journal
+    Raises InputError and PolicyError, one line per mistake, and RunFailed, with the records up to then,
+    when a stage fails or no event can follow (RunInterrupted when `stop` returned true); ValueError for a journal
     without `out`.
 
     >>> import equipoise
@@ -111,7 +111,7 @@ def run(
     called("progress", progress)
     called("stop", stop)
     if journal and keep is None:
-        raise ValueError("a journal needs out, the folder to keep it in")
+        raise ValueError("journal needs out, the folder to write it to")
     if keep is not None:
         check_free(keep, "run")
     ready, jobs, _ = prepare(scenario, trace, overrides)
@@ -134,7 +134,7 @@ def run(
 
 
 def unfinished(out: Path) -> Path:
-    """Where a run that is to go to `out` leaves its records until it is finished: not over a finished one."""
+    """Folder for the records of a run until it is finished, so that a finished run in `out` is not overwritten."""
     return out / UNFINISHED if (out / SUMMARY).is_file() else out
 
 
@@ -154,16 +154,16 @@ def compare(
     journal: bool = False,
     by: Sequence[str] = (),
 ) -> Comparison:
-    """Simulate every policy (text, Policy or stage) on the same seeds; ratios refer to the first policy.
+    """Simulate every policy (string, Policy or stage) on the same seeds; ratios refer to the first policy.
 
-    jobs: processes. out: folder that keeps the runs; a second call with the same inputs reads them. The rest
-    as in `run`; progress is called as progress(runs done, runs in all, "POLICY seed N"). until:
+    jobs: number of processes. out: folder for the runs; a second call with the same inputs reuses them. The rest
+    as in `run`; progress is called as progress(runs done, total runs, "POLICY seed N"). until:
     `ci:SHARE[:METRIC[:ratio]]` adds seeds, from `seeds` up to `max_seeds`, until the 95 % interval of the metric
-    under every policy (or of the ratios to the first) is within that share of its middle. timeline, journal: keep
-    them, too, with each run in `out`. by: what jobs are grouped by as well (`gpus`, `ran_on`, `class`, `user`,
-    `account`, `queue`, `partition`). A policy with a run that fails is left out and named in `failures`.
+    under every policy (or of the ratios to the first) is within that fraction of its middle. timeline, journal: keep
+    them as well, with each run in `out`. by: also group jobs by these (`gpus`, `ran_on`, `class`, `user`,
+    `account`, `queue`, `partition`). A policy with a failed run is left out and listed in `failures`.
 
-    Raises InputError and PolicyError, one clear line per mistake; ValueError for a journal or timeline without
+    Raises InputError and PolicyError, one line per mistake; ValueError for a journal or timeline without
     `out`.
     """
     seeds, jobs, max_seeds = (
@@ -174,9 +174,9 @@ def compare(
     keep, by = None if out is None else Path(path_of("out", out)), texts_of("by", by, "gpus")
     called("progress", progress)
     if until is not None and not isinstance(until, str):
-        raise wrong("until", until, "a text such as 'ci:2%'")
+        raise wrong("until", until, "a string such as 'ci:2%'")
     if keep is None and (journal or timeline):
-        raise ValueError("a journal or timeline of each run needs out, the folder to keep it in")
+        raise ValueError("journal and timeline need out, the folder to write them to")
     ready, read, _ = prepare(scenario, trace, overrides)
     return compare_policies(
         ready,
@@ -201,11 +201,11 @@ def sweep(
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> SweepOutcome:
-    """Make the runs of a sweep file that the folder `out` does not have yet; `policies` in place of its own.
+    """Run all runs of a sweep file that are not in folder `out` yet; `policies` replaces those in the file.
 
-    jobs: processes. progress: called as progress(runs done, runs in all, what the last one was).
+    jobs: number of processes. progress: called as progress(runs done, total runs, label of the last run).
 
-    Raises InputError and PolicyError, one clear line per mistake, StoreError when `out` cannot be used.
+    Raises InputError and PolicyError, one line per mistake, StoreError when `out` cannot be used.
     """
     called("progress", progress)
     options = SweepOptions(jobs=whole_of("jobs", jobs, 1), policies=tuple(as_policies(policies)))
@@ -227,7 +227,7 @@ def size(
 
     vary: as `cluster.nodes.0.count=4:16`. targets: as `makespan<=10h`. seeds, jobs and progress as in `compare`.
 
-    Raises InputError and PolicyError, one clear line per mistake.
+    Raises InputError and PolicyError, one line per mistake.
     """
     called("progress", progress)
     file = Path(path_of("scenario", scenario, _FILE))

@@ -1,7 +1,7 @@
 """The command line: `equipoise run | compare | list | validate | schema | doctor | ...`.
 
-Data goes to stdout, progress and messages to stderr; `equipoise.exit_codes` names the exit codes. Nothing heavy is
-imported before a command needs it.
+Data goes to stdout, progress and messages to stderr; `equipoise.exit_codes` names the exit codes. Large modules are
+imported only by the commands that need them.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ COMMANDS = {
     "merge": ("runs.sweep", "merge", "Put the shards of a sweep together."),
     "query": ("runs.query", "query", "Query results with SQL."),
     "calibrate": ("hardware.calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
-    "monitor": ("hardware.monitor", "monitor", "Monitor what the GPUs of this machine really do."),
+    "monitor": ("hardware.monitor", "monitor", "Monitor the utilization of this machine's GPUs."),
     "export": ("live.export", "export", "Write a policy as a file for a live training job."),
-    "schedule": ("live.schedule", "schedule", "Let a policy decide for a running Slurm."),
-    "twin": ("live.twin", "twin", "Compare a live run with its simulation, by decision."),
-    "replay": ("live.replay", "replay", "Replay recorded steps: what stragglers cost, what if."),
+    "schedule": ("live.schedule", "schedule", "Let a policy schedule the jobs of a running Slurm."),
+    "twin": ("live.twin", "twin", "Compare a live run with its simulation, decision by decision."),
+    "replay": ("live.replay", "replay", "Replay recorded steps: cost of stragglers, what-if analysis."),
     "ranks": ("live.ranks", "ranks", "Find which rank of a live run is slow, and why."),
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
     "fit-workload": ("questions.fit_workload", "fit_workload", "Describe a job trace, and compare jobs drawn from it."),
     "fit": ("questions.fit", "fit", "Check whether a large model fits into memory, and what would make it fit."),
     "limits": ("questions.limits", "limits", "Find what limits each job, and what would help most."),
     "explain": ("questions.explain", "explain", "Explain why a job waited, or what each stage did at a given time."),
-    "tune": ("questions.tune", "tune", "Search the parameters under which a policy does best."),
+    "tune": ("questions.tune", "tune", "Search for the best parameters of a policy."),
     "sensitivity": ("questions.sensitivity", "sensitivity", "Find which values of a scenario change the result most."),
     "diff": ("runs.diff", "diff", "Show what differs between two runs."),
     "report": ("runs.report", "report", "Write results as one HTML file, or as figures for papers."),
@@ -48,7 +48,7 @@ COMMANDS = {
     "validate-against": ("questions.validation", "validate_against", "Compare predictions with public measurements."),
     "validate": ("scenario.validate", "validate", "Check scenarios, sweeps and hardware profiles."),
     "import": ("scenario.import_", "import_", "Write a scenario from a site's own files."),
-    "check": ("scenario.check", "check", "Find what a job trace lacks, and how that affects results."),
+    "check": ("scenario.check", "check", "Find what is missing in a job trace, and how that affects results."),
     "check-stage": ("scenario.check_stage", "check_stage", "Test a stage against the contract, rule by rule."),
     "list": ("scenario.listing", "list_", "List stages, hardware profiles and scenarios."),
     "schema": ("scenario.validate", "schema", "Print the JSON schema of scenario files."),
@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """As click does, with a suggestion for a name that is none."""
+        """Resolve a command as click does, with a suggestion for an unknown name."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The overview, from the table alone."""
+        """Format the command overview from the table, without importing commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
 
@@ -124,7 +124,7 @@ def _run(arguments: Sequence[str] | None, state: CommandState) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
     except BrokenPipeError:
-        # The reader of stdout has gone (`| head`); Python must not complain once more at exit.
+        # The reader of stdout has exited (`| head`); Python must not report this again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except Exception as error:
@@ -136,9 +136,9 @@ def _run(arguments: Sequence[str] | None, state: CommandState) -> int:
 
 
 def _interrupted() -> int:
-    """Started with `-m`, Python ends by SIGINT, whatever the exit code, once Ctrl-C came while C code ran its text.
+    """Run with `-m`, Python exits by SIGINT, whatever the exit code, if Ctrl-C arrived while C code called `exec`.
 
-    Some modules do that as they load. Another text that runs to its end makes Python forget it.
+    Some modules do that on import. Another `exec` that completes clears this state.
     """
     import ctypes
 
@@ -148,7 +148,7 @@ def _interrupted() -> int:
 
 
 def _open_closed_streams() -> None:
-    """A stream that was closed before the start (`>&-`) is None, and its number free for any file: fill both."""
+    """Reopen streams that were closed before the start (`>&-`), so that no other file gets their numbers."""
     closed = [name for name in ("stdout", "stderr") if getattr(sys, name) is None]
     for name in closed:
         setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
@@ -157,7 +157,7 @@ def _open_closed_streams() -> None:
 
 
 def _report(error: Exception) -> int:
-    """Print an error without its traceback; wrong input is told from failure by its class."""
+    """Print an error without its traceback and return its exit code (wrong input or failure)."""
     from equipoise.policies.registry import PolicyError
     from equipoise.sim.scenario.tree import InputError
 
@@ -167,12 +167,12 @@ def _report(error: Exception) -> int:
     if isinstance(error, PolicyError):
         _say(str(error))
         return WRONG_INPUT
-    if type(error).__module__ in ("duckdb", "_duckdb"):  # a file of the results is damaged
+    if type(error).__module__ in ("duckdb", "_duckdb"):  # a results file is damaged
         _say(" ".join(str(error).partition("LINE 1:")[0].split()))
         return WRONG_INPUT
-    if isinstance(error, OSError) and error.strerror:  # disk full, no permission: not our mistake
+    if isinstance(error, OSError) and error.strerror:  # disk full, no permission: not a bug in this program
         gone = error.errno == errno.ENOENT and error.filename is None
-        name = "the working folder" if gone else str(error.filename or "stdout")
+        name = "the working directory" if gone else str(error.filename or "stdout")
         if error.errno == errno.ENAMETOOLONG:
             _say(f"{name[:60]}...: {error.strerror}: {max(map(len, name.split('/')))} characters between slashes")
             return WRONG_INPUT

@@ -1,17 +1,17 @@
-"""How a process of ours can end: `docs/` and `--help` speak of these numbers."""
+"""Exit codes of the commands, as named in `docs/` and `--help`."""
 
 OK = 0
 FAILURE = 1
-"""It could not be done: a run failed, a disk is full, or we made a mistake."""
+"""Failure: a run failed, the disk is full, or an internal error."""
 WRONG_INPUT = 2
-"""Something that was typed or written is wrong."""
+"""Wrong input: an option or a file is not valid."""
 SOME_FAILED = 3
-"""Some runs failed; the others are there."""
+"""Some runs failed; the others are complete."""
 IMPOSSIBLE = 4
-"""No size meets the targets, or a job fits into no memory."""
+"""No size meets the targets, or a job does not fit into memory."""
 OUTSIDE = 5
-"""It was done, and a figure lies outside of what was asked for."""
+"""The command completed, but a result is outside the requested tolerance."""
 INTERRUPTED = 130
-"""By Ctrl-C; as shells have it, 128 and the number of the signal."""
+"""Interrupted by Ctrl-C: 128 plus the signal number, as in shells."""
 TERMINATED = 143
-"""By SIGTERM, as a batch system sends it; what was made is kept, as after Ctrl-C."""
+"""Ended by SIGTERM, e.g. from a batch system; results so far are kept, as after Ctrl-C."""

@@ -1,4 +1,4 @@
-"""What callers of the public functions gave, checked before anything is done: one line says what is allowed."""
+"""Checks of the arguments of public functions; errors are one line that names what is allowed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def wrong(name: str, given: object, allowed: str) -> InputError:
 
 
 def path_of(name: str, given: Any, allowed: str = "a path") -> str | Path:
-    """A path, as given. Raises InputError for what is neither text nor a path, `allowed` being what would do."""
+    """The path as given. Raises InputError, which names `allowed`, for anything but a string or a path."""
     if isinstance(given, str | Path):
         return given
     if not isinstance(given, os.PathLike) or not isinstance(os.fspath(given), str):
@@ -27,15 +27,15 @@ def path_of(name: str, given: Any, allowed: str = "a path") -> str | Path:
 
 
 def texts_of(name: str, given: Any, example: str) -> tuple[str, ...]:
-    """Texts from a list of them. Raises InputError for anything else, also for one text alone."""
+    """A tuple from a list of strings. Raises InputError for anything else, including a single string."""
     texts = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else None
     if texts is None or not all(isinstance(text, str) for text in texts):
-        raise wrong(name, given, f"a list of texts, such as [{example!r}]")
+        raise wrong(name, given, f"a list of strings, such as [{example!r}]")
     return texts
 
 
 def whole_of(name: str, given: Any, least: int | None = None) -> int:
-    """A whole number of at least `least`. Raises InputError for anything else, also for true and false."""
+    """An integer of at least `least`. Raises InputError for anything else, including booleans."""
     try:
         number = operator.index(given)
     except TypeError:
@@ -46,6 +46,6 @@ def whole_of(name: str, given: Any, least: int | None = None) -> int:
 
 
 def called(name: str, given: Any) -> None:
-    """Raises InputError for what is neither None nor a function."""
+    """Raise InputError for anything but None or a function."""
     if given is not None and not callable(given):
         raise wrong(name, given, "a function, or None")

@@ -1,4 +1,4 @@
-"""Options that several commands share, what they say on stderr, and the progress that they show there."""
+"""Shared options of the commands, and their notes and progress on stderr."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from equipoise.study.terminal import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 LINE_EVERY_S = 30.0
-KEPT = "interrupted; what was made is kept, start again to go on"
+KEPT = "interrupted; results so far are kept, the same command continues"
 
 Tell = Callable[[float, float, str], None]
-"""Called as tell(done, in all, what it is at)."""
+"""Called as tell(done, total, label)."""
 
 
 @dataclass
 class CommandState:
-    """What the options that every command has are set to."""
+    """Values of the options that every command has."""
 
     debug: bool = False
     quiet: bool = False
@@ -41,7 +41,7 @@ pass_state = click.make_pass_decorator(CommandState, ensure=True)
 
 
 class WrongInputError(click.ClickException):
-    """One line about something that was named, without the command's usage."""
+    """A one-line error about an input, without the command's usage."""
 
     exit_code = WRONG_INPUT
 
@@ -55,11 +55,11 @@ def common(command: F) -> F:
     """Adds --debug and --quiet."""
     flag = partial(click.option, is_flag=True, expose_value=False)
     command = flag("--debug", callback=partial(_set, "debug"), help="Show the traceback of a failure.")(command)
-    return flag("--quiet", "-q", callback=partial(_set, "quiet"), help="No progress and notes on stderr.")(command)
+    return flag("--quiet", "-q", callback=partial(_set, "quiet"), help="No progress or notes on stderr.")(command)
 
 
 def scenario_options(command: F, several: bool = False) -> F:
-    """Adds the scenario file and what changes it: --trace, --set. several: more scenarios and traces than one."""
+    """Adds the scenario file, --trace and --set. several: accept more than one scenario and trace."""
     file = click.Path(dir_okay=False)
     if several:
         command = click.argument("scenarios", metavar="SCENARIO...", type=file, nargs=-1, required=True)(command)
@@ -70,7 +70,7 @@ def scenario_options(command: F, several: bool = False) -> F:
         metavar="FILE",
         multiple=several,
         help="Use this job trace instead of the scenario's (any known format, gzip or not)."
-        + " Several: a table each, and one over all." * several,
+        + " Several: a table for each, and one over all." * several,
     )
     changes = click.option(
         "--set",
@@ -84,7 +84,7 @@ def scenario_options(command: F, several: bool = False) -> F:
 
 
 def trace_options(command: F) -> F:
-    """Adds what says how a trace is read; each is short for a `--set workload.trace...`."""
+    """Adds the options for reading a trace; each is short for a `--set workload.trace...`."""
     of_trace = partial(click.option, expose_value=False, is_eager=True, callback=_trace_change)
     command = of_trace(
         "--keep", metavar="COLUMN=VALUE", multiple=True, help="Keep only these jobs, e.g. state=COMPLETED."
@@ -112,18 +112,18 @@ def _trace_change(ctx: click.Context, parameter: click.Parameter, value: Any) ->
 
 
 def trace_changes(ctx: click.Context) -> dict[str, Any]:
-    """What the options of `trace_options` were set to, by the keys of `workload.trace`."""
+    """Values of the options of `trace_options`, by key of `workload.trace`."""
     pairs = [text.removeprefix("workload.trace.").partition("=") for text in ctx.meta.get(__name__, ())]
     return {key: json.loads(value) for key, _, value in pairs}
 
 
 def _with_trace_changes(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """The values of --set, after those that the options of the trace stand for."""
+    """The values of --set, preceded by those of the trace options."""
     return (*ctx.meta.get(__name__, ()), *value)
 
 
 def output_options(command: F, more: Sequence[str] = ()) -> F:
-    """Adds --out and --format; more: what it may be besides."""
+    """Adds --out and --format; more: further formats."""
     out = click.option("--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the results.")
     kinds = click.Choice(["table", "json", "csv", *more])
     form = click.option("--format", "form", type=kinds, default="table", show_default=True)
@@ -131,7 +131,7 @@ def output_options(command: F, more: Sequence[str] = ()) -> F:
 
 
 def record_options(command: F) -> F:
-    """Adds --timeline and --journal: what else to keep of each run; `need_out` checks them."""
+    """Adds --timeline and --journal, which are kept with each run; `need_out` checks them."""
     flag = partial(click.option, is_flag=True)
     timeline = flag("--timeline", help="Also record a timeline (DIR/timeline/).")
     journal = flag("--journal", help="Also record every decision with its reasons (DIR/journal.jsonl).")
@@ -139,7 +139,7 @@ def record_options(command: F) -> F:
 
 
 def mlflow_option(command: F) -> F:
-    """Adds --mlflow, which is refused at once where MLflow is missing."""
+    """Adds --mlflow, which raises an error at once if MLflow is not installed."""
 
     def there(ctx: click.Context, parameter: click.Parameter, experiment: str | None) -> str | None:
         """The experiment's name. Raises click.BadParameter without MLflow."""
@@ -152,7 +152,7 @@ def mlflow_option(command: F) -> F:
 
 
 def to_mlflow(out: str, experiment: str | None) -> None:
-    """Log what a folder holds, with its report, when that was asked for."""
+    """Log the results and report of a folder to MLflow, if requested."""
     if experiment is None:
         return
 
@@ -165,16 +165,16 @@ def to_mlflow(out: str, experiment: str | None) -> None:
 
 
 def need_out(out: str | None, **asked: bool) -> None:
-    """Raise click.UsageError when something is to be kept and --out does not say where."""
+    """Raise click.UsageError for an option that needs --out when --out is missing."""
     for name, value in asked.items():
         if value and out is None:
-            raise click.UsageError(f"--{name} needs --out DIR, the folder to keep it in")
+            raise click.UsageError(f"--{name} needs --out DIR, the folder to write it to")
 
 
 def writable(out: str | None, kind: Literal["run", "comparison"] | None = None) -> None:
-    """Make the folder of --out now, so that no finished run is lost to it.
+    """Make the folder of --out before the run, so that no finished run is lost.
 
-    kind: what is to go there, if that needs a folder of its own. Raises click.BadParameter when it cannot be
+    kind: the type of study, if that needs a separate folder. Raises click.BadParameter when it cannot be
     written, InputError when it holds a study of another kind.
     """
     if out is None:
@@ -186,7 +186,7 @@ def writable(out: str | None, kind: Literal["run", "comparison"] | None = None) 
     try:
         os.makedirs(out, exist_ok=True)
         allowed = os.access(out, os.W_OK | os.X_OK)
-        problem = "" if allowed else "no permission to write there"
+        problem = "" if allowed else "no write permission"
     except OSError as error:
         problem = error.strerror or str(error)
     if problem:
@@ -195,18 +195,18 @@ def writable(out: str | None, kind: Literal["run", "comparison"] | None = None) 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turns Ctrl-C into the answer of the function it gives: whether to stop. A second Ctrl-C stops at once."""
+    """Yield a function that returns true after Ctrl-C. A second Ctrl-C stops at once."""
     asked = False
 
     def on_signal(number: int, frame: object) -> None:
-        """The first asks the run to end, the second ends the command."""
+        """The first signal asks the run to end, the second ends the command."""
         nonlocal asked
         if asked:
             raise KeyboardInterrupt
         asked = True
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread hears of signals
+        yield lambda: False  # only the main thread can handle signals
         return
     before = signal.signal(signal.SIGINT, on_signal)
     try:
@@ -217,7 +217,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def progress(quiet: bool, label: str, unit: str = "runs") -> Iterator[Tell]:
-    """A bar on a terminal, a line every 30 s elsewhere, nothing when quiet; always on stderr."""
+    """Show progress on stderr: a bar on a terminal, a line every 30 s elsewhere, nothing if quiet."""
     if quiet:
         yield lambda done, total, text: None
     elif not sys.stderr.isatty():
@@ -240,10 +240,10 @@ def progress(quiet: bool, label: str, unit: str = "runs") -> Iterator[Tell]:
 
 def _lines(label: str, unit: str) -> Tell:
     last_s = time.monotonic()
-    first: tuple[float, float] | None = None  # the rate counts from the first that ends here
+    first: tuple[float, float] | None = None  # the rate is measured from the first that ends here
 
     def tell(done: float, total: float, text: str) -> None:
-        """Print a line now and then, with the time that is left."""
+        """Print a line from time to time, with the remaining time."""
         nonlocal last_s, first
         now_s = time.monotonic()
         first = first or (now_s, done)
@@ -262,12 +262,12 @@ def _clock(seconds: float) -> str:
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print what people read: what names, values and paths bring along must not steer their terminal."""
+    """Print text; control characters in names, values and paths are escaped."""
     click.echo(printable(text), err=err, nl=nl)
 
 
 def note(quiet: bool, *lines: str) -> None:
-    """Notes for people, on stderr."""
+    """Print notes on stderr, unless quiet."""
     if not quiet:
         for line in lines:
             print(printable(line), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Rows as text: columns that stand below each other, and CSV."""
+"""Rows as text: aligned columns, and CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.formats.text.spreadsheet import guarded
 
 
 def as_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A line of names and one per row; what is unknown is empty, and no text is a formula to a spreadsheet."""
+    """A header and one line per row; unknown values are empty, and no text is read as a formula by spreadsheets."""
     text = io.StringIO()
     cells = [["" if plain(value) is None else guarded(value) for value in row] for row in rows]
     csv.writer(text, lineterminator="\n").writerows([list(map(guarded, names)), *cells])
@@ -20,7 +20,7 @@ def as_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> Iterator[str]:
-    """A line per row. right: which columns stand at the right; the others, and all by default, at the left."""
+    """One line per row. right: which columns are right-aligned; the others, by default all, are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [*right, *[False] * (len(widths) - len(right))]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Numbers as options of commands: click's own types take what Python's `int` and `float` take (`1_0` for 10)."""
+"""Number types for options: click's own types also accept Python syntax such as `1_0` for 10."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that run changed copies of one scenario have in common: options, progress, result."""
+"""Shared parts of the commands that run changed copies of one scenario: options, progress, result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Given:
 
     @contextmanager
     def run_options(self) -> Iterator[RunOptions]:
-        """How the runs are made, and shown while they are."""
+        """The options of the runs, with a progress display."""
         from equipoise.study.runs.variants import RunOptions
 
         with progress(self.quiet, Path(self.scenario).stem) as tell:
@@ -55,13 +55,13 @@ class Given:
 def variant_options(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command SCENARIO, --policy, --seeds, --set, --trace, --jobs, --out, --format, --quiet and --debug.
 
-    They reach it as its first argument, `Given`; before that the folder of --out is made, so that nothing is
-    lost to it later. Raises click.BadParameter where it cannot be made.
+    They are passed as its first argument, `Given`; the folder of --out is made before the command runs, so that no
+    result is lost later. Raises click.BadParameter if it cannot be made.
     """
 
     @functools.wraps(command)
     def with_options(state: CommandState, **options: Any) -> int:
-        """The command, its shared options gathered in one object."""
+        """The command, with its shared options in one object."""
         names = [field.name for field in fields(Given) if field.name != "quiet"]
         given = Given(**{name: options.pop(name) for name in names}, quiet=state.quiet)
         writable(given.out)

@@ -228,11 +228,11 @@ for machine in os.environ.get("MACHINES", "").split():
 print(json.dumps([gpus, doctor._calibration()]))
 """
 MACHINES = {
-    "hopper": "  0: NVIDIA H100 80GB HBM3, 85.9 GB, hardware counters answer",
+    "hopper": "  0: NVIDIA H100 80GB HBM3, 85.9 GB, hardware counters available",
     "ampere": "  0: NVIDIA A100-SXM4-80GB, 85.9 GB, no hardware counters (GPM needs Hopper or later)",
     "noperm": "  0: NVIDIA H100 80GB HBM3, 85.9 GB, no hardware counters (Insufficient Permissions)",
-    "gone": "  1: unknown, memory not known, lost",
-    "mig": "  0 MIG 2/0: NVIDIA H100 80GB HBM3 MIG 1g.10gb, 10.7 GB, hardware counters answer",
+    "gone": "  1: unknown, memory unknown, lost",
+    "mig": "  0 MIG 2/0: NVIDIA H100 80GB HBM3 MIG 1g.10gb, 10.7 GB, hardware counters available",
 }
 
 

@@ -137,5 +137,5 @@ def test_a_session_that_is_complete_measures_nothing_and_says_so(
     assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output
     assert len(calls) == 6
     assert "nothing new" not in first.stdout
-    assert f"nothing new: {tmp_path / 'p.samples.jsonl'} has it all" in second.stdout
+    assert f"{tmp_path / 'p.samples.jsonl'} is complete" in second.stdout
     assert "memory bandwidth  1 T bytes/s" in second.stdout

@@ -68,7 +68,7 @@ def test_a_slurm_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert said in text
     assert cli.main(["import", *files, "--out", str(out)]) == 2
-    assert "is there already; --force replaces it" in capsys.readouterr().err
+    assert "exists; --force replaces it" in capsys.readouterr().err
 
 
 def test_jobs_of_the_site_run_on_its_cluster(tmp_path: Path) -> None:

@@ -262,8 +262,8 @@ def test_command_exports_and_checks(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("policy", "said"),
     [
         ("s1+s2", ""),
-        ("sjf", "sjf: does nothing in a single live job; `equipoise schedule"),
-        ("s2+s4", "s4: only resizes a single live job, where that is allowed; `equipoise schedule"),
+        ("sjf", "sjf: has no effect in a single live job; `equipoise schedule"),
+        ("s2+s4", "s4: only resizes a single live job, if that is allowed; `equipoise schedule"),
     ],
 )
 def test_command_says_what_decides_about_a_queue_only(

@@ -76,7 +76,7 @@ def test_a_signal_keeps_what_has_been_simulated(
     assert running.returncode == code, said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith(f"equipoise: {last}")
-    assert "its records up to then are in " in said
+    assert "records up to this time are in " in said
     assert "jobs completed" in printed
     assert json.loads((out / "manifest.json").read_text())["status"] == INTERRUPTED
     assert not (out / "summary.json").exists()
@@ -489,7 +489,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("query --out run 'select 1' --to run/jobs.parquet", "run/jobs.parquet: is a part of a result"),
         ("export case.yaml --out case.yaml", "case.yaml: is there and is no policy file"),
         ("export case.yaml --out ''", "--out: a file name is needed"),
-        ("calibrate --device cpu --quick --out case.yaml", "case.yaml: is no profile (it has 'cluster')"),
+        ("calibrate --device cpu --quick --out case.yaml", "case.yaml: not a profile (it has 'cluster')"),
         ("calibrate --device cpu --quick --out ''", "--out: a file name is needed"),
         ("calibrate --device cpu --quick --out p.yaml --seconds nan", "'nan' is not a number"),
         (

@@ -1,4 +1,4 @@
-"""calibrate: measure this machine and fit a hardware profile. Nothing heavy is imported before the command runs."""
+"""calibrate: measure this machine and fit a hardware profile. Large modules are imported when the command runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "samples_path",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Raw samples; an interrupted session continues from them (default: beside the profile).",
+    help="File of raw samples; an interrupted session continues from it (default: next to the profile).",
 )
 @click.option(
     "--from",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     metavar="SAMPLES",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Fit these samples again; nothing is measured. May be repeated.",
+    help="Fit these samples without measuring. May be repeated.",
 )
 @click.option("--check", "checked", metavar="PROFILE", help="Measure three numbers of a profile again.")
 @click.option(
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     "composed",
     metavar="NAME=FILE.py:FUNCTION",
     multiple=True,
-    help="Add the step of a model that was not timed; FUNCTION(batch) gives a function that does one step.",
+    help="Add the step time of a model that was not timed; FUNCTION(batch) returns a function that runs one step.",
 )
 @click.option("--only", metavar="KIND,KIND", help="Measure only these kinds, e.g. copy,gemm.")
-@click.option("--seconds", type=FloatRange(0.5, 3600), help="Time for measuring itself.")
+@click.option("--seconds", type=FloatRange(0.5, 3600), help="Time spent on measuring.")
 @click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Storage to measure.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
@@ -77,9 +77,9 @@ def calibrate(
     folder: Path | None,
     form: str,
 ) -> int:
-    """Measure this machine, fit a hardware profile, and say how sure; or fit measured steps (fit-steps, fit-noise).
+    """Measure this machine and fit a hardware profile with intervals; or fit measured steps (fit-steps, fit-noise).
 
-    Raw samples are kept beside the profile. Exit code 5: --check found a number beyond its interval.
+    Raw samples are kept next to the profile. Exit code 5: --check found a number outside its interval.
     """
     if context.invoked_subcommand is not None:
         return OK
@@ -89,7 +89,7 @@ def calibrate(
     if seconds is not None and math.isnan(seconds):
         raise click.UsageError("--seconds: nan is not in the range 0.5<=x<=3600")
     if given and (checked is not None or origins):
-        raise click.UsageError(f"{given[0]} is for measuring; it does nothing with --from or --check")
+        raise click.UsageError(f"{given[0]} applies to measuring only; not allowed with --from or --check")
     try:
         if checked is not None:
             return _check(checked, form, state.quiet)
@@ -116,18 +116,18 @@ _OTHER_FILES = re.compile(r"^(cluster|workload|scenario|policy|policies)\s*:", r
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Before anything is measured: what cannot be written must not show after ten minutes."""
+    """Check before measuring that a file can be written. Raises WrongInputError."""
     if not path.name:
         raise WrongInputError(f"{option}: a file name is needed")
-    folder = Path(os.path.realpath(path)).parent  # a link in a circle stays, and cannot be opened
+    folder = Path(os.path.realpath(path)).parent  # a circular link remains, and cannot be opened
     if not folder.is_dir():
-        raise WrongInputError(f"{option} {path}: there is no folder {folder}")
+        raise WrongInputError(f"{option} {path}: no such folder: {folder}")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise WrongInputError(f"{option} {path}: may not be written")
+        raise WrongInputError(f"{option} {path}: no write permission")
     if option == "--out" and path.is_file():
         found = _OTHER_FILES.search(path.read_text(encoding="utf-8", errors="replace"))
         if found:
-            raise WrongInputError(f"{option} {path}: is no profile (it has {found[1]!r}), and would be lost")
+            raise WrongInputError(f"{option} {path}: not a profile (it has {found[1]!r}), and would be overwritten")
 
 
 def _read(origins: tuple[Path, ...]) -> SampleSet:
@@ -136,7 +136,7 @@ def _read(origins: tuple[Path, ...]) -> SampleSet:
 
 
 def _check_composed(composed: tuple[str, ...]) -> None:
-    """Mistakes in --compose show before the measuring, not after."""
+    """Report mistakes in --compose before measuring."""
     from equipoise.calibrate.fit.compose_step import load_make
 
     for text in composed:
@@ -162,13 +162,13 @@ def _measure(
                 outcome = run_calibration(plan, writer, rounds, seconds, tell)
         except KeyboardInterrupt:
             writer.close()
-            kept = len(read_samples(path).samples)  # the one under way may have been written just before
+            kept = len(read_samples(path).samples)  # the current one may just have been written
             print(f"{kept} samples kept in {path}; the same command continues", file=sys.stderr)
             raise
         finally:
             writer.close()
     if before and len(writer.done) == before:
-        outcome.missing.append(f"nothing new: {path} has it all; remove it to measure again")
+        outcome.missing.append(f"nothing measured: {path} is complete; remove it to measure again")
     return outcome
 
 
@@ -212,7 +212,7 @@ def _as_json(report: Report, out: Path) -> dict[str, Any]:
 
 
 def _ends(estimate: Any) -> dict[str, float]:
-    """Value and interval, by what their names end in."""
+    """Value and interval by the suffix of their names."""
     return {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
 
 
@@ -248,7 +248,7 @@ def _as_text(report: Report, out: Path) -> str:
 
 
 def _largest(predictions: Iterable[LevelPrediction]) -> list[LevelPrediction]:
-    """Of each model the largest batch; the others are in the JSON report and in the held-out error."""
+    """The largest batch of each model; the others are in the JSON report and in the held-out error."""
     found: dict[tuple[str, ...], LevelPrediction] = {}
     for p in predictions:
         kind = (p.workload, p.precision, p.framework, p.fitted_on)

@@ -1,4 +1,4 @@
-"""equipoise doctor: what this installation stands on, one line each; never fails for lack of a GPU."""
+"""equipoise doctor: versions and devices of this installation, one line each; works without a GPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _processors() -> str:
 
 
 def _kernel_cache() -> str:
-    """Where compiled kernels are kept, how many there are, and that a kernel really compiles and runs."""
+    """Folder and number of cached kernels, and whether a test kernel compiles and runs correctly."""
     try:
         from equipoise.policies.kernels.jit import cache_dir, jit
 
@@ -75,7 +75,7 @@ def _probe(n: int) -> int:
 
 
 def _gpus() -> list[str]:
-    """What NVML says, one line for the driver and one per GPU; its absence is a line, not a failure."""
+    """NVML's view, one line for the driver and one per GPU; without NVML, one line that says so."""
     try:
         from equipoise.calibrate.device import nvml
 
@@ -88,22 +88,22 @@ def _gpus() -> list[str]:
 
 
 def _counters(gpu: Gpu) -> str:
-    """Whether the hardware counters answer, or why they do not."""
+    """Whether the hardware counters are available, or why not."""
 
     if gpu.handle is None:
         return "lost"
     try:
         sampler = GpmSampler(gpu)
         missing: dict[str, str] = {}
-        sampler.read(missing)  # permissions show at the first sample
+        sampler.read(missing)  # missing permissions show at the first sample
         sampler.close()
     except GpuLostError as error:
         return str(error)
-    return "hardware counters answer" if sampler.supported else f"no hardware counters ({sampler.reason})"
+    return "hardware counters available" if sampler.supported else f"no hardware counters ({sampler.reason})"
 
 
 def _calibration() -> list[str]:
-    """What `equipoise calibrate` and its validation on a GPU would use, or what is missing."""
+    """What `equipoise calibrate` would use on a GPU, or what is missing."""
     from equipoise.calibrate.measure import cublaslt
 
     found = []
@@ -119,7 +119,7 @@ def _calibration() -> list[str]:
 def _memory(size_bytes: float | None) -> str:
     from equipoise.sim.scenario.units import format_bytes
 
-    return "memory not known" if size_bytes is None else format_bytes(size_bytes)
+    return "memory unknown" if size_bytes is None else format_bytes(size_bytes)
 
 
 def _scenarios() -> str:

@@ -1,4 +1,4 @@
-"""`equipoise calibrate fit-noise`: how steps vary, from each worker's step times."""
+"""`equipoise calibrate fit-noise`: fit the variation of step times of data-parallel workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equipoise.options import WrongInputError, common, say
 def fit_noise(times: Path, form: str) -> int:
     """Fit a scenario's `noise` to the step times of data-parallel workers.
 
-    CSV has the columns worker, step and seconds: what each worker computes in a step, without waiting for the
+    CSV has the columns worker, step and seconds: the compute time of each worker in a step, without waiting for the
     others, all with the same amount of work.
     """
     from equipoise.calibrate.fit.step_noise import fit_noise as fit

@@ -1,4 +1,4 @@
-"""`equipoise calibrate fit-steps`: the constants of a software stack from measured training steps."""
+"""`equipoise calibrate fit-steps`: fit the constants of a software stack to measured training steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the constants; a scenario names this file as its model's 'stack'.",
 )
-@click.option("--for", "wanted", metavar="STACK/ACCELERATOR", help="Whose constants, where the CSV has several.")
+@click.option("--for", "wanted", metavar="STACK/ACCELERATOR", help="Which pair to fit, if the CSV has several.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> int:
@@ -34,8 +34,8 @@ def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> i
 
     CSV has a row per measured step: config (path of a config.json, from the CSV's folder), accelerator, node_gpus,
     node_bytes_per_s, seconds; optionally stack, sequence (tokens) and the layout: data, tensor, pipeline, context,
-    micro_batch, global_batch, recompute, zero and so on. At least two models are needed, so that the interval can
-    be that of models left out of the fit.
+    micro_batch, global_batch, recompute, zero and so on. At least two models are needed: the interval is the
+    error for models left out of the fit.
     """
     from equipoise.calibrate.fit_steps import fit_steps as fit
     from equipoise.calibrate.fit_steps import read_steps
@@ -57,7 +57,7 @@ def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> i
 
 
 def _wanted(rows: list[TimedStep], wanted: str | None) -> str:
-    """The pair of stack and accelerator whose constants are asked for. Raises ValueError."""
+    """The pair of stack and accelerator to fit. Raises ValueError."""
     pairs = sorted({f"{row.stack}/{row.plan.accelerator.name}" for row in rows})
     if not pairs:
         raise ValueError("no rows: nothing to fit")

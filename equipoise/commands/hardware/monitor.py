@@ -1,4 +1,4 @@
-"""monitor: what the GPUs of this machine really do."""
+"""monitor: utilization of this machine's GPUs, and what limits them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.options import WrongInputError, common
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, int] | None:
-    """ "PORT" or "HOST:PORT"; without a host only this machine can read it."""
+    """ "PORT" or "HOST:PORT"; without a host, listen on this machine only."""
     if value is None:
         return None
     host, _, port = value.rpartition(":")
@@ -26,7 +26,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--count", type=IntRange(1), help="Stop after this many readings (default: never).")
 @click.option("--format", "form", type=click.Choice(["table", "jsonl"]), default="table", show_default=True)
 @click.option("--listen", metavar="[HOST:]PORT", callback=_address, help="Also serve Prometheus at /metrics.")
-@click.option("--price", type=FloatRange(0), help="USD per GPU and hour: what does the idle part cost?")
+@click.option("--price", type=FloatRange(0), help="USD per GPU-hour, to show the cost of the idle part.")
 @click.option("--gpu", "only", multiple=True, type=IntRange(0), help="Only this GPU; may be repeated.")
 @common
 def monitor(
@@ -37,7 +37,7 @@ def monitor(
     price: float | None,
     only: tuple[int, ...],
 ) -> None:
-    """Show what the GPUs' cores really do, and what limits them.
+    """Show the utilization of the GPUs' units, and what limits each GPU.
 
     Per GPU and MIG instance: SM activity, occupancy, tensor, FP64, FP32 and FP16 pipes, memory and link
     traffic (hardware counters on Hopper and later; column "from" says gpm), power, temperature, clock,
@@ -47,7 +47,7 @@ def monitor(
     from equipoise.calibrate.monitor.view import show
 
     if not math.isfinite(interval_s) or math.isnan(price or 0.0):
-        raise click.UsageError("--interval must be finite, and --price a number")
+        raise click.UsageError("--interval and --price: nan and inf are not allowed")
     try:
         show(
             interval_s=interval_s,

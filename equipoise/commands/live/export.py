@@ -59,7 +59,7 @@ def export(
     script: str,
     image: str,
 ) -> int:
-    """Write the policy of SCENARIO with every parameter, and with the result that it had there.
+    """Write the policy of SCENARIO with all its parameters, and with its simulated result.
 
     A training script loads it with `equipoise.attach(model, optimizer, policy="policy.yaml", ...)`.
     """
@@ -68,7 +68,7 @@ def export(
         _check(check, key, plugins)
         return OK
     if scenario is None:
-        raise click.UsageError("name a SCENARIO to export from, or --check a FILE")
+        raise click.UsageError("needs SCENARIO to export from, or --check FILE")
     _check_target(Path(out))
     from equipoise import api
     from equipoise.policies.record.export import write_policy
@@ -92,13 +92,13 @@ def export(
 
 
 def _check_target(path: Path) -> None:
-    """A file that is no policy, such as the scenario itself, is not to be lost."""
+    """Refuse to overwrite a file that is not a policy, such as the scenario itself."""
     if not path.name:
         raise click.UsageError("--out: a file name is needed")
     if path.is_file():
         with path.open("rb") as file:
             if file.read(7) not in (b"format:", b""):
-                raise WrongInputError(f"{path}: is there and is no policy file; choose another name")
+                raise WrongInputError(f"{path}: exists and is not a policy file; choose another name")
 
 
 def _key(key_file: str | None) -> bytes | None:
@@ -114,7 +114,7 @@ def _key(key_file: str | None) -> bytes | None:
 
 
 def _tried(action: Any) -> Any:
-    """Run an action on a policy file; what is wrong with the file becomes one line."""
+    """Run an action on a policy file; an error in the file becomes one line."""
     from equipoise.policies.record.export import ExportError
 
     try:
@@ -151,11 +151,11 @@ def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPoli
 
 
 def _without_effect(policy: Policy, out: str) -> list[str]:
-    """What a stage that hands out GPUs cannot do in one training job, and where it can."""
+    """One line per allocation stage that has little or no effect in a single training job."""
     named = [s.name for s in policy.stages if s.kind == "allocation" and s.name in policy.name]
-    where = f"`equipoise schedule {out}` lets it decide for the jobs of a Slurm"
-    does = {"s4": "only resizes a single live job, where that is allowed"}
-    return [f"{name}: {does.get(name, 'does nothing in a single live job')}; {where}" for name in named]
+    where = f"`equipoise schedule {out}` lets it schedule the jobs of a Slurm cluster"
+    does = {"s4": "only resizes a single live job, if that is allowed"}
+    return [f"{name}: {does.get(name, 'has no effect in a single live job')}; {where}" for name in named]
 
 
 def _promised(exported: ExportedPolicy) -> str:

@@ -15,14 +15,14 @@ from equipoise.options import CommandState, common, pass_state, say
 @click.command()
 @click.argument("run_dir", metavar="RUN_DIR", type=click.Path(file_okay=False))
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--last", type=IntRange(min=8), metavar="ROUNDS", help="Look only at this many rounds, the last ones.")
+@click.option("--last", type=IntRange(min=8), metavar="ROUNDS", help="Use only the last ROUNDS rounds.")
 @common
 @pass_state
 def ranks(state: CommandState, run_dir: str, form: str, last: int | None) -> int:
-    """Say which ranks of the live run recorded in RUN_DIR are slow, and why, with the evidence.
+    """Show which ranks of the live run recorded in RUN_DIR are slow, and why, with the evidence.
 
-    RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
-    run. No policy is needed: `mode="observe"` will do.
+    RUN_DIR is the folder of one run, or the `run_dir` given to `attach`, if it holds a single
+    run. A run with `mode="observe"` is enough.
     """
     from equipoise.study.twin.ranks import as_data, diagnose, render
 

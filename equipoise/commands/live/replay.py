@@ -23,9 +23,9 @@ from equipoise.options import CommandState, common, pass_state, progress, say
 def replay(
     state: CommandState, files: tuple[str, ...], asked: tuple[str, ...], timeline: str | None, form: str
 ) -> None:
-    """Replay recorded training steps operation by operation: what stragglers cost, who causes it, what if.
+    """Replay recorded training steps operation by operation: cost and causes of stragglers, what-if analysis.
 
-    FILEs are PyTorch profiler or Chakra traces, one a rank, or one table (CSV, Parquet) with columns step, rank,
+    FILEs are PyTorch profiler or Chakra traces, one per rank, or one table (CSV, Parquet) with columns step, rank,
     dp_rank, stage, optype, start_ts, duration, seq_id.
     """
     from equipoise.sim.scenario.tree import InputError

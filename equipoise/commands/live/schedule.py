@@ -1,4 +1,4 @@
-"""schedule: an allocation policy decides for a running Slurm."""
+"""schedule: an allocation policy orders the jobs of a running Slurm."""
 
 from __future__ import annotations
 
@@ -27,38 +27,43 @@ _above_zero = FloatRange(min=0.0, min_open=True)
 
 @click.command()
 @click.argument("policy")
-@click.option("--partition", metavar="NAME", default="", help="The policy decides for jobs of this partition.")
-@click.option("--account", metavar="NAME", default="", help="The policy decides for jobs of this account.")
+@click.option("--partition", metavar="NAME", default="", help="Schedule the jobs of this partition.")
+@click.option("--account", metavar="NAME", default="", help="Schedule the jobs of this account.")
 @click.option(
     "--mode",
     type=click.Choice(["observe", "advise", "act"]),
     default="advise",
     show_default=True,
-    help="observe: record what happens; advise: also what the policy would do; act: do it.",
+    help="observe: record the queue; advise: also record what the policy would do; act: do it.",
 )
-@click.option("--journal", metavar="DIR", default="queue-journal", show_default=True, help="Folder of the record.")
-@click.option("--estimates", metavar="CSV", help="Durations by job name (name,duration_s), not the time limits.")
+@click.option("--journal", metavar="DIR", default="queue-journal", show_default=True, help="Folder for the record.")
+@click.option("--estimates", metavar="CSV", help="Durations by job name (name,duration_s), in place of time limits.")
 @click.option("--requeue", is_flag=True, help="Running jobs may be stopped and queued again.")
 @click.option(
     "--restart",
     type=FloatRange(min=0.0),
     metavar="S",
-    help="Seconds that this costs a job that goes on from a checkpoint. Default: all its work so far.",
+    help="With --requeue: seconds lost by a job that resumes from a checkpoint. Default: all its work so far.",
 )
-@click.option("--held", is_flag=True, help="Also take jobs submitted held; their hold becomes a lease.")
+@click.option("--held", is_flag=True, help="Also schedule jobs submitted held; their hold becomes a lease.")
 @click.option(
     "--every",
     type=_above_zero,
     default=2.0,
     show_default=True,
     metavar="S",
-    help="Seconds between two looks at the queue.",
+    help="Seconds between two readings of the queue.",
 )
 @click.option(
-    "--budget", type=_above_zero, default=2.0, show_default=True, metavar="S", help="Most seconds for one decision."
+    "--budget",
+    type=_above_zero,
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Time limit of one decision, in seconds.",
 )
 @click.option(
-    "--changes", type=_above_zero, default=20.0, show_default=True, help="Most changes to the queue in a second."
+    "--changes", type=_above_zero, default=20.0, show_default=True, help="Maximum changes to the queue per second."
 )
 @click.option(
     "--lease",
@@ -66,9 +71,16 @@ _above_zero = FloatRange(min=0.0, min_open=True)
     default=120.0,
     show_default=True,
     metavar="S",
-    help="With --held: a job starts so long after the last sign of life.",
+    help="With --held: seconds after which a job may start if this scheduler stops.",
 )
-@click.option("--timeout", type=_above_zero, default=10.0, show_default=True, metavar="S", help="Of Slurm's commands.")
+@click.option(
+    "--timeout",
+    type=_above_zero,
+    default=10.0,
+    show_default=True,
+    metavar="S",
+    help="Timeout of each Slurm command, in seconds.",
+)
 @common
 @pass_state
 def schedule(
@@ -90,13 +102,13 @@ def schedule(
 ) -> int:
     """Let POLICY (an exported file, or stages such as sjf or s4) decide which waiting jobs of a Slurm start next.
 
-    Goes on until Ctrl-C or SIGTERM, then gives the queue back. Prints what it does, or would do. `equipoise twin
+    Runs until Ctrl-C or SIGTERM, then restores the queue. Prints what it does, or would do. `equipoise twin
     DIR` compares a record with its simulation.
     """
     if not partition and not account:
-        raise click.UsageError("say whose jobs: --partition NAME, --account NAME, or both")
+        raise click.UsageError("needs --partition NAME, --account NAME, or both")
     if missing := [name for name in ("squeue", "sinfo", "scontrol") if shutil.which(name) is None]:
-        raise WrongInputError(f"{missing[0]} is not here; `schedule` runs where Slurm's commands do")
+        raise WrongInputError(f"{missing[0]} not found; run `schedule` on a host with Slurm's commands")
     from equipoise.live.queue.options import QueueOptions
 
     options = QueueOptions(
@@ -127,14 +139,14 @@ def _estimates(path: str | None) -> dict[str, float]:
 
 
 def _warn(state: CommandState, policy: Policy, options: QueueOptions) -> None:
-    """Say what has no effect here."""
+    """Print options and stages that have no effect here."""
     for stage in policy.stages:
         if stage.kind != "allocation":
-            note(state.quiet, f"{stage.name}: decides nothing about a queue, has no effect here")
+            note(state.quiet, f"{stage.name}: does not schedule jobs, has no effect here")
         elif not options.requeue and not getattr(stage, "preemption", "never").startswith("never"):
-            note(state.quiet, f"{stage.name}: stops no running job without --requeue, it orders those that wait")
+            note(state.quiet, f"{stage.name}: without --requeue, orders waiting jobs but stops no running job")
     if not options.estimates:
-        note(state.quiet, "durations are the jobs' time limits; --estimates CSV gives better ones")
+        note(state.quiet, "durations are the jobs' time limits; --estimates CSV allows better ones")
 
 
 def _run(
@@ -180,7 +192,7 @@ def _run(
 
 
 def _stopped() -> Callable[[], bool]:
-    """Whether a signal has asked to stop."""
+    """A function that returns whether a signal asked to stop."""
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: asked.append(number))

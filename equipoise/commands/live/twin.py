@@ -1,4 +1,4 @@
-"""twin: a live run beside its simulation, decision by decision."""
+"""twin: compare a live run with its simulation, decision by decision."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run_dir", metavar="RUN_DIR", type=click.Path(file_okay=False))
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--policy", metavar="POLICY", help="Exported file or stages, where the record does not say it.")
-@click.option("--seed", type=IntRange(min=0), default=0, show_default=True, help="Of the simulated noise.")
+@click.option("--policy", metavar="POLICY", help="Exported file or stages, if the record does not name them.")
+@click.option("--seed", type=IntRange(min=0), default=0, show_default=True, help="Seed of the simulated noise.")
 @click.option("--scenario", metavar="FILE", help="Also write the scenario made from the record.")
 @click.option(
     "--tolerance",
     type=FloatRange(min=0.0, min_open=True),
     metavar="RATIO",
-    help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay; of a "
-    "queue, when a larger share of the jobs starts more than 5 s from what its recorded decisions give.",
+    help="Exit with 5 when the median error of step times is larger, or a recorded decision does not replay; for a "
+    "queue, when more than this share of jobs starts over 5 s from the time given by its recorded decisions.",
 )
 @common
 def twin(run_dir: str, form: str, policy: str | None, seed: int, scenario: str | None, tolerance: float | None) -> int:
     """Simulate the live run recorded in RUN_DIR under its own policy and compare, decision by decision.
 
-    RUN_DIR is the folder of one run, or what `run_dir` named when the policy was attached, if it holds a single
-    run. Shows predicted and measured step times, the first decision that differs and the observed
-    column that made it so, and whether every recorded decision follows again from what was observed.
+    RUN_DIR is the folder of one run, or the `run_dir` given to `attach`, if it holds a single
+    run. Shows predicted and measured step times, the first decision that differs and the observation
+    column that caused it, and whether every recorded decision replays from the recorded observations.
 
-    Of the journal of `equipoise schedule` it shows waiting times and starts job by job.
+    For the journal of `equipoise schedule` it shows waiting and start times job by job.
     """
     from equipoise.study.twin.queue_record import is_queue
     from equipoise.study.twin.record import read_run
@@ -72,7 +72,7 @@ def _queue(
     from equipoise.study.twin.queue_record import read_queue
 
     if scenario is not None:
-        raise click.UsageError("--scenario: only of a training job's record")
+        raise click.UsageError("--scenario: allowed for the record of a training job only")
     found = compare(read_queue(Path(folder), policy), seed)
     say(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
     return OK if tolerance is None or 1.0 - found.near_ratio(found.replayed_s) <= tolerance else OUTSIDE

@@ -1,4 +1,4 @@
-"""explain: why a job of a run waited, or what each stage did at a time."""
+"""explain: why a job of a run waited, or what each stage did at a given time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DONE = 20
 @click.argument("run_dir", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("job", metavar="[JOB]", required=False)
 @click.option("--at", metavar="TIME", help="Without JOB: the last decision up to then, e.g. '3 h'. Default: the last.")
-@click.option("--trace", metavar="FILE", help="The run's job trace, where it is not found by its name.")
+@click.option("--trace", metavar="FILE", help="The run's job trace, if it is not found under its recorded name.")
 @click.option("--no-try", is_flag=True, help="Do not run the changes that might have started the job sooner.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
@@ -28,10 +28,10 @@ _DONE = 20
 def explain(
     state: CommandState, run_dir: str, job: str | None, at: str | None, trace: str | None, no_try: bool, form: str
 ) -> int:
-    """Say why JOB of the run in RUN waited, who went first, and what would have started it sooner.
+    """Explain why JOB of the run in RUN waited, which jobs went first, and what would have started it sooner.
 
-    Then what was done to it, and by which sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
-    what each stage saw, computed and did at a time.
+    Also lists the changes made to it, by sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
+    what each stage saw, computed and did at a given time.
     """
     from equipoise.study.questions.explain import (
         at_time,
@@ -43,7 +43,7 @@ def explain(
     )
 
     if job is not None and at is not None:
-        raise click.UsageError("--at is for a run without JOB")
+        raise click.UsageError("--at is not allowed with JOB")
     folder = read_folder(run_dir)
     if job is None:
         decision = at_time(folder, _time_s(at))
@@ -76,7 +76,7 @@ def _time_s(text: str | None) -> float | None:
     try:
         return float(TypeAdapter(Seconds).validate_python(text))
     except ValidationError as error:
-        raise click.BadParameter(f"{text!r} is no time such as '3 h' or '90 min'", param_hint="'--at'") from error
+        raise click.BadParameter(f"{text!r} is not a time such as '3 h' or '90 min'", param_hint="'--at'") from error
 
 
 def _span(time_s: float) -> str:
@@ -86,7 +86,7 @@ def _span(time_s: float) -> str:
 
 
 def _told(folder: Any, row: int, wait: Any, tried: list[Any]) -> dict[str, Any]:
-    """Everything that is told, as plain data."""
+    """The explanation as plain data."""
     from equipoise.study.questions.what_if import smallest
 
     jobs = folder.jobs
@@ -130,14 +130,14 @@ def _text(told: dict[str, Any]) -> str:
     ]
     if start_s is not None:
         again = told["waited_again_s"]
-        lost = f", and {_span(again)} more once it had lost its GPUs" if again else ""
+        lost = f", and {_span(again)} more after it had lost its GPUs" if again else ""
         lines.append(f"waited {_span(start_s - arrival_s)}{lost}")
     whole = sum(cause["span_s"] for cause in told["causes"])
     if not whole:
         at_once = "It started at once." if told["waited_again_s"] else "It did not wait."
         return "\n".join([*lines, at_once, *_done(told)])
     causes = sorted(told["causes"], key=lambda cause: -cause["span_s"])
-    lines += ["", "What stood in its way, longest first:"]
+    lines += ["", "Why it waited, longest cause first:"]
     rows = [
         (_span(c["span_s"]), f"{digits(100 * c['span_s'] / whole)} %", f"{c['kind']}: {c['text']}")
         for c in causes[:_LISTED]
@@ -147,10 +147,10 @@ def _text(told: dict[str, Any]) -> str:
     later = [first for first in told["went_first"] if first["later"]]
     count = len(told["went_first"])
     if count:
-        lines += ["", f"While it waited {count} other jobs started, {len(later)} of which came after it:"]
+        lines += ["", f"While it waited {count} other jobs started, {len(later)} of which arrived after it:"]
         shown = (later or told["went_first"])[:_LISTED]
         lines += [f"  {line}" for line in aligned([(first["job"], first["why"]) for first in shown])]
-        lines += [f"  and {len(later) - _LISTED} more that came after it"] if len(later) > _LISTED else []
+        lines += [f"  and {len(later) - _LISTED} more that arrived after it"] if len(later) > _LISTED else []
     return "\n".join([*lines, *_tried(told), *_done(told)])
 
 
@@ -161,7 +161,7 @@ def _done(told: dict[str, Any]) -> list[str]:
         return []
     rows = [(_span(one["time_s"]), one["what"]) for one in done[:_DONE]]
     more = [f"  and {len(done) - _DONE} more; --format json has all"] if len(done) > _DONE else []
-    return ["", "What was done to it:", *(f"  {line}" for line in aligned(rows)), *more]
+    return ["", "Changes made to it:", *(f"  {line}" for line in aligned(rows)), *more]
 
 
 def _tried(told: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command `fit`: does a large model fit into memory, and what would make it."""
+"""The command `fit`: whether a large model fits into memory, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fit(scenario: str, overrides: tuple[str, ...], plans: int, form: str) -> int
     """Show the memory that each job of a large model needs, and what would make it fit.
 
     SCENARIO has models with a `transformer` section. Per pipeline stage: weights, gradients, optimiser state,
-    activations, logits, and what the process itself keeps. The interval of the peak holds 90 % of measured peaks of
+    activations, logits, and the overhead of the process. The interval of the peak holds 90 % of measured peaks of
     models that the constants were not fitted to. Exit code 4: a job does not fit.
     """
     from equipoise.study.questions.fits import as_dict, fits
@@ -52,11 +52,11 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
     verb = "fits" if estimate.fits else "does not fit"
     yield f"{verb}: {_gb(estimate.peak)} (90 %: {interval}) of {_gb(estimate.capacity)} usable"
     if not found.measured:
-        yield "  the memory of this stack was not measured: general values, with the interval of another stack"
+        yield "  the memory of this stack was not measured: default constants, with the interval of another stack"
     elif not found.stage_measured:
         yield "  the fullest stage of this stack was not measured: the interval of another stack"
     if estimate.fits and estimate.high > estimate.capacity:
-        yield "  not certain: the interval reaches beyond the memory"
+        yield "  not certain: the interval exceeds the memory"
     if found.change is None:
         yield "no single change makes it fit"
     elif found.change:
@@ -69,7 +69,7 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
 
 
 def _stages(found: Fits) -> Iterator[str]:
-    """A line per stage; alike neighbours are one."""
+    """One line per stage; equal neighbouring stages share a line."""
     yield "stage    " + "".join(f"{name:>12}" for name in _COLUMNS) + "   GB"
     lines: list[tuple[int, int, str]] = []
     for index, stage in enumerate(found.memory.stages):
@@ -94,7 +94,7 @@ def _plans(found: Fits, plans: int) -> Iterator[str]:
     other = found.other
     assert other is not None
     if not other.found:
-        yield f"none of {other.tried} layouts fits: the least needs {_gb(other.smallest_bytes)}"
+        yield f"none of {other.tried} layouts fits: the smallest needs {_gb(other.smallest_bytes)}"
         return
     yield why(other)
     for one in other.found[:plans]:

@@ -1,4 +1,4 @@
-"""The command `fit-workload`: a description of a trace, and how like it jobs are that are drawn from it."""
+"""The command `fit-workload`: describe a trace, and compare jobs drawn from the description with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, note, pass_state, say
 
 NODE_GPUS = 8
-"""GPUs of a node in the scenario that is written, where that divides what is needed."""
+"""GPUs per node in the written scenario, if that divides the number needed."""
 
 
 @click.command()
@@ -31,7 +31,7 @@ NODE_GPUS = 8
     multiple=True,
     default=("fifo", "easy", "sjf"),
     show_default=True,
-    help="Policies under which waits are compared; may be given again.",
+    help="Policies under which waits are compared; may be repeated.",
 )
 @click.option(
     "--model",
@@ -39,13 +39,13 @@ NODE_GPUS = 8
     type=click.Choice(["sessions", "classes"]),
     default="sessions",
     show_default=True,
-    help="sessions: those of the trace in another order; classes: a description without the trace.",
+    help="sessions: those of the trace in another order; classes: distributions only, needs no trace.",
 )
 @click.option(
     "--alike",
     metavar="SESSIONS",
     type=IntRange(2),
-    help="Exchange only sessions that need about the same GPU time, in groups of this size. Default: any of a day.",
+    help="Exchange only sessions of similar GPU time, in groups of this size. Default: any of the same day.",
 )
 @click.option(
     "--scale",
@@ -54,14 +54,14 @@ NODE_GPUS = 8
     show_default=True,
     help="Number of jobs, as a multiple of the trace's, in --out.",
 )
-@click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Workloads that are drawn.")
+@click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Number of workloads to draw.")
 @click.option(
     "--calibrate",
     metavar="DRAWS",
     type=IntRange(0),
     default=0,
     show_default=True,
-    help="Draw this many workloads, and keep those (--seeds) whose waits are nearest to the trace's.",
+    help="Draw this many workloads, and keep the --seeds ones whose waits are nearest to the trace's.",
 )
 @click.option(
     "--calibrate-on",
@@ -69,7 +69,7 @@ NODE_GPUS = 8
     multiple=True,
     default=("fifo", "easy", "sjf"),
     show_default=True,
-    help="Policies under which --calibrate compares waits; other policies of --policy then test the choice.",
+    help="Policies under which --calibrate compares waits; the other policies of --policy test the choice.",
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Write a scenario with the description.")
 @common
@@ -88,15 +88,15 @@ def fit_workload(
     calibrate_on: tuple[str, ...],
     out: str | None,
 ) -> int:
-    """Write a workload like that of TRACE, other jobs on each seed, and compare their waits with the trace's.
+    """Write a workload like that of TRACE, with different jobs for each seed, and compare waits with the trace's.
 
-    A session is what one user submits in a row, with one number of GPUs. `--model sessions` keeps all sessions and
-    changes which comes when, within each day; batches, the load over days and weeks, and sizes with their durations
-    stay. `--model classes` keeps only arrivals over time, and durations for each number of GPUs: the workload then
-    needs no trace, but its jobs wait less long. The comparison shows by how much.
+    A session is a series of jobs of one user with the same number of GPUs. `--model sessions` keeps all sessions and
+    permutes them within each day; batches, the load over days and weeks, and sizes with their durations
+    are kept. `--model classes` keeps only arrivals over time, and durations for each number of GPUs: the workload then
+    needs no trace, but its jobs wait less. The comparison shows by how much.
 
-    Where a few long jobs decide who waits, two weeks of the same users differ much. --calibrate keeps workloads
-    whose waits are like the trace's; without it, they show how much waits may vary.
+    If a few long jobs determine the waits, two weeks of the same users differ much. --calibrate keeps workloads
+    whose waits are like the trace's; without it, the workloads show how much waits may vary.
     """
     import numpy as np
 
@@ -107,7 +107,7 @@ def fit_workload(
     from equipoise.study.questions.workload import compared, fitted, likest, moved
 
     if calibrate and (kind != "sessions" or calibrate < seeds):
-        raise click.UsageError("--calibrate: needs --model sessions, and no fewer draws than --seeds")
+        raise click.UsageError("--calibrate: needs --model sessions, and at least as many draws as --seeds")
     if alike and kind != "sessions":
         raise click.UsageError("--alike: needs --model sessions")
 
@@ -123,7 +123,7 @@ def fit_workload(
         drawn = fitted(read)
         workload = {"generate": drawn}
         told = f"{len(drawn['classes'])} classes"
-    held = math.gcd(pool, NODE_GPUS)  # nodes, so that `size` can vary how many
+    held = math.gcd(pool, NODE_GPUS)  # nodes, so that `size` can vary their number
     nodes = [{"count": pool // held, "gpus": held}]
     content: dict[str, Any] = {
         "schema_version": 1,
@@ -137,9 +137,9 @@ def fit_workload(
     if calibrate:
         drawn["draws"] = likest(scenario, read, calibrate_on, calibrate, seeds)
         scenario = from_mapping(content)
-        told += f" ({seeds} orders of {calibrate}, the likest)"
+        told += f" ({seeds} most similar orders of {calibrate})"
     if kind == "sessions":
-        told += f", {100 * moved(scenario, read, seeds):.0f} % of them at another time than in the trace"
+        told += f", {100 * moved(scenario, read, seeds):.0f} % of them at a different time than in the trace"
     if out is not None:
         if scale != 1.0:
             drawn["scale"] = scale

@@ -27,14 +27,14 @@ _SMALL_SHARE = 0.005
     metavar="POLICY",
     help="Another policy to try as a lever. Default: s1+s2+s3, s1+s2+s3+s4.",
 )
-@click.option("--most", type=IntRange(1), default=10, show_default=True, help="Most groups of jobs to report.")
+@click.option("--most", type=IntRange(1), default=10, show_default=True, help="Maximum number of job groups to report.")
 @click.option("--all", "every", is_flag=True, help="Show every lever, also those that do not help.")
 def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
     """Find what limits the jobs of SCENARIO, and what would help most.
 
-    The limit (compute, memory, input, barrier, network, queue or faults) is where most of a job's time goes; the
-    levers are found by running the scenario with each of them on the same seeds: resources doubled, disturbances
-    taken away, other policies.
+    The limit (compute, memory, input, barrier, network, queue or faults) takes the largest part of a job's time; the
+    levers are found by running the scenario with each of them on the same seeds: resources doubled, faults and noise
+    removed, other policies.
     """
     from equipoise.study.questions.levers import POLICIES
     from equipoise.study.questions.limits import FILE
@@ -55,7 +55,7 @@ def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
 
 
 def as_text(found: LimitReport, every: bool = False) -> Iterator[str]:
-    """Each group in words: where its time goes, and the levers that help, the best first."""
+    """Each group as text: where its time goes, and the levers that help, best first."""
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
     yield f"{found.scenario}: what limits its jobs under {found.policy}, {seeds}"
     for group in found.groups:
@@ -85,15 +85,15 @@ def _group(group: Limited, every: bool) -> Iterator[str]:
 
 
 def _stage(group: Limited) -> str:
-    """Whether one of the stages that the policy does without can do something about it."""
+    """Whether a stage that the policy does not use reduces the limit."""
     if group.stage is not None:
         return f"  stage {group.stage.lever.name} reduces it: {_effect(group.stage)}"
     left = any(e.lever.against == "stage" for e in group.effects)
-    return "  no stage (s1 to s4) reduces it" if left else "  all four stages are in use: none reduces what is left"
+    return "  no stage (s1 to s4) reduces it" if left else "  all four stages are already in use"
 
 
 def _worth_showing(group: Limited) -> list[Effect]:
-    """The three best levers, and the best against the limit that was named."""
+    """The three best levers, and the best one against the named limit."""
     best = [e for e in group.effects if e.helps and e.lever.against != "stage"][:3]
     against = group.best_against(group.limit)
     return best if against is None or against in best else [*best, against]

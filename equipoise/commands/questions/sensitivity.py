@@ -24,12 +24,12 @@ _HALF = 14  # characters of the bar on each side of the base
 @click.option(
     "--vary", multiple=True, metavar="KEY=LOW..HIGH", help="Values, or factors: cluster.nodes.0.nic=x0.5..x2."
 )
-@click.option("--default-set", is_flag=True, help="Vary the default set as well (it is taken without --vary).")
-@click.option("--metric", default="completion_mean_s", show_default=True, help="Result to look at.")
+@click.option("--default-set", is_flag=True, help="Vary the default set as well (used alone without --vary).")
+@click.option("--metric", default="completion_mean_s", show_default=True, help="Result to compare.")
 def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: str) -> int:
-    """Change one value of SCENARIO at a time, low and high, and rank them by what they do to the result.
+    """Change one value of SCENARIO at a time, low and high, and rank the values by their effect on the result.
 
-    All runs meet the same arrivals, faults and noise. Longest bars first (a tornado chart); ratios are to the
+    All runs have the same arrivals, faults and noise. Longest bars first (a tornado chart); ratios are to the
     unchanged scenario, with 95 % intervals.
     """
     from equipoise.study.questions.sensitivity import FILE
@@ -51,7 +51,7 @@ def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: 
 
 
 def as_text(found: Sensitivity) -> Iterator[str]:
-    """The tornado as text: key, ends, ratios, and a bar around the base."""
+    """The tornado chart as text: key, low and high values, ratios, and a bar around the base."""
     from equipoise.study.display import LABELS, show
 
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
@@ -83,7 +83,7 @@ def _log(end: Any) -> float:
 
 
 def _drawn(bar: Bar, reach: float) -> str:
-    """`L` cells reach to the result at the low value, `H` cells to that at the high one, on a log scale."""
+    """The bar: `L` cells up to the result at the low value, `H` cells up to that at the high value, log scale."""
     cells = [" "] * (2 * _HALF + 1)
     cells[_HALF] = "|"
     ends = sorted((("L", _log(bar.low)), ("H", _log(bar.high))), key=lambda end: -abs(end[1]))

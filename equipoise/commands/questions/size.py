@@ -31,29 +31,29 @@ if TYPE_CHECKING:
     required=True,
     multiple=True,
     metavar="KEY=LOW:HIGH",
-    help="Values to choose from: cluster.nodes.0.count=2:8, or KEY=A,B,C; may be given again.",
+    help="Values to choose from: cluster.nodes.0.count=2:8, or KEY=A,B,C; may be repeated.",
 )
 @click.option(
     "--target",
     required=True,
     multiple=True,
     metavar="NAME<=VALUE",
-    help="What must hold, e.g. makespan<=24h; may be given again.",
+    help="Target to meet, e.g. makespan<=24h; may be repeated.",
 )
 @click.option(
     "--objective",
     type=click.Choice(["nodes", "price", "cost"]),
     default="nodes",
     show_default=True,
-    help="What shall be least: nodes, the price of an hour, or the cost of the run.",
+    help="What to minimise: nodes, the price per hour, or the cost of the run.",
 )
 @click.option("--grow", is_flag=True, help="Training jobs grow and shrink with the cluster.")
-@click.option("--rank", is_flag=True, help="Run every size, and list them all, the best first.")
+@click.option("--rank", is_flag=True, help="Run every size, and list all of them, best first.")
 @click.option(
     "--available",
     multiple=True,
     metavar="ACCELERATOR=GPUS [in TIME]",
-    help="GPUs that are available, and when: mi300x=128, 'h100_sxm=in 25 d'.",
+    help="Available GPUs, and when: mi300x=128, 'h100_sxm=in 25 d'.",
 )
 @click.option("--policy", help="Stages joined by +, or none. Default: the scenario's.")
 @click.option("--seeds", type=IntRange(1), default=5, show_default=True, help="Runs per size.")
@@ -62,14 +62,14 @@ if TYPE_CHECKING:
     type=FloatRange(0.0, 1.0, min_open=True),
     default=0.95,
     show_default=True,
-    help="Share of the runs that must meet the targets.",
+    help="Fraction of the runs that must meet the targets.",
 )
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder that keeps the answer; `equipoise report` makes a page of it.",
+    help="Folder for the result; `equipoise report` makes a page of it.",
 )
 @common
 @pass_state
@@ -96,7 +96,7 @@ def size(
     Targets: makespan, done (makespan after the delivery), completion_mean, completion_p50, completion_p95,
     completion_p99, wait_mean, wait_p50, wait_p95, wait_p99 (times; percentiles also of a class of jobs, such as
     wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), committed
-    (what contracts bind), price (per hour), power (highest, of the site). Exit code 4 if no size meets them.
+    (sum committed by contracts), price (per hour), power (peak of the site). Exit code 4 if no size meets them.
     """
     from equipoise.study.folders import SIZE, check_free
     from equipoise.study.questions.ranking import changes, ranked
@@ -150,7 +150,7 @@ def size(
 
 
 def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
-    """The answer in words, a line at a time."""
+    """The result as lines of text."""
     wanted = ", ".join(target.text for target in targets)
     if answer.best is not None:
         many, one = answer.best.candidate.nodes, "node"
@@ -164,7 +164,7 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
             few = answer.best.candidate.nodes - answer.spares
             saved = _saved(answer, targets)
             are = "1 of the nodes is a spare" if answer.spares == 1 else f"{answer.spares} of the nodes are spares"
-            yield f"  {are}: {few} would do without faults{saved}"
+            yield f"  {are}: {few} would be enough without faults{saved}"
     elif answer.closest is None:
         yield f"no size meets {wanted}"
     else:
@@ -181,7 +181,7 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
 
 
 def _saved(answer: Answer, targets: Sequence[Target]) -> str:
-    """What the targets' results would be with faults and without the spares."""
+    """The targets' results with faults and without the spares."""
     fewer = answer.without_spares
     if fewer is None:
         return ""
@@ -194,7 +194,7 @@ def _values(candidate: Candidate) -> str:
 
 
 def _results(found: Trial, targets: Sequence[Target]) -> str:
-    """Each target's result beside its limit: the mean of the runs, or what bounds say without any."""
+    """Each target's result and limit: the mean of the runs, or the bound without runs."""
     from equipoise.sim.scenario.units import format_share
 
     texts = []
@@ -204,7 +204,7 @@ def _results(found: Trial, targets: Sequence[Target]) -> str:
             mean = found.mean(measure.key)
             text = measure.show(mean)
             if text == measure.show(target.limit) and (beyond := target.excess({measure.key: mean})):
-                text += f" and {format_share(beyond)} beyond"  # rounded, it looks as if it met the limit
+                text += f" and {format_share(beyond)} over"  # rounded, it would seem to meet the limit
         else:
             value = found.candidate.known.get(measure.key, math.nan)
             text = f"at best {measure.show(value)}" if not math.isnan(value) else "not run"
@@ -213,14 +213,14 @@ def _results(found: Trial, targets: Sequence[Target]) -> str:
 
 
 def _name(target: Target) -> str:
-    """What the target is called, as it was asked for."""
+    """The target's name as given on the command line."""
     return target.text.partition("<" if target.at_most else ">")[0]
 
 
 def _sure(answer: Answer) -> str:
     assert answer.best is not None
     if answer.deterministic:
-        return "nothing in the scenario is random: every run is this one"
+        return "the scenario has no randomness: all runs are the same"
     met = f"{answer.best.met} of {answer.best.runs} runs meet the targets"
     choice = f" (the best of {answer.sizes} sizes)" if answer.sizes > 1 else ""
     share = 100 * answer.chance_at_least
@@ -228,7 +228,7 @@ def _sure(answer: Answer) -> str:
 
 
 def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Iterator[str]:
-    """The sizes that were run as a table; columns of which nothing is known are left out."""
+    """The sizes that were run as a table, without columns that are unknown throughout."""
     from equipoise.sim.scenario.units import format_scaled
     from equipoise.study.display import UNKNOWN, show
     from equipoise.study.questions.ranking import TITLES
@@ -253,19 +253,19 @@ def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Itera
 
 
 def _changes(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What would put each of the others first, in words."""
+    """The price or speed change that would rank each of the others first, as text."""
     from equipoise.study.display import show
 
     if found:
-        yield f"what would change the ranking, each alone ({rows[0]['values']} is first):"
+        yield f"single changes that would alter the ranking ({rows[0]['values']} is first):"
     for change in found:
         rate, mfu = change["rate"], change["mfu_ratio"]
-        text = f"  {change['values']}: {100 * (1 - change['price']):.1f} % cheaper by the hour"
+        text = f"  {change['values']}: {100 * (1 - change['price']):.1f} % cheaper per hour"
         text += f" ({show('_usd', change['price_usd_per_gpu_h'])} per GPU)"
         if not math.isnan(rate):
             text += f", or {100 * (rate - 1):.1f} % faster"
             text += f" (MFU {show('mfu_ratio', mfu)})" if not math.isnan(mfu) else ""
-        yield text + ("; more than the peak" if mfu > 1 else "")
+        yield text + ("; above the peak rate" if mfu > 1 else "")
 
 
 def kept(
@@ -275,13 +275,13 @@ def kept(
     changes: Sequence[dict[str, Any]],
     said: Sequence[str],
 ) -> str:
-    """The answer with its question, for the page that `report` makes of it."""
+    """The result with its options, for the page that `report` makes of it."""
     from equipoise.sim.hardware.used_prices import used_prices
     from equipoise.study.report.first import cluster_line
     from equipoise.study.runs.variants import policy_text
 
     found = answer.best or answer.closest
-    policy = question.policy if isinstance(question.policy, str) else None  # as a command gives it
+    policy = question.policy if isinstance(question.policy, str) else None  # as given on the command line
     asked = {
         "targets": [target.text for target in question.targets],
         "vary": question.vary,
@@ -311,7 +311,7 @@ def kept(
 
 
 def as_json(answer: Answer, rows: Sequence[dict[str, Any]] = (), changes: Sequence[dict[str, Any]] = ()) -> str:
-    """The answer for programs."""
+    """The result as JSON."""
     return json.dumps(plain(_content(answer, rows, changes)), indent=2)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     multiple=True,
     required=True,
     metavar="KEY=LOW:HIGH[:log]|A,B,C",
-    help="A key of the scenario, or policy.STAGE.PARAMETER.",
+    help="Key of the scenario, or policy.STAGE.PARAMETER, with its range or values.",
 )
 @click.option(
     "--metric",
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     multiple=True,
     default=("completion_mean_s",),
     show_default=True,
-    help="Metric to minimise (goodput, fairness and the like: maximise). Several: their Pareto front.",
+    help="Metric to minimise (goodput, fairness and similar: maximise). Several: their Pareto front.",
 )
 @click.option(
     "--trials",
@@ -45,12 +45,10 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", type=IntRange(1), default=3, show_default=True, help="Seeds of each trial.")
 @click.option("--fresh", type=IntRange(1), default=10, show_default=True, help="Unseen seeds for the final comparison.")
-@click.option("--no-prune", is_flag=True, help="Run every trial on all seeds, even when it is already surely worse.")
+@click.option("--no-prune", is_flag=True, help="Run every trial on all seeds, even when it is already clearly worse.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario first.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder that keeps all runs; a second start continues there."
-)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for all runs; a second start continues there.")
 @click.option(
     "--picture", type=click.Path(path_type=Path), help="Draw all points as SVG or PDF; needs two metrics or more."
 )
@@ -80,16 +78,16 @@ def tune(
     picture: Path | None,
     form: str,
 ) -> int:
-    """Search values of SCENARIO and parameters of its stages for the best result.
+    """Search for the values of SCENARIO and parameters of its stages that give the best result.
 
-    The best point (of several objectives: each that no other beats) is held against the scenario as it is on fresh
-    seeds; if none is better there with p < 0.01, nothing was found.
+    The best point (with several metrics, each point of the Pareto front) is compared with the unchanged scenario on
+    fresh seeds; a point counts as found if it is better there with p < 0.01.
     """
     from equipoise.study.questions.tune import ParameterSearch, read_range
     from equipoise.study.questions.tune import tune as find
 
     if picture is not None and len(metrics) < 2:
-        raise click.UsageError("--picture draws objectives against each other: give --metric twice")
+        raise click.UsageError("--picture plots objectives against each other: needs --metric twice or more")
     ranges = dict(map(read_range, vary))
     search = ParameterSearch(
         Path(scenario), ranges, policy, metrics, trials, seeds, fresh, overrides, jobs, out, not no_prune
@@ -112,7 +110,7 @@ def tune(
 
 
 def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
-    """The answer as a table: the start and each choice, on the seeds of the trials and on fresh ones."""
+    """The result as a table: the unchanged scenario and each choice, on the trials' seeds and on fresh ones."""
     from equipoise.study.display import LABELS, show
 
     metrics, start, early = search.metrics, found.trials[0], sum(trial.pruned for trial in found.trials)
@@ -121,7 +119,7 @@ def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
     yield f"{what} under {found.policy}, {len(found.trials)} trials of {start.seeds} seeds{told}"
     names = [LABELS.get(metric, metric).strip() for metric in metrics]
     rows = [("", *names, *(f"{name}, fresh seeds" for name in names))]
-    rows.append(("as it is", *(show(m, start.means[m]) for m in metrics), *("" for _ in metrics)))
+    rows.append(("unchanged", *(show(m, start.means[m]) for m in metrics), *("" for _ in metrics)))
     for choice in found.choices:
         if choice.trial is start:
             continue
@@ -129,9 +127,9 @@ def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
         rows.append((_values(choice.trial.values), *(show(m, choice.trial.means[m]) for m in metrics), *fresh))
     yield from aligned(rows)
     if found.better:
-        yield f"found: {sum(bool(choice.better_in()) for choice in found.choices)} better than as it is"
+        yield f"found: {sum(bool(choice.better_in()) for choice in found.choices)} better than unchanged"
     else:
-        yield "found nothing that is better than as it is on fresh seeds"
+        yield "found nothing better than unchanged on fresh seeds"
 
 
 def _ratio(choice: Choice, metric: str) -> str:
@@ -142,4 +140,4 @@ def _ratio(choice: Choice, metric: str) -> str:
 
 
 def _values(values: dict[str, object]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items()) or "(as it is)"
+    return ", ".join(f"{key}={value}" for key, value in values.items()) or "(unchanged)"

@@ -1,4 +1,4 @@
-"""The command `validate-against`: predictions beside what others measured."""
+"""The command `validate-against`: compare predictions with public measurements."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of the measurements.",
 )
-@click.option("--all", "every", is_flag=True, help="Every data set whose files are there.")
+@click.option("--all", "every", is_flag=True, help="All data sets whose files are present.")
 @click.option(
     "--write",
     "target",
     metavar="FILE.md",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write a page with the table, and a scatter plot beside it.",
+    help="Also write a page with the table, and a scatter plot next to it.",
 )
 @click.option(
     "--rows",
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 def validate_against(
     name: str | None, data: Path | None, every: bool, target: Path | None, rows_file: Path | None, form: str
 ) -> int:
-    """Hold predictions against public measurements that the fit has not seen.
+    """Compare predictions with public measurements that were not used in the fit.
 
     NAME is a data set: its file is read from DIR, split ten times by a hash of each row's key, and each split's
     held-out rows are predicted from the others. Without NAME and --all, the data sets are listed.
@@ -59,13 +59,13 @@ def validate_against(
     from equipoise.study.validation.run import FILES, as_text
 
     if name is not None and every:
-        raise click.UsageError("give NAME or --all, not both")
+        raise click.UsageError("needs NAME or --all, not both")
     if name is None and not every:
         for known, files in FILES.items():
             say(f"{known:<14} {', '.join(files)}")
         return OK
     if data is None:
-        raise click.UsageError("needs --data DIR, the folder of the measurements")
+        raise click.UsageError("needs --data DIR, the folder with the measurements")
     found, left_out = _found(name, data)
     lines = [one for each in found.values() for one in each]
     if target is not None:
@@ -77,7 +77,7 @@ def validate_against(
 
 
 def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[str]]:
-    """The lines of one data set, or of all whose files are there, and what was left out, said on stderr too.
+    """The lines of one data set, or of all whose files are present, and those left out (also printed on stderr).
 
     Raises WrongInputError, one line.
     """
@@ -91,7 +91,7 @@ def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[st
     for each in FILES if name is None else [name]:
         missing = [file for file in FILES.get(each, ()) if not any(data.glob(file))]
         if missing and name is None:
-            print(f"{each}: not run, {data / missing[0]} is not there", file=sys.stderr)
+            print(f"{each}: not run, {data / missing[0]} not found", file=sys.stderr)
             continue
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -107,7 +107,7 @@ def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[st
     for text in left_out:
         print(f"note: {text}", file=sys.stderr)
     if not found:
-        raise WrongInputError(f"{data}: none of the data sets is there")
+        raise WrongInputError(f"{data}: contains none of the data sets")
     return found, left_out
 
 

@@ -1,4 +1,4 @@
-"""compare: several policies on the same seeds."""
+"""compare: run several policies on the same seeds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
         help="Add seeds until every 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s; exit code 5 if not.",
     )
     most = click.option(
-        "--max-seeds", type=IntRange(min=1), default=100, show_default=True, help="Most seeds that --until may use."
+        "--max-seeds", type=IntRange(min=1), default=100, show_default=True, help="Maximum seeds for --until."
     )
     return until(most(command))
 
@@ -58,7 +58,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
     "policies",
     metavar="POLICY",
     multiple=True,
-    help="Stages joined by +, or none; give several, ratios refer to the first. Default: none, scenario's.",
+    help="Stages joined by +, or none; may be repeated, ratios refer to the first. Default: none, scenario's.",
 )
 @click.option("--seeds", type=IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
 @until_options
@@ -67,7 +67,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
     "kinds",
     multiple=True,
     metavar="KIND",
-    help="Also by group of jobs: gpus, ran_on, class, user, account, queue or partition; may be given again.",
+    help="Also by group of jobs: gpus, ran_on, class, user, account, queue or partition; may be repeated.",
 )
 @click.option("--jobs", type=IntRange(min=1), default=1, show_default=True, help="Processes.")
 @partial(output_options, more=("latex",))
@@ -92,9 +92,9 @@ def compare(
     journal: bool,
     mlflow: str | None,
 ) -> int:
-    """Simulate SCENARIO under several policies: same arrivals, faults and noise for all of them.
+    """Simulate SCENARIO under several policies, with the same arrivals, faults and noise for each.
 
-    Several scenarios: a table of each, and one with ratios and tests on each and over all.
+    With several scenarios: a table for each, and one with ratios and tests for each and over all.
     """
     from equipoise import api
 
@@ -146,7 +146,7 @@ def compare(
 
 
 def _cases(scenarios: tuple[str, ...], traces: tuple[str, ...]) -> dict[str, tuple[str, str | None]]:
-    """(scenario, trace or None) by the name that tables and folders give them: each scenario with each trace."""
+    """(scenario, trace or None) by the name used in tables and folders: each scenario with each trace."""
     of, on = _named(scenarios, "scenarios"), _named(traces, "traces")
     if len(of) == 1:
         (only,) = of.values()
@@ -164,7 +164,7 @@ def _named(files: tuple[str, ...], what: str) -> dict[str, str]:
 
 
 def _print(made: dict[str, Comparison], several: bool, form: str, state: CommandState) -> None:
-    """A table of each scenario or trace, and one over all of them."""
+    """Print a table for each scenario or trace, and one over all of them."""
     from equipoise.study.runs.across import Together, across
 
     tables: dict[str, Comparison | Together] = dict(made)

@@ -12,7 +12,7 @@ from equipoise.commands.tables import aligned
 from equipoise.options import common, say
 
 _WIDEST = 40
-"""Characters of a value, such as what a scenario asks in words; JSON has all of them."""
+"""Characters shown of a value, such as a scenario's description; JSON has all of them."""
 
 
 def _short(value: str) -> str:
@@ -27,7 +27,7 @@ def _short(value: str) -> str:
     "--page",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.html",
-    help="Also write both side by side as a page.",
+    help="Also write a page that shows both side by side.",
 )
 @common
 def diff(first: str, second: str, form: str, page: Path | None) -> None:

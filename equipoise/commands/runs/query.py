@@ -1,4 +1,4 @@
-"""query: results in SQL."""
+"""query: query results with SQL."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 
 @click.command()
 @click.argument("sql", required=False)
-@click.option(
-    "--identity", "run", metavar="RUN", help="Show the files and versions from which the identity of RUN is made."
-)
+@click.option("--identity", "run", metavar="RUN", help="Show the hashes and versions that make up the identity of RUN.")
 @click.option(
     "--out",
     default=".",
@@ -39,7 +37,7 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
     type=click.Path(dir_okay=False),
     help="Write a file instead: .csv, .json, .parquet or .xlsx (Excel).",
 )
-@click.option("--allow-files", is_flag=True, help="Allow any SQL, including what reads and writes other files.")
+@click.option("--allow-files", is_flag=True, help="Allow any SQL, including SQL that reads or writes other files.")
 @common
 @pass_state
 def query(
@@ -50,7 +48,7 @@ def query(
     Tables: `runs`; from kept run directories `jobs`; from kept timelines `segments`, `usage`, `links`, `events`,
     `holdings`, `gpus` and `replicas`.
 
-    Varied keys are columns by their dotted name: SELECT policy, "noise.step_cov", avg(makespan_s) FROM runs
+    Varied keys are columns with their dotted name: SELECT policy, "noise.step_cov", avg(makespan_s) FROM runs
     GROUP BY ALL.
     """
     import duckdb
@@ -59,7 +57,7 @@ def query(
     from equipoise.study.runs.query import ask
 
     if (sql is None) == (run is None):
-        raise click.UsageError("write either SQL or --identity RUN")
+        raise click.UsageError("needs either SQL or --identity RUN")
     if sql is None:
         click.echo(render(("of", "hash, version or value"), identity_of(Path(out), str(run)), form), nl=False)
         return OK
@@ -72,7 +70,7 @@ def query(
             raise
         raise click.UsageError(f"SQL: {' '.join(str(error).split())}") from error
     if _BARE_USER.search(re.sub(r"'[^']*'", "", sql)):
-        note(state.quiet, 'in SQL, user without quotes is whoever asks; the column is "user", in quotes')
+        note(state.quiet, 'in SQL, user without quotes is the current database user; the column is "user", in quotes')
     if to is not None:
         return OK
     click.echo(render(names, rows, form), nl=False)
@@ -80,16 +78,16 @@ def query(
 
 
 def identity_of(out: Path, run: str) -> list[tuple[str, str]]:
-    """(input, hash or version) of all that a run directory depends on: `run` itself, or below `out`, or a sweep's.
+    """(input, hash or version) of all inputs of a run: `run` is a run directory, one below `out`, or a run of a sweep.
 
-    Raises InputError when there is none.
+    Raises InputError when no such run is found.
     """
     from equipoise.sim.scenario.tree import InputError
 
     places = [folder / "manifest.json" for folder in (out / run, out / "runs" / run, Path(run))]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise InputError([f"{run}: no run directory (no {', no '.join(map(str, places))})"])
+        raise InputError([f"{run}: not a run directory (no {', no '.join(map(str, places))})"])
     try:
         manifest = json.loads(found.read_text(encoding="utf-8"))
         rows = [("identity", str(manifest["identity"]))]

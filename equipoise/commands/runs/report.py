@@ -1,4 +1,4 @@
-"""report, timeline: results as a page, as figures, as a trace."""
+"""report, timeline: write results as a page, as figures, as a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equipoise.options import CommandState, common, note, pass_state, say
 
 @contextmanager
 def _written(option: str) -> Iterator[None]:
-    """Turns a place that cannot be written into one line about the option."""
+    """Turn a write error into one line about the option."""
     try:
         yield
     except OSError as error:
@@ -23,7 +23,7 @@ def _written(option: str) -> Iterator[None]:
 
 
 def _live(folder: str) -> Path | None:
-    """The record of a live run that is meant by DIR, if one is."""
+    """The live run that DIR names, if any."""
     from equipoise.study.live.account import is_live
     from equipoise.study.twin.record import the_run_in
 
@@ -37,7 +37,7 @@ def _live(folder: str) -> Path | None:
     "--figures",
     metavar="FOLDER",
     type=click.Path(file_okay=False),
-    help="Write figures for papers into this folder instead.",
+    help="Write figures for papers into this folder instead of a page.",
 )
 @click.option(
     "--format",
@@ -47,15 +47,15 @@ def _live(folder: str) -> Path | None:
     show_default=True,
     help="Format of the figures.",
 )
-@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Price of a GPU-hour, for a live run.")
+@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Price of a GPU-hour, for the report of a live run.")
 @common
 @pass_state
 def report(
     state: CommandState, folder: str, out: str | None, figures: str | None, form: str, gpu_hour_usd: float | None
 ) -> None:
-    """Write the results in DIR as one HTML file that opens offline: of run, compare, sweep, size, tune, a live run.
+    """Write the results in DIR (run, compare, sweep, size, tune, live run) as one HTML file that opens offline.
 
-    With --figures, draw its charts through matplotlib (pip install 'equipoise[report]').
+    With --figures, draw its charts with matplotlib (pip install 'equipoise[report]').
     """
     if figures is not None:
         from equipoise.study.report.figures import write_figures
@@ -80,7 +80,10 @@ def report(
         say(f"{target}: {size_bytes / 1e6:.2f} MB")
         return
     if gpu_hour_usd is not None:
-        raise click.BadParameter(f"{folder}: holds no live run; a scenario says prices", param_hint="'--gpu-hour-usd'")
+        raise click.BadParameter(
+            f"{folder}: not a live run; prices of a simulated run are set in its scenario",
+            param_hint="'--gpu-hour-usd'",
+        )
     from equipoise.study.report.answers.page import answer_report
     from equipoise.study.report.page import make_report
 
@@ -98,8 +101,8 @@ def report(
 def timeline(state: CommandState, folder: str, out: str | None) -> None:
     """Write the timeline of the run in DIR as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and others.
 
-    A process is a node, a thread is a GPU, a slice is a job's stretch; of a live run, a thread is a rank, and a
-    slice is what its time went to. A simulated run has to be made with --timeline.
+    A process is a node, a thread is a GPU, a slice is an interval of a job; for a live run, a thread is a rank, and a
+    slice is a part of its round. A simulated run must have been made with --timeline.
     """
     from equipoise.study.folders import check_target
     from equipoise.study.report.perfetto import MANY, write_trace
@@ -118,5 +121,5 @@ def timeline(state: CommandState, folder: str, out: str | None) -> None:
     with _written("--out"):
         written = write_trace(folder, Path(folder) / "trace.json.gz" if out is None else out)
     if written.slices > MANY:
-        note(state.quiet, f"note: {written.slices:,} slices; viewers may fail above some {MANY:,}")
+        note(state.quiet, f"note: {written.slices:,} slices; viewers may fail above about {MANY:,}")
     say(f"{written.path}: {written.slices} slices, {written.counters} counters, {written.instants} instants")

@@ -1,4 +1,4 @@
-"""run: one scenario under one policy."""
+"""run: simulate one scenario under one policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.command()
 @scenario_options
 @click.option("--policy", metavar="POLICY", help="Stages joined by +, or none. Default: the scenario's.")
-@click.option("--seed", type=IntRange(min=0), help="Default: the scenario's.")
+@click.option("--seed", type=IntRange(min=0), help="Seed of the run. Default: the scenario's.")
 @output_options
 @record_options
 @mlflow_option
@@ -99,8 +99,8 @@ def run(
     sys.stdout.write(printable(_shown(made, form)) if form == "table" else _shown(made, form))
     if made.stopped:
         why = " ".join(made.stopped.split())
-        what = "interrupted" if code == INTERRUPTED else f"the run failed: {why}"
-        kept = "" if out is None else f"; its records up to then are in {api.unfinished(Path(out))}"
+        what = "interrupted" if code == INTERRUPTED else f"run failed: {why}"
+        kept = "" if out is None else f"; records up to this time are in {api.unfinished(Path(out))}"
         note(False, f"equipoise: {what} at {made.totals['end_s']:.6g} s simulated{kept}")
     elif out is not None:
         to_mlflow(out, mlflow)
@@ -111,7 +111,7 @@ _GROUPS = 12
 
 
 def _service_rows(services: Any) -> list[dict[str, Any]]:
-    """Every service with its numbers by name."""
+    """One row per service: its metrics by name."""
     return [
         {name: values[k] if name == "service" else values[k].item() for name, values in services.items()}
         for k in range(len(services["service"]))
@@ -119,14 +119,14 @@ def _service_rows(services: Any) -> list[dict[str, Any]]:
 
 
 def _fairness_rows(made: Run) -> dict[str, Any]:
-    """Every user, account, queue and partition, where jobs tell; every type of GPU where there are several."""
+    """Rows by user, account, queue and partition, if jobs name them; by GPU type if there are several."""
     from equipoise.sim.fairness import KINDS, groups
 
     return {kind: rows for kind in (*KINDS, "ran_on") if (rows := groups(made.jobs, kind))}
 
 
 def _groups(made: Run) -> Iterator[str]:
-    """How users, accounts, queues and types of GPUs fared: those with most service."""
+    """Table lines by user, account, queue and GPU type, those with the most service first."""
     from equipoise.sim.fairness import KINDS, groups
     from equipoise.study.display import digits, show
 
@@ -152,7 +152,7 @@ def _groups(made: Run) -> Iterator[str]:
 
 
 def _classes(made: Run) -> Iterator[str]:
-    """Percentiles of waiting and completion by class of jobs, where the workload is described by classes."""
+    """Percentiles of waiting and completion by class of jobs, if the workload is described by classes."""
     from equipoise.study.display import show
 
     found: dict[str, dict[str, float]] = {}
@@ -170,7 +170,7 @@ def _classes(made: Run) -> Iterator[str]:
 
 
 def _pools(made: Run) -> Iterator[str]:
-    """What was rented of each group of nodes, where nodes come and go."""
+    """Rented node hours of each elastic group of nodes."""
     from equipoise.study.display import show
 
     if rows := made.pools():
@@ -180,7 +180,7 @@ def _pools(made: Run) -> Iterator[str]:
 
 
 def _services(made: Run) -> Iterator[str]:
-    """Each service in a line."""
+    """One line per service."""
     from equipoise.study.report.services import HEADER, service_rows
 
     if made.services is not None:
@@ -196,7 +196,7 @@ def _shown(made: Run, form: str) -> str:
         from equipoise.study.display import PER_JOB, folded, label, show
 
         row = {k: v for k, v in made.summary().items() if not folded(k, v)}
-        if row["jobs"] == 1:  # percentiles of one job are its time
+        if row["jobs"] == 1:  # the percentiles of one job all equal its time
             row = {k: v for k, v in row.items() if k not in PER_JOB}
         row = {k: v for k, v in row.items() if "[" not in k}
         nothing = [k for k, v in row.items() if v == 0 and k not in ("jobs", "completed", "makespan_s")]

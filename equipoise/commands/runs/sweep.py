@@ -1,4 +1,4 @@
-"""sweep, merge: every run of a sweep file, here or in shards on many machines."""
+"""sweep, merge: run a sweep file, here or in shards on many machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAILURES_SHOWN = 10
 
 
 def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """I/N as numbers."""
+    """Parse I/N."""
     if text is None:
         return None
     part, slash, parts = text.partition("/")
@@ -35,10 +35,10 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes here.")
 @click.option("--dask", metavar="ADDRESS", help="Use this Dask scheduler; 'local' starts one here.")
 @click.option("--shard", metavar="I/N", callback=_shard, help="Run only the I-th of N parts (then: merge).")
-@click.option("--fresh", is_flag=True, help="Start anew; by default, runs already in OUT are kept.")
+@click.option("--fresh", is_flag=True, help="Discard the runs in OUT and start anew. Default: keep them.")
 @click.option("--retry", is_flag=True, help="Run failed runs again.")
 @click.option("--keep", is_flag=True, help="Keep a run directory per run, in OUT/runs/ID/.")
-@click.option("--timeline", is_flag=True, help="With --keep: keep timelines, too.")
+@click.option("--timeline", is_flag=True, help="With --keep: keep timelines as well.")
 @until_options
 @click.option("--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for --shards parts.")
 @click.option("--shards", type=IntRange(1), default=16, show_default=True, help="With --launch.")
@@ -68,10 +68,10 @@ def sweep(
     mlflow: str | None,
     dry_run: bool,
 ) -> int:
-    """Run every point of SWEEP.yaml; a second start runs only what is missing.
+    """Run every point of SWEEP.yaml; a second start runs only the missing ones.
 
-    Exit code 3 when some runs failed: they are listed, and run again with
-    --retry. Exit code 5 when --until is not reached everywhere.
+    Exit code 3 when some runs failed: they are listed, and rerun with
+    --retry. Exit code 5 when --until is not reached at every point.
     """
     from equipoise.study.runs.launch import FORMS, SweepLaunch
     from equipoise.study.runs.sweep import SweepOptions, planned
@@ -82,7 +82,7 @@ def sweep(
         raise click.UsageError("--timeline needs --keep")
     options = SweepOptions(jobs, dask, shard, fresh, retry, keep, timeline, until, max_seeds)
     if launch is not None:
-        planned(path, options)  # what is wrong with the sweep is said here, not by sixteen machines
+        planned(path, options)  # report errors in the sweep here, not on sixteen machines
         given = _kept_options(keep, timeline, retry, until, max_seeds)
         say(FORMS[launch](SweepLaunch(file, out, shards, jobs, given, image, claim)), nl=False)
         return OK
@@ -107,14 +107,14 @@ def sweep(
 
 
 def _kept_options(keep: bool, timeline: bool, retry: bool, until: str | None, max_seeds: int) -> tuple[str, ...]:
-    """Options of the sweep that every shard must have, too."""
+    """Options of the sweep that every shard needs as well."""
     flags = {"--keep": keep, "--timeline": timeline, "--retry": retry}
     chosen = [name for name, value in flags.items() if value]
     return (*chosen, *(("--until", until, "--max-seeds", str(max_seeds)) if until is not None else ()))
 
 
 def _summary(outcome: SweepOutcome, out: str) -> str:
-    """How a sweep ended, in words."""
+    """Summary of a finished sweep as text."""
     lines = [f"{outcome.runs} runs in {out}: {outcome.made} run, {outcome.reused} cached, {len(outcome.failed)} failed"]
     for row in outcome.failed[:_FAILURES_SHOWN]:
         lines.append(f"failed: {row['id']} point {row['point']} {row['policy']} seed {row['seed']}: {row['error']}")
@@ -128,7 +128,7 @@ def _summary(outcome: SweepOutcome, out: str) -> str:
 @common
 @pass_state
 def merge(state: CommandState, folders: tuple[str, ...]) -> int:
-    """Put the shards in OUT and in each DIR together, into OUT/sweep.db.
+    """Merge the shards in OUT and in each DIR into OUT/sweep.db.
 
     Exit code 3 when runs failed or shards are missing.
     """

@@ -23,7 +23,7 @@ from equipoise.options import CommandState, common, note, pass_state, say
 def watch(state: CommandState, folder: str, every: float, once: bool, page: str | None) -> int:
     """Show how far the sweep or comparison in DIR has come, and its first results, until it ends.
 
-    Reads only; start it beside the sweep, also on another machine that sees DIR. Exit code 3 when runs failed.
+    Read-only; run it next to the sweep, or on another machine that sees DIR. Exit code 3 when runs failed.
     """
     from equipoise.sim.scenario.tree import InputError
     from equipoise.study.report.page import make_report

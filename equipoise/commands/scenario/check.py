@@ -1,4 +1,4 @@
-"""check: what a job trace lacks, and what that would do to results."""
+"""check: find what is missing in a job trace, and how that would affect results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from equipoise.options import common, say, trace_changes, trace_options
 @click.argument("scenario", required=False, type=click.Path(dir_okay=False))
 @trace_options
 @click.option(
-    "--count", type=click.Choice(["gpus", "cpus"]), help="What jobs ask for. Default: the scenario's, else gpus."
+    "--count",
+    type=click.Choice(["gpus", "cpus"]),
+    help="Resource that jobs request. Default: the scenario's, else gpus.",
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
@@ -24,8 +26,8 @@ from equipoise.options import common, say, trace_changes, trace_options
 def check(ctx: click.Context, trace: str, scenario: str | None, count: str | None, form: str) -> int:
     """Find what is missing or odd in TRACE and how it would affect a result; SCENARIO is the cluster for its jobs.
 
-    Times at which the site held more than the scenario has, missing submit times, jobs cut off at both ends of the
-    record, clock jumps, duplicates, jobs that no node can hold.
+    Times with more GPUs in use than the scenario has, missing submit times, jobs cut off at both ends of the
+    trace, clock jumps, duplicates, jobs that fit on no node.
     """
     from equipoise.sim.loading.file import read_scenario
     from equipoise.sim.scenario.model import TraceSpec

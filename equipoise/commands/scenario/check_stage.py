@@ -1,4 +1,4 @@
-"""equipoise check-stage: whether a stage, built in or installed, holds to the contract."""
+"""equipoise check-stage: check a stage, built in or installed, against the contract."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from equipoise.policies.registry import make_policy
 @common
 @click.pass_context
 def check_stage(ctx: click.Context, stage: str) -> None:
-    """Test STAGE against every rule of the contract and say which it breaks.
+    """Test STAGE against every rule of the contract and list the broken ones.
 
-    STAGE is a name, with parameters if need be: las or 'las(promote=0)'.
+    STAGE is a name, optionally with parameters: las or 'las(promote=0)'.
     """
     from equipoise.study.stage_check.rules import rules_for
 
@@ -34,7 +34,7 @@ def check_stage(ctx: click.Context, stage: str) -> None:
 
 
 def _problem(rule: Any, stage: Any) -> str | None:
-    """What a rule finds wrong, in one line; None: nothing."""
+    """The violation that a rule finds, in one line; None: no violation."""
     from equipoise.policies.blame import place_of
 
     try:

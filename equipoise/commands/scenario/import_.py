@@ -1,4 +1,4 @@
-"""import: a scenario from the files that describe a site's cluster."""
+"""import: write a scenario from the files that describe a site's cluster."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from equipoise.options import common, say, trace_changes, trace_options
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @click.option("--out", metavar="FILE", default="site.yaml", show_default=True, help="Scenario to write.")
-@click.option("--trace", metavar="FILE", type=click.Path(), help="Its jobs, as for run --trace.")
+@click.option("--trace", metavar="FILE", type=click.Path(), help="Job trace of the site, as for run --trace.")
 @trace_options
 @click.option(
     "--count",
     type=click.Choice(["gpus", "cpus"]),
     default="gpus",
     show_default=True,
-    help="What jobs ask for; cpus counts each core as a GPU.",
+    help="Resource that jobs request; cpus counts each core as a GPU.",
 )
-@click.option("--gpus", type=IntRange(min=1), help="GPUs of each node, if no file says so.")
+@click.option("--gpus", type=IntRange(min=1), help="GPUs per node, if no file gives them.")
 @click.option("--force", is_flag=True, help="Replace the file at --out.")
 @common
 @click.pass_context
@@ -35,18 +35,18 @@ def import_(
 
     slurm.conf, gres.conf, topology.conf or topology.yaml, `sacctmgr show qos -P`, sinfo, scontrol show node;
     Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
-    cannot say stands in the file as comments.
+    cannot express is written as comments.
     """
     from equipoise.sim.loading.site.read import import_site
 
     target = Path(out)
     if target.exists() and not force:
-        raise click.UsageError(f"{out} is there already; --force replaces it")
+        raise click.UsageError(f"{out} exists; --force replaces it")
     changes = trace_changes(ctx)
     if changes and not trace:
-        raise click.UsageError("--trace-format, --columns, --zone and --keep are for the file at --trace")
+        raise click.UsageError("--trace-format, --columns, --zone and --keep need --trace")
     text = import_site(files, out=target, trace=trace, reading=changes, count=count, gpus=gpus or 0)
     write_whole(target, text)
     comments = sum(line.startswith("#   ") for line in text.splitlines())
-    say(f"{out}: {comments} lines of comments on what a scenario cannot say")
+    say(f"{out}: {comments} lines of comments on settings that a scenario cannot express")
     return OK

@@ -1,4 +1,4 @@
-"""equipoise list: what there is, by name."""
+"""equipoise list: list stages, profiles, scenarios and other files by name."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def list_(what: str | None, form: str) -> None:
         for row in rows:
             say(f"  {row['name']:{width}}{_line(row) if what else row['what']}")
     if not what:
-        say("more of each: equipoise list stages, equipoise list hardware, ...")
+        say("details of one kind: equipoise list stages, equipoise list hardware, ...")
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    """The row's first text, and its other facts one per line below."""
+    """The row's first value, and its other values one per line below."""
     facts = [(k, v) for k, v in row.items() if k not in ("name", "what") and v not in ("", None)]
     return "\n".join([str(row["what"]), *(f"{'':16}{k}: {v}" for k, v in facts)])
 
 
 def stages() -> list[dict[str, Any]]:
-    """Every stage: kind, parameters with defaults; of allocation stages what they promise."""
+    """Every stage: kind, parameters with defaults; for allocation stages also their guarantees."""
 
     rows = []
     for name, where in sorted(available().items(), key=lambda item: (item[0] not in BUILT_IN, item[0])):
@@ -71,7 +71,7 @@ def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
 
 
 def hardware() -> list[dict[str, Any]]:
-    """Every hardware profile that comes with the software, with its accelerators."""
+    """Every hardware profile included in the package, with its accelerators."""
     from equipoise.sim.hardware.profile import list_profiles, load_profile
 
     profiles = [(name, load_profile(name)) for name in list_profiles()]
@@ -79,7 +79,7 @@ def hardware() -> list[dict[str, Any]]:
 
 
 def files(kind: str) -> list[dict[str, Any]]:
-    """Every scenario, sweep, price book or file of CO2 that comes with the software."""
+    """Every scenario, sweep, price book or file of CO2 included in the package."""
     from equipoise.sim.hardware.profile import scenarios_dir
     from equipoise.sim.scenario.tree import read_text, read_tree
 

@@ -1,4 +1,4 @@
-"""validate, schema: what a file may say, and whether it does."""
+"""validate, schema: check files against the schema, and show the schema."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
 )
 @common
 def schema(key: str | None, form: str | None) -> None:
-    """Print the JSON schema of scenario files, or what KEY (e.g. cluster.nodes) means.
+    """Print the JSON schema of scenario files, or the meaning of KEY (e.g. cluster.nodes).
 
     Save the schema and put `# yaml-language-server: $schema=FILE` on top of a scenario: editors then complete it.
     """

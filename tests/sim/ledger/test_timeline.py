@@ -285,7 +285,7 @@ def test_the_public_function_gives_tables_and_needs_a_folder_for_the_journal(tmp
     made = equipoise.run(case, timeline=True, journal=True, out=tmp_path)
     assert table(made, "segments")["busy_gpu_s"].tolist() == [10.0]
     assert (tmp_path / "journal.jsonl").stat().st_size > 0
-    with pytest.raises(ValueError, match="a journal needs out"):
+    with pytest.raises(ValueError, match="journal needs out"):
         equipoise.run(case, journal=True)
 
 

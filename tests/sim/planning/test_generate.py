@@ -230,7 +230,7 @@ def test_the_command_writes_a_scenario_that_runs(tmp_path, capsys):
         assert main(["fit-workload", *columns, "--model", model, "--scale", "0.5", *alike]) == 0
         told = capsys.readouterr().out
         assert "wait under fifo p95" in told
-        share = re.search(r"(\d+) % of them at another time than in the trace", told)
+        share = re.search(r"(\d+) % of them at a different time than in the trace", told)
         assert (share is not None) == (model == "sessions")
         assert share is None or 10 < int(share[1]) < 95
         workload = yaml.safe_load(out.read_text())["workload"]

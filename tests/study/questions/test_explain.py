@@ -229,7 +229,7 @@ def test_a_job_that_lost_its_node_is_told_of_that_and_waited_again(
     ]
     assert cli.main(["explain", str(tmp_path), "a", "--no-try"]) == 0
     told = capsys.readouterr().out
-    assert "waited 0 s, and 20 min more once it had lost its GPUs" in told
+    assert "waited 0 s, and 20 min more after it had lost its GPUs" in told
     assert "It did not wait." not in told
 
 
@@ -258,8 +258,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "Smallest change that halves the wait:" in out or "None of these halves the wait." in out
     for arguments, said in (
         ([str(tmp_path), "y"], "no job is named 'y'; the first is 'r'"),
-        ([str(tmp_path), "x", "--at", "3 h"], "--at is for a run without JOB"),
-        ([str(tmp_path), "--at", "soon"], "'soon' is no time such as '3 h'"),
+        ([str(tmp_path), "x", "--at", "3 h"], "--at is not allowed with JOB"),
+        ([str(tmp_path), "--at", "soon"], "'soon' is not a time such as '3 h'"),
         ([str(tmp_path / "no")], "no run here"),
     ):
         assert cli.main(["explain", *arguments]) == 2

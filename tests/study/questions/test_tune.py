@@ -166,7 +166,7 @@ def test_the_command(case, capsys):
     line = ["tune", str(case), "--vary", "policy.fixed-h.interval=1:32:log", "--trials", "6", "--seeds", "1"]
     assert cli.main([*line, "--fresh", "3"]) == 0
     out = capsys.readouterr().out
-    assert "as it is" in out
+    assert "unchanged" in out
     assert "found" in out
 
 
@@ -190,7 +190,7 @@ def test_several_objectives_give_the_points_that_no_other_beats(case, tmp_path, 
     assert "found: " in capsys.readouterr().out
     assert "exposed comm." in picture.read_text()
     assert cli.main([*line, "--picture", str(picture)]) == 2
-    assert "give --metric twice" in capsys.readouterr().err
+    assert "needs --metric twice" in capsys.readouterr().err
 
 
 def test_what_is_surely_worse_is_not_run_on_all_seeds(case):
