@@ -40,5 +40,5 @@ def from_json(text: str | bytes) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ValueError("half a character, which is no text") from None
+            raise ValueError("an unpaired surrogate, which is not text") from None
     return value

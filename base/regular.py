@@ -47,11 +47,11 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 def opened(path: Path) -> BinaryIO:
     """A regular file to read from. Raises RefusedError for a device or a pipe, OSError when it cannot be read."""
     if "\0" in str(path):
-        raise RefusedError("no file has a NUL in its name")
+        raise RefusedError("a file name cannot contain NUL")
     file = io.BufferedReader(_Regular(path, opener=_without_waiting))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise RefusedError("not a regular file (a device or a pipe); write what it gives into a file")
+        raise RefusedError("not a regular file (a device or a pipe); write its output to a file")
     return file
 
 

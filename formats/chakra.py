@@ -75,7 +75,7 @@ def timed(path: Path, nodes: Sequence[Node]) -> list[tuple[float, Node]]:
                 stack.pop()
                 continue
             if number not in known:
-                raise FormatError(f"{path}: node {number} is depended on and not there")
+                raise FormatError(f"{path}: node {number} is missing, but another node depends on it")
             missing = [k for k in known[number].after if k not in ends]
             if missing:
                 if number in open_:
@@ -114,7 +114,7 @@ def from_json(path: Path, content: Mapping[str, Any]) -> list[Node]:
     """The nodes of the JSON form. Raises FormatError, `file: node N: what is wrong`."""
     graph = content["workload_graph"]
     if not isinstance(graph, list):
-        raise FormatError(f"{path}: 'workload_graph' is no list")
+        raise FormatError(f"{path}: 'workload_graph' is not a list")
     found = []
     for k, entry in enumerate(graph):
         try:
@@ -145,7 +145,7 @@ def from_protobuf(path: Path) -> list[Node]:
     try:
         return [_node(message) for message in list(_messages(raw))[1:]]
     except (IndexError, ValueError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: is no Chakra trace: {error}") from None
+        raise FormatError(f"{path}: is not a Chakra trace: {error}") from None
 
 
 def _messages(raw: bytes) -> Iterator[bytes]:
@@ -153,7 +153,7 @@ def _messages(raw: bytes) -> Iterator[bytes]:
     while at < len(raw):
         size, at = _varint(raw, at)
         if at + size > len(raw):
-            raise ValueError("a message is cut off")
+            raise ValueError("a message is truncated")
         yield raw[at : at + size]
         at += size
 
@@ -182,7 +182,7 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise ValueError(f"field {tag >> 3} has an unknown type {wire}")
         size, at = _varint(raw, at) if wire == _BYTES else (8 if wire == _DOUBLE else 4, at)
         if at + size > len(raw):
-            raise ValueError(f"field {tag >> 3} is cut off")
+            raise ValueError(f"field {tag >> 3} is truncated")
         yield tag >> 3, raw[at : at + size]
         at += size
 

@@ -96,7 +96,7 @@ def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> Topol
     file = TextFile(source, name)
     lines = [UNDERLINE.sub("", line) for line in file.text(RowTally()).split("\n")]
     if any("ROCm" in line for line in lines):
-        raise file.error(0, "of rocm-smi, which is not read; RCCL's topology XML (NCCL_TOPO_DUMP_FILE) is")
+        raise file.error(0, "output of rocm-smi is not read; use RCCL's topology XML (NCCL_TOPO_DUMP_FILE)")
     begin = next((k for k, line in enumerate(lines) if line.split()[:1] == ["GPU0"] and "X" not in line.split()), -1)
     if begin < 0:
         raise file.error(0, "no header GPU0 GPU1 ... of `nvidia-smi topo -m`")
@@ -165,7 +165,7 @@ def read_ibnetdiscover(source: str | Path | bytes, *, name: str = "") -> Network
                 if cables:
                     cables[-1].append(Cable(int(match[1][:9]), match[2], int(match[3][:9]), _rate(match[4])))
             elif line.startswith("["):
-                tally.add("left out", "a port that is not understood", number)
+                tally.add("left out", "an unreadable port", number)
     if not heads:
         raise file.error(0, 'no line `Switch N "id"` or `Ca N "id"` of ibnetdiscover')
     pairs = zip(heads, cables, strict=True)

@@ -55,7 +55,7 @@ OPERATIONS_MOST = 2_000_000
 def read_operations(paths: Sequence[Path]) -> list[Operation]:
     """The operations in the files, of one form. Raises FormatError, OSError."""
     if not paths:
-        raise FormatError("no file of operations was named")
+        raise FormatError("no file of operations was given")
     single = [path for path in paths if ".json" in path.name.lower() or path.suffix == ".et"]
     if single and len(single) < len(paths):
         raise FormatError(f"{paths[0]}: tables and profiler files cannot be read together")
@@ -109,7 +109,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise FormatError(f"{path}: holds no operations")
     if len(rows) > OPERATIONS_MOST:
-        raise FormatError(f"{path}: more than {OPERATIONS_MOST} operations; replay some of its steps")
+        raise FormatError(f"{path}: more than {OPERATIONS_MOST} operations; replay fewer steps")
     if any(value is None for row in rows for value in row):
         raise FormatError(f"{path}: a value is missing in one of {', '.join(COLUMNS)}")
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
@@ -214,7 +214,7 @@ def _json(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise FormatError(f"{path}: is nested too deeply") from error
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise FormatError(f"{path}: is no JSON: {error}") from error
+        raise FormatError(f"{path}: is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise FormatError(f"{path}: a section with 'traceEvents' is needed")
     return content

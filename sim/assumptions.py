@@ -29,13 +29,13 @@ def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
     groups, profile = scenario.cluster.groups, cluster.profile
     unknown = sorted({g.accelerator for g in groups if g.gpus and profile.accelerator(g.accelerator).max_w is None})
     if unknown:
-        yield f"energy is not known: hardware profile {profile.name!r} states no power of {unknown[0]}"
+        yield f"energy is not known: hardware profile {profile.name!r} does not state the power of {unknown[0]}"
     elif any(math.isnan(host_w(group, profile)) for group in groups):
-        yield f"energy is not known: hardware profile {profile.name!r} states no power of hosts; give 'host_power'"
+        yield f"energy is not known: hardware profile {profile.name!r} lacks the power of hosts; give 'host_power'"
     elif typical := [group for group in groups if group.host_power is None]:
         drawn = format_scaled(host_w(typical[0], profile), "W")
         kind = profile.node_base_w.kind if profile.node_base_w is not None else "assumed"
-        yield f"a host draws {drawn} beside its GPUs ({kind}, {profile.name}); give your own as 'host_power'"
+        yield f"a host draws {drawn} in addition to its GPUs ({kind}, {profile.name}); give your own as 'host_power'"
 
 
 def _contracts(scenario: Scenario) -> Iterator[str]:
@@ -44,9 +44,9 @@ def _contracts(scenario: Scenario) -> Iterator[str]:
     for group in scenario.cluster.groups:
         kind, named = (terms_of(group, scenario.cost)[1].kind, declared is not None and declared.group == group.name)
         if kind == "spot" and not named:
-            yield f"spot nodes of {group.name!r} are never taken away here; give 'faults.spot'"
+            yield f"spot nodes of {group.name!r} are never reclaimed in this run; give 'faults.spot'"
         elif named and acting is None:
-            yield f"'faults.spot' takes no node of {group.name!r}: its contract is {kind.replace('_', ' ')}"
+            yield f"'faults.spot' reclaims no node of {group.name!r}: its contract is {kind.replace('_', ' ')}"
 
 
 def by_curve(scenario: Scenario) -> list[str]:
@@ -71,7 +71,7 @@ def unlike_curves(origins: Mapping[str, str]) -> Iterator[str]:
     """A line where accelerators that are compared reach shares of different origin; origins: by accelerator."""
     if len(set(origins.values())) > 1:
         each = ", ".join(f"{name} {origin or 'none'}" for name, origin in sorted(origins.items()))
-        yield f"shares of the peak rate are of different origin ({each}): by them alone no GPU is the faster one"
+        yield f"shares of the peak rate have different origins ({each}): they do not show which GPU is faster"
 
 
 def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
     models = scenario.workload.models
     for name, model in models.items():
         if (kind := KINDS.get(model.kind or "")) is not None:
-            span = f"measured were {kind.low:g} to {kind.high:g} times the rate taken"
+            span = f"measured values were {kind.low:g} to {kind.high:g} times the assumed rate"
             yield f"model {name}: the rate of models of kind {model.kind!r}; {span} ({kind.origin})"
         elif model.convolutional is not None and model.efficiency is None and model.kind is None:
             yield (

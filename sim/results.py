@@ -45,7 +45,7 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
     job, most, part = split[0]
     more = f" (and {len(split) - 1} more jobs)" if len(split) > 1 else ""
     return [
-        f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, so it takes "
+        f"job {job.name}{more}: memory holds {most} of the {part} samples of a worker's step, which takes "
         f"{-(-part // most)} passes"
     ]
 
@@ -249,10 +249,11 @@ class Results:
         if not is_random:
             notes.append("no noise, faults or estimate error: every seed gives the same run")
         if left := _left_aside(world):
-            notes.append(f"policy {world.policy.name} leaves aside what 'queues' says of {', '.join(left)}")
+            notes.append(f"policy {world.policy.name} does not apply these settings of 'queues': {', '.join(left)}")
         if _input_free(world):
             notes.append(
-                "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or local_read"
+                "preprocessing and reads from a node's own disk are never a bottleneck: "
+                "no preprocess_time, ingest or local_read is given"
             )
         notes += _passes(world.roster.training.values())
         notes += assumptions(world.scenario, world.cluster)
@@ -265,7 +266,7 @@ class Results:
         flop, peak_flop, _ = self._model_work().values()
         if flop > peak_flop > 0.0:
             notes.append(
-                f"models do {flop / peak_flop:.3g} times the FLOP that their GPUs can do at the dense peak rate: a "
+                f"models compute {flop / peak_flop:.3g} times the FLOP of their GPUs' dense peak rate: a "
                 "measured step is too short, or 'flop_per_sample' too large"
             )
         if (carbon := load_carbon(scenario.energy)) is not None:
@@ -280,7 +281,8 @@ class Results:
         if world.refusals:
             time_s, first = world.refusals[0]
             notes.append(
-                f"{len(world.refusals)} parts of plans were refused; first at {time_s:.6g} s: {first.what}: {first.why}"
+                f"{len(world.refusals)} planned actions were refused; the first at {time_s:.6g} s: "
+                f"{first.what}: {first.why}"
             )
         return notes
 

@@ -184,7 +184,7 @@ def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None, sto
     next_report, countdown = time.monotonic() + _PROGRESS_S, 1000
     while not done.triggered:
         if not queue:
-            raise Stalled(f"{total - world.roster.completed} jobs are not done and nothing is left to happen")
+            raise Stalled(f"{total - world.roster.completed} jobs are not done, but no event is left")
         if queue[0][0] > horizon_s:
             world.close(horizon_s)
             break

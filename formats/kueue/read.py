@@ -57,7 +57,7 @@ def read_kueue(source: str | Path | bytes, *, name: str = "") -> KueueObjects:
             group = thing.get("apiVersion").text().rpartition("/")[0] if kind else ""
             tally.add("left out", f"an object of kind {kind or '(none)'}{f' of {group}' if group else ''}", place)
     if not any(_title(document)[0] for document in objects):
-        raise file.error(0, "no Kubernetes object: apiVersion and kind are needed")
+        raise file.error(0, "not a Kubernetes object: apiVersion and kind are needed")
     return KueueObjects(
         **{key: tuple(values) for key, values in found.items()}, priority_classes=classes, changes=tally.changes()
     )

@@ -209,6 +209,6 @@ def not_accounting(lines: Sequence[str]) -> str:
     if not sample:
         return "empty: sacct output with a header, or --noheader with columns=, is needed"
     return (
-        f"not sacct output that can be read without help: its first line is {shown(sample)}; "
-        "needed: the header line, or the columns= given to --format"
+        f"not sacct output with known columns: its first line is {shown(sample)}; "
+        "give the header line, or columns= with the list of --format"
     )

@@ -43,7 +43,7 @@ def _distinct(jobs: JobTable, rows: Sequence[int], digest: Ints, keep: Bools, ta
             newer, older = (other, row) if _is_older(jobs, row, other) else (row, other)
             keep[older] = False
             pictures[begun] = newer
-            tally.add("merged", "an older picture of a row that is there too", int(jobs.line[older]))
+            tally.add("merged", "an older state of a row that is also present", int(jobs.line[older]))
         else:
             pictures[begun if begun[0] == begun[0] else (float(-row - 1), "")] = row
     return [row for row in rows if keep[row]]

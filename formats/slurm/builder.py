@@ -71,7 +71,7 @@ class JobTableBuilder:
         if parse_job_id(text.strip()):
             return "a step of a job"
         name = self._names[self._id]
-        return "the header again" if canonical(text) == canonical(name) else f"{name} is no job id"
+        return "a repeated header" if canonical(text) == canonical(name) else f"{name} is not a job id"
 
     def finish(self) -> JobTable:
         """The table; rows without a job id are left out, rows that tell of the same attempt are merged."""

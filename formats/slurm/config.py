@@ -159,10 +159,10 @@ def _with_sets(
 def _set(settings: dict[str, str], line: ConfigLine, tally: RowTally) -> None:
     for key, value in line.pairs:
         if key in settings and settings[key] != value:
-            tally.add("changed", f"{key} stands there again, the last one holds", line.line)
+            tally.add("changed", f"{key} appears again, the last one applies", line.line)
         settings[key] = value
     if line.rest:
-        tally.add("left out", f"text that is no Key=Value beside {line.pairs[0][0]}", line.line)
+        tally.add("left out", f"text other than Key=Value next to {line.pairs[0][0]}", line.line)
 
 
 def _nodes(line: ConfigLine, values: Mapping[str, str]) -> ConfiguredNodes:

@@ -140,8 +140,8 @@ class Derivation:
         name = self.names[self.place[target]]
         naive, bad = np.concatenate(times.naive), np.concatenate(times.bad)
         seconds, odd = to_utc(np.concatenate(times.seconds), naive, self.zone)
-        self.count("changed", f"{name} is not a time, taken as not given", bad)
-        self.count("noted", f"{name} falls into a change of {self.zone_name}'s clock, its first sense taken", odd)
+        self.count("changed", f"{name} is not a time, ignored", bad)
+        self.count("noted", f"{name} falls into a change of {self.zone_name}'s clock, the earlier time is used", odd)
         self._naive |= naive
         return seconds
 
@@ -166,7 +166,7 @@ class Derivation:
         if bad:
             name, example = self.names[self.place[target]], text.values[bad[0]]
             rows = np.isin(text.codes, bad)
-            self.count("changed", f"{name} is not understood, taken as not given, such as {shown(example)}", rows)
+            self.count("changed", f"{name} is not readable and ignored, such as {shown(example)}", rows)
         return values[text.codes]
 
     def _whole(self, target: str) -> Ints:
@@ -178,7 +178,7 @@ class Derivation:
         if any(unknown):
             example = text.values[unknown.index(True)]
             rows = np.array(unknown, dtype=np.bool_)[text.codes]
-            self.count("noted", f"a state that Slurm's manual does not have, such as {shown(example)}", rows)
+            self.count("noted", f"a state unknown to Slurm's manual, such as {shown(example)}", rows)
         return text.mapped(lambda value: parse_state(value.strip()) or value.strip())
 
     def _tres(self, target: str) -> dict[str, Ints]:
@@ -202,9 +202,9 @@ class Derivation:
         wanted, asked = self._first_gpus((("tres_requested", tres_gpus), ("gres_per_node", gres_gpus)), nodes)
         told, held, named = wanted > 0, given != "", asked != ""
         for reason, rows in (
-            ("GPU type known only from what was given: taken as asked for", held & ~told),
-            ("given a GPU type without having asked for one: may use any", held & told & ~named),
-            ("given another GPU type than asked for: the request counts", held & named & (given != asked)),
+            ("GPU type known only from the allocation: taken as requested", held & ~told),
+            ("allocated a GPU type without requesting one: may use any", held & told & ~named),
+            ("allocated another GPU type than requested: the request counts", held & named & (given != asked)),
         ):
             self.count("changed", reason, rows)
         types = TextBuilder(), TextBuilder()

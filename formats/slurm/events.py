@@ -110,7 +110,7 @@ def _event(line: str) -> dict[str, str] | str:
     result = _options(options)
     result["-dt"] = before["-dt"]
     if decimal(before["-dt"]) is None:
-        return "a -dt that is not a number"
+        return "a -dt value that is not a number"
     return result
 
 
@@ -206,9 +206,7 @@ def _numbers(found: list[dict[str, str]], lines: list[int], key: str, convert: o
         if value is not None:
             values[k] = value
         elif key in options:
-            tally.add(
-                "changed", f"{key} is not understood, taken as not given, such as {shown(options[key])}", lines[k]
-            )
+            tally.add("changed", f"{key} is not readable and ignored, such as {shown(options[key])}", lines[k])
     return values
 
 

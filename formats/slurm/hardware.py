@@ -131,7 +131,7 @@ def read_topology_yaml(source: str | Path | bytes, *, name: str = "") -> tuple[S
     file = TextFile(source, name)
     (documents,) = load_documents(file)[:1] or [None]
     if not isinstance(documents, list) or not all(isinstance(path(d, "topology"), str) for d in documents):
-        raise file.error(0, "no list of `- topology: NAME`, which topology.yaml is")
+        raise file.error(0, "no list of `- topology: NAME`, which topology.yaml contains")
     return tuple(_yaml_topology(file, document) for document in documents)
 
 

@@ -78,10 +78,10 @@ def _included(
 ) -> Iterator[ConfigLine]:
     included[0] += 1
     if included[0] > MAX_INCLUDES:
-        raise file.error(number, f"more than {MAX_INCLUDES} files included: Include goes in a circle")
+        raise file.error(number, f"more than {MAX_INCLUDES} files included: the files include each other")
     path = None if folder is None else folder / Path(target).name
     if path is None or not path.is_file():
-        tally.add("left out", f"Include {target}: not beside the file", number)
+        tally.add("left out", f"Include {target}: not found in the folder of the file", number)
         return
     yield from _lines(path, tally, "", included)
 

@@ -97,7 +97,7 @@ def as_queue(jobs: JobTable, tally: RowTally) -> JobTable:
     waiting = jobs.state.floats(lambda state: float(state in ("PENDING", "CONFIGURING", "REQUEUED"))) > 0
     expected = (waiting & np.isfinite(jobs.start_s)) | (~ended & np.isfinite(jobs.end_s))
     if expected.any():
-        reason = "an expected start or end left out"
+        reason = "an expected start or end time ignored"
         tally.add("changed", reason, int(jobs.line[expected].min()), int(expected.sum()))
     other = dict(jobs.other)
     mixed = other.pop(_PLACE_OR_REASON, None)

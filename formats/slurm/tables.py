@@ -55,12 +55,12 @@ def read_table(file: TextFile, known: Collection[str]) -> list[dict[str, str]]:
         header = [lines[0][1][a:b].strip() for a, b in spans]
         rows = [(k, cut(line, spans)) for k, line in lines[2:]]
         if wrong := [k for k, row in rows if not row]:
-            raise file.error(wrong[0], "text between the columns that the dashes mark; print the table with -P")
+            raise file.error(wrong[0], "text between the columns that the dashed line marks; print the table with -P")
         for place, (a, b) in enumerate(spans):
             column = [row[place] for _, row in rows]
             for (k, _), cell in zip(rows, column, strict=True):
                 if cell.endswith("+") and len(cell) == b - a:
-                    told = f"{header[place]} {shown(cell.strip())} is cut short"
+                    told = f"{header[place]} {shown(cell.strip())} is truncated"
                     raise file.error(k, f"{told}; print the table with -P")
             if all(len(cell) == b - a for cell in column if cell):  # blanks that only fill up
                 for _, row in rows:

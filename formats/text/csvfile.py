@@ -60,7 +60,7 @@ def read_csv(
     file.check_width(len(header))
     double = sorted(column for column, times in Counter(header).items() if times > 1)
     if double:
-        raise file.error(1, f"column {shown(double[0])} stands there twice")
+        raise file.error(1, f"column {shown(double[0])} appears twice")
     builders = [TextBuilder() for _ in header]
     numbers: list[int] = []
     for batch in even_batches(rows, len(header), tally):

@@ -36,7 +36,7 @@ def parse_values(file: TextFile, text: str) -> Iterator[Any]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def path(value: Any, *keys: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ACTIONS = ("left out", "merged", "changed", "noted")
-"""`noted` rows are kept as they are; the reason is worth knowing."""
+"""`noted` rows are kept as they are; the reason is reported."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class TextFile:
     def check_width(self, columns: int) -> None:
         """Raises FormatError for a table of too many columns."""
         if columns > MOST_COLUMNS:
-            raise self.error(1, f"more than {MOST_COLUMNS:,} columns: no table of jobs or nodes")
+            raise self.error(1, f"more than {MOST_COLUMNS:,} columns: not a table of jobs or nodes")
 
     def chunks(self, tally: RowTally) -> Iterator[tuple[int, list[str]]]:
         """(number of the first line, lines without their ends), some megabytes at a time.

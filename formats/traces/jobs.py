@@ -126,7 +126,7 @@ def _numbers(table: CsvTable, column: str | None, convert: Callable[[str], float
     values = [convert(value) for value in text.values]
     blank = [value.lower() in _BLANK for value in text.values]
     bad = np.array([v is None and not b for v, b in zip(values, blank, strict=True)], dtype=np.bool_)
-    _count(table, f"{column} is not a number, taken as not given", bad[text.codes] if len(bad) else bad)
+    _count(table, f"{column} is not a number, ignored", bad[text.codes] if len(bad) else bad)
     return np.array([math.nan if v is None else v for v in values], dtype=np.float64)[text.codes]
 
 
@@ -144,8 +144,8 @@ def times_of(table: CsvTable, column: str | None, clock: ZoneInfo | timezone, zo
     seconds, naive, bad = parse_times(text.values)
     seconds, odd = to_utc(seconds, naive, clock)
     rows = text.codes
-    _count(table, f"{column} is not a time, taken as not given", bad[rows])
-    _count(table, f"{column} falls into a change of {zone}'s clock, its first sense taken", odd[rows], "noted")
+    _count(table, f"{column} is not a time, ignored", bad[rows])
+    _count(table, f"{column} falls into a change of {zone}'s clock, the earlier time is used", odd[rows], "noted")
     _count(table, f"{column} without a zone read as {zone}", naive[rows], "noted")
     return seconds[rows]
 

@@ -28,7 +28,7 @@ def read_philly_log(source: str | Path | bytes, *, zone: str = "America/Los_Ange
     listed = list(enumerate(value, 1)) if isinstance(value, list) else []
     kept = [(place, job) for place, job in listed if isinstance(path(job, "attempts"), list)]
     if not kept:
-        raise file.error(0, "no list of jobs with `attempts`, which Philly's cluster_job_log is")
+        raise file.error(0, "no list of jobs with `attempts`, which Philly's cluster_job_log has")
     for place, job in listed:
         if not isinstance(path(job, "attempts"), list):
             tally.add("left out", "not a job with attempts", place)

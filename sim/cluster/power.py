@@ -74,7 +74,7 @@ def clock_under_cap(idle_w: Floats, draw_w: Floats, cap_w: float | Floats) -> Fl
     Raises ValueError for a cap that is not above the idle power.
     """
     if not bool((cap_w > idle_w).all()):
-        text = f"a power cap of {np.min(cap_w):g} W is not above the idle power of {idle_w.max():g} W"
+        text = f"a power cap of {np.min(cap_w):g} W must be above the idle power of {idle_w.max():g} W"
         raise ValueError(text)
     share = (cap_w - idle_w) / np.maximum(draw_w - idle_w, 1e-12)
     clock: Floats = np.minimum(1.0, share) ** (1.0 / EXPONENT)

@@ -28,7 +28,7 @@ def section(model: Model) -> tuple[TransformerSpec, Bound]:
     """The section and what loading derived. Raises ValueError when the scenario was not loaded from plain data."""
     spec = model.transformer
     if spec is None or spec.bound is None:
-        raise ValueError("transformer: nothing is derived yet; load the scenario with equipoise.load")
+        raise ValueError("transformer: its costs are not derived yet; load the scenario with equipoise.load")
     return spec, spec.bound
 
 

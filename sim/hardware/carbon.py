@@ -59,7 +59,7 @@ def carbon_path(name_or_path: str, base: Path | None = None) -> Path:
     path = file_of(name_or_path, base, scenarios_dir())
     if path:
         return path
-    raise InputError([f"carbon file {name_or_path!r}: no such file; 'carbon' is the one that comes along"])
+    raise InputError([f"carbon file {name_or_path!r}: no such file; 'carbon' comes with Equipoise"])
 
 
 def load_carbon(energy: Energy, base: Path | None = None) -> tuple[CarbonBook, Region] | None:
@@ -71,7 +71,7 @@ def load_carbon(energy: Energy, base: Path | None = None) -> tuple[CarbonBook, R
     if energy.region not in book.regions:
         known = sorted(book.regions)
         meant = [one for one in alike(energy.region, known) if one.lower() == energy.region.lower()]
-        hint = f"did you mean {meant[0]!r}?" if meant else f"there are {', '.join(known)}"
+        hint = f"did you mean {meant[0]!r}?" if meant else f"known: {', '.join(known)}"
         raise InputError([f"region {energy.region!r} is not in {path.name}; {hint}"])
     return book, book.regions[energy.region]
 

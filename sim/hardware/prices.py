@@ -83,7 +83,7 @@ class PriceBook(BaseModel):
     def _of_contracts(cls, discounts: dict[str, Measured]) -> dict[str, Measured]:
         for name in discounts:
             if contract_of(name) is None:
-                raise ValueError(f"{name!r} is no contract with a discount, such as 'spot' or 'reserved 3 y'")
+                raise ValueError(f"{name!r} is not a contract with a discount, such as 'spot' or 'reserved 3 y'")
         return discounts
 
     def discount_of(self, terms: Terms) -> Measured | None:
@@ -94,7 +94,7 @@ class PriceBook(BaseModel):
     @model_validator(mode="after")
     def _dated(self) -> Self:
         if not self.date:
-            raise ValueError("date: prices change, so say of when they are")
+            raise ValueError("date: prices change, so give the date on which they were valid")
         return self
 
 
@@ -118,7 +118,7 @@ def book_path(name_or_path: str, base: Path | None = None) -> Path:
     path = file_of(name_or_path, base, scenarios_dir())
     if path:
         return path
-    raise InputError([f"price book {name_or_path!r}: no such file; 'prices' is the one that comes along"])
+    raise InputError([f"price book {name_or_path!r}: no such file; 'prices' comes with Equipoise"])
 
 
 @lru_cache(maxsize=16)

@@ -159,9 +159,9 @@ class Accelerator(_Part):
             raise ValueError("efficiency: sizes must increase")
         for profile in self.mig:
             if not re.fullmatch(r"[12347]g\.[1-9][0-9]*gb", profile):
-                raise ValueError(f"mig: {profile!r} is not a profile as 3g.40gb, of 1, 2, 3, 4 or 7 slices")
+                raise ValueError(f"mig: {profile!r} is not a profile such as 3g.40gb, with 1, 2, 3, 4 or 7 slices")
         if self.price_usd_per_gpu_h is not None and not self.price_date:
-            raise ValueError("price_usd_per_gpu_h: needs price_date, prices change")
+            raise ValueError("price_usd_per_gpu_h: needs price_date, because prices change")
         return self
 
     def peak_flop_per_s(self, precision: str) -> float:

@@ -129,7 +129,7 @@ def make_claims(
         fits = [not large(np.array([gpus]), mine)[0] for gpus in size]
         smaller[row] = max(gpus for gpus, fit in zip(size, fits, strict=True) if fit)
     if smaller:
-        notes.append(f"jobs that start with fewer GPUs than asked for, as no limit allows more: {len(smaller)}")
+        notes.append(f"jobs that start with fewer GPUs than requested, because a limit allows no more: {len(smaller)}")
     return Claims(
         queues, claim, types, together, never, smaller, (*notes, *_unknown(scenario, declared, queues, claim))
     )
@@ -167,7 +167,7 @@ def _types(
         first, total = unknown.most_common(1)[0][0], unknown.total()
         notes.append(
             f"{total} jobs ask for a GPU type that queues.gpu_types does not name (such as {first}): "
-            f"they may use any GPU"
+            f"these jobs may use any GPU"
         )
     scaled = {group.accelerator for group in places.cluster.spec.groups if group.autoscale is not None}
     if scaled & {g.accelerator for g in places.cluster.spec.groups if any(g.name in pin for pin in pins)}:
@@ -190,9 +190,9 @@ def _unknown(scenario: Scenario, declared: Declared, q: Queues, claim: Ints) -> 
         count = int(np.isin(codes, strange).sum()) if known else 0
         if count:
             first = q.names[kind][strange[0]]
-            notes.append(f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit of one holds")
+            notes.append(f"{count} jobs name a {kind} that 'queues' does not declare ({first}): no limit applies")
     if spec.queues and (absent := int((q.codes(claim, "queue") < 0).sum())):
-        notes.append(f"{absent} jobs name no queue: no quota holds for them")
+        notes.append(f"{absent} jobs name no queue: no quota applies to them")
     return notes
 
 
@@ -245,9 +245,9 @@ def _never(
         return f"the limit {describe(q, limit) if limit >= 0 else 'its GPU types'} allows {max(room):g}"
     most, amounts = declared.of_one_job(names)
     if whole > most + 1e-9:
-        return f"a single job may have {most:g}"
+        return f"one job may have {most:g}"
     if names[5] and (np.array(names[5]) > amounts + 1e-9).any():
-        return "and more of CPUs, memory or nodes than a single job may have"
+        return "and more CPUs, memory or nodes than one job may have"
     allowed: Bools = (bits >> cluster.node_model) & 1 == 1
     if q.nodes.shape[1]:
         allowed &= q.nodes[claim]
@@ -266,7 +266,7 @@ def refuse_too_large(scenario: Scenario, claims: Claims, names: Sequence[str], l
     if bad and not leave_out:
         row, more = bad[0], f" (and {len(bad) - 1} more such jobs)" if len(bad) > 1 else ""
         text = f"job {names[row]} asks for {least[row]} GPUs, {claims.too_large[row]}: it can never start{more}"
-        raise InputError([f"{scenario.name}: {text}; queues.too_large: leave-out leaves such jobs out"])
+        raise InputError([f"{scenario.name}: {text}; 'queues.too_large: leave-out' skips such jobs"])
     stay = np.ones(len(names), dtype=np.bool_)
     stay[bad] = False
     return stay

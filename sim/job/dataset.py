@@ -149,7 +149,7 @@ class JobData:
         Raises ValueError when more is asked than is left.
         """
         if int(demand.sum()) > self.left:
-            raise ValueError(f"{int(demand.sum())} samples are asked for, {self.left} are left")
+            raise ValueError(f"{int(demand.sum())} samples are requested, {self.left} are left")
         for worker, need in enumerate(demand.tolist()):
             self._start(worker, need)
         for worker, need in enumerate(demand.tolist()):

@@ -107,7 +107,7 @@ class Places:
             named = [model for model in known if model == word or model in groups]
             if not named:
                 listed = nearest(word, (*known, *dict.fromkeys(self._groups)))
-                raise InputError([f"queues: {what}: {word!r} is no accelerator or group here; {listed}"])
+                raise InputError([f"queues: {what}: {word!r} is not an accelerator or group here; {listed}"])
             for model in named:
                 bits |= 1 << known.index(model)
         return bits
@@ -337,8 +337,8 @@ class Declared:
         for k, one in enumerate(bits):
             for other, two in zip(flavors[:k], bits[:k], strict=True):
                 if one & two:
-                    same = f"flavors {other!r} and {flavors[k]!r} of queue {name} are of the same GPUs"
-                    raise InputError([f"queues: {same}: make them one flavor, with the sum of their quotas"])
+                    same = f"flavors {other!r} and {flavors[k]!r} of queue {name} cover the same GPUs"
+                    raise InputError([f"queues: {same}: merge them into one flavor with the sum of their quotas"])
         for flavor, mask in zip(flavors, bits, strict=True):
             above = self._cohort(spec.cohort, flavor, mask)
             own, kept = _of(spec.gpus, flavor), _kept(spec, flavor)

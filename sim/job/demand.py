@@ -221,7 +221,7 @@ def _without(demand: Demand, stay: Bools) -> Demand:
     """Only the jobs that stay, and a note on the others."""
     kept, out = np.flatnonzero(stay), np.flatnonzero(~stay)
     if not len(kept):
-        raise InputError(["queues: no job is left: the limits let none of them start"])
+        raise InputError(["queues: no job is left, because the limits let none of them start"])
     first, claims = int(out[0]), demand.claims
     note = f"{len(out)} jobs left out: they can never start; first {demand.name[first]}: {claims.too_large[first]}"
     new = {old: k for k, old in enumerate(kept.tolist())}
@@ -318,7 +318,7 @@ def _trained(scenario: Scenario, spec: TraceSpec, trace: Trace, cluster: Cluster
         step_s = _step_s(model, cluster, batch // workers)
         arrival_s = float(trace.arrival_s[row])
         if not (step_s > 0.0 and arrival_s <= MAX_TIME_S):
-            why = f"arrives at {arrival_s:g} s" if step_s > 0.0 else f"trains {name!r}, whose steps take no time"
+            why = f"arrives at {arrival_s:g} s" if step_s > 0.0 else f"trains {name!r}, whose steps take zero time"
             raise InputError([f"{scenario.name}: job {trace.name_of(row)} of the trace {why}"])
         if duration_s > step_s * wanted.steps_max:
             longer = duration_s / (step_s * wanted.steps_max)

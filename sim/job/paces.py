@@ -78,7 +78,7 @@ def make_paces(
     note = _guess_note(models, guess, first, list(lacking)) if (guessed & ~recorded).any() else ""
     if not note and guessed.any():
         note = (
-            f"durations of the trace count alike on {' and '.join(models)}: where each was recorded is not known; "
+            f"durations of the trace are taken as equal on {' and '.join(models)}: their GPU types are unknown; "
             "give workload.throughputs, or a speed of each node group"
         )
     return Paces(speed, kind, note)
@@ -95,7 +95,7 @@ def model_rates(scenario: Scenario, cluster: Cluster, row: ModelRates, gpus: int
     workers, rest = divmod(gpus, config.gpus_per_worker)
     if rest:
         each = config.gpus_per_worker
-        text = f"{gpus} GPUs are no whole replicas of model {row.model!r}, which take {each} each"
+        text = f"{gpus} GPUs are not a whole number of replicas of model {row.model!r}, which need {each} each"
         raise InputError([f"{scenario.name}: workload.throughputs.models: job type {row.job_type!r}: {text}"])
     rates = np.full(len(cluster.gpu_models), np.nan)
     for k in range(len(rates)):
@@ -129,9 +129,9 @@ def _peak_16(accelerator: Accelerator) -> float:
 
 def _guess_note(models: Sequence[str], guess: Floats, first: int, lacking: Sequence[str]) -> str:
     ratios = ", ".join(f"{model} {speed:.2f}" for model, speed in zip(models, guess, strict=True))
-    missing = f", which has no rate of {', '.join(lacking[:_NAMED])}" if lacking else ""
+    missing = f", which has no rates of {', '.join(lacking[:_NAMED])}" if lacking else ""
     missing += f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
     return (
-        f"durations are taken as on {models[first]}; speeds elsewhere are guessed from data sheets ({ratios}): "
+        f"durations are taken as on {models[first]}; speeds on other GPUs are estimated from data sheets ({ratios}): "
         f"give workload.throughputs{missing}, or a speed of each node group"
     )

@@ -118,7 +118,7 @@ def apply_pending(job: TrainingJob) -> list[tuple[str, str]]:
     if pending.weight is not None:
         job.config.set_gradient_weight(pending.weight)
     if pending.share is not None and not _set_share(job, pending.share):
-        refused.append((f"share of job {job.name}", "the GPU has no room for it any more"))
+        refused.append((f"share of job {job.name}", "the GPU no longer has room for it"))
     return refused
 
 

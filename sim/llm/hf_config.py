@@ -28,7 +28,7 @@ def from_config(text: str, sequence: int | None = None) -> Transformer:
     except RecursionError:
         raise ValueError("config.json: nested too deeply") from None
     if not isinstance(config, dict):
-        raise ValueError("config.json: a mapping of keys is needed")
+        raise ValueError("config.json: must be a mapping of keys")
     family = config.get("model_type")
     if family not in _FAMILIES:
         raise ValueError(f"model_type: {family!r} is not known; allowed: {', '.join(sorted(_FAMILIES))}")

@@ -60,7 +60,7 @@ class Layout:
                 f"({self.data} x {self.micro_batch})"
             )
         if (self.schedule == "interleaved") != (self.virtual > 1):
-            raise ValueError(f"virtual: {self.virtual} does not go with the schedule {self.schedule!r}")
+            raise ValueError(f"virtual: {self.virtual} is not possible with the schedule {self.schedule!r}")
         if self.virtual > 1 and self.pipeline == 1:
             raise ValueError("virtual: needs pipeline > 1")
         if self.shard and (self.data * self.context) % self.shard:

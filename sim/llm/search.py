@@ -67,7 +67,7 @@ def search(
         for layout in _layouts(shape, network.node_gpus, gpus, global_batch, precision)
     ]
     if not plans:
-        raise ValueError(f"no layout of {gpus} accelerators divides {global_batch} sequences and the model's shape")
+        raise ValueError(f"no layout of {gpus} accelerators fits {global_batch} sequences and the model's shape")
     peak = peaks([counts(plan) for plan in plans], memory)
     fitting = np.flatnonzero(peak <= usable_bytes(accelerator)).tolist()
     if not fitting:

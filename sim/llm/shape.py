@@ -223,5 +223,5 @@ def _check_experts(shape: Transformer) -> None:
         return
     _require(shape.expert_ffn >= 1, "expert_ffn: routed experts need a width of at least 1")
     _require(1 <= shape.top_k <= shape.experts, f"top_k: {shape.top_k} is not between 1 and experts ({shape.experts})")
-    _require(shape.dense_layers < shape.layers, f"dense_layers: {shape.dense_layers} leaves no layer with experts")
+    _require(shape.dense_layers < shape.layers, f"dense_layers: {shape.dense_layers} leaves no layer for the experts")
     _require(shape.dense_layers == 0 or shape.ffn >= 1, "ffn: the dense layers need a width of at least 1")

@@ -72,7 +72,7 @@ def _probes(path: Path, spec: Available, at: KeyPath) -> list[tuple[float, int]]
     It is `{"metadata": {"gap_seconds": 600}, "data": [1, 0, ...]}`: how many could be had at each probe.
     """
     if spec.series is not None:
-        raise WrongValueError((*at, "series"), f"{spec.file} holds one series without a name; leave it out")
+        raise WrongValueError((*at, "series"), f"{spec.file} holds one series without a name; leave this key out")
     try:
         content = load_json(TextFile(path), RowTally())
     except FormatError as error:
@@ -98,7 +98,7 @@ def _chosen(spec: Available, known: Sequence[str], what: str, at: KeyPath) -> st
     there = f"allowed: {', '.join(known) or 'none'}"
     if spec.series is None and len(known) != 1:
         plural = what if what == "series" else f"{what}s"
-        raise WrongValueError((*at, "series"), f"which of the {plural} of {spec.file}? {there}")
+        raise WrongValueError((*at, "series"), f"{spec.file} has several {plural}, name one; {there}")
     series = spec.series or known[0]
     if series not in known:
         raise WrongValueError((*at, "series"), f"{spec.file} has no {what} {series!r}; {there}")
@@ -118,14 +118,14 @@ def _digits(table: TextTable, series: str) -> list[tuple[float, int]]:
     names = table.text("series")
     row = names.index(series)
     if (again := names[row + 1 :].count(series)) > 0:
-        raise InputError([f"{table.at(row, 'series')}: series {series!r} stands there {again + 1} times"])
+        raise InputError([f"{table.at(row, 'series')}: series {series!r} appears {again + 1} times"])
     text, gap_s = table.text("available")[row], float(table.floats("gap_s", low=0.0)[row])
     if not gap_s > 0.0:
         raise InputError([f"{table.at(row, 'gap_s')}: gap_s: {gap_s:g}, must be above 0"])
     if not (text.isascii() and text.isdigit()):
         wrong = next((c for c in text if not (c.isascii() and c.isdigit())), "")
         raise InputError(
-            [f"{table.at(row, 'available')}: available: {wrong!r} is no digit; each stands for {gap_s:g} s"]
+            [f"{table.at(row, 'available')}: available: {wrong!r} is not a digit; each digit stands for {gap_s:g} s"]
         )
     changed = [k for k in range(len(text)) if k == 0 or text[k] != text[k - 1]]
     return [(k * gap_s, int(text[k])) for k in changed]
@@ -136,13 +136,10 @@ def pool_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for k, group in enumerate(scenario.cluster.nodes):
         at: KeyPath = ("cluster", "nodes", k)
         if group.autoscale is not None and group.autoscale.min > group.count:
-            yield (
-                (*at, "autoscale", "min"),
-                f"{group.autoscale.min} nodes, but the group has a count of {group.count}",
-            )
+            yield ((*at, "autoscale", "min"), f"{group.autoscale.min} nodes, but the group's count is {group.count}")
         spot = scenario.faults.spot
         if group.available is not None and spot is not None and spot.group == group.name:
-            yield (*at, "available"), "'faults.spot' takes nodes of this group already; leave out one of them"
+            yield (*at, "available"), "'faults.spot' already reclaims nodes of this group; leave out one of the two"
     away = {group.name for group in scenario.cluster.nodes if group.may_be_away}
     for j, job in enumerate(scenario.workload.jobs):
         if not away or job.data is None:
@@ -151,6 +148,6 @@ def pool_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         if isinstance(place, OnNodes):
             named = {name.rpartition("-")[0] for name in place.nodes} & away
             if named:
-                yield ((*path, "nodes"), f"nodes of {', '.join(sorted(named))} are not always there to store data")
+                yield ((*path, "nodes"), f"nodes of {', '.join(sorted(named))} can be absent and cannot store data")
         elif place.over == "cluster":
-            yield (*path, "over"), f"nodes of {', '.join(sorted(away))} are not always there; allowed: job"
+            yield (*path, "over"), f"nodes of {', '.join(sorted(away))} can be absent; allowed: job"

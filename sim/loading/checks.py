@@ -243,7 +243,7 @@ def _slices(scenario: Scenario, group: NodeGroup, profiles: tuple[str, ...], k: 
         yield ("cluster", "nodes", k, "sharing"), f"{group.accelerator} has no MIG; allowed: mps, time-slice"
     for j, job in enumerate(scenario.workload.jobs):
         if group.gpus and profiles and job.gpu_share < 1.0 and not is_slice(job.gpu_share):
-            text = f"{job.gpu_share:g} of a GPU is no MIG slice of {group.name}; allowed: 1/7, 2/7, 3/7, 4/7, 1"
+            text = f"{job.gpu_share:g} of a GPU is not a MIG slice of {group.name}; allowed: 1/7, 2/7, 3/7, 4/7, 1"
             yield ("workload", "jobs", j, "gpu_share"), f"{text}, as 0.14, 0.29, 0.43, 0.57"
 
 
@@ -256,19 +256,19 @@ def _job(scenario: Scenario, profile: HardwareProfile, job: JobSpec, path: KeyPa
         elif not job.mix_gpus and job.gpus > (most := most_alike(scenario)):
             yield (
                 (*path, "gpus"),
-                f"needs {job.gpus} GPUs of one model, the cluster has {most}; or say mix_gpus: true",
+                f"needs {job.gpus} GPUs of one model, the cluster has {most}; or set mix_gpus: true",
             )
         return
     if job.batch_max is not None and model.noise_scale is None:
-        text = "the model has no 'noise_scale', so that a larger batch would cost nothing; give it"
+        text = "the model has no 'noise_scale', so a larger batch would cost nothing; give 'noise_scale'"
         yield (*path, "batch_max"), text
     size = model.parallel.tensor * model.parallel.pipeline
     workers = job.gpus // size
     low, high = job.workers_min or workers, job.workers_max or max(workers, job.workers_min or 0)
     if workers < 1:
-        yield (*path, "gpus"), f"{job.gpus} GPUs do not make one replica, which takes {size}"
+        yield (*path, "gpus"), f"{job.gpus} GPUs are fewer than the {size} of one replica"
     elif low > high:
-        yield (*path, "workers_min"), f"{low} workers at least, but {high} at most"
+        yield (*path, "workers_min"), f"at least {low} workers exceed the most, {high}"
     elif low * size > total:
         yield (*path, "gpus"), f"needs {low * size} GPUs, the cluster has {total}"
     elif fits:
@@ -291,11 +291,11 @@ def _memory(
     wanted = (job.workers_min or workers) * size
     if fitting < wanted:
         largest = max(memory for memory, _ in groups)
-        share = "" if job.gpu_share == 1.0 else f", of which it has the share {job.gpu_share:g}"
+        share = "" if job.gpu_share == 1.0 else f" (a share of {job.gpu_share:g})"
         yield (
             path,
             f"needs {need:.0f} bytes ({format_bytes(need)}) for one sample at a time on each of {wanted} GPUs"
-            f"{share}; {fitting or 'no'} GPUs have that much, "
+            f"{share}; {fitting or 'no'} GPUs have that much memory, "
             f"the largest has {largest:.0f} bytes ({format_bytes(largest)})",
         )
 

@@ -29,7 +29,7 @@ def energy_problems(scenario: Scenario, profile: HardwareProfile, base: Path | N
         for name, accelerator in used.items():
             missing = [key for key in (*_THERMAL, "idle_w", "max_w") if getattr(accelerator, key) is None]
             if missing:
-                yield ("thermal",), f"hardware profile {profile.name!r} states no {missing[0]} of {name}"
+                yield ("thermal",), f"hardware profile {profile.name!r} does not state the {missing[0]} of {name}"
     yield from money_problems(scenario, profile, base)
 
 
@@ -39,11 +39,11 @@ def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelera
     asked += ["policy_caps"] if energy.policy_caps else []
     for name, accelerator in used.items():
         if asked and (accelerator.idle_w is None or accelerator.max_w is None):
-            yield ("energy", asked[0]), f"hardware profile {profile.name!r} states no power of {name}"
+            yield ("energy", asked[0]), f"hardware profile {profile.name!r} does not state the power of {name}"
             return
         idle_w = 0.0 if accelerator.idle_w is None else accelerator.idle_w.value
         if energy.power_cap is not None and energy.power_cap <= idle_w:
-            text = f"{energy.power_cap:g} W must be above what {name} idles at, {idle_w:g} W"
+            text = f"{energy.power_cap:g} W must be above the idle power of {name}, {idle_w:g} W"
             yield ("energy", "power_cap"), text
     if energy.cluster_power_cap is not None:
         least_w = 0.0
@@ -56,7 +56,7 @@ def _caps(scenario: Scenario, profile: HardwareProfile, used: dict[str, Accelera
                 return
             least_w += group.count * (group.gpus * (0.0 if idle is None else idle.value) + around_w)
         if energy.cluster_power_cap <= least_w:
-            text = f"{energy.cluster_power_cap:g} W must be above what the cluster draws idling, {least_w:g} W"
+            text = f"{energy.cluster_power_cap:g} W must be above the idle power of the cluster, {least_w:g} W"
             yield ("energy", "cluster_power_cap"), text
 
 
@@ -87,7 +87,7 @@ def _terms(scenario: Scenario, book: PriceBook) -> Iterator[Problem]:
         at = ("cost", "terms", name)
         if name not in names:
             there = ", ".join(sorted(names))
-            yield at, f"no node group or accelerator of the cluster is called {name!r}; there are {there}"
+            yield at, f"no node group or accelerator of the cluster is called {name!r}; known: {there}"
         elif terms.kind == "owned":
             bought = {group.accelerator for group in groups if terms_of(group, cost)[0] == name}
             if missing := sorted(bought - set(cost.capex)):

@@ -36,7 +36,7 @@ def _stack(scenario: Scenario, model: Model, path: KeyPath) -> Iterator[Problem]
     kind = stack.partition("/")[2].lower() if isinstance(stack, str) else ""
     for name in dict.fromkeys(group.accelerator for group in scenario.cluster.groups if group.gpus):
         if kind and not name.startswith(kind):
-            yield path, f"{stack} was measured on {kind}; {name} is timed by it and its own rates and links"
+            yield path, f"{stack} was measured on {kind}; times of {name} use it with the rates and links of {name}"
 
 
 def _typed(scenario: Scenario, model: Model, jobs: list[JobSpec], path: KeyPath) -> Iterator[Problem]:
@@ -49,7 +49,7 @@ def _typed(scenario: Scenario, model: Model, jobs: list[JobSpec], path: KeyPath)
     if p.tensor > node:
         yield (
             (*path, "tensor"),
-            f"{p.tensor} is wider than a node of {node} GPUs: timed at the narrower of links and NICs",
+            f"{p.tensor} is wider than a node of {node} GPUs: timed at the slower of its links and NICs",
         )
     if p.tensor * p.pipeline > node:
         text = f"replicas of {p.tensor * p.pipeline} GPUs exchange gradients through the first of their nodes' NICs"
@@ -64,7 +64,7 @@ def _passes(model: Model, job: JobSpec, path: KeyPath) -> Iterator[Problem]:
     passes = -(-samples // (model.samples_per_pass or samples))
     if p.pipeline > 1 and p.pipeline_microbatches != max(passes, samples // job.micro_batch):
         real = max(passes, samples // job.micro_batch)
-        text = f"{p.pipeline_microbatches} are assumed for the bubble; job {job.name!r} has {real} in a step"
+        text = f"a bubble of {p.pipeline_microbatches} micro-batches is assumed; job {job.name!r} has {real} per step"
         yield (*path, "pipeline_microbatches"), text
     if p.zero == 3 and passes > 1:
         text = f"parameters are gathered in each of {passes} passes of job {job.name!r}, not once; {INSTEAD}"

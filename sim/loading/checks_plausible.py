@@ -33,7 +33,7 @@ def plausible_doubts(scenario: Scenario, profile: HardwareProfile, tree: Tree | 
             yield from _batch(job, scenario.workload.models[job.model], ("workload", "jobs", k, "global_batch"))
     cov = scenario.noise.step_cov or 0.0
     if cov > JITTER_MOST:
-        text = f"{cov:g} is {format_share(cov)} of a step; {cov:g} % is '{cov:g} %' or {cov / 100:g}"
+        text = f"{cov:g} means {format_share(cov)} of a step; for {cov:g} % write '{cov:g} %' or {cov / 100:g}"
         yield ("noise", "step_cov"), text
     yield from _cap(scenario, profile)
 
@@ -49,7 +49,7 @@ def _times(scenario: Scenario, tree: Tree | None) -> Iterator[Problem]:
         if 0.0 < value < least and _bare(tree, path):
             long = format_seconds(value)
             also = "" if long.endswith(" s") else f" ({long})"
-            text = f"{value:g} was read as {value:g} s{also}, a bare number being in seconds"
+            text = f"{value:g} was read as {value:g} s{also}, because a bare number is in seconds"
             yield path, f"{text}; if hours were meant, write '{value:g} h'"
 
 
@@ -66,8 +66,8 @@ def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: 
     given = group.model_fields_set
     if group.nic > NIC_MOST and "nic" in given:
         rate = format_bytes_per_s(group.nic)
-        text = f"{rate} for one NIC, the fastest has {format_bytes_per_s(NIC_MOST)}"
-        yield ((*path, "nic"), f"{text}; bits are 'Gbit/s', and several NICs are 'nics: 8' beside the rate of one")
+        text = f"{rate} for one NIC; the fastest NIC has {format_bytes_per_s(NIC_MOST)}"
+        yield ((*path, "nic"), f"{text}; write bits as 'Gbit/s', and several NICs as 'nics: 8' with the rate of one")
     trace = scenario.workload.trace
     trains = any(job.model for job in scenario.workload.jobs) or (trace is not None and trace.training.count)
     if not trains or not group.gpus:
@@ -75,7 +75,7 @@ def _node(scenario: Scenario, profile: HardwareProfile, group: NodeGroup, path: 
     link = link_known(group, profile)
     if link is None and group.gpus > 1:
         assumed = format_bytes_per_s(UNKNOWN_LINK_BYTES_PER_S)
-        yield path, f"links between its GPUs are not known; {assumed} is assumed (PCI Express); give 'fabric'"
+        yield path, f"the links between its GPUs are not given; {assumed} is assumed (PCI Express); give 'fabric'"
     one_nic = "nics" not in given and group.gpus >= 8 and group.nic <= NIC_MOST and "nic" in given
     if one_nic and link is not None and link >= DATA_CENTRE_LINK and group.accelerator != "generic":
         each = format_bytes_per_s(group.nic / group.gpus)
@@ -102,5 +102,5 @@ def _cap(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
         highest = profile.accelerator(name).max_w
         if cap_w is not None and highest is not None and cap_w < CAP_LEAST * highest.value:
             share = format_share(cap_w / highest.value)
-            text = f"{cap_w:g} W is {share} of the {highest.value:g} W of {name}; cards refuse caps as low"
-            yield ("energy", "power_cap"), f"{text}, {format_share(CAP_LEAST)} and more are usual"
+            text = f"{cap_w:g} W is {share} of the {highest.value:g} W of {name}; cards refuse caps this low"
+            yield ("energy", "power_cap"), f"{text}; usual caps are {format_share(CAP_LEAST)} or more"

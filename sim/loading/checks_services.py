@@ -56,13 +56,13 @@ def _one(scenario: Scenario, profile: HardwareProfile, spec: Service, path: KeyP
     allowed = _allowed(spec, scenario)
     largest = max((g.gpus for g in allowed), default=0)
     if allowed and spec.replicas.gpus > largest:
-        text = f"a replica has {spec.replicas.gpus} GPUs of one node, the largest that it may have has {largest}"
+        text = f"a replica needs {spec.replicas.gpus} GPUs on one node; the largest allowed node has {largest}"
         yield (*path, "replicas", "gpus"), text
         return
     each = math.floor(1.0 / spec.share + 1e-9)
     room = sum(g.count * (g.gpus // spec.replicas.gpus) for g in allowed) * each
     if allowed and spec.replicas.max > room:
-        yield (*path, "replicas", "max"), f"{spec.replicas.max} replicas, there is room for {room}"
+        yield (*path, "replicas", "max"), f"{spec.replicas.max} replicas, but there is room for {room}"
 
 
 def _target(scenario: Scenario, profile: HardwareProfile, spec: Service, path: KeyPath) -> Iterator[Problem]:
@@ -70,7 +70,7 @@ def _target(scenario: Scenario, profile: HardwareProfile, spec: Service, path: K
     alone_s = float(batch_times_s(spec.batch_latency)[1]) / best_speed(scenario, profile, spec)
     if spec.latency.within_s < alone_s:
         target = format_seconds(spec.latency.within_s)
-        text = f"{target} is less than a request takes alone, {format_seconds(alone_s)}; none can be in time"
+        text = f"{target} is less than the latency of a single request, {format_seconds(alone_s)}"
         yield (*path, "latency", spec.latency.key), text
 
 
@@ -101,12 +101,12 @@ def _crowded(scenario: Scenario) -> Iterator[Problem]:
     left = total - whole
     for k, job in enumerate(scenario.workload.jobs):
         if left < (needs := _fewest(job, scenario)) <= total:
-            text = f"needs {needs} GPUs, {left} of {total} are left beside what services keep"
+            text = f"needs {needs} GPUs, {left} of {total} are not reserved by services"
             yield ("workload", "jobs", k, "gpus"), text
     described = scenario.workload.generate
     for k, kind in enumerate(described.classes if described is not None else ()):
         if left < (most := max(count for count, weight in kind.gpus.items() if weight)) <= total:
-            text = f"needs {most} GPUs, {left} of {total} are left beside what services keep"
+            text = f"needs {most} GPUs, {left} of {total} are not reserved by services"
             yield ("workload", "generate", "classes", k, "gpus"), text
 
 
@@ -127,10 +127,10 @@ def service_doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Pro
         most = spec.replicas.max * float((sizes / batch_s[1:]).max())
         rate = spec.requests.rate
         if rate is not None and rate > most:
-            text = f"{rate:g}/s come in the mean, {spec.replicas.max} replicas answer {most:.4g}/s at most"
+            text = f"{rate:g}/s arrive on average; {spec.replicas.max} replicas answer at most {most:.4g}/s"
             yield ("services", k, "requests", "rate"), text
         elif rate is not None:
             in_time = spec.replicas.max * capacity_per_s(batch_s, spec.latency.within_s, 1.0)
             if rate > in_time:
-                text = f"{rate:g}/s come in the mean, {spec.replicas.max} replicas answer {in_time:.4g}/s in time"
+                text = f"{rate:g}/s arrive on average; {spec.replicas.max} replicas answer {in_time:.4g}/s in time"
                 yield ("services", k, "requests", "rate"), text

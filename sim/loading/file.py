@@ -53,7 +53,7 @@ class ScenarioFile:
             if not workload.jobs and workload.generate is None:
                 what = "give a trace (--trace FILE)"
                 if self.scenario.services:
-                    what = "a run lasts as long as they do: beside the services it needs some (or --trace FILE)"
+                    what = "a run with services ends with its jobs, so it needs jobs (or --trace FILE)"
                 raise InputError([f"{self.path}: workload: no jobs in it; {what}"])
             return None
         trace = to_trace(workload.trace, self.folders, self.trace_place)

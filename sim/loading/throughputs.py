@@ -46,22 +46,22 @@ def throughput_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     if table is None:
         for k, job in enumerate(scenario.workload.jobs):
             if job.job_type:
-                yield ("workload", "jobs", k, "job_type"), "says nothing without 'workload.throughputs'"
+                yield ("workload", "jobs", k, "job_type"), "has no effect without 'workload.throughputs'"
         return
     models = {group.accelerator for group in scenario.cluster.groups if group.gpus}
     if table.reference is not None and table.reference not in models:
         known = ", ".join(sorted(models))
-        yield (*_AT, "reference"), f"{table.reference!r} is no accelerator of the cluster; allowed: {known}"
+        yield (*_AT, "reference"), f"{table.reference!r} is not an accelerator of the cluster; allowed: {known}"
     seen: set[tuple[str, str, int]] = set()
     for k, rate in enumerate(table.rates):
         key = (rate.job_type, rate.gpu_model, rate.gpus)
         if key in seen:
-            yield (*_AT, "rates", k), f"{rate.job_type!r} on {rate.gpus} {rate.gpu_model} has a rate already"
+            yield (*_AT, "rates", k), f"{rate.job_type!r} on {rate.gpus} {rate.gpu_model} already has a rate"
         seen.add(key)
     types, named = {rate.job_type for rate in table.rates}, sorted(scenario.workload.models)
     for k, row in enumerate(table.models):
         if row.job_type in types:
-            yield (*_AT, "models", k), f"{row.job_type!r} has rates already"
+            yield (*_AT, "models", k), f"{row.job_type!r} already has rates"
         types.add(row.job_type)
         if row.model not in named:
             yield (*_AT, "models", k, "model"), unknown("model", row.model, named)
@@ -77,5 +77,5 @@ def throughput_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         elif job.job_type in sizes:
             name, parallel = sizes[job.job_type]
             if job.gpus % (each := parallel.tensor * parallel.pipeline):
-                text = f"{job.gpus} GPUs are no whole replicas of model {name!r}, which take {each} each"
+                text = f"{job.gpus} GPUs are not a whole number of replicas of model {name!r}, which need {each} each"
                 yield ("workload", "jobs", k, "gpus"), text

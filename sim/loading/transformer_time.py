@@ -28,7 +28,7 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
     own, layout = spec.measured_step, bound.layout
     if own.gpus % layout.replica_gpus:
         raise WrongValueError(
-            (*path, "measured_step", "gpus"), f"{own.gpus} are not whole replicas of {layout.replica_gpus}"
+            (*path, "measured_step", "gpus"), f"{own.gpus} is not a multiple of {layout.replica_gpus}"
         )
     dp = own.gpus // layout.replica_gpus
     passes, rest = divmod(own.global_batch, dp * layout.micro_batch)

@@ -67,7 +67,7 @@ def with_samples(scenario: Scenario) -> tuple[Scenario, list[Problem]]:
         if each:
             jobs[k] = job.model_copy(update={"samples": -(-job.tokens // each), "tokens": None})
         else:
-            wanted = f"model {job.model!r} has no 'tokens_per_sample', and no 'transformer' that says it"
+            wanted = f"model {job.model!r} has no 'tokens_per_sample'and no 'transformer'"
             problems.append((("workload", "jobs", k, "tokens"), wanted))
     workload = scenario.workload.model_copy(update={"jobs": tuple(jobs)})
     return scenario.model_copy(update={"workload": workload}), problems
@@ -221,8 +221,8 @@ def _layout(
         return spec.layout, ""
     sizes = {(job.gpus, job.global_batch) for job in jobs}
     if len(sizes) != 1:
-        given = "no job names this model" if not sizes else f"jobs of {len(sizes)} sizes name it"
-        raise WrongValueError((*path, "plan"), f"auto needs jobs of one size (gpus, global_batch); {given}")
+        given = "no job uses this model" if not sizes else f"jobs of {len(sizes)} sizes use it"
+        raise WrongValueError((*path, "plan"), f"auto needs jobs of a single size (gpus, global_batch); {given}")
     gpus, batch = sizes.pop()
     try:
         found = _search(
@@ -276,7 +276,7 @@ def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer
     """Whole replicas and whole micro-batches. Raises WrongValueError."""
     size = layout.replica_gpus
     if job.gpus % size:
-        text = f"{job.gpus} GPUs of job {job.name!r} are not whole replicas of {size} (tp x cp x pp)"
+        text = f"{job.gpus} GPUs of job {job.name!r} are not a multiple of {size} (tp x cp x pp)"
         raise WrongValueError((*path, "transformer", "layout"), text)
     try:
         made = layout.layout(job.gpus // size, job.global_batch, model.precision)

@@ -93,7 +93,7 @@ class Network:
             if answer <= 0:
                 break
             if answer == flows.WRONG:
-                raise ValueError(f"flow on links {links} with usages {usage}: no such link, or usage not > 0")
+                raise ValueError(f"flow on links {links} with usages {usage}: unknown link, or a usage that is not > 0")
             self._tables = flows.grow_uses(self._tables, len(links))
         self._free_slots.pop()
         self._started = flow + 1

@@ -145,7 +145,7 @@ class Topology:
         if not bare:
             return told
         name = self.node_names[bare[0]]
-        return f"{told}: no link names {name}; where nodes are added, take {{kind: star}} or {{kind: tree, ...}}"
+        return f"{told}: no link names {name}; where nodes are added, use {{kind: star}} or {{kind: tree, ...}}"
 
     def _rack_up(self, rack: int) -> int:
         return self.nodes * len(NODE_LINKS) + 2 * rack

@@ -89,7 +89,7 @@ def _text(item: Any, loc: Sequence[Key], path: KeyPath, tree: Tree, model: type[
         text = f"{context['tag']!r} is not allowed; allowed: {context['expected_tags']}"
         return text + _also_called(context["tag"], text), (*path, "kind")
     if kind == "missing" and (examples := _examples(model, loc)):
-        return f"is missing; there are {', '.join(examples)}", path
+        return f"is missing; known: {', '.join(examples)}", path
     shown = _shown(item["input"])
     if kind in _MESSAGES:
         text = _MESSAGES[kind].format(value=shown, **context)

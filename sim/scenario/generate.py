@@ -36,7 +36,7 @@ class Arrivals(Section):
     @model_validator(mode="after")
     def _profile_given(self) -> Self:
         if (self.kind == "profile") != bool(self.weights) or (self.weights and not sum(self.weights)):
-            raise ValueError("weights: 'profile' needs relative rates, not all 0; no other kind has them")
+            raise ValueError("weights: 'profile' needs relative rates that are not all 0; no other kind allows them")
         return self
 
 
@@ -66,7 +66,7 @@ class Durations(Section):
         if not self.low < self.high:
             raise ValueError(f"low: {self.low:g} s must be below high, {self.high:g} s")
         if self.values and (len(self.values) < 2 or list(self.values) != sorted(self.values)):
-            raise ValueError("values: at least two, none below the one before")
+            raise ValueError("values: at least two are needed, in ascending order")
         return self
 
 

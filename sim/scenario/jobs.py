@@ -126,8 +126,7 @@ class JobSpec(Section):
             of_duration = (self.job_type, self.mix_gpus, self.time_limit is not None, self.gpus_min is not None)
             if any(of_duration):
                 raise ValueError(
-                    "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has "
-                    "a 'model'"
+                    "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' need 'duration'; this job has a 'model'"
                 )
             targets = [k for k in ("steps", "epochs", "samples", "tokens") if getattr(self, k) is not None]
             if len(targets) != 1:

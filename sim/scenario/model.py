@@ -187,7 +187,7 @@ class Decide(Section):
     def _in_turn(self) -> Self:
         if self.every_steps is not None and self.delay_rounds >= self.every_steps:
             raise ValueError(
-                f"delay_rounds: {self.delay_rounds} is not allowed, under every_steps of {self.every_steps} is"
+                f"delay_rounds: {self.delay_rounds} is not allowed; it must be below every_steps, {self.every_steps}"
             )
         return self
 
@@ -207,7 +207,7 @@ class Noise(Section):
     @model_validator(mode="after")
     def _whole_tail(self) -> Self:
         if (self.tail_chance > 0.0) != (self.tail_factor > 1.0):
-            raise ValueError("'tail_chance' above 0 and 'tail_factor' above 1 make a tail together; give both")
+            raise ValueError("a tail needs both 'tail_chance' above 0 and 'tail_factor' above 1")
         if (self.lasting_share or self.common_share) and self.step_cov == 0.0:
             raise ValueError("'lasting_share' and 'common_share' are parts of 'step_cov', which is 0")
         return self
@@ -230,9 +230,9 @@ class Storage(Section):
         if self.kind == "local" and given:
             raise ValueError(f"{min(given)}: local disks have their 'storage_rate' in 'cluster.nodes'")
         if self.kind == "shared" and self.rate is None:
-            raise ValueError("needs 'rate', what all nodes together write to the shared file system")
+            raise ValueError("needs 'rate', the rate at which all nodes together write to the shared file system")
         if self.kind == "object" and self.node_rate is None:
-            raise ValueError("needs 'node_rate', what one node writes to the object store")
+            raise ValueError("needs 'node_rate', the rate at which one node writes to the object store")
         return self
 
 

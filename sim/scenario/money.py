@@ -46,7 +46,7 @@ class Terms(Section):
             return raw
         if (known := _read(raw)) is None:
             raise ValueError(
-                f"{raw!r} is no contract; known: {', '.join(_CONTRACTS)}, with a term such as 'reserved 3 y'"
+                f"{raw!r} is not a contract; known: {', '.join(_CONTRACTS)}, with a term such as 'reserved 3 y'"
             )
         kind, term = known
         return {"kind": kind} | ({} if term is None else {"term": term})
@@ -56,13 +56,13 @@ class Terms(Section):
         of_terms = {"term": self.term is not None, "upfront": self.upfront > 0, "interest": self.interest > 0}
         if self.kind not in ("reserved", "committed") and any(of_terms.values()):
             key = next(key for key, given in of_terms.items() if given)
-            raise ValueError(f"{key!r} is of reserved and committed contracts; this one is {self.kind}")
+            raise ValueError(f"{key!r} is for reserved and committed contracts; this one is {self.kind}")
         if self.kind in ("on_demand", "owned") and self.discount is not None:
-            raise ValueError(f"'discount' is of spot, reserved and committed contracts; this one is {self.kind}")
+            raise ValueError(f"'discount' is for spot, reserved and committed contracts; this one is {self.kind}")
         if self.kind == "committed" and self.gpus is None:
-            raise ValueError("a committed contract needs 'gpus', for how many; the others are on demand")
+            raise ValueError("a committed contract needs 'gpus', the number committed to; other GPUs are on demand")
         if self.kind != "committed" and self.gpus is not None:
-            raise ValueError(f"'gpus' is of committed contracts; this one is {self.kind}, for all GPUs")
+            raise ValueError(f"'gpus' is for committed contracts; this one is {self.kind} and covers all GPUs")
         return self
 
     @property
@@ -101,6 +101,6 @@ class Cost(Section):
     @model_validator(mode="after")
     def _one_price(self) -> Self:
         if both := sorted((set(self.gpu_hour) & set(self.capex)) if not self.terms else ()):
-            text = "give one, or say in 'terms' which holds"
+            text = "give one, or choose one in 'terms'"
             raise ValueError(f"{both[0]!r} has both a 'gpu_hour' and a 'capex' price; {text}")
         return self

@@ -19,7 +19,7 @@ def override(tree: Tree, assignment: str) -> None:
     try:  # in a locale without UTF-8 the bytes of an argument come one by one
         assignment = assignment.encode("utf-8", "surrogateescape").decode()
     except UnicodeError:
-        raise InputError([f"{source}: is no text in UTF-8"]) from None
+        raise InputError([f"{source}: is not UTF-8 text"]) from None
     name, equals, text = assignment.partition("=")
     if not equals or not name.strip():
         raise InputError([f"{source}: write dotted.key=value"])

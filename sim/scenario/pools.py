@@ -42,12 +42,12 @@ class Available(Section):
         if (self.file is None) == (not self.supply):
             raise ValueError("needs either 'file' or 'supply' (at least one entry)")
         if self.file is None and self.series is not None:
-            raise ValueError("'series' is one of 'file', which is not given")
+            raise ValueError("'series' needs 'file'")
         if self.file is None and self.nodes_each != 1:
-            raise ValueError("'nodes_each' goes with 'file', which is not given")
+            raise ValueError("'nodes_each' needs 'file'")
         times = [entry.at for entry in self.supply]
         if any(later <= sooner for sooner, later in pairwise(times)):
-            raise ValueError("'supply' must be in order of 'at', each time once")
+            raise ValueError("'supply' must be sorted by 'at', without repeated times")
         return self
 
     def changes(self) -> tuple[tuple[float, int], ...]:

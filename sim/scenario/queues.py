@@ -139,11 +139,11 @@ class Queue(Section):
     @model_validator(mode="after")
     def _preempts(self) -> Self:
         if self.within == "any":
-            raise ValueError("'within': 'any' is for 'reclaim' only")
+            raise ValueError("'within: any' is not allowed; 'any' is a value of 'reclaim' only")
         if self.reclaim == "lower-or-newer-equal-priority":
-            raise ValueError("'reclaim' is never, lower-priority or any")
+            raise ValueError("'reclaim' must be never, lower-priority or any")
         if self.borrow_within != "never" and self.reclaim == "never":
-            raise ValueError("'borrow_within' needs 'reclaim': without it no job of another queue is stopped")
+            raise ValueError("'borrow_within' needs 'reclaim': without it no job of another queue is preempted")
         if self.borrow_within_most is not None and self.borrow_within == "never":
             raise ValueError("'borrow_within_most' needs 'borrow_within: lower-priority'")
         return self
@@ -171,7 +171,7 @@ class QueuesSpec(Section):
         for what in ("accounts", "partitions", "qos", "cohorts", "queues"):
             names = [part.name for part in getattr(self, what)]
             if double := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"{what}: {double[0]!r} stands there twice")
+                raise ValueError(f"{what}: {double[0]!r} appears twice")
         self._known("accounts", "parent", {a.name for a in self.accounts})
         self._known("users", "account", {a.name for a in self.accounts})
         self._known("partitions", "qos", {q.name for q in self.qos})
@@ -199,6 +199,6 @@ class QueuesSpec(Section):
             seen, at = {name}, parents[name]
             while at:
                 if at in seen:
-                    raise ValueError(f"{what}: {name!r} is above itself")
+                    raise ValueError(f"{what}: {name!r} is its own ancestor")
                 seen.add(at)
                 at = parents[at]

@@ -216,14 +216,14 @@ def page() -> str:
         "# Keys of a scenario",
         "",
         "Made by `equipoise schema --format markdown`; do not edit. `[]` stands for each entry of a list, NAME for",
-        "a name of yours. A bare number is in the unit given first; text may carry another unit.",
+        "a name that you choose. A bare number is in the unit shown first; text may use another unit.",
     ]
     section = None
     for key in all_keys():
         parts = _parts(key.path)
         deep = parts[0] in ("cluster", "workload") and len(parts) > 2
         plain = len(parts) == 1 and key.kind != "section"
-        grouped = ".".join(parts[:2]) if deep else "of the whole" if plain else parts[0]
+        grouped = ".".join(parts[:2]) if deep else "top level" if plain else parts[0]
         if grouped != section:
             section = grouped
             out += ["", f"## {section}", "", "| key | may be | default | meaning |", "|---|---|---|---|"]

@@ -39,7 +39,7 @@ class BatchLatency(Section):
                 raise ValueError("needs 'most', the requests of the largest batch")
             return self
         if self.per_request:
-            raise ValueError("per_request: goes with 'fixed', not with 'measured'")
+            raise ValueError("per_request: needs 'fixed'; not allowed with 'measured'")
         sizes = sorted(self.measured)
         if sizes[0] != 1:
             raise ValueError("measured: a batch of 1 is missing; the table begins with it")
@@ -73,7 +73,7 @@ class Requests(Arrivals):
             raise ValueError("needs either 'rate' (e.g. 40/s) or 'file' (times of requests)")
         if self.file is not None and self.model_fields_set - {"file"}:
             raise ValueError(
-                f"{min(self.model_fields_set - {'file'})}: says nothing beside 'file', which has the times"
+                f"{min(self.model_fields_set - {'file'})}: has no effect with 'file', which holds the times"
             )
         return self
 
@@ -141,7 +141,7 @@ class ServicePlacement(Section):
     @model_validator(mode="after")
     def _share_of_shared(self) -> Self:
         if self.kind != "shared" and self.share is not None:
-            raise ValueError(f"share: 'shared' has a part of each GPU; {self.kind!r} has all of it")
+            raise ValueError(f"share: 'shared' uses a part of each GPU; {self.kind!r} uses all of it")
         return self
 
 

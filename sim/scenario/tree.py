@@ -137,7 +137,7 @@ def read_text(path: Path) -> str:
     try:
         return read_file(path, YAML_BYTES).decode("utf-8-sig")
     except RefusedError as error:
-        hint = "; put job lists into a CSV trace" if path.is_file() else ""
+        hint = "; put long job lists into a CSV trace" if path.is_file() else ""
         raise InputError([f"{path}: {error}{hint}"]) from error
     except UnicodeDecodeError as error:
         raise InputError([f"{path}: not UTF-8 text (byte {error.start})"]) from error
@@ -209,7 +209,7 @@ class _Builder:
             self.tree.values[path] = self.at(node)
             self.parts.setdefault(path[:-1], []).append(path)
         if self.count > MAX_VALUES:
-            raise InputError([f"{self.at(node)}: more than {MAX_VALUES} values; put job lists into a CSV trace"])
+            raise InputError([f"{self.at(node)}: more than {MAX_VALUES} values; put long job lists into a CSV trace"])
         if len(path) > MAX_DEPTH:
             raise InputError([f"{self.at(node)}: an alias contains itself"])
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":

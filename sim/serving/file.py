@@ -53,6 +53,6 @@ def _read(file: str, changed_ns: int) -> Floats:
     times = table.floats(COLUMN, low=0.0)
     if not len(times):
         raise InputError([f"{file}:1:1: no requests in it"])
-    table.refuse(np.diff(times, prepend=0.0) < 0.0, COLUMN, lambda k: f"{times[k]:g} is before the line above")
+    table.refuse(np.diff(times, prepend=0.0) < 0.0, COLUMN, lambda k: f"{times[k]:g} is earlier than the line above")
     times.flags.writeable = False
     return times

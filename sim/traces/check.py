@@ -99,21 +99,21 @@ def _left_out(rows: Rows, every_s: Floats, unit: str) -> Iterator[Finding]:
         if change.action == "left out":
             yield Finding(f"left out: {change.reason}", change.count, change.first_line, _why(change.reason))
         elif change.action != "noted":
-            effect = "the job is simulated with what was made of it"
+            effect = "the job is simulated with the corrected value"
             yield Finding(f"{change.action}: {change.reason}", change.count, change.first_line, effect)
     if lost > 0:
         hours = f"{lost / 3600:.6g} {unit[:-1]}-hours"
-        effect = f"the load is lower by {100 * share:.3g} %: waits come out too short"
-        yield Finding(f"{hours} of rows that are left out or merged", int((~rows.keep).sum()), 0, effect)
+        effect = f"the load is lower by {100 * share:.3g} %: simulated waits are too short"
+        yield Finding(f"{hours} of rows left out or merged", int((~rows.keep).sum()), 0, effect)
 
 
 def _why(reason: str) -> str:
     known = {
-        "no submit time": "not simulated; where such jobs held GPUs, waits of others come out too short",
+        "no submit time": "not simulated; where such jobs held GPUs, the simulated waits of others are too short",
         "had not ended": "not simulated: the load towards the end is too low",
-        "never started": "not simulated: they held nothing, but waited",
-        "no duration": "not simulated: how long it holds its GPUs is not known",
-        "zero duration": "not simulated: they held nothing",
+        "never started": "not simulated: they waited but held no GPUs",
+        "no duration": "not simulated: the time on its GPUs is unknown",
+        "zero duration": "not simulated: they held no GPUs",
         "no GPUs": "not simulated: they take no GPUs from others",
     }
     return next((text for key, text in known.items() if reason.startswith(key)), "not simulated")
@@ -135,23 +135,23 @@ def _clock(rows: Rows) -> Iterator[Finding]:
         wrong &= ~alone
         if few and alone.any():
             yield Finding(
-                "submitted later than its job number says",
+                "submitted later than jobs with higher numbers",
                 int(alone.sum()),
                 int(rows.line[order[:-1][alone]].min()),
-                "a requeue renews the submit time: what such a job waited before is not known",
+                "a requeue resets the submit time: the earlier wait of such a job is unknown",
             )
         if few and wrong.any():  # more: numbers do not follow submission at this site
             most = float(back_s[wrong].max())
-            hour = "; about an hour: a change of daylight saving time" if abs(most - 3600) < 120 else ""
+            hour = "; about an hour: probably a change of daylight saving time" if abs(most - 3600) < 120 else ""
             yield Finding(
                 "clock jumps: submitted before the job with the number before",
                 int(wrong.sum()),
                 int(rows.line[order[1:][wrong]].min()),
-                f"arrivals from there on may be wrong by up to {most:g} s{hour}: so are waits",
+                f"later arrivals and waits may be wrong by up to {most:g} s{hour}",
             )
     waited = rows.columns.get("site_queueing_s")
     if isinstance(waited, np.ndarray) and (early := waited < 0).any():
-        effect = "the site's own wait is below 0 there; the simulated one is not touched"
+        effect = "the recorded wait of the site is negative; the simulated wait is not affected"
         yield Finding("started before it could run", int(early.sum()), int(rows.line[early].min()), effect)
 
 
@@ -190,8 +190,8 @@ def _edges(rows: Rows, every_s: Floats) -> Iterator[Finding]:
     early = kept & (start_s < begin_s)
     share = float(every_s[early].sum()) / max(float(every_s[kept].sum()), 1e-9)
     effect = (
-        f"{100 * share:.3g} % of the load; what ended before {moment(begin_s)} is not in the record: the cluster"
-        " is emptier at first than it was, so leave the first hours out of averages"
+        f"{100 * share:.3g} % of the load; jobs that ended before {moment(begin_s)} are not in the record: the "
+        "simulated cluster starts emptier than the site, so leave the first hours out of averages"
     )
     yield Finding("began before the first end in the record", int(early.sum()), int(rows.line[early].min()), effect)
 
@@ -209,8 +209,8 @@ def _silence(rows: Rows) -> Iterator[Finding]:
     long = np.flatnonzero(gaps_s > _SILENCE_S)
     if long.size:
         k = int(long[np.argmax(gaps_s[long])])
-        effect = f"the longest from {moment(float(arrival_s[k]))}, {gaps_s[k] / 3600:.4g} h: a hole in the record?"
-        effect += " look whether the record has a hole"
+        effect = f"the longest from {moment(float(arrival_s[k]))}, {gaps_s[k] / 3600:.4g} h: are records missing?"
+        effect += " check for missing records"
         yield Finding("more than a day without a submission", int(long.size), 0, effect)
 
 
@@ -223,7 +223,7 @@ def _load(rows: Rows, unit: str, cluster: ClusterSpec | None) -> Iterator[Findin
     held, times = np.cumsum(change[order]), times[order]
     peak = float(held.max())
     if cluster is None:
-        effect = f"a cluster with fewer {unit} makes jobs wait longer than they did; name a scenario to compare"
+        effect = f"a cluster with fewer {unit} makes jobs wait longer than at the site; name a scenario to compare"
         yield Finding(f"the site held up to {peak:.6g} {unit} at once", int(np.ceil(peak)), 0, effect)
         return
     total = sum(group.count * group.gpus for group in cluster.groups)
@@ -233,7 +233,7 @@ def _load(rows: Rows, unit: str, cluster: ClusterSpec | None) -> Iterator[Findin
         when = moment(float(times[:-1][over][0]))
         held_most = f"{over_s / 3600:.4g} h, first at {when}: up to {peak:.6g} {unit}, the scenario has {total}"
         what = "over capacity: seconds in which the site held more than the scenario has"
-        yield Finding(what, round(over_s), 0, f"{held_most}; simulated waits come out too long")
+        yield Finding(what, round(over_s), 0, f"{held_most}; simulated waits are too long")
 
 
 def _too_large(rows: Rows, unit: str, cluster: ClusterSpec) -> Iterator[Finding]:
@@ -249,5 +249,5 @@ def _too_large(rows: Rows, unit: str, cluster: ClusterSpec) -> Iterator[Finding]
         each = np.divide(rows.units, nodes, out=np.zeros(len(nodes)), where=nodes > 0)
         wide = rows.keep & ~beyond & (each > max(sizes))
         if wide.any():
-            effect = f"no node here has more than {max(sizes)} {unit}: they spread over more nodes than at the site"
-            yield Finding("no node can hold its part", int(wide.sum()), int(rows.line[wide].min()), effect)
+            effect = f"no node here has more than {max(sizes)} {unit}: they run on more nodes than at the site"
+            yield Finding("no node can hold its GPUs", int(wide.sum()), int(rows.line[wide].min()), effect)

@@ -74,6 +74,6 @@ def _ids(table: TextTable) -> tuple[Ints, list[str] | None, Bools, list[str]]:
     other = next((k for k, text in enumerate(texts) if not is_index(text) or int(text) >= 2**63), None)
     if other is None:
         return np.array([int(text) for text in texts], dtype=np.int64), None, again, []
-    said = f"job_id {texts[other][:40]!r} in line {table.line[other]} is no number"
-    note = f"{said}: jobs are named by it, the number of each is its row (from 0)"
+    said = f"job_id {texts[other][:40]!r} in line {table.line[other]} is not a number"
+    note = f"{said}: jobs keep these names and are numbered by row (from 0)"
     return np.arange(len(table), dtype=np.int64), texts, again, [note]

@@ -26,7 +26,7 @@ def generate(spec: Generate, gpus: int, seed: int) -> Trace:
     arrival_s, duration_s, wanted = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
     count = [len(part[0]) for part in drawn]
     if not sum(count):
-        raise InputError([f"workload.generate: no job comes within {spec.length:g} s on seed {seed}"])
+        raise InputError([f"workload.generate: no job arrives within {spec.length:g} s on seed {seed}"])
     of = np.repeat(np.arange(len(count), dtype=np.int32), count)
     names = [f"{kind.name}-{k}" for kind, n in zip(spec.classes, count, strict=True) for k in range(n)]
     kinds = Text(of, tuple(kind.name for kind in spec.classes))

@@ -36,7 +36,7 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
     elif found.pods:
         made = [_of_gang(pods, unit) for pods in _gangs(found.pods)]
     else:
-        raise InputError([f"{file}: Kubernetes objects, but neither workloads nor pods among them: {found.seen}"])
+        raise InputError([f"{file}: Kubernetes objects without workloads or pods: {found.seen}"])
     more = 0 if found.workloads else len(found.pods) - len(made)
     gangs = (TextChange("merged", "a further pod of a gang", more, 1),) if more else ()
     numbers = {key: np.array([row[key] for row in made], dtype=np.float64) for key in _NUMBERS}
@@ -53,7 +53,7 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
         changes=(*found.changes, *gangs),
     )
     sliced = [bool(row["slices"]) for row in made]
-    rows.count("asks for slices of its pods that stay together: not simulated", np.array(sliced, dtype=np.bool_))
+    rows.count("requests pod slices that stay together: not simulated", np.array(sliced, dtype=np.bool_))
     order = np.array([float(str(row["priority"]) or 0.0) for row in made])
     if order.any():  # Kueue has 0 and below, a scenario is above 0
         rows.priority = order + max(0.0, 1.0 - float(order.min()))
@@ -62,7 +62,7 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
         never = np.isnan(numbers["start"]) & (rows.units > 0) & (kinds == kind)
         rows.drop(f"a {kind} that was never admitted or started, or a manifest without its status", never)
     rows.drop("had not ended when the file was written", np.isnan(numbers["end"]) & (rows.units > 0))
-    rows.count("lost its place at least once; the time since it was last admitted counts", numbers["evictions"] > 0)
+    rows.count("evicted at least once; its duration counts from the last admission", numbers["evictions"] > 0)
     return rows
 
 

@@ -38,7 +38,7 @@ def from_published(jobs: TraceJobs, unit: str, *, mapped: bool = False) -> Rows:
         rows.drop("a priority that is not above 0", jobs.priority <= 0)
         rows.priority = np.where(np.isnan(jobs.priority), 1.0, jobs.priority)
         rows.count("no priority, taken as 1", np.isnan(jobs.priority))
-    rows.count("several attempts, their times added up", jobs.attempts > 1, "noted")
+    rows.count("several attempts, their times summed", jobs.attempts > 1, "noted")
     return rows
 
 

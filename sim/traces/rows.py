@@ -73,17 +73,17 @@ class Rows:
 
     def sift(self, unit: str) -> None:
         """Leave out what cannot be simulated: no GPUs, no arrival, no known or no positive duration."""
-        self.drop(f"does not say how many {unit}", np.isnan(self.units))
+        self.drop(f"does not state the number of {unit}", np.isnan(self.units))
         self.drop(f"more {unit} than any cluster has", self.units > _MOST_UNITS)
         self.drop(NO_GPUS if unit == "GPUs" else f"no {unit}", ~(self.units > 0))
         self.drop("no submit time", np.isnan(self.arrival_s))
-        self.drop("no duration: it does not say when the job ended", ~np.isfinite(self.duration_s))
+        self.drop("no duration: the end of the job is not given", ~np.isfinite(self.duration_s))
         self.drop("a duration below 0", self.duration_s < 0)
         self.drop("zero duration", self.duration_s == 0)
         part = (self.units < 1) & (self.units > 0)
-        self.count(f"a share of one of the {unit}", part, "noted")
+        self.count(f"a fraction of one of the {unit}", part, "noted")
         broken = (self.units > 1) & (self.units != np.floor(self.units))
-        self.count(f"a broken number of {unit} rounded up", broken)
+        self.count(f"a fractional number of {unit}, rounded up", broken)
 
     def trace(
         self,

@@ -16,7 +16,7 @@ from equipoise.formats.text.columns import Text
 from equipoise.sim.traces.rows import Rows, further
 from equipoise.sim.traces.trace import Bools, Column, Floats, Ints
 
-_SEGMENTS = "asks for segments of its nodes that stay in one block (--segment): not simulated"
+_SEGMENTS = "requests segments of nodes within one block (--segment): not simulated"
 _TEXTS = ("cluster", "user", "account", "partition", "qos", "state", "gpu_type", "reason", "node_list")
 
 
@@ -25,7 +25,7 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
 
     A job arrives when it became eligible: what lies between submission and that (`--begin`, a dependency, an
     array's throttle) is no queueing. Its duration is that of its last attempt that ran. queue: nothing has ended
-    yet, so a job is taken to run for its time limit.
+    yet, so a job is assumed to run for its time limit.
     """
     waiting = jobs.array_tasks if queue else np.ones(len(jobs), dtype=np.int64)
     several = waiting > 1
@@ -52,26 +52,26 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
     )
     rows.arrival_s = np.where(np.isnan(jobs.submit_s), np.nan, rows.arrival_s)
     if len(jobs) and not queue and np.isnan(jobs.submit_s).all() and np.isnan(jobs.start_s).all():
-        rows.drop("the file tells neither Submit nor Start", np.ones(len(jobs), dtype=np.bool_))
+        rows.drop("the file has neither Submit nor Start", np.ones(len(jobs), dtype=np.bool_))
     _join_attempts(rows, jobs)
     _join_parts(rows, jobs)
     rows.drop(f"no {'GPUs, CPUs only' if unit == 'GPUs' else unit}", rows.units == 0)
     if queue:
         rows.duration_s = jobs.time_limit_s.copy()
-        rows.count("taken to run for its time limit", np.isfinite(jobs.time_limit_s))
+        rows.count("assumed to run for its time limit", np.isfinite(jobs.time_limit_s))
         rows.made = int((waiting - 1).sum())
     else:
         rows.drop("never started", np.isnan(jobs.start_s) & ~(rows.duration_s > 0))
         over = np.isfinite(jobs.end_s) | ~np.isfinite(jobs.end_s).any()
         untold = over & (jobs.state.floats(lambda state: float(not state)) > 0) & (rows.duration_s > 0)
         rows.drop("had not ended when the file was written", ~jobs.ended & ~untold)
-        rows.count("no State, taken to have ended", untold)
+        rows.count("no State, assumed to have ended", untold)
     sliced = jobs.gpu_type.floats(lambda kind: float(any(map(is_slice, kind.split(","))))) > 0
     rows.count("a slice of a GPU (MIG) counts as a GPU", sliced, "noted")
     several = jobs.gpu_type.floats(lambda kind: float("," in kind)) > 0
-    rows.count("asks for several GPU types at once: taken to run on one of them", several)
+    rows.count("requests several GPU types at once: assumed to run on one of them", several)
     rows.count(_SEGMENTS, _in_segments(jobs.other, len(jobs)))
-    rows.count("arrival is when it became eligible, after submission", jobs.eligible_s > jobs.submit_s)
+    rows.count("arrival is the eligible time, which is after the submission", jobs.eligible_s > jobs.submit_s)
     return rows
 
 
@@ -105,7 +105,7 @@ def _join_attempts(rows: Rows, jobs: JobTable) -> None:
         last = max(ran, key=lambda k: int(jobs.attempt[k]))
         rows.arrival_s[last] = np.fmin.reduce(rows.arrival_s[group])
         again[[k for k in group if k != last]] = True
-    rows.drop("an attempt before or after the one that counts of a requeued job", again, "merged")
+    rows.drop("another attempt of a requeued job, not counted", again, "merged")
 
 
 def _repeated(jobs: JobTable) -> Bools:
@@ -123,7 +123,7 @@ def _join_parts(rows: Rows, jobs: JobTable) -> None:
         rows.units[group[0]] = np.nansum(rows.units[group])
         rows.duration_s[group[0]] = np.fmax.reduce(rows.duration_s[group])
         joined[group[1:]] = True
-    rows.drop("a part of a heterogeneous job, added to its first", joined, "merged")
+    rows.drop("a component of a heterogeneous job, added to its first component", joined, "merged")
 
 
 def _groups(rows: Ints, jobs: JobTable, key: object) -> list[list[int]]:

@@ -63,7 +63,7 @@ class TextTable:
         wrong = [k for k, row in enumerate(self.rows) if len(row) != width]
         self.fail([f"{self.name}:{self.line[k]}:1: {len(self.rows[k])} fields, the header has {width}" for k in wrong])
         double = sorted(name for name, times in Counter(self.header).items() if times > 1)
-        self.fail([f"{self.name}:1:1: column {name!r} stands there twice" for name in double])
+        self.fail([f"{self.name}:1:1: column {name!r} appears twice" for name in double])
 
     def need(self, columns: Sequence[str], optional: Sequence[str] = ()) -> None:
         """Raises InputError for missing columns, one that looks like a misspelt optional one, and uneven rows."""

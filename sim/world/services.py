@@ -368,7 +368,7 @@ class ServingWorld:
         if now_s - self._idle_since_s > IDLE_S:
             name = roster.demand.name[int(roster.waiting.rows[0])]
             raise Stalled(
-                f"job {name} and {len(roster.waiting) - 1} more wait, none has run for "
+                f"job {name} and {len(roster.waiting) - 1} more wait and no job has run for "
                 f"{IDLE_S / 86400:g} days: the services leave too few GPUs"
             )
 
@@ -437,6 +437,6 @@ def service_notes(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
         if guessed:
             ratios = ", ".join(f"{cluster.gpu_models[k]} {found[k]:.2f}" for k in guessed)
             yield (
-                f"service {spec.name}: its times are of {reference(spec, cluster)}; speeds elsewhere are guessed "
+                f"service {spec.name}: its times are of {reference(spec, cluster)}; speeds on other GPUs are estimated "
                 f"from data sheets ({ratios}): give a speed of each node group, or placement.on"
             )

@@ -38,8 +38,8 @@ class StallDetection(Listener):
         self._fruitless[row] += 1
         if self._fruitless[row] >= FRUITLESS_RESTARTS:
             raise Stalled(
-                f"job {job.name} was thrown back by faults {FRUITLESS_RESTARTS} times in a row and "
-                f"kept nothing: with {self.mtbf_s:g} s between failures of a node it never reaches a checkpoint"
+                f"job {job.name} was interrupted by faults {FRUITLESS_RESTARTS} times in a row "
+                f"without new progress: with {self.mtbf_s:g} s between failures of a node it never reaches a checkpoint"
             )
 
     def node_down(self, node: int, now_s: float) -> None:
@@ -49,5 +49,5 @@ class StallDetection(Listener):
             row = int(self.waiting.rows[0])
             raise Stalled(
                 f"nothing ran during the last {IDLE_FAILURES} node failures: job {self.demand.name[row]} waits "
-                f"for {self.demand.gpus[row]} GPUs that are never up together"
+                f"for {self.demand.gpus[row]} GPUs that are never up at the same time"
             )

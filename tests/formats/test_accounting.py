@@ -31,7 +31,7 @@ def read(*lines: str, **options: str) -> JobTable:
 
 
 def found(table: JobTable) -> set[tuple[str, str, int, int]]:
-    usual = ("times without a zone", "GPU type known only from what was given")
+    usual = ("times without a zone", "GPU type known only from the allocation")
     return {(c.action, c.reason, c.count, c.first_line) for c in table.changes if not c.reason.startswith(usual)}
 
 
@@ -43,7 +43,7 @@ def test_a_row_by_its_header() -> None:
     assert [jobs.nodes[0], jobs.cpus[0], jobs.gpus[0], jobs.gpu_type[0]] == [2, 16, 8, "a100"]
     assert jobs.memory_bytes[0] == 128 * 2**30
     assert jobs.changes == (
-        TextChange("changed", "GPU type known only from what was given: taken as asked for", 1, 2),
+        TextChange("changed", "GPU type known only from the allocation: taken as requested", 1, 2),
         TextChange("noted", "times without a zone read as UTC", 1, 2),
     )
 
@@ -109,8 +109,8 @@ def test_broken_lines_are_left_out_and_counted_without_taking_their_neighbours()
     assert jobs.job_id.tolist() == ["12", "13"]
     assert found(jobs) == {
         ("left out", "fewer fields than the 13 columns", 2, 2),
-        ("left out", "the header again", 1, 6),
-        ("left out", "JobID is no job id", 1, 7),
+        ("left out", "a repeated header", 1, 6),
+        ("left out", "JobID is not a job id", 1, 7),
     }
 
 
@@ -156,14 +156,14 @@ def test_times_with_a_zone_and_without_and_none_at_all() -> None:
     jobs = read(*lines, "3|1709287200|2024-02-30T00:00:00|")
     np.testing.assert_array_equal(jobs.submit_s, [MARCH, MARCH - 3600, MARCH])
     assert np.isnan(jobs.start_s).all()
-    assert found(jobs) == {("changed", "Start is not a time, taken as not given", 1, 4)}
+    assert found(jobs) == {("changed", "Start is not a time, ignored", 1, 4)}
     assert read(*lines, zone="Europe/Berlin").submit_s[0] == MARCH - 3600
 
 
 def test_a_local_time_that_stands_twice_is_counted() -> None:
     jobs = read("JobID|Submit", "1|2024-10-27T02:30:00", "2|2024-07-01T12:00:00", zone="Europe/Berlin")
     assert jobs.submit_s.tolist() == [1729989000.0, 1719828000.0]  # the first: still summer time
-    reason = "Submit falls into a change of Europe/Berlin's clock, its first sense taken"
+    reason = "Submit falls into a change of Europe/Berlin's clock, the earlier time is used"
     assert found(jobs) == {("noted", reason, 1, 2)}
 
 
@@ -224,9 +224,9 @@ def test_which_gpu_type_counts_is_said() -> None:
     assert jobs.gpus.tolist() == [8] * 6
     assert jobs.gpu_type.tolist() == ["a100", "a100", "", "a100", "h100", ""]
     assert {(c.action, c.reason, c.count, c.first_line) for c in jobs.changes} == {
-        ("changed", "given a GPU type without having asked for one: may use any", 1, 4),
-        ("changed", "GPU type known only from what was given: taken as asked for", 1, 5),
-        ("changed", "given another GPU type than asked for: the request counts", 1, 6),
+        ("changed", "allocated a GPU type without requesting one: may use any", 1, 4),
+        ("changed", "GPU type known only from the allocation: taken as requested", 1, 5),
+        ("changed", "allocated another GPU type than requested: the request counts", 1, 6),
     }
 
 
@@ -244,7 +244,7 @@ def test_rows_of_one_job_are_attempts_pictures_or_the_same_row_twice() -> None:
     assert jobs.attempt.tolist() == [1, 2, 1]
     assert jobs.ended.tolist() == [True, True, False]
     assert found(jobs) == {
-        ("merged", "an older picture of a row that is there too", 1, 3),
+        ("merged", "an older state of a row that is also present", 1, 3),
         ("merged", "equal to an earlier row", 1, 5),
         ("noted", "a job id used by several users' jobs", 2, 2),
         ("noted", "another attempt of a requeued job", 1, 4),

@@ -74,7 +74,7 @@ def test_a_fabric() -> None:
         (2, "S-2", 7, 100e9),
     ]
     assert (adapter.cables[0].peer, adapter.cables[0].bits_per_s) == ("S-1", 400e9)
-    assert [(c.reason, c.first_line) for c in fabric.changes] == [("a port that is not understood", 6)]
+    assert [(c.reason, c.first_line) for c in fabric.changes] == [("an unreadable port", 6)]
 
 
 @pytest.mark.parametrize("reader", [read_nccl_topology, read_topology_matrix, read_ibnetdiscover])

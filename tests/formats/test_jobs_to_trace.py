@@ -80,7 +80,9 @@ def test_accounting_with_arrays_and_what_is_known_of_each_job(tmp_path: Path) ->
     assert "qos" not in trace.columns
     assert trace.columns["site_queueing_s"].tolist() == [300.0, -900.0]
     (note,) = trace.notes
-    assert note.startswith("jobs.txt: 3 rows, 2 jobs; left out: 1 a step of a job; changed: 1 arrival is when")
+    assert note.startswith(
+        "jobs.txt: 3 rows, 2 jobs; left out: 1 a step of a job; changed: 1 arrival is the eligible time"
+    )
     assert "arrivals counted from 2024-03-01T10:00:00Z" in note
 
 
@@ -105,7 +107,9 @@ def test_every_row_that_is_no_job_is_counted_by_reason(tmp_path: Path) -> None:
     assert "8 rows, 2 jobs" in note
     assert "left out: 1 no GPUs, CPUs only, 1 never started, 1 had not ended" in note
     assert "1 zero duration" in note
-    assert "merged: 1 a part of a heterogeneous job, added to its first, 1 equal to an earlier row" in note
+    assert (
+        "merged: 1 a component of a heterogeneous job, added to its first component, 1 equal to an earlier row" in note
+    )
 
 
 def test_a_requeued_job_is_its_last_attempt_that_ran(tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_a_requeued_job_is_its_last_attempt_that_ran(tmp_path: Path) -> None:
     assert trace.job_id.tolist() == [7, 8]
     assert trace.arrival_s.tolist() == [0.0, 60.0]
     assert trace.duration_s.tolist() == [2400.0, 3600.0]
-    assert "merged: 1 an attempt before or after" in trace.notes[0]
+    assert "merged: 1 another attempt of a requeued job" in trace.notes[0]
 
 
 def test_keep_zone_limit_and_clusters(tmp_path: Path) -> None:
@@ -219,12 +223,12 @@ def test_what_jobs_ask_for_and_do_not_get_here_is_noted(tmp_path: Path) -> None:
     pods = {"count": 8, "topologyRequest": slices, "template": {"spec": containers(1)}}
     status = {"conditions": [condition("Admitted", "10:10:00"), condition("Finished", "10:30:00")]}
     (tmp_path / "w.json").write_text(json.dumps(kube("Workload", "w", {"podSets": [pods]}, status)))
-    assert "1 asks for slices of its pods" in " ".join(read_trace(tmp_path / "w.json").notes)
+    assert "1 requests pod slices" in " ".join(read_trace(tmp_path / "w.json").notes)
     header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|SubmitLine"
     row = "2024-01-01T00:00:00|2024-01-01T00:00:00|2024-01-01T01:00:00|01:00:00|COMPLETED|gres/gpu=16"
     lines = [header, f"1|{row}|sbatch --segment=4 a.sh", f"2|{row}|sbatch a.sh --segmented"]
     (tmp_path / "s.txt").write_text("\n".join(lines))
-    assert "1 asks for segments of its nodes" in " ".join(read_trace(tmp_path / "s.txt").notes)
+    assert "1 requests segments of nodes" in " ".join(read_trace(tmp_path / "s.txt").notes)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +245,7 @@ def test_kubernetes_objects_that_are_not_read_are_named(
     path.write_text(json.dumps(kube(kind, "x", spec, {})))
     with pytest.raises(InputError, match=f"no nodes in these files .*: {told}.*; Kueue's queues, .* are read;"):
         import_site([path], out=tmp_path / "out.yaml")
-    with pytest.raises(InputError, match="PyTorchJob" if kind == "PyTorchJob" else f"among them: {told}"):
+    with pytest.raises(InputError, match="PyTorchJob" if kind == "PyTorchJob" else told):
         read_trace(path)
 
 
@@ -308,7 +312,7 @@ def test_published_traces_and_shared_gpus(tmp_path: Path) -> None:
     assert trace.gpu_share is not None
     assert trace.gpu_share.tolist() == [0.25, 1.0]
     assert texts(trace, "gpu_type") == ["V100M16", ""]
-    assert "1 a share of one of the GPUs" in trace.notes[0]
+    assert "1 a fraction of one of the GPUs" in trace.notes[0]
 
 
 MAPPED = (
@@ -387,10 +391,10 @@ def test_jobs_run_on_the_gpu_type_that_they_asked_for(tmp_path: Path) -> None:
     assert (made.jobs["start_s"] > 0.0).sum() == 4  # four jobs at a time
     (of_trace,) = (note for note in made.notes if note.startswith("jobs.txt"))
     for told in (
-        "1 GPU type known only from what was given: taken as asked for",
-        "1 given a GPU type without having asked for one: may use any",
-        "1 given another GPU type than asked for: the request counts",
-        "1 asks for several GPU types at once: taken to run on one of them",
+        "1 GPU type known only from the allocation: taken as requested",
+        "1 allocated a GPU type without requesting one: may use any",
+        "1 allocated another GPU type than requested: the request counts",
+        "1 requests several GPU types at once: assumed to run on one of them",
     ):
         assert told in of_trace
     (stranger,) = (note for note in made.notes if "gpu_types" in note)

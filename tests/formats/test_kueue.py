@@ -237,7 +237,7 @@ def test_quantities(value: object, number: float | None) -> None:
     ("text", "message"),
     [
         (b"a: [", "not YAML: "),
-        (b"hello", "no Kubernetes object"),
+        (b"hello", "apiVersion and kind are needed"),
         (
             b"kind: ClusterQueue\nmetadata: {name: q}\nspec: {resourceGroups: 3}",
             "ClusterQueue q: spec.resourceGroups: '3'",

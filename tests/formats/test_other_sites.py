@@ -135,7 +135,7 @@ def test_limits_from_any_form_of_the_table(tmp_path: Path) -> None:
     assert "{name: slow, gpus_per_user: 4}" in imported(tmp_path, NODES, few)
     assert "{name: fast, priority: 5, gpus: 32} - {name: slow}" in imported(tmp_path, NODES, wide)
     cut = wide.replace("  gres/gpu=32", "cpu=512,gres/+".rjust(13)[-13:])
-    with pytest.raises(InputError, match=r"file1:3: GrpTRES '.*\+' is cut short; print the table with -P"):
+    with pytest.raises(InputError, match=r"file1:3: GrpTRES '.*\+' is truncated; print the table with -P"):
         imported(tmp_path, NODES, cut)
     with pytest.raises(FormatError, match=":3: text between the columns"):
         read(wide.replace("fast   ", "fastest, ").encode())
@@ -189,11 +189,11 @@ def test_jobs_without_a_state_ended_where_an_end_is_told(tmp_path: Path) -> None
     running = row.replace("1|ada", "2|bo").replace("2024-03-01T11:05:00", "Unknown")
     jobs = trace(tmp_path, f"{head}\n{row}\n{running}\n")
     assert jobs.job_id.tolist() == [1]
-    assert "1 no State, taken to have ended" in jobs.notes[0]
+    assert "1 no State, assumed to have ended" in jobs.notes[0]
 
 
 def test_times_that_are_none_stand_in_the_refusal(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="1 Submit is not a time, taken as not given"):
+    with pytest.raises(InputError, match="1 Submit is not a time, ignored"):
         trace(tmp_path, f"{HEAD}\n{ROW.replace('2024-03-01T', '01.03.2024 ')}\n")
 
 
@@ -221,7 +221,7 @@ def test_a_matrix_whose_header_was_underlined(marks: tuple[str, str]) -> None:
 
 def test_a_matrix_of_another_tool_is_refused() -> None:
     text = b"===== ROCm System Management Interface =====\n       GPU0   GPU1\nGPU0   0   15\nGPU1   15   0\n"
-    with pytest.raises(FormatError, match=r"f: of rocm-smi, which is not read; RCCL's topology XML"):
+    with pytest.raises(FormatError, match=r"f: .*rocm-smi is not read; use RCCL's topology XML"):
         read(text, name="f")
 
 
@@ -342,7 +342,7 @@ def test_flavors_of_gpus_that_are_not_there(tmp_path: Path) -> None:
     )
     text = imported(tmp_path, NODES, kueue)
     assert "flavors:" not in text.partition("# Not part")[0]
-    assert "# Flavors of GPUs that no node here has, so of any: # h100" in text
+    assert "# Flavors of GPUs that no node has, taken as any GPU: # h100" in text
 
 
 def test_columns_may_be_told_by_the_names_that_they_have_later(tmp_path):

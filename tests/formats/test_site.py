@@ -58,7 +58,7 @@ def test_a_slurm_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert links["s1", "top"] == 4 * 12.5e9
     text = out.read_text(encoding="utf-8")
     for said in (
-        "a100 taken for a100_sxm_80gb: guessed",
+        "a100 taken as a100_sxm_80gb: guessed",
         "nic: 100 Gbit/s  # assumed",
         "c01 to c08: 8 nodes, 32 cores",
         "#   gpu: longest 24 h",
@@ -125,7 +125,7 @@ def test_kueue_quotas_without_nodes(tmp_path: Path) -> None:
     (queue,) = scenario.queues.queues
     assert (queue.name, queue.cohort, queue.gpus, queue.borrow, queue.order) == ("cq", "all", 24, 8, "strict")
     text = out.read_text(encoding="utf-8")
-    assert "nominal quotas of all queues: 24 GPUs; 8 a node: assumed" in text
+    assert "nominal quotas of all queues: 24 GPUs; 8 per node: assumed" in text
 
 
 NCCL = """<system version="1"><cpu numaid="0"><pci busid="a" class="0x060400" link_speed="32 GT/s" link_width="16">
@@ -204,14 +204,14 @@ def test_a_machine_and_a_fabric(tmp_path: Path) -> None:
 def test_a_host_with_few_adapters_is_named_and_is_no_node(tmp_path: Path) -> None:
     slow = '\nCa 1 "H-3"  # "store mlx5_0"\n[1](3) "S-1"[3]  # lid 4 lmc 0 "leaf" lid 1 4xEDR\n'
     text = import_site(write(tmp_path, nccl=NCCL, ib=FABRIC + slow), out=tmp_path / "s.yaml")
-    heading, *lines = text[text.index("Hosts with few adapters, taken for no GPU nodes") :].splitlines()
+    heading, *lines = text[text.index("Hosts with few adapters, not taken as GPU nodes") :].splitlines()
     told = " ".join([heading, lines[0]])
     assert ("store" in told, "n1" in told, "n2" in told) == (True, False, False)
 
 
 def test_types_of_gpus_by_the_names_of_sites() -> None:
     assert accelerator_of("NVIDIA-H100-80GB-HBM3") == ("h100_sxm", "")
-    assert accelerator_of("tesla_v100-pcie-32gb")[1] == "tesla_v100-pcie-32gb taken for v100_sxm2_32gb: guessed"
+    assert accelerator_of("tesla_v100-pcie-32gb")[1] == "tesla_v100-pcie-32gb taken as v100_sxm2_32gb: guessed"
     assert accelerator_of("a10") == ("a10", "")
     assert accelerator_of("a1000")[0] == "generic"
     assert accelerator_of("P100") == ("generic", "P100 is not in the hardware profile: generic")
@@ -258,11 +258,11 @@ def test_check_tells_what_is_odd_and_what_it_does(tmp_path: Path, capsys: pytest
     assert found["left out: had not ended when the file was written"].count == 1
     jump = found["clock jumps: submitted before the job with the number before"]
     assert (jump.count, jump.line) == (1, 62)
-    assert "3540 s; about an hour: a change of daylight saving time" in jump.effect
+    assert "3540 s; about an hour: probably a change of daylight saving time" in jump.effect
     over = found["over capacity: seconds in which the site held more than the scenario has"]
     assert over.count == 3600  # 119 jobs of 2 GPUs for an hour on 160
     assert "up to 254 GPUs, the scenario has 160" in over.effect
-    assert found["no node can hold its part"].count == 1
+    assert found["no node can hold its GPUs"].count == 1
     assert cli.main(["check", str(path), "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["rows"], told["jobs"]) == (122, 120)
@@ -282,7 +282,7 @@ def test_check_tells_a_renewed_submission_from_a_clock_jump(tmp_path: Path) -> N
     rows.append(sacct_row("200", submit="2024-03-01T12:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00"))
     rows.append(sacct_row("201", submit="2024-03-01T11:00:00", start="2024-03-02T10:00:00", end="2024-03-02T11:00:00"))
     found = findings(sacct(tmp_path, *rows))
-    assert found["submitted later than its job number says"].count == 1
+    assert found["submitted later than jobs with higher numbers"].count == 1
     assert "clock jumps: submitted before the job with the number before" not in found
 
 
@@ -293,7 +293,7 @@ def test_check_tells_of_twins_and_of_both_ends(tmp_path: Path) -> None:
     assert found["jobs alike in arrival, duration, GPUs and user"].count == 1
     early = found["began before the first end in the record"]
     assert early.count == 3
-    assert "what ended before 2024-03-01T11:05:00Z is not in the record" in early.effect
+    assert "jobs that ended before 2024-03-01T11:05:00Z are not in the record" in early.effect
 
 
 @pytest.mark.shared_data
@@ -313,7 +313,7 @@ def test_files_of_a_university(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("NodeName=n Name=gpu Count=4\n", "(gres.conf); name slurm.conf, sinfo or `scontrol show node` beside"),
+        ("NodeName=n Name=gpu Count=4\n", "(gres.conf); also name slurm.conf, sinfo or `scontrol show node`"),
         ("apiVersion: kueue.x-k8s.io/v1beta1\nkind: ClusterQueue\nmetadata: {name: q}\nspec: {}\n", "--count cpus"),
     ],
 )
@@ -336,5 +336,5 @@ def test_a_file_of_jobs_alone_says_what_to_do_with_it(tmp_path):
     with pytest.raises(InputError) as wrong:
         import_site([path], out=tmp_path / "site.yaml")
     assert len(wrong.value.lines) == 1
-    assert "give the file as --trace, beside one that does" in wrong.value.lines[0]
+    assert "give it as --trace with a file that does" in wrong.value.lines[0]
     assert f"equipoise fit-workload {path} --gpus NUMBER" in wrong.value.lines[0]

@@ -74,15 +74,15 @@ def test_links_of_an_unknown_kind_are_told_and_left_to_the_default() -> None:
         (device("gpu", sm="75"), device("gpu", sm="75"), device("nvlink", 0, count="6"), device("nvlink", 1, count="4"))
     )
     assert (node.gpu_type, node.fabric_bytes_per_s) == ("T4", None)
-    assert remarks == ["4 links a GPU of a kind whose rate is not known here: the default fabric"]
+    assert remarks == ["4 links per GPU of an unknown rate: the default fabric"]
     new, remarks = node_of_nccl((device("gpu", sm="33"), device("nvlink", 0, count="6")))
     assert (new.gpu_type, new.fabric_bytes_per_s) == ("", None)
-    assert remarks == ["6 links a GPU of a kind whose rate is not known here: the default fabric"]
+    assert remarks == ["6 links per GPU of an unknown rate: the default fabric"]
     _, remarks = node_of_nccl((device("pci", rate=6e9, class_="0x030200"), device("nvlink", 0, count="3")))
-    assert remarks == ["3 links a GPU of a kind whose rate is not known here: the default fabric"]
+    assert remarks == ["3 links per GPU of an unknown rate: the default fabric"]
     strange, remarks = node_of_nccl((device("gpu", sm="33"), device("gpu", sm="90")))
     assert (strange.gpu_type, strange.gpus) == ("", 2)
-    assert remarks == ["no links of the GPUs: the default fabric"]
+    assert remarks == ["no links between GPUs are listed: the default fabric"]
 
 
 def test_a_virtual_machine_shows_its_gpus_and_nics_by_their_pcie_alone() -> None:
@@ -104,7 +104,7 @@ def test_a_virtual_machine_shows_its_gpus_and_nics_by_their_pcie_alone() -> None
     )
     assert (node.gpus, node.gpu_type, node.nic_bytes_per_s, node.fabric_bytes_per_s) == (4, "", 9e9, 20e9)
     assert remarks == [
-        "no rates of ports: the NICs taken at what their 2 PCIe links carry",
+        "no port rates: the NIC rate is that of their 2 PCIe links",
         "no links between GPUs are listed, as in virtual machines: the fabric is their PCIe",
     ]
 
@@ -112,7 +112,7 @@ def test_a_virtual_machine_shows_its_gpus_and_nics_by_their_pcie_alone() -> None
 def test_ports_without_a_rate_are_not_said_to_be_missing() -> None:
     node, remarks = node_of_nccl((device("net", name="a"), device("pci", rate=6e9, class_="0x020000")))
     assert (node.nic_bytes_per_s, node.gpus) == (6e9, 0)
-    assert remarks == ["no links of the GPUs: the default fabric"]
+    assert remarks == ["no links between GPUs are listed: the default fabric"]
 
 
 def test_a_matrix_tells_the_fewest_links_between_two_gpus() -> None:
@@ -125,8 +125,8 @@ def test_a_matrix_tells_the_fewest_links_between_two_gpus() -> None:
     node, remarks = node_of_matrix(TopologyMatrix(("NIC0", "GPU0", "GPU1", "GPU2"), rows, {}, {}))
     assert (node.names, node.gpus, node.count) == ((), 3, 1)
     assert remarks == [
-        "1 NICs whose rates are not told",
-        "NV4: the rate of a link is the GPU's, which is not told; the default fabric",
+        "1 NICs without stated rates",
+        "NV4: the link rate depends on the GPU type, which is not given; the default fabric",
     ]
     _, remarks = node_of_matrix(TopologyMatrix(("GPU0", "GPU1"), (("X", "SYS"), ("SYS", "X")), {}, {}))
     assert remarks == [
@@ -166,7 +166,7 @@ def test_hosts_with_more_than_half_of_the_usual_rate_are_nodes() -> None:
     assert site.nodes[0].remark == "6 GPUs a node: as given by --gpus"
     assert site.aside == {
         "Adapters without a host's name": ["3: left out"],
-        "Hosts with few adapters, taken for no GPU nodes": ["half"],
+        "Hosts with few adapters, not taken as GPU nodes": ["half"],
     }
 
 
@@ -176,7 +176,7 @@ def test_hosts_are_like_the_one_machine_that_was_seen() -> None:
     assert [(g.names, g.gpus, g.gpu_type, g.nic_bytes_per_s, g.remark) for g in site.nodes] == [
         (("a",), 4, "A100", 3e9, "")
     ]
-    assert site.aside == {"Hosts with few adapters, taken for no GPU nodes": ["b"]}
+    assert site.aside == {"Hosts with few adapters, not taken as GPU nodes": ["b"]}
     nothing = Site(nodes=[SiteNodes((), 4, "A100", count=1)])
     add_fabric(nothing, NetworkFabric((), ()), 6)
     assert (nothing.nodes, nothing.switches, nothing.aside) == ([], [], {})
@@ -206,7 +206,7 @@ def test_nodes_that_were_told_are_parted_by_their_rates_and_the_others_stay() ->
         ((), 3, 8, None),
         (("f",), 1, 2, None),
     ]
-    assert site.aside == {"Hosts of the fabric that are no nodes": ["y, z"]}
+    assert site.aside == {"Hosts of the fabric that are not nodes": ["y, z"]}
     assert [switch.nodes for switch in site.switches] == [("a", "b", "c", "e")]
 
 

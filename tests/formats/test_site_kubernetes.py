@@ -100,12 +100,12 @@ def test_quotas_of_all_queues_and_cohorts_are_nodes_of_the_largest_size_that_fit
     told = [(g.names, g.gpus, g.gpu_type, g.cores, g.count, g.label, g.remark) for g in site.nodes]
     said = "nominal quotas of all queues:"
     assert sorted(told, key=lambda row: row[5]) == [
-        ((), 8, "t4", None, 5, "eight", f"{said} 40 GPUs; 8 a node: assumed"),
-        ((), 4, "", None, 5, "four", f"{said} 20 GPUs; 4 a node: assumed"),
-        ((), 1, "", None, 7, "odd", f"{said} 7 GPUs; 1 a node: assumed"),
-        ((), 2, "two", None, 3, "two", f"{said} 6 GPUs; 2 a node: assumed"),
+        ((), 8, "t4", None, 5, "eight", f"{said} 40 GPUs; 8 per node: assumed"),
+        ((), 4, "", None, 5, "four", f"{said} 20 GPUs; 4 per node: assumed"),
+        ((), 1, "", None, 7, "odd", f"{said} 7 GPUs; 1 per node: assumed"),
+        ((), 2, "two", None, 3, "two", f"{said} 6 GPUs; 2 per node: assumed"),
     ]
-    assert (site.policy, site.policy_why) == ("kueue", "whose queues these are")
+    assert (site.policy, site.policy_why) == ("kueue", "with these queues")
 
 
 def test_quotas_of_cores_are_nodes_of_cores_and_nodes_that_are_told_come_first() -> None:
@@ -172,10 +172,10 @@ def test_what_has_no_place_is_listed() -> None:
     assert site.aside == {
         "Flavors": ["f: x=1, y=2, topology t, taints: k", "g: any node, topology none"],
         "Priority classes": ["high: 70", "low: -3"],
-        "Topologies without nodes (`kubectl get nodes -o json` tells them)": ["t: block, rack"],
+        "Topologies without nodes (`kubectl get nodes -o json` lists them)": ["t: block, rack"],
         "Jobs": [
-            "3 workloads and jobs: as jobs of the scenario they are named with --trace",
-            "2 pods: as jobs of the scenario they are named with --trace",
+            "3 workloads and jobs: to use them as jobs, name the file with --trace",
+            "2 pods: to use them as jobs, name the file with --trace",
         ],
         "Left out": ["5 objects of other kinds"],
     }

@@ -38,7 +38,7 @@ def test_limits_by_what_they_count() -> None:
         "gpus_per_user": 3,
         "jobs_per_user": 5,
     }
-    (line,) = site.aside["Limits that have no counterpart"]
+    (line,) = site.aside["Limits without a counterpart in the scenario"]
     assert line == "QOS q: GrpTRES bb/x=3, MaxTRESPU gres/gpu:a100=2, Other cpu=1, Odd 6"
     cores = queues._limits(Site(), "", {"GrpTRES": {"cpu": "9", "gres/gpu": "8"}}, {}, "CPUs", queues._AMOUNTS, {})
     assert cores == {"gpus": 9}
@@ -71,7 +71,7 @@ def test_entries_are_told_once_and_by_name() -> None:
         "users": [{"name": "u", "account": "x"}, {"name": "u", "account": "y"}],
     }
     assert site.aside == {
-        "Told twice, as of several clusters: the first holds": ["qos a"],
+        "Given twice, perhaps for several clusters: the first applies": ["qos a"],
         "Without a name or an account": ["one of qos", "one of users"],
     }
 

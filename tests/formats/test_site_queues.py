@@ -93,7 +93,12 @@ def test_partitions_priorities_backfill_and_qos(tmp_path: Path) -> None:
     assert (high.priority, high.gpus, high.gpus_per_user, high.gpus_per_account) == (100.0, 8.0, 3.0, 6.0)
     assert (high.gpus_per_job, high.jobs_per_user) == (2.0, 5)
     assert high.gpus_of_type == {"a100_sxm_80gb": 4.0}
-    for told in ("GrpTRES bb/x=3", "MaxSubmitPU 7", "preempts a QOS that is not here old", "allowaccounts physics"):
+    for told in (
+        "GrpTRES bb/x=3",
+        "MaxSubmitPU 7",
+        "preempts a QOS that is not in these files old",
+        "allowaccounts physics",
+    ):
         assert told in text
 
 
@@ -107,7 +112,7 @@ def test_accounts_and_users(tmp_path: Path, form: str) -> None:
     ann, bob = scenario.queues.users
     assert (ann.name, ann.account, ann.shares, ann.jobs, ann.gpus) == ("ann", "cosmo", 2.0, 4, 5.0)
     assert bob.shares == 1.0
-    assert "1 users share as their account does" in text
+    assert "Fairshare=parent" in text
 
 
 def test_a_script_for_sacctmgr(tmp_path: Path) -> None:
@@ -190,7 +195,7 @@ def test_queues_cohorts_and_flavors_of_kueue(tmp_path: Path) -> None:
     assert (queue.reclaim, queue.within, queue.weight, queue.names) == ("any", "lower-priority", 2.0, ("door",))
     assert (queue.borrow_within, queue.borrow_within_most) == ("lower-priority", 100.0)
     assert scenario.queues.flavors == {"spot+reserved": ("a100_sxm_80gb",), "new": ("h100_sxm",)}
-    assert "so one, with the sum of their quotas" in text
+    assert "quotas summed" in text
 
 
 def test_what_objects_of_kueue_say_beside_is_never_dropped_silently(tmp_path: Path) -> None:

@@ -31,12 +31,13 @@ def test_a_small_cluster_reads_line_by_line() -> None:
         "      gpus: 2\n      accelerator: generic\n      nic: 100 Gbit/s  # assumed\n"
         "    # x1 (1 nodes); said\n    - name: x\n      count: 1\n      gpus: 3\n      accelerator: generic\n"
         "      nic: 100 Gbit/s  # assumed\n"
-        "  topology: {kind: star}  # one switch: no topology was told\n"
-        "workload:\n  trace:\n    file: t.csv\n    count: cpus\npolicy: [easy]  # assumed: no scheduler is told\n"
+        "  topology: {kind: star}  # one switch: the files give no topology\n"
+        "workload:\n  trace:\n    file: t.csv\n    count: cpus\n"
+        "policy: [easy]  # assumed: the files name no scheduler\n"
         "queues:\n  gpu_types: {h100_sxm: [gn], p100: [old]}\n"
-        "  too_large: leave-out  # jobs that a limit never lets start are counted, not run\n"
+        "  too_large: leave-out  # jobs that can never start under a limit are counted, not run\n"
         "more: {seed: 7}\nscheduler: {writes_per_s: 20}"
-        "  # assumed: what Kueue's client may write (clientConnection.qps and burst, by default)\n"
+        "  # assumed: the default write limits of Kueue's client (clientConnection.qps and burst)\n"
     )
 
 
@@ -75,7 +76,7 @@ def test_types_of_gpus_are_told_where_there_are_several() -> None:
 
     assert told("A100", "a100", "") == ({}, {})
     assert told("A100", "T4") == ({"a100": ["g0"], "t4": ["g1"]}, {})
-    heading = "GPU types that are one accelerator here: a job that asks for one may use the others"
+    heading = "GPU types taken as one accelerator: a job that requests one may use the others"
     words, aside = told("a100", "a100x,T4", "A100X")
     assert words == {"a100": ["g0"], "a100x": ["g1", "g2"], "t4": ["g1"]}
     assert aside == {heading: ["a100, a100x, t4: a100_sxm_80gb"]}
@@ -110,8 +111,8 @@ def test_partitions_hold_groups_and_those_without_nodes_are_told() -> None:
     assert "\nqueues:\n  partitions:\n    - {name: p, qos: q, nodes: [a]}\n" in text
     assert site.aside == {
         "Partitions without nodes of the scenario": ["none"],
-        "Flavors of GPUs that no node here has, so of any": ["f"],
-        "QOS of partitions without limits here (`sacctmgr show qos -P` tells them)": ["q"],
+        "Flavors of GPUs that no node has, taken as any GPU": ["f"],
+        "QOS of partitions, taken without limits (`sacctmgr show qos -P` lists them)": ["q"],
     }
     assert "queues:" not in scenario_text(Site(nodes=[SiteNodes(("a",), 2)]), ["f"], {})
 
@@ -127,7 +128,7 @@ def test_equal_racks_in_order_are_a_tree_and_others_are_links() -> None:
     def kind(*switches: SiteSwitch) -> str:
         return _topology(Site(nodes=nodes, switches=list(switches)), ["a"])[0]
 
-    tree = "  topology: {kind: tree, nodes_per_rack: 2}  # uplinks as fast as what is below: assumed"
+    tree = "  topology: {kind: tree, nodes_per_rack: 2}  # assumed: uplinks as fast as the links below"
     one, two = SiteSwitch("r1", ("a1", "a2")), SiteSwitch("r2", ("a3", "a4"))
     assert kind(one, two) == tree
     assert kind(one, two, SiteSwitch("top", (), ("r1", "r2"))) == tree
@@ -144,7 +145,7 @@ def test_equal_racks_in_order_are_a_tree_and_others_are_links() -> None:
     assert kind(*each, SiteSwitch("t1", (), ("r1", "r2")), SiteSwitch("t2", (), ("r3", "r4"))) == links
     star = "  topology: {kind: star}  # one switch"
     assert kind(SiteSwitch("r1", ("a1", "a2", "a3", "a4")), SiteSwitch("top", (), ("r1",))) == star
-    assert kind() == star + ": no topology was told"
+    assert kind() == star + ": the files give no topology"
 
 
 def test_links_carry_what_is_below_them_or_what_was_told() -> None:
@@ -169,10 +170,10 @@ def test_links_carry_what_is_below_them_or_what_was_told() -> None:
         "      - {source: a-1, target: r-2, rate: 24 Gbit/s}  # a2",
         "      - {source: c-0, target: up, rate: 40 Gbit/s}  # c1",
         "      - {source: c-1, target: unlisted, rate: 40 Gbit/s}  # c2",
-        "      - {source: sw-b, target: up, rate: 124 Gbit/s}  # as fast as what is below it: assumed",
+        "      - {source: sw-b, target: up, rate: 124 Gbit/s}  # assumed: as fast as the links below it",
         "      - {source: r-2, target: core, rate: 16 Gbit/s}  # as told",
-        "      - {source: up, target: core, rate: 164 Gbit/s}  # as fast as what is below it: assumed",
-        "      - {source: unlisted, target: core, rate: 40 Gbit/s}  # as fast as what is below it: assumed",
+        "      - {source: up, target: core, rate: 164 Gbit/s}  # assumed: as fast as the links below it",
+        "      - {source: unlisted, target: core, rate: 40 Gbit/s}  # assumed: as fast as the links below it",
     ]
     site.switches.append(SiteSwitch("top", ("c2",), ("up", "r 2")))
     links = _topology(site, ["a", "b", "c"])
@@ -183,7 +184,7 @@ def test_long_remarks_are_broken_between_words_at_a_hundred_letters() -> None:
     assert list(_aside(Site())) == []
     site = Site(aside={"Heading": ["a  b\tc", " ".join(["a-b"] * 25), "x" * 120]})
     assert list(_aside(site)) == [
-        "\n# Not part of the simulation: what a scenario has no counterpart for.",
+        "\n# Not part of the simulation, because a scenario has no counterpart.",
         "# Heading:",
         "#   a b c",
         "#   " + " ".join(["a-b"] * 24),
@@ -232,7 +233,7 @@ def test_gpus_of_gres_conf_add_up_and_those_of_slurm_conf_hold() -> None:
     assert site.aside == {
         "More on gres.conf": ["a: cores 0-3, links 1"],
         "Other generic resources": ["bw of all nodes: 8", "bw of 2 nodes: 8"],
-        "Contradictions": ["c ...: 3 GPUs in slurm.conf, 9 in gres.conf: the first holds"],
+        "Contradictions": ["c ...: 3 GPUs in slurm.conf, 9 in gres.conf: the first applies"],
     }
 
 

@@ -68,7 +68,7 @@ def test_included_files_beside_it_and_ones_that_are_not(tmp_path: Path) -> None:
     conf = read_slurm_conf(main)
     assert conf.nodes[0].names == ("a1", "a2", "a3")
     assert {(c.reason, c.first_line) for c in conf.changes} == {
-        ("Include absent.conf: not beside the file", 3),
+        ("Include absent.conf: not found in the folder of the file", 3),
         ("a line without Key=Value", 4),
     }
 
@@ -76,7 +76,7 @@ def test_included_files_beside_it_and_ones_that_are_not(tmp_path: Path) -> None:
 def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
     main = tmp_path / "slurm.conf"
     main.write_text("ClusterName=c\nInclude slurm.conf\n")
-    with pytest.raises(FormatError, match="Include goes in a circle"):
+    with pytest.raises(FormatError, match="the files include each other"):
         read_slurm_conf(main)
 
 

@@ -76,7 +76,7 @@ def test_output_without_a_header() -> None:
     assert jobs.account.tolist() == ["", ""]
     assert math.isnan(jobs.start_s[0])  # only expected
     assert (jobs.start_s[1], jobs.time_limit_s[0], jobs.time_limit_s[1]) == (TEN + 9, 600.0, math.inf)
-    assert any(c.reason == "an expected start or end left out" and c.count == 1 for c in jobs.changes)
+    assert any(c.reason == "an expected start or end time ignored" and c.count == 1 for c in jobs.changes)
 
 
 def test_queue_json() -> None:

@@ -118,8 +118,8 @@ def test_any_csv_by_its_columns() -> None:
     np.testing.assert_array_equal(jobs.duration_s, [3600.0, 90.5, 1.0])
     np.testing.assert_array_equal(jobs.gpus, [4, 2, np.nan])
     assert {(c.action, c.reason, c.first_line) for c in jobs.changes} == {
-        ("changed", "when is not a time, taken as not given", 5),
-        ("changed", "cards is not a number, taken as not given", 5),
+        ("changed", "when is not a time, ignored", 5),
+        ("changed", "cards is not a number, ignored", 5),
     }
     seconds = read_csv_trace(b"t,d\n0,5\n10,6\n", {"arrival": "t", "duration": "d"})
     assert seconds.submit_s.tolist() == [0.0, 10.0]

@@ -117,8 +117,8 @@ def test_what_is_no_plain_number_is_a_name(tmp_path: Path, name: str) -> None:
     trace = read_trace(path)
     assert trace.job_id.tolist() == [0, 1]
     assert trace.name == ("7", name)
-    said = f"job_id {name!r} in line 3 is no number: jobs are named by it"
-    assert trace.notes == (f"t.csv: {said}, the number of each is its row (from 0)",)
+    said = f"job_id {name!r} in line 3 is not a number"
+    assert trace.notes == (f"t.csv: {said}: jobs keep these names and are numbered by row (from 0)",)
 
 
 @pytest.mark.parametrize("stamp", ["now", "2017", "２０１７-01-01 00:00:00"])

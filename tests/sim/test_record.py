@@ -198,7 +198,7 @@ def test_a_horizon_stop_and_nothing_left_end_a_run() -> None:
     world = world_at(1.0, 5.0, 5.5)
     assert running._advance(world, scenario, None, None)
     assert (world.closed, world.clock._queue) == ([5.0], [(5.5,)])  # what falls on the horizon happens
-    with pytest.raises(running.Stalled, match="1 jobs are not done and nothing is left to happen"):
+    with pytest.raises(running.Stalled, match="1 jobs are not done, but no event is left"):
         running._advance(world_at(1.0), scenario, None, None)
     stopped = world_at(1.0, 2.0)
     assert not running._advance(stopped, scenario, None, lambda: len(stopped.clock._queue) == 1)

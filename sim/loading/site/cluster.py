@@ -35,10 +35,10 @@ def accelerator_of(kind: str) -> tuple[str, str]:
         if re.search(f"(?:{pattern})(?![0-9])", text):
             sure = text == name.replace("_", "-") or re.search(exact, text)
             if "," in kind:
-                return name, f"{kind} on one node: all taken for {name}"
+                return name, f"{kind} on one node: all taken as {name}"
             if is_slice(kind):
                 return name, f"{kind} is a slice of a GPU (MIG): each counts as a whole {name} here"
-            return name, "" if sure else f"{kind} taken for {name}: guessed"
+            return name, "" if sure else f"{kind} taken as {name}: guessed"
     return ("generic", f"{kind} is not in the hardware profile: generic" if kind else "GPU type not given")
 
 
@@ -84,7 +84,7 @@ class Site:
     nodes: list[SiteNodes] = field(default_factory=list)
     switches: list[SiteSwitch] = field(default_factory=list)
     policy: str = "easy"
-    policy_why: str = "assumed: no scheduler is told"
+    policy_why: str = "assumed: the files name no scheduler"
     aside: dict[str, list[str]] = field(default_factory=dict)
     queues: dict[str, Any] = field(default_factory=dict)
     jobs: list[dict[str, Any]] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Site:
         for group in self.nodes:
             if not group.cores:
                 name = group.label or span(group.names)
-                raise InputError([f"{name}: CPU cores are not told, --count cpus needs them"])
+                raise InputError([f"{name}: the number of CPU cores is not given, --count cpus needs it"])
             group.gpus, group.gpu_type = group.cores, ""
             group.remark = f"each of its {group.cores} cores counts as a GPU"
 
@@ -121,14 +121,14 @@ class Site:
         """Set nodes without GPUs aside. Raises InputError when none is left."""
         without = [group for group in self.nodes if group.gpus < 1]
         self.add_aside(
-            "Nodes without GPUs (--count cpus takes each core for a GPU)",
+            "Nodes without GPUs (--count cpus counts each core as a GPU)",
             *(f"{span(g.names) or g.label}: {g.count} nodes, {g.cores or '?'} cores" for g in without),
         )
         self.nodes = [group for group in self.nodes if group.gpus >= 1]
         if not self.nodes:
             cores = any(group.cores for group in without)
             raise InputError(
-                [f"no node with GPUs in these files; {'--count cpus takes each core for a GPU' if cores else _GPUS}"]
+                [f"no node with GPUs in these files; {'--count cpus counts each core as a GPU' if cores else _GPUS}"]
             )
 
     def split_by_partition(self) -> None:
@@ -144,7 +144,7 @@ class Site:
         self.nodes = made
 
 
-_GPUS = "--gpus N, or NCCL's topology XML or `nvidia-smi topo -m` beside them, tells how many a node has"
+_GPUS = "--gpus N, or NCCL's topology XML or `nvidia-smi topo -m` with these files, gives the number per node"
 
 
 def span(names: Sequence[str]) -> str:

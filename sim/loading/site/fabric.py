@@ -49,7 +49,7 @@ def node_of_nccl(devices: Sequence[FabricDevice]) -> tuple[SiteNodes, list[str]]
     ports = [net.bytes_per_s for net in nets if net not in slow]
     nic = math.fsum(ports) or math.fsum(slot.bytes_per_s for slot in slots)
     if not nets and nic:
-        remarks.append(f"no rates of ports: the NICs taken at what their {len(slots)} PCIe links carry")
+        remarks.append(f"no port rates: the NIC rate is that of their {len(slots)} PCIe links")
     fabric, how = _fabric(devices, gpus, cards)
     remarks += [how] if how else []
     kinds = {_KINDS.get(_target(gpu), (0.0, ""))[1] for gpu in gpus}
@@ -76,10 +76,10 @@ def _fabric(
     if links and rate:
         return min(links.values()) * rate, ""
     if links:
-        return (0.0, f"{min(links.values())} links a GPU of a kind whose rate is not known here: the default fabric")
+        return (0.0, f"{min(links.values())} links per GPU of an unknown rate: the default fabric")
     rate = min((card.bytes_per_s for card in cards if card.bytes_per_s), default=0.0)
     if not rate:
-        return 0.0, "no links of the GPUs: the default fabric"
+        return 0.0, "no links between GPUs are listed: the default fabric"
     return rate, "no links between GPUs are listed, as in virtual machines: the fabric is their PCIe"
 
 
@@ -88,9 +88,9 @@ def node_of_matrix(matrix: TopologyMatrix) -> tuple[SiteNodes, list[str]]:
     gpus = [k for k, name in enumerate(matrix.devices) if name.startswith("GPU")]
     nics = [name for name in matrix.devices if not name.startswith("GPU")]
     links = {int(c[2:]) for a in gpus for b in gpus if (c := matrix.links[a][b]).startswith("NV")}
-    remarks = [f"{len(nics)} NICs whose rates are not told"] if nics else ["no NIC is listed"]
+    remarks = [f"{len(nics)} NICs without stated rates"] if nics else ["no NIC is listed"]
     if links:
-        remarks.append(f"NV{min(links)}: the rate of a link is the GPU's, which is not told; the default fabric")
+        remarks.append(f"NV{min(links)}: the link rate depends on the GPU type, which is not given; the default fabric")
     else:
         remarks.append("no NVLink between its GPUs: the default fabric is too fast for PCIe; set 'fabric'")
     return SiteNodes((), len(gpus), count=1), remarks
@@ -108,12 +108,12 @@ def add_fabric(site: Site, fabric: NetworkFabric, gpus: int) -> None:
     if any(group.names for group in site.nodes):
         known = {name for group in site.nodes for name in group.names}
         strange = sorted(set(hosts) - known)
-        site.add_aside("Hosts of the fabric that are no nodes", *([", ".join(strange)] if strange else []))
+        site.add_aside("Hosts of the fabric that are not nodes", *([", ".join(strange)] if strange else []))
     else:
         usual = max(Counter(rates.values()).items(), key=lambda item: item[1], default=(0.0, 0))[0]
         known = {name for name, rate in rates.items() if 2 * rate > usual}
         few = sorted(set(hosts) - known)
-        site.add_aside("Hosts with few adapters, taken for no GPU nodes", *([", ".join(few)] if few else []))
+        site.add_aside("Hosts with few adapters, not taken as GPU nodes", *([", ".join(few)] if few else []))
         machine = site.nodes[0] if site.nodes else SiteNodes((), gpus, remark=f"{gpus} GPUs a node: as given by --gpus")
         site.nodes = [replace(machine, names=tuple(sorted(known)), count=0)] if known else []
     _rate_nodes(site, {name: rate for name, rate in rates.items() if name in known})

@@ -19,7 +19,7 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     elif not site.nodes:
         _add_quotas(site, found, unit)
     if found.cluster_queues:
-        site.policy, site.policy_why = "kueue", "whose queues these are"
+        site.policy, site.policy_why = "kueue", "with these queues"
         add_queues(site, found, unit, _kinds(site, found))
     flavors = (
         ", ".join([f"{f.name}: {_labels(f.node_labels)}", f"topology {f.topology or 'none'}", *f.rest])
@@ -28,9 +28,9 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
     site.add_aside("Flavors", *flavors)
     site.add_aside("Priority classes", *(f"{name}: {value}" for name, value in found.priority_classes.items()))
     levels = (f"{t.name}: {', '.join(t.levels)}" for t in found.topologies if not found.nodes)
-    site.add_aside("Topologies without nodes (`kubectl get nodes -o json` tells them)", *levels)
+    site.add_aside("Topologies without nodes (`kubectl get nodes -o json` lists them)", *levels)
     for kind, things in (("workloads and jobs", found.workloads), ("pods", found.pods)):
-        said = f"{len(things)} {kind}: as jobs of the scenario they are named with --trace"
+        said = f"{len(things)} {kind}: to use them as jobs, name the file with --trace"
         site.add_aside("Jobs", *([said] if things else []))
     site.add_aside("Left out", *(f"{change.count} {change.reason}" for change in found.changes))
 
@@ -97,7 +97,7 @@ def _add_quotas(site: Site, found: KueueObjects, unit: str) -> None:
         whole = int(amount)
         each = next((size for size in (8, 4, 2) if whole % size == 0), 1)
         if whole:
-            remark = f"nominal quotas of all queues: {whole} {unit}; {each} a node: assumed"
+            remark = f"nominal quotas of all queues: {whole} {unit}; {each} per node: assumed"
             cores = each if unit == "CPUs" else None
             kind = _product(flavors.get(name))
             site.nodes.append(SiteNodes((), each, kind, cores, count=whole // each, label=name, remark=remark))

@@ -45,7 +45,7 @@ def tell(site: Site, section: str, entry: Mapping[str, Any]) -> None:
     if key[0] is None or (section == "users" and key[1] is None):
         site.add_aside("Without a name or an account", f"one of {section}")
     elif any((one["name"], one.get("account") if section == "users" else None) == key for one in told):
-        site.add_aside("Told twice, as of several clusters: the first holds", f"{section} {key[0]}")
+        site.add_aside("Given twice, perhaps for several clusters: the first applies", f"{section} {key[0]}")
     else:
         told.append(full)
 
@@ -84,7 +84,7 @@ def _limits(
             found[numbers[column.lower()]] = count
         else:
             rest.append(f"{column} {count}")
-    site.add_aside("Limits that have no counterpart", *([f"{what}: {', '.join(rest)}"] if rest else []))
+    site.add_aside("Limits without a counterpart in the scenario", *([f"{what}: {', '.join(rest)}"] if rest else []))
     return found
 
 
@@ -105,7 +105,7 @@ def add_qos(site: Site, rows: Sequence[SlurmQos], unit: str) -> None:
         tell(site, "qos", {"name": qos.name, "priority": qos.priority or None, "preempts": preempts, **limits})
         strange = ",".join(name for name in qos.preempt if name not in known)
         other = {
-            "preempts a QOS that is not here": strange,
+            "preempts a QOS that is not in these files": strange,
             "flags": ",".join(qos.flags),
             "longest": qos.max_wall_s,
             "grace time": qos.grace_time_s,
@@ -138,7 +138,7 @@ def add_accounts(site: Site, found: Accounts, unit: str) -> None:
             parent = a.parent if a.parent in known else ""
             tell(site, "accounts", {"name": a.account, "parent": parent, "shares": shares, **limits})
     if parents:
-        site.add_aside("Shares", f"{parents} users share as their account does (Fairshare=parent): here 1 each")
+        site.add_aside("Shares", f"{parents} users share with their account (Fairshare=parent): taken as 1 share each")
     for change in found.changes:
         site.add_aside("Left out", f"{change.count} {change.reason} (line {change.first_line})")
 
@@ -191,7 +191,7 @@ def _add_preemption(site: Site, config: SlurmConfig) -> set[str]:
     }
     site.queues["preemption"] = {key: value for key, value in entry.items() if value is not None}
     if mode != "REQUEUE":
-        site.add_aside("Preemption", f"PreemptMode={mode}: here a stopped job is queued again, and goes on from there")
+        site.add_aside("Preemption", f"PreemptMode={mode}: simulated as requeue, from the last checkpoint")
     return {"preempttype", "preemptexempttime"} | ({"preemptmode"} if mode == "REQUEUE" else set())
 
 
@@ -276,7 +276,7 @@ def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[s
         by_kind.setdefault(kinds.get(flavor.name, ""), []).append(flavor.name)
     for kind, flavors in by_kind.items():
         if len(flavors) > 1:
-            same = f"{', '.join(flavors)}: all {kind or 'of an unknown type'}, so one, with the sum of their quotas"
+            same = f"{', '.join(flavors)}: all {kind or 'of an unknown type'}, merged into one, quotas summed"
             site.add_aside("Flavors of the same GPUs", same)
     return {"+".join(flavors): kind for kind, flavors in by_kind.items()}
 
@@ -371,11 +371,11 @@ def add_generated(site: Site, test: GeneratedTest) -> None:
         "decide": {"writes_per_s": 50, "writes_burst": 100},
     }
     aside = [f"{w.name}: {w.topology} in {w.level}" for w in every if w.topology and not _together(w, test.levels)]
-    site.add_aside("Places that jobs ask for and do not get here", *dict.fromkeys(aside))
+    site.add_aside("Topology requests of jobs that the simulation does not honour", *dict.fromkeys(aside))
     if test.levels:
         _add_generated_nodes(site, test.levels)
     else:
-        remark = "one for each unit of nominal quota"
+        remark = "one per unit of nominal quota"
         site.nodes.append(SiteNodes((), int(total), count=1, label="pool", remark=remark))
 
 

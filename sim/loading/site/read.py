@@ -95,9 +95,9 @@ def import_site(
 def _beside(kind: str, unit: str) -> str:
     """What tells of nodes, beside a file that does not."""
     if kind != "kueue":
-        return "name slurm.conf, sinfo or `scontrol show node` beside them"
-    cpus = "" if unit == "CPUs" else ", or with quotas of CPUs say --count cpus, which takes each core for a GPU"
-    return f"name nodes (`kubectl get nodes -o json`) beside them{cpus}"
+        return "also name slurm.conf, sinfo or `scontrol show node`"
+    cpus = "" if unit == "CPUs" else ", or with quotas of CPUs use --count cpus, which counts each core as a GPU"
+    return f"also name the nodes (`kubectl get nodes -o json`){cpus}"
 
 
 def _kind(file: str | Path) -> str:
@@ -109,8 +109,8 @@ def _kind(file: str | Path) -> str:
         how = f"read here: {', '.join(_ORDER)}"
         if kind in JOB_FORMATS:
             how = (
-                "give the file as --trace, beside one that does (slurm.conf, sinfo, ...), or have its jobs on so "
-                f"many GPUs: equipoise fit-workload {file} --gpus NUMBER --out FILE"
+                "give it as --trace with a file that does (slurm.conf, sinfo, ...), or run its jobs on NUMBER "
+                f"GPUs: equipoise fit-workload {file} --gpus NUMBER --out FILE"
             )
         raise InputError([f"{file}: looks like {kind}, which describes no cluster; {how}"])
     return kind
@@ -172,4 +172,4 @@ def _add_machine(site: Site, node: SiteNodes, remarks: Sequence[str], kind: str)
         group.gpu_type = group.gpu_type or node.gpu_type
     if not site.nodes:
         site.nodes.append(node)
-    site.add_aside(f"What {kind} does not tell", *remarks)
+    site.add_aside(f"Not contained in {kind}", *remarks)

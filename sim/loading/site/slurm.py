@@ -99,7 +99,7 @@ def add_gres(site: Site, lines: Sequence[Gres]) -> None:
         for part, (counted, kind) in zip(parts, told, strict=False):
             if part.gpus and counted and part.gpus != counted:
                 both = f"{part.gpus} GPUs in slurm.conf, {counted} in gres.conf"
-                site.add_aside("Contradictions", f"{part.names[0]} ...: {both}: the first holds")
+                site.add_aside("Contradictions", f"{part.names[0]} ...: {both}: the first applies")
             part.gpus, part.gpu_type = part.gpus or counted, part.gpu_type or kind
         made += parts
     site.nodes = made
@@ -124,7 +124,7 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
     if chosen.kind == "block":
         site.add_aside(
             "Blocks",
-            "a block is a rack here: what its own fast fabric adds between its nodes is not simulated",
+            "a block is simulated as a rack, without the fast fabric between its nodes",
             f"block sizes {', '.join(map(str, chosen.block_sizes)) or 'not given'}",
         )
     site.add_aside("Other topologies", *(t.name for t in topologies if t is not chosen))

@@ -13,7 +13,7 @@ import yaml
 from equipoise.sim.loading.site.cluster import NIC_BYTES_PER_S, Site, SiteNodes, SiteSwitch, accelerator_of, span
 
 _WIDTH = 100
-_WHY = "  # assumed: what Kueue's client may write (clientConnection.qps and burst, by default)"
+_WHY = "  # assumed: the default write limits of Kueue's client (clientConnection.qps and burst)"
 
 
 def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any]) -> str:
@@ -64,12 +64,12 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
     absent = [name for name, own in told.get("flavors", {}).items() if not kinds.intersection(own)]
     if absent:
         told = {**told, "flavors": {name: own for name, own in told["flavors"].items() if name not in absent}}
-        site.add_aside("Flavors of GPUs that no node here has, so of any", *absent)
+        site.add_aside("Flavors of GPUs that no node has, taken as any GPU", *absent)
     known = {entry["name"] for entry in told.get("qos", ())}
     strange = {p["qos"]: {"name": p["qos"]} for p in told.get("partitions", ()) if p.get("qos", "") not in {"", *known}}
     if strange:
         told = {**told, "qos": [*told.get("qos", ()), *strange.values()]}
-        site.add_aside("QOS of partitions without limits here (`sacctmgr show qos -P` tells them)", *strange)
+        site.add_aside("QOS of partitions, taken without limits (`sacctmgr show qos -P` lists them)", *strange)
     if told:
         yield "queues:"
     for key, value in told.items():
@@ -81,7 +81,7 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
         else:
             yield f"  {key}: {_flow(value)}"
     if told:
-        yield "  too_large: leave-out  # jobs that a limit never lets start are counted, not run"
+        yield "  too_large: leave-out  # jobs that can never start under a limit are counted, not run"
 
 
 def _gpu_types(site: Site, labels: Sequence[str]) -> dict[str, list[str]]:
@@ -97,7 +97,7 @@ def _gpu_types(site: Site, labels: Sequence[str]) -> dict[str, list[str]]:
     for model, same in models.items():
         if len(same) > 1:
             site.add_aside(
-                "GPU types that are one accelerator here: a job that asks for one may use the others",
+                "GPU types taken as one accelerator: a job that requests one may use the others",
                 f"{', '.join(sorted(same))}: {model}",
             )
     return words
@@ -170,9 +170,9 @@ def _topology(site: Site, labels: Sequence[str]) -> list[str]:
     switches = _pruned(site, mine)
     leaves = [switch for switch in switches if switch.nodes]
     if len(leaves) < 2:
-        return ["  topology: {kind: star}  # one switch" + ("" if site.switches else ": no topology was told")]
+        return ["  topology: {kind: star}  # one switch" + ("" if site.switches else ": the files give no topology")]
     if equal := _equal_racks(leaves, list(mine), switches):
-        return [f"  topology: {{kind: tree, nodes_per_rack: {equal}}}  # uplinks as fast as what is below: assumed"]
+        return [f"  topology: {{kind: tree, nodes_per_rack: {equal}}}  # assumed: uplinks as fast as the links below"]
     return ["  topology:", "    kind: explicit", "    links:", *_links(switches, mine, labels)]
 
 
@@ -228,14 +228,14 @@ def _links(
         up = titles[parent[switch.name]] if switch.name in parent else "core" if len(tops) > 1 else ""
         told = switch.uplink_bytes_per_s
         if up:
-            why = "as told" if told else "as fast as what is below it: assumed"
+            why = "as told" if told else "assumed: as fast as the links below it"
             yield link(titles[switch.name], up, told or sum_bytes_per_s(switch), why)
 
 
 def _aside(site: Site) -> Iterator[str]:
     """Comments: what has no counterpart in a scenario."""
     if site.aside:
-        yield "\n# Not part of the simulation: what a scenario has no counterpart for."
+        yield "\n# Not part of the simulation, because a scenario has no counterpart."
     for heading, lines in site.aside.items():
         yield f"# {heading}:"
         for line in lines:

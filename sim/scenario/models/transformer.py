@@ -165,7 +165,7 @@ class TransformerSpec(Section):
     def _only_config(self) -> None:
         for name in _SHAPE:
             if name != "sequence" and getattr(self, name) != TransformerSpec.model_fields[name].default:
-                raise ValueError(f"{name}: 'config' says it already; leave one of them out")
+                raise ValueError(f"{name}: 'config' already sets it; leave one of the two out")
         if not is_file(str(self.config)) and self.config not in SHAPES:
             close = get_close_matches(str(self.config).lower(), SHAPES, n=1)
             meant = f"; did you mean {close[0]!r}?" if close else ";"

@@ -126,7 +126,7 @@ def test_a_gang_that_asks_for_one_node_gets_one() -> None:
 def test_jobs_that_a_limit_never_lets_start() -> None:
     jobs = [{"name": "big", "gpus": 6, "duration": 60, "qos": "q"}, {"name": "ok", "gpus": 1, "duration": 60}]
     queues: dict[str, Any] = {"qos": [{"name": "q", "gpus_per_job": 4}]}
-    with pytest.raises(InputError, match="job big asks for 6 GPUs, a single job may have 4: it can never start"):
+    with pytest.raises(InputError, match="job big asks for 6 GPUs, one job may have 4: it can never start"):
         run(case(jobs, queues))
     made = run(case(jobs, queues | {"too_large": "leave-out"}))
     assert made.jobs["name"].tolist() == ["ok"]
@@ -136,8 +136,8 @@ def test_jobs_that_a_limit_never_lets_start() -> None:
 def test_what_is_not_declared_is_refused_in_one_line() -> None:
     for queues, said in (
         ({"queues": [{"name": "q", "gpus": 1, "cohort": "c"}]}, "queues.0.cohort: 'c' is not declared"),
-        ({"accounts": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]}, "'a' is above itself"),
-        ({"qos": [{"name": "q"}, {"name": "q"}]}, "'q' stands there twice"),
+        ({"accounts": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]}, "'a' is its own ancestor"),
+        ({"qos": [{"name": "q"}, {"name": "q"}]}, "'q' appears twice"),
         ({"partitions": [{"name": "p", "nodes": ["z"]}]}, "unknown node or group of nodes 'z'; known: a, a-0, a-1"),
         ({"partitions": [{"name": "pp"}]}, r"workload.jobs.0.partition: unknown partition 'p'; did you mean 'pp'\?"),
         ({"flavors": {"f": ["b200"]}}, "queues.flavors.f.0: unknown accelerator or group of nodes 'b200'"),
@@ -150,8 +150,8 @@ def test_a_policy_that_leaves_declared_rules_aside_says_so() -> None:
     queues: dict[str, Any] = {"priority": {"age": 1, "fairshare": 1}, "backfill": {}}
     jobs = [{"gpus": 1, "duration": 1, "user": "u"}]
     notes = run(case(jobs, queues), policy=make_policy("fifo")).notes
-    assert "policy fifo leaves aside what 'queues' says of priority, fair share, backfill" in notes
-    assert not [n for n in run(case(jobs, queues), policy=make_policy("multifactor")).notes if "leaves aside" in n]
+    assert "policy fifo does not apply these settings of 'queues': priority, fair share, backfill" in notes
+    assert not [n for n in run(case(jobs, queues), policy=make_policy("multifactor")).notes if "does not apply" in n]
 
 
 amount = st.integers(0, 12).map(float)

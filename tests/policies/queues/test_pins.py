@@ -113,4 +113,4 @@ def test_an_elastic_job_starts_with_what_its_limit_allows(policy: str) -> None:
     assert made.summary()["completed"] == 2
     assert made.timeline is not None
     assert made.timeline["segments"]["gpus"].max() == 2
-    assert "jobs that start with fewer GPUs than asked for, as no limit allows more: 2" in made.notes
+    assert "jobs that start with fewer GPUs than requested, because a limit allows no more: 2" in made.notes

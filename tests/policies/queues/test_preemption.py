@@ -139,7 +139,7 @@ def test_a_job_that_a_limit_of_cores_never_lets_start_is_refused() -> None:
     jobs = [job("j", 1, account="a", cpus=9)]
     with pytest.raises(InputError, match="account a, cpu allows: 8 CPUs: it can never start"):
         run(case(jobs, {"accounts": [{"name": "a", "tres": {"cpu": 8}}]}))
-    with pytest.raises(InputError, match="more of CPUs, memory or nodes than a single job may have"):
+    with pytest.raises(InputError, match="more CPUs, memory or nodes than one job may have"):
         run(case(jobs, {"accounts": [{"name": "a", "tres_per_job": {"cpu": 8}}]}))
 
 

@@ -78,12 +78,12 @@ def test_a_book_of_ones_own(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("name: x\ngpu_hour: {t4: 1 USD/h}\n", "date: is missing"),
-        ('name: x\ndate: ""\n', "prices change, so say of when they are"),
+        ('name: x\ndate: ""\n', "date: prices change"),
         ('name: x\ndate: "2026"\ngpu_hour: {t4: 1 W}\n', "'1 W' is a power, a price is needed"),
         ('name: x\ndate: "2026"\ntariff: 1 USD/h\n', "'1 USD/h' is a price, an energy price is needed"),
         ('name: x\ndate: "2026"\nstorage: 1 USD/GB\n', "storage"),
         ('name: x\ndate: "2026"\nprices: {}\n', "prices: unknown key"),
-        ('name: x\ndate: "2026"\ndiscounts: {owned: 5 %}\n', "'owned' is no contract with a discount"),
+        ('name: x\ndate: "2026"\ndiscounts: {owned: 5 %}\n', "'owned' is not a contract with a discount"),
     ],
 )
 def test_a_mistake_in_a_book_is_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
@@ -302,7 +302,7 @@ def test_each_group_binds_its_part_of_a_contract() -> None:
 
 def test_spot_nodes_that_are_never_taken_away_are_told() -> None:
     told = [note for note in simulate(priced({"terms": {"node": "spot"}})).notes if "spot" in note]
-    assert told == ["spot nodes of 'node' are never taken away here; give 'faults.spot'"]
+    assert told == ["spot nodes of 'node' are never reclaimed in this run; give 'faults.spot'"]
 
 
 def test_only_spot_nodes_are_reclaimed() -> None:
@@ -321,22 +321,25 @@ def test_only_spot_nodes_are_reclaimed() -> None:
     made = [simulate(priced(cost, node, faults=faults, workload=jobs)) for cost in terms]
     assert [float(run.totals["makespan_s"]) == 360_000.0 for run in made] == [False, False, True, True, True]
     assert [run.totals["away_gpu_s"] > 0.0 for run in made] == [True, True, False, False, False]
-    told = [note.rpartition(" is ")[2] for run in made for note in run.notes if "takes no node" in note]
+    told = [note.rpartition(" is ")[2] for run in made for note in run.notes if "reclaims no node" in note]
     assert told == ["on demand", "reserved", "owned"]
 
 
 @pytest.mark.parametrize(
     ("terms", "line"),
     [
-        ("{h100_sxm: reservd}", "cost.terms.h100_sxm: 'reservd' is no contract; known: on_demand, spot, reserved"),
+        ("{h100_sxm: reservd}", "cost.terms.h100_sxm: 'reservd' is not a contract; known: on_demand, spot, reserved"),
         ("{h100_sxm: reserved 5 y}", "no discount known for reserved 1825 d; give 'discount' (price book"),
         ("{h100_sxm: reserved 3 GB}", "cost.terms.h100_sxm: '3 GB' is a size, a time is needed"),
-        ("{a100: spot}", "no node group or accelerator of the cluster is called 'a100'; there are h100_sxm, node"),
+        ("{a100: spot}", "no node group or accelerator of the cluster is called 'a100'; known: h100_sxm, node"),
         ("{node: owned}", "owned GPUs need their price: cost.capex.h100_sxm.price"),
-        ("{node: {kind: committed}}", "a committed contract needs 'gpus', for how many; the others are on demand"),
-        ("{node: {kind: spot, upfront: 0.5}}", "'upfront' is of reserved and committed contracts"),
-        ("{node: {discount: 0.5}}", "'discount' is of spot, reserved and committed contracts"),
-        ("{node: {kind: spot, gpus: 4}}", "'gpus' is of committed contracts; this one is spot, for all GPUs"),
+        (
+            "{node: {kind: committed}}",
+            "a committed contract needs 'gpus', the number committed to; other GPUs are on demand",
+        ),
+        ("{node: {kind: spot, upfront: 0.5}}", "'upfront' is for reserved and committed contracts"),
+        ("{node: {discount: 0.5}}", "'discount' is for spot, reserved and committed contracts"),
+        ("{node: {kind: spot, gpus: 4}}", "'gpus' is for committed contracts; this one is spot and covers all GPUs"),
         ("{node: {kind: spot, discount: 1}}", "cost.terms.node.discount"),
     ],
 )

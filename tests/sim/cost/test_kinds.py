@@ -75,4 +75,4 @@ def test_curves_of_different_origin_are_not_ranked_without_a_word(tmp_path: Path
         file.write_text(yaml.safe_dump(case("h100_sxm", model)))
         vary = "cluster.nodes.0.accelerator=h100_sxm,a100_sxm_80gb"
         main(["size", str(file), "--vary", vary, "--target", "makespan<=1h", "--rank"])
-        assert ("shares of the peak rate are of different origin" in capsys.readouterr().err) == told
+        assert ("shares of the peak rate have different origins" in capsys.readouterr().err) == told

@@ -107,7 +107,7 @@ def test_a_smaller_share_has_less_memory() -> None:
 def test_a_note_says_how_many_passes() -> None:
     assert not any("passes" in note for note in simulate(case()).notes)
     (note,) = (note for note in simulate(case(batch=258)).notes if "passes" in note)
-    assert note == "job job: memory holds 64 of the 129 samples of a worker's step, so it takes 3 passes"
+    assert note == "job job: memory holds 64 of the 129 samples of a worker's step, which takes 3 passes"
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,14 @@ def test_a_note_says_how_many_passes() -> None:
     [
         (
             {"memory": {"activation_per_sample": 65e9}},
-            "needs 81000000000 bytes (81 GB) for one sample at a time on each of 2 GPUs; no GPUs have that much, "
+            "needs 81000000000 bytes (81 GB) for one sample at a time on each of 2 GPUs; "
+            "no GPUs have that much memory, "
             "the largest has 80000000000 bytes (80 GB)",
         ),
         (
             {"memory": {"activation_per_sample": 25e9}, "job": {"gpu_share": 0.5}},
-            "needs 82000000000 bytes (82 GB) for one sample at a time on each of 2 GPUs, of which it has the "
-            "share 0.5; no GPUs have that much",
+            "needs 82000000000 bytes (82 GB) for one sample at a time on each of 2 GPUs "
+            "(a share of 0.5); no GPUs have that much memory",
         ),
     ],
 )

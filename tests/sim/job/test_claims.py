@@ -118,7 +118,7 @@ def test_the_types_of_gpus_that_jobs_ask_for() -> None:
     assert found.gpu_types.tolist() == [1, 3, -1, -1, -1, 1, -1]
     assert found.together.tolist() == [0] * 7
     assert found.notes == (
-        "3 jobs ask for a GPU type that queues.gpu_types does not name (such as misc): they may use any GPU",
+        "3 jobs ask for a GPU type that queues.gpu_types does not name (such as misc): these jobs may use any GPU",
     )
     assert found.queues.restricts
     same = claims_of([1], told={"gpu_type": texts("a")}, nodes=NODES[:1], gpu_types={"a": ["big"]})
@@ -152,10 +152,10 @@ def test_a_note_on_each_kind_of_name_that_is_not_declared() -> None:
         queues=[{"name": "k", "gpus": 3}],
     )
     assert found.notes == (
-        "3 jobs name a account that 'queues' does not declare (b): no limit of one holds",
-        "2 jobs name a qos that 'queues' does not declare (r): no limit of one holds",
-        "1 jobs name a queue that 'queues' does not declare (m): no limit of one holds",
-        "2 jobs name no queue: no quota holds for them",
+        "3 jobs name a account that 'queues' does not declare (b): no limit applies",
+        "2 jobs name a qos that 'queues' does not declare (r): no limit applies",
+        "1 jobs name a queue that 'queues' does not declare (m): no limit applies",
+        "2 jobs name no queue: no quota applies to them",
     )
     every = claims_of([1], by={"queue": texts("k")}, queues=[{"name": "k", "gpus": 3}])
     assert every.notes == ()
@@ -175,16 +175,16 @@ def test_a_job_above_a_limit_can_never_start_and_one_that_equals_it_can() -> Non
 
 def test_a_single_job_may_be_bounded() -> None:
     found = claims_of([3, 4, 5], by={"qos": texts("q", "q", "")}, qos=[{"name": "q", "gpus_per_job": 3}])
-    assert found.too_large == ["", "a single job may have 3", ""]
+    assert found.too_large == ["", "one job may have 3", ""]
     half = claims_of([7], share=[0.5], by={"qos": texts("q")}, qos=[{"name": "q", "gpus_per_job": 3}])
-    assert half.too_large == ["a single job may have 3"]
+    assert half.too_large == ["one job may have 3"]
 
 
 def test_cores_memory_and_nodes_of_a_job_are_bounded() -> None:
     each = [(4.0, 2.0, 1.0), (4.0, 5.0, 1.0), (3.0, 5.5, 0.0)]
     bound = {"tres_per_job": {"cpu": 4, "mem": 5}}
     found = claims_of([1, 1, 1], tres=each, by={"qos": texts("q", "q", "q")}, qos=[{"name": "q", **bound}])
-    assert found.too_large == ["", "", "and more of CPUs, memory or nodes than a single job may have"]
+    assert found.too_large == ["", "", "and more CPUs, memory or nodes than one job may have"]
     user = claims_of(
         [1, 2],
         tres=[(6.0, 0.0, 0.0), (7.0, 0.0, 0.0)],
@@ -232,16 +232,16 @@ def test_a_job_of_one_gpu_type_fits_the_nodes_that_have_it() -> None:
 
 def test_jobs_that_can_never_start_are_refused_or_left_out() -> None:
     case, names, least = scenario(), ["a", "b", "c"], np.array([2, 7, 9])
-    claims = Claims(too_large=["", "the limit x allows 5", "a single job may have 3"])
+    claims = Claims(too_large=["", "the limit x allows 5", "one job may have 3"])
     with pytest.raises(InputError) as error:
         refuse_too_large(case, claims, names, least, False)
     assert str(error.value) == (
         "test: job b asks for 7 GPUs, the limit x allows 5: it can never start (and 1 more such jobs); "
-        "queues.too_large: leave-out leaves such jobs out"
+        "'queues.too_large: leave-out' skips such jobs"
     )
     assert refuse_too_large(case, claims, names, least, True).tolist() == [True, False, False]
     one = Claims(too_large=["", "", "why"])
-    with pytest.raises(InputError, match=r"job c asks for 9 GPUs, why: it can never start; queues"):
+    with pytest.raises(InputError, match=r"job c asks for 9 GPUs, why: it can never start; 'queues"):
         refuse_too_large(case, one, names, least, False)
     assert refuse_too_large(case, Claims(), names, least, False).tolist() == [True] * 3
 
@@ -257,6 +257,6 @@ def test_columns_with_very_many_names_are_no_claims_where_nothing_is_declared(mo
 def test_a_note_on_gpu_types_where_none_are_named_and_there_are_several_models() -> None:
     found = claims_of([1, 1, 1], told={"gpu_type": texts("x", "", "x")})
     assert found.notes == (
-        "2 jobs ask for a GPU type that queues.gpu_types does not name (such as x): they may use any GPU",
+        "2 jobs ask for a GPU type that queues.gpu_types does not name (such as x): these jobs may use any GPU",
     )
     assert found.gpu_types.tolist() == [-1] * 3

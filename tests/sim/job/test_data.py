@@ -76,7 +76,7 @@ def test_a_started_shard_is_cut_at_the_end_never_at_what_its_owner_needs() -> No
     assert site.queues() == [[(0, 0, 80)], [(0, 80, 100)]]
     site.data.consume(np.array([30, 20]))
     assert site.data.left == 50
-    with pytest.raises(ValueError, match="60 samples are asked for, 50 are left"):
+    with pytest.raises(ValueError, match="60 samples are requested, 50 are left"):
         site.data.prepare(np.array([30, 30]), even(2))
 
 

@@ -64,7 +64,7 @@ def test_what_is_read_is_noted_and_the_next_epoch_begins_whole() -> None:
     found = made.snapshot()
     assert (found.epoch, found.pieces) == (0, ((2, 1, 2, 0), (1, 2, 4, 1)))
     assert found.ledger == ((0, 0, 4), (2, 0, 1), (1, 0, 2))
-    with pytest.raises(ValueError, match="4 samples are asked for, 3 are left"):
+    with pytest.raises(ValueError, match="4 samples are requested, 3 are left"):
         made.prepare(np.array([4, 0]), seconds)
     made.prepare(np.array([1, 2]), seconds)
     made.consume(np.array([1, 2]))

@@ -175,12 +175,12 @@ def test_paces_by_measured_rates_and_by_data_sheets() -> None:
     assert make_paces(plain, cluster_of(plain), gpus[:1], [""], np.ones(1, bool), np.zeros(1, bool)).alike
     found = make_paces(case, cluster_of(case), gpus, kinds, np.ones(5, bool), own)
     assert np.allclose(found.speed[found.kind], [[1, 1.5], [1, 2], [1, guess], [1, guess], [1, 1]])
-    assert "which has no rate of u on h100_sxm" in found.note
+    assert "which has no rates of u on h100_sxm" in found.note
     assert not found.alike
     known = make_paces(case, cluster_of(case), gpus[:2], kinds[:2], np.ones(2, bool), own[:2])
     assert known.note == ""
     recorded = make_paces(case, cluster_of(case), gpus[4:], kinds[4:], np.ones(1, bool), own[4:])
-    assert recorded.note.startswith("durations of the trace count alike on generic and h100_sxm")
+    assert recorded.note.startswith("durations of the trace are taken as equal on generic and h100_sxm")
 
 
 def test_three_rates_that_are_missing_are_named() -> None:
@@ -189,8 +189,8 @@ def test_three_rates_that_are_missing_are_named() -> None:
     told = [_guess_note(["a", "b"], speeds, 0, rows[:n]).partition("throughputs")[2] for n in (0, 3, 5)]
     assert told == [
         ", or a speed of each node group",
-        ", which has no rate of t0 on b, t1 on b, t2 on b, or a speed of each node group",
-        ", which has no rate of t0 on b, t1 on b, t2 on b and 2 more, or a speed of each node group",
+        ", which has no rates of t0 on b, t1 on b, t2 on b, or a speed of each node group",
+        ", which has no rates of t0 on b, t1 on b, t2 on b and 2 more, or a speed of each node group",
     ]
     assert "(a 1.00, b 2.50)" in _guess_note(["a", "b"], speeds, 0, [])
 
@@ -268,14 +268,14 @@ def test_jobs_that_may_start_with_what_a_limit_allows_stay_and_others_are_left_o
     assert found.id.tolist() == [3, 2, 0]
     assert ([*found.training], found.shrinks) == ([0], {1: (3, 1)})
     assert found.mixes.tolist() == [True, False, False]
-    told = "jobs that start with fewer GPUs than asked for, as no limit allows more: 2"
+    told = "jobs that start with fewer GPUs than requested, because a limit allows no more: 2"
     assert found.notes == (told, "2 jobs left out: they can never start; first e: the limit QOS q allows 3")
     assert found.claims.smaller == {0: 3, 1: 3}
     assert found.columns["qos"].tolist() == ["q"] * 3
     assert found.claims.claim.tolist() == [0] * 3
     assert len(found.checkpoint) == len(found.paces.kind) == len(found.gpu_share) == 3
     assert made(0).notes == ()
-    with pytest.raises(InputError, match="queues: no job is left: the limits let none of them start"):
+    with pytest.raises(InputError, match="queues: no job is left, because the limits let none of them start"):
         made(1, 4)
 
 

@@ -137,7 +137,7 @@ def test_every_stage_takes_a_node_that_only_stores(policy: str) -> None:
 
 
 def test_what_is_assumed_of_the_input_is_said() -> None:
-    note = "preprocessing and reads from a node's own disk never limit: no preprocess_time, ingest or local_read"
+    note = "preprocessing and reads from a node's own disk are never a bottleneck"
     assert any(note in line for line in simulate(case()).notes)
     for spec in (case(preprocess_time=0.1), case({"local_read": 1e9}), case({"ingest": 1e3})):
         assert not any("never limit" in line for line in simulate(spec).notes)

@@ -42,7 +42,7 @@ def test_a_duration_holds_on_the_reference_and_data_sheets_say_the_rest():
     # sqrt of (fp16 rates 312, 125, 65 TFLOP/s) x (bandwidths 1555, 900, 320 GB/s), each over the first
     slower = [np.sqrt(peak / 312 * width / 1555) for peak, width in ((312, 1555), (125, 900), (65, 320))]
     assert spans_s(result) == pytest.approx([3600 / ratio for ratio in slower])
-    assert any("guessed from data sheets" in note for note in result.notes)
+    assert any("estimated from data sheets" in note for note in result.notes)
 
 
 def test_a_rate_that_a_table_lacks_is_named():
@@ -51,8 +51,8 @@ def test_a_rate_that_a_table_lacks_is_named():
         [{"gpus": 4, "duration": "1 h", "count": 3, "job_type": "vision"}],
         {"rates": rates, "reference": "v100_sxm2_32gb"},
     )
-    (note,) = [note for note in api.run(spec).notes if "guessed" in note]
-    assert "give workload.throughputs, which has no rate of vision on a100_sxm_40gb, vision on t4, or" in note
+    (note,) = [note for note in api.run(spec).notes if "estimated" in note]
+    assert "give workload.throughputs, which has no rates of vision on a100_sxm_40gb, vision on t4, or" in note
 
 
 def test_rates_of_a_table_take_their_place(tmp_path):
@@ -121,15 +121,19 @@ def test_rates_of_a_model_are_those_of_its_training_jobs(gpus, overlap):
 def test_a_model_that_does_not_fit_on_a_gpu_model_has_no_rate_there():
     jobs = [{"gpus": 4, "duration": "1 h", "job_type": "x", "count": 2}]
     notes = api.run(modelled(jobs, MODEL | {"parameters": 1.2e9})).notes
-    assert any("has no rate of x on t4 (too little memory), or a speed of each" in note for note in notes)
+    assert any("has no rates of x on t4 (too little memory), or a speed of each" in note for note in notes)
 
 
 def test_jobs_that_are_no_whole_replicas_are_refused(tmp_path):
     model = MODEL | {"parallel": {"tensor": 2}, "parameters": 1e8}
-    with pytest.raises(InputError, match=r"jobs\.0\.gpus: 3 GPUs are no whole replicas of model 'm', which take 2"):
+    with pytest.raises(
+        InputError, match=r"jobs\.0\.gpus: 3 GPUs are not a whole number of replicas of model 'm', which need 2"
+    ):
         from_mapping(modelled([{"gpus": 3, "duration": "1 h", "job_type": "x"}], model))
     (tmp_path / "trace.csv").write_text("job_id,arrival_s,gpus,duration_s,job_type\n0,0,3,60,x\n")
-    with pytest.raises(InputError, match="job type 'x': 3 GPUs are no whole replicas of model 'm', which take 2"):
+    with pytest.raises(
+        InputError, match="job type 'x': 3 GPUs are not a whole number of replicas of model 'm', which need 2"
+    ):
         api.run(modelled([], model), trace=tmp_path / "trace.csv")
 
 
@@ -152,7 +156,7 @@ def test_a_gang_keeps_to_one_gpu_model_unless_it_says_otherwise(policy):
     whole = {"name": "gang", "gpus": 6, "duration": "1 h", "mix_gpus": True}
     mixed = api.run(case([whole], **nodes), policy=policy)
     assert spans_s(mixed) == pytest.approx([3600 / slower]), "at the pace of the slowest"
-    with pytest.raises(InputError, match="6 GPUs of one model, the cluster has 4; or say mix_gpus"):
+    with pytest.raises(InputError, match="6 GPUs of one model, the cluster has 4; or set mix_gpus"):
         api.run(case([whole | {"mix_gpus": False}], **nodes))
 
 
@@ -238,15 +242,15 @@ def test_a_wrong_table_is_one_line(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("table", "job", "said"),
     [
-        ({"reference": "h100_sxm"}, {}, "no accelerator of the cluster; allowed: a100_sxm_40gb, t4, v100"),
+        ({"reference": "h100_sxm"}, {}, "not an accelerator of the cluster; allowed: a100_sxm_40gb, t4, v100"),
         ({}, {"job_type": "x"}, "'x' has no rates; those with: none"),
         (BY_MODEL, {"job_type": "x"}, "models.0.model: unknown model 'm'"),
         (
             BY_MODEL | {"rates": [{"job_type": "x", "gpu_model": "t4", "gpus": 1, "rate": 1}]},
             {},
-            "models.0: 'x' has rates already",
+            "models.0: 'x' already has rates",
         ),
-        (None, {"job_type": "x"}, "says nothing without 'workload.throughputs'"),
+        (None, {"job_type": "x"}, "has no effect without 'workload.throughputs'"),
         ({"file": "no.csv"}, {}, "no such file"),
     ],
 )

@@ -235,7 +235,7 @@ def test_a_share_that_the_gpu_has_no_room_for_is_refused() -> None:
     assert apply_pending(job) == []
     assert world.cluster.holding[0].share.tolist() == [0.25]
     ask(job, Pending(share=np.array([0.75])), 0)
-    assert apply_pending(job) == [("share of job j0", "the GPU has no room for it any more")]
+    assert apply_pending(job) == [("share of job j0", "the GPU no longer has room for it")]
     assert world.cluster.holding[0].share.tolist() == [0.25]
 
 

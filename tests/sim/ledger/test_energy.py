@@ -160,7 +160,7 @@ def test_a_capped_gpu_draws_its_cap(idle_w: float, span_w: float, share: float) 
     clock = clock_under_cap(idle, highest, idle_w + share * span_w)
     drawn = idle + (highest - idle) * clock**EXPONENT
     assert drawn[0] == pytest.approx(min(highest[0], idle_w + share * span_w))
-    with pytest.raises(ValueError, match="not above the idle power"):
+    with pytest.raises(ValueError, match="must be above the idle power"):
         clock_under_cap(idle, highest, idle_w)
 
 
@@ -316,9 +316,9 @@ workload:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ("energy: {power_cap: 60 W}", "7:21: energy.power_cap: 60 W must be above what h100_sxm idles at, 70 W"),
+        ("energy: {power_cap: 60 W}", "7:21: energy.power_cap: 60 W must be above the idle power of h100_sxm, 70 W"),
         ("energy: {power_cap: 60 C}", "7:21: energy.power_cap: '60 C' is a temperature, a power is needed"),
-        ("energy: {cluster_power_cap: 500 W}", "7:29: energy.cluster_power_cap: 500 W must be above what the"),
+        ("energy: {cluster_power_cap: 500 W}", "7:29: energy.cluster_power_cap: 500 W must be above the"),
         ("thermal: {every: 0 s}", "7:18: thermal.every: "),
         ("thermal: {clock_min: 0}", "thermal.clock_min: "),
         ("cost: {gpu_hour: {h100: 2 USD/h}}", "cost.gpu_hour.h100: unknown accelerator 'h100'; did you mean"),
@@ -344,7 +344,7 @@ def test_heat_needs_a_profile_that_states_its_constants() -> None:
         "workload": {"jobs": [{"gpus": 1, "duration": 1}]},
         "thermal": {},
     }
-    with pytest.raises(InputError, match="states no thermal_c_per_w of tpu_v5e"):
+    with pytest.raises(InputError, match="does not state the thermal_c_per_w of tpu_v5e"):
         from_mapping(bare)
 
 

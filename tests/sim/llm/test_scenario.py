@@ -387,7 +387,7 @@ def test_a_config_and_a_stack_are_read_beside_the_scenario(tmp_path: Path) -> No
         ({"pp": 64}, {}, r"transformer.layout.pp: 64 chunks are more than the 40 layers"),
         ({"virtual": 2}, {}, r"transformer.layout.virtual: needs pipeline > 1|virtual"),
         ({"ep": 2}, {}, r"transformer.layout.ep: 2 does not divide the 0 experts"),
-        ({"tp": 2, "pp": 5}, {}, r"layout: 64 GPUs of job 'big' are not whole replicas of 10"),
+        ({"tp": 2, "pp": 5}, {}, r"layout: 64 GPUs of job 'big' are not a multiple of 10"),
         ({"tp": 2, "micro_batch": 3}, {}, r"global_batch: 128 is not a multiple of dp x micro_batch \(32 x 3\)"),
         (
             None,
@@ -396,11 +396,11 @@ def test_a_config_and_a_stack_are_read_beside_the_scenario(tmp_path: Path) -> No
         ),
         (None, {"stack": "mine"}, r"transformer.stack: unknown stack 'mine'; known: fsdp-eager/A100"),
         (None, {"plan": "auto"}, r"transformer: needs either 'layout' .* or 'plan: auto'"),
-        (None, {"hidden": 100}, r"transformer.hidden: 'config' says it already"),
+        (None, {"hidden": 100}, r"transformer.hidden: 'config' already sets it"),
         (
             None,
             {"measured_step": {"time": 1, "gpus": 3, "global_batch": 8}},
-            r"measured_step.gpus: 3 are not whole replicas of 2",
+            r"measured_step.gpus: 3 is not a multiple of 2",
         ),
     ],
 )
@@ -483,7 +483,7 @@ def test_who_knows_no_stack_and_no_name_is_told_some(monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="unknown model 'llama-13B'; did you mean 'llama2-13b'\\? known: "):
         from_mapping(given)
     del given["workload"]["models"]["m"]["transformer"]["stack"]
-    with pytest.raises(InputError, match=r"stack: is missing; there are fsdp-eager/A100, .*megatron-core/H100"):
+    with pytest.raises(InputError, match=r"stack: is missing; known: fsdp-eager/A100, .*megatron-core/H100"):
         from_mapping(given)
 
 

@@ -181,7 +181,7 @@ def test_a_wrong_config_is_named(change: dict[str, object], message: str) -> Non
     [
         ({"data": 3, "global_batch": 8}, "global_batch: 8 is not a multiple"),
         ({"zero": 4}, "zero: 4 is not"),
-        ({"virtual": 2, "pipeline": 2}, "virtual: 2 does not go with"),
+        ({"virtual": 2, "pipeline": 2}, "virtual: 2 is not possible with"),
         ({"recompute": "half"}, "recompute: 'half' is not known; allowed: none, selective, full"),
         ({"tensor": 0}, "tensor: 0 is not at least 1"),
     ],
@@ -324,6 +324,6 @@ def test_configs_of_every_family() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             from_config(json.dumps(llama | change))
-    for text, said in (("[]", "a mapping of keys is needed"), ('{"a":\n1,}', r"config.json:2:3: ")):
+    for text, said in (("[]", "must be a mapping of keys"), ('{"a":\n1,}', r"config.json:2:3: ")):
         with pytest.raises(ValueError, match=said):
             from_config(text)

@@ -78,11 +78,19 @@ def test_when_a_run_begins_and_how_it_is_told_stay_as_given(tmp_path: Path) -> N
         (
             "series,gap_s,available\na,3,01\nb,3,1\na,4,1\na,5,1\n",
             {"series": "a"},
-            "f.csv:2:1: series 'a' stands there 3 times",
+            "f.csv:2:1: series 'a' appears 3 times",
         ),
         ("series,gap_s,available\na,0,01\n", {}, "f.csv:2:3: gap_s: 0, must be above 0"),
-        ("series,gap_s,available\na,30,01x2y\n", {}, "f.csv:2:6: available: 'x' is no digit; each stands for 30 s"),
-        ("series,gap_s,available\na,30,1²\n", {}, "f.csv:2:6: available: '²' is no digit; each stands for 30 s"),
+        (
+            "series,gap_s,available\na,30,01x2y\n",
+            {},
+            "f.csv:2:6: available: 'x' is not a digit; each digit stands for 30 s",
+        ),
+        (
+            "series,gap_s,available\na,30,1²\n",
+            {},
+            "f.csv:2:6: available: '²' is not a digit; each digit stands for 30 s",
+        ),
     ],
 )
 def test_tables_that_are_wrong_are_refused_at_their_place(
@@ -115,12 +123,12 @@ def test_spot_traces_that_are_wrong_are_refused(tmp_path: Path, content: object,
 @pytest.mark.parametrize(
     ("name", "text", "own", "key", "line"),
     [
-        ("f.csv", TIMES, {}, "series", "which of the columns of f.csv? allowed: a, b"),
-        ("f.csv", DIGITS, {}, "series", "which of the series of f.csv? allowed: a, b"),
+        ("f.csv", TIMES, {}, "series", "f.csv has several columns, name one; allowed: a, b"),
+        ("f.csv", DIGITS, {}, "series", "f.csv has several series, name one; allowed: a, b"),
         ("f.csv", TIMES, {"series": "c"}, "series", "f.csv has no column 'c'; allowed: a, b"),
         ("f.csv", DIGITS, {"series": "c"}, "series", "f.csv has no series 'c'; allowed: a, b"),
-        ("f.csv", "time_s\n3\n", {}, "series", "which of the columns of f.csv? allowed: none"),
-        ("f.json", "{}", {"series": "c"}, "series", "f.json holds one series without a name; leave it out"),
+        ("f.csv", "time_s\n3\n", {}, "series", "f.csv has several columns, name one; allowed: none"),
+        ("f.json", "{}", {"series": "c"}, "series", "f.json holds one series without a name; leave this key out"),
     ],
 )
 def test_a_series_that_is_not_told_apart_is_asked_for(
@@ -154,12 +162,12 @@ def problems(*groups: dict[str, Any], data: Any = None, **more: Any) -> list[tup
 def test_no_more_nodes_are_always_kept_than_there_are() -> None:
     assert problems(PLAIN, RENTED | {"autoscale": {"min": 3}}) == []
     assert problems(PLAIN, RENTED | {"autoscale": {"min": 4}}) == [
-        (("cluster", "nodes", 1, "autoscale", "min"), "4 nodes, but the group has a count of 3")
+        (("cluster", "nodes", 1, "autoscale", "min"), "4 nodes, but the group's count is 3")
     ]
 
 
 def test_only_one_section_takes_the_nodes_of_a_group() -> None:
-    told = "'faults.spot' takes nodes of this group already; leave out one of them"
+    told = "'faults.spot' already reclaims nodes of this group; leave out one of the two"
     spot = {"spot": {"group": "spot", "mtbf": 1e5}}
     assert problems(PLAIN, SPOT, faults=spot) == [(("cluster", "nodes", 1, "available"), told)]
     assert problems(PLAIN, SPOT, faults={"spot": {"group": "plain", "mtbf": 1e5}}) == []
@@ -170,12 +178,10 @@ def test_data_lie_on_nodes_that_stay() -> None:
     at = ("workload", "jobs", 2, "data", "placement")
     on = {"samples": 50, "placement": {"kind": "nodes", "nodes": ["plain-0", "spot-1", "rented-2"]}}
     assert problems(PLAIN, SPOT, RENTED, data=on) == [
-        ((*at, "nodes"), "nodes of rented, spot are not always there to store data")
+        ((*at, "nodes"), "nodes of rented, spot can be absent and cannot store data")
     ]
     assert problems(PLAIN, SPOT, data={"samples": 50, "placement": {"kind": "nodes", "nodes": ["plain-0"]}}) == []
     everywhere = {"samples": 50, "placement": {"kind": "even", "over": "cluster"}}
-    assert problems(PLAIN, SPOT, data=everywhere) == [
-        ((*at, "over"), "nodes of spot are not always there; allowed: job")
-    ]
+    assert problems(PLAIN, SPOT, data=everywhere) == [((*at, "over"), "nodes of spot can be absent; allowed: job")]
     assert problems(PLAIN, data=everywhere) == []
     assert problems(PLAIN, SPOT, data={"samples": 50}) == []

@@ -75,9 +75,9 @@ def test_a_model_that_no_job_names_is_one_replica_with_one_micro_batch() -> None
 def test_every_job_of_a_model_is_whole_replicas_and_whole_micro_batches() -> None:
     layout = "workload.models.m.transformer.layout"
     assert wrong(case(JOB, JOB | {"gpus": 20})) == [
-        (layout, "20 GPUs of job 'j1' are not whole replicas of 8 (tp x cp x pp)")
+        (layout, "20 GPUs of job 'j1' are not a multiple of 8 (tp x cp x pp)")
     ]
-    assert wrong(case(JOB | {"gpus": 4})) == [(layout, "4 GPUs of job 'j0' are not whole replicas of 8 (tp x cp x pp)")]
+    assert wrong(case(JOB | {"gpus": 4})) == [(layout, "4 GPUs of job 'j0' are not a multiple of 8 (tp x cp x pp)")]
     ((path, text),) = wrong(case(JOB | {"global_batch": 16}))
     assert path == layout
     assert text.startswith("job 'j0': global_batch: 16 is not a multiple of dp x micro_batch (3 x 2)")
@@ -92,11 +92,11 @@ def test_a_job_says_the_micro_batch_of_the_layout_or_none() -> None:
 
 
 def test_a_layout_is_searched_for_jobs_of_one_size() -> None:
-    said = "auto needs jobs of one size (gpus, global_batch);"
+    said = "auto needs jobs of a single size (gpus, global_batch);"
     plan = "workload.models.m.transformer.plan"
-    assert wrong(case(spec={"plan": "auto"})) == [(plan, f"{said} no job names this model")]
+    assert wrong(case(spec={"plan": "auto"})) == [(plan, f"{said} no job uses this model")]
     several = case(JOB, JOB | {"gpus": 16}, JOB | {"global_batch": 24}, JOB, spec={"plan": "auto"})
-    assert wrong(several) == [(plan, f"{said} jobs of 3 sizes name it")]
+    assert wrong(several) == [(plan, f"{said} jobs of 3 sizes use it")]
 
 
 def test_what_is_wrong_is_told_with_the_scenario_and_what_is_none_of_it_is_left() -> None:
@@ -115,5 +115,5 @@ def test_targets_in_tokens_are_samples_rounded_up() -> None:
     made, problems = with_samples(scenario(workload={"models": models, "jobs": given}))
     assert [each.samples for each in made.workload.jobs] == [None, 4, 3, None, None]
     assert [each.tokens for each in made.workload.jobs] == [None, None, None, None, 601]
-    said = "model 'n' has no 'tokens_per_sample', and no 'transformer' that says it"
+    said = "model 'n' has no 'tokens_per_sample'and no 'transformer'"
     assert problems == [(("workload", "jobs", 4, "tokens"), said)]

@@ -514,7 +514,7 @@ def test_flows_that_make_no_sense_are_refused(volume, links, usage, cap):
 @pytest.mark.parametrize(("link", "usage"), [(-1, 1.0), (2, 1.0), (0, 0.0), (0, -1.0), (0, math.nan), (0, INF)])
 def test_links_and_usages_that_make_no_sense_are_refused(link, usage):
     clock, network = network_of(1.0, 1.0)
-    with pytest.raises(ValueError, match="no such link, or usage not > 0"):
+    with pytest.raises(ValueError, match="unknown link, or a usage that is not > 0"):
         network.start(1.0, np.array([1, link]), np.array([1.0, usage]), INF, print)
     assert (clock.peek(), network.count_on(1), len(network._free_slots)) == (INF, 0, 64)
 

@@ -369,7 +369,7 @@ def test_no_path_is_told_with_the_node_that_no_link_names():
             explicit(links, *groups, **keys)
         return str(error.value)
 
-    end = "; where nodes are added, take {kind: star} or {kind: tree, ...}"
+    end = "; where nodes are added, use {kind: star} or {kind: tree, ...}"
     none = told([("c", "x", 1.0)], group("a"), group("b"), group("c"))
     assert none == "topology.links: no path from a-0 to b-0: no link names a-0" + end
     source = told([("b", "x", 1.0), ("b", "y", 1.0)], group("a"), group("b"))

@@ -96,9 +96,9 @@ def test_nothing_is_doubted_in_a_sound_plan(tmp_path):
     [
         ({"faults": {"crash": {"mtbf": 50000}}}, "50000 was read as 50000 s (13.9 h)"),
         ({"faults": {"crash": {"mtbf": 50000}}}, "if hours were meant, write '50000 h'"),
-        ({"horizon": 24}, "24 was read as 24 s, a bare number"),
+        ({"horizon": 24}, "24 was read as 24 s"),
         ({"horizon": 24}, "if hours were meant, write '24 h'"),
-        ({"noise": {"step_cov": 5}}, "5 is 500 % of a step; 5 % is '5 %' or 0.05"),
+        ({"noise": {"step_cov": 5}}, "5 means 500 % of a step; for 5 % write '5 %' or 0.05"),
         ({"energy": {"power_cap": "100 W"}}, "100 W is 14.3 % of the 700 W of h100_sxm"),
     ],
 )
@@ -113,7 +113,7 @@ def test_units_make_short_times_meant(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("nic", "400 GB/s", "several NICs are 'nics: 8' beside the rate of one"),
+        ("nic", "400 GB/s", "several NICs as 'nics: 8' with the rate of one"),
         ("nics", None, "one NIC of 400 Gbit/s serves 8 GPUs, 50 Gbit/s each"),
     ],
 )
@@ -333,12 +333,12 @@ def test_hosts_draw_power_and_unknown_power_is_said():
     bare = run(from_mapping(data))
     more = made.totals["energy_j"] - bare.totals["energy_j"]
     assert more == pytest.approx(4 * (500 + 8 * 225 - 1) * made.totals["makespan_s"])
-    assert any("a host draws 2.3 kW beside its GPUs (assumed" in note for note in made.notes)
+    assert any("a host draws 2.3 kW in addition to its GPUs (assumed" in note for note in made.notes)
     data["workload"]["models"]["m"]["parameters"] = 1e8
     data["cluster"]["nodes"][0]["accelerator"] = "tpu_v5e"
     unknown = run(from_mapping(data))
     assert math.isnan(unknown.totals["energy_j"])
-    assert any("states no power of tpu_v5e" in note for note in unknown.notes)
+    assert any("does not state the power of tpu_v5e" in note for note in unknown.notes)
 
 
 def test_a_spot_node_is_not_paid_for_while_it_is_away():
@@ -395,7 +395,7 @@ def test_carbon_has_units(tmp_path):
 
 def test_more_flop_than_the_peak_is_doubted():
     data = changed()
-    told = "the FLOP that their GPUs can do at the dense peak rate"
+    told = "times the FLOP of their GPUs' dense peak rate"
     assert not any(told in note for note in run(from_mapping(data)).notes)
     data["workload"]["models"]["m"]["efficiency"] = "100 %"
     scenario = from_mapping(data)
@@ -413,7 +413,7 @@ def recorded(**old: object) -> dict:
 
 
 def test_recorded_durations_that_count_alike_on_unlike_gpus_are_told():
-    told = "durations of the trace count alike on h100_sxm and v100_sxm2_32gb"
+    told = "durations of the trace are taken as equal on h100_sxm and v100_sxm2_32gb"
     assert any(told in note for note in run(from_mapping(recorded())).notes)
     assert not any(told in note for note in run(from_mapping(recorded(speed=0.4))).notes)
 
@@ -437,7 +437,7 @@ def test_carbon_follows_the_region_and_the_hours(tmp_path):
     late = kg(region="sunny", carbon_book="mine.yaml", begin="6 h")
     assert late == pytest.approx(kg(carbon=200))
     for energy, told in (
-        ({"region": "atlantis"}, "region 'atlantis' is not in carbon.yaml; there are australia,"),
+        ({"region": "atlantis"}, "region 'atlantis' is not in carbon.yaml; known: australia,"),
         ({"region": "world", "carbon": 400}, "give either 'carbon' or a 'region'"),
         ({"region": "world", "carbon_book": "none.yaml"}, "carbon file 'none.yaml': no such file"),
     ):

@@ -30,7 +30,7 @@ def texts(parallel: dict[str, Any], **model: Any) -> list[str]:
         ({"tensor": 4, "tensor_bytes_per_sample": 1e6}, {}, "the latency of tensor all-reduces is not in"),
         ({"tensor": 16, "tensor_bytes_per_sample": 1e6}, {}, "16 is wider than a node of 8 GPUs"),
         ({"pipeline": 16}, {}, "replicas of 16 GPUs exchange gradients through the first of their nodes' NICs"),
-        ({"pipeline": 4}, {}, "8 are assumed for the bubble; job 'j' has 4 in a step"),
+        ({"pipeline": 4}, {}, "a bubble of 8 micro-batches is assumed; job 'j' has 4 per step"),
         ({"zero": 3}, {"samples_per_pass": 1}, "parameters are gathered in each of 2 passes of job 'j'"),
     ],
 )

@@ -45,7 +45,7 @@ def lines_of(path: Path) -> list[str]:
         (
             "latency",
             "{p99: 10 ms}",
-            "9:20: services.0.latency.p99: 10 ms is less than a request takes alone, 20 ms; none can be in time",
+            "9:20: services.0.latency.p99: 10 ms is less than the latency of a single request, 20 ms",
         ),
         ("latency", "{}", "9:5: services.0.latency: needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms"),
         (
@@ -57,11 +57,11 @@ def lines_of(path: Path) -> list[str]:
         ("requests", "{}", "8:5: services.0.requests: needs either 'rate' (e.g. 40/s) or 'file' (times of requests)"),
         ("requests", "{file: none.csv}", "8:22: services.0.requests.file: none.csv: no such file in FOLDER"),
         ("replicas", "{min: 3, max: 2}", "10:29: services.0.replicas.max: 2 replicas are fewer than the 3 of 'min'"),
-        ("replicas", "{max: 9}", "10:21: services.0.replicas.max: 9 replicas, there is room for 8"),
+        ("replicas", "{max: 9}", "10:21: services.0.replicas.max: 9 replicas, but there is room for 8"),
         (
             "replicas",
             "{gpus: 5}",
-            "10:22: services.0.replicas.gpus: a replica has 5 GPUs of one node, the largest that it may have has 4",
+            "10:22: services.0.replicas.gpus: a replica needs 5 GPUs on one node; the largest allowed node has 4",
         ),
         (
             "batch_latency",
@@ -83,7 +83,7 @@ def lines_of(path: Path) -> list[str]:
         (
             "placement",
             "{kind: lent, share: 0.3}",
-            "10:36: services.0.placement.share: 'shared' has a part of each GPU; 'lent' has all of it",
+            "10:36: services.0.placement.share: 'shared' uses a part of each GPU; 'lent' uses all of it",
         ),
         (
             "placement",
@@ -115,14 +115,14 @@ def test_services_of_one_name_and_too_many_gpus(tmp_path):
 def test_a_job_that_never_fits_beside_the_services(tmp_path):
     jobs = "{jobs: [{duration: 1 s, gpus: 8}]}"
     line = lines_of(written(tmp_path, [{}], workload=jobs))[0]
-    assert line.endswith("workload.jobs.0.gpus: needs 8 GPUs, 7 of 8 are left beside what services keep")
+    assert line.endswith("workload.jobs.0.gpus: needs 8 GPUs, 7 of 8 are not reserved by services")
 
 
 def test_described_jobs_that_never_fit_beside_the_services(tmp_path):
     kind = "{rate: 1/h, duration: {kind: pareto, alpha: 2}, gpus: {1: 1, 8: 1}}"
     workload = f"{{generate: {{length: 1 h, classes: [{kind}]}}}}"
     line = lines_of(written(tmp_path, [{}], workload=workload))[0]
-    assert line.endswith("classes.0.gpus: needs 8 GPUs, 7 of 8 are left beside what services keep")
+    assert line.endswith("classes.0.gpus: needs 8 GPUs, 7 of 8 are not reserved by services")
 
 
 def test_more_requests_than_all_replicas_can_answer_is_a_warning(tmp_path):
@@ -130,12 +130,12 @@ def test_more_requests_than_all_replicas_can_answer_is_a_warning(tmp_path):
         return read_scenario(written(tmp_path, [{"requests": f"{{rate: {rate}}}"}])).warnings
 
     assert warnings("10/s") == ()
-    assert "500/s come in the mean, 1 replicas answer 160/s at most" in warnings("500/s")[0]
+    assert "500/s arrive on average; 1 replicas answer at most 160/s" in warnings("500/s")[0]
 
 
 def test_a_file_of_requests_with_a_wrong_line(tmp_path):
     for text, problem in (
-        ("time_s\n1\n0.5\n", "requests.csv:3:1: time_s: 0.5 is before the line above"),
+        ("time_s\n1\n0.5\n", "requests.csv:3:1: time_s: 0.5 is earlier than the line above"),
         ("time_s\n", "requests.csv:1:1: no requests in it"),
         ("when\n1\n", "column 'time_s' is missing; found: when"),
         ("time_s\n-1\n", "requests.csv:2:1: time_s: "),
@@ -175,4 +175,4 @@ def test_services_alone_are_refused_in_one_line(tmp_path):
     with pytest.raises(InputError) as caught:
         read_scenario(path).trace()
     assert len(caught.value.lines) == 1
-    assert "beside the services it needs some" in caught.value.lines[0]
+    assert "workload: no jobs in it" in caught.value.lines[0]

@@ -17,8 +17,8 @@ JOB = {"rate": 2.0, "duration": LOGNORMAL}
 TRAINS = {"model": "m", "global_batch": 8}
 EITHER = "needs either 'duration' (a rigid job) or 'model' (a training job)"
 TARGET = "needs exactly one of 'steps', 'epochs', 'samples', 'tokens'"
-RIGID = "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' are of jobs with 'duration'; this one has a 'model'"
-WEIGHTS = "weights: 'profile' needs relative rates, not all 0; no other kind has them"
+RIGID = "'job_type', 'mix_gpus', 'time_limit' and 'gpus_min' need 'duration'; this job has a 'model'"
+WEIGHTS = "weights: 'profile' needs relative rates that are not all 0; no other kind allows them"
 
 
 def said(kind: type[Section], given: Any) -> str:
@@ -124,13 +124,13 @@ def said(kind: type[Section], given: Any) -> str:
             Durations,
             {"kind": "quantiles", "values": [3.0, 3.0]},
             {"kind": "quantiles", "values": [3.0]},
-            "values: at least two, none below the one before",
+            "values: at least two are needed, in ascending order",
         ),
         (
             Durations,
             {"kind": "quantiles", "values": [3.0, 4.0, 9.0]},
             {"kind": "quantiles", "values": [4.0, 3.0, 9.0]},
-            "values: at least two, none below the one before",
+            "values: at least two are needed, in ascending order",
         ),
         (
             Durations,

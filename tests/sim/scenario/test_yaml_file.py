@@ -125,13 +125,17 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
     [
         ("gpus: 2, duration", "gpus: 9, duration", "10:14: workload.jobs.0.gpus: needs 9 GPUs, the cluster has 8"),
         ("gpus: 4, model", "gpus: 16, model", "11:14: workload.jobs.1.gpus: needs 16 GPUs, the cluster has 8"),
-        ("steps: 10", "steps: 10, workers_min: 3, workers_max: 2", "workers_min: 3 workers at least, but 2 at most"),
-        ("1e6}", "1e6, parallel: {tensor: 8}}", "workload.jobs.1.gpus: 4 GPUs do not make one replica, which takes 8"),
+        (
+            "steps: 10",
+            "steps: 10, workers_min: 3, workers_max: 2",
+            "workers_min: at least 3 workers exceed the most, 2",
+        ),
+        ("1e6}", "1e6, parallel: {tensor: 8}}", "workload.jobs.1.gpus: 4 GPUs are fewer than the 8 of one replica"),
         (
             "1e6}",
             "1e10}",
             "11:7: workload.jobs.1: needs 160000000000 bytes (160 GB) for one sample at a time on each of 4 GPUs; "
-            "no GPUs have that much, the largest has 80000000000 bytes (80 GB)",
+            "no GPUs have that much memory, the largest has 80000000000 bytes (80 GB)",
         ),
         ("gpus: 2}", "gpus: 2, accelerator: h100}", "cluster.nodes.0.accelerator: no accelerator 'h100' in hardware"),
         (

@@ -29,7 +29,7 @@ def test_numbers_of_jobs_are_kept_up_to_the_largest_and_are_names_beyond(tmp_pat
     assert (kept.job_id.tolist(), kept.notes) == ([2**63 - 1, 1000], ())
     named = read_trace(write(tmp_path, text.format(2**63)))
     assert named.job_id.tolist() == [0, 1]
-    assert "is no number" in named.notes[0]
+    assert "is not a number" in named.notes[0]
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
@@ -101,7 +101,7 @@ def test_ids_that_are_no_numbers_are_names(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, "job_id,arrival_s,gpus,duration_s\na-1,9,1,5\nb-2,0,1,5\n"))
     assert trace.job_id.tolist() == [1, 0]
     assert trace.name == ("b-2", "a-1")
-    assert "jobs are named by it, the number of each is its row" in trace.notes[0]
+    assert "numbered by row" in trace.notes[0]
 
 
 HEAD = "job_id,arrival_s,gpus,duration_s\n"
@@ -127,7 +127,7 @@ HEAD = "job_id,arrival_s,gpus,duration_s\n"
         (HEAD + "1,0,1.5,5\n", ["2:5: gpus: '1.5' is not a whole number"]),
         (HEAD + "1,0,,5\n", ["2:5: gpus: is empty, a number is needed"]),
         (HEAD + "1,0,2\n", ["2:1: 3 fields, the header has 4"]),
-        (HEAD.replace("gpus", "gpus,gpus") + "1,0,2,2,5\n", ["1:1: column 'gpus' stands there twice"]),
+        (HEAD.replace("gpus", "gpus,gpus") + "1,0,2,2,5\n", ["1:1: column 'gpus' appears twice"]),
         (
             HEAD.replace("\n", ",prioritty\n") + "1,0,2,5,1\n",
             ["1:1: unknown column 'prioritty'; did you mean 'priority'?"],

@@ -169,7 +169,7 @@ def test_a_file_of_counts(tmp_path):
     assert [(entry.at, entry.nodes) for entry in found.supply] == [(0.0, 3), (60.0, 0)]
     assert found.loss_per_s(3) == pytest.approx(3 / 180.0)
     for more, message in (
-        ("", "which of the columns of spot.csv? allowed: zone-a, zone-b"),
+        ("", "spot.csv has several columns, name one; allowed: zone-a, zone-b"),
         (", series: zone-c", "spot.csv has no column 'zone-c'; allowed: zone-a, zone-b"),
     ):
         file.write_text(text % (node % more))
@@ -202,10 +202,10 @@ def test_a_file_of_digits(tmp_path):
     assert supply_of(tmp_path, "spot.csv", ", series: a, nodes_each: 2")[2] == (3000.0, 4)
     assert supply_of(tmp_path, "spot.csv", ", series: b") == [(0.0, 0)]
     for text, message in (
-        (head + "a,600,11x\n", "spot.csv:2:7: available: 'x' is no digit; each stands for 600 s"),
-        (head + "a,600,\n", "spot.csv:2:7: available: '' is no digit"),
+        (head + "a,600,11x\n", "spot.csv:2:7: available: 'x' is not a digit; each digit stands for 600 s"),
+        (head + "a,600,\n", "spot.csv:2:7: available: '' is not a digit"),
         (head + "a,0,11\n", "spot.csv:2:3: gap_s: 0, must be above 0"),
-        (head + "a,600,11\na,600,11\n", "which of the series of spot.csv"),
+        (head + "a,600,11\na,600,11\n", "spot.csv has several series"),
         (head, "spot.csv:1:1: no rows"),
         ("zone,count\na,1\n", "spot.csv:1:1: no series of counts; found: zone, count; allowed: time_s"),
     ):
@@ -215,7 +215,7 @@ def test_a_file_of_digits(tmp_path):
         assert len(caught.value.lines) == 1
         assert message in str(caught.value)
     (tmp_path / "spot.csv").write_text(head + "a,600,11\na,600,11\n")
-    with pytest.raises(InputError, match=r"spot.csv:2:1: series 'a' stands there 2 times"):
+    with pytest.raises(InputError, match=r"spot.csv:2:1: series 'a' appears 2 times"):
         supply_of(tmp_path, "spot.csv", ", series: a")
 
 
@@ -265,14 +265,14 @@ def test_public_spot_series_as_they_stand(tmp_path):
 @pytest.mark.parametrize(
     ("group", "job", "message"),
     [
-        ({"autoscale": {"min": 4}}, {}, "autoscale.min: 4 nodes, but the group has a count of 3"),
+        ({"autoscale": {"min": 4}}, {}, "autoscale.min: 4 nodes, but the group's count is 3"),
         ({"autoscale": {"max": 4}}, {}, "autoscale.max: unknown key"),
         ({"available": {}}, {}, "needs either 'file' or 'supply'"),
-        ({"available": {"supply": [{"at": 5, "nodes": 1}, {"at": 4, "nodes": 1}]}}, {}, "must be in order of 'at'"),
-        ({"available": {"nodes_each": 2, "supply": [{"at": 0, "nodes": 1}]}}, {}, "'nodes_each' goes with 'file'"),
+        ({"available": {"supply": [{"at": 5, "nodes": 1}, {"at": 4, "nodes": 1}]}}, {}, "must be sorted by 'at'"),
+        ({"available": {"nodes_each": 2, "supply": [{"at": 0, "nodes": 1}]}}, {}, "'nodes_each' needs 'file'"),
         ({"available": {"file": "none.csv"}}, {}, "none.csv: no such file"),
-        ({"autoscale": {}}, {"kind": "nodes", "nodes": ["s-0"]}, "nodes of s are not always there to store data"),
-        ({"autoscale": {}}, {"kind": "even", "over": "cluster"}, "nodes of s are not always there; allowed: job"),
+        ({"autoscale": {}}, {"kind": "nodes", "nodes": ["s-0"]}, "nodes of s can be absent and cannot store data"),
+        ({"autoscale": {}}, {"kind": "even", "over": "cluster"}, "nodes of s can be absent; allowed: job"),
     ],
 )
 def test_mistakes_are_told(group, job, message):

@@ -279,7 +279,7 @@ def test_speeds_on_other_accelerators_are_those_of_data_sheets_and_a_note_says_s
     assert speeds(spec, case, cluster).tolist() == ratios
     assert ratios[1] == 1.0
     assert list(service_notes(case, cluster)) == [
-        "service chat: its times are of t4; speeds elsewhere are guessed from data sheets "
+        "service chat: its times are of t4; speeds on other GPUs are estimated from data sheets "
         f"(h100_sxm {ratios[2]:.2f}): give a speed of each node group, or placement.on"
     ]
     stated = [GROUPS[0], GROUPS[1] | {"speed": 0.5}]
@@ -302,7 +302,9 @@ def test_jobs_that_none_has_run_beside_services_for_a_month_wait_for_ever() -> N
     clock._now += IDLE_S
     services._check_not_stalled()
     clock._now += 1.0
-    with pytest.raises(Stalled, match=r"job j0 and 1 more wait, none has run for 30 days: the services leave too few"):
+    with pytest.raises(
+        Stalled, match=r"job j0 and 1 more wait and no job has run for 30 days: the services leave too few"
+    ):
         services._check_not_stalled()
     world.roster.running.add(1)
     services._check_not_stalled()
