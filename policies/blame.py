@@ -1,4 +1,4 @@
-"""Whose line a stage's error comes from, and which job it is about."""
+"""Source line and job of a stage's error, for its message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.policies.observation import Observation
 def place_of(stage: object, trace: TracebackType | None = None) -> str:
     """` (FILE:LINE)` where a stage is defined: the last line there of a traceback, else its `refine`.
 
-    In a notebook the line of the cell; what was read from standard input or a text is named as Python does.
+    In a notebook the line of the cell; code from standard input or a string has Python's own name for it.
     """
     code = inspect.unwrap(type(stage).refine).__code__  # type: ignore[attr-defined]
     file, line = code.co_filename, code.co_firstlineno
@@ -29,7 +29,7 @@ def with_ids(problem: str, observation: Observation) -> str:
     """`job row 3` as `job 17 (row 3)`, where 17 is the job's number in its trace or scenario."""
 
     def named(found: re.Match[str]) -> str:
-        """What stands for one `job row`."""
+        """The replacement of one `job row`."""
         row = int(found[1])
         known = 0 <= row < len(observation.jobs)
         return f"job {observation.jobs.id[row]} (row {row})" if known else found[0]

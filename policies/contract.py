@@ -5,7 +5,7 @@
         plan, memory[stage] = stage.refine(observation, plan, memory[stage])
     refused = world.apply(plan)
 
-A stage is a small frozen dataclass: parameters only. What it remembers is passed in and out. `None` in a
+A stage is a small frozen dataclass: parameters only. Its memory is passed in and out. `None` in a
 plan means "leave as it is"; an empty plan changes nothing.
 """
 
@@ -41,7 +41,7 @@ class Stage(ABC):
     name: ClassVar[str]
     kind: ClassVar[Kind]
     needs: ClassVar[frozenset[str]] = frozenset(TABLES)
-    """Tables of the observation that the stage reads; a world may hand out the others empty."""
+    """Tables of the observation that the stage reads; a world may leave the others empty."""
 
     def initial(self) -> Memory:
         """Memory before the first decision."""
@@ -49,7 +49,7 @@ class Stage(ABC):
 
     @abstractmethod
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Refine `plan` from what is observed; returns the new plan and the new memory.
+        """Refine `plan` from the observation; returns the new plan and the new memory.
 
         Must not modify `observation`, `plan` or `memory`, and must be deterministic.
         """
@@ -57,7 +57,7 @@ class Stage(ABC):
 
 @dataclass(frozen=True)
 class AllocationStage(Stage):
-    """A stage that hands out GPUs, and states what its name means."""
+    """A stage that allocates GPUs and states its order, blocking and preemption."""
 
     kind: ClassVar[Kind] = "allocation"
     order: ClassVar[str]  # which job is considered first
@@ -66,11 +66,11 @@ class AllocationStage(Stage):
     places: ClassVar[str] = ""  # where gangs go, when there is no `placement` parameter that says it
     starvation: ClassVar[str] = ""  # whether a job may wait for as long as others arrive
     starts_only: ClassVar[bool] = False
-    """It only ever starts waiting jobs on free GPUs: a world need not ask when none waits or nothing is free."""
+    """It only starts waiting jobs on free GPUs: a world need not ask it when no job waits or no GPU is free."""
     honours: ClassVar[tuple[str, ...]] = ("limits", "partitions", "GPU types", "topology required")
-    """What of a scenario's `queues` acts under it; every policy keeps to these four (`policies.queues.within`)."""
+    """Parts of a scenario's `queues` that it respects; every policy respects these four (`policies.queues.within`)."""
     keeps_limits: ClassVar[bool] = False
-    """It keeps to limits, partitions and GPU types by itself, and sees jobs that may not start now, too."""
+    """It respects limits, partitions and GPU types itself, and also sees jobs that may not start now."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class World(Protocol):
         """The state now."""
 
     def apply(self, plan: Plan) -> list[Refusal]:
-        """Carry out a feasible plan; returns what is refused at once, the rest the next observation tells."""
+        """Apply a feasible plan; returns immediate refusals, later ones are in the next observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Decision:
 
 
 def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
-    """Run every stage once and check what each one changed.
+    """Run every stage once and check its changes.
 
     Raises StageError when a stage raises or its plan is not feasible.
     """
@@ -155,10 +155,10 @@ Refine = Callable[[Policy, Observation, Mapping[str, Memory]], Decision]
 def decide(
     policy: Policy, world: World, memory: Mapping[str, Memory], refine: Refine = refine, seen: Observation | None = None
 ) -> tuple[Decision, list[Refusal]]:
-    """Observe, refine, apply: the loop body of the simulator, of live training and in front of a queue.
+    """Observe, refine, apply: the loop body of the simulator, of live training and of live queues.
 
-    refine: how the policy is asked; what it raises leaves the world as it is. seen: what was observed when the
-    policy was asked, where it has thought since (`live/decide/decider.py`).
+    refine: how the policy is run; if it raises, the world is unchanged. seen: the observation at the start of an
+    asynchronous decision (`live/decide/decider.py`).
     """
     decision = refine(policy, world.observe() if seen is None else seen, memory)
     return decision, world.apply(decision.plan)

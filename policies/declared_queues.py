@@ -1,4 +1,4 @@
-"""What a site declares of its queues, as integer codes with their names: who may use what, and in which order.
+"""The queues that a site declares, as integer codes with their names: access, limits and order.
 
 A *claim* is one distinct (user, account, partition, QOS, queue) that jobs are submitted under. A *limit* is one
 bound on the GPUs or the number of jobs that some claims hold together. Limits form trees: what a limit uses beyond
@@ -20,11 +20,11 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 RESOURCES = ("cpu", "mem", "node")
-"""What limits bound beside GPUs: cores, host memory (bytes), nodes."""
+"""Resources other than GPUs that limits bound: cores, host memory (bytes), nodes."""
 KINDS = ("user", "account", "partition", "qos", "queue")
 NEVER, LOWER_PRIORITY, LOWER_OR_NEWER, ANY_PRIORITY = range(4)
 NO_PLACE, RACK_PREFERRED, RACK_REQUIRED, NODE_PREFERRED, NODE_REQUIRED = range(5)
-"""What a job asks of the topology: column `together` of the jobs table."""
+"""Topology request of a job: column `together` of the jobs table."""
 
 
 def _ints(*shape: int) -> Ints:
@@ -37,7 +37,7 @@ def _floats() -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queues:
-    """All that is declared; `EMPTY` where nothing is.
+    """All declared queues; `EMPTY` where none is declared.
 
     names: of each of KINDS, and of `limit`, by code. claims (claims, 5): codes in the order of KINDS, -1 none.
     nodes (claims, nodes): which nodes a claim may use; (claims, 0): all. leaf (claims, most): its limits, -1 none.

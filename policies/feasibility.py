@@ -1,4 +1,4 @@
-"""The single rule of what a plan may ask for, with its messages; both worlds and every test use this one."""
+"""The only check of plans, with its messages, for the simulator, live runs and tests."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def _check_samples(samples: Ints, observation: Observation) -> str | None:
     wrong = touched[dealt[touched] != jobs.global_batch[touched]]
     if len(wrong):
         job = int(wrong[0])
-        return f"job row {job} deals {int(dealt[job])} of a global batch of {jobs.global_batch[job]}"
+        return f"job row {job} splits {int(dealt[job])} samples, its global batch is {jobs.global_batch[job]}"
     few = touched[dealt[touched] < jobs.batch_reference[touched]]
     if len(few):
-        return f"job row {few[0]} deals {int(dealt[few[0]])}, fewer than its reference batch"
+        return f"job row {few[0]} splits {int(dealt[few[0]])} samples, fewer than its reference batch"
     return None
 
 
@@ -93,7 +93,7 @@ def _check_far(every: Ints, observation: Observation) -> str | None:
     wrong = (every < 1) | ((every > 1) & (every != jobs.far_every) & np.isnan(jobs.near_exchange_s))
     if wrong.any():
         job = int(np.argmax(wrong))
-        return f"job row {job} has {every[job]} exchanges per exchange of all workers; 1, more where some are near"
+        return f"job row {job} has {every[job]} exchanges per exchange of all workers; 1, or more with near workers"
     return None
 
 
@@ -103,7 +103,7 @@ def _check_accumulation(passes: Ints, observation: Observation) -> str | None:
     wrong = (passes != jobs.accumulation) & ((passes < 1) | (passes > most) | (jobs.accumulation == 0))
     if wrong.any():
         job = int(np.argmax(wrong))
-        allowed = f"1 to {most[job]}" if jobs.accumulation[job] else "0, its layout says them"
+        allowed = f"1 to {most[job]}" if jobs.accumulation[job] else "0, its layout sets them"
         return f"job row {job} gets {passes[job]} passes a step, allowed: {allowed}"
     return None
 
@@ -114,7 +114,7 @@ def _check_push(interval: Ints, observation: Observation) -> str | None:
     if wrong.any():
         worker = int(np.argmax(wrong))
         named = _worker(observation, worker)
-        return f"{named} pushes every {interval[worker]} steps; at least 1, and only one that does not wait"
+        return f"{named} pushes every {interval[worker]} steps; allowed: at least 1, and only where workers do not wait"
     return None
 
 
@@ -125,7 +125,7 @@ def _check_cap(cap_w: Floats, observation: Observation) -> str | None:
     if wrong.any():
         node = int(np.argmax(wrong))
         idle_w, most_w = nodes.power_idle_w[node], nodes.power_max_w[node]
-        allowed = "none, no plan caps its GPUs" if np.isnan(most_w) else f"above {idle_w:g} to {most_w:g}"
+        allowed = "none, a plan cannot cap its GPUs" if np.isnan(most_w) else f"above {idle_w:g} to {most_w:g}"
         return f"node {node} gets a cap of {cap_w[node]:g} W, allowed: {allowed}"
     return None
 
@@ -142,7 +142,7 @@ def _check_share(share: Floats, observation: Observation) -> str | None:
     over = used > room + 1e-9
     if over.any():
         gpu = int(np.argmax(over))
-        return f"GPU {gpu} is shared out {used[gpu]:.4f} times, {room[gpu]:.4f} is there"
+        return f"GPU {gpu} has shares of {used[gpu]:.4f} in all, {room[gpu]:.4f} is available"
     return None
 
 
@@ -178,7 +178,7 @@ def _check_rate(rate: Floats, observation: Observation) -> str | None:
         if jobs.rate_rule[job] == SCRIPT:
             allowed = "its script sets it"
         elif fixed[job]:
-            allowed = "as it is: it has no batch_max"
+            allowed = "the present one: it has no batch_max"
         else:
             allowed = f"above 0, at most {most[job]:.6g}"
         return f"job row {job} gets {rate[job]:.6g} times its learning rate, allowed: {allowed}"
@@ -231,7 +231,7 @@ def _check_moves(moves: Moves, observation: Observation) -> str | None:
 def _check_fetch_order(order: Ints, observation: Observation) -> str | None:
     rows = len(observation.shards)
     if ((order < 0) | (order >= rows)).any() or not _all_different(order, rows):
-        return f"needs different rows of shards (0..{len(observation.shards) - 1})"
+        return f"needs distinct rows of shards (0..{len(observation.shards) - 1})"
     return None
 
 
@@ -247,7 +247,7 @@ _ALLOCATION_FAULTS = {
     9: "GPU {1} is listed twice for job row {0}",
     10: "share on GPU {1} for job row {0} must be above 0 and at most 1",
     11: "offsets do not match the listed jobs and GPUs",
-    13: "GPU {1} is a service's, which gives it back by itself; job row {0} cannot have it",
+    13: "GPU {1} is held by a service until the service releases it; job row {0} cannot have it",
     12: "GPU {1} is of another model than the first of job row {0}, whose gang must not mix GPU models",
 }
 
@@ -299,7 +299,7 @@ def _check_allocation(allocation: Allocation, observation: Observation) -> str |
 
 
 def _allowed_gpus(observation: Observation, job: int) -> str:
-    """How many GPUs a plan may give a job that starts or goes on."""
+    """Allowed numbers of GPUs of a job that starts or keeps running, as text."""
     jobs = observation.jobs
     per, fewest, most = (int(column[job]) for column in (jobs.gpus_per_worker, jobs.workers_min, jobs.workers_max))
     if jobs.rigid[job]:

@@ -1,8 +1,7 @@
-"""What of a worker's step does not grow with its samples, learnt from the steps around changes of shares.
+"""The part of a worker's step that does not grow with its samples, learnt from steps around changes of shares.
 
-A step that takes equally long whatever is dealt (launches, weights read from memory, a fixed wait) looks slow
-per sample where few are dealt: a worker that is slow for another reason is dealt fewer and fewer, and nothing is
-gained.
+A fixed part of a step (launches, weights read from memory, a fixed wait) looks slow per sample when few samples are
+assigned: a worker that is slow for another reason would be assigned fewer and fewer, with no gain.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ _PAIRS = 512  # that are kept
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A worker's step of n samples takes its own time per sample * (`fixed_samples` + n).
+    """A step of n samples takes the worker's time per sample * (`fixed_samples` + n).
 
-    0: all of it grows with the samples; infinity: nothing does.
+    0: the whole step grows with the samples; infinity: none of it does.
     """
 
     fixed_samples: float = 0.0
 
     def work(self, samples: Floats) -> Floats:
-        """What a step of `samples` is in units that take a worker equally long: samples, or steps; any shape."""
+        """Work of a step of `samples` in units of equal duration on one worker: samples, or steps; any shape."""
         return np.ones_like(samples) if math.isinf(self.fixed_samples) else self.fixed_samples + samples
 
     def fixed_s(self, samples: Floats, took_s: Floats) -> Floats:
-        """Seconds that do not grow, of steps of `samples` that took so long; any shape."""
+        """Fixed part (s) of steps of `samples` with these durations; any shape."""
         if math.isinf(self.fixed_samples):
             return took_s
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -50,8 +49,8 @@ ALL_GROWS = Law()
 class Growth:
     """Learns one law for all workers of a job, whose speeds may differ and drift, by least squares.
 
-    Two windows in a row in which a worker had other samples are a pair: ln t2/t1 = ln (c + n2)/(c + n1), whatever
-    its speed. What is sure is the law of least fixed time within two standard errors.
+    Two consecutive windows with different samples of a worker are a pair: ln t2/t1 = ln (c + n2)/(c + n1), at any
+    speed. The conservative law is the one of least fixed time within two standard errors.
     """
 
     def __init__(self, forgotten: int = _FORGOTTEN) -> None:
@@ -80,17 +79,17 @@ class Growth:
 
     @property
     def is_known(self) -> bool:
-        """Whether shares changed often enough to tell."""
+        """Whether shares changed often enough to fit a law."""
         return len(self._pairs) >= LEAST_PAIRS
 
     @property
     def law(self) -> Law:
-        """The law that fits best; that all grows where too little is known."""
+        """The law that fits best; without enough data the one in which the whole step grows."""
         return self._found()[0]
 
     @property
     def sure(self) -> Law:
-        """The law of least fixed time that is as likely but for two standard errors."""
+        """The law of least fixed time within two standard errors of the best fit."""
         return self._found()[1]
 
     def _found(self) -> tuple[Law, Law]:
@@ -105,7 +104,7 @@ class Growth:
         usual = math.exp(float(np.log(n1 * n2).mean()) / 2.0)
 
         def left(growing: Floats) -> Floats:
-            """Sum of squares that is left where these parts of a step of `usual` samples grow."""
+            """Residual sum of squares if these parts of a step of `usual` samples grow."""
             fixed = usual * (1.0 - growing)[:, None]
             more = growing[:, None] * (n2 - n1) / (fixed + growing[:, None] * n1)
             return np.asarray(((answer - np.log1p(more)) ** 2).sum(axis=1))
@@ -122,5 +121,5 @@ class Growth:
 
 
 def _law(growing: float, usual: float) -> Law:
-    """A law of which this part of a step of `usual` samples grows."""
+    """The law in which this part of a step of `usual` samples grows."""
     return Law(usual * (1.0 - growing) / growing if growing >= _ALL_FIXED else math.inf)

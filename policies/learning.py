@@ -1,7 +1,7 @@
 """The learning rate of jobs whose batch changes: a factor on their own rate, by a rule that each job names.
 
 The statistical efficiency of a batch (`physics.efficiency`) is that of the best learning rate at it. A stage that
-changes a batch plans the rate with it; one that does not leaves it as it is, and the job learns less per step
+changes a batch also plans the rate; without that the rate is kept, and the job learns less per step
 (`physics.rate_worth`).
 """
 
@@ -14,11 +14,11 @@ from equipoise.policies.physics import efficiency, rate_worth, ruled_rate
 from equipoise.policies.plan import ADASCALE, LINEAR, SCRIPT, UNSCALED, Plan
 
 _MARGIN = 0.05
-"""Least relative change of a rate whose batch stays; a twentieth beside the best costs 0.25 % of a step."""
+"""Least relative change of a rate at an unchanged batch; 5 % off the best rate costs 0.25 % of a step."""
 
 
 def batch_worth(o: Observation, row: int, tried: Ints, interval: float, drift: float) -> Floats:
-    """What a sample counts for in each batch that is tried, with the rate that the job's rule makes; (tried,)."""
+    """Worth of a sample at each candidate batch, with the learning rate by the job's rule; (candidates,)."""
     jobs = o.jobs
     phi, first = float(jobs.noise_scale[row]), float(jobs.batch_reference[row])
     given, rule = float(max(jobs.batch_given[row], 1)), int(jobs.rate_rule[row])
@@ -31,9 +31,9 @@ def batch_worth(o: Observation, row: int, tried: Ints, interval: float, drift: f
 
 
 def with_rates(o: Observation, plan: Plan) -> Plan:
-    """The plan with the learning rates that belong to its batches, of jobs whose batch may change.
+    """The plan with the learning rates for its batches, of jobs whose batch may change.
 
-    Where a batch stays, its rate does unless the noise scale has moved the best one by a twentieth.
+    Where a batch is kept, its rate is too, unless the noise scale has moved the best one by 5 %.
     """
     jobs = o.jobs
     batch = jobs.global_batch if plan.global_batch is None else plan.global_batch

@@ -1,4 +1,4 @@
-"""Levels of the network: which workers of a job reach each other fast, and what exchanging among them leaves.
+"""Levels of the network: groups of workers with fast links, and the drift left by exchanges inside groups.
 
 Near workers are those in one rack, where the job spans several, else those on one node. Hierarchical local SGD (Lin
 et al. 2020, "Don't use large mini-batches, use local SGD", section 5): near workers exchange every H steps, all of
@@ -25,7 +25,7 @@ def near_groups(node: Ints, rack: Ints) -> Ints | None:
 
 
 def far_ratio(group: Ints) -> float:
-    """Part of the workers' drift that exchanges inside the groups (workers,) leave, 0..1.
+    """Part of the workers' drift that is left by exchanges inside the groups (workers,), 0..1.
 
     Workers that drift apart independently of each other differ by the same in each of n - 1 directions; the groups'
     means differ in (groups - 1) of them (as in an analysis of variance).
@@ -34,5 +34,5 @@ def far_ratio(group: Ints) -> float:
 
 
 def mean_interval(interval: int, far_every: int, ratio: float) -> float:
-    """The H of one level with as much drift: 1 + ratio * (m H - 1) + (1 - ratio) * (H - 1)."""
+    """The one-level H with the same drift: 1 + ratio * (m H - 1) + (1 - ratio) * (H - 1)."""
     return interval * (1.0 + ratio * (far_every - 1))

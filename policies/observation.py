@@ -1,4 +1,4 @@
-"""What a policy sees: read-only struct-of-arrays tables, the unit in each column's name.
+"""The observation of a policy: read-only struct-of-arrays tables with the unit in each column's name.
 
 A world (the simulator or a live training job) owns the tables and updates them in place; a stage reads
 columns as plain NumPy arrays that cannot be written. Columns are valid only while a stage runs: copy what
@@ -47,7 +47,7 @@ class Column(Generic[S]):
         self.name = name
 
     def filled(self, size: int) -> NDArray[S]:
-        """So many times the default; without `np.full`, which takes four times as long for a few values."""
+        """An array of this many defaults; `np.full` takes four times as long for a few values."""
         values: NDArray[S] = np.empty(size, dtype=self.dtype)
         values.fill(self.default)
         return values
@@ -126,7 +126,7 @@ class Table:
         return table
 
     def replaced(self, **columns: NDArray[Any]) -> Self:
-        """The same table with other values in some columns (rows,); the rest is shared, not copied."""
+        """A table with other values in some columns (rows,); the other columns are shared, not copied."""
         table = type(self).__new__(type(self))
         shared = {name: array[: self.rows] for name, array in self._arrays.items()}
         table.__setstate__((shared | columns, self.rows))
@@ -164,7 +164,7 @@ class Nodes(Table):
 
     gpus = _int("GPUs in the node", 0)
     first_gpu = _int("row in `gpus` of the node's first GPU; its GPUs are consecutive")
-    gpus_free = _int("GPUs that nothing holds, 0 when the node is down", 0)
+    gpus_free = _int("free GPUs, 0 when the node is down", 0)
     up = _bool("node is alive", True)
     rack = _int("rack number", 0)
     cores = _float("host cores")
@@ -174,13 +174,13 @@ class Nodes(Table):
     nic_busy_ratio = _float("share of the interface's capacity in use over the window, 0..1")
     ingest_samples_per_s = _float("samples the host can prepare per second")
     speed_ratio = _float(
-        "speed last measured on it, of training jobs on whole GPUs, over what the hardware profile says (live: "
+        "last measured speed of training jobs on whole GPUs, over that of the hardware profile (live: "
         "over the fastest node with its GPU model); NaN: none was measured"
     )
-    power_idle_w = _float("power of one of its GPUs that idles, where a plan may cap it")
+    power_idle_w = _float("idle power of one of its GPUs, where a plan may cap it")
     power_max_w = _float("highest power cap of its GPUs; NaN: a plan cannot cap them")
     power_cap_w = _float("power cap of each of its GPUs now, where a plan may set it")
-    power_draw_w = _float("what its GPUs draw computing at the highest clock; NaN: as much as the highest cap")
+    power_draw_w = _float("power of one of its GPUs computing at the highest clock; NaN: the highest cap")
 
 
 class Gpus(Table):
@@ -188,12 +188,12 @@ class Gpus(Table):
 
     node = _int("row in `nodes`")
     model = _int("index into `Observation.gpu_models`", 0)
-    job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`); -3 a service holds it")
+    job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`); -3 held by a service")
     memory_bytes = _float("device memory")
     share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
-    suspect = _bool("a plan has found it unsound, and it has not been repaired since")
-    share_quantum = _float("smallest step of a share the device can do (MPS 0.01); 1: no choice", 0.01)
-    mig = _bool("cut into MIG slices: a share is one of them, and another one costs the worker's job a restart")
+    suspect = _bool("marked suspect by a plan and not repaired since")
+    share_quantum = _float("smallest step of a share on this device (MPS 0.01); 1: shares cannot be chosen", 0.01)
+    mig = _bool("cut into MIG slices: a share is a slice, and another slice costs the worker's job a restart")
     sm_active_ratio = _float("share of time the multiprocessors were busy, 0..1 (DCGM sm_active)")
     dram_active_ratio = _float("share of time the memory interface was busy, 0..1 (DCGM dram_active)")
     power_w = _float("electrical power")
@@ -209,26 +209,26 @@ class Workers(Table):
     gpu = _int("row in `gpus` of its (first) GPU")
     node = _int("row in `nodes`")
     gpu_share = _float("fraction of the GPU it may use", 1.0)
-    share_kappa = _float("kappa of its speed on a share f of that GPU, (1 + kappa) f / (f + kappa); inf: f")
+    share_kappa = _float("kappa of its speed on a share f of that GPU, (1 + kappa) f / (f + kappa); inf: speed f")
     samples_per_step = _int("its share of the global batch, in samples", 0)
-    samples_max = _int("most samples it can take per step, in as many passes as that needs", 2**62)
-    samples_per_pass = _int("most samples of one pass (memory bound); more take further passes", 2**62)
-    samples_owned = _float("samples of the epoch not yet trained on that it owns")
-    capacity_samples_per_s = _float("samples/s it can keep up: least of computing, preprocessing, reading")
-    input_samples_per_s = _float("samples/s that preprocessing and reading its data allow", np.inf)
+    samples_max = _int("most samples it can take per step, in any number of passes", 2**62)
+    samples_per_pass = _int("most samples of one pass (memory bound); more need further passes", 2**62)
+    samples_owned = _float("untrained samples of the epoch that it owns")
+    capacity_samples_per_s = _float("samples/s it can sustain: minimum of computing, preprocessing and reading")
+    input_samples_per_s = _float("samples/s that preprocessing and reading its data can sustain", np.inf)
     fixed_s = _float("part of its step that does not grow with samples", 0.0)
     step_s = _float("mean duration of a local step over the window, without waiting")
-    step_cov = _float("coefficient of variation of that")
+    step_cov = _float("coefficient of variation of `step_s`")
     wait_s = _float("mean time per step spent at the barrier")
     input_stall_s = _float("mean time per step spent waiting for data")
-    response_s_per_sample = _float("computing and every wait for input, per sample")
+    response_s_per_sample = _float("computing time and all input waits, per sample")
     gradient_rate_per_s = _float("gradients (local steps) per busy second")
     gradient_norm = _float("norm of its local gradient, before the exchange")
-    gradient_weight = _float("weight of its gradient in the mean, 0 left out .. 1 whole", 1.0)
+    gradient_weight = _float("weight of its gradient in the mean, from 0 (left out) to 1 (full)", 1.0)
     push_interval = _int("local steps between two pushes of its gradient, where workers do not wait", 1)
-    push_s = _float("one push and pull of a worker that waits for no other; NaN: all exchange together")
+    push_s = _float("time of one push and pull (asynchronous training); NaN: workers exchange synchronously")
     memory_free_bytes = _float("free device memory")
-    load_ratio = _float("share of its node's interface that others than its job used over the window, 0..1")
+    load_ratio = _float("share of its node's interface used by other jobs over the window, 0..1")
 
     @property
     def id(self) -> Ints:
@@ -242,52 +242,52 @@ class Jobs(Table):
     id = _int("the job's number in its trace or scenario")
     arrival_s = _float("submission time")
     state = Column(np.int8, JobState.WAITING, "see `JobState`")
-    rigid = _bool("known by duration only: no steps, fixed GPUs (fewer where workers_min is below workers_max)")
+    rigid = _bool("known by duration only: no steps, fixed GPU count (fewer where workers_min is below workers_max)")
     priority = _float("weight, 1 is normal", 1.0)
     gpus_requested = _int("GPUs asked for", 1)
     gpus_held = _int("GPUs held now", 0)
-    gpu_share_requested = _float("fraction asked of each GPU", 1.0)
+    gpu_share_requested = _float("requested fraction of each GPU", 1.0)
     one_gpu_model = _bool("its GPUs must all be of one model")
     gpus_per_worker = _int("GPUs of one data-parallel replica (tensor x pipeline parallel)", 1)
     workers_min = _int("fewest workers", 1)
     workers_max = _int("most workers", 1)
     global_batch = _int("samples per step over all workers", 0)
-    batch_reference = _int("reference batch M0 of the statistical efficiency; never less is dealt", 0)
-    batch_max = _int("most samples per step that a plan may give it; 0: its global batch is fixed", 0)
-    batch_given = _int("global batch that its user gave, for which its own learning rate was chosen", 0)
-    learning_rate = _float("factor on its own learning rate", 1.0)
+    batch_reference = _int("reference batch M0 of the statistical efficiency; the smallest global batch", 0)
+    batch_max = _int("largest global batch that a plan may set; 0: its global batch is fixed", 0)
+    batch_given = _int("global batch set by its user, to which its own learning rate belongs", 0)
+    learning_rate = _float("factor on the learning rate set by its user", 1.0)
     rate_rule = Column(np.int8, 0, "how its learning rate follows its batch: index into `plan.RULES`")
     micro_batch = _int("granularity of samples_per_step", 1)
-    accumulation = _int("passes in which a step is computed at least; 0: a plan cannot set it", 1)
+    accumulation = _int("fewest passes per step (gradient accumulation); 0: a plan cannot set it", 1)
     sync_interval = _int("local steps per gradient exchange (H)", 1)
-    work_s = _float("mean over workers of a local step, without waiting")
-    far_every = _int("of so many gradient exchanges one is of all workers, the others of near ones only", 1)
-    far_ratio = _float("part of the drift that exchanges of near workers leave: (groups - 1) / (workers - 1)", 1.0)
-    exchange_s = _float("one gradient exchange, mean of those measured under contention")
-    far_exchange_s = _float("one exchange of all workers, as measured under contention")
-    near_exchange_s = _float("one exchange of near workers only, measured or else expected; NaN: no such level")
-    exchange_alone_s = _float("the same without contention")
+    work_s = _float("duration of a local step without waiting, mean over workers")
+    far_every = _int("gradient exchanges per exchange of all workers; the others are among near workers only", 1)
+    far_ratio = _float("part of the drift left by exchanges of near workers: (groups - 1) / (workers - 1)", 1.0)
+    exchange_s = _float("duration of a gradient exchange, measured mean, contention included")
+    far_exchange_s = _float("duration of an exchange of all workers, measured, contention included")
+    near_exchange_s = _float("duration of an exchange of near workers, measured or else estimated; NaN: one level only")
+    exchange_alone_s = _float("duration of a gradient exchange without contention")
     gamma = _float("overlap exponent, 1 none, large full", 1.0)
     drift = _float("kappa_d, efficiency lost per extra local step", 0.0)
     noise_scale = _float("gradient noise scale phi, in samples")
     throughput_samples_per_s = _float("samples trained per second over the window")
     goodput_samples_per_s = _float("throughput times statistical efficiency")
     progress = _float("share of the target reached, 0..1", 0.0)
-    remaining_samples = _float("samples still to train at efficiency 1")
-    duration_s = _float("estimated time of the whole job on the GPUs it asks for")
-    service_s = _float("estimated remaining time on the GPUs it asks for")
+    remaining_samples = _float("samples left to train at efficiency 1")
+    duration_s = _float("estimated time of the whole job on the requested GPUs")
+    service_s = _float("estimated remaining time on the requested GPUs")
     attained_gpu_s = _float("GPU-seconds received so far", 0.0)
-    queued_since_s = _float("when it last began to wait", 0.0)
-    waited_s = _float("time spent waiting before that", 0.0)
+    queued_since_s = _float("time at which it last began to wait", 0.0)
+    waited_s = _float("time spent waiting before `queued_since_s`", 0.0)
     started_s = _float("last start")
     data_demand_bytes = _float("bytes of training data it reads per epoch", 0.0)
-    input_bytes = _float("training data that it still reads, over all epochs", 0.0)
-    compute_demand_flops = _float("FLOP still to do", 0.0)
+    input_bytes = _float("training data left to read, over all epochs", 0.0)
+    compute_demand_flops = _float("FLOP left to compute", 0.0)
     memory_bytes = _float("device memory it needs per GPU", 0.0)
     checkpoint_bytes = _float("size of a checkpoint", 0.0)
     restart_s = _float("cost of a preemption or resize: save, reload, initialise", 0.0)
-    claim = _int("row in `Observation.queues.claims`: who submitted it, and where; -1 not told")
-    gpu_types = _int("bits of the GPU models that it may run on, by index; -1 any")
+    claim = _int("row in `Observation.queues.claims` (user, account, partition, QOS, queue); -1 not declared")
+    gpu_types = _int("bit mask of the GPU models that it may run on, by index; -1 any")
     together = Column(np.int8, 0, "0 anywhere; in one rack: 1 preferred, 2 required; in one node: 3, 4")
 
 
@@ -300,9 +300,9 @@ class Speeds(Table):
     job = _int("row in `jobs`")
     gpu_model = _int("index into `Observation.gpu_models`")
     gpus = _int("number of GPUs")
-    samples_per_s = _float("estimated throughput, exchanges apart")
-    exchange_s = _float("estimated time of one gradient exchange that nothing else slows")
-    apart_exchange_s = _float("the same with half of the workers in one rack and half in another")
+    samples_per_s = _float("estimated throughput, exchanges excluded")
+    exchange_s = _float("estimated time of one gradient exchange without contention")
+    apart_exchange_s = _float("`exchange_s` with half of the workers in one rack and half in another")
 
 
 class Shards(Table):
@@ -314,13 +314,13 @@ class Shards(Table):
     node = _int("node that stores it, -1 none alive")
     bytes = _float("size of the unread part")
     samples = _int("samples of the unread part", 0)
-    started = _bool("its owner has begun to train on it; it cannot move")
+    started = _bool("its owner has begun to train on it, so it cannot move")
     local = _bool("stored on its owner's node, or already fetched to it")
     needed_in_s = _float("estimated time until its owner needs it")
 
 
 class Stores(Table):
-    """Where the data of jobs lies that wait or run; a job whose data goes where it starts has no rows."""
+    """Where the data of waiting and running jobs is stored; a job whose data follows its placement has no rows."""
 
     job = _int("row in `jobs`, ascending")
     node = _int("row in `nodes`")
@@ -332,29 +332,29 @@ class Paths(Table):
 
     source = _int("row in `nodes`")
     target = _int("row in `nodes`")
-    bytes_per_s = _float("rate a transfer reaches")
+    bytes_per_s = _float("rate of a transfer")
     latency_s = _float("delay before the first byte", 0.0)
 
 
 class Services(Table):
-    """One row per service that answers requests beside the jobs; what is measured is of its last window.
+    """One row per inference service; measurements are of its last window.
 
-    A service takes GPUs and gives them back by itself: no plan can. Where it shares GPUs, its part is missing in
+    A service acquires and releases GPUs itself; a plan cannot do so. Its share of shared GPUs is not part of
     `Gpus.share_free`.
     """
 
-    replicas = _int("replicas that it has", 0)
-    wanted = _int("replicas that it wants now", 0)
+    replicas = _int("running replicas", 0)
+    wanted = _int("wanted replicas now", 0)
     replicas_min = _int("fewest replicas", 0)
     replicas_max = _int("most replicas", 0)
-    gpus_per_replica = _int("GPUs of a replica, all of one node", 1)
-    gpu_share = _float("part of each of these GPUs that is the replica's", 1.0)
-    requests_per_s = _float("requests that came per second")
-    waiting = _int("requests that wait", 0)
-    latency_p99_s = _float("latency of its answers, 99th percentile, waiting included")
-    latency_target_s = _float("time within which a request is to be answered")
-    target_ratio = _float("share of the requests that is to be answered within it")
-    goodput_ratio = _float("share of the requests that was")
+    gpus_per_replica = _int("GPUs per replica, all in one node", 1)
+    gpu_share = _float("share of each of these GPUs that the replica holds", 1.0)
+    requests_per_s = _float("requests received per second")
+    waiting = _int("waiting requests", 0)
+    latency_p99_s = _float("99th percentile of latency, waiting included")
+    latency_target_s = _float("latency target of a request")
+    target_ratio = _float("share of the requests that must meet the target")
+    goodput_ratio = _float("share of the requests that met the target")
 
 
 NO_SERVICES = Services()
@@ -372,7 +372,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A text that jobs tell, as codes (jobs,) with their names: that of a row is `names[codes[row]]`."""
+    """A text field of jobs as codes (jobs,) with their names: the value of a row is `names[codes[row]]`."""
 
     codes: Ints
     names: tuple[str, ...]
@@ -382,9 +382,9 @@ class Labels:
 class Observation:
     """Everything a stage may read. `waiting` and `running` are job rows; `waiting` in (arrival, id) order.
 
-    `refused` are parts of earlier plans that turned out impossible since the last observation. `told` holds labels
-    or numbers (jobs,); some are known at a job's end only (its state, its waiting at the site), and a stage that
-    reads those knows what no scheduler can.
+    `refused` are the parts of earlier plans refused since the last observation. `told` holds labels
+    or numbers (jobs,) recorded for jobs; some are known only at a job's end (its state, its waiting at the site), and a
+    stage that reads those uses information that no scheduler has.
     """
 
     time_s: float  # now
@@ -444,7 +444,7 @@ class Observation:
         )
 
     def snapshot(self) -> Observation:
-        """A copy that stays as it is when the world goes on."""
+        """A copy that does not change when the world goes on."""
         tables = {name: table.replaced(**table.as_dict()) for name, table in self.tables().items()}
         return replace(self, **tables, waiting=self.waiting.copy(), running=self.running.copy())  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from equipoise.policies.registry import PolicyError, make_policy, make_stage
 AnyPolicy = str | Policy
 """A policy, or its name."""
 GivenPolicy = str | Policy | Stage | Sequence[Stage | str]
-"""What callers may give for a policy: also a stage, or several."""
+"""What callers may pass as a policy: also one stage or several."""
 
 PREFIX = "policy."
 Parameters = dict[str, dict[str, Any]]
@@ -32,9 +32,9 @@ def split_point(point: Mapping[str, Any]) -> tuple[dict[str, Any], Parameters]:
 
 
 def as_policy(given: GivenPolicy) -> AnyPolicy:
-    """A policy from what a caller gave: text and policies as they are, stages under their own names.
+    """A policy from a caller's argument: a text, a policy, a stage or a list of stages.
 
-    As everywhere, `fifo` starts the jobs where no stage allocates. Raises PolicyError for what is none of these.
+    `fifo` is appended where no stage allocates. Raises PolicyError for any other argument.
     """
     if isinstance(given, str | Policy):
         return given
@@ -50,7 +50,7 @@ def as_policy(given: GivenPolicy) -> AnyPolicy:
         else:
             what = f"{entry.__name__} itself" if isinstance(entry, type) else repr(entry)
             raise PolicyError(
-                f"{what} is no policy: give a text such as 's1+easy', a stage such as {_an_object(entry)}, a list "
+                f"{what} is not a policy: give a text such as 's1+easy', a stage such as {_an_object(entry)}, a list "
                 "of stages, or Policy('name', (stage, ...))"
             )
         stages.append(made)
@@ -61,7 +61,7 @@ def as_policy(given: GivenPolicy) -> AnyPolicy:
 
 
 def as_policies(given: GivenPolicy | Sequence[GivenPolicy]) -> list[AnyPolicy]:
-    """Policies from a list of them, or from one alone. Raises PolicyError."""
+    """Policies from a list or a single one. Raises PolicyError."""
     alone = isinstance(given, str | Policy | Stage) or not isinstance(given, Sequence)
     return [as_policy(one) for one in ([given] if alone else given)]  # type: ignore[arg-type, union-attr]
 
@@ -81,7 +81,7 @@ def _shown(stage: Stage) -> str:
 
 
 def with_parameters(policy: AnyPolicy, own: Parameters) -> AnyPolicy:
-    """The policy with these values in those of its stages that they name; its name says so. Raises PolicyError."""
+    """The policy with these parameter values, which its name then includes. Raises PolicyError."""
     if not own:
         return policy
     if isinstance(policy, Policy):
@@ -103,4 +103,4 @@ def check_used(keys: Iterable[str], policies: Iterable[AnyPolicy]) -> None:
     known = {stage.name for policy in made for stage in policy.stages}
     for stage in split_point(dict.fromkeys(keys, 0))[1]:
         if stage not in known:
-            raise PolicyError(f"policy.{stage}: no policy has that stage; those that are: {', '.join(sorted(known))}")
+            raise PolicyError(f"policy.{stage}: no policy has that stage; allowed: {', '.join(sorted(known))}")

@@ -1,8 +1,8 @@
-"""S211: what transfers between nodes reach, as measured; the same in the simulator and in a live training job.
+"""S211: measured transfer speeds between nodes; the same in the simulator and in a live training job.
 
-Of the transfers that finished in a window: bytes over the seconds they would have taken without their owner's
-others, and the delay before the first byte. What is measured once fades to what the topology promises with a
-half-life, so that a path that was slow once is tried again.
+For transfers that finished in a window: bytes over their duration without the owner's other transfers, and the delay
+before the first byte. A measurement decays to the topology's rate with a half-life, so that a path that was slow
+once is tried again.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class PathSpeeds:
     def finished(
         self, source: int, target: int, size_bytes: float, alone_s: float, delay_s: float, count: int = 1
     ) -> None:
-        """A transfer has finished; alone_s: its duration after the first byte, less what its owner's others took.
+        """Record a finished transfer; alone_s: its duration after the first byte, less its owner's other transfers.
 
-        One that took no time says nothing. `count`: the sums of so many transfers.
+        A transfer of zero duration is ignored. `count`: number of transfers that the values sum.
         """
         if alone_s > 0.0 and size_bytes > 0.0:
             fresh = self._fresh.setdefault((source, target), _Sum())
@@ -54,9 +54,9 @@ class PathSpeeds:
             fresh.count += count
 
     def close(self, under_way: Collection[tuple[int, int]] = ()) -> None:
-        """The window ends: what finished in it becomes the estimates of its paths.
+        """End the window: its finished transfers become the estimates of their paths.
 
-        Those of paths `under_way`, on which a transfer has not ended yet, do not fade meanwhile.
+        Estimates of paths `under_way`, with an unfinished transfer, do not decay.
         """
         self._window += 1
         for path in under_way:
@@ -68,15 +68,15 @@ class PathSpeeds:
         self._fresh.clear()
 
     def fastest(self, source: int) -> tuple[float, float] | None:
-        """(bytes/s, delay in s) of the fastest path from a source that was ever measured; None for none."""
+        """(bytes/s, delay in s) of the fastest measured path from a source; None without a measurement."""
         known = [e for (s, _), e in self._known.items() if s == source]
         best = max(known, key=lambda e: e.bytes_per_s, default=None)
         return None if best is None else (best.bytes_per_s, best.delay_s)
 
     def at(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> tuple[float, float]:
-        """(bytes/s, delay in s) of a path of which the topology promises these: measured, faded to the promise.
+        """(bytes/s, delay in s) of a path: the measurement, decayed to the topology's values given here.
 
-        Never faster than promised.
+        Never faster than the topology allows.
         """
         known = self._known.get((source, target))
         if known is None:
@@ -90,7 +90,7 @@ class PathSpeeds:
 
 
 def rounded(value: float) -> float:
-    """A measured value to 20 binary digits: what is alike stays alike however its sums were rounded."""
+    """A measured value rounded to 20 bits, so that rounding of sums does not make equal values differ."""
     if not math.isfinite(value):
         return value
     fraction, exponent = math.frexp(value)

@@ -1,6 +1,6 @@
-"""Laws that stages, the simulator, the fits and a live training job share, each said once.
+"""Laws shared by stages, the simulator, the fits and a live training job.
 
-Times in s, shares of a GPU 0..1, amounts in samples. Compiled; called from Python they take and give numbers.
+Times in s, shares of a GPU 0..1, amounts in samples. Compiled; called from Python they take and return numbers.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ def overlapped_each(work_s: npt.ArrayLike, exchange_s: npt.ArrayLike, gamma: flo
 
 
 def sustainable(*samples_per_s: Floats) -> Floats:
-    """Samples/s that a worker can keep up: the least of computing, preprocessing and reading its data.
+    """Samples/s that a worker can sustain: the minimum of computing, preprocessing and reading its data.
 
-    (workers,) each; what is not known (NaN) is no limit. NaN where nothing is known.
+    (workers,) each; an unknown value (NaN) is no limit. NaN where all are unknown.
     """
     least: Floats = np.fmin.reduce(samples_per_s)
     return least
 
 
 def response_s_per_sample(busy_s: Floats, stall_s: Floats, samples: Floats, keeps_up: Floats) -> Floats:
-    """Mean seconds of a sample, with every wait for input of the window: computing and stalls over samples.
+    """Mean seconds per sample, input waits included: computing and stalls of the window over its samples.
 
-    (workers,) each. At least 1 / `keeps_up` (`sustainable`): who lives on what was read ahead is not faster for
-    it. NaN for a worker that did nothing. Waits for other workers are not in it: they say nothing about this one.
+    (workers,) each. At least 1 / `keeps_up` (`sustainable`): reading ahead does not make a worker faster. NaN for a
+    worker that did nothing. Waits for other workers are excluded: they do not depend on this one.
     """
     response_s = np.full(len(samples), np.nan)
     np.divide(busy_s + stall_s, samples, out=response_s, where=samples > 0)
@@ -115,7 +115,7 @@ def efficiency(batch: float, interval: float, noise_scale: float, reference: flo
     """Statistical efficiency of one sample: (phi + M0) / (phi + M) / (1 + kappa_d (H - 1)), at most 1.
 
     McCandlish et al. 2018 and Qiao et al. 2021 (Pollux, section 3.1) for the batch, Stich 2019 for local
-    steps. What is not known costs nothing: a noise scale or a drift that is negative or NaN.
+    steps. An unknown noise scale or drift (negative or NaN) costs nothing.
     """
     value = 1.0 / (1.0 + drift * (interval - 1)) if drift > 0.0 else 1.0
     if noise_scale >= 0.0 and noise_scale + batch > 0.0:
@@ -153,11 +153,11 @@ def ruled_rate(batch: float, given: float, noise_scale: float, rule: int) -> flo
 
 @jit_in_place
 def rate_worth(rate: float, batch: float, given: float, noise_scale: float, rule: int) -> float:
-    """What a step at `rate` times a job's own learning rate is worth beside one at the best rate: x (2 - x).
+    """Worth of a step at `rate` times a job's own learning rate, relative to one at the best rate: x (2 - x).
 
     x is the rate over the best one, where the loss is quadratic in the step: McCandlish et al. 2018, equation 2.5.
-    At twice the best rate nothing is learnt; never less than 0.01. A script that scales by itself does so best, and
-    what an unknown noise scale means for SGD is not known: 1.
+    At twice the best rate nothing is learnt; at least 0.01. 1 for a script that scales the rate itself, and for SGD
+    with an unknown noise scale.
     """
     if rule == SCRIPT or (rule != SQRT and not noise_scale >= 0.0):
         return 1.0
@@ -170,7 +170,7 @@ def rate_worth(rate: float, batch: float, given: float, noise_scale: float, rule
 
 @jit
 def largest_remainder(ideal: Floats, units: int, low: int, cap: Ints) -> Ints:
-    """Whole units that sum to `units`, as near to `ideal` as can be, each in low .. cap[i].
+    """Whole units that sum to `units`, as close to `ideal` as possible, each in low .. cap[i].
 
     Largest remainders are rounded up, among equal ones the larger share (a faster worker needs less time for
     a unit), then the lower index. Needs low * n <= units <= sum(cap).
@@ -204,7 +204,7 @@ def deal_remainders(ideal: Floats, units: int, low: int, cap: Ints, dealt: Ints,
 
 @jit_in_place
 def _excess(dealt: int, ideal: float, units: int, step: int, low: int, cap: int) -> float:
-    """How far a worker is beyond its ideal in the direction of `step`, in whole rounding steps.
+    """Distance of a worker beyond its ideal in the direction of `step`, in whole rounding steps.
 
     The fraction decides between equals; infinite where another step would leave the bounds.
     """
@@ -214,10 +214,10 @@ def _excess(dealt: int, ideal: float, units: int, step: int, low: int, cap: int)
 
 
 def deal(batch: int, weights: Sequence[int] | Sequence[float] | Ints | Floats, unit: int = 1) -> Ints:
-    """Deal `batch` samples in proportion to `weights`, in whole units, by `largest_remainder`.
+    """Split `batch` samples in proportion to `weights`, in whole units, by `largest_remainder`.
 
-    Who has no weight gets nothing; all weights zero: equal parts. What does not make a whole unit goes to the
-    first worker with any units, or with any weight where there is not one unit.
+    A worker without weight gets nothing; all weights zero: equal parts. A remainder below one unit goes to the first
+    worker with any units, or with any weight if there is not one unit.
     """
     weight = np.asarray(weights, dtype=np.float64)
     if not weight.any():

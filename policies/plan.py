@@ -1,4 +1,4 @@
-"""What a policy wants changed: moves of shards, the deal of the batch, intervals, shares, weights, GPUs."""
+"""The changes that a policy plans: shard moves, batch split, intervals, shares, weights, GPUs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 RateRule = Literal["adascale", "sqrt", "linear", "none", "script"]
 RULES: tuple[RateRule, ...] = get_args(RateRule)
-"""How a job's learning rate follows its batch: by the gain of AdaScale (SGD), the square root (adaptive),
-in proportion, left as it is; or the script that trains sees to it, and no plan can. In observations by number."""
+"""How a job's learning rate follows its batch: by the gain of AdaScale (SGD), the square root (adaptive), in
+proportion, or not at all; or the training script sets it, and a plan cannot. Observations hold the index."""
 ADASCALE, SQRT, LINEAR, UNSCALED, SCRIPT = range(len(RULES))
 
 
@@ -65,12 +65,12 @@ class Allocation:
 
 
 BY_CLOCK = "wall_time_limit_s"
-"""Key of a reason's values: the wall-time limit that was reached, so that another machine may decide otherwise."""
+"""Key of a reason's values: the wall-time limit that was reached, so another machine may decide differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What one stage computed and did, or why it did nothing."""
+    """What a stage computed and did, or why it did nothing."""
 
     stage: str
     text: str
@@ -108,27 +108,27 @@ class Plan:
         return self.with_(reasons=(*self.reasons, Reason(stage, text, values)))
 
     def samples(self, observation: Observation) -> Ints:
-        """Planned samples per step and worker: what is planned, else what is."""
+        """Samples per step and worker: the planned values, else the present ones."""
         return observation.workers.samples_per_step if self.samples_per_step is None else self.samples_per_step
 
     def intervals(self, observation: Observation) -> Ints:
-        """Planned synchronisation interval per job: what is planned, else what is."""
+        """Synchronisation interval per job: the planned values, else the present ones."""
         return observation.jobs.sync_interval if self.sync_interval is None else self.sync_interval
 
     def far(self, observation: Observation) -> Ints:
-        """Planned exchanges per exchange of all workers, by job: what is planned, else what is."""
+        """Exchanges per exchange of all workers, by job: the planned values, else the present ones."""
         return observation.jobs.far_every if self.far_every is None else self.far_every
 
     def pushes(self, observation: Observation) -> Ints:
-        """Planned local steps between two pushes of each worker: what is planned, else what is."""
+        """Local steps between two pushes of each worker: the planned values, else the present ones."""
         return observation.workers.push_interval if self.push_interval is None else self.push_interval
 
     def shares(self, observation: Observation) -> Floats:
-        """Planned GPU share per worker: what is planned, else what is."""
+        """GPU share per worker: the planned values, else the present ones."""
         return observation.workers.gpu_share if self.gpu_share is None else self.gpu_share
 
     def weights(self, observation: Observation) -> Floats:
-        """Planned weight of each worker's gradient: what is planned, else what is."""
+        """Weight of each worker's gradient: the planned values, else the present ones."""
         return observation.workers.gradient_weight if self.gradient_weight is None else self.gradient_weight
 
     def changes_nothing(self) -> bool:
@@ -157,6 +157,6 @@ CHANGES = (
     "power_cap_w",
     "allocation",
 )
-"""Fields of a plan that change something; what they hold is checked in this order."""
+"""Fields of a plan that change something, in the order in which they are checked."""
 
 UNCHANGED = Plan()

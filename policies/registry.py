@@ -58,7 +58,7 @@ class PolicyError(ValueError):
 
 
 def available() -> dict[str, str]:
-    """Names of all stages and where they are defined; built-in names cannot be replaced."""
+    """Names of all stages with their definitions (module:class); built-in names cannot be replaced."""
     import importlib.metadata  # takes longer than all that a command needs to show its help
 
     plugins = {p.name: p.value for p in importlib.metadata.entry_points(group="equipoise.stages")}
@@ -87,7 +87,7 @@ def stage_class(name: str) -> type[Stage]:
 
 
 def _renamed(error: Exception) -> str:
-    """What to import instead, where an old name of ours is what was not found; else ""."""
+    """The new module name when an error names an old one of this package; else ""."""
     old = error.name if isinstance(error, ModuleNotFoundError) else None
     if (old or "").split(".")[0] not in ("policies", "sim", "study", "calibrate", "live"):
         return ""
@@ -164,7 +164,7 @@ def make_policy(spec: str | Sequence[Any]) -> Policy:
     """A policy from YAML (`[s1, {s2: {mode: optimal}}, fifo]`) or text (`s1+s2(mode=optimal)+fifo`, `none`).
 
     A policy's name is such a text, so `make_policy(policy.name)` gives the same policy again.
-    Without an allocation stage `fifo` is appended, because jobs must be started by something.
+    Without an allocation stage `fifo` is appended, because some stage must start the jobs.
     """
     from equipoise.policies.contract import Policy  # as in `stage_class`
 

@@ -1,4 +1,4 @@
-"""Who reads which shard next: the rules of shard queues, the same in the simulator and in a live training job.
+"""The rules of shard queues (which worker reads which shard next), in the simulator and in live training jobs.
 
 A worker reads its own queue of pieces from the front; a piece is the unread rest of a shard. A worker whose
 queue is too short takes from another one. Amounts are samples.
@@ -17,7 +17,7 @@ STARTED = "its owner has started it meanwhile"
 
 
 class Numbered(Protocol):
-    """A piece with an id that it keeps, whoever has it."""
+    """A piece with an id that does not depend on its owner."""
 
     @property
     def id(self) -> int:
@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Numbered)
 
 
 class Taken(NamedTuple):
-    """So many samples from the end of a worker's last piece: all of it, or fewer, and then it is cut."""
+    """Samples taken from the end of a worker's last piece: all of it, or a part that is cut off."""
 
     source: int  # worker
     samples: int
@@ -45,11 +45,10 @@ def take_from(
 ) -> Taken:
     """What a worker that lacks `short` samples takes from another.
 
-    From the worker with most seconds of work beyond its own `demand` (of equals the first): its last piece,
-    whole, where that is not started and not needed for the demand; from the first worker for which that
-    holds. Where it holds for none, as much of the last piece of the first as is missing and can be spared.
-    `last` is what is left of each worker's last piece, and `started` whether any of it was read. Raises
-    ValueError when nobody has more than is asked of it.
+    Workers are tried by descending seconds of work beyond their own `demand` (of equals the first): the first whose
+    last piece is not started and not needed for its demand gives that piece whole. If there is none, the first gives
+    the missing samples from its last piece, as far as it can spare them. `last` is the rest of each worker's last
+    piece, and `started` whether any of it was read. Raises ValueError when no worker has more than its demand.
     """
     spare = [w for w in range(len(owned)) if w != taker and owned[w] > demand[w]]
     if not spare:
@@ -63,7 +62,7 @@ def take_from(
 
 
 def next_batch(left: int, shares: Ints, unit: int) -> Ints:
-    """What each worker takes next: its share, or its part of what is `left` where that is less than a batch.
+    """Samples that each worker takes next: its share, or its part of the last incomplete batch of `left` samples.
 
     In whole micro-batches of `unit`, as `policies.physics.deal` gives them.
     """

@@ -49,7 +49,7 @@ def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
         if type(error).__module__.split(".")[0] != "mlflow":
             raise
         why = str(error).split(". ")[0]
-        raise TrackError(f"--mlflow: the results are in {folder}, but MLflow did not take them: {why}") from error
+        raise TrackError(f"--mlflow: the results are in {folder}, but MLflow rejected them: {why}") from error
     return len(done)
 
 

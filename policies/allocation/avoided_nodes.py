@@ -1,4 +1,4 @@
-"""S413 by node: nodes onto which a change did harm are left alone by growing jobs for a while, longer each time."""
+"""S413 by node: growing jobs avoid nodes onto which a change did harm, longer each time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from equipoise.policies.observation import Bools, Ints, Observation
 def remember_nodes(
     proposal: Proposal, memory: dict[str, Any], before: Memory, kept: Ints, rejected: Ints, noise: float
 ) -> dict[str, Any]:
-    """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) took to.
+    """The memory with the nodes that changes of `kept` and `rejected` jobs (rows) added.
 
-    before: what was watched. After a change that is rolled back job and nodes are left alone for as long as the
-    guard says, twice as long each time in a row, and at least until its cost is under `noise` of the time.
+    before: the watched changes. After a rollback, the job and the nodes are blocked for the guard's back-off, twice
+    as long at each repeated failure, and at least until its cost is under `noise` of the time.
     """
     if not len(kept) and not len(rejected):
         return memory
@@ -37,7 +37,7 @@ def remember_nodes(
 
 
 def trial_s(o: Observation, before: Memory, row: int) -> float:
-    """Time (s) that a job has lost by its watched change: by its lower goodput, and by two restarts."""
+    """Time (s) that a job has lost through its watched change: lower goodput, and two restarts."""
     k = int(np.searchsorted(before["id"], row))
     after = float(np.nan_to_num(o.jobs.goodput_samples_per_s[row]))
     lost_s = (o.time_s - float(before["since_s"][k])) * (1.0 - after / float(before["before"][k]))
@@ -45,7 +45,7 @@ def trial_s(o: Observation, before: Memory, row: int) -> float:
 
 
 def avoided(o: Observation, memory: Memory) -> Bools:
-    """Whether each node is shunned now."""
+    """Whether each node is avoided now."""
     return np.asarray(o.time_s < _record(o, memory)[1])
 
 
@@ -56,7 +56,7 @@ def _record(o: Observation, memory: Memory) -> tuple[Ints, Any]:
 
 
 def _taken(proposal: Proposal, memory: Memory, row: int) -> Ints:
-    """Nodes that a job's watched change has taken to."""
+    """Nodes that a job's watched change has added."""
     o, k = proposal.observation, int(np.searchsorted(memory["undo_id"], row))
     if k == len(memory["undo_id"]) or memory["undo_id"][k] != row:
         return np.empty(0, dtype=np.int64)

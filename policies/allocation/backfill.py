@@ -40,13 +40,13 @@ _SAME_TIME = 1e-12  # relative; two ends that are closer differ by rounding
 
 Running = tuple[Ints, Ints, Floats, float, Ints]
 """Running jobs by ascending end: (offset, gpu) of what each holds alone, its end (s), when the last of those ends
-that share GPUs, and the node of each GPU. Who holds what part of a shared GPU is not always known, so that all of
-them come free at once, as one more job."""
+that share GPUs, and the node of each GPU. The holders of parts of a shared GPU are not always known, so all shared
+GPUs come free at once, as one more job."""
 
 
 @jit_in_place
 def _fits(c: Room, d: GangDemand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
-    """Whether a gang could be placed; `c` stays as it is."""
+    """Whether a gang could be placed; `c` is unchanged."""
     fits = place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, spare, ZERO)
     if fits:
         give_all(c, spare, ZERO, d.gpus, gpu_node, d.share)
@@ -55,10 +55,9 @@ def _fits(c: Room, d: GangDemand, rule: int, gpu_node: Ints, spare: Ints) -> boo
 
 @jit_in_place
 def _reserve(head: GangDemand, later: Room, rule: int, now_s: float, running: Running, spare: Ints) -> float:
-    """Free in `later` what running jobs have given back when the head fits; returns that time (s).
+    """Free in `later` the GPUs that running jobs release until the head fits; returns that time (s).
 
-    All that end at that time count, whatever their order. NaN when the head does not fit even after all have
-    ended.
+    All jobs that end at that time count. NaN when the head does not fit even after all have ended.
     """
     offset, gpu, end_s, _, gpu_node = running
     reserved_s = np.nan
@@ -75,7 +74,7 @@ def _reserve(head: GangDemand, later: Room, rule: int, now_s: float, running: Ru
 
 @jit_in_place
 def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
-    """Whether a job may still run at the reserved time; no reservation (NaN) is never run into."""
+    """Whether a job may still run at the reserved time; False without a reservation (NaN)."""
     if np.isnan(reserved_s):
         return False
     return not now_s + takes_s <= reserved_s  # nor where it takes NaN
@@ -85,7 +84,7 @@ def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
 def _harmless(
     later: Room, head: GangDemand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints, spare: Ints
 ) -> bool:
-    """Whether the head still fits when gpu[first:end] stay taken; then takes them out of `later`."""
+    """Whether the head still fits when gpu[first:end] are held; then removes them from `later`."""
     take_all(later, gpu, first, end, gpu_node, share)
     if _fits(later, head, rule, gpu_node, spare):
         return True
@@ -111,8 +110,8 @@ def _fill(
 ) -> tuple[int, int, float]:
     """Start jobs of queue[first:] that fit now and do not delay queue[0].
 
-    Returns (how many, where space for grants ran out or -1, the time reserved for queue[0] or NaN). With
-    `first` 0 the reservation is made; `later_columns` are what will be free then.
+    Returns (jobs started, where space for grants ran out or -1, the time reserved for queue[0] or NaN). With
+    `first` 0 the reservation is made; `later_columns` are the GPUs free at that time.
     """
     r, room, later = GangRequests(*requests), room_of(columns), room_of(later_columns)
     out, tried, gpu_node = Grants(*grants), UnmetDemands(*failures), running[4]
@@ -150,7 +149,7 @@ def _fill(
 
 
 def _by_end(o: Observation, job: Ints, takes_s: Floats, holder: Ints) -> Running:
-    """Jobs (rows, ascending) as `Running`; an unknown end comes last, one that is overdue is now."""
+    """Jobs (rows, ascending) as `Running`; an unknown end comes last, an overdue one counts as now."""
     end_s = np.where(np.isnan(takes_s), np.inf, o.time_s + np.maximum(takes_s, 0.0))
     offset, gpu = holdings(job, holder)
     shares = np.diff(offset) < np.maximum(o.jobs.gpus_held[job], 1)
@@ -174,9 +173,9 @@ def backfill(
 ) -> tuple[GrantColumns, float]:
     """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
 
-    `takes_s` is by row how long a job will run, or run on. `job` are the rows (ascending) of all that run, those
-    that this decision has started included; `holder` is the row that holds each GPU. Returns the jobs started, and
-    the time (s) reserved for queue[0], NaN when there is none.
+    `takes_s` is the (remaining) running time by row. `job` are the rows (ascending) of all running jobs, including
+    those that this decision has started; `holder` is the row that holds each GPU. Returns the jobs started, and the
+    time (s) reserved for queue[0], NaN when there is none.
     """
     if len(queue) < 2 or not some_room(columns.free, columns.room):
         return NO_GRANTS, np.nan
@@ -184,7 +183,7 @@ def backfill(
     spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
 
     def fill(at: int, reserved_s: float, grants: GrantColumns) -> tuple[int, int, float]:
-        """Backfill from this place in the queue on."""
+        """Backfill from this position in the queue."""
         return _fill(
             queue, at, reserved_s, rule, o.time_s, takes_s, requests, room, later, running, spare, grants, failures
         )

@@ -1,4 +1,4 @@
-"""What exchanges of other jobs over the same nodes add to that of a job that would grow there."""
+"""Contention: how exchanges of other jobs over the same nodes slow that of a job that would grow there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equipoise.policies.observation import Bools, Floats, Ints
 def spanned(holder: Ints, node: Ints, count: Ints, seen: Ints) -> None:
     """Count the nodes on which each job (row) holds whole GPUs; `seen` is scratch, -1 per job.
 
-    holder, node: of each GPU, those of one node one after another.
+    holder, node: of each GPU, grouped by node.
     """
     for g in range(holder.size):
         job = holder[g]
@@ -30,7 +30,7 @@ def spanned(holder: Ints, node: Ints, count: Ints, seen: Ints) -> None:
 
 @jit_in_place
 def add_to_nodes(holder: Ints, node: Ints, share: Floats, seen: Ints, busy: Floats) -> None:
-    """Add each job's share to every node on which it holds whole GPUs; as `spanned` otherwise."""
+    """Add each job's share to every node on which it holds whole GPUs; arguments as for `spanned`."""
     for g in range(holder.size):
         job = holder[g]
         if job >= 0 and seen[job] != node[g]:
@@ -39,10 +39,10 @@ def add_to_nodes(holder: Ints, node: Ints, share: Floats, seen: Ints, busy: Floa
 
 
 class Exchanges:
-    """How much of the time the jobs of a draft exchange over the links of each node.
+    """Share of the time in which the jobs of a proposal exchange over the links of each node.
 
-    Links are shared fairly: beside others that exchange for a share s of the time (in sum, on the busiest of a
-    job's nodes), an exchange that leaves a node takes 1 + s times as long as alone.
+    Links are shared fairly: if other jobs exchange for a share s of the time (in sum, on the busiest of a job's
+    nodes), an exchange that leaves a node takes 1 + s times as long as alone.
     """
 
     def __init__(self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns) -> None:
@@ -50,7 +50,7 @@ class Exchanges:
 
     @cached_property
     def _busy(self) -> Floats:
-        """Of each node: the shares of their time that jobs exchange over its links, in sum."""
+        """Per node, the sum of the shares of time in which jobs exchange over its links."""
         o, holder = self._draft.observation, self._draft.holder
         count, seen = np.zeros(len(o.jobs), dtype=np.int64), np.full(len(o.jobs), -1)
         spanned(holder, o.gpus.node, count, seen)
@@ -71,34 +71,33 @@ class Exchanges:
         return share
 
     def _nodes_of(self, gpus: Ints) -> Ints:
-        """Nodes whose links an exchange among these GPUs goes over."""
+        """Nodes whose links an exchange among these GPUs uses."""
         nodes = np.unique(self._draft.observation.gpus.node[gpus])
         return nodes if len(nodes) > 1 else nodes[:0]
 
     def without(self, row: int, gpus: Ints, sign: float = -1.0) -> None:
-        """Take the exchanges of a job that holds these GPUs off their nodes' links."""
+        """Remove the exchanges of a job that holds these GPUs from their nodes' links."""
         share = self._exchanging(np.array([row]), np.array([0, len(gpus)]), gpus)
         self._busy[self._nodes_of(gpus)] += sign * share[0]
 
     def beside(self, row: int, gpus: Ints) -> None:
-        """Put the exchanges of a job that holds these GPUs on their nodes' links."""
+        """Add the exchanges of a job that holds these GPUs to their nodes' links."""
         self.without(row, gpus, 1.0)
 
     def longer(self, gpus: Ints) -> float:
-        """How many times longer than alone an exchange among these GPUs takes beside those on the links now."""
+        """Slowdown of an exchange among these GPUs by the exchanges on the links now."""
         return 1.0 + float(self._busy[self._nodes_of(gpus)].max(initial=0.0))
 
     def crossed(self, gpus: Ints) -> Bools:
-        """Per node: whether exchanges go over its links, and none of these GPUs are there."""
+        """Per node: whether exchanges use its links and it has none of these GPUs."""
         crossed: Bools = self._busy > 1e-9
         crossed[self._draft.observation.gpus.node[gpus]] = False
         return crossed
 
     def gain_s(self, row: int, held: Ints, new: Ints, cost_s: float, alone_s: float, margin: float) -> float:
-        """Seconds that a job gains by `new` GPUs in place of those `held`, beside the exchanges on the links now.
+        """Seconds that a job gains with `new` GPUs in place of `held`, with the exchanges on the links now.
 
-        alone_s: what it would gain without them, for which a resize costs `cost_s`. 0 where a step does not
-        shorten by `margin`.
+        alone_s: its gain without them, restart `cost_s` deducted. 0 where a step does not shorten by `margin`.
         """
         here, there = self.longer(held), self.longer(new)
         if there <= here:

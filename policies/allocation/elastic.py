@@ -1,4 +1,4 @@
-"""Training jobs that can change size: what they hold, and how their step times follow their workers."""
+"""Training jobs that can change size: their GPUs, and their step time as a function of their workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 
 def elastic_rows(o: Observation, rows: Ints) -> Ints:
-    """Those of some job rows that train on whole GPUs and may have more or fewer workers."""
+    """The job rows that train on whole GPUs with a variable number of workers."""
     jobs = o.jobs
     able = ~jobs.rigid[rows]
     if not able.any():  # as where all jobs are rigid: nothing else needs to be looked at
@@ -133,7 +133,7 @@ def elastic_columns(proposal: Proposal, nodes: NodeState, rows: Ints) -> Elastic
 
 
 def chosen(columns: ElasticColumns, order: Ints) -> ElasticColumns:
-    """Some of the elastic jobs (positions), in that order."""
+    """A selection of the elastic jobs (positions), in that order."""
     rows, offset, gpu, model, cost_s, requested = columns
     offset, gpu = reordered(offset, gpu, order)
     return rows[order], offset, gpu, model[order], cost_s[order], requested[order]
@@ -151,7 +151,7 @@ def on_living_nodes(o: Observation, columns: ElasticColumns) -> Bools:
 
 
 def without_shunned(proposal: Proposal, columns: ElasticColumns) -> Bools:
-    """Whether each elastic job holds none of the shunned GPUs: what it gives up may be handed out again."""
+    """Whether each elastic job holds no avoided GPU, so that the GPUs that it gives up can be allocated."""
     _, offset, gpu, *_ = columns
     if proposal.avoided is None:
         return np.ones(len(offset) - 1, dtype=np.bool_)
@@ -169,11 +169,11 @@ def shrink_jobs(
     waits: Ints,
     horizon_s: float,
 ) -> Ints:
-    """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays.
+    """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays off.
 
-    A waiting job gains the time that it would wait until as many GPUs are free, at most its own, less what it loses
-    on slower nodes or apart. What a job loses counts by its priority and by how busy its GPUs are compared with
-    others'. Returns the rows of those that gave.
+    A waiting job gains the time until as many GPUs are free, at most its own duration, less its loss on slower nodes
+    or across racks. A loss is weighted by priority and by the relative utilisation of the job's GPUs. Returns the
+    rows of the jobs that gave up GPUs.
     """
     o, shrunk = proposal.observation, []
     columns = elastic_columns(proposal, nodes, rows)
@@ -220,7 +220,7 @@ def _makes_way(
     kept: Ints,
     gpu: Ints,
 ) -> bool:
-    """Whether the start of a job (row) that is worth so much pays; writes what each keeps, and its GPUs."""
+    """Whether starting a job (row) of this worth pays off; writes the workers that each job keeps, and its GPUs."""
     o = proposal.observation
     return shrink_for(
         len(gpu),
@@ -243,7 +243,7 @@ def _makes_way(
 def free_in_s(
     proposal: Proposal, columns: ElasticColumns, gpus: int, scaling: ScalingColumns, table: TableColumns
 ) -> float:
-    """When (s) so many GPUs are free, if jobs end as expected at the sizes that they have; infinite: never."""
+    """Time (s) until this many GPUs are free, if jobs end as expected at their present sizes; infinite: never."""
     o = proposal.observation
     left_s = np.nan_to_num(o.jobs.service_s, nan=np.inf)
     left_s[columns[0]] = _left_s(o, columns, scaling, table)
@@ -251,13 +251,13 @@ def free_in_s(
 
 
 def _left_s(o: Observation, columns: ElasticColumns, scaling: ScalingColumns, table: TableColumns) -> Floats:
-    """Time left (s) of each elastic job at the size that it has; infinite where it is not known."""
+    """Time left (s) of each elastic job at its present size; infinite where unknown."""
     service_s: Floats = np.nan_to_num(o.jobs.service_s[columns[0]], nan=np.inf)
     return service_s * slower(columns, np.diff(columns[1]), o, scaling, table)
 
 
 def slower(columns: ElasticColumns, gpus: Ints, o: Observation, scaling: ScalingColumns, table: TableColumns) -> Floats:
-    """How many times as long a step of each elastic job takes on so many GPUs as at the size it asks for."""
+    """Step time of each elastic job on these GPU counts, relative to the size it asks for."""
     rows, offset, _, model, _, requested = columns
     per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
     now, every = np.diff(offset) // per, np.arange(len(rows))
@@ -268,7 +268,7 @@ def slower(columns: ElasticColumns, gpus: Ints, o: Observation, scaling: Scaling
 
 
 def _free_by(proposal: Proposal, left_s: Floats, gpus: int) -> float:
-    """When (s) so many GPUs are free, if each job ends after `left_s` (jobs,); infinite: never."""
+    """Time (s) until this many GPUs are free, if each job ends after `left_s` (jobs,); infinite: never."""
     o = proposal.observation
     ends_s = np.where(proposal.holder == -1, 0.0, left_s[np.maximum(proposal.holder, 0)])
     ends_s[(proposal.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
@@ -280,9 +280,9 @@ def _free_by(proposal: Proposal, left_s: Floats, gpus: int) -> float:
 def in_nobodys_way(
     proposal: Proposal, nodes: NodeState, rows: Ints, waiting: Ints, scaling: ScalingColumns, table: TableColumns
 ) -> Ints:
-    """Those of the elastic jobs (rows) that end before any job of `waiting` could start, free GPUs counted in.
+    """Elastic jobs (rows) that end before any job of `waiting` could start, free GPUs included.
 
-    What they take until then nobody else could use. Jobs of which no end is known may end at any time.
+    No other job could use their GPUs until then. Jobs with an unknown end may end at any time.
     """
     o, jobs = proposal.observation, proposal.observation.jobs
     if not len(rows) or not proposal.free:
@@ -297,7 +297,7 @@ def in_nobodys_way(
 
 
 def lost_there_s(o: Observation, nodes: NodeState, row: int, gpu: Ints, interval: int, service_s: float) -> float:
-    """How much longer (s) a job takes on these GPUs than on as many of the fastest, in one rack if one has them."""
+    """Extra time (s) of a job on these GPUs over as many of the fastest ones, in one rack if possible."""
     speed, node = np.where(o.nodes.up, nodes.speed, 0.0)[o.gpus.node], o.gpus.node[gpu]
     best = float(-np.partition(-speed, len(gpu) - 1)[len(gpu) - 1])
     lost_s = service_s * max(best / float(nodes.speed[node].min()) - 1.0, 0.0)
@@ -308,9 +308,9 @@ def lost_there_s(o: Observation, nodes: NodeState, row: int, gpu: Ints, interval
 
 
 def _busy(offset: Ints, efficiency: Floats) -> Floats:
-    """Mean efficiency over each job's GPUs relative to that of all jobs: who gives first, not whether.
+    """Mean efficiency of each job's GPUs relative to all jobs: it decides which job gives up GPUs first.
 
-    Whether it pays is known from the steps' times, in which what GPUs wait for counts already.
+    Whether a change pays off follows from step times, which include waiting.
     """
     known = np.nan_to_num(efficiency, nan=1.0)
     total = np.add.reduceat(np.append(known, 0.0), offset[:-1])
@@ -351,7 +351,7 @@ def _efficiency(speedups: Floats, workers: Ints) -> float:
 def _speedups(
     o: Observation, nodes: NodeState, rows: Ints, held: tuple[Ints, Ints], scaling: ScalingColumns, table: TableColumns
 ) -> tuple[Floats, Ints]:
-    """Estimated speed-up over one worker of each job (row) with the GPUs of its compressed row, and its workers."""
+    """(estimated speed-up over one worker, workers) of each job (row) with the GPUs of its compressed row."""
     offset, gpu = held
     per, speedup = np.maximum(o.jobs.gpus_per_worker[rows], 1), np.zeros(len(rows))
     workers, now = np.diff(offset) // per, o.jobs.gpus_held[rows] // per

@@ -1,4 +1,4 @@
-"""Free GPUs for elastic training jobs, by what each gains beside the exchanges of the others."""
+"""Free GPUs for elastic training jobs, by the gain of each given the exchanges of other jobs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def grow_jobs(
     horizon_s: float,
     margin: float,
 ) -> tuple[Ints, Floats]:
-    """Give free GPUs to elastic jobs that gain by them; returns their rows and the seconds each gains.
+    """Give free GPUs to elastic jobs that gain from them; returns their rows and the seconds each gains.
 
-    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. Who is in one rack
-    stays there, unless it gains also with exchanges across racks.
+    First those that hold less than they ask for, then by descending sum_j R_ij per GPU held. A job in one rack stays
+    there, unless it also gains with exchanges across racks.
     """
     o = proposal.observation
     if not len(rows) or not proposal.free:
@@ -58,7 +58,7 @@ def grow_jobs(
 
 
 def in_one_rack_and_dear(o: Observation, columns: ElasticColumns) -> Ints:
-    """Positions of elastic jobs that hold GPUs of one rack, and whose exchange across racks takes longer."""
+    """Positions of elastic jobs in one rack whose exchange would take longer across racks."""
     rows, offset, gpu, *_ = columns
     racks = o.nodes.rack
     if not len(racks) or (racks == racks[0]).all() or not len(rows):
@@ -73,9 +73,9 @@ def in_one_rack_and_dear(o: Observation, columns: ElasticColumns) -> Ints:
 def _ways(
     o: Observation, part: Ints, bound: Ints, columns: ElasticColumns, table: TableColumns
 ) -> list[tuple[Ints, int, TableColumns]]:
-    """How jobs (positions) may grow, the first way that is found: (positions, rack or -1, estimates).
+    """Growth options of jobs (positions), in order of preference: (positions, rack or -1, estimates).
 
-    One in one rack grows there, or else anywhere by the estimates of exchanges across racks.
+    A job in one rack grows there, or else anywhere by the estimates of exchanges across racks.
     """
     if len(part) != 1 or part[0] not in bound:
         return [(part, -1, table)]
@@ -99,9 +99,9 @@ def _grow(
     margin: float,
     rack: int,
 ) -> tuple[Ints, Floats]:
-    """Let elastic jobs grow in their order, in one rack (-1: anywhere); returns rows and seconds gained.
+    """Grow elastic jobs in order, in one rack (-1: anywhere); returns rows and seconds gained.
 
-    One that would gain nothing beside the exchanges of other jobs grows where none are, if it gains there.
+    A job that would gain nothing on links with exchanges of other jobs grows on nodes without them, if that gains.
     """
     away = proposal.away if rack < 0 else proposal.away | (proposal.observation.nodes.rack != rack)
     others = Exchanges(proposal, nodes, scaling, table)
@@ -129,9 +129,9 @@ def _grow_beside(
     closed: Bools,
     others: Exchanges,
 ) -> tuple[list[int], list[float], list[int]]:
-    """Let some jobs (positions) grow, but onto no closed node.
+    """Grow some jobs (positions), on open nodes only.
 
-    Returns their rows, the seconds each gains, and the positions of those that gain nothing beside the others.
+    Returns their rows, the seconds each gains, and the positions of those that gain nothing under contention.
     """
     some = chosen(columns, part)
     jobs, offset, gpu, alone_s = _granted(proposal, nodes, scaling, table, some, horizon_s, margin, closed)
@@ -165,7 +165,7 @@ def _granted(
     margin: float,
     closed: Bools,
 ) -> tuple[Ints, Ints, Ints, Floats]:
-    """Rows of jobs that would grow, but onto no closed node, their GPUs in compressed rows, the seconds gained."""
+    """Rows of jobs that would grow on open nodes, their GPUs in compressed rows, the seconds gained."""
     o, models = proposal.observation, len(nodes.model_speed)
     open_nodes = proposal.columns.order[~closed[proposal.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]

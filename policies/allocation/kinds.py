@@ -1,11 +1,11 @@
-"""S422 where GPU models differ by job: who runs on which model, by each job's own speed there.
+"""S422 for several GPU models: assigns jobs to models by each job's own speed on them.
 
-A job is worth sqrt(p_i A_i) times its speed on a model relative to its best, less what a restart costs, so that a
-model goes to the jobs that gain most by it, and those that lose little give way. Who runs at all is a matter of
-A_i, who runs where of p_i alone: a minute lost on a slow model delays each job by a minute, however long it needs.
-Both are decided at once here, so that the weight is their geometric mean: by A_i alone a job that is nearly done
-keeps a fast GPU that it gains little by (the mean completion of three job types on three models is a tenth longer).
-Jobs of fixed size that run may move; elastic ones have their own rules (`elastic`, `sizes`).
+The worth of a job on a model is sqrt(p_i A_i) times its speed there relative to its best, less the cost of a
+restart, so that a model goes to the jobs that gain most from it, and those that lose little give way. Which jobs run
+depends on A_i, on which model on p_i alone: a minute lost on a slow model delays each job by a minute, whatever its
+length. Both are decided at once here, so the weight is their geometric mean: with A_i alone a job that is nearly
+done keeps a fast GPU of little gain (the mean completion of three job types on three models is a tenth longer). Jobs
+of fixed size that run may move; elastic ones have their own rules (`elastic`, `sizes`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PASSES = 8  # of the local search
 
 
 def movable(proposal: Proposal, ranking: Ranking, blocked: Bools, reluctance: float) -> Ints:
-    """Rows of running jobs of fixed size, on whole living GPUs of one model, that may change it, or stop.
+    """Rows of running jobs of fixed size, on whole GPUs (up) of one model, that may change the model or stop.
 
-    `blocked` (per ranked running job) stay, and so do those that since their last start have worked less than
-    `reluctance` restarts.
+    `blocked` (per ranked running job) are excluded, and so are those that have worked less than `reluctance`
+    restarts since their last start.
     """
     o, jobs = proposal.observation, proposal.observation.jobs
     rows = ranking.running[~blocked & ~proposal.touched(ranking.running)]
@@ -48,7 +48,7 @@ def movable(proposal: Proposal, ranking: Ranking, blocked: Bools, reluctance: fl
 
 
 def candidates(proposal: Proposal, ranking: Ranking) -> Ints:
-    """Rows of the first waiting jobs that ask for whole GPUs and about which nothing is decided, in order."""
+    """Rows of the first undecided waiting jobs that ask for whole GPUs, in order."""
     rows = ranking.waiting[~proposal.touched(ranking.waiting)]
     found: Ints = rows[proposal.observation.jobs.gpu_share_requested[rows] >= WHOLE][:_WAITING]
     return found
@@ -66,7 +66,8 @@ def worth_by_model(
 ) -> Floats:
     """sqrt(p_i A_i) * speed / best speed, less `reluctance` restarts where it moves; -1: impossible (rows, models).
 
-    now: model that each holds, -1 none. What stops loses as many restarts: so much more is it worth going on.
+    now: model that each holds, -1 none. A job that stops loses `reluctance` restarts, which raises the worth of
+    staying.
     """
     best = np.maximum(pace.max(axis=1), 1e-300)
     left_s = np.nan_to_num(o.jobs.service_s[rows], nan=horizon_s) / best
@@ -81,10 +82,10 @@ def worth_by_model(
 
 @jit_in_place
 def _improve(worth: Floats, gpus: Ints, stoppable: Bools, now: Ints, room: Ints) -> bool:
-    """One pass of the local search: jobs in order go where they are worth more, if need be in place of another.
+    """One pass of the local search: each job in order moves to where it is worth more, replacing another if needed.
 
-    The other one must lose less where there is room for it, or when it stops. Changes now (jobs,) and
-    room (models,); False: nothing is gained any more.
+    The replaced job must lose less on a model with room, or by stopping. Changes now (jobs,) and room (models,);
+    False: no further gain.
     """
     changed = False
     for i in range(gpus.size):
@@ -134,9 +135,9 @@ def assign(
     reluctance: float,
     horizon_s: float,
 ) -> Ints:
-    """Start waiting jobs on, and move running jobs to, the models where they are worth most; returns who moved.
+    """Start or move jobs on the models where they are worth most; returns the rows of moved jobs.
 
-    wanted: GPUs to start with, by row of the jobs table; running: rows of jobs that may move; patient: of those
+    wanted: GPUs to start with, by row of the jobs table; running: rows of jobs that may move; patient: rows of jobs
     that may be stopped.
     """
     o, waiting = proposal.observation, candidates(proposal, ranking)
@@ -157,7 +158,7 @@ def assign(
 
 
 def _carry_out(proposal: Proposal, nodes: NodeState, rows: Ints, now: Ints, then: Ints, gpus: Ints) -> Ints:
-    """Book what changes: first what moves gives its GPUs back; returns the rows that moved."""
+    """Apply the changes, releases of moving jobs first; returns the rows that moved."""
     changes = np.flatnonzero(then != now)
     moving = [k for k in changes.tolist() if now[k] >= 0]
     proposal.stop(rows[moving].tolist())

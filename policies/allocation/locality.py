@@ -1,9 +1,9 @@
-"""S422's d: which nodes are near to a job's data, and to its other workers.
+"""S422's d: distance of nodes from a job's data and from its other workers.
 
-For one job and the nodes that it could take, d is the time that its workers there would wait for data from
-elsewhere, relative to the time that it computes. Only the nodes that store its data and the first others by
-weight are looked at: no more of those can be used. A gang whose exchanges take a while stays in one rack if it can,
-and waits for one where that costs it less than to exchange across racks.
+For one job and its candidate nodes, d is the time that its workers would wait for remote data, relative to its
+computing time. Candidates are the nodes that store its data and the first others by weight: no more of those can be
+used. A gang with long exchanges is placed in one rack if possible, and waits for one where that costs less than
+exchanging across racks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NIC_LEAST_FREE = 0.01  # an interface counts as at least that much free
 
 
 def with_data(o: Observation, rows: Ints) -> Bools:
-    """Whether each job row's data lies on known nodes and takes time to read."""
+    """Whether each job row's data is stored on known nodes and takes time to read."""
     if not len(o.stores):
         return np.zeros(len(rows), dtype=np.bool_)
     known = np.zeros(len(o.jobs), dtype=np.bool_)
@@ -31,10 +31,10 @@ def with_data(o: Observation, rows: Ints) -> Bools:
 
 
 def delays(o: Observation, row: int, gpus: int, nodes: Ints) -> Floats:
-    """d of a job (row) with so many GPUs on each of `nodes`: seconds of fetching per second of work.
+    """d of a job (row) with these GPU counts on `nodes`: seconds of fetching per second of work.
 
-    A node that takes u of the job's n GPUs reads u/n of its data. What of that it does not store comes over
-    its interface, at the pace of the nodes that store it if these are slower.
+    A node with u of the job's n GPUs reads u/n of its data. The part that it does not store comes over its
+    interface, or at the rate of the storing nodes if these are slower.
     """
     first, end = np.searchsorted(o.stores.job, (row, row + 1))
     homes, ratio = o.stores.node[first:end], o.stores.ratio[first:end]
@@ -51,7 +51,7 @@ def delays(o: Observation, row: int, gpus: int, nodes: Ints) -> Floats:
 
 
 def _free_rate(o: Observation) -> Floats:
-    """Rate (bytes/s) that is free on each node's interface; infinite where it is not known."""
+    """Free rate (bytes/s) of each node's interface; infinite where unknown."""
     nodes = o.nodes
     busy = np.clip(np.nan_to_num(nodes.nic_busy_ratio), 0.0, 1.0 - _NIC_LEAST_FREE)
     rate: Floats = np.where(nodes.nic_bytes_per_s > 0.0, nodes.nic_bytes_per_s * (1.0 - busy), np.inf)
@@ -59,7 +59,7 @@ def _free_rate(o: Observation) -> Floats:
 
 
 def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
-    """The room as one job with data sees it: weights over 1 + d, the nodes that it may want in their order."""
+    """The room for one job with data: weights over 1 + d, with its candidate nodes in order."""
     o, columns = proposal.observation, proposal.columns
     weight, order = columns.weight, columns.order
     free = columns.free
@@ -75,7 +75,8 @@ def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
 
 
 def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
-    """Whether each job row takes several nodes, and exchanges for `_DEAR` of its work, where there are racks."""
+    """Whether each job row spans several nodes and exchanges for at least `_DEAR` of its work, where there are
+    racks."""
     speeds, racks = o.speeds, o.nodes.rack
     if not len(speeds) or not len(racks) or (racks == racks[0]).all():
         return np.zeros(len(rows), dtype=np.bool_)
@@ -89,7 +90,7 @@ def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
 
 
 def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns | None:
-    """The room with the nodes of one rack only to choose from: of those that have enough, the one worth most."""
+    """The room with the nodes of one rack only: the rack of highest worth among those with enough GPUs."""
     free, weight, order = columns.free, columns.weight, columns.order
     best, most = None, 0.0
     for rack in np.unique(o.nodes.rack[order]).tolist():
@@ -103,7 +104,7 @@ def in_one_rack(o: Observation, columns: RoomColumns, gpus: int) -> RoomColumns 
 
 
 def lost_apart_s(o: Observation, row: int, gpus: int, interval: int) -> float:
-    """How much longer (s) a job (row) takes on so many GPUs of two racks than in one; 0 where it is not known."""
+    """Extra time (s) of a job (row) on this many GPUs of two racks rather than one; 0 where unknown."""
     speeds, gamma = o.speeds, float(np.nan_to_num(o.jobs.gamma[row], nan=1.0))
     here = np.flatnonzero((speeds.job == row) & (speeds.gpus == gpus) & (speeds.apart_exchange_s > 0.0))
     if not len(here):
@@ -118,9 +119,9 @@ def lost_apart_s(o: Observation, row: int, gpus: int, interval: int) -> float:
 
 
 def lost_in_rack_s(proposal: Proposal, row: int, gpus: int, rack: RoomColumns, columns: RoomColumns) -> float:
-    """How much longer (s) a job (row) takes on the best nodes of one rack than on the best of all.
+    """Extra time (s) of a job (row) on the best nodes of one rack over the best of all.
 
-    Work is dealt by speed, so that the sum over its GPUs counts.
+    Work is split by speed, so the sum over its GPUs counts.
     """
     speeds = []
     for room in (rack, columns):
@@ -132,7 +133,8 @@ def lost_in_rack_s(proposal: Proposal, row: int, gpus: int, rack: RoomColumns, c
 
 
 def frees_by_rack(proposal: Proposal) -> tuple[Floats, Ints]:
-    """When (s) the GPUs of each rack are free if jobs end as expected, ascending, and where each rack begins."""
+    """Times (s) at which the GPUs of each rack become free if jobs end as expected, ascending, and the offset of
+    each rack."""
     o, holder = proposal.observation, proposal.holder
     left_s = np.where(holder == -1, 0.0, np.nan_to_num(o.jobs.service_s, nan=np.inf)[np.maximum(holder, 0)])
     left_s[(holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
@@ -143,16 +145,15 @@ def frees_by_rack(proposal: Proposal) -> tuple[Floats, Ints]:
 
 
 def rack_frees_in_s(ends_s: Floats, first: Ints, gpus: int) -> float:
-    """When (s) the first rack has so many free GPUs, by `frees_by_rack`; infinite where none has as many."""
+    """Time (s) until the first rack has this many free GPUs, by `frees_by_rack`; infinite where none has as many."""
     at = first[:-1] + gpus - 1
     return float(ends_s[at[at < first[1:]]].min(initial=np.inf))
 
 
 def start_near(proposal: Proposal, queue: Ints, strict: bool, requests: RequestColumns, intervals: Ints | None) -> int:
-    """Start jobs of `queue` (rows) in order, near to their data and their own workers; `strict`: up to the first
-    that cannot. With the planned `intervals` (by job row), a gang waits for a rack where that is quicker.
-
-    Returns how many started.
+    """Start jobs of `queue` (rows) in order, close to their data and their own workers; `strict`: up to the first
+    that cannot. With the planned `intervals` (by job row), a gang waits for a rack where that is quicker. Returns
+    the number of started jobs.
     """
     data = with_data(proposal.observation, queue)
     gang = exchanging(proposal.observation, queue, requests)

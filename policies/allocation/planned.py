@@ -1,4 +1,4 @@
-"""S4's `optimal` mode for few jobs: the options that each has, and what the best schedule begins with."""
+"""S4's `optimal` mode for few jobs: the options of each job, and the first starts of the best schedule."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def plan_jobs(
     patient: Ints,
     margin: float,
 ) -> Schedule:
-    """Carry out what the best schedule of all jobs begins with; changes of running jobs must save `margin`.
+    """Apply the first starts of the best schedule of all jobs; changes of running jobs must save `margin`.
 
-    able: rows of running jobs that may change size; patient: of those that may be stopped. Raises TimeoutError or
-    ValueError, with nothing changed, where there are too many jobs or no schedule.
+    able: rows of running jobs that may change size; patient: rows of those that may be stopped. Raises TimeoutError
+    or ValueError, with nothing changed, for too many jobs or no schedule.
     """
     o = proposal.observation
     movable = np.union1d(able, patient[o.jobs.gpu_share_requested[patient] >= WHOLE])
@@ -79,7 +79,7 @@ def _options(
     scaling: ScalingColumns,
     table: TableColumns,
 ) -> list[list[StartOption]]:
-    """What each job (first those that run) can be run on, and how long (s) it then takes."""
+    """The options of each job (running ones first), each with its duration (s)."""
     o, jobs, models = proposal.observation, proposal.observation.jobs, len(nodes.model_speed)
     result = []
     for k, row in enumerate(rows.tolist()):
@@ -117,7 +117,7 @@ def _times_s(
     scaling: ScalingColumns,
     table: TableColumns,
 ) -> Floats:
-    """Time (s) left with each number of workers on a GPU model; `left_s` is that of the size asked for."""
+    """Time (s) left with each number of workers on a GPU model; `left_s` is the one at the requested size."""
     o = proposal.observation
     if o.jobs.rigid[row]:
         pace = float(paces(o, nodes.model_speed, np.array([row]))[0, model])
@@ -136,7 +136,7 @@ def _times_s(
 def _room(
     proposal: Proposal, nodes: NodeState, running: Ints, scaling: ScalingColumns, table: TableColumns
 ) -> tuple[list[Busy], list[int]]:
-    """GPUs that other jobs hold, and the GPUs of each model that are handed out in all."""
+    """GPUs held by other jobs, and the total of each GPU model that can be allocated."""
     o, models = proposal.observation, len(nodes.model_speed)
     free = proposal.columns.free if len(o.waiting) else proposal.free_to_grow
     capacity = np.bincount(nodes.model, weights=free, minlength=models)
@@ -166,11 +166,11 @@ def _carry_out(
     picked: Sequence[StartOption],
     begin_s: Sequence[float],
 ) -> None:
-    """Book what begins now: first what gives GPUs back. What cannot be placed stays as it is."""
+    """Apply the starts of now, releases first. A job that cannot be placed is unchanged."""
     o, running = proposal.observation, len(offset) - 1
 
     def rank(k: int) -> tuple[int, int]:
-        """Running jobs first, then those that grow least."""
+        """Sort key: running jobs first, then those that grow least."""
         held = offset[k + 1] - offset[k] if k < running else 0
         return (k >= running, int(picked[k].gpus - held))
 

@@ -1,4 +1,4 @@
-"""Starting jobs in order of priority, at the cost of running jobs of lower priority."""
+"""Starting jobs in order of priority, with preemption of running jobs of lower priority."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 
 class Victims(NamedTuple):
-    """Running jobs in the order in which they give way, with what they hold in compressed rows."""
+    """Running jobs in the order of preemption, with their GPUs in compressed rows."""
 
     bar: Floats  # a waiting job with a smaller key may take the place of this one...
     standing: Floats  # ... if its own standing is higher; empty: whatever its standing
@@ -84,7 +84,7 @@ def _make_way(
 ) -> bool:
     """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
 
-    Those that it does not need keep running, lowest bar first.
+    Victims that are not needed keep running, lowest bar first.
     """
     last, placed = 0, False
     for i in range(v.bar.size):
@@ -123,9 +123,9 @@ def _start_with_victims(
     grants: GrantColumns,
     failures: tuple[Floats, Ints],
 ) -> tuple[int, int, bool, bool]:
-    """Start jobs of queue[first:]; returns (how many, where space ran out or -1, more might start, False).
+    """Start jobs of queue[first:]; returns (jobs started, where space ran out or -1, more might start, False).
 
-    `some`: these are not all victims. The last value is True, and the others say nothing, when they do not suffice.
+    `some`: these are not all victims. When they do not suffice, the last value is True and the others are undefined.
     """
     r, room, v = GangRequests(*requests), room_of(columns), Victims(*victims)
     out, tried = Grants(*grants), UnmetDemands(*failures)
@@ -157,7 +157,7 @@ def _start_with_victims(
 
 @jit_in_place
 def _first_to_go(bar: Floats, key: Floats, chosen: Ints, chosen_bar: Floats) -> tuple[int, bool]:
-    """Write the positions with the highest bars above the least key, later ones first; (count, are there more)."""
+    """Write the positions with the highest bars above the least key, later ones first; returns (count, more exist)."""
     n, more, least = 0, False, key[0]
     for value in key:
         least = min(least, value)
@@ -185,9 +185,9 @@ def _by_bar(bar: Floats) -> Ints:
 
 
 def _victims(o: Observation, running: Ints, bar: Floats, standing: Floats, holder: Ints) -> tuple[Ints, VictimColumns]:
-    """Running jobs (rows, ascending) by descending bar, later rows first, and what each would give up.
+    """Running jobs (rows, ascending) by descending bar, later rows first, and the GPUs that each would release.
 
-    Of shared GPUs only what stands in the workers table is known.
+    Holders of shared GPUs are known only from the workers table.
     """
     if not len(running):
         return NO_ROWS, NO_VICTIMS
@@ -210,7 +210,7 @@ def _victims(o: Observation, running: Ints, bar: Floats, standing: Floats, holde
 
 
 def _with_shared(o: Observation, running: Ints, holder: Ints, order: Ints) -> tuple[Ints, Ints, Floats]:
-    """What some jobs hold, alone or shared, in that order of them and in compressed rows: (offset, gpu, share)."""
+    """GPUs of some jobs, whole or shared, in their order and in compressed rows: (offset, gpu, share)."""
     workers, (offset, gpu) = o.workers, holdings(running, holder)
     partly = np.flatnonzero(np.isin(workers.job, running) & (o.gpus.job[workers.gpu] == SHARED))
     job = np.concatenate((np.repeat(running, np.diff(offset)), workers.job[partly]))
@@ -237,10 +237,9 @@ def start_with_preemption(
 ) -> tuple[Ints, GrantColumns, bool]:
     """Start jobs of `queue` (rows) in order; those that fit nowhere are passed over.
 
-    A job that does not fit may stop running jobs (rows, ascending) whose `bar` is above its key and whose
-    standing, where given, is below its own; highest bar first. `holder` is the row that holds each GPU.
-    Returns the jobs stopped, the jobs started, and whether jobs beyond the queue with no smaller keys might
-    start too.
+    A job that does not fit may stop running jobs (rows, ascending) whose `bar` is above its key and whose standing,
+    if given, is below its own; highest bar first. `holder` is the row that holds each GPU. Returns the jobs stopped,
+    the jobs started, and whether jobs beyond the queue with no smaller keys might start too.
     """
     if not len(queue):
         return NO_ROWS, NO_GRANTS, False
@@ -283,12 +282,12 @@ def _started(
     columns: RoomColumns,
     free: int,
 ) -> tuple[Ints, GrantColumns, bool] | None:
-    """As `start_with_preemption`, in place of these jobs; `some`: there are others, None: these are too few."""
+    """As `start_with_preemption`, with these victims; `some`: there are others; None: these are too few."""
     room, failures = working(columns), new_failures()
     order, victims = _victims(o, running, bar, running_standing, holder)
 
     def fill(at: int, _: tuple[bool, bool], grants: GrantColumns) -> tuple[int, int, tuple[bool, bool]]:
-        """Start jobs from this place in the queue on."""
+        """Start jobs from this position in the queue."""
         n, end, more, too_few = _start_with_victims(
             queue, at, key, standing, rule, requests, room, victims, some, o.gpus.node, grants, failures
         )
@@ -299,7 +298,7 @@ def _started(
 
 
 def remaining_bars(running: Ints, service_s: Floats, restart_s: Floats) -> Floats:
-    """Bar of running jobs under shortest remaining time: what remains (s) less the cost of a restart (s)."""
+    """Bar of running jobs under shortest remaining time: remaining time less the cost of a restart (s)."""
     left_s = service_s[running] - restart_s[running]
     return np.where(np.isnan(left_s), np.inf, left_s).astype(np.float64)
 
@@ -334,11 +333,11 @@ def _bars(
 
 
 def patient_bars(o: Observation, running: Ints, ratio: float, reluctance: float, run_s: float, growth: float) -> Floats:
-    """Bar of running jobs, so that none is stopped too often: `ratio` of what remains less `reluctance` restarts.
+    """Bar of running jobs that limits stops: `ratio` of the remaining time less `reluctance` restarts.
 
-    A job gives way to none (-inf) that since its last start has worked for less than `run_s`, or for less
-    than `growth` times its work before. So a job of s seconds is stopped at most
-    1 + log(s / run_s) / log(1 + growth) times.
+    A job is not stopped (-inf) while it has worked since its last start for less than `run_s`, or for less than
+    `growth` times its earlier work. So a job of s seconds is stopped at most 1 + log(s / run_s) / log(1 + growth)
+    times.
     """
     jobs, bar = o.jobs, np.empty(len(running))
     _bars(

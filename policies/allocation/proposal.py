@@ -1,4 +1,4 @@
-"""The working state of one decision that hands out GPUs in several steps."""
+"""The working state of one decision that allocates GPUs in several steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _unbook(free: Ints, room: Floats, holder: Ints, gpu_node: Ints, up: Bools, g
 
 
 class Proposal:
-    """What is free, who holds what, and what has been decided so far; starts as observed."""
+    """Free GPUs, holders of GPUs, and the decisions so far; starts from the observation."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Proposal:
         order: Ints = NO_ROWS,
         avoided: Bools | None = None,
     ) -> None:
-        """`shunned` GPUs, by row, are not handed out."""
+        """`shunned` GPUs, by row, are not allocated."""
         o = observation
         self.observation, self.avoided = o, avoided
         self.speed: Floats = np.ones(len(o.nodes))  # of nodes, relative
@@ -77,12 +77,12 @@ class Proposal:
 
     @cached_property
     def _holder(self) -> Ints:
-        """Who holds each GPU; made when first asked for, which most decisions never do."""
+        """Holder of each GPU; computed on first use, because most decisions do not need it."""
         return self.observation.gpus.job.copy()
 
     @property
     def holder(self) -> Ints:
-        """Job row that holds each GPU alone now, (GPUs,); -1: nobody, `SHARED`: several."""
+        """Job row that holds each GPU alone now, (GPUs,); -1: none, `SHARED`: several."""
         for grants in self._booked:
             _hold(self._holder, *grants)
         self._booked.clear()
@@ -99,12 +99,12 @@ class Proposal:
         return np.where(self.away, 0, self._free)
 
     def without_free(self) -> RoomColumns:
-        """The room in which nothing is free: only what running jobs give up can be handed out."""
+        """The room in which nothing is free: only GPUs released by running jobs can be allocated."""
         free, room = np.zeros_like(self._free), np.zeros_like(self._room)
         return self.columns._replace(free=frozen(free), room=frozen(room))
 
     def gpus_of(self, job: int) -> tuple[Ints, Floats]:
-        """GPUs that a job row holds now, and its share of each; a rigid job's shared GPUs are not known."""
+        """GPUs that a job row holds now, and its share of each; the shared GPUs of a rigid job are unknown."""
         if job in self.given:
             return self.given[job]
         o = self.observation
@@ -115,7 +115,7 @@ class Proposal:
         return gpu, np.concatenate((np.ones(len(gpu) - partly.sum()), o.workers.gpu_share[workers][partly]))
 
     def start(self, grants: GrantColumns) -> Ints:
-        """Book the GPUs of jobs that hold none; returns their rows."""
+        """Allocate GPUs to jobs that hold none; returns their rows."""
         job, offset, gpu, share = grants
         self._book(job, offset, gpu, share)
         ends = offset.tolist()
@@ -132,13 +132,13 @@ class Proposal:
             self._touched[row] = True
 
     def stop_whole(self, rows: Ints, gpu: Ints) -> None:
-        """Take from running jobs, which share none, all the GPUs that they hold (`gpu`, of all of them)."""
+        """Take from running jobs without shared GPUs all their GPUs (`gpu`, of all jobs)."""
         self._take(gpu, np.ones(len(gpu)))
         self.stopped += rows.tolist()
         self._touched[rows] = True
 
     def resize(self, row: int, held: Ints, gpu: Ints) -> None:
-        """Let a job hold the whole GPUs `gpu` instead of those it holds now."""
+        """Replace the GPUs of a job by the whole GPUs `gpu`."""
         self._take(held, np.ones(len(held)))
         share = np.ones(len(gpu))
         self._book(np.array([row]), np.array([0, len(gpu)]), gpu, share)
@@ -158,7 +158,7 @@ class Proposal:
         self._touched[job] = True
 
     def allocation(self) -> Allocation | None:
-        """All that has been decided; None when that is nothing."""
+        """All decisions so far as an allocation; None without any."""
         if not self.stopped and not self.given:
             return None
         gpus, shares = zip(*self.given.values(), strict=True) if self.given else ((), ())
@@ -187,9 +187,9 @@ class Proposal:
         return found
 
     def leave(self, rows: Ints) -> None:
-        """Note that it has been decided about these job rows: they stay as they are now."""
+        """Mark these job rows as decided: they keep their present GPUs."""
         self._touched[rows] = True
 
     def touched(self, rows: Ints) -> Bools:
-        """Whether it has been decided about each job row: it was started, resized, stopped or left."""
+        """Whether each job row is decided: started, resized, stopped or left unchanged."""
         return np.asarray(self._touched[rows])

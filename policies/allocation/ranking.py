@@ -27,7 +27,7 @@ from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 RANKED = 2048
-"""Waiting jobs that are put in order; the others come behind them."""
+"""Number of waiting jobs that are ranked; the others follow unranked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NodeState:
     model_speed: Floats  # per GPU model
 
     def values(self) -> dict[str, Any]:
-        """What goes to the reasons."""
+        """Values for the reason of the plan."""
         finite = self.efficiency[np.isfinite(self.efficiency)]
         return {
             "s411_efficiency": float(finite.mean()) if len(finite) else np.nan,
@@ -50,9 +50,9 @@ class NodeState:
 
 
 def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: bool = True) -> NodeState:
-    """Efficiency and speed of each node; without workers its last speed fades to its model's.
+    """Efficiency and speed of each node; without workers the last speed decays to its GPU model's.
 
-    `measured`: else the speed is that of its GPU model.
+    `measured`: use measured speeds; else the speed is that of the GPU model.
     """
     nodes, gpus, workers, speeds = o.nodes, o.gpus, o.workers, o.speeds
     models = max(len(o.gpu_models), 1)
@@ -84,15 +84,15 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
 
 
 def _between(value: Ints, least: Ints | int, most: Ints | int) -> Ints:
-    """As `np.clip`, in half of the time for a thousand values."""
+    """As `np.clip`, in half the time for a thousand values."""
     found: Ints = np.minimum(np.maximum(value, least), most)
     return found
 
 
 def _paces(o: Observation) -> Floats:
-    """Pace of each worker: the step estimated for its GPU model over the measured one; NaN where one is unknown.
+    """Pace of each worker: step estimated for its GPU model over the measured step; NaN where one is unknown.
 
-    The measured step is taken to an even share of the batch, of which the estimate is.
+    The measured step is scaled to an equal share of the batch, for which the estimate holds.
     """
     workers, jobs, speeds = o.workers, o.jobs, o.speeds
     here = np.flatnonzero(speeds.gpus == jobs.gpus_held[speeds.job])
@@ -122,9 +122,9 @@ def _mean_by(index: Ints, value: Floats, size: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Ageing:
-    """How a job's claim grows with its waiting, and how long it may wait.
+    """Growth of a job's priority with its waiting time, and its longest wait.
 
-    A job is overdue when it has waited, in all, longer than min(after_s + slowdown * duration, longest_s).
+    A job is overdue when its total wait is longer than min(after_s + slowdown * duration, longest_s).
     """
 
     response: float  # weight of the response ratio
@@ -139,7 +139,7 @@ class Ageing:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """S412 and S422: the first waiting jobs in order, running jobs ascending, and the worth of nodes."""
+    """S412 and S422: the first waiting jobs in order, running jobs ascending, and weights of nodes."""
 
     waiting: Ints
     waiting_a: Floats
@@ -158,7 +158,7 @@ class Ranking:
 
 
 def gpus_wanted(o: Observation, rows: Ints) -> Ints:
-    """GPUs that jobs get when they start: a rigid one its request, others the nearest whole workers."""
+    """GPUs that jobs get when they start: the request of a rigid job, else the nearest number of whole workers."""
     jobs = o.jobs
     asked, rigid = jobs.gpus_requested[rows], jobs.rigid[rows]
     if rigid.all():
@@ -169,10 +169,10 @@ def gpus_wanted(o: Observation, rows: Ints) -> Ints:
 
 
 def paces(o: Observation, model_speed: Floats, rows: Ints) -> Floats:
-    """Seconds of each job's estimated time that a second on each GPU model takes off: (rows, models); 0 not there.
+    """Seconds of a job's estimated time done per second on each GPU model: (rows, models); 0: it cannot run there.
 
-    A rigid job's listed speed is that already; a training job's is taken relative to the first model it is listed
-    on, for which its time is estimated, exchanges included. Where nothing is listed: `model_speed` (models,).
+    This is the listed speed of a rigid job; that of a training job is relative to the first model it is listed on,
+    for which its time is estimated, exchanges included. Without listed speeds: `model_speed` (models,).
     """
     jobs, speeds, models = o.jobs, o.speeds, len(o.gpu_models)
     pace = np.tile(np.nan_to_num(model_speed, nan=1.0), (len(rows), 1))
@@ -195,7 +195,7 @@ def paces(o: Observation, model_speed: Floats, rows: Ints) -> Floats:
 
 
 def held_models(o: Observation, rows: Ints) -> Ints:
-    """GPU model of one of the GPUs that each job row holds alone; -1 none."""
+    """GPU model of one of the whole GPUs of each job row; -1 none."""
     model = np.full(len(o.jobs), -1, dtype=np.int64)
     held = np.flatnonzero(o.gpus.job >= 0)
     model[o.gpus.job[held]] = o.gpus.model[held]
@@ -204,7 +204,7 @@ def held_models(o: Observation, rows: Ints) -> Ints:
 
 
 def _own_service_s(o: Observation, model_speed: Floats, rows: Ints) -> Floats:
-    """Time (s) that jobs (rows) still take where they run, or where they are fastest; by row of the jobs table."""
+    """Remaining time (s) of jobs (rows) where they run, or where they are fastest; by row of the jobs table."""
     pace, now = paces(o, model_speed, rows), held_models(o, rows)
     speed = np.where(now < 0, pace.max(axis=1), pace[np.arange(len(rows)), now])
     service_s = o.jobs.service_s.copy()
@@ -232,8 +232,8 @@ def rank(
 ) -> Ranking:
     """Priorities of all jobs, the contention on each node, and the waiting jobs by their ratio.
 
-    The job row `reserved` that still waits comes behind the overdue ones. `arrival_order`: priorities are the time
-    since arrival; without `use` nobody contends for a node.
+    The job row `reserved`, if still waiting, comes after the overdue ones. `arrival_order`: priorities are the time
+    since arrival; without `use` the contention is not computed.
     """
     jobs = o.jobs
     running = np.sort(o.running)
@@ -267,10 +267,10 @@ def rank(
 
 
 def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
-    """What of A_i does not change while a job waits: p_i * ((D_i/D) * (C_i/C))^demand * M / (M + m_i).
+    """The part of A_i that is constant while a job waits: p_i * ((D_i/D) * (C_i/C))^demand * M / (M + m_i).
 
-    p is priority, D and C data and compute demand over their geometric means (a job without one counts as the
-    mean), M the memory of a GPU and m what the job needs of it. 0: it fits on no GPUs.
+    p is priority, D and C data and compute demand over their geometric means (a job without one counts as the mean),
+    M the memory of a GPU and m the job's need. 0: it fits on no GPU.
     """
     jobs = o.jobs
     worth = np.where(np.isnan(jobs.priority[rows]), 1.0, jobs.priority[rows])
@@ -287,7 +287,7 @@ def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
 
 
 def _over_mean(demand: Floats) -> Floats:
-    """Each known demand over the geometric mean of those known; 1 where it is not."""
+    """Each demand over the geometric mean of the known ones; 1 where unknown."""
     known = demand > 0.0
     ratio = np.ones(len(demand))
     if known.any():
@@ -296,7 +296,7 @@ def _over_mean(demand: Floats) -> Floats:
 
 
 def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> Ints:
-    """Those of some waiting jobs that are overdue, the longest first, then ascending."""
+    """The overdue jobs among some waiting ones, the longest overdue first, then ascending."""
     late_s = np.empty(len(rows))
     lateness(rows, claims, now_s, ageing.after_s, ageing.slowdown, ageing.longest_s, ageing.unknown_s, late_s)
     late = np.flatnonzero(late_s > 0.0)
@@ -342,7 +342,7 @@ def _gpus_enough(o: Observation, need_bytes: Floats) -> Ints:
 
 
 def _first(ratio: Floats, a: Floats, row: Ints) -> Ints:
-    """Positions of the first jobs by descending ratio, then A, then ascending row; without A: not at all."""
+    """Positions of the first jobs by descending ratio, then A, then ascending row; without A, jobs are left out."""
     able = np.flatnonzero(a > 0.0)
     if len(able) > RANKED:
         key = ratio[able] if (ratio > 0.0).any() else a[able]

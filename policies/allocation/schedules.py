@@ -1,8 +1,8 @@
-"""S4's `optimal` mode for few jobs: who runs on how many GPUs of which model, and when, until all are done.
+"""S4's `optimal` mode for few jobs: the GPU count, GPU model and start time of every job until all are done.
 
 All orders and configurations are searched with a bound (depth first, branch and bound), so the schedule found has
-the least weighted sum of completion times of all in which a job keeps its GPUs once it has them. Only what such a
-schedule begins with is carried out; at the next decision the rest is planned anew.
+the least weighted sum of completion times of all in which a job keeps its GPUs once it has them. Only the first
+starts of such a schedule are applied; the next decision plans the rest again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from equipoise.policies.observation import Floats
 
 @dataclass(frozen=True, slots=True)
 class StartOption:
-    """One way to run a job: `stays` as it runs now, or anew, a restart included.
+    """One configuration of a job: `stays` as it runs now, or a new start, restart cost included.
 
-    at_once: it must begin now; so does one that stays.
+    at_once: it must begin now, as must one that stays.
     """
 
     workers: int
@@ -48,7 +48,7 @@ class Schedule:
 
 
 def useful(options: Sequence[StartOption]) -> list[StartOption]:
-    """Options without those that need as many GPUs of the model as another and take longer; quickest first."""
+    """Options that no other one of the same model and GPU count beats in time; quickest first."""
     kept: list[StartOption] = []
     for option in sorted(options, key=lambda o: (o.time_s, not o.stays, o.gpus)):
         better = (k for k in kept if k.model == option.model and k.gpus <= option.gpus and not k.stays)
@@ -58,7 +58,7 @@ def useful(options: Sequence[StartOption]) -> list[StartOption]:
 
 
 def earliest_s(busy: Sequence[Busy], option: StartOption, capacity: int, after_s: float) -> float:
-    """When the GPUs of an option are free, not before `after_s`, by when all of `busy` have begun."""
+    """Earliest time (s) at which the GPUs of an option are free, at least `after_s`, when all of `busy` have begun."""
     later = [b for b in busy if b.model == option.model and b.end_s > after_s]
     for begin_s in (after_s, *sorted(b.end_s for b in later)):
         if sum(b.gpus for b in later if b.end_s > begin_s) + option.gpus <= capacity:
@@ -78,7 +78,7 @@ class _Search:
         self.chosen, self.begin_s = [-1] * len(options), [0.0] * len(options)
 
     def go(self, busy: tuple[Busy, ...], jobs: frozenset[int], cost: float, last_s: float) -> None:
-        """Let each of the jobs left be the next to start, not before `last_s`."""
+        """Try each remaining job as the next to start, not before `last_s`."""
         if not jobs:
             if cost < self.best.cost * (1.0 - 1e-12):
                 self.best = Schedule(cost, tuple(self.chosen), tuple(self.begin_s))
@@ -106,7 +106,7 @@ def best_schedule(
 ) -> Schedule:
     """The schedule of least weighted sum of completion times (s from now).
 
-    options: of each job; busy: GPUs that other jobs hold; capacity: GPUs of each model. Raises TimeoutError
+    options: of each job; busy: GPUs held by other jobs; capacity: GPUs of each model. Raises TimeoutError
     after `most` placements, ValueError when there is no schedule.
     """
     search = _Search(options, weight, capacity, most)

@@ -26,13 +26,13 @@ from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, T
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
 
 _WAITING = 200
-"""Waiting jobs, from the first, that the programme looks at."""
+"""Number of first waiting jobs in the programme."""
 SEARCH_LIMIT = 1000
-"""Nodes of the programme's search; 160 jobs on 64 GPUs of three models need one, which takes the most work."""
+"""Branch-and-bound nodes of the programme; 160 jobs on 64 GPUs of three models need one, the most expensive."""
 WALL_LIMIT_S = 120.0
-"""Last resort against a programme whose first relaxation does not end: far above what any should take."""
+"""Wall-time limit for a programme whose first relaxation does not end; far above normal times."""
 _TIME_LIMIT, _OTHER = 1, 4
-"""Statuses of `scipy.optimize.milp`; it has none of its own for the limit of nodes."""
+"""Statuses of `scipy.optimize.milp`, which has no separate one for the node limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Choices:
 
 @contextmanager
 def nothing_printed() -> Iterator[None]:
-    """Standard output is for results: HiGHS prints a line on it now and then, whatever its options say."""
+    """Redirect standard output, to which HiGHS sometimes prints a line whatever its options are."""
     try:
         kept = os.dup(1)
     except OSError:  # it is closed
@@ -71,10 +71,10 @@ def nothing_printed() -> Iterator[None]:
 def best_sizes(
     gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, search_limit: int, limit_s: float
 ) -> Bools:
-    """Configurations (one entry each) of most total worth: at most one per job `index`, exactly one if `must`.
+    """Configurations (entries) of highest total worth: at most one per job `index`, exactly one if `must`.
 
-    Those on GPU model m take at most room[m] GPUs in all. Raises ValueError when HiGHS has not proved an optimum
-    within `search_limit` nodes of its search, the same on every machine, or there is no solution; TimeoutError
+    Those on GPU model m use at most room[m] GPUs in total. Raises ValueError when HiGHS has not proved an optimum
+    within `search_limit` nodes of its search (the same on every machine), or there is no solution; TimeoutError
     after `limit_s` of wall time, which also bounds presolving and the first relaxation.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -101,9 +101,9 @@ def best_sizes(
 
 
 def sizes_up_to(o: Observation, row: int) -> list[int]:
-    """Workers that an elastic job may have: all up to 8, 1 and 1.5 times powers of two, and both ends.
+    """Candidate worker counts of an elastic job: all up to 8, 1 and 1.5 times powers of two, and both ends.
 
-    More than get a micro-batch each are of no use.
+    Workers without a micro-batch each are of no use.
     """
     jobs = o.jobs
     fewest, most = int(jobs.workers_min[row]), int(jobs.workers_max[row])
@@ -175,7 +175,7 @@ def _relative_speed(
     table: TableColumns,
     pace: Floats,
 ) -> Floats:
-    """Speed of each configuration relative to the size that is asked for, on the best GPU model; 0 not there."""
+    """Speed of each configuration relative to the requested size on the best GPU model; 0: it cannot run there."""
     time_s = np.empty(len(index))
     times_of(
         frozen(row), frozen(held), frozen(here), frozen(index), frozen(workers), frozen(model), scaling, table, time_s
@@ -190,9 +190,9 @@ def _relative_speed(
 
 
 def _carry_out(proposal: Proposal, nodes: NodeState, elastic: ElasticColumns, c: Choices, picked: Ints) -> None:
-    """Book the picked configurations: what stops, what gives GPUs back, what goes elsewhere, then the others.
+    """Apply the chosen configurations: stops, shrinks, moves, then the others.
 
-    What cannot be placed, for the GPUs that are missing are on their way to another job, stays as it is.
+    A job that cannot be placed, because another job gets the missing GPUs, is unchanged.
     """
     rows, offset, gpu, now_model, *_ = elastic
     running = len(rows)
@@ -229,9 +229,9 @@ def _fixed(proposal: Proposal, row: int) -> bool:
 
 
 def placed(proposal: Proposal, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
-    """So many free GPUs of one model, near to the job's data or else on the heaviest nodes; none if too few.
+    """This many free GPUs of one model, close to the job's data or else on the heaviest nodes; none if too few.
 
-    Those of a job that runs already are on no node onto which jobs are not to grow.
+    For a running job, nodes closed to growth are excluded.
     """
     o, need = proposal.observation, float(proposal.observation.jobs.memory_bytes[row])
     closed = proposal.away & (o.jobs.state[row] == RUNNING)
@@ -249,7 +249,7 @@ def placed(proposal: Proposal, nodes: NodeState, row: int, gpus: int, model: int
 
 
 def one_model(proposal: Proposal, elastic: ElasticColumns) -> Bools:
-    """Whether each job's GPUs are all of one model; others keep what they have."""
+    """Whether each job's GPUs are all of one model; other jobs keep their GPUs."""
     _, offset, gpu, model, *_ = elastic
     job = np.repeat(np.arange(len(model)), np.diff(offset))
     other = proposal.observation.gpus.model[gpu] != model[job]
@@ -271,12 +271,11 @@ def resize_optimally(
     search_limit: int,
     limit_s: float,
 ) -> int:
-    """Give each job the size and GPU model that the integer programme chooses; returns how many it chose among.
+    """Give each job the size and GPU model of the integer programme; returns the number of configurations.
 
-    `blocked` (per ranked running job) keep what they have; fixed: rows of running jobs of fixed size that may
-    change their GPU model, and stop if they are `patient` too; without `waits`, waiting jobs are left out and what
-    is free is kept for one of them.
-    Raises TimeoutError or ValueError, with nothing changed, as `best_sizes` does.
+    `blocked` (per ranked running job) keep their GPUs; fixed: rows of running jobs of fixed size that may change
+    their GPU model, and stop if they are also `patient`; without `waits`, waiting jobs are left out and free GPUs
+    are kept for one of them. Raises TimeoutError or ValueError, with nothing changed, as `best_sizes` does.
     """
     o = proposal.observation
     able = elastic_rows(o, ranking.running[~blocked & ~proposal.touched(ranking.running)])

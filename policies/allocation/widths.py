@@ -1,4 +1,4 @@
-"""How wide an elastic job should be: the number of workers whose steps are shortest, exchanges included."""
+"""Best width of an elastic job: the number of workers with the shortest step, exchanges included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY = 16  # sizes up to this many workers are all looked at, above that power
 
 
 def sizes_between(fewest: int, most: int) -> list[int]:
-    """Numbers of workers worth a look."""
+    """Candidate numbers of workers."""
     if most - fewest < _EVERY:
         return list(range(fewest, most + 1))
     return [fewest, *(1 << k for k in range(most.bit_length()) if fewest < 1 << k < most), most]
@@ -26,7 +26,7 @@ def quickest(
 ) -> tuple[Ints, Floats]:
     """(workers, step in s) of the quickest size of each job in fewest..most workers; the smallest of equals.
 
-    `now` are the workers at which each was measured, `model` the GPU model that it runs on, or would.
+    `now` are the workers at which each was measured, `model` its present or planned GPU model.
     """
     options = [sizes_between(int(a), int(b)) for a, b in zip(fewest, most, strict=True)]
     index = np.repeat(np.arange(len(rows)), [len(sizes) for sizes in options])
@@ -72,10 +72,10 @@ def narrow_jobs(
     horizon_s: float,
     margin: float,
 ) -> Ints:
-    """Let elastic jobs (rows) that run give up workers without which they are quicker; returns which did.
+    """Shrink running elastic jobs (rows) that are quicker with fewer workers; returns the rows of shrunk jobs.
 
-    The time saved on what is left, at most `horizon_s`, must be more than the restart costs, and a step must
-    shorten by `margin` at least.
+    The time saved on the remaining work, at most `horizon_s`, must exceed the restart cost, and a step must shorten
+    by at least `margin`.
     """
     o = proposal.observation
     columns = elastic_columns(proposal, nodes, rows)

@@ -1,4 +1,4 @@
-"""Allocation baselines. One name means one thing: each states order, blocking, placement and preemption."""
+"""Allocation baselines; each states its order, blocking, placement and preemption."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def _why_none(observation: Observation) -> str:
 class Fifo(_Placed):
     """First in, first out.
 
-    Order: (arrival, id). Blocking: the first job that cannot be placed holds up all behind it. Preemption:
-    never.
+    Order: (arrival, id). Blocking: the first job that cannot be placed blocks all behind it. Preemption: never.
     """
 
     name: ClassVar[str] = "fifo"
@@ -107,8 +106,8 @@ class FifoGreedy(Fifo):
 class Sjf(_Placed):
     """Shortest job first, by the estimated duration of the whole job.
 
-    Order: (duration estimate, id); an unknown duration comes last. Blocking: the first job that cannot be
-    placed holds up all behind it. Preemption: never.
+    Order: (duration estimate, id); an unknown duration comes last. Blocking: the first job that cannot be placed
+    blocks all behind it. Preemption: never.
     """
 
     name: ClassVar[str] = "sjf"
@@ -244,10 +243,10 @@ class Las(_Placed):
     Preemption: a waiting job stops running jobs of later queues, last queue and latest arrival first; never
     jobs of its own queue.
 
-    No job starves for what it has attained: `promote` seconds of waiting take one second of service on all
-    its GPUs off its account, in whole quanta of the first threshold, which brings a job back to the first queue
-    in the end (0: never). A gang may wait there for as long as smaller jobs of that queue arrive. The decision
-    at which a job changes queue, and another one could gain by it, is asked for by `revisit_s`: nothing is polled.
+    No job starves because of its attained service: `promote` seconds of waiting deduct one second of service on all
+    its GPUs, in whole quanta of the first threshold, so that a job eventually returns to the first queue (0: never).
+    A gang may wait there for as long as smaller jobs of that queue arrive. `revisit_s` requests the decision at
+    which a job changes queue and another could gain: nothing is polled.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (3600.0, 36000.0)

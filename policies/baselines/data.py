@@ -1,4 +1,4 @@
-"""Data baselines: leave the data where it is, or let nodes own what they store."""
+"""Data baselines: leave the data where it is, or assign shards to workers on the nodes that store them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Static(Stage):
 
 @dataclass(frozen=True)
 class Locality(Stage):
-    """Gives unstarted shards to a worker on the node that stores them, numbers of shards kept balanced.
+    """Assigns unstarted shards to a worker on the node that stores them, with balanced numbers of shards.
 
-    A shard goes to the storing node's worker with the fewest shards, if that has no more than its present
-    owner has without it; nothing travels over the network.
+    A shard goes to the worker with the fewest shards on the storing node, if that has no more than the present owner
+    has without it; no data is sent over the network.
     """
 
     name: ClassVar[str] = "locality"

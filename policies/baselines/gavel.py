@@ -1,4 +1,4 @@
-"""Gavel: shares of time on each GPU model by a linear programme, made real in rounds."""
+"""Gavel: shares of time on each GPU model by a linear programme, carried out in rounds."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _sparse(relative: Floats, gpus: Floats, room: Floats, worth: Floats, scale: 
 
 @dataclass(frozen=True)
 class Gavel(RoundBased):
-    """Gavel (Narayanan et al., OSDI 2020): heterogeneity-aware shares of time, made real in rounds.
+    """Gavel (Narayanan et al., OSDI 2020): heterogeneity-aware shares of time, carried out in rounds.
 
     Throughputs by job type and GPU model give the share of time X of each job on each model (section 4):
     `max-min` maximises the least throughput over that of an equal share of the cluster, times the job's GPUs over
@@ -87,15 +87,15 @@ class Gavel(RoundBased):
     of a job here over that on its own equal part of the cluster (Themis' rho), found by halving; `throughput` the
     sum of throughputs times priorities: whole shares by descending worth of a GPU. Equal jobs are one
     class of the programme, which is solved anew only when the jobs, their speeds or priorities, or the GPUs have
-    changed. In each round the pairs of job and model come first of which a job has had least for its share
-    (section 5); GPUs left over then go to whoever runs fastest on them. Pairs of jobs on one GPU are left out.
+    changed. In each round the pairs of job and model with the least time received for their share come first
+    (section 5); GPUs left over go to the jobs that run fastest on them. Pairs of jobs on one GPU are not modelled.
 
-    Order: share of time due over time had, on each GPU model. Preemption: at the end of each round.
+    Order: share of time due over time received, on each GPU model. Preemption: at the end of each round.
     """
 
     name: ClassVar[str] = "gavel"
-    order: ClassVar[str] = "share of time due on a GPU model over time had there"
-    starvation: ClassVar[str] = "never: who has had nothing comes first"
+    order: ClassVar[str] = "share of time due on a GPU model over time received there"
+    starvation: ClassVar[str] = "never: a job that has received no time comes first"
 
     objective: str = "max-min"
 
@@ -105,7 +105,7 @@ class Gavel(RoundBased):
             raise ValueError(f"objective: {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Solve for the shares of time if need be, and run those furthest behind theirs."""
+        """Solve for the shares of time if needed, and run the jobs furthest behind theirs."""
         rows = open_jobs(o)
         room, had_s = model_counts(o, rows), self._had(o, memory)
         speed, gpus = job_speeds(o, rows), gpus_wanted(o, rows)
@@ -126,7 +126,7 @@ class Gavel(RoundBased):
         return hand_out(o, plan, self.name, grants, solved=solved), memory
 
     def _had(self, o: Observation, memory: Memory) -> Floats:
-        """Time (s) that each job has had on each GPU model: (jobs, models)."""
+        """Time (s) that each job has run on each GPU model: (jobs, models)."""
         had_s = np.zeros((len(o.jobs), len(o.gpu_models)))
         old = memory.get("had_s")
         if old is not None and old.shape[1] == had_s.shape[1] and len(old) <= len(had_s):
@@ -155,7 +155,7 @@ class Gavel(RoundBased):
 
 
 def _equal(before: Floats | Ints, now: Floats | Ints) -> bool:
-    """Whether two arrays are the same; what is not known is the same as what was not known."""
+    """Whether two arrays are equal; unknown values (NaN) are equal."""
     if before.shape != now.shape:
         return False
     same = before == now
@@ -163,7 +163,7 @@ def _equal(before: Floats | Ints, now: Floats | Ints) -> bool:
 
 
 def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
-    """Whole shares (rows, models) by descending worth of a GPU, as long as there is room."""
+    """Whole shares (rows, models) by descending worth of a GPU, while there is room."""
     part, left = np.zeros(worth.shape), room.copy()
     for place in np.argsort(-worth, axis=None, kind="stable").tolist():
         job, model = divmod(place, worth.shape[1])
@@ -174,7 +174,7 @@ def _worthiest(worth: Floats, gpus: Ints, room: Ints) -> Floats:
 
 
 def _classes(alike: Floats) -> tuple[Floats, Ints, Floats]:
-    """(one of each kind of row, which kind each row is of, how many rows each kind has), as `np.unique` of rows."""
+    """(distinct rows, index of the distinct row of each row, counts), as `np.unique` of rows."""
     order = np.lexsort(alike.T[::-1])  # in a tenth of its time
     differs = np.ones(len(order), dtype=np.bool_)
     differs[1:] = (alike[order[1:]] != alike[order[:-1]]).any(axis=1)
@@ -220,7 +220,7 @@ def _fairest(
 
 
 def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -> Ints:
-    """(job row, model, GPUs) of the next round: by descending `due`, then who is fastest on what is left.
+    """(job row, model, GPUs) of the next round: by descending `due`, then the fastest jobs on the rest.
 
     Equals come in order of job row and model: rows ascend.
     """
@@ -234,7 +234,7 @@ def _first_due(rows: Ints, due: Floats, speed: Floats, gpus: Ints, room: Ints) -
 
 
 def _given(worth: Floats, able: Bools, speed: Floats, gpus: Ints, room: Ints, taken: Bools) -> Ints:
-    """(2, pairs): the able pairs of job and model that are given GPUs, by descending worth; see `_give`."""
+    """(2, pairs): the able pairs of job and model that get GPUs, by descending worth; see `_give`."""
     at = np.flatnonzero(able)
     at = at[np.argsort(-worth.ravel()[at], kind="stable")]
     pairs, given = np.stack(np.divmod(at, worth.shape[1])), np.zeros(len(at), dtype=np.bool_)
@@ -244,7 +244,7 @@ def _given(worth: Floats, able: Bools, speed: Floats, gpus: Ints, room: Ints, ta
 
 @jit_in_place
 def _give(job: Ints, model: Ints, speed: Floats, gpus: Ints, room: Ints, taken: Bools, given: Bools) -> None:
-    """Mark the pairs that are given GPUs, in order, while they last; room (models,) is used up."""
+    """Mark the pairs that get GPUs, in order, while GPUs last; room (models,) is modified."""
     for k in range(job.size):
         i, m = job[k], model[k]
         if not taken[i] and gpus[i] <= room[m] and speed[k] > 0.0:

@@ -1,4 +1,4 @@
-"""Goodput of jobs over GPUs and batch: Pollux, which shares out GPUs by it, and Sia, which solves for it.
+"""Goodput of jobs over GPUs and batch: Pollux (greedy growth) and Sia (integer programme).
 
 Pollux (Qiao et al., OSDI 2021), section 3: goodput = throughput(GPUs, batch M) x efficiency(M), with
 T_grad = a + b m for m = M / workers samples of one worker, T_iter = (T_grad^g + T_sync^g)^(1/g) and
@@ -47,12 +47,12 @@ _COUNTS = (
     "noise_scale",
     "rate_rule",
 )
-"""Columns of the jobs table by which the ways to run a job differ."""
+"""Columns of the jobs table on which the options of a job depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to run a job: so many GPUs of a model, the batch that is best for them, samples/s that count."""
+    """One configuration of a job: GPUs of a model, the best batch for them, and the goodput (samples/s)."""
 
     model: int
     gpus: int
@@ -61,9 +61,9 @@ class Option:
 
 
 class Ways:
-    """All ways to run each open job: sizes that its speeds list, on models with room; a rigid job only as it asks.
+    """All options of each open job: sizes listed in its speeds, on models with room; a rigid job only as requested.
 
-    Jobs that are alike in all that counts here are worked out once. rows: of the jobs table; speed: of `job_speeds`
+    Jobs that are equal in all relevant columns are computed once. rows: of the jobs table; speed: of `job_speeds`
     (rows, models); room: GPUs (models,).
     """
 
@@ -82,7 +82,7 @@ class Ways:
         self._known: dict[tuple[bytes, ...], list[Option]] = {}
 
     def of(self, k: int) -> tuple[tuple[bytes, ...], list[Option]]:
-        """(what is equal for jobs that are alike, the ways) of the job at position k of the rows."""
+        """(key shared by equal jobs, options) of the job at position k of the rows."""
         listed = slice(int(self._first[k]), int(self._end[k]))
         alike = (self._own[k].tobytes(), *(column[listed].tobytes() for column in self._listed))
         if alike not in self._known:
@@ -90,7 +90,7 @@ class Ways:
         return alike, self._known[alike]
 
     def _work_out(self, k: int, mine: Ints) -> list[Option]:
-        """The ways of one job, whose rows of the speeds are given."""
+        """The options of one job from its rows of the speeds."""
         o, room, row, asked = self._o, self._room, int(self._rows[k]), int(self._asked[k])
         per = max(int(o.jobs.gpus_per_worker[row]), 1)
         low, high = per * int(o.jobs.workers_min[row]), per * int(o.jobs.workers_max[row])
@@ -145,10 +145,10 @@ class Pollux(RoundBased):
     """Pollux (Qiao et al., OSDI 2021): GPUs and batches that maximise the power mean of speed-ups.
 
     The speed-up of a job is its goodput over that with an equal part of the cluster's GPUs (equation 13, the
-    paper's "fair" allocation). The mean has p = -1 (section 4.2), so that the next GPUs go to where 1 / speed-up
-    falls most per GPU. The paper's genetic search is replaced by this greedy choice, which finds the same optimum
-    where speed-ups flatten with GPUs. Pollux knows one kind of GPU: a job runs on the model that it is on, or the
-    one with most GPUs left. A job that runs is moved only if that pays its restart within `round_s`.
+    paper's "fair" allocation). The mean has p = -1 (section 4.2), so the next GPUs go where 1 / speed-up falls most
+    per GPU. The paper's genetic search is replaced by this greedy choice, which finds the same optimum where
+    speed-ups flatten with GPUs. Pollux knows one kind of GPU: a job runs on the model that it is on, or the one with
+    most GPUs left. A running job is moved only if the gain within `round_s` exceeds its restart cost.
     """
 
     name: ClassVar[str] = "pollux"
@@ -158,7 +158,7 @@ class Pollux(RoundBased):
     round_s: float = 60.0
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Draft out the GPUs one step after another."""
+        """Assign the GPUs in greedy increments."""
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
         ways, held, restart_s = (Ways(o, rows, speed, room, fits), Held(o, rows), np.nan_to_num(o.jobs.restart_s))
@@ -182,9 +182,9 @@ class Pollux(RoundBased):
 
 
 def _ladder(ways: list[Option], model: int, held: int, cost: float, fair: int) -> list[Option]:
-    """Options of a job on one model by GPUs, each better than the last; who moves pays `cost`.
+    """Options of a job on one model by GPUs, each better than the last; a move costs `cost`.
 
-    Their goodput is that over the goodput with `fair` GPUs.
+    Goodput is relative to the goodput with `fair` GPUs.
     """
     here = [way for way in ways if way.model == model] or ways
     here = sorted((way for way in here if way.model == here[0].model), key=lambda way: way.gpus)
@@ -198,7 +198,7 @@ def _ladder(ways: list[Option], model: int, held: int, cost: float, fair: int) -
 
 
 class Held:
-    """What each open job holds alone."""
+    """The whole GPUs that each open job holds."""
 
     def __init__(self, o: Observation, rows: Ints) -> None:
         offset, gpu = holdings(rows, o.gpus.job)
@@ -211,13 +211,13 @@ class Held:
 
 
 def oldest_first(o: Observation, rows: Ints) -> list[int]:
-    """Positions: jobs that run, then those that wait by arrival."""
+    """Positions: running jobs, then waiting ones by arrival."""
     order: list[int] = np.lexsort((rows, o.jobs.state[rows] == WAITING)).tolist()
     return order
 
 
 def climb(ladders: dict[int, list[Option]], room: Ints) -> dict[int, Option]:
-    """Steps up the ladders by the fall of 1 / speed-up per GPU (a first step: from speed-up 0) while GPUs last."""
+    """Greedy growth by the decrease of 1 / speed-up per GPU (first increment: from speed-up 0) while GPUs last."""
     left, chosen = room.copy(), dict[int, Option]()
     heap = [(0, ladder[0].gpus, row, 0) for row, ladder in ladders.items()]  # all first steps come first
     steps = [(float(kind), float(gain), row, k) for kind, gain, row, k in heap]
@@ -244,9 +244,9 @@ class Sia(RoundBased):
     Section 3.4: a configuration is a number of GPUs of one model, in powers of two; its worth is the goodput of the
     job there (batch adapted) over the least goodput of that job, times (age - restarts x cost) / (age + cost) where
     the job would have to move. The sum of worth^p - worth of none (p = -0.5, lambda 1.1) over jobs is minimised: at
-    most one configuration a job, no more GPUs of a model than there are. What a restart discounts is known from
-    the job's last start only. Past `search_limit` nodes of the programme's search everything stays as it is;
-    past `time_limit_s` of wall time too, a last resort that the notes of a run tell of.
+    most one configuration per job, no more GPUs of a model than available. The restart discount uses the job's last
+    start only. Beyond `search_limit` nodes of the programme's search nothing changes; nor beyond `time_limit_s` of
+    wall time, which the notes of a run report.
     """
 
     name: ClassVar[str] = "sia"
@@ -266,7 +266,7 @@ class Sia(RoundBased):
                 raise ValueError(f"{name} must be above 0")
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Solve for one configuration a job."""
+        """Solve for one configuration per job."""
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)
         ways, held = Ways(o, rows, speed, room, fits), Held(o, rows)
@@ -283,13 +283,13 @@ class Sia(RoundBased):
             picked = np.flatnonzero(best_sizes(gpus, model, worth, index, must, room, *limits))
         except (TimeoutError, ValueError) as error:
             by_clock = {BY_CLOCK: self.time_limit_s} if isinstance(error, TimeoutError) else {}
-            return plan.because(self.name, f"all stays as it is: {error}", **by_clock), {}
+            return plan.because(self.name, f"no change: {error}", **by_clock), {}
         chosen = {int(rows[index[k]]): flat[k] for k in picked.tolist()}
         grants: list[Grant] = [(row, way.model, way.gpus) for row, way in chosen.items()]
         return hand_out(o, with_batches(o, plan, chosen), self.name, grants, choices=len(flat)), {}
 
     def _worth(self, o: Observation, row: int, now: tuple[int, int] | None, ways: list[Option]) -> Floats:
-        """What each configuration of a job adds to the objective, always above 0; now: the one that it has."""
+        """Contribution of each configuration of a job to the objective, always above 0; now: the present one."""
         age_s = max(o.time_s - float(np.nan_to_num(o.jobs.started_s[row], nan=o.time_s)), 0.0)
         cost_s = float(np.nan_to_num(o.jobs.restart_s[row]))
         factor = age_s / (age_s + cost_s) if now is not None and age_s + cost_s > 0 else 1.0
@@ -301,7 +301,7 @@ class Sia(RoundBased):
 
 
 def _powers(ways: list[Option]) -> list[Option]:
-    """Those whose GPUs are the fewest on their model times a power of two."""
+    """Options whose GPU count is the smallest on their model times a power of two."""
     fewest: dict[int, int] = {}
     for way in ways:
         fewest[way.model] = min(way.gpus, fewest.get(way.model, way.gpus))

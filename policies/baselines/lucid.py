@@ -1,4 +1,4 @@
-"""Lucid: jobs that leave most of their GPUs idle are packed in pairs, nothing is ever stopped."""
+"""Lucid: jobs that leave most of their GPUs idle are packed in pairs; no job is ever stopped."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from equipoise.policies.observation import Floats, Ints, Observation
 class Lucid(AllocationStage):
     """Lucid (Hu et al., ASPLOS 2023): shortest GPU time first, and pairs of jobs by utilisation.
 
-    Waiting jobs come by GPUs x estimated duration (section 3.5). Who finds no GPUs of its own joins a running job
-    of as many GPUs whose memory holds both, if their sharing scores add up to at most `capacity` (3.3): 0 for a job
-    that keeps its GPUs busy less than `tiny` of the time, 1 below `medium`, else 2 (thresholds in place of the
-    paper's decision tree). At most two share a GPU, each with a part in proportion to its utilisation; who is alone
-    again has the GPU to itself. Utilisation is measured while a job runs alone; that of a waiting one is taken from
-    jobs like it (same GPUs, batch, memory and checkpoint) that have run, in place of the paper's profiler. A job
-    without a known one is not packed, nor is one that is known by its duration only.
+    Waiting jobs are ordered by GPUs x estimated duration (section 3.5). A job without free GPUs joins a running job
+    on the same number of GPUs with memory for both, if their sharing scores sum to at most `capacity` (3.3): 0 for a
+    job that keeps its GPUs busy less than `tiny` of the time, 1 below `medium`, else 2 (thresholds in place of the
+    paper's decision tree). At most two share a GPU, each with a part in proportion to its utilisation; when one
+    ends, the other gets the whole GPU. Utilisation is measured while a job runs alone; that of a waiting one is
+    taken from jobs like it (same GPUs, batch, memory and checkpoint) that have run, in place of the paper's
+    profiler. A job of unknown utilisation is not packed, nor is one known by its duration only.
     """
 
     name: ClassVar[str] = "lucid"
@@ -45,10 +45,10 @@ class Lucid(AllocationStage):
         if self.placement not in PLACEMENTS:
             raise ValueError(f"placement {self.placement!r} is none of {', '.join(PLACEMENTS)}")
         if not 0 <= self.tiny <= self.medium <= 1:
-            raise ValueError("tiny and medium must be 0 to 1, tiny the smaller")
+            raise ValueError("tiny and medium must be 0 to 1, tiny at most medium")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Start waiting jobs alone, else beside a running one; give back what nobody shares."""
+        """Start waiting jobs alone, else with a running one; restore full shares where sharing has ended."""
         o = observation
         if plan.allocation is not None:
             return unchanged(plan, self.name, PLANNED), memory
@@ -76,13 +76,13 @@ class Lucid(AllocationStage):
             revisit_s = o.time_s + max(2.0 * float(step_s.max(initial=0.0)), 1.0)
             plan = plan.with_(gpu_share=share, revisit_s=min(plan.revisit_s, revisit_s))
         if allocation is None and not moved:
-            return unchanged(plan, self.name, NONE_WAITS if not len(rows) else "nobody finds room or company"), busy
+            return unchanged(plan, self.name, NONE_WAITS if not len(rows) else "no job finds GPUs or a partner"), busy
         plan = plan if allocation is None else plan.with_(allocation=allocation)
-        text = f"starts {started} of {len(rows)} waiting jobs" + (", deals shares of GPUs" if moved else "")
+        text = f"starts {started} of {len(rows)} waiting jobs" + (", assigns shares of GPUs" if moved else "")
         return plan.because(self.name, text), busy
 
     def _learnt(self, o: Observation, memory: Memory) -> dict[str, Floats]:
-        """Utilisation by kind of job, from those that have a GPU alone, running means of `memory`'s."""
+        """Utilisation by kind of job, from jobs alone on their GPU, as running means in `memory`."""
         known: dict[str, Floats] = dict(memory)
         for row in np.unique(o.workers.job).tolist():
             gpu = np.flatnonzero(o.gpus.job == row)
@@ -95,7 +95,7 @@ class Lucid(AllocationStage):
         return 0 if busy < self.tiny else 1 if busy < self.medium else 2
 
     def _hosts(self, o: Observation, proposal: Proposal, busy: dict[str, Floats]) -> dict[int, _Host]:
-        """Running training jobs without company."""
+        """Running training jobs that do not share their GPUs."""
         found: dict[int, _Host] = {}
         crowd = np.bincount(o.workers.gpu, minlength=len(o.gpus))
         for row in np.unique(o.workers.job).tolist():
@@ -123,7 +123,7 @@ class Lucid(AllocationStage):
         share: Floats,
         busy: dict[str, Floats],
     ) -> _Host | None:
-        """Let a job start on `count` GPUs beside a host that has made room, or have one make room; who that is."""
+        """Start a job on `count` GPUs of a host that has made room, or request room; returns the host."""
         jobs = o.jobs
         if jobs.rigid[row] or jobs.gpu_share_requested[row] < WHOLE or jobs.gpus_per_worker[row] > 1:
             return None
@@ -152,7 +152,7 @@ class Lucid(AllocationStage):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Host:
-    """A running training job without company. ready: it holds less than all of its GPUs."""
+    """A running training job that shares no GPU. ready: it holds less than all of its GPUs."""
 
     row: int
     gpu: Ints
@@ -165,7 +165,7 @@ class _Host:
 
 
 def _kind(o: Observation, row: int) -> str:
-    """What jobs that are alike have in common."""
+    """The columns that define a kind of job."""
     jobs = o.jobs
     asked = (jobs.gpus_requested, jobs.batch_reference, jobs.micro_batch, jobs.memory_bytes, jobs.checkpoint_bytes)
     return ",".join(f"{column[row]:g}" for column in asked)

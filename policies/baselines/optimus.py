@@ -1,4 +1,4 @@
-"""Optimus: workers one by one to the job whose estimated end comes nearer most by it."""
+"""Optimus: workers go one by one to the job with the largest reduction of its estimated end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from equipoise.policies.observation import Observation
 class Optimus(RoundBased):
     """Optimus (Peng et al., EuroSys 2018): every round, GPUs by marginal gain of the estimated time to converge.
 
-    Section 4.1: each job has the fewest GPUs it can run on; then those go on that shorten a job's remaining time
-    Q / f(GPUs) most per GPU, while there are any and somebody gains (equation 9). f is the speed by GPUs as it is
-    estimated (section 3.2), at the batch that the user chose. Q, what is left until convergence, is the
-    observation's `remaining_samples`: the paper fits 1 / (b0 k + b1) + b2 to the loss (3.1), which no stage sees.
-    A job with less than `beginner` of its progress has `beginner_weight` of its gain, as its Q is the least certain
-    (4.1). Jobs run on one GPU model, and resize without regard to the cost of it, as in the paper.
+    Section 4.1: each job gets the fewest GPUs it can run on; then GPUs go where they shorten a job's remaining time
+    Q / f(GPUs) most per GPU, while there are any and some job gains (equation 9). f is the estimated speed by GPUs
+    (section 3.2), at the batch that the user chose. Q, the work left until convergence, is the observation's
+    `remaining_samples`: the paper fits 1 / (b0 k + b1) + b2 to the loss (3.1), which no stage sees. A job with less
+    than `beginner` of its progress has `beginner_weight` of its gain, as its Q is the least certain (4.1). Jobs run
+    on one GPU model, and resize regardless of the cost, as in the paper.
     """
 
     name: ClassVar[str] = "optimus"
@@ -72,20 +72,20 @@ class Optimus(RoundBased):
         return found
 
     def _worth(self, way: Option, work: float) -> float:
-        """What is climbed: GPUs go to where 1 / worth falls most per GPU."""
+        """Objective of the greedy growth: GPUs go where 1 / worth falls most per GPU."""
         return way.goodput / work
 
 
 @dataclass(frozen=True)
 class Drf(Optimus):
-    """Dominant resource fairness (Ghodsi et al., NSDI 2011) over GPUs alone: the next GPU to who has fewest.
+    """Dominant resource fairness (Ghodsi et al., NSDI 2011) over GPUs alone: the next GPU to the job with fewest.
 
-    Elastic jobs get equal GPUs between their fewest and most; it is what Optimus is compared with in its paper.
+    Elastic jobs get equal GPUs between their fewest and most; the Optimus paper compares with it.
     """
 
     name: ClassVar[str] = "drf"
     order: ClassVar[str] = "fewest GPUs"
 
     def _worth(self, way: Option, work: float) -> float:
-        """GPUs: 1 / GPUs falls most for who has fewest."""
+        """GPUs: 1 / GPUs falls most for the job with fewest."""
         return float(way.gpus)

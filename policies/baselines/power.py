@@ -1,4 +1,4 @@
-"""Zeus: the power cap of each job's GPUs that is best between energy and time, found by trying."""
+"""Zeus: the power cap of each job's GPUs with the best trade-off of energy and time, found by trial."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Zeus(Stage):
 
     Of a job's batch, that cost per sample is (eta x power + (1 - eta) x highest power) / throughput (section 4.2).
     Both are measured under one cap after the other, `step_w` apart from the highest down to `least` of it, a window
-    between two decisions each; then the job keeps the best one until its GPUs change. What the paper does besides,
-    batches by a bandit over recurring jobs, is left to other stages. A job that shares a node with others, and one
-    known by its duration only, is left alone, and so is what nobody uses.
+    between two decisions each; then the job keeps the best one until its GPUs change. The paper's other part,
+    batches by a bandit over recurring jobs, is left to other stages. A job that shares a node, a job known by its
+    duration only, and unused nodes are left alone.
 
     Published of the limit alone, V100, least energy: GPUs take 3.0 to 31.5 % less. In `zeus-power` they take 16.0 %
     less at eta 0.5 (met), 43.5 % at eta 1 (missed: more than was measured).
@@ -43,7 +43,7 @@ class Zeus(Stage):
         return _packed([])
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Note what the last window cost under the present caps, and set the next ones."""
+        """Record the cost of the last window under the present caps, and set the next ones."""
         o, nodes = observation, observation.nodes
         if plan.power_cap_w is not None or not np.isfinite(nodes.power_max_w).any():
             return plan.because(self.name, "no node's power may be capped"), memory
@@ -66,7 +66,7 @@ class Zeus(Stage):
             kept.append((row, since_s, float(len(gpus)), cost))
         memory = _packed(kept)
         if np.array_equal(cap_w, nodes.power_cap_w, equal_nan=True):
-            return plan.because(self.name, "the caps in force are right", trying=tried), memory
+            return plan.because(self.name, "the present caps are right", trying=tried), memory
         values = {"caps_w": np.unique(cap_w[np.isfinite(cap_w)]), "trying": tried}
         return plan.with_(power_cap_w=cap_w).because(self.name, "sets power caps", **values), memory
 
@@ -89,7 +89,7 @@ class Zeus(Stage):
         return kept
 
     def _cost(self, o: Observation, row: int, gpus: Ints, before: float) -> float:
-        """What a sample cost in the last window (J); what was known before where nothing was measured."""
+        """Cost of a sample in the last window (J); the earlier value where nothing was measured."""
         rate, drawn_w = float(o.jobs.throughput_samples_per_s[row]), float(o.gpus.power_w[gpus].sum())
         if not (rate > 0 and math.isfinite(drawn_w)):
             return before
@@ -98,7 +98,7 @@ class Zeus(Stage):
 
 
 def _packed(kept: list[tuple[int, float, float, Floats]]) -> Memory:
-    """What is kept of the jobs as arrays."""
+    """The memory of the jobs as arrays."""
     cost = np.full((len(kept), max((len(c) for *_, c in kept), default=0)), np.nan)
     for k, (*_, own) in enumerate(kept):
         cost[k, : len(own)] = own

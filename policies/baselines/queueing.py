@@ -1,4 +1,4 @@
-"""What the allocation baselines share: starting jobs from a sorted queue, and the reasons of their plans."""
+"""Shared code of the allocation baselines: starting jobs from a sorted queue, and the reasons of their plans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = 16  # jobs looked at first
 def start_from_queue(
     o: Observation, queue: Memory, columns: Columns, strict: bool, rule: int
 ) -> tuple[Allocation | None, Memory]:
-    """Start jobs from a sorted queue; looks at its first few, and at more only when these leave room."""
+    """Start jobs from a sorted queue; examines its first few, and more only when these leave room."""
     requests, room, limit = request_columns(o), room_columns(o), FEW
     while True:
         rows, _, queue = first_rows(queue, o, columns, limit)
@@ -36,9 +36,9 @@ def start_from_queue(
 def preempt_from_queue(
     o: Observation, queue: Memory, columns: Columns, rule: int, running: Ints, bar: Floats
 ) -> tuple[Allocation, Ints, float, Memory]:
-    """Start jobs from a sorted queue, if need be in place of `running` ones.
+    """Start jobs from a sorted queue, with preemption of `running` ones.
 
-    Returns also those stopped, and a key below which none of the queue waits from now on.
+    Also returns the stopped jobs, and a lower bound on the keys that still wait.
     """
     requests, room, limit = request_columns(o), room_columns(o), FEW
     while True:
@@ -74,11 +74,11 @@ def _only_reason(name: str, why: str) -> Plan:
 
 
 def unchanged(plan: Plan, name: str, why: str) -> Plan:
-    """The plan as it is, with the reason; cheap, because this is what most decisions come to."""
+    """The unchanged plan with the reason; cheap, because most decisions end here."""
     return _only_reason(name, why) if plan is UNCHANGED else plan.because(name, why)
 
 
-PLANNED = "an earlier stage has handed out GPUs already"
+PLANNED = "an earlier stage has already allocated GPUs"
 NONE_WAITS = "no job waits"
 NONE_FREE = "nothing is free"
 NONE_STARTS = "no waiting job may start now"

@@ -1,6 +1,6 @@
-"""What the baselines that plan whole rounds share: speeds of jobs, and GPUs of one model handed to many jobs.
+"""Shared code of the round-based baselines: speeds of jobs, and allocation of GPUs of one model.
 
-They hand out whole GPUs: a job that asks for a part of one gets all of it, unless it shares one already.
+They allocate whole GPUs: a job that asks for a part of one gets all of it, unless it shares one already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Grant = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class RoundBased(AllocationStage):
-    """Decides about all GPUs every `round_s`, and once before when jobs wait and no round has begun."""
+    """Allocates all GPUs every `round_s`, and as soon as jobs wait before the first round."""
 
     round_s: float = 360.0
 
@@ -56,11 +56,11 @@ class RoundBased(AllocationStage):
 
     @abstractmethod
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """What the next round is like."""
+        """Returns the plan of the next round."""
 
 
 def open_jobs(o: Observation) -> Ints:
-    """Rows of all jobs that wait or run, ascending, but those that share a GPU now."""
+    """Rows of all waiting or running jobs, ascending, except those that share a GPU now."""
     rows = np.sort(np.concatenate((o.waiting, o.running))).astype(np.int64)
     whole = (o.jobs.state[rows] == WAITING) | (whole_held(o, rows) == o.jobs.gpus_held[rows])
     found: Ints = rows[whole]
@@ -75,7 +75,7 @@ def whole_held(o: Observation, rows: Ints) -> Ints:
 
 
 def model_counts(o: Observation, rows: Ints) -> Ints:
-    """GPUs of each model that are up and that nobody holds, or one of these job rows alone."""
+    """GPUs of each model that are up and either free or held whole by one of these job rows."""
     mine = np.zeros(len(o.jobs) + 1, dtype=np.bool_)  # the last for GPUs that no job holds alone
     mine[rows] = True
     free = ((o.gpus.job == -1) & (o.gpus.share_free >= WHOLE)) | mine[np.maximum(o.gpus.job, -1)]
@@ -132,7 +132,7 @@ def fits_memory(o: Observation, rows: Ints) -> Bools:
 
 
 def work_left(o: Observation, rows: Ints, speed: Floats) -> Floats:
-    """What is left to do in the unit of `job_speeds`: at its best speed for the time left (unknown: 1 h)."""
+    """Work left in the unit of `job_speeds`: best speed times the time left (unknown: 1 h)."""
     jobs = o.jobs
     time_s = np.nan_to_num(jobs.service_s[rows], nan=3600.0)
     samples = np.where(jobs.remaining_samples[rows] > 0, jobs.remaining_samples[rows], np.nan)
@@ -143,10 +143,10 @@ def work_left(o: Observation, rows: Ints, speed: Floats) -> Floats:
 
 
 def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | Ints, **values: object) -> Plan:
-    """The plan in which exactly these jobs run, with so many GPUs of one model each, first come first placed.
+    """The plan in which exactly these jobs run, each on its GPUs of one model, placed in order.
 
-    Who holds that already keeps its GPUs; who is not among them, or finds no place, stops. Jobs that share GPUs
-    stay as they are, and waiting ones that ask for a part of a GPU take what is left.
+    A job that already holds its grant keeps its GPUs; a job without a grant or a placement stops. Jobs that share
+    GPUs are unchanged, and waiting ones that ask for a part of a GPU use what is left.
     """
     proposal = Proposal(o)
     asked = np.array(grants if isinstance(grants, np.ndarray) else list(grants), dtype=np.int64).reshape(-1, 3)
@@ -170,13 +170,13 @@ def hand_out(o: Observation, plan: Plan, name: str, grants: Iterable[Grant] | In
         proposal.start(start_in_order(part, False, ANY, request_columns(o), proposal.columns)[0])
     allocation = proposal.allocation()
     if allocation is None:
-        return plan.because(name, "all stays as it is", **values)
+        return plan.because(name, "no change", **values)
     text = f"starts {len(proposal.started())}, stops {len(proposal.stopped)}, moves or resizes {len(resized)}"
     return plan.with_(allocation=allocation).because(name, text, **values)
 
 
 def _kept(o: Observation, running: Ints, offset: Ints, gpu: Ints, asked: Ints) -> Bools:
-    """Whether each running job holds what it shall have: so many GPUs of one model, all of them up."""
+    """Whether each running job already holds its grant: this many GPUs of one model, all up."""
     wanted = np.full((len(o.jobs), 2), -1, dtype=np.int64)
     wanted[asked[:, 0]] = asked[:, 1:]
     model, gpus = wanted[running].T
@@ -187,7 +187,7 @@ def _kept(o: Observation, running: Ints, offset: Ints, gpu: Ints, asked: Ints) -
 
 
 def place_gangs(proposal: Proposal, asked: Ints) -> GrantColumns:
-    """Free GPUs for each (job row, model, GPUs), in order: those of them that find a place.
+    """Free GPUs for each (job row, model, GPUs) that can be placed, in order.
 
     Each goes to the tightest node that holds it, or else to the emptiest ones.
     """
@@ -225,7 +225,7 @@ def _place_gangs(
     offset: Ints,
     gpu: Ints,
 ) -> int:
-    """Write who was placed where, and how many; able GPUs are used up; free (GPUs,), count (nodes,) are scratch."""
+    """Write the placements and their number; able GPUs are consumed; free (GPUs,), count (nodes,) are scratch."""
     n = 0
     for k in range(asked.shape[0]):
         row, model, gpus = asked[k]
@@ -253,7 +253,7 @@ def _pick(
     first: int,
     gpus: int,
 ) -> bool:
-    """Write rows of that many able GPUs to out[first:], ascending; False, too few are."""
+    """Write rows of that many able GPUs to out[first:], ascending; False if there are too few."""
     total, n = 0, 0
     for k in range(count.size):
         count[k] = 0

@@ -12,18 +12,19 @@ from equipoise.policies.kernels.placement import NOTHING, WHOLE
 from equipoise.policies.observation import WAITING, Floats, Ints, Observation
 
 Promotion = tuple[float, int]
-"""When the next waiting job moves to an earlier queue (s; inf: never), and its row (-1: none)."""
+"""Time at which the next waiting job moves to an earlier queue (s; inf: never), and its row (-1: none)."""
 
 
 @jit_in_place
 def _soonest_s(time_s: float) -> float:
-    """The earliest time worth asking for: rounding must not ask for now again."""
+    """The earliest useful revisit time: rounding must not request the present time again."""
     return time_s + max(1e-6, 1e-12 * time_s)
 
 
 @jit_in_place
 def _reaches_s(service: float, k: int, rate: float, keys: Keys) -> float:
-    """When a job that gets `rate` GPU-seconds a second reaches threshold k (s); never where there is none."""
+    """Time (s) at which a job with `rate` GPU-seconds per second reaches threshold k; infinite without such a
+    threshold."""
     if k < keys.thresholds.size and rate > 0.0:
         return float(keys.time_s + (keys.thresholds[k] - service) / rate)
     return np.inf
@@ -41,14 +42,14 @@ def next_demotion_s(
     room: int,
     columns: Columns,
 ) -> float:
-    """When the first of the jobs that run from now on could give way to one that waits (s).
+    """Time (s) at which the first of the running jobs could be stopped for a waiting one.
 
-    That is when it comes to a later queue than the first in which jobs wait. Jobs that are stopped now have not
-    been looked at: where GPUs are left for them, or one that runs is in a later queue, any change of queue counts.
+    That is when it enters a later queue than the first in which jobs wait. Jobs stopped now were not considered yet:
+    if GPUs are left for them, or a running job is in a later queue, any change of queue counts.
 
-    running: rows that run, ascending, on held[row] GPUs; planned: first `stops` of them that are stopped,
-    ascending, then those that are started, on asked[row] GPUs; share (jobs,): of each GPU. lowest: no job of an
-    earlier queue waits, apart from those that are stopped. room: GPUs that were free less those handed out.
+    running: rows that run, ascending, on held[row] GPUs; planned: first the `stops` stopped ones, ascending, then
+    the started ones, on asked[row] GPUs; share (jobs,): of each GPU. lowest: first queue with waiting jobs other
+    than stopped ones. room: free GPUs less the allocated ones.
     """
     keys, stopped, highest = Keys(*columns), 0, 0
     first, first_stopped = keys.thresholds.size, keys.thresholds.size
@@ -82,7 +83,7 @@ def next_demotion_s(
 def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple[int, float, int]:
     """Write the waiting jobs that have moved to an earlier queue since `last_s`.
 
-    Returns how many, when the next one will (s), and which one that is (-1: none).
+    Returns their number, the time of the next one (s), and its row (-1: none).
     """
     keys = Keys(*columns)
     then = Keys(
@@ -114,7 +115,7 @@ def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple
 
 
 def next_promotion(rows: Ints, columns: Columns) -> Promotion:
-    """The first of some jobs that wait from now on to move to an earlier queue."""
+    """The first of the newly waiting jobs to move to an earlier queue."""
     return _due(rows, np.inf, columns)[1] if len(rows) else (np.inf, -1)
 
 
@@ -125,15 +126,15 @@ def _due(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, Promotion]:
 
 
 def _slack_s(time_s: float, keys: Keys) -> float:
-    """How much earlier than foreseen a waiting job may change queue: `counted_service` rounds quanta up."""
+    """Time (s) by which a waiting job may change queue earlier than predicted: `counted_service` rounds quanta up."""
     return 2e-9 * float(keys.thresholds[0]) / keys.relief + 1e-12 * time_s if keys.relief > 0.0 else 0.0
 
 
 def promoted(o: Observation, memory: Memory, columns: Columns) -> tuple[Ints, Promotion]:
-    """Jobs that may have come back or changed queue, and the next waiting job to change queue.
+    """Jobs that may have been requeued or changed queue, and the next waiting job to change queue.
 
-    All waiting jobs are looked at only when such a time has come, when a job came back that was not stopped, or
-    when the next one waits no longer.
+    All waiting jobs are examined only at such a time, when a job was requeued without a stop, or when the next one
+    no longer waits.
     """
     if not memory:
         return NO_ROWS, _due(o.waiting, o.time_s, columns)[1]

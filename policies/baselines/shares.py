@@ -1,4 +1,4 @@
-"""Parts of GPUs placed by what they leave behind: best fit, and least growth of fragmentation (FGD)."""
+"""Placement of GPU shares by the room that is left: best fit, and least growth of fragmentation (FGD)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from equipoise.policies.kernels.placement import ANY, WHOLE
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
 
 _TASKS = 64
-"""Kinds of jobs that fragmentation is counted for, the most frequent ones."""
+"""Number of most frequent kinds of jobs for which fragmentation is computed."""
 Kinds = tuple[Ints, Floats, Floats, Floats]
 """Kinds of jobs: GPUs, share of each, cores, how many of all jobs."""
 
 
 @dataclass(frozen=True)
 class BestFit(AllocationStage):
-    """Best fit (as in Protean, Hadary et al., OSDI 2020): the node with the least left once a job is on it.
+    """Best fit (as in Protean, Hadary et al., OSDI 2020): the node with the least room left after placement.
 
-    With `cores=count`, where a trace tells how many cores each job asks for (`cpus`), cores count too: a job starts
-    only where they are free, and what is left are GPUs and cores, each over the most that a node has. On its node a
-    part of a GPU goes to the GPU with the least room. Gangs of parts, and what is too large for any node, go where
-    the rule `any` puts them.
+    With `cores=count`, if a trace gives the cores of each job (`cpus`), cores count too: a job starts only where
+    they are free, and the room left is that of GPUs and cores, each over the most of a node. Within the node a share
+    goes to the GPU with the least room. Gangs of shares, and jobs too large for any node, are placed by the rule
+    `any`.
     """
 
     name: ClassVar[str] = "best-fit"
@@ -44,7 +44,7 @@ class BestFit(AllocationStage):
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
     starvation: ClassVar[str] = "a gang may wait for as long as smaller jobs arrive"
     preemption: ClassVar[str] = "never"
-    places: ClassVar[str] = "the node with the least room left after it"
+    places: ClassVar[str] = "the node with the least free capacity left"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs"})
     starts_only: ClassVar[bool] = True
 
@@ -55,7 +55,7 @@ class BestFit(AllocationStage):
             raise ValueError(f"cores: {self.cores!r} is not one of ignore, count")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Start waiting jobs in order of arrival, each where it leaves least behind."""
+        """Start waiting jobs in order of arrival, each where it leaves the least room."""
         o = observation
         if plan.allocation is not None:
             return unchanged(plan, self.name, PLANNED), memory
@@ -97,14 +97,14 @@ class BestFit(AllocationStage):
         return with_allocation(plan, self.name, len(o.waiting), allocation), memory
 
     def _kinds(self, o: Observation, cores: Floats) -> Kinds:
-        """Kinds of jobs to keep room for, by what they ask for; none: by room left only."""
+        """Kinds of jobs to keep room for, by their requests; none: by room left only."""
         return np.empty(0, dtype=np.int64), np.empty(0), np.empty(0), np.empty(0)
 
 
 def _cores(o: Observation, memory: Memory, *, count: bool) -> tuple[Floats, Floats, list[tuple[int, int, float]]]:
-    """Cores that each job asks for (0 where not told), those free on each node, and (job, node, cores) in use.
+    """Cores that each job asks for (0 where not given), those free on each node, and (job, node, cores) in use.
 
-    Worlds do not tell whose cores are in use: a policy remembers where it put the jobs that run.
+    Observations have no core usage per job, so the policy remembers where it placed the running jobs.
     """
     told = o.told.get("cpus") if count else None
     if not isinstance(told, np.ndarray):
@@ -117,7 +117,7 @@ def _cores(o: Observation, memory: Memory, *, count: bool) -> tuple[Floats, Floa
 
 
 def _per_core(o: Observation) -> float:
-    """GPUs that a core counts for, so that the most cores of a node count as its most GPUs; 0: not known."""
+    """Weight of a core in GPUs, such that the most cores of a node equal its most GPUs; 0: unknown."""
     most = float(np.nan_to_num(o.nodes.cores).max(initial=0.0))
     return float(o.nodes.gpus.max(initial=0)) / most if most > 0.0 else 0.0
 
@@ -126,18 +126,18 @@ def _per_core(o: Observation) -> float:
 class Fgd(BestFit):
     """FGD (Weng et al., ATC 2023): where fragmentation grows least.
 
-    Section 3: a node's fragmentation is the GPU that a task drawn from the workload could not use there: all that
-    is left where the task finds too few GPUs or cores, or asks for no GPU; else what is left of GPUs with too
-    little for it. The workload is that of all jobs seen so far, by GPUs, share and, with `cores=count`, cores; host
-    memory does not limit jobs here. A job goes where the expected fragmentation grows least by it (algorithm 1),
-    the lowest-numbered GPU on ties.
+    Section 3: a node's fragmentation is the GPU capacity that a task drawn from the workload could not use there:
+    all free capacity if the task finds too few GPUs or cores, or asks for no GPU; else that of GPUs with too little
+    for it. The workload is that of all jobs seen so far, by GPUs, share and, with `cores=count`, cores; host memory
+    does not limit jobs here. A job goes where it increases the expected fragmentation least (algorithm 1), the
+    lowest-numbered GPU on ties.
     """
 
     name: ClassVar[str] = "fgd"
     places: ClassVar[str] = "where the expected fragmentation grows least"
 
     def _kinds(self, o: Observation, cores: Floats) -> Kinds:
-        """What jobs have asked for so far, the most frequent first."""
+        """Requests of the jobs seen so far, the most frequent first."""
         asked = (o.jobs.gpus_requested, np.minimum(o.jobs.gpu_share_requested, 1.0), cores)
         return frequent(np.column_stack(asked))
 
@@ -194,9 +194,9 @@ def place(
 ) -> int:
     """Write the GPUs (one node's) for `part` of a GPU, or `count` whole ones, to out; returns the node, -1: none.
 
-    Where fragmentation grows least; without kinds where the node has least left, a core counting as `per_core`
-    GPUs, then the GPU. A job asks for `wants` of a node's free cores, and for `need` bytes of memory on each GPU;
-    with a count of 0 for cores alone. room is scratch.
+    By least growth of fragmentation; without kinds by least room of the node, a core counting as `per_core` GPUs,
+    then of the GPU. A job asks for `wants` of a node's free cores, and for `need` bytes of memory on each GPU; count
+    0: cores only. room is scratch.
     """
     best, found = np.inf, -1
     for n in range(size.size):

@@ -1,4 +1,4 @@
-"""Shockwave, simplified: GPU time of a window sold on a market whose budgets grow with unfairness."""
+"""Shockwave, simplified: a market for the GPU time of a window, with budgets that grow with unfairness."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Shockwave(RoundBased):
     `makespan` x the longest time left at the end over the sum of all now (equations 9 to 11); rho is the estimated
     time in the system over that on an equal part of the cluster (as for Themis). A round goes to where it
     adds most per GPU, one after another: exact where gangs are equal and `makespan` is 0, as the sum is concave;
-    the paper has a solver. The schedule holds until the window ends, or jobs come or go. Who is furthest
-    behind the rounds that it has bought runs first, on ties who runs already; GPUs left over go to the others.
+    the paper has a solver. The schedule holds until the window ends, or jobs arrive or end. The job furthest behind
+    the rounds that it has bought runs first, on ties a running one; GPUs left over go to the others.
 
-    The paper's estimate of how throughput changes is of batches that users' jobs change by themselves; jobs here
-    change theirs by plans only, so that `service_s` and `speeds` as observed stand for it.
+    The paper predicts throughput for jobs that change their batches themselves; here only plans change batches, so
+    the observed `service_s` and `speeds` are used.
     """
 
     name: ClassVar[str] = "shockwave"
     order: ClassVar[str] = "rounds bought in the window"
-    starvation: ClassVar[str] = "never: rho, and with it the budget, grows without bound while a job waits"
+    starvation: ClassVar[str] = "never: rho, and so the budget, grows without bound while a job waits"
 
     round_s: float = 120.0
     window: int = 20
@@ -54,7 +54,7 @@ class Shockwave(RoundBased):
             raise ValueError("power and makespan must not be negative")
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Run those whose rounds are due; sell a new window where the last one no longer holds."""
+        """Run the jobs whose rounds are due; sell a new window when the last one no longer holds."""
         rows = open_jobs(o)
         room, speed, gpus = model_counts(o, rows), job_speeds(o, rows), gpus_wanted(o, rows)
         speed = np.where(gpus[:, None] <= room, speed, 0.0)

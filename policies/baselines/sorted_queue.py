@@ -1,12 +1,11 @@
-"""A queue of waiting jobs in order of a key, kept between decisions at a cost that follows what changed.
+"""A queue of waiting jobs sorted by a key, updated between decisions at a cost proportional to the changes.
 
-Memory is immutable, so nothing is inserted in place. The queue is a long sorted run, rarely rebuilt, and a
-short one that takes newcomers (copied, at most `SHORT` entries); heads advance past jobs that have left.
-An entry counts only while its job waits with that very key, so jobs leave the queue by themselves, and one that
-came back with another key leaves its old entry behind. The length of `Observation.waiting` tells whether a job came
-back (a crash, a preemption, a refused start); it is then found by the time it was queued, or else the queue is
-rebuilt from what is observed. An estimate that changes while its job waits takes effect when the job's old place is
-reached, or at the next rebuilding.
+Memory is immutable, so nothing is inserted in place. The queue is a long sorted run, rarely rebuilt, and a short one
+for new jobs (copied, at most `SHORT` entries); heads advance past jobs that have left. An entry is valid only while
+its job waits with exactly that key, so entries of started jobs expire, and a job requeued with another key leaves an
+expired entry. The length of `Observation.waiting` shows whether a job was requeued (a crash, a preemption, a refused
+start); it is then found by its queueing time, or else the queue is rebuilt from the observation. An estimate that
+changes while its job waits takes effect when the job's old position is reached, or at the next rebuild.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WAITING = int(JobState.WAITING)
 
 
 class Keys(NamedTuple):
-    """Where the key of a job comes from: `value[row]`, or its service level when there are thresholds."""
+    """Source of a job's key: `value[row]`, or its service level when there are thresholds."""
 
     state: NDArray[np.int8]
     value: Floats
@@ -46,7 +45,7 @@ Runs = tuple[Floats, Ints, int, Floats, Ints, int]  # (key, row, head) of the lo
 
 @jit_in_place
 def level(attained: float, thresholds: Floats) -> int:
-    """How many thresholds (GPU-seconds) an attained service has reached, with tolerance for rounding."""
+    """Number of thresholds (GPU-seconds) that an attained service has reached, with tolerance for rounding."""
     k = 0
     while k < thresholds.size and attained >= thresholds[k] * (1.0 - 1e-9) - 1e-6:
         k += 1
@@ -62,9 +61,9 @@ def waited(row: int, k: Keys) -> float:
 
 @jit_in_place
 def counted_service(row: int, k: Keys) -> float:
-    """Attained GPU-seconds of a job less what its waiting takes off, in whole quanta of the first queue.
+    """Attained GPU-seconds of a job less the deduction for waiting, in whole quanta of the first queue.
 
-    Whole quanta, because a job that comes back to the first queue must not leave it again at once.
+    Whole quanta, because a job that returns to the first queue must not leave it again at once.
     """
     quantum = k.thresholds[0]
     quanta = np.floor(k.relief * k.gpus[row] * waited(row, k) / quantum + 1e-9)
@@ -74,7 +73,7 @@ def counted_service(row: int, k: Keys) -> float:
 
 @jit_in_place
 def key_of(row: int, k: Keys) -> float:
-    """The key of a job now; what is unknown comes last."""
+    """The key of a job now; an unknown one comes last."""
     if k.thresholds.size > 0:
         return 1.0 * level(counted_service(row, k), k.thresholds)
     value = k.value[row]
@@ -107,7 +106,7 @@ def keys_of(rows: Ints, columns: Columns) -> Floats:
 
 @jit_in_place
 def _holds(run_key: Floats, run_row: Ints, head: int, end: int, key: float, row: int, tie: Ints) -> bool:
-    """Whether a sorted run holds that very entry in head..end-1."""
+    """Whether a sorted run contains exactly that entry in head..end-1."""
     low, high = head, end
     while low < high:
         middle = (low + high) // 2
@@ -151,8 +150,8 @@ def _add_newcomers(
 ) -> int:
     """Write the short run with the jobs that began to wait since to (key, row); returns its length.
 
-    Looks at rows from `seen` on and at those in `again`; at all waiting jobs only when these do not explain
-    how many wait. Returns -1 when even that does not, or space runs out.
+    Examines rows from `seen` on and those in `again`; all waiting jobs only when these do not explain the number
+    that wait. Returns -1 when that fails too, or space runs out.
     """
     keys = Keys(*columns)
     state, tie = keys.state, keys.tie
@@ -188,7 +187,7 @@ def _add_newcomers(
 def _first_rows(runs: Runs, columns: Columns, rows: Ints, found: Floats) -> tuple[int, int, int, bool, int]:
     """Write the first waiting jobs and their keys.
 
-    Returns (how many, the advanced heads, an entry is stale, entries passed over behind the first).
+    Returns (count, the advanced heads, an entry is stale, entries skipped behind the first).
     """
     keys = Keys(*columns)
     old_key, old_row, old_head, new_key, new_row, new_head = runs
@@ -267,7 +266,7 @@ def _rebuilt(o: Observation, columns: Columns) -> Memory:
 
 
 def queue_now(memory: Memory, o: Observation, columns: Columns, again: Ints = NO_ROWS) -> Memory:
-    """The queue with all jobs that wait now; `again` are rows that may have come back or changed key."""
+    """The queue with all jobs that wait now; `again` are rows that may have been requeued or changed key."""
     if not memory or memory["jobs"] > len(o.jobs) or memory["time_s"] > o.time_s:
         return _rebuilt(o, columns)
     if len(memory["held"]) + len(o.held) and not np.array_equal(memory["held"], o.held):

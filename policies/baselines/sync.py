@@ -1,4 +1,5 @@
-"""Synchronisation baselines: every local step, a fixed number of them, or fewer as training gets on."""
+"""Synchronisation baselines: an exchange every step, every fixed number of steps, or at intervals that shrink over
+training."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def _set_interval(observation: Observation, plan: Plan, name: str, interval: int
 
 
 def _set_levels(o: Observation, plan: Plan, name: str, near: int, far: int | Ints, single: int | Ints) -> Plan:
-    """Near workers every `near` steps, all of them `far` times as rarely; jobs of one level every `single`."""
+    """Near workers exchange every `near` steps, all workers every `near * far`; jobs with one level every `single`."""
     groups = group_workers(o)
     rows = groups.rows[groups.sound]
     two = ~np.isnan(o.jobs.near_exchange_s[rows])
@@ -33,7 +34,7 @@ def _set_levels(o: Observation, plan: Plan, name: str, near: int, far: int | Int
     intervals[rows] = np.where(two, near, np.broadcast_to(single, len(o.jobs))[rows])
     every[rows] = np.where(two, np.broadcast_to(far, len(o.jobs))[rows], 1)
     if np.array_equal(intervals, plan.intervals(o)) and np.array_equal(every, plan.far(o)):
-        return plan.because(name, "every interval is as it should be")
+        return plan.because(name, "every interval is already as planned")
     changed = int(np.count_nonzero((intervals != plan.intervals(o)) | (every != plan.far(o))))
     return plan.with_(sync_interval=intervals, far_every=every).because(name, f"sets {changed} intervals")
 
@@ -72,11 +73,11 @@ class FixedInterval(Stage):
 
 @dataclass(frozen=True)
 class HierarchicalLocalSgd(Stage):
-    """Hierarchical local SGD (Lin et al., ICLR 2020, section 5): near workers exchange often, all of them rarely.
+    """Hierarchical local SGD (Lin et al., ICLR 2020, section 5): near workers exchange often, all workers rarely.
 
     Workers of one node, or one rack where the job spans several, exchange every `interval` local steps (the paper's
-    H), all of them at every `far_every`-th exchange (H^b). Jobs whose workers are all near each other, or none is:
-    every `interval`.
+    H), all of them at every `far_every`-th exchange (H^b). Jobs with one level (all workers near, or none): every
+    `interval`.
     """
 
     name: ClassVar[str] = "hierarchical-local-sgd"
@@ -97,13 +98,13 @@ class HierarchicalLocalSgd(Stage):
 
 @dataclass(frozen=True)
 class DiLoCo(Stage):
-    """DiLoCo (Douillard et al. 2023): islands that train by themselves and exchange every `interval` steps.
+    """DiLoCo (Douillard et al. 2023): islands that train independently and exchange every `interval` steps.
 
     An island is a group of near workers, which exchange at every step; the islands do so every `interval` (500 in
-    the paper), and a worker with no one near is an island by itself. Before `warm_up` of the training is done all
-    exchange at every step: the paper begins at a model trained for 24,000 of its 88,000 steps, and finds as good
-    a model without. What its outer optimiser (Nesterov momentum) saves is not in the law of drift here: give a
-    model a `drift` that was fitted with it.
+    the paper), and a worker without near ones is an island of one. Until `warm_up` of the training is done, all
+    workers exchange at every step: the paper starts from a model trained for 24,000 of its 88,000 steps, and finds
+    an equally good model without. The gain of its outer optimiser (Nesterov momentum) is not part of the drift law
+    here: give the model a `drift` fitted with it.
     """
 
     name: ClassVar[str] = "diloco"
@@ -127,12 +128,12 @@ class DiLoCo(Stage):
 
 @dataclass(frozen=True)
 class AdaComm(Stage):
-    """AdaComm (Wang & Joshi, MLSys 2019): local steps between exchanges, fewer as training gets on.
+    """AdaComm (Wang & Joshi, MLSys 2019): local steps between exchanges, fewer as training progresses.
 
     Section 4: every `every_s`, tau = ceil(tau_0 sqrt(F / F_0)), with the loss F now and F_0 at the start; where
     that is no less than tau, tau is halved if the loss has not fallen. A stage sees no loss: with the
     Polyak-Lojasiewicz condition held as an equation, F is as the square of the gradient's norm, so the ratio of
-    norms takes the place of the root.
+    norms replaces the root.
     """
 
     name: ClassVar[str] = "adacomm"
@@ -149,7 +150,7 @@ class AdaComm(Stage):
             raise ValueError("every_s must be above 0")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Set the interval of each job whose time has come."""
+        """Set the interval of each job whose update is due."""
         o, groups = observation, group_workers(observation)
         columns = {name: np.full(len(o.jobs), np.nan) for name in ("first", "last", "at_s")}
         for name, column in columns.items():

@@ -15,14 +15,14 @@ from equipoise.policies.stages.groups import carry, group_workers
 
 @dataclass(frozen=True)
 class Equal(Stage):
-    """Deals each job's global batch equally, in whole micro-batches; lower ranks take what is left over."""
+    """Splits each job's global batch equally, in whole micro-batches; lower ranks get the remainder."""
 
     name: ClassVar[str] = "equal"
     kind: ClassVar[Kind] = "tasks"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers"})
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Set samples_per_step where it is not equal already."""
+        """Set samples_per_step where it is not already equal."""
         workers, jobs, groups = observation.workers, observation.jobs, group_workers(observation)
         batch = jobs.global_batch[groups.rows]
         size = groups.spread(np.diff(groups.first))
@@ -40,7 +40,7 @@ class Equal(Stage):
         )
         if np.array_equal(dealt, plan.samples(observation)):
             return plan.because(self.name, "shares are equal"), memory
-        return plan.with_(samples_per_step=dealt).because(self.name, "deals equal shares"), memory
+        return plan.with_(samples_per_step=dealt).because(self.name, "splits the batch equally"), memory
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class LbBsp(Stage):
     """LB-BSP (Chen et al., SoCC 2020): parts of the batch in proportion to each worker's predicted speed.
 
     Semi-dynamic balancing: x_i = X v_i / sum(v) with the speed v_i (samples/s) that worker i is predicted to have
-    (section 3), so that all reach the barrier together; between two adjustments the deal is fixed. The paper
-    predicts v with a recurrent network (NARX); here it is an exponential mean, its simpler alternative. The deal
+    (section 3), so that all reach the barrier together; between two adjustments the split is fixed. The paper
+    predicts v with a recurrent network (NARX); here it is an exponential mean, its simpler alternative. The split
     changes where the slowest step gets shorter by `margin`.
     """
 
@@ -67,7 +67,7 @@ class LbBsp(Stage):
             raise ValueError("margin must not be negative")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Predict speeds and deal by them."""
+        """Predict speeds and split the batch by them."""
         workers, jobs, groups = observation.workers, observation.jobs, group_workers(observation)
         if not len(workers):
             return plan.because(self.name, "nobody trains"), memory
@@ -101,5 +101,5 @@ class LbBsp(Stage):
         pays = groups.spread(after_s < before_s * (1.0 - self.margin))
         samples = np.where(pays, dealt, now)
         if np.array_equal(samples, now):
-            return plan.because(self.name, "the deal in force is as good"), state
-        return plan.with_(samples_per_step=samples).because(self.name, "deals by predicted speed"), state
+            return plan.because(self.name, "the present split is as good"), state
+        return plan.with_(samples_per_step=samples).because(self.name, "splits the batch by predicted speed"), state

@@ -24,7 +24,7 @@ from equipoise.policies.observation import Observation
 
 @dataclass(frozen=True)
 class Themis(RoundBased):
-    """Themis (Mahajan et al., NSDI 2020), simplified: GPUs go to jobs whose finish is delayed most, for a round.
+    """Themis (Mahajan et al., NSDI 2020), simplified: for each round, GPUs go to the jobs whose finish is delayed most.
 
     rho = (age + time left at the best speed) / (time alone on an equal part of the cluster) (section 3). Of each
     round's GPUs the share 1 - f of the jobs, those with the largest rho, choose first, then the others by age.
@@ -32,7 +32,7 @@ class Themis(RoundBased):
     """
 
     name: ClassVar[str] = "themis"
-    order: ClassVar[str] = "finish-time fairness of the worst, then arrival"
+    order: ClassVar[str] = "worst finish-time fairness, then arrival"
     starvation: ClassVar[str] = "never: rho grows without bound while a job waits"
 
     fairness: float = 0.8  # f: the larger, the fewer jobs choose first
@@ -43,7 +43,7 @@ class Themis(RoundBased):
             raise ValueError("fairness must be 0 to 1")
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Let the worst off choose the model on which they are fastest."""
+        """Let the jobs of largest rho choose the model on which they are fastest."""
         rows = open_jobs(o)
         room, speed, gpus = model_counts(o, rows), job_speeds(o, rows), gpus_wanted(o, rows)
         speed = np.where(gpus[:, None] <= room, speed, 0.0)
@@ -69,7 +69,7 @@ class Themis(RoundBased):
 
 @dataclass(frozen=True)
 class Tiresias(Las):
-    """Tiresias (Gu et al., NSDI 2019), discretised 2D-LAS: two queues, the first for jobs with little service yet.
+    """Tiresias (Gu et al., NSDI 2019), discretised 2D-LAS: two queues, the first for jobs with little attained service.
 
     As `las`, with K = 2 queues that a job leaves at 3,200 GPU-seconds. `promote` is the paper's PROMOTEKNOB: a job
     that has waited so many times as long as it has run, counted in whole thresholds, comes back to the first queue

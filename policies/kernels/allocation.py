@@ -1,7 +1,7 @@
 """Jitted kernels of S4: state of nodes, priority of jobs, ratios of jobs to nodes, scaling of a job.
 
-A waiting job could take GPUs on every node, so the pairs of waiting jobs and nodes are never laid out: what
-they sum to depends on a node only through its free GPUs, and on a job only through the GPUs it asks for.
+A waiting job could take GPUs on every node, so the pairs of waiting jobs and nodes are never stored: their sums
+depend on a node only through its free GPUs, and on a job only through the GPUs it asks for.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def count_enough(need_bytes: Floats, kind: Floats, count: Ints, enough: Ints) ->
 
 
 class AllocationClaims(NamedTuple):
-    """Columns of the jobs table that make a job's priority."""
+    """Columns of the jobs table that determine a job's priority."""
 
     state: NDArray[np.int8]
     service_s: Floats
@@ -133,7 +133,7 @@ def _known(value: float) -> float:
 
 @jit_in_place
 def _waited_s(c: AllocationClaims, j: int, now_s: float) -> float:
-    """Time (s) that job row j has waited in all."""
+    """Total waiting time (s) of job row j."""
     waited_s = _known(c.waited_s[j])
     if c.state[j] == WAITING:
         waited_s += _known(now_s - c.queued_since_s[j])
@@ -154,9 +154,9 @@ def priorities(
 ) -> None:
     """Write A_i = worth_i * (ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s).
 
-    w: time waited in all, s: service time left; an unknown one counts as `unknown_s`. 1 + w/s is the response
-    ratio of Brinch Hansen (1971), which favours short jobs as they wait, and `lead_s` does from the start. The
-    last term lets all claims grow without bound at the same pace. One worth and one A per row.
+    w: total waiting time, s: service time left; an unknown one counts as `unknown_s`. 1 + w/s is the response
+    ratio of Brinch Hansen (1971), which favours short jobs as they wait; `lead_s` favours them from the start. The
+    last term lets all priorities grow without bound at the same rate. One worth and one A per row.
     """
     c = AllocationClaims(*claims)
     for i in range(rows.size):
@@ -177,7 +177,7 @@ def lateness(
     unknown_s: float,
     late_s: Floats,
 ) -> None:
-    """Write how long (s) each job has waited beyond what it may: min(after_s + slowdown * duration, most_s).
+    """Write how long (s) each job has waited beyond its limit: min(after_s + slowdown * duration, most_s).
 
     An unknown duration counts as `unknown_s`. Between two waiting jobs the difference never changes.
     """
@@ -202,7 +202,7 @@ def _sum_of_least(at_least: Floats) -> None:
 
 @jit_in_place
 def demand_by_size(wanted: Ints, a: Floats, s: Floats) -> None:
-    """Write S(f) = sum_k min(wanted_k, f) * A_k: what waiting jobs ask of a node with f free GPUs."""
+    """Write S(f) = sum_k min(wanted_k, f) * A_k: demand of waiting jobs on a node with f free GPUs."""
     for f in range(s.size):
         s[f] = 0.0
     for k in range(wanted.size):

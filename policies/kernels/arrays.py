@@ -1,4 +1,4 @@
-"""A heap, a search and a sort on plain arrays, for every kernel that needs one."""
+"""A heap, a search and a sort on plain arrays, for kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equipoise.policies.observation import Floats, Ints
 
 @jit_in_place
 def position(ascending: Ints, value: int) -> int:
-    """Where `value` is, or belongs, in an ascending array."""
+    """Insertion position of `value` in an ascending array."""
     low, high = 0, ascending.size
     while low < high:
         middle = (low + high) // 2
@@ -23,7 +23,7 @@ def position(ascending: Ints, value: int) -> int:
 def sift_down(keys: Floats, ids: Ints, size: int, hole: int) -> None:
     """Restore the order of a binary heap of (key, id), the least first, below position `hole`.
 
-    Of equal keys the lower id comes first, so that the first item never depends on how the heap was built.
+    Of equal keys the lower id comes first, so the first item does not depend on how the heap was built.
     """
     key, item = keys[hole], ids[hole]
     while True:
@@ -72,9 +72,10 @@ def pop(keys: Floats, ids: Ints, size: int) -> int:
 
 @jit_in_place
 def sort_by(key: Ints, order: Ints, spare: Ints, count: Ints) -> None:
-    """Sort `order` (positions) by `key` (not negative), those with equal keys staying in order.
+    """Sort `order` (positions) stably by `key` (not negative).
 
-    A radix sort, eleven bits a pass, where they differ; `spare` is scratch like `order`, `count` has 2,048 numbers.
+    A radix sort, eleven bits a pass, over the bits that differ; `spare` is scratch like `order`, `count` has 2,048
+    numbers.
     """
     first, differ = ZERO if order.size == 0 else key[order[0]], 0
     for at in order:

@@ -1,4 +1,4 @@
-"""Jitted kernels of who does how much of a step: shares of the work, and whole micro-batches.
+"""Jitted kernels that split the work of a step: shares, and whole micro-batches.
 
 Workers are sorted by job; job k owns the rows first[k] .. first[k + 1] - 1. Times in s, amounts in samples.
 """
@@ -17,11 +17,11 @@ from equipoise.policies.physics import deal_remainders
 def resource_shares(
     first: Ints, rate: Floats, response_s: Floats, fixed_s: Floats, samples: Ints, alpha: float, beta: float
 ) -> Floats:
-    """R_i = alpha * C_i / sum(C) + beta * (1/T_i) / sum(1/T), at the deal that R itself makes.
+    """R_i = alpha * C_i / sum(C) + beta * (1/T_i) / sum(1/T), at the split that R itself gives.
 
-    T_i = fixed_i / b_i + t_i depends on the deal b_i through the fixed part of a step, so R is iterated to
-    its own fixed point, where all workers take equally long. C_i is `rate`, what a worker can sustain, at that
-    deal; waits for input that pass are in T_i alone. NaN for the workers of a job in which something is not known.
+    T_i = fixed_i / b_i + t_i depends on the split b_i through the fixed part of a step, so R is iterated to its
+    fixed point, where all workers take equally long. C_i is `rate`, the sustainable rate of a worker, at that split;
+    transient input waits are in T_i only. NaN for the workers of a job with an unknown value.
     """
     share = np.full(rate.size, np.nan)
     each, able = np.empty(rate.size), np.empty(rate.size)
@@ -59,13 +59,13 @@ def resource_shares(
 
 @jit
 def sample_time(response_s: float, fixed_s: float, samples: int) -> float:
-    """Seconds per further sample: the response without the fixed part, at least 0.1 % of it."""
+    """Seconds per additional sample: the response without the fixed part, at least 0.1 % of it."""
     return max(response_s - fixed_s / samples, 0.001 * response_s)
 
 
 @jit
 def slowest_step(first: Ints, response_s: Floats, fixed_s: Floats, measured: Ints, dealt: Ints) -> Floats:
-    """Predicted step time per job at the deal `dealt`: the maximum over its workers."""
+    """Predicted step time per job at the split `dealt`: the maximum over its workers."""
     slowest_s = np.zeros(first.size - 1)
     for k in range(first.size - 1):
         for i in range(first[k], first[k + 1]):
@@ -79,8 +79,8 @@ def slowest_step(first: Ints, response_s: Floats, fixed_s: Floats, measured: Int
 def exact_deal(fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints) -> Ints:
     """Whole units that minimise max_i(fixed_i + b_i * unit_i), each in low .. cap[i], sum `units`.
 
-    Giving one unit at a time to the worker that would finish it first is optimal; bisection on the finishing
-    time gives all the units that end before it at once, and a heap deals out the rest.
+    Giving one unit at a time to the worker that would finish it first is optimal; bisection on the finishing time
+    assigns all units that end before it at once, and a heap assigns the rest.
     """
     dealt = np.empty(fixed_s.size, dtype=np.int64)
     early, late = 0.0, 0.0
@@ -108,7 +108,7 @@ def exact_deal(fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints)
 
 @jit
 def _deal_until(end_s: float, fixed_s: Floats, unit_s: Floats, units: int, low: int, cap: Ints, dealt: Ints) -> int:
-    """Deal what each worker finishes by `end_s`, in low .. cap[i], into `dealt`; returns the sum."""
+    """Write the units that each worker finishes by `end_s`, in low .. cap[i], to `dealt`; returns the sum."""
     total = 0
     for i in range(fixed_s.size):
         by_then = min(max((end_s - fixed_s[i]) / unit_s[i], 0.0), float(units))
@@ -144,7 +144,7 @@ def _settle(
     samples: Ints,
     samples_max: Ints,
 ) -> bool:
-    """Write units as samples to out[begin:]; what is left over goes to the worker that finishes it first.
+    """Write units as samples to out[begin:]; the remainder goes to the worker that finishes it first.
 
     False (and nothing is written) when no worker has room for the rest.
     """
@@ -173,10 +173,10 @@ def deal_by_share(
     batch: Ints,
     micro_batch: Ints,
 ) -> tuple[Ints, Bools]:
-    """Deal the batch of the `wanted` jobs by `share`, largest remainders first: (samples, job was dealt).
+    """Split the batch of the `wanted` jobs by `share`, largest remainders first: (samples, job was split).
 
-    In whole micro-batches, at least one each where there are enough; what a batch leaves over goes to the
-    worker with room that finishes it first. Jobs whose memory bounds leave no room keep their samples.
+    In whole micro-batches, at least one each where there are enough; the remainder of a batch goes to the worker
+    with room that finishes it first. Jobs whose memory bounds leave no room keep their samples.
     """
     dealt, done = samples.copy(), np.zeros(first.size - 1, dtype=np.bool_)
     whole, parts = np.empty((3, samples.size), dtype=np.int64), np.empty((2, samples.size))
@@ -206,7 +206,7 @@ def deal_exactly(
     batch: Ints,
     micro_batch: Ints,
 ) -> tuple[Ints, Bools]:
-    """Deal the batch of the `wanted` jobs so that the slowest step is as short as it can be.
+    """Split the batch of the `wanted` jobs so that the slowest step is as short as possible.
 
     Otherwise as `deal_by_share`.
     """

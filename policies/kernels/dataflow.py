@@ -1,7 +1,7 @@
-"""Jitted kernels of where data goes: arrays in, arrays out, over all training jobs at once.
+"""Jitted kernels of data placement: arrays in, arrays out, over all training jobs at once.
 
 Workers are sorted by job, so job k of a table's running jobs owns the rows first[k] .. first[k + 1] - 1.
-Rates are samples/s or bytes/s, times s. A value that is not known is NaN.
+Rates are samples/s or bytes/s, times s. An unknown value is NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAIRS_MOST = 1 << 20  # pairs of workers whose rates are written down at once (
 
 
 class LinkArrays(NamedTuple):
-    """What is known about the way between nodes: measured pairs, and each node's free interface rate."""
+    """Rates between nodes: measured pairs, and the free rate of each node's interface."""
 
     key: Ints  # source * nodes + target of the measured pairs, ascending
     bytes_per_s: Floats  # of those pairs
@@ -29,7 +29,7 @@ class LinkArrays(NamedTuple):
 
 @jit_in_place
 def sum_by(owner: Ints, size: Floats, total: Floats) -> None:
-    """Add each size to the total of its owner; -1 has none."""
+    """Add each size to the total of its owner; -1: no owner."""
     for i in range(owner.size):
         if owner[i] >= 0:
             total[owner[i]] += size[i]
@@ -37,7 +37,8 @@ def sum_by(owner: Ints, size: Floats, total: Floats) -> None:
 
 @jit_in_place
 def may_move(owner: Ints, node: Ints, started: Bools, up: Bools, free: Bools) -> None:
-    """Write whether each shard has an owner that has not begun with it, and a living node (up empty: all live)."""
+    """Write whether each shard has an owner that has not started it, and is on a node that is up (up empty: all
+    are)."""
     for i in range(owner.size):
         free[i] = owner[i] >= 0 and node[i] >= 0 and not started[i] and (up.size == 0 or up[node[i]])
 
@@ -46,7 +47,7 @@ def may_move(owner: Ints, node: Ints, started: Bools, up: Bools, free: Bools) ->
 def to_fetch(
     owner: Ints, node: Ints, local: Bools, size: Floats, owner_node: Ints, sent: Floats, received: Floats
 ) -> None:
-    """Add the size of each shard that is not at its owner (-1: none) to what is sent and received."""
+    """Add the size of each shard that is not at its owner (-1: none) to the bytes sent and received."""
     for i in range(owner.size):
         if owner[i] < 0 or node[i] < 0 or local[i]:
             continue
@@ -74,8 +75,8 @@ def holt(level: Floats, trend: Floats, windows: Ints, value: Floats, alpha: floa
     """Advance Holt's linear smoothing by one window, in place; returns the one-window forecasts.
 
     Holt (1957), level and trend with gains `alpha` and `beta`. Windows without a finite value leave the
-    state alone. A forecast never falls below the part `least` of the level, so that a steep fall cannot turn it
-    negative; 0: what is smoothed may be negative.
+    state alone. A forecast never falls below the part `least` of the level, so a steep fall cannot make it negative;
+    0: the values may be negative.
     """
     forecast = np.full(level.size, np.nan)
     for i in range(level.size):
@@ -100,9 +101,9 @@ def gradient_health(
 ) -> Bools:
     """Which workers send sound gradients.
 
-    A norm that is missing (while the worker does compute and a peer's norm is known), infinite or zero is
-    not sound, nor is one whose deviation exceeds `sigmas` times its usual one once that is `warm`; but where
-    half of a job's known norms or more do, it is not those workers that are strange.
+    A norm that is missing (while the worker computes and a peer's norm is known), infinite or zero is not sound, nor
+    is one whose deviation exceeds `sigmas` times its usual one once that is `warm`; unless this holds for half of a
+    job's known norms or more.
     """
     healthy = np.ones(norm.size, dtype=np.bool_)
     for k in range(first.size - 1):
@@ -220,7 +221,7 @@ def source_rates(links: LinkArrays) -> Floats:
 
 @jit
 def part_of_source(links: LinkArrays, fastest: Floats, source: int, target: int) -> float:
-    """How much of what its source can send a path can take, at most 1."""
+    """Rate of a path over the rate that its source can send, at most 1."""
     rate = link(links, source, target)[0]
     return rate / float(fastest[source]) if rate < fastest[source] else 1.0
 
@@ -263,9 +264,9 @@ def _best_listed(rates: Floats, supply: Floats, r: int) -> tuple[int, float, flo
 
 @jit
 def _best_donor(links: LinkArrays, node: Ints, donors: Ints, supply: Floats, receiver: int) -> tuple[int, float, float]:
-    """The donor with something left that reaches a receiver fastest, that rate, and the fastest finite one.
+    """The donor with samples left that reaches a receiver fastest, that rate, and the fastest finite one.
 
-    The lowest of equals; -1 when nothing is left.
+    The lowest of equals; -1 when no donor is left.
     """
     best, best_rate, finite = -1, -1.0, 0.0
     for d in range(donors.size):
@@ -347,7 +348,7 @@ def _heaviest(weight: Floats) -> int:
 
 @jit
 def _where_positive(values: Floats, sign: float, begin: int, end: int) -> tuple[Ints, Floats]:
-    """Rows in begin .. end - 1 where sign * value exceeds rounding, and how much it is."""
+    """Rows in begin .. end - 1 where sign * value exceeds rounding errors, and that value."""
     rows, amount, count = np.empty(end - begin, dtype=np.int64), np.empty(end - begin), 0
     for i in range(begin, end):
         if sign * values[i] > _NOISE:
@@ -386,7 +387,7 @@ def last_needed_first(rows: Ints, worker: Ints, needed_s: Floats, workers: int) 
 
 @jit
 def _runs_dry(kept: float, capacity: float, links: LinkArrays, source: int, target: int, size_bytes: float) -> bool:
-    """Whether a worker on node `target` is through with the samples `kept` before it could fetch a shard."""
+    """Whether a worker on node `target` finishes the samples `kept` before it could fetch a shard."""
     return bool(kept / capacity < transfer_time(links, source, target, size_bytes))
 
 
@@ -411,14 +412,14 @@ def pick_shards(
     """Whole shards that carry a flow of `amount` samples per pair: (shard rows, new owners, refused).
 
     Worker i may give the shards shard_row[shard_first[i]:shard_first[i + 1]] (last needed first); those the
-    receiver's node already stores go first. A shard goes when more than half of it is wanted, of this pair
-    and of what is left of all pairs of either worker (else what each pair rounds up adds up), there is room
-    for it, the work that it takes off its donor lasts longer than its transfer (gain_s_per_step * steps_left
-    > transfer_s), and the receiver, counting what both interfaces still have to carry (the source's at its
-    fastest measured rate), finishes it before the donor would have finished its queue. If one to fetch is
-    wanted in part only, what the donor keeps lasts until it could have it back, and its own way to such a
-    shard is not the slower one: it may run out just before the end. `sent` and `received` are the bytes that
-    each node is still to send and to receive; they, `owned` and `room_bytes` are updated in place.
+    receiver's node already stores go first. A shard moves if more than half of it is wanted, by this pair and by the
+    rest of all pairs of either worker (else the rounding of each pair adds up), there is room for it, the time saved
+    exceeds its transfer (gain_s_per_step * steps_left > transfer_s), and the receiver, with the pending transfers of
+    both interfaces (the source's at its fastest measured rate), finishes it before the donor would have finished its
+    queue. If a shard to fetch is wanted only in part, the rest of the donor's queue must also last until it could
+    fetch the shard back, over a path that is not slower: it may run out just before the end. `sent` and `received`
+    are the bytes that each node is still to send and to receive; they, `owned` and `room_bytes` are updated in
+    place.
     """
     limit = shard_row.size
     rows, owners = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Jitted kernels of what is fetched when: arrays in, arrays out, over all training jobs at once.
+"""Jitted kernels of the order of fetches: arrays in, arrays out, over all training jobs at once.
 
-Workers are sorted by job. Times in s, sizes in bytes. A value that is not known is NaN.
+Workers are sorted by job. Times in s, sizes in bytes. An unknown value is NaN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shard_priority(
 ) -> Floats:
     """P = alpha * U + beta * S. `job` numbers 0 .. jobs - 1.
 
-    U = fetch / (fetch + max(needed - fetch, 0)), the inverse critical ratio: 1 when there is no slack left;
+    U = fetch / (fetch + max(needed - fetch, 0)), the inverse critical ratio: 1 when no slack is left;
     S = 1 - size / largest size of the job. An unknown need has U = 0.
     """
     largest = np.zeros(jobs)
@@ -58,7 +58,7 @@ def fetch_queues(
     rack: Ints,
     links: LinkArrays,
 ) -> tuple[Floats, Ints, Floats]:
-    """When shards arrive that are fetched in this order, which come late, and what is before those elsewhere.
+    """Arrival times of shards fetched in this order, the late ones, and the bytes before those at other workers.
 
     A shard waits for those before it that leave the same node (at the node's fastest measured rate), reach the
     same node, or go between the same two racks; it has the rate of its own path. Columns by shard, workers of its
@@ -109,11 +109,11 @@ def lateness_elsewhere(
     room_bytes: Floats,
     links: LinkArrays,
 ) -> float:
-    """Lateness in s of a late shard if `worker` had it instead of `owner`; infinite where it may not go.
+    """Lateness in s of a late shard at `worker` instead of `owner`; infinite where it must not go.
 
-    It may go to a node that has room and can have it by the time it is needed, to a worker that would then
-    still finish before the owner does, which reads all that it owns at `capacity`, and stands still while this
-    shard is late: as long as it would compute (`computing`), and that. `before`: bytes it waits for.
+    It may go to a node that has room and can fetch it in time, to a worker that would still finish before the owner,
+    which reads its queue at `capacity` and stalls while this shard is late, beyond its computing (`computing`).
+    `before`: bytes it waits for.
     """
     fetch_s = transfer_time(links, source, node[worker], before + size_bytes)
     if worker == owner or fetch_s > needed_s or (fetch_s > 0.0 and size_bytes > room_bytes[node[worker]]):

@@ -1,7 +1,7 @@
-"""Handing out GPUs to whole gangs: what a job needs, what is left, what has been granted.
+"""Allocation of GPUs to whole gangs: demands, room left and grants.
 
-Kernels take columns as plain tuples, which are cheap to hand over, and name them inside. Those that run at
-every decision work in place on arrays made here, because they compile and run faster so.
+Kernels take columns as plain tuples, which are cheap to pass, and name them inside. Those that run at every decision
+work in place on arrays allocated here, because this compiles and runs faster.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class GangRequests(NamedTuple):
-    """What jobs ask for, per row of the jobs table."""
+    """Requests of jobs, per row of the jobs table."""
 
     rigid: Bools
     gpus: Ints
@@ -36,7 +36,7 @@ class GangRequests(NamedTuple):
 
 
 class GangDemand(NamedTuple):
-    """What one job needs to start."""
+    """Demand of one job to start."""
 
     gpus: int
     share: float  # of each GPU
@@ -54,7 +54,7 @@ class Grants(NamedTuple):
 
 
 class UnmetDemands(NamedTuple):
-    """Demands that did not fit in this decision: (GPUs, share, memory, too late only, alike), and how many."""
+    """Demands that did not fit in this decision: (GPUs, share, memory, too late only, alike), and their number."""
 
     entry: Floats
     used: Ints
@@ -66,7 +66,7 @@ WorkingColumns = tuple[Ints, Bools, Floats, Floats, Ints, Ints, Floats, Ints]
 
 
 class RoomColumns(NamedTuple):
-    """What `Room` is made of; its fields have their meanings there."""
+    """Columns from which `Room` is made; see its fields."""
 
     first_gpu: Ints
     size: Ints
@@ -80,7 +80,7 @@ class RoomColumns(NamedTuple):
 
 
 def frozen(array: NDArray[S]) -> NDArray[S]:
-    """A read-only view: compiled code then sees one type of array, and memory cannot be changed."""
+    """A read-only view, so that compiled code sees one array type and memory cannot change."""
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False
@@ -116,7 +116,7 @@ def request_columns(o: Observation) -> RequestColumns:
 
 
 def asking_for(o: Observation, gpus: Ints) -> RequestColumns:
-    """The same with other numbers of GPUs asked for, by row of the jobs table."""
+    """The same columns with other numbers of requested GPUs, by row of the jobs table."""
     requests = request_columns(o)
     return (requests[0], frozen(gpus), *requests[2:])
 
@@ -146,7 +146,8 @@ def node_models(o: Observation) -> Ints:
 
 
 def working(columns: RoomColumns) -> WorkingColumns:
-    """The same with copies of what kernels may change, and scratch space: all numbers by node as one block."""
+    """The same columns with copies of those that kernels change, and scratch space: all numbers by node in one
+    block."""
     first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
     by_node = np.empty((7, len(size)), dtype=np.int64)
     by_node[0], by_node[1], by_node[2] = size, free, _NO_BOUND
@@ -155,7 +156,7 @@ def working(columns: RoomColumns) -> WorkingColumns:
 
 @jit_in_place
 def room_of(columns: WorkingColumns) -> Room:
-    """The room to hand out."""
+    """The room to allocate."""
     first_gpu, up, memory_bytes, weight, group, order, room, by_node = columns
     size, free, most, scratch = by_node[0], by_node[1], by_node[2], by_node[3:]
     least, largest, groups = np.inf, 0, 0
@@ -173,7 +174,7 @@ def room_of(columns: WorkingColumns) -> Room:
 
 @jit_in_place
 def demand(r: GangRequests, j: int) -> GangDemand:
-    """What job row j needs to start: a rigid job its request, a training job the nearest whole workers."""
+    """Demand of job row j: the request of a rigid job, else the nearest number of whole workers."""
     gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
     return GangDemand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j])
 
@@ -204,7 +205,7 @@ def some_room(node_gpus_free: Ints, share_free: Floats) -> bool:
 
 @jit_in_place
 def remember_failure(f: UnmetDemands, d: GangDemand, only_late: bool) -> None:
-    """Note that a demand does not fit; `only_late`: only because it would end too late."""
+    """Record that a demand does not fit; `only_late`: only because it would end too late."""
     k = f.used[0]
     if k < f.entry.shape[0]:
         f.entry[k, 0], f.entry[k, 1], f.entry[k, 2] = d.gpus, d.share, d.memory_bytes
@@ -215,7 +216,7 @@ def remember_failure(f: UnmetDemands, d: GangDemand, only_late: bool) -> None:
 
 @jit_in_place
 def has_failed(f: UnmetDemands, d: GangDemand, late: bool) -> bool:
-    """Whether the same demand has failed already. What is left only shrinks, so it would fail again."""
+    """Whether the same demand has already failed. Room only shrinks, so it would fail again."""
     for k in range(f.used[0]):
         same = f.entry[k, 0] == d.gpus and f.entry[k, 1] == d.share and f.entry[k, 2] == d.memory_bytes
         same = same and (f.entry[k, 4] == 1.0) == d.alike
@@ -231,7 +232,7 @@ def new_failures() -> tuple[Floats, Ints]:
 
 @jit_in_place
 def granted(g: Grants, n: int, job: int, d: GangDemand) -> int:
-    """Book the GPUs written behind the first n grants for `job`; returns n + 1."""
+    """Record the GPUs written behind the first n grants as granted to `job`; returns n + 1."""
     at = g.offset[n]
     g.job[n] = job
     for e in range(at, at + d.gpus):
@@ -241,7 +242,7 @@ def granted(g: Grants, n: int, job: int, d: GangDemand) -> int:
 
 
 def new_grants(jobs: int, gpus: int) -> GrantColumns:
-    """The parts of `Grants`, with space for so many jobs and GPUs."""
+    """The parts of `Grants`, with space for this many jobs and GPUs."""
     offset = np.zeros(jobs + 1, dtype=np.int64)
     return np.empty(jobs, dtype=np.int64), offset, np.empty(gpus, dtype=np.int64), np.empty(gpus)
 
@@ -267,10 +268,10 @@ Fill = Callable[[int, T, GrantColumns], tuple[int, int, T]]
 
 
 def fill_in_parts(fill: Fill[T], last: T, jobs: int, space: int) -> tuple[GrantColumns, T]:
-    """Grants that `fill` makes, which is called with ever more space (GPUs) until it is enough.
+    """Grants made by `fill`, which is called with increasing space (GPUs) until it is enough.
 
-    fill(at, last, grants) goes on at position `at` of at most `jobs` with what the call before it returned
-    last; it returns how many grants it made, where space ran out (-1: nowhere), and its new `last`.
+    fill(at, last, grants) continues at position `at` of at most `jobs` with the `last` of the call before; it
+    returns the number of grants, where space ran out (-1: nowhere), and its new `last`.
     """
     parts, at = [], 0
     while at >= 0:
@@ -310,7 +311,7 @@ def _start(
     grants: GrantColumns,
     failures: tuple[Floats, Ints],
 ) -> tuple[int, int, bool]:
-    """Start jobs of queue[first:]; returns (how many, where space for grants ran out or -1, room is left)."""
+    """Start jobs of queue[first:]; returns (jobs started, where space for grants ran out or -1, room is left)."""
     r, room, out, tried = GangRequests(*requests), room_of(columns), Grants(*grants), UnmetDemands(*failures)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
     tighten(room)
@@ -388,7 +389,7 @@ def _holdings(
 def holdings(job: Ints, gpu_job: Ints, order: Ints = NO_ROWS) -> tuple[Ints, Ints]:
     """GPUs that each of `job` (rows, ascending) holds alone, in compressed rows: (offset, gpu).
 
-    order: the positions in `job` in the order in which the answer has them; none: as they are.
+    order: positions in `job` in the order of the result; none: unchanged.
     """
     offset, of_gpu = np.zeros(len(job) + 1, dtype=np.int64), np.empty((3, len(gpu_job)), dtype=np.int64)
     scratch = np.empty((2, len(job)), dtype=np.int64)
@@ -420,5 +421,5 @@ def reordered(offset: Ints, value: Ints, order: Ints) -> tuple[Ints, Ints]:
 def place_gang(
     columns: WorkingColumns, wanted: int, share: float, memory_bytes: float, rule: int, out: Ints, alike: bool
 ) -> bool:
-    """Place one gang (see `placement.place`); writes its GPUs to `out` and takes them out of the columns."""
+    """Place one gang (see `placement.place`); writes its GPUs to `out` and removes them from the columns."""
     return place(room_of(columns), wanted, share, memory_bytes, alike, rule, out, ZERO)

@@ -31,12 +31,12 @@ from equipoise.base.sources import PACKAGE, combined, digest_of, file_parts, roo
 F = TypeVar("F", bound=Callable[..., Any])
 
 ZERO = cast(int, np.int64(0))
-"""For kernels that hand a zero on to what Python calls too: for a literal one, it would be compiled once more."""
+"""A zero that kernels pass to functions also called from Python: a literal zero would compile them again."""
 
 
 def kernel_source_hash() -> str:
     """First 16 hex digits of a SHA-256 over Numba's version, all source files that define jitted kernels, and all
-    files of ours that these import, one through another: a kernel freezes the constants it reads.
+    files of this package that these import, directly or not: a kernel freezes the constants it reads.
     """
     kernels = [path for _, path in source_files() if b"@jit" in path.read_bytes()]
     parts = ((path.relative_to(root()).as_posix(), digest_of(path)) for path in with_imported(kernels))
@@ -44,7 +44,7 @@ def kernel_source_hash() -> str:
 
 
 def _own(folder: Path) -> bool:
-    """Whether the folder can be written, and nobody else can write or replace it: what lies in it is executed."""
+    """Whether only this user can write or replace the folder: its content is executed."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = folder.resolve()  # behind links lies another one
@@ -64,7 +64,7 @@ def _own(folder: Path) -> bool:
 def cache_dir() -> Path:
     """Folder of compiled kernels: `EQUIPOISE_KERNEL_CACHE`, else the user's cache, else one for this process.
 
-    A folder that belongs to someone else, or that others may write, is not used. Raises PermissionError for
+    A folder that belongs to another user, or that others may write, is not used. Raises PermissionError for
     such a folder in `EQUIPOISE_KERNEL_CACHE`.
     """
     chosen = os.environ.get("EQUIPOISE_KERNEL_CACHE")
@@ -97,31 +97,32 @@ def jit(function: F) -> F:
 
 
 def jit_in_place(function: F) -> F:
-    """As `jit`, for kernels that only work on the arrays they are given; making one is a compile error.
+    """As `jit`, for kernels that only use the arrays they are given; allocating one is a compile error.
 
-    No references are counted, which is a fifth of the time of a kernel of a few microseconds that is cut
-    into readable functions of many arrays.
+    Without reference counting, which takes a fifth of the time of a kernel of a few microseconds with many array
+    arguments.
     """
     return _compiled(function, _nrt=False)
 
 
 def jit_in_place_for_both(function: F) -> F:
-    """As `jit_in_place`, for what Python calls with the same types as kernels do: compiled once for both."""
+    """As `jit_in_place`, for functions called with the same types from Python and from kernels: compiled once for
+    both."""
     return _compiled(function, for_both=True, _nrt=False)
 
 
 def jit_inside(function: F) -> F:
-    """As `jit_in_place`, written into each kernel that calls it.
+    """As `jit_in_place`, inlined into each kernel that calls it.
 
-    For what is called once a period with many arrays: handing them over takes as long as the work on 64 workers.
+    For functions called once a period with many arrays: passing them takes as long as the work on 64 workers.
     """
     return _compiled(function, _nrt=False, inline="always")
 
 
 def _compiled(function: F, *, for_both: bool = False, **flags: Any) -> F:
-    """With a cache of our own, so that other users of Numba in this process keep theirs.
+    """With a cache of this package, so that other users of Numba in this process keep theirs.
 
-    That of a kernel from elsewhere goes by all its sources (Numba looks at one file only).
+    The cache of a kernel from another package depends on all its sources (Numba checks one file only).
     """
     file, folder = Path(cast(Any, function).__code__.co_filename), cache_dir()
     if function.__module__.partition(".")[0] != PACKAGE and file.is_file():
@@ -145,48 +146,48 @@ def _kept_in(folder: Path, function: Callable[..., Any], flags: dict[str, Any]) 
 
 
 def _without_wrapper_inside(kernel: Any, folder: Path, flags: dict[str, Any]) -> None:
-    """Have other kernels call `kernel` as machine code that Python cannot call, kept in a folder of its own.
+    """Let other kernels call `kernel` as machine code without a Python wrapper, cached in a separate folder.
 
-    Most are called by kernels only: what takes their arguments out of Python objects would be compiled for each,
-    and optimised again in each that calls it. Nor are they compiled once more for a literal or a short integer.
+    Most are called by kernels only: a wrapper that unpacks Python objects would be compiled for each, and optimised
+    again in each caller. Nor are they compiled again for a literal or a short integer.
     """
 
     @cache
     def inside() -> Any:
-        """The kernel as other kernels call it, made when the first does."""
+        """The kernel without wrapper for other kernels, made at the first call."""
         made = _kept_in(folder, kernel.py_func, {**flags, "no_cpython_wrapper": True})
         made._compiling_counter = kernel._compiling_counter  # by which Numba knows a kernel that calls itself
         return made
 
     def get_call_template(arguments: Any, named: Any) -> Any:
-        """As Numba's, which compiles what is missing."""
+        """As in Numba, which compiles missing signatures."""
         signature, given = kernel.fold_argument_types(arguments, named)
         made = kernel if tuple(given) in kernel.overloads else inside()
         template, *_ = type(kernel).get_call_template(made, tuple(map(_plain, given)), {})
         return template, signature, given, {}
 
     def get_overload(given: Any) -> Any:
-        """As Numba's: what `get_call_template` compiled."""
+        """As in Numba: the overload that `get_call_template` compiled."""
         return type(kernel).get_overload(inside() if tuple(given) in inside().overloads else kernel, given)
 
     kernel.get_call_template, kernel.get_overload = get_call_template, get_overload
 
 
 def _plain(kind: types.Type) -> types.Type:
-    """The type as which a kernel takes a value of this one from another kernel."""
+    """The type in which a kernel receives a value of this type from another kernel."""
     kind = types.unliteral(kind)
     return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind
 
 
 def _one_at_a_time(compiles: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:
-    """`compiles`, but no two processes compile the same kernel: the second waits, and loads what the first kept.
+    """`compiles` under a lock: a second process waits, and loads the kernel that the first one compiled.
 
     Numba's own lock comes first, so that threads of one process never wait for each other's files; kernels call
     each other in one direction only, so neither do processes.
     """
 
     def compile_or_load(signature: Any) -> Any:
-        """The kernel for these types, compiled here or by whoever held the lock."""
+        """The kernel for these types, compiled here or by the process that held the lock."""
         with global_compiler_lock, _held(lock):
             return compiles(signature)
 
@@ -195,7 +196,7 @@ def _one_at_a_time(compiles: Callable[[Any], Any], lock: Path) -> Callable[[Any]
 
 @contextmanager
 def _held(lock: Path) -> Iterator[None]:
-    """The lock held, or not after `_WAIT_S`, or where no file can be made: then the kernel is compiled twice."""
+    """Hold the lock; without it after `_WAIT_S`, or where no file can be made, the kernel is compiled twice."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -220,10 +221,10 @@ def _taken(descriptor: int) -> bool:
 
 
 def compiled_for(kernel: F, *arguments: Any) -> F:
-    """The machine code of `kernel` for arguments of the types of these, called without a look at types.
+    """The machine code of `kernel` for arguments of the types of these, called without type checks.
 
-    That look costs two thirds of a call with arrays of records (0.3 us). Arguments of any other type would be
-    misread: only for arrays that the caller makes itself.
+    The check takes two thirds of a call with arrays of records (0.3 us). Arguments of any other type would be
+    misread: only for arrays that the caller creates itself.
     """
     return cast(F, cast(Any, kernel).compile(tuple(numba.typeof(argument) for argument in arguments)))
 
@@ -235,5 +236,5 @@ def _nothing() -> None:
 
 @cache
 def initialise() -> None:
-    """Have Numba load what it needs before its first kernel (0.2 s), for those who time what comes then."""
+    """Load what Numba needs before its first kernel (0.2 s), so that it is not part of later timings."""
     _nothing()

@@ -32,9 +32,9 @@ NOTHING, ONE, WEIGHTED = (cast(int, np.int64(value)) for value in (-1, 1, 3))
 
 
 class Room(NamedTuple):
-    """What is left of a cluster while one decision hands it out: working copies and scratch space.
+    """Free capacity of the cluster during one decision: working copies and scratch space.
 
-    Kernels take single fields of it where they can: each array handed on costs compile time.
+    Kernels take single fields of it where possible: each array argument costs compile time.
     """
 
     first_gpu: Ints  # per node: row of its first GPU
@@ -55,7 +55,7 @@ class Room(NamedTuple):
 
 @jit_in_place
 def gpus_needed(rigid: bool, requested: int, per_worker: int, workers_min: int, workers_max: int) -> int:
-    """GPUs to give a job: a rigid one exactly its request, a training job the nearest whole workers."""
+    """GPUs for a job: exactly the request of a rigid one, else the nearest number of whole workers."""
     if rigid:
         return requested
     return min(max(requested // per_worker, workers_min), workers_max) * per_worker
@@ -78,7 +78,7 @@ def _count_usable(
 
 @jit_in_place
 def _choose_counted(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
-    """Lowest-numbered nodes first: the GPUs are one pool. Takes them out of `usable`."""
+    """Lowest-numbered nodes first: the GPUs are one pool. Removes them from `usable`."""
     k = 0
     for n in range(usable.size):
         if usable[n] > 0 and wanted > 0:
@@ -101,7 +101,7 @@ def _best_fit(usable: Ints, wanted: int) -> int:
 
 @jit_in_place
 def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
-    """Fewest nodes possible now: the emptiest ones whole, the rest by best fit. Takes them out of `usable`."""
+    """Fewest nodes possible now: the emptiest ones whole, the rest by best fit. Removes them from `usable`."""
     k = 0
     while wanted > 0:
         most, best = 0, _best_fit(usable, wanted)
@@ -120,7 +120,7 @@ def _choose_any(usable: Ints, wanted: int, node: Ints, count: Ints) -> int:
 
 @jit_in_place
 def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints, count: Ints) -> int:
-    """Whole free nodes for the full part, largest first, best fit for the rest. Takes them out of `usable`.
+    """Whole free nodes for the full part, largest first, best fit for the rest. Removes them from `usable`.
 
     Stops early when the gang must wait.
     """
@@ -157,7 +157,7 @@ def _choose_packed(usable: Ints, size: Ints, up: Bools, wanted: int, node: Ints,
 
 @jit_in_place
 def tighten(c: Room) -> None:
-    """Find what `c.most` is now, so that fewer nodes are looked at; must be done again once GPUs come back."""
+    """Update `c.most`, so that fewer nodes are examined; must be repeated once GPUs are released."""
     most = 0
     for n in range(c.free.size):
         most = max(most, c.free[n])
@@ -184,10 +184,10 @@ def _choose_heaviest(
     node: Ints,
     count: Ints,
 ) -> tuple[int, float]:
-    """Nodes of group `only` (-1: of any) one by one, each by the worth of what it can give of what is missing.
+    """Nodes of group `only` (-1: any) one by one, each by the worth of the missing GPUs that it can provide.
 
-    Looks at `order` from `first` on, until no node can be worth more, and not at blocks of it in which none can;
-    takes nodes out of `usable`. Returns (nodes, worth), with a negative worth when that is not enough.
+    Examines `order` from `first` on, until no node can be worth more, and skips blocks in which none can; removes
+    nodes from `usable`. Returns (nodes, worth), with a negative worth when these are not enough.
     """
     k, worth = 0, 0.0
     while wanted > 0:
@@ -233,7 +233,7 @@ def _choose_weighted(
     node: Ints,
     count: Ints,
 ) -> int:
-    """The heaviest nodes of the one group that is worth most; unless `alike`, of all where none is enough."""
+    """The heaviest nodes of the group of highest worth; if no group is enough and not `alike`, of all groups."""
     first = 0
     while first < order.size and usable[order[first]] == 0:
         first += 1
@@ -264,7 +264,7 @@ def _choose_tightest(
 
 @jit_in_place
 def take(free: Ints, room: Floats, n: int, gpu: int, share: float) -> None:
-    """Take `share` of a GPU on node n out of the room."""
+    """Remove `share` of a GPU on node n from the room."""
     if room[gpu] >= WHOLE:
         free[n] -= 1
     room[gpu] = max(room[gpu] - share, 0.0)
@@ -272,7 +272,7 @@ def take(free: Ints, room: Floats, n: int, gpu: int, share: float) -> None:
 
 @jit_in_place
 def give(free: Ints, room: Floats, n: int, gpu: int, share: float) -> None:
-    """Put `share` of a GPU on node n back."""
+    """Return `share` of a GPU on node n to the room."""
     before = room[gpu]
     room[gpu] = min(before + share, 1.0)
     if before < WHOLE <= room[gpu]:
@@ -281,14 +281,14 @@ def give(free: Ints, room: Floats, n: int, gpu: int, share: float) -> None:
 
 @jit_in_place
 def take_all(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: float) -> None:
-    """Take the same share of gpu[first:end] out of the room."""
+    """Remove the same share of gpu[first:end] from the room."""
     for e in range(first, end):
         take(c.free, c.room, gpu_node[gpu[e]], gpu[e], share)
 
 
 @jit_in_place
 def give_all(c: Room, gpu: Ints, first: int, end: int, gpu_node: Ints, share: float) -> None:
-    """Put the same share of gpu[first:end] back."""
+    """Return the same share of gpu[first:end] to the room."""
     for e in range(first, end):
         give(c.free, c.room, gpu_node[gpu[e]], gpu[e], share)
 
@@ -298,7 +298,7 @@ def place(c: Room, wanted: int, share: float, need: float, alike: bool, rule: in
     """Place a gang of `wanted` GPUs (or the same `share` of each) by `rule`; False when it must wait.
 
     `need` is memory per GPU (bytes); `alike`: all in one group, the first that has room. Writes the GPU rows to
-    out[at : at + wanted] and takes them out of `c`; changes nothing when False.
+    out[at : at + wanted] and removes them from `c`; changes nothing when False.
     """
     if wanted <= 0:
         return False
@@ -354,7 +354,7 @@ def place(c: Room, wanted: int, share: float, need: float, alike: bool, rule: in
 
 @jit_in_place
 def _owner(offset: Ints, entry: int) -> int:
-    """Which listed job an entry of the GPU list belongs to."""
+    """The listed job to which an entry of the GPU list belongs."""
     return position(offset, entry + 1) - 1
 
 
@@ -399,8 +399,8 @@ def allocation_fault(
 ) -> tuple[int, int, int]:
     """First fault of an allocation as (code, job row, gpu row); code 0 when feasible.
 
-    Codes are those of `feasibility._ALLOCATION_FAULTS`. A GPU's room is its free share plus what the listed
-    jobs give up. `listed` are the jobs, ascending; `order` sorts `gpu`. Cost O(k log k) in the listed jobs
+    Codes are those of `feasibility._ALLOCATION_FAULTS`. A GPU's room is its free share plus the shares that the
+    listed jobs release. `listed` are the jobs, ascending; `order` sorts `gpu`. Cost O(k log k) in the listed jobs
     and GPUs, independent of the cluster's size.
     """
     if offset.size != job.size + 1 or offset[0] != 0 or offset[-1] != gpu.size or share.size != gpu.size:

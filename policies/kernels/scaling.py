@@ -1,11 +1,11 @@
-"""Jitted kernels of S4: how a training job's step time follows its workers, and what a resize gains.
+"""Jitted kernels of S4: a training job's step time as a function of its workers, and the gain of a resize.
 
 The step follows the model of the simulator: local work c(n) for n workers, one exchange X(n) every H steps,
 hidden behind the last step's work (`policies.physics.overlapped_s`):
 
     step(n) = ((H - 1) * c(n) + overlapped(c(n), X(n))) / H
 
-c and X come from the table of estimates, corrected by what is measured now; without estimates X scales with the
+c and X come from the table of estimates, corrected by present measurements; without estimates X scales with the
 ring's (n - 1) / n.
 """
 
@@ -35,7 +35,7 @@ class SpeedTable(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """What step times follow from: columns of the jobs table."""
+    """Columns of the jobs table that determine step times."""
 
     global_batch: Ints
     micro_batch: Ints
@@ -100,7 +100,7 @@ def job_of(j: int, workers: int, model: int, columns: ScalingColumns) -> JobNow:
 def _around(known: Floats, zero: bool, j: int, gpus: int, model: int, t: SpeedTable) -> tuple[int, int]:
     """Rows of the table that list this job with the next fewer and the next more GPUs (or as many); -1: none.
 
-    Only those count of which `known` is above 0, or 0 where that may be.
+    Only rows with `known` above 0 count, or also 0 where allowed.
     """
     below, above = -1, -1
     for k in range(position(t.job, j), t.job.size):
@@ -119,7 +119,7 @@ def _around(known: Floats, zero: bool, j: int, gpus: int, model: int, t: SpeedTa
 def listed_work_s(j: int, batch: int, gpus: int, model: int, t: SpeedTable) -> float:
     """Local work of a step (s) by the table; between listed counts linear in 1/GPUs, outside proportional.
 
-    NaN where the table has nothing for this job and GPU model.
+    NaN where the table has no row for this job and GPU model.
     """
     below, above = _around(t.samples_per_s, False, j, gpus, model, t)
     if below < 0 and above < 0:
@@ -136,7 +136,7 @@ def listed_work_s(j: int, batch: int, gpus: int, model: int, t: SpeedTable) -> f
 
 @jit_in_place
 def _work_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
-    """Local work (s) with so many workers on a GPU model.
+    """Local work (s) with this many workers on a GPU model.
 
     Without table and measurement: relative to one worker on the fastest model.
     """
@@ -160,7 +160,7 @@ def _work_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
 def listed_exchange_s(j: int, gpus: int, model: int, t: SpeedTable) -> float:
     """Exchange (s) by the table; between listed counts linear in GPUs, outside that of the nearest.
 
-    NaN where the table has nothing for this job and GPU model.
+    NaN where the table has no row for this job and GPU model.
     """
     below, above = _around(t.exchange_s, True, j, gpus, model, t)
     if below < 0 and above < 0:
@@ -175,7 +175,7 @@ def listed_exchange_s(j: int, gpus: int, model: int, t: SpeedTable) -> float:
 def _exchange_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
     """Exchange (s); 0 while the work is only known in relative terms.
 
-    As estimated, times measured over estimated for the workers that it has; by the ring where nothing is.
+    The estimate, times measured over estimated at the present workers; by the ring without estimates.
     """
     at = position(t.job, job.row)
     listed = at < t.job.size and t.job[at] == job.row
@@ -196,7 +196,7 @@ def _exchange_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
 def step_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
     """Estimated time (s) of a step with `workers` on a GPU model.
 
-    Only ratios mean anything where neither the table nor a measurement knows the job.
+    Only ratios are meaningful without an estimate or a measurement of the job.
     """
     work_s, exchange_s = _work_s(job, workers, model, t), _exchange_s(job, workers, model, t)
     return ((job.interval - 1) * work_s + overlapped_s(work_s, exchange_s, job.gamma)) / job.interval
@@ -206,7 +206,7 @@ def step_s(job: JobNow, workers: int, model: int, t: SpeedTable) -> float:
 def speedups_of(
     rows: Ints, workers: Ints, now: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns, speedup: Floats
 ) -> None:
-    """Write how many times as fast as with one worker each job (rows) trains with `workers`; 0 without any.
+    """Write the speed-up of each job (rows) with `workers` over one worker; 0 without any.
 
     `now` is the size at which the job was measured.
     """
@@ -240,7 +240,7 @@ def times_of(
 def exchanging_of(
     rows: Ints, now: Ints, workers: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns, share: Floats
 ) -> None:
-    """Write the share of its time, 0..1, that each job (rows) with so many workers on a model exchanges."""
+    """Write the share of time, 0..1, in which each job (rows) with these workers on a model exchanges."""
     t = SpeedTable(*table)
     for i in range(rows.size):
         job = job_of(rows[i], now[i], model[i], scaling)
@@ -250,7 +250,7 @@ def exchanging_of(
 
 
 class ElasticArrays(NamedTuple):
-    """Training jobs that can change size, with the GPUs each holds in compressed rows, best kept first."""
+    """Training jobs that can change size, with the GPUs of each in compressed rows, the last to give up first."""
 
     row: Ints
     offset: Ints
@@ -277,8 +277,8 @@ def _best_size(
 ) -> tuple[int, int, float]:
     """(workers, GPU model, seconds gained) of the best larger size, or move to another model; gain 0: stay.
 
-    Sizes tried: one more worker, two, four, ..., and all that are free. The gain is the time saved on what
-    is left (at most `horizon_s`), less the cost of the resize; a step must shorten by `margin` at least.
+    Sizes tried: one more worker, two, four, ..., and all that are free. The gain is the time saved on the remaining
+    work (at most `horizon_s`), less the cost of the resize; a step must shorten by `margin` at least.
     """
     now_s, time_s = step_s(job, job.workers, job.model, t), _time_s(job, requested, horizon_s, t)
     best, best_model, gain = job.workers, job.model, 0.0
@@ -300,7 +300,7 @@ def _best_size(
 
 @jit_in_place
 def _only(c: Room, order: Ints) -> Room:
-    """The same room (not a copy) with some nodes only to choose from, as one group."""
+    """The same room (not a copy) restricted to some nodes, as one group."""
     return Room(
         c.first_gpu,
         c.size,
@@ -336,10 +336,10 @@ def grow(
     grants: GrantColumns,
     gains: Floats,
 ) -> int:
-    """Give free GPUs to jobs that gain by them, in order: writes all GPUs of each such job, and its gain (s).
+    """Give free GPUs to jobs that gain from them, in order: writes all GPUs of each such job, and its gain (s).
 
     order[first[m] : first[m + 1]] are the nodes with GPU model m by descending weight, free[m] its free GPUs.
-    Returns how many jobs grow or move.
+    Returns the number of jobs that grow or move.
     """
     e, room, t, out, n = ElasticArrays(*elastic), room_of(columns), SpeedTable(*table), Grants(*grants), ZERO
     for i in range(e.row.size):
@@ -413,10 +413,10 @@ def shrink_for(
     workers: Ints,
     out: Ints,
 ) -> bool:
-    """Let elastic jobs give up workers so that a gang of `wanted` GPUs can start; False if that does not pay.
+    """Shrink elastic jobs so that a gang of `wanted` GPUs can start; False if that does not pay off.
 
-    Jobs that lose least per GPU give first; all of it happens only if the claim-weighted seconds lost,
-    restarts included, stay below `worth_s`. Writes the workers each keeps and the GPUs of the gang.
+    Jobs that lose least per GPU shrink first; nothing changes unless the claim-weighted seconds lost, restarts
+    included, stay below `worth_s`. Writes the workers each keeps and the GPUs of the gang.
     """
     e, room, t, lost = ElasticArrays(*elastic), room_of(columns), SpeedTable(*table), 0.0
     for i in range(e.row.size):

@@ -1,7 +1,7 @@
-"""A small linear programme solved at once: the primal simplex method (Dantzig 1947) on a dense dictionary.
+"""A small linear programme: the primal simplex method (Dantzig 1947) on a dense dictionary.
 
-For programmes of some hundred rows that are solved thousands of times, where calling a solver of its own costs
-more than solving.
+For programmes of some hundred rows that are solved thousands of times, where calling an external solver costs more
+than solving.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STALLED = 64  # pivots without gain, after which the first column that gains en
 
 @jit_in_place
 def _entering(d: Floats, label: Ints, rows: int, columns: int, first: bool) -> int:
-    """The column that gains most, or that of the lowest label that gains; -1: none gains."""
+    """The column of highest gain, or the one of the lowest label with a gain; -1: none gains."""
     best, most = -1, _ZERO
     for j in range(columns):
         if d[rows, j] > _ZERO and (best < 0 or (label[j] < label[best] if first else d[rows, j] > most)):
@@ -41,7 +41,7 @@ def _leaving(d: Floats, label: Ints, rows: int, columns: int, j: int) -> int:
 def _pivot(d: Floats, rows: int, columns: int, r: int, c: int, line: Floats) -> None:
     """Exchange the variable of row r with that of column c; line (columns + 1,) is scratch.
 
-    Most of a row is 0, but whole rows one after another take less than half the time of what is not 0 in them.
+    Most of a row is 0, but updating whole rows takes less than half the time of updating nonzeros only.
     """
     scale = 1.0 / d[r, c]
     for j in range(columns + 1):
@@ -60,7 +60,7 @@ def _pivot(d: Floats, rows: int, columns: int, r: int, c: int, line: Floats) -> 
 
 @jit_in_place
 def maximise(d: Floats, label: Ints, line: Floats, x: Floats, pivots: int) -> int:
-    """Write the x >= 0 that maximises c x with A x <= b, b >= 0; d is ((A, b), (c, 0)) and is used up.
+    """Write the x >= 0 that maximises c x with A x <= b, b >= 0; d is ((A, b), (c, 0)) and is overwritten.
 
     d (rows + 1, columns + 1); label (columns + rows,) and line (columns + 1,) are scratch; x (columns,). Returns
     the pivots made, or -1 when there is no largest value or more than `pivots` would be needed.

@@ -1,4 +1,4 @@
-"""MIG: which slices of a GPU come nearest to the shares that its workers should have."""
+"""MIG: the slices of a GPU that are closest to the planned shares of its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEVENTHS = np.array([1, 2, 3, 4, 7])
 EIGHTHS = np.array([1, 2, 4, 4, 8])
 """Memory slices of each of them."""
 ROUNDING = 0.005
-"""A share is that of a profile to so much of a GPU."""
+"""Tolerance, as a part of a GPU, for a share to match a profile."""
 
 
 def is_slice(share: float) -> bool:
@@ -27,13 +27,13 @@ def slices_of(shares: Floats) -> tuple[int, int]:
 
 
 def fit_together(shares: Floats) -> bool:
-    """Whether one GPU can be cut so: within 7 compute and 8 memory slices; profiles as `3g` take more memory."""
+    """Whether one GPU can be cut this way: within 7 compute and 8 memory slices; profiles as `3g` take more memory."""
     compute, memory = slices_of(shares)
     return compute <= 7 and memory <= 8
 
 
 def share_left(shares: Floats) -> float:
-    """What is free of a GPU cut so: the largest part of it of which every profile that is not larger fits."""
+    """Free share of a GPU with these slices: the largest such that every profile up to it still fits."""
     compute, memory = slices_of(shares)
     left = 7 - compute
     too_large = SEVENTHS[8 - memory < EIGHTHS]
@@ -47,8 +47,8 @@ def nearest_slices(
     """Profile (row of `sevenths` and `eighths`) of each worker of one GPU; all -1 where none fit together.
 
     Least sum of (ln slice - ln wanted share)^2 within `compute` and `memory` slices, of 7 and 8, each with at least
-    `least_memory` (0..1) of the memory. Exact: by the slices that are used up, worker by worker. Of equals the one
-    that gives an earlier worker the smaller slice.
+    `least_memory` (0..1) of the memory. Exact: dynamic programme over used slices, worker by worker. Of equals the
+    one that gives an earlier worker the smaller slice.
     """
     n, profiles = wanted.size, sevenths.size
     cost = np.full((n + 1, 8, 9), np.inf)

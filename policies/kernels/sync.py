@@ -44,10 +44,9 @@ def sync_coefficient(
 ) -> Floats:
     """K per job: the least of its workers' K_i = alpha * V_i/V_ref - beta * d_i, clipped to -1..1.
 
-    With r_i = exchange / (h * step_i): worker i's update speed is V_i/V_ref = 1 / (1 + r_i) of what it would be
-    without delay, and its delay is d_i = r_i of its computation between two exchanges. alpha and beta are by job;
-    workers that do not count (their gradients are left out) have no say. NaN where an exchange or a step is not
-    known.
+    With r_i = exchange / (h * step_i): worker i's update speed is V_i/V_ref = 1 / (1 + r_i) of its speed without
+    delay, and its delay is d_i = r_i of its computation between two exchanges. alpha and beta are by job; workers
+    whose gradients are left out are ignored. NaN where an exchange or a step is unknown.
     """
     coefficient = np.full(interval.size, np.nan)
     for k in range(interval.size):
@@ -69,7 +68,7 @@ def next_interval(
     """h <- clip(h * exp(-eta * K), 1, 1 + 0.1 / drift) and the whole interval: (h, H).
 
     The bound keeps the efficiency lost to drift under 10 %. H follows h only once they are 0.75 apart.
-    Where the coefficient or the drift is unknown both stay.
+    Where the coefficient or the drift is unknown both are kept.
     """
     h, whole = interval.copy(), current.copy()
     for k in range(h.size):
@@ -167,7 +166,7 @@ def level_cost(
 ) -> float:
     """Expected time per useful local step (s) with exchanges each `interval` steps, one in `every` of all workers.
 
-    Near exchanges leave the part `ratio` of the drift (`policies.levels`). With every = 1 that of `best_interval`.
+    Near exchanges leave the part `ratio` of the drift (`policies.levels`). With every = 1 the cost in `best_interval`.
     """
     period_s = sync_period(float(interval), mean, std, far_s, gamma)
     if every > 1:
@@ -191,9 +190,9 @@ def best_levels(
     one: Ints,
     longest: int,
 ) -> tuple[Ints, Ints, Floats]:
-    """Interval and `every` of two levels, and the part of the time that they save against the one interval `one`.
+    """Interval and `every` of two levels, and the relative time saved over the single interval `one`.
 
-    Those given or, with longest > 0, those of least cost with interval * every <= longest. NaN: not known.
+    The given ones or, with longest > 0, those of least cost with interval * every <= longest. NaN: unknown.
     """
     best_h, best_every, gain = near.copy(), every.copy(), np.full(near.size, np.nan)
     for k in range(near.size):
@@ -243,9 +242,9 @@ def weighted_shares(
 ) -> Floats:
     """R'_i = R_i * (E_i / P_i) * lambda_i / (1 + delta_i); GPU k has the rows first[k] .. first[k + 1] - 1.
 
-    Normalised to room[k], what the workers of the GPU may hold together: they are put there in proportion to
-    what they hold, and moved on by `damping` only, never under `floor` (or what a worker holds, if that is
-    less). Unknown inputs leave a GPU's shares alone.
+    Normalised to room[k], the total for the workers of the GPU: present shares are scaled to it, then moved by
+    `damping`, never below `floor` (or the present share, if that is less). Unknown inputs leave a GPU's shares
+    unchanged.
     """
     new = share.copy()
     for k in range(first.size - 1):
@@ -266,7 +265,7 @@ def weighted_shares(
 
 @jit
 def _lift(new: Floats, share: Floats, begin: int, end: int, floor: float) -> None:
-    """Lift shares to the floor; the others give in proportion to what they have above it. In place."""
+    """Raise shares to the floor, in place; the others give in proportion to their excess over it."""
     missing, above = 0.0, 0.0
     for i in range(begin, end):
         least = min(floor, share[i])
@@ -291,9 +290,8 @@ def fair_shares(
     """Shares per GPU that minimise the slowest co-located job's slowdown under the fitted share curves.
 
     A worker alone on the GPU would take step * speed_at(share); its job's step is the longer of its own and
-    `others_s`, its peers'. The least common slowdown whose shares fit into room[k], what the GPU's workers may
-    hold together, is found by bisection, and what is left over is dealt in proportion. Unknown inputs leave a
-    GPU alone.
+    `others_s`, its peers'. The least common slowdown whose shares fit into room[k], the total for the GPU's workers,
+    is found by bisection, and the rest is split in proportion. Unknown inputs leave a GPU unchanged.
     """
     new = share.copy()
     for k in range(first.size - 1):
@@ -330,10 +328,10 @@ def fair_shares(
 def quantise_shares(
     first: Ints, share: Floats, room: Floats, new: Floats, quantum: Floats, band: float
 ) -> tuple[Floats, Bools]:
-    """Shares in whole quanta of the GPU, room[k] in all, and whether each GPU's shares change.
+    """Shares in whole quanta of the GPU, room[k] in total, and whether each GPU's shares change.
 
-    A GPU whose shares would all stay within `band` of what they are keeps them, as does one on which there is
-    less than one quantum for each worker.
+    A GPU whose shares would all change by at most `band` keeps them, as does one with less than one quantum for each
+    worker.
     """
     result, changed = share.copy(), np.zeros(first.size - 1, dtype=np.bool_)
     for k in range(first.size - 1):

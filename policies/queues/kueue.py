@@ -41,9 +41,9 @@ class Kueue(AllocationStage):
 
     name: ClassVar[str] = "kueue"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
-    order: ClassVar[str] = "heads of queues: within quota first, priority, arrival, id"
-    blocking: ClassVar[str] = "as each queue says: strict, or passes over what does not fit (best-effort)"
-    preemption: ClassVar[str] = "lower priority in the queue, and what other queues of the cohort have borrowed"
+    order: ClassVar[str] = "heads of queues: those within quota first, then priority, arrival, id"
+    blocking: ClassVar[str] = "as each queue declares: strict, or passes over what does not fit (best-effort)"
+    preemption: ClassVar[str] = "lower priority in the queue, and jobs of other queues of the cohort on borrowed quota"
     places: ClassVar[str] = "the fewest nodes possible now, of the first flavor with quota"
     starvation: ClassVar[str] = "a gang may wait in a best-effort queue for as long as smaller jobs arrive"
     keeps_limits: ClassVar[bool] = True

@@ -65,9 +65,9 @@ class Multifactor(AllocationStage):
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
     order: ClassVar[str] = "tier of the partition, multifactor priority, arrival, id"
     blocking: ClassVar[str] = "strict in each partition; with backfill, starts what delays no job planned before it"
-    preemption: ClassVar[str] = "as declared: of QOS that its own may stop, or of partitions of a lower tier"
+    preemption: ClassVar[str] = "as declared: jobs of a QOS that its QOS may stop, or of partitions of a lower tier"
     places: ClassVar[str] = "the fewest nodes possible now, of the partition and of the GPU types asked for"
-    starvation: ClassVar[str] = "with weight on age and backfill none; else as the weights say"
+    starvation: ClassVar[str] = "none with a weight on age and backfill; else as the weights say"
     keeps_limits: ClassVar[bool] = True
     honours: ClassVar[tuple[str, ...]] = (
         "limits",

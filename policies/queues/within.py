@@ -59,7 +59,7 @@ class Within(AllocationStage):
             held = np.union1d(held, np.setdiff1d(_held(o, quota), good))  # others that these leave no room
             fixed = np.union1d(fixed, rows[o.jobs.state[rows] == RUNNING])
         if (o.jobs.state[allocation.job] == RUNNING).any():  # jobs may be changed for those that do not start
-            return before.because(self.name, "every plan broke a limit: nothing is changed"), memory
+            return before.because(self.name, "every plan broke a limit: no change"), memory
         return _noted(plan.with_(allocation=_without(allocation, bad)), self.name, held), after
 
 

@@ -39,7 +39,7 @@ def breaches(
         if broken >= 0:
             found[row] = f"breaks the limit {describe(o.queues, broken)}"
         elif (grows or not running[k]) and not stands_well(o, row, gpus):
-            found[row] = "gets GPUs that it may not use"
+            found[row] = "gets GPUs that it is not allowed to use"
         if first and found:
             break
         taken = before if row in found else amounts

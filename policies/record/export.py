@@ -115,7 +115,7 @@ def load_policy(path: Path, key: bytes | None = None, *, plugins: bool = False) 
     with path.open("rb") as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        raise ExportError(f"{path}: larger than {MAX_BYTES} bytes, no policy file is")
+        raise ExportError(f"{path}: larger than {MAX_BYTES} bytes, the most for a policy file")
     tree: yaml.Node | None = None
     try:
         tree, data = _read(raw)
@@ -270,7 +270,7 @@ def _verified(data: dict[str, Any], key: bytes | None) -> tuple[dict[str, Any], 
     if key is None:
         return content, False
     if "signature" not in data:
-        raise _FaultError("not signed, and a key was given")
+        raise _FaultError("not signed, but a key was given")
     if not hmac.compare_digest(str(data["signature"]).encode(), _signature(content, key).encode()):
         raise _FaultError("its signature does not match the key", "signature")
     return content, True

@@ -305,7 +305,7 @@ def _lines(path: Path | str) -> Iterator[tuple[int, Any]]:
             if number > 1:
                 yield number, value
             elif value != FORMAT:
-                raise JournalError(f"{path}:1: is not an {FORMAT['format']} of version 1")
+                raise JournalError(f"{path}:1: not an {FORMAT['format']} of version 1")
 
 
 @contextmanager

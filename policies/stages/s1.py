@@ -282,7 +282,7 @@ def _why_not(index: Floats, has_data: bool) -> str:
     if not has_data:
         return "no job has data to move"
     if np.isnan(index).all():
-        return "capacity or data of every job is unknown or gone"
+        return "every job has unknown capacity or no data left"
     return "data and speed are in balance"
 
 

@@ -96,7 +96,7 @@ class Tasks(Stage):
             for what, is_done in (
                 ("orders fetches", data["s212_reordered"]),
                 ("moves late shards", data["s213_moved"]),
-                ("deals batches anew", samples is not None),
+                ("splits batches anew", samples is not None),
                 ("changes the batch", other),
             )
             if is_done
@@ -110,7 +110,7 @@ class Tasks(Stage):
             tasks |= {"s222_batch": batch[list(other)], "s222_gain": [gain for _, gain in other.values()]}
         if self.frozen not in ("S221", "S222"):
             plan = with_rates(observation, plan)
-        idle = "the deal in force is as good" if tasks["s221_known_jobs"] else "no job's speeds are all known"
+        idle = "the present split is as good" if tasks["s221_known_jobs"] else "no job has known speeds of all workers"
         return plan.because("s2", ", ".join(done) or idle, **data, **tasks), state
 
     def _other_batches(

@@ -118,7 +118,7 @@ class Synchronisation(Stage):
                 observation, groups, plan, memory, self.slack, self.power_least, self.noise, backoff_s
             )
             done += ["caps power"] if caps.get("s324_changed") else []
-        text = ", ".join(done) or "intervals and shares stay"
+        text = ", ".join(done) or "intervals and shares are unchanged"
         state |= deals | power | {"guard": record}
         return plan.because("s3", text, **reviewed, **sync, **virtual, **caps), state
 

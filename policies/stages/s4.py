@@ -107,7 +107,7 @@ class NodeAllocation(AllocationStage):
     sum_k(u_kj*A_k/(1+d_kj)), with u the share of node j's GPUs that the job uses, or could use while it waits,
     and d the share of a worker's data that is stored elsewhere, for a waiting job the time to fetch it over the
     time to compute; a node counts by its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked
-    for, whole gangs, nodes by descending R_ij, within one GPU model if possible.
+    for, whole gangs, on nodes by descending R_ij, within one GPU model if possible.
     Where there are several models, jobs of fixed size go, move and give way by sqrt(p_i A_i) times their own speed
     on a model over their best, less a restart (a local search; under `optimal` the integer programme, by A_i),
     unless one is overdue.
@@ -139,7 +139,7 @@ class NodeAllocation(AllocationStage):
         "stops or resizes running jobs where that gains more than their restart costs, each a few times at most"
     )
     starvation: ClassVar[str] = "never: overdue jobs come first, the longest overdue before the others"
-    places: ClassVar[str] = "whole gangs, nodes by descending R_ij"
+    places: ClassVar[str] = "whole gangs, on nodes by descending R_ij"
 
     mode: str = "formula"
     ageing: float = 4.0  # weight of the response ratio in A
@@ -178,7 +178,7 @@ class NodeAllocation(AllocationStage):
         """Set the allocation; memory holds node speeds, the last goodputs and the guard's record."""
         o = observation = at_full_clock(observation)
         if plan.allocation is not None:
-            return plan.because("s4", "an earlier stage has handed out GPUs already"), memory
+            return plan.because("s4", "an earlier stage has already allocated GPUs"), memory
         if not len(o.waiting) and not len(o.running):
             return plan.because("s4", "no job waits or runs"), memory
         before = memory.get("guard") or guard_empty()
@@ -187,7 +187,7 @@ class NodeAllocation(AllocationStage):
             verdict, memory = Verdict(NO_ROWS, NO_ROWS, NO_VALUES), {**memory, "guard": guard_empty()}
         unsound = avoided_gpus(o, plan)
         if not len(verdict.rollback) and unsound is None and self._nothing_to_do(o):
-            return plan.because("s4", "nothing is free, and no change would pay"), memory
+            return plan.because("s4", "no GPU is free, and no change would pay"), memory
         nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
         memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
         ranking = rank(
@@ -230,7 +230,7 @@ class NodeAllocation(AllocationStage):
         allocation = proposal.allocation()
         values |= parallel_work(proposal, nodes, scaling, table)
         if allocation is None:
-            return plan.because("s4", "all stays as it is", **values), memory
+            return plan.because("s4", "no change", **values), memory
         memory = watch(proposal, nodes, scaling, table, memory, values["s413_undone"])
         values |= _changed(proposal, values)
         text = f"starts {len(proposal.started())}, stops {len(proposal.stopped)}, resizes {len(proposal.resized())}"

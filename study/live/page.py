@@ -33,7 +33,7 @@ _COLOURS = {use: use for use in USES} | {"other": "idle"}
 _POINTS_MAX = 2000
 _EVENTS_MAX = 200
 _TOLD = {
-    "regrouped": "the group was formed anew",
+    "regrouped": "the group was re-formed",
     "exchange-broken": "an exchange broke",
     "decision-failed": "a decision failed or was late",
     "refused": "a change was refused",
@@ -56,9 +56,9 @@ def live_report(folder: Path, out: Path, gpu_hour_usd: float | None = None) -> t
         ranks: RankDiagnosis | None = diagnose(account.folder)
     except InputError as error:
         ranks = None
-        notes.append(f"which rank is slow cannot be said: {error.lines[0]}")
+        notes.append(f"the slow rank cannot be determined: {error.lines[0]}")
     if gpu_hour_usd is None:
-        notes.append("no costs: say what a GPU costs with --gpu-hour-usd")
+        notes.append("no costs: give the price of a GPU with --gpu-hour-usd")
     charts = [_uses(account), *_by_round(account)]
     title = str(account.manifest.get("run", account.folder.name))
     sections = [
@@ -139,7 +139,7 @@ def _uses(account: LiveAccount) -> Chart:
         series,
         ("", *(_LABELS[use] for use in used)),
         numbers,
-        "Each rank counts as one GPU, from its first round to the last thing it wrote down.",
+        "Each rank counts as one GPU, from its first round to its last record.",
     )
 
 
@@ -166,7 +166,7 @@ def _by_round(account: LiveAccount) -> list[Chart]:
             Axis("round", zero=False),
             Axis(f"time ({unit.name})"),
             (took,),
-            note="Rounds that a pause held up are left out.",
+            note="Rounds delayed by a pause are left out.",
         ),
         Chart(
             "live-shares",
@@ -213,7 +213,7 @@ def _events(account: LiveAccount) -> str:
                 (format_seconds(at_s), str(member), _TOLD[what], ", ".join(_said(k, v) for k, v in more.items()))
             )
     if not rows:
-        return '<p class="note">Nothing but rounds, and no decision that changed anything.</p>'
+        return '<p class="note">Only rounds, and no decision that changed anything.</p>'
     cut = len(rows) - _EVENTS_MAX
     left = f'<p class="note">{cut} more are in the files of {escape(str(account.folder))}.</p>' if cut > 0 else ""
     return table("Events", ("time", "rank", "what", "more"), rows[:_EVENTS_MAX], "texts") + left

@@ -121,7 +121,7 @@ def why_it_waited(folder: Folder, row: int) -> Wait:
         if last is not None:
             _add(wait, last, min(o.time_s, end_s) - since_s)
         elif o.time_s > arrival_s:
-            _add(wait, Cause("GPUs", "nobody was asked: nothing was free"), min(o.time_s, end_s) - arrival_s)
+            _add(wait, Cause("GPUs", "no decision was made: no GPU was free"), min(o.time_s, end_s) - arrival_s)
         if o.time_s >= end_s or row not in o.waiting:
             last = None
             break
@@ -197,7 +197,7 @@ def _unplaced(draft: Proposal, row: int, wanted: int, allowed: Bools) -> Cause |
     free = np.array(draft.columns.free)
     if draft.observation.jobs.gpu_share_requested[row] >= 1.0 and free[allowed].sum() < wanted:
         if free.sum() >= wanted:
-            return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it may not use")
+            return Cause("places", f"{wanted} GPUs needed; free ones are on nodes that it must not use")
         return Cause("GPUs", f"{wanted} GPUs needed, fewer were free")
     if place_job(draft, row, wanted, allowed=allowed) is None:
         return Cause("topology", f"{wanted} GPUs free, but not together as it asks, or with too little memory")
@@ -235,7 +235,7 @@ def _order(folder: Folder, decision: Decision, row: int) -> Cause:
     if planned is not None and len(planned[1]):
         other = [int(k) for k in planned[1] if int(k) != row]
         if other:
-            return Cause("reservation", f"it would have delayed {folder.name(other[0])}, planned before it")
+            return Cause("reservation", f"it would have delayed {folder.name(other[0])}, which is planned earlier")
     reserved = _values(plan, "reserved_s")
     overdue = _values(plan, "s422_overdue")
     if (reserved is not None and math.isfinite(float(reserved[1]))) or (overdue is not None and int(overdue[1]) >= 0):
@@ -247,7 +247,7 @@ def _order(folder: Folder, decision: Decision, row: int) -> Cause:
     started = set(_started(decision))
     ahead = [k for k in first[: first.index(row)] if k not in started] if row in first else first[:1]
     if ahead and ahead[0] != row:
-        return Cause("order", f"behind {folder.name(ahead[0])}, which could not start and is before it")
+        return Cause("order", f"behind {folder.name(ahead[0])}, which is earlier in the queue and could not start")
     return Cause("order", "the policy started others, or waited")
 
 

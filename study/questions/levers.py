@@ -44,7 +44,7 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
         ("products in 8 bits", "compute", fp8_products),
         ("half of each layer pruned (learning not priced)", "compute", lambda s: smaller_models(s, taught=False)),
         (
-            "half of each layer, taught by the whole (learning not priced)",
+            "half of each layer, distilled from the whole model (learning not priced)",
             "compute",
             lambda s: smaller_models(s, taught=True),
         ),
@@ -53,7 +53,7 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
         ("storage and host input twice as fast", "input", faster_input),
         ("data spread evenly over each job's nodes", "input", data_at_hand),
         ("no jitter", "barrier", no_jitter),
-        ("equal nodes, as fast in all", "barrier", equal_nodes),
+        ("equal nodes, same total speed", "barrier", equal_nodes),
         ("network twice as fast", "network", faster_network),
         ("gradients in 8 bits", "network", lambda s: lighter_gradients(s, "int8")),
         ("the largest 1 % of the gradients", "network", lambda s: lighter_gradients(s, "top-k")),

@@ -287,7 +287,7 @@ def limits(
     notes = [f"{lever.name}: {o.failed}" for lever, o in zip(found, outcomes[1:], strict=True) if o.failed]
     open_jobs = sum(undone(row) for row in outcomes[0].rows)
     if open_jobs:
-        notes.append(f"{open_jobs:.0f} jobs are not completed and count until the end of their run")
+        notes.append(f"{open_jobs:.0f} jobs did not complete and are counted until the end of their run")
     ordered = [limited[0], *sorted(limited[1:], key=lambda g: -g.jobs * g.time_s.mean)][: most + 1]
     if len(ordered) == 2 and ordered[0].jobs == ordered[1].jobs:
         ordered = ordered[1:]  # one group is all jobs

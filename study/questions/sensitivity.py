@@ -183,7 +183,7 @@ def _values(base: VariantOutcome, metric: str) -> list[float]:
     row = base.rows[0]
     if metric not in row:
         numbers = [name for name, value in row.items() if isinstance(value, float) and name in LABELS]
-        raise InputError([f"--metric: this scenario gives no {metric!r}; it gives {', '.join(numbers)}"])
+        raise InputError([f"--metric: this scenario has no {metric!r}; it has {', '.join(numbers)}"])
     values = base.values(metric)
     if all(math.isnan(value) for value in values):
         raise InputError([f"--metric: {metric!r} is not known in this scenario (no price, or no job completed)"])

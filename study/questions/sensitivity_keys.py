@@ -84,7 +84,7 @@ def _times(end: str, key: str, scenario: Scenario, text: str) -> str | float:
         raise InputError([f"--vary {text!r}: {end!r} is not a factor such as x0.5"])
     value = value_at(scenario, key)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        why = f"{key} is no number here that {end!r} could multiply; a key is written out, as {_EXAMPLE} is"
+        why = f"{key} is not a number that {end!r} can multiply; write the whole key, such as {_EXAMPLE}"
         raise InputError([f"--vary {text!r}: {why}"])
     return _whole_like(value, factor * value)
 

@@ -303,7 +303,7 @@ def _check_classes(row: Mapping[str, Any], targets: Sequence[Target]) -> None:
         name, bracket, _ = target.measure.key.partition("[")
         if bracket and target.measure.key not in row:
             there = [key[len(name) + 1 : -1] for key in row if key.startswith(f"{name}[")]
-            raise InputError([f"target {target.text!r}: no job of that class; there are {', '.join(there)}"])
+            raise InputError([f"target {target.text!r}: no job of that class; allowed: {', '.join(there)}"])
 
 
 def _orders(candidate: Candidate, question: Question, trace: Trace | None, random: bool) -> list[Order]:
@@ -363,7 +363,7 @@ def read_candidates(
     if found and (
         wrong := set(question.available) - set(load_profile(found[0].scenario.cluster.hardware).accelerators)
     ):
-        raise InputError([f"--available: {min(wrong)!r} is no accelerator of the hardware profile"])
+        raise InputError([f"--available: {min(wrong)!r} is not an accelerator of the hardware profile"])
     if not found:
         raise problem or InputError(["nothing to vary: give --vary KEY=LOW:HIGH"])
     return found, trace, folders

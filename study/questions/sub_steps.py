@@ -37,16 +37,16 @@ def _s1(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
     if _known(v, "s112_imbalance"):
         text = f"most uneven is {name(v['s112_job'])}: {format_share(v['s112_imbalance'])} out of balance"
         more = abs(v["s112_demand_bytes"])
-        acts = f"data is evened in {_count(v['s112_acting'], 'job')}" if v["s112_acting"] else "left as it is"
+        acts = f"data is balanced in {_count(v['s112_acting'], 'job')}" if v["s112_acting"] else "unchanged"
         yield "S112", f"{text}, {format_bytes(more)} owned by the wrong workers of all jobs; {acts}"
     else:
-        yield "S112", "no job has data of known speed to even out"
+        yield "S112", "no job has data to balance at a known speed"
     if v["s113_moves"]:
         text = f"{_count(v['s113_moves'], 'shard')} of {format_bytes(v['s113_bytes'])} get another owner"
         kept = v.get("s113_not_worth_it", 0)
-        yield "S113", text + (f"; {kept} more are not worth their transfer" if kept else "")
+        yield "S113", text + (f"; {kept} more do not pay for their transfer" if kept else "")
     elif v.get("s113_not_worth_it"):
-        yield "S113", f"no shard moves: {v['s113_not_worth_it']} would not be worth their transfer"
+        yield "S113", f"no shard moves: {v['s113_not_worth_it']} would not pay for their transfer"
 
 
 def _s2(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
@@ -54,7 +54,7 @@ def _s2(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
     if waiting:
         yield "S211", f"a shard takes {format_seconds(v['s211_fetch_s'])} to fetch, on average"
         text = f"{_count(waiting, 'shard')} not fetched yet, fetched in "
-        text += "a new order" if v["s212_reordered"] else "the order in force"
+        text += "a new order" if v["s212_reordered"] else "the present order"
         first = np.flatnonzero(o.shards.id == v.get("s212_critical", -1))
         if len(first):
             text += f"; most urgent one of {name(int(o.shards.job[first[0]]))}, priority {v['s212_priority']:.3g}"
@@ -63,7 +63,7 @@ def _s2(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         yield (
             "S213",
             f"{late or 'none'} would come late"
-            + (f", {moved or 'none'} of them given to a worker that has it in time" if late else ""),
+            + (f", {moved or 'none'} of them given to a worker that gets it in time" if late else ""),
         )
     if not v["s221_known_jobs"]:
         yield "S221", "no job's speeds are known yet"
@@ -72,31 +72,31 @@ def _s2(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         "S221",
         (
             f"speeds of {_count(v['s221_known_jobs'], 'job')} known; "
-            f"the fastest worker keeps up {v['s221_fastest_samples_per_s']:.4g} samples/s"
+            f"the fastest worker sustains {v['s221_fastest_samples_per_s']:.4g} samples/s"
         ),
     )
     where = f"in {name(v['s222_job'])}"
-    yield ("S222", f"most to gain {where}, whose fastest worker should have {format_share(v['s222_largest_share'])}")
-    gain = f"a new deal makes its slowest step {format_share(v['s223_gain'])} shorter"
+    yield ("S222", f"most to gain {where}: its fastest worker should have {format_share(v['s222_largest_share'])}")
+    gain = f"a new split makes its slowest step {format_share(v['s223_gain'])} shorter"
     if not v["s223_gain"] > 0.0:
-        gain = "no deal makes its slowest step shorter"
+        gain = "no split makes its slowest step shorter"
     elif math.isfinite(v["s223_step_s"]):
         gain += f" ({format_seconds(v['s223_step_s'])})"
-    done = f"dealt anew in {_count(v['s223_jobs'], 'job')}" if v["s223_jobs"] else "within noise, so not made"
+    done = f"dealt anew in {_count(v['s223_jobs'], 'job')}" if v["s223_jobs"] else "within noise, so not applied"
     yield "S223", gain + (f"; {done}" if v["s223_gain"] > 0.0 or v["s223_jobs"] else "")
 
 
 def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
     if _known(v, "s311_speed_per_s"):
-        text = f"the slowest worker makes {v['s311_speed_per_s']:.4g} steps/s"
+        text = f"the slowest worker runs {v['s311_speed_per_s']:.4g} steps/s"
         if v["s311_speed_after_per_s"] != v["s311_speed_per_s"]:
-            text += f", {v['s311_speed_after_per_s']:.4g} after the new deal"
+            text += f", {v['s311_speed_after_per_s']:.4g} after the new split"
         if _known(v, "s311_spread"):
             text += f"; steps spread by {format_share(v['s311_spread'])}"
         for key, what in (
-            ("undone", "deals undone in"),
-            ("backed_off", "no new deal so soon after one was undone in"),
-            ("held", "intervals wait for the new deal in"),
+            ("undone", "splits rolled back in"),
+            ("backed_off", "no new split so soon after a rollback in"),
+            ("held", "intervals wait for the new split in"),
         ):
             text += f"; {what} {_count(v[f's311_{key}'], 'job')}" if v.get(f"s311_{key}") else ""
         yield "S311", text
@@ -115,7 +115,7 @@ def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
     if v["s321_virtual_gpus"]:
         text = f"{_count(v['s321_virtual_gpus'], 'worker')} on shared GPUs"
         if _known(v, "s321_capability_min"):
-            text += f"; the least gets {format_share(v['s321_capability_min'])} out of its share"
+            text += f"; the least capable worker gets {format_share(v['s321_capability_min'])} from its share"
         yield "S321", text
         yield "S322", f"other shares on {_count(v['s322_changed_gpus'], 'GPU')}"
         if v["s323_kept"] or v["s323_rolled_back"]:
@@ -123,7 +123,7 @@ def _s3(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
     if v.get("s324_capped") or v.get("s324_changed"):
         text = f"power of {_count(v['s324_capped'], 'node')} capped, the least at {v['s324_least_w']:.0f} W a GPU"
         text += f"; caps of {_count(v['s324_changed'], 'node')} changed" if v["s324_changed"] else ""
-        text += f"; full clocks again in {_count(v['s324_rolled_back'], 'job')}" if v["s324_rolled_back"] else ""
+        text += f"; full clocks restored in {_count(v['s324_rolled_back'], 'job')}" if v["s324_rolled_back"] else ""
         yield "S324", text
 
 
@@ -140,7 +140,7 @@ def _s4(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
     replaced = np.asarray(v.get("s413_replaced", ()), dtype=np.int64).tolist()
     if "s413_watched" in v:
         text = f"{_count(v['s413_watched'], 'change')} watched"
-        for key, what in (("kept", "kept"), ("rejected", "found to do harm"), ("undone", "undone")):
+        for key, what in (("kept", "kept"), ("rejected", "found harmful"), ("undone", "undone")):
             rows = np.asarray(v[f"s413_{key}"], dtype=np.int64)
             text += f"; {what}: {_some(name(k) for k in rows.tolist())}" if len(rows) else ""
         text += f"; suspect GPUs replaced of: {_some(name(k) for k in replaced)}" if replaced else ""
@@ -161,7 +161,7 @@ def _s4(v: Values, o: Observation, name: Name) -> Iterable[tuple[str, str]]:
         rows = np.asarray(v.get(f"s422_{key}", ()), dtype=np.int64)
         done += [f"{what}: {_some(name(k) for k in rows.tolist())}"] if len(rows) else []
     if v.get("s422_overdue", -1) >= 0:
-        done.append(f"nothing may delay {name(int(v['s422_overdue']))}, which has waited for long")
+        done.append(f"nothing may delay the overdue job {name(int(v['s422_overdue']))}")
     if "s422_fallback" in v:
         done.append(f"the formula decided: {v['s422_fallback']}")
     yield "S422", "; ".join(done)

@@ -162,7 +162,7 @@ _ALSO_CALLED = {
 def _wanted(text: str) -> str:
     """How a target is written, with the name that was probably meant."""
     if len(re.findall("[<>≤≥]", text)) > 1:
-        return "one target at a time: give --target again for each"
+        return "give each target its own --target"
     name = re.match(r"[\w -]+", text.strip())
     spelled = re.sub(r"[\s-]+", "_", name[0].strip()) if name is not None else ""
     spelled = spelled.lower().replace("waiting", "wait")
@@ -206,7 +206,7 @@ def _group_of(node: int, scenario: Scenario) -> NodeGroup:
         if node < group.count:
             return group
         node -= group.count
-    raise IndexError(f"node {node} is beyond the cluster")
+    raise IndexError(f"node {node} is not in the cluster")
 
 
 def power_w(scenario: Scenario, profile: HardwareProfile) -> float:

@@ -164,7 +164,7 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
     random = is_random(scenario)
     seeds, notes = (search.seeds if random else 1), []
     if not random:
-        notes.append("nothing in this scenario is random: there are no unseen seeds, and the figure holds for it alone")
+        notes.append("not random: there are no unseen seeds, and the figure holds for this scenario only")
     study = _study(search)
     with _store(search.out) as store:
         race = _Race(store, search, seeds, progress)
@@ -184,7 +184,7 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
         ]
     if len(fresh) > 1 and all(len(set(own)) == 1 for values in (start, *found) for own in values.values()):
         start, *found = [{metric: own[:1] for metric, own in values.items()} for values in (start, *found)]
-        notes.append(f"all {len(fresh)} fresh seeds gave the same: chance does not reach these runs, they count as one")
+        notes.append(f"all {len(fresh)} fresh seeds gave the same: the runs are not random and count as one")
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
     answer = FoundParameters(

@@ -70,7 +70,7 @@ def try_changes(
         raise InputError(
             [
                 f"{folder.path}: run again, job {folder.name(row)} starts at {same:g} s, not {before:g} s: "
-                "another version, or a policy of your own"
+                "the version differs, or the policy is not built in"
             ]
         )
     changes = sorted(_changes(folder, scenario, read, row), key=lambda change: change.size)

@@ -177,5 +177,5 @@ def _sorted(slots: Sequence[Slot], groups: Sequence[Sequence[int]], group_of: Se
     if len(order) < len(waits):
         stuck = next(node for node, count in left.items() if count)
         first = slots[stuck].operations[0] if stuck >= 0 else groups[-1 - stuck][0]
-        raise ValueError(f"operations wait for one another in a circle, one is number {first}")
+        raise ValueError(f"operations wait for each other in a cycle that contains number {first}")
     return order

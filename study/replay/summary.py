@@ -61,7 +61,7 @@ class Summary:
             f"of the step, {digits(self.measured_s / self.free_s)}x",
         ]
         if self.ranks == 1:
-            lines[1] = "one rank: there are no others that it could be slower than"
+            lines[1] = "one rank: there are no others to compare it with"
             if self.steps > 1:
                 lines[1] += f"; if all its steps had the least gaps of any, one would take {show('x_s', self.free_s)}"
         for title, effects in (
@@ -150,7 +150,7 @@ def parse_change(text: str, graphs: Sequence[StepGraph]) -> ReplayChange:
     try:
         factor = float("nan") if value == "typical" else strict_float(value)
     except ValueError as error:
-        raise InputError([f"--what-if {text}: {value!r} is no factor and not 'typical'"]) from error
+        raise InputError([f"--what-if {text}: {value!r} is neither a factor nor 'typical'"]) from error
     if factor < 0:
         raise InputError([f"--what-if {text}: a factor must be at least 0"])
     return ReplayChange(text, (kind,) if kind else None, int(rank_text) if at else None, factor)

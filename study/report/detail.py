@@ -81,7 +81,7 @@ def _bars_note(found: Bars) -> str:
     many = f"{jobs:,} job{'s' * (jobs != 1)}, {found.total:,} bar{'s' * (found.total != 1)}"
     note = f"{many}: a bar is a stretch of waiting or running."
     if found.replicas:
-        note += " Below the jobs: replicas of services, and how long each had its GPUs."
+        note += " Below the jobs: replicas of services, and how long each held its GPUs."
     if found.count < found.total:
         note += f" Only the {found.count:,} longest bars are drawn."
     return note

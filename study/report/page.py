@@ -143,7 +143,7 @@ def _details(study: Study) -> tuple[list[Detail], tuple[str, ...]]:
             room -= found.size_bytes
         else:
             left.append(folder.label)
-    notes = [f"not shown closely, to keep the file small: {', '.join(left)}; report its run directory"] if left else []
+    notes = [f"not in detail, to keep the file small: {', '.join(left)}; report its run directory"] if left else []
     if not details and not left:
         why = "No run directory was kept" if not study.detail else "No timeline was kept"
         notes.append(f"{why}, so there is no Gantt chart; make the runs with --timeline (and --journal for decisions)")
@@ -165,7 +165,7 @@ def _sections(
         *_charts(
             "fairness",
             "Fairness",
-            "Who was served how",
+            "Service by user and queue",
             [chart for chart in charts if chart.id.startswith("fairness-")],
             fairness_tables(study),
         ),
@@ -192,7 +192,7 @@ def _changes(study: Study) -> list[tuple[str, str, str]]:
     content = changes_html(study.detail)
     if not content:
         return []
-    title = "What changes of running jobs were worth"
+    title = "Effects of changes to running jobs"
     return [("changes", "Changes", section("changes", title, f'<p class="note">{escape(NOTE)}</p>{content}'))]
 
 
@@ -287,7 +287,7 @@ def _closely(details: Sequence[Detail], notes: Sequence[str]) -> str:
 
 def _provenance(study: Study, notes: Sequence[str]) -> str:
     legend = (
-        "<p>All results are <strong>simulated</strong>. They rest on numbers of the hardware, marked measured "
+        "<p>All results are <strong>simulated</strong>. They depend on hardware numbers, marked measured "
         "or fitted (on a machine, by calibration), catalogue (a vendor's published figure) or assumed, and on "
         "prices, marked given (in the scenario) or as in their price book; everything else is what the scenario "
         "says.</p>"

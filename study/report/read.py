@@ -42,7 +42,7 @@ def read_study(folder: str | Path) -> Study:
     if (path / LEDGER).is_file():
         return read_sweep_study(path)
     if (path / "shards").is_dir():
-        raise InputError([f"{folder}: shards of a sweep; put them together first: equipoise merge {folder}"])
+        raise InputError([f"{folder}: shards of a sweep; merge them first: equipoise merge {folder}"])
     if (path / MANIFEST).is_file():
         return _run(path)
     if within := sorted(child for child in path.iterdir() if (child / COMPARISON).is_file()):
@@ -101,7 +101,7 @@ def _traces(path: Path, within: Sequence[Path]) -> Study:
             made[folder.name] = Comparison.read(contents[folder.name])
     if len({one.scenario_name for one in made.values()}) > 1:
         listed = ", ".join(map(str, within[:_NAMED])) + (", ..." if len(within) > _NAMED else "")
-        raise InputError([f"{path}: comparisons of several scenarios; a report is of one of them: {listed}"])
+        raise InputError([f"{path}: comparisons of several scenarios; make a report of one of them: {listed}"])
     try:
         together = across(made)
     except ValueError as error:
@@ -120,7 +120,7 @@ def _traces(path: Path, within: Sequence[Path]) -> Study:
     common = set.intersection(*(set(one.notes) for one in made.values()))
     notes = [note if note in common else f"{name}: {note}" for name, one in made.items() for note in one.notes]
     open_ones = (child for child in sorted(path.iterdir()) if child not in within and (child / LEDGER).is_file())
-    notes += [f"{child.name}: is no comparison that has ended, and left out" for child in open_ones]
+    notes += [f"{child.name}: not a finished comparison, left out" for child in open_ones]
     return replace(
         study,
         folders=folders,

@@ -160,7 +160,7 @@ def failures(study: Study) -> str:
     rows = [(failure.what, failure.error) for failure in study.failures]
     more = study.failed - len(rows)
     note = f'<p class="note">and {more} more.</p>' if more > 0 else ""
-    made = table(f"{study.failed} failed: not in any number of this report", ("run", "error"), rows, "texts")
+    made = table(f"{study.failed} failed: not counted in this report", ("run", "error"), rows, "texts")
     return f'<div class="failures"><h3>Failed runs</h3>{made}{note}</div>'
 
 
@@ -239,7 +239,7 @@ def origins(study: Study) -> str:
     try:
         profile = load_profile(name, study.folders[0].path)
     except InputError:
-        return f'<p class="note">Hardware profile {escape(name)} is not here any more: origins are not known.</p>'
+        return f'<p class="note">Hardware profile {escape(name)} is not installed any more: origins are not known.</p>'
     used = {str(node.get("accelerator")) for node in cluster.get("nodes") or () if isinstance(node, Mapping)}
     rows = _origin_rows(profile, used) + _price_rows(study)
     if not rows:

@@ -97,7 +97,7 @@ def _compared(study: Study) -> list[Sentence]:
     told += [Sentence(certain)] if certain else []
     row = study.row(metric, best)
     if row is not None and row.over_bound > 0:
-        noise = " (which leaves noise out)" if study.noise_free else ""
+        noise = " (without noise)" if study.noise_free else ""
         told.append(Sentence(f"{best} takes {digits(row.over_bound)}x the lower bound{noise}."))
     return told
 
@@ -122,7 +122,7 @@ def _certainty(study: Study, best: str, second: str, ratio: Interval, *, told_al
         return f"{second} does exactly as well on every {study.unit}."
     if not (math.isfinite(ratio.low) and math.isfinite(ratio.high)):
         few = f"One {study.unit} was run" if study.seeds == 1 else f"Too few {study.unit}s were run"
-        return f"{few}, so how much of this is chance is unknown."
+        return f"{few}, so the effect of chance is unknown."
     takes = f"{second}, the next best, takes {_times(ratio, study.level)}"
     if ratio.low > 1:
         return "" if told_already else f"{takes}."
@@ -253,7 +253,7 @@ def _money(study: Study) -> list[Sentence]:
             lost = f", {show('waste_usd', wasted)} of it wasted" if wasted > 0 else ""
             if late > 5e-4 * cost:
                 apart = f"{show('waste_usd', wasted - late)} wasted, {show('waste_usd', late)} idle"
-                lost = f", {show('waste_usd', wasted)} of it for nothing ({apart} after the last arrival)"
+                lost = f", {show('waste_usd', wasted)} of it wasted ({apart} after the last arrival)"
             under = "" if len(study.policies) == 1 else f" under {policy}"
             parts.append(f"{show('cost_usd', cost)}{under}{lost}")
     return [Sentence(f"Cost: {'; '.join(parts)}.")] if parts else []

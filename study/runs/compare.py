@@ -309,7 +309,7 @@ def compare(
             raise InputError([f"--by {kind!r}: allowed: {', '.join(BY)}"])
     runs = len(policies) * (seeds if until is None else until.most)
     if is_random(scenario) and runs > RUNS_MOST:
-        raise InputError([f"{runs:,} runs; a comparison has at most {RUNS_MOST:,}, a sweep keeps more of them on disk"])
+        raise InputError([f"{runs:,} runs; a comparison has at most {RUNS_MOST:,}; a sweep can have more"])
     trace = trace if trace is not None else trace_of(scenario)
     notes = []
     if seeds > 1 and not is_random(scenario):

@@ -91,7 +91,7 @@ def _copied(
         """Write what the statement gives."""
         relation = connection.sql(sql)
         if relation is None:
-            raise InputError(["SQL: nothing comes out of this statement; write SELECT ..."])
+            raise InputError(["SQL: this statement has no result; write SELECT ..."])
         with writing(draft):
             connection.execute(f"COPY ({rows(relation)}) TO {text(draft)} ({options})")
 

@@ -40,7 +40,7 @@ class How:
     def __post_init__(self) -> None:
         """Raises EngineError for fewer than one process: nothing would ever be made."""
         if self.jobs < 1:
-            raise EngineError(f"jobs: {self.jobs!r} processes can make no run; 1 or more can")
+            raise EngineError(f"jobs: {self.jobs!r} processes; at least 1 is needed")
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None
 def _at_most(jobs: int, useful: int) -> int:
     """Each further process would load the kernels for itself, and none would be done sooner."""
     if jobs > useful:
-        told = "more of them than processors take memory and save no time"
+        told = "more processes than processors take memory and save no time"
         print(f"{useful} processes instead of {jobs}: {told}", file=sys.stderr)
     return min(jobs, useful)
 
@@ -103,8 +103,8 @@ def _check_can_travel(policies: Sequence[AnyPolicy]) -> None:
         for stage in policy.stages if isinstance(policy, Policy) else ():
             if getattr(sys.modules.get(type(stage).__module__), "__file__", None) is None:
                 raise EngineError(
-                    f"stage {stage.name!r} is in no file, so other processes cannot import it: use one process, "
-                    "or put it into a module"
+                    f"stage {stage.name!r} is not in a file, so other processes cannot import it: use one process, "
+                    "or put it in a module"
                 )
 
 

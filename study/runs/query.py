@@ -76,7 +76,7 @@ _PRAGMA = re.compile(r"(?:[\s;\ufeff]|--[^\n]*\n|/\*.*?\*/)*PRAGMA\b", re.IGNORE
 def _check(connection: duckdb.DuckDBPyConnection, sql: str, allow_files: bool) -> None:
     statements = connection.extract_statements(sql)
     if not statements:
-        raise InputError(["SQL: nothing is asked; write e.g. SELECT * FROM runs"])
+        raise InputError(["SQL: the statement is empty; write e.g. SELECT * FROM runs"])
     if allow_files:
         return
     pragma = _PRAGMA.match(sql)

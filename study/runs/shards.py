@@ -140,7 +140,7 @@ def _rows_at(found: Mapping[str, _Place]) -> Iterator[Row]:
                 except (ValueError, KeyError, TypeError):
                     same = False
                 if not same:
-                    raise StoreError(f"{path}: was written anew meanwhile; merge again when its shard has ended")
+                    raise StoreError(f"{path}: was rewritten during the merge; merge again when its shard has ended")
                 yield row
 
 
@@ -148,7 +148,7 @@ def _facts(path: Path) -> dict[str, str]:
     try:
         facts = from_json(path.read_text(encoding="utf-8"))
         if not isinstance(facts["plan"], str):
-            raise TypeError("plan is no text")
+            raise TypeError("plan is not a text")
     except (ValueError, KeyError, TypeError) as error:
         raise InputError([f"{path}: is damaged: {error}; start one of its shards again"]) from error
     return {str(key): str(value) for key, value in facts.items()}

@@ -75,8 +75,8 @@ def damaged(path: Path, error: Exception) -> StoreError:
     if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
         return StoreError(f"{path}: cannot be used: {error}")
     copy = path.with_name(PARQUET)
-    kept = f"; {copy.name} beside it may have a copy of its runs" if copy.is_file() else ""
-    return StoreError(f"{path}: is damaged: {error}{kept}; delete it to start anew")
+    kept = f"; {copy.name} in the same folder may have a copy of its runs" if copy.is_file() else ""
+    return StoreError(f"{path}: is damaged: {error}{kept}; delete it to start again")
 
 
 BATCH = 5_000

@@ -96,7 +96,7 @@ def sweep(
             forget(out, options.shard)
         with _store(out, options.shard) as store:
             if away := store.keep_only(order.id for order in orders):
-                notes.append(f"{away} runs of an earlier file or earlier code were put aside")
+                notes.append(f"{away} runs of an earlier file or earlier code were set aside")
             store.set_about(**_about(file, until), scenario=orders[0].scenario)
             if options.shard is None:
                 store.set_about(planned=str(len(orders)))
@@ -167,7 +167,7 @@ def orders_of(
             here = [with_parameters(policy, own)]
             made = orders_at(file.scenario, here, seeds, trace, point=number, values=whole, number=len(orders))
             orders += [replace(order, policy=name_of(policy)) for order in made]
-    notes = [f"{sure} points have nothing random in them and are run on one seed"] if sure else []
+    notes = [f"{sure} points are not random and are run on one seed"] if sure else []
     return _distinct(orders), Shared(folders), notes
 
 

@@ -48,7 +48,7 @@ class Range(_Section):
     def _bare(cls, value: Any) -> Any:
         number, space, unit = str(value).strip().partition(" ")
         if isinstance(value, str) and space:
-            raise ValueError(f"{value!r} is not a number; write {number} here, and 'unit: {unit.strip()}' beside it")
+            raise ValueError(f"{value!r} is not a number; write {number}, and add 'unit: {unit.strip()}'")
         return value
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ class Until:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
-            raise InputError([f"--until: a half width of {format_share(self.share)}; allowed is 0 to 100 %"])
+            raise InputError([f"--until: half width {format_share(self.share)}; allowed is 0 to 100 %"])
         if self.first < FEWEST:
             raise InputError([f"--until: begins with {self.first} seeds; at least {FEWEST} are needed"])
         if self.most < self.first:

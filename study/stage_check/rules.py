@@ -140,22 +140,22 @@ def declares_itself(stage: Any) -> Any:
     """It says what it is and does, and is a value."""
     assert stage.kind in KINDS, f"kind {stage.kind!r} is none of {', '.join(KINDS)}"
     assert stage.name, "it has no name"
-    assert type(stage).__doc__, "say what the stage does, in a docstring"
-    assert hash(stage) == hash(copy.deepcopy(stage)), "parameters only: a stage is a value"
+    assert type(stage).__doc__, "the stage needs a docstring that says what it does"
+    assert hash(stage) == hash(copy.deepcopy(stage)), "a stage must be a frozen dataclass that holds parameters only"
     if isinstance(stage, AllocationStage) or stage.kind == "allocation":
         for rule in (stage.order, stage.blocking, stage.preemption):
             assert isinstance(rule, str), "order, blocking and preemption are texts"
-            assert rule.strip(), "order, blocking and preemption must say something"
+            assert rule.strip(), "order, blocking and preemption must not be empty"
 
 
 def survives_nothing(stage: Any) -> Any:
     """An empty cluster, and one that is all down, change nothing."""
     plan, memory = run(stage, Observation.of(10.0, 5.0))
-    assert plan.changes_nothing(), "it changes something where nothing is"
+    assert plan.changes_nothing(), "it plans a change on an empty cluster"
     run(stage, Observation.of(20.0, 5.0, nodes=Nodes.of(gpus=[0], up=[True])), memory=memory)
     cluster = MadeCluster(np.random.default_rng(2), [2, 2], [False, False])
     cluster.add(JobState.WAITING, rigid=True, gpus=1)
-    assert run(stage, cluster.observe())[0].changes_nothing(), "it changes something where every node is down"
+    assert run(stage, cluster.observe())[0].changes_nothing(), "it plans a change while every node is down"
 
 
 def survives_a_full_cluster(stage: Any) -> Any:

@@ -105,7 +105,7 @@ def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
     _check(_Manifest, str(path), manifest)
     members = [place["member"] for place in manifest["members"]]
     if len(set(members)) < len(members):
-        raise InputError([f"{path}: members: a rank stands there twice"])
+        raise InputError([f"{path}: members: a rank is listed twice"])
 
 
 def check_line(place: str, line: dict[str, Any]) -> None:

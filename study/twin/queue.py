@@ -50,7 +50,7 @@ class QueueTwin:
     replayed_s: Floats  # with the recorded decisions
     anew_s: Floats  # with the policy deciding anew
     decisions: int
-    decisions_again: int  # that follow again from what was observed
+    decisions_again: int  # that are reproduced from the observations
 
     def apart_s(self, simulated_s: Floats) -> Floats:
         """How much later each job started than in a simulation (s)."""
@@ -181,7 +181,7 @@ def _simulated(run: QueueRun, policy: Policy, came_s: Floats, idle_s: Floats, se
     trace = make_trace(run.id, came_s - run.arrival_s[0], run.gpus, took_s, source=str(run.folder))
     made = simulate(from_mapping(_scenario(run)), policy=policy, seed=seed, trace=trace)
     if made.jobs["preemptions"].any():
-        raise InputError([f"{run.folder}: {run.policy.name} stops running jobs in the simulation, not so live"])
+        raise InputError([f"{run.folder}: {run.policy.name} stops running jobs in the simulation, but not live"])
     start_of = dict(zip(made.jobs["job_id"].tolist(), made.jobs["start_s"].tolist(), strict=True))
     return np.array([start_of[job] for job in run.id.tolist()])
 
@@ -213,7 +213,7 @@ def _scenario(run: QueueRun) -> dict[str, Any]:
 
 
 def _decisions(run: QueueRun) -> tuple[int, int, list[tuple[float, dict[int, int]]], dict[int, float]]:
-    """(decisions on record, those that follow again from what was observed, the order of starts of each, time of
+    """(decisions on record, those that are reproduced from the observations, the order of starts of each, time of
     the first that saw each job)."""
     path, again, places = run.folder / "decisions.jsonl", 0, list[tuple[float, dict[int, int]]]()
     first_s: dict[int, float] = {}
@@ -293,5 +293,5 @@ def render(found: QueueTwin) -> str:
             f"{100 * outcome['near_ratio']:.0f} % of the starts within {NEAR_S:g} s, "
             f"90 % within {outcome['apart_p90_s']:.1f} s"
         )
-    again = f"{found.decisions_again} of {found.decisions} follow again from what was observed"
+    again = f"{found.decisions_again} of {found.decisions} are reproduced from the observations"
     return "\n".join([*lines, f"decisions: {again}", *(f"note: {note}" for note in run.notes)]) + "\n"

@@ -71,7 +71,7 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
     if not begun or not nodes:
         raise InputError([f"{path}: no scheduler has looked at a queue here"])
     if requeued:
-        raise InputError([f"{path}: running jobs were queued again; what such a job still needs has no twin"])
+        raise InputError([f"{path}: running jobs were requeued; a twin of their remaining work is not possible"])
     over = sorted(
         (j for j in jobs.values() if "start_s" in j and "end_s" in j), key=lambda j: (j["arrival_s"], j["id"])
     )
@@ -117,6 +117,6 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         except ValueError:
             continue
         if number == 1 and value != FORMAT:
-            raise InputError([f"{path}:1: is not the record of a queue of version 1"])
+            raise InputError([f"{path}:1: not the record of a queue of version 1"])
         if isinstance(value, dict) and "event" in value:
             yield value

@@ -281,7 +281,7 @@ def render(found: RankDiagnosis) -> str:
     if part > _NETWORK:
         lines.append(
             f"exchange: {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: the "
-            "network, or a rank that is slow after its last gradient; which, and whose, does not show here"
+            "network, or a rank that is slow after its last gradient; the record cannot tell which"
         )
     return "\n".join([*lines, *_speed_lines(found)]) + "\n"
 

@@ -91,18 +91,18 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
     members = tuple(sorted(int(place["member"]) for place in manifest["members"]))
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in members}
     if any(line.get("near") for found in lines.values() for line in found):
-        raise InputError([f"{folder}: near ranks exchanged among themselves; a twin has one interval for all"])
+        raise InputError([f"{folder}: ranks exchanged at two levels; a twin has one interval for all"])
     if any(line.get("ends_step") is False for found in lines.values() for line in found):
-        raise InputError([f"{folder}: steps were computed in several batches, as a plan said; they have no twin"])
+        raise InputError([f"{folder}: a plan split steps into several passes; a twin of these is not possible"])
     rows, changed = _rounds_of(lines)
     columns, exchanged = _columns(rows, members)
     leader = int(manifest["members"][0]["member"])
     notes = []
     if changed:
-        notes.append(f"the group changed after round {len(exchanged) - 1}: what followed is not simulated")
+        notes.append(f"the group changed after round {len(exchanged) - 1}: later rounds are not simulated")
     failed = sum(line.get("event") == "decision-failed" for line in lines[leader])
     if failed:
-        notes.append(f"{failed} decisions failed or came late live; the twin leaves them out, too")
+        notes.append(f"{failed} decisions failed or were late live; the twin leaves them out, too")
     samples, stall_s, compute_s, tail_s, update_s = columns
     return LiveRun(
         folder=folder,
@@ -155,11 +155,11 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 def _check(path: Path, manifest: Mapping[str, Any]) -> None:
     """What the simulator cannot say of a live run."""
     if manifest["policy"] is None or manifest["mode"] == "observe":
-        raise InputError([f"{path}: the run decided nothing (no policy, or mode observe), it has no twin"])
+        raise InputError([f"{path}: the run has no decisions (no policy, or mode observe), so a twin is not possible"])
     if manifest.get("accumulation", 1) != 1:
         raise InputError([f"{path}: accumulation: a twin of {manifest['accumulation']} is not possible, only of 1"])
     if manifest["shards"] == 0:
-        raise InputError([f"{path}: shards: a run over a stream has none, and no twin"])
+        raise InputError([f"{path}: shards: a run over a stream has none, so a twin is not possible"])
     on: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for place in manifest["members"]:
         on.setdefault((place["host"], place["device"]), []).append(place)
@@ -172,10 +172,10 @@ def _check_shares(ranks: str, places: Sequence[Mapping[str, Any]]) -> None:
     """Ranks of one device have speeds of their own where each has a part of it that nothing changes."""
     allowed = "allowed: fixed shares (share_backend 'mps' on each rank) of at most 1 together"
     if not all(place.get("share_fixed") for place in places):
-        raise InputError([f"{ranks} by turns, or in shares that may change, have no twin; {allowed}"])
+        raise InputError([f"{ranks} by turns or in shares that may change: a twin is not possible; {allowed}"])
     total = math.fsum(place.get("share", 1.0) for place in places)
     if total > 1.0 + _ROUNDING:
-        raise InputError([f"{ranks} and have {total:.4g} of it slow each other, and have no twin; {allowed}"])
+        raise InputError([f"{ranks} and have {total:.4g} of it slow each other: a twin is not possible; {allowed}"])
 
 
 def _policy(folder: Path, manifest: Mapping[str, Any]) -> Policy:

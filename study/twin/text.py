@@ -130,7 +130,7 @@ def _parting(parting: Parting, alike: int) -> Iterator[str]:
     for columns in causes:
         yield f"  {reason(parting, columns)}"
         for column in columns:
-            since = f"apart since decision {column.since}" if column.since else "never apart by more than 1 %"
+            since = f"apart since decision {column.since}" if column.since else "never differ by more than 1 %"
             yield f"    ({column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since})"
 
 

@@ -88,7 +88,7 @@ def twin(run: LiveRun, seed: int = 0) -> Twin:
     Raises InputError when the record is too short, damaged, or of a run that cannot be simulated.
     """
     if not run.points:
-        raise InputError([f"{run.folder}: no decision is on record, there is nothing to compare"])
+        raise InputError([f"{run.folder}: no decision is recorded, there is nothing to compare"])
     measured = measure(run)
     scenario, simulated = _simulated(run, measured, seed)
     others = range(1, SEEDS) if measured.step_cov > _NOISY else ()
@@ -201,7 +201,7 @@ def _shares(run: LiveRun) -> Observation | None:
     first = run.points[0].entry.decision.observation
     gpu = first.workers.gpu
     if len(gpu) != run.ranks or gpu.min() < 0 or gpu.max() >= len(first.gpus):
-        raise InputError([f"{run.folder}: the first decision on record is not of the ranks in the manifest"])
+        raise InputError([f"{run.folder}: the first recorded decision is not of the ranks in the manifest"])
     return first
 
 

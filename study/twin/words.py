@@ -28,7 +28,7 @@ _COLUMNS = {
     "jobs.throughput_samples_per_s": "the throughput",
     "jobs.goodput_samples_per_s": "the goodput",
     "jobs.remaining_samples": "the number of samples left",
-    "jobs.restart_s": "the time to form the group anew",
+    "jobs.restart_s": "the time to re-form the group",
     "shards.samples": "the number of unread samples of a shard",
     "shards.needed_in_s": "the time until a shard is needed",
 }
@@ -48,7 +48,7 @@ def reason(parting: Parting, columns: Sequence[ComparedColumn]) -> str:
     """One sentence: what the live policy decided otherwise than the simulated one, because of all of these."""
     head = f"decision {parting.decision} has {_FIELDS[parting.what]} live"
     if not columns:
-        return f"{head}; no measured column makes the difference, what it counts and remembers does"
+        return f"{head}; the difference comes from counters and memory, not from a measured column"
     return f"{head}, because {' and '.join(_was(column) for column in columns)}"
 
 

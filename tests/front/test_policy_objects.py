@@ -112,7 +112,7 @@ def test_parameters_of_stages_are_keys_of_a_sweep(tmp_path):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("policy.srtf.placement", "no policy has that stage; those that are: las"),
+        ("policy.srtf.placement", "no policy has that stage; allowed: las"),
         ("policy.las", "write policy.STAGE.PARAMETER"),
         ("policy.las.promot", "did you mean 'promote'?"),
     ],

@@ -501,7 +501,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"export case.yaml --out {300 * 'x'}.yaml", "File name too long"),
         (f"query --out run 'select 1' --to {300 * 'x'}.csv", "File name too long"),
         ("sensitivity case.yaml --vary workload.jobs.0.duration=x1e300..x2", "too large, a time must be at most"),
-        ("sweep sweep.yaml --out swept --dask nope", "nope: is no address such as tcp://host:8786"),
+        ("sweep sweep.yaml --out swept --dask nope", "nope: is not an address such as tcp://host:8786"),
         ("report damaged", "too small to be a Parquet file"),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_row_left_as_it_is_is_not_judged():
         ({"suspect": np.zeros(2)}, "suspect: has dtype float64"),
         (
             {"push_interval": np.array([1, 2])},
-            "push_interval: worker 1 of job row 0 pushes every 2 steps; at least 1, and only",
+            "push_interval: worker 1 of job row 0 pushes every 2 steps; allowed: at least 1, and only",
         ),
         ({"push_interval": np.array([0, 1])}, "push_interval: worker 0 of job row 0 pushes every 0 steps"),
         ({"push_interval": np.array([1, 1])}, None),

@@ -59,7 +59,7 @@ def test_parameters_of_a_sweep_are_set_in_the_stages_that_they_name() -> None:
     assert (mine.name, values(mine, "las")["promote"]) == ("mine[promote=5.0][power=1.0]", 5.0)  # type: ignore[union-attr]
     check_used(["policy.las.promote", "workload.seed"], ["easy", Policy("mine", (LAS,))])
     check_used(["policy.s2.mode"], ["s2+easy"])
-    with pytest.raises(PolicyError, match=r"policy\.las: no policy has that stage; those that are: easy, s2"):
+    with pytest.raises(PolicyError, match=r"policy\.las: no policy has that stage; allowed: easy, s2"):
         check_used(["policy.s2.mode", "policy.las.promote"], [make_policy("s2+easy")])
 
 

@@ -66,7 +66,7 @@ def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, f
         now = shown(metric, best["means"][metric])
         lead = f"Nothing was found: no trial beats the scenario as it is ({name(metric)} {now})."
     else:
-        lead = f"Nothing was found that is surely better than the scenario as it is; the best trial: {where}."
+        lead = f"Nothing was found that is significantly better than the scenario as it is; the best trial: {where}."
     near = [trial for trial in trials if _near(metric, trial, best["trial"])]
     figures = [
         Figure(
@@ -76,12 +76,12 @@ def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, f
         ),
         Figure("Ratio on unseen seeds", f"x {digits(ratio['mean'])}", _interval(ratio)),
         *(
-            [Figure("p-value", _p(best["p"][metric]), f"that it is no better; sure: below {SURE:g}")]
+            [Figure("p-value", _p(best["p"][metric]), f"that it is no better; significant below {SURE:g}")]
             if best["p"][metric] is not None
             else []
         ),
         Figure("Trials", f"{len(trials)}", f"{sum(trial['pruned'] for trial in trials)} stopped early"),
-        Figure(f"Within {100 * FLAT:g} % of the best", f"{len(near)}", "trials, with the best itself"),
+        Figure(f"Within {100 * FLAT:g} % of the best", f"{len(near)}", "trials, the best included"),
     ]
     because = list(_flat(metric, near, content))
     if matters:
@@ -100,7 +100,7 @@ def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, f
 def _flat(metric: str, near: Sequence[Row], content: Row) -> Iterator[str]:
     """In which range of each parameter trials are about as good as the best."""
     if len(near) < 2:
-        yield f"No other trial is within {100 * FLAT:g} % of the best: it stands alone, or was found late."
+        yield f"No other trial is within {100 * FLAT:g} % of the best: it is isolated, or was found late."
         return
     parts = []
     for key in content["vary"]:
@@ -219,7 +219,7 @@ def _matters(found: Sequence[tuple[str, float]]) -> str:
     rows = [(key, f"{100 * share:.0f} %") for key, share in found]
     note = (
         "Share of the variance over the trials that goes with ranges of this parameter alone (epsilon squared, "
-        "Kelley 1935). Trials lie closer where results are good, so that it tells about this search; "
+        "Kelley 1935). Trials lie closer where results are good, so it describes this search only; "
         "shares may add up to more than 100 %, because the search changes parameters together."
     )
     return table("Importance of the parameters", ("parameter", "share"), rows) + f'<p class="note">{escape(note)}</p>'

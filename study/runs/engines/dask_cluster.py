@@ -107,7 +107,7 @@ class OnDask:
             return None
         if future.status == "error":
             raise EngineError(f"a worker cannot make runs: {result[1]}") from result[1]
-        raise EngineError("the Dask cluster has gone away")
+        raise EngineError("the Dask cluster is no longer reachable")
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def remote(address: str, shared: Shared) -> Iterator[OnDask]:
     try:
         client = Client(address, timeout=CONNECT_S)
     except ValueError as error:
-        raise InputError([f"--dask {address}: is no address such as tcp://host:8786: {error}"]) from error
+        raise InputError([f"--dask {address}: is not an address such as tcp://host:8786: {error}"]) from error
     except OSError as error:  # a TimeoutError is one, too
         raise EngineError(f"{address}: no Dask scheduler answers: {error}") from error
     with client:

@@ -59,8 +59,8 @@ def _check_files(count: int) -> None:
     needed = len(os.listdir("/dev/fd")) - 1 + _FILES + _FILES_EACH * count
     if most != resource.RLIM_INFINITY and needed > most:
         raise EngineError(
-            f"{count} processes need {needed} open files and {most} are allowed (ulimit -n): "
-            "allow more, or use one process"
+            f"{count} processes need {needed} open files, {most} are allowed (ulimit -n): "
+            "raise the limit, or use one process"
         )
 
 
@@ -74,7 +74,7 @@ class _Worker:
             with uninterrupted(), in_environment():
                 self.process.start()
         except (EOFError, OSError) as error:
-            why = str(error) or "the process that forks them has ended"
+            why = str(error) or "the fork server has ended"
             raise EngineError(f"processes cannot be started: {why}") from error
         theirs.close()
         self.ready = False

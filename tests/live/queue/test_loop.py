@@ -399,7 +399,7 @@ def test_running_jobs_are_stopped_only_when_that_was_allowed(case: Make) -> None
         c.until_over()
         assert c.starts() == order
     assert [e["id"] for e in c.events("requeued")] == [1]
-    with pytest.raises(InputError, match="queued again; what such a job still needs has no twin"):
+    with pytest.raises(InputError, match="requeued; a twin of their remaining work is not possible"):
         read_queue(c.folder)
 
 

@@ -79,7 +79,7 @@ def test_caps_between_idling_and_the_highest(cap_w, said):
     assert check(plan, seen(MAX_W, 1.0, 1.0)) == said
     assert not plan.changes_nothing()
     told = check(Plan(power_cap_w=np.array([200.0, 200.0])), one_job([1.0, 1.0]))
-    assert told == "power_cap_w: node 0 gets a cap of 200 W, allowed: none, no plan caps its GPUs"
+    assert told == "power_cap_w: node 0 gets a cap of 200 W, allowed: none, a plan cannot cap its GPUs"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def test_a_plan_goes_no_higher_than_the_site_and_nowhere_without_leave():
     assert both.summary()["makespan_s"] > site.summary()["makespan_s"]
     with pytest.raises(RunFailed, match=r"gets a cap of 150 W, allowed: above .* to 120"):
         run(case(power_cap=120.0), Cap(150.0))
-    with pytest.raises(RunFailed, match="allowed: none, no plan caps its GPUs"):
+    with pytest.raises(RunFailed, match="allowed: none, a plan cannot cap its GPUs"):
         run(case(policy_caps=False), Cap(150.0))
 
 

@@ -63,7 +63,7 @@ def test_the_report_tells_what_was_rolled_back(tmp_path):
     path = tmp_path / "run"
     run(scenarios_dir() / "slow-uplinks.yaml", policy="s4", seed=1, out=path, journal=True)
     page = make_report(path).path.read_text()
-    assert "What changes of running jobs were worth" in page
+    assert "Effects of changes to running jobs" in page
     row = page[page.index("S422: free GPUs") :].partition("</tr>")[0]
     assert "8 to 12" in row
     assert "rolled back" in row

@@ -103,7 +103,7 @@ def test_limits_tries_compression_where_gradients_flow_and_8_bits_where_the_gpu_
         "half of each layer pruned (learning not priced)",
         "optimiser's moments in 8 bits",
     } <= tried
-    assert "half of each layer, taught by the whole (learning not priced)" in tried
+    assert "half of each layer, distilled from the whole model (learning not priced)" in tried
     names = {lever.name for lever in levers(from_mapping(case(gradients="int8")), "fifo", ())}
     assert "gradients in 8 bits" not in names
 

@@ -70,5 +70,5 @@ def test_no_fewer_than_one_pass_and_no_more_than_samples(passes):
 def test_where_a_layout_says_the_passes_a_plan_does_not():
     observation = change(one_job([2.0, 1.0]), "jobs", accumulation=[0])
     assert check(Plan(accumulation=np.array([0])), observation) is None
-    assert "allowed: 0, its layout says them" in check(Plan(accumulation=np.array([2])), observation)
+    assert "allowed: 0, its layout sets them" in check(Plan(accumulation=np.array([2])), observation)
     assert not Plan(accumulation=np.array([2])).changes_nothing()

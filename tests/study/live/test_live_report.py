@@ -89,11 +89,11 @@ def test_the_page_says_where_time_went_what_it_cost_and_what_happened(
     assert "36.9 % of 26 s of GPU time went into computing" in text  # 9.6 of 26
     assert "0.026 USD" in text
     assert "162 USD per million samples" in text  # 26 s at 0.1 cent, 160 samples
-    assert "the group was formed anew" in text
+    assert "the group was re-formed" in text
     assert "<b>reset" not in page
     assert "http" not in re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL).replace("http-equiv", "")
     assert cli.main(["report", str(record)]) == 0
-    assert "note: no costs: say what a GPU costs" in capsys.readouterr().err
+    assert "note: no costs: " in capsys.readouterr().err
 
 
 def test_the_timeline_holds_every_slice_and_what_happened(

@@ -54,14 +54,14 @@ def test_gpus_and_a_limit_one_after_the_other(tmp_path: Path) -> None:
 def test_places_topology_and_order(tmp_path: Path) -> None:
     jobs = [job("r", 4, gpu_types=["h"]), job("x", 2, 5, gpu_types=["h"])]
     folder = made(tmp_path / "1", jobs, "multifactor")
-    assert causes(folder, "x") == {("places", "2 GPUs needed; free ones are on nodes that it may not use"): 95.0}
+    assert causes(folder, "x") == {("places", "2 GPUs needed; free ones are on nodes that it must not use"): 95.0}
     jobs = [job("r", 2, gpu_types=["h"]), job("s", 2, gpu_types=["a"]), job("x", 4, 5, together="node-required")]
     ((kind, _),) = causes(made(tmp_path / "2", jobs, "multifactor"), "x")
     assert kind == "topology"
     jobs = [job("r", 6), job("head", 8, 5), job("x", 2, 10)]
     folder = made(tmp_path / "3", jobs, "fifo")
     assert causes(folder, "x") == {
-        ("order", "behind head, which could not start and is before it"): 90.0,
+        ("order", "behind head, which is earlier in the queue and could not start"): 90.0,
         ("GPUs", "2 GPUs needed, fewer were free"): 100.0,
     }
 
@@ -87,7 +87,7 @@ def test_a_reservation_and_who_went_first(tmp_path: Path) -> None:
     jobs = [job("r", 6), job("head", 8, 5), job("long", 2, 10, duration=300), job("short", 2, 20, duration=50)]
     folder = made(tmp_path, jobs, "multifactor", backfill={"interval": 1})
     found = causes(folder, "long")
-    assert found[("reservation", "it would have delayed head, planned before it")] > 0.0
+    assert found[("reservation", "it would have delayed head, which is planned earlier")] > 0.0
     wait = why_it_waited(folder, folder.row("long"))
     assert {folder.name(row) for row in wait.before} == {"head", "short"}
     assert sum(found.values()) == pytest.approx(folder.jobs["start_s"][folder.row("long")] - 10.0)

@@ -72,7 +72,7 @@ STRONGEST = {
     "compute": "GPUs twice as fast",
     "memory": "twice the GPU memory and its bandwidth",
     "input": "storage and host input twice as fast",
-    "barrier": "equal nodes, as fast in all",
+    "barrier": "equal nodes, same total speed",
     "network": "network twice as fast",
     "layout": "twice the micro-batches in a pipeline",
     "queue": "twice the nodes",
@@ -298,7 +298,7 @@ def test_equal_nodes_keep_the_total_speed():
 
 def test_undone_jobs_count_and_are_noted(found):
     result = found(case(horizon=5.0))
-    assert "1 jobs are not completed" in result.notes[0]
+    assert "1 jobs did not complete" in result.notes[0]
     assert result.groups[0].time_s.mean == pytest.approx(5.0, rel=0.05)
 
 

@@ -153,8 +153,8 @@ def test_ranges_are_read():
         ("cluster.nodes.0.count=xnan..x2", "'xnan' is not a factor"),
         ("cluster.nodes.0.count=xinf..x2", "'xinf' is not a factor"),
         ("cluster.nodes.0.count=x-1..x2", "'x-1' is not a factor"),
-        ("cluster.nodes.0.name=x1..x2", "is no number here that 'x1' could multiply"),
-        ("nic=x0.5..x2", "written out, as cluster.nodes.0.nic is"),
+        ("cluster.nodes.0.name=x1..x2", "is not a number that 'x1' can multiply"),
+        ("nic=x0.5..x2", "write the whole key, such as cluster.nodes.0.nic"),
         ("noise.step_cof=0..1", "did you mean 'step_cov'"),
         ("noise.step_cov=0..9", "noise.step_cov"),
     ],
@@ -176,7 +176,7 @@ def test_wrong_metric_policy_and_nothing_to_vary(found):
         return run(scenario, **given)
 
     options = RunOptions(runner=counted)
-    with pytest.raises(InputError, match=r"this scenario gives no 'span'; it gives .*makespan_s"):
+    with pytest.raises(InputError, match=r"this scenario has no 'span'; it has .*makespan_s"):
         found(metric="span", vary=["noise.step_cov=0..0.1"], defaults=False, options=options)
     assert calls == [0]  # not every variant on every seed
     short = CASE | {"horizon": 1.0}

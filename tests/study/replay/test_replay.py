@@ -173,7 +173,7 @@ def test_what_all_have_is_no_straggling(
         ("@²=typical", "no rank '²'"),
         ("@١=typical", "no rank '١'"),
         ("@1_0=typical", "no rank '1_0'"),
-        ("forward-compute=fast", "'fast' is no factor"),
+        ("forward-compute=fast", "'fast' is neither a factor"),
         ("forward-compute=-1", "at least 0"),
     ],
 )
@@ -257,6 +257,6 @@ def test_a_circle_is_refused() -> None:
         Operation(0, 1, 0, "b", 0.0, 1.0, "g2"),
         Operation(0, 1, 0, "a", 1.0, 1.0, "g1"),
     ]
-    with pytest.raises(ValueError, match="circle"):
+    with pytest.raises(ValueError, match="cycle"):
         graphs(make)
     assert np.isfinite(step_times(graphs(make[:2]), [NOTHING], typical(graphs(make[:2])))).all()

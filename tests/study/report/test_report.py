@@ -316,7 +316,7 @@ def test_unknown_money_is_no_number(page: Page) -> None:
     ("make", "message"),
     [
         (lambda p: None, "no results here; a run (manifest.json), a comparison (comparison.json) or a sweep"),
-        (lambda p: (p / "shards").mkdir(), "put them together first: equipoise merge"),
+        (lambda p: (p / "shards").mkdir(), "merge them first: equipoise merge"),
         (lambda p: (p / "comparison.json").write_text("{"), "comparison.json: is damaged"),
         (lambda p: (p / "comparison.json").write_text('{"policies": 3}'), "is damaged: TypeError"),
         (lambda p: (p / "sweep.db").write_text("no database, only text" * 100), "sweep.db: cannot be read"),
@@ -374,7 +374,7 @@ def test_a_hundred_runs_stay_below_5_mb(tmp_path: Path) -> None:
     assert 1 <= len(shown) < 8
     (note,) = made.notes
     left = [f"policy-{k}, seed 0" for k in range(8) if f"policy-{k}, seed 0" not in shown]
-    assert note.startswith("not shown closely")
+    assert note.startswith("not in detail")
     assert all(label in note for label in left)
 
 

@@ -159,7 +159,7 @@ def test_the_page_of_tune_says_what_was_found_and_what_was_not(tmp_path):
     assert "95 % interval 0.700 to 0.900" in page
     assert page.count("trial ") >= 20
     tuned(tmp_path, better=False)
-    assert "Nothing was found that is surely better" in tune_page(tmp_path)
+    assert "Nothing was found that is significantly better" in tune_page(tmp_path)
 
 
 def test_a_damaged_answer_is_one_line(tmp_path, capsys):

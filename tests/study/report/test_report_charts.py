@@ -308,7 +308,7 @@ def test_idle_after_the_last_arrival_is_told_apart(tmp_path: Path, timeline: boo
     shares = {s.name: s.y[0] for s in next(c for c in study_charts(study) if c.id == "uses").series}
     assert shares["idle"] == pytest.approx(100 * 3 / 16)
     assert shares["idle after the last arrival"] == pytest.approx(100 * 6 / 16)
-    assert "9.00 USD of it for nothing (3.00 USD wasted, 6.00 USD idle after the last arrival)" in " ".join(
+    assert "9.00 USD of it wasted (3.00 USD wasted, 6.00 USD idle after the last arrival)" in " ".join(
         s.text for s in headline(study)
     )
     told = " ".join(sentence.text for sentence in headline(study))

@@ -69,7 +69,7 @@ def test_one_that_has_not_ended_is_named(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "out", tmp_path / "out")
     (tmp_path / "out" / "short" / "comparison.json").unlink()
     text = Page(make_report(tmp_path / "out").path.read_text(encoding="utf-8")).text
-    assert "short: is no comparison that has ended, and left out" in text
+    assert "short: not a finished comparison, left out" in text
     assert "pool, 2 traces" in text
 
 
@@ -85,7 +85,7 @@ def test_no_policy_that_ran_on_all_is_one_line(made: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"scenario": "other"}, "comparisons of several scenarios; a report is of one of them: "),
+        ({"scenario": "other"}, "comparisons of several scenarios; make a report of one of them: "),
         ({"policies": ["easy", "las"]}, "mid/comparison.json: is damaged: ValueError: its policies are not those of"),
         ({"runs": []}, "mid/comparison.json: is damaged"),
         ({"runs": 3}, "mid/comparison.json: is damaged"),

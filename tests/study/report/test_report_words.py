@@ -76,7 +76,7 @@ def test_the_first_policy_can_win() -> None:
 def test_one_seed_says_nothing_of_chance() -> None:
     told = texts(study_of({"fifo": [50], "easy": [100]}))
     assert "easy takes 2.00 times as long." in told[0]
-    assert told[1] == "One seed was run, so how much of this is chance is unknown."
+    assert told[1] == "One seed was run, so the effect of chance is unknown."
 
 
 def test_equal_policies_are_called_equal() -> None:
@@ -120,9 +120,7 @@ def test_a_bound_is_told_with_its_kind() -> None:
     study = study_of({"a": [50, 51], "b": [60, 62]})
     rows = tuple(replace(r, bound=25.0, over_bound=2.02) if r.metric == "completion_mean_s" else r for r in study.rows)
     assert "a takes 2.02x the lower bound." in texts(replace(study, rows=rows))
-    assert "a takes 2.02x the lower bound (which leaves noise out)." in texts(
-        replace(study, rows=rows, noise_free=True)
-    )
+    assert "a takes 2.02x the lower bound (without noise)." in texts(replace(study, rows=rows, noise_free=True))
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 1), st.floats(1, 10))

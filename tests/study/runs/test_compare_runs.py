@@ -61,7 +61,7 @@ def test_processes_change_no_result_and_are_no_more_than_processors(small, plain
     assert (tmp_path / "comparison.json").read_text() == plain.as_json()
     assert (run_folder(tmp_path, "sjf-greedy", 1) / "summary.json").is_file()
     assert started == [2, 2]  # two even on one processor: a run whose process is killed is made again
-    told = "2 processes instead of 4: more of them than processors take memory and save no time"
+    told = "2 processes instead of 4: more processes than processors take memory and save no time"
     assert capsys.readouterr().err.count(told) == 1  # 4 runs are to be made
 
 

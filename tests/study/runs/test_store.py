@@ -102,7 +102,7 @@ def test_a_ledger_of_another_version_or_no_ledger_is_refused(tmp_path):
 def test_a_ledger_that_cannot_be_read_is_not_copied(tmp_path):
     with Ledger(tmp_path) as ledger:
         ledger._db.close()
-        with pytest.raises(StoreError, match=r"sweep\.db: is damaged: .*; delete it to start anew"):
+        with pytest.raises(StoreError, match=r"sweep\.db: is damaged: .*; delete it to start again"):
             ledger.export()
 
 

@@ -142,7 +142,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *said: str
 def test_an_empty_question(sql: str, to: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep(write_sweep(tmp_path, seeds=1), tmp_path / "out", runner=quick)
     more = [] if to is None else ["--to", str(tmp_path / to)]
-    refused(["query", "--out", str(tmp_path / "out"), *more, "--", sql], capsys, "nothing is asked")
+    refused(["query", "--out", str(tmp_path / "out"), *more, "--", sql], capsys, "the statement is empty")
     assert not list(tmp_path.glob("x.*"))
 
 

@@ -134,7 +134,7 @@ def test_where_mlflow_takes_nothing_one_line_says_why_and_where_the_results_are(
     (tmp_path / "tracked.yaml").write_text(SCENARIO)
     out = tmp_path / "one"
     assert main(["run", str(tmp_path / "tracked.yaml"), "--out", str(out), "--mlflow", "trial", "-q"]) == 1
-    told = f"equipoise: --mlflow: the results are in {out}, but MLflow did not take them: The folder is in"
+    told = f"equipoise: --mlflow: the results are in {out}, but MLflow rejected them: The folder is in"
     assert capsys.readouterr().err == f"{told} maintenance mode\n"
     assert (out / "summary.json").is_file()
 

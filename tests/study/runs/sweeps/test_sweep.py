@@ -139,7 +139,7 @@ def test_points_without_anything_random_are_run_on_one_seed(tmp_path):
     both = {"noise.step_cov": [0.0, 0.1], "cluster.gpus": [4, 5]}
     outcome = quick_sweep(write_sweep(tmp_path, seeds=3, parameters=both), tmp_path / "out")
     assert outcome.runs == 2 * 2 * (1 + 3)
-    assert "2 points have nothing random" in outcome.notes[0]
+    assert "2 points are not random" in outcome.notes[0]
 
 
 def test_points_that_mean_the_same_are_run_once(tmp_path):
