@@ -1,4 +1,4 @@
-"""What no policy can beat: lower bounds on makespan and mean completion time.
+"""Lower bounds on makespan and mean completion time for all policies.
 
 With p_j the least GPU-seconds that job j can need, f_j its shortest possible duration, G the cluster's
 GPUs and a_j the arrivals:
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 class LowerBound:
     """Lower bounds in s, the makespan from the first arrival on.
 
-    `noise_free`: the scenario has step noise, which they leave out, so that a lucky run can beat them.
+    `noise_free`: the bounds ignore the step noise of the scenario, so a lucky run can beat them.
     """
 
     makespan_s: float
@@ -70,7 +70,7 @@ class Needs:
 
 
 def lower_bound(scenario: Scenario, trace: Trace | None = None) -> LowerBound:
-    """What no policy can beat on this scenario. Raises InputError when it has no jobs."""
+    """Lower bounds of a scenario for all policies. Raises InputError when it has no jobs."""
     trace = trace if trace is not None else trace_of(scenario)
     if redraws(scenario) or (trace is None and scenario.workload.generate is not None):
         return LowerBound(math.nan, math.nan, noise_free=True)  # other jobs on every seed, other bounds

@@ -1,4 +1,4 @@
-"""How the jobs of each size, user or GPU model fared: waiting and completion by group."""
+"""Waiting and completion by group of jobs: by size, user or GPU model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from equipoise.sim.record import gpus_class
 
 BY = ("gpus", "ran_on", "class", "user", "account", "queue", "partition")
-"""What jobs can be grouped by: columns of `jobs.parquet`, where it has them."""
+"""Possible groupings of jobs: columns of `jobs.parquet`, if present."""
 METRICS = ("jobs", "completion_mean_s", "completion_p95_s", "queueing_mean_s", "queueing_p95_s")
 MOST = 12
-"""Groups of one kind: those with most jobs."""
+"""Most groups of one kind: those with most jobs are kept."""
 Columns = Mapping[str, NDArray[Any]]
 
 
 def breakdown(jobs: Columns, kinds: Sequence[str]) -> dict[str, float]:
     """Results of each group of each kind, as `METRIC[KIND GROUP]`; a metric without a completed job is NaN.
 
-    Groups in order of size (`gpus`) or of their jobs, most first; jobs that name none are left out.
+    Groups are sorted by size (`gpus`) or by number of jobs, most first; jobs without a group are left out.
     """
     return {key: value for kind in kinds for key, value in _of_kind(jobs, kind)}
 

@@ -67,7 +67,7 @@ LABELS = {
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
 WHERE_BOUND = ("timeouts", "committed_usd", "upfront_usd")
-"""Metrics that only runs with time limits, or under a contract for a term, have."""
+"""Metrics that exist only for runs with time limits or term contracts."""
 MORE_IS_BETTER = frozenset(
     {
         "completed",
@@ -82,9 +82,9 @@ MORE_IS_BETTER = frozenset(
         "service_goodput_per_s",
     }
 )
-"""Of all other metrics less is better."""
+"""Metrics for which more is better; for all others less is better."""
 SERVING = tuple(m for m in METRICS if m.startswith(("serving_", "service_", "cost_per_million_requests")))
-"""Those that only scenarios with services have."""
+"""Metrics that only scenarios with services have."""
 IN_DETAIL = (
     "idle_usd",
     "input_stall_usd",
@@ -96,7 +96,7 @@ IN_DETAIL = (
     "lost_to_faults_usd",
     "energy_per_useful_sample_j",
 )
-"""Metrics that a comparison leaves to its other formats: their shares of the time stand in the table already."""
+"""Metrics that the table of a comparison omits, because it already shows their shares of time."""
 _DECIMALS = 3
 PER_JOB = tuple(f"{of}_p{q}_s" for of in ("completion", "queueing") for q in (50, 95, 99))
 _ONLY_SOME = ("pipeline_bubble_ratio", "tensor_exchange_ratio", "pipeline_bubble_usd", "tensor_exchange_usd")
@@ -104,7 +104,7 @@ _IF_KNOWN = ("_usd", "_j", "_kg", "mfu_ratio", "tokens_per_s", "idle_late_ratio"
 
 
 def folded(metric: str, *values: float) -> bool:
-    """Whether tables leave a metric out: it is of large models only and 0, or of what is not known here."""
+    """Whether tables omit a metric: it is 0 and for large models only, or it is unknown."""
     if not any(map(math.isfinite, values)):
         return metric.endswith(_IF_KNOWN) or metric.startswith("fairness_")
     return metric in _ONLY_SOME and not any(values)
@@ -114,7 +114,7 @@ UNKNOWN = "-"
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """So many significant digits, at most three decimals, and no exponent below a million."""
+    """A number with this many significant digits, at most three decimals, and no exponent below a million."""
     if not math.isfinite(value) or abs(value) >= 1e6:
         return f"{value:.{significant}g}"
     if abs(value) < 0.5 * 10.0**-_DECIMALS:
@@ -124,13 +124,13 @@ def digits(value: float, significant: int = 3) -> str:
 
 
 def plus_minus(half: float) -> str:
-    """Half an interval behind its middle: " ±0.2"; nothing when it is nothing or unknown."""
+    """Half width of an interval as text: " ±0.2"; empty when zero or unknown."""
     shown = digits(half, 2) if half > 0 else "0"
     return "" if shown == "0" else f" ±{shown}"
 
 
 def _scaled(metric: str, mean: float) -> tuple[float, str]:
-    """(divisor, unit) that suit the metric and the size of its mean."""
+    """(divisor, unit) for the metric and the magnitude of its mean."""
     if metric.endswith("_per_s"):
         return (1e6, "million") if abs(mean) >= 1e6 else (1.0, "")
     if metric.endswith("_s"):
@@ -140,12 +140,12 @@ def _scaled(metric: str, mean: float) -> tuple[float, str]:
 
 
 def of_all(metric: str) -> str:
-    """The metric of which this is the part of one group: "queueing_p95_s" of "queueing_p95_s[8 GPUs]"."""
+    """The metric without its group: "queueing_p95_s" of "queueing_p95_s[8 GPUs]"."""
     return metric.partition("[")[0]
 
 
 def label(metric: str) -> str:
-    """What tables call a metric, or the part of one group."""
+    """Label of a metric, or of its value for one group, in tables."""
     base = of_all(metric)
     return f"{LABELS.get(base, base)}{' ' * (base != metric)}{metric[len(base) :]}"
 

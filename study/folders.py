@@ -1,4 +1,4 @@
-"""One folder holds one study: a run, a comparison or a sweep, so that nobody reads one for another.
+"""One folder holds one study: a run, a comparison or a sweep.
 
 A run directory has `config.yaml`, `manifest.json`, `jobs.parquet` and, when the run has ended, `summary.json`. A
 comparison or a sweep has a ledger with a row per run, and below `runs/` a run directory per run that was kept, by
@@ -31,7 +31,7 @@ _OWN = (*_MARKS.values(), SUMMARY, "config.yaml", "jobs.parquet", "runs.parquet"
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """What a folder holds, if anything; a comparison that has not ended has no mark but its ledger."""
+    """Kind of study in a folder, if any; an unfinished comparison has only its ledger."""
     if (folder / COMPARISON).is_file():
         return "comparison"
     if (folder / LEDGER).is_file():
@@ -42,7 +42,7 @@ def kind_of(folder: Path) -> Kind | None:
 
 
 def _kind_by(ledger: Path) -> Kind | None:
-    """What a ledger says that it is of; nothing when its study was killed before it could say."""
+    """Kind of study recorded in a ledger; None if the study was killed before recording it."""
     try:
         with reading(ledger) as db:
             if db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
@@ -55,7 +55,7 @@ def _kind_by(ledger: Path) -> Kind | None:
 
 @contextmanager
 def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a ledger, to be read, also where nothing can be written. Raises sqlite3.Error."""
+    """A read-only connection to a ledger, also on a read-only file system. Raises sqlite3.Error."""
     log = Path(f"{ledger}-wal")
     # SQLite writes files beside a database in write-ahead mode, unless nobody will change it meanwhile.
     ways = ["mode=rw", "mode=ro", *([] if log.exists() and log.stat().st_size else ["mode=ro&immutable=1"])]
@@ -72,7 +72,7 @@ def reading(ledger: Path) -> Iterator[sqlite3.Connection]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file, a section. Raises InputError when it cannot be read or is something else."""
+    """The object in a JSON file. Raises InputError when it cannot be read or is not an object."""
     try:
         content = from_json(read_file(path, RECORD_BYTES))
     except OSError as error:
@@ -87,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the run in a folder was. Raises InputError when that cannot be read or is damaged."""
+    """The manifest of the run in a folder. Raises InputError when it cannot be read or is damaged."""
     path = folder / MANIFEST
     content = read_json(path)
     for key, kind, wanted in (("policy", str, "a text"), ("seed", int, "a whole number")):
@@ -97,9 +97,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
-    """Raises InputError when writing `path` would destroy something else than an earlier output of the kind.
+    """Raises InputError when writing `path` would overwrite anything but an earlier output of this kind.
 
-    suffixes: those that such an output has; a file that is there and has none of them is left alone.
+    suffixes: those of such an output; an existing file with another suffix is not overwritten.
     """
     target = Path(path)
     if not str(path).strip():
@@ -115,7 +115,7 @@ def check_target(path: str | Path, suffixes: tuple[str, ...]) -> None:
 
 
 def check_free(folder: str | Path, kind: Kind) -> None:
-    """Raises InputError when the folder holds a study of another kind than the one that is to go there.
+    """Raises InputError when the folder holds a study of another kind.
 
     Also where its path is not UTF-8 text: no table of results could be written, or read.
     """
@@ -139,9 +139,9 @@ class HeldError(RuntimeError):
 
 @contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold a run directory for one run, where its file system can; nothing is left in it.
+    """Lock a run directory for one run, if the file system supports it; leaves no file in it.
 
-    Raises HeldError when another run holds it.
+    Raises HeldError when another run holds the lock.
     """
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,8 +1,7 @@
-"""The least that each job can need, from the model's own formulas: what the lower bounds are made of.
+"""Least time and GPU time of each job by the formulas of the model, for the lower bounds.
 
-Everything that only costs time is left out: waiting for data, jitter, contention, restarts, neighbours.
-Everything that a policy may choose is chosen best: accelerator, nodes, number of workers, deal of the batch,
-interval, and for GPU-seconds the fraction of a GPU.
+All losses are left out: waiting for data, jitter, contention, restarts, neighbours. All choices of a policy are
+optimal: accelerator, nodes, number of workers, batch split, interval, and for GPU-seconds the fraction of a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EqualGpus:
-    """Equal GPUs of a cluster."""
+    """A group of equal GPUs of a cluster."""
 
     gpus: int
     speed: float
@@ -41,7 +40,7 @@ class EqualGpus:
 
 
 class Capacity:
-    """A cluster's GPUs and network, and the least that jobs need on them."""
+    """A cluster's GPUs and network, and the least time of jobs on them."""
 
     def __init__(self, spec: ClusterSpec, profile: HardwareProfile) -> None:
         self.groups = [
@@ -73,7 +72,7 @@ class Capacity:
         """(shortest duration (jobs,), GPU-seconds by group (jobs, groups)) of jobs known by duration.
 
         A gang runs at the pace of its slowest node: at best the speed of its `gpus`-th fastest GPU. paces: of these
-        very jobs on each GPU model.
+        jobs on each GPU model.
         """
         if paces is not None and not paces.alike:
             speed = self.speed * paces.speed[:, self.gpu_model]
@@ -100,7 +99,7 @@ class Capacity:
         return min(duration_s for duration_s, _ in each), np.min([gpu_s for _, gpu_s in each], axis=0)
 
     def _with_batch(self, spec: JobSpec, model: Model, low: int, high: int) -> tuple[float, Floats]:
-        """The same with any batch of `low` to `high`: steps as short as with `low`, as few as with `high`."""
+        """As `training` for any batch from `low` to `high`: steps as short as with `low`, as few as with `high`."""
         per = model.parallel.tensor * model.parallel.pipeline
         fixed_s, sample_s, best_s = self._costs(model, high)
         reference = spec.batch_reference or spec.global_batch
@@ -126,7 +125,7 @@ class Capacity:
         return fixed_s, (total_s - fixed_s) / most, total_s / most
 
     def _widest(self, model: Model, own: float) -> GroupLinks | None:
-        """The fastest that the groups of a large model's replicas can send, wherever they are placed."""
+        """Highest send rate of the groups of a large model's replicas, for any placement."""
         if model.transformer is None:
             return None
         layout, nic = section(model)[1].layout, float(self.nic_bytes_per_s.max())
@@ -139,9 +138,9 @@ class Capacity:
     def _shortest_work_s(self, batch: int, workers: int, fixed_s: Floats, sample_s: Floats, best_s: Floats) -> float:
         """Least duration of one step of `batch` samples on the best `workers` of all GPUs.
 
-        Worker i takes at least max(fixed_i + sample_i * b_i, best_i * b_i, b_i / ingest_i): with the batch
-        dealt so that all end together, the step takes batch / sum(1 / best_i) at least, and at least the
-        least (batch + sum(fixed_i / sample_i)) / sum(1 / sample_i) over the k workers with the least cost.
+        Worker i takes at least max(fixed_i + sample_i * b_i, best_i * b_i, b_i / ingest_i): with the batch split so
+        that all end together, the step takes batch / sum(1 / best_i) at least, and at least the least (batch +
+        sum(fixed_i / sample_i)) / sum(1 / sample_i) over the k workers with the least cost.
         """
         ingest_s = np.array([1.0 / group.ingest_samples_per_s for group in self.groups])
         best = self._best(np.maximum(best_s, ingest_s), workers)
@@ -158,7 +157,7 @@ class Capacity:
         return np.repeat(by_group[order], np.minimum(self.gpus[order], workers))[:workers]
 
     def _exchange(self, model: Model, workers: int) -> float:
-        """Least seconds of one exchange over so many workers, wherever they are."""
+        """Least seconds of one exchange over this many workers, for any placement."""
         key = (id(model), workers)
         if key not in self._exchange_s:
             self._exchange_s[key] = self._shortest_exchange_s(model, workers)
@@ -167,8 +166,7 @@ class Capacity:
     def _shortest_exchange_s(self, model: Model, workers: int) -> float:
         """The closed form at the highest rate that the fabric and, for a ring, the network cards allow.
 
-        Hierarchical exchanges and those of a `transformer` depend on the placement in more than that; they count as
-        free.
+        Hierarchical exchanges and those of a `transformer` also depend on the placement; they count as free.
         """
         if (
             workers < 2
@@ -210,7 +208,7 @@ def best_interval_s(work_s: float, exchange_s: float, overlap: float, drift: flo
 def never_worse_when_larger(accelerator: Accelerator) -> Accelerator:
     """The accelerator with its efficiency curve raised to its running maximum over the size of a pass.
 
-    With it the seconds per sample fall with the size of a pass, so that the largest pass bounds all.
+    With it the seconds per sample fall with the size of a pass, so the largest pass bounds all.
     """
     points = accelerator.efficiency
     highest = accumulate((point.efficiency.value for point in points), max)
@@ -222,7 +220,7 @@ def never_worse_when_larger(accelerator: Accelerator) -> Accelerator:
 
 
 def batch_cells(spec: JobSpec) -> list[tuple[int, int]]:
-    """Batches that a job may have, as (lowest, highest) of cells that a twentieth spans; one where it is fixed."""
+    """Possible batches of a job as (lowest, highest) of cells of 5 % width; one cell if it is fixed."""
     if spec.batch_max is None:
         return [(spec.global_batch, spec.global_batch)]
     cells, low = [], spec.batch_reference or spec.global_batch
@@ -254,7 +252,7 @@ def worker_range(spec: JobSpec, model: Model) -> tuple[int, int]:
 def best_efficiency(spec: JobSpec, model: Model) -> float:
     """The highest mean statistical efficiency over an epoch, with an exchange after every step.
 
-    The noise scale at its largest; the last batch of an epoch deals what is left and can be smaller.
+    With the largest noise scale; the last batch of an epoch can be smaller.
     """
     phi = -1.0 if model.noise_scale is None else model.noise_scale * (1.0 + model.noise_scale_growth)
     reference = float(spec.batch_reference or spec.global_batch)
@@ -267,7 +265,7 @@ def best_efficiency(spec: JobSpec, model: Model) -> float:
 
 
 def _least_gpu_s_per_s(kappa: float) -> float:
-    """Least GPU-seconds for what takes a whole GPU one second, over fractions f of it: f / speed_at(f).
+    """Least GPU-seconds for one second of work of a whole GPU, over fractions f of it: f / speed_at(f).
 
     With speed_at(f) = (1 + kappa) f / (f + kappa) it falls towards kappa / (1 + kappa) as f does.
     """

@@ -17,7 +17,7 @@ from equipoise.policies.observation import Floats, Ints, Observation
 
 
 def decayed(usage: Floats, added: Floats, span_s: float, half_life_s: float) -> Floats:
-    """Usage (GPU-seconds) after a span in which `added` accrued evenly, everything halved each half-life."""
+    """Usage (GPU-seconds) after a span in which `added` accrued evenly, with decay by half per half-life."""
     x = math.log(2.0) * span_s / half_life_s
     if x <= 0.0:
         return usage + added
@@ -72,14 +72,14 @@ def level_shares(parent: Ints, share: Floats, usage: Floats) -> Floats:
 def fair_tree(parent: Ints, share: Floats, usage: Floats) -> Floats:
     """Factor of each leaf: its rank, the best having 1, over the number of leaves; 0 for other rows.
 
-    Siblings are visited by falling level fair share. Users that tie have one rank; of accounts that tie, the
-    children are taken together; a user that ties with an account has the rank of that account's best user.
+    Siblings are visited by descending level fair share. Tied users share a rank; the children of tied accounts are
+    merged; a user tied with an account has the rank of that account's best user.
     """
     children, level = _children(parent), level_shares(parent, share, usage)
     factor, leaves = np.zeros(len(parent)), sum(not rows for rows in children[1:])
 
     def visit(rows: Sequence[int], rank: int, tied: int) -> int:
-        """The next rank; tied: users above that have this rank already."""
+        """The next rank; tied: users above that already have this rank."""
         for _, equal in groupby(sorted(rows, key=lambda row: -level[row]), key=lambda row: level[row]):
             group = list(equal)
             users = [row for row in group if not children[row]]

@@ -1,7 +1,7 @@
-"""`kueue`: admission by quota, with borrowing, lending, reclaiming and preemption, as Kueue does it.
+"""`kueue`: admission by quota as in Kueue, with borrowing, lending, reclaiming and preemption.
 
-Rules: kueue `pkg/scheduler/scheduler.go` (order of a cycle), `pkg/scheduler/preemption/preemption.go` (whom to
-stop), https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle looks at the head of every queue at once.
+Rules: kueue `pkg/scheduler/scheduler.go` (order of a cycle), `pkg/scheduler/preemption/preemption.go` (candidates to
+stop), https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/. A cycle considers the heads of all queues at once.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from equipoise.policies.queues.places import masks, of_one_model, place_job, sta
 from equipoise.policies.quotas.limits import ROUNDING, Quota, allowed_nodes, amounts_of, held_amounts, node_model
 
 CYCLE_S = 0.005
-"""Time of a cycle that writes nothing down (assumed; what is written takes longer by far)."""
+"""Time of a cycle without writes (assumed; a write takes far longer)."""
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Kueue(AllocationStage):
-    """Kueue's admission: each queue within its quota, idle quota lent in its cohort, and taken back.
+    """Kueue's admission: each queue within its quota, idle quota lent in its cohort, and reclaimed.
 
     Order: in a cycle the heads of all queues, by priority and arrival; those within their nominal quota first,
     then by priority and arrival (with fair sharing: the queue that borrows least for its weight first).
-    Blocking: a strict queue waits for its head, another passes over it. Where decisions take time
-    (`decide.writes_per_s`), each is one cycle, and what is refused is looked at again when a job of its cohort
-    has ended. Preemption: lower priorities of its own queue, and jobs of queues that borrow, as each queue
-    says; a queue takes back no more than its nominal quota.
+    Blocking: a strict queue waits for its head, another skips it. Where decisions take time (`decide.writes_per_s`),
+    each is one cycle, and a refused job is reconsidered when a job of its cohort has ended. Preemption: lower
+    priorities of its own queue, and jobs of queues that borrow, as each queue declares; a queue reclaims at most its
+    nominal quota.
     """
 
     name: ClassVar[str] = "kueue"
@@ -62,7 +62,7 @@ class Kueue(AllocationStage):
     )
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Admit the heads of queues, cycle by cycle, until none can be; memory: kinds of equal jobs."""
+        """Admit the heads of queues, cycle by cycle, until none fits; memory: kinds of equal jobs."""
         o = observation
         memory = _kinds(o, memory)
         cycles = bool(o.queues.numbers.get("cycles"))
@@ -91,7 +91,7 @@ class Kueue(AllocationStage):
 
 
 def _kinds(o: Observation, memory: Memory) -> Memory:
-    """Jobs alike in queue, size, priority and wishes have one kind; of a kind only the first can be next."""
+    """Jobs equal in queue, size, priority and requests form a kind; only the first of a kind can be next."""
     jobs, seen = o.jobs, memory.get("kind", np.empty(0, dtype=np.int64))
     if len(seen) == len(jobs):
         return memory
@@ -115,13 +115,13 @@ def _kinds(o: Observation, memory: Memory) -> Memory:
 
 
 def _unparked(parked: Mapping[int, int], roots: set[int]) -> dict[int, int]:
-    """Kinds that stay parked when something has changed below these roots."""
+    """Kinds that stay parked after a change below these roots."""
     return {kind: root for kind, root in parked.items() if root not in roots}
 
 
 @dataclass
 class _Head:
-    """The next job of a queue, and how it could be admitted: `leaf` is the quota of the flavor, -1 without."""
+    """The next job of a queue and its possible admission: `leaf` is the quota of the flavor, -1 without."""
 
     row: int
     kind: int
@@ -134,7 +134,7 @@ class _Head:
 
 
 class _Turn:
-    """One decision: what is free, what is used, who is next in each queue."""
+    """One decision: free GPUs, used quota, and the next job of each queue."""
 
     def __init__(self, o: Observation, kind: Ints) -> None:
         self.o, self.proposal, self.quota = o, Proposal(o), Quota.now(o)
@@ -189,9 +189,9 @@ class _Turn:
         self._park(head.kind)
 
     def one_cycle(self, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """The cycle of this decision, and the next after it; memory: parked kinds by root, who was told what.
+        """The cycle of this decision, and the next one; memory: parked kinds by root, and recorded refusals.
 
-        Kueue parks a workload that it refuses until one of the cohort ends or is stopped, and writes down why.
+        Kueue parks a refused workload until one of the cohort ends or is stopped, and writes the reason to its status.
         """
         o = self.o
         ended = np.setdiff1d(memory.get("ran", _NO_ROWS), o.running, assume_unique=True)
@@ -225,7 +225,7 @@ class _Turn:
         return next((self.root[leaf] for leaf in self._quotas(row)), -1)
 
     def _park(self, kind: int) -> None:
-        """Leave out a kind that was refused before; a strict queue waits for it."""
+        """Park a kind that was refused; a strict queue waits for it."""
         for queue, entries in self._order.items():
             if any(entry[2] == kind for entry in entries):
                 strict = queue >= 0 and bool(self.o.queues.strict[queue])
@@ -236,7 +236,7 @@ class _Turn:
     def cycle(self, heads: Sequence[_Head], once: bool = False) -> None:
         """Admit, with preemption where a queue may, or set aside each of the heads.
 
-        once: of the heads of a cohort only the first may stop others; the rest come again in the next cycle.
+        once: only the first head of a cohort may stop others; the rest are retried in the next cycle.
         """
         stopping: set[int] = set()
         for head in heads:
@@ -262,9 +262,9 @@ class _Turn:
                 self._set_aside(head)
 
     def _with_fewer(self, head: _Head) -> list[int] | None:
-        """Partial admission: make a head as much smaller as it must be; returns whom to stop for it.
+        """Partial admission: shrink a head as far as needed; returns the jobs to stop for it.
 
-        None where even its fewest workers (or pods) find no place: the head is then as before.
+        None if even its fewest workers (or pods) do not fit: the head is then unchanged.
         """
         if self.o.jobs.workers_max[head.row] <= self.o.jobs.workers_min[head.row]:
             return None
@@ -281,7 +281,7 @@ class _Turn:
         return found[1] if found else None
 
     def _resized(self, head: _Head, wanted: int) -> list[int] | None:
-        """Let a head ask for so many GPUs; returns whom it has to stop, None where that does not help."""
+        """Let a head ask for this many GPUs; returns the jobs that it must stop, None where that does not help."""
         share = float(min(self.o.jobs.gpu_share_requested[head.row], 1.0))
         head.wanted, head.gpus, head.fits = wanted, wanted * share, False
         self._nominate(head)
@@ -294,7 +294,7 @@ class _Turn:
         return (float(head.borrows), -priority, float(self.o.jobs.arrival_s[head.row]), head.row)
 
     def _share(self, leaf: int, more: float = 0.0) -> float:
-        """What a queue would borrow, by its weight (Kueue's dominant resource share, of GPUs alone)."""
+        """Borrowed quota of a queue over its weight (Kueue's dominant resource share, for GPUs only)."""
         borrowed: float = max(0.0, self.quota.gpus[leaf] + more - self.nominal[leaf])
         return borrowed / float(self.o.queues.weight[self.owner[leaf]])
 
@@ -361,7 +361,7 @@ class _Turn:
         return True
 
     def _note(self, head: _Head) -> None:
-        """Remember the limit that keeps the job out; none where GPUs do."""
+        """Record the limit that blocks the job; none if GPUs do."""
         amounts = {
             model: head.gpus
             for model in range(self.quota.models)
@@ -403,9 +403,9 @@ class _Turn:
         self.victims[row] = by
 
     def _whom_to_stop(self, head: _Head) -> list[int]:
-        """Running jobs that give way, the fewest that this order of trying finds; none where it may stop none.
+        """Running jobs to stop, the fewest found in this order; none if it may not stop any.
 
-        A job larger than its queue's nominal quota stops others only where the queue may do so while it borrows.
+        A job larger than its queue's nominal quota stops others only if the queue may do so while it borrows.
         """
         if head.leaf < 0 or head.queue < 0:
             return []
@@ -426,7 +426,7 @@ class _Turn:
         return (self._fewest(head, candidates, borrow=False) if own else []) or self._fewest(head, same, borrow=True)
 
     def _candidates(self, head: _Head) -> list[tuple[int, int]]:
-        """Who may be stopped: of other queues first, then lower priority, then last started."""
+        """Candidates to stop: jobs of other queues first, then lower priority, then last started."""
         jobs, q, mine = self.o.jobs, self.o.queues, float(self.o.jobs.priority[head.row])
         reclaim, within = int(q.reclaim[head.queue]), int(q.within[head.queue])
         found = []
@@ -447,9 +447,9 @@ class _Turn:
     def _fewest(
         self, head: _Head, candidates: Sequence[tuple[int, int]], *, borrow: bool, below: float = np.inf
     ) -> list[int]:
-        """Stop candidates in order until the job fits, then spare those, last first, that it does not need.
+        """Stop candidates in order until the job fits, then drop unneeded ones, last first.
 
-        below: once a job of another queue with at least this priority has to stop, the head may not borrow.
+        below: if a job of another queue with at least this priority has to stop, the head may not borrow.
         """
         stopped: list[tuple[int, int]] = []
         fits = False
@@ -475,7 +475,7 @@ class _Turn:
         return [row for row, _ in kept]
 
     def _may_take(self, head: _Head, row: int, leaf: int) -> bool:
-        """Whether another queue still borrows; with fair sharing, whether it also keeps no less than this one."""
+        """Whether another queue still borrows; with fair sharing, also whether its share stays at least this one's."""
         if self.quota.gpus[leaf] <= self.nominal[leaf] + ROUNDING:
             return False
         if not self.o.queues.numbers.get("fair_sharing"):

@@ -18,7 +18,7 @@ from equipoise.policies.queues.profile import Profile, node_classes, spread
 from equipoise.policies.quotas.limits import Quota, allowed_nodes, amounts_of, held_amounts, node_model
 
 _SHOWN = 200
-"""Jobs at the head of the queue whose priority the reason tells."""
+"""Number of jobs at the head of the queue whose priorities are in the reason."""
 
 
 def fairshare_factors(o: Observation, usage: Floats) -> Floats:
@@ -31,7 +31,7 @@ def fairshare_factors(o: Observation, usage: Floats) -> Floats:
 def priorities(o: Observation, rows: Ints, usage: Floats) -> Floats:
     """Priority of waiting jobs (rows): the weighted sum of factors between 0 and 1, rounded down as in Slurm.
 
-    Slurm, "Multifactor Priority Plugin". Size is the share of all GPUs that a job asks for.
+    Slurm, "Multifactor Priority Plugin". Size is the requested share of all GPUs.
     """
     q, jobs = o.queues, o.jobs
     of, claim = q.numbers, jobs.claim[rows]
@@ -54,11 +54,11 @@ class Multifactor(AllocationStage):
     """Slurm's multifactor priority with backfill, by the weights and limits that the scenario declares.
 
     Order: (tier of the partition, priority, arrival, id); priority is the weighted sum of age, fair share, size,
-    partition and QOS. Blocking: within its partition the first job that cannot be placed holds up those behind it;
-    every `interval` at most, the first `depth` jobs are planned `window` ahead, and one starts where it delays
-    none planned before it. A job at a limit is passed over. Preemption: where it is declared, a job that finds no
-    place stops running ones of a QOS or partition that it may (Slurm, "Preemption"): in order of QOS priority or
-    tier, then the fewest nodes, or what started last; those that it then does not need are spared.
+    partition and QOS. Blocking: the first job of a partition that cannot be placed blocks those behind it; every
+    `interval` at most, the first `depth` jobs are planned `window` ahead, and a job starts if it delays none planned
+    earlier. A job at a limit is skipped. Preemption: where declared, a job that cannot be placed stops running ones
+    of a QOS or partition that it may preempt (Slurm, "Preemption"): in order of QOS priority or tier, then the
+    fewest nodes, or the last started; unneeded ones keep running.
     """
 
     name: ClassVar[str] = "multifactor"
@@ -129,7 +129,7 @@ class Multifactor(AllocationStage):
         return plan.because(self.name, text, **values), memory
 
     def _main(self, turn: _Turn, ranked: Ints) -> list[int]:
-        """Start jobs in order, each partition up to the first that cannot be placed; returns who is left."""
+        """Start jobs in order, each partition up to the first that cannot be placed; returns the jobs left."""
         blocked, left = set[int](), list[int]()
         partition = turn.o.queues.codes(turn.o.jobs.claim[ranked], "partition").tolist()
         for row, part in zip(ranked.tolist(), partition, strict=True):
@@ -142,9 +142,9 @@ class Multifactor(AllocationStage):
 
 
 def stoppable(o: Observation, row: int) -> list[int]:
-    """Running jobs that a waiting one may stop, in the order in which they are tried.
+    """Running jobs that a waiting one may stop, in the order of trial.
 
-    Slurm, "Preemption": preempt/qos looks at who may preempt whom, preempt/partition_prio at tiers of partitions.
+    Slurm, "Preemption": preempt/qos uses the declared pairs of QOS, preempt/partition_prio the tiers of partitions.
     """
     q, jobs, running = o.queues, o.jobs, o.running
     running = running[(jobs.claim[running] >= 0) & (jobs.gpu_share_requested[running] >= 1.0)]
@@ -167,13 +167,13 @@ def stoppable(o: Observation, row: int) -> list[int]:
 
 
 def _fits(o: Observation, row: int, free: Ints, allowed: Bools, wanted: int) -> bool:
-    """Whether a job finds its GPUs where so many are free on each node."""
+    """Whether a job fits with these free GPUs per node."""
     sets = (mask for some in of_one_model(o, row, allowed) for mask in masks(o, row, some))
     return any(int(free[mask & o.nodes.up].sum()) >= wanted for mask in sets)
 
 
 class _Turn:
-    """One decision: what is free, what is used of limits, who is at a limit (by row: which), who is planned."""
+    """One decision: free GPUs, used limits, jobs at a limit (limit by row), and planned jobs."""
 
     def __init__(self, o: Observation, proposal: Proposal, quota: Quota) -> None:
         self.o, self.proposal, self.quota = o, proposal, quota
@@ -189,9 +189,9 @@ class _Turn:
         return np.array(list(rows), dtype=np.int64)
 
     def start(self, row: int, most: Ints | None = None, node_class: Ints | None = None) -> bool | None:
-        """Start a job now: True, False where there is no place, None where a limit does not let it.
+        """Start a job now: True, False if it cannot be placed, None if a limit blocks it.
 
-        most: GPUs of each class of nodes that nobody planned before it counts on.
+        most: GPUs of each class of nodes that are not reserved by jobs planned earlier.
         """
         wanted, claim = wanted_gpus(self.o, row), int(self.o.jobs.claim[row])
         share = float(min(self.o.jobs.gpu_share_requested[row], 1.0))
@@ -224,7 +224,7 @@ class _Turn:
         return np.concatenate(parts)
 
     def _nodes(self, claim: int, row: int, gpus: float) -> Bools | None:
-        """Nodes that a job may use now; None where its limits let it have none (then it is noted)."""
+        """Nodes that a job may use now; None where its limits allow none (the limit is recorded)."""
         key = claim, int(self.o.jobs.gpu_types[row])
         if key not in self._allowed:
             self._allowed[key] = allowed_nodes(self.o, row)
@@ -242,7 +242,7 @@ class _Turn:
         return None
 
     def stop_for(self, row: int) -> bool:
-        """Stop running jobs so that one without a place starts; False where that does not help."""
+        """Stop running jobs so that an unplaced one starts; False where that does not help."""
         o, claim = self.o, int(self.o.jobs.claim[row])
         wanted, share = wanted_gpus(o, row), float(min(o.jobs.gpu_share_requested[row], 1.0))
         if not self.may_stop or claim < 0 or share < 1.0:
@@ -276,7 +276,7 @@ class _Turn:
         return bool(self.start(row))
 
     def backfill(self, rows: list[int], window_s: float, node_class: Ints) -> None:
-        """Plan jobs in order; start those whose turn is now."""
+        """Plan jobs in order; start those planned for now."""
         o, proposal = self.o, self.proposal
         running = np.setdiff1d(o.running, self.ints(self.victims))
         profile = Profile(proposal, np.concatenate((running, proposal.started())), node_class, len(rows))

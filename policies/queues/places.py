@@ -1,4 +1,4 @@
-"""Placing one job on the nodes that it may use, in one rack or node where it asks for that."""
+"""Placement of one job on its allowed nodes, in one rack or node if it asks for that."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def masks(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
 
 
 def of_one_model(o: Observation, row: int, allowed: Bools) -> list[Bools]:
-    """The nodes that a job may use, by GPU model where its GPUs must all be of one."""
+    """The nodes that a job may use, by GPU model if its GPUs must all be of one model."""
     if not o.jobs.one_gpu_model[row]:
         return [allowed]
     model = node_model(o)
@@ -34,9 +34,9 @@ def of_one_model(o: Observation, row: int, allowed: Bools) -> list[Bools]:
 
 
 def place_job(proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None) -> Ints | None:
-    """GPUs (rows) for a job that are free in `draft`, or None. Takes nothing: see `start_on`.
+    """GPUs (rows) for a job that are free in `draft`, or None. Allocates nothing: see `start_on`.
 
-    allowed: nodes to choose from, in place of all that it may use.
+    allowed: nodes to choose from, instead of all that it may use.
     """
     o = proposal.observation
     allowed = allowed_nodes(o, row) if allowed is None else allowed
@@ -54,13 +54,13 @@ def place_job(proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowe
 
 
 def start_on(proposal: Proposal, row: int, gpus: Ints) -> None:
-    """Book a job on free GPUs."""
+    """Start a job on free GPUs."""
     share = np.full(len(gpus), float(min(proposal.observation.jobs.gpu_share_requested[row], 1.0)))
     proposal.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
 
 
 def least_gpus(o: Observation, row: int) -> int:
-    """Fewest GPUs with which a job starts."""
+    """Fewest GPUs on which a job may start."""
     jobs = o.jobs
     if jobs.rigid[row] and jobs.workers_max[row] <= jobs.workers_min[row]:
         return int(jobs.gpus_requested[row])
@@ -68,7 +68,7 @@ def least_gpus(o: Observation, row: int) -> int:
 
 
 def wanted_gpus(o: Observation, row: int) -> int:
-    """GPUs that a job asks for, a training job in whole workers."""
+    """GPUs that a job asks for, in whole workers for a training job."""
     jobs = o.jobs
     if jobs.rigid[row]:
         return int(jobs.gpus_requested[row])

@@ -1,11 +1,11 @@
 """Free GPUs over the time to come, in which jobs are planned one by one (conservative backfill).
 
-Mu'alem and Feitelson 2001, "Utilization, Predictability, Workloads, and User Runtime Estimates": every job that is
-looked at has a reservation, and a later one starts where it delays none of them. Slurm's sched/backfill does that
-for the first `bf_max_job_test` jobs and for `bf_window` ahead.
+Mu'alem and Feitelson 2001, "Utilization, Predictability, Workloads, and User Runtime Estimates": every considered
+job has a reservation, and a later one starts if it delays none of them. Slurm's sched/backfill does that for the
+first `bf_max_job_test` jobs and for `bf_window` ahead.
 
-Nodes that all jobs may use alike are one class, of which only the number of free GPUs counts: a gang may be spread
-over nodes, so that enough of them is a place. Which GPUs a job gets is decided when it starts.
+Nodes with the same access for all jobs form a class, of which only the number of free GPUs counts, because a gang
+may be spread over nodes. The GPUs of a job are chosen when it starts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def node_classes(o: Observation) -> Ints:
 def first_fit(
     times_s: Floats, free: Ints, used: int, allowed: Bools, wanted: int, takes_s: float, until_s: float, least: Ints
 ) -> int:
-    """The first of the `used` rows from which so many GPUs are free for so long; -1: none up to `until_s`.
+    """The first of the `used` rows from which the wanted GPUs are free for the whole duration; -1: none up to
+    `until_s`.
 
-    Writes to `least` (classes,) what each class has free all that while.
+    Writes to `least` (classes,) the GPUs of each class that are free for all of that time.
     """
     for k in range(used):
         if times_s[k] > until_s:
@@ -55,9 +56,9 @@ def first_fit(
 
 @jit_in_place
 def take_between(times_s: Floats, free: Ints, used: int, taken: Ints, begin_s: float, end_s: float) -> int:
-    """Take GPUs by class from begin to end; returns how many rows are used then.
+    """Reserve GPUs by class from begin to end; returns the number of used rows.
 
-    A time that has no row gets one, like the one before it; arrays have space for two more rows.
+    A time without a row gets a copy of the row before it; arrays have space for two more rows.
     """
     for time_s in (end_s, begin_s):
         k = used
@@ -81,12 +82,12 @@ def take_between(times_s: Floats, free: Ints, used: int, taken: Ints, begin_s: f
 
 
 class Profile:
-    """times_s ascending, and whole GPUs free from each on by class of nodes: free (times, classes)."""
+    """times_s (ascending), and whole GPUs free from each time on by class of nodes: free (times, classes)."""
 
     def __init__(self, proposal: Proposal, rows: Ints, node_class: Ints, planned: int) -> None:
-        """Now, and after the estimated end of each running job (rows, those just started included).
+        """Free GPUs now, and after the estimated end of each running job (rows, just started ones included).
 
-        planned: how many jobs may be planned, at most.
+        planned: most jobs that may be planned.
         """
         o = proposal.observation
         self.classes = int(node_class.max(initial=0)) + 1
@@ -108,22 +109,23 @@ class Profile:
         self._free[: self._used] = np.cumsum(np.vstack((now[None, :], given)), axis=0)
 
     def earliest(self, allowed: Bools, wanted: int, takes_s: float, until_s: float) -> tuple[float, Ints] | None:
-        """(first time at which so many GPUs are free for so long, what each class has free all that while).
+        """(first time at which the wanted GPUs are free for the whole duration, GPUs of each class free for all of
+        that time).
 
-        allowed: (classes,). None: not before `until_s`.
+        allowed: (classes,). None: no such time before `until_s`.
         """
         least = np.empty(self.classes, dtype=np.int64)
         k = first_fit(self._times_s, self._free, self._used, allowed, wanted, takes_s, until_s, least)
         return None if k < 0 else (float(self._times_s[k]), least)
 
     def take(self, per_class: Ints, begin_s: float, takes_s: float) -> None:
-        """Take GPUs for a time."""
+        """Reserve GPUs for a time."""
         end_s = begin_s + takes_s
         self._used = take_between(self._times_s, self._free, self._used, per_class, begin_s, end_s)
 
 
 def spread(least: Ints, wanted: int) -> Ints:
-    """GPUs by class for a job that is only planned: the emptiest class first."""
+    """GPUs by class for a planned job: the emptiest class first."""
     taken, left = np.zeros_like(least), wanted
     for one in np.argsort(-least, kind="stable").tolist():
         taken[one] = min(int(least[one]), left)

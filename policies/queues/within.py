@@ -1,4 +1,4 @@
-"""Any allocation stage, kept within what a site declares: it sees only the jobs that may start."""
+"""Any allocation stage under a site's declared limits: it sees only the jobs that may start."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from equipoise.policies.quotas.feasible import breaches, may_start
 from equipoise.policies.quotas.limits import Quota, restricted
 
 _ROUNDS = 8
-"""How often a stage is asked again without the jobs that broke a limit; then nothing is changed."""
+"""Most repeats of a stage without the jobs that broke a limit; after these nothing changes."""
 
 
 @dataclass(frozen=True)
 class Within(AllocationStage):
-    """Hides from `stage` the waiting jobs whose limits are used up, and asks again where its plan breaks one.
+    """Hides waiting jobs at a limit from `stage`, and repeats it if its plan breaks a limit.
 
-    A job that got GPUs of nodes that it may not use is put on others that are free, or is held back.
+    A job on nodes that it may not use is moved to free allowed ones, or held back.
     """
 
     stage: AllocationStage = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        """Promise what the stage promises."""
+        """Copy the declarations of the stage."""
         for name in ("name", "needs", "starts_only", "order", "blocking", "preemption", "honours"):
             object.__setattr__(self, name, getattr(self.stage, name))
         object.__setattr__(self, "needs", self.needs | {"nodes", "gpus", "jobs", "workers"})
 
     def initial(self) -> Memory:
-        """As the stage's."""
+        """Memory of the stage."""
         return self.stage.initial()
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
@@ -64,7 +64,7 @@ class Within(AllocationStage):
 
 
 def _without(allocation: Allocation, rows: Collection[int]) -> Allocation:
-    """What it gives to jobs other than these rows."""
+    """The allocation without these rows."""
     if not rows:
         return allocation
     kept = [k for k, row in enumerate(allocation.job.tolist()) if row not in rows]
@@ -76,7 +76,7 @@ def _without(allocation: Allocation, rows: Collection[int]) -> Allocation:
 
 
 def within_queues(policy: Policy) -> Policy:
-    """The policy with each allocation stage kept within limits, unless it keeps to them by itself."""
+    """The policy with each allocation stage wrapped in `Within`, unless it respects limits itself."""
     return dataclasses.replace(policy, stages=tuple(map(_kept, policy.stages)))
 
 
@@ -87,14 +87,14 @@ def _kept(stage: Stage) -> Stage:
 
 
 def _held(o: Observation, quota: Quota) -> Ints:
-    """Waiting jobs that break a limit by themselves."""
+    """Waiting jobs of which each alone would break a limit."""
     jobs, rows = o.jobs, o.waiting
     need = np.where(jobs.rigid[rows], jobs.gpus_requested[rows], jobs.workers_min[rows] * jobs.gpus_per_worker[rows])
     return np.asarray(rows[~may_start(o, quota, rows, need)])
 
 
 def _view(o: Observation, held: Ints, fixed: Ints) -> Observation:
-    """What the stage sees: jobs `held` do not wait, running jobs `fixed` are known by duration only."""
+    """The view of the stage: jobs `held` do not wait, running jobs `fixed` are known by duration only."""
     if not len(held) and not len(fixed):
         return o
     changed: dict[str, Any] = {}
@@ -109,9 +109,9 @@ def _view(o: Observation, held: Ints, fixed: Ints) -> Observation:
 
 
 def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int]]:
-    """(the allocation, jobs that found no place): those that may not use every node are put where they may be.
+    """(the allocation, jobs that cannot be placed): jobs with restricted nodes are moved to allowed ones.
 
-    Whoever had been given their new GPUs gets others.
+    Jobs that had been given their new GPUs get others.
     """
     which, rows = restricted(o, allocation.job), allocation.job.tolist()
     if not which.any():

@@ -1,4 +1,4 @@
-"""The rule that an allocation keeps to what a site declares, and which jobs of one do not."""
+"""Check of an allocation against a site's declared limits, and the jobs that break them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def breaches(
     first: bool = False,
     quota: Quota | None = None,
 ) -> dict[int, str]:
-    """Why jobs of an allocation (in compressed rows) may not have what it gives them, by row.
+    """Reasons, by row, for which jobs of an allocation (in compressed rows) may not have their GPUs.
 
-    What a job gives back counts before what others take. A job that would break a limit takes nothing, so that
-    later ones may have it. first: only the first such job. quota: as observed; then holds what is used after it.
+    Releases count before new allocations. A job that would break a limit gets nothing, so later ones may fit. first:
+    only the first such job. quota: as observed; updated to the usage after the allocation.
     """
     quota, found = quota or Quota.now(o), dict[int, str]()
     rows, running = job.tolist(), o.jobs.state[job] == RUNNING
@@ -49,7 +49,7 @@ def breaches(
 
 
 def may_start(o: Observation, quota: Quota, rows: Ints, need: Ints) -> Bools:
-    """Whether each waiting job (rows), which needs so many GPUs at least, breaks no limit by itself."""
+    """Whether each waiting job (rows), with its fewest GPUs, breaks no limit alone."""
     share = np.minimum(o.jobs.gpu_share_requested[rows], 1.0)
     claim, types = o.jobs.claim[rows], o.jobs.gpu_types[rows]
     allowed = np.ones(len(rows), dtype=np.bool_)

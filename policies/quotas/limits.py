@@ -1,4 +1,4 @@
-"""What is used of each limit, and what is left: the one rule for every policy that starts jobs."""
+"""Usage of each limit and what is left, for every policy that starts jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Amounts = Mapping[int, float]
 def held_by_claim(o: Observation) -> Floats:
     """GPUs that the running jobs of each claim hold, by GPU model, (claims, models).
 
-    A shared GPU counts by the share asked of it; its model is not told, so that it counts as the first model.
+    A shared GPU counts by the requested share; its model is unknown, so it counts as the first model.
     """
     claims, models, jobs = len(o.queues.claims), len(o.gpu_models), o.jobs
     owner = o.gpus.job
@@ -33,7 +33,7 @@ def held_by_claim(o: Observation) -> Floats:
 
 
 class Quota:
-    """What is used of every limit, kept up while one decision hands out GPUs. gpus, jobs: (limits,)."""
+    """Usage of every limit, updated while one decision allocates GPUs. gpus, jobs: (limits,)."""
 
     def __init__(self, queues: Queues, models: int, gpus: list[float], jobs: list[float]) -> None:
         self.queues, self.models, self.gpus, self.jobs = queues, models, gpus, jobs
@@ -45,13 +45,13 @@ class Quota:
 
     @classmethod
     def unused(cls, queues: Queues, models: int) -> Quota:
-        """Of a cluster where nothing runs."""
+        """Quota of a cluster without running jobs."""
         none = [0.0] * len(queues.parent)
         return cls(queues, models, none, none.copy())
 
     @classmethod
     def now(cls, o: Observation) -> Quota:
-        """As observed."""
+        """Quota as observed."""
         q, running = o.queues, o.running[o.jobs.claim[o.running] >= 0]
         jobs = np.bincount(o.jobs.claim[running], minlength=len(q.claims)).astype(np.float64)
         held = held_by_claim(o)
@@ -71,7 +71,7 @@ class Quota:
         return cls(q, len(o.gpu_models), gpus_of.tolist(), jobs_of.tolist())
 
     def leaves(self, claim: int) -> list[int]:
-        """The limits that a claim stands under directly."""
+        """The limits that apply to a claim directly."""
         return [limit for limit in self.queues.leaf[claim].tolist() if limit >= 0]
 
     def chain(self, limit: int) -> Iterable[int]:
@@ -94,7 +94,7 @@ class Quota:
         return min(self._most_jobs[k] - self.jobs[k] for k in self.chain(limit))
 
     def room(self, claim: int, more_jobs: int = 1) -> list[float]:
-        """GPUs that a claim may take, by GPU model; 0 when it may not have `more_jobs` more."""
+        """GPUs that a claim may take, by GPU model; 0 if it may not have `more_jobs` more jobs."""
         room = [math.inf] * self.models
         for limit in self.leaves(claim):
             left = self.left(limit) if self.left_jobs(limit) >= more_jobs else 0.0
@@ -106,19 +106,19 @@ class Quota:
         return room
 
     def allows(self, limit: int, claim: int, gpus: float, jobs: int = 1) -> bool:
-        """Whether a limit lets a claim have so many more jobs with so many more GPUs that it counts."""
+        """Whether a limit allows a claim this many more jobs and counted GPUs."""
         wanted = gpus if self._resource[limit] < 0 else self._counted(limit, claim, {}, jobs)
         return (wanted <= 0 or wanted <= self.left(limit) + ROUNDING) and self.left_jobs(limit) >= jobs
 
     def _counted(self, limit: int, claim: int, amounts: Amounts, jobs: int) -> float:
-        """What of so many more GPUs and jobs of a claim a limit counts."""
+        """The part of additional GPUs and jobs of a claim that a limit counts."""
         if self._resource[limit] >= 0:
             return jobs * float(self.queues.tres[claim, self._resource[limit]])
         bits = int(self.queues.models[limit])
         return math.fsum(gpus for model, gpus in amounts.items() if bits >> model & 1)
 
     def broken(self, claim: int, amounts: Amounts, jobs: int = 1) -> int:
-        """The first limit (the lowest in its tree) that so many more GPUs would break, -1 for none."""
+        """The first limit (the lowest in its tree) that these additional GPUs would break, -1 for none."""
         if claim < 0:
             return -1
         for limit in self.leaves(claim):
@@ -128,7 +128,7 @@ class Quota:
         return -1
 
     def first(self, claim: int, gpus: float) -> int:
-        """The first limit that does not let a job of a claim have so many GPUs, of whatever model; -1: all do."""
+        """The first limit that blocks a job of a claim with this many GPUs of any model; -1: none."""
         for leaf in self.leaves(claim):
             if not self.allows(leaf, claim, gpus):
                 wanted = self._counted(leaf, claim, {}, 1) if self._resource[leaf] >= 0 else gpus
@@ -136,7 +136,7 @@ class Quota:
         return -1
 
     def tightest(self, limit: int, wanted: float, jobs: int = 1) -> int:
-        """Which limit of a chain it is that does not allow `wanted` more."""
+        """The limit of a chain that does not allow `wanted` more."""
         for k in self.chain(limit):
             if self.gpus[k] + wanted > self._most[k] + ROUNDING or self.jobs[k] + jobs > self._most_jobs[k]:
                 return k
@@ -144,7 +144,7 @@ class Quota:
         return limit
 
     def book(self, claim: int, amounts: Amounts, jobs: int = 1) -> None:
-        """Count so many more GPUs (fewer, where negative) and jobs of a claim."""
+        """Add GPUs and jobs of a claim (negative: remove)."""
         for leaf in self.leaves(claim) if claim >= 0 else ():
             wanted = self._counted(leaf, claim, amounts, jobs)
             for k in self.chain(leaf):
@@ -203,7 +203,7 @@ def restricted(o: Observation, rows: Ints) -> Bools:
 
 
 def stands_well(o: Observation, row: int, gpus: Ints) -> bool:
-    """Whether a job may have just these GPUs (rows): nodes that it may use, and together as it asks."""
+    """Whether a job may have exactly these GPUs (rows): on allowed nodes, and together as requested."""
     nodes = o.gpus.node[gpus]
     together = int(o.jobs.together[row])
     if together == RACK_REQUIRED and len(set(o.nodes.rack[nodes].tolist())) > 1:
@@ -219,7 +219,7 @@ def describe(q: Queues, limit: int) -> str:
 
 
 def bound(q: Queues, limit: int) -> str:
-    """What a limit allows, in words."""
+    """The bound of a limit, in words."""
     most = float(q.gpus_max[limit])
     if not math.isfinite(most):
         return f"{q.jobs_max[limit]:g} jobs"

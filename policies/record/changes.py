@@ -1,4 +1,4 @@
-"""S413 and S423 as data: changes of running jobs' GPUs by S4, what they did to goodput, and whether they stayed."""
+"""S413 and S423 as data: S4's changes to running jobs' GPUs, their effect on goodput, and their verdicts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ KEPT, ROLLED_BACK, NOT_JUDGED = "kept", "rolled back", "not judged"
 class AllocationChange:
     """One change of the GPUs of a running job.
 
-    job: its row. asked: which part of S4 asked for it. gpus_before, gpus_after: how many it had, and got. expected:
-    goodput (samples/s) below which the change does harm: that of before, or what is left with fewer GPUs. goodput:
-    as measured when it was judged; NaN while it was not. verdict: kept, rolled back, or not judged, because the job
-    ended, was stopped or was changed again before.
+    job: its row. asked: the part of S4 that asked for it. gpus_before, gpus_after: its numbers of GPUs. expected:
+    goodput (samples/s) below which the change is harmful: the earlier one, or the one expected with fewer GPUs.
+    goodput: measured when judged; NaN before. verdict: kept, rolled back, or not judged, because the job ended, was
+    stopped or was changed again first.
     """
 
     time_s: float
@@ -32,7 +32,7 @@ class AllocationChange:
 
 
 def changes(decisions: Iterable[tuple[float, Plan]]) -> list[AllocationChange]:
-    """All changes in a record of decisions, (time in s, plan) each, in order of time."""
+    """All changes in a record of decisions, (time in s, plan) each, by time."""
     found: list[AllocationChange] = []
     watched: dict[int, int] = {}  # by job, the change that is judged next
     for time_s, plan in decisions:

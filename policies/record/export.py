@@ -3,9 +3,9 @@
     format: 1                  of this file
     contract: 1                version of the contract that the stages were written for
     policy: [{s1: {...}}, ...] stages with every parameter
-    profile: {name, digest}    hardware that it was tuned on
-    scenario: {name, digest}   case that it was tuned for
-    promise: {...}             what the simulator measured there
+    profile: {name, digest}    hardware of the tuning
+    scenario: {name, digest}   scenario of the tuning
+    promise: {...}             results of the simulator there
     digest: ...                SHA-256 over all of the above: damage is found
     signature: ...             HMAC-SHA-256 with a shared key, when one was given: tampering is found
 
@@ -46,7 +46,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class ExportedPolicy:
-    """A policy with where it comes from and what it promises."""
+    """A policy with its origin and its simulated results."""
 
     policy: Policy
     profile: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class ExportedPolicy:
     signed: bool = False  # its signature was checked
 
     def content(self) -> dict[str, Any]:
-        """What is written, without digest and signature."""
+        """The content to write, without digest and signature."""
         return {
             "format": FORMAT_VERSION,
             "contract": CONTRACT_VERSION,
@@ -89,7 +89,7 @@ def _signature(content: Mapping[str, Any], key: bytes) -> str:
 def write_policy(exported: ExportedPolicy, path: Path, key: bytes | None = None) -> str:
     """Write a policy file, whole or not at all; returns its digest.
 
-    Raises ExportError when it would not load again (a value that is no plain finite datum, too large).
+    Raises ExportError when it could not be loaded again (a value that is not plain and finite, or too large).
     """
     content = exported.content()
     try:
@@ -134,7 +134,7 @@ def load_policy(path: Path, key: bytes | None = None, *, plugins: bool = False) 
 
 
 class _FaultError(Exception):
-    """What is wrong, without the file's name; `at`: the keys and numbers that lead there, or where that is."""
+    """A fault, without the file's name; `at`: path of keys and indices, or position."""
 
     def __init__(self, text: str, *at: str | int, mark: yaml.Mark | None = None) -> None:
         super().__init__(text)
@@ -142,7 +142,7 @@ class _FaultError(Exception):
 
 
 def _mark(node: yaml.Node | None, at: tuple[str | int, ...]) -> yaml.Mark | None:
-    """Where the value stands that these keys lead to, as far as they do; a mapping's key in place of its value."""
+    """Position of the value at this path, as far as it exists; the position of the key in a mapping."""
     mark = None if node is None else node.start_mark
     for step in at:
         if isinstance(node, yaml.MappingNode):
@@ -158,12 +158,12 @@ def _mark(node: yaml.Node | None, at: tuple[str | int, ...]) -> yaml.Mark | None
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML, to a depth, without aliases, which can blow a small file up to any size."""
+    """Safe YAML with limited depth and without aliases, which can expand a small file to any size."""
 
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """As PyYAML does, without aliases and not too deep."""
+        """As in PyYAML, without aliases and with limited depth."""
         if self.check_event(yaml.events.AliasEvent):
             raise _FaultError("aliases are not allowed in a policy file", mark=self.peek_event().start_mark)
         self._depth += 1
@@ -194,7 +194,7 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:float", _float)
 
 
 def _read(raw: bytes) -> tuple[yaml.Node | None, dict[str, Any]]:
-    """The file as it is written, and its data."""
+    """The text of the file, and its data."""
     try:
         loader = _PlainLoader(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -226,7 +226,7 @@ def _read(raw: bytes) -> tuple[yaml.Node | None, dict[str, Any]]:
 
 
 def _bounded(value: Any, at: tuple[str | int, ...], count: list[int]) -> None:
-    """Refuse what no policy needs: deep, many, long, or not plain."""
+    """Refuse values that are too deep, too many, too long, or not plain data."""
     count[0] += 1
     if len(at) > _MAX_DEPTH or count[0] > _MAX_ITEMS:
         raise _FaultError("nested too deeply or too many values", *at)

@@ -1,4 +1,4 @@
-"""What stages from elsewhere (plug-ins, scripts, notebooks) depend on, for the identity of a run."""
+"""Dependencies of stages that are not built in (plug-ins, scripts, notebooks), for the identity of a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from equipoise.policies.contract import Policy
 
 
 def foreign_sources(policy: Policy) -> list[Part]:
-    """What stages from elsewhere depend on, sorted; nothing where all stages are built in.
+    """Dependencies of stages that are not built in, sorted; empty where all stages are built in.
 
-    Of each such stage and of the classes it is made from: every Python file of the package that it comes from and
-    of what that imports from the same folder, the version of its distribution and of what that depends on. Of one
-    written in a notebook or on standard input: its compiled code, and that of what it uses from there.
+    For each such stage and its base classes: every Python file of its package and of the modules that it imports
+    from the same folder, the versions of its distribution and of that one's dependencies. For a stage from a
+    notebook or standard input: its compiled code, and that of the names it uses from there.
     """
     found: set[Part] = set()
     for stage in policy.stages:
@@ -49,13 +49,13 @@ def _parts_of(cls: type, stage: type) -> Iterator[Part]:
 
 @cache
 def _distributions() -> dict[str, list[str]]:
-    """Distributions by the top-level packages that they install."""
+    """Distributions by their top-level packages."""
     return dict(importlib.metadata.packages_distributions())
 
 
 @cache
 def _distribution_of(cls: type) -> str | None:
-    """The distribution whose entry point this stage is; found there, too, where it is installed for editing."""
+    """The distribution whose entry point this stage is; also found for an editable installation."""
     for point in importlib.metadata.entry_points(group="equipoise.stages"):
         if point.value.replace(" ", "") == f"{cls.__module__}:{cls.__qualname__}" and point.dist is not None:
             return point.dist.name
@@ -64,7 +64,7 @@ def _distribution_of(cls: type) -> str | None:
 
 @cache
 def _versions(distribution: str) -> tuple[tuple[str, str], ...]:
-    """(name, version) of a distribution and of all that it depends on and that is installed."""
+    """(name, version) of a distribution and of its installed dependencies."""
     found: dict[str, str] = {}
     waiting = [distribution]
     while waiting:
@@ -83,7 +83,7 @@ def _versions(distribution: str) -> tuple[tuple[str, str], ...]:
 
 
 def digest_of_class(cls: type) -> str:
-    """Hash of a class that no file holds: its functions' byte code, and that of what they name beside it."""
+    """Hash of a class without a file: byte code of its functions, and of other names that these use."""
     digest, seen = hashlib.sha256(), set[Any]()
     for text in _code_of(cls, cls.__module__, seen):
         digest.update(text.encode() + b"\0")

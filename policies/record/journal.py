@@ -1,9 +1,9 @@
 """The record of decisions: written as JSON lines, read back exactly, replayed against a policy.
 
 One format for the simulator and for live runs. The first line names the format; each further line holds one
-decision: the observation, the memory before and after, the plan, and what the world refused. Floats come
-back to the bit, NaN and infinities too, and arrays keep their dtype and shape. The lines are strict JSON, so
-other tools can read them. A last line that was not written to its end is left out.
+decision: the observation, the memory before and after, the plan, and what the world refused. Floats are restored
+exactly, NaN and infinities too, and arrays keep their dtype and shape. The lines are strict JSON, so other tools can
+read them. An incomplete last line is ignored.
 
 Arrays are `{"$array": dtype, "values": [...]}`, or `{"$array": dtype, "rows": n, "all": value}` where all
 values are the same; other marked objects are listed in `_encode`.
@@ -69,7 +69,7 @@ def _number(value: float) -> Any:
 
 @cache
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """What NumPy finds a dtype again by; cached, because it is slow to spell."""
+    """The name of a dtype for NumPy; cached, because it is slow to compute."""
     return dtype.str if dtype.kind == "U" else dtype.name
 
 
@@ -96,7 +96,7 @@ def _same_bits(flat: NDArray[Any]) -> bool:
 
 
 def _encode(value: Any) -> Any:
-    """Plain JSON for a value: what JSON cannot say stands in an object whose first key begins with `$`."""
+    """Plain JSON for a value: other types are objects whose first key begins with `$`."""
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if type(value) is float:
@@ -134,7 +134,7 @@ def _decode_array(value: dict[str, Any]) -> NDArray[Any]:
 
 
 def _decode(value: Any) -> Any:
-    """What `_encode` made the value from; arrays are read-only."""
+    """The inverse of `_encode`; arrays are read-only."""
     if isinstance(value, list):
         return [_decode(item) for item in value]
     if not isinstance(value, dict):
@@ -188,7 +188,7 @@ def _decode_observation(value: dict[str, Any]) -> Observation:
 
 
 def encode(decision: Decision, refused: Sequence[Refusal] = ()) -> str:
-    """One decision as one line of JSON, without its end. Raises TypeError for what cannot be written."""
+    """One decision as one line of JSON, without line end. Raises TypeError for a value that cannot be written."""
     line = {
         "time_s": _number(decision.observation.time_s),
         "observation": _encode_observation(decision.observation),
@@ -201,7 +201,7 @@ def encode(decision: Decision, refused: Sequence[Refusal] = ()) -> str:
 
 
 def encode_memory(memory: Mapping[str, Memory]) -> str:
-    """What the stages of a policy remember, as JSON. Raises TypeError for what cannot be written."""
+    """Memory of the stages of a policy, as JSON. Raises TypeError for a value that cannot be written."""
     return json.dumps(_encode(dict(memory)), separators=(",", ":"), allow_nan=False)
 
 
@@ -211,7 +211,7 @@ def decode_memory(text: str) -> dict[str, Memory]:
 
 
 class JournalWriter:
-    """Appends decisions to a file; each line is handed to the operating system when it is complete."""
+    """Appends decisions to a file; each complete line is flushed to the operating system."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
@@ -228,7 +228,7 @@ class JournalWriter:
             self._file.flush()
 
     def write(self, decision: Decision, refused: Sequence[Refusal] = ()) -> None:
-        """Append one decision. Raises TypeError when a stage remembers what a journal cannot hold."""
+        """Append one decision. Raises TypeError when a stage's memory cannot be written."""
         self._put(encode(decision, refused))
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ def _complete_bytes(file: BinaryIO) -> int:
 
 
 def append(path: Path | str, decision: Decision, refused: Sequence[Refusal] = ()) -> None:
-    """Append one decision to the journal at `path`, which is made if it is not there."""
+    """Append one decision to the journal at `path`, which is created if missing."""
     with JournalWriter(path) as writer:
         writer.write(decision, refused)
 
@@ -267,8 +267,7 @@ def append(path: Path | str, decision: Decision, refused: Sequence[Refusal] = ()
 def read(path: Path | str) -> Iterator[Entry]:
     """The decisions of a journal in order.
 
-    Raises JournalError for a file that is not a journal, is of another version, or is damaged before its last
-    line.
+    Raises JournalError for a file that is not a journal, is of another version, or is damaged before its last line.
     """
     for number, value in _lines(path):
         with _damage(path, number):
@@ -283,7 +282,7 @@ def read(path: Path | str) -> Iterator[Entry]:
 
 
 def read_plans(path: Path | str) -> Iterator[tuple[float, Plan, tuple[Refusal, ...]]]:
-    """(time in s, plan, what was refused) of each decision; what was observed stays undecoded, which is faster.
+    """(time in s, plan, refusals) of each decision; observations are not decoded, which is faster.
 
     Raises JournalError as `read` does.
     """
@@ -294,7 +293,7 @@ def read_plans(path: Path | str) -> Iterator[tuple[float, Plan, tuple[Refusal, .
 
 
 def _lines(path: Path | str) -> Iterator[tuple[int, Any]]:
-    """Number and content of each complete line behind the first."""
+    """Number and content of each complete line after the first."""
     check_regular(path)
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -310,7 +309,7 @@ def _lines(path: Path | str) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def _damage(path: Path | str, number: int) -> Iterator[None]:
-    """Turns what decoding raises into a JournalError that names the line."""
+    """Turns decoding errors into a JournalError that names the line."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:

@@ -1,8 +1,8 @@
-"""S222, the batch: as large as pays, of jobs whose users let a policy change it.
+"""S222, the batch: the one of highest goodput, for jobs whose users let a policy change it.
 
 Goodput = samples/s x statistical efficiency (Pollux, Qiao et al. 2021, section 3): a larger batch shares the fixed
-part of a step and the exchange among more samples, of which each then counts for less. What one pass has no room
-for takes further ones (gradients are accumulated), each with a fixed part of its own.
+part of a step and the exchange among more samples, each of lower worth. Samples that do not fit into one pass take
+further ones (gradient accumulation), each with its own fixed part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BATCHES = 24
 _MARGIN = 0.05
 """Least relative gain in goodput for which a batch changes."""
 _ROUNDING = 1e-9
-"""Of a pass: what a product of fractions may be above a whole one."""
+"""Tolerance in passes for rounding of a product of fractions."""
 
 
 def batches(o: Observation, row: int) -> Ints:
@@ -35,7 +35,7 @@ def batches(o: Observation, row: int) -> Ints:
 
 
 def best_batches(o: Observation, groups: WorkersByJob) -> dict[int, tuple[int, float]]:
-    """(batch, gain in goodput) of each training job, by row, to which another batch is worth more than its own."""
+    """(batch, gain in goodput) of each training job, by row, for which another batch has a higher goodput."""
     found = {}
     for k in np.flatnonzero(o.jobs.batch_max[groups.rows] > o.jobs.batch_reference[groups.rows]).tolist():
         row, own = int(groups.rows[k]), slice(int(groups.first[k]), int(groups.first[k + 1]))
@@ -49,7 +49,7 @@ def best_batches(o: Observation, groups: WorkersByJob) -> dict[int, tuple[int, f
 
 
 def _passes(o: Observation, row: int, own: slice, samples: Ints | Floats) -> Floats:
-    """Passes in which each worker computes so many samples: as memory and plan ask; 1 where a layout says them."""
+    """Passes for these samples per worker, by memory and plan; 1 where a layout sets them."""
     least = int(o.jobs.accumulation[row])
     if least == 0:
         return np.ones(np.shape(samples))
@@ -58,7 +58,7 @@ def _passes(o: Observation, row: int, own: slice, samples: Ints | Floats) -> Flo
 
 
 def _goodput(o: Observation, row: int, own: slice, tried: Ints) -> Floats:
-    """Samples/s that count with each batch, dealt in the present proportions; NaN where speeds are not known."""
+    """Goodput (samples/s) with each batch, split in the present proportions; NaN where speeds are unknown."""
     jobs, workers = o.jobs, o.workers
     samples, fixed_s = workers.samples_per_step[own], np.nan_to_num(workers.fixed_s[own])
     dealt = tried[:, None] * (samples / max(int(samples.sum()), 1))

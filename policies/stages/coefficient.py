@@ -1,9 +1,9 @@
-"""S312's alpha and beta: what update speed and delay weigh, by the recorded changes of the interval.
+"""S312's alpha and beta: weights of update speed and delay, adapted to recorded changes of the interval.
 
 K = alpha * V - beta * d. Each change from the interval h0 to h1 is expected to make training 1 / (1 + r1) over
-1 / (1 + r0) times as fast (P, as a logarithm). What came of it adapts both, within a half and twice their defaults:
-beta by what throughput gained (T), since a delay that hides behind computing counts less; alpha by what of that
-was lost to drift (T - G, with the goodput's gain G), since then it is worth more to synchronise.
+1 / (1 + r0) times as fast (P, as a logarithm). The outcome adapts both, within half and twice their defaults: beta
+by the throughput gain (T), since a delay hidden behind computing counts less; alpha by the part of it lost to drift
+(T - G, with the goodput gain G), since synchronising is then worth more.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SEEN = ("seen_interval", "seen_throughput", "seen_goodput")
 def adapted(
     observation: Observation, groups: WorkersByJob, memory: Memory, noise: float
 ) -> tuple[Floats, Floats, dict[str, Any]]:
-    """(alpha, beta) of each running job over their defaults, and what to remember.
+    """(alpha, beta) of each running job over their defaults, and the new memory.
 
-    Least squares through the origin of T and T - G over P, drawn to the defaults as if a change by `noise` (a part)
-    had done what was expected. A window counts if only the interval has changed since the one before it, and what
-    came of it is, but for `noise`, between nothing and twice what was expected: else it has another cause.
+    Least squares through the origin of T and T - G over P, regularised to the defaults by one expected outcome of
+    size `noise` (relative). A window counts if only the interval has changed since the window before, and the
+    outcome is, up to `noise`, between zero and twice the expected one: else it has another cause.
     """
     workers, jobs, rows = observation.workers, observation.jobs, groups.rows
     now = [
@@ -66,7 +66,7 @@ def adapted(
 
 
 def _as_before(observation: Observation, groups: WorkersByJob, memory: Memory) -> Bools:
-    """Whether each job has the workers, GPUs and deal that were seen last."""
+    """Whether each job has the workers, GPUs and batch split of the last window."""
     workers = observation.workers
     if "seen_id" not in memory or not len(memory["seen_id"]):
         return np.zeros(len(groups.rows), dtype=np.bool_)

@@ -1,12 +1,12 @@
-"""Freezing one sub-step of a stage, to see what it is worth: the strongest simple default takes its place.
+"""Freezing one sub-step of a stage to measure its value: the strongest simple default replaces it.
 
 S111: the last gradient rate, and every gradient is sound. S112: equal data for all. S113: no moves. S211: the
-interfaces' rates in place of measured transfers. S212: fetches in the order of need. S213: late shards stay. S221,
-S222, S223: the deal stays. S311: intervals change while work is dealt anew. S312: intervals stay, of one level.
-S313: one interval for all levels of the network, and for all workers that push by themselves. S321: every part of a
-GPU counts as used alike. S322, S323: shares stay. S324: no power caps. S411: nodes as their GPU model. S412: jobs
-in order of arrival. S413: no change is undone. S421: nodes whatever uses them. S422: whole requests, in order,
-never changed.
+interfaces' rates in place of measured transfers. S212: fetches in the order of need. S213: late shards are kept.
+S221, S222, S223: the split is kept. S311: intervals change while work is reassigned. S312: intervals are kept, of
+one level. S313: one interval for all levels of the network, and for all asynchronous workers. S321: every part of a
+GPU counts as equally used. S322, S323: shares are kept. S324: no power caps. S411: nodes as their GPU model. S412:
+jobs in order of arrival. S413: no change is undone. S421: nodes regardless of their use. S422: whole requests, in
+order, never changed.
 """
 
 from __future__ import annotations

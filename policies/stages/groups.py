@@ -1,4 +1,4 @@
-"""What the data, task and sync stages share: workers grouped by job, memory by worker, links, moves."""
+"""Shared code of the data, task and sync stages: workers grouped by job, memory by worker, links, moves."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def carry(memory: Memory, observation: Observation, defaults: Mapping[str, float
 
 
 def links_of(observation: Observation, *, measured: bool = True) -> LinkArrays:
-    """Transfer rates between nodes: what `paths` measured, else the free part of the slower interface.
+    """Transfer rates between nodes: measured ones in `paths`, else the free part of the slower interface.
 
     An interface counts as at least 1 % free; one of unknown rate is no limit.
     """
@@ -102,7 +102,7 @@ def moved_bytes(observation: Observation, moves: Moves, *, incoming: bool) -> Fl
 
 
 def bytes_to_fetch(observation: Observation) -> tuple[Floats, Floats]:
-    """Bytes of shards not at their owner: (that each node is to send, that it is to receive), (nodes,) each."""
+    """Bytes of shards not at their owner: (to send, to receive) per node, (nodes,) each."""
     shards, nodes = observation.shards, len(observation.nodes)
     sent, received = np.zeros(nodes), np.zeros(nodes)
     to_fetch(shards.worker, shards.node, shards.local, shards.bytes, observation.workers.node, sent, received)
@@ -120,7 +120,7 @@ def free_shards(observation: Observation, plan: Plan) -> Bools:
 
 
 def owned_after(observation: Observation, plan: Plan) -> Floats:
-    """Samples that each worker owns once the planned moves are made, (workers,)."""
+    """Samples that each worker owns after the planned moves, (workers,)."""
     owned: Floats = observation.workers.samples_owned.copy()
     if plan.moves is not None:
         shards = observation.shards
@@ -145,7 +145,8 @@ def append_moves(plan: Plan, observation: Observation, rows: Ints, owners: Ints)
 
 
 def or_else(values: Floats, instead: float = 0.0) -> Floats:
-    """`instead` where a value is not known (NaN); a quarter of the time of np.nan_to_num, which also bounds it."""
+    """`instead` where a value is unknown (NaN); a quarter of the time of np.nan_to_num, which also replaces
+    infinities."""
     return np.where(np.isnan(values), instead, values)
 
 

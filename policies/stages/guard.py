@@ -1,4 +1,4 @@
-"""Before/after guard: watch what a change did to measured goodput, undo it when it did harm, back off.
+"""Before/after guard: compare measured goodput after a change, undo a harmful change, back off.
 
 A record is plain arrays sorted by id (a job's or worker's), kept inside a stage's memory:
 
@@ -40,7 +40,7 @@ _COLUMNS: dict[str, tuple[type, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Ids whose change is kept, and ids whose change is to be undone, with the values to go back to."""
+    """Ids whose change is kept, and ids whose change is to be undone, with the values to restore."""
 
     keep: Ints
     rollback: Ints
@@ -67,10 +67,10 @@ def _find(ids: Ints, wanted: Ints) -> tuple[Ints, Bools]:
 def guard_watch(
     record: Record, ids: Ints, before: Floats, time_s: float, undo: Floats, group: Ints | None = None
 ) -> Record:
-    """Watch changes made now to `ids` (distinct), whose goodput was `before`; `undo` is what to go back to.
+    """Watch changes made now to `ids` (distinct), whose goodput was `before`; `undo` holds the values to restore.
 
     Ids of one `group` are judged together, by the mean of their goodput ratios: a change that takes from
-    one and gives to another must pay in sum. Without `group` each id stands for itself. Ids whose `before`
+    one and gives to another must pay in sum. Without `group` each id is its own group. Ids whose `before`
     is not finite and positive cannot be judged and are not watched.
     """
     known = np.isfinite(before) & (before > 0)
@@ -103,9 +103,9 @@ def guard_review(
     """Judge the watched changes by the goodput of the known `ids` (sorted), measured over `settle_s`.
 
     A measurement counts once its window began after the change. After `reports` of them a group is kept
-    when the mean ratio after/before of the last two is at least 1 - noise, is left to recover for up to twice
-    as many while its trend would bring it there within one more window, and is rolled back otherwise; its ids
-    are then blocked for backoff_s * 2**(failures before). Groups with an id that vanished are forgotten.
+    when the mean ratio after/before of the last two is at least 1 - noise, is watched for up to twice as many while
+    its trend would reach that within one more window, and is rolled back otherwise; its ids are then blocked for
+    backoff_s * 2**(failures before). Groups with an id that vanished are forgotten.
     """
     if not record or not len(record["id"]):  # most decisions: nothing is watched
         return Verdict(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)), record or guard_empty()
@@ -165,7 +165,7 @@ def guard_blocked(record: Record, ids: Ints, time_s: float) -> Bools:
 
 
 def guard_acquit(record: Record, ids: Ints) -> Record:
-    """Take back the latest failure of `ids`, and its back-off: something else than the change was to blame."""
+    """Cancel the latest failure of `ids` and its back-off: the change was not the cause."""
     state = {name: values.copy() for name, values in _full(record).items()}
     at, found = _find(state["id"], ids)
     state["failures"][at[found]] = np.maximum(state["failures"][at[found]] - 1, 0)

@@ -1,4 +1,4 @@
-"""S313 beside the interval of a running job: that of one that waits, and those of two levels of the network."""
+"""S313 for waiting jobs, and for the intervals of two levels of the network."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ INTERVAL_MOST = 1000.0  # formula mode, where no drift bounds the interval
 
 
 def settled_ratio(delay: float) -> float:
-    """Exchange over the computing between two exchanges at which K = 1 / (1 + r) - r / delay is 0."""
+    """Ratio r of exchange to computing between two exchanges at which K = 1 / (1 + r) - r / delay is 0."""
     return 0.5 * (math.sqrt(1.0 + 4.0 * delay) - 1.0)
 
 
 def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
     """`plan` with an interval for each training job that waits for its first start, by its estimates.
 
-    Those of the GPUs it asks for, on the GPU model where it is quickest; jobs without estimates keep theirs.
+    Estimates are for the requested GPUs on the fastest GPU model; jobs without estimates keep their interval.
     """
     o, jobs, speeds = observation, observation.jobs, observation.speeds
     if not len(speeds) or not len(o.waiting):
@@ -53,7 +53,7 @@ def step_deviation(observation: Observation) -> Floats:
 
 
 def carried(memory: Memory, name: str, rows: Ints, else_: Ints) -> Floats:
-    """What is remembered of each job of `rows` as `name`, else what is given."""
+    """The remembered value `name` of each job of `rows`, else the given default."""
     value = else_.astype(np.float64)
     if name in memory:
         at = match_sorted(memory["job"], rows)
@@ -73,10 +73,10 @@ def level_intervals(
     longest: int,
     hysteresis: float,
 ) -> tuple[Ints, Ints, dict[str, Any]]:
-    """(interval, exchanges per exchange of all workers) of each running job, and what to remember.
+    """(interval, exchanges per exchange of all workers) of each running job, and the new memory.
 
     Both follow their K as the one interval does, near workers' by `near_exchange_s`, all workers' by `far_s`;
-    `coefficient` gives it for intervals and times of an exchange, and the drift bounds what both leave together.
+    `coefficient` computes K from intervals and exchange times, and the drift bounds both together.
     longest > 0: those of least cost instead. Two levels are taken where their predicted time per useful step is
     shorter than with the interval `one` by more than `hysteresis`.
     """

@@ -30,7 +30,7 @@ def least_cost_transport(cost: Floats, supply: Floats, demand: Floats) -> Floats
 def least_cost_assignment(cost: Floats) -> Ints:
     """Column of each row of `cost` (n, m), each column used at most once, at the least total cost.
 
-    Rows are left out, as -1, rather than given a cost that is not finite. Linear assignment by SciPy.
+    A row with only infinite costs is left out (-1). Linear assignment by SciPy.
     """
     from scipy.optimize import linear_sum_assignment
 

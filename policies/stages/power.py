@@ -1,7 +1,7 @@
-"""S324, power: GPUs that wait for others or for input compute as fast as that leaves, and draw less.
+"""S324, power: GPUs that wait for others or for input run at a lower clock, without delay, and draw less power.
 
-The idea is that of Perseus (Chung et al., SOSP 2024): what is slowed to the pace that a job has anyway saves energy
-and costs no time. Dynamic power goes with the cube of the clock (docs/decisions/009-energy.md).
+The idea is that of Perseus (Chung et al., SOSP 2024): a node slowed to the pace of its job saves energy and costs no
+time. Dynamic power is proportional to the cube of the clock (docs/decisions/009-energy.md).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def clocks(nodes: Nodes) -> Floats:
 
 
 def _draw_w(nodes: Nodes) -> Floats:
-    """What a computing GPU of each node draws at the highest clock (W), (nodes,)."""
+    """Power of a computing GPU of each node at the highest clock (W), (nodes,)."""
     drawn_w: Floats = np.where(np.isfinite(nodes.power_draw_w), nodes.power_draw_w, nodes.power_max_w)
     return drawn_w
 
 
 def at_full_clock(observation: Observation) -> Observation:
-    """What would be measured without the caps that are in force; `observation` itself where there are none.
+    """The measurements as they would be without the present caps; `observation` itself without caps.
 
-    Who deals work, or compares nodes, must not take a node that waits at a low clock for a slow one.
+    Splitting work or comparing nodes must not take a node at a capped clock for a slow one.
     """
     nodes, workers, jobs = observation.nodes, observation.workers, observation.jobs
     if not (nodes.power_cap_w < nodes.power_max_w).any() or not len(workers):
@@ -78,14 +78,14 @@ def plan_caps(
     noise: float,
     backoff_s: float,
 ) -> tuple[Plan, dict[str, Any], dict[str, Any]]:
-    """`plan` with a cap on each node all of whose GPUs wait, what to remember, and values; nothing without leave.
+    """(`plan` with a cap on each node all of whose GPUs wait, new memory, values); only where caps are allowed.
 
-    observation: as at the full clock. The slowest worker of a job, or its own input, sets the pace of each; a node
-    gets the highest clock that one of its workers needs to stay ahead of its pace by `slack` and by what steps
-    vary, no cap under `least` of the highest. It is raised once half of that lead is gone, and lowered where it is
-    half as large again, as measured twice in a row since its last change, while no work is dealt anew: what waits
-    now and then may be needed next. A job whose goodput falls gets full clocks until its back-off ends; so does one
-    that fetches data, or did in the window, whose workers wait each at another time, and all for who does.
+    observation: at the full clock. The slowest worker of a job, or a worker's own input, sets its pace; a node gets
+    the highest clock that one of its workers needs to stay ahead of its pace by `slack` and by the variation of
+    steps, and no cap below `least` of the highest. The cap is raised once half of that lead is gone, and lowered
+    where the lead is half as large again in two measurements in a row since the last change, while no work is
+    reassigned. A job whose goodput falls gets full clocks until its back-off ends; so does one that fetches data, or
+    did in the window, because its workers then wait at different times.
     """
     o, nodes, rows = observation, observation.nodes, groups.rows
     if plan.power_cap_w is not None or not np.isfinite(nodes.power_max_w).any():
@@ -160,7 +160,7 @@ def _at_pace(o: Observation, clock: Floats, alone: Bools) -> Floats:
 
 
 def _pace(o: Observation, groups: WorkersByJob, plan: Plan, slack: float) -> tuple[Floats, Floats]:
-    """(clock at which each worker just keeps pace at the planned deal, lead that it should have), (workers,)."""
+    """(clock at which each worker just keeps pace at the planned split, wanted lead), (workers,) each."""
     workers, first = o.workers, groups.first[:-1]
     if not len(workers):
         return np.empty(0), np.empty(0)

@@ -1,4 +1,4 @@
-"""S313 where workers do not wait for each other: each has its own interval between two pushes of its gradient."""
+"""S313 for asynchronous workers: each has its own interval between two pushes of its gradient."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from equipoise.policies.stages.groups import WorkersByJob
 from equipoise.policies.stages.intervals import INTERVAL_MOST, step_deviation
 
 _ROUND = 4
-"""Least pushes of each worker between two instants at which all have pushed: its last one comes early."""
+"""Fewest pushes of each worker between two instants at which all have pushed, because its last push is early."""
 
 
 def do_not_wait(observation: Observation, groups: WorkersByJob) -> Bools:
-    """Jobs (rows of `groups`) whose workers push by themselves, once a push of one was measured."""
+    """Jobs (rows of `groups`) with asynchronous workers, once a push was measured."""
     alone: Bools = np.logical_or.reduceat(np.isfinite(observation.workers.push_s), groups.first[:-1])
     return alone
 
@@ -36,11 +36,11 @@ def push_intervals(
     hysteresis: float,
     alike: bool,
 ) -> tuple[Ints, Ints, dict[str, Any]]:
-    """(local steps between the pushes of each worker, steps of each job's rounds, what to remember).
+    """(local steps between the pushes of each worker, steps of each job's rounds, new memory).
 
-    Each worker follows its own K = alpha * V_i/V_ref - beta * d_i, with the time of its own push and step; `alike`:
-    all of a job follow the least. longest > 0: the interval of least (step + push / h) * (1 + drift * (h - 1)).
-    alpha and beta are by job, as `acts`, which says where an interval may change.
+    Each worker follows its own K = alpha * V_i/V_ref - beta * d_i, with its own push and step times; `alike`: all
+    workers of a job follow the least. longest > 0: the interval of least (step + push / h) * (1 + drift * (h - 1)).
+    alpha, beta and `acts` (whether an interval may change) are by job.
     """
     workers, jobs = observation.workers, observation.jobs
     push_s, step_s, planned = workers.push_s.copy(), workers.step_s.copy(), plan.pushes(observation)

@@ -1,4 +1,4 @@
-"""S311: what a new deal of the work did to the update speed, and the way back."""
+"""S311: effect of a new batch split on the update speed, and its rollback."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _SIGMAS = 3.0  # of the measurement, beyond which a speed has changed
 def review_splits(
     observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory, noise: float, backoff_s: float
 ) -> tuple[Plan, dict[str, Any], dict[str, Any]]:
-    """`plan` without new deals of jobs that are backed off, and with the old ones of jobs that lost by theirs.
+    """`plan` without new splits of jobs in back-off, and with the old splits of jobs whose speed fell.
 
-    A job is watched from its first new deal on, through those that follow, until its goodput was measured twice.
-    The old deal comes back if by what is measured now its slowest step would be shorter: else something else is to
-    blame. It stays until the back-off ends, or some worker's speed has changed, for which no deal is to blame.
-    Returns (plan, what to remember, values).
+    A job is watched from its first new split on, through later ones, until its goodput was measured twice. The old
+    split is restored if its predicted slowest step is shorter now: else the cause is another one. It is kept until
+    the back-off ends, or the speed of a worker has changed for another reason. Returns (plan, new memory, values).
     """
     o, workers, rows = observation, observation.workers, groups.rows
     goodput = o.jobs.goodput_samples_per_s[rows]
@@ -65,9 +64,9 @@ def review_splits(
 
 
 def _old_splits(o: Observation, groups: WorkersByJob, memory: Memory) -> tuple[Ints, Floats]:
-    """Deal of each watched job before it changed, and seconds per sample then.
+    """Split of each watched job before its change, and seconds per sample then.
 
-    Those of now where a worker was not there then.
+    The present values for a worker that did not exist then.
     """
     now, now_s = o.workers.samples_per_step, o.workers.response_s_per_sample
     at = match_sorted(memory.get("deal_id", _NONE), o.workers.id)
@@ -80,9 +79,9 @@ def _old_splits(o: Observation, groups: WorkersByJob, memory: Memory) -> tuple[I
 
 
 def _changed(o: Observation, groups: WorkersByJob, memory: Memory, old: Ints, old_s: Floats, noise: float) -> Bools:
-    """Whether a worker of each job takes another time per sample at its old deal than it took before the new one.
+    """Whether a worker of each job has another time per sample at its old split than before the new one.
 
-    Known once the old deal has been in force for a whole window.
+    Known once the old split has been applied for a whole window.
     """
     now, at = o.workers.samples_per_step, match_sorted(memory.get("deal_id", _NONE), o.workers.id)
     seen = np.where(at >= 0, memory["deal_seen"][at], -1) if len(memory.get("deal_seen", _NONE)) else now - 1
@@ -95,7 +94,7 @@ def _changed(o: Observation, groups: WorkersByJob, memory: Memory, old: Ints, ol
 
 
 def _slowest_s(o: Observation, groups: WorkersByJob, deal: Ints) -> Floats:
-    """Predicted time (s) of the slowest step of each job at a deal."""
+    """Predicted time (s) of the slowest step of each job at a split."""
     w = o.workers
     fixed_s = or_else(w.fixed_s)
     return slowest_step(groups.first, w.response_s_per_sample, fixed_s, w.samples_per_step, deal.copy())

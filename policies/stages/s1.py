@@ -1,4 +1,4 @@
-"""S1, data flow: watch gradients, measure the imbalance between data and speed, redirect data.
+"""S1, data flow: monitor gradients, measure the imbalance between data and speed, move data.
 
 S111 gradient monitoring, S112 imbalance index and demands, S113 flow and moves.
 """
@@ -69,15 +69,15 @@ Flow = tuple[Ints, Ints, Floats]  # donors, receivers, samples
 class DataFlow(Stage):
     """Moves unstarted shards from workers that own too much for their speed to those that own too little.
 
-    `formula` follows the source method; its formula images are lost, so the forms are ours, with each
-    variable acting in the direction that the text gives: C = forecast gradient rate x samples per gradient;
-    tau = data share * (1 + L) / C; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j) * b_ij /
-    b_max, filled greedily by weight; a worker lacks what its part of C / (1 + L) is short of. `optimal` solves the
-    transportation problem that meets all deficits with the least transfer time. L is the share of its node's
-    interface that others than the job use, smoothed; what others take of the node's cores and of the GPU is in the
-    measured rates, and so in C, already. A worker gives and gets only what its capacity and its part of the deal
-    both call for, since workers that step together read what is dealt. Equal workers with equal data change
-    nothing. A gradient that is not sound has weight 0, and its GPU is suspect once that has lasted.
+    `formula` follows the source method; its formula images are lost, so the forms are ours, with each variable
+    acting in the direction that the text states: C = forecast gradient rate x samples per gradient; tau = data share
+    * (1 + L) / C; I = max(tau) / mean(tau) - 1; F(T) = sum of T_ij * C_j / (1 + L_j) * b_ij / b_max, filled greedily
+    by weight; the deficit of a worker is relative to its part of C / (1 + L). `optimal` solves the transportation
+    problem that meets all deficits with the least transfer time. L is the smoothed share of the node's interface
+    used by other jobs; their use of the node's cores and of the GPU is already in the measured rates, and so in C. A
+    worker gives and gets only what both its capacity and its part of the batch split call for, since workers that
+    step together read what is assigned to them. Equal workers with equal data change nothing. An unsound gradient
+    has weight 0, and its GPU is suspect once that persists.
     """
 
     name: ClassVar[str] = "s1"
@@ -103,9 +103,9 @@ class DataFlow(Stage):
             raise ValueError("smoothing must be in (0, 1], trend_smoothing in [0, 1]")
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Add moves of shards to `plan`, and what it leaves out; memory holds the smoothed gradients.
+        """Add moves of shards and gradient weights to `plan`; memory holds the smoothed gradients.
 
-        Also the jobs being evened, and the suspect GPUs.
+        Memory also holds the jobs being balanced, and the suspect GPUs.
         """
         observation = at_full_clock(observation)
         if not len(observation.workers):
@@ -206,7 +206,7 @@ class DataFlow(Stage):
         return forecast
 
     def _smooth_load(self, seen: Floats, load: Floats) -> Floats:
-        """1 + L by worker, with `load` brought up to what is seen of it; 1 where nothing is known."""
+        """1 + L by worker, with `load` updated from the observation; 1 where unknown."""
         if not np.isnan(seen).all():
             load += self.smoothing * or_else(seen - load)
             np.copyto(load, seen, where=np.isnan(load))
@@ -214,14 +214,14 @@ class DataFlow(Stage):
         return factor
 
     def _acting(self, groups: WorkersByJob, index: Floats, memory: Memory) -> tuple[Ints, Bools]:
-        """S112's hysteresis: (job rows to remember, jobs to even out now)."""
+        """S112's hysteresis: (job rows to remember, jobs to balance now)."""
         before = match_sorted(memory.get("acting", NO_ROWS), groups.rows) >= 0
         acting = (index > self.threshold) | (before & (index >= 0.5 * self.threshold))
         return groups.rows[acting | (before & np.isnan(index))], acting
 
 
 def _imbalance_values(observation: Observation, groups: WorkersByJob, index: Floats, surplus: Floats) -> dict[str, Any]:
-    """The largest imbalance, whose it is, and all deficits in bytes (at the mean size of a sample)."""
+    """The largest imbalance, its job, and the sum of deficits in bytes (at the mean size of a sample)."""
     known = ~np.isnan(index)
     if not known.any():
         return {"s112_imbalance": math.nan}
@@ -237,12 +237,11 @@ def _imbalance_values(observation: Observation, groups: WorkersByJob, index: Flo
 
 
 def _norm_deviation(groups: WorkersByJob, state: dict[str, NDArray[Any]], norm: Floats) -> tuple[Floats, Floats, Bools]:
-    """How far the logarithm of each norm is from its forecast, how far it usually is, and whether that is known.
+    """Deviation of the logarithm of each norm from its forecast, its usual deviation, and whether that is known.
 
-    What the workers of a job have in common (the loss falls, the learning rate changes) is taken out by the
-    median of their ratios, of two by the one that is less off; with one norm there is no telling. A worker's
-    norm varies at least as much as those of its job usually do: a few windows in which it happened not to say
-    little.
+    Common changes of a job's workers (falling loss, learning rate) are removed by the median of their ratios, for
+    two workers by the smaller one; one norm alone cannot be judged. A worker's usual deviation is at least that of
+    its job: a few quiet windows are not enough evidence.
     """
     with np.errstate(over="ignore"):
         ratio = np.exp(norm - state["norm_level"] - state["norm_trend"])
@@ -258,10 +257,10 @@ def _norm_deviation(groups: WorkersByJob, state: dict[str, NDArray[Any]], norm: 
 
 
 def _less_sure(groups: WorkersByJob, windows: Ints, sigmas: float) -> Floats:
-    """How many times further off a norm must be, (workers,), because its usual deviation is itself an estimate.
+    """Factor on the allowed deviation, (workers,), because the usual deviation is itself an estimate.
 
-    Student's t that is as rare as `sigmas` standard deviations of a normal distribution, over `sigmas`: its
-    inverse by Wallace (1959), with as many degrees of freedom as half of what was measured of the job's workers.
+    Quantile of Student's t at the probability of `sigmas` normal standard deviations, over `sigmas`: inverse by
+    Wallace (1959), with degrees of freedom equal to half the measurements of the job's workers.
     """
     workers = groups.spread(np.diff(groups.first))
     freedom = np.maximum(np.minimum(windows, _MEMORY_WINDOWS) * workers / 2.0, 1.0)
@@ -320,7 +319,7 @@ def _least_time_flow(
 def _carry_out(
     observation: Observation, plan: Plan, flow: Flow, capacity: Floats, links: LinkArrays
 ) -> tuple[Ints, Ints, int]:
-    """S113: whole shards that carry the flow, those needed last first."""
+    """S113: whole shards that carry the flow, last needed first."""
     shards, workers = observation.shards, observation.workers
     gives = np.zeros(len(workers), dtype=np.bool_)
     gives[flow[0]] = True

@@ -1,7 +1,7 @@
 """S2, data priority and task reassignment.
 
-S211 transfer speed and delay, S212 priority of shards, S213 distribution of critical shards; S221 speed of
-workers, S222 their share of the work, S223 the deal in whole micro-batches.
+S211 transfer speed and delay, S212 priority of shards, S213 distribution of critical shards; S221 speed of workers,
+S222 their share of the work, S223 the split in whole micro-batches.
 """
 
 from __future__ import annotations
@@ -50,16 +50,15 @@ _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that roundin
 
 @dataclass(frozen=True)
 class Tasks(Stage):
-    """Fetches critical shards first, brings late ones to nodes that can have them, deals work by speed.
+    """Fetches critical shards first, moves late ones to workers that get them in time, splits work by speed.
 
     `formula`: P = priority_alpha * U + (1 - priority_alpha) * S orders the fetches; late shards go one by one
     to the least late worker; shares move towards R_i = rate_alpha * C_i / sum(C) + (1 - rate_alpha) * (1/T_i)
-    / sum(1/T) with `damping` and are dealt by largest remainder. `optimal`: late shards by linear assignment,
-    and the integers that minimise max_i(fixed_i + b_i * t_i). A new deal is adopted only if it shortens the
-    predicted step by more than `epsilon` and by more than the noise of the measurement, so equal workers keep
-    theirs; so does a job of which some worker's speed is not known. Where a user lets the batch change
-    (`batch_max`) it becomes the one of most goodput. The source's formula images are lost: the
-    forms are ours, with its variables and directions.
+    / sum(1/T) with `damping` and are rounded by largest remainder. `optimal`: late shards by linear assignment,
+    and the integers that minimise max_i(fixed_i + b_i * t_i). A new split is adopted only if it shortens the
+    predicted step by more than `epsilon` and by more than the measurement noise, so equal workers keep theirs; so
+    does a job with a worker of unknown speed. Where a user lets the batch change (`batch_max`) it is set to the one
+    of highest goodput. The source's formula images are lost: the forms are ours, with its variables and directions.
     """
 
     name: ClassVar[str] = "s2"
@@ -116,7 +115,7 @@ class Tasks(Stage):
     def _other_batches(
         self, observation: Observation, groups: WorkersByJob, plan: Plan
     ) -> dict[int, tuple[int, float]]:
-        """S222: batches of jobs that may change theirs, by row, with what they gain; none where one is planned."""
+        """S222: new batches of jobs that may change theirs, by row, with their gain; none where one is planned."""
         if plan.global_batch is not None or self.frozen in ("S221", "S222"):
             return {}
         return best_batches(observation, groups)
@@ -288,9 +287,9 @@ class Tasks(Stage):
     def _move_shares(
         self, observation: Observation, groups: WorkersByJob, target: Floats, memory: Memory
     ) -> dict[str, Any]:
-        """S222: shares move towards R by `damping`, and are R once the change is under `epsilon`.
+        """S222: shares move towards R by `damping`, and equal R once the change is below `epsilon`.
 
-        A job whose workers are not those remembered starts from its deal in force.
+        A job whose workers differ from memory starts from its present split.
         """
         state = carry(memory, observation, {"share": np.nan})
         samples = observation.workers.samples_per_step
@@ -307,9 +306,9 @@ class Tasks(Stage):
 
 
 def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
-    """Seconds until each shard is needed when workers of a job step together: as fast as the slowest computes.
+    """Seconds until each shard is needed when workers of a job step together, at the pace of the slowest.
 
-    `needed_in_s` is without waits for others. Waits for input are not counted: they pass once data comes in time.
+    `needed_in_s` excludes waits for others. Input waits are not counted: they end once data arrives in time.
     """
     step_s, owner = observation.workers.step_s, observation.shards.worker
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -322,10 +321,10 @@ def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
 def _late_ones(
     observation: Observation, groups: WorkersByJob, rows: Ints, need_s: Floats, links: LinkArrays
 ) -> tuple[Ints, Floats, Floats, float]:
-    """Shards that come late when they are fetched in the order `rows`: (rows, seconds late, bytes before them).
+    """Shards that are late if fetched in the order `rows`: (rows, seconds late, bytes before them).
 
-    The bytes are by worker of its job. Only the first `_LATE_MOST`: later ones will be seen again. Last, which part
-    of all comes late.
+    The bytes are by worker of its job. Only the first `_LATE_MOST`: later ones are handled by later decisions. The
+    last value is the share of all shards that are late.
     """
     shards, node = observation.shards, observation.workers.node
     owner = shards.worker[rows]
@@ -347,9 +346,9 @@ def _late_ones(
 
 
 def _one_path_each(bytes_per_s: Floats, source: Ints, owner: Ints) -> bool:
-    """Whether all that a worker fetches comes from one node, or equally fast, for each; columns by shard.
+    """Per worker, whether all its fetches come from one node, or equally fast; columns by shard.
 
-    How fast others' fetches are says nothing of its own: each orders its own queue.
+    Fetches of other workers do not matter: each worker orders its own queue.
     """
     by_owner = np.lexsort((bytes_per_s, owner))
     first = np.flatnonzero(np.diff(owner[by_owner], prepend=-1))
@@ -362,8 +361,8 @@ def _one_path_each(bytes_per_s: Floats, source: Ints, owner: Ints) -> bool:
 def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
     """Order of fetching when each worker's remote shards follow `ranked`; None when that changes nothing.
 
-    In each queue (by need) the remote shards trade places with one another only: what is started or stored
-    here keeps its place, so nothing that is ready waits for something that is not.
+    In each queue (by need) only remote shards change places: started or local shards keep theirs, so no ready shard
+    waits for one that is not.
     """
     shards = observation.shards
     soon_s = np.nan_to_num(shards.needed_in_s, nan=np.inf)
@@ -383,7 +382,7 @@ def _order_by_rank(observation: Observation, ranked: Ints) -> Ints | None:
 
 
 def _deal_holds(groups: WorkersByJob, samples: Ints, samples_max: Ints, batch: Ints) -> Bools:
-    """Whether each job's deal sums to its batch within the memory bounds."""
+    """Whether each job's split sums to its batch within the memory bounds."""
     over = np.logical_or.reduceat(samples > samples_max, groups.first[:-1])
     holds: Bools = (np.add.reduceat(samples, groups.first[:-1]) == batch) & ~over
     return holds

@@ -1,8 +1,8 @@
 """S3, synchronisation frequency and virtual GPUs.
 
-S311 update speed and data before and after the reassignment, S312 synchronisation coefficient, S313 interval;
-S321 capability and use per virtual GPU, S322 shares, S323 quantised, applied under a guard; S324 power of GPUs that
-wait, which is not of the source.
+S311 update speed and data before and after the reassignment, S312 synchronisation coefficient, S313 interval; S321
+capability and use per virtual GPU, S322 shares, S323 quantisation under a guard; S324 power of waiting GPUs, which
+is not part of the source.
 """
 
 from __future__ import annotations
@@ -40,21 +40,20 @@ from equipoise.policies.stages.virtual import capability, gpu_room, slice_gpus, 
 
 @dataclass(frozen=True)
 class Synchronisation(Stage):
-    """Adapts how often gradients are exchanged, and how co-located workers share a GPU.
+    """Adapts the interval between gradient exchanges, and the GPU shares of co-located workers.
 
     `formula`: K = alpha / (1 + r) - beta * r with r = exchange / (h * step), the least over a job's workers;
-    h <- h * exp(-eta * K) within 1 .. 1 + 0.1 / drift, so that fast updates with little delay synchronise more
-    often. alpha is 1 and beta 1 / `delay` (h settles near r = 0.09 then), until recorded changes of the interval
-    say otherwise (`policies.stages.coefficient`). Where some workers reach each other much faster than all do,
-    their near exchanges have an interval of their own, and all exchange less often. Workers that push by themselves
-    and wait for no other have an interval each, by their own r. A job that waits begins where its estimates would
-    settle. Shares follow R' = R * (E / P) * lambda / (1 + delta), and what is free of a GPU is
-    handed out while no job waits for a share. `optimal`: the H of least expected period per useful step, and the
-    shares that minimise the slowest co-located job's slowdown. While a job's step times are spread wider than
-    `spread` and its work is being dealt anew, its interval is kept: tasks first. New deals and shares that lower
-    goodput are rolled back. Where power may be capped, nodes whose GPUs all wait get the clock at which they would
-    just not, and `slack` more (`policies.stages.power`).
-    The source's formula images are lost: the forms are ours, with its variables and directions.
+    h <- h * exp(-eta * K) within 1 .. 1 + 0.1 / drift, so fast updates with little delay synchronise more often.
+    alpha is 1 and beta 1 / `delay` (h settles near r = 0.09 then), until recorded changes of the interval adapt them
+    (`policies.stages.coefficient`). Where some workers have much faster links among each other, near exchanges have
+    their own interval, and exchanges of all are less frequent. Asynchronous workers have an interval each, by their
+    own r. A waiting job starts at the interval of its estimates. Shares follow R' = R * (E / P) * lambda / (1 +
+    delta), and the free share of a GPU is used while no job waits for a share. `optimal`: the H of least expected
+    period per useful step, and the shares that minimise the slowest co-located job's slowdown. While a job's step
+    times spread wider than `spread` and its work is being reassigned, its interval is kept: tasks first. New splits
+    and shares that lower goodput are rolled back. Where power may be capped, nodes whose GPUs all wait get the clock
+    at which they just keep pace, plus `slack` (`policies.stages.power`). The source's formula images are lost: the
+    forms are ours, with its variables and directions.
     """
 
     name: ClassVar[str] = "s3"
@@ -141,7 +140,7 @@ class Synchronisation(Stage):
         step_s, counts = observation.workers.step_s.copy(), plan.weights(observation) > 0.0
 
         def coefficient(interval: Floats, exchange_s: Floats) -> Floats:
-            """K of each job at such intervals and times of an exchange."""
+            """K of each job at these intervals and exchange times."""
             return sync_coefficient(groups.first, interval, exchange_s, step_s, counts, alpha, beta / self.delay)
 
         k = coefficient(h, far_s)
@@ -217,7 +216,7 @@ class Synchronisation(Stage):
         return plan, state | pushed, values
 
     def _tasks_first(self, observation: Observation, groups: WorkersByJob, plan: Plan) -> tuple[Bools, dict[str, Any]]:
-        """S311: jobs whose interval waits for the new deal, with update speeds and data before and after."""
+        """S311: jobs whose interval waits for the new split, with update speeds and data before and after."""
         workers = observation.workers
         dealt = plan.samples(observation)
         grows = workers.step_s - or_else(workers.fixed_s)
@@ -283,7 +282,7 @@ class Synchronisation(Stage):
     def _propose(
         self, observation: Observation, groups: WorkersByJob, share: Floats, rows: Ints, first: Ints, room: Floats
     ) -> tuple[Floats, float]:
-        """S321 and S322: (shares of the virtual GPUs `rows`, the least used one's use)."""
+        """S321 and S322: (shares of the virtual GPUs `rows`, lowest utilisation)."""
         workers = observation.workers
         step_s, others_s = workers.step_s, slowest_other(groups.first, workers.step_s)
         used = capability(observation, share)
@@ -326,7 +325,7 @@ def _slowest_rate(step_s: Floats) -> float:
 def _planned_traffic(observation: Observation, groups: WorkersByJob, plan: Plan) -> Floats:
     """Share of the window in which planned moves use the busiest interface of each job's nodes.
 
-    A transfer leaves an exchange on the same link half of the rate, so the exchange takes that much longer.
+    A transfer halves the rate of an exchange on the same link, so the exchange takes that much longer.
     """
     if plan.moves is None:
         return np.zeros(len(groups.rows))
@@ -339,7 +338,7 @@ def _planned_traffic(observation: Observation, groups: WorkersByJob, plan: Plan)
 
 
 def _with_rows(plan: Plan, name: str, planned: Ints, rows: Ints, values: Ints) -> Plan:
-    """The plan with other values of what is planned as `name` in some rows; as it is when these are the same."""
+    """The plan with new values of field `name` in some rows; unchanged if they are equal."""
     if np.array_equal(planned[rows], values):
         return plan
     new = planned.copy()

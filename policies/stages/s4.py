@@ -1,7 +1,7 @@
 """S4, nodes and scheduling.
 
-S411 efficiency and speed of nodes, S412 priority of jobs, S413 guard over past changes; S421 use,
-S422 allocation, S423 its effect on the efficiency of parallel work.
+S411 efficiency and speed of nodes, S412 priority of jobs, S413 guard over past changes; S421 use, S422 allocation,
+S423 effect on the efficiency of parallel work.
 """
 
 from __future__ import annotations
@@ -99,36 +99,35 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True)
 class NodeAllocation(AllocationStage):
-    """Gives GPUs to jobs by priority and ratio, resizes elastic jobs, and undoes what did harm.
+    """Allocates GPUs to jobs by priority and ratio, resizes elastic jobs, and undoes harmful changes.
 
     S412: A_i = p_i * (D_i/D * C_i/C)^demand * M/(M + m_i) * (ageing * (1 + (lead_s + w_i)/s_i) +
     w_i/patience_s), with data and compute demand D_i and C_i over their geometric means, memory M of a GPU and
-    need m_i, waiting time w and service time s. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) /
-    sum_k(u_kj*A_k/(1+d_kj)), with u the share of node j's GPUs that the job uses, or could use while it waits,
-    and d the share of a worker's data that is stored elsewhere, for a waiting job the time to fetch it over the
-    time to compute; a node counts by its measured speed. `formula`: jobs in order of sum_j R_ij per GPU asked
-    for, whole gangs, on nodes by descending R_ij, within one GPU model if possible.
-    Where there are several models, jobs of fixed size go, move and give way by sqrt(p_i A_i) times their own speed
-    on a model over their best, less a restart (a local search; under `optimal` the integer programme, by A_i),
-    unless one is overdue.
-    `optimal`: of up to six jobs the whole schedule with the least weighted sum of completion times, of more the
-    sizes that maximise goodput by an integer programme (Sia, Jayaram Subramanya et al. 2023). The source's
-    formula images are lost: the forms are ours, with its variables and directions.
+    need m_i, waiting time w and service time s. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)),
+    with u the share of node j's GPUs that the job uses, or could use while it waits, and d the share of a worker's
+    data that is stored elsewhere, for a waiting job the time to fetch it over the time to compute; R_j is the
+    measured speed of the node. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs, on nodes by
+    descending R_ij, within one GPU model if possible. With several models, jobs of fixed size start, move and stop
+    by sqrt(p_i A_i) times their own speed on a model over their best, less a restart (a local search; under
+    `optimal` the integer programme, by A_i), unless a job is overdue. `optimal`: of up to six jobs the whole
+    schedule with the least weighted sum of completion times, of more the sizes that maximise goodput by an integer
+    programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with
+    its variables and directions.
 
-    Order: as above. Blocking: what does not fit is passed over until the first has waited `reserve_after_s`:
-    then it has a reservation until it starts. A job that has waited longer than min(reserve_after_s + slowdown *
-    duration, longest_wait_s) in all is overdue: overdue jobs come first, the longest overdue before the others,
-    then the one with a reservation, and nothing may delay the first of them that does not fit: what starts ends
-    before it could start, or leaves it its room. Placement: by R_ij. Preemption: a waiting job stops running jobs
-    of lower A that still need longer by more than `reluctance` times their restart, but none that since its
-    last start has worked less than `run_s`, or than `growth` times its work before. Elastic jobs are resized
-    where that gains more than their restart costs.
+    Order: as above. Blocking: jobs that do not fit are skipped until the first has waited `reserve_after_s`: then it
+    has a reservation until it starts. A job with a total wait above min(reserve_after_s + slowdown * duration,
+    longest_wait_s) is overdue: overdue jobs come first, the longest overdue before the others, then the one with a
+    reservation, and no start may delay the first of them that does not fit: it ends before that one could start, or
+    leaves it room. Placement: by R_ij. Preemption: a waiting job stops running jobs of lower A that need longer by
+    more than `reluctance` times their restart, but none that has worked since its last start less than `run_s`, or
+    less than `growth` times its earlier work. Elastic jobs are resized where that gains more than their restart
+    costs.
 
-    Nobody starves who may use every node (a reservation knows of no pins, and of no limits of queues). With exact
-    estimates and without faults a job starts at most (k + 1) * T after it is overdue: k are the starts of jobs
-    that fell due before it, T is the longest job with its restart. A job of s seconds is stopped at most
-    1 + log(s / run_s) / log(1 + growth) times; a whole schedule may stop it once it has worked for `reluctance`
-    restarts instead of run_s.
+    No job starves that may use every node (a reservation ignores pins and limits of queues). With exact estimates
+    and without faults a job starts at most (k + 1) * T after it is overdue: k is the number of starts of jobs
+    overdue before it, T is the longest job with its restart. A job of s seconds is stopped at most 1 + log(s /
+    run_s) / log(1 + growth) times; a whole schedule may stop it once it has worked for `reluctance` restarts instead
+    of run_s.
     """
 
     name: ClassVar[str] = "s4"
@@ -237,7 +236,7 @@ class NodeAllocation(AllocationStage):
         return plan.with_(allocation=allocation).because("s4", text, **values), memory
 
     def _nothing_to_do(self, o: Observation) -> bool:
-        """Whether nobody waits who could start, if need be by preemption, and nobody can change size."""
+        """Whether no waiting job could start, even by preemption, and no job can change size."""
         if len(elastic_rows(o, o.running)) or (len(o.gpu_models) > 1 and len(o.running)):
             return False
         if not len(o.waiting) or some_room(o.nodes.gpus_free, o.gpus.share_free):
@@ -248,7 +247,7 @@ class NodeAllocation(AllocationStage):
         return bool(shortest_s >= self._bars(o, o.running).max(initial=-math.inf))
 
     def _bars(self, o: Observation, running: Ints) -> Floats:
-        """A waiting job that needs less than this (s) may stop the running one."""
+        """Bar of each running job (s): a waiting job that needs less may stop it."""
         return patient_bars(o, running, self.preempt_ratio, self.reluctance, self.run_s, self.growth)
 
     def _may_be_stopped(self, o: Observation, running: Ints) -> Ints:
@@ -274,7 +273,7 @@ class NodeAllocation(AllocationStage):
     def _undo(
         self, proposal: Proposal, verdict: Verdict, memory: Memory, before: Record, reserved: bool
     ) -> dict[str, Any]:
-        """S413: give jobs back the very GPUs that they had, where they are free, not `reserved`, and it pays."""
+        """S413: give jobs back their former GPUs, where these are free, not `reserved`, and it pays off."""
         o, undone = proposal.observation, []
         judged = np.concatenate((verdict.keep, verdict.rollback))
         for row in verdict.rollback.tolist():
@@ -305,9 +304,8 @@ class NodeAllocation(AllocationStage):
     ) -> dict[str, Any]:
         """S422, optimal: a whole schedule of few jobs, else sizes by an integer programme.
 
-        Says why where the formula has to decide instead.
-
-        Waiting jobs are left to the formula while one of them is overdue and so may have a reservation.
+        Returns the reason where the formula decides instead. Waiting jobs are left to the formula while one of them
+        is overdue and so may have a reservation.
         """
         overdue = len(ranking.overdue) > 0
         fixed = NO_ROWS if overdue else self._movable(proposal, ranking, memory)
@@ -350,7 +348,7 @@ class NodeAllocation(AllocationStage):
         table: TableColumns,
         memory: Memory,
     ) -> dict[str, Any]:
-        """S422: GPU models to jobs by their own speeds there, unless what is free is reserved."""
+        """S422: assign GPU models to jobs by their own speeds, unless the free GPUs are reserved."""
         o = proposal.observation
         if len(ranking.overdue):
             return {"s422_moved": NO_ROWS}
@@ -373,9 +371,9 @@ class NodeAllocation(AllocationStage):
     def _start(
         self, proposal: Proposal, nodes: NodeState, ranking: Ranking, scaling: ScalingColumns, table: TableColumns
     ) -> tuple[dict[str, Any], Floats | None]:
-        """S422: start overdue jobs, then the others in order; those only where they delay no overdue one.
+        """S422: start overdue jobs, then the others in order if they delay no overdue one.
 
-        With how long (s) each job takes where one has a reservation, else None.
+        Also returns the time (s) that each job takes if one has a reservation, else None.
         """
         o = proposal.observation
         intervals = Scaling(*scaling).sync_interval
@@ -413,7 +411,7 @@ class NodeAllocation(AllocationStage):
         }, takes_s
 
     def _start_first(self, proposal: Proposal, queue: Ints, requests: RequestColumns, intervals: Ints | None) -> int:
-        """Start jobs in order up to the first that cannot start, in a smaller size either; returns it, or -1."""
+        """Start jobs in order up to the first that cannot start even in a smaller size; returns it, or -1."""
         while len(queue):
             queue = queue[start_near(proposal, queue, True, requests, intervals) :]
             if len(queue) and not self._start_smaller(proposal, queue[:1], requests):
@@ -422,7 +420,7 @@ class NodeAllocation(AllocationStage):
         return -1
 
     def _start_smaller(self, proposal: Proposal, rows: Ints, requests: RequestColumns) -> int:
-        """Start elastic jobs with a half, a quarter, ... of the workers they ask for; returns how many."""
+        """Start elastic jobs with a half, a quarter, ... of the requested workers; returns the number of starts."""
         o, started = proposal.observation, 0
         for row in elastic_rows(o, rows).tolist():
             per, fewest = int(o.jobs.gpus_per_worker[row]), int(o.jobs.workers_min[row])
@@ -439,7 +437,7 @@ class NodeAllocation(AllocationStage):
     def _preempt(self, proposal: Proposal, ranking: Ranking, takes_s: Floats | None) -> dict[str, Any]:
         """S422: stop running jobs for waiting ones of higher priority that need much less time.
 
-        With `takes_s`, by row, what they take is reserved for another once it is free: they end before that.
+        With `takes_s`, by row, their GPUs are reserved for another job later: they must end before that.
         """
         o = proposal.observation
         left = ~proposal.touched(ranking.waiting)
@@ -479,7 +477,7 @@ class NodeAllocation(AllocationStage):
         able: Ints,
         overdue: int,
     ) -> dict[str, Any]:
-        """S422: elastic jobs give up workers for waiting ones, or take GPUs that no waiting job could use."""
+        """S422: elastic jobs shrink for waiting ones, or grow onto GPUs that no waiting job could use."""
         o = proposal.observation
         if not len(able) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
@@ -505,7 +503,7 @@ class NodeAllocation(AllocationStage):
 def _heaviest_first(weight: Floats, free: Ints) -> Ints:
     """Nodes by descending weight (not negative); among equals those with least free first, then the first.
 
-    As `lexsort((free, -weight))`, in a fifth of the time: the bits of such numbers stand in their order.
+    As `lexsort((free, -weight))`, in a fifth of the time: the bits of nonnegative floats sort like the floats.
     """
     order = np.arange(len(weight))
     spare, count = np.empty_like(order), np.empty(2048, dtype=np.int64)
@@ -520,7 +518,7 @@ def _waited_s(o: Observation, row: int) -> float:
 
 
 def _one_after_another(rows: Ints, proposal: Proposal) -> Ints:
-    """Job rows about which nothing is decided, each where it is first."""
+    """Undecided job rows, without duplicates, in order of first occurrence."""
     _, first = np.unique(rows, return_index=True)
     rows = rows[np.sort(first)]
     return frozen(rows[~proposal.touched(rows)])
@@ -535,9 +533,9 @@ def _takes_s(
     scaling: ScalingColumns,
     table: TableColumns,
 ) -> Floats:
-    """How long (s) jobs will run, by row of the jobs table: with the GPUs that they have, or would start with.
+    """Time (s) that jobs will run, by row of the jobs table, with their present GPUs or those at start.
 
-    Those that have run before restart first. What waits counts with the slowest GPU model that it may get.
+    Restart costs are included. Waiting jobs count with the slowest GPU model that they may get.
     """
     o, jobs = proposal.observation, proposal.observation.jobs
     takes_s = jobs.service_s.copy()
@@ -562,7 +560,7 @@ def _takes_s(
 
 
 def _that_end_sooner(grants: GrantColumns, takes_s: Floats, holder: Ints) -> tuple[Ints, GrantColumns]:
-    """Of grants those that end no later than who holds their GPUs now, and who that is."""
+    """The grants that end no later than the present holders of their GPUs, and these holders."""
     job, offset, gpu, share = grants
     stopped, parts = [NO_ROWS], []
     for k, row in enumerate(job.tolist()):
@@ -575,7 +573,7 @@ def _that_end_sooner(grants: GrantColumns, takes_s: Floats, holder: Ints) -> tup
 
 
 def _changed(proposal: Proposal, values: dict[str, Any]) -> dict[str, Any]:
-    """S423: the running jobs whose GPUs change, how many they have and get, and what asked for it."""
+    """S423: the running jobs whose GPUs change, GPU counts before and after, and the sub-step that asked for it."""
     rows = np.sort(proposal.resized())
     asked = {"S413": "s413_undone", "S422: free GPUs": "s422_grown", "S422: fewer GPUs": "s422_shrunk"}
     names = [
@@ -591,7 +589,7 @@ def _changed(proposal: Proposal, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _use(o: Observation) -> dict[str, Any]:
-    """S421: use of the cluster now."""
+    """S421: utilisation of the cluster now."""
     up = int(o.nodes.gpus[o.nodes.up].sum())
     free = int(o.nodes.gpus_free.sum())
     return {

@@ -1,4 +1,4 @@
-"""S111, what follows from an unsound gradient: it is left out, and its GPU is suspect and replaced."""
+"""S111, handling of unsound gradients: they are left out, and their GPUs are suspect and replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 def leave_out(observation: Observation, groups: WorkersByJob, plan: Plan, healthy: Bools) -> Plan:
     """`plan` with weight 0 for the gradients of workers that are not `healthy`, 1 for the others.
 
-    A job of which no gradient is sound keeps its weights: nothing can be told apart there.
+    A job without any sound gradient keeps its weights, because its workers cannot be compared.
     """
     some = groups.spread(np.logical_or.reduceat(healthy, groups.first[:-1]))
     before = observation.workers.gradient_weight
@@ -28,9 +28,9 @@ def leave_out(observation: Observation, groups: WorkersByJob, plan: Plan, health
 def suspect_gpus(
     observation: Observation, plan: Plan, memory: Memory, sick: Ints, lasts_s: float
 ) -> tuple[Plan, dict[str, Any]]:
-    """`plan` with the GPUs of the worker rows `sick` suspect, and what to remember: which are, and until when.
+    """`plan` with the GPUs of the worker rows `sick` suspect, and the memory of suspect GPUs with end times.
 
-    A suspicion ends when the GPU is repaired, or after `lasts_s`: it may have been wrong.
+    A suspicion ends when the GPU is repaired, or after `lasts_s`, since it may be wrong.
     """
     if not len(sick) and not len(memory.get("suspect_gpu", NO_ROWS)) and not observation.gpus.suspect.any():
         return plan, {"suspect_gpu": NO_ROWS, "suspect_until_s": np.empty(0)}
@@ -52,9 +52,9 @@ def suspect_gpus(
 
 
 def samples_bound(observation: Observation, groups: WorkersByJob, plan: Plan) -> Ints:
-    """Most samples of each worker in a step, (workers,): its memory's bound.
+    """Most samples of each worker in a step, (workers,): bound by memory.
 
-    One micro-batch where its gradient is left out, by which it is watched further, if the batch has one for all.
+    One micro-batch where its gradient is left out, so that it is still monitored, if the batch has one for each worker.
     """
     workers, jobs = observation.workers, observation.jobs
     micro = np.maximum(jobs.micro_batch[groups.rows], 1)
@@ -67,16 +67,16 @@ def samples_bound(observation: Observation, groups: WorkersByJob, plan: Plan) ->
 
 
 def avoided_gpus(observation: Observation, plan: Plan) -> Bools | None:
-    """GPUs that are not to be handed out: the suspect ones, or none when else nothing would run."""
+    """GPUs to avoid: the suspect ones, or none if no job could run otherwise."""
     suspect = observation.gpus.suspect if plan.suspect is None else plan.suspect
     return suspect if suspect.any() and len(observation.running) else None
 
 
 def replace_suspects(proposal: Proposal) -> Ints:
-    """Give jobs sound free GPUs for the suspect ones that they hold whole; returns their rows.
+    """Replace the suspect whole GPUs of jobs by sound free ones; returns the rows of these jobs.
 
-    Where as many of the same model are free, and what the job loses on its remaining time is more than its restart.
-    On the nodes that it has already, if it can be.
+    Only where enough of the same model are free, and the loss on the remaining time exceeds the restart. On the
+    job's present nodes if possible.
     """
     o, replaced = proposal.observation, []
     if proposal.avoided is None:

@@ -1,6 +1,6 @@
-"""S321: the virtual GPUs that S3 shares out: who holds a part of a GPU, how much there is, what a kind can do.
+"""S321: the virtual GPUs whose shares S3 sets: holders of shares, total shares, and speed by kind of job.
 
-S323: on GPUs cut by MIG shares are slices, and another slice must be worth the restart that it costs.
+S323: on MIG GPUs shares are slices, and another slice must be worth its restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SAME = 0.005  # of a GPU: shares that are that near are the same slice
 
 
 def virtual_gpus(observation: Observation, groups: WorkersByJob) -> tuple[Ints, Ints]:
-    """Worker rows, by GPU, on GPUs of which single-GPU workers hold or asked for a part, and where each's begin."""
+    """Worker rows by GPU, on GPUs shared by single-GPU workers, and the offset of each GPU."""
     workers = observation.workers
     single = groups.spread(groups.sound & (observation.jobs.gpus_per_worker[groups.rows] == 1))
     size = len(observation.gpus)
@@ -35,9 +35,9 @@ def virtual_gpus(observation: Observation, groups: WorkersByJob) -> tuple[Ints, 
 
 
 def gpu_room(observation: Observation, share: Floats, rows: Ints, first: Ints) -> Floats:
-    """What the workers of each virtual GPU may hold together: all of it that nobody else holds.
+    """Total share for the workers of each virtual GPU: all of it that no other job holds.
 
-    While a job waits that asks for a part of a GPU, only what they ask for, or hold if that is less.
+    While a job waits for a part of a GPU, only their requested shares, or the present ones if less.
     """
     o, workers = observation, observation.workers
     if not len(rows):
@@ -51,10 +51,10 @@ def gpu_room(observation: Observation, share: Floats, rows: Ints, first: Ints) -
 
 
 def whole_rates(observation: Observation) -> Floats:
-    """Samples/s that each worker's kind trains on a whole GPU of that model, by estimate.
+    """Estimated samples/s of each worker's kind on a whole GPU of that model.
 
-    Where there is none: the most that a worker of its job would train on all of its GPU, by the curve of its
-    speed on a share.
+    Without an estimate: the highest speed of a worker of its job on a whole GPU, by the curve of its speed on a
+    share.
     """
     o, workers, speeds = observation, observation.workers, observation.speeds
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -75,7 +75,7 @@ def speeds_at(share: Floats, kappa: Floats) -> Floats:
 
 
 def whole_period_s(observation: Observation) -> Floats:
-    """Time of a step with all its waits and its part of the exchange, by worker; NaN where it is not known."""
+    """Time of a step with all waits and its part of the exchange, by worker; NaN where unknown."""
     jobs = observation.jobs
     with np.errstate(invalid="ignore", divide="ignore"):
         period_s: Floats = (jobs.global_batch / jobs.throughput_samples_per_s)[observation.workers.job]
@@ -83,12 +83,12 @@ def whole_period_s(observation: Observation) -> Floats:
 
 
 def capability(observation: Observation, share: Floats) -> Floats:
-    """E / P of each worker, (workers,): what more share would add, over what its kind trains on a whole GPU.
+    """E / P of each worker, (workers,): marginal throughput per share, over the throughput of its kind on a whole GPU.
 
     E is the slope of its throughput b / (L + X) over the share f, L = whole step / speed(f) the step and X what the
     exchange adds to it: b / (L + X)^2 * L * speed'(f) / speed(f), with `physics.speed_at`. P is that at f = 1:
-    b / (whole step + X). So E / P is 1 for who trains in proportion to its share, and falls as the exchange, or
-    what the curve leaves, makes more share worth less. Waits at barriers and for input are lambda and delta.
+    b / (whole step + X). So E / P is 1 for a worker whose speed is proportional to its share, and falls as the
+    exchange, or the curve, makes more share worth less. Waits at barriers and for input are lambda and delta.
     """
     o, workers = observation, observation.workers
     samples, step_s, kappa = workers.samples_per_step, workers.step_s, workers.share_kappa
@@ -111,10 +111,10 @@ def slice_gpus(
     new: Floats,
     changed: Bools,
 ) -> tuple[Floats, Bools]:
-    """Shares and whether each GPU changes, with slices on GPUs cut by MIG; as they are given on all others.
+    """Shares and whether each GPU changes, with slices on MIG GPUs; unchanged on all others.
 
-    rows: workers by GPU k from first[k] on; room (GPUs,): what they may hold together; proposal, new (rows,): the
-    shares that they should have, and these in quanta.
+    rows: workers by GPU k from first[k] on; room (GPUs,): their total share; proposal, new (rows,): the planned
+    shares, and these in quanta.
     """
     gpus = observation.gpus
     mig = gpus.mig[observation.workers.gpu[rows[first[:-1]]]]
@@ -135,9 +135,9 @@ def slice_gpus(
 
 
 def _room(share: Floats, room: float) -> tuple[int, int]:
-    """(compute, memory) slices of one GPU that its workers may hold together, who have `share` of it now.
+    """(compute, memory) slices of one GPU available to its workers, which have `share` of it now.
 
-    As much memory as there surely is: what they hold, or what others leave who hold as many slices of both.
+    A lower bound of memory: what they hold, or what is left if others hold as many memory as compute slices.
     """
     compute = int(7.0 * room + 0.05)
     if compute == 7:
@@ -147,17 +147,17 @@ def _room(share: Floats, room: float) -> tuple[int, int]:
 
 
 def _least_memory(observation: Observation, rows: Ints) -> Floats:
-    """Part of its GPU's memory that each worker holds: of what it asked for, less what is free of that."""
+    """Part of its GPU's memory that each worker uses: the requested memory less its free part."""
     workers, jobs = observation.workers, observation.jobs
     asked, whole = (jobs.gpu_share_requested[workers.job[rows]], observation.gpus.memory_bytes[workers.gpu[rows]])
     return np.nan_to_num(np.maximum(asked - workers.memory_free_bytes[rows] / whole, 0.0), nan=0.0)
 
 
 def _pays(observation: Observation, rows: Ints, share: Floats, new: Floats) -> bool:
-    """Whether the time that the jobs save on what they have left is more than the restarts of those that change.
+    """Whether the time saved on the jobs' remaining work exceeds the restarts of those that change.
 
-    A step grows and shrinks as the speed on the share does; what it waits for others or input takes up the growth,
-    and lets nothing be won.
+    A step scales with the speed on the share; waits for others or for input absorb a longer step, and a shorter step
+    then gains nothing.
     """
     workers, jobs = observation.workers, observation.jobs
     job, step_s = workers.job[rows], workers.step_s[rows]

@@ -1,7 +1,7 @@
-"""S413: what was measured of jobs before and after their size or place changed, and the way back.
+"""S413: measurements of jobs before and after a change of size or placement, and the rollback.
 
-Kept in S4's memory as plain arrays by job: the last goodput and when it was first seen, the guard's record, and
-the very GPUs that a watched job held before its change.
+Kept in S4's memory as plain arrays by job: the last goodput and when it was first seen, the guard's record, and the
+GPUs that a watched job held before its change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING: dict[str, Any] = {
 
 
 def review(o: Observation, memory: Memory, noise: float, backoff_s: float) -> tuple[Verdict, dict[str, Any]]:
-    """Judge watched changes by fresh measurements of goodput: (verdict, memory with what is new)."""
+    """Judge watched changes by new measurements of goodput: (verdict, updated memory)."""
     memory = {**_NOTHING, **memory}
     rows = np.sort(o.running)
     rows = rows[~o.jobs.rigid[rows]]
@@ -65,7 +65,7 @@ def review(o: Observation, memory: Memory, noise: float, backoff_s: float) -> tu
 
 
 def remember_exchanges(o: Observation, memory: dict[str, Any], half_life_s: float) -> dict[str, Any]:
-    """How many times longer than estimated each job's exchanges took when last measured; fades to 1.
+    """Measured over estimated time of each job's exchanges, at the last measurement; decays to 1.
 
     Without it a job that gave up its GPUs, because its links are slower than estimated, would take them again.
     """
@@ -85,7 +85,7 @@ def remember_exchanges(o: Observation, memory: dict[str, Any], half_life_s: floa
 
 
 def corrected(table: TableColumns, o: Observation, memory: Memory) -> TableColumns:
-    """The table of estimates with the exchanges of jobs that make none now as long as they were."""
+    """Estimates, with the exchange time of jobs that do not exchange now kept from their last exchange."""
     job = table[0]
     alone = o.jobs.gpus_held[job] <= o.jobs.gpus_per_worker[job]
     factor = np.where(alone, memory["exchange_over"][job], 1.0)
@@ -93,7 +93,7 @@ def corrected(table: TableColumns, o: Observation, memory: Memory) -> TableColum
 
 
 def measured(o: Observation, memory: Memory, rows: Ints) -> Bools:
-    """Whether each job's goodput is that of the GPUs it holds; one whose start is not known counts as measured."""
+    """Whether each job's goodput was measured on its present GPUs; a job with unknown start counts as measured."""
     at = np.searchsorted(memory["goodput_id"], rows)
     at = np.minimum(at, max(len(memory["goodput_id"]) - 1, 0))
     started_s = o.jobs.started_s[rows]
@@ -104,7 +104,7 @@ def measured(o: Observation, memory: Memory, rows: Ints) -> Bools:
 
 
 def way_back(proposal: Proposal, memory: Memory, row: int) -> Ints | None:
-    """The GPUs that a job held before its watched change, if it could have them back; else None."""
+    """The GPUs that a job held before its watched change, if available; else None."""
     o, k = proposal.observation, int(np.searchsorted(memory["undo_id"], row))
     if k == len(memory["undo_id"]) or memory["undo_id"][k] != row:
         return None
@@ -114,7 +114,7 @@ def way_back(proposal: Proposal, memory: Memory, row: int) -> Ints | None:
 
 
 def going_back_pays(o: Observation, row: int, before: float) -> bool:
-    """Whether the time saved on what is left is more than another restart costs."""
+    """Whether the time saved on the remaining work exceeds another restart."""
     left_s = o.jobs.remaining_samples[row] / o.jobs.goodput_samples_per_s[row]
     saved_s = left_s * (1.0 - o.jobs.goodput_samples_per_s[row] / before)
     return not saved_s <= np.nan_to_num(o.jobs.restart_s[row])
@@ -128,9 +128,9 @@ def watch(
     memory: dict[str, Any],
     undone: Ints,
 ) -> dict[str, Any]:
-    """Watch all jobs but `undone` that get other GPUs now, whatever for; returns the memory with the way back.
+    """Watch all jobs but `undone` whose GPUs change now, for any reason; returns the memory with their former GPUs.
 
-    The goodput must not fall; that of a job which gives GPUs to others must not fall below what was expected.
+    The goodput must not fall; that of a job which gives up GPUs must not fall below the expected value.
     """
     o = proposal.observation
     rows = proposal.resized()
@@ -156,7 +156,7 @@ def watch(
 
 
 def _joined(memory: dict[str, Any], rows: Ints, offset: Ints, gpu: Ints, watched: Ints) -> dict[str, Any]:
-    """GPUs to go back to: those of `rows` anew, and those remembered of other jobs that are still watched."""
+    """GPUs for a rollback: new ones of `rows`, and the remembered ones of other jobs that are still watched."""
     entries = dict(zip(rows.tolist(), np.split(gpu, offset[1:-1]), strict=True))
     old = zip(memory["undo_id"].tolist(), np.split(memory["undo_gpu"], memory["undo_offset"][1:-1]), strict=False)
     entries = {row: gpus for row, gpus in old if row in watched and row not in entries} | entries

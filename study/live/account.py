@@ -1,8 +1,8 @@
-"""What the GPU time of a live run went to, and when, from what its ranks wrote down.
+"""Account of the GPU time of a live run by use, from the records of its ranks.
 
-A round's line holds times and no clock; the notes that every rank writes at a decision hold the clock and how many
-rounds were trained by then. So rounds are laid back to back before each note. Each rank counts as one GPU. The
-exchange of a round is the time of the rank that waited least; what another's took beyond it is waiting.
+A round's line holds durations without a clock; the notes of every rank at a decision hold the clock and the number
+of rounds trained so far. So rounds are placed back to back before each note. Each rank counts as one GPU. The
+exchange of a round is the time of the rank that waited least; the excess of other ranks is waiting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a rank's time, from the start of the run (s)."""
+    """A part of a rank's time, in s from the start of the run."""
 
     begin_s: float
     end_s: float
@@ -44,7 +44,7 @@ class RankTime:
     rounds: int = 0
 
     def seconds(self) -> dict[str, float]:
-        """Its seconds by use; they sum to its span."""
+        """Seconds by use; they sum to the rank's span."""
         found = dict.fromkeys(USES, 0.0)
         for part in self.slices:
             found[part.use] += part.end_s - part.begin_s
@@ -54,7 +54,7 @@ class RankTime:
 
 @dataclass(frozen=True)
 class LiveAccount:
-    """A live run's time: ranks by member, what happened, samples that count, and the median round by number."""
+    """A live run's time: ranks by member, events, useful samples, and the median duration of each round."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -65,7 +65,7 @@ class LiveAccount:
 
     @property
     def samples(self) -> int:
-        """Samples of rounds that count."""
+        """Samples of rounds that were not lost."""
         return sum(rank.samples for rank in self.ranks)
 
     def seconds(self) -> dict[str, float]:
@@ -75,12 +75,12 @@ class LiveAccount:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether a folder is the record of a live run, or what `run_dir` named with records in it."""
+    """Whether a folder is the record of a live run, or a `run_dir` with such records."""
     return any(folder.glob("rounds-*.jsonl")) or any(folder.glob("*/rounds-*.jsonl"))
 
 
 def read_account(folder: Path) -> LiveAccount:
-    """Read a live run's record. Raises InputError, one line, when it holds none."""
+    """Read a live run's record. Raises InputError, one line, when it has no rounds."""
     folder = the_run_in(folder)
     manifest = manifest_of(folder)
     hosts = {int(place["member"]): str(place["host"]) for place in manifest["members"]}
@@ -121,7 +121,7 @@ def _lay(
     rounds: Mapping[int, Mapping[int, Any]],
     shortest: Mapping[int, float],
 ) -> None:
-    """Give a rank its slices: rounds end at the next note that has a clock, those behind the last follow it."""
+    """Compute a rank's slices: rounds end at the next note with a clock, rounds after the last note follow it."""
     waiting: list[Mapping[str, Any]] = []
     at_s = math.nan
     for line in lines:

@@ -1,4 +1,4 @@
-"""The report of a live run: what it achieved, what its GPU time went to, which ranks are slow, what was decided."""
+"""The report of a live run: result, uses of GPU time, slow ranks, and decisions."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _TOLD = {
 
 
 def live_report(folder: Path, out: Path, gpu_hour_usd: float | None = None) -> tuple[int, tuple[str, ...]]:
-    """Write the page of a live run, and say (its size in bytes, what it could not show).
+    """Write the page of a live run; returns (size in bytes, notes on omitted parts).
 
-    gpu_hour_usd: price of one GPU, which each rank counts as. Raises InputError without a record, OSError.
+    gpu_hour_usd: price of one GPU per hour; each rank counts as one GPU. Raises InputError without a record, OSError.
     """
     account = read_account(folder)
     if not account.ranks or not account.rounds:
@@ -200,7 +200,7 @@ def _ranks(account: LiveAccount, found: RankDiagnosis | None) -> str:
 
 
 def _events(account: LiveAccount) -> str:
-    """What happened beside rounds and decisions, and the decisions that changed something."""
+    """Events other than rounds and decisions, and the decisions that changed something."""
     rows = []
     for at_s, member, line in account.events:
         what = line["event"]
@@ -220,7 +220,7 @@ def _events(account: LiveAccount) -> str:
 
 
 def _said(key: str, value: Any) -> str:
-    """One fact of an event: sentences stand for themselves."""
+    """One fact of an event; a sentence has no key."""
     return str(value) if key in ("text", "problem", "error") else f"{key.replace('_', ' ')} {_plain(value)}"
 
 

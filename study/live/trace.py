@@ -1,4 +1,4 @@
-"""A live run as Chrome trace JSON, for Perfetto: process = host, thread = rank, slice = what its time went to."""
+"""A live run as Chrome trace JSON, for Perfetto: process = host, thread = rank, slice = use of time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = ("decision", "decision-failed", "regrouped", "exchange-broken", "refuse
 
 
 def write_live_trace(folder: Path, out: Path) -> tuple[int, int]:
-    """Write it, gzipped, and say (slices, instants). Raises InputError without a record, OSError."""
+    """Write the gzipped trace; returns (slices, instants). Raises InputError without a record, OSError."""
     account = read_account(folder)
     events, slices, instants = _events(account)
     out.parent.mkdir(parents=True, exist_ok=True)

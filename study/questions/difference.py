@@ -1,4 +1,4 @@
-"""Two runs side by side: which keys of the scenario differ, and what that did to the metrics."""
+"""Two runs side by side: differing keys of the scenario, and metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Difference:
     """What differs between two runs.
 
     inputs: (key, value in the first, value in the second). metrics: (metric, first, second), all of `LABELS`
-    that either run has, NaN where one has not.
+    that either run has, NaN where one does not.
     """
 
     inputs: tuple[tuple[str, str, str], ...]
@@ -31,7 +31,7 @@ class Difference:
     keys: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  # all that each run has
 
     def readable(self) -> list[tuple[str, str, str]]:
-        """The inputs for people: values with their units, a section that only one run has in one line."""
+        """The inputs as text: values with units, a section that only one run has in one line."""
         unit = units(key for key, _, _ in self.inputs)
         rows: dict[str, tuple[str, str, str]] = {}
         for key, a, b in self.inputs:
@@ -46,7 +46,7 @@ class Difference:
 
 
 def _alone(key: str, here: frozenset[str], there: frozenset[str]) -> str:
-    """The widest section around a key of which the other run has nothing; "" where that is the key alone."""
+    """The largest section around a key that the other run does not have; "" if only the key is missing."""
     parts = key.split(".")
     for k in range(1, len(parts)):
         section = ".".join(parts[:k])
@@ -68,7 +68,7 @@ _SHOWN: dict[str, Callable[[float], str]] = {
 
 
 def _with_unit(text: str, unit: str) -> str:
-    """A number as people write it; other text as it is."""
+    """A number with its unit; other text unchanged."""
     try:
         value = float(text)
     except ValueError:
@@ -77,7 +77,7 @@ def _with_unit(text: str, unit: str) -> str:
 
 
 def difference(first: Path, second: Path) -> Difference:
-    """Compares two run directories. Raises InputError where one is none, is damaged or has not ended."""
+    """Compares two run directories. Raises InputError for a folder that is not one, is damaged or has not ended."""
     a, b = (_inputs(path) for path in (first, second))
     names = [*a, *(key for key in b if key not in a)]
     inputs = tuple((k, a.get(k, ABSENT), b.get(k, ABSENT)) for k in names if a.get(k) != b.get(k))

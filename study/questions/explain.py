@@ -1,4 +1,4 @@
-"""Why a job of a recorded run waited: what stood in its way after each decision, and who went first."""
+"""Why a job of a recorded run waited: the cause after each decision, and the jobs started before it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOURNAL = "journal.jsonl"
 
 @dataclass(frozen=True)
 class Folder:
-    """A run folder with a journal: its jobs in order of their rows, and who decided."""
+    """A run folder with a journal: its jobs in order of their rows, and its policy."""
 
     path: Path
     policy: str
@@ -61,7 +61,7 @@ class Folder:
 
 
 def read_folder(path: str | Path) -> Folder:
-    """A run folder. Raises InputError where there is no run or no journal."""
+    """Read a run folder. Raises InputError when it has no run or no journal."""
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
         raise InputError([f"{path}: no run here; give the folder of `run --out DIR --journal`"])
@@ -84,7 +84,7 @@ def decisions(folder: Folder) -> Iterator[Decision]:
 
 @dataclass(frozen=True)
 class Cause:
-    """What stood in a job's way. kind: limit, GPUs, places, topology, reservation or order."""
+    """Cause of a job's wait. kind: limit, GPUs, places, topology, reservation or order."""
 
     kind: str
     text: str
@@ -92,9 +92,9 @@ class Cause:
 
 @dataclass
 class Wait:
-    """Why one job waited, up to its first start. span_s: by cause, in the order of their first time.
+    """Causes of one job's wait up to its first start. span_s: by cause, in order of first occurrence.
 
-    before: jobs (rows) that started while it waited, with why they went first.
+    before: jobs (rows) that started while it waited, with the reason why they were first.
     """
 
     row: int
@@ -104,12 +104,12 @@ class Wait:
 
     @property
     def main(self) -> Cause | None:
-        """What stood in its way for longest."""
+        """The cause with the longest time."""
         return max(self.span_s, key=lambda cause: self.span_s[cause], default=None)
 
 
 def why_it_waited(folder: Folder, row: int) -> Wait:
-    """Goes through the journal; what stands in the way after a decision does so until the next."""
+    """Goes through the journal; the cause after a decision holds until the next one."""
     wait, last, since_s = Wait(row), None, math.nan
     arrival_s = float(folder.jobs["arrival_s"][row])
     start_s = float(folder.jobs["start_s"][row])
@@ -147,7 +147,7 @@ def _started(decision: Decision) -> dict[int, Ints]:
 
 
 def _after(decision: Decision) -> tuple[Proposal, Quota]:
-    """What is free, and what is used of limits, once the decision is carried out."""
+    """Free GPUs and usage of limits after the decision is applied."""
     o, allocation = decision.observation, decision.plan.allocation
     draft, quota = Proposal(o), Quota.now(o)
     if allocation is None:
@@ -169,8 +169,8 @@ def _after(decision: Decision) -> tuple[Proposal, Quota]:
 def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
     """Why a job still waits after a decision.
 
-    A limit is the cause only where the job would fit without it, or once those below its priority that use it are
-    gone: what they hold it could take from them, or has when they end.
+    A limit is the cause only if the job would fit without it, or without the jobs of lower priority that use it,
+    since it could take their GPUs, or gets them when they end.
     """
     o = decision.observation
     draft, quota = _after(decision)
@@ -193,7 +193,7 @@ def _cause(folder: Folder, decision: Decision, row: int) -> Cause:
 
 
 def _unplaced(draft: Proposal, row: int, wanted: int, allowed: Bools) -> Cause | None:
-    """Why what is free on these nodes does not do for a job; None where it does."""
+    """Why the free GPUs of these nodes are not enough for a job; None if they are."""
     free = np.array(draft.columns.free)
     if draft.observation.jobs.gpu_share_requested[row] >= 1.0 and free[allowed].sum() < wanted:
         if free.sum() >= wanted:
@@ -205,7 +205,7 @@ def _unplaced(draft: Proposal, row: int, wanted: int, allowed: Bools) -> Cause |
 
 
 def _without_users(decision: Decision, draft: Proposal, row: int, quota: Quota, gpus: float) -> Proposal:
-    """What is free without the jobs of lower priority that use the limit which a job would break."""
+    """Free GPUs without the jobs of lower priority that use the limit which a job would break."""
     o, jobs = decision.observation, decision.observation.jobs
     limit = quota.first(int(jobs.claim[row]), gpus)
     for other in [*o.running.tolist(), *_started(decision)]:
@@ -224,12 +224,12 @@ def _limit(quota: Quota, claim: int, gpus: float) -> Cause:
 
 
 def _values(plan: Plan, key: str) -> tuple[Reason, Any] | None:
-    """The last reason that tells a value, with it."""
+    """The last reason that has a value, with that value."""
     return next(((reason, reason.values[key]) for reason in reversed(plan.reasons) if key in reason.values), None)
 
 
 def _order(folder: Folder, decision: Decision, row: int) -> Cause:
-    """It would have fitted: whom the policy kept the room for."""
+    """The cause for a job that would have fitted: the job for which the policy reserved the room."""
     plan, o = decision.plan, decision.observation
     planned = _values(plan, "planned")
     if planned is not None and len(planned[1]):
@@ -252,7 +252,7 @@ def _order(folder: Folder, decision: Decision, row: int) -> Cause:
 
 
 def _note_starts(wait: Wait, folder: Folder, decision: Decision, row: int) -> None:
-    """Who started in this decision while the job waits, and why they went first."""
+    """Record the jobs started in this decision while the job waits, and why they were first."""
     o = decision.observation
     ranked, told = _values(decision.plan, "order"), _values(decision.plan, "priority")
     of: dict[int, float] = {}
@@ -290,7 +290,7 @@ _SHOWN = 6
 
 
 def stage_lines(folder: Folder, decision: Decision) -> list[str]:
-    """What was seen at a decision, and what each stage computed and did."""
+    """The observation at a decision, and what each stage computed and did."""
     o = decision.observation
     running, waiting = len(o.running), len(o.waiting)
     free = int(o.nodes.gpus_free.sum())
@@ -313,9 +313,9 @@ def stage_lines(folder: Folder, decision: Decision) -> list[str]:
 
 
 def done_to_job(folder: Folder, row: int) -> list[tuple[float, str]]:
-    """What was changed of a job, when (s) and by which sub-step; said once where it is planned again and again.
+    """Changes of a job with time (s) and sub-step; repeated ones are listed once.
 
-    Also when it lost its GPUs without a plan, to a fault or to whom its nodes belong.
+    Also the loss of its GPUs without a plan, to a fault or to the owner of its nodes.
     """
     found, queued_s, stopped = list[tuple[float, str]](), math.nan, False
     for decision in decisions(folder):
@@ -340,7 +340,7 @@ def _stops(plan: Plan, row: int) -> bool:
 
 
 def service_lines(o: Observation) -> list[str]:
-    """What each service had and wanted at a decision, and what became of the requests of its last window."""
+    """Replicas held and wanted by each service at a decision, and the results of its last window's requests."""
     s, found = o.services, []
     for k, name in enumerate(o.service_names):
         text = f"service {name}: {s.replicas[k]} of {s.wanted[k]} replicas wanted ({s.replicas_min[k]} to "

@@ -1,4 +1,4 @@
-"""Does a large model fit: peak memory of every stage, the step it would take, what would make it fit."""
+"""Whether a large model fits: peak memory of every stage, predicted step, and changes that make it fit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from equipoise.sim.scenario.tree import InputError
 
 @dataclass(frozen=True)
 class Fits:
-    """One job of one model: its plan, peak memory and step; `change` is what would make it fit, by key.
+    """One job of one model: its plan, peak memory and step; `change` holds the keys that would make it fit.
 
-    `change` is empty when it fits, None when no single change is enough; `other` are the fastest layouts that fit.
+    `change` is empty when it fits, None when no single change is enough; `other` are the fastest fitting layouts.
     """
 
     job: str
@@ -52,7 +52,7 @@ class Fits:
 
     @property
     def utilisation(self) -> float:
-        """Model FLOP over what the GPUs could do in a step at their dense 16-bit peak rate."""
+        """Model FLOP over the FLOP of the GPUs in a step at their dense 16-bit peak rate."""
         la, shape = self.plan.layout, self.plan.shape
         flop = shape.train_flop_per_token() * la.global_batch * shape.sequence / la.gpus
         return flop * self.reached / (self.step_s * self.plan.accelerator.flop_per_s)
@@ -110,14 +110,14 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
 
 
 def _speed(scenario: Scenario, job: JobSpec) -> float:
-    """Of the slowest node that the job needs when nodes are taken in the order of the scenario."""
+    """Speed of the slowest node that the job needs when nodes are taken in the order of the scenario."""
     groups = scenario.cluster.groups
     before = accumulate((g.count * g.gpus for g in groups), initial=0)
     return min(g.speed for g, gpus in zip(groups, before, strict=False) if gpus < job.gpus)
 
 
 def _parts_s(model: Model, plan: ShardingPlan, accelerator: Accelerator, speed: float) -> dict[str, float]:
-    """The step of nodes of this speed by what takes the time [s], its exchange hidden as the simulator hides it."""
+    """Parts of a step [s] on nodes of this speed, with the exchange overlapped as in the simulator."""
     stack, factor = stack_in_force(model), section(model)[1].factor
     step, samples = step_time(plan, stack), -(-plan.layout.global_batch // plan.layout.data)
     parts = {f.name: factor * float(getattr(step, f.name)) / speed for f in fields(StepEstimate)}
@@ -142,7 +142,7 @@ def _difference(before: Layout, after: Layout) -> dict[str, tuple[Any, Any]]:
 
 
 def as_dict(found: Fits) -> dict[str, Any]:
-    """The answer for programs, in base units."""
+    """The answer as plain data, in base units."""
     estimate = found.memory
     return {
         "job": found.job,

@@ -1,6 +1,6 @@
-"""What could be done about each limit: changes of a scenario that take one away, or make one half as tight.
+"""Levers: changes of a scenario that remove a limit or halve it.
 
-Resources are doubled, disturbances are removed. A lever that changes nothing in a scenario is none there.
+Resources are doubled, disturbances are removed. A lever that changes nothing in a scenario is left out.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from equipoise.sim.scenario.model import ClusterSpec, Even, Explicit, FaultsSpec
 
 LIMITS = ("compute", "memory", "input", "barrier", "network", "layout", "queue", "faults")
 POLICIES = ("s1+s2+s3", "s1+s2+s3+s4")
-"""Policies that are tried beside the one in use."""
+"""Other policies that are tried."""
 
 STAGES = ("s1", "s2", "s3", "s4")
 STAGE = "stage"
-"""What the lever of one stage is against: it may lift several limits."""
+"""`against` of the lever of one stage, which may lift several limits."""
 
 Change = Callable[[Scenario], Scenario]
 
 
 @dataclass(frozen=True)
 class Lever:
-    """One thing to do. `against`: the limit that it is meant for, or "any" for another policy."""
+    """One change of the scenario or policy. `against`: the limit that it addresses, or "any" for another policy."""
 
     name: str
     against: str
@@ -71,13 +71,13 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
 
 
 def missing_stages(policy: str) -> list[str]:
-    """Those of the four stages that a policy does without."""
+    """The stages of s1 to s4 that a policy does not have."""
     used = {stage.name for stage in make_policy(policy).stages}
     return [name for name in STAGES if name not in used]
 
 
 def with_stage(policy: str, name: str) -> str:
-    """The policy with one of the four stages more; s4 takes the place of what hands out GPUs."""
+    """The policy with one more of the four stages; s4 replaces its allocation stage."""
     parts = policy.split("+")
     kept = [p for p in parts if name != "s4" or make_policy(p).stages[0].kind != "allocation"]
     at = sum(part.partition("(")[0] in STAGES[: STAGES.index(name)] for part in kept)
@@ -89,7 +89,7 @@ def _with(section: Any, **changes: Any) -> Any:
 
 
 def _groups(scenario: Scenario, change: Callable[[NodeGroup], NodeGroup]) -> Scenario:
-    """The scenario with every group of nodes changed; a counted pool becomes the one node that it is."""
+    """The scenario with every group of nodes changed; a counted pool becomes one node."""
     groups = tuple(change(group) for group in scenario.cluster.groups)
     if groups == scenario.cluster.groups:
         return scenario
@@ -108,7 +108,7 @@ def _jobs(scenario: Scenario, change: Callable[[Any], Any]) -> Scenario:
 
 
 def faster_gpus(scenario: Scenario) -> Scenario:
-    """Every GPU computes twice as fast; what the GPUs of a replica exchange takes as long as before."""
+    """Every GPU computes twice as fast; exchanges within a replica take as long as before."""
     faster = _groups(scenario, lambda group: _with(group, speed=2.0 * group.speed))
 
     def change(model: Model) -> Model:
@@ -125,7 +125,7 @@ def faster_gpus(scenario: Scenario) -> Scenario:
 
 
 def larger_jobs(scenario: Scenario) -> Scenario:
-    """Training jobs ask for twice their GPUs, where the cluster has as many."""
+    """Training jobs ask for twice their GPUs, if the cluster has that many."""
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
 
     def change(job: Any) -> Any:
@@ -139,7 +139,7 @@ def larger_jobs(scenario: Scenario) -> Scenario:
 
 
 def more_memory(scenario: Scenario) -> Scenario:
-    """Passes may hold twice the samples, bytes move twice as fast, nothing is computed again to save room."""
+    """Passes may hold twice the samples, memory is twice as fast, and nothing is recomputed to save memory."""
 
     def change(model: Model) -> Model:
         """The section with the lever pulled."""
@@ -174,7 +174,7 @@ def faster_input(scenario: Scenario) -> Scenario:
 
 
 def data_at_hand(scenario: Scenario) -> Scenario:
-    """Every job's data lie in equal parts on the nodes that it runs on."""
+    """Every job's data is stored in equal parts on the nodes that it runs on."""
 
     def change(job: Any) -> Any:
         """The section with the lever pulled."""
@@ -186,14 +186,14 @@ def data_at_hand(scenario: Scenario) -> Scenario:
 
 
 def no_jitter(scenario: Scenario) -> Scenario:
-    """Steps take as long as they should; lasting differences between GPUs stay."""
+    """Steps have no random variation; permanent differences between GPUs are kept."""
     if not step_noise(scenario):
         return scenario
     return _with(scenario, noise=Noise(step_cov=0.0, gpu_cov=scenario.noise.gpu_cov))  # type: ignore[no-any-return]
 
 
 def equal_nodes(scenario: Scenario) -> Scenario:
-    """All GPUs of one accelerator compute at their mean speed, so that the total stays."""
+    """All GPUs of one accelerator compute at their mean speed, so the total is unchanged."""
     if scenario.noise.gpu_cov:
         scenario = _with(scenario, noise=_with(scenario.noise, gpu_cov=0.0))
     speeds: dict[str, list[float]] = {}
@@ -206,7 +206,7 @@ def equal_nodes(scenario: Scenario) -> Scenario:
 
 
 def faster_network(scenario: Scenario) -> Scenario:
-    """Links between and inside nodes, and what an exchange can draw from them, carry twice as much."""
+    """Links between and inside nodes, and the usable rate of exchanges on them, have twice the bandwidth."""
     if not any(job.model is not None for job in scenario.workload.jobs) and scenario.workload.trace is None:
         return scenario
     profile = load_profile(scenario.cluster.hardware)
@@ -234,7 +234,7 @@ def faster_network(scenario: Scenario) -> Scenario:
 
 
 def lighter_gradients(scenario: Scenario, how: str) -> Scenario:
-    """Gradients are compressed, in the time that this takes; what it does to learning is not in it."""
+    """Gradients are compressed, with the time of compression; the effect on learning is not modelled."""
 
     def change(model: Model) -> Model:
         """The section with the lever pulled."""
@@ -248,7 +248,7 @@ def lighter_gradients(scenario: Scenario, how: str) -> Scenario:
 
 
 def fp8_products(scenario: Scenario) -> Scenario:
-    """Products of models of known shape run in 8 bits, where every accelerator can; others were not measured."""
+    """Matrix products of models of known shape run in 8 bits, if every accelerator can; others were not measured."""
     profile = load_profile(scenario.cluster.hardware)
     on = {group.accelerator for group in scenario.cluster.groups if group.gpus}
     if any("fp8" not in profile.accelerator(name).flop_per_s for name in on):
@@ -264,7 +264,8 @@ def fp8_products(scenario: Scenario) -> Scenario:
 
 
 def smaller_models(scenario: Scenario, taught: bool) -> Scenario:
-    """Models with half of each layer; taught: with the whole one beside it. What they learn is not in it."""
+    """Models with half of each layer; taught: distilled from the whole model. The effect on learning is not
+    modelled."""
 
     def change(model: Model) -> Model:
         """The section with the lever pulled."""
@@ -307,7 +308,7 @@ def more_micro_batches(scenario: Scenario) -> Scenario:
 
 
 def fastest_layout(scenario: Scenario) -> Scenario:
-    """Models that are given by their shape and a layout search for the fastest one instead."""
+    """Models given by shape and layout use the fastest layout instead."""
 
     def change(model: Model) -> Model:
         """The model with the layout left to the search."""
@@ -320,7 +321,7 @@ def fastest_layout(scenario: Scenario) -> Scenario:
 
 
 def more_nodes(scenario: Scenario) -> Scenario:
-    """Twice the nodes of every kind; not where every link is given by name."""
+    """Twice the nodes of every kind; not available if every link is given by name."""
     if isinstance(scenario.cluster.topology, Explicit):
         return scenario
     if scenario.cluster.gpus is not None:

@@ -1,9 +1,9 @@
-"""What limits each job, from its accounts, and which lever would help most, by running with that lever.
+"""The limit of each job, from its time accounts, and the lever that helps most, from runs with each lever.
 
-The time of a job from arrival to completion is the time that it waited for GPUs, and the time that it held
-them, which its accounts divide: computing, waiting for data, for other workers, for the exchange, and what
-faults and restarts took. Computing is divided once more into what memory costs (its bandwidth, and passes that
-its size makes necessary) and the rest.
+The time of a job from arrival to completion is its wait for GPUs plus the time that it held them, which its accounts
+divide into computing, waiting for data, for other workers, for the exchange, and losses by faults and restarts.
+Computing is divided again into the cost of memory (bandwidth, and additional passes because of its size) and the
+rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, pair
 FILE = "limits.json"
 ALL = "all jobs"
 NOTHING = 5e-4
-"""A change of the time by less than this, relative, is none."""
+"""Relative change of the time below which a lever has no effect."""
 _USES = {
     "compute": ("busy_gpu_s",),
     "input": ("input_stall_gpu_s",),
@@ -48,7 +48,7 @@ _USES = {
 
 @dataclass(frozen=True)
 class Effect:
-    """A lever and what it does: the ratio of the mean time with it to that without, paired by seed.
+    """A lever and its effect: the ratio of the mean time with it to that without, paired by seed.
 
     `problem` says why there is no ratio.
     """
@@ -59,19 +59,19 @@ class Effect:
 
     @property
     def helps(self) -> bool:
-        """Whether the time is shorter with it, beyond doubt where there is any."""
+        """Whether the time is shorter with it; significantly shorter if runs are random."""
         high = self.ratio.high if math.isfinite(self.ratio.high) else self.ratio.mean
         return high < 1.0 and self.ratio.mean < 1.0 - NOTHING
 
     @property
     def idle(self) -> bool:
-        """Whether the time is as long with it as without, as three digits show it."""
+        """Whether the time is equal with and without it, to three digits."""
         return self.problem is None and 1.0 - NOTHING <= self.ratio.mean < 1.0 + 10 * NOTHING
 
 
 @dataclass(frozen=True)
 class Limited:
-    """A group of alike jobs: mean time from arrival to completion, shares of it by limit, effects of levers.
+    """A group of equal jobs: mean time from arrival to completion, its shares by limit, effects of levers.
 
     `effects`: the best first.
     """
@@ -85,15 +85,15 @@ class Limited:
 
     @property
     def account(self) -> str:
-        """What takes the most time in the accounts."""
+        """The limit with the most time in the accounts."""
         return max(self.shares, key=lambda limit: self.shares[limit])
 
     @property
     def limit(self) -> str:
-        """What limits the group: where its time goes; of waiting for others, what makes those late.
+        """The limit of the group: its largest use of time; for waits on other workers, the cause of their delay.
 
-        Workers wait for one whose data is late or whose node has failed as they do for a slow one; the accounts
-        cannot tell, the lever that shortens the time most does.
+        Workers wait for one with late data or a failed node as for a slow one; the accounts cannot distinguish
+        these, so the lever that shortens the time most decides.
         """
         if self.account != "barrier":
             return self.account
@@ -107,7 +107,7 @@ class Limited:
 
     @property
     def stage(self) -> Effect | None:
-        """The one of the stages that the policy does without which lifts the limit most; None when none does."""
+        """The stage missing in the policy that helps most against the limit; None when none does."""
         return next((e for e in self.effects if e.helps and e.lever.against == STAGE), None)
 
     def best_against(self, limit: str) -> Effect | None:
@@ -205,7 +205,7 @@ def key(group: str, limit: str) -> str:
 
 
 def times_by_limit(made: Run) -> dict[str, NDArray[np.float64]]:
-    """Seconds of each job (jobs,) by limit, memory not yet apart from compute; they sum to its time.
+    """Seconds of each job (jobs,) by limit, memory still part of compute; they sum to its time.
 
     The time held is divided as its GPU-seconds are. A job that is not completed counts until the end of the run.
     """
@@ -227,7 +227,7 @@ def times_by_limit(made: Run) -> dict[str, NDArray[np.float64]]:
 def memory_share(scenario: Scenario, job: JobSpec, model: Model) -> float:
     """Share (0 to 1) of a job's computing that memory costs, on the mean GPU of the cluster.
 
-    What would be saved if bytes moved at once, one pass held all samples and nothing were computed twice.
+    The time saved if memory were infinitely fast, one pass held all samples and nothing were recomputed.
     """
     free = model.model_copy(
         update={
@@ -259,10 +259,10 @@ def limits(
     most: int = 10,
     options: RunOptions = DEFAULT,
 ) -> LimitReport:
-    """Name the limit of each job of the scenario in `path`, and run with every lever.
+    """Find the limit of each job of the scenario in `path`, and run it with every lever.
 
     policies: other policies to try. most: groups of jobs to look at, those that take the most time. Copies of one
-    job are one group; jobs of a trace stand alone.
+    job are one group; each job of a trace is its own group.
 
     Raises InputError for a wrong scenario, PolicyError for an unknown stage, RuntimeError when the base fails.
     """
@@ -295,7 +295,7 @@ def limits(
 
 
 def host_needs(scenario: Scenario, job: str, rate: float) -> str:
-    """Cores and disk that a GPU needs for the input of a job at `rate` (samples/s); "" where it has none."""
+    """Cores and disk rate that a GPU needs for the input of a job at `rate` (samples/s); "" without input."""
     spec = next((one for one in scenario.workload.jobs if one.name == job and one.model is not None), None)
     hosts = [group for group in scenario.cluster.nodes if group.gpus]
     if spec is None or spec.model is None or not rate or not hosts:
@@ -317,7 +317,7 @@ def host_needs(scenario: Scenario, job: str, rate: float) -> str:
 def chosen_groups(scenario: Scenario, trace: Trace | None, policy: str, most: int) -> dict[str, str]:
     """Group by name of job: copies of a listed job are one; of a trace, the `most` jobs that take longest.
 
-    Which those are is found by one run.
+    One run determines these.
     """
     groups: dict[str, str] = {}
     for job in scenario.workload.jobs:

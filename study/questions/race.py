@@ -1,9 +1,9 @@
-"""Points of a search against each other on the same seeds: which to stop early, and which are worth a choice.
+"""Racing of search points on the same seeds: early stopping, and the set of best points.
 
-A point is run seed by seed and looked at after three, five, eight, ... seeds. It is stopped when it is surely
+A point is run seed by seed and tested after three, five, eight, ... seeds. It is stopped when it is surely
 worse, in every objective, than one point that has been run on all seeds: paired by seed, on log ratios, one-
-sided. With K looks each test has level 0.05 / K, so that a point that is no worse than a given other one is
-stopped in its favour with at most 5 % (Bonferroni, as in study.runs.until).
+sided. With K looks each test has level 0.05 / K, so the probability that a point is stopped by another that is not
+better is at most 5 % (Bonferroni, as in study.runs.until).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Values = Mapping[str, Sequence[float]]
 
 
 def looks(seeds: int) -> tuple[int, ...]:
-    """Numbers of seeds after which a point is looked at, ascending; `seeds` itself is none of them."""
+    """Numbers of seeds after which a point is tested, ascending, without `seeds` itself."""
     found, at = list[int](), FIRST_LOOK
     while at < seeds:
         found.append(at)
@@ -31,7 +31,7 @@ def looks(seeds: int) -> tuple[int, ...]:
 
 
 def log_ratios(metric: str, mine: Sequence[float], other: Sequence[float]) -> NDArray[np.float64]:
-    """Logarithms of the ratios of pairs (n,), above 0: worse. Seeds beyond the shorter of both are left out."""
+    """Logarithms of the ratios of pairs (n,), above 0: worse. Seeds that only one of both has are left out."""
     n = min(len(mine), len(other))
     x, y = np.asarray(mine[:n], dtype=np.float64), np.asarray(other[:n], dtype=np.float64)
     found: NDArray[np.float64] = np.log(np.maximum(x, 1e-300)) - np.log(np.maximum(y, 1e-300))
@@ -54,7 +54,7 @@ def p_better(metric: str, mine: Sequence[float], other: Sequence[float]) -> floa
 
 
 def surely_worse(mine: Values, whole: Sequence[Values], level: float) -> bool:
-    """Whether some other point, run on all seeds, is surely better than this one in every objective."""
+    """Whether some other point, run on all seeds, is significantly better than this one in every objective."""
     return any(all(p_better(m, theirs[m][: len(mine[m])], mine[m]) < level for m in mine) for theirs in whole)
 
 
@@ -70,11 +70,11 @@ def expected(mine: Values, best: Values) -> dict[str, float]:
 
 
 def front(means: Sequence[Mapping[str, float]]) -> list[int]:
-    """Points that no other is at least as good as in every objective and better in one; of equals the first."""
+    """Points that no other dominates (Pareto front); of equals the first."""
     costs = [[-m[k] if k in MORE_IS_BETTER else m[k] for k in m] for m in means]
 
     def beaten(k: int) -> bool:
-        """Whether another point leaves no reason to choose this one."""
+        """Whether another point dominates this one."""
         return any(
             all(a <= b for a, b in zip(other, costs[k], strict=True)) and (other != costs[k] or j < k)
             for j, other in enumerate(costs)

@@ -1,4 +1,4 @@
-"""The sizes that were run as one table: what each is, how well it does, what it costs."""
+"""Table of the sizes that were run: values, results and costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVED = (
     "service_latency_p99_s",
     "cost_per_million_requests_usd",
 )
-"""What became of the requests, where there are services: of several the worst."""
+"""Results of services' requests: the worst of several services."""
 TITLES = {
     "rank": "",
     "values": "size",
@@ -37,7 +37,7 @@ TITLES = {
     "carbon_kg": "CO2",
     **{key: LABELS[key] for key in SERVED},
 }
-"""Columns of the table, and what they are called."""
+"""Columns of the table with their titles."""
 
 
 def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dict[str, Any]]:
@@ -95,11 +95,11 @@ def _layouts(scenario: Scenario) -> Iterator[tuple[str, float]]:
 
 
 def changes(rows: Sequence[dict[str, Any]], objective: Objective) -> list[dict[str, Any]]:
-    """What would put each other size that meets the targets first, the nearest first: {values, price, rate}.
+    """Change that would rank each other size that meets the targets first, smallest first: {values, price, rate}.
 
-    price: factor on what its hour costs; rate: factor on how fast it works. Either alone makes its cost that of the
-    present first, since a run costs its hours times their price. Only for the objectives cost and price (an hour),
-    where the first is known; a rate says nothing about the price of an hour (NaN).
+    price: factor on its price per hour; rate: factor on its speed. Either alone makes its cost equal to that of the
+    first, since a run costs its hours times their price. Only for the objectives cost and price (per hour), if the
+    first is known; a rate does not affect the price per hour (NaN).
     """
     key = {"cost": "cost_usd", "price": "price_usd_per_h"}.get(objective, "")
     meeting = [row for row in rows if row["meets"] and key and row[key] > 0.0]

@@ -1,7 +1,7 @@
-"""Which of a scenario's values decides the result: one key at a time, low and high, on the same seeds.
+"""Sensitivity of the result to a scenario's values: one key at a time, low and high, on the same seeds.
 
 The tornado of decision analysis (Howard 1988, Management Science 34(6)): bars from the result at the low value
-to that at the high value, the longest first. Common random numbers make the ratios to the base far surer than
+to that at the high value, the longest first. Common random numbers make the ratios to the base far more precise than
 the values.
 """
 
@@ -39,7 +39,7 @@ class End:
 
     @property
     def away(self) -> float:
-        """How far the result is from the base, as |log ratio|; 0 when unknown."""
+        """Distance of the result from the base, as |log ratio|; 0 when unknown."""
         mean = self.ratio.mean
         return abs(math.log(mean)) if mean > 0 else 0.0
 
@@ -145,7 +145,7 @@ def _with(options: RunOptions, file: ScenarioFile, trace: Any) -> RunOptions:
 
 
 Ends = dict[tuple[int, str], int | str]
-"""By (number of the range, low or high): the number of the variant, or why there is none."""
+"""By (number of the range, low or high): the number of the variant, or the reason why there is none."""
 
 
 def _variants(
@@ -177,7 +177,7 @@ def _changed(file: ScenarioFile, overrides: Sequence[str], changes: Sequence[str
 
 
 def _values(base: VariantOutcome, metric: str) -> list[float]:
-    """The metric of the base. Raises RuntimeError when it fails, InputError when it has no such number."""
+    """The metric of the base. Raises RuntimeError when it fails, InputError when it has no such metric."""
     if base.failed is not None:
         raise RuntimeError(f"{base.variant.scenario.name}: {base.failed}")
     row = base.rows[0]

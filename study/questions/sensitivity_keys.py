@@ -1,6 +1,6 @@
-"""Which values of a scenario are worth varying, and how far: the default set of a sensitivity study.
+"""The default keys and ranges of a sensitivity study.
 
-Ranges are those within which a planner's numbers usually are wrong: a factor 1.25 for speeds, 2 for rates and
+Ranges are the usual errors of a planner's numbers: a factor 1.25 for speeds, 2 for rates and
 times between faults.
 """
 
@@ -22,7 +22,7 @@ from equipoise.sim.scenario.units import format_bytes_per_s, format_scaled, form
 class KeyRange:
     """A key with a low and a high value.
 
-    low, high: `key=value` texts, more than one where other keys must follow. low_shown, high_shown: for people.
+    low, high: `key=value` texts, several if other keys must follow. low_shown, high_shown: for display.
     asked: named by the user, so that a value that is not allowed is an error.
     """
 
@@ -50,7 +50,7 @@ _FIXED = ("seed", "policy", "schema_version")  # every change meets the same see
 
 
 def read_range(text: str, scenario: Scenario) -> KeyRange:
-    """`KEY=LOW..HIGH`; LOW and HIGH are values, or `xF` for F times what the scenario has.
+    """`KEY=LOW..HIGH`; LOW and HIGH are values, or `xF` for F times the scenario's value.
 
     Raises InputError, one line with what is allowed.
     """
@@ -68,12 +68,12 @@ def read_range(text: str, scenario: Scenario) -> KeyRange:
 
 
 def _shown(key: str, value: float) -> str:
-    """A value for people, in the unit that suits the key."""
+    """A value as text, in the unit of the key."""
     return _SHOWN.get(key.rpartition(".")[2], lambda number: f"{number:g}")(value)
 
 
 def _times(end: str, key: str, scenario: Scenario, text: str) -> str | float:
-    """`xF` as a number; anything else as it is."""
+    """`xF` as a number; any other text unchanged."""
     if not end.startswith("x"):
         return end
     try:
@@ -106,13 +106,13 @@ def value_at(scenario: Scenario, key: str) -> Any:
 
 
 def default_ranges(scenario: Scenario) -> list[KeyRange]:
-    """Ranges for whatever the scenario has: nodes, network, models, jobs, noise, faults, decisions."""
+    """Ranges for the parts of the scenario: nodes, network, models, jobs, noise, faults, decisions."""
     parts = (_nodes, _network, _models, _jobs, _faults, _others)
     return [found for part in parts for found in part(scenario)]
 
 
 def _scaled(key: str, value: float, low: float, high: float, least: float = 0.0) -> Iterator[KeyRange]:
-    """From `low` to `high` times the value, whole when it is, never below `least`; nothing when all are one."""
+    """From `low` to `high` times the value, whole if the value is, at least `least`; empty if all are equal."""
     ends = [max(least, _whole_like(value, factor * value)) for factor in (low, high)]
     if ends[0] != ends[1]:
         yield _between(key, ends[0], ends[1])
@@ -172,7 +172,7 @@ def _model(key: str, model: Model) -> Iterator[KeyRange]:
 
 
 def _typed(key: str, model: Model) -> Iterator[KeyRange]:
-    """What follows from a `transformer` section where there is one."""
+    """Ranges of keys derived from a `transformer` section."""
     for cost in ("sample_time", "flop_per_sample"):
         if (value := getattr(model, cost)) is not None:
             yield from _scaled(f"{key}.{cost}", value, 0.8, 1.25)

@@ -1,8 +1,8 @@
-"""The fewest or cheapest nodes that meet a planner's targets, and how sure that is.
+"""The fewest or cheapest nodes that meet a planner's targets, with confidence.
 
-Candidates are taken from the best on; the first that meets every target is the answer, so nothing is assumed
-about how results change with size (more nodes can be slower). What cannot meet a target by the lower bounds,
-by its price or by its power is not run at all.
+Candidates are tried from the best on; the first that meets every target is the answer, so nothing is assumed about
+how results change with size (more nodes can be slower). A candidate that cannot meet a target by the lower bounds,
+by its price or by its power is not run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Objective = Literal["nodes", "price", "cost"]
 _ROOM = 1e-9
 _RANGE = re.compile(r"\s*\d+\s*(?:-|to)\s*\d+\s*")  # 4-8 is no value of any key
 SIZES_MOST = 10_000
-"""Sizes to choose from; each is read and checked before the first is run."""
+"""Most sizes; each is read and checked before the first is run."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Candidate:
 
     @property
     def known(self) -> dict[str, float]:
-        """What is known without a run; of times and cost, what no policy can beat."""
+        """Results known without a run; for times and cost the lower bounds."""
         done_s = self.after_s + self.bound_s["makespan_s"]
         values = {**self.bound_s, "done_s": done_s, "price_usd_per_h": self.price_usd_per_h, "power_w": self.power_w}
         return with_rent(values, self.standing_usd_per_h)
 
     def score(self, objective: Objective) -> tuple[float, float, int]:
-        """Least first; for cost, from the lower bound."""
+        """Sort key, least first; for cost, from the lower bound."""
         first = {"nodes": self.nodes, "price": self.price_usd_per_h, "cost": self.known["cost_usd"]}[objective]
         price = 0.0 if math.isnan(self.price_usd_per_h) else self.price_usd_per_h
         return float(first), price, self.nodes
@@ -86,7 +86,7 @@ class Trial:
 
     @property
     def runs(self) -> int:
-        """Runs made."""
+        """Number of runs made."""
         return len(self.results)
 
     def mean(self, key: str) -> float:
@@ -96,8 +96,8 @@ class Trial:
     def chance_at_least(self, confidence: float = 0.95, sizes: int = 1) -> float:
         """Lower limit of the chance that a run meets the targets (Clopper and Pearson 1934, one-sided).
 
-        sizes: how many were to choose from. The limits of all of them hold together (Bonferroni), so that of
-        the one that was chosen for its results does.
+        sizes: number of candidates. The limits of all of them hold together (Bonferroni), so the limit of the chosen
+        one does.
         """
         if self.met == 0:
             return 0.0
@@ -108,10 +108,10 @@ class Trial:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """What was found. `best` is None when no candidate meets the targets; then `closest` misses least.
+    """The answer. `best` is None when no candidate meets the targets; then `closest` misses least.
 
     `closest` has no runs when every candidate was excluded without one. `sizes`: candidates in all.
-    `impossible`: what was wrong with each size that could not be one, such as a job larger than the cluster.
+    `impossible`: the error of each invalid size, such as a job larger than the cluster.
     """
 
     best: Trial | None
@@ -139,10 +139,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for.
+    """A question for `size`.
 
-    vary: values by dotted key. targets: all must be met, in a share `confidence` of the runs at least.
-    objective: fewest nodes, lowest price per hour, or lowest cost until all is done.
+    vary: values by dotted key. targets: all must be met, in at least a share `confidence` of the runs. objective:
+    fewest nodes, lowest price per hour, or lowest cost until all jobs are done.
     """
 
     file: Path
@@ -228,7 +228,7 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
 def _better(trial: Trial, best: Trial, objective: Objective) -> bool:
     """Whether a size that meets the targets, and comes later, takes the place of the best so far.
 
-    Of sizes that the objective cannot tell apart the cheaper one does, else that with fewer GPUs, else the first.
+    Of sizes with equal objective the cheaper one, else the one with fewer GPUs, else the first.
     """
     if objective != "cost" and not _alike(trial.candidate, best.candidate, objective):
         return False
@@ -240,7 +240,7 @@ def _better(trial: Trial, best: Trial, objective: Objective) -> bool:
 
 
 def _alike(one: Candidate, other: Candidate, objective: Objective) -> bool:
-    """Whether the objective cannot tell two sizes apart before they are run."""
+    """Whether two sizes have the same objective before they are run."""
     return one.score(objective)[0] == other.score(objective)[0]
 
 
@@ -261,7 +261,7 @@ def needed(confidence: float, runs: int) -> int:
 
 
 def _cannot(candidate: Candidate, targets: Sequence[Target], random: bool) -> bool:
-    """Whether some target is out of reach whatever is run; the bounds hold for runs without noise."""
+    """Whether some target cannot be met by any run; the bounds hold for runs without noise."""
     for target in targets:
         key = target.measure.key
         known = target.measure.of_cluster or (not random and key in candidate.known)
@@ -274,9 +274,9 @@ def _cannot(candidate: Candidate, targets: Sequence[Target], random: bool) -> bo
 
 
 def try_out(candidate: Candidate, question: Question, made: Engine, trace: Trace | None, random: bool) -> Trial:
-    """Run a candidate on its seeds, no further than until it is clear that it misses.
+    """Run a candidate on its seeds until it is clear that it misses.
 
-    Where every size is run (`Question.every`) all of them get all seeds: means over different seeds do not rank.
+    With `Question.every` all sizes get all seeds, because means over different seeds cannot be ranked.
     """
     orders = _orders(candidate, question, trace, random)
     allowed = len(orders) - needed(question.confidence, len(orders))
@@ -314,12 +314,12 @@ def _orders(candidate: Candidate, question: Question, trace: Trace | None, rando
 
 
 def _meets_all(result: Mapping[str, float], targets: Sequence[Target]) -> bool:
-    """All targets, with every job done: a run that leaves jobs undone is early for the wrong reason."""
+    """Whether all targets are met with every job completed; a run with unfinished jobs does not count."""
     return undone(result) == 0.0 and all(target.met(result) for target in targets)
 
 
 def _closest(missed: Sequence[Trial], excluded: Sequence[Candidate], targets: Sequence[Target]) -> Trial | None:
-    """What misses its worst target by the least; runs first, since bounds flatter."""
+    """The candidate that misses its worst target least; candidates with runs first, since bounds are optimistic."""
     if missed:
         return min(missed, key=lambda trial: math.fsum(_worst(r, targets) for r in trial.results) / trial.runs)
     known = [target for target in targets if target.measure.key in excluded[0].known] if excluded else []
@@ -336,7 +336,7 @@ def read_candidates(
 ) -> tuple[list[Candidate], Trace | None, tuple[Path, ...]]:
     """All combinations of the varied values that are valid, their trace and the folders of files.
 
-    impossible: takes what is wrong with each of the others.
+    impossible: collects the errors of the others.
     Raises InputError when none is valid, with what is wrong with the first.
     """
     if (many := math.prod(map(len, question.vary.values()))) > SIZES_MOST:
@@ -370,7 +370,7 @@ def read_candidates(
 
 
 def doubts(question: Question) -> list[str]:
-    """What of a question is allowed, and seldom meant. Raises InputError."""
+    """Warnings on a question: allowed, but probably not intended. Raises InputError."""
     found = [one.doubt for one in question.targets if one.doubt]
     tree = changed_tree(question.file, question.overrides)
     workload = tree.get("workload") if isinstance(tree, dict) else None
@@ -389,7 +389,7 @@ _LOOKED_AT = 20  # values of each key
 
 
 def _doubtful_values(question: Question) -> list[str]:
-    """What `validate` would warn of, of the scenario and of each varied value alone; what no value changes."""
+    """Warnings of `validate` for the scenario and for each varied value alone, and values without effect."""
     found: list[str] = []
     for key, values in question.vary.items():
         for value in values[:_LOOKED_AT]:
@@ -407,7 +407,7 @@ def _doubtful_values(question: Question) -> list[str]:
 
 
 def _same_on_all(question: Question) -> list[str]:
-    """That jobs of a fixed duration take as long on every accelerator, if there are such."""
+    """A warning that jobs of fixed duration take equally long on every accelerator, if there are any."""
     workload = read_scenario(question.file, question.overrides, question.trace, fits=False).scenario.workload
     fixed = any(job.duration is not None for job in workload.jobs)
     if not fixed and workload.generate is None and workload.trace is None:
@@ -419,7 +419,7 @@ def _same_on_all(question: Question) -> list[str]:
 
 
 def _unlike_rates(question: Question, accelerators: Sequence[str]) -> Iterator[str]:
-    """That shares of the peak rate are not of one origin, where models take these."""
+    """A warning that shares of the peak rate have different origins, if models use them."""
     scenario = read_scenario(question.file, question.overrides, question.trace, fits=False).scenario
     known = load_profile(scenario.cluster.hardware).accelerators
     if by_curve(scenario):
@@ -427,7 +427,7 @@ def _unlike_rates(question: Question, accelerators: Sequence[str]) -> Iterator[s
 
 
 def grown(file: Path, before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Changes that give each training job the share of the cluster after changes that it has before them."""
+    """Changes that keep each training job's share of the cluster."""
     trees = [changed_tree(file, changes) for changes in (before, after)]
     old, new = (sum(g.get("count", 1) * g.get("gpus", 1) for g in tree["cluster"].get("nodes", [])) for tree in trees)
     if not old or not new:
@@ -459,7 +459,7 @@ def _candidate(
 
 
 _NODE_KEYS = {key: key for key in NodeGroup.model_fields} | {"nodes": "count"}
-"""What is meant by the name of a node group's key alone."""
+"""Full keys for the bare name of a node group's key."""
 
 
 def read_vary(text: str) -> tuple[str, list[Any]]:

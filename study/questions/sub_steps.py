@@ -1,4 +1,4 @@
-"""What the sub-steps of S1 to S4 saw, computed and did at a decision, in words; and what was done to one job."""
+"""Observations, results and actions of the sub-steps of S1 to S4 at a decision as text, and the changes of one job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTLED = 0.05  # a coefficient nearer to 0 than this hardly moves the interval
 
 
 def in_words(reason: Reason, observation: Observation, name: Name) -> tuple[list[str], set[str]]:
-    """Lines on the sub-steps of one stage, and the values that they tell; `name`: of a job, by row."""
+    """Lines on the sub-steps of one stage, and the values that they use; `name`: name of a job by row."""
     tell = {"s1": _s1, "s2": _s2, "s3": _s3, "s4": _s4}.get(reason.stage)
     if tell is None or not any(key.startswith(reason.stage) for key in reason.values):
         return [], set()
@@ -199,7 +199,7 @@ def touched(decision: Decision) -> list[int]:
 
 
 def done_to(decision: Decision, row: int) -> str:
-    """What a decision changed of one job, and what asked for it; empty where nothing."""
+    """The changes of one job by a decision, with their sub-steps; empty without any."""
     o, plan, done = decision.observation, decision.plan, []
     mine = np.flatnonzero(o.workers.job == row)
     if plan.moves is not None:

@@ -1,4 +1,4 @@
-"""What a cluster must achieve, in a planner's words: `makespan<=24h`, `cost<=5000 USD`, `goodput>=50 %`."""
+"""Targets of a cluster: `makespan<=24h`, `cost<=5000 USD`, `goodput>=50 %`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ROUNDING = 1e-9  # of a limit: a wait of an hour may be 3600.0000000000005 s on
 
 @dataclass(frozen=True)
 class TargetMeasure:
-    """Something that a target can be set for; `key` is its name in results."""
+    """A measure with a target; `key` is its name in results."""
 
     key: str
     quantity: Quantity
@@ -94,13 +94,13 @@ class Target:
     doubt: str = ""  # what was probably meant instead
 
     def met(self, values: Mapping[str, float]) -> bool:
-        """Whether results meet it, up to rounding; what is unknown (no job completed) does not."""
+        """Whether results meet it, up to rounding; an unknown result (no job completed) does not."""
         value = values.get(self.measure.key, math.nan)
         room = _ROUNDING * abs(self.limit)
         return value <= self.limit + room if self.at_most else value >= self.limit - room
 
     def excess(self, values: Mapping[str, float]) -> float:
-        """How far results are from it: 0 when met, 0.5 when half as much again as allowed."""
+        """Relative distance of results from it: 0 when met, 0.5 when 50 % over the limit."""
         value = values.get(self.measure.key, math.nan)
         if self.met(values):
             return 0.0
@@ -156,11 +156,11 @@ _ALSO_CALLED = {
     "latency": "service_latency_p95",
     "capacity": "power",
 }
-"""Words for what a measure says, other than its name."""
+"""Other names of measures."""
 
 
 def _wanted(text: str) -> str:
-    """How a target is written, with the name that was probably meant."""
+    """The format of a target, with the name that was probably intended."""
     if len(re.findall("[<>≤≥]", text)) > 1:
         return "give each target its own --target"
     name = re.match(r"[\w -]+", text.strip())
@@ -190,7 +190,7 @@ def price_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
 
 
 def standing_usd_per_h(scenario: Scenario, profile: HardwareProfile) -> float:
-    """Price of the nodes that are paid for all the time: the least that an hour can cost. Raises as the above."""
+    """Price of the nodes that are always paid: the least price of an hour. Raises as `price_usd_per_h`."""
     price_usd_per_h(scenario, profile)
     rates, first, found = make_prices(scenario, profile).usd_per_h, 0, list[float]()
     spot = acting_faults(scenario).spot
@@ -227,13 +227,13 @@ def power_w(scenario: Scenario, profile: HardwareProfile) -> float:
 
 
 def with_rent(values: Mapping[str, float], price: float) -> dict[str, float]:
-    """What is known without a run, with the least that `cost_usd` can be: rent for the least makespan."""
+    """The results known without a run, with a lower bound of `cost_usd`: rent for the least makespan."""
     return {**values, "cost_usd": price * values["makespan_s"] / 3600.0}
 
 
 @dataclass(frozen=True)
 class NodeSupply:
-    """What can be had of one accelerator: so many GPUs at most, so long (s) after they are ordered."""
+    """Supply of one accelerator: most GPUs, and delivery time (s)."""
 
     gpus: float = math.inf
     after_s: float = 0.0
@@ -252,7 +252,7 @@ def read_supply(text: str) -> tuple[str, NodeSupply]:
 
 
 def supplied(scenario: Scenario, available: Mapping[str, NodeSupply]) -> tuple[str, float]:
-    """(what of the cluster cannot be had, "" when all can; time until the last GPU is delivered, s)."""
+    """(unavailable part of the cluster, "" if all is available; time until the last GPU is delivered, s)."""
     wanted: dict[str, int] = {}
     for group in scenario.cluster.groups:
         wanted[group.accelerator] = wanted.get(group.accelerator, 0) + group.count * group.gpus

@@ -1,12 +1,12 @@
-"""Values of a scenario, and parameters of its stages, under which a policy does best; proved on fresh seeds.
+"""Search for the best values of a scenario and parameters of its stages, verified on fresh seeds.
 
-Optuna's tree-structured Parzen estimator (Bergstra et al. 2011; of several objectives Ozaki et al. 2022) asks
-for points and is told what they gave. Each is run on the same seeds through the engine and the ledger of a
-sweep, so a second call makes only what is missing and, being told the same, asks for the same points. The
-first point is the scenario as it is. A point that is surely worse than another is not run on all seeds
-(study.questions.race). The best point, or of several objectives each that no other beats, is then held
-against the start on seeds that no trial has seen: it counts as found when it is better there with p < 0.01
-(one-sided paired t-test on log ratios, Student 1908; after Holm over points and objectives).
+Optuna's tree-structured Parzen estimator (Bergstra et al. 2011; of several objectives Ozaki et al. 2022) proposes
+points and receives their results. Each is run on the same seeds through the engine and the ledger of a sweep, so a
+second call makes only the missing runs and proposes the same points. The first point is the unchanged scenario. A
+point that is significantly worse than another is not run on all seeds (study.questions.race). The best point, or for
+several objectives each point of the Pareto front, is then compared with the start on seeds that no trial has used:
+it counts as found when it is better there with p < 0.01 (one-sided paired t-test on log ratios, Student 1908; after
+Holm over points and objectives).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SURE = 0.01
 
 @dataclass(frozen=True)
 class ParameterRange:
-    """Numbers from low to high; whole: whole numbers; scale: how they are spread."""
+    """Numbers from low to high; whole: integers; scale: linear or log."""
 
     low: float
     high: float
@@ -59,9 +59,9 @@ Varied = Mapping[str, ParameterRange | Sequence[str]]
 
 @dataclass(frozen=True)
 class ParameterSearch:
-    """What to search. seeds: of each trial; fresh: seeds of the final figure, none of which a trial has seen.
+    """A search. seeds: per trial; fresh: seeds of the final comparison, not used by any trial.
 
-    metrics: the objectives. prune: stop a trial that is surely worse before it has had all seeds.
+    metrics: the objectives. prune: stop a significantly worse trial before it has run on all seeds.
     """
 
     file: Path
@@ -79,9 +79,9 @@ class ParameterSearch:
 
 @dataclass(frozen=True)
 class ParameterTrial:
-    """One point, the means of the objectives on the seeds of the trials, and on how many of these it was run.
+    """One point, the means of the objectives over the seeds of the trials, and its number of seeds.
 
-    Infinite: a run failed. Of one that was stopped early, what it would have had at its ratio to a better one.
+    Infinite: a run failed. For a trial stopped early, an extrapolation by its ratio to a better one.
     """
 
     values: dict[str, Any]
@@ -92,7 +92,8 @@ class ParameterTrial:
 
 @dataclass(frozen=True)
 class Choice:
-    """A point against the start on fresh seeds, by objective. p: that it is no better, after Holm; NaN: no test."""
+    """A point compared with the start on fresh seeds, by objective. p: that it is no better, after Holm; NaN: no
+    test."""
 
     trial: ParameterTrial
     means: dict[str, float]
@@ -100,7 +101,7 @@ class Choice:
     p: dict[str, float]
 
     def better_in(self) -> tuple[str, ...]:
-        """Objectives in which it is better than the start for sure."""
+        """Objectives in which it is significantly better than the start."""
         return tuple(
             metric
             for metric, p in self.p.items()
@@ -111,7 +112,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class FoundParameters:
-    """How a search ended. choices: the best point, or those of several objectives that no other trial beats."""
+    """Result of a search. choices: the best point, or the Pareto front of several objectives."""
 
     policy: str
     trials: tuple[ParameterTrial, ...]
@@ -123,11 +124,11 @@ class FoundParameters:
 
     @property
     def better(self) -> bool:
-        """Whether some choice is better than the start for sure, in some objective."""
+        """Whether some choice is significantly better than the start, in some objective."""
         return any(choice.trial is not self.trials[0] and choice.better_in() for choice in self.choices)
 
     def as_json(self) -> str:
-        """Everything, for programs."""
+        """All results as JSON."""
         content = {"schema_version": 2, "better": self.better, **asdict(self)}
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
@@ -151,11 +152,11 @@ def read_range(text: str) -> tuple[str, ParameterRange | tuple[str, ...]]:
 
 
 def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundParameters:
-    """Search, then hold the best point against the start on fresh seeds.
+    """Search, then compare the best point with the start on fresh seeds.
 
-    progress: called as progress(trials done, trials in all, what the last run was) after each run.
+    progress: called as progress(trials done, trials in total, label of the last run) after each run.
 
-    Raises InputError and PolicyError for what is wrong with scenario, key, metric or counts, MissingError without
+    Raises InputError and PolicyError for a wrong scenario, key, metric or count, MissingError without
     Optuna, RuntimeError when the scenario as it is cannot be run.
     """
     _check(search)
@@ -202,7 +203,7 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
 
 
 def _of_trials(progress: Progress | None, search: ParameterSearch, done: int) -> Progress | None:
-    """What a run of a trial tells: how many trials are done; nobody knows how many runs each takes."""
+    """Progress in trials done, because the number of runs of a trial is unknown."""
     if progress is None:
         return None
     what = "" if done < search.trials else "fresh seeds, "
@@ -214,14 +215,14 @@ def _means(values: Values) -> dict[str, float]:
 
 
 def _told(metric: str, mean: float) -> float:
-    """What Optuna is told: it takes no infinite numbers."""
+    """The value reported to Optuna, which does not accept infinite numbers."""
     return mean if math.isfinite(mean) else (-1e300 if metric in MORE_IS_BETTER else 1e300)
 
 
 def _choices(
     metrics: Sequence[str], best: Sequence[ParameterTrial], found: Sequence[Values], start: Values
 ) -> tuple[Choice, ...]:
-    """The best trials against the start on fresh seeds."""
+    """The best trials compared with the start on fresh seeds."""
     raw = [
         p_better(metric, values[metric], start[metric]) if trial.values else math.nan  # the start against itself
         for trial, values in zip(best, found, strict=True)
@@ -248,7 +249,7 @@ class _Race:
         self._whole: list[Values] = []  # results of the trials that have had all seeds
 
     def run(self, values: dict[str, Any], number: int) -> ParameterTrial:
-        """Run a point and remember it."""
+        """Run a point and record it."""
         trial = self._made(values, number)
         self.trials.append(trial)
         return trial
@@ -302,7 +303,7 @@ def _check(search: ParameterSearch) -> None:
 
 
 def _check_key(search: ParameterSearch, key: str, values: ParameterRange | Sequence[str]) -> None:
-    """That one of the values, or of the ends, can be had; else the search would only find that none can."""
+    """Raises an error when none of the values, or of the ends, is allowed."""
     tried = (
         [int(v) if values.whole else v for v in (values.low, values.high)]
         if isinstance(values, ParameterRange)
@@ -319,7 +320,7 @@ def _check_key(search: ParameterSearch, key: str, values: ParameterRange | Seque
 
 
 def _study(search: ParameterSearch) -> Any:
-    """A study of Optuna that asks for the same points when it is told the same."""
+    """An Optuna study that proposes the same points for the same results."""
     try:
         import optuna
     except ImportError as error:
@@ -356,7 +357,7 @@ def _orders(search: ParameterSearch, values: Mapping[str, Any], first: int, coun
 
 
 def _read(value: Any) -> Any:
-    """A choice given as text: a number where it is one."""
+    """A choice given as text, as a number if it is one."""
     if not isinstance(value, str):
         return value
     try:
@@ -374,7 +375,7 @@ def _values(
     number: int,
     progress: Progress | None,
 ) -> dict[str, list[float]]:
-    """The objectives of one point on each seed; the worst there is: the run failed, or left jobs undone.
+    """The objectives of one point on each seed; infinite if the run failed or left jobs unfinished.
 
     Raises InputError and PolicyError where the point is not a valid scenario.
     """
@@ -387,7 +388,7 @@ def _values(
 
 
 def _metric(row: Mapping[str, Any], metric: str) -> float:
-    """The worst there is for a run that failed or left jobs undone: it is early for the wrong reason."""
+    """The metric of a run; infinite if it failed or left jobs unfinished."""
     done = row["status"] == "done" and undone(row) == 0.0
     return float(row[metric]) if done and row[metric] is not None else _worst(metric)
 

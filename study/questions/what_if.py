@@ -21,12 +21,12 @@ from equipoise.sim.traces.read import Trace
 from equipoise.study.questions.explain import Folder
 
 _EACH = 3
-"""Other queues, partitions and QOS tried, of each."""
+"""Most other queues, partitions and QOS tried, per kind."""
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One change to a case. size: the smaller, the less is changed."""
+    """One change to a case. size: measure of the change, for sorting."""
 
     text: str
     size: float
@@ -36,7 +36,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Tried:
-    """A change, and when the job then starts (s); NaN: it does not."""
+    """A change, and the job's start with it (s); NaN: it does not start."""
 
     text: str
     size: float
@@ -61,7 +61,7 @@ def try_changes(
 ) -> list[Tried]:
     """Runs the case with each change that could start the job (row) sooner, smallest change first.
 
-    Raises InputError where the unchanged case does not give the recorded start: then nothing is told by it.
+    Raises InputError when the unchanged case does not reproduce the recorded start.
     """
     scenario, read = case_of(folder, trace)
     same = _start(folder, scenario, read, row)
@@ -86,7 +86,7 @@ def try_changes(
 
 
 def _start(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) -> float:
-    """First start (s) of a job; the run ends once it is known."""
+    """First start (s) of a job; the run ends at it."""
     made: Run = run(scenario, policy=make_policy(folder.policy), seed=folder.seed, trace=trace)
     ids = made.jobs["job_id"] == folder.jobs["job_id"][row]
     return float(made.jobs["start_s"][ids][0]) if ids.any() else math.nan
@@ -141,7 +141,7 @@ def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[WhatIf]:
 
 
 def _linked(topology: Explicit, like: str, name: str) -> Explicit:
-    """With the links of a node for another one, too."""
+    """The links of a node also for another one."""
     more = [
         link.model_copy(
             update={
@@ -157,7 +157,7 @@ def _linked(topology: Explicit, like: str, name: str) -> Explicit:
 
 
 class _Editor:
-    """Changes one job of a case, in the scenario's own list or in its trace."""
+    """Changes one job of a case, in the scenario's list or in its trace."""
 
     def __init__(self, folder: Folder, scenario: Scenario, trace: Trace | None, row: int) -> None:
         self.scenario, self.trace = scenario, trace
@@ -196,7 +196,7 @@ class _Editor:
 
     @property
     def _offset(self) -> int:
-        """What is added to a trace's numbers behind the scenario's own jobs."""
+        """Offset of a trace's job numbers after the jobs listed in the scenario."""
         return len(self.listed)
 
 
@@ -212,6 +212,6 @@ def _text(texts: list[str]) -> Text:
 
 
 def smallest(tried: list[Tried], before_s: float, arrival_s: float) -> Tried | None:
-    """The smallest change that at least halves the wait; None where none does."""
+    """The smallest change that at least halves the wait; None if none does."""
     limit_s = arrival_s + (before_s - arrival_s) / 2 if math.isfinite(before_s) else math.inf
     return next((one for one in tried if one.start_s <= limit_s), None)

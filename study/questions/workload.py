@@ -1,4 +1,4 @@
-"""A description of a job trace: classes by GPU count, and how well jobs drawn from it wait like the trace's."""
+"""A description of a job trace by classes of GPU count, and how well generated jobs reproduce its waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equipoise.sim.traces.redraw import shifts
 from equipoise.sim.traces.trace import Trace
 
 QUANTILES = 401
-"""Most values that say how long jobs of a class take."""
+"""Most quantiles of the durations of a class."""
 BINS = 400
 """Most weights of the profile of arrivals."""
 FEW = 20
@@ -61,16 +61,16 @@ def _by_gpus(trace: Trace) -> Iterator[tuple[int, int, Bools]]:
 
 
 def _durations(duration_s: Floats) -> dict[str, Any]:
-    """Quantiles, of few jobs fewer. The last one is such that their mean is the jobs' own.
+    """Quantiles, fewer for few jobs. The last one is chosen such that the mean duration is exact.
 
-    Between the last two a job of any length in between is drawn: up to the longest, it would be one far too often.
+    Durations between the last two are drawn uniformly: up to the longest, long jobs would be too frequent.
     """
     shares = np.linspace(0.0, 1.0, min(QUANTILES, max(2, len(duration_s))))
     values = [float(f"{v:.6g}") for v in np.quantile(duration_s, shares)]
     low = float(f"{values[0] / 2:.6g}")
 
     def mean_with(last_s: float) -> float:
-        """Mean duration (s) were the last quantile this one (s)."""
+        """Mean duration (s) for this last quantile (s)."""
         return mean_s(Durations(kind="quantiles", values=[*values[:-1], last_s], low=low))
 
     wanted_s, least_s, most_s = float(duration_s.mean()), values[-2], values[-1]
@@ -81,7 +81,7 @@ def _durations(duration_s: Floats) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Likeness:
-    """One percentile of one quantity: of the trace, and mean and spread over jobs drawn on several seeds."""
+    """One percentile of one quantity: in the trace, and its mean and spread over generated jobs of several seeds."""
 
     quantity: str
     percentile: int
@@ -92,14 +92,14 @@ class Likeness:
 
 PERCENTILES = (50, 95)
 ALIKE_S = 60.0
-"""A wait that is shorter counts as hardly any: ratios are those of waits longer by so much."""
+"""Offset (s) added to waits before taking ratios, so that short waits do not dominate."""
 
 
 def likest(scenario: Scenario, trace: Trace, names: Sequence[str], draws: int, keep: int) -> list[int]:
-    """Numbers of the orders, of so many, under which jobs wait most like those of the trace, the likest first.
+    """Numbers of the orders under which jobs wait most like those of the trace, best first.
 
-    What is likest differs least in its worst percentile of waiting under these policies, as a ratio: rejection, as
-    in approximate Bayesian computation (Pritchard et al. 1999), with waits as the summary.
+    The best one has the smallest ratio of its worst percentile of waiting under these policies: rejection, as in
+    approximate Bayesian computation (Pritchard et al. 1999), with waits as the summary.
     """
     as_it_is = _without_redraw(scenario)
 
@@ -121,7 +121,7 @@ def _without_redraw(scenario: Scenario) -> Scenario:
 
 
 def moved(scenario: Scenario, trace: Trace, seeds: int) -> float:
-    """Share of sessions that begin more than a minute earlier or later than in the trace, mean of the seeds."""
+    """Share of sessions that begin more than a minute earlier or later than in the trace, mean over seeds."""
     spec = scenario.workload.trace.redraw if scenario.workload.trace is not None else None
     assert spec is not None
     away = [np.abs(shifts(trace, spec, seed)) > ALIKE_S for seed in range(seeds)]

@@ -1,9 +1,9 @@
 """The dependency graph of a recorded step, rebuilt from starts and durations alone.
 
 Operations of a lane follow one another; those that begin together (a send and a receive posted at once) end before
-the next begins. Members of a group end together: at the latest start and the shortest duration of them, since the
-others' durations hold their waiting. An operation also waits for what ended on another lane of its rank just before
-it began. What is left of an idle gap is host time.
+the next begins. Members of a group end together: at the latest start plus the shortest duration, since the others'
+durations include waiting. An operation also waits for operations that ended on another lane of its rank just before
+it began. The rest of an idle gap is host time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Floats = npt.NDArray[np.float64]
 TOGETHER_S = 2e-6
 """Operations of a lane that begin within this time were posted at once."""
 TOUCH_S = 2e-5
-"""An operation that begins within this time after the end of another lane's may have waited for it."""
+"""An operation that begins within this time after one on another lane ends may have waited for it."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Operations of a lane that begin at once. after: the slots whose ends it waits for."""
+    """Operations of a lane that begin together. after: the slots whose ends it waits for."""
 
     rank: int
     lane: int
@@ -37,9 +37,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A step. order: slots (k) and groups (-1 - k) so that each stands after all that it depends on.
+    """A step. order: slots (k) and groups (-1 - k), each after its dependencies.
 
-    host_s: idle time before each slot that nothing else explains. group_s: duration of each group. measured_s:
+    host_s: unexplained idle time before each slot. group_s: duration of each group. measured_s:
     from the first start to the last end.
     """
 
@@ -59,7 +59,7 @@ class StepGraph:
 
 
 def graphs(operations: Sequence[Operation]) -> list[StepGraph]:
-    """The graph of each step, in order. Raises ValueError where operations wait for one another in a circle."""
+    """The graph of each step, in order. Raises ValueError for a cycle of dependencies."""
     by_step: dict[int, list[Operation]] = defaultdict(list)
     for operation in operations:
         by_step[operation.step].append(operation)
@@ -151,7 +151,7 @@ def _touching(
 
 
 def _sorted(slots: Sequence[Slot], groups: Sequence[Sequence[int]], group_of: Sequence[int]) -> list[int]:
-    """Slots and groups in an order of dependence (Kahn 1962). Raises ValueError where there is none."""
+    """Slots and groups in topological order (Kahn 1962). Raises ValueError for a cycle."""
     slot_of = {k: number for number, slot in enumerate(slots) for k in slot.operations}
     waits: dict[int, set[int]] = {}
     for number, slot in enumerate(slots):

@@ -1,4 +1,4 @@
-"""Replay of recorded steps: when each operation would begin and end, and how long a step would take, what if."""
+"""Replay of recorded steps under changes: times of each operation, and duration of a step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def replay(graph: StepGraph, durations_s: Floats, group_s: Floats, host_s: Float
 
 
 def host_times(graphs: Sequence[StepGraph]) -> Slots:
-    """Host time of each slot: the least idle gap before it in any step, since whatever is more was waiting."""
+    """Host time of each slot: the least idle gap before it in any step, since any excess was waiting."""
     found: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for graph in graphs:
         for number, gap in enumerate(graph.host_s):
@@ -69,7 +69,7 @@ def host_times(graphs: Sequence[StepGraph]) -> Slots:
 
 
 def least_host_times(graphs: Sequence[StepGraph]) -> Slots:
-    """Host time of each slot where nobody is slow: the least gap at its place, of any step and rank."""
+    """Host time of each slot without slow ranks: the least gap at its place, of any step and rank."""
     least: dict[tuple[int, int], float] = defaultdict(lambda: inf)
     own = host_times(graphs)
     for (_, lane, place), gap in own.items():
@@ -79,7 +79,7 @@ def least_host_times(graphs: Sequence[StepGraph]) -> Slots:
 
 @dataclass(frozen=True)
 class Typical:
-    """What operations that are alike take when nothing is slow.
+    """Typical durations of operations of one class without stragglers.
 
     The mean of computing and the median of a group's shortest duration, over all steps and ranks (Lin et al. 2025,
     section 3).
@@ -111,16 +111,16 @@ def group_class(operation: Operation) -> str:
 
 
 def group_like(operation: Operation) -> str:
-    """What a group is like: a send and its receive are one."""
+    """The likeness key of a group: a send and its receive are one."""
     return operation.like.removesuffix("-send").removesuffix("-recv")
 
 
 @dataclass(frozen=True)
 class ReplayChange:
-    """What if: which operations (by class and rank) take their typical duration, or another times theirs.
+    """A what-if change: operations (by class and rank) that take their typical duration, or a multiple of their own.
 
     name: in words. kinds: the classes; None for all. rank: None for all. factor: NaN for the typical duration.
-    host: what the host time is multiplied with.
+    host: factor on the host time.
     """
 
     name: str
@@ -147,7 +147,7 @@ def step_times(
 ) -> Floats:
     """Step times (steps, changes) in s.
 
-    host: by slot; None: each step's own. A slot that other steps do not have keeps its own gap.
+    host: by slot; None: each step's own. A slot that other steps lack keeps its own gap.
     """
     rows = []
     for number, graph in enumerate(graphs):

@@ -1,4 +1,4 @@
-"""What a recorded job loses to stragglers, and which operations and ranks cause it."""
+"""Loss of a recorded job to stragglers, by operations and ranks."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Summary:
     """Means over steps.
 
     measured_s, replayed_s: the step as recorded and as replayed; error: median of their relative distance.
-    free_s: nobody is slow. classes, slow_ranks, asked: effects of making one class of operations or one rank
-    typical, and of what was asked for; the largest first.
+    free_s: the step without stragglers. classes, slow_ranks, asked: effects of making one class of operations or one
+    rank typical, and of the requested changes; the largest first.
     """
 
     steps: int
@@ -52,7 +52,7 @@ class Summary:
         return json.dumps(plain(parts), indent=2, allow_nan=False)
 
     def as_text(self, most: int = 8) -> str:
-        """A few lines and tables for people."""
+        """The summary as text: a few lines and tables."""
         lost = 1 - self.free_s / self.measured_s
         lines = [
             f"{self.steps} steps of {self.ranks} ranks: {show('x_s', self.measured_s)} a step; replayed "
@@ -85,8 +85,7 @@ def summarise(
 ) -> Summary:
     """Replays every step as recorded, without stragglers, and under each change.
 
-    Without stragglers all take their typical time, and host time is the least of any rank and step: what all have
-    is no straggling.
+    Without stragglers all operations take their typical time, and host time is the least of any rank and step.
     """
     usual = typical(graphs)
     kinds = sorted({_kind(graph, k) for graph in graphs for k in range(len(graph.operations))})
