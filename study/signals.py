@@ -1,4 +1,4 @@
-"""Ctrl-C reaches every process of the terminal; workers leave it to the process that started them."""
+"""Handling of Ctrl-C and SIGTERM: workers block Ctrl-C, the process that started them ends the work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Processes that are started inside never see SIGINT; this one sees it afterwards (if it has one thread).
+    """Processes started inside never receive SIGINT; this one receives it afterwards (if it has one thread).
 
-    They inherit the mask before they import anything, so none of them dies of it half-way with a traceback.
+    They inherit the mask before they import anything, so none ends with a traceback during imports.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # the mask belongs to the thread that hears of signals
@@ -29,12 +29,12 @@ def uninterrupted() -> Iterator[None]:
 
 
 def heard_inside(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, stands for Ctrl-C that came while a library worked.
+    """Whether an error, or its cause, is a Ctrl-C that arrived inside a library.
 
     DuckDB's own Error, while it looks at a table's arrays, has the traceback of the KeyboardInterrupt as its text.
     Python 3.11 makes a RuntimeError of a Ctrl-C that comes while a class is being made (`__set_name__`), Numba a
-    SystemError of one that comes while it looks for types. Whatever fails once `terminable` has raised Ctrl-C is
-    its consequence, but for what the disk says.
+    SystemError of one that comes while it looks for types. Any error after `terminable` has raised Ctrl-C is its
+    consequence, except disk errors.
     """
     if _raised and not isinstance(error, OSError):
         return True
@@ -53,9 +53,9 @@ def heard_inside(error: BaseException | None) -> bool:
 
 @contextmanager
 def terminable() -> Iterator[Callable[[], bool]]:
-    """SIGTERM ends work as Ctrl-C does, with what was made kept; the function it gives says whether it came.
+    """Let SIGTERM end work as Ctrl-C does, keeping results; yields a function that says whether it arrived.
 
-    A signal is raised a moment later where Python can raise nothing, as in a `__del__`, and where a library may be
+    A signal is raised a moment later where Python cannot raise, as in a `__del__`, and where a library may be
     in the middle of machine code that expects no exception: Numba, DuckDB or PyTorch then end the process or
     drop what was raised, and llvmlite frees LLVM's memory twice.
     """
@@ -64,7 +64,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
     first_s: float | None = None
 
     def again() -> None:
-        """Have the signal once more, a moment later."""
+        """Send the signal again, a moment later."""
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
@@ -80,7 +80,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
         raise KeyboardInterrupt
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        """As Ctrl-C does."""
+        """End the work as Ctrl-C does."""
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs
             on_interrupt(number, frame)
         else:
@@ -93,7 +93,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
         interrupt(number, frame)
 
     def on_unraisable(ignored: sys.UnraisableHookArgs) -> None:
-        """Python drops the exception; a moment later this thread is where it can be raised."""
+        """Retry the exception that Python has dropped, a moment later."""
         if ignored.exc_type is KeyboardInterrupt:
             again()
         else:
@@ -119,10 +119,10 @@ def terminable() -> Iterator[Callable[[], bool]]:
 
 
 def _safe(frame: FrameType | None) -> bool:
-    """Whether what is running was called by Python alone, so that an exception ends it in order.
+    """Whether the running code was called from Python only, so an exception ends it cleanly.
 
-    The standard library does what its caller is in, except while it loads a module: that may be for machine code.
-    What Numba calls, our cache of kernels among it, is called from machine code.
+    The standard library counts as its caller, except while it loads a module, which may be for machine code. Code
+    called by Numba, including the kernel cache, is called from machine code.
     """
     safe = None
     while frame is not None:
@@ -150,11 +150,11 @@ def _in_llvm(frame: FrameType | None) -> bool:
 _raised = False
 """Whether Ctrl-C, or SIGTERM, was raised within `terminable`."""
 _SAFE = frozenset(("equipoise", "simpy", "click", "yaml", "dask", "distributed", "tornado", "__main__"))
-"""Packages, Python all through, that may be interrupted anywhere. The last is a program that calls ours."""
+"""Pure Python packages that may be interrupted anywhere. The last is the calling program."""
 _LOADING = frozenset(
     f"{package}{part}" for package in ("_frozen_importlib", "importlib._bootstrap") for part in ("", "_external")
 )
 _AGAIN_S = 0.01
-"""After which a signal is tried again."""
+"""Time (s) after which a signal is tried again."""
 _PATIENCE_S = 2.0
-"""So long a signal waits for a safe place: most libraries return within milliseconds."""
+"""Longest time (s) that a signal waits for a safe place: most libraries return within milliseconds."""

@@ -1,4 +1,4 @@
-"""Results by size of job and by type of GPU: who waits and who finishes late, which a mean over all jobs hides."""
+"""Results by size of job and by type of GPU, which a mean over all jobs hides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def by_size(study: Study) -> str:
 
 
 def by_type(study: Study) -> str:
-    """The same by the type of GPU that jobs ran on; "" where all GPUs are of one type."""
+    """The tables by the type of GPU that jobs ran on; "" where all GPUs are of one type."""
     return _tables(study, "ran_on", "type of GPU", "type of GPU")
 
 
@@ -67,7 +67,7 @@ def _name(size: int) -> str:
 
 
 def _classes(paths: Sequence[Path], key: str, column: str) -> dict[Any, Cell]:
-    """(jobs, mean, 95th percentile) of completed jobs by class, runs pooled; none where the key is not known."""
+    """(jobs, mean, 95th percentile) of completed jobs by class, runs pooled; empty where the key is unknown."""
     of = f"read_parquet([{', '.join(literal(p) for p in paths)}], union_by_name=true)"
     query = (
         f"SELECT name, count(*), avg(v), quantile_cont(v, 0.95) FROM (SELECT {key} AS name, {column} AS v "

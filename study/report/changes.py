@@ -1,4 +1,4 @@
-"""The table of what S4 changed of running jobs: who asked, goodput needed and reached, kept or rolled back."""
+"""The table of S4's changes to running jobs: sub-step, goodput needed and reached, kept or rolled back."""
 
 from __future__ import annotations
 

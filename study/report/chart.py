@@ -1,6 +1,6 @@
-"""Charts as plain data: what a report draws in the browser and matplotlib draws for papers.
+"""Charts as plain data, drawn in the browser by a report and by matplotlib for papers.
 
-A chart holds numbers in the unit of its axis label, so that whoever draws it has nothing to convert.
+A chart holds numbers in the unit of its axis label, so drawing needs no conversion.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Axis:
 class ChartSeries:
     """Equal-length x and y; for `area` and `heat` x has the edges, one more than y.
 
-    colour: number of the colour, or the name of a use of GPU time. labels: what a point is called. half: half the
+    colour: number of the colour, or the name of a use of GPU time. labels: names of points. half: half width of the
     interval of each y.
     """
 
@@ -59,10 +59,10 @@ class ChartSeries:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and what it says in words.
+    """A chart with its description in words.
 
-    text: what it shows, for readers who cannot see it. header, rows: its numbers as a table. note: what to
-    know about it. link: the number of the x axis is a time in this many seconds (0: it is no time).
+    text: description, for readers who cannot see it. header, rows: its numbers as a table. note: remark for the
+    reader. link: seconds per unit of the x axis if that is a time, else 0.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Chart:
     link_s: float = 0.0
 
     def plain(self) -> dict[str, Any]:
-        """What the browser needs to draw it."""
+        """The chart as JSON for the browser."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -116,7 +116,7 @@ def _short(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class TimeUnit:
-    """A unit of time that suits a span."""
+    """A unit of time for a span."""
 
     name: str
     seconds: float
@@ -149,7 +149,7 @@ PALETTE = Palette()
 
 
 def time_unit(span_s: float) -> TimeUnit:
-    """The unit in which a span of seconds reads best: us, ms, s, min, h or d."""
+    """The unit for a span of seconds: us, ms, s, min, h or d."""
     for name, seconds in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if span_s >= 2 * seconds:
             return TimeUnit(name, seconds)

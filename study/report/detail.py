@@ -1,4 +1,4 @@
-"""One run looked at closely: its charts, its bars, its decisions, as compressed parts of the page."""
+"""Details of one run: its charts, its bars, its decisions, as compressed parts of the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equipoise.study.report.study import RunFolder
 from equipoise.study.report.timeline import FOLDER, Bars, bars, events, job_names, squeeze
 
 ENTRIES = 50_000
-"""Entries of the list of decisions; more make no list that anyone reads."""
+"""Most entries of the list of decisions."""
 DETAIL_CHARS = 2000
 TEXT_CHARS = 160
 EVENTS_SHOWN = 2000
@@ -29,7 +29,7 @@ FAULTS_DRAWN = 300
 
 @dataclass(frozen=True)
 class Detail:
-    """Compressed parts of one run. blobs: (identifier, bytes). header: what the page has to know."""
+    """Compressed parts of one run. blobs: (identifier, bytes). header: metadata for the page."""
 
     header: dict[str, Any]
     blobs: tuple[tuple[str, bytes], ...]
@@ -42,7 +42,7 @@ class Detail:
 
 
 def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | None:
-    """Everything to show of one run; None when it holds neither timeline nor journal.
+    """All details of one run; None when it holds neither timeline nor journal.
 
     Raises InputError when its files are damaged.
     """
@@ -88,7 +88,7 @@ def _bars_note(found: Bars) -> str:
 
 
 def fault_times(folder: RunFolder) -> list[float]:
-    """When something failed, in s, at most `FAULTS_DRAWN`: lines across the Gantt chart."""
+    """Times of faults in s, at most `FAULTS_DRAWN`: lines across the Gantt chart."""
     if not (folder.path / FOLDER / "events.parquet").is_file():
         return []
     ends = ("repair", "restored", "taken_back")  # the last is no fault
@@ -109,8 +109,8 @@ def _events(folder: RunFolder) -> dict[str, Any] | None:
 def read_decisions(path: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """The decisions of a journal as columns, texts by number: time, stage, text, detail.
 
-    A reason is one entry, and so are what was changed of one job, by its name (of `names`, by row), and what the
-    world refused. Raises InputError when the journal is damaged.
+    A reason is one entry, and so are the changes of one job, by its name (of `names`, by row), and each refusal of
+    the world. Raises InputError when the journal is damaged.
     """
     table = _Table()
     note = ""
@@ -140,7 +140,7 @@ def _entries(decision: Decision, refused: Iterable[Refusal], names: Sequence[str
 
 
 def _shown(value: Any) -> Any:
-    """A value of a reason in JSON: arrays as lists, what JSON does not know as text."""
+    """A value of a reason in JSON: arrays as lists, other types as text."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How users, accounts and queues fared under each policy: charts and small tables of a report."""
+"""Fairness between users, accounts and queues under each policy: charts and small tables of a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Runs = list[tuple[str, list[dict[str, Any]]]]
 
 
 def fairness_charts(study: Study) -> list[Chart]:
-    """Waiting against service of users, accounts, queues and partitions, a dot each, where jobs tell."""
+    """Waiting against service of users, accounts, queues and partitions, a dot each, where jobs declare them."""
     return [_chart(study, kind, runs) for kind, runs in _by_kind(study)]
 
 

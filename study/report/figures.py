@@ -27,12 +27,12 @@ FORMATS = ("svg", "pdf")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)), "--", ":", "-.", (0, (1, 1)))
 MARKERS = "os^Dv<>p"
 NAMED = 12
-"""Dots of a series that are named where they stand; of more, the report tells each."""
+"""Most dots of a series with labels; with more, only the report names each."""
 SIZE_IN = (5.5, 3.2)
 
 
 class FiguresUnavailable(RuntimeError):
-    """matplotlib is not installed; the message says what to do."""
+    """matplotlib is not installed; the message names the package to install."""
 
 
 def write_figures(folder: str | Path, out: str | Path, form: str = "svg") -> list[Path]:

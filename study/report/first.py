@@ -1,4 +1,4 @@
-"""The first screen of a report: the figures that answer, the picture that shows it, what was simulated."""
+"""The first screen of a report: main figures, one picture, and the simulated case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equipoise.study.report.words import NOUNS, best_point, best_policy
 
 MOST_FIGURES = 6
 PRICES_MOST = 4
-"""In the first screen; all are below."""
+"""Most prices on the first screen; all are listed below."""
 _LABELS = {
     "completion_mean_s": "Mean completion time",
     "makespan_s": "Makespan",
@@ -33,7 +33,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the strip: its name, its value, and how it stands to the baseline ("" without one)."""
+    """One figure of the strip: its name, its value, and its ratio to the baseline ("" without one)."""
 
     label: str
     value: str
@@ -44,7 +44,7 @@ class Figure:
 
 
 def strip(study: Study) -> list[Figure]:
-    """Up to six figures of the best policy, each beside the baseline's: time, waiting, goodput, cost, energy."""
+    """Up to six figures of the best policy, each with the baseline's: time, waiting, goodput, cost, energy."""
     if not study.rows:
         return []
     best, other = _sides(study)
@@ -61,7 +61,7 @@ def _wanted(study: Study) -> list[str]:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of a comparison: what it is called, and its means."""
+    """One side of a comparison: its name and its means."""
 
     name: str
     means: Mapping[str, float]
@@ -156,7 +156,7 @@ def ranking(study: Study) -> Chart | None:
 
 
 def picture(study: Study, charts: Mapping[str, Chart]) -> Chart | None:
-    """The one chart of the first screen: policies ranked, the parameter that matters most, or where time goes."""
+    """The chart of the first screen: ranked policies, the most important parameter, or GPU time by use."""
     if study.kind == "sweep" and study.trends:
         widest = max(range(len(study.trends)), key=lambda k: _span(study, k))
         return charts.get(f"trend-{widest}")
@@ -172,7 +172,7 @@ def _span(study: Study, k: int) -> float:
 
 
 def context(study: Study) -> list[tuple[str, str]]:
-    """(heading, text) of cluster, workload, disturbances and prices; [] when the scenario was not kept."""
+    """(heading, text) of cluster, workload, disturbances and prices; [] without a stored scenario."""
     config = study.config or {}
     cluster = config.get("cluster")
     if not isinstance(cluster, Mapping):

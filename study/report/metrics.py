@@ -1,4 +1,4 @@
-"""What each metric means: read from `docs/metrics.md`, the only place where that is written."""
+"""Definitions of metrics, read from `docs/metrics.md`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import groupby
 from equipoise.base.sources import root
 
 PAGE = root() / "study" / "report" / "templates" / "metrics.md"
-"""In a checkout a link to the page in `docs`."""
+"""The page of metrics; in a checkout a link to `docs`."""
 
 
 @cache
 def metrics_page() -> str:
-    """The text of the page. Raises FileNotFoundError when the installation is not whole."""
+    """The text of the page. Raises FileNotFoundError when the installation is incomplete."""
     return PAGE.read_text(encoding="utf-8")
 
 
@@ -58,7 +58,7 @@ def _plain(text: str) -> str:
 def page_html(level: int = 3) -> str:
     """The page as HTML; its headings begin at `level`.
 
-    Understands what the page uses: headings, paragraphs, tables, lists, indented code, code and emphasis.
+    Supports the Markdown of the page: headings, paragraphs, tables, lists, indented code, code and emphasis.
     """
     out: list[str] = []
     title = "Metrics"

@@ -1,4 +1,4 @@
-"""A report: one HTML file that opens anywhere, asks nothing from any network, and holds all it shows.
+"""A report: one self-contained HTML file without network access.
 
 The same folder gives the same bytes.
 """
@@ -33,7 +33,7 @@ from equipoise.study.report.words import headline
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 DETAIL_BYTES = 3_000_000
-"""What the runs that are shown closely may take together when there are several: the file stays below 5 MB."""
+"""Total size of run details when there are several: the file stays below 5 MB."""
 BARS_EACH = 100_000
 KIND_LABELS = {
     "queued": "waiting",
@@ -50,7 +50,7 @@ NOTES_SHOWN = 4
 
 @dataclass(frozen=True)
 class Made:
-    """A report that was written, and what it could not show."""
+    """A written report, with notes on omitted parts."""
 
     path: Path
     size_bytes: int
@@ -60,7 +60,7 @@ class Made:
 def make_report(folder: str | Path, out: str | Path | None = None, refresh_s: float | None = None) -> Made:
     """Write the report of a run, a comparison or a sweep; default: `report.html` in the folder.
 
-    refresh_s: the page loads itself anew every so many seconds, while its study is being made.
+    refresh_s: the page reloads at this interval (s) while its study runs.
 
     Raises InputError when the folder holds no results or damaged ones, OSError when it cannot be written.
     """
@@ -74,7 +74,7 @@ def make_report(folder: str | Path, out: str | Path | None = None, refresh_s: fl
 
 
 def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tuple[str, ...]]:
-    """(the page, what it could not show). Raises InputError when files of the study are damaged."""
+    """(the page, notes on omitted parts). Raises InputError when files of the study are damaged."""
     details, notes = _details(study)
     charts = study_charts(study)
     for detail in details:
@@ -116,7 +116,7 @@ def _template(name: str) -> Template:
 
 
 def embedded(data: Any) -> str:
-    """JSON that cannot end the script element around it, whatever texts are in it."""
+    """JSON escaped so that no text in it ends the surrounding script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
@@ -128,7 +128,7 @@ def _blob(key: str, content: bytes) -> str:
 
 
 def _details(study: Study) -> tuple[list[Detail], tuple[str, ...]]:
-    """The runs that are shown closely, as many as fit, and a note for each that is not."""
+    """The runs shown in detail, as many as fit, and a note for each other one."""
     alone = len(study.detail) == 1
     details: list[Detail] = []
     left: list[str] = []
@@ -188,7 +188,7 @@ def _sections(
 
 
 def _changes(study: Study) -> list[tuple[str, str, str]]:
-    """What S4 changed of running jobs, where journals say so."""
+    """S4's changes to running jobs, from journals."""
     content = changes_html(study.detail)
     if not content:
         return []
@@ -205,7 +205,7 @@ def section(key: str, title: str, content: str) -> str:
 def _charts(
     key: str, name: str, title: str, charts: Sequence[Chart | None], more: str = ""
 ) -> list[tuple[str, str, str]]:
-    """A section of charts; none when there is nothing in it."""
+    """A section of charts; empty without charts."""
     found = [chart for chart in charts if chart is not None]
     if not found and not more:
         return []
@@ -231,7 +231,7 @@ def _wrapping(text: str) -> str:
 
 
 def _answer(study: Study, shown: Chart | None) -> str:
-    """The first screen: one sentence, the figures, one picture, what was simulated; then what it rests on."""
+    """The first screen: one sentence, the figures, one picture, the simulated case; then the assumptions."""
     kinds = {"run": "One run", "comparison": f"{len(study.policies)} policies compared", "sweep": "Sweep"}
     told = headline(study)
     lead = "".join(f'<p class="answer">{_wrapping(s.text)}</p>' for s in told if s.strong)
@@ -248,7 +248,7 @@ def _answer(study: Study, shown: Chart | None) -> str:
 
 
 def _noted(notes: Sequence[str]) -> str:
-    """The notes as a list; what a first screen has no room for is folded."""
+    """The notes as a list; notes beyond the first screen are folded."""
     items = [f"<li>{escape(note)}</li>" for note in notes]
     if not items:
         return ""
@@ -270,7 +270,7 @@ def _results(study: Study, ranked: Chart | None) -> str:
 
 
 POLICIES_BESIDE = 3
-"""A table of so few columns leaves room for a chart beside it."""
+"""Most policies for which a chart fits next to the table."""
 
 
 def _no_jobs(study: Study) -> str:

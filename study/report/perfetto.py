@@ -1,7 +1,7 @@
 """A run's timeline as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
 Process = node, thread = GPU, slice = a job's stretch on that GPU; counters of the whole cluster; instants for
-faults and decisions. Times are microseconds, as the format wants (Trace Event Format, Google 2016).
+faults and decisions. Times are microseconds, as the format requires (Trace Event Format, Google 2016).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CHUNK = 50_000
 CLUSTER = 0
 """Process of the counters and instants; nodes count from 1."""
 MANY = 1_000_000
-"""Slices above which viewers become slow or fail."""
+"""Number of slices above which viewers become slow or fail."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: events of each kind by name."""
+    """Number of written events by kind."""
 
     path: Path
     slices: int
@@ -67,7 +67,7 @@ def _write(source: Path, file: gzip.GzipFile) -> tuple[int, int, int]:
 
 
 class _Events:
-    """A list of events, written as it comes: nothing is kept."""
+    """A list of events, written as a stream."""
 
     def __init__(self, file: BinaryIO | gzip.GzipFile) -> None:
         self.file = file

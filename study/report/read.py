@@ -1,4 +1,4 @@
-"""What is in a folder of results: a run, a comparison or a sweep."""
+"""Reading a folder of results: a run, a comparison or a sweep."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMED = 3  # folders, in one line
 
 
 def read_study(folder: str | Path) -> Study:
-    """What is in a folder. Raises InputError, one line, when it holds no results or damaged ones."""
+    """The study in a folder. Raises InputError, one line, when it holds no results or damaged ones."""
     path = Path(folder)
     if not path.is_dir():
         raise InputError([f"{folder}: no such folder"])
@@ -94,7 +94,7 @@ def _run(path: Path) -> Study:
 
 
 def _traces(path: Path, within: Sequence[Path]) -> Study:
-    """The comparisons in folders within one as one, each trace in the place of a seed."""
+    """The comparisons in the subfolders as one, with traces in place of seeds."""
     contents, made = ({folder.name: read_json(folder / COMPARISON) for folder in within}, dict[str, Comparison]())
     for folder in within:
         with _damage(folder / COMPARISON):
@@ -181,7 +181,7 @@ def _comparison(path: Path, content: Mapping[str, Any]) -> Study:
 
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Raises InputError where a part of a file is missing or of another kind."""
+    """Raises InputError where a part of a file is missing or has the wrong type."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -189,7 +189,7 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def _failures(content: Mapping[str, Any], folders: Sequence[RunFolder]) -> tuple[FailedRun, ...]:
-    """Runs that failed: as the comparison lists them, else by what their folders say."""
+    """Failed runs: as listed by the comparison, else from their folders."""
     listed = content.get("failures")
     if isinstance(listed, list) and listed:
         parts = (str(line).partition(" failed: ") for line in listed)

@@ -1,4 +1,4 @@
-"""How services fared: a table by policy, and replicas and latency over time for one run."""
+"""Results of services: a table by policy, and replicas and latency over time for one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equipoise.study.report.study import RunFolder, Study, first_of_each_policy
 from equipoise.study.report.tables import table
 
 POINTS = 1000
-"""Windows that a chart draws; of more, neighbours together: the most replicas, the latest latency."""
+"""Most windows in a chart; with more, neighbours are merged: the most replicas, the latest latency."""
 HEADER = (
     "service",
     "policy",
@@ -107,7 +107,7 @@ def services_over_time(folder: RunFolder, identifier: str) -> list[Chart]:
 
 
 def _most(values: NDArray[Any], step: int) -> NDArray[np.float64]:
-    """The most of so many neighbours each; what is not known counts as nothing, unless nothing is."""
+    """Maximum of each group of neighbours; unknown values are ignored unless all are unknown."""
     known = np.where(np.isfinite(values), values, -np.inf).astype(np.float64)
     found: NDArray[np.float64] = np.maximum.reduceat(known, np.arange(0, len(known), step))
     return np.where(np.isfinite(found), found, np.nan)

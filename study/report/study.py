@@ -1,4 +1,4 @@
-"""What a folder of results says, in one shape: a run, a comparison or a sweep."""
+"""A folder of results in one data structure: a run, a comparison or a sweep."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunFolder:
 
     @property
     def timeline(self) -> bool:
-        """Whether it holds a timeline."""
+        """Whether it has a timeline."""
         return has_timeline(self.path)
 
     @property
@@ -84,14 +84,13 @@ class Trend:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that a report is made of.
+    """All data of a report.
 
-    policies: the first is the one that ratios refer to. folders: run directories with per-job records.
-    detail: those of them to show closely.
-    exact: nothing in the scenario is random. versus: versus(policy, other, metric) is the paired ratio.
-    gpus: of the cluster, NaN when not known or not the same. level: of the intervals. about: facts that the
-    ledger of a sweep holds. points, trends: of a sweep. tornado: of a sensitivity study. unit: what `seeds` counts
-    and results are paired by: seeds, or traces.
+    policies: ratios refer to the first. folders: run directories with per-job records. detail: those of them to show
+    in detail. exact: the scenario is not random. versus: versus(policy, other, metric) is the paired ratio. gpus: of
+    the cluster, NaN when unknown or different. level: of the intervals. about: facts in the ledger of a sweep.
+    points, trends: of a sweep. tornado: of a sensitivity study. unit: the unit of `seeds`, by which results are
+    paired: seeds, or traces.
     """
 
     kind: Literal["run", "comparison", "sweep"]
@@ -133,7 +132,7 @@ class Study:
 
     @property
     def main_metric(self) -> str:
-        """What the work is judged by: the makespan of one job, else the mean completion time."""
+        """The main metric: the makespan for one job, else the mean completion time."""
         jobs = max((self.mean("jobs", policy) for policy in self.policies), default=math.nan)
         return "completion_mean_s" if jobs > 1 else "makespan_s"
 
@@ -141,7 +140,7 @@ class Study:
 def read_run_folder(path: Path, policy: str = "", label: str = "") -> RunFolder | None:
     """The run directory at `path`, or None when there is none.
 
-    policy: what the study calls it, where it is another text than the run's own name of it.
+    policy: its name in the study, if different from the name in the run.
     """
     if not (path / MANIFEST).is_file() or not (path / "jobs.parquet").is_file():
         return None
@@ -192,7 +191,7 @@ def in_order(text: str) -> tuple[float, str]:
 
 
 def idle_after_last(study: Study, policy: str) -> float:
-    """Share of the GPU time in which no job held a GPU and none was to come, a mean over runs; NaN if not known."""
+    """Share of GPU time that was idle after the last arrival, mean over runs; NaN if unknown."""
     known = study.mean("idle_late_ratio", policy)
     if math.isfinite(known):
         return known

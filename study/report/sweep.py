@@ -1,9 +1,9 @@
-"""A sweep as a study: everything is aggregated by SQL, so that 100,000 runs cost no more than their columns.
+"""A sweep as a study: everything is aggregated by SQL, so 100,000 runs cost no more than their columns.
 
 Points are fixed strata (Cochran 1977, Sampling Techniques, section 5): a mean is the mean over points of the
 means over seeds, its variance the sum of the points' variances over the square of their number, its degrees of
-freedom those of Satterthwaite. With one seed per point there is no interval; a point in which nothing is random
-has the variance 0, and takes none from the others.
+freedom those of Satterthwaite. With one seed per point there is no interval; a point that is not random has the
+variance 0, and adds no uncertainty.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_sweep_study(path: Path) -> Study:
 
 
 def _scenario(about: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """The scenario of the first point, as the sweep keeps it."""
+    """The scenario of the first point, as stored by the sweep."""
     data = read_tree(about["scenario"], "the sweep's scenario").data if "scenario" in about else None
     return data if isinstance(data, dict) else None
 
@@ -132,7 +132,7 @@ def _study(
 def _find_exact(db: duckdb.DuckDBPyConnection, about: Mapping[str, str], spec: Mapping[str, Any]) -> None:
     """Make the table `exact_points`: those run on one seed by a whole sweep of several seeds.
 
-    Nothing in them is random. What is under way, or has failed runs there, shows nothing of the kind.
+    These are not random. An unfinished sweep, or one with failed runs there, has no such points.
     """
     seeds = spec.get("seeds", 1)
     whole = "planned" in about and isinstance(seeds, int) and seeds > 1
@@ -144,7 +144,7 @@ def _find_exact(db: duckdb.DuckDBPyConnection, about: Mapping[str, str], spec: M
 
 
 def _as_listed(metrics: Sequence[str]) -> list[str]:
-    """Metrics in the order of every other table, further totals behind them."""
+    """Metrics in the order of the other tables, followed by further totals."""
     return [*(m for m in METRICS if m in metrics), *(m for m in metrics if m not in METRICS)]
 
 
@@ -184,7 +184,7 @@ def _intervals(db: duckdb.DuckDBPyConnection, source: str) -> dict[str, Interval
 
 
 def _good(metric: str) -> str:
-    """The condition that a run has that metric."""
+    """SQL condition that a run has that metric."""
     return f"status = 'done' AND isfinite({quoted(metric)})"
 
 

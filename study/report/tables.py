@@ -33,7 +33,7 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], ki
 
 
 def _data(text: str) -> str:
-    """A cell; what stands behind the end of a line is shown below it, smaller."""
+    """A cell; text after a line break is shown below, smaller."""
     first, _, below = text.partition("\n")
     under = f'<span class="of">{escape(below)}</span>' if below else ""
     return f"<td>{escape(first)}{under}</td>"
@@ -55,7 +55,7 @@ def folded(summary: str, content: str) -> str:
 
 
 def tag(kind: str) -> str:
-    """Where a number comes from."""
+    """The origin of a number as a tag."""
     return f'<span class="tag {escape(kind)}">{escape(kind)}</span>'
 
 
@@ -231,7 +231,7 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, str]]:
 
 
 def origins(study: Study) -> str:
-    """The hardware numbers and prices that the simulation rests on, each with its origin."""
+    """The hardware numbers and prices used by the simulation, each with its origin."""
     cluster = (study.config or {}).get("cluster")
     if not isinstance(cluster, Mapping) or not study.folders:
         return '<p class="note">No run directory was kept, so the hardware that was simulated is not listed.</p>'
@@ -268,7 +268,7 @@ def _origin_rows(profile: HardwareProfile, used: set[str]) -> list[tuple[str, st
 
 
 def prices_of(study: Study) -> list[UsedPrice]:
-    """The prices behind the money of a study's first run or point; [] without its scenario or price book."""
+    """The prices used by a study's first run or point; [] without its scenario or price book."""
     if study.config is None:
         return []
     try:

@@ -23,14 +23,14 @@ from equipoise.sim.scenario.tree import InputError
 
 FOLDER = "timeline"
 USES = tuple(use.label for use in HELD_USES)
-"""Uses of GPU-seconds that a job is charged for."""
+"""Uses of the GPU-seconds held by jobs."""
 SHARES = (*USES, "idle", "down")
 """Uses of all GPU-seconds of the cluster: they sum to GPUs x time, with `serving` where there are services."""
 KINDS = ("queued", "completed", "preempted", "resized", "fault", "open", "serving", "timeout")
-"""What a bar is: time in the queue, a stretch of running by how it ended, or the time of a service's replica."""
+"""Kinds of bars: time in the queue, a running segment by its end, or the time of a service's replica."""
 
 TICKS = 2**26
-"""Steps into which the span of a chart is cut: 30 days in steps of 0.04 s."""
+"""Number of ticks in the span of a chart: 30 days in ticks of 0.04 s."""
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -39,7 +39,7 @@ Columns = Mapping[str, NDArray[Any]]
 class Bars:
     """Bars of a Gantt chart, packed.
 
-    count: bars kept. total: bars there were. rows: jobs, then the `replicas` of services. start_s: time of tick 0.
+    count: bars kept. total: all bars. rows: jobs, then the `replicas` of services. start_s: time of tick 0.
     tick_s: seconds a tick. packed: gzip of the columns of `pack`. names: gzip of JSON: the `names` in row order,
     the `nodes`, and `node_of`, of the first GPU that each row held.
     """
@@ -54,7 +54,7 @@ class Bars:
     replicas: int = 0
 
     def header(self) -> dict[str, Any]:
-        """What the reader of `packed` has to know."""
+        """Metadata for the reader of `packed`."""
         return {
             "count": self.count,
             "rows": self.rows,
@@ -99,7 +99,7 @@ def read(folder: Path, name: str, columns: str = "*", rest: str = "") -> Columns
 
 
 def plain(values: NDArray[Any]) -> NDArray[Any]:
-    """A column without a mask: missing floats are NaN (numpy's own filling would be 1e20)."""
+    """A column without a mask: missing floats are NaN (numpy's default would be 1e20)."""
     if not np.ma.isMaskedArray(values):
         return values
     return np.ma.filled(values, np.nan) if values.dtype.kind == "f" else np.ma.filled(values)
@@ -120,7 +120,7 @@ def usage_shares(folder: Path) -> tuple[NDArray[np.float64], dict[str, NDArray[n
 
 
 def idle_tail(folder: Path) -> float:
-    """Share of the GPU time of a run that was idle after the last arrival: no policy could have used it.
+    """Share of the GPU time of a run that was idle after the last arrival.
 
     Raises InputError when a table is not there.
     """
@@ -139,7 +139,7 @@ class LinkLoad:
     """Load of links over buckets.
 
     edges_s (n + 1,); names in order of bytes carried, most first; load (links, n): share of the capacity;
-    total: links that carried anything, of which these are the most loaded.
+    total: links with traffic, of which these are the most loaded.
     """
 
     edges_s: NDArray[np.float64]
@@ -151,7 +151,7 @@ class LinkLoad:
 
 
 def link_load(folder: Path, most: int = 40) -> LinkLoad | None:
-    """The `most` links that carried most, or None when none carried anything.
+    """The `most` links with most traffic, or None without traffic.
 
     Raises InputError when the table is not there.
     """

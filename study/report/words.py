@@ -1,4 +1,4 @@
-"""The headline of a report: what is best, by how much, how sure that is, and what wastes most."""
+"""The headline of a report: the best policy, its margin, the certainty, and the largest waste."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _compared(study: Study) -> list[Sentence]:
 
 
 def _lead(study: Study, metric: str, best: str, second: str, ratio: Interval) -> str:
-    """Who has the shortest time; that the seeds do not tell, where they do not."""
+    """The policy with the shortest time, or that the seeds do not tell policies apart."""
     noun = NOUNS[metric]
     value = show(metric, study.mean(metric, best), _half(study, metric, best))
     if _same(ratio):
@@ -115,7 +115,7 @@ def _lead(study: Study, metric: str, best: str, second: str, ratio: Interval) ->
 
 
 def _certainty(study: Study, best: str, second: str, ratio: Interval, *, told_already: bool) -> str:
-    """Whether the best is told apart from the next best, in words; "" where the headline says it all."""
+    """Whether the best differs significantly from the next best, in words; "" if the headline says so already."""
     if study.exact:
         return "Nothing in this scenario is random: the numbers are exact for this trace."
     if _same(ratio):
@@ -169,7 +169,7 @@ def best_point(study: Study) -> Point | None:
 
 
 def _swept(study: Study, best: Point) -> list[Sentence]:
-    """The best point, how flat the result is around it, and which parameter matters most."""
+    """The best point, the flatness around it, and the most important parameter."""
     metric = study.main_metric
     value = best.means[metric]
     told = [Sentence(f"Shortest {NOUNS[metric]}: {show(metric, value)}, {best.policy} at {_values(best)}.", True)]
@@ -191,7 +191,7 @@ def _swept(study: Study, best: Point) -> list[Sentence]:
 
 
 def importance(study: Study) -> list[tuple[str, float]]:
-    """(what was varied, worst over best mean of the main metric over its values), the largest first."""
+    """(varied key, worst over best mean of the main metric over its values), the largest first."""
     effects = []
     for trend in study.trends:
         means = [_mean([trend.means[p][k] for p in study.policies]) for k in range(len(trend.values))]
@@ -218,7 +218,7 @@ def _values(point: Point) -> str:
 
 
 def _waste(study: Study) -> list[Sentence]:
-    """What takes most of the GPU time that trains nothing, under the best and under the first policy."""
+    """The largest use of GPU time that trains nothing, under the best and under the first policy."""
     parts = []
     for policy in dict.fromkeys((best_policy(study), study.policies[0])):
         shares = {metric: study.mean(metric, policy) for metric in WASTED}
@@ -230,21 +230,21 @@ def _waste(study: Study) -> list[Sentence]:
 
 
 def _wasted(study: Study, policy: str, metric: str, share: float) -> str:
-    """What wastes the time; idle GPUs at the end, when no job is to come, are told apart."""
+    """The uses that waste time; idle GPUs after the last arrival are listed separately."""
     late = idle_after_last(study, policy) if metric == "idle_ratio" else math.nan
     tail = f" ({show('x_ratio', late)} after the last arrival)" if late > 5e-4 else ""
     return f"{WASTED[metric]} {show('x_ratio', share)}{tail}"
 
 
 def _late_usd(study: Study, policy: str) -> float:
-    """What idle GPUs cost after the last arrival, at the price of all idle time; 0 where that is not known."""
+    """Cost of idle GPUs after the last arrival, at the price of all idle time; 0 where unknown."""
     usd, idle = study.mean("idle_usd", policy), study.mean("idle_ratio", policy)
     late = idle_after_last(study, policy)
     return usd * min(1.0, late / idle) if idle > 0 and math.isfinite(usd * late) else 0.0
 
 
 def _money(study: Study) -> list[Sentence]:
-    """What the work costs under the best and under the first policy, where prices are known."""
+    """Cost of the work under the best and under the first policy, where prices are known."""
     parts = []
     for policy in dict.fromkeys((best_policy(study), study.policies[0])):
         cost, wasted = study.mean("cost_usd", policy), study.mean("waste_usd", policy)

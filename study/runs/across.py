@@ -1,4 +1,4 @@
-"""One comparison over several traces, which take the place of seeds, and one table over several scenarios."""
+"""One comparison over several traces in place of seeds, and one table over several scenarios."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from equipoise.study.statistics import (
 from equipoise.study.table import latex_table
 
 SEEDS, SCENARIOS = "all, over seeds", "all, over scenarios"
-"""What the rows over all scenarios are called: what they say of these, and of others of their kind."""
+"""Names of the rows over all scenarios: for these scenarios, and for others of their kind."""
 SHOWN = (
     "completion_mean_s",
     "completion_p95_s",
@@ -42,14 +42,14 @@ SHOWN = (
     "service_latency_p99_s",
     "cost_per_million_requests_usd",
 )
-"""Metrics for which a printed table over scenarios has room."""
+"""Metrics in a printed table over scenarios."""
 
 
 def across(comparisons: Mapping[str, Comparison]) -> Comparison:
     """All traces together, by name: of each policy and trace the means over its seeds, paired by trace.
 
-    Intervals and tests are over traces: they say what to expect of another trace of their kind, however many seeds
-    each has had. A policy that failed on one of them is left out. Raises ValueError when none is left.
+    Intervals and tests are over traces: they apply to other traces of their kind, for any number of seeds. A policy
+    that failed on one of them is left out. Raises ValueError when none is left.
     """
     made = list(comparisons.values())
     policies = _everywhere(made)
@@ -70,7 +70,7 @@ def across(comparisons: Mapping[str, Comparison]) -> Comparison:
 
 
 def _everywhere(made: Sequence[Comparison]) -> tuple[str, ...]:
-    """The policies that no comparison has left out. Raises ValueError when there is none."""
+    """The policies in every comparison. Raises ValueError when there is none."""
     policies = tuple(policy for policy in made[0].policies if all(policy in one.policies for one in made))
     if not policies:
         raise ValueError("no policy has run everywhere")
@@ -132,8 +132,8 @@ class Together:
     """Policies on several scenarios: one table with ratios and tests by scenario, and over all of them.
 
     comparisons: by name of the scenario, all with the same policies in the same order. The rows over all give each
-    scenario the same weight: `SEEDS` has the geometric mean of the scenarios' ratios with what seeds leave open of
-    it, `SCENARIOS` pairs the means of scenarios, as if they were drawn from many of their kind.
+    scenario the same weight: `SEEDS` has the geometric mean of the scenarios' ratios with its interval over seeds,
+    `SCENARIOS` pairs the means of scenarios, as a sample of many of their kind.
     """
 
     comparisons: Mapping[str, Comparison]
@@ -145,7 +145,7 @@ class Together:
 
     @cached_property
     def lines(self) -> tuple[ComparisonLine, ...]:
-        """Metrics in the order of `Run.summary`; of each the scenarios and then all, of each row the policies."""
+        """Lines by metric in the order of `Run.summary`, then scenario (all last), then policy."""
         known = [m for m in METRICS if all(self._known(m, one) for one in self.comparisons.values())]
         return tuple(line for metric in known for line in self._of(metric))
 
@@ -213,7 +213,7 @@ class Together:
 
     @property
     def title(self) -> str:
-        """What the table is of."""
+        """The title of the table."""
         n = sum(len(one.seeds) for one in self.comparisons.values())
         return (
             f"{len(self.comparisons)} scenarios, {n} pairs of runs: mean ± 95 % interval; ratio to "
@@ -221,7 +221,7 @@ class Together:
         )
 
     def texts(self) -> list[list[str]]:
-        """The table as texts: a head, and of each metric in `SHOWN` a row for each scenario, and those over all."""
+        """The table as texts: a header, and for each metric in `SHOWN` a row per scenario and the rows over all."""
         rows = [["", *self.policies]]
         for metric in dict.fromkeys(line.metric for line in self.lines if line.metric in SHOWN):
             mine = [line for line in self.lines if line.metric == metric]
@@ -235,7 +235,7 @@ class Together:
         return rows
 
     def as_table(self, width: int = 100) -> str:
-        """Plain text: scenarios as rows, policies as columns; `width` is not kept to."""
+        """Plain text: scenarios as rows, policies as columns; `width` is ignored."""
         rows = self.texts()
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -245,11 +245,11 @@ class Together:
         return "\n".join([self.title, "", *(line.rstrip() for line in lines)]) + "\n"
 
     def as_latex(self) -> str:
-        """The same for a paper (booktabs)."""
+        """The table in LaTeX (booktabs)."""
         return latex_table(self.title, self.texts())
 
     def as_json(self) -> str:
-        """Everything of the table, for programs; what is unknown is null."""
+        """The table as JSON; unknown values are null."""
         content = {
             "schema_version": 1,
             "scenarios": list(self.comparisons),

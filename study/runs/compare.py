@@ -1,6 +1,6 @@
-"""Several policies on the same seeds, and what differs between them: a sweep of one point.
+"""Comparison of several policies on the same seeds: a sweep of one point.
 
-Every policy meets the same arrivals, faults and step noise (common random numbers). A metric is the mean
+Every policy has the same arrivals, faults and step noise (common random numbers). A metric is the mean
 over seeds with a 95 % Student-t interval; the ratio to the first policy is paired by seed; makespan and mean
 completion time are also given as a multiple of their lower bound. `docs/metrics.md` defines each metric.
 """
@@ -51,7 +51,7 @@ from equipoise.study.table import Cell, Precision, as_html, as_latex, as_text
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
 _TOTALS_TOO = {"makespan_s", "energy_j", "cost_usd", *(f"{use}_usd" for use in WASTE)}
-"""Metrics that are totals of the run as well."""
+"""Metrics that are also totals of the run."""
 
 
 class EveryPolicyFailed(RuntimeError):
@@ -60,7 +60,7 @@ class EveryPolicyFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a comparison keeps of one run: its metrics, not its tables."""
+    """The metrics of one run in a comparison, without its tables."""
 
     policy: str
     seed: int
@@ -73,7 +73,7 @@ class Result:
 
     @classmethod
     def of(cls, order: Order, row: Row, reused: bool, groups: Mapping[str, float]) -> Result:
-        """The result of an order from its row; a number that is not there is not known."""
+        """The result of an order from its row; a missing number is NaN."""
         notes = row.get("notes", ())
         known = {
             k: v for k, v in row.items() if k not in FIXED and k not in ("notes", "groups") and v is not None and v == v
@@ -94,7 +94,7 @@ class Result:
         )
 
     def row(self) -> dict[str, Any]:
-        """The result as plain data; whether it was reused is left out, so that it depends on inputs alone."""
+        """The result as plain data, without whether it was reused, so that it depends on inputs only."""
         return {
             "policy": self.policy,
             "seed": self.seed,
@@ -105,7 +105,7 @@ class Result:
 
 
 RUNS_MOST = 50_000
-"""Of a comparison, which keeps all of them in memory: 9 to 19 KiB each."""
+"""Most runs of a comparison, which keeps all in memory: 9 to 19 KiB each."""
 ENOUGH = 0.8
 """Share of the time that GPUs compute on a cluster that suits its jobs."""
 
@@ -115,9 +115,8 @@ class Comparison:
     """Results of all policies on all seeds (`results`: policy by policy, seeds ascending).
 
     level: of each interval; above 95 % where seeds were added until one was narrow enough (study.runs.until).
-    precision: the condition and how it ended, when there was one.
-    unit: what results are paired by: seeds, or traces (study.runs.across).
-    failures: one line per run that failed; policies with such a run are left out of all the rest.
+    precision: the stopping condition and its result, if given. unit: the pairing unit of results: seeds, or traces
+    (study.runs.across). failures: one line per failed run; policies with such a run are left out of all else.
     """
 
     scenario_name: str
@@ -134,9 +133,9 @@ class Comparison:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Comparison:
-        """A comparison of what `as_json` has written, without its groups of jobs.
+        """A comparison from the output of `as_json`, without its groups of jobs.
 
-        Raises KeyError, TypeError or ValueError where that is damaged.
+        Raises KeyError, TypeError or ValueError for damaged data.
         """
         results = tuple(
             Result(
@@ -176,7 +175,7 @@ class Comparison:
 
     @cached_property
     def group_cells(self) -> tuple[Cell, ...]:
-        """The same of each group of jobs that was asked for, in the order in which the first policy has them."""
+        """The cells of each requested group of jobs, in the order of the first policy."""
         return self._cells_of(tuple(dict.fromkeys(name for result in self.results for name in result.groups)))
 
     def _cells_of(self, metrics: Sequence[str]) -> tuple[Cell, ...]:
@@ -188,7 +187,7 @@ class Comparison:
         )
 
     def _p(self, metric: str) -> list[float]:
-        """Of each policy, that it is no other than the first; NaN for that one and where there is no test."""
+        """p value of the difference of each policy from the first; NaN for the first and without a test."""
         first = self._values(metric, self.policies[0])
         found = [paired_p(self._values(metric, policy), first) for policy in self.policies[1:]]
         return [math.nan, *holm(found).tolist()]
@@ -227,7 +226,7 @@ class Comparison:
         return f"<Comparison of {self.scenario_name!r}: {', '.join(self.policies)}; {seeds}{failed}>"
 
     def as_table(self, width: int = 100) -> str:
-        """Plain text: metrics as rows, policies as columns, human units."""
+        """Plain text: metrics as rows, policies as columns, readable units."""
         n = len(self.seeds)
         runs = f"{n} {self.unit}s, mean ± 95 % interval, ratios paired by {self.unit}" if n > 1 else f"one {self.unit}"
         ended = "" if self.precision is None else f"\n{self.precision.text(self.policies[0])}"
@@ -241,7 +240,7 @@ class Comparison:
         return as_html(f"{self.scenario_name}: {seeds}", self.cells, self.notes)
 
     def as_json(self) -> str:
-        """Everything, for programs; what is unknown is null."""
+        """All results as JSON; unknown values are null."""
         content = {
             "schema_version": 1,
             "scenario": self.scenario_name,
@@ -266,7 +265,7 @@ class Comparison:
         return as_latex(f"{self.scenario_name}: {several if len(self.seeds) > 1 else f'one {self.unit}'}", cells)
 
     def as_csv(self) -> str:
-        """One line per metric and policy; what is unknown is empty, and no text is a formula to a spreadsheet."""
+        """One line per metric and policy; unknown values are empty, and no text is a spreadsheet formula."""
         text, rows = io.StringIO(), self.rows()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -293,14 +292,12 @@ def compare(
 
     policies: stage names joined by `+`, `none`, or Policy objects; ratios refer to the first.
     jobs_parallel: processes; results do not depend on it.
-    out: keeps each run in `out/runs/ID/` and the result in `out/comparison.json`; runs that are there already are
-        not made again.
-    until: seeds are added until its interval is narrow enough, in place of `seeds`.
-    timeline, journal: keep them, too, with each run.
-    by: what jobs are grouped by as well (study.breakdown.BY); a group that no job is of is left out.
+    out: keeps each run in `out/runs/ID/` and the result in `out/comparison.json`; existing runs are not repeated.
+    until: seeds are added until its interval is narrow enough, in place of `seeds`. timeline, journal: also keep
+    them with each run. by: additional groupings of jobs (study.breakdown.BY); an empty group is left out.
 
-    Raises InputError for an unknown metric in `until` or a folder with another study, ValueError for an empty or
-    double list of policies or counts below 1, PolicyError for an unknown stage, StoreError when `out` cannot be
+    Raises InputError for an unknown metric in `until` or a folder with another study, ValueError for an empty list
+    of policies, duplicates, or counts below 1, PolicyError for an unknown stage, StoreError when `out` cannot be
     written, EveryPolicyFailed.
     """
     _check(policies, seeds, jobs_parallel, until)
@@ -361,7 +358,7 @@ def _comparison(
     until: Until | None,
     groups: Callable[[Order, Row], Mapping[str, float]],
 ) -> Comparison:
-    """The runs that were asked for, without policies of which one failed."""
+    """The requested runs, without policies that have a failed run."""
     by_id = {row["id"]: row for row in rows}  # two policies can be the same in other words
     bad = [order for order in orders if by_id[order.id]["status"] == "failed"]
     out = {order.policy for order in bad}
@@ -392,7 +389,7 @@ def _comparison(
 
 
 def _groups(folder: Path | None, row: Row, by: Sequence[str]) -> Mapping[str, float]:
-    """The breakdown of one run, from its directory or, where none is kept, its row."""
+    """The breakdown of one run, from its directory or, if not kept, its row."""
     if not by:
         return {}
     if folder is None:
@@ -420,7 +417,7 @@ def _check(given: Sequence[AnyPolicy], seeds: int, jobs_parallel: int, until: Un
 
 
 def _never_waits(results: Sequence[Result]) -> list[str]:
-    """A line where no order of the queue can matter, because there never is one."""
+    """A note if no job ever waits, so the order of the queue does not matter."""
     known = [result.metrics for result in results]
     if len({r.policy for r in results}) < 2 or any(m["queueing_mean_s"] > 0 or not m["jobs"] > 1 for m in known):
         return []

@@ -30,9 +30,9 @@ class TableExportError(RuntimeError):
 
 
 def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> None:
-    """Write what `sql` gives to `target`, through a temporary file; its suffix says the format.
+    """Write the result of `sql` to `target`, through a temporary file; the suffix sets the format.
 
-    Raises InputError for a suffix that is none of those, ExportError when the result does not fit into the
+    Raises InputError for an unknown suffix, ExportError when the result does not fit into the
     format or the file cannot be written, duckdb.Error for wrong SQL.
     """
     writers: dict[str, Callable[[duckdb.DuckDBPyConnection, str, Path], None]] = {
@@ -51,7 +51,7 @@ def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> Non
 
 
 def zones_as_text(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """The question, with times that have a zone as text: as Python objects DuckDB makes them of pytz alone."""
+    """The query with time zone times as text, because DuckDB needs pytz to make Python objects of them."""
     if connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
         return sql
     relation = connection.sql(sql)
@@ -66,7 +66,7 @@ def zones_as_text(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def _without_formulas(relation: duckdb.DuckDBPyRelation) -> str:
-    """A question for the same rows, with texts that a spreadsheet would take for formulas behind an apostrophe."""
+    """A query for the same rows, with an apostrophe before texts that a spreadsheet would take for formulas."""
     columns = []
     for k, (name, kind) in enumerate(zip(relation.columns, relation.types, strict=True), start=1):
         cell = f"#{k}"
@@ -88,7 +88,7 @@ def _copied(
     options: str, rows: Callable[[duckdb.DuckDBPyRelation], str] = _as_it_is
 ) -> Callable[[duckdb.DuckDBPyConnection, str, Path], None]:
     def write(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
-        """Write what the statement gives."""
+        """Write the result of the statement."""
         relation = connection.sql(sql)
         if relation is None:
             raise InputError(["SQL: this statement has no result; write SELECT ..."])
@@ -99,7 +99,7 @@ def _copied(
 
 
 def _workbook(connection: duckdb.DuckDBPyConnection, sql: str, draft: Path) -> None:
-    """One sheet, header frozen and filterable. Text stays text, also where it looks like a formula."""
+    """One sheet, header frozen and filterable. Text stays text, even if it looks like a formula."""
     try:
         import xlsxwriter
         from xlsxwriter.exceptions import FileCreateError

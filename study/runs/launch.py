@@ -1,7 +1,7 @@
 """Launch files of a sweep that is spread over machines: a Slurm job array, a Kubernetes indexed job.
 
-Each task makes one shard (with --until: whole points) and needs nothing but the sweep's files and a folder that
-all can write to; `equipoise merge` puts the shards together.
+Each task makes one shard (with --until: whole points) and needs only the sweep's files and a folder that all can
+write to; `equipoise merge` puts the shards together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 
 @dataclass(frozen=True)
 class SweepLaunch:
-    """What a launch file must say: shards, processes per shard, further options of `sweep`, container image."""
+    """Contents of a launch file: shards, processes per shard, further options of `sweep`, container image."""
 
     file: str
     out: str

@@ -1,6 +1,6 @@
-"""The one way to make runs: orders in, rows out, each kept in a store as soon as it is there.
+"""Making runs: orders in, rows out, each stored as soon as it is complete.
 
-A single comparison is a sweep of one point; a question such as `limits` is a sweep whose rows nobody keeps.
+A single comparison is a sweep of one point; a question such as `limits` is a sweep whose rows are not kept.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from equipoise.study.runs.until import Until, looks
 from equipoise.study.runs.warm import processors, warm, warming
 
 Progress = Callable[[int, int, str], None]
-"""Called as progress(runs done, runs in all, what the last one was)."""
+"""Called as progress(runs done, runs in total, label of the last one)."""
 
 
 @dataclass(frozen=True)
 class How:
     """jobs: processes here. dask: address of a scheduler instead. retry: make failed runs again.
 
-    label: what a row is called in the progress, its policy and seed by default.
+    label: name of a row in the progress, by default its policy and seed.
     """
 
     jobs: int = 1
@@ -38,7 +38,7 @@ class How:
     label: Callable[[Row], str] = lambda row: f"{row['policy']} seed {row['seed']}"
 
     def __post_init__(self) -> None:
-        """Raises EngineError for fewer than one process: nothing would ever be made."""
+        """Raises EngineError for fewer than one process."""
         if self.jobs < 1:
             raise EngineError(f"jobs: {self.jobs!r} processes; at least 1 is needed")
 
@@ -68,9 +68,9 @@ def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[E
 
 @contextmanager
 def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None = None) -> Iterator[Engine]:
-    """Who makes runs like these. What they need compiled is compiled once, not by each of several processes.
+    """The engine for these runs. Their kernels are compiled once, not by each of several processes.
 
-    Simulations get no more processes here than there are processors, but two, so that one may be killed.
+    Simulations get at most one process per processor, but at least two, so that one may be killed.
     """
     policies = list({order.policy: order.given or order.policy for order in orders}.values())
     if jobs > 1 or dask is not None:
@@ -90,7 +90,7 @@ def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None
 
 @cache  # told once: a search asks for workers at each trial
 def _at_most(jobs: int, useful: int) -> int:
-    """Each further process would load the kernels for itself, and none would be done sooner."""
+    """Limit the processes, because each further one loads the kernels again without a gain in speed."""
     if jobs > useful:
         told = "more processes than processors take memory and save no time"
         print(f"{useful} processes instead of {jobs}: {told}", file=sys.stderr)
@@ -111,9 +111,9 @@ def _check_can_travel(policies: Sequence[AnyPolicy]) -> None:
 def make(
     store: Store, orders: Sequence[Order], shared: Shared, how: How, until: Until | None = None
 ) -> tuple[Sequence[Order], set[str]]:
-    """Make the runs that `store` does not have, look after look (`until`; one look without it).
+    """Make the runs missing in `store`, in steps of `until` (one step without it).
 
-    Returns the orders that belong to the study as it ended, and the ids of those that were made now.
+    Returns the orders of the finished study, and the ids of those that were made now.
     Raises StoreError and EngineError; a run that fails is kept with its error.
     """
     chosen: Sequence[Order] = orders
@@ -138,7 +138,7 @@ def make(
 
 
 def _is_missing(order: Order, status: Mapping[str, tuple[str, int]], shared: Shared, retry: bool) -> bool:
-    """Whether a run is to be made: not yet there, failed, or without what is to be kept of it."""
+    """Whether a run is to be made: missing, failed, or without the files to keep."""
     state = status.get(order.id, ("", 0))[0]
     if state == "done":
         return not shared.is_kept(order)

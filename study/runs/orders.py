@@ -1,7 +1,7 @@
-"""The runs of a study: what each one is, and how one is made in whatever process it lands.
+"""The runs of a study: their orders, and making one in any process.
 
-An order is small, plain and complete, so that it can travel to another machine; its id is the identity of the
-run that it asks for. What all orders share (where files lie, what is kept) is `Shared`.
+An order is small, plain and complete, so it can be sent to another machine; its id is the identity of the run. Data
+common to all orders (folders, files to keep) is in `Shared`.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class Order:
         return self.given if self.given is not None else make_policy(self.policy)
 
     def row(self) -> Row:
-        """The columns that say which run it is."""
+        """The columns that identify the run."""
         which = {"id": self.id, "number": self.number, "point": self.point}
         return {**which, "policy": self.policy, "seed": self.seed, **self.values}
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all runs of a study share.
+    """Data common to all runs of a study.
 
-    folders: where traces are looked up. code: hash of the sources, against workers of another version. keep: folder
-    of run directories, None for none. runner: what makes a run. timeline, journal: keep them, too. trace: the jobs
-    of all runs, in place of the file that their scenario names. by_class: rows also hold `Run.by_class`. by: rows
-    that are kept in memory also hold `groups`, the breakdown by these (study.breakdown).
+    folders: where traces are looked up. code: hash of the sources, to detect workers of another version. keep:
+    folder of run directories, None for none. runner: function that makes a run. timeline, journal: also keep them.
+    trace: the jobs of all runs, in place of the file that their scenario names. by_class: rows also hold
+    `Run.by_class`. by: rows kept in memory also hold `groups`, the breakdown by these (study.breakdown).
     """
 
     folders: tuple[Path, ...] = ()
@@ -80,23 +80,23 @@ class Shared:
 
     @property
     def token(self) -> str:
-        """Differs for studies that must not be mixed up on one worker."""
+        """A token that differs between studies on one worker."""
         text = f"{self.folders} {self.code} {self.keep} {self.timeline} {self.journal} {self.by_class} {self.by} "
         text += f"{self.runner.__module__}.{self.runner.__qualname__} "
         text += self.trace.digest().hex() if self.trace is not None else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Raises RuntimeError when this process runs other code than the one that made the orders."""
+        """Raises RuntimeError when this process runs different code from the one that made the orders."""
         if self.code != code_hash():
             raise RuntimeError(f"a worker runs other code ({code_hash()}) than this sweep ({self.code})")
 
     def folder(self, order: Order) -> Path | None:
-        """The run directory of an order, if there is to be one."""
+        """The run directory of an order, if one is kept."""
         return None if self.keep is None else self.keep / order.id
 
     def is_kept(self, order: Order) -> bool:
-        """Whether all that is to be kept of a run is there."""
+        """Whether all files to keep of a run exist."""
         folder = self.folder(order)
         if folder is None:
             return True
@@ -105,7 +105,7 @@ class Shared:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a run was written to its end, and nobody has damaged its summary since."""
+    """Whether a run was written completely, with an undamaged summary."""
     try:
         return "identity" in from_json((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
@@ -113,7 +113,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def name_of(policy: AnyPolicy) -> str:
-    """What results call a policy."""
+    """The name of a policy in results."""
     return policy if isinstance(policy, str) else policy.name
 
 
@@ -129,7 +129,7 @@ def orders_at(
 ) -> Iterator[Order]:
     """Orders of one scenario: policy by policy, each on the scenario's seed and the next ones.
 
-    number: of the first order. values: what was varied to get this point. Raises PolicyError.
+    number: of the first order. values: the varied values of this point. Raises PolicyError.
     """
     text, numbers = scenario.model_dump_json(), range(scenario.seed, scenario.seed + seeds)
     for policy in policies:
@@ -141,7 +141,7 @@ def orders_at(
 
 
 def trace_at(spec: TraceSpec | None, folders: tuple[Path, ...]) -> Trace | None:
-    """The trace that a scenario names; the last few are remembered while their files stay as they are."""
+    """The trace that a scenario names; the last few are cached while their files are unchanged."""
     if spec is None:
         return None
     path = trace_file(spec, folders)
@@ -159,7 +159,7 @@ def _trace(spec: str, folders: tuple[Path, ...], state: tuple[str | int, ...]) -
 
 @lru_cache(maxsize=4)
 def scenario_of(text: str) -> Scenario:
-    """The scenario of an order; the last few are remembered."""
+    """The scenario of an order; the last few are cached."""
     return Scenario.model_validate_json(text)
 
 
@@ -175,10 +175,10 @@ def make_run(
     journal: bool = False,
     **more: Any,
 ) -> Run:
-    """One run; with `keep`, that is its run directory.
+    """Make one run; `keep` is its run directory.
 
-    unfinished: where its journal grows and where the records of a failed run are left, unless that is `keep`.
-    journal: write every decision. more: further arguments of the runner. Raises what the runner raises.
+    unfinished: folder for its growing journal and the records of a failed run, unless that is `keep`. journal: write
+    every decision. more: further arguments of the runner. Raises the errors of the runner.
     """
     place = unfinished or keep
     if journal and place is not None:
@@ -211,7 +211,7 @@ def _take_place(new: Path, old: Path) -> None:
 
 
 def perform(order: Order, shared: Shared) -> Row:
-    """Make one run and return its row; whatever it raises becomes a failed row, but for Ctrl-C."""
+    """Make one run and return its row; any error except Ctrl-C becomes a failed row."""
     began_wall_s, began_cpu_s = time.perf_counter(), time.process_time()
     try:
         scenario = scenario_of(order.scenario)

@@ -1,7 +1,7 @@
-"""SQL over results: one SELECT, nothing but the results, and an end when it is asked for.
+"""SQL over results: one SELECT, restricted to the results, and interruptible.
 
 DuckDB folds constant parts of a query before it looks at anything, for minutes and gigabytes where a list is long.
-So the query has a thread of its own, and an interruption does not wait for it.
+So the query has its own thread, and an interruption does not wait for it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from equipoise.study.runs.views import text
 T = TypeVar("T")
 
 MEMORY_BYTES = 4 * 2**30
-"""What a query may take; DuckDB itself writes to disk what it needs beyond half of it."""
+"""Memory limit of a query; DuckDB spills to disk beyond half of it."""
 _ROWS_AT_ONCE = 10_000
 
 Rows = tuple[list[str], list[tuple[Any, ...]]]
 
 
 def ask(folder: Path, sql: str, to: Path | None = None, *, allow_files: bool = False) -> Rows:
-    """(names, rows) of a query over a sweep, a comparison or a run; nothing when written to the file `to`.
+    """(names, rows) of a query over a sweep, a comparison or a run; empty when written to the file `to`.
 
-    allow_files: any SQL, also what reads and writes other files. Raises InputError for a statement that is not
-    allowed or nothing, duckdb.Error for wrong SQL or too little memory, ExportError when `to` cannot be written.
-    Ctrl-C ends the process.
+    allow_files: any SQL, including access to other files. Raises InputError for a statement that is not allowed or
+    empty, duckdb.Error for wrong SQL or too little memory, ExportError when `to` cannot be written. Ctrl-C ends the
+    process.
     """
     folder = folder.resolve() if folder.is_dir() else folder
     with connect(folder) as connection, memory_at_most(MEMORY_BYTES):
@@ -57,7 +57,7 @@ def ask(folder: Path, sql: str, to: Path | None = None, *, allow_files: bool = F
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) -> None:
-    """From here on only files below `folder` can be read, and only `to` written; that cannot be changed again."""
+    """Restrict reading to files below `folder` and writing to `to`; this cannot be undone."""
     connection.execute(f"SET allowed_directories = [{text(folder / '_')[:-2]}']")  # it must end in a slash
     if to is not None:
         connection.execute(f"SET allowed_paths = [{text(draft_of(to))}]")
@@ -98,17 +98,17 @@ def _made(connection: duckdb.DuckDBPyConnection, sql: str, to: Path | None) -> R
 
 
 def interruptible(work: Callable[[], T], left_over: Path | None = None) -> T:
-    """What `work` gives, from a thread of its own.
+    """The result of `work`, run in a separate thread.
 
-    On Ctrl-C the whole process ends at once, with exit code 130 and without the file `left_over`: DuckDB listens
-    to nobody while it folds constants, and its connection refuses any other thread.
+    On Ctrl-C the whole process ends at once, with exit code 130 and without the file `left_over`: DuckDB cannot be
+    interrupted while it folds constants, and its connection refuses other threads.
     """
     given: list[T] = []
     failed: list[BaseException] = []
     done = threading.Event()
 
     def run() -> None:
-        """Do the work; keep what it gives or raises."""
+        """Do the work; keep its result or error."""
         try:
             given.append(work())
         except BaseException as error:
@@ -135,7 +135,7 @@ def _end(left_over: Path | None) -> NoReturn:
 
 @contextmanager
 def memory_at_most(more_bytes: int) -> Iterator[None]:
-    """This process gets at most that much more memory; what asks for more fails. Where the system can tell."""
+    """Limit the additional memory of this process; larger requests fail. Only where the system supports it."""
     statm = Path("/proc/self/statm")
     if not statm.is_file():
         yield

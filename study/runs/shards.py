@@ -1,4 +1,4 @@
-"""Parts of a sweep made on machines that share nothing, and putting them together.
+"""Shards of a sweep made on separate machines, and merging them.
 
 A shard appends one JSON line per run to `shards/shard-I-of-N.jsonl`. `merge` reads such files from any number
 of folders into one ledger, as if one sweep had made all runs.
@@ -57,9 +57,9 @@ class ShardFile(MemoryStore):
         super().put(row)
 
     def keep_only(self, planned: Iterable[str]) -> int:
-        """Move runs that are not planned to a file beside this one, and bring planned ones back from there.
+        """Move runs that are not planned to a second file, and move planned ones back from there.
 
-        Returns how many were moved away. Raises StoreError when the files cannot be written.
+        Returns the number of runs moved away. Raises StoreError when the files cannot be written.
         """
         wanted = set(planned)
         former = {row["id"]: row for row in read_lines(self._former)[0]}
@@ -82,7 +82,7 @@ class ShardFile(MemoryStore):
         return self.path.with_suffix(".former")
 
     def set_about(self, **texts: str) -> None:
-        """Keep facts about the sweep beside the shards."""
+        """Keep facts about the sweep in the folder of the shards."""
         write_whole(self.path.with_name("about.json"), json.dumps(texts, indent=2) + "\n")
 
 
@@ -96,16 +96,16 @@ def _write_lines(path: Path, rows: Mapping[str, Row]) -> None:
 
 
 def read_lines(path: Path) -> tuple[list[Row], int]:
-    """Whole lines of a shard file and how many bytes they are; what a kill left behind is not counted.
+    """Complete lines of a shard file and their number of bytes; an incomplete line is not counted.
 
-    Raises StoreError for a line in the middle that is no row: the file was written by something else.
+    Raises StoreError for a line in the middle that is not a row.
     """
     lines = list(_lines(path)) if path.exists() else []
     return [row for _, _, row in lines], lines[-1][1] if lines else 0
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, Row]]:
-    """Whole lines of a shard file, with the bytes where each begins and ends. Raises StoreError as `read_lines`."""
+    """Complete lines of a shard file, with their begin and end in bytes. Raises StoreError as `read_lines`."""
     end = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -121,7 +121,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, Row]]:
 
 
 class _Place(NamedTuple):
-    """Where the row of a run stands: byte `begin` of a shard file."""
+    """Place of the row of a run: byte `begin` of a shard file."""
 
     path: Path
     begin: int
@@ -129,7 +129,7 @@ class _Place(NamedTuple):
 
 
 def _rows_at(found: Mapping[str, _Place]) -> Iterator[Row]:
-    """The rows of runs, one at a time. Raises StoreError when a file has been written anew since it was read."""
+    """The rows of runs, one at a time. Raises StoreError when a file was rewritten after it was read."""
     for path, places in groupby(found.items(), lambda item: item[1].path):
         with open(path, "rb") as file:
             for key, place in places:
@@ -157,9 +157,9 @@ def _facts(path: Path) -> dict[str, str]:
 def merge(out: Path, sources: Iterable[Path]) -> tuple[int, int, list[str]]:
     """Put the shards in `sources` (folders) into `out/sweep.db`.
 
-    Of a run that two shards have, a done one wins over a failed one. Returns (runs done, runs failed, notes:
-    shards that are missing). Raises InputError when there are no shards, or they belong to different sweeps, and
-    StoreError when a file is damaged or `out` cannot be written.
+    For a run in two shards, a done one replaces a failed one. Returns (runs done, runs failed, notes on missing
+    shards). Raises InputError when there are no shards, or they belong to different sweeps, and StoreError when a
+    file is damaged or `out` cannot be written.
     """
     found: dict[str, _Place] = {}
     about: dict[str, dict[str, str]] = {}

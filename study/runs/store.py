@@ -1,6 +1,6 @@
-"""Where a study keeps its results: one SQLite ledger, one row per run, one writer; or memory.
+"""Store of a study's results: one SQLite ledger, one row per run, one writer; or memory.
 
-Every row is committed on its own in write-ahead mode: what was reported done survives a kill of any process.
+Every row is committed on its own in write-ahead mode: a run reported as done survives a kill of any process.
 Rows carry the values of the varied keys and the metrics as columns; columns are added as they appear. For
 reading, the ledger is copied into `runs.parquet`, and DuckDB queries that.
 """
@@ -56,7 +56,7 @@ def quoted(name: str) -> str:
 
 @contextmanager
 def only_writer(folder: Path, name: str = "sweep.lock") -> Iterator[None]:
-    """Hold the folder for one writer; a killed process lets go. Raises StoreError when another holds it."""
+    """Lock the folder for one writer; the lock of a killed process is released. Raises StoreError when it is locked."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / name, "a") as lock:
         try:
@@ -71,7 +71,7 @@ def only_writer(folder: Path, name: str = "sweep.lock") -> Iterator[None]:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """What to say of a ledger that cannot be read: it is damaged, or the disk or a lock stands in the way."""
+    """Message for a ledger that cannot be read: damaged, or a disk or lock error."""
     if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
         return StoreError(f"{path}: cannot be used: {error}")
     copy = path.with_name(PARQUET)
@@ -80,12 +80,12 @@ def damaged(path: Path, error: Exception) -> StoreError:
 
 
 BATCH = 5_000
-"""Runs that are read at once: only so many stand in memory as Python's objects."""
+"""Runs that are read at once, as Python objects in memory."""
 KINDS = ("BIGINT", "DOUBLE", "VARCHAR")
 
 
 def kinds(db: sqlite3.Connection) -> dict[str, str]:
-    """The columns of `runs` with their types for DuckDB: whole numbers if all are, numbers if all are, else text.
+    """The columns of `runs` with their types for DuckDB: integer if all values are, float if all are, else text.
 
     Raises sqlite3.Error.
     """
@@ -133,11 +133,11 @@ def write_copy(db: sqlite3.Connection, target: Path) -> None:
 
 
 COPY_MIB, ROW_GROUP = 1024, 10_240
-"""What a table may take in memory while it is copied (MiB; more goes through the disk); rows packed at once."""
+"""Memory for a table while it is copied (MiB; more is spilled to disk); rows per row group."""
 
 
 class MemoryStore:
-    """Rows that are kept as long as this process lives."""
+    """Rows in the memory of this process."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
@@ -164,13 +164,13 @@ class MemoryStore:
         return [row for row in self.rows() if row["status"] == "failed"]
 
     def keep_only(self, planned: Iterable[str]) -> int:
-        """Forget runs that are not planned; returns how many."""
+        """Drop runs that are not planned; returns their number."""
         before, wanted = len(self._rows), set(planned)
         self._rows = {key: row for key, row in self._rows.items() if key in wanted}
         return before - len(self._rows)
 
     def set_about(self, **texts: str) -> None:
-        """Nobody will ask."""
+        """Ignored: memory keeps no facts."""
 
 
 class Ledger:
@@ -208,7 +208,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing. Raises StoreError when it cannot be written (disk full)."""
+        """A transaction. Raises StoreError when it cannot be written (disk full)."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield self._db
@@ -220,7 +220,7 @@ class Ledger:
             raise damaged(self.path, error) from error
 
     def _ask(self, sql: str) -> list[tuple[Any, ...]]:
-        """All rows of a question. Raises StoreError when the file is damaged."""
+        """All rows of a query. Raises StoreError when the file is damaged."""
         try:
             return self._db.execute(sql).fetchall()
         except sqlite3.Error as error:
@@ -250,9 +250,9 @@ class Ledger:
         self._db.execute(f"INSERT OR REPLACE INTO runs ({names}) VALUES ({marks})", values)
 
     def keep_only(self, planned: Iterable[str]) -> int:
-        """Move runs that are not planned to `former_runs`, and bring planned ones back from there.
+        """Move runs that are not planned to `former_runs`, and move planned ones back from there.
 
-        Returns how many were moved away. A changed sweep file or code gives its runs other ids.
+        Returns how many were moved away. A changed sweep file or code gives its runs new ids.
         """
         wanted = set(planned)
         some_away = any(key not in wanted for (key,) in self._ask("SELECT id FROM runs"))
@@ -284,7 +284,7 @@ class Ledger:
         return self._rows("WHERE status = 'failed'")
 
     def rows(self) -> list[Row]:
-        """All runs in the order of the sweep; a column that a run does not have is left out."""
+        """All runs in the order of the sweep; missing columns of a run are left out."""
         return self._rows("")
 
     def _rows(self, where: str) -> list[Row]:
@@ -304,7 +304,7 @@ class Ledger:
         return dict(self._ask("SELECT key, value FROM about ORDER BY key"))
 
     def export(self) -> Path:
-        """Copy the table to `runs.parquet` beside the ledger, through a temporary file.
+        """Copy the table to `runs.parquet` in the ledger's folder, through a temporary file.
 
         Raises StoreError when it cannot be written.
         """
@@ -319,12 +319,12 @@ class Ledger:
 
 
 Store = MemoryStore | Ledger
-"""Where the rows of a study are kept; a shard's file is a memory, too."""
+"""Store of the rows of a study; a shard's file is also a memory store."""
 
 
 @contextmanager
 def ledger_with_copy(folder: Path) -> Iterator[Ledger]:
-    """The ledger of a folder; when all went well, `runs.parquet` is a copy of it at the end."""
+    """The ledger of a folder; without an error, `runs.parquet` is a copy of it at the end."""
     with Ledger(folder) as ledger:
         yield ledger
         ledger.export()
@@ -341,7 +341,7 @@ def to_cell(value: Any) -> Any:
 
 
 def to_array(values: Sequence[Any], kind: str) -> np.ndarray[Any, Any]:
-    """A column of one of `KINDS`: whole numbers, numbers (what is not there is NaN), or text."""
+    """A column of one of `KINDS`: integers, floats (missing: NaN), or text."""
     if kind == "BIGINT":
         return np.array(values, dtype=np.int64)
     if kind == "DOUBLE":
@@ -350,11 +350,11 @@ def to_array(values: Sequence[Any], kind: str) -> np.ndarray[Any, Any]:
 
 
 def connect(folder: str | Path) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with the views `runs`, and `jobs`, `segments`, ... where they were kept.
+    """A DuckDB connection with the views `runs`, and `jobs`, `segments`, ... if kept.
 
-    `folder` is that of a sweep, of a comparison or of a run. From the connection's relations come pandas
-    (`.df()`), polars (`.pl()`) and Arrow (`.arrow()`), where installed. Raises InputError when there is
-    nothing of the kind in the folder, or it is damaged.
+    `folder` is that of a sweep, of a comparison or of a run. The connection's relations convert to pandas (`.df()`),
+    polars (`.pl()`) and Arrow (`.arrow()`), if installed. Raises InputError when the folder holds no such study, or
+    a damaged one.
     """
     folder = Path(folder)
     connection = own_database()
@@ -378,7 +378,7 @@ def _add_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
 
 
 def _add_runs(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
-    """The table `runs` of a ledger, from its copy, which is made anew if it is old and can be written."""
+    """The table `runs` of a ledger, from its copy, which is refreshed if it is old and can be written."""
     source = f"read_parquet({text(folder / PARQUET)})"
     if not is_current(folder):
         try:
@@ -395,7 +395,7 @@ def _add_runs(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
 
 
 def _is_copy(folder: Path) -> None:
-    """Give the copy the time of its closed ledger: they belong together, whatever a clock does later."""
+    """Set the modification time of the copy to that of its closed ledger, to mark them as equal."""
     written_ns = (folder / LEDGER).stat().st_mtime_ns
     os.utime(folder / PARQUET, ns=(written_ns, written_ns))
 

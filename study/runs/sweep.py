@@ -1,7 +1,7 @@
-"""A sweep: every run of a plan made once, whatever is killed in between.
+"""A sweep: every planned run is made once, despite killed processes.
 
-Runs are known by the hash of their inputs. A second start with the same file makes what is missing; a changed
-file or changed code makes other runs, and what no longer belongs is put aside, not deleted.
+Runs are identified by the hash of their inputs. A second start with the same file makes the missing runs; a changed
+file or changed code makes new runs, and old ones are set aside, not deleted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RUN_ID = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """How a sweep ended: numbers of runs, the failed ones, and points that are less sure than was asked for."""
+    """Outcome of a sweep: numbers of runs, the failed ones, and points below the requested precision."""
 
     runs: int
     made: int
@@ -53,9 +53,9 @@ class SweepOptions:
     """How to make a sweep.
 
     jobs: processes here. dask: address of a scheduler instead. shard: (i, n), make the i-th of n parts.
-    fresh: forget what is there. retry: make failed runs again. keep: write a run directory per run.
-    timeline: keep that, too, in each run directory. until: a condition as in study.runs.until; each point gets
-    seeds, from the file's `seeds` up to `max_seeds`, until it holds there. policies: in place of the file's.
+    fresh: delete existing results. retry: make failed runs again. keep: write a run directory per run. timeline:
+    also keep the timeline in each run directory. until: a condition as in study.runs.until; each point gets seeds,
+    from the file's `seeds` up to `max_seeds`, until it holds there. policies: in place of the file's.
     """
 
     jobs: int = 1
@@ -81,8 +81,8 @@ def sweep(
     """Make the runs of the sweep in `file` that `out` does not have yet.
 
     Raises InputError or PolicyError before anything is run when the sweep is wrong or `out` holds another kind of
-    study, StoreError when `out` cannot be used or written, EngineError when the workers cannot be started or have
-    gone away. A run that fails does not raise: it is kept with its error.
+    study, StoreError when `out` cannot be used or written, EngineError when the workers cannot be started or are
+    lost. A failed run does not raise: it is kept with its error.
     """
     check_free(out, "sweep")
     orders, shared, notes, until = planned(file, options)
@@ -114,7 +114,7 @@ def _label(row: Row) -> str:
 
 
 def planned(file: Path, options: SweepOptions) -> tuple[list[Order], Shared, list[str], Until | None]:
-    """All runs that the sweep (or its shard) may make, what they share, notes, and when to stop adding seeds.
+    """All possible runs of the sweep (or its shard), their shared data, notes, and the stopping condition.
 
     Raises InputError and PolicyError as `orders_of` does.
     """
@@ -142,7 +142,7 @@ def planned(file: Path, options: SweepOptions) -> tuple[list[Order], Shared, lis
 def orders_of(
     spec: SweepSpec, base: Path, source: str, policies: Sequence[AnyPolicy] = ()
 ) -> tuple[list[Order], Shared, list[str]]:
-    """All runs of a sweep in a fixed order, what they share, and notes for people.
+    """All runs of a sweep in a fixed order, their shared data, and notes.
 
     base: folder that the scenario is named from. source: the sweep file, for messages. policies: in place of its.
     Raises InputError (a point that cannot be run) and PolicyError before anything is run.
@@ -212,7 +212,7 @@ def check(file: Path) -> None:
 
 
 def _wrong_at(spec: SweepSpec, tree: Tree, base: Path, number: int, whole: Point) -> Iterator[str]:
-    """What is wrong with the scenario at a point, at the value that makes it so where one alone does."""
+    """Errors of the scenario at a point, located at the value that causes them if there is only one."""
     try:
         point, _ = split_point(whole)
     except PolicyError:
@@ -231,7 +231,7 @@ def _wrong_at(spec: SweepSpec, tree: Tree, base: Path, number: int, whole: Point
 
 
 def _wrong_parameters(spec: SweepSpec, tree: Tree, policies: Sequence[str], number: int, point: Point) -> Iterator[str]:
-    """What is wrong with the parameters of stages at a point."""
+    """Errors of the parameters of stages at a point."""
     for key, value in point.items():
         try:
             own = split_point({key: value})[1]
@@ -249,7 +249,7 @@ def _wrong_parameters(spec: SweepSpec, tree: Tree, policies: Sequence[str], numb
 
 
 _CHECKED = 200
-"""Points of a sweep that are read before it is made."""
+"""Number of points checked before the sweep starts."""
 
 
 def _named(number: int, point: Point) -> str:
@@ -290,7 +290,7 @@ def _store(out: Path, shard: tuple[int, int] | None) -> AbstractContextManager[S
 
 
 def forget(out: Path, shard: tuple[int, int] | None) -> None:
-    """Delete what an earlier sweep (or this shard of it) left in `out`."""
+    """Delete the results of an earlier sweep (or of this shard) in `out`."""
     if shard is not None:
         for kind in ("jsonl", "former"):
             (out / FOLDER / f"shard-{shard[0]}-of-{shard[1]}.{kind}").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a sweep file may say, and the points that it stands for.
+"""Schema of a sweep file, and its points.
 
 A point is one choice of values for the varied keys of the scenario. Every point is run under every policy and
 on every seed.
@@ -26,7 +26,7 @@ Point = dict[str, Any]
 RESERVED = {"policy": "'policies'", "seed": "'seeds'", "schema_version": "nothing: it is fixed"}
 Count = Annotated[Int, Field(ge=1)]
 RUNS_MOST = 2_000_000
-"""Runs of one sweep; each is planned before the first is made."""
+"""Most runs of one sweep; each is planned before the first is made."""
 
 
 class _Section(BaseModel):
@@ -152,7 +152,7 @@ class SweepSpec(_Section):
 
     @property
     def runs_most(self) -> int:
-        """Runs that this makes at most: points, policies and seeds, nothing left out."""
+        """Most runs of this sweep: points x policies x seeds."""
         sampling = self.sampling
         if isinstance(sampling, List):
             points = len(sampling.points)
@@ -196,7 +196,7 @@ def varied_keys(spec: Mapping[str, Any]) -> list[str]:
 
 
 def place_of(spec: SweepSpec, number: int, key: str | None = None, value: Any = None) -> KeyPath:
-    """Where a value of a point stands in its file, or what makes the point."""
+    """Position of a value of a point in its file, or of the section that makes the point."""
     if isinstance(spec.sampling, List):
         return ("sampling", "points", number, *(() if key is None else (key,)))
     if key is None:
@@ -229,7 +229,7 @@ def latin_hypercube(points: int, keys: int, generator: np.random.Generator) -> n
 
 
 def read_sweep(path: str | Path) -> tuple[SweepSpec, Tree]:
-    """The sweep in a file, and where its values stand. Raises InputError, one line per mistake."""
+    """The sweep in a file, and the positions of its values. Raises InputError, one line per mistake."""
     tree = read_tree(read_text(Path(path)), str(path))
     if not isinstance(tree.data, dict):
         raise InputError([tree.error((), "a sweep is a section with keys such as 'scenario' and 'policies'")])

@@ -1,10 +1,10 @@
 """Sequential stopping: seeds are added until an interval is narrow enough, or a maximum is reached.
 
-Looking at the data again and again and stopping when it pleases makes ordinary intervals too narrow (Armitage,
-McPherson and Rowe 1969). So the looks are few and planned, at numbers of seeds that grow by half each time, and
-the error probability is spent on them in equal parts (Bonferroni's inequality; spending functions: Lan and
-DeMets 1983): with K looks every interval has level 1 - 0.05 / K. All K then cover the truth together with at
-least 95 %, so the one at which the sampling stops does, whatever made it stop.
+Repeated looks at the data with optional stopping make ordinary intervals too narrow (Armitage, McPherson and Rowe
+1969). So the looks are few and planned, at numbers of seeds that grow by half each time, and the error probability
+is split equally between them (Bonferroni's inequality; spending functions: Lan and DeMets 1983): with K looks every
+interval has level 1 - 0.05 / K. All K then cover the true value together with at least 95 %, so the one at the
+stopping time does too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Until:
     """When to stop adding seeds.
 
     share: largest half width of the interval relative to its middle, above 0 and below 1.
-    metric: a name of `Run.summary`. of_ratio: the interval of the paired ratio to the first policy is meant,
-    not that of the mean. first, most: seeds at the first and at the last look.
+    metric: a name of `Run.summary`. of_ratio: the condition is on the paired ratio to the first policy, not on the
+    mean. first, most: seeds at the first and at the last look.
     """
 
     share: float
@@ -129,10 +129,10 @@ Values = dict[str, list[float]]
 
 
 def looks(store: Store, orders: Sequence[Order], until: Until | None) -> Iterator[list[Order]]:
-    """The runs that are wanted at each look; the next look begins when those are made.
+    """The runs needed at each look; the next look begins when those are made.
 
-    orders: all that may be made, with `until.most` seeds per point. Only runs of earlier looks decide, so a
-    second start asks for the same runs whatever is there already.
+    orders: all possible runs, with `until.most` seeds per point. Only runs of earlier looks decide, so a second
+    start needs the same runs, independent of existing ones.
     """
     if until is None:
         yield list(orders)
@@ -162,7 +162,7 @@ def ranks(orders: Iterable[Order]) -> dict[str, int]:
 
 
 def one_seed(orders: Iterable[Order], rank: Mapping[str, int]) -> set[int]:
-    """Points with nothing random in them, which are run on one seed."""
+    """Points that are not random, which are run on one seed."""
     most: dict[int, int] = {}
     for order in orders:
         most[order.point] = max(rank[order.id], most.get(order.point, 0))
@@ -188,7 +188,7 @@ def values_by_point(orders: Iterable[Order], results: Mapping[str, float]) -> di
 
 
 def how_it_ended(store: Store, chosen: Sequence[Order], until: Until) -> tuple[list[str], tuple[int, ...]]:
-    """(notes for people, points where the condition does not hold)."""
+    """(notes, points where the condition does not hold)."""
     single = one_seed(chosen, ranks(chosen))
     found = values_by_point(chosen, store.results(until.metric))
     found = {point: values for point, values in found.items() if point not in single}

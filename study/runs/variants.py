@@ -1,4 +1,4 @@
-"""Changed copies of one scenario, all run on the same seeds: what sensitivity and limits are made of."""
+"""Changed copies of one scenario, all run on the same seeds, for sensitivity and limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equipoise.study.runs.store import MemoryStore
 
 @dataclass(frozen=True)
 class Variant:
-    """One scenario to run under one policy; `name` is for people."""
+    """One scenario to run under one policy; `name` is for display."""
 
     name: str
     scenario: Scenario
@@ -27,7 +27,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class VariantOutcome:
-    """The rows of one variant, seeds ascending. `failed` says why, where a run failed."""
+    """The rows of one variant, seeds ascending. `failed` is the error of a failed run."""
 
     variant: Variant
     rows: tuple[Row, ...]
@@ -44,7 +44,7 @@ class VariantOutcome:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How variants are run.
+    """Options for running variants.
 
     seeds: how many, from the first variant's own on. folders: where traces are looked up. jobs: processes.
     """
@@ -83,7 +83,7 @@ def run_all(variants: Sequence[Variant], options: RunOptions) -> list[VariantOut
 
 
 def policy_text(scenario: Scenario, chosen: str | None) -> str:
-    """The policy asked for, else the scenario's, as text. Raises PolicyError for one that there is not."""
+    """The requested policy, else the scenario's, as text. Raises PolicyError for an unknown one."""
     if chosen is not None:
         make_policy(chosen)
         return chosen

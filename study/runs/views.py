@@ -1,6 +1,6 @@
-"""What can be asked in SQL of a folder: a sweep, a comparison, or one run directory.
+"""SQL views of a folder: a sweep, a comparison, or one run directory.
 
-`runs` has a row per run, `jobs` a row per run and job, and where timelines were kept `segments`, `holdings`,
+`runs` has a row per run, `jobs` a row per run and job, and if timelines were kept `segments`, `holdings`,
 `usage`, `links`, `events` and `gpus` have their rows, each with the `id` of its run. A condition on `id` reads
 that run's file only, and one on `job_id` the few row groups that can hold the job (Parquet statistics and Bloom
 filters), so that one job's slice of ten million rows takes a fraction of a second.
@@ -21,7 +21,7 @@ def text(path: Path | str) -> str:
 
 
 def add_kept(connection: duckdb.DuckDBPyConnection, pattern: Path, *, several: bool) -> None:
-    """Views of the run directories that match a glob pattern; none where there are no such files."""
+    """Add views of the run directories that match a glob pattern, if such files exist."""
     files = {"jobs": pattern / "jobs.parquet"}
     files |= {name: pattern / "timeline" / f"{name}.parquet" for name in TIMELINE_TABLES}
     for name, path in files.items():

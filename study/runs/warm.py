@@ -1,8 +1,8 @@
 """Compiling the kernels before they are needed, in as many processes as there are processors.
 
-Compiled kernels stay in a cache on disk, so this happens once per version of the software. What there is to
-compile falls into portions: the simulator's own kernels, and those of each stage. A portion is compiled by a
-small run that reaches its kernels and as few others as possible; stages that move data reach the network's.
+Compiled kernels stay in a cache on disk, so this happens once per version of the software. Compilation is split into
+portions: the simulator's kernels, and those of each stage. A portion is compiled by a small run that uses its
+kernels and as few others as possible; stages that move data use the network's.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _SMALL: dict[str, Any] = {
 def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> None:
     """Compile the kernels that the built-in stages of these policies need and that are not in the cache yet.
 
-    scenario: with a single job, what only a queue of jobs needs is left out.
+    scenario: with a single job, kernels for queues are left out.
     """
     with warming(policies, scenario):
         pass
@@ -90,9 +90,7 @@ def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> 
 
 @contextmanager
 def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> Iterator[None]:
-    """As `warm`, but goes on when this process has done its part, while others may still be at theirs.
-
-    At the end they are waited for.
+    """As `warm`, but returns when this process has done its part, and waits for the others at the end.
     """
     missing = [portion for portion in _portions(policies, scenario) if not _mark(portion).exists()]
     groups = _share_out(missing, min(processors(), len(missing)))
@@ -159,13 +157,13 @@ def _kind(name: str) -> str:
 
 
 def _only(name: str) -> Policy:
-    """The named stage and none else, with a way to start jobs."""
+    """The named stage alone, with a simple stage that starts jobs."""
     stages: tuple[Stage, ...] = make_policy(name).stages
     return Policy("compile", stages if _kind(name) == "allocation" else (stages[0], _Plainly()))
 
 
 def _portions(policies: Iterable[str | Policy], scenario: Scenario | None) -> list[str]:
-    """What there is to compile: by stage and, where jobs train, of the simulator; all of it without a scenario."""
+    """Portions to compile: by stage and, if jobs train, of the simulator; all of them without a scenario."""
     made = (policy if isinstance(policy, Policy) else make_policy(policy) for policy in policies)
     names = list({stage.name: None for policy in made for stage in policy.stages if stage.name in BUILT_IN})
     if scenario is None:
@@ -177,9 +175,9 @@ def _portions(policies: Iterable[str | Policy], scenario: Scenario | None) -> li
 
 
 def _share_out(portions: Sequence[str], groups: int) -> list[list[str]]:
-    """Longest first, each to the group with least to do; within a group in the given order.
+    """Assign portions, longest first, each to the group with least work; within a group in the given order.
 
-    The first group is that of this process, which goes on with the runs when it is done.
+    The first group is for this process, which continues with the runs afterwards.
     """
     movers = [name for name in portions if _plain(name) == _NETWORK or _kind_of(name) == "data"]
     units = [movers, *([name] for name in portions if name not in movers)]  # one process compiles the network
@@ -211,13 +209,13 @@ def _mark(portion: str) -> Path:
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection: a compiler makes many objects and little garbage (a tenth of the time)."""
+    """Disable garbage collection, which takes a tenth of the time of compilation."""
     was = gc.isenabled()
     gc.disable()
     try:

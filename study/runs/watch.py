@@ -1,4 +1,4 @@
-"""How far a sweep or comparison has come, read from its ledger while it is being made."""
+"""Progress of a running sweep or comparison, read from its ledger."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MEANS = {"completion_mean_s": "mean completion time", "makespan_s": "mean makes
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a study stands.
+    """Progress of a study.
 
-    planned: runs in all, or None where unknown (shards). leaders: (policy, its mean in words).
+    planned: total runs, or None where unknown (shards). leaders: (policy, its mean in words).
     """
 
     name: str
@@ -38,7 +38,7 @@ class Standing:
         return self.planned is not None and self.done + self.failed >= self.planned
 
     def text(self, runs_per_s: float = math.nan) -> str:
-        """A few lines for a terminal; `runs_per_s` tells the time left."""
+        """A few lines for a terminal; `runs_per_s` gives the time left."""
         of = "" if self.planned is None else f" of {self.planned}"
         rate = ""
         if runs_per_s > 0:
@@ -53,9 +53,9 @@ class Standing:
 
 
 def standing(folder: Path) -> Standing:
-    """Where the study in `folder` stands; writes nothing.
+    """Progress of the study in `folder`; writes nothing.
 
-    Raises InputError where there is none or it is damaged.
+    Raises InputError for a missing or damaged study.
     """
     path = folder / LEDGER
     if not path.is_file():

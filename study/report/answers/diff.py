@@ -1,4 +1,4 @@
-"""The page of `equipoise diff`: two runs side by side, what differs between them, and what that did."""
+"""The page of `equipoise diff`: two runs side by side, with their differences in inputs and results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from equipoise.study.report.tables import table
 
 _STRIP = ("makespan_s", "completion_mean_s", "queueing_mean_s", "goodput_ratio", "cost_usd", "energy_j")
 _ROWS_ALONE = 10
-"""A longer table reads better as two of half the height."""
+"""Rows above which a table is split into two of half the height."""
 _NAMED = 3
-"""Inputs that the first screen names."""
+"""Most inputs named on the first screen."""
 
 
 def difference_page(found: Difference, first: str, second: str, out: Path) -> Made:
-    """Write the page of what differs between two runs, called as given. Raises OSError."""
+    """Write the page of the differences of two runs with these names. Raises OSError."""
     content = difference_html(found, first, second).encode()
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, content)
@@ -30,7 +30,7 @@ def difference_page(found: Difference, first: str, second: str, out: Path) -> Ma
 
 
 def difference_html(found: Difference, first: str, second: str) -> str:
-    """The page as text; the second run stands beside the first, which ratios refer to."""
+    """The page as text; ratios refer to the first run."""
     value = {metric: (a, b) for metric, a, b in found.metrics}
     main = "completion_mean_s" if value.get("jobs", (1.0, 1.0)) != (1.0, 1.0) else "makespan_s"
     figures = [

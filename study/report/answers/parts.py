@@ -1,4 +1,4 @@
-"""What the pages of answers share: names and units of metrics, the first screen, points on axes."""
+"""Shared parts of the pages of answers: names and units of metrics, the first screen, points on axes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def read_answer(path: Any, keys: Sequence[str]) -> Mapping[str, Any]:
 
 
 def name(metric: str) -> str:
-    """What a metric is called in words."""
+    """Name of a metric in words."""
     return LABELS.get(metric, metric).strip()
 
 
 def unit(metric: str, values: Sequence[float]) -> tuple[str, float]:
-    """(unit, divisor) that suit values of a metric."""
+    """(unit, divisor) for values of a metric."""
     known = [abs(value) for value in values if math.isfinite(value)]
     if metric.endswith("_s") and not metric.endswith("_per_s"):
         found = time_unit(max(known, default=0.0))
@@ -73,7 +73,7 @@ def answer_html(
     because: Sequence[str],
     context: Sequence[tuple[str, str]],
 ) -> str:
-    """The first screen: one sentence, figures, one picture, what it rests on, and what was asked."""
+    """The first screen: one sentence, figures, one picture, assumptions, and the question."""
     drawn = figure(picture) if picture is not None else ""
     told = "".join(f'<p class="because">{escape(text)}</p>' for text in because)
     asked = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(text)}</dd></div>" for key, text in context if text)

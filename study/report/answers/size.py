@@ -1,4 +1,4 @@
-"""The page of `equipoise size`: the answer, the sizes against the target, what would change their order."""
+"""The page of `equipoise size`: the answer, the sizes against the target, changes that would alter their order."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _lead(content: Row, targets: Sequence[Target]) -> str:
 
 
 def _by_value(rows: Sequence[Row], vary: Mapping[str, Sequence[Any]]) -> Sequence[Row]:
-    """The sizes in the order in which the one key that was varied has its values; of several keys, by rank."""
+    """The sizes by value of the varied key; with several keys, by rank."""
     if len(vary) != 1:
         return rows
     ((key, values),) = vary.items()
@@ -130,7 +130,7 @@ def _by_value(rows: Sequence[Row], vary: Mapping[str, Sequence[Any]]) -> Sequenc
 
 
 def _asked(target: Target) -> str:
-    """What a target limits, as a heading."""
+    """The limited result of a target, as a heading."""
     key, bracket, of = target.measure.key.partition("[")
     text = name(key) + (f" [{of}" if bracket else "")
     return f"{text[:1].upper()}{text[1:]}"
@@ -177,7 +177,7 @@ def against_target(rows: Sequence[Row], targets: Sequence[Target]) -> Chart | No
 
 
 def _misses(row: Row, targets: Sequence[Target]) -> str:
-    """Behind the result of a size that misses a target: which ones in the mean, or in how many of its runs."""
+    """Missed targets of a size, after its result: those missed in the mean, or the number of runs that miss."""
     if row["meets"]:
         return ""
     missed = [target for target in targets if not _met(target, row[target.measure.key])]
@@ -198,7 +198,7 @@ def _met(target: Target, value: float | None) -> bool:
 
 
 def against_cost(rows: Sequence[Row], target: Target) -> Chart | None:
-    """What the target limits, if that is a time, else the makespan, against cost, with the Pareto front.
+    """The limited result, if it is a time, else the makespan, against cost, with the Pareto front.
 
     None where fewer than two sizes have both.
     """

@@ -1,4 +1,5 @@
-"""The page of `equipoise tune`: the best point, on unseen seeds too, how flat it is, which parameter matters."""
+"""The page of `equipoise tune`: the best point, also on unseen seeds, its flatness, and the importance of
+parameters."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from equipoise.study.report.words import FLAT
 
 KEYS = ("scenario", "policy", "vary", "better", "trials", "choices", "start", "notes")
 GROUPS_MOST = 5
-"""Into so many ranges the values of a parameter are divided to see what it changes."""
+"""Most ranges of a parameter's values for its importance."""
 DISTINCT_MOST = 8
-"""Of so many values, each is a group of its own."""
+"""Up to this many values, each is its own group."""
 
 Row = Mapping[str, Any]
 
@@ -98,7 +99,7 @@ def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, f
 
 
 def _flat(metric: str, near: Sequence[Row], content: Row) -> Iterator[str]:
-    """In which range of each parameter trials are about as good as the best."""
+    """Range of each parameter in which trials are about as good as the best."""
     if len(near) < 2:
         yield f"No other trial is within {100 * FLAT:g} % of the best: it is isolated, or was found late."
         return
@@ -128,8 +129,8 @@ def importance(trials: Sequence[Row], metric: str) -> list[tuple[str, float]]:
     """(parameter, share of the variance of a metric over the trials that it explains alone), the largest first.
 
     Numbers are divided into ranges of equally many trials. The share is Kelley's epsilon squared (1935,
-    PNAS 21:554), which is 0 in the mean where a parameter does nothing. Trials lie closer where results are good,
-    so it says what mattered in this search. [] with fewer trials than tell.
+    PNAS 21:554), which is 0 in the mean where a parameter does nothing. Trials are denser where results are good, so
+    this holds for this search only. [] with too few trials.
     """
     done = [trial for trial in trials if trial["values"] and math.isfinite(number(trial["means"][metric]))]
     y = np.array([number(trial["means"][metric]) for trial in done])
@@ -161,7 +162,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
 
 
 def over_key(content: Row, key: str, metric: str, number_: int) -> Chart | None:
-    """A metric of each trial over one parameter; a line where the scenario as it is stands."""
+    """A metric of each trial over one parameter, with a line at the unchanged scenario."""
     trials = [t for t in content["trials"] if key in t["values"] and math.isfinite(number(t["means"][metric]))]
     if not trials:
         return None

@@ -1,1 +1,1 @@
-"""What is drawn, as plain data."""
+"""Charts as plain data."""

@@ -1,4 +1,4 @@
-"""The charts of a study: which numbers they show, in which unit, and what they say in words."""
+"""The charts of a study: numbers, units and descriptions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARALLEL_LINES = 600
 
 
 def study_charts(study: Study) -> list[Chart]:
-    """Every chart that the study has numbers for."""
+    """All charts for which the study has numbers."""
     made = [
         ranking(study),
         where_time_goes(study),
@@ -174,14 +174,14 @@ def completion_times(study: Study) -> Chart | None:
 
 
 def _long_tailed(curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]) -> bool:
-    """Whether the slowest jobs take over ten times as long as the median: a linear axis shows nothing then."""
+    """Whether the slowest jobs take over ten times as long as the median, so a linear axis would show nothing."""
     return all(times[0] > 0 for times, _ in curves.values()) and any(
         times[-1] > LONG_TAIL * np.median(times) for times, _ in curves.values()
     )
 
 
 def _reached(times: NDArray[np.float64], share: NDArray[np.float64]) -> list[str]:
-    """When so many of the jobs were completed; "never" when fewer ever were."""
+    """Time at which this share of the jobs was completed; "never" if it never was."""
     told = []
     for level in (0.25, 0.5, 0.75, 0.95, 1.0):
         k = int(np.searchsorted(share, level - 1e-12))
@@ -223,7 +223,7 @@ def front(cost: Sequence[float], result: Sequence[float]) -> list[int]:
 
 
 def trade_off(study: Study) -> Chart | None:
-    """What people trade: waiting (of one job: its makespan) against money, else GPUs or GPU time held."""
+    """Trade-off of waiting (for one job: its makespan) against money, else GPUs or GPU time held."""
     points = _trade_points(study)
     if len(points) < 2:
         return None
@@ -292,7 +292,7 @@ def _traded(study: Study, points: Sequence[Point]) -> tuple[str, str]:
 
 
 def _thinned(n: int, kept: Sequence[int]) -> list[int]:
-    """All of `kept`, and of the others evenly so many that about `DOTS` are left."""
+    """All of `kept`, and an even selection of the others, about `DOTS` in total."""
     step = max(1, math.ceil(n / DOTS))
     return sorted({*range(0, n, step), *kept})
 
@@ -309,7 +309,7 @@ def _point_text(point: Point) -> str:
 
 
 def _cost_axis(points: Sequence[Point]) -> tuple[str, list[float]]:
-    """What the points cost: USD when known, GPUs when they differ, else the share of GPU time held."""
+    """Cost axis of the points: USD when known, GPUs when they differ, else the share of GPU time held."""
     usd = [p.means.get("cost_usd", math.nan) for p in points]
     if any(math.isfinite(v) for v in usd):
         return "cost (USD)", usd
@@ -323,7 +323,7 @@ def _cost_axis(points: Sequence[Point]) -> tuple[str, list[float]]:
 
 
 def tornado(study: Study) -> Chart | None:
-    """How far the metric moves when one key goes from low to high, the largest swing on top."""
+    """Change of the metric when one key goes from low to high, the largest on top."""
     content = study.tornado
     if content is None or not content["rows"]:
         return None
@@ -408,12 +408,12 @@ def trend(found: Trend, number: int) -> Chart:
 
 
 def _sure(found: Trend) -> bool:
-    """Whether any interval is known, and is one."""
+    """Whether any interval is known and above zero."""
     return any(half > 0.0 for halves in found.halves.values() for half in halves)
 
 
 def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
-    """What the GPUs did over time, stacked. Raises InputError when the run holds no timeline."""
+    """GPU time by use over time, stacked. Raises InputError when the run holds no timeline."""
     edges, shares = usage_shares(folder.path)
     unit = time_unit(float(edges[-1] - edges[0]) if len(edges) > 1 else 0.0)
     width = np.diff(edges)
@@ -445,7 +445,7 @@ def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
 
 
 def jobs_over_time(folder: RunFolder, identifier: str) -> Chart:
-    """Jobs that run and that wait over time, stacked. Raises InputError when the run holds no timeline."""
+    """Running and waiting jobs over time, stacked. Raises InputError when the run holds no timeline."""
     usage = read(folder.path, "usage", "start_s, end_s, jobs_running, jobs_waiting", "ORDER BY start_s")
     edges = np.append(usage["start_s"], usage["end_s"][-1:])
     unit = time_unit(float(edges[-1] - edges[0]) if len(edges) > 1 else 0.0)

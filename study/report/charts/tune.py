@@ -1,4 +1,4 @@
-"""The picture of a search with several objectives: what each point gives of the first two."""
+"""The chart of a search with several objectives: the first two of each point."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who makes the runs: this process, several here, or a Dask cluster."""
+"""Engines that make the runs: this process, several processes, or a Dask cluster."""

@@ -1,8 +1,8 @@
 """Runs on a Dask cluster, one run a task.
 
-Dask keeps going when a worker is killed, and repeats only what that worker had under way: each result is
-taken and released as it ends, so no finished run is lost with a worker. Runs reach the cluster a few at a
-time, so that neither side's memory grows with the sweep.
+Dask continues when a worker is killed, and repeats only the unfinished runs of that worker: each result is collected
+and released as it ends, so no finished run is lost with a worker. Runs are submitted a few at a time, so memory does
+not grow with the sweep.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 
 AHEAD = 3
-"""Orders handed out per worker beyond the one it works on, so that no worker waits for the coordinator."""
+"""Orders queued per worker beyond the current one, so that no worker waits for the coordinator."""
 CONNECT_S = 10.0
 _COUNT_WORKERS_EVERY = 64
 _LOCAL = {
@@ -34,14 +34,14 @@ _on_worker: dict[str, Shared] = {}
 
 
 class GiveShared(WorkerPlugin):  # type: ignore[misc]
-    """Gives each worker, also one that joins or restarts later, what all runs share."""
+    """Sends the shared data of all runs to each worker, also to one that joins or restarts later."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
         self.name = f"equipoise-{shared.token}"
 
     def setup(self, worker: Any) -> None:
-        """Called on the worker when it starts. Raises RuntimeError on one that has other code."""
+        """Called on the worker when it starts. Raises RuntimeError if it has different code."""
         self.shared.check()
         _on_worker[self.shared.token] = self.shared
 
@@ -62,9 +62,9 @@ class OnDask:
             raise EngineError(str(error)) from error
 
     def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
-        """Rows as they come. A run whose workers keep being killed is tried once more alone, then failed.
+        """Rows as they complete. A run whose workers keep being killed is tried once more alone, then failed.
 
-        Alone, because runs that merely stood in line at a killed worker are suspected with the culprit.
+        Alone, because runs queued at a killed worker are suspected together with the cause.
         """
         suspects: list[Order] = []
         yield from self._pass(orders, suspects)
@@ -112,7 +112,7 @@ class OnDask:
 
 @contextmanager
 def local(processes: int, shared: Shared) -> Iterator[OnDask]:
-    """A Dask cluster of this machine, for as long as the context lasts."""
+    """A Dask cluster of this machine, for the duration of the context."""
     with (
         dask.config.set(_LOCAL),
         in_environment(),
@@ -130,7 +130,7 @@ def local(processes: int, shared: Shared) -> Iterator[OnDask]:
 
 @contextmanager
 def remote(address: str, shared: Shared) -> Iterator[OnDask]:
-    """A Dask cluster that is there already. Raises EngineError when it does not answer, InputError."""
+    """An existing Dask cluster. Raises EngineError when it does not answer, InputError."""
     try:
         client = Client(address, timeout=CONNECT_S)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Who makes the runs of a sweep: this process, processes of this machine, or a Dask cluster that is there.
+"""Engines for the runs of a sweep: this process, processes of this machine, or an existing Dask cluster.
 
-All are the same to the sweep: orders in, rows out, in whatever order they end.
+All have the same interface: orders in, rows out, in order of completion.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from equipoise.study.runs.orders import Order, Row, Shared, perform
 
 
 class EngineError(RuntimeError):
-    """The engine cannot be started or has gone away; the message is one line."""
+    """The engine cannot be started or is no longer reachable; the message is one line."""
 
 
 class Engine(Protocol):
     """Makes runs."""
 
     def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
-        """The row of every order, each as soon as it is there."""
+        """The row of every order, each as soon as it is complete."""
 
 
 class InProcess:

@@ -1,8 +1,8 @@
-"""Runs in several processes of this machine, each with a pipe of its own.
+"""Runs in several processes of this machine, each with its own pipe.
 
-Whatever kills a process, its pipe tells which run it was at: that run alone is made again, and one that kills
-its process every time fails alone. A shared queue cannot tell, which is how the pools of the standard library
-come to lose runs or to fail innocent ones.
+When a process is killed, its pipe identifies its current run: only that run is repeated, and a run that kills its
+process every time fails alone. With a shared queue, as in the pools of the standard library, runs could be lost or
+other runs failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 from equipoise.study.signals import uninterrupted
 
 KILLS = 3
-"""A run that was under way when so many processes were killed is failed."""
+"""A run fails after this many of its processes were killed."""
 _AHEAD = 2  # orders in a pipe: the one being made, and the next
 _FILES, _FILES_EACH = 5, 3  # pipes to the process that forks and while one is started; to each process
 _READY = "ready"
@@ -33,7 +33,7 @@ _CONTEXT.set_forkserver_preload(["equipoise.study.runs.orders"])
 
 
 def _serve(pipe: Connection, shared: Shared) -> None:
-    """The process: make what comes through the pipe until it closes, or until the parent is gone."""
+    """The process: make runs from the pipe until it closes, or until the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     threading.Thread(target=_die_with_parent, daemon=True).start()
     answer: object = _READY
@@ -54,7 +54,7 @@ def _die_with_parent() -> None:
 
 
 def _check_files(count: int) -> None:
-    """Raises EngineError where so few files may be open that so many processes could not be spoken to."""
+    """Raises EngineError when the limit of open files is too low for this many processes."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     needed = len(os.listdir("/dev/fd")) - 1 + _FILES + _FILES_EACH * count
     if most != resource.RLIM_INFINITY and needed > most:
@@ -81,7 +81,7 @@ class _Worker:
         self.orders: deque[Order] = deque()
 
     def give(self, order: Order) -> None:
-        """Put an order into the pipe; when the process has just died, that is found out when it is read."""
+        """Put an order into the pipe; a process that has just died is detected at the next read."""
         self.orders.append(order)
         try:
             self.pipe.send(order)
@@ -89,7 +89,7 @@ class _Worker:
             return
 
     def rows(self) -> Iterator[Row]:
-        """Rows that have come, without waiting. Raises EOFError when the process is gone."""
+        """Rows received so far, without waiting. Raises EOFError when the process has ended."""
         while self.pipe.poll():
             try:
                 message = self.pipe.recv()
@@ -102,7 +102,7 @@ class _Worker:
                 yield message
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even if busy."""
         self.pipe.close()
         self.process.kill()
         self.process.join()
@@ -126,7 +126,7 @@ class Processes:
             worker.stop()
 
     def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
-        """Rows as they come. Raises EngineError when processes keep dying before they can begin."""
+        """Rows as they complete. Raises EngineError when processes keep dying before they begin."""
         waiting = deque(orders)
         missing = len(waiting)
         while missing:
@@ -148,7 +148,7 @@ class Processes:
                         yield row
 
     def _replace(self, k: int, waiting: deque[Order]) -> Iterator[Row]:
-        """A new process for a dead one, whose orders go back; the run that killed too many becomes a row."""
+        """Replace a dead process and requeue its orders; a run that killed too many processes becomes a failed row."""
         dead = self.workers[k]
         dead.stop()
         self._unborn = 0 if dead.ready else self._unborn + 1
