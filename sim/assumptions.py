@@ -1,4 +1,4 @@
-"""What a run takes from the hardware profile without anybody having said it, in a line each."""
+"""Assumptions that a run takes from the hardware profile, as one note each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
 
 
 def _contracts(scenario: Scenario) -> Iterator[str]:
-    """Spot GPUs that nothing ever takes away, and reclaims of nodes that a contract keeps."""
+    """Notes on spot GPUs that are never reclaimed, and on reclaims that a contract excludes."""
     declared, acting = scenario.faults.spot, acting_faults(scenario).spot
     for group in scenario.cluster.groups:
         kind, named = (terms_of(group, scenario.cost)[1].kind, declared is not None and declared.group == group.name)
@@ -63,19 +63,19 @@ def by_curve(scenario: Scenario) -> list[str]:
 
 
 def curve_origin(accelerator: Accelerator) -> str:
-    """Where an accelerator's share of its peak rate is from; "" where it has none."""
+    """Origin of an accelerator's share of its peak rate; "" where it has none."""
     return accelerator.efficiency[-1].efficiency.kind if accelerator.efficiency else ""
 
 
 def unlike_curves(origins: Mapping[str, str]) -> Iterator[str]:
-    """A line where accelerators that are compared reach shares of different origin; origins: by accelerator."""
+    """A note where compared accelerators have peak shares of different origins; origins: by accelerator."""
     if len(set(origins.values())) > 1:
         each = ", ".join(f"{name} {origin or 'none'}" for name, origin in sorted(origins.items()))
         yield f"shares of the peak rate have different origins ({each}): they do not show which GPU is faster"
 
 
 def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
-    """Models whose time is a share of the peak rate: which share, and where it is from."""
+    """Notes on models timed by a share of the peak rate: which share, and its origin."""
     models = scenario.workload.models
     for name, model in models.items():
         if (kind := KINDS.get(model.kind or "")) is not None:
@@ -120,7 +120,7 @@ def _between(number: Measured) -> str:
 
 
 def failures(faults: FaultsSpec, cluster: Cluster, gpus: Ints) -> Iterator[str]:
-    """A line on crashes as people count them, and as the largest job meets them; gpus (jobs,): of each."""
+    """A note on crashes, by node and week and as the largest job experiences them; gpus (jobs,): of each."""
     if faults.crash is None:
         return
     node_s = faults.crash.node_mtbf_s(cluster.node_gpus)

@@ -1,4 +1,4 @@
-"""Single numbers of arrays, for what changes one job at a time."""
+"""Fast access to single elements of arrays."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 
 def cells(array: NDArray[Any]) -> Any:
-    """The same numbers, for one at a time: Python reads, writes and adds them in half the time or less.
+    """A view for single elements, which Python reads, writes and adds in half the time or less.
 
-    They come as Python's own numbers; `array` must stay as long as it is.
+    Elements are plain Python numbers; the length of `array` must not change.
     """
     return memoryview(array)  # type: ignore[arg-type]

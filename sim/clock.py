@@ -35,17 +35,17 @@ class Clock(simpy.Environment):
 
     @staticmethod
     def cancel(event: Event | None) -> None:
-        """Make a scheduled event do nothing; one that has happened, or None, is left alone."""
+        """Cancel a scheduled event; one that has already happened, or None, is ignored."""
         if event is not None and event.callbacks is not None:
             event.callbacks.clear()
 
     def until(self, time_s: float, priority: EventPriority = STATE) -> Event:
-        """An event at `time_s`, or now when that has just passed, for a process to wait on."""
+        """An event at `time_s`, or now if that has just passed, that a process can wait for."""
         return self.at(max(time_s, self._now), _nothing, priority)
 
 
 class _Timed(Event):
-    """An event that is bound to happen, made in one step: there are very many of them."""
+    """An event that is triggered already, created in one step for speed."""
 
     _ok, _value = True, None
 

@@ -75,7 +75,7 @@ def groups(jobs: Columns, kind: str) -> list[dict[str, Any]]:
 def fairness(jobs: Columns) -> dict[str, float]:
     """Jain's index over users, accounts and queues of 1 / (mean finish-time ratio), and the worst such mean of all.
 
-    Without queues, partitions stand for them. NaN where jobs do not tell, or all are of one.
+    Without queues, partitions stand for them. NaN where jobs name none, or all name the same.
     """
     found: dict[str, float] = {}
     worst = math.nan

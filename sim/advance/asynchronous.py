@@ -28,7 +28,7 @@ from equipoise.sim.randomness import noise
 
 @dataclass(slots=True)
 class _Round:
-    """What is left of a round and what its workers have done."""
+    """The remaining samples of a round and what its workers have done."""
 
     left: int
     running: int
@@ -51,7 +51,7 @@ class Asynchronous:
             self.network.cancel(flow)
 
     def unfold(self, job: TrainingJob, period: Period, generation: int) -> Generator[Event, Any, PeriodOutcome | None]:
-        """One round; None when the job was stopped meanwhile."""
+        """Simulate one round; returns None when the job was stopped meanwhile."""
         n = job.config.workers
         finish_s, busy_s, busy_square, stall_s, exposed_s = np.zeros((5, n))
         samples, steps, pushes = np.zeros((3, n), dtype=np.int64)
@@ -118,7 +118,7 @@ class Asynchronous:
             work.done.succeed()
 
     def _read(self, job: TrainingJob, worker: int, take: int, generation: int) -> Generator[Event, Any, bool]:
-        """Read samples from the worker's queue, waiting for what is not here; False when the job was stopped."""
+        """Read samples from the worker's queue, waiting for missing pieces; False when the job was stopped."""
         if job.data is None:
             return True
         demand = np.zeros(job.config.workers, dtype=np.int64)

@@ -1,6 +1,6 @@
 """How a period's events unfold: the plain event-by-event time advance, one SimPy process per worker.
 
-It is written to be read, and it is the oracle that any faster advance is tested against.
+It is the readable reference against which any faster advance is tested.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SAME = 1e-12
 
 
 def exchange_of(job: TrainingJob, period: Period) -> Exchange:
-    """The exchange at the end of a period: of all workers, or of near ones."""
+    """The exchange at the end of a period: of all workers, or within groups (near)."""
     return job.config.exchange if period.far else job.config.near
 
 
 class _Barrier:
-    """Where the workers of one period meet, and what is known about them on the way."""
+    """The barrier of one period, with the progress of each worker until then."""
 
     def __init__(self, clock: Clock, workers: int) -> None:
         self.announced, self.arrived = Event(clock), Event(clock)  # all in their last step; all done
@@ -73,17 +73,17 @@ class EventByEvent:
         self._asynchronous.halt(job.row)
 
     def settle(self, job: TrainingJob, *, before: bool = False) -> None:
-        """Bring a job's accounts up to now: they always are."""
+        """Do nothing: a job's accounts are always up to date here."""
 
     def reconfigure(self, job: TrainingJob) -> None:
-        """Speeds or neighbours of a job have changed: acts from its next period on."""
+        """Note that speeds or neighbours of a job have changed, which takes effect with its next period."""
         job.config.stale = True
 
     def plan_changed(self, job: TrainingJob) -> None:
-        """A plan asks the job for changes: they act when they are due."""
+        """Note that a plan changes the job; the changes take effect when they are due."""
 
     def links_changed(self, links: Ints, transfers: int) -> None:
-        """Traffic or capacity has changed on some links: every exchange is a flow anyway."""
+        """Do nothing when traffic or capacity of links changes: every exchange is a flow here."""
 
     def set_capacity(self, link: int, bytes_per_s: float) -> None:
         """Change the capacity of a link."""
@@ -110,7 +110,7 @@ class EventByEvent:
                 return
 
     def _configured(self, job: TrainingJob) -> None:
-        """A job's exchange may have changed."""
+        """Note that a job's exchange may have changed."""
 
     def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
         """Advance by one period; returns whether the job goes on."""
@@ -125,7 +125,7 @@ class EventByEvent:
         return True
 
     def _unfold(self, job: TrainingJob, period: Period, generation: int) -> Generator[Event, Any, PeriodOutcome | None]:
-        """One period, one process per worker; None when the job was stopped meanwhile."""
+        """Simulate one period with one process per worker; None when the job was stopped meanwhile."""
         barrier = _Barrier(self.clock, job.config.workers)
         for worker in range(job.config.workers):
             self.clock.process(self._worker(job, period, worker, barrier, generation))
@@ -152,7 +152,7 @@ class EventByEvent:
     def _end(
         self, job: TrainingJob, period: Period, outcome: PeriodOutcome, begin_s: float, waited: bool, generation: int
     ) -> Generator[Event, Any, PeriodOutcome | None]:
-        """The exchange (from offset `begin_s` on) and the end of a period."""
+        """Simulate the exchange (from offset `begin_s` on) and the end of a period."""
         clock, exchange, contended = self.clock, exchange_of(job, period), False
         alone_s = outcome.exchange_s = exchange.alone_s
         if exchange.happens:
@@ -170,7 +170,7 @@ class EventByEvent:
         return outcome if job.generation == generation else None
 
     def _worker(self, job: TrainingJob, period: Period, worker: int, barrier: _Barrier, generation: int) -> Life:
-        """One worker's local steps: wait for data, compute, and so on until the barrier."""
+        """Simulate one worker's local steps: wait for data, compute, repeat until the barrier."""
         clock, offset_s, read = self.clock, 0.0, 0
         for k in range(period.steps):
             last = k == period.steps - 1
@@ -211,7 +211,7 @@ class EventByEvent:
             barrier.announced.succeed()
 
     def _exchange(self, job: TrainingJob, exchange: Exchange, begin_s: float) -> Life:
-        """One gradient exchange as one flow, after its delay; what should have flowed by now counts as sent."""
+        """Simulate one gradient exchange as one flow, after its delay; bytes due by now count as sent."""
         generation, clock = job.generation, self.clock
         start_s = begin_s + exchange.delay_s
         yield clock.until(start_s)

@@ -1,7 +1,7 @@
 """The fast time advance: stretches of undisturbed periods in one jitted call, the rest period by period.
 
 A job is undisturbed while nothing else can use its exchange's links to the full and none of its workers waits
-for data. It gives the results of `sim.job.event_by_event.EventByEvent`, which stays as its oracle.
+for data. It gives the results of `sim.job.event_by_event.EventByEvent`, which is the reference.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Fast(EventByEvent):
         super().begin(job)
 
     def halt(self, job: TrainingJob) -> None:
-        """The job stops at once: drop what was worked out ahead."""
+        """Stop the job at once and drop what was computed ahead."""
         super().halt(job)
         stretch = self._stretch.pop(job.row, None)
         if stretch is not None:
@@ -78,14 +78,14 @@ class Fast(EventByEvent):
             job.data.mark_started(job.config.samples * job.progress.interval)
 
     def reconfigure(self, job: TrainingJob) -> None:
-        """Something about the job changes when its running period ends."""
+        """Note that the job changes when its running period ends."""
         job.config.stale = True
         stretch = self._stretch.get(job.row)
         if stretch is not None:
             self._cut(stretch)
 
     def plan_changed(self, job: TrainingJob) -> None:
-        """A plan asks for changes: the stretch ends with the running period, or where they are due."""
+        """Note that a plan changes the job: the stretch ends with the running period, or when changes are due."""
         stretch = self._stretch.get(job.row)
         if stretch is not None:
             steps = job.asked.steps_left(job.progress.account.steps)
@@ -142,7 +142,7 @@ class Fast(EventByEvent):
         return True
 
     def _undisturbed(self, job: TrainingJob) -> int:
-        """Whole periods that can pass before anything has to happen."""
+        """Number of whole periods before the next event that affects the job."""
         if job.config.asynchronous or self.links.disturbed(job):
             return 0
         per_period = job.config.samples * job.progress.interval
@@ -199,7 +199,7 @@ class Fast(EventByEvent):
     # -- periods with contention ---------------------------------------------------------------------------
 
     def _finish_disturbed(self, job: TrainingJob, stretch: Stretch, generation: int) -> Generator[Event, Any, bool]:
-        """The running period's exchange may be disturbed from now on: let it end as a flow."""
+        """End the running period's exchange as a flow, because other traffic may disturb it."""
         now = self.clock.now
         ended = int(np.searchsorted(stretch.end_s[: stretch.count], now, side="right"))
         self._credit(job, stretch, ended)
@@ -208,7 +208,7 @@ class Fast(EventByEvent):
         return (yield from super()._periods(job, generation))
 
     def _unfold(self, job: TrainingJob, period: Period, generation: int) -> Generator[Event, Any, PeriodOutcome | None]:
-        """One period: in closed form up to the exchange when no worker has to wait for data."""
+        """Simulate one period, in closed form up to the exchange when no worker waits for data."""
         if job.data is not None and anyone_waits(job.data, period.demand):
             return (yield from super()._unfold(job, period, generation))
         n = job.config.workers

@@ -9,7 +9,7 @@ from equipoise.sim.job.training import TrainingJob
 
 
 def _uses(job: TrainingJob | None) -> tuple[Ints, Floats]:
-    """Links that a job's exchanges use, and bytes/s that one of them can put on each: the most of its levels."""
+    """Links that a job's exchanges use, and the highest rate (bytes/s) on each over the levels."""
     if job is None:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     far, near = job.config.exchange, job.config.near
@@ -23,7 +23,7 @@ def _uses(job: TrainingJob | None) -> tuple[Ints, Floats]:
 
 
 class Links:
-    """Which exchanges and transfers can use each link, to tell which exchanges may be disturbed."""
+    """Exchanges and transfers on each link, to find out which exchanges may be disturbed."""
 
     def __init__(self, capacity_bytes_per_s: Floats) -> None:
         self.capacity_bytes_per_s = capacity_bytes_per_s.copy()
@@ -33,7 +33,7 @@ class Links:
         self._of: dict[int, tuple[Ints, Floats]] = {}
 
     def set_job(self, job: TrainingJob | None, row: int) -> list[int]:
-        """Note a job's exchange (None: it has none any more); returns the rows that share a link with it."""
+        """Set a job's exchange (None: no longer any); returns the rows of jobs that share a link with it."""
         touched: dict[int, None] = {}
         links, load = self._of.pop(row, (None, None))
         if links is not None and load is not None:

@@ -1,6 +1,6 @@
 """The jitted time advance: many synchronisation periods of one job in one call.
 
-Every sum is built in the order of the periods, so cutting a stretch of periods anywhere gives the same bits.
+Sums are built in the order of the periods, so cutting a stretch of periods anywhere gives identical results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from equipoise.sim.randomness import Space, StepNoise, noise_space, step_noise_r
 
 
 class Fixed(NamedTuple):
-    """What does not change during a stretch of periods. See `job.progress` and `job.cost` for the model."""
+    """Values that are constant during a stretch of periods. See `job.progress` and `job.cost` for the model."""
 
     interval: int
     batch: int
@@ -53,7 +53,7 @@ class Fixed(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """What each period adds to."""
+    """Totals that each period adds to."""
 
     first_step: int
     samples: int
@@ -73,7 +73,7 @@ class Moving(NamedTuple):
 
 
 class PerWorker(NamedTuple):
-    """Arrays (workers,): what a step takes and weighs, and sums of the window."""
+    """Arrays (workers,): times and weights of a step, and sums of the window."""
 
     compute_s: Floats
     input_s: Floats

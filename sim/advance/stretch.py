@@ -1,4 +1,4 @@
-"""Undisturbed periods of one job worked out in advance, and how the job's state goes into them and back."""
+"""Undisturbed periods of one job computed in advance, and the transfer of the job's state to and from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StretchState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """Undisturbed periods of one job that have been worked out and not all been credited."""
+    """Undisturbed periods of one job that are computed but not all credited yet."""
 
     count: int  # periods that will be credited, unless cut
     credited: int
@@ -101,13 +101,13 @@ def state_of(job: TrainingJob) -> StretchState:
 
 
 def copied(state: StretchState) -> StretchState:
-    """A state that can be advanced while this one stays."""
+    """A copy that can be advanced while this state stays unchanged."""
     worker = PerWorker(*np.stack(state.worker))
     return state._replace(worker=worker, gpu_s=state.gpu_s.copy())
 
 
 def refresh_window(job: TrainingJob, state: StretchState) -> StretchState:
-    """The state with the sums of the job's window, which an observation may have emptied since it was taken."""
+    """The state with the current sums of the job's window, which an observation may have reset."""
     window, worker = job.measured.window, state.worker
     worker.busy_s[:], worker.busy_square[:] = window.busy_s, window.busy_square
     worker.stall_s[:], worker.wait_s[:], worker.samples[:] = window.stall_s, window.wait_s, window.samples

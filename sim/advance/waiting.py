@@ -1,4 +1,4 @@
-"""What of a job's data is not here yet when its workers come to read it, and how long nothing happens to it."""
+"""Data of a job that has not arrived when its workers read it, and the time until the data changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equipoise.sim.job.dataset import JobData, Piece
 
 
 def awaited(data: JobData, worker: int, before: int, count: int) -> list[Piece]:
-    """Pieces that are not here and hold any of the `count` samples after the next `before` of a worker."""
+    """Missing pieces with any of the `count` samples that follow the next `before` samples of a worker."""
     found = []
     for piece in data.queues[worker]:
         if before < piece.left and not data.is_ready(worker, piece):
@@ -22,12 +22,12 @@ def awaited(data: JobData, worker: int, before: int, count: int) -> list[Piece]:
 
 
 def anyone_waits(data: JobData, demand: Ints) -> bool:
-    """Whether some worker's next `demand` samples are not all here."""
+    """Whether any worker's next `demand` samples are not all present."""
     return any(awaited(data, worker, 0, need) for worker, need in enumerate(demand.tolist()))
 
 
 def quiet_periods(data: JobData, per_period: Ints) -> int:
-    """Whole periods of `per_period` samples before anything happens to the data."""
+    """Whole periods of `per_period` samples before the data changes."""
     count = data.left // int(per_period.sum())
     for worker, need in enumerate(per_period.tolist()):
         if need > 0 and count > 0:
@@ -36,7 +36,7 @@ def quiet_periods(data: JobData, per_period: Ints) -> int:
 
 
 def _quiet_samples(data: JobData, worker: int) -> int:
-    """Samples the worker can read before anything happens to its queue (a fetch, a wait, running dry)."""
+    """Samples that the worker can read before its queue changes (a fetch, a wait, an empty queue)."""
     total, quiet, last = 0, -1, deque[int](maxlen=data.prefetch)
     for piece in data.queues[worker]:
         if not data.is_ready(worker, piece):

@@ -1,4 +1,4 @@
-"""What nodes keep of the data they have fetched: whole shards, least recently used first to go."""
+"""Caches of fetched shards on nodes, with least-recently-used eviction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NodeCaches:
         return key in self._held[node]
 
     def use(self, node: int, key: Key) -> bool:
-        """Read a shard: whether it is kept, and then it is the last to go."""
+        """Read a shard; returns whether it is cached, and marks it as most recently used."""
         held = self._held[node]
         if key not in held:
             return False
@@ -30,7 +30,7 @@ class NodeCaches:
         return True
 
     def keep(self, node: int, key: Key, size_bytes: float) -> None:
-        """Keep a shard, in place of those that were used longest ago; one larger than the cache is not kept."""
+        """Cache a shard, evicting the least recently used ones; a shard larger than the cache is not kept."""
         if size_bytes > self.capacity_bytes[node] or self.use(node, key):
             return
         held = self._held[node]
@@ -40,6 +40,6 @@ class NodeCaches:
             self._used_bytes[node] -= held.popitem(last=False)[1]
 
     def clear(self, node: int) -> None:
-        """A node has gone down, and has lost what it kept."""
+        """Empty the cache of a node that has gone down."""
         self._held[node].clear()
         self._used_bytes[node] = 0.0

@@ -1,4 +1,4 @@
-"""Nodes and GPUs: who holds what, what is up, and how fast each node is now."""
+"""Nodes and GPUs: allocations, availability, and the current speed of each node."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Holding:
 
 
 class DoubleBookingError(AssertionError):
-    """A GPU was handed out beyond what is free: a defect of the simulator, never of a scenario."""
+    """A GPU was allocated beyond its free share: a bug of the simulator, never of a scenario."""
 
 
 class Cluster:
@@ -165,7 +165,7 @@ class Cluster:
         return held
 
     def has_room(self, job: int, share: Floats) -> bool:
-        """Whether a job's GPUs can give it these shares beside what other jobs hold of them."""
+        """Whether a job's GPUs have these shares free, given the shares of other jobs."""
         held = self.holding[job]
         fits = (share - held.share <= self._share_free[held.gpu] + 1e-9) | self.gpus.mig[held.gpu]
         return bool(fits.all()) and (not self.any_mig or self.can_be_cut(held.gpu, share, beside=job))
@@ -182,7 +182,7 @@ class Cluster:
             self.shares_changed(held.gpu)
 
     def can_be_cut(self, gpu: Ints, share: Floats, beside: int | None = None) -> bool:
-        """Whether MIG can cut these GPUs so that a job has these shares, beside all others; `beside`: its row."""
+        """Whether MIG can partition these GPUs so that a job has these shares beside all others; `beside`: its row."""
         return all(
             fit_together(np.append(self._shares_on(g, beside), part))
             for g, part in zip(gpu.tolist(), share.tolist(), strict=True)
@@ -190,12 +190,12 @@ class Cluster:
         )
 
     def _shares_on(self, gpu: int, but: int | None = None) -> Floats:
-        """Shares of one GPU that jobs and replicas of services hold, without those of `but`."""
+        """Shares of one GPU that jobs and replicas of services hold, except those of `but`."""
         found = [held.share[held.gpu == gpu] for job, held in self.holding.items() if job != but]
         return np.concatenate(found) if found else np.zeros(0)
 
     def _cut(self, gpu: Ints) -> None:
-        """Note what MIG leaves free of these GPUs: memory slices can be short before compute slices are."""
+        """Update what MIG leaves free on these GPUs: memory slices can run out before compute slices."""
         for g in gpu[self.gpus.mig[gpu]].tolist():
             self._share_free[g] = share_left(self._shares_on(g))
 
@@ -218,11 +218,11 @@ class Cluster:
         return shared
 
     def share_in_force(self, gpu: int, share: float) -> float:
-        """Part of a GPU that a holder of `share` has: all of those that take turns have as much."""
+        """Effective part of a GPU for a holder of `share`: with time slicing all holders get equal parts."""
         return 1.0 / float(self._holders[gpu]) if self.in_turns[gpu] else share
 
     def take_down(self, node: int) -> None:
-        """A node dies; its jobs must have been released before."""
+        """Take a node down; its jobs must have been released before."""
         self.up[node] = False
         self.caches.clear(node)
         self.free_gpus -= int(self._node_free[node])
@@ -230,7 +230,7 @@ class Cluster:
         self._share_free[self._gpus_of(node)] = 0.0
 
     def bring_up(self, node: int) -> None:
-        """A node comes back, empty."""
+        """Bring a node back, empty."""
         self.up[node] = True
         self._node_free[node] = self.nodes.gpus[node]
         self.free_gpus += int(self.nodes.gpus[node])

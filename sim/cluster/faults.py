@@ -1,4 +1,4 @@
-"""Everything that goes wrong, from random streams named by node: the same for every policy and in every cluster."""
+"""Faults, drawn from random streams named by node: the same for every policy and in every cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Change = Callable[[int, float], None]
 
 
 class Victim(Protocol):
-    """What faults happen to."""
+    """The interface that faults act on."""
 
     def node_down(self, node: int, *, saved: bool) -> None:
         """A node dies; its jobs lose what is not saved, unless they could save first."""
@@ -63,7 +63,7 @@ class Victim(Protocol):
         """Whether every job on the node can write a checkpoint within the notice."""
 
     def happened(self, kind: str, node: int, value: float) -> None:
-        """Something that a reader of the run should see."""
+        """Record an event for the reader of the run."""
 
 
 class Faults:
@@ -159,15 +159,15 @@ class Faults:
         end: Callable[[], None],
         again: Callable[[], None] | None = None,
     ) -> None:
-        """Have a fault begin at a time and end so much later; then `again` plans the next of its kind."""
+        """Schedule a fault with its duration; then `again` plans the next of its kind."""
 
         def begins(_: Event) -> None:
-            """The fault begins, and its end is planned."""
+            """Begin the fault and plan its end."""
             begin()
             self.clock.at(self.clock.now + length_s, ends, FAULTS)
 
         def ends(_: Event) -> None:
-            """The fault ends, and the next one is planned."""
+            """End the fault and plan the next one."""
             end()
             if again is not None:
                 again()
@@ -197,7 +197,7 @@ class Faults:
                 self._take_down(node)
 
         def repair() -> None:
-            """All of them come back."""
+            """Bring all nodes of the rack back."""
             for node in nodes:
                 self._bring_up(node)
 
@@ -215,7 +215,7 @@ class Faults:
         )
 
     def _supply(self, group: NodeGroup, nodes: range, spec: Available) -> None:
-        """Nodes of a group go and come as a series of counts says."""
+        """Remove and return nodes of a group following a series of counts."""
         order = [nodes[k] for k in stream(self.seed, f"supply:{group.name}").permutation(len(nodes)).tolist()]
         changes = spec.changes()
         for node in order[changes[0][1] :]:
@@ -224,7 +224,7 @@ class Faults:
             self.victim.reclaimed(node)
 
         def change(last: int, count: int, _: Event) -> None:
-            """So many nodes can be had from now on, and so many could until now."""
+            """Change the number of available nodes from the old to the new count."""
             for node in order[count:last]:
                 self._reclaim(node, spec.notice)
             for node in order[last:count]:
@@ -241,7 +241,7 @@ class Faults:
         self.victim.reclaimed(node)
 
     def _give_back(self, node: int) -> None:
-        """It is to be had again."""
+        """Make the node available again."""
         self.victim.returned(node)
         self._bring_up(node)
 

@@ -1,4 +1,4 @@
-"""Power of GPUs, idling and computing, and what a lower clock does to it.
+"""Power of GPUs when idle and computing, and its dependence on the clock.
 
     power_w = idle + power_share * (max - idle) * utilisation * clock^3
 
@@ -26,7 +26,7 @@ EXPONENT = 3.0
 
 @dataclass(frozen=True)
 class NodePower:
-    """What one GPU of each node draws, and the rest of the node, in W; NaN: not known. All arrays (nodes,)."""
+    """Power of one GPU of each node, and of the rest of the node, in W; NaN: not known. All arrays (nodes,)."""
 
     idle_w: Floats
     max_w: Floats
@@ -39,11 +39,11 @@ class NodePower:
 
     @property
     def uniform(self) -> bool:
-        """Whether all nodes have the same GPUs, as far as power goes."""
+        """Whether the GPUs of all nodes have the same power."""
         return self.known and bool(np.ptp(self.idle_w) == 0.0 and np.ptp(self.max_w) == 0.0)
 
     def idling_w(self, gpus: Ints) -> Floats:
-        """What each node with so many GPUs (nodes,) draws while nobody computes on it (nodes,)."""
+        """Idle power of each node (nodes,) with these numbers of GPUs (nodes,)."""
         drawn_w: Floats = gpus * self.idle_w + self.base_w
         return drawn_w
 
@@ -58,7 +58,7 @@ def node_power(cluster: Cluster) -> NodePower:
 
 
 def host_w(group: NodeGroup, profile: HardwareProfile) -> float:
-    """What a node draws beside its GPUs (W): as the group says, else by the profile; NaN: not known."""
+    """Power of a node without its GPUs (W): of the group, else of the profile; NaN: not known."""
     if group.host_power is not None:
         return group.host_power
     if profile.node_base_w is None:

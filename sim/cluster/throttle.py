@@ -1,8 +1,8 @@
-"""Clocks below the highest: power caps of GPUs and of the cluster, and GPUs that get too hot.
+"""Reduced clocks: power caps of GPUs and of the cluster, and thermal throttling.
 
     dT/dt = (power * R - (T - T_ambient)) / tau          clock = 1 - slope * (T - T_throttle) above T_throttle
 
-Between two looks the power is constant, so the temperature is exact there. A node computes at the clock of its
+Between two updates the power is constant, so the temperature is exact there. A node computes at the clock of its
 hottest GPU, held or not; a lower clock acts as a fail-slow factor does, from the running period's end on.
 """
 
@@ -59,27 +59,27 @@ class BusyPower(Protocol):
 
     @property
     def busy_w(self) -> Floats:
-        """What a busy GPU of each node draws at most beyond idling (W), (nodes,)."""
+        """Highest power above idle of a busy GPU of each node (W), (nodes,)."""
 
     @property
     def share(self) -> Floats:
-        """Share of that which each job's computing draws, (jobs,)."""
+        """Share of that power that each job's computing draws, (jobs,)."""
 
 
 class Computing(Protocol):
-    """The nodes at work, for who sets their clocks."""
+    """The interface to the nodes whose clocks are set."""
 
     def set_clocks(self, clock: Floats) -> None:
         """Nodes compute at these clocks, relative to their highest, from now on; (nodes,)."""
 
     def drawn_share(self, now_s: float) -> Floats:
-        """Part of its highest power beyond idling that each GPU drew since this was last asked, (gpus,)."""
+        """Share of its highest power above idle that each GPU drew since the last call, (gpus,)."""
 
     def happened(self, kind: str, node: int, value: float) -> None:
         """Something that a reader of the run should see."""
 
     def event(self) -> None:
-        """Something happened that policies should see."""
+        """Ask for a decision, because something happened."""
 
 
 class HasReplicas(Protocol):
@@ -99,7 +99,7 @@ def clocks_vary(scenario: Scenario) -> bool:
 
 
 class Throttle:
-    """Sets the clocks of nodes. Does nothing, at no cost, unless the scenario asks for it.
+    """Sets the clocks of nodes; does nothing unless the scenario has caps or heat.
 
     running: the jobs that run; power: what GPUs can draw; meter: what they do draw.
     """
@@ -135,7 +135,7 @@ class Throttle:
         computing.set_clocks(self._limit())
 
     def changed(self) -> None:
-        """Jobs have taken or given back GPUs, or nodes have come or gone."""
+        """Update clocks after jobs took or released GPUs, or nodes came or went."""
         if (self.cap_w is not None or self.uneven) and self._pending is None:
             self._pending = self.clock.at(self.clock.now, self._share_out, DECISION)
         if self.thermal is not None and not self._ticking and self._at_work:
@@ -144,7 +144,7 @@ class Throttle:
             self._next_look()
 
     def _allow_caps(self) -> None:
-        """Show policies between what power they may cap each node's GPUs."""
+        """Set the range of power caps that policies may use for each node."""
         cap_w = self.power.max_w if self.energy.power_cap is None else self.energy.power_cap
         highest_w = np.where(self.cluster.nodes.gpus > 0, np.minimum(self.power.max_w, cap_w), np.nan)
         shown = {"idle": self.power.idle_w, "max": highest_w, "cap": highest_w, "draw": self.power.max_w}
@@ -152,7 +152,7 @@ class Throttle:
             writable(self.cluster.nodes, f"power_{name}_w")[:] = values
 
     def set_caps(self, cap_w: Floats) -> None:
-        """A policy caps each node's GPUs at this power (nodes,); NaN: as the site has it."""
+        """Cap each node's GPUs at this power (nodes,), set by a policy; NaN: the site's cap."""
         now_w = writable(self.cluster.nodes, "power_cap_w")
         changed = np.flatnonzero(cap_w != now_w)
         changed = changed[~np.isnan(cap_w[changed])]

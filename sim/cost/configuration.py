@@ -1,4 +1,4 @@
-"""What a step of a training job costs on the workers that it has now: compute, input and exchange."""
+"""Cost of a training job's step on its present workers: compute, input and exchange."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Configuration:
         return min(narrowest, ring_bytes_per_s(groups, topology)), None
 
     def set_samples(self, samples: Ints) -> None:
-        """Deal the batch anew (workers,)."""
+        """Set the samples of each worker (workers,)."""
         self.samples, self.stale = samples, True
 
     def set_batch(self, batch: int) -> None:
-        """Deal another batch in the present proportions."""
+        """Set another batch, split in the present proportions."""
         self.batch = batch
         self._cost.cache_clear()  # an evaluation's time falls on a step by its batch
         self.set_samples(deal(batch, self.samples, self.spec.micro_batch))
@@ -105,16 +105,16 @@ class Configuration:
         self._cost.cache_clear()
 
     def set_gradient_weight(self, weight: Floats) -> None:
-        """Take each worker's gradient into the mean with this weight from now on (workers,)."""
+        """Set the weight of each worker's gradient in the mean (workers,)."""
         self.gradient_weight, self.stale = weight, True
 
     def gradient_factor(self) -> Floats:
-        """What its GPUs make of each worker's gradient: 1 sound, NaN or another factor spoilt; (workers,)."""
+        """Factor on each worker's gradient by its GPUs: 1 correct, NaN or another factor corrupt; (workers,)."""
         factor: Floats = self.cluster.corrupt[self.gpus].prod(axis=1)
         return factor
 
     def _credit(self) -> float:
-        """Part of a batch's samples that count: none with a spoilt gradient, else those whose gradient does."""
+        """Share of a batch's samples that count: 0 with a corrupt gradient in the mean."""
         spoilt = (self.gradient_factor() != 1.0) & (self.gradient_weight > 0.0)
         if spoilt.any():
             return 0.0
@@ -124,12 +124,12 @@ class Configuration:
         return plain * float(self.gradient_weight @ self.samples) / float(self.samples.sum())
 
     def set_share(self, share: Floats) -> None:
-        """Work with other shares of the GPUs (workers,)."""
+        """Set the shares of the GPUs (workers,)."""
         self.share, self.stale = share, True
         self.weight = share * self.gpus_per_worker
 
     def work_out(self) -> None:
-        """Work out what a step costs now: speeds, shares, neighbours, exchange."""
+        """Compute the present cost of a step from speeds, shares, neighbours and exchange."""
         cluster = self.cluster
         nodes = self.gpu_nodes.reshape(self.gpus.shape)
         of_gpu = cluster.node_speed[nodes] / cluster.slow[nodes] / cluster.gpu_time[self.gpus]
@@ -180,14 +180,14 @@ class Configuration:
         self.busy_weight = self.weight - self.bubble_weight - self.inside_weight
 
     def _near_groups(self) -> Ints | None:
-        """Group of each worker among those that it reaches fast; None: one level, or no one gradient to average."""
+        """Fast-link group of each worker; None: one level, or no common gradient to average."""
         model = self.model
         if self.asynchronous or model.transformer is not None or model.parallel.zero:
             return None
         return near_groups(self.nodes, self.cluster.topology.rack)
 
     def _near(self) -> Exchange:
-        """An exchange inside each group of near workers, all groups at once."""
+        """The exchange within all groups of near workers at once."""
         if self._groups is None:
             return NO_EXCHANGE
         topology, profile = self.cluster.topology, self.cluster.profile
@@ -209,7 +209,7 @@ class Configuration:
         return reads or bool(self.model.preprocess_time)
 
     def _own_input(self) -> Floats:
-        """Samples/s and worker that its node's cores prepare and its node's disk reads, (workers,).
+        """Samples/s per worker that its node's cores prepare and its node's disk reads, (workers,).
 
         All workers of training jobs on a node have equal parts. What was fetched is read from the disk, too.
         """
@@ -223,7 +223,7 @@ class Configuration:
 
     @property
     def accelerator(self) -> Accelerator:
-        """That of the first worker."""
+        """Accelerator of the first worker."""
         return self.cluster.accelerators[int(self.cluster.node_model[self.nodes[0]])]
 
     @property

@@ -1,4 +1,4 @@
-"""What lighter models and lighter gradients cost and save: pruning, quantisation, distillation, compression.
+"""Cost and savings of pruning, quantisation, distillation and gradient compression.
 
 Compression is bound by the memory that it moves. With S the bytes of the gradient: int8 (Dettmers 2016) reads and
 writes it with its residual, 4 S, and both forms of 8 bits; top-k (Aji and Heafield 2017; Lin et al. 2018) reads
@@ -22,7 +22,7 @@ INDEX_BYTES = 4
 
 
 def kept(model: Model) -> float:
-    """Part of a model's work and weights that pruning leaves; a transformer's pruned shape says it already."""
+    """Share of a model's work and weights left after pruning; 1 for a transformer, whose shape is pruned."""
     return 1.0 - model.lighter.pruned if model.transformer is None else 1.0
 
 
@@ -32,7 +32,7 @@ def pruned_shape(shape: Transformer, part: float) -> Transformer:
         return shape
 
     def left(size: int) -> int:
-        """Of a width; 0 stays."""
+        """The width left after pruning; 0 stays 0."""
         return max(1, round(size * (1.0 - part))) if size else 0
 
     latent = shape.latent

@@ -1,4 +1,4 @@
-"""What a scenario leaves open and its hardware profile knows: the scenario's word, else the profile's figure."""
+"""Values taken from the scenario, else from its hardware profile."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from equipoise.sim.scenario.model import Model, Noise, Service
 
 
 def share_kappa(model: Model | Service, accelerator: Accelerator) -> float:
-    """kappa of the speed on a share of a GPU (`policies.physics.speed_at`); NaN: in proportion, nobody said."""
+    """kappa of the speed on a share of a GPU (`policies.physics.speed_at`); NaN: proportional (not declared)."""
     return _either(model.share_kappa, accelerator.share_kappa, math.nan)
 
 
 def interference(model: Model | Service, accelerator: Accelerator) -> float:
-    """iota: co-located workers slow each other by 1 + iota * sum of the others' shares; 0: nobody said."""
+    """iota: co-located workers slow each other by 1 + iota * sum of the others' shares; 0: not declared."""
     return _either(model.interference, accelerator.interference, 0.0)
 
 
@@ -35,7 +35,7 @@ def _either(said: float | None, found: Measured | None, otherwise: float) -> flo
 
 
 def has_step_noise(noise: Noise, models: Iterable[Model], accelerators: Iterable[Accelerator]) -> bool:
-    """Whether the scenario says that steps vary, or else steps of some of the models do on some accelerators."""
+    """Whether steps vary, by the scenario or by the profile's measured steps of some model."""
     if noise.gpu_cov > 0.0 or (noise.tail_chance > 0.0 and noise.tail_factor > 1.0):
         return True
     if noise.step_cov is not None:
@@ -45,7 +45,7 @@ def has_step_noise(noise: Noise, models: Iterable[Model], accelerators: Iterable
 
 
 def measured_notes(noise: Noise, models: dict[str, Model], accelerators: dict[str, Accelerator]) -> Iterator[str]:
-    """A line for each figure of the profile that acts on a model, or that the scenario replaces."""
+    """A note on each figure of the profile that applies to a model, or that the scenario overrides."""
     for name, accelerator in accelerators.items():
         for label, model in models.items():
             step = None if model.step is None else accelerator.step(model.step, model.precision)

@@ -1,4 +1,4 @@
-"""What fits into a device: samples of one pass, and the fewest workers of a job.
+"""Device memory limits: samples of one pass, and the fewest workers of a job.
 
 What does not fit into one pass takes further ones (gradient accumulation), which cost their time. A worker on a
 share of a GPU has that share of its memory, as asked for; a share that a plan changes later changes its speed.

@@ -1,4 +1,4 @@
-"""What the GPUs of replicas send each other meets: the links that their placement crosses, used by all at once."""
+"""Rates of the exchanges inside replicas, on the links that their placement crosses, all at once."""
 
 from __future__ import annotations
 

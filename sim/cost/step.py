@@ -36,7 +36,7 @@ def single_gpu_cost_s(model: Model, accelerator: Accelerator, samples: int) -> t
 
 
 def _plain_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple[float, float]:
-    """The same of the model as it stands.
+    """As `single_gpu_cost_s`, without pruning or distillation.
 
     Fitted, by the scenario or in the hardware profile: a * alpha_c + beta_c * b. Roofline (Williams et al.
     2009) with size-dependent efficiency (Isaev et al. 2023): per pass, launch latency + max(flop / (peak *

@@ -1,4 +1,4 @@
-"""What a step of a large model costs on one replica: the bridge from a `transformer` section to `sim.llm`."""
+"""Cost of a large model's step on one replica: maps a `transformer` section to `sim.llm`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MEMORY_OF_SHEET = 0.9
 
 
 def _by_sheet(rate: Measured, reached: float) -> float:
-    """A rate as a data sheet states it."""
+    """The data-sheet rate of a measured one."""
     return rate.value / reached if rate.kind == "measured" else rate.value
 
 
@@ -78,7 +78,7 @@ _LARGE_FLOP = 1e12
 
 
 def reached_share(accelerator: Accelerator) -> float:
-    """How far an accelerator stays behind those in its share of the peak rate; 1 where that is not stated."""
+    """Peak share of an accelerator relative to those of the fit; 1 where it is not stated."""
     return min(1.0, accelerator.efficiency_at(_LARGE_FLOP) / FITTED_EFFICIENCY)
 
 
@@ -217,6 +217,6 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
 
 
 def memory_stack(spec: TransformerSpec, model: Model) -> MemoryStack:
-    """What the software keeps in memory of this model."""
+    """The memory constants of this model's software stack."""
     stack = spec.memory_constants()
     return replace(stack, optimizer_bytes=stack.optimizer_bytes - moment_bytes_saved(model))

@@ -13,8 +13,8 @@ from equipoise.sim.scenario.units import Float, Seconds
 class JobFailure(Section):
     """Mean time to failure of a job, as studies of clusters give it (Kokolis et al. 2025, figure 7)."""
 
-    gpus: Count  # of the job
-    mttf: Span  # mean time to its failure
+    gpus: Count  # GPUs of the job
+    mttf: Span  # mean time to failure of the job
 
 
 class Crash(Section):
@@ -24,11 +24,11 @@ class Crash(Section):
     GPU-hours between failures of any GPU's node, or the mean time to failure of a job of so many GPUs.
     """
 
-    mtbf: Span | None = None  # of a node
+    mtbf: Span | None = None  # mean time between failures of a node
     per_node_week: Positive | None = None  # failures of a node in a week
-    gpu_hours: Positive | None = None  # between failures, over all GPUs
+    gpu_hours: Positive | None = None  # GPU-hours between failures, over all GPUs
     job: JobFailure | None = None
-    shape: Positive = 1.0  # of the Weibull distribution; 1: no memory
+    shape: Positive = 1.0  # shape of the Weibull distribution; 1: exponential
     repair: Seconds = 3600.0  # mean time until the node is back
     repair_cov: Annotated[Float, Field(ge=0)] = 0.5  # spread of the repair times over their mean
 
@@ -55,7 +55,7 @@ class FailSlow(Section):
     """Episodes in which a node computes `factor` times slower."""
 
     mtbf: Span  # mean time between slow spells of a node
-    duration: Seconds = 1800.0  # mean, of a spell
+    duration: Seconds = 1800.0  # mean duration of a slow spell
     factor: Annotated[Float, Field(gt=1)] = 2.0  # how many times slower
 
 
@@ -63,8 +63,8 @@ class LinkDegrade(Section):
     """Episodes in which a node's NIC falls to `factor` of its rate."""
 
     mtbf: Span  # mean time between faults of a node's link
-    duration: Seconds = 1800.0  # mean, of a fault
-    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25  # what is left of the rate
+    duration: Seconds = 1800.0  # mean duration of a fault
+    factor: Annotated[Float, Field(gt=0, lt=1)] = 0.25  # remaining share of the rate
 
 
 class RackFailure(Section):
@@ -82,7 +82,7 @@ class Spot(Section):
 
     group: str  # node group that may be reclaimed
     mtbf: Span  # mean time between reclaims of a node
-    notice: Seconds = 120.0  # between the warning and the loss; 0: no job can save
+    notice: Seconds = 120.0  # time between the warning and the loss; 0: jobs cannot save
     away: Seconds = 3600.0  # mean time until a node is back
 
 
@@ -95,7 +95,7 @@ class CorruptGradient(Section):
     """
 
     per_gpu_hour: Positive  # rate of faults
-    duration: Span = 3600.0  # mean, until the GPU is sound again
+    duration: Span = 3600.0  # mean time until the GPU is healthy again
     factor: Positive | None = None  # none: NaN
 
 
@@ -106,7 +106,7 @@ class FaultEvent(Section):
     node: str  # where
     at: Seconds  # when
     duration: Seconds  # how long
-    factor: Positive = 2.0  # of slowness, rate or gradient
+    factor: Positive = 2.0  # factor of the slowdown, link rate or gradient
 
 
 class FaultsSpec(Section):

@@ -18,14 +18,14 @@ class Arrivals(Section):
     With `burst` above 1 it is bursts that come so: of that many jobs in the mean (geometric), `within` apart.
     """
 
-    kind: Literal["poisson", "diurnal", "profile"] = "poisson"  # independent, by time of day, or by a profile
-    swing: Share = 0.6  # diurnal: the rate goes from 1 - swing to 1 + swing times its mean
+    kind: Literal["poisson", "diurnal", "profile"] = "poisson"  # Poisson process, by time of day, or by a profile
+    swing: Share = 0.6  # diurnal: the rate varies from 1 - swing to 1 + swing times its mean
     peak: Seconds = 14 * 3600.0  # diurnal: time of day with the highest rate; the first day is a Monday
     weekend: Weight = 1.0  # diurnal: rate of the sixth and seventh day, relative to the others
-    every: Span = 3600.0  # profile: of each weight
-    weights: tuple[Weight, ...] = ()  # profile: relative rates, one after the other and from the start again
-    burst: Annotated[Float, Field(ge=1)] = 1.0  # jobs, or requests, that come together, in the mean
-    within: Seconds = 10.0  # between those of a burst
+    every: Span = 3600.0  # profile: duration of each weight
+    weights: tuple[Weight, ...] = ()  # profile: relative rates in order, repeated
+    burst: Annotated[Float, Field(ge=1)] = 1.0  # mean number of jobs, or requests, in a burst
+    within: Seconds = 10.0  # time between arrivals within a burst
 
     @model_validator(mode="before")
     @classmethod
@@ -49,7 +49,7 @@ class Durations(Section):
 
     kind: Literal["lognormal", "pareto", "quantiles"]  # distribution
     median: Span | None = None  # lognormal
-    sigma: Annotated[Float, Field(gt=0, le=10)] | None = None  # lognormal: of the natural logarithm
+    sigma: Annotated[Float, Field(gt=0, le=10)] | None = None  # lognormal: standard deviation of the natural logarithm
     alpha: Positive | None = None  # pareto: P(longer than t) = (low / t)^alpha
     low: Span = 1.0  # shorter ones are cut to it
     high: Span = 1e9  # longer ones are cut to it
@@ -73,14 +73,14 @@ class Durations(Section):
 class JobClass(Section):
     """Jobs of one kind. Either `rate`, or `load`: GPU-seconds asked for over those that the cluster has."""
 
-    name: str = "jobs"  # of the class, in job names
-    rate: JobRate | None = None  # mean number of jobs a time
-    load: Positive | None = None  # GPU-seconds asked for over those there are
+    name: str = "jobs"  # name of the class, used in job names
+    rate: JobRate | None = None  # mean arrival rate
+    load: Positive | None = None  # GPU-seconds requested divided by those available
     arrivals: Arrivals = Arrivals()
     duration: Durations
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
-    priority: Positive = 1.0  # of its jobs
-    exact: bool = False  # the same number of jobs on every seed and in each profile step, durations spread evenly
+    priority: Positive = 1.0  # priority of its jobs
+    exact: bool = False  # same number of jobs for every seed and profile step, evenly spread durations
 
     @field_validator("gpus")
     @classmethod
@@ -99,9 +99,9 @@ class JobClass(Section):
 class Generate(Section):
     """Jobs of several classes over a time; `scale` multiplies all their rates."""
 
-    length: Span  # of the time in which jobs arrive
+    length: Span  # length of the period in which jobs arrive
     classes: Annotated[tuple[JobClass, ...], Field(min_length=1)]  # kinds of jobs
-    scale: Positive = 1.0  # of all rates
+    scale: Positive = 1.0  # factor on all rates
 
     @model_validator(mode="after")
     def _different(self) -> Self:

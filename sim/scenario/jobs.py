@@ -15,15 +15,15 @@ class Even(Section):
     """Shards dealt round robin over the nodes of the job (or over all nodes)."""
 
     kind: Literal["even"] = "even"  # equally
-    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or all of the cluster
+    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or of the whole cluster
 
 
 class Skewed(Section):
     """Shards by a Zipf law over the nodes: node k holds a share proportional to 1/(k+1)^exponent."""
 
     kind: Literal["skewed"]  # by a power law
-    exponent: Annotated[Float, Field(ge=0)] = 1.0  # of the power law; 0 is even
-    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or all of the cluster
+    exponent: Annotated[Float, Field(ge=0)] = 1.0  # exponent of the power law; 0: even
+    over: Literal["job", "cluster"] = "job"  # the nodes of the job, or of the whole cluster
 
 
 class OnNodes(Section):
@@ -43,13 +43,13 @@ class SpreadSizes(Section):
 class Data(Section):
     """A job's dataset."""
 
-    samples: Count  # of the dataset
+    samples: Count  # samples of the dataset
     sample_size: Bytes = 0.0  # bytes to read for a sample
     shards: Count = 64  # pieces that are stored, owned and moved
     shard_sizes: tuple[Positive, ...] | SpreadSizes | None = None  # relative, one per shard; none: equal
     prefetch: Annotated[Int, Field(ge=0)] = 1  # shards that are fetched before a worker gets to them
     replicas: Count = 1  # copies of every shard, on different nodes
-    # where shards are stored at first
+    # where shards are stored initially
     placement: Annotated[Even | Skewed | OnNodes, Field(discriminator="kind")] = Even()
 
     @model_validator(mode="after")
@@ -62,8 +62,8 @@ class Data(Section):
 class Checkpoint(Section):
     """Saving and restoring."""
 
-    size: Bytes | None = None  # none: parameters x (4 + optimiser bytes)
-    # between two saves; young-daly: from what a save and a failure cost
+    size: Bytes | None = None  # size of a checkpoint; none: parameters x (4 + optimiser bytes)
+    # time between two checkpoints; young-daly: optimum from write time and failure rate
     interval: Span | Literal["young-daly", "never"] = "young-daly"
 
 
@@ -72,49 +72,48 @@ class JobSpec(Section):
 
     name: str = "job"  # copies are NAME-0, NAME-1, ...
     count: Count = 1  # copies of the job
-    arrival: Seconds = 0.0  # of the first copy
-    spacing: Seconds = 0.0  # between the arrivals of copies
-    priority: Positive = 1.0  # higher is served earlier, where the policy heeds it
+    arrival: Seconds = 0.0  # arrival of the first copy
+    spacing: Seconds = 0.0  # time between the arrivals of copies
+    priority: Positive = 1.0  # higher is served earlier, if the policy uses priorities
     gpus: Count = 1  # asked for
-    gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0  # of each GPU, for jobs that share
-    duration: Seconds | None = None  # of a job known by its time only
-    # a duration job is ended when it has run for so long, restarts aside; after a crash it counts anew
+    gpu_share: Annotated[Share, Field(gt=0, le=1)] = 1.0  # share of each GPU, for jobs that share GPUs
+    duration: Seconds | None = None  # running time of a rigid job
+    # a duration job is ended after this running time without restarts; a crash resets it
     time_limit: Seconds | None = None
-    job_type: str = ""  # of a duration job: whose rates it has in `workload.throughputs`
-    # its GPUs may be of several models
-    mix_gpus: bool = False  # a duration job may hold GPUs of several models, and runs at the pace of the slowest
-    model: str | None = None  # name in workload.models, of a training job
-    gpus_min: Count | None = None  # a duration job may start with fewer GPUs; it then runs longer in proportion
-    workers_min: Count | None = None  # default: what `gpus` makes; fewer and more makes the job elastic
-    workers_max: Count | None = None  # most workers; none: as asked for
+    job_type: str = ""  # duration jobs: the job type in `workload.throughputs`
+    mix_gpus: bool = False  # duration jobs: may use GPUs of several models, at the pace of the slowest
+    model: str | None = None  # training jobs: a name in workload.models
+    gpus_min: Count | None = None  # duration jobs: fewest GPUs to start with; the job then runs proportionally longer
+    workers_min: Count | None = None  # fewest workers; none: as many as `gpus` make
+    workers_max: Count | None = None  # most workers; none: as many as `gpus` make
     steps: Count | None = None  # target; or epochs, samples or tokens
     epochs: Positive | None = None  # target; or steps, samples or tokens
     samples: Count | None = None  # target; or steps, epochs or tokens
-    # target, of a language model: as many samples as hold them, which loading puts in its place
+    # target of a language model, converted to samples when loaded
     tokens: Count | None = Field(default=None, exclude=True)
-    global_batch: Count = 1  # samples of a step, over all workers
-    batch_reference: Count | None = None  # M0; none: global_batch
-    batch_max: Count | None = None  # a policy may raise the batch up to this; none: it stays as it is
+    global_batch: Count = 1  # samples of a step over all workers
+    batch_reference: Count | None = None  # reference batch size M0; none: global_batch
+    batch_max: Count | None = None  # largest batch that a policy may set; none: the batch is fixed
     # how its learning rate follows a batch that a policy changes: by the gain of AdaScale (SGD), the square root
     # (adaptive optimizers), in proportion, or not; script: its script sees to it
     learning_rate: RateRule = "adascale"
-    micro_batch: Count = 1  # batches are dealt in multiples of it
-    sync_interval: Count = 1  # local steps between two gradient exchanges, of a round where workers do not wait
+    micro_batch: Count = 1  # batches are split in multiples of it
+    sync_interval: Count = 1  # local steps between gradient exchanges, or per round of asynchronous workers
     data: Data | None = None  # the dataset; none: input costs nothing
-    checkpoint: Checkpoint = Checkpoint()  # when it is saved
-    # restart from the checkpoint, or go on with the others
+    checkpoint: Checkpoint = Checkpoint()  # its checkpoints
+    # restart from the checkpoint, or continue with the remaining workers
     on_worker_loss: Literal["restart", "regroup"] = "restart"
-    user: str = ""  # who submitted it
-    account: str = ""  # of the user
-    partition: str = ""  # that it asks for
-    qos: str = ""  # quality of service that it asks for
-    queue: str = ""  # that it goes to
-    gpu_types: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
-    # how close its GPUs must, or should, be
+    user: str = ""  # user that submitted it
+    account: str = ""  # account of the user
+    partition: str = ""  # partition that it requests
+    qos: str = ""  # quality of service that it requests
+    queue: str = ""  # queue that it is submitted to
+    gpu_types: tuple[str, ...] = ()  # allowed accelerators or node groups; none: all
+    # required or preferred placement of its GPUs
     together: Literal["rack-preferred", "rack-required", "node-preferred", "node-required"] | None = None
-    cpus: Count | None = None  # cores that it asks for; counted by limits only
-    host_memory: Bytes | None = None  # that it asks for; counted by limits only
-    nodes: Count | None = None  # that it asks for; counted by limits only
+    cpus: Count | None = None  # CPU cores that it requests; used by limits only
+    host_memory: Bytes | None = None  # host memory that it requests; used by limits only
+    nodes: Count | None = None  # nodes that it requests; used by limits only
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -147,33 +146,31 @@ class Redraw(Section):
     that begin in the same window, so that the load of each window stays what it was.
     """
 
-    window: Span = 86400.0  # in which sessions change places; shorter ones keep more of the trace
-    together: Span = 600.0  # a session ends when its next job takes longer to come
-    scale: Positive = 1.0  # as many times the jobs: sessions are taken twice, or not at all
-    # only within groups of so many sessions of about as much GPU time do they change places; none: with any
+    window: Span = 86400.0  # sessions are reordered within this window; a shorter one keeps more of the trace
+    together: Span = 600.0  # longest gap between jobs of a session
+    scale: Positive = 1.0  # factor on the number of jobs: sessions are repeated or dropped
+    # sessions are exchanged only within groups of this many with similar GPU time; none: with any
     alike: Annotated[Int, Field(ge=2)] | None = None
-    draws: tuple[
-        Annotated[Int, Field(ge=0)], ...
-    ] = ()  # numbers of the orders that seeds take, one after the other; none: any order
+    draws: tuple[Annotated[Int, Field(ge=0)], ...] = ()  # numbers of the orders that seeds use in turn; none: any order
 
 
 class TraceSpec(Section):
     """Jobs from a file. `training` turns every k-th job into a training job of the named models."""
 
-    file: str  # beside the scenario, or where it is run
+    file: str  # path relative to the scenario, or to the working folder
     format: str = "auto"  # one of the formats that `equipoise.sim.traces.read` knows
-    # Of a CSV file: arrival, gpus, duration (or start and end), by column.
+    # For a CSV file: column names for arrival, gpus, duration (or start and end).
     columns: dict[str, str] = Field(default_factory=dict)
-    zone: str = ""  # of the clock that wrote times without one; none: UTC, or the one of a published trace
+    zone: str = ""  # time zone of times without one; none: UTC, or that of a published trace
     keep: tuple[str, ...] = ()  # only jobs with `column=value`
     count: Literal["gpus", "cpus"] = "gpus"  # cpus: each core counts as a GPU of the cluster
-    limit: Count | None = None  # first jobs only
+    limit: Count | None = None  # number of first jobs to read
     clusters: tuple[str, ...] = ()  # keep only these virtual clusters
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
-    mix_gpus: bool = False  # as of a job; a column job_type names the rates of `workload.throughputs`
-    checkpoint: Checkpoint = Checkpoint()  # of all jobs of the trace
-    redraw: Redraw | None = None  # none: the jobs of the trace as they came, on every seed
-    # which jobs of the trace train a model
+    mix_gpus: bool = False  # as for a job; a column job_type names the rates of `workload.throughputs`
+    checkpoint: Checkpoint = Checkpoint()  # checkpoints of all jobs of the trace
+    redraw: Redraw | None = None  # reorders the trace for each seed; none: every seed has the trace as recorded
+    # jobs of the trace that train a model
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 
 
@@ -184,12 +181,12 @@ class TrainingJobs(Section):
     """
 
     count: Annotated[Int, Field(ge=0)] = 0  # jobs of the trace that train; the others are known by duration
-    models: tuple[str, ...] = ()  # of `workload.models`, taken in turn
-    global_batch: Count = 64  # samples of a step, over all workers
-    micro_batch: Count = 1  # batches are dealt in multiples of it
+    models: tuple[str, ...] = ()  # models of `workload.models`, used in turn
+    global_batch: Count = 64  # samples of a step over all workers
+    micro_batch: Count = 1  # batches are split in multiples of it
     shards: Count = 16  # pieces of each job's dataset
-    sample_size: Bytes = 0.0  # of a sample; 0: reading takes no time
-    steps_max: Count = 2000  # longer jobs get longer steps, by more samples a step
+    sample_size: Bytes = 0.0  # size of a sample; 0: reading takes no time
+    steps_max: Count = 2000  # most steps of a job; longer jobs get more samples per step
 
     @model_validator(mode="after")
     def _models_named(self) -> Self:

@@ -53,25 +53,25 @@ class NodeGroup(Section):
 
     name: str = "node"  # nodes are NAME-0, NAME-1, ...
     count: Count = 1  # nodes of the group
-    gpus: Annotated[Int, Field(ge=0)] = 1  # 0: it only stores data, for whoever reads from it
-    accelerator: str = "generic"  # name in the hardware profile
+    gpus: Annotated[Int, Field(ge=0)] = 1  # 0: the node only stores data that others read
+    accelerator: str = "generic"  # its name in the hardware profile
     speed: Positive = 1.0  # relative to the accelerator's profile
-    cores: Count = 32  # that prepare samples (`preprocess_time`), for all workers of the node alike
-    host_memory: Bytes = 256 * 2.0**30  # of a node
-    cache: Bytes = 0.0  # of the host memory, for shards fetched from elsewhere
-    host_power: Watts | None = None  # a node without its GPUs; none: the profile's, else 0
-    storage: Bytes = 4e12  # room on a node's own disk
-    storage_rate: BytesPerS = 3e9  # reading for other nodes
-    local_read: BytesPerS | None = None  # for its own workers; none: as measured, else never the limit
-    nic: BytesPerS = 12.5e9  # one NIC, one direction
-    nics: Count = 1  # of a node
-    fabric: BytesPerS | None = None  # of a GPU to those of its node, one direction; none: the accelerator's link
-    ingest: Rate | None = None  # samples/s the host can prepare; none: never the limit
-    price: UsdPerHour | None = None  # per node; none: by GPU, from `cost` or the price book
-    # How jobs that ask for a part of a GPU share it: by percentages, by slices, or in turns of equal length.
+    cores: Count = 32  # CPU cores that prepare samples (`preprocess_time`), shared equally by the workers
+    host_memory: Bytes = 256 * 2.0**30  # memory of a node's host
+    cache: Bytes = 0.0  # part of the host memory that caches shards fetched from other nodes
+    host_power: Watts | None = None  # power of a node without its GPUs; none: the profile's, else 0
+    storage: Bytes = 4e12  # capacity of a node's local disk
+    storage_rate: BytesPerS = 3e9  # rate at which it reads its disk for other nodes
+    local_read: BytesPerS | None = None  # disk read rate for the node's own workers; none: as measured, else unlimited
+    nic: BytesPerS = 12.5e9  # rate of one NIC, one direction
+    nics: Count = 1  # NICs of a node
+    fabric: BytesPerS | None = None  # rate from a GPU to others of its node, one direction; none: its link
+    ingest: Rate | None = None  # samples/s that the host can prepare; none: unlimited
+    price: UsdPerHour | None = None  # per node; none: per GPU, from `cost` or the price book
+    # How jobs that request a part of a GPU share it: by percentages, by slices, or in equal time slices.
     sharing: Literal["mps", "mig", "time-slice"] = "mps"
-    available: Available | None = None  # how many of its nodes can be had, over time; none: all, always
-    autoscale: Autoscale | None = None  # nodes come when jobs wait and go when idle; none: all stay
+    available: Available | None = None  # how many of its nodes are available over time; none: always all
+    autoscale: Autoscale | None = None  # rents nodes when jobs wait, returns them when idle; none: all nodes stay
 
     @property
     def may_be_away(self) -> bool:
@@ -106,9 +106,9 @@ class LinkSpec(Section):
 
     source: str  # node or switch
     target: str  # node or switch
-    rate: BytesPerS  # capacity, one direction
+    rate: BytesPerS  # capacity in one direction
     latency: Seconds = 0.0  # one way
-    both: bool = True  # also the way back
+    both: bool = True  # also add the reverse link
 
 
 class Explicit(Section):
@@ -122,7 +122,7 @@ class SlowLink(Section):
     """A node whose NICs are slower than its group's; `rate` is that of all of them together."""
 
     node: str  # name of the node
-    rate: BytesPerS  # of all of its NICs together, one direction
+    rate: BytesPerS  # rate of all its NICs together, one direction
 
 
 class ClusterSpec(Section):
@@ -130,7 +130,7 @@ class ClusterSpec(Section):
 
     hardware: str = "catalogue"  # a profile that comes with the software, or a file
     nodes: tuple[NodeGroup, ...] = ()  # groups of identical nodes
-    gpus: Count | None = None  # one pool of so many counted GPUs, without network
+    gpus: Count | None = None  # a single pool of this many GPUs, without a network
     # how the nodes are connected
     topology: Annotated[Star | TreeTopology | Explicit, Field(discriminator="kind")] = Star()
     slow_links: tuple[SlowLink, ...] = ()
@@ -171,17 +171,17 @@ class Workload(Section):
 class Decide(Section):
     """When policies decide. Events: arrivals, completions, faults, repairs."""
 
-    every: Annotated[Span, Field(ge=1e-3)] | None = None  # between decisions; none: on events only
-    every_steps: Count | None = None  # of any one training job
-    # steps that a training job goes on for while policies decide; then what the plan asks of its workers acts
+    every: Annotated[Span, Field(ge=1e-3)] | None = None  # time between decisions; none: on events only
+    every_steps: Count | None = None  # also decide after this many steps of any training job
+    # steps that a training job runs on while policies decide; then the plan takes effect for its workers
     delay_rounds: Annotated[Int, Field(ge=0)] = 0
     on_events: bool = True  # also at arrivals, completions and faults
     estimate_error: Annotated[Float, Field(ge=0)] = 0.0  # log-normal spread of duration estimates
-    # what policies take a duration job to need: about its true time, or its time limit where it has one
+    # what policies assume a duration job needs: about its true time, or its time limit if it has one
     estimate: Literal["duration", "time-limit"] = "duration"
-    # starts, stops and refusals that a scheduler writes down; none: at once. `kueue` then decides cycle by cycle
+    # rate at which a scheduler writes starts, stops and refusals; none: at once. `kueue` then decides in cycles
     writes_per_s: Annotated[Float, Field(gt=0)] | None = None
-    writes_burst: Count = 1  # of them, at once after a pause
+    writes_burst: Count = 1  # number of writes that may come at once after a pause
 
     @model_validator(mode="after")
     def _in_turn(self) -> Self:
@@ -195,14 +195,14 @@ class Decide(Section):
 class Noise(Section):
     """Randomness of steps."""
 
-    # none: of a model with a measured `step` the profile's, else 0
+    # coefficient of variation of a step; none: the profile's for a measured `step`, else 0
     step_cov: Annotated[Float, Field(ge=0, le=5)] | None = None
-    lasting_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of a worker's own variance, that stays a while
-    lasting_steps: Count = 16  # local steps that the lasting part stays
-    common_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # of the variance, that a job's workers share
-    tail_chance: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # of a rare long step, beside `step_cov`
+    lasting_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # share of a worker's variance that persists
+    lasting_steps: Count = 16  # local steps for which the lasting part persists
+    common_share: Annotated[Share, Field(ge=0, le=1)] = 0.0  # share of the variance that is common to a job's workers
+    tail_chance: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # probability of a rare long step, in addition to `step_cov`
     tail_factor: Annotated[Float, Field(ge=1)] = 1.0  # how many times as long that step is
-    gpu_cov: Annotated[Float, Field(ge=0, le=1)] = 0.0  # of the persistent speeds of single GPUs
+    gpu_cov: Annotated[Float, Field(ge=0, le=1)] = 0.0  # coefficient of variation of the persistent speeds of GPUs
 
     @model_validator(mode="after")
     def _whole_tail(self) -> Self:
@@ -219,10 +219,10 @@ class Storage(Section):
     rate: of all writers together. node_rate: of one node (none: its NICs). latency: of a request.
     """
 
-    kind: Literal["local", "shared", "object"] = "local"  # where checkpoints go
-    rate: BytesPerS | None = None  # of all writers together
-    node_rate: BytesPerS | None = None  # of one node; none: its NICs
-    latency: Seconds = 0.0  # of a request
+    kind: Literal["local", "shared", "object"] = "local"  # where checkpoints are stored
+    rate: BytesPerS | None = None  # write rate of all nodes together
+    node_rate: BytesPerS | None = None  # write rate of one node; none: that of its NICs
+    latency: Seconds = 0.0  # latency of a request
 
     @model_validator(mode="after")
     def _rates(self) -> Self:
@@ -239,26 +239,26 @@ class Storage(Section):
 class Restart(Section):
     """What it takes to get going again, beside reading the checkpoint."""
 
-    detection: Seconds = 30.0  # until a loss is noticed
-    rescheduling: Seconds = 0.0  # until a job is queued again
-    initialisation: Seconds = 30.0  # until a started job trains
-    checkpoint_write: Seconds | None = None  # none: from size and storage; of a rigid job without a size 60 s
+    detection: Seconds = 30.0  # time until a failure is detected
+    rescheduling: Seconds = 0.0  # time until a job is queued again
+    initialisation: Seconds = 30.0  # time until a started job trains
+    checkpoint_write: Seconds | None = None  # none: from size and storage; 60 s for a rigid job without a size
     storage: Storage = Storage()  # of checkpoints
 
 
 class Energy(Section):
     """Power: its price, and caps that slow computing. What GPUs draw comes from the hardware profile."""
 
-    tariff: UsdPerJoule | None = None  # none: the price book's
+    tariff: UsdPerJoule | None = None  # price of electricity; none: the price book's
     carbon: GramsPerKwh | None = None  # CO2 of the site's electricity
-    region: str | None = None  # in place of `carbon`: a region of `carbon_book`, by the hour where it has hours
-    carbon_book: str = "carbon"  # file of regions that comes with the software, or one of yours
+    region: str | None = None  # in place of `carbon`: a region of `carbon_book`, hourly where the file has hours
+    carbon_book: str = "carbon"  # file of regions: one that comes with the software, or a path
     begin: Seconds = 0.0  # local time of day at which the simulated time begins, for the hours of the region
-    pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site over that of its nodes
+    pue: Annotated[Float, Field(ge=1)] = 1.3  # power of the site divided by that of its nodes
     ambient: Celsius = 25.0  # temperature of the room
-    power_cap: Watts | None = None  # of each GPU
+    power_cap: Watts | None = None  # cap of each GPU
     policy_caps: bool = False  # a policy may cap the GPUs of each node, under `power_cap`
-    cluster_power_cap: Watts | None = None  # of all nodes together, shared by the GPUs that are held
+    cluster_power_cap: Watts | None = None  # cap of all nodes together, shared by the GPUs in use
 
     @model_validator(mode="after")
     def _one_carbon(self) -> Self:
@@ -270,21 +270,21 @@ class Energy(Section):
 class Thermal(Section):
     """Heat acts: GPUs warm up, and slow down above the throttle temperature of their profile."""
 
-    every: Span = 10.0  # between two looks at the temperatures
-    clock_min: Annotated[Share, Field(gt=0, le=1)] = 0.3  # throttling goes no further
+    every: Span = 10.0  # time between two temperature updates
+    clock_min: Annotated[Share, Field(gt=0, le=1)] = 0.3  # lowest relative clock of throttling
 
 
 class Scenario(Section):
     """A whole case: cluster, workload, policy, faults."""
 
-    schema_version: Literal[1]  # of this format
-    name: str  # in results and file names
+    schema_version: Literal[1]  # version of this format
+    name: str  # used in results and file names
     why: str = ""  # the question that the scenario asks
     expect: str = ""  # the answer that is expected, in words
     cluster: ClusterSpec
     workload: Workload
-    services: tuple[Service, ...] = ()  # that answer requests beside the jobs
-    # stages in order; a stage with parameters is {name: {...}}; none: nothing is changed
+    services: tuple[Service, ...] = ()  # services that answer requests on the same cluster
+    # stages in order; a stage with parameters is {name: {...}}; none: changes nothing
     policy: tuple[str | dict[str, dict[str, Any] | None], ...] = ("fifo",)
     decide: Decide = Decide()
     noise: Noise = Noise()
@@ -294,8 +294,8 @@ class Scenario(Section):
     thermal: Thermal | None = None
     cost: Cost = Cost()
     queues: QueuesSpec = QueuesSpec()
-    seed: Annotated[Int, Field(ge=0)] = 0  # of all that is random
-    horizon: Span | None = None  # stop here; none: run until every job is done. Services go on until here
+    seed: Annotated[Int, Field(ge=0)] = 0  # seed of all random numbers
+    horizon: Span | None = None  # end of the run; none: run until every job is done. Services run until then
 
     @field_validator("policy", mode="before")
     @classmethod

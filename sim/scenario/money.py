@@ -16,11 +16,11 @@ YEAR_S = 365 * 86400.0
 class Capex(Section):
     """GPUs that are owned, each with its share of node and network."""
 
-    price: Usd  # of one GPU with its part of the node
-    life: Span = 4 * 365 * 86400.0  # over which it is written off, in equal parts
-    utilisation: Annotated[Share, Field(gt=0, le=1)] = 1.0  # share of its life in which it is in use
-    residual: Annotated[Share, Field(lt=1)] = 0.0  # share of the price that it is sold for in the end
-    interest: Share = 0.0  # a year, on the money that is bound in it
+    price: Usd  # price of one GPU with its share of the node
+    life: Span = 4 * 365 * 86400.0  # depreciation period (straight line)
+    utilisation: Annotated[Share, Field(gt=0, le=1)] = 1.0  # share of its life during which it is in use
+    residual: Annotated[Share, Field(lt=1)] = 0.0  # resale value as a share of the price
+    interest: Share = 0.0  # interest per year on the capital tied up
 
 
 Contract = Literal["on_demand", "spot", "reserved", "committed", "owned"]
@@ -30,14 +30,14 @@ _CONTRACTS = get_args(Contract)
 class Terms(Section):
     """The contract under which GPUs are had. A text such as `reserved 3 y` stands for `kind` and `term`."""
 
-    # on_demand, spot, reserved (all of the term is paid), committed (so for some GPUs, the others on demand), owned
+    # on_demand, spot, reserved (paid for the whole term), committed (reserved for `gpus` GPUs only), owned
     kind: Contract = "on_demand"
-    term: Annotated[Span | None, Field(gt=0)] = None  # of reserved and committed contracts; none: a year
-    # off the price on demand; none: the price book's for this kind and term
+    term: Annotated[Span | None, Field(gt=0)] = None  # term of reserved and committed contracts; none: a year
+    # discount on the on-demand price; none: the price book's for this kind and term
     discount: Annotated[Share | None, Field(lt=1)] = None
-    upfront: Annotated[Share, Field(le=1)] = 0.0  # share of the sum over the term that is paid when it begins
-    interest: Share = 0.0  # a year, on what is paid before it is used
-    gpus: Annotated[Int, Field(gt=0)] | None = None  # committed: for so many GPUs
+    upfront: Annotated[Share, Field(le=1)] = 0.0  # share of the term's total that is paid when it begins
+    interest: Share = 0.0  # interest per year on what is paid in advance
+    gpus: Annotated[Int, Field(gt=0)] | None = None  # committed: number of GPUs
 
     @model_validator(mode="before")
     @classmethod
@@ -90,11 +90,11 @@ class Cost(Section):
     """Prices in place of those of the price book. Keys of `gpu_hour` and `capex` are accelerators."""
 
     book: str = "prices"  # price book that comes with the software, or a file
-    # USD by accelerator, in place of the book's
+    # USD per GPU hour by accelerator, in place of the price book's
     gpu_hour: dict[str, UsdPerHour] = Field(default_factory=dict)
     capex: dict[str, Capex] = Field(default_factory=dict)
-    terms: dict[str, Terms] = Field(default_factory=dict)  # contract, by accelerator or node group
-    storage: UsdPerByteSecond | None = None  # of stored data
+    terms: dict[str, Terms] = Field(default_factory=dict)  # contract by accelerator or node group
+    storage: UsdPerByteSecond | None = None  # price of stored data
     network: UsdPerHour | None = None  # per node, beyond what GPU prices include
     energy: Literal["auto", "included", "separate"] = "auto"  # auto: separate when some GPUs are owned
 

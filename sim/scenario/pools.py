@@ -15,8 +15,8 @@ from equipoise.sim.scenario.units import Int, Seconds
 class Supply(Section):
     """How many nodes can be had from a time on."""
 
-    at: Seconds  # of the series
-    nodes: Annotated[Int, Field(ge=0)]  # that can be had
+    at: Seconds  # time of the series
+    nodes: Annotated[Int, Field(ge=0)]  # nodes that are available
 
 
 class Available(Section):
@@ -31,11 +31,11 @@ class Available(Section):
 
     # CSV: time_s and a column of counts for each series, or series, gap_s, available; or SkyPilot's own JSON
     file: str | None = None
-    series: str | None = None  # of the file; none: it has only one
-    nodes_each: Count = 1  # nodes that 1 in the file stands for
-    supply: tuple[Supply, ...] = ()  # in place of a file
+    series: str | None = None  # series of the file; none: its only one
+    nodes_each: Count = 1  # nodes that a count of 1 in the file stands for
+    supply: tuple[Supply, ...] = ()  # the series in place of a file
     begin: Seconds = 0.0  # time of the series at which the run begins
-    notice: Seconds = 120.0  # between the warning and the loss; 0: no job can save
+    notice: Seconds = 120.0  # time between the warning and the loss; 0: jobs cannot save
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -71,8 +71,8 @@ class Autoscale(Section):
     A group that stands first is taken first. A node is paid for from when it comes until it goes.
     """
 
-    min: Annotated[Int, Field(ge=0)] = 0  # nodes that are always kept; `count` is the most
-    wait: Seconds = 0.0  # of a job, before nodes are ordered for it
-    delay: Seconds = 180.0  # between the order of a node and its use
-    idle: Seconds = 600.0  # without a job, before a node is given back
-    cool_down: Seconds = 0.0  # between two orders of the group
+    min: Annotated[Int, Field(ge=0)] = 0  # fewest nodes; `count` is the most
+    wait: Seconds = 0.0  # waiting time of a job before nodes are ordered for it
+    delay: Seconds = 180.0  # time between the order of a node and its use
+    idle: Seconds = 600.0  # idle time before a node is returned
+    cool_down: Seconds = 0.0  # time between two orders of the group

@@ -20,121 +20,121 @@ class Tres(Section):
 
     cpu: NotNegative | None = None  # cores
     mem: Bytes | None = None  # host memory
-    node: NotNegative | None = None  # nodes, as asked for
+    node: NotNegative | None = None  # nodes, as requested
 
 
 class Limits(Section):
     """Bounds on what runs at the same time: of all its jobs together, of each user, account, and single job."""
 
-    gpus: NotNegative | None = None  # most GPUs at once, of all its jobs
+    gpus: NotNegative | None = None  # most GPUs at once of all its jobs
     jobs: Number | None = None  # most running jobs
     gpus_per_user: NotNegative | None = None  # most GPUs at once of a user
     jobs_per_user: Number | None = None  # most running jobs of a user
     gpus_per_account: NotNegative | None = None  # most GPUs at once of an account
     jobs_per_account: Number | None = None  # most running jobs of an account
     gpus_per_job: NotNegative | None = None  # most GPUs of one job
-    gpus_of_type: dict[str, NotNegative] = Field(default_factory=dict)  # by accelerator or group of nodes
-    tres: Tres = Tres()  # most of what is not GPUs, of all its jobs
-    tres_per_user: Tres = Tres()  # most of what is not GPUs, of a user
-    tres_per_account: Tres = Tres()  # most of what is not GPUs, of an account
-    tres_per_job: Tres = Tres()  # most of what is not GPUs, of one job
+    gpus_of_type: dict[str, NotNegative] = Field(default_factory=dict)  # most GPUs by accelerator or node group
+    tres: Tres = Tres()  # most cores, memory and nodes of all its jobs
+    tres_per_user: Tres = Tres()  # most cores, memory and nodes of a user
+    tres_per_account: Tres = Tres()  # most cores, memory and nodes of an account
+    tres_per_job: Tres = Tres()  # most cores, memory and nodes of one job
 
 
 class Account(Limits):
     """An account, itself in a parent (none: at the top), with its shares beside its siblings'."""
 
-    name: str  # that users and parents name
-    parent: str = ""  # account above it
-    shares: NotNegative = 1.0  # part of its parent's service that is due to it
+    name: str  # name that users and child accounts refer to
+    parent: str = ""  # parent account
+    shares: NotNegative = 1.0  # fair-share weight among its siblings
 
 
 class User(Limits):
     """A user in an account (an association of Slurm)."""
 
-    name: str  # as jobs name it
-    account: str  # that the user's jobs count for
-    shares: NotNegative = 1.0  # part of the account's service that is due to the user
+    name: str  # name that jobs refer to
+    account: str  # account that the user's jobs are charged to
+    shares: NotNegative = 1.0  # fair-share weight within the account
 
 
 class Qos(Limits):
     """A quality of service."""
 
-    name: str  # as jobs and partitions name it
-    priority: NotNegative = 0.0  # of its jobs, over the largest
-    preempts: tuple[str, ...] = ()  # QOS whose running jobs its jobs may stop
-    spared: bool = False  # its jobs are never stopped for others
+    name: str  # name that jobs and partitions refer to
+    priority: NotNegative = 0.0  # priority of its jobs, relative to the largest
+    preempts: tuple[str, ...] = ()  # QOS whose running jobs its jobs may preempt
+    spared: bool = False  # its jobs are never preempted
 
 
 class Partition(Limits):
     """Nodes (by group, or single ones by name; none: all) that jobs are sent to."""
 
-    name: str  # as jobs name it
-    nodes: tuple[str, ...] = ()  # node groups; none: all
-    default: bool = False  # of jobs that name none
-    tier: Int = 1  # jobs of a higher tier are looked at first
+    name: str  # name that jobs refer to
+    nodes: tuple[str, ...] = ()  # node groups or nodes; none: all
+    default: bool = False  # partition of jobs that name none
+    tier: Int = 1  # jobs of a higher tier are considered first
     priority: NotNegative = 1.0  # PriorityJobFactor
-    qos: str = ""  # whose limits hold in it, too
-    spared: bool = False  # its jobs are never stopped for others
+    qos: str = ""  # QOS whose limits apply to the partition
+    spared: bool = False  # its jobs are never preempted
 
 
 class Priority(Section):
     """Slurm's multifactor priority: weights of factors between 0 and 1."""
 
     age: NotNegative = 0.0  # weight of waiting time
-    fairshare: NotNegative = 0.0  # weight of service still due
-    size: NotNegative = 0.0  # larger jobs first
+    fairshare: NotNegative = 0.0  # weight of the fair-share factor
+    size: NotNegative = 0.0  # weight of the job size (larger first)
     partition: NotNegative = 0.0  # weight of the partition's priority
     qos: NotNegative = 0.0  # weight of the QOS's priority
-    max_age: Span = 7 * 86400.0  # waiting time that counts in full
-    half_life: Span | Literal["never"] = 7 * 86400.0  # of what was used
-    algorithm: Literal["fair-tree", "classic"] = "fair-tree"  # of the fair share
+    max_age: Span = 7 * 86400.0  # waiting time at which the age factor reaches 1
+    half_life: Span | Literal["never"] = 7 * 86400.0  # half-life of past usage
+    algorithm: Literal["fair-tree", "classic"] = "fair-tree"  # fair-share algorithm
     favour_small: bool = False  # smaller jobs first, not larger ones
 
 
 class Backfill(Section):
     """Slurm's sched/backfill: how many jobs it plans, how far ahead, and how often; depth 0: no backfill."""
 
-    depth: Number = 500  # jobs looked at
-    window: Span = 86400.0  # how far ahead
-    interval: Span = 30.0  # between two passes
+    depth: Number = 500  # jobs considered
+    window: Span = 86400.0  # planning horizon
+    interval: Span = 30.0  # time between two passes
 
 
 class Preemption(Section):
     """Slurm's preempt/qos and preempt/partition_prio: a stopped job is queued again, and goes on from there."""
 
-    by: Literal["qos", "partition"] = "qos"  # who may stop whom: `preempts` of the QOS, or the partition's tier
-    exempt: Span = 0.0  # a job that has run for less is not stopped
-    youngest_first: bool = False  # stop what started last; else the lowest priority or tier, then the fewest nodes
+    by: Literal["qos", "partition"] = "qos"  # what decides preemption: `preempts` of the QOS, or the partition's tier
+    exempt: Span = 0.0  # a job that has run for less is not preempted
+    youngest_first: bool = False  # preempt the latest start first; else the lowest priority, then fewest nodes
 
 
 class Cohort(Section):
     """Queues that lend to each other, itself in a parent."""
 
-    name: str  # that queues and cohorts name
-    parent: str = ""  # cohort above it
-    gpus: dict[str, NotNegative] | NotNegative = 0.0  # of its own, for all of its queues
+    name: str  # name that queues and cohorts refer to
+    parent: str = ""  # parent cohort
+    gpus: dict[str, NotNegative] | NotNegative = 0.0  # the cohort's own quota, shared by its queues
     borrow: dict[str, NotNegative] | NotNegative | None = None  # most GPUs by type that may be borrowed
     lend: dict[str, NotNegative] | NotNegative | None = None  # most GPUs by type that may be lent
-    weight: Positive = 1.0  # in fair sharing
+    weight: Positive = 1.0  # weight in fair sharing
 
 
 class Queue(Section):
     """A cluster queue of Kueue; a quota is a number of GPUs, or one for each flavor."""
 
-    name: str  # as jobs name it
-    cohort: str = ""  # whose quota is shared
-    count: Count = 1  # NAME-0, NAME-1, ...
+    name: str  # name that jobs refer to
+    cohort: str = ""  # cohort that shares its quota
+    count: Count = 1  # copies are NAME-0, NAME-1, ...
     gpus: dict[str, NotNegative] | NotNegative  # nominal quota by GPU type
-    borrow: dict[str, NotNegative] | NotNegative | None = None  # none: as much as the cohort has
-    lend: dict[str, NotNegative] | NotNegative | None = None  # none: all
-    order: Literal["best-effort", "strict"] = "best-effort"  # strict: nobody passes a job that does not fit
-    reclaim: Preempts = "never"  # whom of other queues it may stop for its own quota
-    within: Preempts = "never"  # whom of its own it may stop
-    # while it borrows: whom of other queues it may stop, up to which priority
+    borrow: dict[str, NotNegative] | NotNegative | None = None  # most GPUs borrowed; none: as many as the cohort has
+    lend: dict[str, NotNegative] | NotNegative | None = None  # most GPUs lent; none: all
+    order: Literal["best-effort", "strict"] = "best-effort"  # strict: no job passes one that does not fit
+    reclaim: Preempts = "never"  # jobs of other queues that may be preempted to reclaim its quota
+    within: Preempts = "never"  # jobs of the queue itself that may be preempted
+    # jobs of other queues that may be preempted while borrowing
     borrow_within: Literal["never", "lower-priority"] = "never"
-    borrow_within_most: Float | None = None  # priority; none: any that is lower than the job's own
-    weight: Positive = 1.0  # in fair sharing
-    names: tuple[str, ...] = ()  # by which jobs call it, beside its own: its local queues
+    borrow_within_most: Float | None = None  # highest priority preempted while borrowing; none: any below the job's own
+    weight: Positive = 1.0  # weight in fair sharing
+    names: tuple[str, ...] = ()  # further names that jobs use: its local queues
 
     @model_validator(mode="after")
     def _preempts(self) -> Self:
@@ -161,10 +161,10 @@ class QueuesSpec(Section):
     preemption: Preemption | None = None
     cohorts: tuple[Cohort, ...] = ()
     queues: tuple[Queue, ...] = ()
-    flavors: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # accelerators or groups of nodes
-    fair_sharing: bool = False  # what is borrowed is shared by weight
-    gpu_types: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by GPU type that a trace's jobs ask for
-    too_large: Literal["refuse", "leave-out"] = "refuse"  # jobs that a limit never lets start
+    flavors: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # accelerators or node groups of each flavor
+    fair_sharing: bool = False  # share borrowed quota by weight
+    gpu_types: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by GPU type of a trace's jobs
+    too_large: Literal["refuse", "leave-out"] = "refuse"  # handling of jobs that can never start under a limit
 
     @model_validator(mode="after")
     def _names(self) -> Self:

@@ -22,12 +22,12 @@ class BatchLatency(Section):
     (a guess, with a note), and a node group's `speed` counts.
     """
 
-    measured: dict[Count, Span] = Field(default_factory=dict)  # requests of a batch: its time; 1 must be there
-    fixed: Span | None = None  # of a batch, however few requests it holds
-    per_request: Seconds = 0.0  # beside `fixed`, for each request
-    # requests of a batch; none: the largest measured
+    measured: dict[Count, Span] = Field(default_factory=dict)  # time by number of requests; 1 is required
+    fixed: Span | None = None  # fixed time of a batch
+    per_request: Seconds = 0.0  # added to `fixed` for each request
+    # most requests of a batch; none: the largest measured
     most: Annotated[Int, Field(ge=1, le=BATCH_MOST)] | None = None
-    of: str | None = None  # accelerator that it is the time of; none: the first that the service may have
+    of: str | None = None  # accelerator for which times are given; none: the first that the service may use
     cov: Annotated[Float, Field(ge=0, le=5)] = 0.0  # coefficient of variation of the time of a batch (gamma)
 
     @model_validator(mode="after")
@@ -64,8 +64,8 @@ class BatchLatency(Section):
 class Requests(Arrivals):
     """When requests come, drawn anew for each seed and the same under every policy; or at times from a file."""
 
-    rate: RequestRate | None = None  # mean number of requests a time; of `diurnal` over whole days or weeks
-    file: str | None = None  # CSV with a column time_s, from the first arrival of a job on; instead of `rate`
+    rate: RequestRate | None = None  # mean request rate; for `diurnal` over whole days or weeks
+    file: str | None = None  # CSV with a column time_s, counted from the first job arrival; in place of `rate`
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -81,9 +81,9 @@ class Requests(Arrivals):
 class LatencyTarget(Section):
     """How soon which share of the requests is to be answered, waiting included: one of the three."""
 
-    p50: Span | None = None  # half of the requests
-    p95: Span | None = None  # 95 % of the requests
-    p99: Span | None = None  # 99 % of the requests
+    p50: Span | None = None  # latency target for 50 % of the requests
+    p95: Span | None = None  # latency target for 95 % of the requests
+    p99: Span | None = None  # latency target for 99 % of the requests
 
     @model_validator(mode="after")
     def _just_one(self) -> Self:
@@ -110,10 +110,10 @@ class LatencyTarget(Section):
 class Replicas(Section):
     """Copies of the service's model, each on GPUs of one node, that take batches from one queue."""
 
-    min: Count = 1  # however few requests come
-    max: Count = 1  # however many requests come
-    gpus: Count = 1  # of a replica, all of one node
-    start: Seconds = 30.0  # from having GPUs to answering; the first ones are ready from the beginning
+    min: Count = 1  # fewest replicas
+    max: Count = 1  # most replicas
+    gpus: Count = 1  # GPUs of a replica, all on one node
+    start: Seconds = 30.0  # start-up time of a replica; the initial replicas are ready at once
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -130,11 +130,11 @@ class ServicePlacement(Section):
     may have the rest.
     """
 
-    # own: those of `max` replicas, always; lent: jobs have what is not needed; shared: as lent, parts of GPUs
+    # own: reserved for `max` replicas; lent: jobs use idle ones; shared: as lent, with parts of GPUs
     kind: Literal["own", "lent", "shared"] = "lent"
-    preempt: bool = True  # a replica that finds no free GPUs takes them from jobs; false: it waits for some
-    take_back: Seconds = 30.0  # from asking to having them; a job that cannot save by then loses its work
-    # shared: of each GPU of a replica; none: half
+    preempt: bool = True  # preempt jobs when a replica finds no free GPUs; false: wait for free GPUs
+    take_back: Seconds = 30.0  # time to preempt jobs; a job that cannot save by then loses its work
+    # shared: share of each GPU of a replica; none: half
     share: Annotated[Share, Field(gt=0, lt=1)] | None = None
     on: tuple[str, ...] = ()  # accelerators or groups of nodes, any of them; none: all
 
@@ -152,9 +152,9 @@ class Autoscaler(Section):
     replica is the rate of the largest batch of which two, one after the other, take no longer than the target.
     """
 
-    every: Annotated[Span, Field(ge=0.1)] = 30.0  # between two looks; also the windows of the service's records
-    utilisation: Annotated[Share, Field(gt=0, le=1)] = 0.7  # of the replicas' capacity, that it aims at
-    hold: Seconds = 300.0  # a replica goes when so long none was wanted in its place
+    every: Annotated[Span, Field(ge=0.1)] = 30.0  # time between decisions; also the window of the service's records
+    utilisation: Annotated[Share, Field(gt=0, le=1)] = 0.7  # target utilisation of the replicas' capacity
+    hold: Seconds = 300.0  # time for which a replica must be unneeded before it is stopped
 
 
 class Service(Section):
@@ -167,9 +167,9 @@ class Service(Section):
     replicas: Replicas = Replicas()
     placement: ServicePlacement = ServicePlacement()
     autoscaler: Autoscaler = Autoscaler()
-    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # as of a model, on a part of a GPU
-    interference: Annotated[Float, Field(ge=0)] | None = None  # as of a model, beside others on the same GPU
-    queue_most: Count | None = None  # requests that may wait; more are turned away; none: all may
+    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # speed on a part of a GPU, as for a model
+    interference: Annotated[Float, Field(ge=0)] | None = None  # slowdown by others on the same GPU, as for a model
+    queue_most: Count | None = None  # most requests in the queue; more are refused; none: unlimited
 
     @property
     def kept(self) -> int:

@@ -8,10 +8,10 @@ from equipoise.sim.scenario.section import Count, Positive, Section
 class Rate(Section):
     """What a job type does per second (in any unit, the same for all its rates) on so many GPUs of a model."""
 
-    job_type: str  # of the trace's column of that name, or a job's
+    job_type: str  # value of the trace's column job_type, or a job's
     gpu_model: str  # accelerator of a node group
-    gpus: Count  # of the job
-    rate: Positive  # in any unit; ratios count
+    gpus: Count  # GPUs of the job
+    rate: Positive  # rate in any unit; only ratios matter
 
 
 class ModelRates(Section):
@@ -21,7 +21,7 @@ class ModelRates(Section):
     every step.
     """
 
-    job_type: str  # of the trace's column of that name, or a job's
+    job_type: str  # value of the trace's column job_type, or a job's
     model: str  # name in workload.models
     global_batch: Count  # samples of a step, over all workers
 
@@ -37,5 +37,5 @@ class Throughputs(Section):
 
     file: str | None = None  # CSV with the columns of `rates`
     rates: tuple[Rate, ...] = ()
-    models: tuple[ModelRates, ...] = ()  # job types that have no `rates`
-    reference: str | None = None  # GPU model that durations are given for; none: the first
+    models: tuple[ModelRates, ...] = ()  # models for job types without `rates`
+    reference: str | None = None  # GPU model for which durations are given; none: the first

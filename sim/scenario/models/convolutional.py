@@ -22,11 +22,11 @@ DERIVED = ("sample_time", "flop_per_sample", "step", "transformer", "bytes_per_s
 class Layer(Section):
     """One layer; it keeps the height and width of its input but for its stride."""
 
-    kind: Literal["conv", "pool", "mean", "dense"] = "conv"  # mean: over all places; dense: of all its input
-    channels: Natural = 0  # of its output; 0: as many as come in
+    kind: Literal["conv", "pool", "mean", "dense"] = "conv"  # mean: global average pooling; dense: fully connected
+    channels: Natural = 0  # output channels; 0: as many as the input
     kernel: Count = 3  # height and width
-    stride: Count = 1  # in a repeated block, of the first repetition
-    groups: Natural = 1  # of channels; 0: every channel its own
+    stride: Count = 1  # stride; in a repeated block, of the first repetition
+    groups: Natural = 1  # channel groups; 0: depthwise
 
 
 class Block(Section):
@@ -34,7 +34,7 @@ class Block(Section):
 
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     repeat: Count = 1  # times
-    # adds the input to the output; projected: by a kernel of one place where their shapes differ
+    # adds the input to the output; projected: through a 1x1 convolution where shapes differ
     shortcut: Literal["none", "equal", "projected"] = "none"
 
 

@@ -19,12 +19,12 @@ Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 class ExchangeSpec(Section):
     """How gradients are exchanged. alpha and rate default to the hardware profile's fabric."""
 
-    # of the gradient exchange
+    # algorithm of the gradient exchange
     algorithm: Literal["ring", "tree", "hierarchical", "parameter-server", "async-parameter-server"] = "ring"
     alpha: Seconds | None = None  # per message
-    rate: BytesPerS | None = None  # highest rate a flow reaches (B)
-    servers: Count = 1  # parameter servers, where the algorithm has them
-    compression: Annotated[Float, Field(gt=0, le=1)] = 1.0  # bytes sent over bytes of gradient
+    rate: BytesPerS | None = None  # highest rate (B) of a flow
+    servers: Count = 1  # parameter servers, if the algorithm uses them
+    compression: Annotated[Float, Field(gt=0, le=1)] = 1.0  # bytes sent divided by bytes of the gradient
     compression_time: Seconds = 0.0  # extra compute per exchange; ZeRO 2 and 3 exchange every micro-batch
 
 
@@ -33,16 +33,16 @@ class Parallel(Section):
 
     tensor: Count = 1  # GPUs that share each layer
     pipeline: Count = 1  # stages of layers
-    pipeline_microbatches: Count = 8  # micro-batches that fill the pipeline
-    zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage: what is split over replicas
+    pipeline_microbatches: Count = 8  # micro-batches in the pipeline
+    zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage: the state split over replicas
     tensor_bytes_per_sample: Bytes = 0.0  # all-reduced inside a tensor-parallel group, per step
 
 
 class MemorySpec(Section):
     """Device memory of one replica, for the check before the run."""
 
-    optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0  # Adam in mixed precision has 12
-    activation_per_sample: Bytes = 0.0  # kept for the backward pass
+    optimizer_bytes_per_parameter: Annotated[Float, Field(ge=0)] = 12.0  # 12 for Adam in mixed precision
+    activation_per_sample: Bytes = 0.0  # activations kept for the backward pass
     recompute: bool = False  # recompute activations instead of keeping them
     layers: Count = 24  # with recomputation, 1 / sqrt(layers) of the activations are kept
 
@@ -52,7 +52,7 @@ class Evaluation(Section):
 
     every: Count  # samples of training between two evaluations
     samples: Annotated[Int, Field(ge=0)] = 0  # each costs a forward pass, a third of a training sample
-    time: Seconds = 0.0  # of each evaluation, beside them, which no number of GPUs shortens
+    time: Seconds = 0.0  # fixed time of each evaluation, independent of the number of GPUs
 
 
 class Model(Section):
@@ -61,33 +61,33 @@ class Model(Section):
     fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
-    # of a roofline; its rate is what models of the kind reach, as was measured; none: that of large products
+    # roofline: the kind of model, whose measured rate is used; none: the rate of large matrix products
     kind: ModelKind | None = None
-    efficiency: Annotated[Share, Field(gt=0)] | None = None  # of that roofline; none: the accelerator's
-    step: str | None = None  # a step that the hardware profile has, in the precision below
-    transformer: TransformerSpec | None = None  # a large model by its shape; all costs follow from it
-    convolutional: Convolutional | None = None  # an image model by its layers; its work follows from them
-    bytes_per_sample: Bytes = 0.0  # read from memory by a pass, for the roofline
-    precision: Precision = "bf16"  # of the pass
-    # what its GPUs draw while computing, beyond idling, over what they can draw at most; power caps act from there
+    efficiency: Annotated[Share, Field(gt=0)] | None = None  # roofline: share of the peak rate; none: the accelerator's
+    step: str | None = None  # name of a measured step in the hardware profile, in the precision below
+    transformer: TransformerSpec | None = None  # a large model given by its shape; all costs follow from it
+    convolutional: Convolutional | None = None  # an image model given by its layers; its cost follows from them
+    bytes_per_sample: Bytes = 0.0  # memory traffic of a pass per sample, for the roofline
+    precision: Precision = "bf16"  # precision of the pass
+    # share of the dynamic power range (highest minus idle) that its GPUs draw while computing
     power_share: Annotated[Share, Field(gt=0, le=1)] = 1.0
-    tokens_per_sample: Count | None = None  # of a language model, for tokens/s and money per token
-    # of the model: gradients, memory and checkpoints follow from it
+    tokens_per_sample: Count | None = None  # tokens of a sample, for tokens/s and cost per token
+    # parameters of the model; gradients, memory and checkpoints follow from them
     parameters: Annotated[Float, Field(ge=0)] = 0.0
     gradient: Bytes | None = None  # bytes exchanged; none: parameters x bytes of the precision
     exchange: ExchangeSpec = ExchangeSpec()
-    overlap: Annotated[Float, Field(ge=1)] = 1.0  # gamma; left out: of a `step` as measured, if it was
+    overlap: Annotated[Float, Field(ge=1)] = 1.0  # overlap exponent gamma; left out: that measured with `step`
     samples_per_pass: Count | None = None  # m_max
-    preprocess_time: Seconds | None = None  # of one host core for a sample; none: never the limit
+    preprocess_time: Seconds | None = None  # time of one host core per sample; none: unlimited rate
     parallel: Parallel = Parallel()
     memory: MemorySpec = MemorySpec()
-    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else in proportion
-    interference: Annotated[Float, Field(ge=0)] | None = None  # iota; none: the profile's, else 0
-    noise_scale: Annotated[Float, Field(ge=0)] | None = None  # phi in samples; none: efficiency 1
+    share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else proportional
+    interference: Annotated[Float, Field(ge=0)] | None = None  # slowdown iota; none: the profile's, else 0
+    noise_scale: Annotated[Float, Field(ge=0)] | None = None  # gradient noise scale phi in samples; none: efficiency 1
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
-    staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per update missed, asynchronous only
-    evaluation: Evaluation | None = None  # while it trains; none: it takes no time
+    staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per missed update, asynchronous only
+    evaluation: Evaluation | None = None  # evaluation during training; none: takes no time
     lighter: Lighter = Lighter()  # compressed gradients, pruning, quantisation, distillation
 
     @property

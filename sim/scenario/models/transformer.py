@@ -39,11 +39,11 @@ class LayoutSpec(Section):
     ep: Count = 1  # expert parallelism
     virtual: Count = 1  # model chunks per pipeline stage
     schedule: Literal["1f1b", "interleaved", "zero-bubble"] | None = None  # none: interleaved with virtual > 1
-    sequence_parallel: bool | None = None  # none: with tp > 1
+    sequence_parallel: bool | None = None  # sequence parallelism; none: on with tp > 1
     zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage
     recompute: Literal["none", "selective", "full"] = "none"  # of activations
-    micro_batch: Count = 1  # sequences of one pass
-    offload: bool = False  # optimiser state to host memory
+    micro_batch: Count = 1  # sequences of a micro-batch
+    offload: bool = False  # offload the optimiser state to host memory
 
     @property
     def replica_gpus(self) -> int:
@@ -66,28 +66,28 @@ _LAYOUT = [NAME for NAME in (f.name for f in fields(Layout)) if NAMES.get(NAME, 
 class LatentSpec(Section):
     """Multi-head latent attention; sizes per head, ranks per layer."""
 
-    query_rank: Natural  # of the compressed query, 0: not compressed
-    key_value_rank: Count  # of the compressed keys and values
-    nope_size: Natural  # of a head's key without position
-    rope_size: Natural  # of a head's key with rotary position
-    value_size: Count  # of a head's value
+    query_rank: Natural  # rank of the compressed query; 0: not compressed
+    key_value_rank: Count  # rank of the compressed keys and values
+    nope_size: Natural  # size per head of the key part without position
+    rope_size: Natural  # size per head of the key part with rotary position
+    value_size: Count  # size per head of the value
 
 
 class MeasuredStep(Section):
     """One measured step: it sets one factor on every predicted time of the model."""
 
-    time: Span  # of the step
-    gpus: Count  # that it ran on
+    time: Span  # time of the step
+    gpus: Count  # GPUs that it ran on
     global_batch: Count  # sequences of the step
 
 
 class StackSpec(Section):
     """A software stack's constants, by name, as `equipoise calibrate fit-steps` writes them."""
 
-    name: str = ""  # software stack that comes with the software
-    constants: dict[str, Positive]  # of its times, in place of the named stack's
+    name: str = ""  # name of a built-in software stack
+    constants: dict[str, Positive]  # constants of the step time, in place of the named stack's
     memory: dict[str, Positive] = Field(default_factory=dict)  # constants of its memory
-    spread: tuple[Positive, Positive] | None = None  # measured / predicted of 90 % of unseen models
+    spread: tuple[Positive, Positive] | None = None  # 5 % and 95 % quantiles of measured / predicted for unseen models
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -129,23 +129,23 @@ class TransformerSpec(Section):
     gated: bool = False  # feed-forward with a gate (SwiGLU)
     tied: bool = False  # input and output embeddings are one
     norm: Literal["layer", "rms"] = "rms"  # kind of normalisation
-    norms: Natural = 2  # of a block
-    bias: bool = False  # in every linear layer
-    qkv_bias: bool = False  # in the attention's input projections
+    norms: Natural = 2  # normalisations of a block
+    bias: bool = False  # biases in every linear layer
+    qkv_bias: bool = False  # biases in the attention's input projections
     qk_norm: bool = False  # normalises queries and keys
     learned_positions: Natural = 0  # positions with a learned embedding
     embedding_norm: bool = False  # normalises the embedding
-    experts: Natural = 0  # of a mixture; 0: dense
-    top_k: Natural = 0  # experts that a token goes to
+    experts: Natural = 0  # experts of a mixture of experts; 0: dense
+    top_k: Natural = 0  # active experts per token
     expert_ffn: Natural = 0  # width of an expert
-    shared_experts: Natural = 0  # experts that every token goes to
+    shared_experts: Natural = 0  # experts that are active for every token
     dense_layers: Natural = 0  # first blocks without experts
     latent: LatentSpec | None = None  # multi-head latent attention
-    layout: LayoutSpec | None = None  # how it is spread over GPUs
+    layout: LayoutSpec | None = None  # how the model is split over GPUs
     plan: Literal["auto"] | None = None  # auto: the fastest layout that fits
-    stack: str | StackSpec = Field(examples=list(STACKS))  # software: a name, or a file of `fit-steps`
-    measured_step: MeasuredStep | None = None  # one measured step, which sets a factor
-    replica_links: Positive = 1.0  # what if the links inside a replica were so many times as fast
+    stack: str | StackSpec = Field(examples=list(STACKS))  # software stack: a name, or a file written by `fit-steps`
+    measured_step: MeasuredStep | None = None  # one measured step, which scales all predicted times
+    replica_links: Positive = 1.0  # what-if factor on the rate of the links inside a replica
     bound: Bound | None = None
 
     @model_validator(mode="after")
