@@ -1,4 +1,4 @@
-"""Contracts for GPUs: what an hour costs under each of them, and what it obliges to pay whatever is run."""
+"""Contracts for GPUs: the hourly cost under each, and the payments they commit to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Bond:
-    """What a contract or a purchase obliges to pay: `usd`, of it `upfront_usd` when it begins.
+    """Payments committed to by a contract or purchase: `usd`, of which `upfront_usd` at its begin.
 
     term_s: after which the same is due once more, if the run goes on.
     """
@@ -24,13 +24,13 @@ class Bond:
     term_s: float
 
     def due(self, span_s: float) -> tuple[float, float]:
-        """(USD in all, USD of it paid in advance) of the terms that a run of `span_s` touches."""
+        """(total USD, USD paid in advance) of the terms that a run of `span_s` touches."""
         times = max(1, math.ceil(span_s / self.term_s - _ROUNDING))
         return times * self.usd, times * self.upfront_usd
 
 
 def terms_of(group: NodeGroup, cost: Cost) -> tuple[str, Terms]:
-    """(key of its contract, contract) of a group: its own, else its accelerator's, else what its prices say."""
+    """(key, contract) of a group: its own contract, else its accelerator's, else that of its prices."""
     for key in (group.name, group.accelerator):
         if key in cost.terms:
             return key, cost.terms[key]
@@ -71,7 +71,7 @@ def of_on_demand(terms: Terms, discount: float, gpus: int) -> float:
 
 
 def bond(terms: Terms, discount: float, usd_per_h: float, gpus: int) -> Bond | None:
-    """What GPUs that cost `usd_per_h` on demand bind, which are among `gpus` under the same contract."""
+    """Committed payments for GPUs at `usd_per_h` on demand, among `gpus` under the same contract."""
     if terms.kind == "spot":
         return None
     part = 1.0 if terms.gpus is None else terms.gpus / max(gpus, 1)

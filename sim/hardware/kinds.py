@@ -1,4 +1,4 @@
-"""What models of a kind reach of an accelerator in training, by measurements of others.
+"""Share of an accelerator's peak that models of a kind reach in training, by published measurements.
 
 A pass of `flop` FLOP takes flop / (share * peak) + flop / (flop_per_byte * memory bandwidth): one part of its
 layers is bound by products, the other by memory, one after the other (roofline by layer, Williams et al. 2009).
@@ -22,7 +22,7 @@ class ModelKind:
     origin: str
 
     def seconds(self, accelerator: Accelerator, precision: str, flop: float) -> float:
-        """Of a pass of `flop` FLOP; products in full precision reach what large ones do."""
+        """Seconds of a pass of `flop` FLOP; products in full precision reach the share of large products."""
         share = accelerator.efficiency_at(flop) if precision in ("fp32", "fp64") else self.share
         products_s = flop / (share * accelerator.peak_flop_per_s(precision))
         return products_s + flop / (self.flop_per_byte * accelerator.hbm_bytes_per_s.value)

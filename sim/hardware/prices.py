@@ -1,4 +1,4 @@
-"""Money: a dated price book, what a scenario changes of it, and what a run costs.
+"""Prices: a dated price book, the scenario's own prices, and the cost of a run.
 
 A GPU is rented by the hour or owned: (price - what it is sold for) / (life * utilisation) per hour, the utilisation
 being the share of its life in which it is in use. A contract takes a discount off the rent and binds for its term.
@@ -40,7 +40,7 @@ def _number(quantity: Quantity) -> BeforeValidator:
 
 
 class PriceBook(BaseModel):
-    """Prices of one date. Each number may state its own source and kind, else has those of the book.
+    """Prices of one date. Each number may state its own source and kind; the default is the book's.
 
     gpu_hour: rent of one GPU with its share of the node, by accelerator; discounts: off that rent, by contract
     (`spot`, `reserved 3 y`); tariff: electricity, USD/J; storage:
@@ -87,7 +87,7 @@ class PriceBook(BaseModel):
         return discounts
 
     def discount_of(self, terms: Terms) -> Measured | None:
-        """What a contract takes off the price on demand; None: not known."""
+        """Discount of a contract on the on-demand price; None: not known."""
         wanted = (terms.kind, terms.term_s)
         return next((found for name, found in self.discounts.items() if contract_of(name) == wanted), None)
 
@@ -128,7 +128,7 @@ def _load(path: str, mtime_ns: int) -> PriceBook:
 
 @dataclass(frozen=True)
 class Prices:
-    """What a cluster costs. usd_per_h (nodes,): of a node with all its GPUs; None or NaN: not known."""
+    """Prices of a cluster. usd_per_h (nodes,): of a node with all its GPUs; None or NaN: not known."""
 
     usd_per_h: Floats
     gpus: Floats

@@ -115,7 +115,7 @@ class EfficiencyPoint(_Part):
 
 
 class Accelerator(_Part):
-    """One accelerator. None: not known, and never taken for 0.
+    """One accelerator. None: not known, which is never treated as 0.
 
     `flop_per_s` holds dense peak rates by precision; `efficiency` is the share of them reached by size of
     pass; `link_bytes_per_s` is the rate to the other accelerators of a node, one direction, all links.
@@ -344,7 +344,7 @@ def link_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
 
 
 def link_known(group: NodeGroup, profile: HardwareProfile) -> float | None:
-    """As `link_bytes_per_s`; None where nothing says it."""
+    """As `link_bytes_per_s`; None where neither group nor profile gives a rate."""
     if group.fabric is not None:
         return group.fabric
     accelerator = profile.accelerators.get(group.accelerator)
@@ -386,7 +386,7 @@ def load_profile(name_or_path: str | Path, base: Path | None = None) -> Hardware
 
 
 def is_path(name_or_path: str) -> bool:
-    """Whether this means a file, not the name of a profile that comes with the software."""
+    """Whether the text is a path, not the name of a built-in profile."""
     return name_or_path.endswith((".yaml", ".yml")) or os.sep in name_or_path
 
 
@@ -422,7 +422,7 @@ def save_profile(profile: HardwareProfile, path: str | Path) -> None:
 
 
 def _with_origin(section: Any, model: type[BaseModel], outer: Mapping[str, str]) -> Any:
-    """Hands the section's kind and source (else those around it) down to its numbers that state none."""
+    """Copies the section's kind and source (or the outer ones) to its numbers without their own."""
     if not isinstance(section, Mapping):
         return section
     origin = {**outer, **{k: section[k] for k in ("kind", "source") if section.get(k)}}

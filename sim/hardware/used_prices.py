@@ -1,4 +1,4 @@
-"""The prices that a scenario's money rests on, each with where it is from and of when it is."""
+"""The prices used for a scenario, each with its source and date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIVEN = "given"
 
 @dataclass(frozen=True)
 class UsedPrice:
-    """One price: of what, in which unit, whether it was given or looked up, and the date of what was looked up."""
+    """One price: its subject, unit, origin (given or looked up), and the date of the source."""
 
     what: str
     value: float
@@ -56,7 +56,7 @@ def used_prices(scenario: Scenario, base: Path | None = None) -> list[UsedPrice]
 
 
 def _of_group(group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile) -> Iterator[UsedPrice]:
-    """What a group's GPUs cost, and what its contract takes off."""
+    """The price of a group's GPUs, and the discount of its contract."""
     name, (_, terms) = group.accelerator, terms_of(group, cost)
     if terms.kind == "owned":
         yield UsedPrice(name, cost.capex[name].price, "USD to buy a GPU", GIVEN)

@@ -1,4 +1,4 @@
-"""What the GPU time that a job holds goes to, and the account of one job."""
+"""Uses of the GPU time that a job holds, and the account of one job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equipoise.policies.observation import Floats
 
 
 class Use(IntEnum):
-    """What held GPU time goes to: the row of an account that counts it."""
+    """Use of held GPU time: the row of the account that counts it."""
 
     BUSY = 0
     INPUT_STALL = 1

@@ -1,4 +1,4 @@
-"""Checkpoints of a training job: when one is due, how long it takes, and what the last one holds."""
+"""Checkpoints of a training job: due times, durations, and the state in the last one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def interval_s(spec: Checkpoint, save_s: float, mtbf_s: Callable[[Ints], float],
 
 
 class Checkpoints:
-    """What is written, what is being written, and when the next is due.
+    """The last checkpoint, the one being written, and the time of the next.
 
     mtbf_s: mean time between losses of any of some distinct nodes. nodes, save_s, interval_s: those of the job, the
     time in which they write a checkpoint together, or read one back, and the time between two checkpoints.
@@ -75,7 +75,7 @@ class Checkpoints:
         self.last_s = 0.0
 
     def place(self, nodes: Ints) -> None:
-        """The job runs on these distinct nodes from now on: all nodes of all its replicas."""
+        """Set the distinct nodes that the job runs on: all nodes of all its replicas."""
         self.nodes = nodes
         self.save_s = write_s(self.spec, self.size_bytes, self.restart, self.cluster, nodes)
         self.interval_s = interval_s(self.spec, self.save_s, self.mtbf_s, nodes)
@@ -85,16 +85,16 @@ class Checkpoints:
         self._unwritten, self.last_s = state, end_s
 
     def complete(self) -> bool:
-        """What was being written can no longer be lost; returns whether anything was."""
+        """Mark the checkpoint in progress as written; returns whether there was one."""
         if self._unwritten is None:
             return False
         self.save(self._unwritten)
         return True
 
     def save(self, state: State) -> None:
-        """This state is what a crash leads back to."""
+        """Save the state that a crash restores."""
         (self.account, self.data), self._unwritten = state, None
 
     def drop(self) -> None:
-        """What was being written is void."""
+        """Discard the checkpoint in progress."""
         self._unwritten = None

@@ -1,4 +1,4 @@
-"""Who submitted each job and where, what it may run on, and which jobs a limit never lets start."""
+"""Submitter, queue and allowed GPUs of each job, and jobs that can never start under a limit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST = 50_000
 
 @dataclass(frozen=True)
 class Claims:
-    """What is declared, and by job: its claim (-1 none), the GPU models that it may use, and how close together.
+    """Declared queues, and by job: its claim (-1: none), allowed GPU models, and placement.
 
     too_large: why a job can never start, "" where it can. smaller: by row, the GPUs that a job starts with at most,
     where a limit or its nodes never allow it all that it asks for.
@@ -59,7 +59,7 @@ class Claims:
 
 
 def texts_by_kind(columns: Mapping[str, Texts], listed: Sequence[JobSpec], rows: Ints, jobs: int) -> dict[str, Texts]:
-    """Names of each of KINDS by job, "" where none is told; rows: where the scenario's own jobs stand."""
+    """Names of each of KINDS by job, "" where not given; rows: those of the scenario's own jobs."""
     found: dict[str, Texts] = {}
     for kind in KINDS:
         column = columns.get(kind)

@@ -1,4 +1,4 @@
-"""A job's dataset: shards, who owns them, where they are stored, and every sample exactly once per epoch.
+"""A job's dataset: shards, their owners and nodes, with every sample read exactly once per epoch.
 
 Who reads what is by the rules of `policies.shards`. A piece that is not stored on the worker's node is fetched
 whole, one piece ahead.
@@ -21,7 +21,7 @@ from equipoise.sim.network.transfers import Transfer, Transfers
 
 
 class ConservationError(AssertionError):
-    """A sample was trained twice or never in one epoch: a defect of the simulator, never of a scenario."""
+    """A sample was trained twice or never in one epoch: a bug of the simulator, never of a scenario."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +74,7 @@ class JobData:
 
     @property
     def left(self) -> int:
-        """Samples of this epoch that nobody has read."""
+        """Unread samples of this epoch."""
         return sum(self.owned)
 
     @property
@@ -138,7 +138,7 @@ class JobData:
                     piece.transfer = None
 
     def release(self) -> None:
-        """Stop all transfers: the job has no workers any more."""
+        """Stop all transfers, because the job has no workers any more."""
         self._drop_transfers()
 
     # -- reading -------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class JobData:
         return piece.left == int(self.samples_of[piece.shard])
 
     def at_hand(self, worker: int, piece: Piece) -> bool:
-        """Whether the worker need not fetch the piece: it is ready, or its node keeps it."""
+        """Whether the worker need not fetch the piece: it is ready, or cached on its node."""
         return self.is_ready(worker, piece) or self._is_kept(worker, piece)
 
     def _is_kept(self, worker: int, piece: Piece) -> bool:
@@ -228,7 +228,7 @@ class JobData:
             return
 
         def arrived() -> None:
-            """The piece is here now."""
+            """Mark the piece as present."""
             if whole and self.caches.capacity_bytes:
                 self.caches.keep(node, key, transfer.size_bytes)
             if piece.transfer is transfer:  # it has not been given to another worker meanwhile
@@ -343,7 +343,7 @@ class JobData:
         source = self.homes[piece.shard][0]
 
         def arrived() -> None:
-            """The piece is here now."""
+            """Mark the piece as present."""
             piece.transfer, piece.fetched = None, True
             if whole:
                 self.homes[piece.shard][0] = node

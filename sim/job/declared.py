@@ -1,4 +1,4 @@
-"""What a scenario declares of its queues, put into codes: limits as trees, claims of jobs, fair shares."""
+"""A scenario's declared queues as integer codes: limits as trees, claims of jobs, fair shares."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Places:
 
 
 class Declared:
-    """The declared section of one scenario, asked about claims."""
+    """The section `queues` of one scenario, applied to the claims of jobs."""
 
     def __init__(self, scenario: Scenario, cluster: Cluster) -> None:
         self.spec, self.cluster, self.places = scenario.queues, cluster, Places(cluster)
@@ -153,7 +153,7 @@ class Declared:
         return user, account, partition, qos, self.queue_of.get(queue, queue), tres, pin
 
     def build(self, claims: Sequence[Claim], restricts: bool) -> Queues:
-        """Everything in codes, for these claims."""
+        """Build the codes of all declarations for these claims."""
         names = {kind: self._names_of(kind, [str(claim[k]) for claim in claims]) for k, kind in enumerate(KINDS)}
         codes = {kind: {name: k for k, name in enumerate(names[kind])} for kind in KINDS}
         table = [[codes[kind].get(str(claim[k]), -1) for k, kind in enumerate(KINDS)] for claim in claims]
@@ -393,7 +393,7 @@ class Declared:
 
     @cached_property
     def counts_tres(self) -> bool:
-        """Whether any limit bounds something beside GPUs."""
+        """Whether any limit bounds resources other than GPUs."""
         s = self.spec
         listed: tuple[Limits, ...] = (*s.accounts, *s.users, *s.partitions, *s.qos)
         kinds = ("tres", "tres_per_user", "tres_per_account", "tres_per_job")
@@ -401,7 +401,7 @@ class Declared:
 
     @cached_property
     def weighs(self) -> bool:
-        """Whether anything but names is declared."""
+        """Whether anything other than names is declared."""
         s = self.spec
         return any((s.accounts, s.users, s.partitions, s.qos, s.priority, s.backfill, s.queues))
 

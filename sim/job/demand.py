@@ -1,4 +1,4 @@
-"""The jobs of a scenario in order of (arrival, id): from its list, from a trace, or from both."""
+"""The jobs of a scenario in order of (arrival, id), from its list and its trace."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Demand:
 
     @cached_property
     def drawn_as(self) -> list[str]:
-        """What random numbers of each job are drawn by: its name, and a number if others of it come before."""
+        """Key of each job's random numbers: its name, with a number if earlier jobs have the same name."""
         seen: dict[str, int] = {}
         found = []
         for name in self.name:
@@ -65,7 +65,7 @@ class Demand:
 
     @cached_property
     def spare_s(self) -> Floats:
-        """The time limit as given less the one that acts, (jobs,), NaN where policies do not plan with it."""
+        """The given time limit minus the effective one, (jobs,); NaN where policies do not plan with it."""
         given_s = self.columns.get("time_limit_s")
         if not self.by_limit or given_s is None:
             return np.full(len(self), np.nan)
@@ -73,7 +73,7 @@ class Demand:
         return spare_s
 
     def estimates_s(self, factor: Floats) -> Floats:
-        """What policies take each job to need in all (jobs,); factor: estimated over real duration."""
+        """Total duration that policies assume for each job (jobs,); factor: estimated over real duration."""
         worked_s = np.minimum(self.duration_s * factor, self.limit_s)
         estimates_s: Floats = np.where(np.isnan(self.spare_s), worked_s, self.limit_s + self.spare_s)
         return estimates_s
@@ -163,7 +163,7 @@ def _shrinks(demand: Demand, listed: Mapping[int, JobSpec]) -> dict[int, tuple[i
 
 
 def _limited(demand: Demand, listed: Mapping[int, JobSpec]) -> Demand:
-    """With the time limits of duration jobs: of a trace's job that ended late, when it ended."""
+    """Add the time limits of duration jobs; a trace's job that ended late has its recorded end."""
     given_s = demand.columns.get("time_limit_s")
     given_s = np.full(len(demand), np.nan) if given_s is None or given_s.dtype == object else given_s.copy()
     limit_s = np.where(given_s > 0.0, np.fmax(given_s, demand.duration_s), np.inf)
@@ -176,7 +176,7 @@ def _limited(demand: Demand, listed: Mapping[int, JobSpec]) -> Demand:
 
 
 def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mapping[int, JobSpec]) -> Demand:
-    """With who submitted what, and without jobs that no limit ever lets start, where these are to be left out."""
+    """Add the submitters, and remove jobs that can never start where the scenario leaves these out."""
     rows = np.array(list(listed), dtype=np.int64)
     texts = texts_by_kind(demand.columns, list(listed.values()), rows, len(demand))
     least, sizes = demand.gpus.copy(), dict[int, range]()
@@ -206,7 +206,7 @@ def _claimed(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mappi
 
 
 def _tres(demand: Demand, listed: Mapping[int, JobSpec]) -> list[tuple[float, ...]]:
-    """What each job asks for of RESOURCES, 0 where nothing is told."""
+    """Request of each job of RESOURCES, 0 where not given."""
     found = np.zeros((len(demand), 3))
     for k, name in enumerate(("cpus", "host_memory_bytes", "nodes")):
         column = demand.columns.get(name)
@@ -288,7 +288,7 @@ def _check_fits(scenario: Scenario, demand: Demand, cluster: Cluster) -> None:
 
 
 def _models_of(scenario: Scenario, wanted: TrainingJobs, trace: Trace) -> dict[int, str]:
-    """Which rows of a trace train, and what: those that name a model, and `count` more evenly spread."""
+    """Training rows of a trace with their models: rows that name a model, and `count` more, evenly spread."""
     named = {int(row): str(trace.model[row]) for row in np.flatnonzero(trace.model != "")}
     count = min(wanted.count, len(trace))
     for k, row in enumerate(np.unique(np.linspace(0, len(trace) - 1, count).astype(int)).tolist()):

@@ -1,4 +1,4 @@
-"""What everyone but its own room needs to know of a job, whether it is rigid or trains."""
+"""The interface of a job, rigid or training, to the rest of the simulator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equipoise.sim.cluster.cluster import Holding
 
 
 class Job(Protocol):
-    """A job that holds GPUs, or did so until just now."""
+    """A job that holds GPUs, or has just released them."""
 
     @property
     def row(self) -> int:
@@ -26,23 +26,23 @@ class Job(Protocol):
 
     @property
     def holding(self) -> Holding | None:
-        """What it holds; None when nothing."""
+        """Its GPUs; None when it holds none."""
 
     @property
     def gpu_s(self) -> Floats:
-        """Its account of GPU-seconds by `Use`, up to when it was last booked."""
+        """Its account of GPU-seconds by `Use`, up to the last booking."""
 
     @property
     def elastic(self) -> Elastic | None:
-        """The job, if it may go on with fewer GPUs when a node dies."""
+        """The job itself if it can continue with fewer GPUs after a node failure, else None."""
 
     @property
     def kept(self) -> float:
-        """Progress that no fault can take back, in a measure of its own."""
+        """Progress that no fault can take back, in the job's own unit."""
 
     @property
     def save_s(self) -> float:
-        """Time to write a checkpoint when it is told that it will be stopped (s)."""
+        """Time to write a checkpoint before an announced stop (s)."""
 
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
         """Take GPUs and begin, or go on, `delay_s` from now."""
@@ -51,25 +51,25 @@ class Job(Protocol):
         """Stop at once; `lost`: back to the last checkpoint. Returns what it adds to its next restart (s)."""
 
     def close(self, now_s: float) -> None:
-        """The run ends: book what has been done by now."""
+        """Book all work done until now, at the end of the run."""
 
     def meter_until_now(self) -> None:
         """Book what has been done by now and have its energy metered."""
 
     def speed_changed(self) -> None:
-        """Its nodes run at another speed from now on."""
+        """Note that its nodes run at another speed from now on."""
 
     def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
         """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
 
     def utilisation(self, now_s: float) -> Floats:
-        """Busy share of each GPU it holds, as far as known (GPUs held,)."""
+        """Busy share of each GPU it holds, NaN where unknown (GPUs held,)."""
 
     # -- for the timeline ----------------------------------------------------------------------------------
 
     @property
     def computed_gpu_s(self) -> float:
-        """All its computing so far, whether it came to something or not."""
+        """All its computing so far, including lost work."""
 
     @property
     def booked_until_s(self) -> float:
@@ -87,17 +87,17 @@ class Job(Protocol):
         """(bytes, links, bytes on each of these links) of the exchanges since those of `traffic`, as they are."""
 
     def not_metered(self) -> tuple[Ints, Floats]:
-        """(nodes, GPU-seconds of computing there) that nobody has metered yet."""
+        """(nodes, GPU-seconds of computing there) that are not metered yet."""
 
 
 class Elastic(Job, Protocol):
     """A job that can go on with some of its GPUs."""
 
     def survivors(self, lost: Bools) -> Bools | None:
-        """Which of its GPUs stay of use when `lost` ones are gone, (GPUs held,); None: too few to go on."""
+        """Which of its GPUs remain usable without the `lost` ones, (GPUs held,); None: too few to continue."""
 
     def cut(self, now_s: float) -> None:
-        """Some GPUs are gone: what was under way is lost; `regroup` follows."""
+        """Drop the running period after some GPUs were lost; `regroup` follows."""
 
     def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
-        """Go on with the GPUs that are left, `delay_s` from now."""
+        """Continue with the remaining GPUs, `delay_s` from now."""

@@ -1,4 +1,4 @@
-"""Who wants to know what happened: told with values, at the instant when it happens."""
+"""Listeners to events, called with plain values at the instant of the event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.sim.network.transfers import Transfer
 
 
 class Listener:
-    """What a listener may be told; each implements what it wants to know. Times in s."""
+    """Events of a listener; each listener implements those that it needs. Times in s."""
 
     def began(self, job: Job, holding: Holding, now_s: float) -> None:
         """A job has taken GPUs; it does not count them as held yet."""
@@ -27,7 +27,7 @@ class Listener:
         """A fault has stopped a job, or made it regroup, and that is all done."""
 
     def looked_at(self, job: Job, now_s: float) -> None:
-        """The account of a running job is as complete as it can be now."""
+        """The account of a running job has been brought up to date."""
 
     def checkpointing(self, job: Job, now_s: float) -> None:
         """A checkpoint of all that is booked begins to be written."""
@@ -55,7 +55,7 @@ _EVENTS = [name for name in vars(Listener) if not name.startswith("_")]
 
 
 class Listeners:
-    """Calls for each event, of the listeners that want to know of it; in their order.
+    """The callbacks of the listeners for each event, in order.
 
     `for tell in listeners.began: tell(job, holding, now_s)`: nothing is called when nobody listens.
     """

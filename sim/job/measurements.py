@@ -1,4 +1,4 @@
-"""What is measured of a training job's workers: since the last observation, look at the heat, and metering."""
+"""Measurements of a training job's workers since the last observation, heat update and metering."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.sim.job.period import Period, PeriodOutcome
 
 @dataclass(slots=True)
 class JobWindow:
-    """What was measured since the last observation, per worker."""
+    """Measurements since the last observation, per worker."""
 
     busy_s: Floats
     busy_square: Floats
@@ -101,12 +101,12 @@ class Measurements:
         self.open_window(begun_s)  # a restart is no part of what is measured
 
     def open_window(self, since_s: float) -> None:
-        """Measure anew from here on."""
+        """Begin a new window."""
         self.window = JobWindow.empty(self.workers, since_s)
         self._busy_taken_s = np.zeros(self.workers)
 
     def fit_columns(self) -> None:
-        """Nothing new was measured: what was observed before stays, unless it was of another number of workers."""
+        """Keep the last observed values without a new period, unless the number of workers has changed."""
         if len(self.columns["step_s"]) != self.workers:
             self.columns = dict.fromkeys(MEASURED, np.full(self.workers, np.nan))
 

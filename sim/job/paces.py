@@ -1,4 +1,4 @@
-"""How fast each duration job runs on each GPU model, relative to the model that its duration is given for."""
+"""Speed of each duration job on each GPU model, relative to the model of its given duration."""
 
 from __future__ import annotations
 

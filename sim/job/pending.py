@@ -1,4 +1,4 @@
-"""What plans ask of a training job: applied when the running period ends, or so many steps later."""
+"""Changes of plans to a training job, applied when the running period ends or some steps later."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Pending:
 
     @property
     def asked(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any change is pending."""
         return bool(self.moves) or any(v is not None for v in self._values()[1:])
 
     def _values(self) -> list[Any]:
         return [getattr(self, part.name) for part in fields(self)]
 
     def then(self, later: Pending) -> Pending:
-        """This, and what is asked for later, which goes before."""
+        """Merge with later changes, which take precedence."""
         pairs = zip(self._values(), later._values(), strict=True)
         both = Pending(*(old if new is None else new for old, new in pairs))
         both.moves = self.moves + later.moves
@@ -54,7 +54,7 @@ class Asked:
         return self.held[0][0] - steps if self.held else 2**40
 
     def take(self, steps: int) -> Pending:
-        """What is due after so many steps; it is asked no more."""
+        """Remove and return the changes due after so many steps."""
         while self.held and self.held[0][0] <= steps:
             self.pending = self.pending.then(self.held.pop(0)[1])
         due, self.pending = self.pending, Pending()

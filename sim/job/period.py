@@ -1,4 +1,4 @@
-"""One synchronisation period: as it begins, how it went, and when periods end."""
+"""One synchronisation period: its start, its outcome, and the end times of periods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Period:
 
 @dataclass(slots=True)
 class PeriodOutcome:
-    """How a period went: per worker in seconds, and when it ended."""
+    """Outcome of a period: times per worker in seconds, and its end."""
 
     duration_s: float
     arrival_s: float  # offset at which the last worker reached the barrier
@@ -83,7 +83,7 @@ class Ends:
         return self.anchor_s + (base_s + count * outcome.duration_s)
 
     def advance(self, outcome: PeriodOutcome) -> None:
-        """The running period has ended."""
+        """Move on to the next period."""
         end_s = self.of(outcome)
         if outcome.end_s is not None:
             self.resume_at(end_s)

@@ -1,4 +1,4 @@
-"""How far a training job has come: its account, its target, and what one more sample is worth."""
+"""Progress of a training job: its account, its target, and the efficiency of further samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def target_of(spec: JobSpec) -> float:
 
 
 class Progress:
-    """The account of a job, and what is left until its target."""
+    """The account of a job, and the remaining samples until its target."""
 
     def __init__(self, spec: JobSpec, model: Model, *, asynchronous: bool) -> None:
         self.model, self.asynchronous, self.global_batch = model, asynchronous, spec.global_batch

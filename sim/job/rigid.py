@@ -1,4 +1,4 @@
-"""Rigid jobs: known by a duration only, they run at the pace of their slowest node, one event each."""
+"""Rigid jobs, defined by a duration, run at the speed of their slowest node with one event each."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class RigidJobs:
 
 
 class RigidJob:
-    """A rigid job while it runs, one kind of `Job`: what is not needed of all jobs at once."""
+    """A running rigid job, one kind of `Job`."""
 
     __slots__ = ("_earlier", "_end", "_metered_gpu_s", "all", "holding", "row")
 
@@ -147,14 +147,14 @@ class RigidJob:
         self._end = self._plan_end(begin_s)
 
     def _plan_end(self, begin_s: float) -> Event:
-        """Have it end with its work, or when it has run for as long as it may."""
+        """Schedule its end: when its work is done, or at its time limit."""
         jobs, row = self.all, self.row
         takes_s, allowed_s = jobs.left_s[row] / jobs.rate[row], jobs.allowed_s[row]
         late = takes_s > allowed_s * (1.0 + ROUNDING)
         return jobs.clock.at(begin_s + (allowed_s if late else takes_s), self._at_limit if late else self._ended)
 
     def _at_limit(self, event: Event) -> None:
-        """It has run for as long as it may."""
+        """Stop the job at its time limit."""
         jobs, row = self.all, self.row
         jobs.timed_out[row] = True
         self._settle(jobs.clock.now)
@@ -285,7 +285,7 @@ class RigidJob:
 
     @property
     def name(self) -> str:
-        """As in the demand."""
+        """Its name in the demand."""
         return self.all.demand.name[self.row]
 
     @property
@@ -323,9 +323,9 @@ class RigidJob:
         return self.holding.share * float(self.all.begin_s[self.row] < now_s)
 
     def on_links(self, since: tuple[float, int]) -> tuple[float, Ints, Floats]:
-        """It exchanges nothing."""
+        """Return no traffic, because a rigid job exchanges nothing."""
         return 0.0, _NO_NODES, _NOTHING
 
     def not_metered(self) -> tuple[Ints, Floats]:
-        """It is metered whenever it is booked."""
+        """Return nothing, because a rigid job is metered whenever it is booked."""
         return _NO_NODES, _NOTHING

@@ -1,4 +1,4 @@
-"""Rounds of a training job: how a period begins and is booked, and what acts between two of them.
+"""Periods of a training job: their start, their booking, and changes between two of them.
 
 Time passes in synchronisation periods: H local steps and one gradient exchange. A period runs to its end under
 the configuration it began with; only a stop (crash, preemption, resize) acts at once and loses the period.
@@ -78,7 +78,7 @@ def end_period(job: TrainingJob, period: Period, outcome: PeriodOutcome) -> None
 
 
 def ask(job: TrainingJob, asked: Pending, delay_rounds: int) -> None:
-    """A plan asks for this: it acts when the running period ends, or `delay_rounds` steps from now.
+    """Queue a plan's changes until the running period ends, or `delay_rounds` steps from now.
 
     What is held so falls when the job is stopped or regrouped.
     """

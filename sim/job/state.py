@@ -1,4 +1,4 @@
-"""What one training job is: its parts, what it holds, and what has been booked of it."""
+"""State of one training job: its parts, its GPUs, and its accounts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equipoise.sim.scenario.model import Data, JobSpec, Model, Noise, Restart
 
 
 class PowerMeter(Protocol):
-    """What counts the energy of computing: told GPU-seconds by node."""
+    """Meter of the energy of computing, fed with GPU-seconds by node."""
 
     @property
     def varies(self) -> bool:
@@ -117,12 +117,12 @@ class TrainingState:
         self.gpu_s[use] += seconds * float(self.config.weight.sum())
 
     def pause(self, seconds: float) -> None:
-        """The next period begins so much later."""
+        """Delay the next period."""
         self.charge(RESTART, seconds)
         self.ends.resume_at(self.ends.start_s + seconds)
 
     def saved_state(self) -> State:
-        """What a checkpoint that is begun now holds."""
+        """The state that a checkpoint begun now would hold."""
         return self.progress.account.copy(), self.data.snapshot() if self.data is not None else None
 
     def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
@@ -189,7 +189,7 @@ class TrainingState:
     # -- energy --------------------------------------------------------------------------------------------
 
     def meter_booked(self) -> None:
-        """Have the computing metered that is booked and was not metered before."""
+        """Meter the booked computing that was not metered before."""
         if self.meter.varies:
             busy_gpu_s = self.measured.take_busy_s() * self.config.busy_weight
             self.meter.computed(self.row, *self._by_gpu(busy_gpu_s))

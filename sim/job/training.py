@@ -1,4 +1,4 @@
-"""One training job as everyone else knows it: started, stopped, cut down to what a fault leaves, and closed.
+"""A training job as seen from outside: start, stop, regroup after a fault, close.
 
 What it is stands in `job.state`, how its rounds begin and end in `job.rounds`. How a period's events unfold is
 the business of `advance.event_by_event` and of what is faster.
@@ -24,7 +24,7 @@ from equipoise.sim.scenario.model import Data, JobSpec, Model, Noise, Restart
 
 
 class Advance(Protocol):
-    """What lets a job's time pass."""
+    """The interface of a time advance."""
 
     def begin(self, job: TrainingJob) -> None:
         """Let a job run that has been started or regrouped."""
@@ -36,7 +36,7 @@ class Advance(Protocol):
         """Book all periods that have ended by now (`before`: strictly before now)."""
 
     def reconfigure(self, job: TrainingJob) -> None:
-        """What a step costs has changed: acts from the next period on."""
+        """Note that the cost of a step has changed, from the next period on."""
 
 
 class TrainingJob(TrainingState):
@@ -139,14 +139,14 @@ class TrainingJob(TrainingState):
         return save_s
 
     def _halt(self, now_s: float, *, before: bool) -> None:
-        """Nothing of what is under way happens any more; what has been computed is metered."""
+        """Cancel everything in progress, and meter the computing done."""
         self.advance.settle(self, before=before)
         self.advance.halt(self)
         self.meter_all(now_s)
         self.generation += 1
 
     def finish(self) -> None:
-        """The job is done."""
+        """Finish the job."""
         self.advance.halt(self)
         self.generation += 1
         if self.data is not None:
@@ -156,7 +156,7 @@ class TrainingJob(TrainingState):
         self._leave()
 
     def _leave(self) -> None:
-        """Its workers share their nodes' cores and disks no more."""
+        """Release its workers' shares of their nodes' cores and disks."""
         np.subtract.at(self.cluster.workers, self.config.nodes, 1)
 
     def close(self, now_s: float) -> None:
@@ -167,7 +167,7 @@ class TrainingJob(TrainingState):
         self._end_partial(now_s, BUSY)
 
     def speed_changed(self) -> None:
-        """From the next period on."""
+        """Note a new speed, from the next period on."""
         self.advance.reconfigure(self)
 
     @property
@@ -182,7 +182,7 @@ class TrainingJob(TrainingState):
         return np.repeat(alive, per) if alive.sum() >= self.config.fewest else None
 
     def cut(self, now_s: float) -> None:
-        """Some workers are gone: the running period is lost; `regroup` follows."""
+        """Drop the running period after some workers were lost; `regroup` follows."""
         self._halt(now_s, before=True)
         self.report_traffic()
         self.checkpoints.drop()
@@ -190,7 +190,7 @@ class TrainingJob(TrainingState):
         self._leave()
 
     def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
-        """Go on with the workers that are left."""
+        """Continue with the remaining workers."""
         self.asked = Asked()
         self._place(holding, None)
         self._go_on(now_s, delay_s)

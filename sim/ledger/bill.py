@@ -1,4 +1,4 @@
-"""What a run drew and cost, from its accounts: per job, in all, and where the money went."""
+"""Energy and cost of a run from its accounts: per job, in total, and by use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amounts over time in at most 1,024 equal buckets, though nobody knows beforehand how long a run takes.
+"""Amounts over time in at most 1,024 equal buckets, for runs of unknown length.
 
 A charge is an amount spread evenly over an interval. When one ends beyond the last bucket, neighbours are
 merged in pairs and each bucket is twice as wide, so memory stays the same. Widths are powers of two.

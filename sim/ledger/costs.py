@@ -1,4 +1,4 @@
-"""What each job's GPU time cost in energy and money, where GPUs differ or clocks change.
+"""Energy and cost of each job's GPU time, where GPUs differ or clocks change.
 
 On equal GPUs at one clock and one price all this follows from the accounts at the end. Elsewhere it is booked
 stretch by stretch, at the means over the GPUs that the job held.

@@ -1,4 +1,4 @@
-"""GPU time that jobs hold after the last arrival: what is idle then, no order of the jobs could have used."""
+"""GPU time held after the last arrival; idle time then cannot be used by any order of the jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service's GPU time came to: GPU-seconds, energy and money, booked replica by replica."""
+"""GPU-seconds, energy and cost of a service, booked by replica."""
 
 from __future__ import annotations
 

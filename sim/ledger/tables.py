@@ -1,4 +1,4 @@
-"""The columns of a run's timeline, as they are written to `timeline/*.parquet`."""
+"""Columns of a run's timeline in `timeline/*.parquet`."""
 
 from __future__ import annotations
 

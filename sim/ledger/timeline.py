@@ -1,4 +1,4 @@
-"""What happened when: stretches of jobs on GPUs, the cluster's use over time, links, faults. Only when asked for.
+"""Timeline of a run, recorded on request: segments of jobs, cluster use, links, faults.
 
 Accounts of training jobs are known at the ends of periods that something looked at (a decision, a checkpoint, a
 stop); what was booked between two looks is charged evenly over the time between them. Work that a fault takes
@@ -58,7 +58,7 @@ class TimelineStretch:
 
 @dataclass(slots=True)
 class _Open:
-    """A running job since it got its GPUs, and since it was last looked at."""
+    """A running job's state since it got its GPUs, and since its last update."""
 
     segment: int
     start_s: float

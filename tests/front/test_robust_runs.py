@@ -302,7 +302,7 @@ def test_a_job_that_faults_throw_back_for_ever_is_named() -> None:
         faults={"crash": {"mtbf": 60.0, "repair": 1.0}},
         restart={"detection": 0.0, "initialisation": 1.0},
     )
-    with pytest.raises(RunFailed, match="job hopeless was thrown back by faults") as failed:
+    with pytest.raises(RunFailed, match="job hopeless was interrupted by faults") as failed:
         simulate(case)
     assert failed.value.run.jobs["restarts"][0] == FRUITLESS_RESTARTS
     assert "with 60 s between failures of a node it never reaches a checkpoint" in str(failed.value)
@@ -324,7 +324,7 @@ def test_a_training_job_that_never_ends_a_period_is_named(on_worker_loss: str) -
         workload={"models": {"m": model(sample_time=1000.0)}, "jobs": [job]},
         faults={"crash": {"mtbf": 60.0, "repair": 1.0}},
     )
-    with pytest.raises(RunFailed, match="job big was thrown back by faults"):
+    with pytest.raises(RunFailed, match="job big was interrupted by faults"):
         simulate(case)
 
 
