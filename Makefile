@@ -1,5 +1,6 @@
 # make demo   virtual environment, installation, comparison of the quickstart scenario
 # make live-demo   policies in real PyTorch training on this machine, without a GPU
+# make quick  style, and the tests at the central seams, in about a minute
 # make test   the test suite, in about five to ten minutes on two cores
 # make test-long  the tests that take longer; called again, it goes on where it stopped
 # make fuzz   damaged inputs, for hours, from where it stopped; ARGS="--seconds 3600"
@@ -21,7 +22,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # Tests start hundreds of processes: without kept bytecode each would compile all modules anew.
 KEEP   := env -u PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo installed-live live-demo test test-long test-pauses fuzz soak test-mutation test-lowest check bench clean
+.PHONY: demo installed-live live-demo quick test test-long test-pauses fuzz soak test-mutation test-lowest check bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/equipoise compare scenarios/quickstart.yaml \
@@ -31,6 +32,12 @@ installed-live: $(VENV)/installed-live
 
 live-demo: $(VENV)/installed-live
 	$(BIN)/python -m equipoise.live.demo $(ARGS)
+
+QUICK  := tests/policies/kernels tests/policies/stages/test_directions.py tests/sim/advance tests/front/test_readme.py
+quick: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(KEEP) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(QUICK)
 
 test: $(VENV)/installed-dev
 	$(KEEP) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
