@@ -45,7 +45,7 @@ for size in (2**16, 2**22):
 
 launched.clear()
 both = shares.ShareBench(device, 2**20)
-half = device.partition(8), cuda.Partition(device, 8, complement=True)
+half = device.partition(8), cuda.DevicePartition(device, 8, complement=True)
 shares._together(both, half, "memory", "memory", 0.02)
 for name, part in zip(("mine", "other"), half):
     found[name] = sorted({tuple(known[:2]) for _, _, known, stream in launched if stream == part.stream.value})

@@ -79,7 +79,8 @@ def test_a_scenario(tmp_path: Path, key: str, slip: str) -> None:
 
 
 def test_what_yaml_itself_would_read_otherwise() -> None:
-    assert read_tree("[1_000, 1:30, 0b11, 0o17, 1e3]", "t").data == ["1_000", "1:30", "0b11", 15, 1000.0]
+    """Underscores between thousands are those of YAML 1.1; other bases and times are texts."""
+    assert read_tree("[1_000, 1_0, 1:30, 0b11, 0o17, 1e3]", "t").data == [1000, "1_0", "1:30", "0b11", 15, 1000.0]
 
 
 def test_an_index_in_a_key(tmp_path: Path) -> None:

@@ -25,12 +25,13 @@ def fresh_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_kernel_file_imports_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = tmp_path / "policies"
     room.mkdir()
-    (tmp_path / "sim").mkdir()
+    for other in ("base", "sim"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "empty.py").write_text("")
     (room / "kernels.py").write_text("from equipoise.policies import (\n    middle,\n)\n@jit\ndef f(): ...\n")
     (room / "middle.py").write_text("from equipoise.policies.constants import C\n")
     (room / "constants.py").write_text("C = 1\n")
     (room / "other.py").write_text("D = 1\n")
-    (tmp_path / "sim" / "empty.py").write_text("")
     monkeypatch.setattr(sources, "root", lambda: tmp_path)
     monkeypatch.setattr(jit, "root", lambda: tmp_path)
     first = jit.kernel_source_hash()
