@@ -90,8 +90,7 @@ def warm(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> 
 
 @contextmanager
 def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) -> Iterator[None]:
-    """As `warm`, but returns when this process has done its part, and waits for the others at the end.
-    """
+    """As `warm`, but returns when this process has done its part, and waits for the others at the end."""
     missing = [portion for portion in _portions(policies, scenario) if not _mark(portion).exists()]
     groups = _share_out(missing, min(processors(), len(missing)))
     if groups:
