@@ -1,8 +1,8 @@
 """Means, intervals and paired ratios over seeds.
 
-Policies are compared on the same seeds (common random numbers), so what differs between two of them is
-paired by seed: the interval of a ratio is that of the paired log ratios, which is far narrower than the
-intervals of the two means (Law 2015, Simulation Modeling and Analysis, section 11.2).
+Policies are compared on the same seeds (common random numbers), so differences between two of them are paired by
+seed: the interval of a ratio is that of the paired log ratios, which is far narrower than the intervals of the two
+means (Law 2015, Simulation Modeling and Analysis, section 11.2).
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def paired_bootstrap(
 ) -> Interval:
     """Percentile bootstrap of `statistic(values, reference)`, both (n,), whose pairs are drawn together.
 
-    For what has no t interval, such as the difference of two medians; drawing pairs keeps what common random
-    numbers have gained (Efron and Tibshirani 1993, section 8.3). Raises ValueError when the lengths differ.
+    For what has no t interval, such as the difference of two medians; drawing pairs keeps the gain of common random
+    numbers (Efron and Tibshirani 1993, section 8.3). Raises ValueError when the lengths differ.
     """
     x, y = _pair(values, reference)
     if x.size < 2:
@@ -143,7 +143,7 @@ def pooled_percentile_ratio(
     mine, other = _Pool(groups, q), _Pool(reference, q)
 
     def ratio(counts: NDArray[np.int64]) -> float:
-        """Ratio of the percentiles where groups count that often."""
+        """Ratio of the percentiles with these multiplicities of groups."""
         below = other.percentile(counts)
         return mine.percentile(counts) / below if below > 0 else math.nan
 
@@ -168,7 +168,7 @@ class _Pool:
         self.group = np.repeat(np.arange(len(parts)), [part.size for part in parts])[order]
 
     def percentile(self, counts: NDArray[np.int64]) -> float:
-        """Of the values with each group taken `counts[group]` times; NaN when that is nothing."""
+        """Percentile of the values with each group taken `counts[group]` times; NaN without any."""
         upto = np.cumsum(counts[self.group])
         if upto.size == 0 or upto[-1] == 0:
             return math.nan
@@ -235,9 +235,9 @@ def stratified_ratio(
 
     The ratio is the geometric mean over the groups of their own geometric means. Its interval and two-sided p are
     of Student's t on the log ratios within groups, with the degrees of freedom of Welch (1947) and Satterthwaite
-    (1946); the effect is Cohen's d, by the root of the mean variance within groups. exact: groups in which nothing
-    is random, whose one pair says all. NaN where a value is not positive, or a group tells no spread.
-    Raises ValueError when lengths differ.
+    (1946); the effect is Cohen's d, by the root of the mean variance within groups. exact: groups that are not
+    random and have one pair. NaN where a value is not positive, or a group has no spread. Raises ValueError when
+    lengths differ.
     """
     pairs = [_pair(x, y) for x, y in zip(values, reference, strict=True)]
     n = sum(x.size for x, _ in pairs)
@@ -273,9 +273,9 @@ def _log_ratios(values: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
 
 
 def holm(p: ArrayLike) -> NDArray[np.float64]:
-    """p values (n,) of a family of tests, adjusted so that the family errs no more often (Holm 1979).
+    """p values (n,) of a family of tests, adjusted for the family-wise error rate (Holm 1979).
 
-    NaN: no test, which stays NaN and is not counted.
+    NaN (no test) stays NaN and is not counted.
     """
     raw = np.asarray(p, dtype=np.float64)
     if np.isnan(raw).any():

@@ -37,7 +37,7 @@ class Cell:
     effect: float = math.nan  # Cohen's d of the pairs, on log ratios
 
     def row(self) -> dict[str, Any]:
-        """The cell as one flat row; what is unknown is NaN."""
+        """The cell as one flat row; unknown values are NaN."""
         return {
             "metric": self.metric,
             "policy": self.policy,
@@ -60,7 +60,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Precision:
-    """How narrow the intervals were to become, and became: relative half widths."""
+    """Requested and reached precision of the intervals: relative half widths."""
 
     metric: str
     of_ratio: bool
@@ -69,11 +69,11 @@ class Precision:
 
     @property
     def met(self) -> bool:
-        """Whether it is as narrow as was asked for."""
+        """Whether the requested precision is reached."""
         return self.reached <= self.wanted
 
     def text(self, first: str) -> str:
-        """The same in words; `first` is the policy that ratios refer to."""
+        """The precision in words; `first` is the policy that ratios refer to."""
         ratio = f" ratio to {first}" if self.of_ratio else ""
         end = "reached" if self.met else f"not reached, {format_share(self.wanted)} was asked for"
         half = format_share(self.reached) if math.isfinite(self.reached) else "unknown"
@@ -83,7 +83,7 @@ class Precision:
 def as_text(title: str, cells: Sequence[Cell], notes: Sequence[str], noise_free: bool, width: int) -> str:
     """The table; policies that do not fit into `width` characters follow below.
 
-    cells: by metric, and of each metric the policies in order. noise_free: what kind of bound there is.
+    cells: by metric, and of each metric the policies in order. noise_free: whether the bound ignores noise.
     """
     policies = list(dict.fromkeys(cell.policy for cell in cells))
     shown = list(_shown(cells))
@@ -109,7 +109,7 @@ def _all_0(cells: Sequence[Cell]) -> bool:
 
 
 def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """The metrics that a table has room for: no details, and nothing that no policy knows."""
+    """The metrics of a table, without details and metrics unknown for all policies."""
     one_job = all(cell.value.mean == 1 for cell in cells if cell.metric == "jobs")
     for metric, group in groupby(cells, key=lambda cell: cell.metric):
         found = list(group)
@@ -149,9 +149,9 @@ def _blocks(columns: Sequence[int], room: int) -> Iterator[list[int]]:
 
 
 def as_latex(title: str, cells: Sequence[Cell]) -> str:
-    """The table for a paper (booktabs): rows of metrics, columns of policies; stars say how sure a difference is.
+    """The table for a paper (booktabs): rows of metrics, columns of policies; stars mark significance.
 
-    Of each metric a mean with half its 95 % interval; *: p < 0.05, **: p < 0.01 against the first policy.
+    Each metric is a mean with the half width of its 95 % interval; *: p < 0.05, **: p < 0.01 against the first policy.
     """
     shown, policies = list(_shown(cells)), list(dict.fromkeys(cell.policy for cell in cells))
     rows = [["metric", *policies]]
@@ -184,7 +184,7 @@ def latex_table(title: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text with what LaTeX reads as commands written out."""
+    """Text with LaTeX special characters escaped."""
     marked = "".join(_LATEX.get(character, character) for character in printable(text))
     inset = r"\quad " if marked.startswith("  ") else ""  # a part of what stands above it
     return inset + re.sub(r"\*+", lambda stars: f"$^{{{stars[0]}}}$", marked.lstrip())
@@ -200,7 +200,7 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 
 def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:
-    """Metrics as rows, policies as columns, ratios to the first policy behind each value."""
+    """Metrics as rows, policies as columns, each value with its ratio to the first policy."""
     policies = dict.fromkeys(cell.policy for cell in cells)
     heads = "".join(f'<th scope="col" style="{_CELL}">{escape(policy)}</th>' for policy in policies)
     by_metric = [list(group) for _, group in groupby(cells, key=lambda cell: cell.metric)]

@@ -1,4 +1,4 @@
-"""Text for people: what a file, a name or a value brings along must not steer their terminal."""
+"""Safe terminal output: control characters in files, names or values are escaped."""
 
 from __future__ import annotations
 

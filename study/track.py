@@ -15,22 +15,22 @@ from equipoise.study.runs.store import FIXED, connect
 from equipoise.study.runs.sweep_spec import varied_keys
 
 CHARS = 250
-"""MLflow takes no longer names and values."""
+"""Longest names and values that MLflow accepts."""
 _PARAMETERS = ("policy", "seed", "point")
 _NO_PARAMETER = (*FIXED, "notes")
 
 
 class TrackError(RuntimeError):
-    """MLflow did not take the results; the message says why, and where they are."""
+    """MLflow rejected the results; the message says why, and where they are."""
 
 
 def track(folder: Path, experiment: str, artefacts: Iterable[Path] = ()) -> int:
     """Log every finished run of a folder (of a run, comparison or sweep) to MLflow; returns how many.
 
-    Several are children of one run that is named as the folder. Where to is what MLflow's own settings say
-    (MLFLOW_TRACKING_URI). Texts and varied keys are parameters, other numbers metrics; what is not known is left
-    out. artefacts: files that go with the run, or with the one above several. Raises MissingError without MLflow,
-    TrackError where it takes nothing, InputError when the folder holds no results.
+    Several are children of one run named after the folder. The server is set by MLflow (MLFLOW_TRACKING_URI). Texts
+    and varied keys are parameters, other numbers metrics; unknown values are left out. artefacts: files attached to
+    the run, or to the parent of several. Raises MissingError without MLflow, TrackError when it rejects the results,
+    InputError when the folder holds no results.
     """
     try:
         import mlflow  # type: ignore[import-not-found, unused-ignore]
@@ -93,5 +93,5 @@ def _metrics(row: Mapping[str, Any], given: Container[str]) -> dict[str, float]:
 
 
 def _allowed(name: str) -> str:
-    """Names of MLflow hold letters, digits, spaces and _ - . /"""
+    """A valid MLflow name: letters, digits, spaces and _ - . /"""
     return "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)[:CHARS]

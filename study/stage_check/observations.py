@@ -153,7 +153,7 @@ def one_job(
 
 
 class MadeCluster:
-    """A random but consistent cluster, built job by job. Sizes come from the caller, details from `rng`."""
+    """A random but consistent cluster, built job by job. Sizes are set by the caller, details drawn from `rng`."""
 
     def __init__(self, rng: Any, gpus_of_node: Any, up: Any, gpu_models: Any = 2) -> None:
         self.rng, self.up = rng, np.array(up, dtype=bool)
@@ -350,13 +350,13 @@ class MadeCluster:
 
 
 def _table(kind: Any, rows: Any) -> Any:
-    """A table from dicts; keys that a row leaves out take the column's default."""
+    """A table from dicts; missing keys take the column's default."""
     names = sorted({name for row in rows for name in row})
     return kind.of(**{name: [row.get(name, kind.columns[name].default) for row in rows] for name in names})
 
 
 def with_dead_nodes(observation: Any, dead: Any) -> Any:
-    """The same, with the workers' nodes `dead` down: nothing on them is free or alive."""
+    """The observation with the nodes of workers `dead` down: nothing on them is free or up."""
     up = observation.nodes.up.copy()
     up[dead] = False
     gpu_up = up[observation.gpus.node]
@@ -366,7 +366,7 @@ def with_dead_nodes(observation: Any, dead: Any) -> Any:
 
 
 def with_services(observation: Any, every: Any = 2) -> Any:
-    """The same, with a service on each `every`-th free GPU, which nothing else may have."""
+    """The observation with a service on each `every`-th free GPU, which no job may have."""
     free = np.flatnonzero((observation.gpus.job == FREE) & observation.nodes.up[observation.gpus.node])[::every]
     job, share = observation.gpus.job.copy(), observation.gpus.share_free.copy()
     job[free], share[free] = SERVING, 0.0
@@ -378,7 +378,7 @@ def with_services(observation: Any, every: Any = 2) -> Any:
 
 
 def without_telemetry(observation: Any) -> Any:
-    """The same with everything that is measured unknown (NaN)."""
+    """The observation with all measurements unknown (NaN)."""
     other = copy.deepcopy(observation)
     for name in ("workers", "jobs", "nodes", "gpus", "paths", "shards", "speeds"):
         for column in MEASURED.get(name, ()):

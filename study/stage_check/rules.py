@@ -1,4 +1,4 @@
-"""The contract that every stage holds to, as plain functions: what `check-stage` and the contract tests call."""
+"""The contract of stages as plain functions, called by `check-stage` and the contract tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = 20
 
 
 def run(stage: Any, observation: Any, plan: Any = UNCHANGED, memory: Any = None) -> Any:
-    """Refine and hold the result to the contract: feasible, pure, deterministic; returns (plan, memory)."""
+    """Refine and check the contract: feasible, pure, deterministic; returns (plan, memory)."""
     memory = stage.initial() if memory is None else memory
     twin_observation, twin_plan, twin_memory = map(copy.deepcopy, (observation, plan, memory))
     freeze(memory)
@@ -50,7 +50,7 @@ def run(stage: Any, observation: Any, plan: Any = UNCHANGED, memory: Any = None)
 
 
 def assert_starts_once(plan: Any, observation: Any) -> Any:
-    """No job is listed twice, and none that is done or holds what it is given is started again."""
+    """No job is listed twice, and no job is started that is done or already holds its GPUs."""
     if plan.allocation is None:
         return
     jobs = plan.allocation.job.tolist()
@@ -63,14 +63,14 @@ def assert_starts_once(plan: Any, observation: Any) -> Any:
 
 
 def change_time(observation: Any, time_s: Any) -> Any:
-    """The same observation at another time."""
+    """The observation at another time."""
     other = change(observation, "nodes")
     other.time_s = time_s
     return other
 
 
 class GpuPool:
-    """Six GPUs, counted; rigid jobs that lose nothing when they are stopped."""
+    """Six GPUs as one pool; rigid jobs that lose nothing when they are stopped."""
 
     def __init__(self, jobs: Any) -> None:
         self.gpus, self.left_s, self.arrival_s = np.array(jobs, dtype=float).T.copy()
@@ -83,7 +83,7 @@ class GpuPool:
         return np.unique(self.held[self.held >= 0])
 
     def observe(self) -> Any:
-        """What a stage sees of it."""
+        """The observation of the pool."""
         n = int((self.arrival_s <= self.now).sum())
         state = np.where(self.left_s > 0, JobState.WAITING, JobState.DONE)
         state[self.running] = JobState.RUNNING
@@ -114,14 +114,14 @@ class GpuPool:
         )
 
     def apply(self, plan: Any) -> Any:
-        """Hand over what the plan allocates."""
+        """Apply the allocation of the plan."""
         if plan.allocation is not None:
             self.held[np.isin(self.held, plan.allocation.job)] = -1
             for k, job in enumerate(plan.allocation.job):
                 self.held[plan.allocation.gpus_of(k)] = job
 
     def forward(self, revisit_s: Any) -> Any:
-        """To the next completion, arrival or revisit; False when there is none."""
+        """Advance to the next completion, arrival or revisit; False when there is none."""
         running = self.running
         ends = self.now + self.left_s[running]
         later = self.arrival_s[self.arrival_s > self.now]
@@ -137,7 +137,7 @@ class GpuPool:
 
 
 def declares_itself(stage: Any) -> Any:
-    """It says what it is and does, and is a value."""
+    """The stage declares its name and behaviour, and is a frozen dataclass."""
     assert stage.kind in KINDS, f"kind {stage.kind!r} is none of {', '.join(KINDS)}"
     assert stage.name, "it has no name"
     assert type(stage).__doc__, "the stage needs a docstring that says what it does"
@@ -149,7 +149,7 @@ def declares_itself(stage: Any) -> Any:
 
 
 def survives_nothing(stage: Any) -> Any:
-    """An empty cluster, and one that is all down, change nothing."""
+    """On an empty cluster, and with all nodes down, it changes nothing."""
     plan, memory = run(stage, Observation.of(10.0, 5.0))
     assert plan.changes_nothing(), "it plans a change on an empty cluster"
     run(stage, Observation.of(20.0, 5.0, nodes=Nodes.of(gpus=[0], up=[True])), memory=memory)
@@ -159,7 +159,7 @@ def survives_nothing(stage: Any) -> Any:
 
 
 def survives_a_full_cluster(stage: Any) -> Any:
-    """Nothing is free, and jobs wait."""
+    """It handles a full cluster with waiting jobs."""
     cluster = MadeCluster(np.random.default_rng(1), [4, 4], [True, True])
     for rigid in (True, False):
         cluster.add(JobState.RUNNING, rigid=rigid, gpus=4)
@@ -169,7 +169,7 @@ def survives_a_full_cluster(stage: Any) -> Any:
 
 
 def survives_lost_nodes_and_telemetry(stage: Any) -> Any:
-    """A node dies under a job, telemetry is NaN or goes away; the last good deal stays."""
+    """It handles a node failure under a job and missing telemetry; the last good batch split is kept."""
     observation = one_job([2.0, 2.0, 1.0, 1.0])
     _, memory = run(stage, observation)
     run(stage, with_dead_nodes(observation, [1]), memory=memory)
@@ -180,7 +180,7 @@ def survives_lost_nodes_and_telemetry(stage: Any) -> Any:
 
 
 def leaves_services_alone(stage: Any) -> Any:
-    """GPUs that services hold are in no plan, however free and full the others are; nodes may die beside."""
+    """GPUs held by services are in no plan, however full the cluster is, also with failed nodes."""
     for seed in range(CASES // 2):
         observation = with_services(random_cluster(seed), every=1 + seed % 3)
         _, memory = run(stage, observation)
@@ -189,7 +189,7 @@ def leaves_services_alone(stage: Any) -> Any:
 
 
 def survives_anything(stage: Any) -> Any:
-    """Random clusters, one after another with the same memory, some blind, some with a node that dies."""
+    """It handles random clusters in sequence with one memory, some without telemetry, some with a failed node."""
     memory, time_s = stage.initial(), 60.0
     for seed in range(CASES):
         observation = change_time(random_cluster(seed), time_s)
@@ -212,7 +212,7 @@ def reads_only_what_it_needs(stage: Any) -> Any:
 
 
 def serves_every_job(stage: Any, jobs: Any = None) -> Any:
-    """A pool of 6 GPUs, rigid jobs of (GPUs, duration, arrival), thousands of seconds: all of them end."""
+    """On a pool of 6 GPUs, all rigid jobs of (GPUs, duration, arrival) complete."""
     rng = np.random.default_rng(3)
     jobs = jobs or [(int(rng.integers(1, 7)), int(rng.integers(1, 50)), int(rng.integers(61))) for _ in range(10)]
     pool, memory = GpuPool(sorted(jobs, key=lambda job: job[2])), stage.initial()

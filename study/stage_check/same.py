@@ -1,4 +1,4 @@
-"""Comparing, freezing and cutting what stages are given and give back."""
+"""Comparing, freezing and reducing inputs and outputs of stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def freeze(value: Any) -> Any:
 
 
 def only(observation: Any, tables: Any) -> Any:
-    """The same with every table that is not in `tables` empty."""
+    """The observation with all tables empty except `tables`."""
     other = copy.deepcopy(observation)
     for name, kind in TABLES.items():
         if name not in tables:

@@ -1,4 +1,4 @@
-"""What the record of a live run may hold: types and bounds, so that a damaged one is told by its line."""
+"""Types and bounds of the record of a live run, so that damage is reported with its line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Time = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 
 
 NEEDED = ("members", "policy", "global_batch", "micro_batch", "decide_every", "samples", "shards", "mode")
-"""What every manifest says."""
+"""Keys of every manifest."""
 
 
 class _Part(BaseModel):
@@ -51,7 +51,7 @@ class _Manifest(_Part):
 
     @model_validator(mode="after")
     def _is_whole(self) -> _Manifest:
-        """Who only looks on need not know the batch."""
+        """Whether the manifest is complete; a run in mode observe needs no batch."""
         unknown = [k for k in NEEDED if k != "policy" and getattr(self, k) is None]
         if self.policy is not None and unknown:
             raise ValueError(f"{unknown[0]} is null")
@@ -98,7 +98,7 @@ _LINES: dict[str, type[_Part]] = {"decision": _Decision, "device": _Device, "reg
 
 
 def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Raises InputError, one line with the key, when the manifest of a live run is not as one is written."""
+    """Raises InputError, one line with the key, when the manifest of a live run is damaged."""
     missing = [name for name in NEEDED if name not in manifest]
     if missing:
         raise InputError([f"{path}: {missing[0]}: is missing"])
@@ -109,7 +109,7 @@ def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def check_line(place: str, line: dict[str, Any]) -> None:
-    """Raises InputError, one line, when a line of a member's record is not as one is written."""
+    """Raises InputError, one line, when a line of a member's record is damaged."""
     event = line.get("event")
     kind = _Round if event is None else _LINES.get(event, _Event) if isinstance(event, str) else _Event
     _check(kind, place, line)

@@ -1,7 +1,7 @@
-"""Where simulated and live decisions part, and which observed column made them part.
+"""The first difference of simulated and live decisions, and the observed columns that cause it.
 
-A policy is a pure function of what it observes and remembers, so the cause can be tried out: the live
-observations are decided on again, with one column taken from the simulation.
+A policy is a pure function of observation and memory, so the cause can be tested: the live observations are decided
+again, with one column taken from the simulation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCALARS = ("time_s", "window_s")
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column whose simulated values alone make the policy decide otherwise than it did live."""
+    """A column whose simulated values alone make the policy decide differently from live."""
 
     name: str  # table.column
     since: int  # first decision at which it differed by more than `PARTED` (0: it never did)
@@ -43,7 +43,7 @@ class Parting:
 
 
 def actions(decision: Decision) -> dict[str, Any]:
-    """What a decision changes, as plain data: shards by their ids, what equals the present left out."""
+    """Changes of a decision as plain data: shards by id, values equal to the present ones left out."""
     o, plan = decision.observation, decision.plan
     found: dict[str, Any] = {}
     now = (
@@ -76,7 +76,7 @@ def first_difference(live: Mapping[str, Any], simulated: Mapping[str, Any]) -> s
 
 
 def identical(live: Sequence[Decision], simulated: Sequence[Decision]) -> int:
-    """How many decisions, from the first on, are equal in what they change."""
+    """Number of first decisions with equal changes."""
     for k, (a, b) in enumerate(zip(live, simulated, strict=False)):
         if first_difference(actions(a), actions(b)) is not None:
             return k
@@ -84,7 +84,7 @@ def identical(live: Sequence[Decision], simulated: Sequence[Decision]) -> int:
 
 
 def parting(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision]) -> Parting | None:
-    """The first decision that differs and the columns behind it; None when all are equal."""
+    """The first decision that differs and the columns that cause it; None when all are equal."""
     k = identical(live, simulated)
     if k == min(len(live), len(simulated)):
         return None
@@ -102,7 +102,7 @@ def parting(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decisi
 def _together(
     policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], found: Sequence[ComparedColumn]
 ) -> tuple[ComparedColumn, ...]:
-    """The fewest of the columns, by leaving out one after the other, that still make the difference; else none."""
+    """A minimal set of columns that causes the difference, by leaving out one after another; else none."""
     kept = list(found)
     if not _flips(policy, live, simulated, [c.name for c in kept]):
         return ()
@@ -114,7 +114,7 @@ def _together(
 
 
 def _candidates(live: Observation, simulated: Observation) -> Iterator[str]:
-    """Measured columns that can be exchanged: of tables with equal rows, and not equal to the bit."""
+    """Measured columns that can be exchanged: those of tables with equal rows whose values differ."""
     for name in _SCALARS:
         if getattr(live, name) != getattr(simulated, name):
             yield name
@@ -133,7 +133,7 @@ def _equal(table: Table, other: Table, column: str) -> bool:
 
 
 def _flips(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], names: Sequence[str]) -> bool:
-    """Whether the policy, shown the live run with these columns simulated throughout, decides otherwise."""
+    """Whether the policy decides differently on the live run with these columns simulated."""
     memory: Mapping[str, Memory] = live[0].memory_before
     decided = None
     for a, b in zip(live, simulated, strict=True):

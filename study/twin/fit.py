@@ -1,10 +1,10 @@
-"""From a live record to what the simulator needs: speeds with their changes, fixed cost, exchange, noise.
+"""Fit of simulator inputs to a live record: speeds with their changes, fixed cost, exchange, noise.
 
 The simulator's step law is compute = (alpha + beta * samples) * slowness (see `sim.job.cost`). With
 c = alpha / beta, a rank's busy time divided by (c + samples) is its time per sample, which is constant but for
-changes of its speed and for noise. Levels are means in which a hiccup of the machine counts for no more than
-twice, and a first exchange that sets up its connections for no more than five times, what is usual. Noise is the
-middle half's, because hiccups are no log-normal noise: they come alone.
+changes of its speed and for noise. Levels are means in which an outlier counts at most as twice the usual value, and
+a first exchange, which sets up connections, as at most five times. Noise is that of the middle half, because
+outliers are not log-normal noise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FittedSpeeds:
 
 @dataclass(frozen=True)
 class MeasuredSpeeds:
-    """What was measured: seconds per sample by rank and round, and what all ranks have in common."""
+    """Fitted measurements: seconds per sample by rank and round, and values common to all ranks."""
 
     speeds: tuple[FittedSpeeds, ...]
     trace: tuple[FittedSpeeds, ...]  # the same window by window: how fast the machine was
@@ -74,10 +74,10 @@ class MeasuredSpeeds:
 
 
 def change_points(values: Floats) -> list[int]:
-    """Where the level of `values` (logarithms) changes by more than `LEAST_JUMP` and than noise explains.
+    """Positions where the level of `values` (logarithms) changes by more than `LEAST_JUMP` and the noise.
 
     Binary segmentation by least squares (Vostrikova 1981) on running medians, which keep the place of a jump;
-    then the smallest jumps are given up until all that are left are large enough. NaN is skipped over.
+    then the smallest jumps are removed until all others are large enough. NaN is skipped.
     """
     where = np.flatnonzero(np.isfinite(values))
     if len(where) < 2 * LEAST_ROUNDS:
@@ -149,9 +149,9 @@ def _speeds(begins: Sequence[Sequence[int]], levels: Sequence[Floats]) -> tuple[
 
 
 def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
-    """The variation of steps that is each rank's own: as far as it makes the slowest one later than expected.
+    """The variation of steps that is independent per rank: the part that delays the slowest one.
 
-    What holds up all ranks at once (a busy machine) varies their steps, too, but makes nobody wait for another.
+    A common delay of all ranks (a busy machine) also varies their steps, but causes no waiting between ranks.
     """
     whole = np.isfinite(busy_s).all(axis=0)
     if len(busy_s) == 1 or not whole.any():
@@ -162,7 +162,7 @@ def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
     noise = np.random.default_rng(0).standard_normal((_DRAWS, *expected_s.shape))
 
     def beyond(cov: float) -> float:
-        """How much later the slowest rank is with noise of its own than it was."""
+        """Excess delay of the slowest rank with this independent noise over the measured one."""
         factor = np.exp(cov * noise - 0.5 * cov**2)
         return float((expected_s * factor).max(axis=1).mean()) - later
 
@@ -172,7 +172,7 @@ def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
 
 
 def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[int]:
-    """Changes of speed behind rounds that were not timed: at the decision among these, or the first."""
+    """Changes of speed after untimed rounds, moved to the decision among these, or to the first."""
     found = []
     for begin in begins:
         first = begin
@@ -192,7 +192,7 @@ def _levels(per_sample_s: Floats, begins: list[int], most: float = _HICCUP) -> F
 
 
 def _usual(values: Floats, most: float) -> float:
-    """Mean of values that are at most `most` times their median; what is above counts as that."""
+    """Mean of values capped at `most` times their median."""
     return float(np.nanmean(np.minimum(values, most * np.nanmedian(values))))
 
 
@@ -204,8 +204,8 @@ def _spread(levels: Floats, begins: list[int], rounds: int) -> Floats:
 def _fixed_samples(busy_s: Floats, samples: Floats, guess: float) -> tuple[float, list[list[int]]]:
     """c = alpha / beta and the changes of speed: of least deviation and fewest changes.
 
-    `guess`, the part of a step that is measured as fixed, stays unless another c is clearly better: with
-    equal shares throughout, nothing can be told apart.
+    `guess`, the measured fixed part of a step, is kept unless another c is clearly better: with equal shares
+    throughout, the two parts cannot be separated.
     """
     largest = float(np.nanmax(samples))
     candidates = [guess, *(largest * 2.0**k for k in range(-4, 3))]
@@ -238,7 +238,7 @@ def _deviation(busy_s: Floats, samples: Floats, begins: list[list[int]], fixed: 
 
 
 def _exchange_s(run: LiveRun) -> float:
-    """The usual exchange: the last rank to arrive does not wait, so the shortest tail is the exchange."""
+    """The usual exchange time: the last rank to arrive does not wait, so the shortest tail is the exchange."""
     if run.ranks == 1 or not run.exchanged.any():
         return 0.0
     shortest = run.tail_s[:, run.exchanged].min(axis=0)
@@ -246,7 +246,7 @@ def _exchange_s(run: LiveRun) -> float:
 
 
 def _exchanges(run: LiveRun, begins: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """How much longer the exchanges of each window took than usual, where that is another factor than before."""
+    """Factor of the exchanges of each window over the usual time, where it changes."""
     usual_s, found, before = _exchange_s(run), [], 1.0
     if usual_s <= 0.0 or run.manifest.get("sample_bytes"):  # data that moves would be as slow
         return ()
@@ -266,8 +266,8 @@ def scenario_data(
     """The run as a scenario, as plain data in SI units. `events`: planned changes of speed.
 
     One node per rank; the exchange is pure bandwidth, which may change, because one size on one number of ranks
-    cannot tell it from latency. A drift that was not known live is put so high that no interval above 1 pays, which
-    is how a policy acts that does not know it; one that was measured is the one that the policy saw last.
+    cannot tell it from latency. An unknown drift is set so high that no interval above 1 pays off, as a policy acts
+    without it; a measured one is the last that the policy observed.
     """
     manifest, n = run.manifest, run.ranks
     beta_s = measured.reference_s
@@ -323,13 +323,13 @@ def scenario_data(
 
 
 def _last_drift(run: LiveRun) -> float:
-    """The latest drift that the policy saw; 1 where it was never asked."""
+    """The last drift that the policy observed; 1 without a decision."""
     seen = [float(p.entry.decision.observation.jobs.drift[0]) for p in run.points]
     return seen[-1] if seen else 1.0
 
 
 def _last_noise_scale(run: LiveRun) -> float:
-    """The latest gradient noise scale that the policy saw (samples); -1 when none was known."""
+    """The last gradient noise scale that the policy observed (samples); -1 if unknown."""
     seen = [float(p.entry.decision.observation.jobs.noise_scale[0]) for p in run.points]
     known = [value for value in seen if np.isfinite(value)]
     return known[-1] if known else -1.0

@@ -1,4 +1,4 @@
-"""A policy in the simulator that sees and acts as it did in the live job whose twin is made."""
+"""A policy in the simulator with the observations and actions of the live job."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _FIELDS = {
     "resize": ("allocation",),
     "power": ("power_cap_w",),
 }
-"""Levers of a live run and the fields of a plan that use them."""
+"""Levers of a live run with the plan fields that use them."""
 
 _OF_SHARES = ("job", "memory_bytes", "share_free", "share_quantum")
-"""Columns of GPUs that say who holds what of them."""
+"""Columns of GPUs about holders and shares."""
 
 _NEVER = ("gradient_weight", "suspect")  # a live job carries out neither
 
 
 @dataclass(frozen=True)
 class AsLive(Stage):
-    """All stages of a policy, asked as a live job asks them.
+    """All stages of a policy, run as in a live job.
 
-    It sees what a live job measures of the fixed part of a step: the update, and what changes of shares taught; and
-    parts of GPUs as ranks held them live, where in the simulation each has a slower GPU of its own. It is not asked
-    where it was not heard live, and what the live job did not carry out is taken back.
+    It observes the fixed part of a step as a live job measures it (the update, and the fit from changes of shares),
+    and the live shares of GPUs, where in the simulation each rank has its own slower GPU. Decisions that were lost
+    live are skipped, and changes that the live job did not apply are undone.
     """
 
     name: ClassVar[str] = "as-live"
@@ -52,11 +52,11 @@ class AsLive(Stage):
     shares: Observation | None = None  # a live one, whose ranks held parts of GPUs; none: all had whole ones
 
     def initial(self) -> Memory:
-        """Memory of the policy, and what was learnt of steps."""
+        """Memory of the policy, and of the fit of steps."""
         return {"policy": self.policy.initial(), "growth": Growth()}
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """What the policy wants and the live job would carry out; a live job starts as its script says."""
+        """The part of the policy's plan that the live job would apply; a live job starts as its script sets."""
         if not len(observation.workers):
             begun = refine(self.policy, observation, memory["policy"]).plan
             others = {field for fields in _FIELDS.values() for field in fields} - {"allocation"}
@@ -93,7 +93,7 @@ class AsLive(Stage):
 
 
 def _with_shares(observation: Observation, live: Observation) -> Observation:
-    """GPUs and the workers' parts of them as in `live`; a GPU stands at the node of the first worker on it."""
+    """GPUs and the workers' shares of them as in `live`; a GPU is on the node of its first worker."""
     held, first, gpu = np.unique(live.workers.gpu, return_index=True, return_inverse=True)
     there = observation.workers.gpu[first]
     gpus = {name: values[there] for name, values in observation.gpus.as_dict().items()}
@@ -110,7 +110,7 @@ def _with_shares(observation: Observation, live: Observation) -> Observation:
 
 
 def without(plan: Plan, fields: Sequence[str]) -> Plan:
-    """The plan with some fields left as they are."""
+    """The plan with some fields unchanged."""
     return plan.with_(**dict.fromkeys(fields))
 
 

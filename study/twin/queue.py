@@ -1,12 +1,11 @@
-"""The twin of a queue: the jobs that a scheduler's record holds, simulated under the policy that decided there.
+"""The twin of a queue: the jobs in a scheduler's record, simulated under its policy.
 
     found = twin(read_queue(Path("queue-journal")))
     print(render(found))
 
-Arrivals, GPUs and running times are those on record, and so is what each job was thought to take, when a decision
-first saw it, and how long the queue manager then left the GPUs of each job idle. It is simulated twice: with the
-recorded decisions, which shows whether the simulator has the queue right; and with the policy deciding anew, on the
-jobs that a decision had seen by then.
+Arrivals, GPUs and running times are recorded, and so are the estimates, the first decision that saw each job, and
+the time for which the queue manager left its GPUs idle. It is simulated twice: with the recorded decisions, to
+validate the simulated queue; and with the policy deciding again, on the jobs that a decision had seen by then.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from equipoise.sim.traces.read import make_trace
 from equipoise.study.twin.queue_record import QueueRun
 
 NEAR_S = 5.0
-"""Two starts are near when no more than this lies between them."""
+"""Two starts are near when they differ by at most this time."""
 
 
 _MOMENT_S = 0.01
@@ -37,7 +36,7 @@ _MOMENT_S = 0.01
 
 @dataclass(frozen=True)
 class QueueTwin:
-    """A queue beside its simulation. Starts in seconds from the first arrival, per job.
+    """A queue with its simulation. Starts in seconds from the first arrival, per job.
 
     reaction_s: mean time from the end of one job to the start of the next that waited for it. seen_s: mean time
     from a job's arrival to the first decision that saw it, or to its start if that came first.
@@ -69,7 +68,7 @@ class QueueTwin:
 
 @dataclass(frozen=True)
 class AsLiveQueue(Stage):
-    """A stage that sees of each job what the live scheduler saw: its estimate, and that nothing may be stopped."""
+    """A stage with the live scheduler's view of jobs: their estimates, and no preemption."""
 
     name: ClassVar[str] = "as-live"
     kind: ClassVar[Kind] = "allocation"
@@ -79,11 +78,11 @@ class AsLiveQueue(Stage):
     estimate_s: tuple[float, ...] = ()
 
     def initial(self) -> Memory:
-        """Of the stage itself."""
+        """Memory of the stage."""
         return self.stage.initial()
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """What the stage says to a table of jobs with these estimates."""
+        """The plan of the stage for jobs with these estimates."""
         jobs = Jobs.of(**observation.jobs.as_dict())
         estimate_s = np.array(self.estimate_s)[np.searchsorted(self.id, jobs.id)]
         running = jobs.state == RUNNING
@@ -96,7 +95,7 @@ class AsLiveQueue(Stage):
 
 @dataclass(frozen=True)
 class AsStarted(Stage):
-    """Starts jobs in the order in which they were decided live, each as soon as it fits."""
+    """Starts jobs in the order of the live decisions, each as soon as it fits."""
 
     name: ClassVar[str] = "as-started"
     kind: ClassVar[Kind] = "allocation"
@@ -104,7 +103,7 @@ class AsStarted(Stage):
     id: tuple[int, ...] = ()  # in that order
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Start what comes next; the first that has not come or does not fit holds up the others."""
+        """Start the next jobs; the first that has not arrived or does not fit blocks the others."""
         o, row_of = observation, {job: row for row, job in enumerate(observation.jobs.id.tolist())}
         order = [row_of.get(job, -1) for job in self.id]
         left = [row for row in order if row < 0 or o.jobs.state[row] == WAITING]
@@ -138,11 +137,11 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
 
 
 def _seen_s(run: QueueRun, first_s: Mapping[int, float], waited: Bools) -> Floats:
-    """When each job was there for the policy (s): at the first decision that saw it; without one, when it came.
+    """Time (s) at which each job was visible to the policy: the first decision that saw it, else its arrival.
 
-    A manager's times are whole seconds, cut off, so half a second is taken from the scheduler's. What was started
-    before the changes of that decision had been made was started without the job. One that waited for no other's
-    end waited for the manager alone, until its start.
+    A manager's times are truncated to whole seconds, so half a second is subtracted from the scheduler's. Jobs
+    started before the changes of that decision were applied were started without it. A job that waited for no
+    other's end waited only for the manager, until its start.
     """
     seen_s = np.array([first_s.get(job, -np.inf) for job in run.id.tolist()])
     done = np.searchsorted(run.did_s, seen_s)  # changes are made within a second of their decision, or not at all
@@ -159,7 +158,7 @@ def _seen_s(run: QueueRun, first_s: Mapping[int, float], waited: Bools) -> Float
 
 
 def _decided_order(run: QueueRun, places: Sequence[tuple[float, Mapping[int, int]]]) -> list[int]:
-    """Ids in order of their starts; of one second, which is all that Slurm tells, in the order decided before it.
+    """Ids in order of starts; within one second, the resolution of Slurm, in the order of the decision before it.
 
     places: time of each decision, and the place of each job in the order that it made.
     """
@@ -175,7 +174,7 @@ def _decided_order(run: QueueRun, places: Sequence[tuple[float, Mapping[int, int
 def _simulated(run: QueueRun, policy: Policy, came_s: Floats, idle_s: Floats, seed: int) -> Floats:
     """Start of each job in a simulation (s), in the order of the record, counted from the first arrival.
 
-    A job keeps others from its GPUs for as long as it ran, and as they were idle after it.
+    A job blocks its GPUs for its running time and the idle time after it.
     """
     took_s = np.maximum(run.end_s - run.start_s + idle_s, 1e-3)
     trace = make_trace(run.id, came_s - run.arrival_s[0], run.gpus, took_s, source=str(run.folder))
@@ -195,9 +194,9 @@ def _reactions_s(run: QueueRun) -> tuple[Floats, Bools]:
 
 
 def _idle_s(run: QueueRun, last_s: Floats, mean_s: float) -> Floats:
-    """How long the GPUs of each job stayed idle after its end (s): until the next start, where jobs waited.
+    """Idle time (s) of the GPUs of each job after its end: until the next start, if jobs waited.
 
-    The mean where no start tells: then others ended before one of those could start.
+    The mean where no start shows it, because other jobs ended before the next start.
     """
     idle_s, before_s = np.full(len(run.id), mean_s), run.start_s - last_s
     for end_s in np.unique(run.end_s).tolist():
@@ -213,8 +212,8 @@ def _scenario(run: QueueRun) -> dict[str, Any]:
 
 
 def _decisions(run: QueueRun) -> tuple[int, int, list[tuple[float, dict[int, int]]], dict[int, float]]:
-    """(decisions on record, those that are reproduced from the observations, the order of starts of each, time of
-    the first that saw each job)."""
+    """(recorded decisions, those reproduced from the observations, the order of starts of each, time of the first
+    that saw each job)."""
     path, again, places = run.folder / "decisions.jsonl", 0, list[tuple[float, dict[int, int]]]()
     first_s: dict[int, float] = {}
     try:
@@ -273,7 +272,7 @@ def _outcome(found: QueueTwin, simulated_s: Floats) -> dict[str, float]:
 
 
 def render(found: QueueTwin) -> str:
-    """A line for each job, and what it comes to."""
+    """A line for each job, and the summary."""
     run = found.run
     columns = (found.waited_s(s) for s in (found.start_s, found.replayed_s, found.anew_s))
     rows = zip(run.id.tolist(), run.name, run.gpus.tolist(), *columns, strict=True)

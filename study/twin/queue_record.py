@@ -1,4 +1,4 @@
-"""What a scheduler has left behind, read for the twin of its queue: jobs, nodes, policy."""
+"""A scheduler's record, read for the twin of its queue: jobs, nodes, policy."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FORMAT = {"format": "equipoise-queue", "version": 1}
 
 @dataclass(frozen=True)
 class QueueRun:
-    """What a scheduler's record says. Arrays are per job, in order of (arrival, id); times in UTC seconds.
+    """Content of a scheduler's record. Arrays are per job, in order of (arrival, id); times in UTC seconds.
 
-    estimate_s: what the job was thought to take, NaN where nobody knew. did_s: when changes were made, ascending.
+    estimate_s: estimated duration, NaN if unknown. did_s: times of changes, ascending.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ def is_queue(folder: Path) -> bool:
 
 
 def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
-    """Read a scheduler's record; `policy` in place of the one that it names. Raises InputError, one line."""
+    """Read a scheduler's record; `policy` replaces the one that it names. Raises InputError, one line."""
     jobs: dict[int, dict[str, Any]] = {}
     begun: dict[str, Any] = {}
     nodes: list[Any] = []
@@ -106,7 +106,7 @@ def _policy(path: Path, begun: Mapping[str, Any]) -> Policy:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """Events of a record; a line that a killed scheduler has not written to its end is left out."""
+    """Events of a record; an incomplete last line is left out."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

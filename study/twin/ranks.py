@@ -1,13 +1,12 @@
-"""Which rank of a live run is slow, and why: compute, input, host or heat, from what the ranks wrote down.
+"""Diagnosis of slow ranks of a live run from their records: compute, input, host or heat.
 
-A rank is slow when it takes more than `SLOW` times what the others take (their median) for as much work. What of a
-round does not grow with its samples is learnt from the rounds around changes of shares (`policies.growth`); where
-these never changed, a rank that is slower per sample but not per round is neither called slow nor cleared. The part
-of its round that exceeds the others' most is the cause. Slow computing is put down to heat when the clock is lower,
-and to the host when the process was preempted more often, by so much as can explain it. The exchange is the time of
-the rank that waits least: a slow link holds up all ranks alike, and so does a rank that is slow after its last
-gradient, so that it is shown for the job, and no rank is blamed. What a rank takes there in rounds without an
-exchange is its computing in all rounds.
+A rank is slow when it takes more than `SLOW` times the median of the others for equal work. The fixed part of a
+round is learnt from the rounds around changes of shares (`policies.growth`); if these never changed, a rank that is
+slower per sample but not per round is neither slow nor cleared. The part of its round that exceeds the others' most
+is the cause. Slow computing is attributed to heat when the clock is lower, and to the host when the process was
+preempted more often, if large enough to explain it. The exchange is the time of the rank that waits least: a slow
+link delays all ranks equally, and so does a rank that is slow after its last gradient, so it is shown for the job,
+not for a rank. The time of a rank there in rounds without an exchange counts as computing in all rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's usual round: medians, per sample where samples are named."""
+    """One rank's usual round: medians, per sample where the name says so."""
 
     member: int
     host: str
@@ -64,7 +63,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class RankStretch:
-    """How fast the ranks were in some rounds."""
+    """Speed of the ranks in some rounds."""
 
     first_round: int
     last_round: int
@@ -74,7 +73,7 @@ class RankStretch:
 
 @dataclass(frozen=True)
 class RankDiagnosis:
-    """The ranks of a run, and what an exchange takes."""
+    """The ranks of a run, and the exchange time."""
 
     folder: Path
     rounds: int
@@ -87,7 +86,7 @@ class RankDiagnosis:
 
 
 def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
-    """Read a run's record, of the `last` rounds only where given. Raises InputError when it says too little."""
+    """Diagnose a run's record, of the `last` rounds only if given. Raises InputError when it is too short."""
     folder = the_run_in(folder)
     places = {int(place["member"]): str(place["host"]) for place in manifest_of(folder)["members"]}
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in sorted(places)}
@@ -136,7 +135,7 @@ def _busy_s(table: Mapping[str, Floats]) -> Floats:
 
 
 def _learnt(table: Mapping[str, Floats]) -> Growth:
-    """What changes of shares say of all ranks' rounds."""
+    """The fixed part of all ranks' rounds, learnt from changes of shares."""
     growth, samples, busy_s = Growth(forgotten=2**62), table["samples"], _busy_s(table)
     begin, rounds = 0, samples.shape[1]
     for k in range(1, rounds + 1):
@@ -149,7 +148,7 @@ def _learnt(table: Mapping[str, Floats]) -> Growth:
 
 
 def _speeds(table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: float) -> Iterator[RankStretch]:
-    """Medians of so many stretches, with at least `LEAST_ROUNDS` rounds in each."""
+    """Medians of stretches with at least `LEAST_ROUNDS` rounds each."""
     samples = table["samples"]
     with np.errstate(divide="ignore", invalid="ignore"):
         unit_s = np.where(samples > 0, _busy_s(table) / law.work(samples), np.nan)
@@ -193,7 +192,7 @@ def _usual(table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str
 
 
 def _device(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What the rank noted of its device and processors at decisions: medians, and preemptions per second."""
+    """Device and processor values of a rank at decisions: medians, and preemptions per second."""
     notes = [line for line in lines if line.get("event") == "device"]
     found = {}
     for name in ("clock_ratio", "temperature_c"):
@@ -259,7 +258,7 @@ def as_data(found: RankDiagnosis) -> dict[str, Any]:
 
 
 def render(found: RankDiagnosis) -> str:
-    """Sentences for people, and how fast the ranks were over time."""
+    """The diagnosis as text, and the speed of the ranks over time."""
     lines = [f"{found.folder}: {len(found.ranks)} ranks, {found.rounds} rounds"]
     for rank in found.ranks:
         speed = f"{format_seconds(rank.per_sample_s)} per sample"

@@ -1,4 +1,4 @@
-"""What a live run left behind, read for its twin: who took part, every round's times, every decision."""
+"""A live run's record, read for its twin: members, times of every round, every decision."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ class LiveRun:
 
     @property
     def ranks(self) -> int:
-        """Ranks that trained."""
+        """Number of ranks that trained."""
         return len(self.members)
 
     @property
     def rounds(self) -> int:
-        """Rounds on record for every rank."""
+        """Number of rounds recorded for every rank."""
         return int(self.samples.shape[1])
 
     @property
     def has_fixed_shares(self) -> bool:
-        """Some rank had a part of its device only, which could not change."""
+        """Whether some rank had a fixed share of its device."""
         return any(place.get("share", 1.0) < 1.0 for place in self.manifest["members"])
 
     @property
     def round_s(self) -> Floats:
-        """Duration of each round, as the rank that decides saw it (s); NaN where a rank's pause held it up."""
+        """Duration of each round at the deciding rank (s); NaN where a rank's pause delayed it."""
         total: Floats = self.stall_s + self.compute_s + self.tail_s + self.update_s
         return np.where(np.isnan(total).any(axis=0), np.nan, total[self._leading])
 
@@ -80,7 +80,7 @@ class LiveRun:
 
 
 def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
-    """Read the record of a run; `policy` in place of the one that its manifest names.
+    """Read the record of a run; `policy` replaces the one in its manifest.
 
     `folder` is that record, or a `run_dir` with a single one in it. Raises InputError, one line, for a folder
     that holds no live run, or several, or one that has no twin.
@@ -127,7 +127,7 @@ def journals(folder: Path) -> list[Path]:
 
 
 def the_run_in(folder: Path) -> Path:
-    """The record that is meant by `folder`; itself where it holds none."""
+    """The record in `folder`, or `folder` itself if it holds none."""
     found = sorted(path.parent for path in (*folder.glob("manifest.json"), *folder.glob("*/manifest.json")))
     if len(found) > 1:
         raise InputError(
@@ -137,7 +137,7 @@ def the_run_in(folder: Path) -> Path:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """What the run in `folder` was. Raises InputError, one line."""
+    """The manifest of the run in `folder`. Raises InputError, one line."""
     path = folder / "manifest.json"
     try:
         manifest = from_json(read_file(path, RECORD_BYTES))
@@ -153,7 +153,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, manifest: Mapping[str, Any]) -> None:
-    """What the simulator cannot say of a live run."""
+    """Raises InputError for live runs that cannot be simulated."""
     if manifest["policy"] is None or manifest["mode"] == "observe":
         raise InputError([f"{path}: the run has no decisions (no policy, or mode observe), so a twin is not possible"])
     if manifest.get("accumulation", 1) != 1:
@@ -169,7 +169,7 @@ def _check(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _check_shares(ranks: str, places: Sequence[Mapping[str, Any]]) -> None:
-    """Ranks of one device have speeds of their own where each has a part of it that nothing changes."""
+    """Raises InputError unless ranks of one device have fixed shares, and so separate speeds."""
     allowed = "allowed: fixed shares (share_backend 'mps' on each rank) of at most 1 together"
     if not all(place.get("share_fixed") for place in places):
         raise InputError([f"{ranks} by turns or in shares that may change: a twin is not possible; {allowed}"])
@@ -191,7 +191,7 @@ def _policy(folder: Path, manifest: Mapping[str, Any]) -> Policy:
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of a member's record; one that was not written to its end is left out."""
+    """Lines of a member's record; an incomplete last line is left out."""
     try:
         raw = read_file(path, RECORD_BYTES)
     except (OSError, RefusedError) as error:
@@ -229,7 +229,7 @@ def _rounds_of(lines: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[dict[i
 
 
 def _columns(rows: Mapping[int, Sequence[Mapping[str, Any]]], members: Sequence[int]) -> tuple[list[Floats], Bools]:
-    """(samples and times as (ranks, rounds), exchanged) of the rounds that every rank has on record."""
+    """(samples and times as (ranks, rounds), exchanged) of the rounds recorded by every rank."""
     count = min(len(rows[member]) for member in members)
     try:
         columns = [
@@ -247,7 +247,7 @@ def _number(value: Any) -> float:
 
 
 def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int) -> Iterator[DecisionPoint]:
-    """The decisions of the rank that led at first, while the group was the first one."""
+    """The decisions of the first leading rank, while the group was the first one."""
     path = folder / f"decisions-{leader}.jsonl"
     try:
         entries = {e.decision.observation.time_s: e for e in read(path)} if path.exists() else {}
@@ -262,7 +262,7 @@ def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], round
 
 
 def _unheard(lines: Sequence[Mapping[str, Any]]) -> frozenset[int]:
-    """Points between two decisions that followed one another; where a full disk cost lines, nothing is known."""
+    """Points between consecutive decisions; unknown where a full disk lost lines."""
     told = [(0, 0), *((line["number"], line["point"]) for line in lines if line.get("event") == "decision")]
     pairs = itertools.pairwise(told)
     between = (range(a + 1, b) for (one, a), (next_one, b) in pairs if next_one == one + 1)

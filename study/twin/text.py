@@ -1,4 +1,4 @@
-"""A twin as text for people and as plain data for machines."""
+"""A twin as text and as plain data."""
 
 from __future__ import annotations
 

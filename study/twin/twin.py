@@ -4,8 +4,8 @@
     print(render(found))
 
 The scenario says how fast each rank was (with the rounds at which that changed), what an exchange and the fixed
-part of a step took, and how much steps vary. Everything else follows from the policy, which decides anew. So
-what is compared are the decisions, and the step times that they lead to.
+part of a step took, and how much steps vary. The policy decides again in the simulation, and the decisions and
+resulting step times are compared.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TwinWindow:
 
 @dataclass(frozen=True)
 class Twin:
-    """A live run beside its simulated twin."""
+    """A live run with its simulated twin."""
 
     run: LiveRun
     measured: MeasuredSpeeds
@@ -120,7 +120,7 @@ def replayed(folder: Path, policy: Policy) -> tuple[str, ...]:
 
 
 def _simulated(run: LiveRun, measured: MeasuredSpeeds, seed: int) -> tuple[Scenario, list[Decision]]:
-    """The scenario, and what the policy decides in it, in order, without the start of the job.
+    """The scenario, and the policy's decisions in it, in order, without the start of the job.
 
     A change of speed came at a round; its time in the simulation depends on all that came before it. So it is
     simulated until the decisions before the changes are made when the changes say that they are.
@@ -137,9 +137,8 @@ def _simulated(run: LiveRun, measured: MeasuredSpeeds, seed: int) -> tuple[Scena
 
 
 def _begins(run: LiveRun, begins: Sequence[int], simulated: Sequence[Decision]) -> dict[int, float]:
-    """When these rounds begin in the simulation, less half a round: a period keeps the speed it began with.
-
-    As long behind the simulated decision before them as they did live; without one, behind the start.
+    """Begin of these rounds in the simulation, less half a round: a period keeps the speed at its begin. The time
+    since the decision before them, or the start, is that of the live run.
     """
     took_s = np.where(np.isfinite(run.round_s), run.round_s, np.nanmean(run.round_s))
     ends_s = np.concatenate(([0.0], np.cumsum(took_s)))
@@ -195,7 +194,7 @@ def _decisions(
 
 
 def _shares(run: LiveRun) -> Observation | None:
-    """What was first observed live, where ranks held parts of devices. Raises InputError."""
+    """The first live observation, if ranks held shares of devices. Raises InputError."""
     if not run.has_fixed_shares:
         return None
     first = run.points[0].entry.decision.observation
@@ -220,7 +219,7 @@ def _mean_step_s(decisions: Sequence[Decision], batch: float) -> float:
 
 
 def _standard_error(values: Floats) -> float:
-    """That of the mean of `values`, over the mean; NaN of a single one."""
+    """Relative standard error of the mean of `values`; NaN for a single one."""
     return float(values.std(ddof=1) / math.sqrt(len(values)) / values.mean()) if len(values) > 1 else math.nan
 
 

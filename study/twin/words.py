@@ -1,4 +1,4 @@
-"""A column of the observation, and a field of the plan, in the words of an engineer."""
+"""Descriptions of observation columns and plan fields."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FIELDS = {
 
 
 def reason(parting: Parting, columns: Sequence[ComparedColumn]) -> str:
-    """One sentence: what the live policy decided otherwise than the simulated one, because of all of these."""
+    """One sentence: the difference of the live policy's decision from the simulated one, and its cause."""
     head = f"decision {parting.decision} has {_FIELDS[parting.what]} live"
     if not columns:
         return f"{head}; the difference comes from counters and memory, not from a measured column"

@@ -1,4 +1,4 @@
-"""The page of all public data sets: what was predicted from what, the table, and a scatter plot."""
+"""The page of all public data sets: predictions, the table, and a scatter plot."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ real test.
 def page(found: Mapping[str, Sequence[Line]], picture: str, left_out: Sequence[str] = ()) -> str:
     """The Markdown text.
 
-    `picture` is the scatter plot's file name, beside the page; `left_out` what of each data set was not used.
+    `picture` is the scatter plot's file name, in the page's folder; `left_out` the unused rows of each data set.
     """
     out = [INTRO.format(splits=len(SPLITS)), HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
     for lines in found.values():

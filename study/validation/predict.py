@@ -1,4 +1,4 @@
-"""Fits on some rows, predicts others: steps, beside a constant rate of model FLOP, and peaks of memory."""
+"""Fits on some rows and predictions of others: steps (against a constant rate of model FLOP), and memory peaks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from equipoise.study.validation.score import Score, judge, rank_correlation, reg
 from equipoise.study.validation.splits import bucket
 
 KEEPS_SCORES = {**PRIORS, "score_bytes": Prior(8.0, 1.0, 40.0, "stack")}
-"""Of a stack without fused attention, which writes and reads its scores."""
+"""Constants of a stack without fused attention, which writes and reads its scores."""
 
 PARTS = 12
-"""Keys are left out in so many parts."""
+"""Number of parts in which keys are left out."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A fit to rows, and the interval that its families left out in turn give."""
+    """A fit to rows, and the interval from leaving out its families in turn."""
 
     fitted: FittedStack
     spread: tuple[float, float]
 
 
 def learn(rows: Sequence[Row], priors: Mapping[str, Prior] = PRIORS, by: str = "family") -> Prediction:
-    """Fits two rows or more; the interval is of what is left out `by`: families, or keys. Raises ValueError."""
+    """Fits two rows or more; the interval comes from leaving out `by`: families, or keys. Raises ValueError."""
     q, measured, marks = stacked(rows), seconds(rows), labels(rows)
     groups = left_out_groups(rows) if by == "family" else [r.key for r in rows]
     parts = groups if by == "family" else [str(bucket(key, 0, PARTS)) for key in groups]

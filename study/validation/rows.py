@@ -36,7 +36,7 @@ class Row:
 
 T = TypeVar("T")
 REASONS = 3
-"""Reasons for leaving rows out that are told one by one; the others are counted together."""
+"""Most reasons for leaving rows out that are listed; the others are counted together."""
 
 
 class LeftOutWarning(UserWarning):
@@ -81,7 +81,7 @@ def read_csv(path: Path) -> list[Cells]:
 
 
 def read_rows(path: Path, make: Callable[[Cells], T | None]) -> list[T]:
-    """What `make` makes of the rows of a CSV file; None stands for a row that is not asked about.
+    """Results of `make` for the rows of a CSV file; None marks an irrelevant row.
 
     A row that `make` cannot use (it raises ValueError) is left out, and a `LeftOutWarning` counts such rows by
     reason. Raises ValueError where no row can be used, KeyError for a missing column, OSError.
@@ -146,6 +146,6 @@ def divided(
 
 
 def left_out_groups(rows: Sequence[Row]) -> list[str]:
-    """What is left out together for an interval: the family of a row, or its key where all are of one family."""
+    """Group of a row that is left out together for an interval: its family, or its key if all are of one family."""
     families = [r.family for r in rows]
     return families if len(set(families)) > 1 else [r.key for r in rows]

@@ -1,4 +1,4 @@
-"""How far predictions are from measurements, and how well they order plans."""
+"""Errors of predictions against measurements, and quality of the order of plans."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Line:
 
 
 def of_splits(make: Callable[[int], Score], splits: Iterable[int] = SPLITS) -> list[Score]:
-    """The score of every split that leaves enough rows on both sides; a `LeftOutWarning` tells the others.
+    """The score of every split that leaves enough rows on both sides; a `LeftOutWarning` counts the others.
 
     Raises ValueError where none does.
     """
@@ -117,7 +117,7 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
         raise ValueError("no row is left to predict")
 
     def middle(name: str) -> float:
-        """Median of what is known."""
+        """Median of the known values."""
         values = [getattr(s, name) for s in scores]
         kept = [v for v in values if np.isfinite(v)]
         return float(np.median(kept)) if kept else float("nan")

@@ -1,4 +1,4 @@
-"""Which rows a validation may fit on. What was decided after looking at results stands on the page (`page.NOTES`).
+"""The rows that a validation may fit on. Choices made after looking at results are listed on the page (`page.NOTES`).
 
 A rule reads a row's key and the number of the split, never a measured value. The keys:
 
