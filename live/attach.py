@@ -43,66 +43,66 @@ def attach(
 ) -> Runtime:
     """Attach `policy` to a model under DistributedDataParallel or `fully_shard`. Collective.
 
-    `optimizer`: one, or a list of those that all step in the same rounds.
+    `optimizer`: one, or a list of optimizers that all step in the same rounds.
 
-    `policy`: an exported file, a policy, or stages as in a scenario ("s1+s2"); none: the file that
+    `policy`: an exported file, a policy, or stages as in a scenario ("s1+s2"); default: the file that
     `EQUIPOISE_POLICY` names, else policy.yaml. A file that is missing, damaged, or not signed with `key`, is
-    reported and ignored: training runs as without a policy, unless `strict`. Options, all by name:
+    reported and ignored: training runs as without a policy, unless `strict`. Options (keyword only):
 
     global_batch        samples per round over all ranks; a round is one batch of the loader
-    plugins             also take from a file stages of installed packages, whose code then runs
-    strict              a policy file that cannot be used on some rank is an error on every rank
+    plugins             accept stages of installed packages in a policy file; their code then runs
+    strict              a policy file that cannot be used on any one rank is an error on every rank
     mode                "observe" (nothing is decided), "advise" (decisions are logged), "act"
     micro_batch         granularity of shares, in samples
     accumulation        batches per optimiser step; call `step()` after each batch
     loss_reduction      "mean": the loss is the mean over the rank's batch; "sum": it is their sum, or is
-                        normalised over all ranks by the script (what it holds beside that must then come
+                        normalised over all ranks by the script (further terms must then come
                         through the model's outputs, or a rank without samples raises ValueError)
     weighted            the script gives every batch a weight by `runtime.weigh`: tokens, where the loss is a mean
                         over tokens
     decide_every        rounds between decisions; statistics_every: optimiser steps between measurements of
                         gradient norms and noise scale
-    delay_rounds        rounds that are trained while a decision is made: it acts so many later, and holds nothing
-                        up where it takes no longer (0: training waits for it); under decide_every
-    decision_budget_s   what a decision may hold up training; a later one is ignored. warm_up_budget_s: what
-                        the policy may take to compile before the first round
+    delay_rounds        rounds trained while a decision is made, which then acts that many rounds later and delays
+                        nothing if it takes no longer (0: training waits for it); less than decide_every
+    decision_budget_s   longest time that training waits for a decision; a later one is ignored. warm_up_budget_s:
+                        longest time that the policy may compile before the first round
     allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
                         "accumulation", "resize", "power": caps of GPUs, through NVML where the driver lets this
                         process, put back by `close`), and hard bounds (`live.options.Bounds`). With "accumulation"
                         a step is computed in as many batches as the plan says, and as memory needs: the script
                         divides its loss by `runtime.passes` and steps where `runtime.ends_step`
-    drift               efficiency lost per extra local step (kappa_d); "measured": from how far replicas are
-                        apart, beginning with two local steps; unknown: the interval is left alone
-    batch_reference     batch at which the statistical efficiency is 1 (none: global_batch)
-    batch_max           largest global batch that a policy may choose, `batch_reference` being the smallest (none:
-                        it stays as it is)
-    learning_rate       how it follows that batch, in every parameter group and beside the script's scheduler:
+    drift               efficiency lost per extra local step (kappa_d); "measured": from how far replicas
+                        diverge, beginning with two local steps; NaN (unknown): the interval is not changed
+    batch_reference     batch at which the statistical efficiency is 1 (default: global_batch)
+    batch_max           largest global batch that a policy may choose, `batch_reference` being the smallest (default:
+                        the batch is not changed)
+    learning_rate       how it follows the batch, in every parameter group, on top of the script's scheduler:
                         "adascale", "sqrt", "linear", "none", or "script": the script scales it by
-                        `runtime.global_batch` itself (none: "sqrt" under optimizers like Adam, else "adascale")
+                        `runtime.global_batch` itself (default: "sqrt" for optimizers like Adam, else "adascale")
     outer_lr, outer_momentum   outer optimiser on the mean of local steps (1 and 0: plain averaging)
-    samples_target      samples to train in all, for progress; sample_bytes: size of one
-    drop_last           leave out the samples at the end of an epoch that make no whole global batch
-    shards, shuffle, seed      how an epoch is cut, and its order
+    samples_target      total samples to train, for progress; sample_bytes: size of one
+    drop_last           leave out the samples at the end of an epoch that do not fill a global batch
+    shards, shuffle, seed      how an epoch is cut into shards, and its order
     run_dir             folder for the records of runs, each in a folder of its own (named `runtime.run`);
-                        none: nothing is written
+                        default: nothing is written
     prometheus_port     rank 0 serves metrics there, on the interface prometheus_host (127.0.0.1)
     mlflow, nvml        further telemetry
     share_backend       "none", "duty-cycle", "green-context", "mps"
-    state               further objects with state_dict, given to members that join (schedulers, scalers); their
+    state               further objects with state_dict, copied to members that join (schedulers, scalers); their
                         state dicts hold tensors, numbers, text, lists and mappings
-    control_timeout_s   longest wait for the other ranks at a decision
+    control_timeout_s   longest wait for the other ranks at a decision (s)
 
-    Raises TypeError for a model that is not wrapped and an optimizer that is none, ValueError for an option or
-    an optimizer that is not allowed, and for a model that is attached already; ExportError, a ValueError, for
+    Raises TypeError for a model that is not wrapped or an object that is no optimizer, ValueError for an option or
+    an optimizer that is not allowed, and for a model that is already attached; ExportError, a ValueError, for
     a file that cannot be used if `strict`.
     """
     check_model(model)
     wrapper = wrapped(model)
     if is_weighted(wrapper.module):
         twice = "its gradients would be weighted twice; close() its runtime first"
-        raise ValueError(f"model: one that is attached already is not allowed, {twice}")
+        raise ValueError(f"model: already attached, {twice}")
     if key is not None and not isinstance(key, bytes):
-        raise ValueError(f"key: a {type(key).__name__} is not allowed, needed are bytes")
+        raise ValueError(f"key: a {type(key).__name__} is not allowed; needed: bytes")
     known = {f.name for f in dataclasses.fields(Options)}
     unknown = sorted(set(options) - known)
     if unknown:
@@ -117,12 +117,12 @@ def attach(
     chosen = os.environ.get("EQUIPOISE_POLICY", "policy.yaml") if policy is None else policy
     found, problem = _policy(chosen, key, settings.plugins)
     if problem is not None and not settings.strict and dist.get_rank() == 0:  # the rank that decides
-        print(f"equipoise: {problem}; training goes on without a policy", file=sys.stderr)
+        print(f"equipoise: {problem}; training continues without a policy", file=sys.stderr)
     return Runtime(wrapper, optimizers, found, settings, membership, problem if settings.strict else None)
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    """Raises ValueError for a state that could not be given to a member that joins."""
+    """Raise ValueError for a state that could not be sent to a member that joins."""
     try:
         pack({name: owner.state_dict() for name, owner in state.items()})
     except TypeError as error:
@@ -132,15 +132,15 @@ def _check_state(state: Mapping[str, Any]) -> None:
 def _policy(
     policy: Policy | str | Path | Sequence[Any], key: bytes | None, plugins: bool
 ) -> tuple[Policy | None, str | None]:
-    """The policy, or None and what is wrong with its file.
+    """The policy, or None and the problem with its file.
 
-    Raises TypeError for what is no policy, PolicyError for stages that do not exist.
+    Raises TypeError for an object that is not a policy, PolicyError for stages that do not exist.
     """
     if isinstance(policy, Policy):
         return policy, None
     if not isinstance(policy, str | Path | Sequence) or isinstance(policy, bytes):
         raise TypeError(
-            f"policy: {reprlib.repr(policy)} is not allowed, needed is a file, a Policy, or stages, as 's1+s2'"
+            f"policy: {reprlib.repr(policy)} is not allowed; needed: a file, a Policy, or stages such as 's1+s2'"
         )
     is_file = isinstance(policy, Path) or (isinstance(policy, str) and policy.endswith((".yaml", ".yml")))
     if not is_file:

@@ -38,7 +38,7 @@ class DeferredSampler:
         self.runtime: Runtime | None = None
 
     def __len__(self) -> int:
-        return self._rounds  # of a whole epoch: who resumes in the middle of one counts what it skipped as well
+        return self._rounds  # of a whole epoch: a resumed run counts the rounds it skips as well
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._sampler is None:
@@ -50,11 +50,11 @@ class DeferredSampler:
 
     @property
     def was_left(self) -> bool:
-        """Whether it was given a checkpoint, and nothing was drawn since."""
+        """Whether it loaded a checkpoint and no batch was drawn since."""
         return self._resumes_from is not None and self.runtime is None
 
     def step(self, stepped: bool | None = None) -> None:
-        """The batch was trained on; `stepped` as for `Runtime.step`."""
+        """Report that the batch was trained on; `stepped` as for `Runtime.step`."""
         if self.runtime is not None:
             self.runtime.step(stepped)
 
@@ -64,31 +64,31 @@ class DeferredSampler:
         return 0.0 if self.runtime is None else self.runtime.round / self._rounds
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs; empty before training. Collective."""
+        """The state for a checkpoint; empty before training. Collective."""
         if self._ended is not None:
             return self._ended
         return {} if self.runtime is None else self.runtime.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there when training begins."""
+        """Keep a state, from which training will resume."""
         self._resumes_from = state or None
 
     def close(self) -> None:
         """Training ended."""
         if self.runtime is not None and self._ended is None:
-            with contextlib.suppress(RuntimeError):  # broken off in the middle of an optimiser's step
+            with contextlib.suppress(RuntimeError):  # interrupted in the middle of an optimiser step
                 self._ended = self.runtime.state_dict()
             self._ended = self._ended or {}
             self.runtime.close()
 
 
 def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> DeferredSampler:
-    """Let a policy deal the batches of a `transformers.Trainer`; call it before `trainer.train()`.
+    """Let a policy split the batches of a `transformers.Trainer`; call it before `trainer.train()`.
 
-    The global batch is what the arguments say: per-device batch times processes. Trainer's own sharding of
-    batches is bypassed. Where Trainer normalises the loss over all processes itself, nothing is weighted
-    a second time. Checkpoints hold where the epoch stands, and `resume_from_checkpoint` goes on there: Trainer
-    itself skips no batches (`ignore_data_skip` is set). Returns the sampler, whose `runtime` is there once training
+    The global batch follows from the arguments: per-device batch times processes. Trainer's own sharding of
+    batches is bypassed. If Trainer normalises the loss over all processes itself, gradients are not weighted
+    a second time. Checkpoints hold the position in the epoch, and `resume_from_checkpoint` resumes there: Trainer
+    itself skips no batches (`ignore_data_skip` is set). Returns the sampler, whose `runtime` exists once training
     runs.
     """
     from transformers import TrainerCallback
@@ -115,7 +115,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
     sampler = DeferredSampler(samples_of(dataset), batch, make, drop_last=drop_last)
 
     class TrainerSteps(TrainerCallback, ExportableState):  # type: ignore[misc, unused-ignore]
-        """Counts rounds, and keeps where the epoch stands in Trainer's state."""
+        """Counts rounds, and keeps the position in the epoch in Trainer's state."""
 
         saved: Mapping[str, Any] | None = None
 
@@ -126,11 +126,11 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
             state.stateful_callbacks[type(self).__name__] = self.state()
 
         def on_substep_end(self, *_: Any, **__: Any) -> None:
-            """After a batch that is accumulated."""
+            """After an accumulated batch."""
             sampler.step(stepped=False)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            """After the batch that the optimiser's step follows."""
+            """After a batch that ends in an optimiser step."""
             sampler.step(stepped=True)
             state.epoch = sampler.epochs  # Trainer counts from where this process began
             self.keep(control)
@@ -140,7 +140,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
             self.keep(control)
 
         def keep(self, control: Any) -> None:
-            """Trainer asks for the state on one rank only; all are here."""
+            """Collect the state here, on all ranks, since Trainer asks for it on one rank only."""
             if control.should_save:
                 self.saved = sampler.state_dict()
 
@@ -158,7 +158,7 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
 
 
 def rebuilt(loader: Any, sampler: DeferredSampler) -> DataLoader[Any]:
-    """A loader with all that `loader` was told (columns, workers, collation), for the batches of `sampler`."""
+    """A loader with the settings of `loader` (columns, workers, collation), for the batches of `sampler`."""
     names = (
         "collate_fn",
         "num_workers",
@@ -216,21 +216,21 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
                 self._sampler.close()
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            """Says why a checkpoint in the middle of an epoch was not gone on from."""
+            """Print why training did not resume from a checkpoint in the middle of an epoch."""
             if self._sampler is not None and self._sampler.was_left and trainer.is_global_zero:
                 print(
-                    f"equipoise: nothing was trained: by its checkpoint Lightning is done with max_epochs="
-                    f"{trainer.max_epochs}; behind fit, it counts an epoch that was broken off as a whole one: to "
-                    "train its rest, take a checkpoint of ModelCheckpoint's, or one more max_epochs",
+                    f"equipoise: nothing was trained: according to its checkpoint Lightning has completed max_epochs="
+                    f"{trainer.max_epochs}; after fit, it counts an interrupted epoch as complete: to "
+                    "train its rest, use a checkpoint from ModelCheckpoint, or one more max_epochs",
                     file=sys.stderr,
                 )
 
         def state_dict(self) -> dict[str, Any]:
-            """What Lightning writes into its checkpoint, which every rank makes up."""
+            """The state for Lightning's checkpoint, which every rank builds."""
             return {} if self._sampler is None else self._sampler.state_dict()
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            """From Lightning's checkpoint."""
+            """Load the state from Lightning's checkpoint."""
             if self._sampler is not None:
                 self._sampler.load_state_dict(state_dict)
 

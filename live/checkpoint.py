@@ -1,6 +1,6 @@
-"""What a running attachment keeps in a checkpoint: plain numbers and text, the same on every rank.
+"""The checkpoint of a running attachment: plain numbers and text, the same on every rank.
 
-The values are opaque texts under fixed names, so that `torch.distributed.checkpoint` can load them on any number of
+The values are opaque strings under fixed names, so that `torch.distributed.checkpoint` can load them on any number of
 ranks, and `torch.load(weights_only=True)` reads them.
 """
 
@@ -18,13 +18,13 @@ FORMAT = 1
 
 
 def save(parts: Parts, stepping: Stepping) -> dict[str, Any]:
-    """The state after the last finished round. Collective: with local steps, the replicas meet here.
+    """The state after the last finished round. Collective: with local steps, replicas are averaged here.
 
     Raises RuntimeError in the middle of a round, or of an optimiser step's accumulated rounds.
     """
     if parts.meter.in_round or parts.meter.in_window:
         raise RuntimeError(
-            "runtime.state_dict() in the middle of an optimiser's step: call it behind runtime.step(), when the "
+            "runtime.state_dict() in the middle of an optimiser's step: call it after runtime.step(), when the "
             "optimiser has made its step"
         )
     sampler, control = stepping.dealt(), parts.group.control
@@ -44,12 +44,12 @@ def save(parts: Parts, stepping: Stepping) -> dict[str, Any]:
 
 
 def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
-    """Go on from there. Collective. Raises ValueError for a state of another version or other data."""
+    """Resume from a state. Collective. Raises ValueError for a state of another version or other data."""
     if state.get("format") != FORMAT:
-        raise ValueError(f"state: format {state.get('format')!r} is not allowed, needed is {FORMAT}")
+        raise ValueError(f"state: format {state.get('format')!r} is not allowed; needed: {FORMAT}")
     missing = [name for name in ("round", "interval", "sampler", "policy", "random") if name not in state]
     if missing:
-        raise ValueError(f"state: {missing[0]} is missing; needed is what runtime.state_dict() gave")
+        raise ValueError(f"state: {missing[0]} is missing; needed: the result of runtime.state_dict()")
     parts.group.same_on_all_ranks({"the round of the checkpoint": state["round"]})
     sampler = stepping.dealt()
     sampler.load(json.loads(state["sampler"]))
@@ -60,10 +60,12 @@ def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
     states, rank = json.loads(state["random"]), parts.group.rank
 
     def draw_on() -> None:
-        """Go on with this rank's random numbers, or begin new ones where none were saved."""
+        """Restore this rank's random numbers, or seed new ones if none were saved."""
         if rank < len(states):
             randomness.load(states[rank], parts.device)
         else:
             randomness.seed(parts.options.seed, stepping.round, rank)
 
-    sampler.before_draw = draw_on  # a loader that begins to iterate takes a random number, in the middle of an epoch
+    sampler.before_draw = (
+        draw_on  # a loader draws a random number when it begins to iterate, also in the middle of an epoch
+    )

@@ -1,8 +1,8 @@
 """A policy in real training on this machine, without a GPU: `python -m equipoise.live.demo [--ranks 4]`.
 
 Some gloo processes train a small model; half-way, rank 0 becomes twice as slow (it waits longer per sample,
-so that a busy machine changes little). The same training runs with equal shares and with the policy; then the
-simulated twin of the second run tells how well the simulation predicts it.
+so that a busy machine has little effect). The same training runs with equal shares and with the policy; then the
+simulated twin of the second run shows how well the simulation predicts it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equipoise.base.sources import environment as own_environment
 from equipoise.base.sources import search_path
 
 _FEATURES = 64
-REACTION = 20  # rounds after the slowdown that do not count: a policy must have adapted by then
+REACTION = 20  # rounds after the slowdown that are ignored, in which the policy adapts
 INTERRUPTED = 130
 
 
@@ -110,7 +110,7 @@ def train(given: argparse.Namespace) -> None:
 
 
 def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
-    """One training run in processes of its own; returns what rank 0 wrote. Raises RuntimeError."""
+    """One training run in separate processes; returns the result of rank 0. Raises RuntimeError."""
     from equipoise.live.group.launcher import Launcher
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,15 +131,15 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
 
 
 def _search_path() -> str:
-    """Where Python finds this package, wherever it was started."""
+    """PYTHONPATH on which Python finds this package from any folder."""
     return os.pathsep.join([str(search_path()), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _end_with(parent: int) -> None:
-    """Let this rank end, soon, when the process `parent` that started it is gone."""
+    """End this rank soon after its parent process has ended."""
 
     def watch() -> None:
-        """End this rank when the launcher is gone."""
+        """End this rank when its parent has ended."""
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
@@ -156,7 +156,7 @@ def throughput(result: dict[str, Any]) -> float:
 
 
 def twin(folder: Path, form: str) -> str | None:
-    """What `equipoise twin` says about a run, as `table` or `json`; None, and why on stderr, when it fails."""
+    """Output of `equipoise twin` for a run, as `table` or `json`; None, with the error on stderr, if it fails."""
     command = [sys.executable, "-m", "equipoise.cli", "twin", str(folder), "--format", form]
     environment = own_environment()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _end_with(given.parent)
         train(given)
         return 0
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the ranks as Ctrl-C does
     try:
         return _demonstrate(given)
     except KeyboardInterrupt:
@@ -194,8 +194,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample-ms", type=float, default=3.0, help="time per sample")
     parser.add_argument("--decide-every", type=int, default=6, help="rounds between decisions")
     parser.add_argument("--delay-rounds", type=int, default=0, help="rounds trained while a decision is made")
-    parser.add_argument("--slowdown", type=float, default=2.0, help="of rank 0, half-way")
-    parser.add_argument("--run-dir", help="keep the records here")
+    parser.add_argument("--slowdown", type=float, default=2.0, help="factor by which rank 0 slows down half-way")
+    parser.add_argument("--run-dir", help="folder for the records")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="act", help=argparse.SUPPRESS)
@@ -205,7 +205,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if given.rounds < least or given.batch < 1 or given.sample_ms <= 0 or given.slowdown < 1:
         parser.error(f"--rounds must be at least {least}, --batch and --slowdown at least 1, --sample-ms above 0")
     if not given.worker and given.run_dir and any(Path(given.run_dir, k).exists() for k in ("static", "policy")):
-        parser.error(f"--run-dir {given.run_dir} holds a run already")
+        parser.error(f"--run-dir {given.run_dir} already contains a run")
     if importlib.util.find_spec("torch") is None:
         parser.error("PyTorch is needed: pip install 'equipoise[live]', or make live-demo")
     return given
@@ -218,7 +218,7 @@ def _demonstrate(given: argparse.Namespace) -> int:
         static = run(given, "plain", folder / "static")
         print(f"equipoise: {given.ranks} ranks, {given.policy} ...", file=sys.stderr)
         policy = run(given, "act", folder / "policy")
-        print("equipoise: the twin ...", file=sys.stderr)
+        print("equipoise: simulating the second run ...", file=sys.stderr)
         told = twin(folder / "policy", "json" if given.format == "json" else "table")
     rates = throughput(static), throughput(policy)
     summary = {
@@ -242,8 +242,8 @@ def _demonstrate(given: argparse.Namespace) -> int:
 def _print(summary: dict[str, Any], shares: Sequence[int]) -> None:
     print(f"after rank 0 slowed down, {summary['ranks']} ranks trained, in samples per second,")
     print(f"  with plain DDP      {summary['throughput_static']:8.1f}")
-    print(f"  with the policy     {summary['throughput_policy']:8.1f}   {summary['ratio']:.2f} times as many")
-    print(f"  at best                        {summary['bound']:.2f} times as many")
+    print(f"  with the policy     {summary['throughput_policy']:8.1f}   {summary['ratio']:.2f} times plain DDP")
+    print(f"  at best                        {summary['bound']:.2f} times plain DDP")
     print(f"shares at the end: {list(shares)}")
 
 

@@ -15,7 +15,7 @@ RESTARTS_MAX = 10
 
 @dataclass(frozen=True)
 class Launch:
-    """What is started where."""
+    """The job to launch: script, policy, nodes and GPUs."""
 
     name: str
     nodes: int
@@ -38,11 +38,11 @@ class Launch:
 
 
 def slurm(launch: Launch) -> str:
-    """A batch script: a launcher on every node, which starts a rank for each GPU, and starts the dead again.
+    """A batch script: a launcher on every node, which starts a rank per GPU, and restarts dead ones.
 
-    The store runs beside them on the first node, on a free port. A node that is lost does not end the job step
-    (`--no-kill`, `--kill-on-bad-exit=0`); the group is formed anew inside the allocation. Before the time is up,
-    and when the store is lost, ranks get SIGTERM and the job is queued again, to go on from its checkpoint.
+    The store runs on the first node as well, on a free port. A lost node does not end the job step
+    (`--no-kill`, `--kill-on-bad-exit=0`); the group is formed anew inside the allocation. Before the time limit,
+    and when the store is lost, ranks get SIGTERM and the job is requeued, to resume from its checkpoint.
     """
     script = shlex.quote(launch.script)
     return f"""#!/bin/bash
@@ -98,10 +98,10 @@ exit "$code"
 
 
 def kubernetes(launch: Launch) -> str:
-    """The job's store, and an indexed job with one pod per node; a pod that is lost is replaced, and joins again.
+    """The job's store, and an indexed job with one pod per node; a lost pod is replaced, and joins again.
 
-    The store has a Service of its own. When its pod is lost, all ranks end, their pods are replaced, and training
-    goes on from its checkpoint. The token in the Secret is new each time.
+    The store has a separate Service. When its pod is lost, all ranks end, their pods are replaced, and training
+    resumes from its checkpoint. The token in the Secret is new each time.
     """
     store = f"{launch.label}-store"
     parts = (_settings(launch), _service(_quoted(launch.label)), _service(store), _store(launch), _job(launch))
@@ -146,7 +146,7 @@ def _token(launch: Launch) -> str:
 
 
 def _store(launch: Launch) -> str:
-    """The pod of the store, anew when it is lost."""
+    """The pod of the store, replaced when it is lost."""
     store = f"{launch.label}-store"
     return f"""apiVersion: apps/v1
 kind: Deployment

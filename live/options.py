@@ -1,4 +1,4 @@
-"""What a script may set when it attaches a policy, and how far a policy may go."""
+"""Settings of an attachment, and hard bounds of a policy."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ _RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """Hard bounds: the part of a plan that goes beyond them is refused, whatever the policy says.
+    """Hard bounds: parts of a plan that exceed them are refused.
 
     Raises ValueError for a bound that is not allowed.
     """
 
     samples_min: int = 0  # per rank and round
-    samples_max: int | None = None  # per rank and round; none: what memory holds, where that is measured
+    samples_max: int | None = None  # per rank and round; none: as many as fit into memory, if measured
     interval_max: int = 64
     share_min: float = 0.05
     workers_min: int | None = None  # none: the number of ranks at the start
@@ -117,7 +117,7 @@ class Bounds:
         follow(_BOUNDS_RULES, self, "bounds: ")
         for low, high in ((self.samples_min, self.samples_max), (self.workers_min, self.workers_max)):
             if low is not None and high is not None and low > high:
-                raise ValueError(f"bounds: a least of {low} is not allowed above a most of {high}")
+                raise ValueError(f"bounds: minimum {low} is above maximum {high}")
 
 
 _COMMON = (
@@ -143,7 +143,7 @@ _COMMON = (
 class Options:
     """Settings of one attachment; see `live.attach.attach` for their meaning.
 
-    Raises ValueError for the first that is not allowed, in one line that names it, its value and what is.
+    Raises ValueError for the first that is not allowed, in one line: its name, its value, the allowed values.
     """
 
     global_batch: int
@@ -186,32 +186,32 @@ class Options:
         follow(_RULES, self)
         if self.micro_batch > self.global_batch:
             raise ValueError(
-                f"micro_batch: {self.micro_batch} is not allowed, at most the global_batch of {self.global_batch} is"
+                f"micro_batch: {self.micro_batch} is not allowed; needed: at most global_batch ({self.global_batch})"
             )
         if self.delay_rounds >= self.decide_every:
             raise ValueError(
-                f"delay_rounds: {self.delay_rounds} is not allowed, less than decide_every ({self.decide_every}) is"
+                f"delay_rounds: {self.delay_rounds} is not allowed; needed: below decide_every ({self.decide_every})"
             )
         if self.weighted and self.loss_reduction == "sum":
-            raise ValueError("weighted: True is not allowed with a summed loss, which is weighted already")
+            raise ValueError("weighted: True is not allowed with loss_reduction 'sum', which is already weighted")
         if self.batch_reference is not None and self.batch_reference > self.global_batch:
             raise ValueError(
-                f"batch_reference: {self.batch_reference} is not allowed, at most the global_batch of "
-                f"{self.global_batch} is"
+                f"batch_reference: {self.batch_reference} is not allowed; needed: at most global_batch "
+                f"({self.global_batch})"
             )
         if self.takes_passes and (self.accumulation > 1 or self.weighted):
             other = f"accumulation of {self.accumulation}" if self.accumulation > 1 else "weighted batches"
             raise ValueError(
-                f"allow: 'accumulation' is not allowed with {other}: batches of a step are then the script's"
+                f"allow: 'accumulation' is not allowed with {other}: the script then sets the batches of a step"
             )
         if self.batch_max is not None and self.batch_max < self.global_batch:
             raise ValueError(
-                f"batch_max: {self.batch_max} is not allowed, at least the global_batch of {self.global_batch} is"
+                f"batch_max: {self.batch_max} is not allowed; needed: at least global_batch ({self.global_batch})"
             )
 
     @property
     def takes_passes(self) -> bool:
-        """Whether a plan says in how many batches a step is computed, and the script follows."""
+        """Whether a plan sets the number of batches per step, and the script follows it."""
         return "accumulation" in self.allow
 
     @property
@@ -226,10 +226,10 @@ class Options:
 
     @property
     def assumed_drift(self) -> float:
-        """The drift before anything was measured: where it is to be, one that allows two local steps."""
+        """The drift before any measurement; if it is to be measured, one that allows two local steps."""
         return 0.1 if isinstance(self.drift, str) else self.drift
 
     def common(self) -> dict[str, Any]:
-        """What must be the same on every rank, because each deals and counts for itself."""
+        """Options that must be equal on all ranks, because each rank splits the batch by itself."""
         named = {name: getattr(self, name) for name in _COMMON}
         return {**named, "'accumulation' in allow": self.takes_passes}

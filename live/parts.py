@@ -74,12 +74,12 @@ class Parts:
         )
 
     def _not_capped(self, why: str) -> None:
-        """Say why no cap is set, on every rank that cannot."""
+        """Report why no cap is set, on every rank without one."""
         print(f"equipoise: {why}", file=sys.stderr)
         self.recorder.event("refused", lever="power", why=why)
 
     def lead(self, *, again: bool) -> None:
-        """Take up this rank's part in the group as it is now; `again`: others had led the run before."""
+        """Take this rank's role in the present group; `again`: another rank led the run before."""
         self.share.share = self.group.places[self.group.rank].share
         self.agreement.lead(again=again)
         self.local.near = near = self.group.near
@@ -87,10 +87,10 @@ class Parts:
             self.agreement.leader.world.set_near(near, self.group.near_exchange_s)
 
     def close(self, *, finished: bool) -> None:
-        """Write what is buffered and stop the threads; `finished`: the others ended training already."""
+        """Write buffered records and stop the threads; `finished`: the others have already ended training."""
         self.agreement.flush(self.meter)
         if self.group.membership is not None:
-            self.group.membership.outlive_store()  # before the others know that this rank is done
+            self.group.membership.outlive_store()  # before the others see that this rank has finished
         if not finished:
             with contextlib.suppress(RuntimeError):
                 self.group.control.gather(np.zeros(1))

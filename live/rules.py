@@ -1,4 +1,4 @@
-"""Rules for settings: what a value may be, in words and as code."""
+"""Rules for settings: the allowed values, as text and as code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# How a value is taken (in its plain type; TypeError or ValueError: it is not allowed), and what is allowed.
+# Conversion of a value (TypeError or ValueError: not allowed), and the allowed values as text.
 Rule = tuple[Callable[[Any], Any], str]
 
 
@@ -16,7 +16,7 @@ def whole(low: int, high: float = math.inf) -> Rule:
     """A whole number of any integer type, `low` and `high` included; no boolean."""
 
     def take(value: Any) -> int:
-        """The value, or ValueError where it is not allowed."""
+        """The value, or ValueError if it is not allowed."""
         number = operator.index(value)
         if isinstance(value, bool) or not low <= number <= high:
             raise ValueError
@@ -29,7 +29,7 @@ def real(holds: Callable[[float], bool], text: str) -> Rule:
     """A number for which `holds` is true; no boolean and no text."""
 
     def take(value: Any) -> float:
-        """The value, or ValueError where it is not allowed."""
+        """The value, or ValueError if it is not allowed."""
         if isinstance(value, bool | str) or not holds(float(value)):
             raise ValueError
         return float(value)
@@ -38,10 +38,10 @@ def real(holds: Callable[[float], bool], text: str) -> Rule:
 
 
 def one_of(*allowed: Any) -> Rule:
-    """One of these values, of its very type."""
+    """One of these values, of exactly its type."""
 
     def take(value: Any) -> Any:
-        """The value, or ValueError where it is not allowed."""
+        """The value, or ValueError if it is not allowed."""
         found = next((a for a in allowed if type(value) is type(a) and value == a), None)
         if found is None:
             raise ValueError
@@ -51,14 +51,14 @@ def one_of(*allowed: Any) -> Rule:
 
 
 def optional(rule: Rule) -> Rule:
-    """None, or what the rule allows."""
+    """None, or a value that the rule allows."""
     return (lambda value: None if value is None else rule[0](value)), f"{rule[1]}, or None"
 
 
 def follow(rules: Mapping[str, Rule], settings: Any, where: str = "") -> None:
-    """Bring all settings of a frozen object into their plain types.
+    """Convert all settings of a frozen object to their plain types.
 
-    Raises ValueError for the first that is not allowed, in one line: its name, its value, what is needed.
+    Raises ValueError for the first that is not allowed, in one line: its name, its value, the allowed values.
     """
     for name, (take, text) in rules.items():
         value = getattr(settings, name)
@@ -66,4 +66,4 @@ def follow(rules: Mapping[str, Rule], settings: Any, where: str = "") -> None:
             object.__setattr__(settings, name, take(value))
         except (TypeError, ValueError, AttributeError, OverflowError):
             given = " ".join(reprlib.repr(value).split())
-            raise ValueError(f"{where}{name}: {given} is not allowed, needed is {text}") from None
+            raise ValueError(f"{where}{name}: {given} is not allowed; needed: {text}") from None

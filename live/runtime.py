@@ -1,4 +1,4 @@
-"""A running attachment: what the script calls."""
+"""A running attachment: the methods that the script calls."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Runtime(Status):
         self._recovery = Recovery(parts.group, parts.model, hooks)
         self._stepping = Stepping(parts, self._recovery.regroup)
         self._joined = parts.group.joined
-        self._lags = self._joined  # the others' state has not come yet
+        self._lags = self._joined  # the others' state has not been received yet
         self._resumes_from: Mapping[str, Any] | None = None
         self._lost_round = self._closed = False
-        self._saved: dict[str, Any] | None = None  # as the group met, while nothing was trained on since
+        self._saved: dict[str, Any] | None = None  # saved when the group was formed, until the next trained round
         scaled = options.batch_max is not None and options.learning_rate != "script"
         self._rates = optimizer.scale_rates(self._stepping.rate) if scaled else []
         own_weights = options.loss_reduction == "sum"
@@ -62,9 +62,9 @@ class Runtime(Status):
     def sampler(self, dataset: Any) -> ShareSampler:
         """The batch sampler of the training data (anything with a length, or the length itself).
 
-        Collective: call it on every rank. Raises ValueError when ranks were given different data or options,
-        which would deal some samples twice and leave ranks waiting for each other. Raises TypeError for a dataset
-        whose samples have no numbers.
+        Collective: call it on every rank. Raises ValueError when ranks have different data or options,
+        which would assign samples twice and make ranks wait for each other. Raises TypeError for a dataset
+        whose samples have no indices.
         """
         samples = samples_of(dataset)
         files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
@@ -75,17 +75,17 @@ class Runtime(Status):
         return sampler
 
     def stream(self, samples: Iterable[Any], collate: Callable[[list[Any]], Any] = default_collate) -> StreamLoader:
-        """Batches of samples that have no numbers: an IterableDataset, or what else is iterated over every epoch.
+        """Batches of samples without indices: an IterableDataset, or another object that is iterated in every epoch.
 
-        A loader, in place of one over `sampler`. Every rank must read the same samples in the same order (a
-        `set_epoch` is called), and keeps those that it is dealt; what is costly belongs in `collate`, which makes
-        a batch of the rank's own. To read ahead: `DataLoader(stream, batch_size=None, num_workers=1)`.
-        Collective. Raises TypeError for what can be read once only.
+        A loader, in place of a DataLoader over `sampler`. Every rank must read the same samples in the same order (a
+        `set_epoch` method is called), and keeps those assigned to it; costly work belongs in `collate`, which makes
+        a batch of the rank's samples. To read ahead: `DataLoader(stream, batch_size=None, num_workers=1)`.
+        Collective. Raises TypeError for an object that can be read only once.
         """
         if isinstance(samples, Iterator):
             raise TypeError(
-                f"samples: a {type(samples).__name__} is not allowed, it can be read once only; needed is what "
-                "gives a new iterator for every epoch, as an IterableDataset"
+                f"samples: a {type(samples).__name__} is not allowed, it can be read only once; needed: an object that "
+                "gives a new iterator for every epoch, such as an IterableDataset"
             )
         reader, length = Reader(samples), length_of(samples)
         sampler = self._stepping.deal(lambda **options: StreamSampler(reader, length, **options))
@@ -98,7 +98,7 @@ class Runtime(Status):
         if self._joined:
             with self._recovery.surviving():
                 self._agree(ModelReplica())
-            # Who was there before may not have trained yet: then all load a checkpoint that there is.
+            # Earlier members may not have trained yet: then all load an existing checkpoint.
             self._joined = self._stepping.round > 0 or sampler.epoch >= 0
         else:
             told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
@@ -106,7 +106,7 @@ class Runtime(Status):
                 group.same_on_all_ranks({**told, **options.common()})
             if leader is not None:
                 leader.warm_up(sampler.shares, sampler.preview())
-        leader = self._parts.agreement.leader  # another one where a rank was lost meanwhile
+        leader = self._parts.agreement.leader  # another leader if a rank was lost meanwhile
         if leader is not None:
             leader.write_manifest(self.run, sampler, self._parts.wrapper.module.parameters())
         if self._resumes_from is not None and not self._joined:
@@ -115,9 +115,9 @@ class Runtime(Status):
         self._stepping.begin()
 
     def step(self, stepped: bool | None = None) -> None:
-        """The batch was trained on. Call it once per batch, after the optimiser's step (if it had one).
+        """Report that the batch was trained on. Call it once per batch, after the optimiser step, if there was one.
 
-        `stepped`: whether it had one, where that does not follow from `accumulation`: at the end of an epoch, say.
+        `stepped`: whether there was one, if that does not follow from `accumulation`, e.g. at the end of an epoch.
         """
         if self._lost_round:
             self._lost_round = False
@@ -128,16 +128,16 @@ class Runtime(Status):
         self._stepping.begin()
 
     def weigh(self, weight: float) -> None:
-        """The batch in hand weighs so much in the loss of all ranks: its tokens, where that is a mean over tokens.
+        """Set the weight of this batch in the loss of all ranks: its tokens, if the loss is a mean over tokens.
 
         Once per batch, on every rank, before its backward pass; `attach(..., weighted=True)`. Raises ValueError.
         """
         self._stepping.give(weight)
 
     def mean(self, loss: Any) -> float:
-        """The mean loss over all ranks, weighted as their gradients are: what one process would show.
+        """The mean loss over all ranks, weighted as their gradients: the loss that a single process would have.
 
-        Collective; behind the forward pass, or right behind `step()`. With a summed loss, the ranks' plain mean.
+        Collective; call it after the forward pass or right after `step()`. With a summed loss, the ranks' plain mean.
         NaN when the group was formed anew meanwhile.
         """
         generation, in_round = self.generation, self._parts.meter.in_round
@@ -148,7 +148,7 @@ class Runtime(Status):
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """What happens inside is no part of a step: evaluation, a checkpoint. Rounds held up by it are not timed.
+        """Mark a block that is not part of a step: evaluation, a checkpoint. Rounds delayed by it are not timed.
 
         Forward passes without gradients and `state_dict` calls are recognised as pauses without it.
         """
@@ -157,7 +157,7 @@ class Runtime(Status):
         self._parts.meter.pause()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Batches of the running epoch from `loader`; goes on with the rest of it after a regroup."""
+        """Batches of the running epoch from `loader`; continues with the rest of the epoch after a regroup."""
         epoch, sampler = None, self._stepping.dealt()
         while not self.finished:
             generation = self.generation
@@ -182,9 +182,9 @@ class Runtime(Status):
 
     @contextlib.contextmanager
     def recover(self) -> Iterator[None]:
-        """Survive the loss of a rank inside the block: the group is formed anew, the round is dealt again.
+        """Survive the loss of a rank inside the block: the group is formed anew, the round is repeated.
 
-        Needs `live.group.regroup.start`. Exceptions that are no broken exchange pass through.
+        Needs `live.group.regroup.start`. Exceptions other than a broken exchange pass through.
         """
         generation = self.generation
         with self._recovery.surviving():
@@ -192,13 +192,13 @@ class Runtime(Status):
         self._lost_round = self.generation != generation
 
     def resize(self, ranks: int) -> None:
-        """Go on with this many ranks from the next decision on. Call it on every rank at the same round."""
+        """Continue with this many ranks from the next decision on. Call it on every rank at the same round."""
         if self._parts.group.membership is None:
             raise RuntimeError("the group can only change in a job started with equipoise.live.group.regroup.start")
         self._stepping.resize_to = ranks
 
     def close(self) -> None:
-        """Write what is buffered, stop the threads, and let the other ranks finish."""
+        """Write buffered records, stop the threads, and let the other ranks finish."""
         self._closed = True
         self._weighting.close()
         for hook in self._rates:
@@ -208,16 +208,16 @@ class Runtime(Status):
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside model and optimiser: where the epoch stands, shares, interval, policy
+        """The state for a checkpoint, besides model and optimiser: position in the epoch, shares, interval, policy
         memory, random numbers.
 
-        Collective, behind `step()` and before the model's own `state_dict()`: with local steps, the replicas meet
-        here. It is the same on every rank, so one file will do. Raises RuntimeError where the optimiser has not
-        made its step yet, or behind `close()`.
+        Collective, after `step()` and before the model's own `state_dict()`: with local steps, replicas are averaged
+        here. It is the same on every rank, so one file is enough. Raises RuntimeError if the optimiser has not
+        stepped yet, or after `close()`.
         """
         if self._closed:
-            raise RuntimeError("runtime.state_dict() behind runtime.close(): call it before")
-        # A group that was just formed anew has saved already, with members that will not call this.
+            raise RuntimeError("runtime.state_dict() after runtime.close(): call it before")
+        # A group just formed anew has already saved, with members that will not call this.
         if self._saved is None or self._parts.meter.in_round:
             with self._recovery.surviving():
                 self._stepping.settle()
@@ -226,10 +226,10 @@ class Runtime(Status):
         return dict(self._saved or {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict()`, on any number of ranks: every sample of its epoch is trained on once.
+        """Resume from a `state_dict()`, on any number of ranks: every sample of its epoch is trained on once.
 
         Collective, before the first batch. A member that joins a running job takes the others' state instead.
-        Raises ValueError when the state is of other data, RuntimeError when a batch was drawn already.
+        Raises ValueError when the state belongs to other data, RuntimeError when a batch was already drawn.
         """
         if self._stepping.sampler is None:
             self._resumes_from = state
@@ -238,7 +238,7 @@ class Runtime(Status):
             self._stepping.begin()
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        """Load it, again where a rank was lost before any had done so; else the others' state is everyone's."""
+        """Load the state; again if a rank was lost before any had loaded it, otherwise take the others' state."""
         while True:
             generation = self.generation
             with self._recovery.surviving():
@@ -260,7 +260,7 @@ class Runtime(Status):
         self._lags = False
         self._stepping.go_on_from(sampler.trained)
         parts.meter.clear()
-        parts.lead(again=True)  # what the policy remembers is with rank 0
+        parts.lead(again=True)  # the policy's memory is on rank 0
         self._saved = checkpoint.save(parts, self._stepping)
 
     def _resumed(self, took_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Where a running attachment stands: what a script may read of it."""
+"""The status of a running attachment, as a script may read it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equipoise.live.stepping import Stepping
 
 
 class Status:
-    """What can be read at any time, on every rank."""
+    """Properties that can be read at any time, on every rank."""
 
     _parts: Parts
     _stepping: Stepping
@@ -18,7 +18,7 @@ class Status:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device of the model."""
         return self._parts.device
 
     @property
@@ -48,27 +48,27 @@ class Status:
 
     @property
     def global_batch(self) -> int:
-        """Samples of all ranks in a round now; a policy may change it where `batch_max` is given."""
+        """Samples per round over all ranks now; a policy may change it if `batch_max` is given."""
         sampler = self._stepping.sampler
         return self._parts.options.global_batch if sampler is None else sampler.global_batch
 
     @property
     def learning_rate(self) -> float:
-        """Factor on the script's own learning rate in the running round, with which optimizers step."""
+        """Factor on the script's learning rate in the running round, applied in optimizer steps."""
         return self._stepping.rate()
 
     @property
     def passes(self) -> int:
         """Batches in which the running batch's optimiser step is computed: its loss is divided by them.
 
-        Where a plan says them ("accumulation" in `allow`); else 1.
+        Set by a plan if "accumulation" is in `allow`; else 1.
         """
         current = self._stepping.sampler and self._stepping.sampler.current()
         return current.passes if current else 1
 
     @property
     def ends_step(self) -> bool:
-        """Whether the optimiser steps behind the running batch: it is the last of its `passes`."""
+        """Whether the optimiser steps after the running batch, the last of its `passes`."""
         current = self._stepping.sampler and self._stepping.sampler.current()
         return current.ends_step if current else True
 

@@ -1,4 +1,4 @@
-"""What happens when a round was trained on: count it, let the replicas meet, decide, carry out."""
+"""The end of a trained round: count it, exchange, decide, carry out."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Stepping:
         self.round = 0  # rounds trained since the start
         self.first = 0  # of those, the ones before the checkpoint that this run began with
         self.resize_to: int | None = None
-        self._begun_at: int | None = None  # rounds trained as a decision was begun that does not act yet
-        self._given: Callable[[], list[float]] | None = None  # weights of the running round, on their way
+        self._begun_at: int | None = None  # round at which a pending decision was begun
+        self._given: Callable[[], list[float]] | None = None  # weights of the running round, being gathered
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
         self._factor: float | None = None  # on this rank's gradients in the running round
         if parts.options.takes_passes:
@@ -33,15 +33,15 @@ class Stepping:
         self._last_weights: tuple[float, ...] = ()  # in the one before
 
     def dealt(self) -> ShareSampler:
-        """The sampler. Raises RuntimeError where there is none yet."""
+        """The sampler. Raises RuntimeError if there is none yet."""
         if self.sampler is None:
             raise RuntimeError("call runtime.sampler(dataset) first, on every rank")
         return self.sampler
 
     def deal(self, make: Callable[..., ShareSampler]) -> ShareSampler:
-        """Make the sampler. Raises RuntimeError where there is one."""
+        """Make the sampler. Raises RuntimeError if there is one already."""
         if self.sampler is not None:
-            raise RuntimeError("one runtime deals one dataset; attach another model for another one")
+            raise RuntimeError("a runtime has one dataset; attach another model for another dataset")
         options, group = self._parts.options, self._parts.group
         self.sampler = make(
             rank=group.rank,
@@ -73,7 +73,7 @@ class Stepping:
 
     def scale(self) -> float:
         """Factor on this rank's gradients in the running round."""
-        if self._factor is None:  # asked for by every parameter
+        if self._factor is None:  # read for every parameter
             current = self.sampler.current() if self.sampler is not None else None
             if current is None:
                 return 1.0
@@ -83,7 +83,7 @@ class Stepping:
     def _scale(self, current: Round) -> float:
         group, reduction = self._parts.group, self._parts.options.loss_reduction
         weights = self._weigh(current)
-        # A pass counts by its samples, and not one part in so many as the script weighs it.
+        # A pass counts by its samples, not by the script's equal weight per pass.
         passes, of_step = current.passes, current.of_step if current.passes > 1 else weights
         mine, total = weights[group.rank], math.fsum(of_step)
         if not self._parts.local.alone:
@@ -95,14 +95,14 @@ class Stepping:
         return mine * passes / of_step[group.rank]
 
     def give(self, weight: float) -> None:
-        """The running round's batch of this rank weighs so much. Collective, but it does not wait.
+        """Set the weight of this rank's batch in the running round. Collective, but it does not wait.
 
-        Raises ValueError for what is no weight, or where none was announced.
+        Raises ValueError for an invalid weight, or without `weighted`.
         """
         if not self._parts.options.weighted:
             raise ValueError("runtime.weigh() is not allowed without attach(..., weighted=True)")
         if isinstance(weight, bool) or not 0 <= float(weight) < math.inf:
-            raise ValueError(f"weight: {weight} is not allowed, needed is a finite number of at least 0")
+            raise ValueError(f"weight: {weight} is not allowed; needed: a finite number of at least 0")
         mine = float(weight) if self.current().samples[self._parts.group.rank] else 0.0
         self._given = self._parts.group.control.gather_later(mine)
         self._weights, self._factor = (), None
@@ -119,7 +119,7 @@ class Stepping:
         return self._weights
 
     def mean(self, loss: float) -> float:
-        """The ranks' losses of the running round, or else of the last one, as one process would have them.
+        """The mean of the ranks' losses of the running or the last round, as a single process would have it.
 
         Collective.
         """
@@ -134,15 +134,15 @@ class Stepping:
         return float((losses[some] * weights[some]).sum() / weights.sum())
 
     def begin(self) -> None:
-        """The next round begins."""
+        """Begin the next round."""
         group, self._given = self._parts.group, None
         self._weights, self._factor = (), None
         self._parts.meter.begin(group.rank, group.ranks)
 
     def finish(self, stepped: bool | None) -> None:
-        """The running round was trained on; `stepped`: the optimiser has made its step (None: when it is due).
+        """End the running round; `stepped`: whether the optimiser stepped (None: if it was due).
 
-        Collective where ranks meet.
+        Collective if ranks exchange.
         """
         parts, sampler, current = self._parts, self.dealt(), self.current()
         local, meter = parts.local, parts.meter
@@ -172,14 +172,14 @@ class Stepping:
             sampler.commit_near()
 
     def _decide(self) -> None:
-        """Carry out a decision that is due, and begin another one where it is time. Collective."""
+        """Carry out a decision that is due, and begin the next one if it is time. Collective."""
         parts, asked = self._parts, self.resize_to is not None
         if self._begun_at is not None and (asked or self.round - self._begun_at >= parts.options.delay_rounds):
             self._carry_out_begun()
         asked = self.resize_to is not None
         if self._begun_at is None and (asked or parts.meter.rounds >= self.decide_after()):
             at_once, change = asked or not parts.options.delay_rounds, None
-            with parts.recorder.holding():  # not beyond: who leads the next group reads the last decision
+            with parts.recorder.holding():  # not longer: the leader of the next group reads the last decision
                 parts.agreement.report(
                     parts.meter,
                     self.dealt(),
@@ -196,19 +196,19 @@ class Stepping:
                 self.carry_out(change)
 
     def decide_after(self) -> int:
-        """Rounds between decisions. Early on fewer where data lies in files: a slow path holds up every round."""
+        """Rounds between decisions; fewer at first if data lies in files, since a slow path delays every round."""
         every = self._parts.options.decide_every
         return min(every, max(2, self.round // 2)) if self._parts.agreement.plane is not None else every
 
     def _agreed(self) -> RoundChange | None:
-        """What was decided, once it is to act. Collective."""
+        """The decision, once it is due. Collective."""
         later = self.round != self._begun_at
         change = self._parts.agreement.change(self.dealt(), self.resize_to, later=later)
         self._begun_at = self.resize_to = None
         return change
 
     def _carry_out_begun(self) -> None:
-        """What was decided on begins to act. Collective."""
+        """Carry out the pending decision. Collective."""
         change = self._agreed()
         if change is not None:
             self.carry_out(change)
@@ -222,7 +222,7 @@ class Stepping:
             self.begin()
 
     def go_on_from(self, trained: int) -> None:
-        """The group was formed anew after so many rounds; what was being decided falls."""
+        """Resume after `trained` rounds in a new group; a pending decision is dropped."""
         self.round, self._begun_at = trained, None
 
     def carry_out(self, change: RoundChange) -> None:

@@ -1,4 +1,4 @@
-"""Models and datasets that cannot be attached: each is told what to do instead."""
+"""Errors for models and datasets that cannot be attached, with the alternative."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from equipoise.live.options import Options
 from equipoise.live.train.wrapped import Replicated
 
-_SHARDS = [("Shard",), ("Replicate", "Shard")]  # over a mesh of one dimension, or replicated over its first
+_SHARDS = [("Shard",), ("Replicate", "Shard")]  # a one-dimensional mesh, or replicated over the first dimension
 
 
 def check_model(model: Any) -> None:
@@ -21,26 +21,26 @@ def check_model(model: Any) -> None:
     inside = getattr(model, "_orig_mod", None)
     if isinstance(inside, DistributedDataParallel) or _is(inside, "FSDPModule"):
         raise TypeError(
-            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that "
-            "itself and compile inside of it: DistributedDataParallel(torch.compile(module)), "
+            "model: torch.compile(...) around DistributedDataParallel or fully_shard is not allowed; attach that "
+            "wrapper and compile inside it: DistributedDataParallel(torch.compile(module)), "
             "fully_shard(torch.compile(layer))"
         )
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     if any(_is(part, "FullyShardedDataParallel") for part in parts):
-        raise TypeError("model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead")
+        raise TypeError("model: FullyShardedDataParallel is not supported; use fully_shard (FSDP2)")
     if not isinstance(model, DistributedDataParallel) and not _is(model, "FSDPModule"):
         shards = isinstance(model, torch.nn.Module) and any(_is(part, "FSDPModule") for part in model.modules())
-        needed = "fully_shard(model), too, behind its parts" if shards else "DistributedDataParallel or fully_shard"
-        raise TypeError(f"model: one that is not wrapped is not allowed, needed is {needed}")
+        needed = "fully_shard(model) after its parts" if shards else "DistributedDataParallel or fully_shard"
+        raise TypeError(f"model: not wrapped; needed: {needed}")
     if isinstance(model, DistributedDataParallel) and any(_is(part, "FSDPModule") for part in model.modules()):
-        raise TypeError("model: fully_shard inside of DistributedDataParallel is not allowed, needed is one of them")
+        raise TypeError("model: fully_shard inside DistributedDataParallel is not allowed; needed: one of them")
     for name, p in model.named_parameters():
         if hasattr(p, "device_mesh"):
             _check_mesh(name, p)
 
 
 def _is(module: Any, name: str) -> bool:
-    """Whether it is of a class of that name, which moved between modules of PyTorch."""
+    """Whether the class has this name, whose module differs between versions of PyTorch."""
     return any(kind.__name__ == name for kind in type(module).__mro__)
 
 
@@ -48,23 +48,23 @@ def _check_mesh(name: str, parameter: Any) -> None:
     placed = tuple(type(p).__name__ for p in parameter.placements)
     if placed not in _SHARDS or parameter.device_mesh.size() != dist.get_world_size():
         raise TypeError(
-            f"model: {name} is split in another way than over the data of all ranks, which is not supported "
-            "(tensor or pipeline parallel); needed is fully_shard over a mesh of all ranks"
+            f"model: {name} is not sharded over all data-parallel ranks, which is not supported "
+            "(tensor or pipeline parallel); needed: fully_shard over a mesh of all ranks"
         )
 
 
 def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> Options:
-    """The options, without levers that this way of exchanging gradients does not have.
+    """The options, without levers that this wrapper does not support.
 
-    Raises ValueError where one of them was asked for by name.
+    Raises ValueError if one of them was requested explicitly.
     """
     kind = "fully_shard" if wrapper.sharded else "static_graph=True" if wrapper.model.static_graph else None
     if kind is None:
         return options
     if regroups and wrapper.sharded:
         raise ValueError(
-            "model: fully_shard is not allowed in a job that may lose ranks, each holds a part of the model; "
-            "needed is DistributedDataParallel, or init_process_group and checkpoints"
+            "model: fully_shard is not allowed in a job that may lose ranks, since each holds a part of the model; "
+            "needed: DistributedDataParallel, or init_process_group and checkpoints"
         )
     if options.mode == "act" and options.local_steps:
         raise ValueError(
@@ -74,15 +74,15 @@ def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> 
 
 
 def samples_of(dataset: Any) -> int:
-    """How many samples a dataset, or its length, stands for.
+    """Number of samples of a dataset, given as a dataset or its length.
 
-    Raises TypeError for a dataset whose samples cannot be dealt to ranks by number.
+    Raises TypeError for a dataset whose samples cannot be assigned by index.
     """
     if isinstance(dataset, int):
         return dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"dataset: {type(dataset).__name__} is not supported here, ranks are dealt samples by number; take "
-            "batches from runtime.stream(dataset), or give one with __len__ and __getitem__"
+            f"dataset: {type(dataset).__name__} is not supported here, samples are assigned by index; take "
+            "batches from runtime.stream(dataset), or pass one with __len__ and __getitem__"
         )
     return len(dataset)

@@ -1,4 +1,4 @@
-"""How much each rank may be dealt so that it does not wait for files: pure functions of arrays by rank."""
+"""How many samples each rank can get without waiting for files: pure functions of arrays by rank."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
 
-_LONGER = 1.02  # a round is made so many times longer until it holds the batch...
-_TRIALS = 200  # ... at most so often
-_KEEPS_UP = 0.95  # a rank that reads so much of what it computes does not wait for files
-_SAME = 0.95  # of what a rank is dealt: a bound between both is what it is dealt
+_LONGER = 1.02  # factor by which a round is lengthened until it holds the batch...
+_TRIALS = 200  # ... at most this often
+_KEEPS_UP = 0.95  # a rank that reads at this fraction of its computing rate does not wait for files
+_SAME = 0.95  # of a rank's share: a bound between this and the share counts as the share
 
 
 def samples_available(owned: Floats, capacity: Floats, taking: Floats, batch: int, soon: int, unbounded: int) -> Ints:
-    """Most samples of each rank in a round, (ranks,), so that none waits at the end for what others have.
+    """Most samples per round and rank, (ranks,), such that no rank waits at the end for files of other ranks.
 
-    A rank whose samples, at its part of all `capacity` (samples/s), do not last `soon` rounds would take whole
-    files from the others. Where it fetches those (`taking`, samples/s) more slowly than the others would train on
-    them, it is dealt what it owns, evenly over the rest. `unbounded` where there is no such rank.
+    A rank whose samples, at its fraction of all `capacity` (samples/s), do not last `soon` rounds would take whole
+    files from the others. If it fetches those (`taking`, samples/s) more slowly than the others would train on
+    them, it gets only the samples it owns, spread evenly over the rest. `unbounded` if there is no such rank.
     """
     left = -(-owned.sum() // batch)  # rounds
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -34,24 +34,24 @@ def samples_available(owned: Floats, capacity: Floats, taking: Floats, batch: in
 
 @dataclass(frozen=True, slots=True)
 class FileReading:
-    """What a rank has to read: its pieces in order, and those of the others behind them."""
+    """The pieces that a rank has to read, in order, followed by those of the other ranks."""
 
     samples: Floats  # of each piece
     arrival_s: Floats  # from now, of each piece
     each_s: float  # computing per sample
-    supply: float  # samples/s that it reads of all that it still has to
-    taking_s: float  # to fetch a file of another rank
+    supply: float  # samples/s at which it can read its remaining samples
+    taking_s: float  # time to fetch a file of another rank
 
 
 def samples_in_time(
     readings: Sequence[FileReading], exchange_s: float, dealt: Ints, most: Ints, rounds: int, unit: int, *, last: bool
 ) -> Ints:
-    """`most` samples of each rank in each of the next `rounds`, (ranks,), lowered where it would wait for files.
+    """`most` samples per rank in each of the next `rounds`, (ranks,), lowered where a rank would wait for files.
 
-    The shortest round is looked for in which the batch, all that is `dealt`, fits; a rank may wait in it as long
-    as another one computes, and one that reads as fast as it computes is bound by nothing else. Nobody is bound to
-    less than a micro-batch of `unit`, or where something is not known. `last`: they are the epoch's last rounds.
-    Then each rank is dealt what it owns, if that takes no longer than it does with a file that goes from one to
+    Searches for the shortest round in which the batch, the sum of `dealt`, fits; a rank may wait in it as long
+    as another one computes, and a rank that reads as fast as it computes has no other bound. No rank is bound to
+    less than a micro-batch of `unit`, or if a time is unknown. `last`: these are the epoch's last rounds.
+    Then each rank gets the samples it owns, if that takes no longer than moving a file from one rank to
     another at the end.
     """
     each_s, supply = (np.array([getattr(r, name) for r in readings]) for name in ("each_s", "supply"))
@@ -65,7 +65,7 @@ def samples_in_time(
     queued = (rank[away], before[away], arrivals_s[away])
 
     def fits(round_s: float) -> Floats:
-        """Samples of each rank in a round of so many seconds."""
+        """Samples of each rank in a round of this many seconds."""
         return np.minimum(_in_time(*queued, each_s, exchange_s, round_s, rounds), (round_s - exchange_s) / each_s)
 
     lasting = np.minimum(1.0 / each_s, supply)
@@ -73,7 +73,7 @@ def samples_in_time(
     for trial in range(_TRIALS):
         round_s = shortest_s * _LONGER**trial
         found = fits(round_s)
-        # Who has not one for each round keeps all waiting in any case, and then has a file.
+        # A rank without one sample per round makes all wait in any case, until it has a file.
         found = np.where(found < 1.0, part, found)
         bound = np.minimum(np.maximum(found, unit), most).astype(np.int64)
         if (bound // unit).sum() * unit >= batch:
@@ -84,7 +84,7 @@ def samples_in_time(
         owned = np.array([r.samples.sum() for r in readings])
         takes = bound * rounds > owned
         taking_s = max((r.taking_s for r, does in zip(readings, takes, strict=True) if does), default=0.0)
-        per_round = owned * batch / owned.sum()  # a smaller round, the very last one, is dealt in proportion
+        per_round = owned * batch / owned.sum()  # a smaller round, the very last one, is split in proportion
         each: Ints = np.minimum(-(-per_round // unit) * unit, most).astype(np.int64)
         holds = (per_round < each + unit).all() and (each // unit).sum() * unit >= batch
         if holds and (fits(round_s + taking_s / rounds) >= per_round).all():
@@ -97,9 +97,9 @@ def samples_in_time(
 def _in_time(
     rank: Ints, before: Floats, arrival_s: Floats, each_s: Floats, exchange_s: float, round_s: float, rounds: int
 ) -> Floats:
-    """Samples of each rank in a round of `round_s` for which it waits for no piece, (ranks,); infinite without any.
+    """Samples per rank in a round of `round_s` without waiting for a piece, (ranks,); infinite without pieces.
 
-    Columns by piece that is not here: whose it is, and samples that its rank reads before it. With b samples in
+    Columns by piece not yet here: its rank, and samples that this rank reads before it. With b samples in
     a round the first of the piece is due in round before / b, on average half a round earlier for whole rounds,
     and b * each_s before the ranks meet at its end.
     """

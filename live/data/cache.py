@@ -1,9 +1,9 @@
-"""The files that a node keeps of the shards it fetched: shared by all processes on it, never above its limit.
+"""A node's cache of fetched shards: shared by all its processes, never larger than its limit.
 
-A file is written under a temporary name and has its full size from the beginning, so that what is being fetched
-counts, too; it gets its name when it is whole. Locks (flock) say who uses what, and end with the process that holds
-them: a temporary file that nobody holds is what a dead process left; a file that nobody holds may go, the one that
-was used longest ago first.
+A file is written under a temporary name and has its full size from the beginning, so that running fetches
+count as well; it is renamed when complete. Locks (flock) mark files in use, and end with the process that holds
+them: an unlocked temporary file was left by a dead process; an unlocked file may be evicted, the least
+recently used first.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _LOCK = ".lock"
 
 
 class NoRoomError(OSError):
-    """What the cache holds is in use, and leaves no room for one more file."""
+    """The cache has no room for another file, because its files are in use."""
 
 
 @dataclass(slots=True)
 class Pin:
-    """A hold on a file: it is not evicted before `release`."""
+    """A lock on a file: it is not evicted before `release`."""
 
     path: Path
     descriptor: int
 
     def release(self) -> None:
-        """Let the file go; forked children that inherited the hold lose it, too."""
+        """Release the file; forked children that inherited the lock lose it as well."""
         if self.descriptor >= 0:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
             os.close(self.descriptor)
@@ -43,13 +43,13 @@ class Pin:
 
 
 class NodeCache:
-    """A folder on a local disk that holds at most `limit_bytes`, whoever writes to it."""
+    """A folder on a local disk that holds at most `limit_bytes`, for any number of writing processes."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         """Raises OSError when the folder cannot be made."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.limit_bytes = folder, limit_bytes
-        self._mine = threading.Lock()  # flock does not keep the threads of one process apart from each other
+        self._mine = threading.Lock()  # flock does not separate the threads of one process
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_mine"}
@@ -58,11 +58,11 @@ class NodeCache:
         self.__dict__.update(state, _mine=threading.Lock())
 
     def path(self, key: str) -> Path:
-        """Where the file of that key is, or will be."""
+        """The path of the file with that key."""
         return self.folder / key
 
     def keys(self) -> set[str]:
-        """Keys of all files that are whole."""
+        """Keys of all complete files."""
         return {e.name for e in os.scandir(self.folder) if not e.name.endswith(PART) and e.name != _LOCK}
 
     def fetching(self) -> int:
@@ -70,7 +70,7 @@ class NodeCache:
         return max(1, sum(e.name.endswith(PART) for e in os.scandir(self.folder)))
 
     def pin(self, key: str, size_bytes: int) -> Pin | None:
-        """Hold a file that is there; None where it is not. One of another size was damaged, and goes."""
+        """Lock a file in the cache; None if it is not there. A file of another size is damaged, and is deleted."""
         with self._locked():
             path = self.path(key)
             try:
@@ -86,7 +86,7 @@ class NodeCache:
             return Pin(path, descriptor)
 
     def reserve(self, key: str, size_bytes: int) -> Pin | None:
-        """Room for a file that is to be fetched, held for writing; None where it is there, or another fetches it.
+        """Reserve room for a file, locked for writing; None if it is there or another process fetches it.
 
         Raises NoRoomError when too much is in use.
         """
@@ -101,7 +101,7 @@ class NodeCache:
             return Pin(part, descriptor)
 
     def commit(self, part: Pin) -> Pin:
-        """The file is whole: it gets its name, and stays held."""
+        """Rename a complete file to its final name; it stays locked."""
         with self._locked():
             path = part.path.with_name(part.path.name.removesuffix(PART))
             put_in_place(part.path, path)
@@ -109,7 +109,7 @@ class NodeCache:
             return Pin(path, part.descriptor)
 
     def discard(self, part: Pin) -> None:
-        """The file did not become whole."""
+        """Delete an incomplete file."""
         with self._locked():
             part.path.unlink(missing_ok=True)
             part.release()
@@ -133,16 +133,16 @@ class NodeCache:
             if path.name != _LOCK and _abandoned(path):
                 going.append(path)
                 free += size
-        if free < size_bytes:  # then what is kept stays
+        if free < size_bytes:  # evicting would not be enough
             raise NoRoomError(
-                f"{self.folder}: no room for {size_bytes} bytes, the rest of the {self.limit_bytes} is in use"
+                f"{self.folder}: no room for {size_bytes} bytes, the rest of its {self.limit_bytes} bytes is in use"
             )
         for path in going:
             path.unlink()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone in the folder, among all threads and processes of the node."""
+        """Exclusive access to the folder among all threads and processes of the node."""
         with self._mine:
             descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -154,7 +154,7 @@ class NodeCache:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether nobody holds a file."""
+    """Whether no process holds the file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,7 +27,7 @@ from equipoise.live.data.index import digest, read_index
 from equipoise.live.rules import follow, optional, real, whole
 from equipoise.policies.observation import Ints
 
-_OPEN_MOST = 4  # shards whose tables of contents a process keeps
+_OPEN_MOST = 4  # shards whose tables of contents a process caches
 _POLL_S = 0.02
 _RULES = {
     "cache_bytes": real(lambda v: 1 <= v < float("inf"), "a finite number of at least 1"),
@@ -35,7 +35,7 @@ _RULES = {
     "connections": whole(1, 64),
     "retries": whole(0, 20),
     "stalled_s": real(lambda v: 0 < v < float("inf"), "a finite number above 0"),
-    "decode": optional((lambda f: f if callable(f) else int("no"), "a function of a sample")),
+    "decode": optional((lambda f: f if callable(f) else int("no"), "a function that takes a sample")),
 }
 
 
@@ -55,13 +55,13 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         stalled_s: float = 60.0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`root`: a folder with an index, or the index, anywhere that fsspec reads. It may differ by rank.
+        """`root`: a folder with an index, or the index file, on any store that fsspec reads. It may differ by rank.
 
         cache, cache_bytes   folder on a local disk, shared by all processes of the node, and its limit
-        decode               makes a sample of its raw parts (`live.data.formats`); none: the parts
-        prefetch             shards that are fetched before they are needed
-        connections          shards that a rank fetches at once
-        retries              further attempts after one that failed; stalled_s: longest wait without any bytes
+        decode               makes a sample from its raw parts (`live.data.formats`); default: the parts
+        prefetch             shards to fetch ahead
+        connections          shards that a rank fetches concurrently
+        retries              attempts after a failed one; stalled_s: longest wait without any bytes
         storage_options      for fsspec: credentials, endpoints
 
         Raises ValueError for an option that is not allowed, ShardError for an index or store that cannot be read.
@@ -75,21 +75,21 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         self.sizes: Ints = np.array([shard.samples for shard in self.shards], dtype=np.int64)
         self._ends = np.cumsum(self.sizes)
         self.source = Source(NodeCache(Path(cache), int(self.cache_bytes)), self.shards, options, self.retries)
-        self.fetcher: Fetcher | None = None  # of the process `_of` that trains
+        self.fetcher: Fetcher | None = None  # of the training process `_of`
         self._of = 0
-        self._waited_s = multiprocessing.RawValue("d", 0.0)  # also of its loader's worker processes
+        self._waited_s = multiprocessing.RawValue("d", 0.0)  # shared with its loader's worker processes
         self._open: OrderedDict[int, Read] = OrderedDict()
-        self._read: tuple[int, Pin] | None = None  # held, where nothing is fetched ahead
+        self._read: tuple[int, Pin] | None = None  # locked, if nothing is fetched ahead
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker process has no threads, and none of the files that are open here.
+        # A spawned worker process has none of the threads and open files of this one.
         return {**self.__dict__, "fetcher": None, "_open": OrderedDict(), "_read": None}
 
     def __getitem__(self, index: int) -> Any:
-        """One sample. Waits for its shard. Raises ShardError, in one line, where that cannot be had or read."""
+        """One sample, after waiting for its shard. Raises ShardError if the shard cannot be fetched or read."""
         (number,) = self.shards_of(np.array([index]))
         path = self._path(number)
         if number not in self._open:
@@ -97,7 +97,7 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
             read, samples = open_shard(path, shard.url)
             if samples != shard.samples:
                 raise ShardError(
-                    f"{shard.url}: {samples} samples are in it, the index says {shard.samples}; make the index anew"
+                    f"{shard.url}: has {samples} samples, the index lists {shard.samples}; make the index again"
                 )
             self._open[number] = read
             if len(self._open) > _OPEN_MOST:
@@ -111,13 +111,13 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         return numbers
 
     def start(self) -> Fetcher:
-        """Fetch ahead from now on, in this process."""
+        """Start fetching ahead in this process."""
         if self.fetcher is None:
             self.fetcher, self._of = Fetcher(self.source, self.connections, self.stalled_s), os.getpid()
         return self.fetcher
 
     def stop(self) -> None:
-        """Fetch nothing ahead any more, and let go of everything."""
+        """Stop fetching ahead, and release all files."""
         if self.fetcher is not None:
             self.fetcher.close()
         self.fetcher, self._of = None, 0
@@ -139,18 +139,18 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         return path
 
     def _fetched_by_trainer(self, number: int) -> Path:
-        """In a worker process of a loader: the process that trains fetches and holds what was drawn."""
+        """In a loader's worker process: wait for the training process, which fetches and locks the drawn shards."""
         path, asked_s = self.source.cache.path(self.source.keys[number]), time.time()
         while not path.exists():
             if (why := self.source.error(number)) is not None:
                 raise ShardError(why)
             if time.time() - max(asked_s, self.source.progress_s(number)) > self.stalled_s:
-                raise ShardError(f"{self.shards[number].url}: no byte of it came for {self.stalled_s:g} s")
+                raise ShardError(f"{self.shards[number].url}: no bytes received for {self.stalled_s:g} s")
             time.sleep(_POLL_S)
         return path
 
     def _fetched_here(self, number: int) -> Path:
-        """Without a training job: fetch it now, in place of the one that was read before."""
+        """Without a training job: fetch the shard now, and release the previous one."""
         if self._read is None or self._read[0] != number:
             if self._read is not None:
                 self._read[1].release()

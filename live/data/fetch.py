@@ -1,4 +1,4 @@
-"""Brings shards into the node's cache: in the order asked for, timed, whole or not at all."""
+"""Fetches shards into the node's cache in the requested order, timed, completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from equipoise.live.data.index import Shard, open_store
 _CHUNK_BYTES = 1 << 18
 _POLL_S = 0.05
 _BACK_OFF_S = 0.2  # before the second attempt; doubled each time
-_ERROR = ".error"  # tells the loader's worker processes why a file does not come
+_ERROR = ".error"  # tells the loader's worker processes why a fetch failed
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A fetch that ended well; see `policies.paths.PathSpeeds.finished`."""
+    """A successful fetch; see `policies.paths.PathSpeeds.finished`."""
 
     store: int
     size_bytes: int
-    alone_s: float  # without what the node's other fetches took
+    alone_s: float  # without the time taken by the node's other fetches
     delay_s: float  # before the first byte
 
 
 class _StoppedError(Exception):
-    """The fetcher was closed while it fetched, or the shard went to another rank."""
+    """The fetcher was closed during a fetch, or the shard moved to another rank."""
 
 
 class Source:
@@ -44,13 +44,13 @@ class Source:
         self._come_bytes: dict[int, int] = {}  # of shards that this process fetches now
 
     def pin(self, number: int) -> Pin | None:
-        """Hold a shard that is in the cache; None where it is not."""
+        """Lock a shard in the cache; None if it is not there."""
         return self.cache.pin(self.keys[number], self.shards[number].size_bytes)
 
     def fetch(self, number: int, goes_on: Callable[[], bool]) -> tuple[Pin, Fetched] | None:
-        """The shard, held in the cache; None where another process fetches it now, or just did.
+        """Fetch a shard and lock it in the cache; None if another process fetches it now, or just did.
 
-        Raises NoRoomError when the cache is full of what is in use, ShardError in one line after the last attempt.
+        Raises NoRoomError when the cache is full of files in use, ShardError after the last failed attempt.
         """
         shard = self.shards[number]
         part = self.cache.reserve(self.keys[number], shard.size_bytes)
@@ -75,7 +75,7 @@ class Source:
             self._come_bytes.pop(number, None)
 
     def come_bytes(self) -> int:
-        """Bytes that are here of the shards that this process fetches now."""
+        """Bytes received so far of the shards that this process is fetching."""
         return sum(list(self._come_bytes.values()))  # other threads write to it
 
     def _read(self, number: int, part: Pin, goes_on: Callable[[], bool]) -> Fetched:
@@ -101,38 +101,38 @@ class Source:
                 if not goes_on():
                     raise _StoppedError
         if done != shard.size_bytes:
-            got = f"{done} bytes came" if done < shard.size_bytes else "more bytes came"
-            raise ShardError(f"{got}, the index says {shard.size_bytes}: cut off, or changed since")
+            got = f"{done} bytes received" if done < shard.size_bytes else "more bytes received"
+            raise ShardError(f"{got}, the index lists {shard.size_bytes}: truncated, or changed since")
         if shard.md5 is not None and checksum.hexdigest() != shard.md5:
-            raise ShardError("another content came than the index says (md5): damaged, or changed since")
+            raise ShardError("content differs from the index (md5): damaged, or changed since")
         return _timed(shard, first, alone_s, delay_s)
 
     def progress_s(self, number: int) -> float:
-        """When the last bytes of a shard came to this node, as `time.time()`; 0 while nobody fetches it."""
+        """Time (`time.time()`) at which this node last received bytes of a shard; 0 while no process fetches it."""
         try:
             return self.cache.path(self.keys[number] + PART).stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def error(self, number: int) -> str | None:
-        """Why the last fetch of a shard by this node failed for good, as told to other processes."""
+        """Why this node's last fetch of a shard failed for good, as reported to other processes."""
         try:
             return self.cache.path(self.keys[number] + _ERROR).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def tell_error(self, number: int, why: str) -> None:
-        """Tell the node's other processes that a shard does not come; without it they wait until it is late."""
+        """Report a failed fetch to the node's other processes, which would otherwise wait until their time-out."""
         with contextlib.suppress(OSError):
             self.cache.path(self.keys[number] + _ERROR).write_text(why, encoding="utf-8")
 
     def forget_error(self, number: int) -> None:
-        """It is tried again."""
+        """Clear the error before the next attempt."""
         self.cache.path(self.keys[number] + _ERROR).unlink(missing_ok=True)
 
 
 def _timed(shard: Shard, first: int, alone_s: float, delay_s: float) -> Fetched:
-    """The first chunk's bytes came at the rate of the others: what is left of its time is the delay."""
+    """Timing of a fetch: the first chunk's time beyond the rate of the other chunks is the delay."""
     behind = shard.size_bytes - first
     if behind <= 0 or alone_s <= 0.0:
         return Fetched(shard.store, shard.size_bytes, delay_s, 0.0)
@@ -142,16 +142,16 @@ def _timed(shard: Shard, first: int, alone_s: float, delay_s: float) -> Fetched:
 
 def _in_one_line(shard: Shard, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
-        return f"{shard.url}: it is not there any more"
+        return f"{shard.url}: no longer exists"
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{shard.url}: {text}"
 
 
 class Fetcher:
-    """Fetches what is wanted, first things first, in threads of its own, and holds it."""
+    """Fetches the wanted shards in order of need, in separate threads, and locks them."""
 
     def __init__(self, source: Source, connections: int, stalled_s: float) -> None:
-        """`stalled_s`: who waits for a shard of which nothing came for so long gets an error."""
+        """`stalled_s`: waiting for a shard fails after this time without received bytes."""
         self.source, self._stalled_s = source, stalled_s
         self._changed = threading.Condition()
         self._held: dict[int, Pin] = {}
@@ -159,7 +159,7 @@ class Fetcher:
         self._ahead: tuple[int, ...] = ()
         self._quota_bytes = 0
         self._busy: set[int] = set()
-        self._gone: set[int] = set()  # of those, the ones that this rank will not read
+        self._gone: set[int] = set()  # of those, the shards that this rank will not read
         self._full: dict[int, str] = {}  # why there was no room for it
         self._failed: dict[int, str] = {}
         self._done: list[Fetched] = []
@@ -170,10 +170,10 @@ class Fetcher:
     def want(
         self, now: Sequence[int], ahead: Sequence[int], quota_bytes: int, later: Collection[int] | None = None
     ) -> None:
-        """Hold the shards `now`, and of those `ahead` the first that fit into `quota_bytes` together with them.
+        """Lock the shards `now`, and the first of those `ahead` that fit into `quota_bytes` together with them.
 
-        `later`: those that may be wanted afterwards; any other that is on its way is fetched no further. None: any
-        may be.
+        `later`: shards that may be wanted afterwards; fetches of any others are stopped. None: any
+        may be wanted.
         """
         with self._changed:
             order = (tuple(now), tuple(ahead))
@@ -185,7 +185,7 @@ class Fetcher:
             (self._now, self._ahead), self._quota_bytes = order, quota_bytes
             keep = {*self._now, *self._within_quota()}
             for number in set(self._now) & self._failed.keys() - set(before):
-                # Once more, now that it is needed.
+                # Try again, now that it is needed.
                 del self._failed[number]
                 self.source.forget_error(number)
             for number in [n for n in self._held if n not in keep]:
@@ -207,7 +207,7 @@ class Fetcher:
         return kept
 
     def wait(self, number: int) -> Pin:
-        """The shard, once it is here. Raises ShardError where it does not come."""
+        """Wait for the shard and lock it. Raises ShardError if the fetch fails."""
         with self._changed:
             if number not in self._now:
                 self._now = (number, *self._now)
@@ -219,7 +219,7 @@ class Fetcher:
                 if time.time() - max(asked_s, self.source.progress_s(number)) > self._stalled_s:
                     url, why = self.source.shards[number].url, self._full.get(number)
                     told = f": {why}" if why is not None else ""
-                    raise ShardError(f"{url}: no byte of it came for {self._stalled_s:g} s{told}")
+                    raise ShardError(f"{url}: no bytes received for {self._stalled_s:g} s{told}")
                 self._changed.wait(1.0)
             return self._held[number]
 
@@ -230,12 +230,12 @@ class Fetcher:
             return done
 
     def busy(self) -> list[int]:
-        """Shards that are on their way."""
+        """Shards that are being fetched."""
         with self._changed:
             return list(self._busy)
 
     def close(self) -> None:
-        """Fetch nothing more, and let go of everything."""
+        """Stop fetching, and release all shards."""
         with self._changed:
             self._closed = True
             for pin in self._held.values():
@@ -255,7 +255,7 @@ class Fetcher:
             self._bring(number)
 
     def _next(self) -> int | None:
-        """The first shard that is wanted and neither here nor on its way."""
+        """The first wanted shard that is neither here nor being fetched."""
         for number in (*self._now, *self._within_quota()):
             if number not in self._held and number not in self._busy and number not in self._failed:
                 return number
@@ -277,10 +277,10 @@ class Fetcher:
             return
         except ShardError as error:
             why = str(error)
-        except Exception as error:  # a thread that died in silence would leave its shard on its way for ever
+        except Exception as error:  # a thread that died silently would leave its shard pending for ever
             why = _in_one_line(self.source.shards[number], error)
         if pin is None and why is None:
-            time.sleep(_POLL_S)  # another process has it under way, or there is no room yet
+            time.sleep(_POLL_S)  # another process is fetching it, or there is no room yet
         with self._changed:
             self._busy.discard(number)
             if pin is not None and self._closed:
@@ -295,7 +295,7 @@ class Fetcher:
             self._changed.notify_all()
 
     def _make_room(self, number: int, why: str) -> None:
-        """For what is needed now: let go of what is held ahead and needed last."""
+        """Make room for a shard needed now: release the shard held ahead that is needed last."""
         with self._changed:
             self._full[number] = why
             spare = [n for n in self._ahead if n in self._held and n not in self._now]

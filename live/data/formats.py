@@ -1,7 +1,7 @@
-"""What is in a shard: a WebDataset tar file, a Parquet file, or any other file, which is one sample.
+"""Formats of a shard: a WebDataset tar file, a Parquet file, or any other file, which is one sample.
 
-A sample is a dict: the parts of a tar's sample by extension and `__key__`; a row of a Parquet file by column; of
-any other file its content by extension, and `__key__`.
+A sample is a dict: for a tar file the parts by extension and `__key__`; for Parquet a row by column; for
+any other file the content by extension, and `__key__`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import IO, Any
 
 Sample = dict[str, Any]
 Read = Callable[[int], Sample]
-"""The sample of that number in an open shard."""
+"""Returns the sample of that number in an open shard."""
 
 
 class ShardError(RuntimeError):
-    """A shard, or the index of shards, that cannot be had or read; one line that says which and why."""
+    """A shard or an index of shards that cannot be fetched or read; one line that names it and the reason."""
 
 
 def open_shard(path: Path, name: str) -> tuple[Read, int]:
-    """(how its samples are read, how many there are) of a local file; `name` is what it is called in errors.
+    """Open a local shard: (function that reads a sample, number of samples); `name` is used in errors.
 
-    Raises ShardError for one that is cut off, or of a kind that cannot be read.
+    Raises ShardError for a truncated file or an unsupported format.
     """
     with path.open("rb") as file:
         return _open(file, path, name)
 
 
 def count_samples(content: bytes, name: str) -> int:
-    """Samples in a shard's content. Raises ShardError as `open_shard` does."""
+    """Number of samples in a shard's content. Raises ShardError as `open_shard` does."""
     return _open(io.BytesIO(content), None, name)[1]
 
 
@@ -40,7 +40,7 @@ def _open(file: IO[bytes], path: Path | None, name: str) -> tuple[Read, int]:
     if name.endswith(".tar"):
         return _tar(file, path, name)
     if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")):
-        raise ShardError(f"{name}: a compressed tar file has no order to read from; unpack it to .tar")
+        raise ShardError(f"{name}: a compressed tar file has no random access; unpack it to .tar")
     if name.endswith(".parquet"):
         return _parquet(file, path, name)
     key, _, extension = name.rpartition("/")[2].partition(".")
@@ -53,7 +53,7 @@ def _open(file: IO[bytes], path: Path | None, name: str) -> tuple[Read, int]:
 
 
 def _tar(file: IO[bytes], path: Path | None, name: str) -> tuple[Read, int]:
-    """Members of one name up to the first dot are a sample, in the file's order."""
+    """Tar members with the same name up to the first dot are one sample, in the file's order."""
     samples: dict[str, list[tuple[str, int, int]]] = {}
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -64,10 +64,10 @@ def _tar(file: IO[bytes], path: Path | None, name: str) -> tuple[Read, int]:
                     full = f"{folder}/{key}" if folder else key
                     samples.setdefault(full, []).append((extension, member.offset_data, member.size))
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ShardError(f"{name}: no tar file, or cut off: {error}") from None
+        raise ShardError(f"{name}: not a tar file, or truncated: {error}") from None
     file.seek(0, os.SEEK_END)
     if any(at + size > file.tell() for parts in samples.values() for _, at, size in parts):
-        raise ShardError(f"{name}: cut off: its last sample ends behind its end")
+        raise ShardError(f"{name}: truncated: its last sample extends beyond the file")
     ordered = list(samples.items())
 
     def read(number: int) -> Sample:
@@ -94,7 +94,7 @@ def _parquet(file: IO[bytes], path: Path | None, name: str) -> tuple[Read, int]:
         table = pyarrow.parquet.read_table(file) if path is not None else None
         rows = table.num_rows if table is not None else pyarrow.parquet.ParquetFile(file).metadata.num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise ShardError(f"{name}: no Parquet file, or cut off: {error}") from None
+        raise ShardError(f"{name}: not a Parquet file, or truncated: {error}") from None
 
     def read(number: int) -> Sample:
         """One row."""

@@ -1,6 +1,6 @@
 """The shards of a data set: `python -m equipoise.live.data.index ROOT` counts them once and writes ROOT/index.json.
 
-The index is one of wids (WebDataset): `{"shardlist": [{"url", "nsamples", "filesize", "md5sum"}, ...]}`, of which
+The index is that of wids (WebDataset): `{"shardlist": [{"url", "nsamples", "filesize", "md5sum"}, ...]}`, of which
 md5sum may be left out. URLs are relative to the index or whole, on any store that fsspec reads.
 """
 
@@ -32,12 +32,12 @@ class Shard:
     store: int  # number of its store: 0 is that of the index
 
     def key(self) -> str:
-        """Its name in a cache; a changed file has another one."""
+        """Its name in a cache; a changed file has a different key."""
         return hashlib.sha256(json.dumps(astuple(self)[:4]).encode()).hexdigest()[:32] + _suffix(self.url)
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """(fsspec's file system, path on it) of a URL. Raises ShardError in one line where it cannot be had."""
+    """(fsspec file system, path on it) of a URL. Raises ShardError if the store cannot be opened."""
     try:
         import fsspec.core
     except ImportError:
@@ -51,7 +51,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 def read_index(root: str, options: Mapping[str, Any]) -> list[Shard]:
     """The shards that the index of `root` (a folder, or the index itself) lists.
 
-    Raises ShardError, in one line that names the place, for an index that is not there or not sound.
+    Raises ShardError, which names the place, for a missing or invalid index.
     """
     where = root if root.endswith(".json") else f"{root.rstrip('/')}/{INDEX}"
     system, path = open_store(where, options)
@@ -60,9 +60,9 @@ def read_index(root: str, options: Mapping[str, Any]) -> list[Shard]:
     except FileNotFoundError:
         raise ShardError(f"{where}: not found; make it with python -m equipoise.live.data.index {root}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ShardError(f"{where}: no index of shards: {type(error).__name__}: {error}") from None
+        raise ShardError(f"{where}: not an index of shards: {type(error).__name__}: {error}") from None
     if not isinstance(entries, list) or not entries:
-        raise ShardError(f"{where}: shardlist: a list of shards is needed, with at least one")
+        raise ShardError(f"{where}: shardlist: needs a list of at least one shard")
     base = where.rpartition("/")[0]
     for k, entry in enumerate(entries):
         _check(entry, f"{where}: shardlist[{k}]")
@@ -77,20 +77,20 @@ def read_index(root: str, options: Mapping[str, Any]) -> list[Shard]:
 
 
 def digest(shards: Sequence[Shard]) -> str:
-    """Says whether two ranks, or two runs, have the same shards; where they lie may differ."""
+    """Hash of the shards, by which ranks and runs check that their data is equal; URLs may differ."""
     told = [(_name(s.url), s.samples, s.size_bytes, s.md5) for s in shards]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def _check(entry: Any, where: str) -> None:
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
-        raise ShardError(f"{where}.url: a text is needed")
+        raise ShardError(f"{where}.url: a string is needed")
     for key in ("nsamples", "filesize"):
         value = entry.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ShardError(f"{where}.{key}: {value!r} is not allowed, a whole number of at least 1 is needed")
+            raise ShardError(f"{where}.{key}: {value!r} is not allowed; needed: a whole number of at least 1")
     if not isinstance(entry.get("md5sum"), str | None):
-        raise ShardError(f"{where}.md5sum: a text is needed, or none")
+        raise ShardError(f"{where}.md5sum: needs a string, or may be left out")
 
 
 def _netloc(url: str) -> str:

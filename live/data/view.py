@@ -1,6 +1,6 @@
-"""Rank 0's view of the data: where shards lie, what is in whose cache, and what the paths between reach.
+"""Rank 0's view of the data: stores of the shards, contents of the caches, and throughput of the paths.
 
-The columns are those that the simulator fills; a store is a node without GPUs.
+The columns are the same as in the simulator; a store is a node without GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from equipoise.policies.physics import response_s_per_sample, sustainable
 
 
 class DataView:
-    """What the ranks reported of their data. Hosts have a number for life; rows of nodes are hosts, then stores."""
+    """The ranks' reports on their data. A host keeps its number; rows of nodes are hosts, then stores."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
@@ -30,7 +30,7 @@ class DataView:
         self.stores = 1 + int(self.store.max())
         self.speeds = PathSpeeds()
         self.waited_s: Floats = np.empty(0)  # by rank, in the last window
-        self._come_bytes: Floats = np.empty(0)  # by rank, of what is on its way
+        self._come_bytes: Floats = np.empty(0)  # by rank, of shards being fetched
         self._hosts: list[str] = []  # by rank
         self._held: dict[str, Bools] = {}  # by host
         self._on_its_way: list[Bools] = []  # by rank
@@ -38,11 +38,11 @@ class DataView:
 
     @property
     def length(self) -> int:
-        """Numbers in the report of a rank."""
+        """Length of a rank's report."""
         return HEAD + self.stores * OF_STORE + 2 * -(-len(self.store) // BITS)
 
     def update(self, reports: Floats, hosts: Sequence[str]) -> None:
-        """A window has ended; reports (ranks, length), hosts by rank."""
+        """Take in the reports of a window; reports (ranks, length), hosts by rank."""
         count, bits = len(self.store), -(-len(self.store) // BITS)
         self._hosts, self.waited_s, self._come_bytes = list(hosts), reports[:, 0].copy(), reports[:, 1].copy()
         self._held = {host: np.zeros(count, dtype=np.bool_) for host in hosts}
@@ -58,11 +58,11 @@ class DataView:
         self.speeds.close(under_way)
 
     def blank(self) -> DataView:
-        """The same shards, of which nothing was reported yet."""
+        """A view of the same shards without any reports."""
         return DataView(self._shards)
 
     def made_up(self, ranks: int) -> Floats:
-        """Reports as they may come, for a policy that is to compile: the last rank's paths are the slowest."""
+        """Made-up reports for compiling a policy: the last rank's paths are the slowest."""
         reports = np.zeros((ranks, self.length))
         for rank, report in enumerate(reports):
             by_store = report[HEAD : HEAD + self.stores * OF_STORE].reshape(-1, OF_STORE)
@@ -70,7 +70,7 @@ class DataView:
         return reports
 
     def path(self, store: int, host: str) -> tuple[float, float]:
-        """(bytes/s, delay in s) of late, NaN where unknown; fades to the fastest path of the store."""
+        """Recent (bytes/s, delay in s), NaN if unknown; decays towards the fastest path of the store."""
         number = self._numbers.get(host, -1)
         fastest = self.speeds.fastest(store)
         return self.speeds.at(store, number, *fastest) if fastest is not None else (math.nan, math.nan)
@@ -91,18 +91,18 @@ class DataView:
         return rank < len(self._hosts) and bool(self._held[self._hosts[rank]][shard])
 
     def is_on_its_way(self, rank: int, shard: int) -> bool:
-        """Whether the rank fetches a shard now: then it stays with it."""
+        """Whether the rank is fetching the shard, which then stays with this rank."""
         return rank < len(self._on_its_way) and bool(self._on_its_way[rank][shard])
 
     def left_bytes(self, rank: int, piece: LivePiece) -> float:
-        """Bytes of a piece; of one that is to be fetched those of its whole file, for that is what travels."""
+        """Bytes of a piece; for a piece to be fetched, the bytes of its whole file."""
         size = float(self.size_bytes[piece.shard])
         return size * piece.left / self.samples[piece.shard] if self.is_local(rank, piece.shard) else size
 
     def reading_samples_per_s(self, rank: int, host: str, queue: Sequence[LivePiece], part: float) -> float:
-        """What a rank can read of what it still has to; infinite where all is here, or no path is known.
+        """Rate at which a rank can read its remaining samples; infinite if all are here, or no path is known.
 
-        `part`: samples of the rest of the epoch that are its share. What it does not own of them it will take from
+        `part`: the rank's share of the rest of the epoch, in samples. Those it does not own it will take from
         others, and fetch from the store that has most.
         """
         rates = [self.path(store, host)[0] for store in range(self.stores)]
@@ -114,7 +114,7 @@ class DataView:
         return max(part, owned) / needed_s if needed_s > 0.0 else math.inf
 
     def taking_samples_per_s(self, rank: int, host: str, queues: Sequence[Sequence[LivePiece]]) -> float:
-        """What a rank would read of what the others own, which it fetches whole; infinite where all is here."""
+        """Rate at which a rank would read shards of other ranks, fetched whole; infinite if all are here."""
         pieces = [p for other, queue in enumerate(queues) if other != rank for p in queue]
         rates = [self.path(store, host)[0] for store in range(self.stores)]
         away = [p.shard for p in pieces if not self.is_local(rank, p.shard)]
@@ -139,9 +139,9 @@ class DataView:
     def worker_columns(
         self, samples: Floats, busy_s: Floats, stall_s: Floats, rounds: int, supply: Floats
     ) -> dict[str, Any]:
-        """Columns of workers that depend on what they wait for; (ranks,) each, sums over `rounds` rounds.
+        """Columns of workers that depend on their waits; (ranks,) each, sums over `rounds` rounds.
 
-        `busy_s` with everything, `stall_s` waiting for the loader: what of it was waiting for shards is taken out
+        `busy_s` is the total, `stall_s` the wait for the loader: waiting for shards is taken out
         of the time of a step, as in a simulation. `supply`: `reading_samples_per_s`.
         """
         waited_s = self.waited_s if len(self.waited_s) == len(samples) else np.zeros(len(samples))

@@ -1,4 +1,4 @@
-"""All ranks' part of a decision: report to rank 0, hear what changes."""
+"""Every rank's part in a decision: report to rank 0, receive the change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from equipoise.policies.contract import Policy
 
 
 class Agreement:
-    """What rank 0 decides and all ranks carry out at the same round."""
+    """Decisions that rank 0 makes and all ranks carry out at the same round."""
 
     def __init__(
         self, options: Options, policy: Policy | None, group: Group, recorder: Recorder, device: torch.device
@@ -44,7 +44,7 @@ class Agreement:
             )
 
     def lead(self, *, again: bool) -> None:
-        """Become the rank that decides, or stop being it; `again`: the run was led by another before."""
+        """Become or stop being the deciding rank; `again`: another rank led the run before."""
         if self._group.rank != 0:
             self._stop_leading()
         elif self.leader is None:
@@ -58,7 +58,7 @@ class Agreement:
             self.leader.set_members(self._group.places, self._group.parked)
 
     def move_data(self, data: ShardDataset, sampler: ShareSampler) -> None:
-        """Fetch the shards of `data` as `sampler` deals them, and tell the policy of them. Raises ValueError."""
+        """Fetch the shards of `data` in the order of `sampler`, and show them to the policy. Raises ValueError."""
         self.plane = DataPlane(data, sampler, self._ranks_here)
         if self.leader is not None:
             self.leader.world.data = DataView(data.shards)
@@ -78,7 +78,7 @@ class Agreement:
         movement: Movement | None,
         trained: int,
     ) -> None:
-        """Tell rank 0 of the rounds up to the `trained`th: the policy begins to think about them. Collective."""
+        """Report the rounds up to number `trained` to rank 0, where the policy starts to decide. Collective."""
         with self._recorder.holding():
             rows, infos = meter.take()
             self._recorder.rounds(rows, infos)
@@ -95,7 +95,7 @@ class Agreement:
             sampler.refused.clear()
 
     def change(self, sampler: ShareSampler, resize_to: int | None, *, later: bool) -> RoundChange | None:
-        """What changes, as rank 0 says; None for nothing. `later`: rounds were drawn since. Collective."""
+        """The change decided on rank 0; None for none. `later`: rounds were drawn since the report. Collective."""
         with self._recorder.holding():
             drawn = self._group.control.collect(np.array([float(sampler.drawn)])) if later else None
             payload = None
@@ -107,7 +107,7 @@ class Agreement:
         return RoundChange.from_json(agreed.decode()) if agreed else None
 
     def _note_device(self, device: Mapping[str, float], trained: int) -> None:
-        """Evidence for why a rank may be slow: its device, and what it got of its processors."""
+        """Record evidence for slow ranks: device readings and the rank's share of its processors."""
         known = {name: value for name, value in device.items() if not math.isnan(value)}
         preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         self._recorder.event("device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known)
@@ -117,7 +117,7 @@ class Agreement:
         return replace(change, members=None) if members is None else RoundChange(change.round, members=members)
 
     def flush(self, meter: RoundMeter) -> None:
-        """Note the rounds since the last decision."""
+        """Record the rounds since the last decision."""
         rows, infos = meter.take()
         if infos:
             self._recorder.rounds(rows, infos)

@@ -1,9 +1,9 @@
-"""Asks a policy for a decision and survives whatever it does: training never waits longer than the budget.
+"""Asks a policy for a decision and tolerates its failures: training never waits longer than the budget.
 
-The policy runs in a thread of its own. One that raises, returns nonsense or is late is ignored: its memory
-stays what it was, the plan in force stays, and after each failure more decisions are skipped. A thread
-cannot be stopped, so while a late policy is still busy it is not asked again. (Native code that never gives
-the interpreter lock back cannot be contained inside a process.)
+The policy runs in a separate thread. If it raises, returns an invalid plan or is late, it is ignored: its memory
+and the plan in force stay unchanged, and after each failure more decisions are skipped. A thread
+cannot be stopped, so a late policy is not asked again while it is busy. (Native code that never releases
+the interpreter lock cannot be contained inside a process.)
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _MOST_SKIPPED = 64
 
 @dataclass(frozen=True, slots=True)
 class DecisionAnswer:
-    """A decision, or why there is none; both None: the policy is backing off after failures."""
+    """A decision, or why there is none; both None: skipped after failures."""
 
     decision: Decision | None = None
     problem: str | None = None
-    refused: tuple[Refusal, ...] = ()  # of the decision's plan, at once
+    refused: tuple[Refusal, ...] = ()  # parts of the plan that were refused at once
 
 
 class NoDecision(Exception):
-    """A policy raised, or was late."""
+    """The policy raised an exception or was late."""
 
 
 class _Worker:
@@ -52,7 +52,7 @@ class _Worker:
                 self._answered.put(NoDecision(str(error) or type(error).__name__))
 
     def begin(self, observation: Observation, memory: Mapping[str, Memory]) -> bool:
-        """Let the policy think; False: it is still busy with an earlier decision."""
+        """Start a decision; False: the policy is still busy with an earlier one."""
         if self.busy and not self._finished_late():
             return False
         self.busy = True
@@ -60,7 +60,7 @@ class _Worker:
         return True
 
     def answer(self, budget_s: float, since_s: float) -> Decision:
-        """What it thought of within `budget_s` of `since_s`. Raises NoDecision."""
+        """The decision, if made within `budget_s` of `since_s`. Raises NoDecision."""
         try:
             answer = self._answered.get(timeout=max(0.0, since_s + budget_s - time.monotonic()))
         except queue.Empty:
@@ -86,7 +86,7 @@ class Decider:
         self.policy, self.budget_s = policy, budget_s
         self.failures = 0  # in a row
         self._skip = 0
-        self._begun: tuple[Observation, float, bool] | None = None  # asked of what, when; whether it was free
+        self._begun: tuple[Observation, float, bool] | None = None  # observation, time, whether the policy was idle
         self._worker = _Worker(policy)
         try:
             self.memory: dict[str, Memory] = dict(policy.initial() if memory is None else memory)
@@ -94,7 +94,7 @@ class Decider:
             raise ValueError(f"policy {policy.name}: initial memory: {error}") from error
 
     def warm_up(self, observations: list[Observation], budget_s: float) -> str | None:
-        """Let the policy compile its kernels on made-up observations in a row; nothing is remembered.
+        """Let the policy compile its kernels on made-up observations; its memory is discarded.
 
         Returns what went wrong, or None.
         """
@@ -108,12 +108,12 @@ class Decider:
         return None
 
     def decide(self, world: World) -> DecisionAnswer:
-        """Ask for a decision on what `world` shows now, and let it apply the plan."""
+        """Ask for a decision on the present observation of `world`, and let `world` apply the plan."""
         self.begin(world)
         return self.answer(world)
 
     def begin(self, world: World) -> None:
-        """The first half of `decide`: the policy thinks about what `world` shows now, while others go on."""
+        """The first half of `decide`: start the policy on the present observation, without waiting."""
         self._begun = None
         if self._skip > 0:
             self._skip -= 1
@@ -123,13 +123,13 @@ class Decider:
             self._begun = seen, since_s, self._worker.begin(seen, self.memory)
 
     def answer(self, world: World) -> DecisionAnswer:
-        """The second half: let `world` apply the plan, where there is one in time."""
+        """The second half: let `world` apply the plan, if it is ready in time."""
         if self._begun is None:
             return DecisionAnswer()
         (seen, since_s, free), self._begun = self._begun, None
 
         def thought(*_: object) -> Decision:
-            """What the policy has decided; raises NoDecision where it has not in time."""
+            """The policy's decision; raises NoDecision if it is late."""
             if not free:
                 raise NoDecision("still busy with an earlier decision")
             decision = self._worker.answer(self.budget_s, since_s)
@@ -145,5 +145,5 @@ class Decider:
         return DecisionAnswer(decision, refused=tuple(refused))
 
     def forget(self) -> None:
-        """The world has changed: nobody will ask for the answer any more."""
+        """Discard the pending decision, since the world has changed."""
         self._begun = None

@@ -1,4 +1,4 @@
-"""Rank 0's part of a decision: from what all ranks reported to what changes."""
+"""Rank 0's part in a decision: from the reports of all ranks to the change."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ HEADER = (
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
-    """One vector for the gather; `data` is what `live.data.plane` reports."""
+    """One vector for the gather; `data` is the report of `live.data.plane`."""
     return np.concatenate([np.array(header, dtype=np.float64), data, rows.ravel()])
 
 
 def unpack(gathered: Floats, data: int = 0) -> tuple[dict[str, Floats], Floats, NDArray[np.float64]]:
-    """(header columns by rank, reports (ranks, data), rows (ranks, rounds, columns)) of what ranks packed."""
+    """(header columns by rank, reports (ranks, data), rows (ranks, rounds, columns)) from packed vectors."""
     header = {name: gathered[:, k].copy() for k, name in enumerate(HEADER)}
     end = len(HEADER) + data
     return (header, gathered[:, len(HEADER) : end], gathered[:, end:].reshape(gathered.shape[0], -1, len(COLUMNS)))
 
 
 def gradient_scale(samples: float, total: float, ranks: int, reduction: Reduction, local: bool) -> float:
-    """What a rank's stored gradient is a multiple of its mean gradient by (0: it holds none)."""
+    """Factor between a rank's stored gradient and its mean gradient (0: no samples)."""
     if samples == 0:
         return 0.0
     if local:
@@ -73,7 +73,7 @@ def gradient_scale(samples: float, total: float, ranks: int, reduction: Reductio
 
 
 def _stages(policy: Policy) -> list[dict[str, dict[str, Any]]] | None:
-    """The stages with their parameters; None for ones that a script made up in a way of its own."""
+    """The stages with their parameters; None for stages that cannot be written as plain data."""
     try:
         return stage_entries(policy)
     except (TypeError, AttributeError):
@@ -95,7 +95,7 @@ class Leader:
         self.options, self.recorder = options, recorder
         self.world = LiveWorld(options, places, resizable=resizable)
         self.decisions = self.failures = 0
-        self._trained = 0  # rounds at the last of them
+        self._trained = 0  # rounds at the last of these
         self.points = 0  # moments at which the policy was due to decide
         self._noise = NoiseScale()
         most = max(2, options.bounds.interval_max)
@@ -113,7 +113,7 @@ class Leader:
         self.decider = Decider(policy, options.decision_budget_s) if policy is not None else None
 
     def restore(self) -> None:
-        """Take over the memory of a policy that another rank of this run asked, if its journal can be read."""
+        """Restore the policy's memory from the journal of the former rank 0, if it can be read."""
         folder = self.recorder.folder
         last = last_decision(folder) if folder is not None and self.decider is not None else None
         if last is None:
@@ -129,7 +129,7 @@ class Leader:
         self.recorder.event("policy-memory-restored", time_s=last.observation.time_s)
 
     def state(self) -> dict[str, Any]:
-        """What was learnt, for a checkpoint."""
+        """The learnt state, for a checkpoint."""
         memory = None if self.decider is None else encode_memory(self.decider.memory)
         world = self.world
         return {
@@ -142,7 +142,7 @@ class Leader:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`; the memory of a policy of other stages is left out, and that is noted."""
+        """Resume from a `state`; the memory of a policy with other stages is dropped, with a note."""
         world = self.world
         world.continue_from(state["time_s"])
         world.samples_done, world.gpu_s = state["samples_done"], state["gpu_s"]
@@ -158,7 +158,7 @@ class Leader:
             self.recorder.event("policy-memory-lost")
 
     def set_members(self, active: Sequence[RankPlace], parked: Sequence[RankPlace]) -> None:
-        """The group was formed anew; what the last plan asked for no longer holds."""
+        """Take in a new group; requests of the last plan are dropped."""
         self.world.change = RoundChange(0)
         self.world.set_members(active, parked)
         if self.decider is not None:
@@ -167,7 +167,7 @@ class Leader:
         self._slow, self._growth, self._passes = SlowRanks(), Growth(), 1
 
     def warm_up(self, shares: Ints, deal: EpochSplit | None) -> None:
-        """Let the policy compile on made-up measurements, before the first round."""
+        """Let the policy compile on made-up measurements before the first round."""
         if self.decider is None or self.options.mode == "observe":
             return
         self.world.shares, self.world.deal = shares, deal
@@ -176,7 +176,7 @@ class Leader:
         if self.world.data is not None:
             self.world.data.update(self.world.data.made_up(ranks), [p.host for p in self.world.active])
         for slowest in (1.0, 2.0, 4.0):
-            if slowest > 1.0:  # the last rank owns more than it is dealt: data moves, too
+            if slowest > 1.0:  # the last rank owns more than its share: data moves as well
                 less = int(shares[-1]) // 2
                 shares = shares + less * (np.arange(ranks) == 0) - less * (np.arange(ranks) == ranks - 1)
                 self.world.shares = shares
@@ -197,7 +197,7 @@ class Leader:
     def begin(
         self, gathered: Floats, rounds: Sequence[RoundInfo], sampler: ShareSampler, intervals: tuple[int, int]
     ) -> None:
-        """Take in what the ranks report, and let the policy think about it.
+        """Take in the ranks' reports, and start the policy on them.
 
         `intervals`: local steps per exchange, and exchanges per exchange of all ranks.
         """
@@ -223,9 +223,9 @@ class Leader:
         world.shares_of_gpu = header["gpu_share"]
         world.power = [header[name] for name in POWER_COLUMNS]
         seen = window
-        if world.data is None:  # else waits for files come and go
+        if world.data is None:  # otherwise waits for files vary
             each = window.each()
-            if sampler.accumulation != self._passes:  # what does not grow comes once for each pass
+            if sampler.accumulation != self._passes:  # the fixed part occurs once per pass
                 self._growth, self._passes = Growth(), sampler.accumulation
             if window.rounds >= LEAST_ROUNDS:
                 self._growth.learn(each, window.step_s)
@@ -251,7 +251,7 @@ class Leader:
         self._took_s = time.perf_counter() - began_s
 
     def answer(self, drawn: float) -> RoundChange:
-        """The change that the policy wants, of rounds that no rank has `drawn`; empty: it wants none or failed."""
+        """The policy's change, from the first round not `drawn` by any rank; empty: no change, or it failed."""
         began_s, window = time.perf_counter(), self.world.telemetry.window
         first = self.world.telemetry.first_free_round = int(drawn)
         self.world.change = RoundChange(first)
@@ -268,7 +268,7 @@ class Leader:
         return self.world.change
 
     def _note_drift(self, header: Mapping[str, Floats], trained: int) -> None:
-        """How far replicas moved apart, of which so many `trained`, where that is measured."""
+        """Record how far replicas diverged, of which `trained` had samples, if measured."""
         world = self.world
         self._drift.add(
             float(header["moved_apart"].sum()),
@@ -282,7 +282,7 @@ class Leader:
         world.drift = self._drift.value
 
     def _refused_late(self, moves: Sequence[str], gpu_share: Floats) -> None:
-        """What came of the last change: `moves` that were too late, shares (by rank) that devices refused."""
+        """Record refusals of the last change: `moves` that were too late, GPU shares refused by devices."""
         late = [Refusal("moves", why) for why in moves]
         asked = self.world.change.gpu_share or gpu_share.tolist()
         for rank, (wanted, held) in enumerate(zip(asked, gpu_share.tolist(), strict=True)):
@@ -307,8 +307,8 @@ class Leader:
         )
 
     def _gradients(self, rows: NDArray[np.float64], rounds: Sequence[RoundInfo]) -> None:
-        """Gradient norms and noise scale from the rounds on which they were measured; no norms where on none."""
-        self._norm = np.full(len(rows), math.nan)  # one that is told twice would seem to vary less than it does
+        """Update gradient norms and noise scale from the rounds in which they were measured; NaN norms without any."""
+        self._norm = np.full(len(rows), math.nan)  # a value reported twice would reduce the variance
         for k, info in enumerate(rounds):
             stored = rows[:, k, LOCAL_SQUARE]
             if np.isnan(stored).all():
@@ -319,7 +319,7 @@ class Leader:
             )
             with np.errstate(divide="ignore", invalid="ignore"):
                 squares = np.where(scale > 0, stored / scale**2, np.nan)
-            # Infinity stands for a gradient that was measured and is not finite.
+            # Infinity marks a measured gradient that is not finite.
             self._norm = np.sqrt(np.where(np.isinf(squares), np.nan, squares))
             if info.local or not info.exchanged:
                 continue
@@ -327,13 +327,13 @@ class Leader:
             if self.options.loss_reduction == "sum":
                 mean_square *= (ranks / total) ** 2
             covariance, true_square = noise_statistics(squares.tolist(), mean_square, info.weights)
-            # Of one unit of weight (a token, say); a sample is so many of them.
+            # Per unit of weight (e.g. a token); converted to samples.
             self._noise.add(covariance * math.fsum(info.window) / total, true_square)
 
     # -- records -------------------------------------------------------------------------------------------
 
     def write_manifest(self, run: str, sampler: ShareSampler, parameters: Iterable[torch.Tensor]) -> None:
-        """Write down what the run is."""
+        """Write the manifest of the run."""
         options, decider = self.options, self.decider
         sizes = [(p.numel(), p.element_size(), p.requires_grad) for p in parameters]
         self.recorder.manifest(
@@ -371,26 +371,26 @@ class Leader:
             try:
                 self._prometheus = MetricsServer(options.prometheus_host, options.prometheus_port)
             except OSError as error:
-                self._warn(f"no metrics on port {options.prometheus_port}: {error}")
+                self._warn(f"Prometheus port {options.prometheus_port} not served: {error}")
         if options.mlflow:
             try:
                 self._mlflow = MlflowCopy()
             except ImportError as error:
-                self._warn(f"no copy to MLflow: {error}")
+                self._warn(f"MLflow is not used: {error}")
 
     def _warn(self, text: str) -> None:
         print(f"equipoise: {text}", file=sys.stderr)
         self.recorder.event("warning", text=text)
 
     def show(self, round_number: int) -> None:
-        """Hand the latest metrics to those who asked for them."""
+        """Update Prometheus and MLflow with the latest metrics."""
         if self._prometheus is not None:
             self._prometheus.update(families(self.metrics()))
         if self._mlflow is not None:
             try:
                 self._mlflow.update(self.metrics(), round_number)
             except Exception as error:  # a tracking server must not stop training
-                self._warn(f"MLflow: {error}; no more is sent")
+                self._warn(f"MLflow: {error}; nothing more is sent")
                 self._mlflow = None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the whole job, served by rank 0, and a copy to MLflow when asked."""
+"""Prometheus metrics of the whole job, served by rank 0, and copied to MLflow if requested."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ METRICS = {
     "equipoise_input_stall_seconds": ("gauge", "Mean wait for data per round."),
     "equipoise_share_samples": ("gauge", "Samples per round."),
     "equipoise_samples_total": ("counter", "Samples trained."),
-    "equipoise_exchange_seconds": ("gauge", "One exchange beyond what backward hides."),
+    "equipoise_exchange_seconds": ("gauge", "Time of one exchange not hidden by backward."),
     "equipoise_throughput_samples_per_second": ("gauge", "Samples trained per second by all ranks."),
     "equipoise_sync_interval": ("gauge", "Local steps per exchange."),
-    "equipoise_far_every": ("gauge", "Exchanges per exchange of all ranks, not of near ones only."),
+    "equipoise_far_every": ("gauge", "Intra-node exchanges per exchange of all ranks."),
     "equipoise_noise_scale_samples": ("gauge", "Gradient noise scale."),
     "equipoise_decisions_total": ("counter", "Decisions made."),
-    "equipoise_decision_failures_total": ("counter", "Decisions that failed or were late."),
+    "equipoise_decision_failures_total": ("counter", "Decisions that failed or came late."),
     "equipoise_ranks": ("gauge", "Ranks in the group."),
 }
 

@@ -1,4 +1,4 @@
-"""Which rank is slow, and why, for one line in the log; `equipoise ranks` says it of a whole run."""
+"""Finds slow ranks and the cause, for the log of a running job; `equipoise ranks` does it for a whole run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from equipoise.live.decide.window import LiveWindow
 from equipoise.policies.growth import ALL_GROWS, Law
 from equipoise.policies.observation import Floats
 
-SLOW = 1.25  # times what the others take for as much, in `LASTS` windows in a row
+SLOW = 1.25  # times the others' time for the same work, in `LASTS` consecutive windows
 LASTS = 2
-_LEAST_S = 1e-3  # of a round that it takes longer; less holds nobody up
-_SURE = 3.0  # standard errors of the rounds' means that it takes longer
+_LEAST_S = 1e-3  # least extra time per round; less delays no rank
+_SURE = 3.0  # least extra time in standard errors of the rounds' means
 _LOW_CLOCK = 0.95  # of the others' clock
 
 
 def _of_others(values: Floats, rank: int) -> float:
-    """Median over the other ranks; NaN where nothing is known."""
+    """Median over the other ranks; NaN if unknown."""
     known = np.delete(values, rank)
     known = known[np.isfinite(known)]
     return float(np.median(known)) if len(known) else math.nan
@@ -28,8 +28,8 @@ def _of_others(values: Floats, rank: int) -> float:
 def causes(window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROWS) -> dict[int, tuple[str, str]]:
     """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
 
-    `law`: what of a round grows with its samples, so that ranks are compared which are dealt unequally many. A rank
-    is slow that takes longer than the others in proportion, by enough of a round, and by more than rounds vary.
+    `law`: the part of a round that grows with its samples, by which ranks with unequal shares are compared. A rank
+    is slow if it exceeds the others by the ratio SLOW, by a least time per round, and by more than the noise.
     """
     if not window.rounds or len(window.samples) < 2:
         return {}
@@ -66,7 +66,7 @@ def causes(window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROW
 
 
 class SlowRanks:
-    """Tells of each slow rank once, when it has lasted, and again when the cause is another."""
+    """Reports each slow rank once, after it has lasted, and again when the cause changes."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}  # by rank: the cause, and windows in a row
@@ -74,7 +74,7 @@ class SlowRanks:
     def news(
         self, window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROWS
     ) -> list[tuple[int, str, str]]:
-        """(rank, cause, evidence) of what is to be told now; `law` as for `causes`."""
+        """(rank, cause, evidence) to report now; `law` as for `causes`."""
         found, before = causes(window, device, law), self._seen
         self._seen = {}
         for rank, (cause, _) in found.items():

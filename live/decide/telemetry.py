@@ -1,12 +1,12 @@
 """The record of a live run: rounds and events as JSONL per member, decisions in the policies' journal.
 
-    RUN_DIR/RUN/manifest.json            what the run was (written by rank 0)
+    RUN_DIR/RUN/manifest.json            description of the run (written by rank 0)
     RUN_DIR/RUN/rounds-MEMBER.jsonl      one line per round of that member, and its events
     RUN_DIR/RUN/decisions-MEMBER.jsonl   the decisions made while that member was rank 0; they replay
 
-RUN is the id of the run: a folder may be given to any number of runs, at the same time too.
+RUN is the id of the run: several runs may share a folder, also at the same time.
 
-A disk that is full or gone costs lines, never training.
+A full or missing disk loses lines, but never stops training.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.observation import Floats
 from equipoise.policies.record.journal import JournalError, append, read
 
-_Work = tuple[Callable[[], object], int]  # what to do, and the lines lost when it fails
+_Work = tuple[Callable[[], object], int]  # the action, and the lines lost if it fails
 
 
 class Recorder:
-    """Writes in a thread of its own: a slow disk holds nothing up. `folder` None: nothing is written."""
+    """Writes in a separate thread, so that a slow disk delays nothing. `folder` None: nothing is written."""
 
     def __init__(self, folder: Path | None, member: int) -> None:
         self.folder, self.member = folder, member
@@ -42,15 +42,15 @@ class Recorder:
         self._told = False
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._held: deque[_Work] = deque()
-        self._holders = 0  # blocks inside which it is held
-        self._lock = threading.Lock()  # other threads note things, too
+        self._holders = 0  # nested `holding` blocks
+        self._lock = threading.Lock()  # other threads record events as well
         if folder is not None:
             threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
             atexit.register(self.close)
             self._put(lambda: folder.mkdir(parents=True, exist_ok=True), 0)
 
     def manifest(self, content: Mapping[str, Any]) -> None:
-        """Write what the run is, whole or not at all."""
+        """Write the manifest, completely or not at all."""
         if self.folder is None:
             return
         folder = self.folder
@@ -65,9 +65,9 @@ class Recorder:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Write what is noted inside the block only after it: writing would slow down what all ranks wait for.
+        """Delay writing until the end of the block, so that it does not slow down code all ranks wait for.
 
-        A block inside another one ends with it.
+        An inner block ends with the outer one.
         """
         with self._lock:
             self._holders += 1
@@ -87,11 +87,11 @@ class Recorder:
                 self._work.put((write, lines))
 
     def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
-        """Note finished rounds (this rank's rows, `live.train.rounds.COLUMNS`)."""
+        """Record finished rounds (this rank's rows, `live.train.rounds.COLUMNS`)."""
         self._append(lambda: [_line(values, info) for values, info in zip(rows.tolist(), infos, strict=True)])
 
     def event(self, kind: str, **values: Any) -> None:
-        """Note something that happened once."""
+        """Record an event."""
         at_s = time.time()
         self._append(lambda: [{"event": kind, "unix_s": at_s, **values}])
 
@@ -102,7 +102,7 @@ class Recorder:
             self._put(lambda: append(path, decision, refused), 1)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Wait until everything is written, or the time is up."""
+        """Wait until everything is written, or until the time-out."""
         if self.folder is not None:
             done = threading.Event()
             self._put(done.set, 0)
@@ -133,12 +133,12 @@ class Recorder:
 
     def _incomplete(self, error: Exception) -> str:
         why = error.strerror if isinstance(error, OSError) else error
-        advice = "; free some space, what follows is written again" if _is_full(error) else ""
-        return f"{self.folder}: the run's record is incomplete: {why}; training goes on{advice}"
+        advice = "; free some space, later records will then be written" if _is_full(error) else ""
+        return f"{self.folder}: the run's record is incomplete: {why}; training continues{advice}"
 
 
 def _append_whole(path: Path, content: bytes) -> None:
-    """Append `content`, or nothing: a disk that fills up midway leaves no half of a line for the next to follow."""
+    """Append `content` or nothing: a disk that fills up midway leaves no partial line."""
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
@@ -169,7 +169,7 @@ def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
 
 
 def last_decision(folder: Path) -> Decision | None:
-    """The latest decision in the journals of a run, whoever made it; None when there is none to read."""
+    """The latest decision in all journals of a run; None if there is none that can be read."""
     latest: Decision | None = None
     for path in sorted(folder.glob("decisions-*.jsonl")):
         try:
@@ -177,5 +177,5 @@ def last_decision(folder: Path) -> Decision | None:
                 if latest is None or entry.decision.observation.time_s > latest.observation.time_s:
                     latest = entry.decision
         except (JournalError, OSError):
-            continue  # another member's journal may be damaged or still be written
+            continue  # another member's journal may be damaged or incomplete
     return latest

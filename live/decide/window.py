@@ -1,4 +1,4 @@
-"""What the ranks' step times say about a window of rounds: pure functions on the gathered rows."""
+"""Statistics of a window of rounds from the ranks' step times: pure functions of the gathered rows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from equipoise.policies.observation import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class LiveWindow:
-    """Means over the rounds of a window; arrays by rank, NaN where nothing is known."""
+    """Means over the rounds of a window; arrays by rank, NaN if unknown."""
 
     rounds: int
     span_s: float
     samples: Floats  # in all
     step_s: Floats
     step_cov: Floats
-    computing_cov: Floats  # of a step without its waits for data
+    computing_cov: Floats  # of step times without waits for data
     wait_s: Floats
     stall_s: Floats
     fixed_s: Floats
     response_s_per_sample: Floats
-    exchange_s: float  # per exchange, beyond what backward hides
+    exchange_s: float  # per exchange, not hidden by backward
     exchanges: int
-    near_exchange_s: float = float("nan")  # per exchange of near ranks
+    near_exchange_s: float = float("nan")  # per exchange of intra-node ranks
 
     @classmethod
     def unknown(cls, ranks: int) -> LiveWindow:
@@ -42,7 +42,7 @@ class LiveWindow:
             return 1.0 / self.response_s_per_sample
 
     def each(self) -> Floats:
-        """Samples per round of every rank; NaN where nothing was measured."""
+        """Samples per round of every rank; NaN if not measured."""
         return self.samples / self.rounds if self.rounds else self.samples
 
     def throughput(self) -> float:
@@ -52,25 +52,25 @@ class LiveWindow:
 
 @dataclass
 class Telemetry:
-    """What the ranks reported at a decision; arrays by rank."""
+    """The ranks' reports at a decision; arrays by rank."""
 
     window: LiveWindow
     gradient_norm: Floats
     memory_free_bytes: Floats
     samples_max: Floats
     noise_scale: float = float("nan")
-    first_free_round: int = 0  # no rank has dealt it yet
+    first_free_round: int = 0  # no rank has drawn it yet
     gpu: Mapping[str, Floats] | None = None  # device columns by name, as in `Gpus`
 
     @classmethod
     def unknown(cls, ranks: int) -> Telemetry:
-        """Nothing was reported yet."""
+        """Telemetry before any report."""
         nothing = np.full(ranks, np.nan)
         return cls(LiveWindow.unknown(ranks), nothing, nothing, nothing)
 
 
 def joined(rows: NDArray[np.float64], ends_step: list[bool]) -> NDArray[np.float64]:
-    """`rows` (ranks, rounds, columns) with the passes of a step in one: their samples and times in all."""
+    """`rows` (ranks, rounds, columns) with the passes of a step merged: sums of their samples and times."""
     ends = np.flatnonzero(ends_step)
     if len(ends) == rows.shape[1]:
         return rows
@@ -85,10 +85,10 @@ def measure(
 ) -> LiveWindow:
     """Summarise `rows` (ranks, rounds, columns); `exchanged[k]`: round k ended in an exchange of all ranks.
 
-    `near[k]`: it ended in one of near ranks; `group` (ranks,) says who is near whom.
+    `near[k]`: it ended in an intra-node exchange; `group` (ranks,) is the intra-node group of each rank.
 
-    The last rank to arrive at an exchange does not wait: the shortest tail is the exchange, what a rank's
-    own tail exceeds it by is waiting. Clocks of different ranks are never compared. Rounds in which some
+    The last rank to arrive at an exchange does not wait: the shortest tail is the exchange, and the excess of a
+    rank's tail over it is waiting. Clocks of different ranks are never compared. Rounds in which some
     rank lacks a time are left out.
     """
     ranks = rows.shape[0]

@@ -39,32 +39,35 @@ UNBOUNDED = 2**62
 
 
 class LiveWorld:
-    """Rank 0's view of the job. Rows of workers are in the order of member ids, which never change."""
+    """Rank 0's view of the job. Rows of workers are in the order of member ids, which are permanent."""
 
     def __init__(
         self, options: Options, active: Sequence[RankPlace], parked: Sequence[RankPlace] = (), *, resizable: bool = True
     ) -> None:
         """`resizable`: the group of ranks can change in this job."""
         self.options, self.resizable = options, resizable
-        self.refused: list[Refusal] = []  # since the last observation, of plans applied before
+        self.refused: list[Refusal] = []  # since the last observation, from earlier plans
         self.started_s = time.perf_counter()
         self.samples_done = 0
         self.gpu_s = 0.0
         self.interval, self.batch = 1, options.global_batch
         self.rate = 1.0  # factor on the script's learning rate
         self.rate_rule = RULES.index(options.learning_rate or "adascale")
-        self.far_every = 1  # of so many exchanges one is of all ranks
-        self.passes = self.least_passes = 1  # batches of a step, and those that a plan asked for
-        self.near: Ints | None = None  # near group by rank, where there are two levels
-        self.far_ratio, self.near_exchange_s = (1.0, math.nan)  # of the drift, left by near exchanges; one of these
+        self.far_every = 1  # intra-node exchanges per exchange of all ranks
+        self.passes = self.least_passes = 1  # batches of a step, and those requested by a plan
+        self.near: Ints | None = None  # intra-node group by rank, if there are two levels
+        self.far_ratio, self.near_exchange_s = (
+            1.0,
+            math.nan,
+        )  # part of the drift left by intra-node exchanges; seconds of one
         self.restart_s = math.nan
         self.drift = options.assumed_drift
         self.deal: EpochSplit | None = None
-        self.data: DataView | None = None  # where the data lies in files
+        self.data: DataView | None = None  # if the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = RoundChange(0)
         self._speed: dict[str, float] = {}  # samples/s of a GPU of each host, as last measured
-        self.power: list[Floats] = []  # least, most and present power cap (W) of each rank's GPU, where told
+        self.power: list[Floats] = []  # least, most and present power cap (W) of each rank's GPU, if reported
         self._last_s = 0.0
         self._pieces: list[int] = []  # ids of the shards last observed
         self._exchange_s = self._exchange_alone_s = math.nan
@@ -85,19 +88,19 @@ class LiveWorld:
         self._everyone = everyone
 
     def set_near(self, near: Near | None, exchange_s: float) -> None:
-        """Who is near whom in the group as it is now, and what an exchange of near ranks took as it was formed."""
+        """Set the intra-node groups of the present group, and the measured time of an intra-node exchange."""
         self.near = None if near is None else np.array(near.group)
         self.far_ratio = 1.0 if near is None else near.ratio
         self.near_exchange_s = math.nan if near is None else exchange_s
 
     def forget(self) -> None:
-        """Nothing was measured, and nothing was observed yet."""
+        """Discard all measurements and observations."""
         self.telemetry = Telemetry.unknown(len(self.active))
         self._exchange_s = self._exchange_alone_s = math.nan
         self._last_s = self.now_s()
 
     def continue_from(self, time_s: float) -> None:
-        """The clock shows `time_s` now: another rank's clock goes on here."""
+        """Set the clock to `time_s`, to continue the clock of the former rank 0."""
         self.started_s = time.perf_counter() - time_s
         self._last_s = time_s
 
@@ -108,7 +111,7 @@ class LiveWorld:
     # -- observe -------------------------------------------------------------------------------------------
 
     def observe(self) -> Observation:
-        """All tables, as of now."""
+        """The present tables."""
         now = self.now_s()
         window_s = now - self._last_s
         self._last_s = now
@@ -163,7 +166,7 @@ class LiveWorld:
         count = np.bincount(gpus.node, minlength=len(self._hosts))
         free = np.bincount(gpus.node[gpus.job == -1], minlength=len(self._hosts))
         cores = [max(p.cores for p in self._everyone if p.host == host) for host in self._hosts]
-        if self.data is not None:  # its stores
+        if self.data is not None:  # add its stores
             none = np.zeros(self.data.stores, dtype=np.int64)
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
         power, ratio = self._caps(len(count)), self._speed_ratios(len(count))
@@ -172,7 +175,7 @@ class LiveWorld:
         )
 
     def _speed_ratios(self, nodes: int) -> Floats:
-        """Speed of each host over the fastest with its GPU model; NaN where not two were measured (nodes,)."""
+        """Speed of each host over the fastest with its GPU model; NaN unless two were measured (nodes,)."""
         window, ratio = self.telemetry.window, np.full(nodes, math.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
             rate = window.samples / window.rounds / (window.step_s - window.stall_s - window.fixed_s)
@@ -191,7 +194,7 @@ class LiveWorld:
         return ratio
 
     def _caps(self, nodes: int) -> dict[str, Floats]:
-        """Columns of nodes (nodes,) on power: what all ranks of a host may have, and what they have."""
+        """Power columns of nodes (nodes,): limits and present cap over all ranks of a host."""
         idle, most, cap = (np.full(nodes, math.nan) for _ in range(3))
         if len(self.power) and len(self.power[0]) == len(self.active):
             for k, host in enumerate(self._hosts):
@@ -255,7 +258,7 @@ class LiveWorld:
         )
 
     def _speeds(self, gpus: Gpus) -> Speeds:
-        """What was measured on the GPUs that the job has, where another global batch may be weighed against it."""
+        """Speeds measured on the job's GPUs, if the global batch may change."""
         slowest_s = float(np.fmax.reduce(self.telemetry.window.step_s, initial=0.0))
         mine = np.flatnonzero(gpus.job == 0)
         if self.options.batch_max is None or not slowest_s or len(mine) != len(self.active):
@@ -270,13 +273,13 @@ class LiveWorld:
         )
 
     def _at_hand(self, measured: Mapping[str, Floats], most: Ints) -> Ints:
-        """Of `most` samples of each rank in one round those for which it has the files in time, (ranks,)."""
+        """The part of `most` samples per rank and round whose files arrive in time, (ranks,)."""
         window, options = self.telemetry.window, self.options
         if self.data is None or self.deal is None or not (window.rounds and self.deal.left):
             return most
         queues, data = self.deal.queues(), self.data
         taking = [data.taking_samples_per_s(k, p.host, queues) for k, p in enumerate(self.active)]
-        soon = 2 * options.decide_every + options.delay_rounds  # until the deal after next acts
+        soon = 2 * options.decide_every + options.delay_rounds  # until the split after next takes effect
         owned, capacity = self.deal.owned.astype(np.float64), measured["capacity_samples_per_s"]
         at_hand = samples_available(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -305,7 +308,7 @@ class LiveWorld:
         )
 
     def _limit(self) -> Ints:
-        """Most samples of each rank in one round, (ranks,)."""
+        """Largest samples per round of each rank, (ranks,)."""
         most, bound = self.telemetry.samples_max, self.options.bounds.samples_max or UNBOUNDED
         known = np.where(np.isfinite(most), most, UNBOUNDED)
         return np.minimum(np.minimum(known, bound), UNBOUNDED).astype(np.int64)
@@ -373,7 +376,7 @@ class LiveWorld:
         if self.deal is None:
             return Shards()
         data, queues = self.data, self.deal.queues()
-        # What waits for shards is not counted where that is known: it passes once they come in time.
+        # Known waits for shards are not counted: they end once shards arrive in time.
         with np.errstate(divide="ignore", invalid="ignore"):
             pace = measured["response_s_per_sample"]
             if data is not None and self.telemetry.window.rounds:
@@ -400,14 +403,14 @@ class LiveWorld:
     # -- apply ---------------------------------------------------------------------------------------------
 
     def apply(self, plan: Plan) -> list[Refusal]:
-        """Turn a feasible plan for the tables last observed into `self.change`; returns what is refused."""
+        """Turn a feasible plan for the tables last observed into `self.change`; returns the refused parts."""
         self.change = RoundChange(self.telemetry.first_free_round)
         refused: list[Refusal] = []
         samples = plan.samples_per_step
         if plan.gradient_weight is not None and (plan.gradient_weight != 1.0).any():
-            refused.append(Refusal("gradient_weight", "a live job leaves no rank's gradient out"))
+            refused.append(Refusal("gradient_weight", "a live job cannot leave out a rank's gradient"))
             if samples is not None:
-                refused.append(Refusal("samples", "dealt so as to leave a rank's gradient out"))
+                refused.append(Refusal("samples", "split so as to leave out a rank's gradient"))
             samples = None
         if samples is not None:
             self._apply_samples(samples, refused)
@@ -417,7 +420,7 @@ class LiveWorld:
         pieces = self._pieces
         if plan.suspect is not None and plan.suspect.any():
             rows = ", ".join(str(k) for k in np.flatnonzero(plan.suspect))
-            refused.append(Refusal("suspect", f"a live job replaces no GPU; look at that of row {rows}"))
+            refused.append(Refusal("suspect", f"a live job cannot replace a GPU; check that of row {rows}"))
         if plan.moves is not None and self._allowed("moves", refused):
             pairs = zip(plan.moves.shard.tolist(), plan.moves.worker.tolist(), strict=True)
             moves = tuple((pieces[shard], int(self._rank_of_row[worker])) for shard, worker in pairs)
@@ -441,7 +444,7 @@ class LiveWorld:
         if self.options.mode != "act":
             refused.append(Refusal(lever, f"advice only: mode is {self.options.mode}"))
         elif lever not in self.options.allow:
-            refused.append(Refusal(lever, "advice only: not allowed when the policy was attached"))
+            refused.append(Refusal(lever, "advice only: not in allow when the policy was attached"))
         else:
             return True
         return False
@@ -460,7 +463,7 @@ class LiveWorld:
             self.change = replace(self.change, shares=tuple(self._by_rank(samples.tolist())))
 
     def _apply_batch(self, plan: Plan, samples: Ints | None, refused: list[Refusal]) -> None:
-        """Another global batch, dealt in the proportions that are planned, else in those that are, and its rate."""
+        """Apply a new global batch and its rate, split in the planned proportions, otherwise in the present ones."""
         batch = self.batch if plan.global_batch is None else int(plan.global_batch[0])
         rate = self.rate if plan.learning_rate is None else float(plan.learning_rate[0])
         if batch == self.batch:
@@ -472,14 +475,14 @@ class LiveWorld:
         least, limit = self.options.bounds.samples_min, self._limit()[self._rank_of_row]
         over = (shares > limit).any() and not self.options.takes_passes
         if over or (shares < least).any():
-            refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than it may have"))
+            refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than allowed"))
         elif self._allowed("batch", refused):
             by_rank = tuple(self._by_rank(shares.tolist()))
             changed = None if rate == self.rate else rate
             self.change = replace(self.change, shares=by_rank, global_batch=batch, learning_rate=changed)
 
     def _apply_passes(self, asked: Ints | None, refused: list[Refusal]) -> None:
-        """As many passes as are asked for, and as the largest share needs that a round cannot hold."""
+        """Set the passes: as requested, but at least as many as the largest share needs."""
         if asked is not None and self._allowed("accumulation", refused):
             self.least_passes = int(asked[0])
         shares = self.shares if self.change.shares is None else np.array(self.change.shares)
@@ -501,7 +504,9 @@ class LiveWorld:
         most = self.options.bounds.interval_max
         if interval * far_every > most and far_every > 1:
             refused.append(
-                Refusal("interval", f"{interval * far_every} steps until all meet are above the bound of {most}")
+                Refusal(
+                    "interval", f"{interval * far_every} steps per exchange of all ranks are above the bound of {most}"
+                )
             )
         elif far_every != self.far_every and self._allowed("interval", refused):
             self.change = replace(self.change, far_every=far_every)
@@ -519,10 +524,10 @@ class LiveWorld:
         if wanted == held or not self._allowed("resize", refused):
             return
         if not self.resizable:
-            refused.append(Refusal("resize", "the job was not started to be resized"))
+            refused.append(Refusal("resize", "the job was not started as resizable"))
             return
         members = tuple(p.member for p in self._everyone if self._device_row(p) in wanted)
         if not members:
-            refused.append(Refusal("resize", "a training job cannot be stopped from inside"))
+            refused.append(Refusal("resize", "a training job cannot be stopped by its own policy"))
         else:
             self.change = replace(self.change, members=members)

@@ -1,7 +1,7 @@
-"""Says, on the host of a store, what it refuses of strangers: in one line a kind, then seldom and counted.
+"""Reports foreign keys and connections at a job's store: one line per kind, then rarely, with counts.
 
-A store of PyTorch's takes every connection and every key; what is not the job's own is never looked at. It answers
-each member at once, and garbage never: a connection that sent something and gets no answer is closed.
+PyTorch's store accepts every connection and every key; keys of other jobs are never read. It answers
+members at once, but not invalid data: a connection that sent something and gets no answer is closed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from equipoise.live.group.sockets import shut, unanswered
 
 _LOOK_S = 1.0
-_AGAIN_S = 60.0  # between two lines of a kind
-_UNANSWERED_S = 5.0  # so long a busy store may take to answer a member
+_AGAIN_S = 60.0  # between two lines of one kind
+_UNANSWERED_S = 5.0  # longest time in which a busy store answers a member
 _PER_MEMBER, _SPARE = 16, 64  # connections that a job may have
 _ESTABLISHED = "01"
 _OF_PYTORCH = ("init/", "default_pg/")
 
 
 def connections_to(port: int) -> int:
-    """TCP connections of this machine's that end at its `port`; 0 where /proc does not tell."""
+    """Number of TCP connections to `port` on this machine; 0 if /proc does not list them."""
     count = 0
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -37,18 +37,18 @@ def connections_to(port: int) -> int:
 
 
 def strange_keys(keys: Iterable[str], token: str) -> list[str]:
-    """Keys that were written without the job's token; those of groups that a script itself forms have none."""
-    own = (f"equipoise/{token}/", f"equipoise/{token}.")  # of its first era, and of later ones
+    """Keys written without the job's token; groups formed by the script itself have no such keys."""
+    own = (f"equipoise/{token}/", f"equipoise/{token}.")  # of its first era and of later ones
     return sorted(key for key in keys if not key.startswith((*own, *_OF_PYTORCH)))
 
 
 class AdmissionLog:
-    """Looks at a store of this process every second, from a thread of its own, for as long as it is there."""
+    """Inspects a store of this process every second, in a separate thread, while the store exists."""
 
     def __init__(self, store: dist.TCPStore, token: str | None, members: Callable[[], int] | None = None) -> None:
-        """`members`: of the job, as of now; what is not given is not looked at."""
+        """`members`: present number of members; None: connections are not checked."""
         self._token, self._members = token, members
-        self._told: dict[str, tuple[int, float]] = {}  # by kind: how many were told of, and when
+        self._told: dict[str, tuple[int, float]] = {}  # by kind: number reported, and when
         self._waiting: dict[tuple[int, int], float] = {}  # connections without an answer, and since when
         self._shut = 0
         self._store = weakref.ref(store)
@@ -61,16 +61,16 @@ class AdmissionLog:
             time.sleep(_LOOK_S)
 
     def look(self, store: dist.TCPStore) -> None:
-        """One look at the store."""
-        if self._token is not None and hasattr(store, "list_keys"):  # PyTorch's got it later
+        """Inspect the store once."""
+        if self._token is not None and hasattr(store, "list_keys"):  # added in a later version of PyTorch
             keys = strange_keys(store.list_keys(), self._token)
-            first = f", {keys[0][:80]!a} for one" if keys else ""
+            first = f", e.g. {keys[0][:80]!a}" if keys else ""
             self._tell("keys written without the job's token, ignored", len(keys), first)
         self._close_garbage(store.port)
         if self._members is not None:
             allowed, found = _PER_MEMBER * self._members() + _SPARE, connections_to(store.port)
             more = found if found > allowed else 0
-            self._tell("connections, more than the job's members make", more, "; the job goes on")
+            self._tell("connections more than the job's members need", more, "; the job continues")
 
     def _close_garbage(self, port: int) -> None:
         now, found = time.monotonic(), unanswered(port)
@@ -78,9 +78,7 @@ class AdmissionLog:
         closed = [one for one, since in self._waiting.items() if now - since >= _UNANSWERED_S]
         if closed:
             self._shut += shut(frozenset(closed))
-            self._tell(
-                "connections that sent what no member sends, closed", self._shut, f", from {found[closed[0]]} for one"
-            )
+            self._tell("connections with invalid data, closed", self._shut, f", e.g. from {found[closed[0]]}")
 
     def _tell(self, kind: str, count: int, more: str) -> None:
         before, at_s = self._told.get(kind, (0, -_AGAIN_S))

@@ -1,4 +1,4 @@
-"""Small messages between the ranks, beside the gradients: one gather and one broadcast a decision."""
+"""Small messages between the ranks, apart from gradients: one gather and one broadcast per decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equipoise.policies.observation import Floats
 
 
 class Control:
-    """A process group of its own on the host network, so that it never waits behind gradients."""
+    """A separate process group on the host network, so that it never waits behind gradients."""
 
     def __init__(self, timeout_s: float, connect_timeout: datetime.timedelta | None = None) -> None:
         self.rank, self.ranks = int(dist.get_rank()), int(dist.get_world_size())
@@ -25,7 +25,7 @@ class Control:
         set_timeout(timeout_s, self._group)
 
     def close(self) -> None:
-        """Let go of the group."""
+        """Release the group."""
         self._group = None
 
     def gather(self, values: Floats) -> Floats:
@@ -36,20 +36,20 @@ class Control:
         return np.stack([part.numpy() for part in parts])
 
     def gather_later(self, value: float) -> Callable[[], list[float]]:
-        """Begin to gather every rank's `value`; what is returned waits for them, by rank."""
+        """Begin to gather every rank's `value`; the returned function waits for the values, by rank."""
         mine = torch.tensor([value], dtype=torch.float64)
         parts = [torch.empty_like(mine) for _ in range(self.ranks)]
         work = dist.all_gather(parts, mine, group=self._group, async_op=True)
 
         def wait() -> list[float]:
-            """The gathered numbers, once all have come."""
+            """Wait for the gathered numbers."""
             work.wait()
             return [float(part) for part in parts]
 
         return wait
 
     def collect(self, values: Floats) -> Floats | None:
-        """Every rank's `values` (same shape on all ranks), stacked by rank; on rank 0 only, others go on."""
+        """Every rank's `values` (same shape on all ranks), stacked by rank; on rank 0 only, the others do not wait."""
         mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
         if self.rank != 0:
             dist.gather(mine, dst=0, group=self._group)

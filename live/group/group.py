@@ -1,4 +1,4 @@
-"""The present group of ranks: its control channel, who is in it and where, and how it is formed anew."""
+"""The present group of ranks: its control channel, its members and their places, and forming it anew."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from equipoise.policies.record.export import ExportError
 
 
 class Group:
-    """Ranks that train together. Without a membership it never changes."""
+    """The ranks that train together; without a membership the group never changes."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Group:
         levels: bool = False,
         exchanged: Sequence[torch.Tensor] = (),
     ) -> None:
-        """`problem`: why this rank cannot begin, told to all. `model`: wrapped anew if somebody dies meanwhile.
-        `levels`: near ranks may exchange such tensors as are `exchanged` among themselves; rank 0's word counts.
+        """`problem`: why this rank cannot begin, sent to all. `model`: wrapped anew if a member dies meanwhile.
+        `levels`: intra-node ranks may exchange tensors like `exchanged` among themselves; rank 0's value is used.
 
         Raises ExportError when some rank has a problem.
         """
         self._levels, self._exchanged = levels, exchanged
-        self.near: Near | None = None  # where there are two levels
+        self.near: Near | None = None  # if there are two levels
         self.near_exchange_s = math.nan
         self.membership = membership
         self._device, self._backend, self._timeout_s = device, backend, control_timeout_s
@@ -54,7 +54,7 @@ class Group:
         self.parked: list[RankPlace] = []
         self.joins_seen = 0
         self.run = ""  # the id of this run, the same on every rank and in every later group
-        self.joined = False  # others had begun the run before
+        self.joined = False  # this member joined a running job
         self._problem = problem
         self._control: Control | None = None
         try:
@@ -94,7 +94,7 @@ class Group:
         return [place.member for place in self.places]
 
     def connect(self) -> Sequence[Mapping[str, Any]]:
-        """Open the control channel of the group just formed and learn who is where; reports by rank. Collective."""
+        """Open the control channel of the new group and exchange the members' places; reports by rank. Collective."""
         linking = self.membership.connecting() if self.membership is not None else contextlib.nullcontext()
         with linking as connect_timeout:
             self._control = Control(self._timeout_s, connect_timeout)
@@ -103,7 +103,7 @@ class Group:
                 {"run": self.run, "next": _new_run(), "place": mine, "problem": self._problem, "levels": self._levels}
             )
             self.near = self._find_near(reports, connect_timeout)
-        first = reports[0]  # has been in the run before, if anyone has
+        first = reports[0]  # rank 0 was in the run before, if any rank was
         self.joined = self.joined or (not self.run and bool(first["run"]))
         self.run = first["run"] or first["next"]
         known = {p.member: p for p in [*self.places, *self.parked]}
@@ -117,7 +117,7 @@ class Group:
     def _find_near(
         self, reports: Sequence[Mapping[str, Any]], connect_timeout: datetime.timedelta | None
     ) -> Near | None:
-        """Let ranks of one host exchange among themselves, where there are several hosts. Collective."""
+        """Set up intra-node exchanges, if there are several hosts. Collective."""
         found = groups_by_host([report["place"]["host"] for report in reports])
         if found is None or not reports[0]["levels"]:
             return None
@@ -127,18 +127,18 @@ class Group:
         return near
 
     def same_on_all_ranks(self, values: Mapping[str, Any]) -> None:
-        """Raises ValueError, on every rank, when ranks hold different `values` under one name. Collective."""
+        """Raise ValueError on every rank if a value differs between ranks. Collective."""
         reports = self.control.gather_text(dict(values))
         for name, first in reports[0].items():
             for rank, report in enumerate(reports):
                 if report[name] != first:
                     raise ValueError(
-                        f"the ranks disagree on {name}: rank 0 has {first}, rank {rank} has {report[name]}; "
+                        f"{name} differs between ranks: rank 0 has {first}, rank {rank} has {report[name]}; "
                         "give every rank the whole dataset and the same options"
                     )
 
     def wanted(self, planned: Sequence[int] | None, resize_to: int | None) -> tuple[int, ...] | None:
-        """Members of the next group, or None to stay: as planned, with those who ask to join, resized.
+        """Members of the next group, or None for no change: as planned, plus members that asked to join, resized.
 
         On rank 0 only.
         """
@@ -156,24 +156,24 @@ class Group:
         return None if sorted(members) == sorted(self.members) else tuple(members)
 
     def what_changed(self, before: Sequence[int], why: str) -> str:
-        """Who left and who came since the members were those `before`; `why` the group broke if nobody did."""
+        """Members that left and joined since `before`; the reason `why` the group broke if none did."""
         left = [str(m) for m in sorted(before) if m not in self.members]
         came = [str(m) for m in sorted(self.members) if m not in before]
         parts = [f"{_members(left)} left"] * bool(left) + [f"{_members(came)} came"] * bool(came)
         count = f"{len(self.members)} member{'s' * (len(self.members) != 1)}"
         if not parts:
-            return f"nobody left, the group of {count} was formed anew: {why}"
-        return f"{', '.join(parts)}; the group is {count} now"
+            return f"no member left, the group of {count} was formed anew: {why}"
+        return f"{', '.join(parts)}; the group has {count} members now"
 
     def reform(
         self, model: DistributedDataParallel, wrapping: Mapping[str, Any], boundary: int, target: Sequence[int] | None
     ) -> Sequence[Mapping[str, Any]]:
-        """Form the next group, of `target` or of all who are alive, and wrap `model` on it; reports as `connect`.
+        """Form the next group, of `target` or of all living members, and wrap `model` on it; reports as `connect`.
 
         Collective.
 
-        A member that the target leaves out waits here until it is taken in again. Raises EvictedError,
-        `planned` when training ends meanwhile, else when the others went on without this member.
+        A member that is not in the target waits here until it is taken in again. Raises EvictedError,
+        `planned` if training ends meanwhile, else if the others continued without this member.
         """
         assert self.membership is not None
         while True:
@@ -200,7 +200,7 @@ class Group:
 
 
 def _new_run() -> str:
-    """An id that no other run has, in the order of their beginnings."""
+    """A unique id; ids sort by start time."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
 
 

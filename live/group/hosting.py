@@ -11,17 +11,17 @@ import torch.distributed as dist
 
 from equipoise.base.numerals import strict_int
 
-StoreGoneError = dist.DistError  # what a client raises when its store is gone
+StoreGoneError = dist.DistError  # raised by a client whose store is gone
 TOKEN = "EQUIPOISE_TOKEN"  # the environment variable that holds it
 WORKER = "EQUIPOISE_WORKER"  # the one that holds the name that a launcher gave to the process
-DESERTED = "deserted"  # key of the store: nobody is left who could take others in
+DESERTED = "deserted"  # key of the store: no member is left to admit others
 _TIMEOUT = datetime.timedelta(seconds=60)
 
 
 def host_store(host: str, port: int = 0) -> dist.TCPStore:
     """A store that listens on `host` only (PyTorch's own listens on every interface); port 0: a free one.
 
-    Raises OSError when the host is not this machine's, or the port is taken.
+    Raises OSError when the address is not this machine's, or the port is taken.
     """
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.create_server(address[:2], family=family)
@@ -36,20 +36,20 @@ def host_store(host: str, port: int = 0) -> dist.TCPStore:
 
 
 def reach_store(host: str, port: int) -> dist.TCPStore:
-    """A client of the store there. Raises torch.distributed.DistError when none answers."""
+    """A client of the store at that address. Raises torch.distributed.DistError if none answers."""
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
 
 
 def of_job(store: dist.Store, token: str) -> dist.Store:
-    """The part of a store that belongs to the job with that token; empty: to jobs without one."""
+    """The part of a store that belongs to the job with that token; an empty token: to jobs without one."""
     return dist.PrefixStore(f"equipoise/{token}" if token else "equipoise", store)
 
 
 class Eras:
-    """The job's part of a store, era by era: when nobody is left, the job begins again in the next one."""
+    """The job's part of a store by era: when no member is left, the job begins again in the next era."""
 
     def __init__(self, server: dist.Store, token: str) -> None:
-        """The running era, or the next where that one was deserted."""
+        """Enter the running era, or the next one if no member is left."""
         self._base, self._name = of_job(server, token), token
         self._server = server
         self._era = int(self._base.compare_set("era", "", "0"))
@@ -63,18 +63,18 @@ class Eras:
 
     @property
     def store(self) -> dist.Store:
-        """What the era's members share."""
+        """The part of the store shared by the era's members."""
         return of_job(self._server, self.token)
 
     def next(self) -> dist.Store:
-        """Go on to the next era; another launcher may have begun it."""
+        """Enter the next era; another launcher may have begun it."""
         before = str(self._era)
         self._era = int(self._base.compare_set("era", before, str(self._era + 1)))
         return self.store
 
 
 def own_token() -> str:
-    """The token that the environment gives to this job, else a new one."""
+    """The job's token from the environment, else a new one."""
     return os.environ.get(TOKEN) or secrets.token_hex(16)
 
 
@@ -93,6 +93,6 @@ def is_hosted() -> bool:
 def job_store(hosts: bool = False) -> dist.Store:
     """The job's part of the store."""
     token = os.environ[TOKEN] if "EQUIPOISE_STORE" in os.environ else os.environ.get(TOKEN, "")
-    # torchrun starts all ranks again on the store that holds what the dead ones wrote.
+    # torchrun restarts all ranks on the store that holds the keys of the dead ones.
     again = "" if "EQUIPOISE_STORE" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return of_job((host_store if hosts else reach_store)(*address()), f"{token}.{again}" if again.strip("0") else token)

@@ -1,4 +1,4 @@
-"""Where a launcher may start ranks: a list of hosts that can change while the job runs, and a way to each."""
+"""The hosts on which a launcher may start ranks: a list that can change while the job runs."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def parse_hosts(text: str, name: str) -> dict[str, int]:
         except ValueError:
             ranks = 0
         if ranks < 1 or host in found or not host or host.startswith("-") or len(host.split()) != 1:
-            why = "stands there twice" if host in found else "is not HOST or HOST:RANKS with at least 1 rank"
+            why = "is listed twice" if host in found else "is not HOST or HOST:RANKS with at least 1 rank"
             raise ValueError(f"{name}:{number}:1: {entry!r} {why}")
         found[host] = ranks
     if not found:
-        raise ValueError(f"{name}:1:1: no host is named; a line is HOST or HOST:RANKS")
+        raise ValueError(f"{name}:1:1: no hosts; a line is HOST or HOST:RANKS")
     return found
 
 
 class HostList:
-    """Ranks by host, from a file or from what a command prints; looked at again every `LOOK_EVERY_S`."""
+    """Ranks by host, from a file or the output of a command; read again every `LOOK_EVERY_S`."""
 
     def __init__(self, file: Path | None, command: str | None) -> None:
-        """Raises ValueError or OSError when there is no list to begin with."""
+        """Raises ValueError or OSError when the list cannot be read at the start."""
         self._file, self._command = file, command
         self._told = ""
         self.ranks = self._read()
         self._next_s = time.monotonic() + LOOK_EVERY_S
 
     def changed(self) -> bool:
-        """Whether the list was due and is another now; one that cannot be read leaves the last in force."""
+        """Read the list if due, and return whether it changed; if it cannot be read, the last one stays in force."""
         if time.monotonic() < self._next_s:
             return False
         before = self.ranks
@@ -60,7 +60,7 @@ class HostList:
         except (OSError, ValueError) as error:
             if str(error) != self._told:
                 self._told = str(error)
-                print(f"equipoise: {error}; the hosts stay as they were", file=sys.stderr)
+                print(f"equipoise: {error}; the hosts are unchanged", file=sys.stderr)
         self._next_s = time.monotonic() + LOOK_EVERY_S
         return self.ranks != before
 
@@ -72,17 +72,17 @@ class HostList:
 
 
 def _said(command: str) -> str:
-    """What a command prints. Raises ValueError, in one line, where it cannot be run, fails or takes too long."""
+    """Output of a command. Raises ValueError, in one line, if it cannot be run, fails or takes too long."""
     try:
         words = shlex.split(command)
         if not words:
             raise ValueError("it is empty")
         done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_MAX_S)
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{command}: it printed no hosts within {_COMMAND_MAX_S:g} s") from None
-    except (OSError, ValueError) as error:  # not there, or a quotation mark without its other half
+        raise ValueError(f"{command}: no output within {_COMMAND_MAX_S:g} s") from None
+    except (OSError, ValueError) as error:  # not found, or an unbalanced quotation mark
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"--host-command {command!r}: {why}; needed is a command that prints hosts") from error
+        raise ValueError(f"--host-command {command!r}: {why}; needed: a command that prints hosts") from error
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
         raise ValueError(": ".join([command, f"exit code {done.returncode}", *last]))
@@ -99,7 +99,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a process; `remote`: through the command that reaches another machine ("ssh HOST"), empty: here.
 
-    There it begins in the same folder; what it is told travels on standard input, where no list of processes
+    It starts in the same folder there; the environment is sent on standard input, where no list of processes
     shows the token.
     """
     if not remote:

@@ -2,12 +2,12 @@
 
     python -m equipoise.live.group.launch --ranks 4 --max-restarts 3 train.py
 
-The store lives here, so that any rank can die; the others go on, and are told at once who died. With
-`--max-restarts` the dead are started again and join. `--hosts FILE` (lines HOST:RANKS) or `--host-command COMMAND`,
-which prints such lines, is looked at again and again: ranks are started on new hosts, and those of hosts that are
-gone leave. A further member joins a running job with `--join HOST:PORT train.py` if it knows the job's token:
+The store runs here, so that any rank can die; the others continue, and are told at once which one died. With
+`--max-restarts` dead ranks are restarted and join. `--hosts FILE` (lines HOST:RANKS) or `--host-command COMMAND`,
+which prints such lines, is read repeatedly: ranks are started on new hosts, and ranks of removed hosts
+leave. A further member joins a running job with `--join HOST:PORT train.py` if it has the job's token:
 `--token-file` names the file that the first launcher writes it to, or EQUIPOISE_TOKEN holds it for both. Under
-torchrun a dead rank ends them all; with its own --max-restarts they go on from the last checkpoint.
+torchrun a dead rank ends them all; with its own --max-restarts they resume from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from equipoise.live.group.launcher import Launcher
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Prints errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         """End with code 2."""
@@ -61,38 +61,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """What the command line takes."""
+    """The options of the command line."""
     parser = _Parser(prog="python -m equipoise.live.group.launch", description=__doc__.splitlines()[0])
     plain_numbers(parser)
     add = parser.add_argument
     add("--ranks", type=int, default=1, help="processes to start")
-    add("--max-restarts", type=int, default=0, help="how many dead processes are started again")
-    add("--hosts", metavar="FILE", type=Path, help="hosts, one a line, HOST or HOST:RANKS; may change")
-    add("--host-command", metavar="COMMAND", help="a command that prints such lines")
-    add("--remote-shell", default="ssh -o BatchMode=yes", help="what reaches another host, with sh there")
-    add("--host", default="127.0.0.1", help="address on which members reach the store")
-    add("--store", metavar="HOST:PORT", help="a store that is hosted elsewhere, for several nodes")
-    add("--nodes", type=int, default=1, help="nodes, each with a launcher and so many --ranks")
-    add("--node-rank", type=int, default=0, help="which of them this one is, from 0")
-    add("--join", metavar="HOST:PORT", help="join the job whose store is there instead")
-    add("--token-file", type=Path, help="where the job's token is written, or read by --join")
+    add("--max-restarts", type=int, default=0, help="how many times dead processes are restarted")
+    add("--hosts", metavar="FILE", type=Path, help="hosts, one per line, HOST or HOST:RANKS; may change")
+    add("--host-command", metavar="COMMAND", help="command that prints lines as in --hosts")
+    add("--remote-shell", default="ssh -o BatchMode=yes", help="command that runs sh on another host")
+    add("--host", default="127.0.0.1", help="address at which members reach the store")
+    add("--store", metavar="HOST:PORT", help="a store hosted elsewhere, for several nodes")
+    add("--nodes", type=int, default=1, help="number of nodes, each with a launcher and --ranks processes")
+    add("--node-rank", type=int, default=0, help="index of this node, from 0")
+    add("--join", metavar="HOST:PORT", help="join the running job whose store has this address")
+    add("--token-file", type=Path, help="file to which the job's token is written, or from which --join reads it")
     add("script", help="training script")
     add("arguments", nargs=argparse.REMAINDER, help="its arguments")
     return parser
 
 
 def _problem(given: argparse.Namespace) -> str | None:
-    """What is wrong with the options together."""
+    """Why the options are not valid together, or None."""
     if given.hosts is None and given.host_command is None and not Path(given.script).is_file():
-        return f"{given.script}: no such file; needed is a training script"
+        return f"{given.script}: no such file; needed: a training script"
     if given.ranks < 1:
         return "--ranks: at least 1 is needed"
     if given.max_restarts < 0:
         return "--max-restarts: at least 0 is needed"
     if not 0 <= given.node_rank < given.nodes:
-        return f"--node-rank: {given.node_rank} is not allowed, needed is 0 to {given.nodes - 1}"
+        return f"--node-rank: {given.node_rank} is not allowed; needed: 0 to {given.nodes - 1}"
     if given.nodes > 1 and given.store is None:
-        return "--nodes: several need a --store that all of them reach"
+        return "--nodes: more than one needs a --store that all of them reach"
     if given.store is not None and TOKEN not in os.environ:
         return f"--store: needs the job's token in {TOKEN}"
     lists = (given.hosts is not None) + (given.host_command is not None)
@@ -109,7 +109,7 @@ def _launch(command: Sequence[str], given: argparse.Namespace, listed: HostList 
         if given.token_file is not None and not given.join:
             _write_secret(given.token_file, launcher.token)
     except (OSError, RuntimeError) as error:
-        print(f"equipoise: no store on {given.host}: {error}", file=sys.stderr)
+        print(f"equipoise: the store cannot be started on {given.host}: {error}", file=sys.stderr)
         return 1
     if launcher.is_done:
         return 0
@@ -123,7 +123,7 @@ def _launch(command: Sequence[str], given: argparse.Namespace, listed: HostList 
         return launcher.wait()
     except KeyboardInterrupt:
         return 130
-    except StoreGoneError:  # as its ranks end then, so that whoever supervises this starts it again
+    except StoreGoneError:  # end as the ranks do, so that a supervisor restarts the job
         print(f"equipoise: the job's store at {launcher.address} is gone; start the job again", file=sys.stderr)
         return 128 + signal.SIGTERM
     finally:
@@ -132,12 +132,12 @@ def _launch(command: Sequence[str], given: argparse.Namespace, listed: HostList 
 
 
 def _end(number: int, frame: object) -> None:
-    """What ends the launcher ends its ranks, too."""
+    """On a signal, end the launcher and with it its ranks."""
     raise SystemExit(128 + number)
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """For the eyes of this user only."""
+    """Write a file that only this user can read."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(f"{text}\n")

@@ -1,8 +1,8 @@
-"""The processes of one job on this machine, or on the hosts of a list: started, watched, started again.
+"""Starts, watches and restarts the processes of one job on this machine, or on the hosts of a list.
 
-A worker that dies is started again, as a new member that joins, while restarts are left. When nobody is left whom
-it could join, the job begins a new era: all its launchers start their founders again, which go on from the last
-checkpoint. The store outlives eras; what members write of one era is not seen in another.
+A worker that dies is restarted as a new member that joins, while restarts are left. When no member is left that
+it could join, the job begins a new era: all its launchers restart their founders, which resume from the last
+checkpoint. The store outlives eras; keys of one era are not visible in another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equipoise.live.group.hosting import DESERTED, TOKEN, WORKER, Eras, host_sto
 from equipoise.live.group.lifeline import reached
 
 _POLL_S = 0.05
-_GRACE_S = 30.0  # for scripts that save a checkpoint when they are told to end
+_GRACE_S = 30.0  # for scripts that save a checkpoint on SIGTERM
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Worker:
     host: str  # empty: this machine
     local: int
     founder: int
-    name: str  # under which it writes down which member it is
+    name: str  # key under which it stores its member id
     leaving: bool = False  # its host is no longer on the list
 
 
@@ -45,7 +45,7 @@ class Launcher:
     ) -> None:
         """Hosts a store on `host`, or uses the one at `store` ("host:port") with the token of the environment.
 
-        restarts: how many dead workers are started again. remote: the command that reaches another machine.
+        restarts: how many dead workers are restarted. remote: the command that reaches another machine.
         """
         token = own_token()
         if store is None:
@@ -57,22 +57,22 @@ class Launcher:
         self._eras = Eras(self._server, token)
         self.token, self._store = token, self._eras.store
         self.address = f"{host}:{self._server.port}"
-        self.workers: list[Worker] = []  # that run
+        self.workers: list[Worker] = []  # running
         self._world = 0
         if store is None:
             AdmissionLog(self._server, token, lambda: max(self._world, len(self.workers)))
         self.restarts_left, self._remote = restarts, remote
-        self._codes: dict[str, int] = {}  # of those that ended
+        self._codes: dict[str, int] = {}  # of ended workers
         self._started = 0
 
     @property
     def is_done(self) -> bool:
-        """Whether the job has ended training already."""
+        """Whether the job has finished training."""
         return bool(self._store.check(["done"]))
 
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Those that run."""
+        """The running processes."""
         return [worker.process for worker in self.workers]
 
     def start(
@@ -85,16 +85,16 @@ class Launcher:
         listed: hosts.HostList | None = None,
         **environment: str,
     ) -> None:
-        """Start the `ranks` founders of one node, or those of all hosts on a list."""
+        """Start the `ranks` founders of one node, or those of all listed hosts."""
         self._command, self._environment, self._listed = command, environment, listed
         self._ranks, self._nodes, self._first = {"": ranks}, nodes, node * ranks
         self._found()
 
     def join(self, command: Sequence[str], ranks: int) -> None:
-        """Start so many members that join the running job."""
+        """Start `ranks` members that join the running job."""
         self._command, self._environment, self._listed = command, {}, None
         self._ranks, self._nodes, self._first = {}, 0, 0
-        self._store.set("strangers", "1")  # a launcher that is not the only one
+        self._store.set("strangers", "1")  # there is a second launcher
         for local in range(ranks):
             self._start("", local, -1)
 
@@ -123,12 +123,12 @@ class Launcher:
             **self._environment,
         }
         far = [] if not host or hosts.is_here(host) else [*self._remote.split(), host]
-        # Of a lost store, PyTorch would print a page.
+        # PyTorch would print a page about a lost store.
         inherited = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
         self.workers.append(Worker(hosts.start(self._command, told, inherited, far), host, local, founder, name))
 
     def wait(self) -> int:
-        """Wait for all; returns 0 when some rank finished the training, else the first failure's code."""
+        """Wait for all processes; returns 0 if any rank finished training, else the first failure's exit code."""
         while self.workers:
             ended = [worker for worker in self.workers if worker.process.poll() is not None]
             self.workers = [worker for worker in self.workers if worker not in ended]
@@ -147,7 +147,7 @@ class Launcher:
         return next((1 if code < 0 else code for code in self._codes.values()), 0)
 
     def _died(self, worker: Worker) -> bool:
-        """Whether a process that ended did so before its time; then the members are told."""
+        """Whether an ended process died early; if so, the members are told."""
         code = worker.process.returncode
         if not worker.leaving:
             self._codes[worker.name] = code
@@ -160,18 +160,18 @@ class Launcher:
         name = f"rank {worker.founder if member is None else member}"
         print(f"equipoise: {name}{where} died ({_cause(code)})", file=sys.stderr)
         if member is not None and self._store.check([DESERTED]) and self._store.check([f"join/{member}"]):
-            self.restarts_left += not self._store.check([f"admit/{member}"])  # it had nobody to join
+            self.restarts_left += not self._store.check([f"admit/{member}"])  # no member could admit it
         return not worker.leaving
 
     def _is_deserted(self) -> bool:
-        """Whether nobody is left whom a worker could join."""
+        """Whether no member is left that a worker could join."""
         if self._store.check([DESERTED]):
             return True
         alone = self._nodes == 1 and not self.workers and not self._store.check(["strangers"])
         return alone and 0 not in self._codes.values()
 
     def _member(self, worker: Worker) -> int | None:
-        """Which member a worker is; a founder is one before it could say so."""
+        """The member id of a worker; a founder's is known before it stores it."""
         key = f"worker/{worker.name}"
         if self._store.check([key]):
             return int(self._store.get(key))
@@ -179,21 +179,21 @@ class Launcher:
         return None if taken else worker.founder
 
     def _begin_again(self) -> None:
-        """Nobody is left to join: end those that wait, and start the founders of the next era."""
+        """Begin the next era: end waiting workers, and start its founders."""
         self.restarts_left -= 1
-        print("equipoise: nobody is left in the job; it begins again, from its last checkpoint", file=sys.stderr)
+        print("equipoise: no member is left in the job; it restarts from its last checkpoint", file=sys.stderr)
         self.stop()
         self._store = self._eras.next()
         self._found()
 
     def _follow(self, wanted: dict[str, int]) -> None:
-        """Start ranks on hosts that are new on the list, and have those of the others leave."""
+        """Start ranks on newly listed hosts, and have ranks of removed hosts leave."""
         for host in {worker.host for worker in self.workers} | set(wanted):
             here = [worker for worker in self.workers if worker.host == host and not worker.leaving]
             for worker in here[wanted.get(host, 0) :]:
                 member = self._member(worker)
                 worker.leaving = True
-                if member is None:  # it is on its way in
+                if member is None:  # it is still joining
                     worker.process.terminate()
                     continue
                 self._store.set(f"leave/{member}", "1")
@@ -203,7 +203,7 @@ class Launcher:
         print(f"equipoise: hosts now: {', '.join(f'{h}:{n}' for h, n in wanted.items())}", file=sys.stderr)
 
     def stop(self) -> None:
-        """End every process that still runs."""
+        """End every running process."""
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()

@@ -1,7 +1,7 @@
-"""Ends a rank whose job lost its store: without it no group can be formed again, and nobody would notice the rank.
+"""Ends a rank whose job lost its store: without the store no group can be formed, and the rank would hang unnoticed.
 
-PyTorch's store notices when it is used only, retries for minutes, and prints a page for each time. So a connection
-of our own is held open, on which nothing is ever sent: the kernel closes it when the host of the store dies.
+PyTorch's client notices only when it is used, retries for minutes, and prints a page each time. So a separate
+connection is held open, on which nothing is sent: the kernel closes it when the store's process dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Lifeline(threading.Thread):
     """Sends SIGTERM to this process when the store's host is gone, and ends it `_GRACE_S` later."""
 
     def __init__(self, line: socket.socket, who: str, let_go: Callable[[], None]) -> None:
-        """`line`: from `reached`. `let_go`: makes whatever the process waits for fail."""
+        """`line`: from `reached`. `let_go`: makes a pending wait of the process fail."""
         super().__init__(name="equipoise-lifeline", daemon=True)
         self._line, self._who, self._let_go = line, who, let_go
         self._where = "{}:{}".format(*line.getpeername()[:2])
@@ -41,28 +41,28 @@ class Lifeline(threading.Thread):
         self._broke.set()
         text = (
             f"equipoise: {self._who} ends: the job's store at {self._where} is gone, and its launcher with it; "
-            "start the job again, to go on from its last checkpoint\n"
+            "start the job again to resume from its last checkpoint\n"
         )
         os.write(2, text.encode())
         os.kill(os.getpid(), signal.SIGTERM)
-        self._let_go()  # the script handles the signal once it no longer waits for the others
+        self._let_go()  # the script can handle the signal only when it no longer waits for other ranks
         time.sleep(_GRACE_S)
         os._exit(128 + signal.SIGTERM)
 
     def wait_for_end(self) -> None:
-        """Where the store is gone, wait for the end that follows: an error of the store would be a second word."""
+        """If the store is gone, wait for the process to be ended, so that no second error is printed."""
         if self._broke.wait(_NOTICED_WITHIN_S):
             time.sleep(2 * _GRACE_S)
 
     def release(self) -> None:
-        """Training has ended: the store may go."""
+        """Stop watching the store, since training has ended."""
         self._released = True
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
 
 def reached(host: str, port: int) -> socket.socket:
-    """A connection to the store there. Raises SystemExit, with one line, when there is none after 15 s."""
+    """A connection to the store at that address. Raises SystemExit, with one line, if there is none after 15 s."""
     deadline = time.monotonic() + _REACHED_WITHIN_S
     while True:
         try:

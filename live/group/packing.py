@@ -1,4 +1,4 @@
-"""State dicts as bytes that only hold data: reading them runs no code, whoever sent them.
+"""State dicts as bytes that only hold data: reading untrusted bytes runs no code.
 
 A JSON header of the tree, then the bytes of its tensors in the header's order.
 """
@@ -18,7 +18,7 @@ _KINDS = {kind: name for name, kind in {**_MAPPINGS, **_SEQUENCES}.items()}
 
 
 def pack(value: Any) -> bytes:
-    """`value` as bytes. Raises TypeError, which names the place, for what is neither a tensor nor plain data."""
+    """`value` as bytes. Raises TypeError, which names the place, for anything but tensors and plain data."""
     tensors: list[torch.Tensor] = []
     header = json.dumps(_encoded(value, "", tensors)).encode()
     parts = [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
@@ -26,15 +26,15 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """What `pack` was given; tensors are on the CPU. Raises ValueError for bytes that it did not make."""
+    """The inverse of `pack`; tensors are on the CPU. Raises ValueError for other bytes."""
     raw = memoryview(bytearray(content))
     end = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
     try:
         value, rest = _decoded(json.loads(bytes(raw[_LENGTH_BYTES:end])), raw[end:])
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"no state dict: {error}") from error
+        raise ValueError(f"not a state dict: {error}") from error
     if len(rest):
-        raise ValueError(f"no state dict: {len(rest)} bytes are left over")
+        raise ValueError(f"not a state dict: {len(rest)} bytes are left over")
     return value
 
 
@@ -53,8 +53,8 @@ def _encoded(value: Any, where: str, tensors: list[torch.Tensor]) -> Any:
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return _encoded(value.item(), where, tensors)
     raise TypeError(
-        f"{where}: a {type(value).__name__} is not allowed in a state dict that other ranks load, "
-        "only tensors, numbers, text, lists and mappings are"
+        f"{where}: a {type(value).__name__} is not allowed in a state dict sent to other ranks; "
+        "allowed: tensors, numbers, text, lists and mappings"
     )
 
 
@@ -85,13 +85,13 @@ def _all_decoded(raw: list[Any], rest: memoryview) -> tuple[list[Any], memoryvie
 def _tensor(dtype: str, shape: list[int], rest: memoryview) -> tuple[torch.Tensor, memoryview]:
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype) or any(n < 0 for n in shape):
-        raise ValueError(f"no state dict: a tensor of {dtype} and shape {shape}")
+        raise ValueError(f"not a state dict: a tensor of {dtype} and shape {shape}")
     count = torch.Size(shape).numel()
     size = count * kind.itemsize
     if size > len(rest):
-        raise ValueError(f"no state dict: {len(rest)} bytes are left for a tensor of {size}")
+        raise ValueError(f"not a state dict: {len(rest)} bytes are left for a tensor of {size}")
     if count == 0:
         return torch.empty(shape, dtype=kind), rest
-    # A copy: a part may begin where its kind of number must not.
+    # A copy: the part may not be aligned for its dtype.
     data = torch.frombuffer(rest[:size], dtype=torch.uint8).clone()
     return data.view(kind).reshape(shape), rest[size:]

@@ -1,4 +1,4 @@
-"""Where this rank runs, and how many samples its memory could take."""
+"""Where this rank runs, and how many samples fit into its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_MEMORY_IN_USE = 0.9  # part of the device memory that a larger share may fill
+_MEMORY_IN_USE = 0.9  # fraction of device memory that a larger share may fill
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RankPlace:
 
 
 def my_place(member: int, device: torch.device, share_quantum: float, share: float | None) -> dict[str, Any]:
-    """This process's place as plain data; `share` None: what is left by equal parts.
+    """This process's place as plain data; `share` None: an equal part of the remaining device.
 
     `EQUIPOISE_DEVICE` names the device of a CPU rank, so that several ranks can stand for co-located ones, and
     `EQUIPOISE_HOST` its node, so that ranks of one machine can stand for several.
@@ -57,7 +57,7 @@ def my_place(member: int, device: torch.device, share_quantum: float, share: flo
 
 
 def places_from(raw: Sequence[Mapping[str, Any]]) -> list[RankPlace]:
-    """Places by rank; ranks on one device begin with equal shares of it, unless theirs are fixed."""
+    """Places by rank; ranks on one device begin with equal shares of it, unless their shares are fixed."""
     on = [(r["host"], r["device"]) for r in raw]
     places = []
     for r, where in zip(raw, on, strict=True):
@@ -69,9 +69,9 @@ def places_from(raw: Sequence[Mapping[str, Any]]) -> list[RankPlace]:
 
 
 def samples_bound(device: torch.device, samples: int) -> tuple[float, float]:
-    """(free device memory in bytes, most samples that memory holds); NaN where it is unknown.
+    """(free device memory in bytes, most samples that fit into memory); NaN if unknown.
 
-    What the peak exceeds the standing allocation by is taken to grow with the samples.
+    The peak above the standing allocation is assumed proportional to the samples.
     """
     if device.type != "cuda" or samples < 1:
         return math.nan, math.nan

@@ -1,4 +1,4 @@
-"""Imported before torch where a store is hosted: of each message that is none of its own, it would print a page."""
+"""Imported before torch by a process that hosts a store: silences the page printed for each invalid message."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Makes a model, its optimiser and the rest of a member's state agree with the others in a new group."""
+"""Makes the model, optimiser and other state of all members equal in a new group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOOKS = (
 
 
 def release(model: DistributedDataParallel) -> None:
-    """Let go of the process group that `model` holds, so that it can be dropped."""
+    """Release the process group held by `model`, so that it can be destroyed."""
     model.reducer = None
     model.logger = None
     model.process_group = None
@@ -54,7 +54,7 @@ def rewrap(model: DistributedDataParallel, settings: Mapping[str, Any]) -> None:
 
 
 def wrapping(model: DistributedDataParallel) -> dict[str, Any]:
-    """The arguments with which `model` was wrapped, but for its process group."""
+    """The arguments with which `model` was wrapped, except its process group."""
     # Newer versions of PyTorch renamed `broadcast_buffers`.
     forward = getattr(model, "forward_sync_buffers", None)
     buffers = {"broadcast_buffers": model.broadcast_buffers} if forward is None else {}
@@ -80,8 +80,8 @@ def agree(
 ) -> None:
     """Give every member the same state. Collective on the default group; rank 0 is one to go on from.
 
-    `merge`: some made local steps since they last met; everyone takes the mean, by `weight`, of their
-    parameters `mine` and moments. Otherwise rank 0's state, which wrapping has spread already, is everyone's.
+    `merge`: some made local steps since the last exchange; all members take the mean, by `weight`, of their
+    parameters `mine` and moments. Otherwise all take rank 0's state, which wrapping has already broadcast.
     """
     everything = [*model.module.parameters(), *model.module.buffers()]
     keeps = merge and weight > 0.0
@@ -89,7 +89,7 @@ def agree(
     share_states(targets, {"optimizer": optimizer, **extra}, everything[0].device)
     with torch.no_grad():
         if merge:
-            # Copies: where this breaks off, and is tried again with others, `mine` is still this member's own.
+            # Copies: if this fails and is repeated in another group, `mine` is still unchanged.
             sources = [t.detach().clone() for t in (everything if mine is None else mine)]
             average(sources, weight)
             moments = [t.clone() for t in optimizer_tensors(optimizer)]
@@ -105,7 +105,7 @@ def share_states(targets: Mapping[str, Any], owners: Mapping[str, Any], device: 
     """Load rank 0's state dicts of `owners` into the `targets` of the same names on the other ranks.
 
     Collective on the default group, over `device`. Raises TypeError on rank 0 for a state dict that holds more
-    than data, ValueError on the others for bytes that are none.
+    than data, ValueError on the others for invalid bytes.
     """
     is_root = dist.get_rank() == 0
     content = pack({name: owner.state_dict() for name, owner in owners.items()}) if is_root else b""

@@ -1,4 +1,4 @@
-"""Forms the group anew when an exchange broke, or when a decision said so, and lets training go on."""
+"""Forms the group anew after a broken exchange or by decision, and resumes training."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from equipoise.live.group.resync import ModelReplica
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the training job does when its group is formed anew."""
+    """Callbacks of the training job when its group is formed anew."""
 
-    leave: Callable[[], ModelReplica]  # what this member goes on from, before it leaves its group
-    agree: Callable[[ModelReplica], None]  # on one state; collective in the new group
-    resumed: Callable[[float], None]  # after so many seconds
-    note: Callable[..., None]  # writes an event down: its kind, and values by name
+    leave: Callable[[], ModelReplica]  # this member's state, before it leaves its group
+    agree: Callable[[ModelReplica], None]  # agree on one state; collective in the new group
+    resumed: Callable[[float], None]  # called with the seconds that it took
+    note: Callable[..., None]  # records an event: its kind, and values by name
 
 
 class Recovery:
@@ -39,7 +39,7 @@ class Recovery:
 
     @contextlib.contextmanager
     def surviving(self) -> Iterator[None]:
-        """Turn a broken exchange inside the block into a regroup of those who are left."""
+        """Turn a broken exchange inside the block into a regroup of the remaining members."""
         try:
             yield
         except Exception as error:
@@ -57,7 +57,7 @@ class Recovery:
                 raise error from problem
 
     def regroup(self, target: Sequence[int] | None, why: str = "as planned") -> None:
-        """Form the group anew (of `target`, or of who is left) and agree on one state. Collective."""
+        """Form the group anew (of `target`, or of the remaining members) and agree on one state. Collective."""
         began_s, before = time.perf_counter(), self._group.members
         self.finished = not self._reformed(self._hooks.leave(), target)
         self.generation += 1
@@ -70,7 +70,7 @@ class Recovery:
         self._hooks.note("regrouped", members=self._group.members, took_s=took_s)
 
     def _reformed(self, replica: ModelReplica, target: Sequence[int] | None) -> bool:
-        """Whether this member trains on; False when training ended while it waited outside."""
+        """Whether this member continues training; False if training ended while it waited outside."""
         while True:
             try:
                 self._group.reform(self._model, self._wrapping, replica.boundary, target)

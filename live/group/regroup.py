@@ -1,6 +1,6 @@
-"""Who is in the training job, and how the group is formed anew inside the running processes.
+"""Membership of the training job, and forming the group anew inside the running processes.
 
-Members keep their id for life; a rank is a place in the present group. A group is formed anew when a member
+Member ids are permanent; a rank is a position in the present group. A group is formed anew when a member
 dies (the others notice a broken exchange, or a missing heartbeat) or when the members agree to take in or
 leave out some. Each formation is one numbered attempt, agreed on through a store that outlives every member.
 
@@ -31,17 +31,19 @@ from equipoise.live.group.lifeline import Lifeline, reached
 from equipoise.live.group.sockets import Sockets, open_sockets, shut
 
 HEARTBEAT_S = 0.25
-DEAD_AFTER_S = 6.0  # without a heartbeat, when a group is being formed: gloo's ending holds Python up for seconds
-LOST_AFTER_S = 15.0  # without a heartbeat, when nothing else tells (a host without power, a frozen process)
-_CONNECT_TIMEOUT_S = 1.0  # to peers that are all there; gloo tries 5 times; doubled when nobody had left
-_REPEATS_MAX = 2  # groups of the same members formed anew without a round between them
-_GLOO_PLACE = re.compile(r"\bgloo/\S+\.(cc|h):\d+\]")  # its errors are plain RuntimeErrors; each says where
+DEAD_AFTER_S = 6.0  # without a heartbeat, when a group is being formed: gloo's shutdown blocks Python for seconds
+LOST_AFTER_S = 15.0  # without a heartbeat, without other signs (power loss, a frozen process)
+_CONNECT_TIMEOUT_S = 1.0  # to peers that are all present; gloo tries 5 times; doubled if no member had left
+_REPEATS_MAX = 2  # groups of the same members formed without a finished round
+_GLOO_PLACE = re.compile(
+    r"\bgloo/\S+\.(cc|h):\d+\]"
+)  # gloo's errors are plain RuntimeErrors that name their source file
 
 
 class EvictedError(RuntimeError):
-    """The others went on without this member, or training ended while it waited.
+    """The others continued without this member, or training ended while it waited.
 
-    `planned`: they agreed to, and it may wait to be taken in again.
+    `planned`: by decision; the member may wait to be taken in again.
     """
 
     def __init__(self, text: str, planned: bool = False) -> None:
@@ -50,22 +52,22 @@ class EvictedError(RuntimeError):
 
 
 class RegroupError(RuntimeError):
-    """A group cannot be formed, or is formed again and again though nobody left."""
+    """A group cannot be formed, or is formed repeatedly although no member left."""
 
 
 class _FormingError(RuntimeError):
-    """A member died, or gave up, while the group was being formed."""
+    """A member died or gave up while the group was being formed."""
 
 
 def is_transport_error(error: BaseException) -> bool:
-    """Whether PyTorch's communication raised this: its own types, or gloo's errors, which name their source."""
+    """Whether PyTorch's communication raised this error: its own types, or errors that name a source file of gloo."""
     if isinstance(error, dist.DistError | _FormingError):
         return True
     return isinstance(error, RuntimeError) and _GLOO_PLACE.search(str(error)) is not None
 
 
 class _Watch(threading.Thread):
-    """Beats for this member, follows the others' beats, and breaks a wait when a new group is asked for."""
+    """Sends this member's heartbeat, watches the others', and interrupts waits when a new group is requested."""
 
     def __init__(self, owner: Membership, store: dist.Store) -> None:
         super().__init__(name="equipoise-heartbeat", daemon=True)
@@ -74,7 +76,7 @@ class _Watch(threading.Thread):
         self._ending = threading.Event()  # `_stop` is a method of Thread, called in every forked child
 
     def run(self) -> None:
-        """Beat until stopped; the store going away ends it."""
+        """Send heartbeats until stopped or until the store is gone."""
         count = 0
         with contextlib.suppress(RuntimeError):
             while not self._ending.wait(HEARTBEAT_S):
@@ -110,25 +112,25 @@ class _Watch(threading.Thread):
         return now - self._seen[member][1] if member in self._seen else 0.0
 
     def is_dead(self, member: int, store: dist.Store) -> bool:
-        """Whether a member was reported dead, or has not beaten for `DEAD_AFTER_S` while we watched."""
+        """Whether a member was reported dead, or sent no heartbeat for `DEAD_AFTER_S` while watched."""
         if store.check([f"dead/{member}"]):
             return True
         return self._silent_s(member, time.monotonic()) > DEAD_AFTER_S
 
 
 class Membership:
-    """This process's place in the job. Make one with `start`."""
+    """This process's membership of the job. Create it with `start`."""
 
     def __init__(self, store: dist.Store, watch_store: dist.Store, member: int, backend: str, timeout_s: float):
         self.member, self.backend, self.timeout_s = member, backend, timeout_s
-        self.generation = self.attempt = -1  # of the present group; of the one being formed
+        self.generation = self.attempt = -1  # of the present group; of the group being formed
         self.members: list[int] = []  # by rank
         self._store = store
         self._sockets: Sockets = frozenset()
         self._before: Sockets | None = None  # open before the present group began to connect
         self._links = 0  # of the present group
-        self.expected: list[int] = []  # members of the group that is being formed, or is formed
-        self._agreed: tuple[frozenset[int], int] = (frozenset(), -1)  # on whom, and on which round
+        self.expected: list[int] = []  # members of the group being formed, or of the present one
+        self._agreed: tuple[frozenset[int], int] = (frozenset(), -1)  # members and round agreed on
         self._repeats = 0
         self._asked_for: set[int] = set()
         store.set(f"beat/{member}", "0")
@@ -139,7 +141,7 @@ class Membership:
     # -- seen by the watch ---------------------------------------------------------------------------------
 
     def followed(self) -> list[int]:
-        """Members whose beats matter now."""
+        """Members whose heartbeats are watched now."""
         return sorted({*self.members, *self.expected, *self._asked_for} - {self.member})
 
     @property
@@ -148,7 +150,7 @@ class Membership:
         return self._before is not None
 
     def break_exchange(self) -> None:
-        """Make whatever this process waits for in the present group fail, also while it connects."""
+        """Make pending waits of this process in the present group fail, also while it connects."""
         before = self._before
         shut(self._sockets if before is None else self._sockets | (open_sockets() - before))
         if "nccl" in self.backend:
@@ -159,11 +161,11 @@ class Membership:
 
     def found(self, ranks: int) -> None:
         """Form the first group of members 0 .. ranks-1."""
-        self._store.set("founders", str(ranks))  # all say the same; the first of them may be dead already
+        self._store.set("founders", str(ranks))  # all founders write the same value; the first may be dead already
         self._form_or_retry(0, list(range(ranks)))
 
     def join(self) -> None:
-        """Ask to be taken in, and wait until that happened. Raises EvictedError when training ends first."""
+        """Ask to join, and wait until admitted. Raises EvictedError when training ends first."""
         self._store.set(f"join/{self.member}", "1")
         self._store.add("joining", 1)
         self._await_admission()
@@ -175,7 +177,7 @@ class Membership:
         self._store.set(f"parked/{self.member}", "0")
 
     def parked(self) -> list[int]:
-        """Living members that wait outside after having been inside."""
+        """Living members that wait outside after they were in the group."""
         everyone = int(self._store.get("founders")) + int(self._store.add("joined", 0))
         outside = [m for m in range(everyone) if m not in self.members and self._has(f"parked/{m}", b"1")]
         self._asked_for |= set(outside)
@@ -199,17 +201,17 @@ class Membership:
             if self._is_deserted():
                 self._store.set(DESERTED, "1")
                 raise SystemExit(
-                    f"equipoise: member {self.member} ends: nobody is left in the job to take it in; start the "
-                    "whole job again, to go on from its last checkpoint"
+                    f"equipoise: member {self.member} ends: no member is left in the job to admit it; start the "
+                    "whole job again to resume from its last checkpoint"
                 )
             time.sleep(0.05)
 
     def _is_deserted(self) -> bool:
-        """Whether all who were ever in the group are dead, so that nobody can take others in."""
+        """Whether all members that were ever in the group are dead, so that none can admit others."""
         founders, joined = int(self._store.get("founders")), int(self._store.add("joined", 0))
         taken_in = [m for m in range(founders, founders + joined) if self._store.check([f"admit/{m}"])]
         inside = {*range(founders), *taken_in} - {self.member}
-        self._asked_for |= inside  # so that their beats are followed
+        self._asked_for |= inside  # so that their heartbeats are watched
         return all(self._watch.is_dead(m, self._store) for m in inside)
 
     def waiting(self) -> list[int]:
@@ -224,25 +226,25 @@ class Membership:
         return bool(self._store.check([f"leave/{member}"]))
 
     def joins_asked(self) -> int:
-        """How often members asked to join, or were told to leave; cheap, to see whether a look is worth it."""
+        """Counter of join and leave requests; a cheap check for new ones."""
         return int(self._store.add("joining", 0))
 
     def end_with(self, line: socket.socket) -> None:
-        """End this process when that connection to the host of the store breaks."""
+        """End this process when the connection `line` to the store's host breaks."""
         self._lifeline = Lifeline(line, f"member {self.member}", self.break_exchange)
 
     def wait_for_end(self) -> None:
-        """After an error: does not return where the store is gone, and this process ends with it."""
+        """After an error: if the store is gone, wait for this process to be ended."""
         if self._lifeline is not None:
             self._lifeline.wait_for_end()
 
     def outlive_store(self) -> None:
-        """Training has ended here: the host of the store may go."""
+        """Stop watching the store's host, since training has ended here."""
         if self._lifeline is not None:
             self._lifeline.release()
 
     def close(self, *, done: bool = True) -> None:
-        """Stop beating; `done`: tell those who wait outside that training ended."""
+        """Stop the heartbeat; `done`: tell waiting members that training ended."""
         self.outlive_store()
         self._watch.stop()
         with contextlib.suppress(RuntimeError):
@@ -252,22 +254,22 @@ class Membership:
     # -- forming a group -----------------------------------------------------------------------------------
 
     def leave_group(self) -> None:
-        """Drop the present group, also a half-formed one. The caller has let go of everything that uses it."""
+        """Destroy the present group, also a half-formed one. The caller has released everything that uses it."""
         if not dist.is_initialized():
-            # What a failed start leaves behind (PyTorch counts the groups, and names them so) goes with a group.
+            # Leftovers of a failed start (PyTorch counts and names groups) are removed with a group.
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        shut(self._sockets)  # what still holds a reference must not keep peers waiting
+        shut(self._sockets)  # remaining references must not keep peers waiting
         self._sockets = frozenset()
 
     def regroup(self, boundary: int, target: Sequence[int] | None = None) -> None:
-        """Form the next group, of `target` or (None) of all who are still alive.
+        """Form the next group, of `target` or (None) of all living members.
 
-        `boundary` is the last round whose result this member shares with all: members that got furthest come
-        first, so rank 0 holds the state to go on with. Collective over the living members; with a target it
+        `boundary` is the last round whose result this member shares with all: the members that are furthest come
+        first, so rank 0 holds the state to resume from. Collective over the living members; with a target it
         must be called by all of them at the same round. Raises EvictedError when this member is left out,
-        RegroupError when the same members came this far several times, or the store is gone.
+        RegroupError when the same members regrouped several times without a round, or the store is gone.
         """
         try:
             self._regroup(boundary, target)
@@ -303,7 +305,7 @@ class Membership:
             return self._lead(attempt, base, target)
         key, dead = f"members/{attempt}", False
         while not self._store.check([key]):
-            if dead:  # before it was looked for: it will not come any more
+            if dead:  # it died before it was looked for, and will not come
                 return None
             dead = self._watch.is_dead(first, self._store)
             time.sleep(0.01)
@@ -333,7 +335,7 @@ class Membership:
         return members
 
     def _count_repeats(self, attempt: int, members: list[int]) -> None:
-        """Raises RegroupError when the same members agree on the same round once too often."""
+        """Raise RegroupError when the same members agreed on the same round too often."""
         first = f"here/{attempt}/{members[0]}"
         furthest = int(self._store.get(first)) if self._store.check([first]) else -1
         who, (before, reached) = frozenset(members), self._agreed
@@ -343,7 +345,7 @@ class Membership:
         if self._repeats > _REPEATS_MAX:
             self._store.set(f"dead/{self.member}", "gave up")
             raise RegroupError(
-                f"the group of {len(members)} was formed anew {_REPEATS_MAX + 1} times, nobody had left it, "
+                f"the group of {len(members)} was formed anew {_REPEATS_MAX + 1} times, no member had left it, "
                 "and no round was finished"
             )
 
@@ -367,7 +369,7 @@ class Membership:
         with self.connecting() as timeout:
             dist.init_process_group(
                 self.backend,
-                store=dist.PrefixStore(f"group/{attempt}", job_store()),  # its own, which can be broken
+                store=dist.PrefixStore(f"group/{attempt}", job_store()),  # a separate client, which can be interrupted
                 rank=members.index(self.member),
                 world_size=len(members),
                 timeout=timeout,
@@ -377,9 +379,9 @@ class Membership:
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[datetime.timedelta]:
-        """Connections made inside belong to the present group, and are broken with it.
+        """Connections made inside the block belong to the present group, and are closed with it.
 
-        Waits until all its members are here, so that a short time-out, the value, is enough for connecting.
+        Waits until all its members are here, so that a short time-out, the yielded value, is enough for connecting.
         Raises RuntimeError when one of them died or gave up, RegroupError when they do not come.
         """
         self._call_roll()
@@ -408,8 +410,8 @@ def _why_left_out(member: int, members: Sequence[int], planned: bool) -> str:
     if planned:
         return f"member {member} is not in the group of {list(members)}"
     return (
-        f"the others went on without member {member}, as the group of members {list(members)}: it was silent for "
-        f"{DEAD_AFTER_S:g} s, or reported dead. What it trained on since is dealt again; let this process end, "
+        f"the others continued without member {member}, as the group of members {list(members)}: no heartbeat for "
+        f"{DEAD_AFTER_S:g} s, or reported dead. Its samples since then are assigned again; let this process end, "
         "and start a new one with --join"
     )
 
@@ -420,7 +422,7 @@ def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> Non
 
 
 def wrap(module: torch.nn.Module, **settings: Any) -> DistributedDataParallel:
-    """DistributedDataParallel(module, **settings), by those who are left where somebody dies meanwhile. Collective.
+    """DistributedDataParallel(module, **settings), by the remaining members if one dies meanwhile. Collective.
 
     Raises EvictedError and RegroupError as `Membership.regroup`.
     """
@@ -430,7 +432,7 @@ def wrap(module: torch.nn.Module, **settings: Any) -> DistributedDataParallel:
         except Exception as error:
             if _current is None or not is_transport_error(error):
                 raise
-        gc.collect()  # what was half made holds the group
+        gc.collect()  # a half-made wrapper holds the group
         _current.leave_group()
         _current.regroup(-1)
 
@@ -447,14 +449,14 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     """Join the training job that the environment names, and form or enter its group.
 
     `EQUIPOISE_STORE` (host:port) is a store that outlives every member, as `live.group.launch` provides, and
-    `EQUIPOISE_TOKEN` the job's token; without it the store of `MASTER_ADDR`/`MASTER_PORT` serves, hosted by
+    `EQUIPOISE_TOKEN` the job's token; without a store the one of `MASTER_ADDR`/`MASTER_PORT` serves, hosted by
     rank 0 unless a launcher hosts it, and a token is used if there is one.
-    `RANK` and `WORLD_SIZE` name a founder. One that was there before, and `EQUIPOISE_JOIN=1`, ask to be taken into
+    `RANK` and `WORLD_SIZE` name a founder. A restarted one, and a process with `EQUIPOISE_JOIN=1`, ask to join
     the running job, which happens at its next decision. `timeout_s` bounds every exchange. Raises KeyError when a
-    variable is missing, SystemExit when training ends before this process is taken in (code 0), when there is no
-    store, or nobody left to take it in.
-    Later on, a rank ends by SIGTERM when the host of the store is gone. What is imported by now is taken out of
-    Python's garbage collection, which would hold up the heartbeat for seconds when a group is formed anew.
+    variable is missing, SystemExit when training ends before this process is admitted (code 0), when there is no
+    store, or no member left to admit it.
+    Later, a rank ends by SIGTERM when the host of the store is gone. Objects imported so far are excluded from
+    Python's garbage collection, which would delay the heartbeat for seconds when a group is formed anew.
     """
     global _current
     gc.freeze()
@@ -464,11 +466,11 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     line = None if hosts else reached(*address())
     try:
         store, watch_store = job_store(hosts), job_store()
-        # A rank that was started again; torchrun starts all of them again, as founders.
+        # A restarted rank; torchrun restarts all of them, as founders.
         known = [f"beat/{rank}", f"dead/{rank}"] if "EQUIPOISE_STORE" in os.environ else []
         if not joins and any(store.check([key]) for key in known):
             joins = True
-            store.set("founders", str(ranks))  # it may have died before it could say so
+            store.set("founders", str(ranks))  # it may have died before writing this
         member = int(store.get("founders")) + int(store.add("joined", 1)) - 1 if joins else rank
         if WORKER in os.environ:
             store.set(f"worker/{os.environ[WORKER]}", str(member))
@@ -476,8 +478,8 @@ def start(backend: str = "gloo", *, timeout_s: float = 1800.0) -> Membership:
     except dist.DistError:
         where = "{}:{}".format(*address())
         raise SystemExit(
-            f"equipoise: this process ends: the job's store at {where} went before it was taken in; start the job "
-            "again, to go on from its last checkpoint"
+            f"equipoise: this process ends: the job's store at {where} was lost before it was admitted; start the job "
+            "again to resume from its last checkpoint"
         ) from None
     _current.end_with(line or reached(*address()))
     try:

@@ -1,4 +1,4 @@
-"""Gives all members of a new group one state: parameters, optimiser, epoch, remaining samples, intervals."""
+"""Makes the state of all members of a new group equal: parameters, optimiser, epoch, remaining samples, intervals."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from equipoise.policies.physics import deal
 
 @dataclass(frozen=True)
 class ModelReplica:
-    """What a member has as it leaves a group; without anything, that of one who comes.
+    """A member's state as it leaves a group; the defaults are those of a new member.
 
-    It is kept until the next group agreed on one state, however often that is tried.
+    It is kept until the next group has agreed on one state, over any number of attempts.
     """
 
     boundary: int = -1  # the last round whose result all ranks share
-    rest: tuple[int, EpochSplit] | None = None  # epoch and deal there
+    rest: tuple[int, EpochSplit] | None = None  # epoch and split at that round
     tensors: list[torch.Tensor] | None = None  # parameters and buffers; None: all replicas are equal
-    near: int = -1  # which group of near ranks it was in; -1: there was one level
-    met: int = -1  # the last round whose result these share
-    shared: tuple[int, ...] = ()  # what all of these trained on up to there: it is in the mean that each has
-    trained: tuple[int, ...] = ()  # what this member trained on since
+    near: int = -1  # its intra-node group; -1: there was one level
+    met: int = -1  # the last round whose result this group shares
+    shared: tuple[int, ...] = ()  # samples that this group trained on up to then, which are in each member's mean
+    trained: tuple[int, ...] = ()  # samples that this member trained on since
 
 
 def replica_of(model: DistributedDataParallel, sampler: ShareSampler, local: LocalSteps, rank: int) -> ModelReplica:
-    """What this rank goes on from when its group breaks up."""
+    """This rank's state when its group breaks up."""
     everything = (*model.module.parameters(), *model.module.buffers())
     near = local.near if local.far_every > 1 else None
     return ModelReplica(
         boundary=sampler.boundary,
         rest=sampler.rest_at(sampler.boundary),
-        # Copies: wrapping anew overwrites them with rank 0's.
+        # Copies: wrapping anew overwrites the originals with rank 0's.
         tensors=[t.detach().clone() for t in everything] if local.has_apart else None,
         near=-1 if near is None else near.group[rank],
         met=sampler.near_boundary,
@@ -55,11 +55,11 @@ def replica_of(model: DistributedDataParallel, sampler: ShareSampler, local: Loc
 
 
 def lineage(reports: Sequence[Mapping[str, Any]]) -> tuple[list[float], set[int]]:
-    """(samples that each member's replica stands for, what was trained on by them all) since all had met.
+    """(samples in each member's replica, all samples trained on) since the last exchange of all ranks.
 
-    `reports` are replicas by rank, as mappings. Those whose last common round is the latest are gone on from. Of
-    near ranks, those whose last common round is the latest have what the others had up to there in their mean, the
-    dead among them; it counts for all of these together, dealt out by what each trained on since.
+    `reports` are replicas by rank, as mappings. Training resumes from those whose last common round is the latest. Of
+    intra-node ranks, those whose last common round is the latest have the others' samples up to it in their mean, those
+    of dead ranks as well; these count for all of them together, split by the samples of each since.
     """
     furthest = max(r["boundary"] for r in reports)
     works, done = [0.0] * len(reports), set[int]()
@@ -87,10 +87,10 @@ def resync(
     extra: Mapping[str, Any],
     replica: ModelReplica,
 ) -> None:
-    """Agree on where to go on from. Collective.
+    """Agree on the state to resume from. Collective.
 
     Members whose last common round is the latest carry the lineage. If they made local steps since, their replicas
-    are averaged by the samples behind them; what is in none of these is dealt again, as is a round that broke off.
+    are averaged by their samples; samples in none of these are assigned again, as is an interrupted round.
     """
     kept = ("boundary", "near", "met", "shared", "trained")
     reports = group.control.gather_text({name: getattr(replica, name) for name in kept})
@@ -116,7 +116,7 @@ def resync(
 
 
 def kept_shares(sampler: ShareSampler, members: Sequence[int]) -> Ints:
-    """Shares of the next group: in the old proportions, with the mean of those who stay for who comes."""
+    """Shares of the next group: in the old proportions, with the mean of the remaining members for new ones."""
     known = dict(zip(sampler.members, sampler.planned_shares().tolist(), strict=True))
     stay = [known[m] for m in members if m in known]
     usual = round(sum(stay) / len(stay)) if stay else 1

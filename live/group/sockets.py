@@ -1,6 +1,6 @@
-"""Breaks the connections of a process group from outside, so that a blocked exchange fails at once.
+"""Closes the connections of a process group from outside, so that a blocked exchange fails at once.
 
-Gloo offers no way to interrupt a collective that waits for a peer which waits for a dead one: it ends at its
+Gloo cannot interrupt a collective that waits for a peer which waits for a dead one: it ends at its
 time-out. Shutting its sockets makes every such wait fail in milliseconds. Linux only (`/proc/self/fd`).
 """
 
@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 
-_RECEIVED, _SENT = 128, 200  # offsets of these counts of bytes in Linux's tcp_info
+_RECEIVED, _SENT = 128, 200  # offsets of the byte counters in Linux's tcp_info
 
 Sockets = frozenset[tuple[int, int]]
 """(file descriptor, inode): a descriptor alone may have been closed and used again."""
@@ -29,7 +29,7 @@ def open_sockets() -> Sockets:
 
 
 def unanswered(port: int) -> dict[tuple[int, int], str]:
-    """Connections that came in at `port` of this process, sent something, and got no answer: by socket, from where.
+    """Incoming connections at `port` of this process that sent data and got no answer: peer address by socket.
 
     Empty where the kernel does not count bytes (Linux does since 4.19).
     """

@@ -21,14 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m equipoise.live.group.store", description=__doc__.splitlines()[0])
     plain_numbers(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and no other")
+    parser.add_argument("--host", default="127.0.0.1", help="the only address to listen on")
     parser.add_argument("--port", type=int, default=29500, help="0 takes a free one")
-    parser.add_argument("--address-file", type=Path, help="where HOST:PORT is written once the store is there")
+    parser.add_argument("--address-file", type=Path, help="file to which HOST:PORT is written once the store listens")
     given = parser.parse_args(arguments)
     try:
         store = host_store(given.host, given.port)
     except (OSError, RuntimeError) as error:
-        print(f"equipoise: no store on {given.host}:{given.port}: {error}", file=sys.stderr)
+        print(f"equipoise: the store cannot be started on {given.host}:{given.port}: {error}", file=sys.stderr)
         return 1
     AdmissionLog(store, os.environ.get(TOKEN))
     stop = threading.Event()

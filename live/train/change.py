@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RoundChange:
-    """Ranks are positions in the process group; `None` leaves as it is."""
+    """A change of the job. Ranks are positions in the process group; `None` changes nothing."""
 
-    round: int  # first round dealt under it
+    round: int  # first round drawn under it
     shares: tuple[int, ...] | None = None  # samples per round and rank
     moves: tuple[tuple[int, int], ...] = ()  # (piece id, new owner's rank)
     order: tuple[int, ...] | None = None  # piece ids, first to read first
@@ -20,7 +20,7 @@ class RoundChange:
     power_cap_w: tuple[float, ...] | None = None  # of each rank's GPU
     members: tuple[int, ...] | None = None  # member ids of the new world
     global_batch: int | None = None  # samples per round over all ranks; never without shares
-    far_every: int | None = None  # of so many exchanges one is of all ranks, the others of near ones
+    far_every: int | None = None  # exchanges per exchange of all ranks; the others are intra-node
     learning_rate: float | None = None  # factor on the script's own, with the batch
     accumulation: int | None = None  # batches in which a step is computed
 

@@ -1,4 +1,4 @@
-"""Device telemetry from NVML in a thread; whatever NVML cannot give is NaN, and it may vanish at any time."""
+"""Device telemetry from NVML in a thread; values that NVML does not give are NaN, and NVML may fail at any time."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class DeviceSampler:
             return None
         import torch
 
-        # CUDA counts the devices that this process may see, NVML all of them: the identity tells them apart.
+        # CUDA numbers the visible devices, NVML all of them: devices are matched by UUID.
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
         return cls(pynvml, index if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}", report)
 
     def latest(self) -> Mapping[str, float]:
-        """The last sample by column name; NaN for what is not known."""
+        """The last sample by column name; NaN if unknown."""
         return self._latest
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""How far replicas move apart in local steps: measured at an exchange of all ranks, from a sample of parameters.
+"""Drift of replicas in local steps: measured at an exchange of all ranks, from a sample of parameters.
 
 D_H = mean|delta_i|^2 / |mean delta|^2 - 1 over the movements delta_i of the replicas in H local steps, weighted as
-their mean is. Of that, noise of the gradients alone makes (R - 1) q / (H + q), with q = phi / B (phi the noise
+their mean is. Gradient noise alone contributes (R - 1) q / (H + q), with q = phi / B (phi the noise
 scale, B the global batch, R the ranks): R sums of H independent noises against their mean. What is left is drift,
-kappa_d = (D_H - noise) / (H - 1). With two levels (`policies.levels`) a part `ratio` of it grows over all t steps
+kappa_d = (D_H - noise) / (H - 1). With two levels (`policies.levels`) a fraction `ratio` of it grows over all t steps
 since all met, the rest over the last H: noise is (R - 1) q h / (t^2 + t q) with h = ratio t + (1 - ratio) H, and
 kappa_d is taken over h - 1. The noise is that of plain SGD; momentum averages noise over fewer independent steps,
-so that under it (and under Adam) drift comes out too large and intervals too short. So it does where ranks hold
-data of different kinds: what they disagree on counts in full, though part of it averages out without harm.
+so that with it (and with Adam) drift is overestimated and intervals are too short. The same holds if ranks have
+different data distributions: their disagreement counts in full, though part of it averages out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from equipoise.live.train.gradients import mean_of_pairs
 from equipoise.policies.levels import mean_interval
 
-_SAMPLED = 2**20  # parameters, at most about so many: an even sample of all
+_SAMPLED = 2**20  # about the largest number of parameters in the sample
 
 
 class Movement:
@@ -28,22 +28,22 @@ class Movement:
 
     def __init__(self) -> None:
         self._start: torch.Tensor | None = None
-        self._sums: list[torch.Tensor] = []  # own part of what is apart, and the mean's square
+        self._sums: list[torch.Tensor] = []  # own squared distance from the mean, and the mean's square
 
     def begin(self, parameters: Sequence[torch.Tensor]) -> None:
-        """All replicas are equal now."""
+        """Start a period: all replicas are equal now."""
         self._start = _sample(parameters)
 
     def forget(self) -> None:
-        """What was measured holds no more."""
+        """Discard the measurements."""
         self._start, self._sums = None, []
 
     def own(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """This replica right before the exchange; None where the period did not begin here."""
+        """This replica's movement right before the exchange; None if no period was started."""
         return None if self._start is None else _sample(parameters)
 
     def add(self, own: torch.Tensor, mean: Sequence[torch.Tensor], weight: float) -> None:
-        """The replicas met: `mean` is what became of them, `weight` is this one's part in it."""
+        """Add an exchange: `mean` is the averaged parameters, `weight` is this replica's weight."""
         assert self._start is not None
         met = _sample(mean)
         apart = (own - met).double().square().sum() * weight if weight > 0.0 else torch.zeros(())
@@ -64,10 +64,10 @@ def _sample(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Drift:
-    """kappa_d from what all ranks report, smoothed over windows; `assumed` until something was measured."""
+    """kappa_d from the reports of all ranks, smoothed over windows; `assumed` until the first measurement."""
 
     def __init__(self, assumed: float, least: float, keep: float = 0.8) -> None:
-        """`least`: what a smaller drift counts as."""
+        """`least`: lower bound of the drift."""
         self.assumed, self.least, self.keep = assumed, least, keep
         self.parts: tuple[float, float] = (math.nan, math.nan)  # smoothed D_H less noise, and H - 1
 
@@ -76,7 +76,7 @@ class Drift:
     ) -> None:
         """Take one window: squares summed over its exchanges of `ranks` replicas that trained.
 
-        `noise_ratio`: noise scale over global batch (NaN: not known, nothing is taken off); `interval` and `every`:
+        `noise_ratio`: noise scale over global batch (NaN: unknown, nothing is subtracted); `interval` and `every`:
         local steps per exchange, and exchanges per exchange of all; `ratio`: as `policies.levels.far_ratio`.
         """
         reach, steps = mean_interval(interval, every, ratio), interval * every

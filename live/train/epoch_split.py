@@ -1,7 +1,7 @@
-"""Who trains on which samples of an epoch: queues of shards, exactly once whatever the shares do.
+"""The assignment of an epoch's samples to workers: queues of shards, each sample once under any shares.
 
-Every rank keeps the whole deal and draws for all ranks, so no message is needed to know who has what: equal
-inputs, applied at equal rounds, give equal deals. The rules are those of `policies.shards`.
+Every rank keeps the whole split and draws for all ranks, so no messages are needed to agree on it: equal
+inputs, applied at equal rounds, give equal splits. The rules are those of `policies.shards`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LivePiece:
 
 
 def block_owners(shards: int, workers: int) -> Ints:
-    """Owner of every shard when each worker gets a block of them, as equal as can be."""
+    """Owner of every shard when each worker gets a block of shards, as equal as possible."""
     per_worker = deal(shards, np.ones(workers, dtype=np.int64))
     return np.repeat(np.arange(workers, dtype=np.int64), per_worker)
 
@@ -47,7 +47,7 @@ class EpochSplit:
     ) -> None:
         self.order = order
         self._queues: list[tuple[LivePiece, ...]] = [tuple(queue) for queue in queues]
-        self._begun = begun  # ids of pieces that were read in part, beside those whose cursor shows it
+        self._begun = begun  # ids of partly read pieces, in addition to those whose cursor shows it
         self.next_id = next_id
         self.owned: Ints = np.array([sum(p.left for p in queue) for queue in self._queues], dtype=np.int64)
         self._recount()
@@ -67,7 +67,7 @@ class EpochSplit:
         """A fresh epoch: `order` cut into `shards` nearly equal shards, shard k with `owners[k]`.
 
         The first shards are the larger ones. Without owners, workers get equal blocks of shards. `sizes` are the
-        samples of each shard, where those are files, and `sequence` is the order in which they come.
+        samples of each shard, if shards are files, and `sequence` is their order.
         """
         shards = max(1, min(shards, len(order)))
         sizes = deal(len(order), np.ones(shards, dtype=np.int64)) if sizes is None else sizes
@@ -83,11 +83,11 @@ class EpochSplit:
 
     @property
     def left(self) -> int:
-        """Samples that nobody has drawn."""
+        """Samples not drawn yet."""
         return int(self.owned.sum())
 
     def any_sample(self) -> int:
-        """Some dataset index, to stand in where a rank has none."""
+        """Any dataset index, as a stand-in for a rank without samples."""
         return int(self.order[0])
 
     def copy(self) -> EpochSplit:
@@ -104,19 +104,19 @@ class EpochSplit:
         return list(self._queues)
 
     def begun(self, piece: LivePiece) -> bool:
-        """Whether some of the piece's shard was read from it: it may be cut, but not moved."""
+        """Whether the piece is partly read: it may then be cut, but not moved."""
         return piece.id in self._begun
 
     # -- drawing -------------------------------------------------------------------------------------------
 
     def demand(self, shares: Ints, unit: int) -> Ints:
-        """What each worker takes next: its share, or its part of the rest when less than a batch is left."""
+        """Samples that each worker takes next: its share, or its part of the rest when less than a batch is left."""
         return next_batch(self.left, shares, unit)
 
     def kept(self, demand: Ints, most: Ints, unit: int) -> Ints:
-        """`demand` of the last round, or what each worker owns: little that goes from one to another costs a file.
+        """`demand` of the last round, or the samples each worker owns, since moving a few would fetch a whole file.
 
-        Where that is at most half as much again, at most `most` of each, and whole micro-batches of `unit`.
+        The latter if that is at most 1.5 times the demand, at most `most` each, and in whole micro-batches of `unit`.
         """
         more = np.minimum(demand + np.maximum(demand // 2, 1), most)
         fits = demand.sum() == self.left and (self.owned <= more).all() and not (self.owned % unit).any()
@@ -167,7 +167,7 @@ class EpochSplit:
                     self._queues[w] = (LivePiece(head.id, head.shard, head.end - left, head.end), *queue[1:])
 
     def _take_from_another(self, taker: int, short: int, demand: Ints) -> None:
-        # A round stands for a second: shares follow speed, and are known to every rank.
+        # A round counts as a second: shares follow speed, and are known to every rank.
         pace = 1.0 / np.maximum(demand, 1)
         last = [queue[-1].left if queue else 0 for queue in self._queues]
         started = [bool(queue) and queue[-1].id in self._begun for queue in self._queues]
@@ -194,7 +194,7 @@ class EpochSplit:
     # -- plans ---------------------------------------------------------------------------------------------
 
     def move(self, piece_id: int, target: int) -> str | None:
-        """Give an unstarted piece to another worker; returns why not, or None."""
+        """Give an unstarted piece to another worker; returns the reason if it cannot, or None."""
         self._settle()
         found = next(((w, p) for w, q in enumerate(self._queues) for p in q if p.id == piece_id), None)
         source, piece = found or (-1, None)
@@ -204,7 +204,7 @@ class EpochSplit:
         return refused
 
     def reorder(self, rank: Mapping[int, int]) -> None:
-        """Sort each queue's unstarted pieces by `rank[piece id]`; those without a rank stay last."""
+        """Sort each queue's unstarted pieces by `rank[piece id]`; those without a rank come last."""
         self._settle()
         self._queues = [tuple(reordered(queue, self.begun, rank)) for queue in self._queues]
         self._recount()
@@ -212,14 +212,14 @@ class EpochSplit:
     # -- as plain data -------------------------------------------------------------------------------------
 
     def to_data(self, *, order: bool = True) -> dict[str, Any]:
-        """All of it; `order` False: without the epoch's order, which the reader knows."""
+        """The split as plain data; `order` False: without the epoch's order, which the reader knows."""
         packed = base64.b64encode(self.order.astype("<i8").tobytes()).decode() if order else None
         queues = [[astuple(piece) for piece in queue] for queue in self.queues()]
         return {"order": packed, "queues": queues, "next_id": self.next_id, "begun": sorted(self._begun)}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], order: Ints | None = None) -> Self:
-        """The inverse of `to_data`; `order` where the data lacks it."""
+        """The inverse of `to_data`; `order` if the data lacks it."""
         if data["order"] is not None:
             order = np.frombuffer(base64.b64decode(data["order"]), dtype="<i8").astype(np.int64)
         assert order is not None
@@ -229,7 +229,7 @@ class EpochSplit:
     # -- after a regroup -----------------------------------------------------------------------------------
 
     def without(self, trained: Ints, workers: int) -> EpochSplit:
-        """The rest of the epoch for `workers` new workers: what is unread here, less what was `trained`.
+        """The rest of the epoch for `workers` new workers: unread samples, without those in `trained`.
 
         `trained` are dataset indices. Unstarted pieces stay whole.
         """

@@ -1,4 +1,4 @@
-"""Gradient statistics on chosen steps only: norms, and the noise scale."""
+"""Gradient statistics on selected steps: norms, and the noise scale."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def noise_statistics(
 
 
 def mean_of_pairs(old: tuple[float, float], new: tuple[float, float], keep: float) -> tuple[float, float]:
-    """Exponential mean of two numbers, each by itself; `new` while nothing is known."""
+    """Exponential mean of two numbers, separately; `new` if `old` is unknown."""
     if math.isnan(old[0]):
         return new
     return keep * old[0] + (1 - keep) * new[0], keep * old[1] + (1 - keep) * new[1]
@@ -62,13 +62,13 @@ class NoiseScale:
 
 
 class BackwardProbe:
-    """Tells when a backward pass has its local gradients, when they are exchanged, and their norms.
+    """Reports when a backward pass has its local gradients, when they are exchanged, and their norms.
 
     `local_square` is |g|^2 of this rank's gradient, `mean_square` this rank's part (see `part`) of that of the
     exchanged one.
 
-    Only the parameter whose gradient comes last carries a hook; which one that is, is learnt on measured
-    steps, when every parameter carries one.
+    Only the parameter whose gradient comes last has a hook; it is learnt on measured
+    steps, in which every parameter has one.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BackwardProbe:
         on_local: Callable[[], None],
         on_done: Callable[[], None],
     ) -> None:
-        """`leaves`: where local gradients are added up; `exchanged`: gives the gradients behind the exchange."""
+        """`leaves`: where local gradients accumulate; `exchanged`: returns the gradients after the exchange."""
         self._parameters, self._exchanged = [p for p in leaves if p.requires_grad], exchanged
         self._on_local, self._on_done = on_local, on_done
         self._squares: dict[int, torch.Tensor | float] = {}
@@ -104,7 +104,7 @@ class BackwardProbe:
         self._squares.clear()
 
     def reset(self) -> None:
-        """Forget a backward pass that was broken off."""
+        """Discard an interrupted backward pass."""
         self._queued = False
         self.local_square = self.mean_square = math.nan
 
@@ -136,12 +136,12 @@ class BackwardProbe:
         self._on_done()
         if self._measuring:
             self.local_square = _total(self._squares.values())
-            # After the exchange all ranks hold the same, so each takes a part of it; the parts are summed.
+            # After the exchange all ranks hold the same, so each takes a part; the parts are summed.
             self.mean_square = _total(_square(_part(gradient, *self.part)) for gradient in self._exchanged())
 
 
 def _part(gradient: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """A part of the elements, so that all ranks' parts are all of them; the first takes what cannot be cut."""
+    """This rank's part of the elements; the parts of all ranks cover them, and the first takes the remainder."""
     if gradient.is_sparse or not gradient.is_contiguous():
         return gradient if rank == 0 else gradient.new_zeros(1).to_dense()
     flat = gradient.detach().view(-1)
@@ -149,7 +149,7 @@ def _part(gradient: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
 
 
 def _total(squares: Iterable[torch.Tensor | float]) -> float:
-    """Sum; infinity when it is not finite, because NaN stands for what was not measured."""
+    """Sum; infinity when it is not finite, because NaN means not measured."""
     total = float(sum(float(square) for square in squares))
     return total if math.isfinite(total) else math.inf
 

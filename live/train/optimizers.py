@@ -1,4 +1,4 @@
-"""Which optimisers a policy can be attached to, and several of them as one."""
+"""The optimisers to which a policy can be attached, and several of them combined as one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from equipoise.policies.plan import RateRule
 
 
 class Optimizers:
-    """The optimisers of one model, which all step in the same rounds, as far as the adapter reads them."""
+    """The optimisers of one model, which all step in the same rounds, with the interface that the adapter needs."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.all = tuple(optimizers)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all, one after the other."""
+        """The parameter groups of all optimisers."""
         return [group for optimizer in self.all for group in optimizer.param_groups]
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """What all remember, by parameter."""
+        """The state of all optimisers by parameter."""
         return {parameter: kept for optimizer in self.all for parameter, kept in optimizer.state.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The states by place."""
+        """The state dicts by position."""
         return {str(k): optimizer.state_dict() for k, optimizer in enumerate(self.all)}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
@@ -40,29 +40,29 @@ class Optimizers:
             optimizer.load_state_dict(states[str(k)])
 
     def on_state_dict(self, call: Callable[[], None]) -> list[Any]:
-        """Call whenever the state of one is asked for."""
+        """Register a call for whenever a state dict is taken."""
         return [optimizer.register_state_dict_pre_hook(lambda _: call()) for optimizer in self.all]
 
     @property
     def rate_rule(self) -> RateRule:
-        """How their learning rate follows the batch: by the square root where one divides by a root, like Adam."""
+        """Default rule by which the learning rate follows the batch: square root if one is like Adam, else AdaScale."""
         names = (kind.__name__.lower() for optimizer in self.all for kind in type(optimizer).__mro__)
         return "sqrt" if any(mark in name for name in names for mark in _DIVIDE_BY_A_ROOT) else "adascale"
 
     def scale_rates(self, factor: Callable[[], float]) -> list[Any]:
-        """Have every step made with the learning rates times `factor()`; schedulers see them as they were.
+        """Multiply learning rates by `factor()` during each step; schedulers see the original rates.
 
         Returns the handles of the hooks.
         """
         held: list[tuple[dict[str, Any], Any]] = []
 
         def scale(optimizer: Any, *_: Any) -> None:
-            """Multiply the rates, and keep what they were."""
-            restore()  # where the last step ended in an exception
+            """Multiply the rates, and keep the original ones."""
+            restore()  # if the last step ended in an exception
             by, tensors = factor(), set[int]()
             for group in optimizer.param_groups if by != 1.0 else ():
                 rate = group["lr"]
-                if isinstance(rate, torch.Tensor):  # a captured step holds on to it; groups may have it in common
+                if isinstance(rate, torch.Tensor):  # a captured step refers to it; groups may share it
                     if id(rate) not in tensors:
                         tensors.add(id(rate))
                         held.append((group, rate.clone()))
@@ -72,7 +72,7 @@ class Optimizers:
                     group["lr"] = rate * by
 
         def restore(*_: Any) -> None:
-            """Put the rates back."""
+            """Restore the rates."""
             for group, rate in held:
                 if isinstance(group["lr"], torch.Tensor):
                     group["lr"].copy_(rate)
@@ -85,13 +85,13 @@ class Optimizers:
 
 
 _DIVIDE_BY_A_ROOT = ("adam", "adagrad", "adadelta", "adafactor", "rmsprop", "lamb")
-"""In the names of optimizers that divide by the root of a mean of squared gradients (Malladi et al. 2022)."""
+"""Parts of the names of optimizers that divide by the root of a mean of squared gradients (Malladi et al. 2022)."""
 
 
 def optimizers_of(given: Any, options: Options, *, regroups: bool) -> Optimizers:
-    """One optimiser, or a sequence of them; none under which replicas would part.
+    """The optimisers given as one or a sequence; none with which replicas would diverge.
 
-    `regroups`: the group may be formed anew in this job. Raises TypeError for what is no optimiser, ValueError
+    `regroups`: the group may be formed anew in this job. Raises TypeError for objects that are no optimiser, ValueError
     for one that is not allowed.
     """
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
@@ -101,49 +101,49 @@ def optimizers_of(given: Any, options: Options, *, regroups: bool) -> Optimizers
     for place, optimizer in enumerate(found):
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if owners.setdefault(id(parameter), place) != place:
-                raise ValueError("optimizer: a parameter in two optimizers is not allowed, each steps on its own")
+                raise ValueError("optimizer: a parameter in two optimizers is not allowed")
     return Optimizers(found)
 
 
 def _check(optimizer: Any, options: Options, *, regroups: bool) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer: a {name} is not allowed, needed is one torch.optim.Optimizer or a list of them")
+        raise TypeError(f"optimizer: a {name} is not allowed; needed: one torch.optim.Optimizer or a list of them")
     kinds = {kind.__name__ for kind in type(optimizer).__mro__}  # importing all of them would take seconds
     if "LBFGS" in kinds:
         raise ValueError(
-            f"optimizer: {name} is not allowed, it decides by the loss, which each rank has of its own samples; "
-            "needed is one that steps on gradients"
+            f"optimizer: {name} is not allowed, it depends on the loss, which differs between ranks; "
+            "needed: one that steps on gradients"
         )
     if "PostLocalSGDOptimizer" in kinds:
-        raise ValueError(f"optimizer: {name} is not allowed, it averages replicas itself; give the one inside")
+        raise ValueError(f"optimizer: {name} is not allowed, it averages replicas itself; pass the wrapped one")
     if "ZeroRedundancyOptimizer" in kinds:
         _check_sharded(name, options, regroups)
 
 
 def _check_sharded(name: str, options: Options, regroups: bool) -> None:
     levers = sorted({"interval", "resize"} & options.allow) if options.mode == "act" else []
-    problem = f"optimizer: {name} is not allowed, of its state each rank holds a part"
+    problem = f"optimizer: {name} is not allowed, its state is sharded over ranks"
     if regroups:
-        raise ValueError(f"{problem}; needed is one with a whole state in a job that may lose ranks")
+        raise ValueError(f"{problem}; needed: one with full state in a job that may lose ranks")
     if levers:
-        raise ValueError(f"{problem}; needed is one with a whole state, or an `allow` without {', '.join(levers)}")
+        raise ValueError(f"{problem}; needed: one with full state, or an `allow` without {', '.join(levers)}")
 
 
 def check_parameters(wrapper: Replicated, leaves: Mapping[str, Any], optimizers: Optimizers, options: Options) -> None:
-    """Tell what is stepped on and not exchanged. Raises ValueError where local steps would part the replicas."""
+    """Warn of parameters stepped on but not exchanged. Raises ValueError if replicas would diverge in local steps."""
     stepped = {id(p) for group in optimizers.param_groups for p in group["params"]}
     trained = {id(p): n for n, p in wrapper.module.named_parameters() if p.requires_grad}
     left_out = [name for key, name in trained.items() if key not in stepped]
     if left_out and options.may_step_alone:
         raise ValueError(
-            f"drift: {options.drift} is not allowed, the optimizer leaves out {left_out[0]} (of {len(left_out)}); "
-            "local steps need optimizers for all that is trained, or an `allow` without interval"
+            f"drift: {options.drift} is not allowed, the optimizer does not have {left_out[0]} (of {len(left_out)}); "
+            "local steps need optimizers for all trained parameters; or use an `allow` without interval"
         )
     held = {id(p) for name, p in wrapper.module.named_parameters() if name in leaves}
     if stepped - held and dist.get_rank() == 0:
         print(
             f"equipoise: the wrapped model does not exchange {len(stepped - held)} of the optimizer's parameters; "
-            "their gradients are not weighted either",
+            "their gradients are not weighted",
             file=sys.stderr,
         )

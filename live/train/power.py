@@ -1,4 +1,4 @@
-"""The power cap of this rank's GPU: set through NVML where the driver lets this process, put back at the end."""
+"""The power cap of this rank's GPU: set through NVML if the driver permits, restored at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNCAPPED = (math.nan, math.nan, math.nan)
 
 
 class PowerCap:
-    """What the driver allows, and the cap in force; without leave it sets none, and says so once.
+    """The allowed range and the present cap; without permission it sets none, and reports that once.
 
     `nvml` is the module `pynvml` or one that looks like it; `device` a UUID or an index.
     """
@@ -27,13 +27,13 @@ class PowerCap:
             self._handle = by(device)
             self._first_mw = int(nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
             least, most = nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._handle)
-            nvml.nvmlDeviceSetPowerManagementLimit(self._handle, self._first_mw)  # whether it may
+            nvml.nvmlDeviceSetPowerManagementLimit(self._handle, self._first_mw)  # fails without permission
             self.state = least / 1e3, most / 1e3, self._first_mw / 1e3
-        except Exception as error:  # of the library, which must not end training
+        except Exception as error:  # any error of the library, which must not end training
             refused(f"power: GPUs cannot be capped here, NVML: {error}")
 
     def set(self, cap_w: float) -> None:
-        """Cap the GPU at this power from now on; what the driver refuses is told and changes nothing."""
+        """Set the cap; a refusal by the driver is reported and changes nothing."""
         if math.isnan(self.state[2]) or math.isnan(cap_w) or cap_w == self.state[2]:
             return
         try:
@@ -43,12 +43,12 @@ class PowerCap:
             self._refused(f"power: a cap of {cap_w:g} W was refused, NVML: {error}")
 
     def close(self) -> None:
-        """Put back the cap that there was."""
+        """Restore the original cap."""
         self.set(math.nan if math.isnan(self.state[2]) else self._first_mw / 1e3)
 
 
 class NoCap:
-    """For a rank that no plan may cap."""
+    """Used for a rank that no plan may cap."""
 
     state = UNCAPPED
 
@@ -60,7 +60,7 @@ class NoCap:
 
 
 def make_power(wanted: bool, device: torch.device, refused: Callable[[str], None]) -> PowerCap | NoCap:
-    """The cap of this process's GPU, if it is `wanted`; told where there is no GPU, or no NVML."""
+    """The cap of this process's GPU, if `wanted`; a missing GPU or NVML is reported."""
     if not wanted:
         return NoCap()
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The states of the random number generators that a training script draws from, as plain data."""
+"""The states of the random number generators of a training script, as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def state(device: torch.device) -> dict[str, Any]:
-    """Those of Python, NumPy, PyTorch on the CPU, and PyTorch on `device`."""
+    """The states of Python, NumPy, PyTorch on the CPU, and PyTorch on `device`."""
     name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state())  # noqa: NPY002 (scripts draw from it)
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return {
@@ -24,7 +24,7 @@ def state(device: torch.device) -> dict[str, Any]:
 
 
 def load(saved: Mapping[str, Any], device: torch.device) -> None:
-    """Go on from `state`, which may have been through JSON."""
+    """Restore a `state`, which may have been through JSON."""
     version, words, gauss = saved["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = saved["numpy"]
@@ -36,7 +36,7 @@ def load(saved: Mapping[str, Any], device: torch.device) -> None:
 
 
 def seed(*key: int) -> None:
-    """Begin anew with numbers that no other `key` has."""
+    """Seed all generators from `key`."""
     words = [int(word) for word in np.random.SeedSequence(key).generate_state(3)]
     random.seed(words[0])
     np.random.seed(words[1])  # noqa: NPY002

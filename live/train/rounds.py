@@ -1,4 +1,4 @@
-"""What a rank measures of its rounds: times, gradients, and how many samples every rank trained on."""
+"""A rank's measurements of its rounds: times, gradients, and the samples of every rank."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SAMPLES, STALL, COMPUTE, TAIL, UPDATE, LOCAL_SQUARE, MEAN_SQUARE = range(len(COL
 
 @dataclass(frozen=True, slots=True)
 class RoundInfo:
-    """What a rank knows of a finished round, beside its times."""
+    """A finished round as a rank knows it, without its times."""
 
     number: int
     samples: int  # of this rank
-    exchanged: bool  # all ranks met at its end
+    exchanged: bool  # all ranks exchanged at its end
     local: bool  # ranks stepped on their own gradients
     window: tuple[int, ...]  # samples of every rank since the last optimiser step
-    paused: bool  # so that its times tell nothing
-    weights: tuple[float, ...]  # what their losses weigh: samples, where the script gives no weights
-    near: bool = False  # only ranks that are near each other met at its end
+    paused: bool  # its times are not used
+    weights: tuple[float, ...]  # weights of the losses: samples, if the script gives no weights
+    near: bool = False  # only intra-node ranks exchanged at its end
     ends_step: bool = True  # the last of the passes in which a step's batch was computed
 
 
@@ -65,16 +65,16 @@ class RoundMeter:
             wrapper.module.register_state_dict_pre_hook(lambda *_: self._notice()),
             *optimizer.on_state_dict(self._notice),
         ]
-        self.ends_step: Callable[[], bool | None] = lambda: None  # of the running round, where a plan says it
+        self.ends_step: Callable[[], bool | None] = lambda: None  # of the running round, if set by a plan
         self.clear()
 
     def clear(self) -> None:
-        """Nothing of the running window of rounds is known."""
+        """Discard the running window of rounds."""
         self.in_window = 0  # rounds since the last optimiser step
         self._computing = False
         self._pauses = Pauses()
         self._steps = 0  # optimiser steps
-        self._stepped = False  # an optimiser step ended the round that was counted last
+        self._stepped = False  # an optimiser step ended the last counted round
         self._window: tuple[int, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._waited: list[float] = []
@@ -93,7 +93,7 @@ class RoundMeter:
         return len(self._infos)
 
     def begin(self, rank: int, ranks: int) -> None:
-        """The next round begins."""
+        """Begin the next round."""
         self._probe.reset()
         self._probe.part = self._wrapper.part(rank, ranks)
         self._probe.measure(False)
@@ -102,7 +102,7 @@ class RoundMeter:
         self._timer.begin_round()
 
     def count(self, samples: Sequence[int], weights: Sequence[float], stepped: bool | None = None) -> bool:
-        """The running round was of `samples` (by rank); returns whether an optimiser step ended it.
+        """Count the running round of `samples` (by rank); returns whether an optimiser step ended it.
 
         `stepped` None: it did when that many rounds had been accumulated.
         """
@@ -116,14 +116,14 @@ class RoundMeter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """What happens inside is waiting for other ranks, in the middle of computing."""
+        """Mark a block that waits for other ranks in the middle of computing."""
         began_s = time.perf_counter()
         yield
         self._waited_s += time.perf_counter() - began_s
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[None]:
-        """What happens inside is the exchange of parameters, not the update."""
+        """Mark a block as the exchange of parameters, not the update."""
         self._timer.mark("enter")
         yield
         self._timer.mark("leave")
@@ -131,7 +131,7 @@ class RoundMeter:
     def end(
         self, number: int, samples: int, *, exchanged: bool, local: bool, near: bool = False, ends_step: bool = True
     ) -> None:
-        """The round that was counted last is over; `samples` were this rank's. The rest is as in `RoundInfo`."""
+        """End the last counted round; `samples` are this rank's. The rest is as in `RoundInfo`."""
         self._timer.end_round()
         self._squares.append((self._probe.local_square, self._probe.mean_square))
         paused = self._pauses.end_round(exchanged)
@@ -158,13 +158,13 @@ class RoundMeter:
         return rows, infos
 
     def close(self) -> None:
-        """Leave the model alone."""
+        """Remove all hooks from the model."""
         self._probe.close()
         for handle in self._handles:
             handle.remove()
 
     def pause(self) -> None:
-        """The script does something else than to train."""
+        """Note that the script pauses training."""
         self._pauses.note(self._computing)
 
     def _is_last(self) -> bool:

@@ -177,7 +177,7 @@ def test_lightning_says_when_its_checkpoint_leaves_nothing_to_train(capsys: pyte
     callback.load_state_dict({"round": 1})
     callback.teardown(trainer, None, "fit")
     assert capsys.readouterr().err.startswith(
-        "equipoise: nothing was trained: by its checkpoint Lightning is done with max_epochs=2; behind fit,"
+        "equipoise: nothing was trained: according to its checkpoint Lightning has completed max_epochs=2; after fit,"
     )
 
 

@@ -23,7 +23,7 @@ SCRIPTS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.S))
 
 SHOWN = {
     "FullyShardedDataParallel (FSDP1)": ("test_unsupported.py", '"sharded before"'),
-    "tensor, pipeline or expert parallel parts of one model": ("test_unsupported.py", '"split in another way"'),
+    "tensor, pipeline or expert parallel parts of one model": ("test_unsupported.py", '"not sharded over all"'),
     "`torch.compile(ddp)`": ("test_unsupported.py", '"compiled"'),
     "LBFGS, PostLocalSGDOptimizer": ("test_misuse.py", 'sayings["averaging"]'),
     "`fully_shard` and ranks that die or join": (

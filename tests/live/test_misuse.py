@@ -52,37 +52,37 @@ def test_ranks_that_were_given_different_things_say_so_before_the_first_round() 
     first, second = live_ranks.run(disagreeing, 2)
     assert first == second
     advice = "; give every rank the whole dataset and the same options"
-    assert first["data"] == (f"the ranks disagree on samples in the dataset: rank 0 has 200, rank 1 has 150{advice}")
-    assert first["batch"].startswith("the ranks disagree on global_batch: rank 0 has 20, rank 1 has 10;")
-    assert first["decisions"].startswith("the ranks disagree on decide_every: rank 0 has 10, rank 1 has 3;")
-    assert first["order"].startswith("the ranks disagree on seed: rank 0 has 0, rank 1 has 1;")
+    assert first["data"] == (f"samples in the dataset differs between ranks: rank 0 has 200, rank 1 has 150{advice}")
+    assert first["batch"].startswith("global_batch differs between ranks: rank 0 has 20, rank 1 has 10;")
+    assert first["decisions"].startswith("decide_every differs between ranks: rank 0 has 10, rank 1 has 3;")
+    assert first["order"].startswith("seed differs between ranks: rank 0 has 0, rank 1 has 1;")
 
 
 # -- what attach refuses -------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "decide_every": (1.5, "1.5 is not allowed, needed is a whole number of at least 1"),
-    "bounds": ({"samples_min": 1}, "{'samples_min': 1} is not allowed, needed is an equipoise.live.options.Bounds"),
-    "drift": (-1, '-1 is not allowed, needed is a finite number of at least 0, NaN (unknown), or "measured"'),
-    "outer_lr": (float("nan"), "nan is not allowed, needed is a finite number above 0"),
-    "outer_momentum": (1, "1 is not allowed, needed is a number of at least 0 and under 1"),
-    "prometheus_port": (99999, "99999 is not allowed, needed is a whole number, 0 to 65535, or None"),
-    "share_backend": ("gpu", "'gpu' is not allowed, needed is one of none, duty-cycle, green-context, mps"),
+    "decide_every": (1.5, "1.5 is not allowed; needed: a whole number of at least 1"),
+    "bounds": ({"samples_min": 1}, "{'samples_min': 1} is not allowed; needed: an equipoise.live.options.Bounds"),
+    "drift": (-1, '-1 is not allowed; needed: a finite number of at least 0, NaN (unknown), or "measured"'),
+    "outer_lr": (float("nan"), "nan is not allowed; needed: a finite number above 0"),
+    "outer_momentum": (1, "1 is not allowed; needed: a number of at least 0 and under 1"),
+    "prometheus_port": (99999, "99999 is not allowed; needed: a whole number, 0 to 65535, or None"),
+    "share_backend": ("gpu", "'gpu' is not allowed; needed: one of none, duty-cycle, green-context, mps"),
     "allow": (
         "samples",
-        "'samples' is not allowed, needed is a set of samples, moves, order, interval, share, batch, "
+        "'samples' is not allowed; needed: a set of samples, moves, order, interval, share, batch, "
         "accumulation, resize, power",
     ),
-    "batch_max": (10, "10 is not allowed, at least the global_batch of 20 is"),
-    "seed": (-1, "-1 is not allowed, needed is a whole number of at least 0"),
-    "shuffle": ("no", "'no' is not allowed, needed is one of True, False"),
-    "control_timeout_s": (float("inf"), "inf is not allowed, needed is a finite number above 0"),
+    "batch_max": (10, "10 is not allowed; needed: at least global_batch (20)"),
+    "seed": (-1, "-1 is not allowed; needed: a whole number of at least 0"),
+    "shuffle": ("no", "'no' is not allowed; needed: one of True, False"),
+    "control_timeout_s": (float("inf"), "inf is not allowed; needed: a finite number above 0"),
     "state": (
         {"lr": 1.0},
-        "{'lr': 1.0} is not allowed, needed is a mapping from names to objects with state_dict and load_state_dict",
+        "{'lr': 1.0} is not allowed; needed: a mapping from names to objects with state_dict and load_state_dict",
     ),
-    "run_dir": (5, "5 is not allowed, needed is a path, or None"),
-    "key": ("secret", "a str is not allowed, needed are bytes"),
+    "run_dir": (5, "5 is not allowed; needed: a path, or None"),
+    "key": ("secret", "a str is not allowed; needed: bytes"),
 }
 
 
@@ -139,31 +139,30 @@ def test_an_option_that_is_not_allowed_is_one_line_with_its_name_and_what_is(
 
 
 def test_an_optimizer_under_which_replicas_would_part_is_refused(sayings: dict[str, str]) -> None:
-    assert sayings["list"] == (
-        "ValueError: optimizer: a parameter in two optimizers is not allowed, each steps on its own"
-    )
+    assert sayings["list"] == ("ValueError: optimizer: a parameter in two optimizers is not allowed")
     assert sayings["none"] == (
-        "TypeError: optimizer: a list is not allowed, needed is one torch.optim.Optimizer or a list of them"
+        "TypeError: optimizer: a list is not allowed; needed: one torch.optim.Optimizer or a list of them"
     )
-    assert sayings["LBFGS"].startswith("ValueError: optimizer: LBFGS is not allowed, it decides by the loss")
-    assert sayings["averaging"].endswith("it averages replicas itself; give the one inside")
-    assert sayings["sharded"].endswith("one with a whole state, or an `allow` without interval")
-    assert sayings["part"].startswith("ValueError: drift: 0.02 is not allowed, the optimizer leaves out bias (of 1);")
+    assert sayings["LBFGS"].startswith("ValueError: optimizer: LBFGS is not allowed, it depends on the loss")
+    assert sayings["averaging"].endswith("it averages replicas itself; pass the wrapped one")
+    assert sayings["sharded"].endswith("one with full state, or an `allow` without interval")
+    assert sayings["part"].startswith(
+        "ValueError: drift: 0.02 is not allowed, the optimizer does not have bias (of 1);"
+    )
     for allowed in ("sharded, whole state not needed", "sharded, observed", "part, no local steps"):
         assert sayings[allowed] == ""
 
 
 def test_what_is_no_policy_is_one_line(sayings: dict[str, str]) -> None:
     assert sayings["no policy"] == (
-        "TypeError: policy: 5 is not allowed, needed is a file, a Policy, or stages, as 's1+s2'"
+        "TypeError: policy: 5 is not allowed; needed: a file, a Policy, or stages such as 's1+s2'"
     )
 
 
 def test_a_model_is_attached_once(sayings: dict[str, str]) -> None:
     """Otherwise its gradients are weighted twice; after `close` it may be attached again."""
     assert sayings["twice"] == (
-        "ValueError: model: one that is attached already is not allowed, its gradients would be weighted "
-        "twice; close() its runtime first"
+        "ValueError: model: already attached, its gradients would be weighted twice; close() its runtime first"
     )
 
 
@@ -185,7 +184,7 @@ def test_a_parameter_that_the_wrapper_does_not_exchange_is_told() -> None:
     (said,) = live_ranks.run(with_a_parameter_of_its_own, 1)
     assert said == (
         "equipoise: the wrapped model does not exchange 1 of the optimizer's parameters; "
-        "their gradients are not weighted either\n"
+        "their gradients are not weighted\n"
     )
 
 
@@ -200,7 +199,7 @@ def without_a_file(rank: int) -> str:
 @pytest.mark.long
 def test_a_policy_file_that_is_not_there_is_told_once_and_not_by_every_rank() -> None:
     first, second = live_ranks.run(without_a_file, 2)
-    assert first == ("equipoise: nowhere.yaml: No such file or directory; training goes on without a policy\n")
+    assert first == ("equipoise: nowhere.yaml: No such file or directory; training continues without a policy\n")
     assert second == ""
 
 

@@ -108,7 +108,7 @@ def test_bounds(name: str, right: tuple[Any, ...], wrong: tuple[Any, ...]) -> No
 def test_a_least_is_not_above_a_most(kind: str) -> None:
     low, high = f"{kind}_min", f"{kind}_max"
     assert getattr(Bounds(**{low: 3, high: 3}), low) == 3  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="bounds: a least of 4 is not allowed above a most of 3"):
+    with pytest.raises(ValueError, match="bounds: minimum 4 is above maximum 3"):
         Bounds(**{low: 4, high: 3})  # type: ignore[arg-type]
 
 

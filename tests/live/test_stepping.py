@@ -91,7 +91,7 @@ def test_weights_that_the_script_gives_count_for_samples() -> None:
     with pytest.raises(ValueError, match=r"call runtime\.weigh"):
         made.scale()
     for wrong in (-1.0, math.inf, math.nan, True):
-        with pytest.raises(ValueError, match=r"weight: .* is not allowed, needed is a finite number of at least 0"):
+        with pytest.raises(ValueError, match=r"weight: .* is not allowed; needed: a finite number of at least 0"):
             made.give(wrong)
     for weight, factor in ((100.0, 2 * 100 / 400), (0.0, 0.0), (300.0, 1.0)):
         made.give(weight)

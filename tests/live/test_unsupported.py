@@ -79,7 +79,7 @@ def refused(rank: int) -> dict[str, str]:
         "sharded in part": (in_part, data),
         "sharded": (sharded, data),
         "sharded before": (before, data),
-        "split in another way": (split, data),
+        "not sharded over all": (split, data),
         "compiled": (torch.compile(ddp, backend="eager"), data),
         "compiled inside": (inside, data),
         "not wrapped": (torch.nn.Linear(2, 1), data),
@@ -100,41 +100,35 @@ def told() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        (
-            "sharded in part",
-            "model: one that is not wrapped is not allowed, needed is fully_shard(model), too, behind its parts",
-        ),
+        ("sharded in part", "model: not wrapped; needed: fully_shard(model) after its parts"),
         ("sharded", "4 rounds"),
-        ("sharded before", "model: FullyShardedDataParallel is not supported, shard it by fully_shard (FSDP2) instead"),
+        ("sharded before", "model: FullyShardedDataParallel is not supported; use fully_shard (FSDP2)"),
         (
             "sharded and told to step alone",
             "drift: 0.1 is not allowed with fully_shard, which exchanges gradients in each step; leave it out",
         ),
         (
-            "split in another way",
-            "model: weight is split in another way than over the data of all ranks, which is not supported "
-            "(tensor or pipeline parallel); needed is fully_shard over a mesh of all ranks",
+            "not sharded over all",
+            "model: weight is not sharded over all data-parallel ranks, which is not supported "
+            "(tensor or pipeline parallel); needed: fully_shard over a mesh of all ranks",
         ),
         (
             "compiled",
-            "model: torch.compile(...) around what exchanges gradients is not allowed, attach that "
-            "itself and compile inside of it: DistributedDataParallel(torch.compile(module)), "
+            "model: torch.compile(...) around DistributedDataParallel or fully_shard is not allowed; attach that "
+            "wrapper and compile inside it: DistributedDataParallel(torch.compile(module)), "
             "fully_shard(torch.compile(layer))",
         ),
         ("compiled inside", "4 rounds"),
-        (
-            "not wrapped",
-            "model: one that is not wrapped is not allowed, needed is DistributedDataParallel or fully_shard",
-        ),
+        ("not wrapped", "model: not wrapped; needed: DistributedDataParallel or fully_shard"),
         (
             "stream",
-            "dataset: Stream is not supported here, ranks are dealt samples by number; take batches from "
-            "runtime.stream(dataset), or give one with __len__ and __getitem__",
+            "dataset: Stream is not supported here, samples are assigned by index; take batches from "
+            "runtime.stream(dataset), or pass one with __len__ and __getitem__",
         ),
         (
             "generator",
-            "dataset: generator is not supported here, ranks are dealt samples by number; take batches from "
-            "runtime.stream(dataset), or give one with __len__ and __getitem__",
+            "dataset: generator is not supported here, samples are assigned by index; take batches from "
+            "runtime.stream(dataset), or pass one with __len__ and __getitem__",
         ),
     ],
 )
@@ -172,8 +166,8 @@ def test_a_full_disk_is_told_with_its_folder_and_what_helps(tmp_path: Path, caps
     recorder.event("x")
     recorder.close()
     assert capsys.readouterr().err == (
-        f"equipoise: {tmp_path}: the run's record is incomplete: No space left on device; training goes on; "
-        "free some space, what follows is written again\n"
+        f"equipoise: {tmp_path}: the run's record is incomplete: No space left on device; training continues; "
+        "free some space, later records will then be written\n"
     )
 
 
@@ -197,8 +191,8 @@ def left_out(rank: int) -> str:
 def test_a_rank_that_was_left_out_is_told_why_and_how_to_come_back() -> None:
     assert live_ranks.run(left_out, 2) == [
         "[0]",
-        "False the others went on without member 1, as the group of members [0]: it was silent for 6 s, or "
-        "reported dead. What it trained on since is dealt again; let this process end, and start a new one with "
+        "False the others continued without member 1, as the group of members [0]: no heartbeat for 6 s, or "
+        "reported dead. Its samples since then are assigned again; let this process end, and start a new one with "
         "--join",
     ]
 

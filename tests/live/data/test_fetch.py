@@ -52,10 +52,10 @@ def other(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (cut_off, r"001.tar: 9728 bytes came, the index says 10240: cut off, or changed since \(2 attempts\)$"),
-        (longer, r"001.tar: more bytes came, the index says 10240: "),
-        (other, r"001.tar: another content came than the index says \(md5\): damaged, or changed since"),
-        (Path.unlink, r"001.tar: it is not there any more \(2 attempts\)$"),
+        (cut_off, r"001.tar: 9728 bytes received, the index lists 10240: truncated, or changed since \(2 attempts\)$"),
+        (longer, r"001.tar: more bytes received, the index lists 10240: "),
+        (other, r"001.tar: content differs from the index \(md5\): damaged, or changed since"),
+        (Path.unlink, r"001.tar: no longer exists \(2 attempts\)$"),
     ],
 )
 def test_a_shard_that_is_not_what_the_index_says_is_refused_in_one_line(
@@ -127,7 +127,7 @@ def test_what_failed_ahead_is_tried_again_once_it_is_needed(root: Path) -> None:
     fetcher = Fetcher(made, 1, 20.0)
     fetcher.want([0], [1, 2], 10**6)
     fetcher.wait(0)
-    while not (made.error(1) or "").endswith("it is not there any more (1 attempts)"):
+    while not (made.error(1) or "").endswith("no longer exists (1 attempts)"):
         threading.Event().wait(0.01)
     (root / "001.tar").write_bytes(content)
     fetcher.want([1], [2], 10**6)
@@ -157,7 +157,7 @@ def test_a_cache_full_of_others_files_says_so(root: Path) -> None:
     assert others is not None
     fetcher = Fetcher(made, 1, 0.3)
     fetcher.want([0], [], 10240)
-    with pytest.raises(ShardError, match=r"000.tar: no byte of it came for 0.3 s: .*no room for 10240 bytes"):
+    with pytest.raises(ShardError, match=r"000.tar: no bytes received for 0.3 s: .*no room for 10240 bytes"):
         fetcher.wait(0)
     fetcher.close()
 
@@ -195,7 +195,7 @@ def test_a_loaders_process_waits_while_bytes_come(
     if comes:
         assert data._fetched_by_trainer(1) == path
         return
-    with pytest.raises(ShardError, match=r"001.tar: no byte of it came for 2 s"):
+    with pytest.raises(ShardError, match=r"001.tar: no bytes received for 2 s"):
         data._fetched_by_trainer(1)
     assert now_s == [103.0]
 
@@ -224,10 +224,10 @@ def test_an_index_is_made_of_tar_files_and_plain_ones(tmp_path: Path, capsys: An
     ("content", "said"),
     [
         (None, "index.json: not found; make it with python -m equipoise.live.data.index"),
-        ("{", "index.json: no index of shards: "),
-        ('{"shardlist": []}', "index.json: shardlist: a list of shards is needed, with at least one"),
+        ("{", "index.json: not an index of shards: "),
+        ('{"shardlist": []}', "index.json: shardlist: needs a list of at least one shard"),
         ('{"shardlist": [{"url": "a.tar", "nsamples": 0, "filesize": 1}]}', r"\[0\].nsamples: 0 is not allowed"),
-        ('{"shardlist": [{"nsamples": 1, "filesize": 1}]}', r"\[0\].url: a text is needed"),
+        ('{"shardlist": [{"nsamples": 1, "filesize": 1}]}', r"\[0\].url: a string is needed"),
     ],
 )
 def test_an_index_that_is_not_sound_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
@@ -240,10 +240,10 @@ def test_an_index_that_is_not_sound_is_refused(tmp_path: Path, content: str | No
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.tar", b"no tar file" * 100, "a.tar: no tar file, or cut off"),
-        ("a.tar.gz", b"x", "a.tar.gz: a compressed tar file has no order to read from; unpack it to .tar"),
+        ("a.tar", b"no tar file" * 100, "a.tar: not a tar file, or truncated"),
+        ("a.tar.gz", b"x", "a.tar.gz: a compressed tar file has no random access; unpack it to .tar"),
         ("a.parquet", b"x", "a.parquet: "),
-        ("a.tar", tar_of({"1": {"t": b"a"}}), "a.tar: 1 samples are in it, the index says 2; make the index anew"),
+        ("a.tar", tar_of({"1": {"t": b"a"}}), "a.tar: has 1 samples, the index lists 2; make the index again"),
     ],
 )
 def test_a_shard_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, said: str) -> None:

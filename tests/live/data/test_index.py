@@ -52,19 +52,19 @@ def test_shards_lie_beside_the_index_or_in_stores_of_their_own(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("{", "no index of shards: "),
-        ({"shards": []}, "no index of shards: KeyError: 'shardlist'"),
-        ([3], "no index of shards: TypeError: "),
-        ({"shardlist": []}, "shardlist: a list of shards is needed, with at least one"),
-        ({"shardlist": {"a": 1}}, "shardlist: a list of shards is needed"),
-        ({"shardlist": [entry(), 3]}, r"shardlist\[1\].url: a text is needed"),
-        ({"shardlist": [{"nsamples": 3}]}, r"shardlist\[0\].url: a text is needed"),
-        ({"shardlist": [entry(samples=0)]}, r"shardlist\[0\].nsamples: 0 is not allowed, a whole number"),
+        ("{", "not an index of shards: "),
+        ({"shards": []}, "not an index of shards: KeyError: 'shardlist'"),
+        ([3], "not an index of shards: TypeError: "),
+        ({"shardlist": []}, "shardlist: needs a list of at least one shard"),
+        ({"shardlist": {"a": 1}}, "shardlist: needs a list of at least one shard"),
+        ({"shardlist": [entry(), 3]}, r"shardlist\[1\].url: a string is needed"),
+        ({"shardlist": [{"nsamples": 3}]}, r"shardlist\[0\].url: a string is needed"),
+        ({"shardlist": [entry(samples=0)]}, r"shardlist\[0\].nsamples: 0 is not allowed; needed: a whole number"),
         ({"shardlist": [entry(samples=True)]}, r"shardlist\[0\].nsamples: True is not allowed"),
         ({"shardlist": [entry(samples=2.0)]}, r"shardlist\[0\].nsamples: 2.0 is not allowed"),
         ({"shardlist": [entry(), entry(size=0)]}, r"shardlist\[1\].filesize: 0 is not allowed"),
         ({"shardlist": [entry(size=None)]}, r"shardlist\[0\].filesize: None is not allowed"),
-        ({"shardlist": [entry(md5sum=7)]}, r"shardlist\[0\].md5sum: a text is needed, or none"),
+        ({"shardlist": [entry(md5sum=7)]}, r"shardlist\[0\].md5sum: needs a string, or may be left out"),
     ],
 )
 def test_an_index_that_is_not_sound_is_refused(content: Any, why: str, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_cannot_be_counted_is_said_in_one_line(tmp_path: Path, capsys: pyte
         make_index(str(tmp_path), {})
     (tmp_path / "a.tar").write_bytes(b"no tar")
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("equipoise: a.tar: no tar file, or cut off")
+    assert capsys.readouterr().err.startswith("equipoise: a.tar: not a tar file, or truncated")
     assert not (tmp_path / "index.json").exists()
 
 

@@ -60,7 +60,7 @@ def test_stages_of_installed_packages_are_deployed_from_a_file_when_asked_for(
     ((without, asked),) = live_ranks.run(with_a_plugin, 1, str(tmp_path))
     assert without[0] is None
     assert "stage 'faulty' is not built in" in without[1]
-    assert "training goes on without a policy" in without[1]
+    assert "training continues without a policy" in without[1]
     assert asked == ("faulty(what=nothing)", "", 4)
 
 

@@ -101,7 +101,7 @@ def test_a_plan_by_host_becomes_caps_by_rank() -> None:
     without.power = [np.full(2, 100.0), np.full(2, 300.0), np.full(2, 300.0)]
     change, refused = applied(without, Plan(power_cap_w=np.array([200.0])))
     assert change.power_cap_w is None
-    assert refused == ["power: advice only: not allowed when the policy was attached"]
+    assert refused == ["power: advice only: not in allow when the policy was attached"]
 
 
 def test_zeus_tries_caps_of_a_live_job() -> None:

@@ -59,7 +59,7 @@ def test_refusals_reach_the_policy_and_the_journal(leader: Leader, tmp_path: Pat
     leader.answer(0)
     leader.recorder.close()
     first, second = read(tmp_path / "decisions-0.jsonl")
-    resize = Refusal("resize", "the job was not started to be resized")
+    resize = Refusal("resize", "the job was not started as resizable")
     assert first.refused == second.refused == (resize,)
     assert first.decision.observation.refused == ()
     assert second.decision.observation.refused == (

@@ -213,7 +213,7 @@ def test_a_port_that_is_taken_costs_a_line_and_the_metrics() -> None:
         port = taken.getsockname()[1]
         ((rounds, said),) = live_ranks.run(train_on_a_taken_port, 1, port)
     assert rounds == 4
-    assert said.startswith(f"equipoise: no metrics on port {port}: ")
+    assert said.startswith(f"equipoise: Prometheus port {port} not served: ")
     assert said.count("\n") == 1
 
 

@@ -270,15 +270,17 @@ def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> Non
     assert (change.global_batch, change.shares, refused) == (24, (18, 6), [])
     change, refused = applied(world(places(0, 1), batch_max=48, bounds=Bounds(samples_max=11)), bigger)
     assert change.is_empty()
-    assert refused == ["batch: 24 gives a rank more or fewer samples than it may have"]
+    assert refused == ["batch: 24 gives a rank more or fewer samples than allowed"]
     assert check(bigger, world(places(0, 1)).observe()) is not None  # without batch_max it is fixed
     weighted = Plan(gradient_weight=np.array([0.0, 1.0]))
-    assert applied(world(places(0, 1)), weighted)[1] == ["gradient_weight: a live job leaves no rank's gradient out"]
+    assert applied(world(places(0, 1)), weighted)[1] == [
+        "gradient_weight: a live job cannot leave out a rank's gradient"
+    ]
     change, refused = applied(world(places(0, 1)), weighted.with_(samples_per_step=np.array([1, 11])))
     assert change.is_empty()  # a share of next to nothing would cost speed, and leave nothing out
-    assert refused[1:] == ["samples: dealt so as to leave a rank's gradient out"]
+    assert refused[1:] == ["samples: split so as to leave out a rank's gradient"]
     suspect = Plan(suspect=np.array([False, True]))
-    assert applied(world(places(0, 1)), suspect)[1] == ["suspect: a live job replaces no GPU; look at that of row 1"]
+    assert applied(world(places(0, 1)), suspect)[1] == ["suspect: a live job cannot replace a GPU; check that of row 1"]
 
 
 def test_an_allocation_becomes_a_new_set_of_members() -> None:
@@ -291,11 +293,11 @@ def test_an_allocation_becomes_a_new_set_of_members() -> None:
     made = world(places(0, 1, 2), parked, bounds=bounds)
     change, refused = applied(made, Plan(allocation=Allocation.of([(0, [0, 3])])))
     assert change.is_empty()
-    assert refused == ["resize: advice only: not allowed when the policy was attached"]
+    assert refused == ["resize: advice only: not in allow when the policy was attached"]
     made = world(places(0, 1, 2), parked, bounds=bounds, allow=frozenset(["resize"]))
     change, refused = applied(made, Plan(allocation=Allocation.of([(0, [])])))
     assert change.is_empty()
-    assert "cannot be stopped from inside" in refused[0]
+    assert "cannot be stopped by its own policy" in refused[0]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_levels_are_observed_and_planned_within_the_bound() -> None:
     assert not world.apply(plan)
     assert (world.change.interval, world.change.far_every) == (4, 3)
     (refusal,) = world.apply(plan.with_(far_every=np.array([4])))
-    assert "16 steps until all meet are above the bound of 12" in refusal.why
+    assert "16 steps per exchange of all ranks are above the bound of 12" in refusal.why
     assert world.change.far_every is None
 
 

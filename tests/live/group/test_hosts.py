@@ -63,7 +63,7 @@ def test_a_command_prints_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, "a\n", "first\nsecond\nlast \n"), r"^list it: exit code 3: last$"),
         ((-9, "a\n", ""), r"^list it: exit code -9$"),
         ((0, "a:0\n", ""), r"^list it:1:1: 'a:0' is not HOST"),
-        (FileNotFoundError(2, "gone"), r"^--host-command 'list it': gone; needed is a command that prints hosts"),
+        (FileNotFoundError(2, "gone"), r"^--host-command 'list it': gone; needed: a command that prints hosts"),
     ],
 )
 def test_a_command_that_prints_none_is_refused(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_command_that_prints_none_is_refused(said: Any, why: str, monkeypatch:
 
 def test_a_command_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     printing(monkeypatch, hosts.subprocess.TimeoutExpired("list", 20.0))
-    with pytest.raises(ValueError, match=r"^list it: it printed no hosts within 20 s$"):
+    with pytest.raises(ValueError, match=r"^list it: no output within 20 s$"):
         HostList(None, "list it")
 
 
@@ -96,7 +96,7 @@ def test_hosts_stay_while_their_list_is_gone(
     assert found == [(False, old)] * 5 + [(True, new), (False, new), (False, new)]
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
-    assert told[0].endswith("the hosts stay as they were")
+    assert told[0].endswith("the hosts are unchanged")
 
 
 # -- starting ranks ------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_the_best_possible_ratio(ranks: int, best: float) -> None:
         (["--rounds", "41"], "--rounds must be at least 42"),
         (["--slowdown", "0.5"], "--slowdown at least 1"),
         (["--sample-ms", "0"], "--sample-ms above 0"),
-        (["--run-dir", "."], "holds a run already"),
+        (["--run-dir", "."], "already contains a run"),
     ],
 )
 def test_the_demonstration_refuses_what_it_cannot_show(
@@ -212,14 +212,14 @@ def test_the_demonstration_refuses_what_it_cannot_show(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["train.py"], "train.py: no such file; needed is a training script"),
+        (["train.py"], "train.py: no such file; needed: a training script"),
         (["--ranks", "0", __file__], "--ranks: at least 1 is needed"),
         (["--ranks", "two", __file__], "argument --ranks: invalid"),
         (["--max-restarts", "-1", __file__], "--max-restarts: at least 0 is needed"),
-        (["--nodes", "2", __file__], "--nodes: several need a --store that all of them reach"),
-        (["--node-rank", "1", __file__], "--node-rank: 1 is not allowed, needed is 0 to 0"),
-        (["--node-rank", "-1", __file__], "--node-rank: -1 is not allowed, needed is 0 to 0"),
-        (["--nodes", "3", "--node-rank", "3", __file__], "--node-rank: 3 is not allowed, needed is 0 to 2"),
+        (["--nodes", "2", __file__], "--nodes: more than one needs a --store"),
+        (["--node-rank", "1", __file__], "--node-rank: 1 is not allowed; needed: 0 to 0"),
+        (["--node-rank", "-1", __file__], "--node-rank: -1 is not allowed; needed: 0 to 0"),
+        (["--nodes", "3", "--node-rank", "3", __file__], "--node-rank: 3 is not allowed; needed: 0 to 2"),
         (["--store", "h:1", __file__], f"--store: needs the job's token in {TOKEN}"),
         (["--hosts", "list", "--host-command", "cat list", "x.py"], "--hosts: not allowed with --host-command"),
         (["--hosts", "list", "--join", "h:1", "x.py"], "--hosts: not allowed with --host-command, --nodes or"),
@@ -303,7 +303,7 @@ def test_the_demonstration_reports_both_runs(
     }
     assert demo.main(["--rounds", "50"]) == 0
     text = capsys.readouterr().out
-    assert "1.50 times as many" in text
+    assert "1.50 times plain DDP" in text
     assert "a table" in text
 
 

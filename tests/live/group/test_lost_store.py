@@ -201,7 +201,7 @@ def test_a_rank_that_comes_back_to_nobody_begins_again(tmp_path: Path) -> None:
         assert run("node.py", "0").returncode == 9
         alone = run("again.py")
         assert (alone.returncode, alone.stdout) == (0, "[0]\n")
-        assert "nobody is left in the job; it begins again, from its last checkpoint" in alone.stderr
+        assert "no member is left in the job; it restarts from its last checkpoint" in alone.stderr
         done = run("again.py")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         host.terminate()

@@ -73,7 +73,7 @@ def test_the_place_of_what_cannot_travel_is_named() -> None:
         ({"x": torch.zeros(2).to_sparse()}, r"\['x'\]: a Tensor"),
         ({"x": np.zeros((1,))}, r"\['x'\]: a ndarray"),
     ):
-        with pytest.raises(TypeError, match=place + ".* is not allowed in a state dict that other ranks load"):
+        with pytest.raises(TypeError, match=place + ".* is not allowed in a state dict sent to other ranks"):
             pack(value)
 
 
@@ -85,8 +85,8 @@ def test_the_place_of_what_cannot_travel_is_named() -> None:
         (message({"tensor": ["int16", [-1]]}, b"12"), r"a tensor of int16 and shape \[-1\]"),
         (message({"tensor": ["int16", [2, -3]]}, b"12"), r"a tensor of int16 and shape \[2, -3\]"),
         (message({"tensor": ["zeros", [2]]}, b"12"), r"a tensor of zeros and shape \[2\]"),
-        (message({"tensor": ["nothing", [2]]}, b"12"), "no state dict: "),
-        (message({"code": [2]}), "no state dict: 'code'"),
+        (message({"tensor": ["nothing", [2]]}, b"12"), "not a state dict: "),
+        (message({"code": [2]}), "not a state dict: 'code'"),
         (message({"dict": [["a", 1], ["b"]]}), "shorter"),
         (message({"list": [1], "tuple": [2]}), "too many values"),
         (message({}), "not enough values"),

@@ -346,9 +346,9 @@ def test_an_error_of_the_script_reaches_the_script(kind: str) -> None:
 def test_a_group_that_nobody_leaves_is_formed_anew_three_times_at_most() -> None:
     (other, generation, said, _), (raised, regroups, *_) = live_ranks.Ranks(fail, 2, "store").join(timeout_s=60)
     assert generation == regroups == 3
-    assert said.count("equipoise: nobody left, the group of 2 members was formed anew: ") == 3
+    assert said.count("equipoise: no member left, the group of 2 members was formed anew: ") == 3
     assert said.count("\n") == 3
-    note = "equipoise: the group of 2 was formed anew 3 times, nobody had left it, and no round was finished"
+    note = "equipoise: the group of 2 was formed anew 3 times, no member had left it, and no round was finished"
     assert raised == f"the script's own store\n{note}"
     assert other.endswith(note)
 

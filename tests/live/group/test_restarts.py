@@ -72,8 +72,8 @@ def test_all_launchers_of_a_deserted_job_meet_in_the_same_next_era() -> None:
         ("a:x", "hosts:1:1: 'a:x' is not HOST or HOST:RANKS"),
         ("a b", "hosts:1:1: 'a b' is not"),
         ("-oProxyCommand=x", "hosts:1:1: '-oProxyCommand=x' is not"),  # no option of ssh
-        ("a\n\na:2", "hosts:3:1: 'a:2' stands there twice"),
-        ("# none\n", "hosts:1:1: no host is named"),
+        ("a\n\na:2", "hosts:3:1: 'a:2' is listed twice"),
+        ("# none\n", "hosts:1:1: no hosts"),
     ],
 )
 def test_a_list_of_hosts_that_is_none(
@@ -96,7 +96,7 @@ def test_a_list_that_is_lost_stays_in_force(
     (tmp_path / "hosts").unlink()
     assert [listed.changed(), listed.changed()] == [False, False]
     assert listed.ranks == {"a": 2, "b": 1}
-    assert capsys.readouterr().err.count("the hosts stay as they were") == 1
+    assert capsys.readouterr().err.count("the hosts are unchanged") == 1
     (tmp_path / "hosts").write_text("a:2")
     assert listed.changed()
 
@@ -166,7 +166,7 @@ def test_a_command_that_does_not_end_is_given_up(
 ) -> None:
     monkeypatch.setattr(hosts, "_COMMAND_MAX_S", 0.1)
     assert launch.main(["--host-command", "sleep 600", "train.py"]) == 2
-    assert capsys.readouterr().err == "equipoise: sleep 600: it printed no hosts within 0.1 s\n"
+    assert capsys.readouterr().err == "equipoise: sleep 600: no output within 0.1 s\n"
 
 
 NOTES = """

@@ -351,5 +351,5 @@ def test_a_state_that_lacks_a_part_is_one_line() -> None:
     from equipoise.live import checkpoint
 
     nothing: Any = None
-    with pytest.raises(ValueError, match=r"^state: round is missing; needed is what runtime\.state_dict\(\) gave$"):
+    with pytest.raises(ValueError, match=r"^state: round is missing; needed: the result of runtime\.state_dict\(\)$"):
         checkpoint.load(nothing, nothing, {"format": checkpoint.FORMAT})

@@ -260,7 +260,7 @@ def test_the_host_says_in_one_line_what_it_refuses(
     connections, keys = sorted(capfd.readouterr().err.splitlines())
     assert keys == ("equipoise: store: 9 keys written without the job's token, ignored, 'done' for one")
     assert re.fullmatch(
-        r"equipoise: store: 30\d connections, more than the job's members make; the job goes on", connections
+        r"equipoise: store: 30\d connections more than the job's members need; the job continues", connections
     )
     for connection in silent:
         connection.close()
@@ -287,7 +287,7 @@ def test_a_connection_that_sends_garbage_is_closed_and_told_in_one_line(
     for _ in range(2):
         doorman.look(server)
     assert capfd.readouterr().err == (
-        "equipoise: store: 4 connections that sent what no member sends, closed, from 127.0.0.1 for one\n"
+        "equipoise: store: 4 connections with invalid data, closed, e.g. from 127.0.0.1\n"
     )
     for stranger in strangers:
         with contextlib.suppress(ConnectionResetError):

@@ -89,7 +89,7 @@ def test_windows_are_smoothed_and_bounded_below():
 
 @pytest.mark.parametrize("given", ["guess", True, -0.1, math.inf])
 def test_a_drift_that_is_no_number_is_refused(given):
-    with pytest.raises(ValueError, match=r'drift: .* is not allowed, needed is .*"measured"'):
+    with pytest.raises(ValueError, match=r'drift: .* is not allowed; needed: .*"measured"'):
         Options(global_batch=8, drift=given)
 
 

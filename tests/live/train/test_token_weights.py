@@ -104,5 +104,5 @@ def test_a_batch_without_a_weight_is_an_error() -> None:
 
 
 def test_a_summed_loss_has_no_weights() -> None:
-    with pytest.raises(ValueError, match="weighted: True is not allowed with a summed loss"):
+    with pytest.raises(ValueError, match="weighted: True is not allowed with loss_reduction 'sum'"):
         Options(8, weighted=True, loss_reduction="sum")
