@@ -163,7 +163,7 @@ class Group:
         count = f"{len(self.members)} member{'s' * (len(self.members) != 1)}"
         if not parts:
             return f"no member left, the group of {count} was formed anew: {why}"
-        return f"{', '.join(parts)}; the group has {count} members now"
+        return f"{', '.join(parts)}; the group has {count} now"
 
     def reform(
         self, model: DistributedDataParallel, wrapping: Mapping[str, Any], boundary: int, target: Sequence[int] | None

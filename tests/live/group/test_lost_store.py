@@ -316,6 +316,6 @@ def test_a_store_that_goes_while_a_process_comes_is_told_in_one_line(monkeypatch
     monkeypatch.setattr(regroup, "reached", lambda *where: None)
     monkeypatch.setattr(regroup, "job_store", gone)
     monkeypatch.setattr(regroup.gc, "freeze", lambda: None)  # of the tests' own process
-    with pytest.raises(SystemExit, match=r"^equipoise: this process ends: .*127\.0\.0\.1:1 went .* checkpoint$"):
+    with pytest.raises(SystemExit, match=r"^equipoise: this process ends: .*127\.0\.0\.1:1 was lost .* checkpoint$"):
         regroup.start()
     assert regroup.current() is None

@@ -339,7 +339,7 @@ def test_an_error_of_the_script_reaches_the_script(kind: str) -> None:
     (_, generation, said, members), (raised, regroups, *_) = ranks.join(timeout_s=60)
     assert (raised, regroups) == (str(OWN_ERRORS[kind]), 0)
     assert (generation, members) == (1, [0])  # the other one goes on without it
-    assert said == "equipoise: member 1 left; the group is 1 member now\n"
+    assert said == "equipoise: member 1 left; the group has 1 member now\n"
 
 
 @pytest.mark.long
