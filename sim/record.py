@@ -1,4 +1,4 @@
-"""What a run leaves behind: one row per job, the cluster's totals, and the identity of its inputs."""
+"""The records of a run: one row per job, the cluster's totals, and the identity of its inputs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Run:
         return row | self._energy_and_money() | fairness(self.jobs) | told | self._served()
 
     def _served(self) -> dict[str, float]:
-        """What became of the requests: of several services the worst, and each as `service_goodput_ratio[NAME]`."""
+        """Request metrics: the worst of several services, and each as `service_goodput_ratio[NAME]`."""
         if self.services is None:
             return {}
         of = self.services
@@ -149,7 +149,7 @@ class Run:
         return [{"group": name, "node_h": h, "gpu_usd": self.totals[f"gpu_usd[{name}]"]} for name, h in named]
 
     def _energy_and_money(self) -> dict[str, float]:
-        """What the totals say of both; a number that is not there is not known."""
+        """Energy and cost from the totals; a missing number is unknown."""
         useful = float(self.jobs["useful_samples"].sum()) if "useful_samples" in self.jobs else 0.0
         of = {name: self.totals.get(name, math.nan) for name in ("energy_j", "carbon_kg", "cost_usd")}
         waste = {f"{use}_usd": self.totals.get(f"{use}_usd", math.nan) for use in WASTE}
@@ -258,7 +258,7 @@ def _classes(jobs: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
 
 
 class MissingError(ImportError):
-    """A package that is not needed otherwise is not installed; the message says which and what to do."""
+    """An optional package is not installed; the message names it and the remedy."""
 
 
 def data_frame(columns: Any) -> Any:
@@ -271,7 +271,7 @@ def data_frame(columns: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on; "from source" for a package that is not installed."""
+    """Versions of the packages that a result depends on; "from source" for one that is not installed."""
     found = {}
     for name in ("equipoise", "numpy", "numba", "simpy"):
         try:

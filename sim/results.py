@@ -1,4 +1,4 @@
-"""What a world leaves behind when its run ends: columns of jobs, totals, notes and the timeline."""
+"""Results of a finished run: columns of jobs, totals, notes and the timeline."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Columns = dict[str, NDArray[Any]]
 
 
 def _input_free(world: SimWorld) -> bool:
-    """Whether some job reads data, and nothing is said of what that costs a host."""
+    """Whether some job reads data while no input cost is given."""
     said = any(g.ingest is not None or g.local_read is not None for g in world.scenario.cluster.groups)
     reading = [job for job in world.roster.training.values() if job.config.sample_bytes > 0.0]
     return bool(reading) and not said and all(job.model.preprocess_time is None for job in reading)
 
 
 def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
-    """A line for the first of the jobs whose step memory splits into passes."""
+    """A note on the first job whose step memory splits into several passes."""
     found = [(job, _first_pass(job.config)) for job in jobs]
     split = [(job, most, part) for job, (most, part) in found if most < part]
     if not split:
@@ -51,7 +51,7 @@ def _passes(jobs: Iterable[TrainingJob]) -> list[str]:
 
 
 def _left_aside(world: SimWorld) -> list[str]:
-    """What the scenario declares of its queues and the policy does not heed; limits and places always hold."""
+    """Declared settings of queues that the policy does not use; limits and placements always apply."""
     q, stages = world.scenario.queues, world.policy.stages
     weights = q.priority
     declared = {
@@ -79,7 +79,7 @@ def _first_pass(config: Configuration) -> tuple[int, int]:
 
 
 def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
-    """A line on the interval between checkpoints that was derived for the first of the jobs."""
+    """A note on the derived checkpoint interval of the first job."""
     found = [
         job for job in jobs if job.checkpoints.spec.interval == "young-daly" and job.checkpoints.interval_s < math.inf
     ]
@@ -241,7 +241,7 @@ class Results:
         return {name: math.fsum(found) for name, found in named.items()}
 
     def notes(self, *, is_random: bool) -> list[str]:
-        """What a reader of the results should know about their input; is_random: whether seeds matter."""
+        """Notes for the reader of the results; is_random: whether seeds matter."""
         world = self.world
         notes = list(world.demand.notes)
         if late := int(world.rigid.timed_out.sum()):

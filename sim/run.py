@@ -55,7 +55,7 @@ class RunFailed(RuntimeError):
 
 
 class RunInterrupted(RunFailed):
-    """A run that was stopped from outside; `.run` holds its records up to then."""
+    """The run was stopped from outside; `.run` holds its records up to then."""
 
 
 def run(
@@ -203,7 +203,7 @@ def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None, sto
 
 
 def run_identities(scenario: Scenario, policy: Policy, seeds: Iterable[int], trace: Trace | None) -> list[str]:
-    """Identities of runs that differ in their seeds alone: what they share is hashed once."""
+    """Identities of runs that differ only in their seeds; shared inputs are hashed once."""
     shared = _inputs(scenario, policy, trace)
     return [combined({**shared, "seed": str(seed)}.items()) for seed in seeds]
 
@@ -251,12 +251,12 @@ def is_random(scenario: Scenario) -> bool:
 
 
 def redraws(scenario: Scenario) -> bool:
-    """Whether the jobs of the trace come otherwise on each seed."""
+    """Whether the jobs of the trace are redrawn for each seed."""
     return scenario.workload.trace is not None and scenario.workload.trace.redraw is not None
 
 
 def step_noise(scenario: Scenario) -> bool:
-    """Whether steps of its models vary, by what the scenario says or what was measured."""
+    """Whether steps of its models vary, as declared or measured."""
     profile = load_profile(scenario.cluster.hardware)
     on = [profile.accelerator(group.accelerator) for group in scenario.cluster.groups if group.gpus]
     return has_step_noise(scenario.noise, scenario.workload.models.values(), on)

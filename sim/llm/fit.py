@@ -25,7 +25,7 @@ Labels = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is known of a constant before any row: its centre, its bounds, and the kind of label it may differ
+    """Prior of a constant: its centre, its bounds, and the kind of label it may differ
     by."""
 
     centre: float
@@ -138,7 +138,7 @@ class _Problem:
         return np.array(low), np.array(high)
 
     def penalty_weights(self) -> Floats:
-        """How firmly each is held to where it starts."""
+        """Weights of the penalties for moving away from the start."""
         common = [p.weight for p in self.priors.values()]
         return np.array(common + [self.priors[name].label_weight for name, _ in self.factors])
 
@@ -157,7 +157,7 @@ class _Problem:
         return np.asarray(np.log(np.asarray(step_times(self.q, Stack(**constants)).total)))
 
     def residuals(self, theta: Floats) -> Floats:
-        """Misfit of every row, and distance from the priors."""
+        """Residuals of every row, and distances from the priors."""
         centres = np.zeros(len(theta))
         centres[: len(self.priors)] = [np.log(p.centre) for p in self.priors.values()]
         constants = {name: self.constant(name, log) for name, log in self.row_logs(theta).items()}

@@ -53,7 +53,7 @@ def fit_memory(
     centre = np.clip(np.log(prior.vector()), low + 1e-9, high - 1e-9)
 
     def residuals(theta: Floats) -> Floats:
-        """Misfit of every row, and distance from where it starts."""
+        """Residuals of every row, and distances from the start."""
         stack = MemoryStack(*np.exp(theta).tolist())
         return np.concatenate([np.log(peaks(counted, stack, stage) / measured), WEIGHT * (theta - centre)])
 

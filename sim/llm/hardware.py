@@ -1,4 +1,4 @@
-"""What a training step needs to know of accelerators and networks: a few data-sheet numbers.
+"""Data-sheet numbers of accelerators and networks that determine a training step.
 
 Sources: NVIDIA data sheets of V100, A100, H100, H200, GH200, B200, GB200; rates are dense (no sparsity), bytes/s of
 links are one direction, memory is what the driver shows (its origins: `scenarios/hardware/catalogue.yaml`; GH200:
@@ -55,7 +55,7 @@ class NetworkRates:
 
     @property
     def gpu_nic_bytes_per_s(self) -> float:
-        """What one accelerator drives of the network of its node."""
+        """Network rate of one accelerator, out of its node's network."""
         return self.gpu_bytes_per_s or self.node_bytes_per_s / self.node_gpus
 
 

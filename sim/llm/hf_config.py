@@ -36,7 +36,7 @@ def from_config(text: str, sequence: int | None = None) -> Transformer:
 
 
 def _count(config: Config, *names: str, default: int | None = None) -> int:
-    """The first of these keys that is there, as a whole number >= 0; null counts as absent."""
+    """The value of the first of these keys that is present, as a whole number >= 0; null counts as absent."""
     for name in names:
         value = config.get(name)
         if value is None:

@@ -1,4 +1,4 @@
-"""How a model is spread over accelerators, and how its batch is cut.
+"""How a model is split over accelerators, and its batch into micro-batches.
 
 Ranks are numbered as Megatron-LM does (Narayanan et al. 2021): tensor-parallel neighbours first, then context, then
 data, then pipeline stages; so a tensor group lies inside a node wherever it fits.
@@ -88,7 +88,7 @@ class Layout:
 
     @property
     def expert_tensor(self) -> int:
-        """Ranks that one expert is cut over: tensor ranks, as far as the other experts leave some of a stage."""
+        """Ranks that one expert is split over: the tensor ranks that other experts of the stage leave free."""
         return math.gcd(self.tensor, self.data * self.context * self.tensor // self.expert)
 
     @property

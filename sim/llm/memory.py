@@ -1,4 +1,4 @@
-"""Peak memory of one rank by pipeline stage, whether a plan fits, and the smallest change that makes it fit.
+"""Peak memory of one rank by pipeline stage, whether a plan fits, and the smallest change with which it fits.
 
 States per parameter: weights 2 bytes, gradients, Adam's two moments and a 32-bit copy of the weights, divided by
 the ranks of a ZeRO group as its stage says (Rajbhandari et al. 2020, section 3); of an expert, by no more ranks
@@ -173,7 +173,7 @@ def peaks(counted: Iterable[tuple[Floats, Floats]], stack: MemoryStack, stage: i
 
 
 def smallest_change(plan: ShardingPlan, stack: MemoryStack) -> ShardingPlan | None:
-    """The plan itself if it fits, else with the first change of one kind that makes it fit; None where none does.
+    """The plan if it fits, else the plan with the first single change that makes it fit; None if there is none.
 
     Tried in the order of what they cost: sequence parallelism, a sharded optimiser, a smaller micro-batch,
     selective recomputation, full recomputation, sharded parameters, twice the tensor or pipeline ranks, offloading.

@@ -1,4 +1,4 @@
-"""What shape, layout, accelerator and network determine of a step: FLOP, bytes, counts. No fitted constant enters.
+"""FLOP, bytes and counts of a step from shape, layout, accelerator and network, without fitted constants.
 
 A `Quantities` holds one number per row in every array, so that many plans are timed at once.
 """
@@ -193,7 +193,7 @@ def _link(plan: ShardingPlan, ranks: int, stride: int, senders: int = 0) -> tupl
 
 
 def _all_to_all(plan: ShardingPlan, ranks: int) -> float:
-    """Bytes/s of one rank that sends as much to each of `ranks` neighbours, while all ranks of its node do so."""
+    """Bytes/s of one rank that sends equally to `ranks` neighbours, while all ranks of its node do so."""
     net, rate = plan.network, plan.accelerator.link_bytes_per_s
     if ranks <= net.node_gpus:
         return rate

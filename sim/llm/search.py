@@ -1,4 +1,4 @@
-"""The fastest layout that fits, and why: every sensible one is timed and its memory counted."""
+"""Search for the fastest layout that fits, by the step time and memory of every sensible one."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def why(result: Search) -> str:
-    """One sentence: the best layout, the next of another kind, and the part of the step in which it loses most."""
+    """One sentence that compares the best layout with the next of another kind, by the part that differs most."""
     best = result.found[0]
     text = (
         f"{describe(best.plan.layout)}: {best.seconds:.4g} s a step, the fastest of {len(result.found)} "

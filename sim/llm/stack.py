@@ -1,4 +1,4 @@
-"""The constants of a software stack on an accelerator: what no shape and no data sheet tells."""
+"""Fitted constants of a software stack on an accelerator."""
 
 from __future__ import annotations
 

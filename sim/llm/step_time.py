@@ -140,7 +140,7 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
 
 
 def _host(q: Quantities, c: Stack, layers: Floats, passes: Number) -> Floats:
-    """What the host needs to start so many layers; a floor, since it runs ahead of the device."""
+    """Host time to launch these layers; a lower bound, because the host runs ahead of the device."""
     each = c.host_s_per_layer + c.host_s_per_tensor_rank * q.pipelined_ranks
     return np.asarray(layers * each * (1 + q.recompute_full / 3) + passes * c.host_s_per_pass)
 
@@ -174,7 +174,7 @@ def _pace(q: Quantities, c: Stack, layer: Floats) -> tuple[Floats, Floats, Float
 
 
 def _head(q: Quantities, c: Stack) -> Floats:
-    """Logits, forward and backward; always in 16 bits."""
+    """Time of the logits, forward and backward; always in 16 bits."""
     accumulate = c.accumulate_bytes * q.head_parameters / q.memory_rate
     return np.asarray(3.0 * q.head_flop / (c.matmul_efficiency * q.peak) + accumulate)
 
@@ -191,7 +191,7 @@ def _send(q: Quantities, c: Stack) -> Floats:
 
 
 def _shown(compute: Floats, exchange: Floats, overlap: Number) -> Floats:
-    """What of an exchange shows behind the compute it runs beside: the power mean less the compute."""
+    """Exposed part of an exchange that overlaps with compute: the power mean less the compute."""
     peak = np.maximum(np.maximum(compute, exchange), 1e-30)
     sum_ = (compute / peak) ** overlap + (exchange / peak) ** overlap
     return np.asarray(peak * sum_ ** (1.0 / overlap) - compute)
@@ -216,7 +216,7 @@ def _exchange_s(q: Quantities, c: Stack) -> Floats:
 
 
 def _sharded(q: Quantities, c: Stack, stage: Floats) -> Floats:
-    """What shows of the gathers and scatters of one micro-batch, where parameters are sharded; else 0."""
+    """Exposed part of the gathers and scatters of one micro-batch with sharded parameters; else 0."""
     return np.where(q.sharded_passes > 0, _shown(stage, _exchange_s(q, c), c.overlap), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Series of availability: read from their files into the scenario, and checked with what scales."""
+"""Availability series: reads their files into the scenario, and checks groups that come and go."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _chosen(spec: Available, known: Sequence[str], what: str, at: KeyPath) -> str:
-    """The series that is meant: the one that is named, or the only one. Raises WrongValueError."""
+    """The named series, or the only one. Raises WrongValueError."""
     there = f"allowed: {', '.join(known) or 'none'}"
     if spec.series is None and len(known) != 1:
         plural = what if what == "series" else f"{what}s"
@@ -132,7 +132,7 @@ def _digits(table: TextTable, series: str) -> list[tuple[float, int]]:
 
 
 def pool_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """Nodes that come and go, where something needs them always."""
+    """Problems with nodes that come and go where they are needed permanently."""
     for k, group in enumerate(scenario.cluster.nodes):
         at: KeyPath = ("cluster", "nodes", k)
         if group.autoscale is not None and group.autoscale.min > group.count:

@@ -105,7 +105,7 @@ def trace_problems(scenario: Scenario, trace: Trace, file: str) -> list[str]:
 
 
 def most_alike(scenario: Scenario) -> int:
-    """GPUs of the model that the cluster has most of."""
+    """Number of GPUs of the most frequent model."""
     count: dict[str, int] = {}
     for group in scenario.cluster.groups:
         count[group.accelerator] = count.get(group.accelerator, 0) + group.count * group.gpus
@@ -124,7 +124,7 @@ def doubts(scenario: Scenario, tree: Tree | None = None) -> list[Problem]:
 
 
 def _sizes(scenario: Scenario) -> Iterator[Problem]:
-    """Numbers of nodes, GPUs and jobs that no memory holds."""
+    """Problems with numbers of nodes, GPUs and jobs beyond the limits."""
     for k, group in enumerate(scenario.cluster.nodes):
         if group.count * group.gpus > MAX_GPUS:
             yield ("cluster", "nodes", k), f"{group.count * group.gpus} GPUs; at most {MAX_GPUS} are possible"
@@ -151,7 +151,7 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _described(scenario: Scenario) -> Iterator[Problem]:
-    """Classes of described jobs that want more GPUs than there are."""
+    """Problems with classes of generated jobs that need more GPUs than exist."""
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
     spec = scenario.workload.generate
     for k, kind in enumerate(spec.classes if spec is not None else ()):
@@ -176,7 +176,7 @@ def _policy(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _names(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
-    """Names of nodes, groups and models that do not exist."""
+    """Problems with names of nodes, groups and models that do not exist."""
     groups = [group.name for group in scenario.cluster.groups]
     first = {name: k for k, name in reversed(list(enumerate(groups)))}
     double = [k for k, name in enumerate(groups) if first[name] < k]
@@ -238,7 +238,7 @@ def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Prob
 
 
 def _slices(scenario: Scenario, group: NodeGroup, profiles: tuple[str, ...], k: int) -> Iterator[Problem]:
-    """Where GPUs are cut by MIG, they must be able to, and every part asked for must be a slice."""
+    """Problems with MIG: groups must support it, and every requested part must be a slice."""
     if group.gpus and not profiles:
         yield ("cluster", "nodes", k, "sharing"), f"{group.accelerator} has no MIG; allowed: mps, time-slice"
     for j, job in enumerate(scenario.workload.jobs):
@@ -301,7 +301,7 @@ def _memory(
 
 
 def _model(scenario: Scenario, profile: HardwareProfile, model: Model, path: KeyPath) -> Iterator[Problem]:
-    """What a model needs to know of the hardware: a rate for its precision, constants of the exchange."""
+    """Problems with hardware data that a model needs: a rate for its precision, exchange constants."""
     used: dict[str, Accelerator] = {
         g.accelerator: profile.accelerator(g.accelerator) for g in scenario.cluster.groups if g.gpus
     }

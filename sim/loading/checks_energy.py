@@ -80,7 +80,7 @@ def money_problems(scenario: Scenario, profile: HardwareProfile, base: Path | No
 
 
 def _terms(scenario: Scenario, book: PriceBook) -> Iterator[Problem]:
-    """Contracts of nothing that is there, owned GPUs without a price, and discounts that nothing states."""
+    """Problems with contracts: unknown subjects, owned GPUs without a price, unknown discounts."""
     cost, groups = scenario.cost, scenario.cluster.groups
     names = {group.name for group in groups} | {group.accelerator for group in groups}
     for name, terms in cost.terms.items():

@@ -1,4 +1,4 @@
-"""Doubts about model parallelism: what typed figures of `parallel` leave out, and what a `transformer` assumes."""
+"""Warnings on model parallelism: costs that `parallel` leaves out, assumptions of `transformer`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _network(scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
 
 
 def _stack(scenario: Scenario, model: Model, path: KeyPath) -> Iterator[Problem]:
-    """A stack that was fitted on another kind of accelerator."""
+    """Warnings on a stack that was fitted on another kind of accelerator."""
     stack = model.transformer.stack if model.transformer is not None else ""
     kind = stack.partition("/")[2].lower() if isinstance(stack, str) else ""
     for name in dict.fromkeys(group.accelerator for group in scenario.cluster.groups if group.gpus):
@@ -40,7 +40,7 @@ def _stack(scenario: Scenario, model: Model, path: KeyPath) -> Iterator[Problem]
 
 
 def _typed(scenario: Scenario, model: Model, jobs: list[JobSpec], path: KeyPath) -> Iterator[Problem]:
-    """What `parallel` cannot know: latencies, rates and passes that depend on the layout."""
+    """Warnings on costs that `parallel` leaves out: latencies, rates and passes that depend on the layout."""
     p, node = model.parallel, min((g.gpus for g in scenario.cluster.groups if g.gpus), default=0)
     if p.tensor > 1 and p.tensor_bytes_per_sample == 0.0:
         yield ((*path, "tensor"), f"tensor_bytes_per_sample is 0: all-reduces between {p.tensor} GPUs cost nothing")

@@ -1,4 +1,4 @@
-"""Values that are allowed but seldom meant: what was understood, and what was probably meant."""
+"""Warnings on values that are allowed but probably a mistake, with the likely meaning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plausible_doubts(scenario: Scenario, profile: HardwareProfile, tree: Tree | 
 
 
 def _times(scenario: Scenario, tree: Tree | None) -> Iterator[Problem]:
-    """Bare numbers, which are seconds, where hours are likely to be meant."""
+    """Warnings on bare numbers (seconds) where hours were probably meant."""
     faults = scenario.faults
     found: list[tuple[KeyPath, float, float]] = [(("horizon",), scenario.horizon or 0.0, 3600.0)]
     for kind in ("crash", "fail_slow", "link", "rack", "spot"):
@@ -54,7 +54,7 @@ def _times(scenario: Scenario, tree: Tree | None) -> Iterator[Problem]:
 
 
 def _bare(tree: Tree | None, path: KeyPath) -> bool:
-    """Whether the value stands there without a unit."""
+    """Whether the value is written without a unit."""
     try:
         value: Any = None if tree is None else tree.get(path)
     except KeyError:

@@ -1,4 +1,4 @@
-"""What is wrong with the services of a scenario, on the cluster that it has."""
+"""Checks of a scenario's services on its cluster."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def best_speed(scenario: Scenario, profile: HardwareProfile, spec: Service) -> f
 
 
 def _crowded(scenario: Scenario) -> Iterator[Problem]:
-    """Services that together need more GPUs than there are, and jobs that need GPUs which services keep."""
+    """Problems with services that need more GPUs than exist, and jobs that need GPUs reserved by services."""
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
     kept = math.fsum(spec.kept * spec.replicas.gpus * spec.share for spec in scenario.services)
     if kept > total + 1e-9:
@@ -111,7 +111,7 @@ def _crowded(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _fewest(job: JobSpec, scenario: Scenario) -> int:
-    """GPUs that a job needs at least to start."""
+    """Fewest GPUs with which a job can start."""
     if job.model is None:
         return job.gpus_min or job.gpus
     parallel = scenario.workload.models[job.model].parallel
@@ -120,7 +120,7 @@ def _fewest(job: JobSpec, scenario: Scenario) -> int:
 
 
 def service_doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
-    """Services that can never answer what comes, though all of their replicas ran."""
+    """Warnings on services that cannot answer their requests with all replicas running."""
     for k, spec in enumerate(scenario.services):
         batch_s = batch_times_s(spec.batch_latency) / best_speed(scenario, profile, spec)
         sizes = np.arange(1, len(batch_s))

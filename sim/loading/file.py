@@ -44,7 +44,7 @@ class ScenarioFile:
     trace_place: str
 
     def trace(self) -> Trace | None:
-        """The trace that the scenario names; None when it has jobs of its own only.
+        """The trace that the scenario names; None when it only has listed jobs.
 
         Raises InputError when the file is missing or wrong, and when there is nothing to run at all.
         """
@@ -91,7 +91,7 @@ def read_scenario(
 
 
 def changed_tree(path: str | Path, overrides: Sequence[str]) -> Any:
-    """What a scenario file says, as plain data with `dotted.key=value` changes. Raises InputError."""
+    """The plain data of a scenario file with `dotted.key=value` changes. Raises InputError."""
     return _changed(scenario_file(path), overrides).data
 
 
@@ -151,7 +151,7 @@ def trace_file(spec: TraceSpec, folders: Sequence[Path]) -> Path | None:
 
 
 def scenario_file(path: str | Path) -> Path:
-    """The file that is meant: the path itself, or a scenario of that name that comes with the software."""
+    """The path itself, or the built-in scenario of that name."""
     if is_path(str(path)) or Path(path).exists():
         return Path(path)
     named = scenarios_dir() / f"{path}.yaml"
@@ -197,7 +197,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
 
 
 def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[str]:
-    """What is wrong beside values that cannot be read: with these left out, what the other checks find."""
+    """Further problems of a file with unreadable values: the other checks, with these values left out."""
     data, left, found = copy.deepcopy(tree.data), error, list[str]()
     gone: set[tuple[str | int, ...]] = set()
     for attempt in range(ATTEMPTS):
@@ -224,7 +224,7 @@ def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[s
 
 
 def _replaced(data: Any, loc: tuple[str | int, ...]) -> bool:
-    """Put a stand-in where a job or model is that nobody can read; False elsewhere."""
+    """Put a placeholder in place of an unreadable job or model; False elsewhere."""
     if len(loc) != 3 or loc[:2] not in (("workload", "models"), ("workload", "jobs")):
         return False
     entries, key = (data.get("workload", {}).get(loc[1]), loc[2])  # nothing is left of a section that went before
@@ -235,7 +235,7 @@ def _replaced(data: Any, loc: tuple[str | int, ...]) -> bool:
 
 
 def _plain(scenario: Scenario) -> Scenario:
-    """With stand-ins for models that are given by their shape: their files and layouts are not looked at."""
+    """Replace models given by their shape with placeholders, without reading their files and layouts."""
     models = dict(scenario.workload.models)
     for name, model in models.items():
         if model.transformer is not None or model.convolutional is not None:
@@ -250,7 +250,7 @@ _STAND_INS: dict[tuple[str | int, ...], Any] = {("workload",): {"jobs": [{"durat
 
 
 def leave_out(data: Any, loc: tuple[str | int, ...]) -> None:
-    """Take away the value at a pydantic location, as far as it exists."""
+    """Remove the value at a pydantic location, if it exists."""
     holder, key = None, None
     for part in loc:  # tags of unions stand in a location, but not in the data
         inner = data.get(part) if isinstance(data, dict) else None
@@ -263,7 +263,7 @@ def leave_out(data: Any, loc: tuple[str | int, ...]) -> None:
 
 
 def _line_and_column(text: str) -> tuple[int, int]:
-    """Where a line about a mistake points; what was given on the command line comes first."""
+    """Sort key of an error line: command-line options first, then line and column."""
     place = re.match(r"[^:]*:([0-9]+):([0-9]+): ", text)
     return (int(place[1]), int(place[2])) if place is not None else (0, 0)
 

@@ -1,4 +1,4 @@
-"""Puts what was measured in the place of keys that the scenario leaves out."""
+"""Fills keys that the scenario leaves out with measured values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _model(model: Model, scenario: Scenario, profile: HardwareProfile) -> Model:
 
 
 def _filled(section: _Section, found: dict[str, Measured | None]) -> _Section:
-    """The section with what was found for the keys that it does not set."""
+    """The section with the found values for keys that it does not set."""
     update = {
         key: number.value
         for key, number in found.items()

@@ -41,7 +41,7 @@ def _rows(path: Path) -> Iterator[Rate]:
 
 
 def throughput_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """Names that the cluster does not have, rates that are given twice, and types without a rate."""
+    """Problems with unknown names, repeated rates, and types without a rate."""
     table = scenario.workload.throughputs
     if table is None:
         for k, job in enumerate(scenario.workload.jobs):

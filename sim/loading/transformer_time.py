@@ -1,4 +1,4 @@
-"""What one measured step and the overlap of compute and exchange mean for a model of known shape."""
+"""Time factor of a measured step, and the overlap exponent, of a model given by its shape."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _first(error: ValueError) -> str:
 
 
 def bind(scenario: Scenario, profile: HardwareProfile) -> tuple[Scenario, list[Problem]]:
-    """With everything derived that the simulator asks of those models, and the micro-batches of their jobs."""
+    """The scenario with the values derived for these models, and the micro-batches of their jobs."""
     models, jobs = dict(scenario.workload.models), list(scenario.workload.jobs)
     problems: list[Problem] = []
     for name, model in models.items():
@@ -140,7 +140,7 @@ def bound_scenario(scenario: Scenario) -> Scenario:
 
 
 def plan_notes(scenario: Scenario) -> Iterator[str]:
-    """Why the layouts that were searched for are what they are."""
+    """Notes that explain the layouts found by search."""
     for name, model in scenario.workload.models.items():
         if model.transformer is not None and model.transformer.bound is not None and model.transformer.bound.why:
             yield f"model {name}: {model.transformer.bound.why}"
@@ -152,7 +152,7 @@ def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:
 
 
 def _network(cluster: ClusterSpec, profile: HardwareProfile) -> NetworkRates:
-    """What a rank can count on where ranks are placed one after the other, by the least of the node groups."""
+    """Network rates of consecutively placed ranks, as the minimum over the node groups."""
     groups, kind = cluster.groups, cluster.topology
     gpus, nic = min(g.gpus for g in groups), min(g.network for g in groups)
     driven = min(gpu_nic_bytes_per_s(g, profile) for g in groups)
@@ -216,7 +216,7 @@ def _layout(
     speed: float,
     path: KeyPath,
 ) -> tuple[LayoutSpec, str]:
-    """The given layout, or the fastest that fits and why it is that."""
+    """The given layout, or the fastest that fits with its explanation."""
     if spec.layout is not None:
         return spec.layout, ""
     sizes = {(job.gpus, job.global_batch) for job in jobs}
@@ -273,7 +273,7 @@ def layout_spec(la: Layout) -> LayoutSpec:
 
 
 def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer, path: KeyPath) -> None:
-    """Whole replicas and whole micro-batches. Raises WrongValueError."""
+    """Check for whole replicas and whole micro-batches. Raises WrongValueError."""
     size = layout.replica_gpus
     if job.gpus % size:
         text = f"{job.gpus} GPUs of job {job.name!r} are not a multiple of {size} (tp x cp x pp)"

@@ -107,7 +107,7 @@ def equal_part(links: Records, uses: Records, number: int) -> float:
 
 @jit_in_place
 def join(flows: Records, ints: Ints, slot: int) -> None:
-    """Let a flow take part."""
+    """Add a flow to the recomputation."""
     count = ints[COUNT]
     if flows[slot].stamp != count[STAMP]:
         flows[slot].stamp = count[STAMP]
@@ -117,7 +117,7 @@ def join(flows: Records, ints: Ints, slot: int) -> None:
 
 @jit_in_place
 def open_link(links: Records, ints: Ints, number: int) -> None:
-    """Let a link take part."""
+    """Add a link to the recomputation."""
     count = ints[COUNT]
     if links[number].stamp != count[STAMP]:
         links[number].stamp = count[STAMP]

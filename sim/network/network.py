@@ -182,7 +182,7 @@ class Network:
             self._settle()
 
     def _more_happens(self) -> bool:
-        """Whether anything else happens at this instant."""
+        """Whether other events follow at this instant."""
         queue = self.clock._queue
         return bool(queue) and queue[0][0] == self.clock._now
 

@@ -75,7 +75,7 @@ class Graph:
         return None
 
     def _reached(self, start: int, links: dict[int, list[int]], end: int) -> set[int]:
-        """Places reached from `start` along `links`, of which `end` (0 or 1) is the far end."""
+        """Nodes and switches reached from `start` along `links`; `end` (0 or 1) selects their far end."""
         reached, waiting = {start}, [start]
         while waiting:
             place = waiting.pop()

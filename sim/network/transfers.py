@@ -98,7 +98,7 @@ class Transfers:
         transfer.done.succeed()
 
     def _leave(self, transfer: Transfer) -> None:
-        """A transfer does not flow any more."""
+        """Remove a transfer from the flows."""
         del self.active[transfer.flow]
         transfer.flow = -1
         transfer.alone_s = self.lanes.end(transfer.owner, transfer.links, transfer.lanes, self.clock.now)
@@ -114,7 +114,7 @@ class Transfers:
             self.waiting.remove(transfer)
 
     def node_changed(self, node: int) -> None:
-        """A node went down or came back: transfers from it start again elsewhere, waiting ones may begin."""
+        """Restart transfers elsewhere after a node went down, and begin waiting ones after it came back."""
         affected = [t for t in self.active.values() if t.source == node and not self.node_up[node]]
         affected += [t for t in self.waiting if self.node_up[node] and node in t.sources]
         for transfer in affected:

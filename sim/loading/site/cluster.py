@@ -1,4 +1,4 @@
-"""A site's cluster on its way to a scenario: nodes, how they hang together, and what has no place in a scenario."""
+"""A site's cluster before it becomes a scenario: nodes, topology, and settings without a counterpart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def accelerator_of(kind: str) -> tuple[str, str]:
 
 @dataclass
 class SiteNodes:
-    """Equal nodes by the site's names. Values None are not told. names may be empty where only `count` is known."""
+    """Equal nodes by the site's names. None: not given. names may be empty where only `count` is known."""
 
     names: tuple[str, ...]
     gpus: int
@@ -64,7 +64,7 @@ class SiteNodes:
 
 @dataclass(frozen=True)
 class SiteSwitch:
-    """A switch, a block or a group of rails, with the nodes and switches below it; uplink None: not told."""
+    """A switch, a block or a group of rails, with the nodes and switches below it; uplink None: not given."""
 
     name: str
     nodes: tuple[str, ...]
@@ -74,7 +74,7 @@ class SiteSwitch:
 
 @dataclass
 class Site:
-    """What is known of a site. aside: what has no counterpart in a scenario, by heading.
+    """All data of a site. aside: settings without a counterpart in a scenario, by heading.
 
     queues: the section `queues`; nodes in it are frozensets of the site's names until it is written. jobs: of the
     scenario's own list. extra: further sections.
@@ -91,12 +91,12 @@ class Site:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def add_aside(self, heading: str, *lines: str) -> None:
-        """List what has no counterpart."""
+        """List a setting without a counterpart."""
         if lines:
             self.aside.setdefault(heading, []).extend(lines)
 
     def add_nodes(self, told: SiteNodes) -> None:
-        """Add nodes, but for those that another file told already: what it said holds, unless it told no GPUs."""
+        """Add nodes that no other file has given yet, or that it gave without GPUs."""
         known = {name: group for group in self.nodes for name in group.names}
         new = [name for name in told.names if name not in known or (told.gpus and not known[name].gpus)]
         if told.names and not new:
@@ -109,7 +109,7 @@ class Site:
         self.nodes.append(replace(told, names=tuple(new), count=0 if told.names else told.count))
 
     def count_cores(self) -> None:
-        """Take each core for a GPU, for clusters without. Raises InputError where cores are not told."""
+        """Count each core as a GPU, for clusters without GPUs. Raises InputError where cores are not given."""
         for group in self.nodes:
             if not group.cores:
                 name = group.label or span(group.names)
@@ -148,5 +148,5 @@ _GPUS = "--gpus N, or NCCL's topology XML or `nvidia-smi topo -m` with these fil
 
 
 def span(names: Sequence[str]) -> str:
-    """Names for people: `gn001 to gn002`."""
+    """Names as a range: `gn001 to gn002`."""
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" if names else ""

@@ -1,4 +1,4 @@
-"""What NCCL, `nvidia-smi topo -m` and `ibnetdiscover` see, as a site's nodes and network."""
+"""A site's nodes and network from NCCL topology, `nvidia-smi topo -m` and `ibnetdiscover` files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GPU_CLASSES = ("0x030200", "0x030000", "0x038000", "0x120000")
 
 
 def node_of_nccl(devices: Sequence[FabricDevice]) -> tuple[SiteNodes, list[str]]:
-    """(one node, what its file does not tell) of NCCL's topology."""
+    """(one node, missing values) of NCCL's topology."""
     gpus = [device for device in devices if device.kind == "gpu"]
     cards = [d for d in devices if d.kind == "pci" and d.values.get("class", "").startswith(_GPU_CLASSES)]
     nets = [device for device in devices if device.kind == "net"]
@@ -84,7 +84,7 @@ def _fabric(
 
 
 def node_of_matrix(matrix: TopologyMatrix) -> tuple[SiteNodes, list[str]]:
-    """(one node, what its matrix does not tell) of `nvidia-smi topo -m`."""
+    """(one node, missing values) of `nvidia-smi topo -m`."""
     gpus = [k for k, name in enumerate(matrix.devices) if name.startswith("GPU")]
     nics = [name for name in matrix.devices if not name.startswith("GPU")]
     links = {int(c[2:]) for a in gpus for b in gpus if (c := matrix.links[a][b]).startswith("NV")}

@@ -36,7 +36,7 @@ def add_kueue(site: Site, found: KueueObjects, unit: str) -> None:
 
 
 def _kinds(site: Site, found: KueueObjects) -> dict[str, str]:
-    """The accelerator of each flavor, "" where its labels do not tell: by its product, else by its nodes."""
+    """The accelerator of each flavor by its product label, else by its nodes; "" where unknown."""
     kinds = {group.gpu_type for group in site.nodes if group.gpus}
     told = {}
     for flavor in found.flavors:

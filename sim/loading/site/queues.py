@@ -1,4 +1,4 @@
-"""What a site's files declare of its queues, as the section `queues` of a scenario."""
+"""The section `queues` of a scenario from a site's files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OF_USER = {"grptres": "gpus", "grpjobs": "jobs", "maxjobs": "jobs", "maxtres": 
 
 
 def tell(site: Site, section: str, entry: Mapping[str, Any]) -> None:
-    """Declare one more; values that are empty are left out, and so is what has no name or stands there already."""
+    """Add an entry without its empty values; entries without a name and repeated ones are skipped."""
     full = {key: value for key, value in entry.items() if value not in (None, "", (), {}, [])}
     told = site.queues.setdefault(section, [])
     key = (full.get("name"), full.get("account") if section == "users" else None)
@@ -62,7 +62,7 @@ def _limits(
     amounts: Mapping[str, str],
     numbers: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Limits of GPUs and of jobs; what they say of other resources is a comment."""
+    """Limits of GPUs and jobs; limits of other resources become comments."""
     found: dict[str, Any] = {}
     rest = []
     for column, tres in limits.items():
@@ -144,7 +144,7 @@ def add_accounts(site: Site, found: Accounts, unit: str) -> None:
 
 
 def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
-    """Priority weights, backfill and partitions; returns the settings that are told."""
+    """Add priority weights, backfill and partitions; returns the settings used."""
     kind = config.settings.get("schedulertype", "sched/backfill").removeprefix("sched/")
     given = "as configured" if "schedulertype" in config.settings else "Slurm's default"
     site.policy, site.policy_why = "multifactor", f"sched/{kind}, {given}"
@@ -179,7 +179,7 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
 
 
 def _add_preemption(site: Site, config: SlurmConfig) -> set[str]:
-    """Who may stop whom; returns the settings that are told."""
+    """Add preemption; returns the settings used."""
     kind = config.settings.get("preempttype", "preempt/none").removeprefix("preempt/")
     mode = config.settings.get("preemptmode", "OFF").upper()
     if kind not in ("qos", "partition_prio") or mode == "OFF":
@@ -233,7 +233,7 @@ _PREEMPT = {
 
 
 def counts(resource: str, unit: str) -> bool:
-    """Whether a resource of Kubernetes is what is counted here."""
+    """Whether a Kubernetes resource is counted."""
     return is_accelerator(resource) if unit == "GPUs" else resource == "cpu"
 
 
@@ -270,7 +270,7 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
 
 
 def _merged(site: Site, found: KueueObjects, kinds: Mapping[str, str]) -> dict[str, str]:
-    """Flavors by name, those of one accelerator as one; with what they are here."""
+    """Flavors by name with their accelerators; flavors of one accelerator are merged."""
     by_kind: dict[str, list[str]] = {}
     for flavor in found.flavors:
         by_kind.setdefault(kinds.get(flavor.name, ""), []).append(flavor.name)
@@ -380,7 +380,7 @@ def add_generated(site: Site, test: GeneratedTest) -> None:
 
 
 def _together(work: GeneratedWork, levels: Sequence[GeneratedLevel]) -> dict[str, str]:
-    """What a job asks of the topology, in a scenario's words: the level above nodes is a rack."""
+    """A job's topology request as a scenario value: the level above nodes is a rack."""
     labels = [level.label for level in levels[-2:]]
     if work.topology not in ("required", "preferred") or work.level not in labels:
         return {}

@@ -57,7 +57,7 @@ def import_site(
     count: str = "gpus",
     gpus: int = 0,
 ) -> str:
-    """The text of a scenario file that is to stand at `out`.
+    """The text of the scenario file for the path `out`.
 
     trace: a job trace for it. reading: further keys of `workload.trace`, such as `columns`. count: `cpus` takes
     each CPU core for a GPU. gpus: of each node, where only a fabric is known. Raises InputError, one line, for a
@@ -93,7 +93,7 @@ def import_site(
 
 
 def _beside(kind: str, unit: str) -> str:
-    """What tells of nodes, beside a file that does not."""
+    """A hint on which files describe nodes, for a file that does not."""
     if kind != "kueue":
         return "also name slurm.conf, sinfo or `scontrol show node`"
     cpus = "" if unit == "CPUs" else ", or with quotas of CPUs use --count cpus, which counts each core as a GPU"
@@ -161,7 +161,7 @@ def _add_trace_nodes(site: Site, nodes: TraceNodes) -> None:
 
 
 def _add_machine(site: Site, node: SiteNodes, remarks: Sequence[str], kind: str) -> None:
-    """What one machine's topology tells, to every group with as many GPUs; one node where none is known."""
+    """Apply one machine's topology to every group with as many GPUs; it becomes one node where none is known."""
     same = [group for group in site.nodes if group.gpus == node.gpus]
     if site.nodes and not same:
         site.add_aside(kind, f"of a machine with {node.gpus} GPUs, which no node here has: left out")

@@ -32,7 +32,7 @@ _NOT_UP = ("DOWN", "DRAIN", "FAIL", "MAINT", "UNKNOWN", "NOT_RESPONDING", "RESER
 
 
 def add_config(site: Site, config: SlurmConfig) -> None:
-    """Nodes, partitions, priorities and backfill; the rest as comments."""
+    """Add nodes, partitions, priorities and backfill; other settings become comments."""
     site.name = config.cluster or site.name
     for line in config.nodes:
         if line.state.upper().startswith("FUTURE"):
@@ -60,7 +60,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
 
 
 def partition_line(partition: SlurmPartition) -> str:
-    """What of a partition a scenario does not tell, in words."""
+    """A comment on the settings of a partition without a counterpart."""
     told = {
         "longest": _hours(partition.max_time_s),
         "default time": _hours(partition.default_time_s),
@@ -106,7 +106,7 @@ def add_gres(site: Site, lines: Sequence[Gres]) -> None:
 
 
 def _kind(line: Gres) -> str:
-    """A type where only the name tells: `npu`."""
+    """The GPU type given only by the resource name, such as `npu`."""
     return "" if line.name == "gpu" else line.name
 
 

@@ -37,7 +37,7 @@ def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts texts that a reader could take for numbers in quotes: `12`, `1e5`, `0x1f`, `1_000`."""
+    """Quotes texts that could be read as numbers: `12`, `1e5`, `0x1f`, `1_000`."""
 
 
 _Dumper.add_representer(
@@ -54,7 +54,7 @@ def _flow(value: Any) -> str:
 
 
 def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
-    """The section `queues`: what is a single thing on one line, else one entry a line."""
+    """The section `queues`: single values on one line, lists with one entry per line."""
     told = (
         {**site.queues, "partitions": list(_partitions(site, labels))} if "partitions" in site.queues else site.queues
     )
@@ -233,7 +233,7 @@ def _links(
 
 
 def _aside(site: Site) -> Iterator[str]:
-    """Comments: what has no counterpart in a scenario."""
+    """Comments on settings without a counterpart in a scenario."""
     if site.aside:
         yield "\n# Not part of the simulation, because a scenario has no counterpart."
     for heading, lines in site.aside.items():
