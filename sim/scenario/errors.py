@@ -58,7 +58,7 @@ def describe(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list
 
 
 def _useful(texts: Sequence[str], *, strict: bool = False) -> Sequence[str]:
-    """Of the errors of a union, those of the branch that was meant; all (strict: none) if none is."""
+    """Errors of the intended branch of a union; all (strict: none) if no branch was intended."""
     meant = [t for t in texts if not t.startswith(_WRONG_SHAPE)]
     return meant if meant or strict else texts
 
@@ -106,7 +106,7 @@ _ALSO_CALLED = {
 
 
 def _also_called(given: object, text: str) -> str:
-    """The allowed word for what others call otherwise, or ""."""
+    """The allowed value for a common synonym, or ""."""
     word = re.sub(r"[^a-z0-9]", "", str(given).lower())
     allowed = re.findall("'([^']+)'", text.partition("allowed: ")[2])
     meant = [own for own in allowed if word in (re.sub(r"[^a-z0-9]", "", own.lower()), *_ALSO_CALLED.get(own, ()))]
@@ -218,7 +218,7 @@ def _keys_of(model: type[BaseModel], loc: tuple[Key, ...]) -> frozenset[str]:
 
 
 def _examples(model: type[BaseModel], loc: Sequence[Key]) -> list[str]:
-    """What the field at a pydantic location may be, where its class says so."""
+    """Example values of the field at a pydantic location, if its class lists some."""
     fields = (cls.model_fields.get(str(loc[-1])) for cls in _classes_at(model, loc[:-1]))
     return [str(text) for field in fields if field is not None for text in field.examples or ()]
 

@@ -1,4 +1,4 @@
-"""The section `faults` of a scenario: everything that goes wrong."""
+"""The section `faults` of a scenario."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JobFailure(Section):
 class Crash(Section):
     """Node crashes: Weibull (shape 1: exponential) time to failure, log-normal repair.
 
-    How often, in one of four ways: the mean time between failures of a node (`mtbf`), its failures in a week, the
+    One of four rates: the mean time between failures of a node (`mtbf`), its failures in a week, the
     GPU-hours between failures of any GPU's node, or the mean time to failure of a job of so many GPUs.
     """
 
@@ -77,7 +77,7 @@ class RackFailure(Section):
 class Spot(Section):
     """Nodes of the named group are reclaimed after `notice`, and come back after `away`.
 
-    Not where `cost` states another contract than spot for them.
+    Has no effect where `cost` states a contract other than spot for them.
     """
 
     group: str  # node group that may be reclaimed
@@ -87,9 +87,9 @@ class Spot(Section):
 
 
 class CorruptGradient(Section):
-    """Episodes in which a GPU spoils its worker's gradient: NaN, or `factor` times what it should be.
+    """Episodes in which a GPU corrupts its worker's gradient: NaN, or `factor` times the correct value.
 
-    An exchange that takes it in spoils the model: until the gradient is left out, or the GPU replaced, no sample
+    An exchange that includes it corrupts the model: until the gradient is left out, or the GPU replaced, no sample
     counts. Llama 3 counted 6 silent corruptions in 54 days on 16,384 GPUs: 3e-7 per GPU-hour (Grattafiori et al.
     2024, table 5).
     """
@@ -100,7 +100,7 @@ class CorruptGradient(Section):
 
 
 class FaultEvent(Section):
-    """One planned fault, for cases that must be exact. `corrupt` is of the node's first GPU, NaN without factor."""
+    """One planned fault at a given time. `corrupt` is of the node's first GPU, NaN without factor."""
 
     kind: Literal["crash", "slow", "link", "corrupt"]  # what happens
     node: str  # where
@@ -110,7 +110,7 @@ class FaultEvent(Section):
 
 
 class FaultsSpec(Section):
-    """Everything that goes wrong."""
+    """Faults of nodes, links, racks and gradients."""
 
     crash: Crash | None = None
     fail_slow: FailSlow | None = None

@@ -13,7 +13,7 @@ Weight = Annotated[Float, Field(ge=0)]
 
 
 class Arrivals(Section):
-    """When jobs come: as independent events (poisson), more by day than by night (diurnal), or by a profile.
+    """Arrivals: a Poisson process (poisson), a daily cycle (diurnal), or a profile.
 
     With `burst` above 1 it is bursts that come so: of that many jobs in the mean (geometric), `within` apart.
     """
@@ -41,7 +41,7 @@ class Arrivals(Section):
 
 
 class Durations(Section):
-    """How long jobs run on full-speed GPUs; what is drawn beyond `low` and `high` is cut to them.
+    """Running times on full-speed GPUs; drawn values are clipped to `low` and `high`.
 
     lognormal: `median` and `sigma`, of the natural logarithm. pareto: P(longer than t) = (low / t)^alpha.
     quantiles: equally spaced ones from shortest to longest, with the logarithm linear between them.
@@ -71,7 +71,7 @@ class Durations(Section):
 
 
 class JobClass(Section):
-    """Jobs of one kind. Either `rate`, or `load`: GPU-seconds asked for over those that the cluster has."""
+    """Jobs of one kind. Either `rate`, or `load`: GPU-seconds requested divided by those of the cluster."""
 
     name: str = "jobs"  # name of the class, used in job names
     rate: JobRate | None = None  # mean arrival rate

@@ -1,4 +1,4 @@
-"""What a scenario may say of jobs: their data and checkpoints, those listed one by one, and those of a trace."""
+"""Jobs of a scenario: their data and checkpoints, listed jobs, and jobs of a trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.sim.scenario.units import Bytes, Float, Int, Seconds, Share
 
 
 class Even(Section):
-    """Shards dealt round robin over the nodes of the job (or over all nodes)."""
+    """Shards placed round robin over the nodes of the job (or over all nodes)."""
 
     kind: Literal["even"] = "even"  # equally
     over: Literal["job", "cluster"] = "job"  # the nodes of the job, or of the whole cluster
@@ -140,7 +140,7 @@ class JobSpec(Section):
 
 
 class Redraw(Section):
-    """Other jobs on each seed that are like those of the trace: its sessions, in another order.
+    """Redraws the trace for each seed: its sessions, in another order.
 
     Sessions (jobs of one user and size, each soon after the one before) stay whole and change places with others
     that begin in the same window, so that the load of each window stays what it was.

@@ -1,4 +1,4 @@
-"""The scenario: what a YAML file may say, with units, defaults and allowed values.
+"""The scenario: the keys of a YAML file, with units, defaults and allowed values.
 
 `load` (in `sim.loading.file`) turns a file into a `Scenario`, or into one line per mistake. Every quantity is
 in SI base units once loaded. A value that is left out takes the default written here.
@@ -75,7 +75,7 @@ class NodeGroup(Section):
 
     @property
     def may_be_away(self) -> bool:
-        """Whether its nodes come and go, and are paid for only while there."""
+        """Whether its nodes come and go, and are paid for only while present."""
         return self.available is not None or self.autoscale is not None
 
     @property
@@ -102,7 +102,7 @@ class TreeTopology(Section):
 
 
 class LinkSpec(Section):
-    """One directed link of an explicit topology; `both: true` adds the way back."""
+    """One directed link of an explicit topology; `both: true` adds the reverse link."""
 
     source: str  # node or switch
     target: str  # node or switch
@@ -150,7 +150,7 @@ class ClusterSpec(Section):
 
 
 class Workload(Section):
-    """Models by name, and jobs from the scenario's list, beside them from a trace or a description."""
+    """Models by name, and jobs from a list, and from a trace or a description."""
 
     models: dict[str, Model] = Field(default_factory=dict)
     jobs: tuple[JobSpec, ...] = ()
@@ -237,7 +237,7 @@ class Storage(Section):
 
 
 class Restart(Section):
-    """What it takes to get going again, beside reading the checkpoint."""
+    """Times of a restart, in addition to reading the checkpoint."""
 
     detection: Seconds = 30.0  # time until a failure is detected
     rescheduling: Seconds = 0.0  # time until a job is queued again
@@ -247,7 +247,7 @@ class Restart(Section):
 
 
 class Energy(Section):
-    """Power: its price, and caps that slow computing. What GPUs draw comes from the hardware profile."""
+    """Power: its price, and power caps. What GPUs draw comes from the hardware profile."""
 
     tariff: UsdPerJoule | None = None  # price of electricity; none: the price book's
     carbon: GramsPerKwh | None = None  # CO2 of the site's electricity
@@ -268,7 +268,7 @@ class Energy(Section):
 
 
 class Thermal(Section):
-    """Heat acts: GPUs warm up, and slow down above the throttle temperature of their profile."""
+    """Thermal model: GPUs warm up, and slow down above the throttle temperature of their profile."""
 
     every: Span = 10.0  # time between two temperature updates
     clock_min: Annotated[Share, Field(gt=0, le=1)] = 0.3  # lowest relative clock of throttling
@@ -306,7 +306,7 @@ class Scenario(Section):
 
     @model_serializer(mode="wrap")
     def _without_no_services(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A scenario without services is written as it was before there were any."""
+        """Leave out an empty list of services when a scenario is written."""
         written: dict[str, Any] = write(self)
         if not self.services:
             written.pop("services", None)

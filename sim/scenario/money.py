@@ -28,7 +28,7 @@ _CONTRACTS = get_args(Contract)
 
 
 class Terms(Section):
-    """The contract under which GPUs are had. A text such as `reserved 3 y` stands for `kind` and `term`."""
+    """The contract under which GPUs are rented or owned. A text such as `reserved 3 y` stands for `kind` and `term`."""
 
     # on_demand, spot, reserved (paid for the whole term), committed (reserved for `gpus` GPUs only), owned
     kind: Contract = "on_demand"

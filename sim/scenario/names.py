@@ -1,4 +1,4 @@
-"""What to say of a name that does not exist, however many there are."""
+"""Messages on names that do not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COMPARED = 10_000  # names; comparing with each takes some 10 us
 
 
 def alike(name: str, known: list[str]) -> list[str]:
-    """Names that were probably meant, at most four: spelled nearly so, or longer ones that begin so (H100)."""
+    """At most four similar names: nearly the same spelling, or longer names with this prefix (H100)."""
     listed = {one.lower(): one for one in reversed(known[:_COMPARED])}
     text = name[:100].lower().replace("-", "_").replace(" ", "_")
     found = [text] if text in listed else [one for one in listed if one.startswith(f"{text}_")][::-1]
@@ -18,7 +18,7 @@ def alike(name: str, known: list[str]) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that was meant, else the first that there are; those of a set by the alphabet."""
+    """A phrase with similar names, else the first known names (those of a set sorted)."""
     listed = sorted(known) if isinstance(known, set | frozenset) else list(known)
     close = alike(name, listed)
     if close:

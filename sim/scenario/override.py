@@ -31,7 +31,7 @@ def override(tree: Tree, assignment: str) -> None:
 
 
 def assign(tree: Tree, path: KeyPath, value: Any, place: Place) -> None:
-    """Set the value at `path`, making the sections around it; everything in it then comes from `place`."""
+    """Set the value at `path`, creating its sections; errors in it then refer to `place`."""
     holder = tree.data
     for key in path[:-1]:
         if isinstance(holder, dict) and not isinstance(holder.get(key), dict | list):
@@ -52,7 +52,7 @@ def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _path_of(tree: Tree, parts: Sequence[str], source: str) -> KeyPath:
-    """The key path that dotted parts mean."""
+    """The key path of dotted parts."""
     path: KeyPath = ()
     holder: Any = tree.data
     while parts:

@@ -1,4 +1,4 @@
-"""Nodes that are not always there: those of a spot market, and those that are rented when jobs wait."""
+"""Nodes that come and go: those of a spot market, and those rented when jobs wait."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from equipoise.sim.scenario.units import Int, Seconds
 
 
 class Supply(Section):
-    """How many nodes can be had from a time on."""
+    """Number of available nodes from a time on."""
 
     at: Seconds  # time of the series
     nodes: Annotated[Int, Field(ge=0)]  # nodes that are available
 
 
 class Available(Section):
-    """How many nodes of a group can be had, over time; whoever is beyond that is reclaimed, and not paid for.
+    """Number of available nodes of a group over time; nodes beyond it are reclaimed, and not paid for.
 
     `file` is CSV, packed with gzip or not, and takes the place of `supply`: with the column time_s and a column of
     counts of nodes for each series (a zone, a GPU model); or with the columns series, gap_s and available, whose
@@ -68,7 +68,7 @@ class Available(Section):
 class Autoscale(Section):
     """Nodes of a group are rented when jobs wait for them, up to its `count`, and given back when idle.
 
-    A group that stands first is taken first. A node is paid for from when it comes until it goes.
+    A group that stands first is taken first. A node is paid for while it is present.
     """
 
     min: Annotated[Int, Field(ge=0)] = 0  # fewest nodes; `count` is the most

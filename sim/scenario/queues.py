@@ -1,4 +1,4 @@
-"""The section `queues`: who may use what, and in which order, in the words of Slurm and of Kueue alike."""
+"""The section `queues`: limits, quotas and priorities, in the terms of Slurm and of Kueue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Preempts = Literal["never", "lower-priority", "lower-or-newer-equal-priority", "
 
 
 class Tres(Section):
-    """Bounds on what jobs ask for beside GPUs; a job that does not say how much counts as none."""
+    """Limits on requested cores, memory and nodes; a job without a request counts as 0."""
 
     cpu: NotNegative | None = None  # cores
     mem: Bytes | None = None  # host memory
@@ -24,7 +24,7 @@ class Tres(Section):
 
 
 class Limits(Section):
-    """Bounds on what runs at the same time: of all its jobs together, of each user, account, and single job."""
+    """Limits on running jobs: of all jobs together, of each user, each account, and each job."""
 
     gpus: NotNegative | None = None  # most GPUs at once of all its jobs
     jobs: Number | None = None  # most running jobs
@@ -41,7 +41,7 @@ class Limits(Section):
 
 
 class Account(Limits):
-    """An account, itself in a parent (none: at the top), with its shares beside its siblings'."""
+    """An account in a parent account (none: the root), with its fair-share weight."""
 
     name: str  # name that users and child accounts refer to
     parent: str = ""  # parent account
@@ -66,7 +66,7 @@ class Qos(Limits):
 
 
 class Partition(Limits):
-    """Nodes (by group, or single ones by name; none: all) that jobs are sent to."""
+    """A partition: nodes (by group or by name; none: all) that jobs are submitted to."""
 
     name: str  # name that jobs refer to
     nodes: tuple[str, ...] = ()  # node groups or nodes; none: all
@@ -100,7 +100,7 @@ class Backfill(Section):
 
 
 class Preemption(Section):
-    """Slurm's preempt/qos and preempt/partition_prio: a stopped job is queued again, and goes on from there."""
+    """Slurm's preempt/qos and preempt/partition_prio: a preempted job is requeued and continues from its checkpoint."""
 
     by: Literal["qos", "partition"] = "qos"  # what decides preemption: `preempts` of the QOS, or the partition's tier
     exempt: Span = 0.0  # a job that has run for less is not preempted
@@ -108,7 +108,7 @@ class Preemption(Section):
 
 
 class Cohort(Section):
-    """Queues that lend to each other, itself in a parent."""
+    """A cohort of queues that lend to each other, in a parent cohort."""
 
     name: str  # name that queues and cohorts refer to
     parent: str = ""  # parent cohort
@@ -150,7 +150,7 @@ class Queue(Section):
 
 
 class QueuesSpec(Section):
-    """Everything that is declared. Jobs say user, account, partition, qos, queue; so do columns of a trace."""
+    """Declared queues. Jobs, and columns of a trace, name user, account, partition, qos and queue."""
 
     accounts: tuple[Account, ...] = ()
     users: tuple[User, ...] = ()

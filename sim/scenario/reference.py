@@ -126,7 +126,7 @@ def _inside(annotation: Any) -> tuple[list[type[BaseModel]], str]:
 
 
 def _kind(field: FieldInfo, inner: list[type[BaseModel]]) -> str:
-    """What may stand there: a quantity with its unit and an example, numbers with limits, words to choose from."""
+    """Allowed values: a quantity with its unit and an example, numbers with limits, or a choice of words."""
     if inner:
         return "section" if len(inner) == 1 else f"section of {len(inner)} kinds"
     found = list(_walk(field.annotation)) + list(field.metadata)
@@ -184,7 +184,7 @@ def _with_unit(field: FieldInfo, value: float) -> str:
 
 @cache
 def comments(model: type[BaseModel]) -> dict[str, str]:
-    """What the source says behind each field: the comment on its line, or those on the lines right above it."""
+    """Comment of each field in the source: the one on its line, or those on the lines right above it."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base is not BaseModel and issubclass(base, BaseModel):

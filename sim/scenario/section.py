@@ -1,4 +1,4 @@
-"""What every section of a scenario is built on."""
+"""Base class of the sections of a scenario."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `services`: models that answer requests beside the jobs, on GPUs of the same cluster."""
+"""The section `services`: models that answer requests on GPUs of the same cluster as the jobs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BatchLatency(Section):
 
 
 class Requests(Arrivals):
-    """When requests come, drawn anew for each seed and the same under every policy; or at times from a file."""
+    """Arrival times of requests, drawn for each seed and the same under every policy, or read from a file."""
 
     rate: RequestRate | None = None  # mean request rate; for `diurnal` over whole days or weeks
     file: str | None = None  # CSV with a column time_s, counted from the first job arrival; in place of `rate`
@@ -79,7 +79,7 @@ class Requests(Arrivals):
 
 
 class LatencyTarget(Section):
-    """How soon which share of the requests is to be answered, waiting included: one of the three."""
+    """Latency target including waiting: one of the three percentiles."""
 
     p50: Span | None = None  # latency target for 50 % of the requests
     p95: Span | None = None  # latency target for 95 % of the requests
@@ -93,7 +93,7 @@ class LatencyTarget(Section):
 
     @property
     def key(self) -> str:
-        """Which of the three it is."""
+        """The percentile that is given."""
         return next(name for name in ("p50", "p95", "p99") if getattr(self, name) is not None)
 
     @property
@@ -123,7 +123,7 @@ class Replicas(Section):
 
 
 class ServicePlacement(Section):
-    """Whose the GPUs are.
+    """Ownership of the GPUs.
 
     own: those of `max` replicas are the service's all the time. lent: jobs may have what the replicas do not need
     now. shared: as lent, and a replica has the part `share` of each of its GPUs; jobs that ask for a `gpu_share`
@@ -146,7 +146,7 @@ class ServicePlacement(Section):
 
 
 class Autoscaler(Section):
-    """How many replicas a service has: those that answer what came in the last window, and what waits.
+    """Sets the number of replicas by the requests of the last window and the queue.
 
     wanted = ceil((requests + waiting) / every / (utilisation x capacity)), within min and max. The capacity of a
     replica is the rate of the largest batch of which two, one after the other, take no longer than the target.
@@ -173,10 +173,10 @@ class Service(Section):
 
     @property
     def kept(self) -> int:
-        """Replicas that are there all the time."""
+        """Replicas whose GPUs are reserved all the time."""
         return self.replicas.max if self.placement.kind == "own" else self.replicas.min
 
     @property
     def share(self) -> float:
-        """Part of each of its GPUs that a replica has."""
+        """Share that a replica has of each of its GPUs."""
         return (self.placement.share or 0.5) if self.placement.kind == "shared" else 1.0

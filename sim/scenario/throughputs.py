@@ -1,4 +1,4 @@
-"""How fast jobs known by a duration run on each GPU model."""
+"""Speeds of duration jobs on each GPU model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from equipoise.sim.scenario.section import Count, Positive, Section
 
 
 class Rate(Section):
-    """What a job type does per second (in any unit, the same for all its rates) on so many GPUs of a model."""
+    """Work per second of a job type (in any unit, the same for all its rates) on GPUs of one model."""
 
     job_type: str  # value of the trace's column job_type, or a job's
     gpu_model: str  # accelerator of a node group
@@ -17,7 +17,7 @@ class Rate(Section):
 class ModelRates(Section):
     """A job type whose rates follow from a model: samples/s of a step and its exchange, on any number of GPUs.
 
-    As of a training job alone on the fewest nodes with that GPU model, its batch dealt equally, an exchange after
+    As of a training job alone on the fewest nodes with that GPU model, its batch split equally, an exchange after
     every step.
     """
 

@@ -1,4 +1,4 @@
-"""YAML text to plain data that remembers where every value stood, without YAML 1.1's traps.
+"""Reads YAML text into plain data with the place of every value, by YAML 1.2 rules.
 
 Scalars follow the YAML 1.2 core schema: `1e9` is a number, `on`, `yes`, `12:30` and dates are text. Of YAML 1.1 the
 underscores between thousands stay: `40_000` is a number, `1_0` is text. Duplicate keys, custom tags, `.inf`,
@@ -42,7 +42,7 @@ _NOUN = {"null": "null", "bool": "true or false", "int": "a number", "float": "a
 
 
 class InputError(ValueError):
-    """What the user gave is wrong: one clear line per mistake, in `lines`."""
+    """Wrong input from the user: one clear line per mistake, in `lines`."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(lines)
@@ -50,7 +50,7 @@ class InputError(ValueError):
 
 
 class WrongValueError(ValueError):
-    """The value at a key is wrong; who knows the file adds the place."""
+    """The value at a key is wrong; the caller that knows the file adds the place."""
 
     def __init__(self, path: KeyPath, text: object) -> None:
         super().__init__(str(text))
@@ -78,7 +78,7 @@ class Tree:
     values: dict[KeyPath, Place] = field(default_factory=dict)
 
     def place(self, path: KeyPath, *, key: bool = False) -> Place:
-        """Place of the value (or key) at `path`; of the nearest thing around it when it is not there."""
+        """Place of the value (or key) at `path`; of the nearest enclosing value when it does not exist."""
         while path and path not in self.values:
             path = path[:-1]
         whole = isinstance(self._value(path), dict | list)  # a section is shown by its name
@@ -113,7 +113,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever YAML 1.1 or 1.2 would read as something else than text."""
+    """Quotes texts that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Write values out each time."""
@@ -251,7 +251,7 @@ class _Builder:
         return merged | result
 
     def merge(self, node: Node, path: KeyPath) -> dict[str, Any]:
-        """What `<<: *anchor` or `<<: [*a, *b]` brings in; earlier ones win, own keys win over all."""
+        """Entries merged by `<<: *anchor` or `<<: [*a, *b]`; earlier ones win, own keys win over all."""
         sources = list(reversed(node.value)) if isinstance(node, SequenceNode) else [node]
         result: dict[str, Any] = {}
         if self.merging > MAX_DEPTH:

@@ -49,10 +49,10 @@ def _counted(text: str) -> str:
 
 
 def _plain(read: Callable[[str], float], most: float) -> Callable[[object], object]:
-    """Pydantic would take true for 1, and any text that `int` or `float` take; `13B` and `5 %` are numbers."""
+    """Reads numbers strictly (pydantic would accept true as 1), including `13B` and `5 %`."""
 
     def check(value: object) -> object:
-        """The number, within what makes sense."""
+        """The number, checked against its limits."""
         if isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is not a number")
         number = read(_counted(value)) if isinstance(value, str) else value
@@ -109,7 +109,7 @@ class Quantity:
         return result
 
     def implausible(self, value: float, limits: tuple[float, float] | None = None) -> str:
-        """Why `value` (base units) looks like a mistake of units, or "" when it does not.
+        """Why `value` (base units) looks like a wrong unit, or "" when it does not.
 
         `limits` (low, high), base units, replace those of the quantity.
         """

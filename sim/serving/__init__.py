@@ -1,1 +1,1 @@
-"""Services: when requests come, how they are answered in batches, and how many replicas that takes."""
+"""Services: request arrivals, batched answers, and the number of replicas."""

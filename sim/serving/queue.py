@@ -1,4 +1,4 @@
-"""The queue of one service: requests wait, and whichever replica is free takes a batch of them.
+"""The queue of one service, from which free replicas take batches of requests.
 
 Simulated request by request in one kernel call from one change to the next, so that a million requests cost less
 than a thousand events. A free replica takes all that wait at once, up to the largest batch, without waiting for
@@ -203,7 +203,7 @@ class RequestQueue:
         self._factor[slot] = factor
 
     def leave(self, slot: int, now_s: float) -> float:
-        """A replica takes no further batch; returns when it is done with its last one (s)."""
+        """Stop giving batches to a replica; returns the end of its last one (s)."""
         self._there[slot] = False
         if self._size[slot] == 0:
             self._done_s[slot] = math.inf
@@ -235,7 +235,7 @@ class RequestQueue:
         self._hold(waiting)
 
     def _hold(self, waiting: Floats) -> None:
-        """Have these requests wait, with room for those of the window that are yet to come."""
+        """Put these requests into the queue, with room for later ones of the window."""
         held = np.empty(len(waiting) + len(self._arrival_s) - int(self._counter[ARRIVED]))
         held[: len(waiting)] = waiting
         self._waiting_s = held
@@ -280,7 +280,7 @@ class RequestQueue:
         return len(open_s), int(np.count_nonzero(now_s - open_s > self.within_s))
 
     def take(self) -> Tally:
-        """What has happened since this was last called."""
+        """Return and reset the tally since the last call."""
         counter = self._counter
         found = Tally(
             int(counter[SERVED]),
@@ -296,7 +296,7 @@ class RequestQueue:
 
 
 def _grown(array: NDArray[S], more: int, value: float) -> NDArray[S]:
-    """With so many more entries, of this value, behind."""
+    """Append this many entries of this value."""
     added: NDArray[S] = np.full((more, *array.shape[1:]), value, dtype=array.dtype)
     return np.concatenate((array, added))
 

@@ -1,4 +1,4 @@
-"""When the requests of a service come: window by window, the same for every policy on one seed."""
+"""Arrival times of a service's requests by window, the same for every policy with one seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One service: its queue, what it has answered, and how many replicas it wants."""
+"""One service: its queue, its answers, and its wanted number of replicas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def capacity_per_s(batch_s: Floats, within_s: float, factor: float) -> float:
 
 @dataclass
 class ServiceWindow:
-    """What happened to a service from `start_s` to `end_s`; rates, latencies and counts of that time."""
+    """Rates, latencies and counts of a service from `start_s` to `end_s`."""
 
     start_s: float
     end_s: float
@@ -89,12 +89,12 @@ class ServiceState:
         return self.begin_s + (self.windows + 1) * self.spec.autoscaler.every
 
     def open_window(self) -> None:
-        """The next window begins; its requests are drawn."""
+        """Begin the next window and draw its requests."""
         self._came = self.requests.window(self.next_s)
         self.queue.open(self._came)
 
     def close_window(self, now_s: float, replicas: int, gpu_s: float) -> ServiceWindow:
-        """The window ends, at its end or with the run: what came of it."""
+        """End the window and return its results."""
         start_s = self.window_s
         tally = self.queue.take()
         arrived = int(np.searchsorted(self._came, now_s))
@@ -115,7 +115,7 @@ class ServiceState:
         return min(max(needed, spec.replicas.min), spec.replicas.max)
 
     def look(self, window: ServiceWindow, factor: float) -> None:
-        """Say how many replicas are wanted from now on; factor: of a replica's batches, in the mean."""
+        """Update the wanted number of replicas; factor: of a replica's batches, in the mean."""
         spec, now_s = self.spec, window.end_s
         every_s = max(window.end_s - window.start_s, math.ulp(1.0))
         now = self.replicas_for((window.arrived + window.waiting) / every_s, factor)

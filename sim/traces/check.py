@@ -1,4 +1,4 @@
-"""What is wrong with a job trace, and what it would do to a simulation of it."""
+"""Problems of a job trace, and their effects on a simulation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Checked:
 
 
 def check_trace(spec: TraceSpec, path: Path, cluster: ClusterSpec | None = None) -> Checked:
-    """Look through a trace. cluster: for what it can hold. Raises InputError when the file cannot be read."""
+    """Check a trace. cluster: for capacity checks. Raises InputError when the file cannot be read."""
     check_format(spec.format)
     form = "columns" if spec.columns else trace_format(path) if spec.format == "auto" else spec.format
     unit = "CPUs" if spec.count == "cpus" else "GPUs"
@@ -120,7 +120,7 @@ def _why(reason: str) -> str:
 
 
 def _clock(rows: Rows) -> Iterator[Finding]:
-    """Submissions that go back in time as job numbers go up, and starts before submission."""
+    """Find submissions out of the order of job numbers, and starts before submission."""
     if rows.submit_s is not None:
         numbers = np.array([_number(text) for text in rows.name.values], dtype=np.float64)[rows.name.codes]
         there = np.flatnonzero(np.isfinite(numbers) & np.isfinite(rows.submit_s))
@@ -161,7 +161,7 @@ def _number(text: str) -> float:
 
 
 def _twice(rows: Rows, every_s: Floats) -> Iterator[Finding]:
-    """The same id on several jobs, and jobs alike in everything but the id."""
+    """Find repeated ids, and jobs that differ only in the id."""
     kept = np.flatnonzero(rows.keep)
     keys = {"several jobs with one id": [rows.name.codes[kept].astype(np.float64)]}
     user = rows.columns.get("user")
@@ -181,7 +181,7 @@ def _twice(rows: Rows, every_s: Floats) -> Iterator[Finding]:
 
 
 def _edges(rows: Rows, every_s: Floats) -> Iterator[Finding]:
-    """Jobs that ran when the record began: of their time only those that ran on are there."""
+    """Find jobs that were running when the record began."""
     start_s, kept = _start_s(rows), rows.keep
     end_s = start_s + rows.duration_s
     if not np.isfinite(end_s[kept]).any():
@@ -203,7 +203,7 @@ def _start_s(rows: Rows) -> Floats:
 
 
 def _silence(rows: Rows) -> Iterator[Finding]:
-    """Days without any submission."""
+    """Find gaps of more than a day without submissions."""
     arrival_s = np.sort(rows.arrival_s[rows.keep])
     gaps_s = np.diff(arrival_s)
     long = np.flatnonzero(gaps_s > _SILENCE_S)
@@ -215,7 +215,7 @@ def _silence(rows: Rows) -> Iterator[Finding]:
 
 
 def _load(rows: Rows, unit: str, cluster: ClusterSpec | None) -> Iterator[Finding]:
-    """What the site held at once, against what the cluster has."""
+    """Compare the site's concurrent use with the cluster's capacity."""
     start_s, kept = _start_s(rows), np.flatnonzero(rows.keep)
     times = np.concatenate((start_s[kept], start_s[kept] + rows.duration_s[kept]))
     change = np.concatenate((rows.units[kept], -rows.units[kept]))
@@ -237,7 +237,7 @@ def _load(rows: Rows, unit: str, cluster: ClusterSpec | None) -> Iterator[Findin
 
 
 def _too_large(rows: Rows, unit: str, cluster: ClusterSpec) -> Iterator[Finding]:
-    """Jobs for which the cluster, or any one of its nodes, is too small."""
+    """Find jobs for which the cluster, or every node, is too small."""
     sizes: Sequence[int] = [group.gpus for group in cluster.groups]
     total = sum(group.count * group.gpus for group in cluster.groups)
     beyond = rows.keep & (rows.units > total)

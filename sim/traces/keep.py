@@ -1,4 +1,4 @@
-"""Which rows of a trace are wanted: `state=COMPLETED,FAILED`, and the virtual clusters of a scenario."""
+"""Selection of rows of a trace: `state=COMPLETED,FAILED`, and the virtual clusters of a scenario."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLUSTERS = ("cluster", "account", "partition", "queue")
 
 
 def chosen(columns: Mapping[str, Column], keep: Sequence[str], clusters: Sequence[str], file: str) -> dict[str, Bools]:
-    """Rows that are wanted, by the reason why others are not.
+    """Masks of selected rows, by the reason for excluding others.
 
     keep: `column=value`, or several values with commas; all of them must hold. Raises InputError, one line, for a
     column that is not there or a value that no row has.

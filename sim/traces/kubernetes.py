@@ -100,14 +100,14 @@ def _of_workload(workload: KueueWorkload, found: KueueObjects, unit: str) -> Row
 
 
 def _together(pod_set: PodSet) -> str:
-    """What a pod set asks of the topology, in a scenario's words: one host, or what is above it as a rack."""
+    """A pod set's topology request as a scenario value: one host, or a level above it as a rack."""
     if pod_set.topology not in ("required", "preferred"):
         return ""
     return f"{'node' if pod_set.level == _HOST else 'rack'}-{pod_set.topology}"
 
 
 def _gangs(pods: Sequence[Pod]) -> list[list[Pod]]:
-    """Pods that belong together, by label or else by what made them."""
+    """Groups of pods, by label or else by owner."""
     found: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
         label = next((pod.labels[key] for key in _GANGS if pod.labels.get(key)), "")

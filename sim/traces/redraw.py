@@ -46,7 +46,7 @@ def shifts(trace: Trace, spec: Redraw, seed: int) -> Floats:
 
 
 def _order(trace: Trace, spec: Redraw, seed: int) -> tuple[Ints, Ints, Floats, Floats]:
-    """(session of each job; of each session drawn: which it is, when it begins in the trace and when drawn (s))."""
+    """(session of each job; for each drawn session its index, begin in the trace and new begin (s))."""
     random = stream(spec.draws[seed % len(spec.draws)] if spec.draws else seed, "redraw")
     session, first = sessions(trace, spec.together)
     begin_s = trace.arrival_s[first]
@@ -69,7 +69,7 @@ def _order(trace: Trace, spec: Redraw, seed: int) -> tuple[Ints, Ints, Floats, F
 
 
 def _copy(copies: Ints) -> Ints:
-    """Of each session drawn, ascending, how often it came before."""
+    """Copy number of each drawn session, ascending."""
     return np.arange(len(copies)) - np.searchsorted(copies, copies)
 
 
@@ -97,7 +97,7 @@ def sessions(trace: Trace, together_s: float) -> tuple[Ints, Ints]:
 
 
 def _taken(count: int, scale: float, random: np.random.Generator) -> Ints:
-    """How often each session is taken, `scale` times in the mean; at least one session is."""
+    """Number of copies of each session, `scale` on average; at least one session is kept."""
     whole = int(scale)
     taken = np.full(count, whole, dtype=np.int64)
     more = round((scale - whole) * count)
@@ -113,7 +113,7 @@ def _begins(places: Floats, count: int, random: np.random.Generator) -> Floats:
 
 
 def _between(places: Floats, count: int, random: np.random.Generator) -> Floats:
-    """So many begins (s), each between two neighbouring places."""
+    """Begins (s) drawn between two neighbouring places each."""
     before = random.integers(0, len(places), count)
     after = np.minimum(before + 1, len(places) - 1)
     drawn: Floats = places[before] + random.uniform(size=count) * (places[after] - places[before])

@@ -1,4 +1,4 @@
-"""Rows of a site's file on their way to a trace: each becomes a job, or is counted with the reason why not."""
+"""Rows of a site's file before they become a trace: each becomes a job or is counted with a reason."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ class Rows:
         return len(self.line) - self.made + lost
 
     def drop(self, reason: str, rows: Bools, action: str = "left out") -> None:
-        """Leave out (or, by `action`, merge) those of these rows that are still there."""
+        """Remove (or, by `action`, merge) those of these rows that are still kept."""
         self.count(reason, rows, action)
         self.keep &= ~rows
 
     def count(self, reason: str, rows: Bools, action: str = "changed") -> None:
-        """Count those of these rows that are still there."""
+        """Count those of these rows that are still kept."""
         found = rows & self.keep
         if found.any():
             self.tally.add(action, reason, int(self.line[found].min()), int(found.sum()))
 
     def sift(self, unit: str) -> None:
-        """Leave out what cannot be simulated: no GPUs, no arrival, no known or no positive duration."""
+        """Remove rows that cannot be simulated: no GPUs, no arrival, no known or no positive duration."""
         self.drop(f"does not state the number of {unit}", np.isnan(self.units))
         self.drop(f"more {unit} than any cluster has", self.units > _MOST_UNITS)
         self.drop(NO_GPUS if unit == "GPUs" else f"no {unit}", ~(self.units > 0))

@@ -138,7 +138,7 @@ class TextTable:
             raise InputError([*mistakes[:MAX_LINES], *rest])
 
     def repeated(self) -> int:
-        """How many rows equal an earlier one in every field."""
+        """Number of rows that equal an earlier one in every field."""
         return len(self.rows) - len(set(map(tuple, self.rows)))
 
     def select(self, column: str, wanted: Sequence[str]) -> Bools:

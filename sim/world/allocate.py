@@ -1,4 +1,4 @@
-"""Jobs take GPUs and give them back: starts, stops, ends, and going on with what a fault has left."""
+"""Allocation of GPUs to jobs: starts, stops, ends, and regrouping after a fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equipoise.sim.world.writes import Writes
 
 
 class Allocator:
-    """Hands GPUs to jobs and takes them back. `changed()` is called after each change, None: nobody asks."""
+    """Hands GPUs to jobs and takes them back. `changed()` is called after each change, None: no listener."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Allocator:
                 tell(job)
 
     def finish(self, job: Job, reason: str) -> None:
-        """A job is done (`completed`), or has run for as long as it may (`timeout`)."""
+        """End a job that is done (`completed`) or at its time limit (`timeout`)."""
         now_s = self.clock._now
         self._release(job, reason, now_s)
         self.roster.finished(job, now_s)
@@ -117,7 +117,7 @@ class Allocator:
             self._input_changed(job, holding)
 
     def regroup(self, job: Job, node: int) -> bool:
-        """Let a job go on with what it has left on other nodes, when it may; returns whether it does."""
+        """Continue a job on its remaining nodes if possible; returns whether it continues."""
         held, elastic = self.cluster.holding[job.row], job.elastic
         alive = elastic.survivors(self.cluster.gpus.node[held.gpu] == node) if elastic is not None else None
         if elastic is None or alive is None:
@@ -138,7 +138,7 @@ class Allocator:
         return True
 
     def close(self, time_s: float) -> None:
-        """The run ends at `time_s` with jobs still running: book what they have done by then."""
+        """Book the work of jobs that are still running at the end of the run, `time_s`."""
         for row in self.roster.running.rows.tolist():
             job = self.roster.running_jobs[row]
             job.close(time_s)

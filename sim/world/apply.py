@@ -1,4 +1,4 @@
-"""Hands to running jobs what a plan asks of them: it acts when their running periods end, or some steps later."""
+"""Passes a plan's changes to running jobs, which apply them after their running periods or some steps later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs arrive in the order of their rows; training jobs are made, and their data placed."""
+"""Arrivals of jobs in the order of their rows, with training jobs created and their data placed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from equipoise.sim.world.roster import Roster
 class JobArrivals:
     """Puts jobs into the queue at their time. make(row): a training job; arrived(): called after each instant.
 
-    unasked_until_s(): nobody looks at the queue before this time, so that who arrives until then joins it now.
+    unasked_until_s(): the queue is not read before this time, so arrivals until then join at once.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class JobArrivals:
 
     @property
     def all_here(self) -> bool:
-        """Whether every job has arrived."""
+        """Whether all jobs have arrived."""
         return self._next == len(self._arrival_s)
 
     def plan_next(self) -> None:

@@ -46,7 +46,7 @@ class Pool:
 
 
 class NodeAutoscaler:
-    """Rents and gives back nodes. It is told by `look()` that a policy has decided."""
+    """Rents and returns nodes; `look()` is called after each decision of a policy."""
 
     def __init__(
         self, clock: Clock, cluster: Cluster, roster: Roster, nodes: NodeEvents, services: ServingWorld
@@ -68,7 +68,7 @@ class NodeAutoscaler:
         return any(pool.coming for pool in self.pools) or self._timer is not None
 
     def look(self) -> None:
-        """Order what waiting jobs need, give back what nobody does, and plan when to look again."""
+        """Order nodes that waiting jobs need, return idle ones, and plan the next look."""
         now_s = self.clock.now
         for pool in self.pools:
             self._order(pool, pool.spec.min - len(self._there(pool)) - len(pool.coming))
@@ -104,7 +104,7 @@ class NodeAutoscaler:
         return len(chosen)
 
     def _came(self, pool: Pool, node: int, _: Event) -> None:
-        """A node that was ordered is there, unless it has been given to somebody else meanwhile."""
+        """Bring an ordered node up, unless the order was used otherwise meanwhile."""
         pool.coming.discard(node)
         if node not in self.nodes.reclaimed_nodes:
             self.nodes.happened("rented", node, 0.0)
@@ -178,7 +178,7 @@ class NodeAutoscaler:
         return [allowed] if not self.roster.columns["one_gpu_model"][row] else [*([m] for m in allowed)]
 
     def _rent_for(self, need: float, sets: list[list[int]], ready: list[Pool], free: Floats, now_s: float) -> bool:
-        """Order what one job lacks; False when so much cannot be had."""
+        """Order the GPUs that one job lacks; False when they are not available."""
         for models in sets:
             pools = [pool for pool in ready if pool.model in models]
             could = sum(len(self._to_be_had(pool)) * pool.gpus for pool in pools)
@@ -203,7 +203,7 @@ class NodeAutoscaler:
     # -- fewer nodes ---------------------------------------------------------------------------------------
 
     def _give_back(self, now_s: float) -> float:
-        """Give back what has been idle for long enough; returns when the next may be (s)."""
+        """Return nodes that were idle for long enough; returns the time of the next possible return (s)."""
         since_s, held, later_s = self._idle_since_s, self.cluster.held_gpus(), math.inf
         idle = self.cluster.up & (held == 0)
         since_s[~idle] = math.inf
@@ -248,7 +248,7 @@ def _pool(group: NodeGroup, spec: Autoscale, first: int, cluster: Cluster) -> Po
 
 
 def _take(free: Floats, models: list[int], need: float) -> bool:
-    """Set aside so many GPUs of these models, if there are as many."""
+    """Reserve GPUs of these models, if there are enough."""
     if not models or free[models].sum() < need - _NEAR:
         return False
     for model in models:

@@ -1,4 +1,4 @@
-"""When policies decide: on events, at regular times, after so many steps, and when a plan asked for it."""
+"""Times of policy decisions: on events, at intervals, after a number of steps, and on request of a plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Decisions:
             self.clock.at(0.0, self._on_tick)
 
     def event(self) -> None:
-        """Something happened: decide at this instant when the scenario decides on events."""
+        """Request a decision at this instant if the scenario decides on events."""
         if self.spec.on_events:
             self.request()
 

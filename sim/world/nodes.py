@@ -1,4 +1,4 @@
-"""What happens to nodes: they go down and come back, slow down, and change their clocks and links."""
+"""Changes of nodes: failures and repairs, slowdowns, clocks and links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equipoise.sim.world.roster import Roster
 
 
 class Tenants(Protocol):
-    """Who holds GPUs beside jobs: services."""
+    """The interface of services, which hold GPUs like jobs."""
 
     def node_lost(self, node: int) -> None:
         """A node is about to go down."""
@@ -28,7 +28,7 @@ class Tenants(Protocol):
         """A node has gone down or come back."""
 
     def settle(self) -> None:
-        """Book everything up to now, at the clocks as they are."""
+        """Book everything up to now at the present clocks."""
 
     def speed_changed(self) -> None:
         """Nodes run at other speeds from now on."""
@@ -38,7 +38,7 @@ class Tenants(Protocol):
 
 
 class NodeEvents:
-    """Changes nodes, and tells their jobs and listeners; what `sim.cluster.faults` and `.throttle` act on.
+    """Changes nodes, and informs their jobs and listeners; the part that `sim.cluster.faults` and `.throttle` act on.
 
     set_capacity(link, bytes/s) changes a link, event() tells that policies should look.
     """

@@ -1,4 +1,4 @@
-"""What policies see: every table as of now, each only when some stage of the policy reads it."""
+"""The observation of policies: the current tables, each filled only when a stage reads it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Observer:
         self._paces: list[tuple[Ints, Floats]] = []  # of jobs just measured: node and pace of each worker
 
     def observe(self) -> Observation:
-        """All tables, as of now."""
+        """Return all current tables."""
         now_s, roster, columns = self.clock._now, self.roster, self.roster.columns
         self.rigid.refresh(now_s, roster.running.rows, roster.factor, columns["attained_gpu_s"], columns["service_s"])
         if roster.training:

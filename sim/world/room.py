@@ -1,4 +1,4 @@
-"""Where a replica of a service has room: on free GPUs, or on those of jobs that would have to stop."""
+"""Search for room for a replica: on free GPUs, or on those of jobs to preempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All jobs of a run by row: who waits and who runs, what policies see of each, and what the run reports."""
+"""All jobs of a run by row: waiting and running ones, their observed columns, and their results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Roster:
         self._cost_s, self._factor = cells(self.restart_s), cells(factor)
 
     def started(self, job: Job, holding: Holding, now_s: float) -> float:
-        """A job has left the queue; returns what this start costs (s), a crash's part too: it is paid with it."""
+        """Remove a job from the queue; returns the cost of its start (s), including that of a crash."""
         row = job.row
         self.waiting.remove(row)
         self.running.add(row)
@@ -118,7 +118,7 @@ class Roster:
         job.fill_row(self.cells, self._factor[row])
 
     def finished(self, job: Job, now_s: float) -> None:
-        """A job is done."""
+        """Mark a job as done."""
         row = job.row
         del self.running_jobs[row]
         self.running.remove(row)

@@ -1,4 +1,4 @@
-"""What services leave behind: a row for each, and one for each of its windows."""
+"""Result tables of services: one row per service, and one per window."""
 
 from __future__ import annotations
 

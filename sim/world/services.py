@@ -1,4 +1,4 @@
-"""Services in the world: their replicas take GPUs, from jobs if need be, and give them back."""
+"""Services in the world: their replicas take GPUs, from jobs if necessary, and release them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Tenant:
 
     @property
     def lack(self) -> int:
-        """Replicas that it wants and has no room for."""
+        """Number of wanted replicas without room."""
         return max(0, self.state.wanted - self.active)
 
 
@@ -213,7 +213,7 @@ class ServingWorld:
             self.timeline.replica(tenant.spec.name, replica.lane, replica.since_s, end_s, replica.holding)
 
     def _changed(self, holding: Holding) -> None:
-        """GPUs have changed hands: who shares them runs at another speed, and clocks may change."""
+        """Update speeds and clocks after GPUs were taken or released."""
         if holding.weight < holding.gpu.size:
             for row, other in sorted(self.cluster.holding.items()):
                 if row >= 0 and np.isin(other.gpu, holding.gpu).any():
@@ -355,7 +355,7 @@ class ServingWorld:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether some service may give back GPUs later."""
+        """Whether any service may release GPUs later."""
         return any(len(tenant.replicas) > tenant.spec.kept for tenant in self.tenants)
 
     def _check_not_stalled(self) -> None:
@@ -375,7 +375,7 @@ class ServingWorld:
     # -- what policies see -----------------------------------------------------------------------------------------
 
     def observed(self) -> Services:
-        """The services as of now; what was measured is of the last window."""
+        """The current services; measured values are those of the last window."""
         table = self.table
         resize(table, len(self.tenants))
         for k, tenant in enumerate(self.tenants):

@@ -10,14 +10,14 @@ from equipoise.sim.job.listener import Listener
 from equipoise.sim.world.queue import RowQueue
 
 FRUITLESS_RESTARTS = 1000
-"""A job that faults throw back so often in a row, without keeping anything new in between, will never end."""
+"""After this many restarts in a row without new progress a job is taken to never end."""
 
 IDLE_FAILURES = 10_000
 """When so many nodes fail in a row while jobs wait and none runs, none ever will."""
 
 
 class Stalled(RuntimeError):
-    """Jobs are not done, and nothing will ever happen that could complete them."""
+    """Jobs are not done, and no future event can complete them."""
 
 
 class StallDetection(Listener):

@@ -1,4 +1,4 @@
-"""What a trace tells of its jobs beside what everyone needs, as a policy sees it."""
+"""Further columns of a trace's jobs, as a policy sees them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _refine_copy(policy: Policy, observation: Observation, memory: Mapping[str, 
 
 
 class SimWorld:
-    """One side of the seam between policies and worlds: the simulator, composed of what each knows one thing.
+    """The simulated world behind the interface between policies and worlds, composed of its parts.
 
     Args:
         scenario, demand, cluster, topology: what is simulated.
@@ -147,7 +147,7 @@ class SimWorld:
         )
 
     def _connect(self, timeline: bool) -> None:
-        """Make the parts that act on jobs and nodes, and those who listen."""
+        """Create the parts that act on jobs and nodes, and the listeners."""
         clock, cluster, scenario, demand, roster = (self.clock, self.cluster, self.scenario, self.demand, self.roster)
         power, varying = node_power(cluster), clocks_vary(scenario)
         share, models = np.ones(len(demand)), scenario.workload.models
@@ -308,7 +308,7 @@ class SimWorld:
     # -- decisions -----------------------------------------------------------------------------------------
 
     def observe(self) -> Observation:
-        """Everything a policy may see, now."""
+        """The current observation for policies."""
         return self.observer.observe()
 
     def apply(self, plan: Plan) -> list[Refusal]:

@@ -1,4 +1,4 @@
-"""What a scheduler writes down goes through a bucket: so many at once, then so many a second.
+"""Writes of a scheduler, limited by a token bucket.
 
 Kubernetes clients are held to a rate (`clientConnection.qps` and `burst` of Kueue's configuration): a start that is
 decided takes effect when it is written, and its GPUs are taken meanwhile.
@@ -17,7 +17,7 @@ class Writes:
         self._last_s = -math.inf
 
     def take(self, now_s: float, count: int = 1) -> float:
-        """Write `count` more; returns when the last of them is written (s)."""
+        """Add `count` writes; returns the time of the last one (s)."""
         if not count:
             return now_s
         # As the generic cell rate algorithm has it: the time at which the bucket would be full again, and no later.

@@ -1,1 +1,1 @@
-"""What is trained: a model by its figures, by its shape, from its layers, and lighter."""
+"""Models: by their figures, by their shape, from their layers, and compressed."""

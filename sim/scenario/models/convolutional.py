@@ -1,4 +1,4 @@
-"""The `convolutional` section of a model: a network by its layers, and what follows from them.
+"""The `convolutional` section of a model: a network by its layers, and its derived costs.
 
 A product of a (k x k) kernel costs 2 k^2 c_in c_out / groups FLOP for each place of its output; backward costs as
 much for the inputs (not of the first layer) and again for the weights. Memory traffic counts each tensor that
@@ -20,7 +20,7 @@ DERIVED = ("sample_time", "flop_per_sample", "step", "transformer", "bytes_per_s
 
 
 class Layer(Section):
-    """One layer; it keeps the height and width of its input but for its stride."""
+    """One layer; it keeps the height and width of its input, divided by its stride."""
 
     kind: Literal["conv", "pool", "mean", "dense"] = "conv"  # mean: global average pooling; dense: fully connected
     channels: Natural = 0  # output channels; 0: as many as the input
@@ -117,7 +117,7 @@ class Convolutional(Section):
             sums.moved += 5 * sums.elements
 
     def follows(self, model: BaseModel, element_bytes: int) -> dict[str, object]:
-        """What a model gets of it: key -> value; `element_bytes` of an activation."""
+        """Derived keys of the model with their values; `element_bytes` of an activation."""
         sums = self.tally()
         memory = getattr(model, "memory")  # noqa: B009 (a model's, which this room's parent defines)
         kept = float(element_bytes * (sums.kept + self.input[0] * self.input[1] * self.input[2]))

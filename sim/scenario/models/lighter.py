@@ -1,4 +1,4 @@
-"""Lighter models and lighter gradients: what may be said of them in a scenario."""
+"""Pruned, quantised and distilled models, and compressed gradients, in a scenario."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equipoise.sim.scenario.units import Float, Flop, Share
 
 
 class Lighter(Section):
-    """What makes a model or its gradients lighter. Products in 8 bits are `precision: fp8`."""
+    """Reductions of a model or its gradients. Products in 8 bits are `precision: fp8`."""
 
     # gradient compression, which takes GPU time: 8 bits, largest values only, or low-rank factors
     gradients: Literal["int8", "top-k", "powersgd"] | None = None

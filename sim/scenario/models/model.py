@@ -1,4 +1,4 @@
-"""What a scenario may say of the models that jobs train: what a step costs, and how it learns."""
+"""Models of a scenario: the cost of a step, and the convergence."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Evaluation(Section):
 
 
 class Model(Section):
-    """One training workload: what a step costs and how it learns."""
+    """One training workload: the cost of a step, and the convergence."""
 
     fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
     sample_time: Seconds | None = None  # beta_c: per sample

@@ -100,7 +100,7 @@ class StackSpec(Section):
 
 
 class Bound(Section):
-    """What loading derived from the section, the jobs and the cluster."""
+    """Values that loading derives from the section, the jobs and the cluster."""
 
     layout: LayoutSpec
     dp: Count
@@ -209,7 +209,7 @@ class TransformerSpec(Section):
         return STACKS[self.stack]
 
     def memory_constants(self) -> MemoryStack:
-        """What the stack keeps in memory; general values for a stack of which no peaks were measured."""
+        """Memory constants of the stack; general values for a stack without measured peaks."""
         if isinstance(self.stack, StackSpec):
             return MemoryStack(**self.stack.memory)
         return MEMORY_STACKS.get(self.stack, GENERAL)[0]
@@ -266,7 +266,7 @@ DERIVED = (
 
 
 def is_file(text: str) -> bool:
-    """Whether this means a file, not a name that comes with the software."""
+    """Whether the text is a path, not a built-in name."""
     return text.endswith((".json", ".yaml", ".yml")) or text.startswith((".", "/"))
 
 
