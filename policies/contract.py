@@ -61,9 +61,9 @@ class AllocationStage(Stage):
 
     kind: ClassVar[Kind] = "allocation"
     order: ClassVar[str]  # which job is considered first
-    blocking: ClassVar[str]  # what happens when the first does not fit
+    blocking: ClassVar[str]  # what happens if the first job does not fit
     preemption: ClassVar[str]  # whether and when a running job is stopped
-    places: ClassVar[str] = ""  # where gangs go, when there is no `placement` parameter that says it
+    places: ClassVar[str] = ""  # placement of gangs, if there is no `placement` parameter
     starvation: ClassVar[str] = ""  # whether a job may wait for as long as others arrive
     starts_only: ClassVar[bool] = False
     """It only starts waiting jobs on free GPUs: a world need not ask it when no job waits or no GPU is free."""
@@ -127,7 +127,7 @@ def refine(policy: Policy, observation: Observation, memory: Mapping[str, Memory
     for key, stage in policy.keyed:
         try:
             answer = stage.refine(observation, plan, memory.get(key, {}))
-        except (Exception, SystemExit) as error:  # a stage must not end the program either
+        except (Exception, SystemExit) as error:  # a stage must not end the program
             text = f"{type(error).__name__}: {error}{place_of(stage, error.__traceback__)}"
             raise StageError(stage.name, text, observation.time_s) from error
         if not _is_answer(answer):

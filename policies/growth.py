@@ -15,9 +15,9 @@ import numpy as np
 from equipoise.policies.observation import Floats
 
 LEAST_PAIRS = 4
-LEAST_ROUNDS = 3  # of a window that is worth learning from
-_LEAST_CHANGE = 0.05  # of the logarithm of a worker's samples; a smaller one tells nothing
-_ALL_FIXED = 0.05  # part that grows; what another deal could gain at most
+LEAST_ROUNDS = 3  # fewest rounds of a window used for learning
+_LEAST_CHANGE = 0.05  # of the logarithm of a worker's samples; smaller changes are ignored
+_ALL_FIXED = 0.05  # growing part below which all counts as fixed: the most that another split could gain
 _FORGOTTEN = 200  # windows after which a change of shares no longer counts, so that one is tried again
 _PAIRS = 512  # that are kept
 

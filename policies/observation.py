@@ -29,7 +29,7 @@ class JobState(IntEnum):
     WAITING = 0
     RUNNING = 1
     DONE = 2
-    HELD = 3  # waits, but a limit of its queue does not let it start now (`policies.queues.within`)
+    HELD = 3  # waits, but a limit of its queue blocks its start now (`policies.queues.within`)
 
 
 WAITING, RUNNING, DONE = int(JobState.WAITING), int(JobState.RUNNING), int(JobState.DONE)
@@ -155,7 +155,7 @@ def resize(table: Table, rows: int) -> None:
             array = column.filled(grown)
             array[:capacity] = table._arrays[name]
             table._arrays[name] = array
-    for name, whole in table._shown.items():  # what was read is mostly read again; one by one takes longer
+    for name, whole in table._shown.items():  # columns are mostly read repeatedly; single views take longer
         shown[name] = whole[:rows]
 
 
@@ -388,7 +388,7 @@ class Observation:
     """
 
     time_s: float  # now
-    window_s: float  # time since the last observation, over which what is measured was measured
+    window_s: float  # time since the last observation: the window of all measurements
     nodes: Nodes
     gpus: Gpus
     jobs: Jobs
@@ -397,15 +397,15 @@ class Observation:
     paths: Paths
     speeds: Speeds
     stores: Stores
-    waiting: Ints  # rows of jobs that wait, in order of (arrival, id)
-    running: Ints  # rows of jobs that run
+    waiting: Ints  # rows of waiting jobs, in order of (arrival, id)
+    running: Ints  # rows of running jobs
     gpu_models: tuple[str, ...] = ("gpu",)  # names of the GPU models
-    refused: tuple[Refusal, ...] = ()  # parts of earlier plans that turned out impossible since the last one
-    queues: Queues = EMPTY  # what the site declares of queues, and what of it is used
-    held: Ints = field(default_factory=lambda: _NO_ROWS)  # jobs that a limit keeps out of `waiting`
+    refused: tuple[Refusal, ...] = ()  # parts of earlier plans refused since the last observation
+    queues: Queues = EMPTY  # queues that the site declares, with their usage
+    held: Ints = field(default_factory=lambda: _NO_ROWS)  # jobs that are not in `waiting` because of a limit
     told: Mapping[str, Labels | Floats] = field(default_factory=dict)  # other columns of a job trace
-    services: Services = NO_SERVICES  # that answer requests beside the jobs
-    service_names: tuple[str, ...] = ()  # of the services, by row
+    services: Services = NO_SERVICES  # inference services
+    service_names: tuple[str, ...] = ()  # names of the services, by row
 
     @classmethod
     def of(

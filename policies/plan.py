@@ -81,23 +81,23 @@ class Reason:
 class Plan:
     """What should change. Dense arrays follow the rows of the observation's tables."""
 
-    moves: Moves | None = None  # shards to move: rows of shards, nodes and workers
+    moves: Moves | None = None  # shards to move, with new owner and storage node
     samples_per_step: Ints | None = None  # per row of workers
-    fetch_order: Ints | None = None  # rows of shards, first to fetch first
+    fetch_order: Ints | None = None  # rows of shards, in order of fetching
     sync_interval: Ints | None = None  # per row of jobs
     gpu_share: Floats | None = None  # per row of workers
-    allocation: Allocation | None = None  # new GPUs of some jobs; none: stop it
+    allocation: Allocation | None = None  # new GPUs of some jobs; no GPUs: stop the job
     revisit_s: float = math.inf  # decide again at this time at the latest
     reasons: tuple[Reason, ...] = ()  # what each stage computed and did, in order
-    gradient_weight: Floats | None = None  # per row of workers: 0 leaves its gradient out, 1 is whole
-    suspect: Bools | None = None  # per row of gpus: found unsound, an allocation should replace it
-    global_batch: Ints | None = None  # per row of jobs; dealt in the proportions of samples_per_step
-    far_every: Ints | None = None  # per row of jobs: of so many exchanges one is of all workers
-    accumulation: Ints | None = None  # per row of jobs: passes in which a step is computed at least
+    gradient_weight: Floats | None = None  # per row of workers: from 0 (gradient left out) to 1 (full weight)
+    suspect: Bools | None = None  # per row of gpus: suspect: an allocation should replace it
+    global_batch: Ints | None = None  # per row of jobs; split in the proportions of samples_per_step
+    far_every: Ints | None = None  # per row of jobs: exchanges per exchange of all workers
+    accumulation: Ints | None = None  # per row of jobs: fewest passes per step
     push_interval: Ints | None = None  # per row of workers: local steps between its pushes
-    learning_rate: Floats | None = None  # per row of jobs: factor on its own, chosen for `batch_given`
-    power_cap_w: Floats | None = None  # per row of nodes: of each of its GPUs
-    told: int = 0  # waiting jobs that are told why, where that takes a scheduler time
+    learning_rate: Floats | None = None  # per row of jobs: factor on its own rate, which belongs to `batch_given`
+    power_cap_w: Floats | None = None  # per row of nodes: cap of each of its GPUs
+    told: int = 0  # waiting jobs that get a status message, if that takes scheduler time
 
     def with_(self, **changes: Any) -> Plan:
         """A copy with some fields replaced."""

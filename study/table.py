@@ -33,7 +33,7 @@ class Cell:
     bound: float  # NaN: there is none for this metric
     over_bound: float
     difference: Interval  # to the first policy, paired by seed
-    p: float = math.nan  # that both are the same: paired t-test on log ratios, after Holm over the policies
+    p: float = math.nan  # p value of a difference: paired t-test on log ratios, after Holm over the policies
     effect: float = math.nan  # Cohen's d of the pairs, on log ratios
 
     def row(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def grow_jobs(
     enough = held >= requested * o.jobs.gpus_per_worker[rows]
     order = np.lexsort((rows, -worth, enough))
     able = on_living_nodes(o, columns)
-    if len(nodes.model_speed) > 1:  # who changes its model gives all back
+    if len(nodes.model_speed) > 1:  # a job that changes its model releases all its GPUs
         able &= without_shunned(proposal, columns)
     order = order[able[order]]
     columns = chosen(columns, order)

@@ -67,7 +67,7 @@ class Lucid(AllocationStage):
             if joined is not None:
                 open_ones.remove(joined)
                 del hosts[joined.row]
-        for host in hosts.values():  # whoever found no company keeps its GPUs to itself
+        for host in hosts.values():  # hosts without a partner keep their whole GPUs
             share[np.isin(o.workers.gpu, host.gpu)] = 1.0
         started, allocation = len(proposal.started()), proposal.allocation()
         moved = not np.array_equal(share, plan.shares(o))
@@ -137,7 +137,7 @@ class Lucid(AllocationStage):
                 continue
             if alike and host.gpu_models > 1:
                 continue
-            rank = host.busy - host.ready  # who has made room comes first
+            rank = host.busy - host.ready  # hosts that have made room come first
             if rank < least:
                 best, least = host, rank
         if best is None:

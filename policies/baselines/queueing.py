@@ -14,7 +14,7 @@ from equipoise.policies.contract import UNCHANGED, Allocation, Memory, Plan, Rea
 from equipoise.policies.kernels.gangs import NO_VALUES, frozen, request_columns, room_columns, start_in_order
 from equipoise.policies.observation import Floats, Ints, Observation
 
-FEW = 16  # jobs looked at first
+FEW = 16  # jobs examined first
 
 
 def start_from_queue(

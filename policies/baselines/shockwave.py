@@ -114,7 +114,7 @@ def market(
             if rounds[k] >= window or rounds[k] >= left[k] or gpus[k] > room:
                 continue
             part = min(1.0, left[k] - rounds[k])
-            done = ran[k] + rounds[k] + 1.0  # a round ahead: nobody begins at log(0)
+            done = ran[k] + rounds[k] + 1.0  # a round ahead, to avoid log(0)
             gain = budget[k] * np.log1p(part / done)
             if left[k] - rounds[k] >= longest:
                 gain += makespan * part

@@ -21,7 +21,7 @@ _STARVED = 0.02  # of its computing, above which a worker's wait for input says 
 _STARVED_LEAD = 3.0  # ... and its lead over that, in such parts, of which more than one must be left to see it
 _SIGMAS = 2.0  # of the difference of two steps, by which a capped worker stays ahead of the slowest
 _LOST, _TOO_MUCH = 0.5, 1.5  # of its lead, at which a node's clock is changed
-_LOOK_S = 60.0  # after which caps that are in force are looked at again, at the latest
+_LOOK_S = 60.0  # longest time until present caps are reviewed
 _NONE = np.empty(0, dtype=np.int64)
 
 

@@ -52,10 +52,10 @@ _STATE = {
     "norm_trend": 0.0,
     "norm_variance": 0.0,  # of its logarithm's forecast error
     "norm_windows": 0,
-    "sick_windows": 0,  # in a row whose gradient was not sound
-    "load": np.nan,  # smoothed load of its node by others
+    "sick_windows": 0,  # windows in a row with an unsound gradient
+    "load": np.nan,  # smoothed load of its node by other jobs
 }
-_WARM_WINDOWS = 5  # before that a norm's usual deviation is not known
+_WARM_WINDOWS = 5  # windows before a norm's usual deviation is known
 _SIGMA_LEAST = 0.05  # of the logarithm; a norm this far off is never suspicious, however steady it was
 _MEMORY_GAIN = 0.2  # of the exponential variance
 _MEMORY_WINDOWS = 2.0 / _MEMORY_GAIN - 1.0  # as many in a plain mean are as exact (Brown 1963)
@@ -85,13 +85,13 @@ class DataFlow(Stage):
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers", "shards", "paths"})
 
     mode: str = "formula"
-    threshold: float = 0.1  # acts above this imbalance, stops under half of it
+    threshold: float = 0.1  # acts above this imbalance, stops below half of it
     smoothing: float = 0.5  # Holt's gain of the level, and that of the load
     trend_smoothing: float = 0.2  # Holt's gain of the trend
-    sigmas: float = 5.0  # a gradient norm this far off is not sound
-    sick_windows: int = 3  # of unsound gradients in a row, after which a GPU is suspect...
-    suspect_s: float = 3600.0  # ... for so long, unless it is repaired before: then it may be tried again
-    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
+    sigmas: float = 5.0  # a gradient norm that deviates this far is not sound
+    sick_windows: int = 3  # windows with unsound gradients in a row, after which a GPU is suspect...
+    suspect_s: float = 3600.0  # ... for this time, unless repaired earlier; then it may be used again
+    frozen: str = ""  # a sub-step to replace by a simple default: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):
@@ -136,7 +136,7 @@ class DataFlow(Stage):
             capacity = np.where(np.isnan(capacity), np.nan, 1.0)
         owned, free = observation.workers.samples_owned, capacity / loaded
         index, surplus = imbalance(groups.first, free, owned, healthy)
-        if (loaded > 1.0).any():  # who is loaded lacks less; nobody has more to give for it
+        if (loaded > 1.0).any():  # loaded workers lack less; no worker gives more because of it
             lacking, surplus = surplus, imbalance(groups.first, capacity, owned, healthy)[1]
             surplus = np.where(surplus < 0.0, np.maximum(surplus, np.minimum(lacking, 0.0)), surplus)
         # Workers of a job step together, so what is read is what is dealt: no data goes where it is not.

@@ -44,7 +44,7 @@ from equipoise.policies.stages.unhealthy import samples_bound
 _SHARE_ERROR = 1e-6  # shares of one job that sum to 1 but for this belong together
 _OVERLOAD = 0.5  # of the shards come late: an order by path would leave other paths idle
 _ALIKE = 0.05  # paths whose speeds differ by less
-_LATE_MOST = 256  # late shards that are looked at in one decision
+_LATE_MOST = 256  # most late shards handled in one decision
 _PRIORITY_STEP = 0.01  # priorities are compared in these steps, so that rounding reorders nothing
 
 
@@ -66,11 +66,11 @@ class Tasks(Stage):
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "jobs", "workers", "shards", "paths"})
 
     mode: str = "formula"
-    priority_alpha: float = 0.7  # weight of urgency; the rest is for small size
-    rate_alpha: float = 0.8  # weight of the processing rate; the rest is for the response time
-    damping: float = 0.5  # part of the way to R per decision
-    epsilon: float = 0.005  # relative gain below which a deal stays
-    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
+    priority_alpha: float = 0.7  # weight of urgency; the rest is the weight of small size
+    rate_alpha: float = 0.8  # weight of the processing rate; the rest is the weight of the response time
+    damping: float = 0.5  # fraction of the step to R per decision
+    epsilon: float = 0.005  # relative gain below which a split is kept
+    frozen: str = ""  # a sub-step to replace by a simple default: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):

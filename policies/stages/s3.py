@@ -63,17 +63,17 @@ class Synchronisation(Stage):
     mode: str = "formula"
     delay: float = 0.1  # exchange over computing at which delay weighs as much as update speed
     eta: float = 0.5  # gain of the interval
-    spread: float = 0.1  # of step times, above which a new deal goes first
-    interval_max: int = 64  # longest interval that `optimal` looks at
+    spread: float = 0.1  # spread of step times above which a new split goes first
+    interval_max: int = 64  # longest interval that `optimal` considers
     hysteresis: float = 0.02  # least gain for which `optimal` changes the interval, and either mode takes two levels
     share_damping: float = 0.5
     share_floor: float = 0.1
-    share_band: float = 0.02  # relative change of a share that is not worth making
-    noise: float = 0.05  # a loss of goodput under this is noise
-    slack: float = 0.02  # by which GPUs with capped power stay ahead of what they wait for
+    share_band: float = 0.02  # relative change of a share that is not applied
+    noise: float = 0.05  # a loss of goodput below this is noise
+    slack: float = 0.02  # lead of GPUs with capped power over what they wait for
     power_least: float = 1 / 3  # least cap, of a node's highest power
     backoff_windows: int = 8  # first back-off after a roll-back, in windows; doubles each time
-    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
+    frozen: str = ""  # a sub-step to replace by a simple default: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):

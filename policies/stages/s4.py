@@ -69,9 +69,9 @@ from equipoise.policies.stages.watch import (
     way_back,
 )
 
-_SMALLER = 16  # waiting elastic jobs, from the first, that may start with fewer workers
-_PREEMPTING = 128  # waiting jobs, from the first, for which running jobs may give way
-_SHRINKING = 4  # waiting jobs, from the first, for which elastic jobs may give up workers
+_SMALLER = 16  # first waiting elastic jobs that may start with fewer workers
+_PREEMPTING = 128  # first waiting jobs for which running jobs may be stopped
+_SHRINKING = 4  # first waiting jobs for which elastic jobs may give up workers
 
 _ABOVE_ZERO = (
     "ageing",
@@ -143,24 +143,24 @@ class NodeAllocation(AllocationStage):
     mode: str = "formula"
     ageing: float = 4.0  # weight of the response ratio in A
     demand: float = 0.1  # exponent of data and compute demand in A
-    lead_s: float = 360000.0  # waiting that every job starts with: the larger, the more short ones come first
+    lead_s: float = 360000.0  # initial waiting time of every job: larger values favour short jobs
     patience_s: float = 86400.0  # waiting time that adds 1 to A
     reserve_after_s: float = 3600.0  # a job is overdue after this...
-    slowdown: float = 10.0  # ... and so many times its duration,
+    slowdown: float = 10.0  # ... plus this many times its duration,
     longest_wait_s: float = 1814400.0  # but at the latest after this
     run_s: float = 600.0  # least work between two preemptions of a job...
     growth: float = 0.1  # ... and least relative to its work before
-    preempt_ratio: float = 0.5  # a job gives way to one that needs less than this share of its time left
+    preempt_ratio: float = 0.5  # a job is stopped for one that needs less than this share of its time left
     reluctance: float = 2.0  # restarts that a preemption must gain
-    horizon_s: float = 1800.0  # over which the gain of a resize counts at most
+    horizon_s: float = 1800.0  # longest time over which the gain of a resize counts
     margin: float = 0.05  # least relative gain in step time for which a job is resized
     unknown_s: float = 3600.0  # service time of a job that has no estimate
-    speed_memory_s: float = 600.0  # half-life of what was measured of a node, or an exchange, that is idle now
-    noise: float = 0.05  # a loss of goodput under this is noise
+    speed_memory_s: float = 600.0  # half-life of measurements of a node, or an exchange, that is idle now
+    noise: float = 0.05  # a loss of goodput below this is noise
     backoff_s: float = 600.0  # least first back-off after a roll-back; doubles each time
-    search_limit: int = SEARCH_LIMIT  # nodes of the integer programme's search; past it the formula decides
-    time_limit_s: float = WALL_LIMIT_S  # of wall time, the same as a last resort: a run's notes tell of it
-    frozen: str = ""  # a sub-step that a simple default takes the place of: see `policies.stages.frozen`
+    search_limit: int = SEARCH_LIMIT  # nodes of the integer programme's search; beyond it the formula decides
+    time_limit_s: float = WALL_LIMIT_S  # wall-time limit of the search, as a last resort; reported in a run's notes
+    frozen: str = ""  # a sub-step to replace by a simple default: see `policies.stages.frozen`
 
     def __post_init__(self) -> None:
         if self.mode not in ("formula", "optimal"):

@@ -22,7 +22,7 @@ def virtual_gpus(observation: Observation, groups: WorkersByJob) -> tuple[Ints, 
     single = groups.spread(groups.sound & (observation.jobs.gpus_per_worker[groups.rows] == 1))
     size = len(observation.gpus)
     asked = observation.jobs.gpu_share_requested[workers.job]
-    part = np.minimum(workers.gpu_share, asked) < WHOLE  # who was given all of it may have to give some back
+    part = np.minimum(workers.gpu_share, asked) < WHOLE  # a worker with the whole GPU may have to release a part
     if not part.any():
         return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
     shared = np.bincount(workers.gpu, weights=part, minlength=size) > 0

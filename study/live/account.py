@@ -39,7 +39,7 @@ class RankTime:
     host: str
     slices: list[Slice] = field(default_factory=list)
     begin_s: float = math.nan  # of the first round, from the start of the run
-    end_s: float = math.nan  # of the last thing on record
+    end_s: float = math.nan  # end of the last record
     samples: int = 0
     rounds: int = 0
 

@@ -81,7 +81,7 @@ class Limited:
     time_s: Interval
     shares: Mapping[str, float]
     effects: tuple[Effect, ...]
-    host: str = ""  # what each GPU needs of its host at its full rate, where jobs read or prepare data
+    host: str = ""  # host resources per GPU at its full rate, if jobs read or prepare data
 
     @property
     def account(self) -> str:

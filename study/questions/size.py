@@ -43,7 +43,7 @@ from equipoise.study.runs.variants import policy_text
 
 Objective = Literal["nodes", "price", "cost"]
 _ROOM = 1e-9
-_RANGE = re.compile(r"\s*\d+\s*(?:-|to)\s*\d+\s*")  # 4-8 is no value of any key
+_RANGE = re.compile(r"\s*\d+\s*(?:-|to)\s*\d+\s*")  # 4-8 is not a value of any key
 SIZES_MOST = 10_000
 """Most sizes; each is read and checked before the first is run."""
 
@@ -59,7 +59,7 @@ class Candidate:
     standing_usd_per_h: float  # of the nodes that are paid for all the time
     power_w: float
     bound_s: Mapping[str, float]
-    missing: str = ""  # what of it cannot be had
+    missing: str = ""  # unavailable part
     after_s: float = 0.0  # until it is delivered
 
     @property

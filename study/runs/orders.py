@@ -146,7 +146,7 @@ def trace_at(spec: TraceSpec | None, folders: tuple[Path, ...]) -> Trace | None:
         return None
     path = trace_file(spec, folders)
     if path is None:
-        return to_trace(spec, folders)  # says where it was looked for
+        return to_trace(spec, folders)  # the error lists the folders searched
     now = path.stat()
     state = (str(path.resolve()), now.st_ino, now.st_size, now.st_mtime_ns)
     return _trace(spec.model_dump_json(), folders, state)
@@ -234,7 +234,7 @@ def perform(order: Order, shared: Shared) -> Row:
             outcome["notes"] = list(made.notes)
     except Exception as error:
         if heard_inside(error):
-            raise KeyboardInterrupt from error  # whoever asked for the run has ended it
+            raise KeyboardInterrupt from error  # the caller has ended the run
         told = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
         outcome = failed(told)
     spent = {"cpu_s": time.process_time() - began_cpu_s, "wall_s": time.perf_counter() - began_wall_s}

@@ -49,11 +49,11 @@ class MeasuredSpeeds:
     """Fitted measurements: seconds per sample by rank and round, and values common to all ranks."""
 
     speeds: tuple[FittedSpeeds, ...]
-    trace: tuple[FittedSpeeds, ...]  # the same window by window: how fast the machine was
-    fixed_samples: float  # fixed part of a step, as so many samples
+    trace: tuple[FittedSpeeds, ...]  # the same per window: speed of the machine
+    fixed_samples: float  # fixed part of a step, in samples
     update_samples: float  # of these, the part that the run itself measured as the update
     exchange_s: float  # one exchange, beyond what backward hides
-    exchanges: tuple[tuple[int, float], ...]  # (first round, times that) of windows in which it took otherwise
+    exchanges: tuple[tuple[int, float], ...]  # (first round, factor) of windows in which it took a different time
     step_cov: float  # coefficient of variation of a local step
 
     @property

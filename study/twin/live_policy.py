@@ -47,7 +47,7 @@ class AsLive(Stage):
     decided: list[Decision]  # filled: what the policy wanted at each point, the start of the job left out
     held: frozenset[str]  # levers that were not pulled live, whatever the plan
     unheard: frozenset[int]  # points, from 1 on, at which there was no decision live
-    fixed_samples: float  # fixed part of a step, as so many samples
+    fixed_samples: float  # fixed part of a step, in samples
     update_samples: float  # of these, what a live job measures as the update
     shares: Observation | None = None  # a live one, whose ranks held parts of GPUs; none: all had whole ones
 

@@ -56,7 +56,7 @@ class Rank:
     clock_ratio: float  # of the highest clock; NaN: unknown
     temperature_c: float
     preempted_per_s: float
-    slower: float  # times what the others take for as much work
+    slower: float  # times the others' time for equal work
     cause: str | None  # None: it is not slow; "unclear": that cannot be told
     evidence: str
 
@@ -80,7 +80,7 @@ class RankDiagnosis:
     ranks: tuple[Rank, ...]
     exchange_s: float
     round_s: float
-    fixed_samples: float  # what of a round does not grow, as so many samples; NaN: shares never changed enough
+    fixed_samples: float  # fixed part of a round, in samples; NaN: shares never changed enough
     usual_samples: float  # of a rank's round
     speeds: tuple[RankStretch, ...]
 

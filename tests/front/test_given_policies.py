@@ -68,9 +68,9 @@ def test_stages_are_compared_one_alone_too():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (Backwards, r"Backwards itself is no policy: .*a stage such as Backwards\(\)"),
-        (3, "3 is no policy: give a text"),
-        ([4], "4 is no policy"),
+        (Backwards, r"Backwards itself is not a policy: .*a stage such as Backwards\(\)"),
+        (3, "3 is not a policy: give a text"),
+        ([4], "4 is not a policy"),
     ],
 )
 def test_what_is_no_policy_is_told(given, said):

@@ -185,7 +185,7 @@ def test_a_stage_in_no_file_runs_here_and_nowhere_else():
     policy = Policy("typed", (space["Typed"](),))
     assert equipoise.compare(CASE, ["fifo", policy], seeds=1).policies == ("fifo", "typed")
     noisy = CASE | {"decide": {"estimate_error": 0.1}}
-    with pytest.raises(EngineError, match="'last-first' is in no file"):
+    with pytest.raises(EngineError, match="'last-first' is not in a file"):
         equipoise.compare(noisy, ["fifo", policy], seeds=2, jobs=2)
 
 

@@ -110,7 +110,7 @@ def test_a_rate_follows_the_noise_scale_where_that_matters():
     ("at", "rate", "said"),
     [
         (seen(SCRIPT), 2.0, "gets 2 times its learning rate, allowed: its script sets it"),
-        (seen(batch_max=0), 2.0, "gets 2 times its learning rate, allowed: as it is: it has no batch_max"),
+        (seen(batch_max=0), 2.0, "gets 2 times its learning rate, allowed: the present one: it has no batch_max"),
         (seen(), 64.1, "gets 64.1 times its learning rate, allowed: above 0, at most 64"),
         (seen(), 0.0, "gets 0 times its learning rate, allowed: above 0, at most 64"),
         (seen(), math.nan, "gets nan times its learning rate, allowed: above 0, at most 64"),

@@ -229,7 +229,7 @@ class Grabs(Stage):
 
 
 def test_no_plan_takes_a_gpu_from_a_service():
-    with pytest.raises(RunFailed, match=r"GPU 0 is a service's, which gives it back by itself; job .* cannot"):
+    with pytest.raises(RunFailed, match=r"GPU 0 is held by a service until the service releases it; job .* cannot"):
         run(case({}), policy=Policy("grabs", (Grabs(),)))
 
 

@@ -291,7 +291,7 @@ def test_a_shard_that_is_written_anew_while_it_is_merged_is_told(tmp_path, monke
             yield ledger
 
     monkeypatch.setattr(shards, "ledger_with_copy", then_written)
-    with pytest.raises(StoreError, match=r"shard-1-of-1\.jsonl: was written anew meanwhile; merge again"):
+    with pytest.raises(StoreError, match=r"shard-1-of-1\.jsonl: was rewritten during the merge; merge again"):
         merge(tmp_path, [tmp_path])
     with Ledger(tmp_path) as ledger:
         assert ledger.rows() == []

@@ -224,7 +224,7 @@ def test_the_most_runs_are_counted_as_they_are_planned(tmp_path: Path) -> None:
 
 def test_a_range_says_where_its_unit_belongs(tmp_path: Path) -> None:
     wrong = {"faults.crash.mtbf": {"low": "1 h", "high": 10, "steps": 2}}
-    with pytest.raises(InputError, match=r"'1 h' is not a number; write 1 here, and 'unit: h' beside it"):
+    with pytest.raises(InputError, match=r"'1 h' is not a number; write 1, and add 'unit: h'"):
         read_sweep(write_sweep(tmp_path, parameters=wrong))
     right = {"faults.crash.mtbf": {"low": "1", "high": 10, "unit": "h", "steps": 2}}
     spec, _ = read_sweep(write_sweep(tmp_path, parameters=right))
@@ -322,7 +322,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(
 def test_too_few_open_files_for_processes_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that forks them would end with a traceback, and the command as if Ctrl-C had come."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (14, 14))
-    told = r"^2 processes need \d+ open files and 14 are allowed \(ulimit -n\): allow more, or use one process$"
+    told = r"^2 processes need \d+ open files, 14 are allowed \(ulimit -n\): raise the limit, or use one process$"
     with pytest.raises(EngineError, match=told):
         compare(Scenario.model_validate(SMALL), ["fifo", "sjf"], 2, jobs_parallel=2)
 
@@ -331,7 +331,7 @@ def test_more_runs_than_memory_holds_are_refused_before_the_first() -> None:
     case = Scenario.model_validate(
         SMALL | {"noise": {"step_cov": 0.1}, "faults": {"crash": {"mtbf": 1e9, "repair": 1.0}}}
     )
-    with pytest.raises(InputError, match=r"^100,000 runs; a comparison has at most 50,000, a sweep keeps more"):
+    with pytest.raises(InputError, match=r"^100,000 runs; a comparison has at most 50,000; a sweep can have more"):
         compare(case, ["fifo", "sjf"], 50_000)
 
 
