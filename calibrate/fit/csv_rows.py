@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +28,8 @@ class CsvRows:
             raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from None
         self._reader = csv.reader(text.splitlines(keepends=True), strict=True)
         self.columns = next(self._lines(), (1, []))[1]
-        for column in self.columns:
-            if self.columns.count(column) > 1:
+        for column, times in Counter(self.columns).items():
+            if times > 1:
                 raise ValueError(f"{path}:1: {column}: this column stands there twice")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:

@@ -10,7 +10,7 @@ from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.declared_queues import NO_PLACE, NODE_PREFERRED, NODE_REQUIRED, RACK_PREFERRED
 from equipoise.policies.kernels.gangs import frozen, place_gang, working
 from equipoise.policies.kernels.placement import ANY
-from equipoise.policies.observation import Bools, Ints, Observation
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.quotas.limits import allowed_nodes, node_model
 
 
@@ -33,14 +33,17 @@ def of_one_model(o: Observation, row: int, allowed: Bools) -> list[Bools]:
     return [allowed & (model == one) for one in np.unique(model[allowed]).tolist()]
 
 
-def place_job(proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None) -> Ints | None:
-    """GPUs (rows) for a job that are free in `draft`, or None. Allocates nothing: see `start_on`.
+def place_job(
+    proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowed: Bools | None = None, share: float | None = None
+) -> Ints | None:
+    """GPUs (rows) for a job that are free in the proposal, or None. Allocates nothing: see `start_on`.
 
-    allowed: nodes to choose from, instead of all that it may use.
+    allowed: nodes to choose from, instead of all that it may use. share: of each GPU, instead of what it asks for.
     """
     o = proposal.observation
     allowed = allowed_nodes(o, row) if allowed is None else allowed
-    share, memory = float(min(o.jobs.gpu_share_requested[row], 1.0)), float(o.jobs.memory_bytes[row])
+    share = float(min(o.jobs.gpu_share_requested[row], 1.0)) if share is None else share
+    memory = float(o.jobs.memory_bytes[row])
     out = np.empty(wanted, dtype=np.int64)
     for mask in (one for some in of_one_model(o, row, allowed) for one in masks(o, row, some)):
         room = proposal.columns
@@ -53,9 +56,10 @@ def place_job(proposal: Proposal, row: int, wanted: int, rule: int = ANY, allowe
     return None
 
 
-def start_on(proposal: Proposal, row: int, gpus: Ints) -> None:
-    """Start a job on free GPUs."""
-    share = np.full(len(gpus), float(min(proposal.observation.jobs.gpu_share_requested[row], 1.0)))
+def start_on(proposal: Proposal, row: int, gpus: Ints, share: Floats | None = None) -> None:
+    """Start a job on free GPUs, with these shares of them or with what it asks for."""
+    if share is None:
+        share = np.full(len(gpus), float(min(proposal.observation.jobs.gpu_share_requested[row], 1.0)))
     proposal.start((np.array([row]), np.array([0, len(gpus)]), gpus, share))
 
 

@@ -125,12 +125,12 @@ def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int
             continue
         share = allocation.share[allocation.offset[k] : allocation.offset[k + 1]]
         if which[k] or (proposal.columns.room[gpus] < share - 1e-9).any():
-            found = place_job(proposal, row, len(gpus))
+            found = place_job(proposal, row, len(gpus), share=float(share.max()))
             if found is None:
                 homeless.append(row)
                 continue
             parts[row] = found
-        start_on(proposal, row, parts[row])
+        start_on(proposal, row, parts[row], share)
     offset = np.concatenate(([0], np.cumsum([len(parts[row]) for row in rows]))).astype(np.int64)
     gpu = np.concatenate([parts[row] for row in rows]).astype(np.int64)
     return Allocation(allocation.job, offset, gpu, allocation.share), homeless

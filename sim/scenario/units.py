@@ -20,7 +20,7 @@ from pydantic_core import core_schema
 from equipoise.base.numerals import strict_float, strict_int
 
 _NUMBER = re.compile(
-    r"\s*([-+]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?)"
+    r"\s*([-+]?(?:(?:[1-9][0-9]{0,2}(?:_[0-9]{3}){1,12}|[0-9]{1,40})(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+]?[0-9]{1,3})?)"
     r"\s*((?:(?:1/|[^\d\s_]).*?)?)\s*"
 )
 _DOLLARS = re.compile(r"\s*\$\s*([0-9.]+)\s*([kM]?)((?:/.*)?)\s*")

@@ -40,6 +40,13 @@ def nodes_of(policy: str, jobs: list[dict[str, Any]], **sections: Any) -> dict[s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_of_half_a_gpu_stay_on_the_group_that_they_name(policy: str) -> None:
+    """Policies that hand out whole GPUs to such jobs, and those that share them: none is booked twice."""
+    jobs = [{"name": "half", "gpus": 1, "gpu_share": 0.5, "duration": 20.0, "gpu_types": ["g1"], "count": 4}]
+    assert set().union(*nodes_of(policy, jobs).values()) <= ON["g1"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_job_stays_on_the_groups_that_it_names(policy: str) -> None:
     jobs = [
         {"name": "any", "gpus": 2, "duration": 30.0},

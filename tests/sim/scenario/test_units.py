@@ -353,3 +353,10 @@ def test_values_are_shown_for_people(text: str, expected: str) -> None:
 @given(st.floats(1e-9, 1e17))
 def test_shown_bytes_read_back_close(value: float) -> None:
     assert units.SIZE.parse(units.format_bytes(value)) == pytest.approx(value, rel=6e-3, abs=6e-3)
+
+
+def test_underscores_between_thousands_are_read_beside_a_unit() -> None:
+    span = next(one for one in QUANTITIES if one.noun == "a time")
+    assert [span.parse(text) for text in ("40_000 s", "1_000.5 h")] == [40_000.0, 3_601_800.0]
+    with pytest.raises(ValueError, match="is not a time"):
+        span.parse("1_0 s")
