@@ -1,4 +1,4 @@
-"""The one way to open DuckDB."""
+"""Connections to DuckDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whatever is killed while they are written."""
+"""Atomic writing of files: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def draft_of(target: Path) -> Path:
-    """Where this process writes `target` before it takes its place: beside it, absolute."""
+    """The absolute path of the temporary file for `target`, in the same folder."""
     return target.absolute().with_name(f".{target.name}.{os.getpid()}")
 
 
@@ -37,7 +37,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def put_in_place(draft: Path, target: Path) -> None:
-    """A file that is whole takes its name, in the place of what had it. Raises OSError that names `target`."""
+    """Move a complete temporary file to `target`, replacing an older file. Raises OSError that names `target`."""
     with _naming_the_target(draft, target):
         os.replace(draft, target)
 

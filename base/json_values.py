@@ -9,7 +9,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """A copy for JSON: arrays are lists, what is not finite is null, what JSON has no word for is text."""
+    """A copy for JSON: arrays become lists, non-finite numbers null, and other types text."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -22,7 +22,7 @@ def plain(value: Any) -> Any:
 
 
 def number(value: object) -> float:
-    """A number from JSON; NaN for null, for what is none, and for one that is too large to reckon with."""
+    """A number from JSON; NaN for null, other types, and numbers too large for a float."""
     try:
         return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
@@ -30,7 +30,7 @@ def number(value: object) -> float:
 
 
 def from_json(text: str | bytes) -> Any:
-    """A value from JSON. Raises ValueError, also where it is nested too deeply or holds half a character."""
+    """A value from JSON. Raises ValueError, also where it is nested too deeply or contains an unpaired surrogate."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -51,12 +51,12 @@ class MetricsServer:
 
 
 class _QuietHandler(WSGIRequestHandler):
-    """Writes no line per scrape."""
+    """A request handler without a log line per scrape."""
 
     timeout = SILENCE_MAX_S
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class _BoundedServer(ThreadingWSGIServer):
@@ -81,4 +81,4 @@ class _BoundedServer(ThreadingWSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client: Any) -> None:
-        """A connection that breaks off concerns nobody else."""
+        """Ignore errors of a connection that breaks off."""

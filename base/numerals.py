@@ -1,7 +1,7 @@
 """Numbers in text, read in one strict way: ASCII digits, a point, an exponent, and nothing else.
 
 Python's own `int` and `float` also take digit separators (`1_0` is 10), digits of every script, blanks, `nan` and
-`infinity`: a slip of the pen in a file would become another number without a word.
+`infinity`, so that a typing error would silently become another number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that a user names: read only when they are files, and only up to a limit."""
+"""Reading of files named by the user: regular files only, up to a size limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class RefusedError(ValueError):
-    """The file is not one, or too large; the message says which, without the file's name."""
+    """The file is not a regular file or is too large; the message does not include its name."""
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
@@ -56,15 +56,15 @@ def opened(path: Path) -> BinaryIO:
 
 
 class _Regular(io.FileIO):
-    """A file that has its content now: one of the system's that waits for more (`/proc/kmsg`) cannot be read."""
+    """A file that never blocks: a system file that waits for data (`/proc/kmsg`) raises OSError."""
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """As that of a file, but OSError for nothing yet."""
+        """As for a file, but raises OSError if no data is available yet."""
         found: int | None = super().readinto(buffer)
         return self._there(found)
 
     def readall(self) -> bytes:
-        """As that of a file, but OSError for nothing yet."""
+        """As for a file, but raises OSError if no data is available yet."""
         found: bytes | None = super().readall()
         return self._there(found)
 

@@ -1,4 +1,4 @@
-"""Where source files lie, and which of them decide what a stage computes.
+"""Paths of the source files, and the hash of those that determine results.
 
 The one place that knows how the package is laid out on disk.
 """
@@ -25,7 +25,7 @@ Part = tuple[str, str]
 
 
 class NoSourcesError(RuntimeError):
-    """There is nothing to hash, so what a run computes cannot be told from what another one does."""
+    """No source files to hash, so runs cannot be identified."""
 
 
 def root() -> Path:
@@ -39,7 +39,7 @@ def search_path() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Of a Python process of ours: it finds the package, and takes no module out of the working folder."""
+    """Environment of a Python subprocess: it finds the package, and imports nothing from the working folder."""
     ours, others = str(search_path()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [ours, *(other for other in others if other not in ("", ours))]  # an empty one is that folder
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}

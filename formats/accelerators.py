@@ -1,4 +1,4 @@
-"""What counts as a GPU: the names under which Slurm and Kubernetes offer accelerators, NVIDIA's and others'."""
+"""Names under which Slurm and Kubernetes offer accelerators of NVIDIA and other vendors."""
 
 from __future__ import annotations
 

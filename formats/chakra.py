@@ -50,7 +50,7 @@ class Node:
 
     @property
     def lane(self) -> int:
-        """Where it runs: the host, the device's computing, or its network."""
+        """The lane where it runs: the host, the device's compute stream, or its network."""
         if self.host:
             return HOST_LANE
         return NETWORK_LANE if self.kind in ("send", "recv", "collective") else COMPUTE_LANE

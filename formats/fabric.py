@@ -174,6 +174,6 @@ def read_ibnetdiscover(source: str | Path | bytes, *, name: str = "") -> Network
 
 
 def _rate(text: str) -> float:
-    """Bits per second of `4xNDR`, 0 where it is not told."""
+    """Bits per second of `4xNDR`, 0 where it is not given."""
     match = _RATE.search(text)
     return float(match[1]) * _LANE_BITS_PER_S.get(match[2], 0.0) if match else 0.0

@@ -34,7 +34,7 @@ class Operation:
     """One operation. lane: of the rank, where operations follow one another (a stream; 0 where there is one).
 
     kind: its class, e.g. `forward-compute`. group: those of one step with the same text end together (a
-    collective, a send and its receive); "" where it depends on nobody. Seconds; starts count from the step's
+    collective, a send and its receive); "" where it depends on no other rank. Seconds; starts count from the step's
     first. like: operations with the same text should take equally long.
     """
 
@@ -116,7 +116,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _group(row: Mapping[str, Any], stages: int) -> str:
-    """Whom an operation waits for: the k-th send of a stage meets the k-th receive of the next on its way.
+    """Group of an operation: the k-th send of a stage meets the k-th receive of the next stage.
 
     An all-reduce of layer norms is among tensor-parallel ranks, which such a table does not hold.
     """
@@ -147,7 +147,7 @@ def _read_rank(path: Path, number: int) -> list[Operation]:
 
 
 def read_chakra(path: Path, nodes: Sequence[chakra.Node], number: int = 0) -> list[Operation]:
-    """What takes time among a rank's nodes, one step; host, computing and network are its lanes.
+    """The timed nodes of a rank as one step, with the lanes host, computing and network.
 
     Raises FormatError.
     """

@@ -54,7 +54,7 @@ READERS: dict[str, Callable[..., Any]] = {
 
 
 def read(source: str | Path | bytes, format: str = "auto", *, name: str = "", **options: Any) -> Any:
-    """What a file holds, in the type of its reader.
+    """The content of a file, in the type of its reader.
 
     format: one of FORMATS, or `auto`. options: for the reader, such as zone= or columns=.
 

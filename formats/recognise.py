@@ -1,4 +1,4 @@
-"""Which format a file has: by its content, or one line on what it looks like."""
+"""Recognises the format of a file by its content, or describes it in one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Head:
 
     @property
     def title(self) -> str:
-        """The first line that is no comment, and no `CLUSTER: name` of a tool that was asked for several."""
+        """The first line that is neither a comment nor a `CLUSTER: name` of a query for several clusters."""
         return next((line for line in self.lines if not re.match(r"\s*#|CLUSTER: \S+$", line)), "")
 
     def begins(self, pattern: str) -> bool:

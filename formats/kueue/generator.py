@@ -1,4 +1,4 @@
-"""The workload generator's YAML of Kueue's performance test: cohorts, queues and what is submitted to them."""
+"""The workload generator's YAML of Kueue's performance test: cohorts, queues and their workloads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GeneratedWork:
 
 @dataclass(frozen=True)
 class GeneratedQueues:
-    """`count` equal queues in each cohort, and what each of them gets. Limits None: no limit."""
+    """`count` equal queues in each cohort, and their workloads. Limits None: no limit."""
 
     name: str
     count: int

@@ -1,4 +1,4 @@
-"""What Kueue's objects, and the jobs and pods it queues, say."""
+"""Data of Kueue's objects, and of the jobs and pods it queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equipoise.formats.text.tally import TextChange
 
 @dataclass(frozen=True)
 class KueueQuota:
-    """What a queue may use of one resource of one flavor; None for no limit. Units as Kubernetes counts them."""
+    """Quota of a queue for one resource of one flavor; None for no limit. Units as Kubernetes counts them."""
 
     flavor: str
     resource: str
@@ -27,7 +27,7 @@ class KueueQuota:
 class ClusterQueue:
     """A queue with quota. strategy: BestEffortFIFO or StrictFIFO; the preemption policies are Never by default.
 
-    rest: what else is set, `key: value`; so in the other objects.
+    rest: further settings as `key: value`; the same in the other objects.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ClusterQueue:
 
 @dataclass(frozen=True)
 class LocalQueue:
-    """A namespace's door to a cluster queue."""
+    """A namespace's local queue for a cluster queue."""
 
     namespace: str
     name: str
@@ -103,13 +103,13 @@ class PodSet:
 
     @property
     def fewest_gpus(self) -> float:
-        """GPUs of as few pods as it may be admitted with."""
+        """GPUs of the fewest pods with which it may be admitted."""
         return min(self.min_count, self.count) * gpus_of(self.requests)
 
 
 @dataclass(frozen=True)
 class KueueWorkload:
-    """A job in a queue. Times are UTC seconds, NaN where there is none; evictions: how often it lost its place.
+    """A job in a queue. Times are UTC seconds, NaN where there is none; evictions: number of evictions.
 
     kind: `KueueWorkload`, or the kind of the job (`Job`, `JobSet`, `PyTorchJob` ...). priority None: not given.
     """
@@ -136,7 +136,7 @@ class KueueWorkload:
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod. Times are UTC seconds, NaN where there is none. owner: `Kind/name` of what made it."""
+    """One pod. Times are UTC seconds, NaN where there is none. owner: `Kind/name` of its owner."""
 
     namespace: str
     name: str
@@ -154,7 +154,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class KubeNode:
-    """One node with what can be allocated on it."""
+    """One node with its allocatable resources."""
 
     name: str
     allocatable: Mapping[str, float]
@@ -182,7 +182,7 @@ class KueueObjects:
 
     @property
     def seen(self) -> str:
-        """Jobs and pods, what else the file holds that is not read, and what would be."""
+        """A phrase on the jobs and pods, the unread objects, and the kinds that can be read."""
         jobs = Counter([*(workload.kind for workload in self.workloads), *("Pod" for _ in self.pods)])
         found = [f"{count} {kind}" for kind, count in jobs.items()]
         found += [f"{change.count} {change.reason}" for change in self.changes]
@@ -190,7 +190,7 @@ class KueueObjects:
 
 
 def merged(parts: Sequence[KueueObjects]) -> KueueObjects:
-    """The objects of several files of one cluster; of those of one kind, namespace and name the last."""
+    """The objects of several files of one cluster; the last of equal kind, namespace and name wins."""
     found: dict[str, tuple[Any, ...]] = {}
     for key in ("cluster_queues", "local_queues", "cohorts", "flavors", "topologies", "workloads", "pods", "nodes"):
         every = [thing for part in parts for thing in getattr(part, key)]

@@ -106,7 +106,7 @@ def _cluster_queue(thing: Thing) -> ClusterQueue:
 
 
 def _rest(spec: Thing, known: str) -> tuple[str, ...]:
-    """What else is set, `key: value` on one line each."""
+    """Further settings, one `key: value` per line."""
     found = spec.value if isinstance(spec.value, dict) else {}
     said = {key: value for key, value in found.items() if key not in known.split()}
     return tuple(f"{key} {shown(json.dumps(v, default=str))}" for key, v in said.items() if v not in _UNSET)
@@ -194,7 +194,7 @@ def _pod_set(part: Thing) -> PodSet:
 
 
 def _placed(name: str, count: int, least: int, template: Thing, annotations: Mapping[str, str]) -> PodSet:
-    """A pod set with what its annotations ask of the topology."""
+    """A pod set with the topology request of its annotations."""
     mode = next((mode for mode in _MODES if annotations.get(f"{_TOPOLOGY}{mode}-topology")), "")
     return PodSet(
         name=name,

@@ -1,4 +1,4 @@
-"""Values of Kubernetes objects: quantities, times, requests of pods; a wrong type is told with its place."""
+"""Values of Kubernetes objects: quantities, times, requests of pods; a wrong type is reported with its place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SUFFIX = {
 
 @dataclass(frozen=True)
 class Thing:
-    """A part of an object and where it stands, such as `ClusterQueue main: spec.resourceGroups[0]`."""
+    """A part of an object and its path, such as `ClusterQueue main: spec.resourceGroups[0]`."""
 
     value: Any
     where: str
@@ -46,7 +46,7 @@ class Thing:
         return FormatError(f"{self.where}: {message}")
 
     def get(self, *keys: str) -> Thing:
-        """The part under these keys; its value is None where there is none. Raises FormatError in a scalar."""
+        """The part under these keys; its value is None if it is missing. Raises FormatError in a scalar."""
         thing = self
         for key in keys:
             if thing.value is not None and not isinstance(thing.value, dict):
@@ -115,7 +115,7 @@ def quantity(value: Any) -> float | None:
 
 
 def pod_requests(spec: Thing) -> dict[str, float]:
-    """What one pod asks for by resource: the sum of its containers, or the largest initial container if more.
+    """Requests of one pod by resource: the sum of its containers, or the largest initial container if more.
 
     A resource without a request has its limit (Kubernetes, "Resource Management for Pods and Containers").
     """

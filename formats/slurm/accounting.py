@@ -29,9 +29,9 @@ _KNOWN = known_names()
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """How the rows of a file are cut: by `delimiter`, or at `spans` (begin, end) when that is empty.
+    """How rows of a file are split: by `delimiter`, or at `spans` (begin, end) when that is empty.
 
-    first: how many lines come before the first row. header: whether the names stand in the file. quoted: whether
+    first: how many lines come before the first row. header: whether the file has a header. quoted: whether
     texts stand in quotes, as other programs write tables.
     """
 
@@ -89,7 +89,7 @@ def _batches(
 def _quoted(
     file: TextFile, layout: ColumnLayout, chunks: Iterator[tuple[int, list[str]]], tally: RowTally
 ) -> Iterator[Batch]:
-    """Rows of a table that another program has written out again, with quotes around texts."""
+    """Rows of a table rewritten by another program, with quotes around texts."""
     lines = (f"{line}\n" for _, part in chunks for line in part)
     rows = numbered_rows(file, csv.reader(lines, delimiter=layout.delimiter), layout.first)
     return even_batches(rows, len(layout.names), tally)
@@ -116,7 +116,7 @@ def find_layout(
     delimiter: str = "",
     published: Sequence[tuple[str, ...]] = HEADERLESS,
 ) -> ColumnLayout | None:
-    """How the rows are cut, from a file's first lines; None when this is no output of Slurm's tools.
+    """The layout of the rows, from a file's first lines; None when this is no output of Slurm's tools.
 
     published: column lists that a file without a header may have.
     """
@@ -140,7 +140,7 @@ def _is_known(name: str) -> bool:
 
 
 def _is_header(names: Sequence[str]) -> bool:
-    """Two known names, and they are half of what stands there; `ALL` prints many that are not of FIELDS."""
+    """Whether half of the names, and at least two, are known; `ALL` prints many beyond FIELDS."""
     known = sum(map(_is_known, names))
     plain = all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_:/()\- ]*|", name) for name in _names(names))
     return plain and known >= 2 and (known * 2 >= len(names) or "jobid" in map(canonical, names))
@@ -175,7 +175,7 @@ def _headerless(lines: Sequence[str], lists: Sequence[tuple[str, ...]], delimite
 
 
 def _fit(rows: Sequence[list[str]], names: Sequence[str], mark: str) -> float:
-    """Share of rows that hold what these columns may; one with the delimiter in a text counts for less."""
+    """Share of rows that fit these columns; a row with the delimiter in a text counts less."""
     own = kinds(names)
     records = DelimitedRecords(mark, own, RowTally(), names)
     lists = [(k, kind.form) for k, kind in enumerate(own) if kind.take == MANY and kind.form]

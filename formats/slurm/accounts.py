@@ -53,7 +53,7 @@ class Association:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What a file declares, in its order."""
+    """The declarations of a file, in order."""
 
     associations: tuple[Association, ...]
     qos: tuple[SlurmQos, ...] = ()

@@ -1,4 +1,4 @@
-"""Rows of one job: the same row dumped twice, an older picture of it, and attempts after a requeue."""
+"""Rows of one job: the same row dumped twice, an older state of it, and attempts after a requeue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def number_attempts(jobs: JobTable, digest: Ints, tally: RowTally) -> tuple[Ints
 
 
 def _distinct(jobs: JobTable, rows: Sequence[int], digest: Ints, keep: Bools, tally: RowTally) -> list[int]:
-    """The rows that are attempts of their own: of several pictures of one, the one that ended, or the last."""
+    """The rows of distinct attempts: of several states of one, the one that ended, or the last."""
     pictures: dict[tuple[float, str], int] = {}
     seen: set[int] = set()
     for row in rows:
@@ -56,7 +56,7 @@ def _same_start(jobs: JobTable, first: int, second: int) -> bool:
 
 
 def _is_older(jobs: JobTable, row: int, other: int) -> bool:
-    """Whether `row` tells less of the attempt than `other`: it has no end, or an earlier one."""
+    """Whether `row` is an older state of the attempt than `other`: it has no end, or an earlier one."""
     a, b = jobs.end_s[row], jobs.end_s[other]
     if np.isnan(a) or np.isnan(b):
         return bool(np.isnan(a) and not np.isnan(b))

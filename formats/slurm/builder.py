@@ -57,7 +57,7 @@ class JobTableBuilder:
             last = column, times
 
     def _jobs_only(self, batch: Batch) -> Batch:
-        """The rows of jobs; steps, headers that stand there again and what has no job id are counted."""
+        """The rows of jobs; steps, repeated headers and rows without a job id are counted."""
         ids = batch.columns[self._id]
         own = [(text.isdigit() and text.isascii() and len(text) <= 12) or _is_job(text) for text in ids]
         if all(own):
@@ -74,7 +74,7 @@ class JobTableBuilder:
         return "a repeated header" if canonical(text) == canonical(name) else f"{name} is not a job id"
 
     def finish(self) -> JobTable:
-        """The table; rows without a job id are left out, rows that tell of the same attempt are merged."""
+        """The table; rows without a job id are left out, rows of the same attempt are merged."""
         jobs = Derivation(
             names=self._names,
             place=self._place,

@@ -1,4 +1,4 @@
-"""Names of the columns that Slurm's tools print, and what each may hold."""
+"""Names of the columns that Slurm's tools print, and their allowed values."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def canonical(name: str) -> str:
 
 
 def known_names() -> frozenset[str]:
-    """Canonical names that tell a header of Slurm's tools from other text."""
+    """Canonical names that identify a header of Slurm's tools."""
     more = "group gid uid exitcode derivedexitcode cputime cputimeraw totalcpu maxrss workdir comment wckey"
     return frozenset(_TARGET) | frozenset(more.split())
 
 
 def kinds(names: Sequence[str]) -> list[Kind]:
-    """What each column may hold."""
+    """The kind of value of each column."""
     return [_kind(canonical(name)) for name in names]
 
 
@@ -128,7 +128,7 @@ def _kind(name: str) -> Kind:
 
 
 def sources(names: Sequence[str]) -> dict[str, int]:
-    """Which column (by position) brings what of FIELDS."""
+    """The column (by position) of each of FIELDS."""
     place: dict[str, int] = {}
     for k, name in enumerate(names):
         place.setdefault(canonical(name), k)

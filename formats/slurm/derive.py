@@ -1,4 +1,4 @@
-"""What the columns of Slurm's tools say about each job: ids, times, amounts."""
+"""Ids, times and amounts of each job from the columns of Slurm's tools."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Derivation:
             self.tally.add(action, reason, int(self.lines[rows].min()), int(rows.sum()))
 
     def _floats(self, target: str, convert: Callable[[str], float | None]) -> Floats:
-        """A column as numbers, NaN where there is none; what is not understood is counted."""
+        """A column as numbers, NaN where there is none; unreadable values are counted."""
         text = self._text(target)
         bad: list[int] = []
 
@@ -193,10 +193,10 @@ class Derivation:
         return {"node": column("node"), "cpu": column("cpu"), "mem": column("mem", "M")}
 
     def _gpus(self, nodes: Ints) -> tuple[Ints, Text, Text]:
-        """GPUs, as given, else as asked for; their types as asked for; those that were given.
+        """GPUs as allocated, else as requested; their types as requested; their types as allocated.
 
-        What a job was given says nothing of what it would have taken: Slurm may even write down a type that it did
-        not give, where a request names none. Only where no request is told does the type given count as asked for.
+        An allocation does not show what a job would have accepted: Slurm may even record a type that it did
+        not allocate, where a request names none. Without a request the allocated type counts as requested.
         """
         gpus, given = self._first_gpus((("tres", tres_gpus), ("gres", gres_gpus)), nodes)
         wanted, asked = self._first_gpus((("tres_requested", tres_gpus), ("gres_per_node", gres_gpus)), nodes)
@@ -277,7 +277,7 @@ def _as_ints(values: Floats) -> Ints:
 
 
 def _first(columns: Sequence[Ints]) -> Ints:
-    """Row by row the first number above 0, else 0 where one says so, else NOT_GIVEN."""
+    """For each row the first number above 0, else 0 where one column has 0, else NOT_GIVEN."""
     result: Any = columns[0]
     for column in columns[1:]:
         result = np.where((result <= 0) & (column > result), column, result)

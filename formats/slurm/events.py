@@ -46,7 +46,7 @@ _SUBMIT = "submit_batch_job"
 class EventTable:
     """Submitted jobs as equal-length columns, in the order of the file.
 
-    submit_s: from the start of the simulation. run_s: how long the job runs when it is let (`-sim-walltime`), NaN
+    submit_s: from the start of the simulation. run_s: how long the job runs without a limit (`-sim-walltime`), NaN
     where not given. time_limit_s: NaN where not given. tasks, nodes, cpus_per_task, gpus: NOT_GIVEN (-1) where not
     given. memory_bytes: of the whole job. options: every other option of sbatch, by its long name.
     """
@@ -96,7 +96,7 @@ def read_events(source: str | Path | bytes, *, name: str = "") -> EventTable:
 
 
 def _event(line: str) -> dict[str, str] | str:
-    """The options of a submission, or why the line is none."""
+    """The options of a submission, or the reason why the line is not one."""
     head, bar, tail = line.partition("|")
     try:
         words, options = shlex.split(head), shlex.split(tail)

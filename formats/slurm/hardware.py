@@ -36,7 +36,7 @@ class Gres:
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch (or a block of nodes that a fast fabric joins) with what hangs on it."""
+    """A switch (or a block of nodes that a fast fabric joins) with the nodes and switches below it."""
 
     name: str
     nodes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A table of Slurm jobs, whichever of its tools the rows came from."""
+"""A table of Slurm jobs from any of its tools."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class JobTable:
     """Jobs (one row per attempt) as equal-length columns, in the order of the file.
 
     Times are UTC seconds since 1970, NaN where there is none. Whole numbers are -1 (NOT_GIVEN) where the file
-    does not say. A job that was never started carries what it asked for.
+    does not say. A job that never started has its requested amounts.
 
     job_id: the text that users see (`12`, `12_3`, `12_[4-10%2]`, `12+1`). array_id: the job's number, common to
     all tasks of an array; array_index: the task; array_tasks: how many tasks not yet started the row stands for,
     else 1; het_part: part of a heterogeneous job. attempt: 1 for the first row of a job, more after each requeue.
     state: full name, without the user id of `CANCELLED by`. time_limit_s: inf for none, NaN for not given.
-    gpu_type: as asked for, in small letters as Slurm names it, several joined by commas; as given where no request
-    is told. gpu_type_given: of the allocation. memory_bytes: of all nodes together. line: where the row begins in
+    gpu_type: as requested, in lower case, several joined by commas; as allocated where no request
+    is given. gpu_type_given: of the allocation. memory_bytes: of all nodes together. line: where the row begins in
     its file. other: the columns that are none of these, by the name they have there.
     """
 

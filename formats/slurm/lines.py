@@ -20,7 +20,7 @@ _PAIR = re.compile(r"""([A-Za-z][A-Za-z0-9_]*)\s*(\+?=)\s*("[^"]*"|'[^']*'|[^\s"
 
 @dataclass(frozen=True)
 class ConfigLine:
-    """One logical line: `pairs` in its order, keys in lower case. where: `file:line`. rest: what is no pair."""
+    """One logical line: `pairs` in its order, keys in lower case. where: `file:line`. rest: text other than pairs."""
 
     where: str
     line: int
@@ -28,14 +28,14 @@ class ConfigLine:
     rest: str = ""
 
     def get(self, key: str, default: str = "") -> str:
-        """The value of a key, the last one if it stands twice."""
+        """The value of a key, the last one if it is repeated."""
         return dict(self.pairs).get(key, default)
 
 
 def config_lines(source: str | Path | bytes, tally: RowTally, *, name: str = "") -> Iterator[ConfigLine]:
     """Logical lines of a configuration and of what it includes. Raises FormatError.
 
-    An included file is looked for beside the file that names it; one that is not there is counted.
+    An included file is looked up in the folder of the file that names it; a missing one is counted.
     """
     yield from _lines(source, tally, name, [0])
 
@@ -69,7 +69,7 @@ def _joined(file: TextFile, tally: RowTally) -> Iterator[tuple[int, str]]:
 
 
 def _without_comment(line: str) -> str:
-    """The line up to `#`, which a backslash before it makes a letter."""
+    """The line up to `#`, unless a backslash escapes it."""
     return re.sub(r"(?<!\\)#.*", "", line).replace("\\#", "#")
 
 

@@ -1,4 +1,4 @@
-"""Nodes as `sinfo` and `scontrol show node` tell of them, as text and as JSON."""
+"""Nodes from `sinfo` and `scontrol show node`, as text and as JSON."""
 
 from __future__ import annotations
 

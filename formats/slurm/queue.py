@@ -43,8 +43,8 @@ def read_queue(
 ) -> JobTable:
     """Jobs of a `squeue` text, see `read_accounting` for the arguments.
 
-    A time that squeue expects (the start of a waiting job, the end of a running one) is not taken for one that
-    was. Raises FormatError when the file is not readable or no `squeue` output.
+    A time that squeue expects (the start of a waiting job, the end of a running one) is ignored.
+    Raises FormatError when the file is not readable or no `squeue` output.
     """
     tally, file = RowTally(), TextFile(source, name)
     chunks = file.chunks(tally)
@@ -81,7 +81,7 @@ def _single_blanks(chunks: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[in
 
 
 def _with_cluster(chunks: Iterator[tuple[int, list[str]]], mark: str, named: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows of `squeue -M` with their cluster, which a line of its own tells, as a last column."""
+    """Rows of `squeue -M` with their cluster, given on a separate line, as a last column."""
     for first, lines in chunks:
         made = []
         for line in lines:
@@ -92,7 +92,7 @@ def _with_cluster(chunks: Iterator[tuple[int, list[str]]], mark: str, named: str
 
 
 def as_queue(jobs: JobTable, tally: RowTally) -> JobTable:
-    """The table without times that are only expected, and with `NODELIST(REASON)` told apart."""
+    """The table without times that are only expected, and with `NODELIST(REASON)` split into nodes and reasons."""
     ended = jobs.state.floats(lambda state: float(state in ENDED or state == "COMPLETING")) > 0
     waiting = jobs.state.floats(lambda state: float(state in ("PENDING", "CONFIGURING", "REQUEUED"))) > 0
     expected = (waiting & np.isfinite(jobs.start_s)) | (~ended & np.isfinite(jobs.end_s))

@@ -37,13 +37,13 @@ def which_table(line: str) -> str:
 
 
 def cut(line: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """The texts at these places, blanks to the left kept; none when there is text between the places."""
+    """The texts at these positions with leading blanks; none when there is text between the positions."""
     gaps = [*((a[1], b[0]) for a, b in pairwise(spans)), (spans[-1][1], len(line))]
     return [] if any(line[a:b].strip() for a, b in gaps) else [line[a:b].rstrip() for a, b in spans]
 
 
 def read_table(file: TextFile, known: Collection[str]) -> list[dict[str, str]]:
-    """Rows by the names of their columns, blanks to the left kept: they tell the depth in a tree.
+    """Rows by the names of their columns, leading blanks kept, because they give the depth in a tree.
 
     known: names as `canonical` gives them, of which the header has some; no rows without. Raises FormatError for
     a text that its column was too narrow for.

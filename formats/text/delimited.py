@@ -1,4 +1,4 @@
-"""Rows cut at a delimiter that is not escaped; lines that a field's own text has broken are mended or left out."""
+"""Rows cut at a delimiter that is not escaped; lines broken by a field's own text are repaired or left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREE, ONE, MANY = "free", "one", "many"
 
 @dataclass(frozen=True)
 class Kind:
-    """What a column may hold. take: FREE any text, ONE a value without delimiters, MANY values with commas."""
+    """The kind of value of a column. take: FREE any text, ONE a value without delimiters, MANY values with commas."""
 
     take: str = FREE
     form: re.Pattern[str] | None = None
@@ -149,7 +149,7 @@ class DelimitedRecords:
         self._lines.append(number)
 
     def _close(self) -> None:
-        """Give up on lines that make no record: the end of the last row's last text, or a broken record."""
+        """Give up on lines that form no record: the end of the last row's last text, or a broken record."""
         if not self._open:
             return
         rest, self._open = self._open, []
@@ -162,14 +162,14 @@ class DelimitedRecords:
             self.tally.add("left out", f"fewer fields than the {self.width} columns", self._open_line, filled)
 
     def plausible(self, row: Row) -> bool:
-        """Whether every column of a fixed form holds it."""
+        """Whether every column of a fixed form matches it."""
         return all(form.fullmatch(row[k]) for k, form in self._strict)
 
     def align(self, parts: Row) -> tuple[Row | None, str]:
         """(fields, names of the free columns that took delimiters) of a row cut into more parts than columns.
 
         The cheapest way to give each column one or more neighbouring parts: a list that holds its form costs
-        nothing, a free text its weight per delimiter. None where there is no way.
+        nothing, a free text its weight per delimiter. None where no assignment is possible.
         """
         extra = len(parts) - self.width
         if extra > (MAX_COMMAS if self.delimiter == "," else MAX_STRAY):
@@ -207,7 +207,7 @@ def _price(kind: Kind, parts: Row, at: int, more: int, delimiter: str) -> int | 
 
 
 def header_delimiter(line: str, known: Callable[[str], bool]) -> str:
-    """What stands between the names of a header: the delimiter that leaves most known names, "" for none."""
+    """The delimiter of a header: the one that gives most known names, "" for none."""
     candidates = {found for found in re.findall(r"[^A-Za-z0-9_]+", line) if "  " not in found and '"' not in found}
     candidates |= {mark for mark in ("|", ",", ";", "\t", "^", "~") if mark in line}
     counted = [(sum(map(known, line.split(mark))), mark) for mark in candidates]

@@ -1,4 +1,4 @@
-"""JSON files, strictly: no NaN, no repeated surprises, one line when it is none."""
+"""JSON files read strictly: no NaN, and a one-line error when a file is not JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as strictly as files should hold them: ASCII digits, no underscores, no blanks within."""
+"""Numbers of files, read strictly: ASCII digits, no underscores, no blanks within."""
 
 from __future__ import annotations
 

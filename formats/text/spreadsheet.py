@@ -1,4 +1,4 @@
-"""Texts of CSV files that a spreadsheet would take for formulas, and how they are written so that it does not.
+"""Escaping of CSV texts that a spreadsheet would read as formulas.
 
 A cell that begins with `=`, `+`, `-`, `@`, a tab or an end of line may be run as a formula when the file is opened
 (OWASP, "CSV Injection"). Such a text is written behind an apostrophe, and read without it; one that has an
@@ -18,7 +18,7 @@ _FORMULA, _NUMBER = re.compile(FORMULA), re.compile(NUMBER)
 
 
 def guarded(value: Any) -> Any:
-    """What is written for a value: a text that looks like a formula behind an apostrophe, all else as it is."""
+    """The written form of a value: a text that looks like a formula gets an apostrophe in front."""
     if not isinstance(value, str) or not _FORMULA.match(value) or _NUMBER.fullmatch(value):
         return value
     return f"'{value}"

@@ -1,4 +1,4 @@
-"""What a reader did with the rows of a file that it did not take as they stood."""
+"""Counts of rows that a reader left out, merged or changed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class TextFile:
-    """A file (or the bytes of one) that can be read once. `name` is what error lines call it.
+    """A file (or the bytes of one) that can be read once. `name` is its name in error lines.
 
     head_bytes: reading ends after about so many, 0 for all of it.
     """
@@ -119,7 +119,7 @@ def _decoded_line(data: bytes, line: int, tally: RowTally) -> str:
 
 
 def called(source: str | Path | bytes, name: str = "") -> str:
-    """What error lines call an input."""
+    """The name of an input in error lines."""
     return name or ("<input>" if isinstance(source, bytes) else str(source))
 
 

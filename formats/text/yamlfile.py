@@ -1,4 +1,4 @@
-"""YAML files without surprises: dates stay text, a mistake is one line."""
+"""YAML files: dates stay text, and an error is one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.formats.text.textfile import TextFile
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # the C one where it is built
-    """Reads what looks like a date as text."""
+    """Reads dates as text."""
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -1,4 +1,4 @@
-"""A table of jobs of a published trace, and how columns of a CSV file become it."""
+"""A table of jobs of a published trace, built from columns of a CSV file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TraceJobs:
 
     submit_s, start_s, end_s: UTC seconds since 1970, or seconds of the trace's own clock. duration_s: of the run.
     gpus: of the whole job, a fraction where GPUs are shared. group: virtual cluster, project or the like. kind:
-    what the job is (`type`, model, role). attempts: 1 where not told. other: further columns by name.
+    what the job is (`type`, model, role). attempts: 1 where not given. other: further columns by name.
     """
 
     job_id: Text
@@ -119,7 +119,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _numbers(table: CsvTable, column: str | None, convert: Callable[[str], float | None]) -> Floats:
-    """A column as numbers, what is none counted."""
+    """A column as numbers; other values are counted."""
     if column is None:
         return np.full(len(table), np.nan)
     text = table.columns[column]
@@ -156,7 +156,7 @@ def _count(table: CsvTable, reason: str, rows: Bools, action: str = "changed") -
 
 
 def summed(rows: Ints, amounts: Floats, count: int) -> Floats:
-    """The sum of the amounts of each of `count` rows that they belong to."""
+    """The sums of amounts by the row, of `count`, that they belong to."""
     total = np.zeros(count)
     np.add.at(total, rows, amounts)
     return total

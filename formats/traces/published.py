@@ -17,7 +17,7 @@ from equipoise.formats.traces.jobs import TraceJobs, jobs_of, summed
 
 @dataclass(frozen=True)
 class Published:
-    """A trace's columns: `needs` tell it from others, `columns` say what they bring, `source` who described it.
+    """A trace's columns: `needs` tell it from others, `columns` map them to TARGETS, `source` is the publication.
 
     zone: of times without one. headerless: the names of a file that has no header.
     """
@@ -179,7 +179,7 @@ def _openb(jobs: TraceJobs, table: CsvTable) -> TraceJobs:
 
 
 def _spot(jobs: TraceJobs, table: CsvTable) -> TraceJobs:
-    """What a job asks for is of each of its workers."""
+    """Multiply a job's request, which is per worker, by its workers."""
     return replace(jobs, gpus=jobs.gpus * jobs.nodes, cpus=jobs.cpus * jobs.nodes)
 
 
