@@ -292,7 +292,7 @@ class Jobs(Table):
 
 
 class Speeds(Table):
-    """Estimated throughput of jobs on GPU models and counts; what is not listed is unknown.
+    """Estimated throughput of jobs on GPU models and counts; unlisted combinations are unknown.
 
     Rigid jobs are listed on clusters with several GPU models; a second of their duration counts as a sample.
     """

@@ -1,4 +1,4 @@
-"""Metrics as text for people: their labels, and numbers in human units."""
+"""Metrics as text: labels, and numbers in readable units."""
 
 from __future__ import annotations
 

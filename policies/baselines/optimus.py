@@ -42,7 +42,7 @@ class Optimus(RoundBased):
     beginner_weight: float = 0.95
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        """Draft out the GPUs one step after another."""
+        """Assign the GPUs in greedy increments."""
         o = replace(o, jobs=o.jobs.replaced(batch_max=np.zeros(len(o.jobs), dtype=np.int64)))
         rows = open_jobs(o)
         room, speed, fits = model_counts(o, rows), job_speeds(o, rows), fits_memory(o, rows)

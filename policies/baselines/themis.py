@@ -72,7 +72,7 @@ class Tiresias(Las):
     """Tiresias (Gu et al., NSDI 2019), discretised 2D-LAS: two queues, the first for jobs with little attained service.
 
     As `las`, with K = 2 queues that a job leaves at 3,200 GPU-seconds. `promote` is the paper's PROMOTEKNOB: a job
-    that has waited so many times as long as it has run, counted in whole thresholds, comes back to the first queue
+    whose waiting time exceeds this multiple of its running time, in whole thresholds, returns to the first queue
     (0: never, as in most of the paper's experiments). Within a queue jobs are taken in order of arrival.
     """
 

@@ -1,6 +1,6 @@
 """Jitted kernels of allocation: feasibility, and the placing of gangs on nodes.
 
-Three placements have names, each a rule of its own:
+Three named placement rules:
 
 - `counted`: the GPUs are one pool, nodes are ignored; the lowest-numbered free GPUs are taken.
 - `packed`: whole free nodes (largest first) for the full part of a gang, best fit for the rest, so that it

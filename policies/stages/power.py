@@ -152,7 +152,7 @@ def _starved(workers: Workers) -> Bools:
 
 
 def _at_pace(o: Observation, clock: Floats, alone: Bools) -> Floats:
-    """The highest clock that a worker of each node needs, (nodes,), of those (workers,); 1 where unknown."""
+    """The highest clock (nodes,) among those needed by the workers (workers,) of each node; 1 where unknown."""
     most = np.zeros(len(o.nodes))
     np.maximum.at(most, o.workers.node, np.where(clock < 1.0, clock, 1.0))
     found: Floats = np.where(alone & (most > 0.0), most, 1.0)

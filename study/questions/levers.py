@@ -129,7 +129,7 @@ def larger_jobs(scenario: Scenario) -> Scenario:
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
 
     def change(job: Any) -> Any:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         if job.model is None or 2 * job.gpus > total or 2 * job.gpus > job.global_batch:
             return job
         ends = {name: getattr(job, name) for name in ("workers_min", "workers_max")}
@@ -142,7 +142,7 @@ def more_memory(scenario: Scenario) -> Scenario:
     """Passes may hold twice the samples, memory is twice as fast, and nothing is recomputed to save memory."""
 
     def change(model: Model) -> Model:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         room = model.samples_per_pass
         changed: Model = _with(
             model,
@@ -177,7 +177,7 @@ def data_at_hand(scenario: Scenario) -> Scenario:
     """Every job's data is stored in equal parts on the nodes that it runs on."""
 
     def change(job: Any) -> Any:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         if job.data is None or job.data.sample_size == 0.0:
             return job
         return _with(job, data=_with(job.data, placement=Even()))
@@ -225,7 +225,7 @@ def faster_network(scenario: Scenario) -> Scenario:
     changed = _with(changed, cluster=_with(cluster, slow_links=slow, topology=topology))
 
     def change(model: Model) -> Model:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         rate = model.exchange.rate
         exchange = _with(model.exchange, rate=None if rate is None else 2.0 * rate)
         return _with(model, exchange=exchange)  # type: ignore[no-any-return]
@@ -237,7 +237,7 @@ def lighter_gradients(scenario: Scenario, how: str) -> Scenario:
     """Gradients are compressed, with the time of compression; the effect on learning is not modelled."""
 
     def change(model: Model) -> Model:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         if model.lighter.gradients or model.exchange.compression < 1.0:
             return model
         if model.gradient == 0.0 or (model.gradient is None and model.parameters == 0.0):
@@ -255,7 +255,7 @@ def fp8_products(scenario: Scenario) -> Scenario:
         return scenario
 
     def change(model: Model) -> Model:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         if model.transformer is None or model.precision not in ("bf16", "fp16"):
             return model
         return _with(model, precision="fp8")  # type: ignore[no-any-return]
@@ -268,7 +268,7 @@ def smaller_models(scenario: Scenario, taught: bool) -> Scenario:
     modelled."""
 
     def change(model: Model) -> Model:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         known = model.parameters and (model.flop_per_sample or not taught)
         if model.lighter.pruned or model.lighter.teacher_parameters or not known:
             return model
@@ -285,7 +285,7 @@ def smaller_moments(scenario: Scenario) -> Scenario:
     """Adam's moments in 8 bits, so that more samples fit into a pass."""
 
     def change(model: Model) -> Model:
-        """The section with the lever pulled."""
+        """The section with the change applied."""
         if not model.parameters or model.memory.optimizer_bytes_per_parameter < 8:
             return model
         return _with(model, lighter=_with(model.lighter, moments="int8"))  # type: ignore[no-any-return]

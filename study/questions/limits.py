@@ -126,7 +126,7 @@ class LimitReport:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as in `limits.json`; what is unknown is None."""
+        """Plain data, as in `limits.json`; unknown values are None."""
         data = {
             "schema_version": 1,
             "scenario": self.scenario,

@@ -72,7 +72,7 @@ class Sensitivity:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, as in `sensitivity.json`; what is unknown is None."""
+        """Plain data, as in `sensitivity.json`; unknown values are None."""
         data = {
             "schema_version": 1,
             "scenario": self.scenario,

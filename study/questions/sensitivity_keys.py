@@ -52,7 +52,7 @@ _FIXED = ("seed", "policy", "schema_version")  # every change meets the same see
 def read_range(text: str, scenario: Scenario) -> KeyRange:
     """`KEY=LOW..HIGH`; LOW and HIGH are values, or `xF` for F times the scenario's value.
 
-    Raises InputError, one line with what is allowed.
+    Raises InputError, one line with the allowed forms.
     """
     key, equals, values = text.partition("=")
     low, dots, high = values.partition(".." if ".." in values else ":")

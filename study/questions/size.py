@@ -337,7 +337,7 @@ def read_candidates(
     """All combinations of the varied values that are valid, their trace and the folders of files.
 
     impossible: collects the errors of the others.
-    Raises InputError when none is valid, with what is wrong with the first.
+    Raises InputError with the error of the first when none is valid.
     """
     if (many := math.prod(map(len, question.vary.values()))) > SIZES_MOST:
         raise InputError([f"--vary: {many:,} sizes; at most {SIZES_MOST:,} are possible"])

@@ -110,7 +110,7 @@ class Target:
 
 
 def read_target(text: str) -> Target:
-    """A target such as `completion_p95<=2h`. Raises InputError with what is allowed."""
+    """A target such as `completion_p95<=2h`. Raises InputError with the allowed forms."""
     match = re.fullmatch(r"\s*([a-z0-9_]+)\s*(?:\[([^\]]+)\])?\s*(<=|>=|=<|=>|≤|≥|<|>)\s*([^<>=≤≥]+?)\s*", text)
     if match is None or match[1] not in MEASURES:
         raise InputError([f"target {text!r}: {_wanted(text)}"])

@@ -129,7 +129,7 @@ def moved(scenario: Scenario, trace: Trace, seeds: int) -> float:
 
 
 def compared(scenario: Scenario, trace: Trace, policies: Sequence[str], seeds: int) -> list[Likeness]:
-    """Durations and waits of the trace beside those of the scenario's jobs on several seeds, under each policy."""
+    """Durations and waits of the trace and of the scenario's jobs on several seeds, under each policy."""
     as_it_is = _without_redraw(scenario) if redraws(scenario) else scenario
     given = trace if redraws(scenario) else None
     drawn = [drawn_jobs(scenario, seed, given) for seed in range(seeds)]

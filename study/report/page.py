@@ -214,7 +214,7 @@ def _charts(
 
 
 def figure(chart: Chart, origin: str = "simulated") -> str:
-    """A place for a chart, with its numbers as a table for those who cannot see it; `origin` of its numbers."""
+    """A place for a chart, with its numbers as a table for accessibility; `origin` of its numbers."""
     note = f'<span class="note">{escape(chart.note)}</span>' if chart.note else ""
     numbers = table(chart.title, chart.header, chart.rows) if chart.rows else ""
     return (

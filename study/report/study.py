@@ -150,7 +150,7 @@ def read_run_folder(path: Path, policy: str = "", label: str = "") -> RunFolder 
 
 
 def read_tornado(path: Path) -> Mapping[str, Any] | None:
-    """The sensitivity study beside the results, or None. Raises InputError when it is damaged."""
+    """The sensitivity study in the folder of the results, or None. Raises InputError when it is damaged."""
     file = path / SENSITIVITY
     if not file.is_file():
         return None

@@ -70,7 +70,7 @@ def _lock(connection: duckdb.DuckDBPyConnection, folder: Path, to: Path | None) 
 
 
 _PRAGMA = re.compile(r"(?:[\s;\ufeff]|--[^\n]*\n|/\*.*?\*/)*PRAGMA\b", re.IGNORECASE | re.DOTALL)
-"""DuckDB calls some of these a SELECT, and writes them anew as one."""
+"""Pattern of PRAGMA statements, some of which DuckDB rewrites as a SELECT."""
 
 
 def _check(connection: duckdb.DuckDBPyConnection, sql: str, allow_files: bool) -> None:

@@ -263,7 +263,7 @@ def _distinct(orders: list[Order]) -> list[Order]:
 
 
 def _scenario_of(spec: SweepSpec, base: Path) -> Path:
-    """The scenario of a sweep in the folder `base`: a file beside it, else one that comes with the software."""
+    """The scenario of a sweep in the folder `base`: a file in that folder, else a built-in one."""
     beside = base / spec.scenario
     return Path(spec.scenario) if not is_path(spec.scenario) and not beside.exists() else beside
 

@@ -99,7 +99,7 @@ def relative_half_width(interval: Interval) -> float:
 
 
 def read_until(text: str, first: int, most: int = MOST) -> Until:
-    """`ci:SHARE[:METRIC[:ratio]]` as a condition. Raises InputError with what is allowed."""
+    """`ci:SHARE[:METRIC[:ratio]]` as a condition. Raises InputError with the allowed forms."""
     kind, *parts = text.split(":")
     if kind.strip() != "ci" or not 1 <= len(parts) <= 3 or (len(parts) == 3 and parts[2].strip() != "ratio"):
         raise InputError([f"--until {text!r}: {_ALLOWED}"])

@@ -111,7 +111,7 @@ def warming(policies: Iterable[str | Policy], scenario: Scenario | None = None) 
 
 
 def compile_portions(portions: Iterable[str] = ()) -> None:
-    """Compile these portions, one after the other, and leave a mark beside the cache for each."""
+    """Compile these portions, one after the other, and write a marker in the cache's folder for each."""
     with _no_collection():
         for portion in portions:
             with suppress(RunFailed):  # if it fails in the user's case too, the run there says so

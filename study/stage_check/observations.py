@@ -34,7 +34,7 @@ def change(observation: Any, table: Any, **columns: Any) -> Any:
 
 
 def even_deal(batch: Any, workers: Any) -> Any:
-    """`batch` samples over `workers`, lower ranks take what is left over."""
+    """`batch` samples over `workers`, lower ranks get the remainder."""
     return np.array([batch // workers + (rank < batch % workers) for rank in range(workers)])
 
 

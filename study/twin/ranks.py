@@ -251,7 +251,7 @@ def _why_computing(mine: Mapping[str, float], clock: float, preempted: float, sl
 
 
 def as_data(found: RankDiagnosis) -> dict[str, Any]:
-    """Plain data; null for what is unknown, and for a `fixed_samples` without end (nothing grows)."""
+    """Plain data; null for unknown values, and for an infinite `fixed_samples` (nothing grows)."""
     data: dict[str, Any] = plain({**asdict(found), "run": str(found.folder)})
     del data["folder"]
     return data

@@ -20,7 +20,7 @@ _COLUMNS_SHOWN = 5
 
 
 def as_data(twin: Twin) -> dict[str, Any]:
-    """Plain data: SI units, `null` for what is unknown."""
+    """Plain data: SI units, `null` for unknown values."""
     return {
         "run": str(twin.run.folder),
         "policy": twin.run.policy.name,

@@ -98,7 +98,7 @@ def measured_peaks(rows: Sequence[Row]) -> Floats:
 def memory_score(
     known: Sequence[Row], asked: Sequence[Row], prior: MemoryStack, stage: int | None = None, fixed: Sequence[str] = ()
 ) -> Score:
-    """The score of predicting the peaks of `asked` from `known`, beside the median peak of `known`."""
+    """The score of predicting the peaks of `asked` from `known`, against the median peak of `known`."""
     stack = fit_rows(known, prior, stage, fixed)
     truth = measured_peaks(asked)
     guess = peaks([counts(r.plan) for r in asked], stack, stage)

@@ -28,7 +28,7 @@ KEYS = ("scenario", "policy", "vary", "better", "trials", "choices", "start", "n
 GROUPS_MOST = 5
 """Most ranges of a parameter's values for its importance."""
 DISTINCT_MOST = 8
-"""Up to this many values, each is its own group."""
+"""Most distinct values for which each is its own group."""
 
 Row = Mapping[str, Any]
 

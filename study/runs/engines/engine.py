@@ -23,7 +23,7 @@ class Engine(Protocol):
 
 
 class InProcess:
-    """One run after the other, here."""
+    """Makes one run after the other in this process."""
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared

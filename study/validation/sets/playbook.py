@@ -2,7 +2,7 @@
 
 Shapes as in nanotron's scaling script and as its printed utilisation implies: as many key as query heads, 131,072
 tokens, tied embeddings below 4B; gradients are accumulated in 32 bits, tensor parallelism scatters the sequence.
-nanotron deals layers to stages by their FLOP, the head as one block (`nanotron_stages`).
+nanotron assigns layers to stages by their FLOP, the head as one block (`nanotron_stages`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_all(data: Path) -> list[tuple[Row, bool]]:
 
 
 def nanotron_stages(shape: Transformer, pipeline: int) -> tuple[tuple[int, ...], int, int]:
-    """Layers of every stage, the stage of the head and that of the loss, as nanotron deals blocks by their cost.
+    """Layers of every stage, the stage of the head and that of the loss, as nanotron assigns blocks by their cost.
 
     A block, costing its weight products, goes to the current stage; a stage is full when the running cost exceeds
     its equal share. The loss costs nothing and comes after the head.
@@ -145,7 +145,7 @@ def _fitted(row: Row) -> bool:
 
 
 def _fits(known: list[Row], everything: list[tuple[Row, bool]]) -> Score:
-    """Share of certain labels that the memory model gets wrong, beside calling everything fitting.
+    """Share of certain labels that the memory model gets wrong, against calling everything fitting.
 
     Certain: a row that ran fits. A row that did not run is certainly too large only where its layout ran with some
     smaller micro-batch and with none as large.

@@ -29,12 +29,12 @@ START = np.array([0.1, -2.0, 0.0, 2.0])
 """c, logit of f, g, log of F: where the fit starts and what it is weakly held near."""
 WEIGHT, SOFT = 0.05, 0.10
 FIXED_MOST = 2.0
-"""Most of the fixed seconds over those that scale: who trains in seconds starts and evaluates in less."""
+"""Upper bound of fixed over scaling seconds, since very short runs also start and evaluate faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A larger scale beside the smallest of its group: seconds and ratios."""
+    """A larger scale relative to the smallest of its group: seconds and ratios."""
 
     key: str
     benchmark: str
@@ -53,7 +53,7 @@ def read(data: Path) -> list[Scaled]:
 
 
 def _run(text: Cells) -> tuple[tuple[str, ...], tuple[float, str], tuple[float, float]] | None:
-    """(group, (accelerators, system), (seconds, batch)) of a run that succeeded; a batch not told is NaN."""
+    """(group, (accelerators, system), (seconds, batch)) of a run that succeeded; an unknown batch is NaN."""
     if text["run_status"] != "success":
         return None
     batch = text.measured("global_batch_size") if text["global_batch_size"] else np.nan
