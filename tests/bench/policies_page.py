@@ -18,7 +18,7 @@ HEAD = '''# What a stage sees and plans
 Made by `python -m tests.bench.policies_page`; do not edit.
 
 A stage is a frozen dataclass with `refine(observation, plan, memory) -> (plan, memory)`. Tables are columns of
-equal length, read-only, valid while `refine` runs. What a world cannot know is NaN, or -1 for an index. A stage
+equal length, read-only, valid while `refine` runs. Unknown values are NaN, or -1 for an index. A stage
 reads only the tables that its `needs` names. The README has an example that allocates; here is one for
 training jobs:
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 It runs from a file, from a notebook and on standard input. `run`, `compare`, `sweep` and `size` take stages, lists
 of them and `Policy` objects; where none allocates, `fifo` starts the jobs. `run.to_df()` has a row per job,
-`found.to_df()` a row per metric and policy (both need pandas). An error in a stage names its file and line, and the
+`found.to_df()` a row per metric and policy (both need pandas). An error in a stage reports its file and line, and the
 id of the job.
 
 The command line takes stages by name: register the class in the `pyproject.toml` of a package of your own, install
@@ -72,7 +72,7 @@ that, and `equipoise check-stage rarely` and `equipoise compare SCENARIO --polic
 rarely = "my_package:Rarely"
 ```
 
-How fast a job trains on each GPU model is in `speeds`, and how fast a node has been beside its hardware profile in
+The speed of a job on each GPU model is in `speeds`, and the measured speed of a node over its hardware profile in
 `nodes.speed_ratio`, once a training job has run on it. This stage takes the fastest nodes first:
 
 ```python
