@@ -163,7 +163,7 @@ class Results:
         return _columns(rows), _columns(windows)
 
     def _carbon(self, energy_j: float) -> dict[str, float]:
-        """CO2 of the energy drawn, where the scenario says what electricity emits."""
+        """CO2 of the energy drawn, where the scenario gives a carbon intensity."""
         energy, tables = self.world.scenario.energy, self._tables
         found = load_carbon(energy)
         if found is not None and tables is not None:
@@ -221,7 +221,7 @@ class Results:
         }
 
     def _model_work(self) -> dict[str, float]:
-        """What training was for: FLOP of the models, what the GPUs that it held could have done, tokens.
+        """Model FLOP of training, peak FLOP of the GPUs held, and tokens.
 
         0 where no job's model states its FLOP, or has tokens.
         """
@@ -287,7 +287,7 @@ class Results:
         return notes
 
     def timeline(self) -> Mapping[str, Mapping[str, NDArray[Any]]] | None:
-        """The tables of the timeline, when it was asked for."""
+        """The tables of the timeline, if it was requested."""
         return self._tables if self.keeps_timeline else None
 
     @cached_property

@@ -44,7 +44,7 @@ _PROGRESS_S = 0.5
 
 
 class RunFailed(RuntimeError):
-    """A run that could not go on; `.run` holds its records up to then."""
+    """The run could not continue; `.run` holds its records up to then."""
 
     def __init__(self, message: str, run: Run) -> None:
         super().__init__(message)

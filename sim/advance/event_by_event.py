@@ -113,7 +113,7 @@ class EventByEvent:
         """Note that a job's exchange may have changed."""
 
     def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
-        """Advance by one period; returns whether the job goes on."""
+        """Advance by one period; returns whether the job continues."""
         period = next_period(job)
         if job.config.asynchronous:
             outcome = yield from self._asynchronous.unfold(job, period, generation)

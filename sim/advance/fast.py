@@ -125,7 +125,7 @@ class Fast(EventByEvent):
     # -- a job's life --------------------------------------------------------------------------------------
 
     def _periods(self, job: TrainingJob, generation: int) -> Generator[Event, Any, bool]:
-        """Advance by a stretch, or by one period; returns whether the job goes on."""
+        """Advance by a stretch or by one period; returns whether the job continues."""
         count = self._undisturbed(job)
         if count == 0:
             return (yield from super()._periods(job, generation))

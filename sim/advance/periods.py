@@ -208,7 +208,7 @@ def meet(n: int, scratch: Scratch, alone_s: float, gamma: float) -> tuple[float,
 
 @jit_in_place
 def gain(fixed: Fixed, useful: float) -> float:
-    """Statistical efficiency after so many useful samples."""
+    """Statistical efficiency after a number of useful samples."""
     phi = fixed.noise_scale
     if phi >= 0.0:
         phi *= 1.0 + fixed.noise_scale_growth * min(1.0, useful / fixed.target)

@@ -15,7 +15,7 @@ from equipoise.sim.job.training import TrainingJob
 
 
 class StretchState(NamedTuple):
-    """What `sim.job.periods.advance` reads and adds to; it writes to the arrays of `worker` and to gpu_s."""
+    """State that `sim.advance.periods.advance` reads and updates; it writes to the arrays of `worker` and to gpu_s."""
 
     fixed: Fixed
     moving: Moving

@@ -22,7 +22,7 @@ FREE, SHARED, SERVING = -1, -2, -3
 
 @jit
 def _book(gpu, share, job, gpu_job, gpu_share_free, gpu_holders, gpu_node, node_free, nodes):  # type: ignore[no-untyped-def]
-    """(GPUs that nobody held, sum of shares, distinct nodes), the nodes ascending in `nodes`; -1: not free."""
+    """(GPUs that were free, sum of shares, distinct nodes), the nodes ascending in `nodes`; -1: not free."""
     for k in range(gpu.size):
         if gpu_share_free[gpu[k]] < share[k] - 1e-9:
             return -1, 0.0, 0

@@ -39,7 +39,7 @@ class Victim(Protocol):
     """The interface that faults act on."""
 
     def node_down(self, node: int, *, saved: bool) -> None:
-        """A node dies; its jobs lose what is not saved, unless they could save first."""
+        """Take a node down; its jobs lose unsaved work unless they could save first."""
 
     def node_up(self, node: int) -> None:
         """A node is repaired."""
@@ -48,7 +48,7 @@ class Victim(Protocol):
         """A spot node goes back to its owner: it is not paid for until it is `returned`."""
 
     def returned(self, node: int) -> None:
-        """A spot node has come back."""
+        """Return a reclaimed spot node."""
 
     def set_slow(self, node: int, factor: float) -> None:
         """A node computes `factor` times slower from now on (1: healthy)."""

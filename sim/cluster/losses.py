@@ -1,4 +1,4 @@
-"""How often nodes are lost, by every declared cause that recurs."""
+"""Rates of node losses over all declared recurring causes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def shared_clock(power: NodePower, up: Floats, held: Floats, gpus: Floats, limit
 
 
 def warmed(temperature_c: Floats, settles_c: Floats, tau_s: Floats, seconds: float) -> Floats:
-    """Temperatures after so many seconds at constant power; `settles_c` is where they would end."""
+    """Temperatures after an interval at constant power; `settles_c` is the steady state."""
     after: Floats = settles_c + (temperature_c - settles_c) * np.exp(-seconds / tau_s)
     return after
 
@@ -83,7 +83,7 @@ class Computing(Protocol):
 
 
 class HasReplicas(Protocol):
-    """Services beside the jobs."""
+    """The interface of services, which use GPUs like jobs."""
 
     @property
     def replicas(self) -> int:
@@ -91,7 +91,7 @@ class HasReplicas(Protocol):
 
 
 def clocks_vary(scenario: Scenario) -> bool:
-    """Whether clocks change as the run goes on."""
+    """Whether clocks change during the run."""
     energy = scenario.energy
     if energy.power_cap is not None and any(m.power_share < 1.0 for m in scenario.workload.models.values()):
         return True  # with the jobs that a node has
@@ -169,7 +169,7 @@ class Throttle:
         return limit
 
     def _held(self) -> Floats:
-        """GPUs of each node that are held, each as its job's share of the highest power; notes who draws most."""
+        """GPUs of each node that are held, each as its job's share of the highest power; records the largest draw."""
         cluster, power = self.cluster, self.power
         if not self.uneven:
             return cluster.held_gpus()

@@ -32,7 +32,7 @@ from equipoise.sim.scenario.model import JobSpec, Model
 
 
 class Configuration:
-    """Workers of a job, what each has to do in a step, and what that costs since it was last worked out.
+    """Workers of a job, their work in a step, and its cost as last computed.
 
     gpu, nodes, share, weight, samples, compute_s, input_s (workers,): a worker's first GPU, its node, its share of
     each of its GPUs, the GPU-seconds it holds per second, its samples in a step, and their time in s before noise.
@@ -79,7 +79,7 @@ class Configuration:
         self.set_samples(deal(self.batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
 
     def _replica_links(self) -> tuple[float, GroupLinks | None]:
-        """What a GPU of any worker can send to the others of it (bytes/s); of a large model, by its groups."""
+        """Rate (bytes/s) between the GPUs of a worker; for a large model, by its groups."""
         topology, model = self.cluster.topology, self.model
         narrowest = float(topology.fabric_bytes_per_s[self.gpu_nodes].min())
         if model.transformer is not None:
@@ -100,7 +100,7 @@ class Configuration:
         self.set_samples(deal(batch, self.samples, self.spec.micro_batch))
 
     def set_accumulation(self, passes: int) -> None:
-        """Compute every step in at least so many passes."""
+        """Set the least number of passes of a step."""
         self.accumulation, self.stale = passes, True
         self._cost.cache_clear()
 
@@ -273,7 +273,7 @@ class Configuration:
         return infinite
 
     def cost_s(self, gpu_model: int, samples: int, workers: int) -> tuple[float, float]:
-        """(fixed, total) seconds of one step of one of so many workers on a GPU model at speed 1."""
+        """(fixed, total) seconds of a step of one worker on a GPU model at speed 1, by the number of workers."""
         fixed_s, total_s = self._cost(gpu_model, samples, workers)
         return fixed_s, total_s
 
@@ -312,11 +312,11 @@ class Configuration:
         ).alone_s
 
     def memory_bytes(self, gpu_model: int) -> float:
-        """Memory of a GPU model that a worker may use: the share that the job asks for."""
+        """Memory of a GPU model that a worker may use: the share that the job requests."""
         return self.cluster.accelerators[gpu_model].memory_bytes.value * self.spec.gpu_share
 
     def pass_limits(self) -> tuple[Ints, Floats]:
-        """(most samples of one pass, memory left at the present deal in bytes), (workers,) each."""
+        """(most samples of one pass, memory left with the present samples in bytes), (workers,) each."""
         model, kinds = self.cluster.node_model[self.nodes], len(self.cluster.accelerators)
         most = np.array([self._in_passes(k, self.workers).samples_per_pass or UNBOUNDED for k in range(kinds)])
         memory = np.array([self.memory_bytes(k) for k in range(kinds)])

@@ -16,12 +16,12 @@ _ROUNDING = 1e-9
 
 
 def least_bytes(model: Model, workers: int) -> float:
-    """Device memory per GPU that one of so many workers needs at least: a pass of one sample."""
+    """Least device memory per GPU of one worker: a pass of one sample."""
     return memory_need_bytes(model, 1, workers)
 
 
 def samples_per_pass(model: Model, memory_bytes: float, workers: int) -> int:
-    """Most samples of one pass on GPUs with so much memory: what memory holds, and the model's own limit.
+    """Most samples of one pass, by the memory of the GPUs and the model's own limit.
 
     0 where not even one sample fits; `UNBOUNDED` where neither limits it.
     """

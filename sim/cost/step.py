@@ -1,4 +1,4 @@
-"""What a training step costs: pure functions of the model and the hardware."""
+"""Cost of a training step, as pure functions of the model and the hardware."""
 
 from __future__ import annotations
 

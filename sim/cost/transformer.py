@@ -127,7 +127,7 @@ def _plain_plan(
 
 
 def stack_in_force(model: Model) -> Stack:
-    """The constants, with the factor of a measured step taken out of what the network cannot do faster.
+    """The constants, with a measured step's factor limited so that no link exceeds its rate.
 
     All times are multiplied by the factor; below the exchange's efficiency it would have links beyond their rate.
     """
@@ -141,7 +141,7 @@ def capped(stack: Stack, factor: float) -> Stack:
 
 
 def exchange_s(plan: ShardingPlan, stack: Stack) -> float:
-    """Seconds of all exchanges of a step with other replicas, as if nothing ran beside them."""
+    """Seconds of all exchanges of a step with other replicas, without overlap."""
     q = quantities([plan])
     bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
     times = plan.layout.micro_batches if q.sharded_passes[0] > 0 else 1
@@ -207,7 +207,7 @@ def _costs(plan: ShardingPlan, stack: Stack, links: float) -> tuple[float, float
 
 
 def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
-    """Memory that a GPU of the fullest stage must have, what its driver keeps included [bytes]."""
+    """Memory that a GPU of the fullest stage needs, including the driver's [bytes]."""
     spec, bound = section(model)
     size = bound.layout.micro_batch
     passes = -(-max(samples, -(-bound.global_batch // replicas)) // size)  # a pipeline keeps several of them

@@ -23,7 +23,7 @@ Grams = Annotated[float, Field(ge=0)]
 
 
 class Region(BaseModel):
-    """What a kilowatt-hour emits (g of CO2), all day or in each hour of the local day."""
+    """Emissions of a kilowatt-hour (g of CO2), constant or for each hour of the local day."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
@@ -55,7 +55,7 @@ class CarbonBook(BaseModel):
 
 
 def carbon_path(name_or_path: str, base: Path | None = None) -> Path:
-    """The file behind a name or path (beside `base`, then in the working folder). Raises InputError."""
+    """The file behind a name or path (in `base`, then in the working folder). Raises InputError."""
     path = file_of(name_or_path, base, scenarios_dir())
     if path:
         return path

@@ -51,7 +51,7 @@ def acting_faults(scenario: Scenario) -> FaultsSpec:
 
 
 def owned_usd_per_h(owned: Capex) -> float:
-    """What an hour of use of an owned GPU costs: loss of value in equal parts, interest on its mean."""
+    """Cost of an hour of use of an owned GPU: straight-line depreciation, and interest on the mean value."""
     hours = owned.life / HOUR_S * owned.utilisation
     interest = owned.price * (1.0 + owned.residual) / 2.0 * owned.interest * owned.life / YEAR_S
     return (owned.price * (1.0 - owned.residual) + interest) / hours

@@ -105,7 +105,7 @@ def contract_of(name: str) -> tuple[str, float] | None:
 
 
 def load_book(name_or_path: str, base: Path | None = None) -> PriceBook:
-    """A price book by name, or from a YAML file (beside `base`, then in the working folder).
+    """A price book by name, or from a YAML file (in `base`, then in the working folder).
 
     Raises InputError, one line per mistake.
     """
@@ -171,7 +171,7 @@ def _on_demand(group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareP
 def group_price(
     group: NodeGroup, cost: Cost, book: PriceBook, profile: HardwareProfile, gpus: int
 ) -> tuple[float | None, str, Bond | None]:
-    """(USD/h of one node, where the price is from, what the group's contract binds); None: not known, or nothing.
+    """(USD/h of one node, source of the price, committed payments of its contract); None: not known, or none.
 
     gpus: all under the group's contract; a commitment is shared evenly among them.
     """

@@ -1,4 +1,4 @@
-"""Hardware profiles: what accelerators and fabrics can do, every number with its origin.
+"""Hardware profiles: data of accelerators and fabrics, every number with its origin.
 
 A profile is a YAML file (`scenarios/hardware/*.yaml`, or what calibration writes). Each number is a
 `Measured`; in the file it may be bare (`80 GB`), and then takes the `kind` and `source` of its section.
@@ -55,7 +55,7 @@ class _Part(BaseModel):
 
 
 class Measured(_Part):
-    """A number and where it comes from.
+    """A number and its origin.
 
     `low` and `high` bound it (95 % interval of n samples for measured and fitted numbers; None: not known).
     `kind`: measured or fitted on a machine, `catalogue` (a vendor's published figure) or `assumed`.
@@ -377,7 +377,7 @@ def list_profiles() -> list[str]:
 
 
 def load_profile(name_or_path: str | Path, base: Path | None = None) -> HardwareProfile:
-    """A profile by name, or from a YAML file (looked up beside `base`, then in the working folder).
+    """A profile by name, or from a YAML file (looked up in `base`, then in the working folder).
 
     Raises InputError, one line per mistake.
     """

@@ -76,7 +76,7 @@ class GpuTimeAccount:
         )
 
     def back_to(self, saved: GpuTimeAccount) -> GpuTimeAccount:
-        """The account after a crash: what was done since `saved` is lost; what restarts took stays booked."""
+        """The account after a crash: work since `saved` is lost; time of restarts stays booked."""
         wasted = float((self.gpu_s[:WORK] - saved.gpu_s[:WORK]).sum())
         back = saved.copy()
         back.gpu_s[RESTART] = self.gpu_s[RESTART]

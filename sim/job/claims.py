@@ -207,7 +207,7 @@ def _too_large(
     least: Ints,
     share: NDArray[np.float64],
 ) -> list[str]:
-    """Why each job can never start, "" for all others: a limit is below what it asks for, or its nodes are few."""
+    """Why each job can never start, "" for all others: a limit is below its request, or its nodes are too few."""
     why = [""] * len(claim)
     alone = [declared.of_one_job(c) for c in claims]
     if not q.restricts and not any(gpus < np.inf or (most < np.inf).any() for gpus, most in alone):

@@ -45,22 +45,22 @@ class Job(Protocol):
         """Time to write a checkpoint before an announced stop (s)."""
 
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
-        """Take GPUs and begin, or go on, `delay_s` from now."""
+        """Take GPUs and start or continue, `delay_s` from now."""
 
     def stop(self, now_s: float, *, lost: bool) -> float:
-        """Stop at once; `lost`: back to the last checkpoint. Returns what it adds to its next restart (s)."""
+        """Stop at once; `lost`: back to the last checkpoint. Returns the time added to its next restart (s)."""
 
     def close(self, now_s: float) -> None:
         """Book all work done until now, at the end of the run."""
 
     def meter_until_now(self) -> None:
-        """Book what has been done by now and have its energy metered."""
+        """Book and meter all work done until now."""
 
     def speed_changed(self) -> None:
         """Note that its nodes run at another speed from now on."""
 
     def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
-        """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
+        """Write the booked values to its row of the jobs table; factor: estimated over real duration."""
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds, NaN where unknown (GPUs held,)."""
@@ -81,7 +81,7 @@ class Job(Protocol):
 
     @property
     def traffic(self) -> tuple[float, int]:
-        """Exchanges of all workers so far, and of near ones only."""
+        """Number of exchanges of all workers, and of near workers only."""
 
     def on_links(self, since: tuple[float, int]) -> tuple[float, Ints, Floats]:
         """(bytes, links, bytes on each of these links) of the exchanges since those of `traffic`, as they are."""
@@ -91,7 +91,7 @@ class Job(Protocol):
 
 
 class Elastic(Job, Protocol):
-    """A job that can go on with some of its GPUs."""
+    """A job that can continue with some of its GPUs."""
 
     def survivors(self, lost: Bools) -> Bools | None:
         """Which of its GPUs remain usable without the `lost` ones, (GPUs held,); None: too few to continue."""

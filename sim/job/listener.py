@@ -21,7 +21,7 @@ class Listener:
         """A job has given back its GPUs: completed, timeout, preempted, resized, fault; `open`: the run ends."""
 
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job goes on with the GPUs that a fault has left it."""
+        """A job continues with its remaining GPUs after a fault."""
 
     def rolled_back(self, job: Job) -> None:
         """A fault has stopped a job, or made it regroup, and that is all done."""
@@ -33,10 +33,10 @@ class Listener:
         """A checkpoint of all that is booked begins to be written."""
 
     def checkpointed(self, job: Job, now_s: float) -> None:
-        """A checkpoint is written: what it holds lasts."""
+        """A checkpoint is written, so its work can no longer be lost."""
 
     def carried(self, row: int, links: Ints, amounts: Floats) -> None:
-        """Exchanges of the job in a row have carried so many bytes over each of these links."""
+        """Exchanges of a job (by row) have sent these bytes over each of these links."""
 
     def transferred(self, transfer: Transfer, now_s: float) -> None:
         """A transfer of data has arrived."""
@@ -48,7 +48,7 @@ class Listener:
         """A node is back."""
 
     def happened(self, kind: str, subject: str, value: float, now_s: float) -> None:
-        """Something that a reader of the run should see."""
+        """An event for the reader of the run."""
 
 
 _EVENTS = [name for name in vars(Listener) if not name.startswith("_")]

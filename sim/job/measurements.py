@@ -56,14 +56,14 @@ class JobWindow:
             self.push_s = outcome.exposed_s + (0.0 if self.push_s is None else self.push_s)
 
     def each_push_s(self, known: Floats) -> Floats:
-        """Mean time of a push and pull of each worker (workers,); where it made none, what is known of it."""
+        """Mean time of a push and pull of each worker (workers,); where it made none, the expected time."""
         if self.pushes is None or self.push_s is None:
             return np.full(len(self.samples), np.nan)
         known = known if len(known) == len(self.samples) else np.full(len(self.samples), np.nan)
         return np.where(self.pushes > 0, self.push_s / np.maximum(self.pushes, 1), known)
 
     def exchanges_s(self, known: tuple[float, float]) -> tuple[float, float]:
-        """Mean time of an exchange of all workers and of near ones; where there was none, what is known of it."""
+        """Mean time of an exchange of all workers and of near ones; where there was none, the expected time."""
         far = self.periods - self.near_periods
         far_s = (self.exchange_s - self.near_exchange_s) / far if far else known[0]
         return far_s, self.near_exchange_s / self.near_periods if self.near_periods else known[1]
@@ -111,19 +111,19 @@ class Measurements:
             self.columns = dict.fromkeys(MEASURED, np.full(self.workers, np.nan))
 
     def fresh_busy_s(self) -> Floats:
-        """Computing time of each worker (workers,) since `take_busy_s` was last asked."""
+        """Computing time of each worker (workers,) since the last call of `take_busy_s`."""
         fresh: Floats = self.window.busy_s - self._busy_taken_s
         return fresh
 
     def take_busy_s(self) -> Floats:
-        """Computing time of each worker since this was last asked; ask before the window changes."""
+        """Computing time of each worker since the last call; call it before the window changes."""
         fresh = self.fresh_busy_s()
         self._busy_taken_s = self.window.busy_s.copy()
         self.busy_total_s += fresh
         return fresh
 
     def utilisation(self, now_s: float, period_start_s: float) -> Floats:
-        """Busy share of each worker over the whole periods since this was last asked, else as before."""
+        """Busy share of each worker over the whole periods since the last call, else the last value."""
         if self.begun_s >= now_s:  # it is starting
             return np.zeros(self.workers)
         passed_s = min(now_s, period_start_s) - self._looked_s

@@ -38,7 +38,7 @@ class Paces:
 def make_paces(
     scenario: Scenario, cluster: Cluster, gpus: Ints, types: Sequence[str], rigid: Bools, recorded: Bools
 ) -> Paces:
-    """Paces of all jobs: gpus (jobs,) asked for, types of their work ("" not known), rigid (jobs,).
+    """Paces of all jobs: gpus (jobs,) requested, types of their work ("" not known), rigid (jobs,).
 
     From `workload.throughputs` where it has a rate; else, on several GPU models without a `speed` of their own,
     `typical_speed`, and `note` says so. A duration that was recorded (jobs,) on some GPU of the site is as likely

@@ -10,7 +10,7 @@ from equipoise.policies.observation import Floats, Ints
 
 @dataclass
 class Pending:
-    """Changes that a plan asks for, applied when the running period ends."""
+    """Changes requested by a plan, applied when the running period ends."""
 
     moves: list[tuple[int, int]] = field(default_factory=list)  # piece id, worker
     samples: Ints | None = None
@@ -41,14 +41,14 @@ class Pending:
 
 
 class Asked:
-    """What plans have asked of a job and has not acted yet: when the running period ends, or at later steps."""
+    """Pending changes of plans to a job, due when the running period ends or at later steps."""
 
     def __init__(self) -> None:
         self.pending = Pending()
         self.held: list[tuple[int, Pending]] = []  # steps trained at which it acts, and what is asked
 
     def steps_left(self, steps: int) -> int:
-        """Steps until something acts that is held, after so many; 0 when something waits for the running period."""
+        """Steps until the next pending change is due; 0 when a change waits for the running period."""
         if self.pending.asked:
             return 0
         return self.held[0][0] - steps if self.held else 2**40

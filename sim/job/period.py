@@ -58,7 +58,7 @@ class PeriodOutcome:
 
 
 class Ends:
-    """When periods end: anchor + sum of what has passed since, where equal periods are multiplied, not summed.
+    """End times of periods: anchor + elapsed periods, where equal periods are multiplied, not summed.
 
     So ends never drift, and a stretch of periods can be cut anywhere with the same bits. start_s is when the
     running or the next period begins.

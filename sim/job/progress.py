@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def mean_interval(self) -> float:
-        """Steps between exchanges, of near workers and of all, by the drift that they leave."""
+        """Effective steps between exchanges, by the drift left by near exchanges and by all."""
         return mean_interval(self.interval, self.far_every, self.far_ratio)
 
     def place(self, ratio: float) -> None:

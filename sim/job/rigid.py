@@ -46,7 +46,7 @@ def refresh(  # type: ignore[no-untyped-def]
 
 @jit
 def remaining_s(left_s: float, allowed_s: float, spare_s: float) -> float:
-    """What policies take a job still to need (s): its work, at most what its limit leaves, or all of that.
+    """Remaining time that policies assume for a job (s): its work, at most what its limit leaves, or all of that.
 
     spare_s: NaN, or what is to be added to `allowed_s` where policies plan with the time limit.
     """
@@ -172,7 +172,7 @@ class RigidJob:
         jobs.ended(self)
 
     def stop(self, now_s: float, *, lost: bool) -> float:
-        """Stop now. `lost`: what was done since the last checkpoint is gone. Saving takes no time."""
+        """Stop now. `lost`: work since the last checkpoint is lost. Saving takes no time."""
         jobs, row = self.all, self.row
         jobs.clock.cancel(self._end)
         self._settle(now_s)
@@ -186,12 +186,12 @@ class RigidJob:
         return 0.0
 
     def close(self, now_s: float) -> None:
-        """The run ends: count what it has done by now."""
+        """Count its work until now, at the end of the run."""
         self._settle(now_s)
         self._meter()
 
     def _settle(self, now_s: float) -> None:
-        """Count what it has done by now, and take back what a restart has not used."""
+        """Count its work until now, and refund unused restart time."""
         jobs, row = self.all, self.row
         unspent_s = max(0.0, jobs.begin_s[row] - now_s)
         jobs.account[row, RESTART] -= unspent_s * jobs.weight[row]
@@ -199,12 +199,12 @@ class RigidJob:
         jobs.allowed_s[row] -= max(0.0, now_s - jobs.begin_s[row])
 
     def meter_until_now(self) -> None:
-        """Book what it has done by now and have its energy metered."""
+        """Book and meter its work until now."""
         self._book_running()
         self._meter()
 
     def speed_changed(self) -> None:
-        """Its nodes run at another speed from now on."""
+        """Note that its nodes run at another speed from now on."""
         jobs, row = self.all, self.row
         assert self.holding is not None
         rate = jobs.rate_on(self.holding, row)
@@ -229,7 +229,7 @@ class RigidJob:
         jobs.left_s[row] -= work_s
 
     def _book_running(self) -> float:
-        """Book what it has done by now; returns when it does, or will, go on (s)."""
+        """Book its work until now; returns the time from which it continues (s)."""
         jobs, row, now_s = self.all, self.row, self.all.clock.now
         self._book(self._progress(now_s))
         begin_s: float = max(now_s, jobs.begin_s[row])
@@ -274,7 +274,7 @@ class RigidJob:
         return interval_s(spec, write_s(spec, None, jobs.restart, jobs.cluster, nodes), jobs.mtbf_s, nodes)
 
     def _meter(self) -> None:
-        """Tell what it has computed up to the time its account is booked to."""
+        """Report its computing up to the time to which its account is booked."""
         metered = self.all.metered
         if metered is not None and self.holding is not None:
             computed_gpu_s = self.computed_gpu_s
@@ -296,7 +296,7 @@ class RigidJob:
 
     @property
     def computed_gpu_s(self) -> float:
-        """All its computing so far, whether it came to something or not."""
+        """All its computing so far, including lost work."""
         account, row = self.all.account, self.row
         return float(account[row, BUSY] + account[row, LOST_TO_FAULTS])
 
@@ -311,7 +311,7 @@ class RigidJob:
         return float(self.all.begin_s[self.row])
 
     def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
-        """Write what has been booked to its row of the jobs table; factor: estimated over real duration."""
+        """Write the booked values to its row of the jobs table; factor: estimated over real duration."""
         jobs, row = self.all, self.row
         cells["attained_gpu_s"][row] = jobs.attained_gpu_s[row]
         left_s = jobs.left_s[row] * factor

@@ -17,7 +17,7 @@ from equipoise.sim.job.training import TrainingJob
 
 
 def next_period(job: TrainingJob) -> Period:
-    """Begin a period: how many steps, and who takes how many samples in each."""
+    """Begin a period: set its steps, and the samples of each worker per step."""
     config, batch = job.config, job.progress.global_batch
     steps, last = min(job.progress.interval, job.progress.steps_to_target()), config.samples
     compute_s, input_s = config.compute_s, config.input_s
@@ -89,7 +89,7 @@ def ask(job: TrainingJob, asked: Pending, delay_rounds: int) -> None:
 
 
 def apply_pending(job: TrainingJob) -> list[tuple[str, str]]:
-    """Apply what plans asked for and what is due; returns (what, why) of what was refused."""
+    """Apply the due changes of plans; returns (what, why) of refused changes."""
     pending, refused = job.asked.take(job.progress.account.steps), []
     if pending.samples is not None:
         job.config.set_samples(pending.samples)
@@ -123,7 +123,7 @@ def apply_pending(job: TrainingJob) -> list[tuple[str, str]]:
 
 
 def _set_share(job: TrainingJob, by_worker: Floats) -> bool:
-    """Take another share of its GPUs; False: another job has come since this was decided."""
+    """Change the share of its GPUs; False if another job has taken it since the decision."""
     share = np.repeat(by_worker, job.config.gpus_per_worker)
     if not job.cluster.has_room(job.row, share):
         return False
@@ -153,7 +153,7 @@ def checkpoint_if_due(job: TrainingJob, now_s: float) -> None:
 
 
 def checkpoint_written(job: TrainingJob, now_s: float) -> None:
-    """A checkpoint that was being written is complete: what it holds can no longer be lost."""
+    """Complete a checkpoint, so that its work can no longer be lost."""
     if job.checkpoints.complete():
         for tell in job.listeners.checkpointed:
             tell(job, now_s)

@@ -28,7 +28,7 @@ class PowerMeter(Protocol):
 
     @property
     def varies(self) -> bool:
-        """Whether power differs over nodes or time; else nothing needs to be told."""
+        """Whether power differs over nodes or time; otherwise no reports are needed."""
 
     def computed(self, row: int, nodes: Ints, gpu_s: Floats) -> None:
         """A job's GPUs have computed so long on their nodes; both (GPUs held,)."""
@@ -104,7 +104,7 @@ class TrainingState:
 
     @property
     def computed_gpu_s(self) -> float:
-        """All its computing so far, whether it came to something or not."""
+        """All its computing so far, including lost work."""
         return float(self.gpu_s[BUSY]) + self.undone_gpu_s
 
     @property
@@ -126,7 +126,7 @@ class TrainingState:
         return self.progress.account.copy(), self.data.snapshot() if self.data is not None else None
 
     def fill_row(self, cells: Mapping[str, Any], factor: float) -> None:
-        """Write what has been booked to its row of the jobs table; estimates are in its `duration_s` already."""
+        """Write the booked values to its row of the jobs table; estimates are in its `duration_s` already."""
         row, progress = self.row, self.progress
         left = max(0.0, progress.target - progress.account.useful_samples)
         phi = progress.noise_scale
@@ -156,7 +156,7 @@ class TrainingState:
 
     @property
     def traffic(self) -> tuple[float, int]:
-        """Exchanges of all workers so far, and of near ones only; a crash takes none back.
+        """Number of exchanges of all workers, and of near workers only; a crash takes none back.
 
         All workers' pushes are one where they do not wait for each other.
         """
@@ -178,7 +178,7 @@ class TrainingState:
         return sum(volumes), links, np.concatenate((volumes[0] * far.usage, volumes[1] * near.usage))
 
     def report_traffic(self) -> None:
-        """Tell what exchanges have carried since this was last called; before the exchange changes."""
+        """Report the traffic of exchanges since the last call; call it before the exchange changes."""
         volume, links, amounts = self.on_links(self._traffic_seen)
         self._traffic_seen = self.traffic
         self.exchanged_bytes += volume

@@ -78,7 +78,7 @@ class TrainingJob(TrainingState):
         self.advance = advance
 
     def start(self, holding: Holding, now_s: float, delay_s: float) -> None:
-        """Take GPUs and begin (or go on) `delay_s` from now, from the last checkpoint when there is one."""
+        """Take GPUs and start or continue `delay_s` from now, from the last checkpoint when there is one."""
         if self.data is None and self.spec.data is not None:
             self.data = self.load(self.spec.data, holding.nodes.tolist())
         self._place(holding, self.checkpoints.data)
@@ -160,7 +160,7 @@ class TrainingJob(TrainingState):
         np.subtract.at(self.cluster.workers, self.config.nodes, 1)
 
     def close(self, now_s: float) -> None:
-        """The run ends within a period (or a restart): its time counts as training that has come to nothing yet."""
+        """Close the job at the end of the run; the time of an unfinished period counts as computing without result."""
         self.advance.settle(self)
         self.report_traffic()
         self.meter_all(now_s)
@@ -172,11 +172,11 @@ class TrainingJob(TrainingState):
 
     @property
     def elastic(self) -> TrainingJob | None:
-        """The job, if it may go on with fewer GPUs when a node dies."""
+        """The job itself if it can continue with fewer GPUs after a node failure, else None."""
         return self if self.spec.on_worker_loss == "regroup" else None
 
     def survivors(self, lost: Bools) -> Bools | None:
-        """Which of its GPUs stay of use when `lost` ones are gone; None: too few workers would be left."""
+        """Which of its GPUs remain usable without the `lost` ones; None: too few workers would be left."""
         per = self.config.gpus_per_worker
         alive = ~lost.reshape(-1, per).any(axis=1)  # a worker over several nodes needs them all
         return np.repeat(alive, per) if alive.sum() >= self.config.fewest else None
@@ -197,7 +197,7 @@ class TrainingJob(TrainingState):
         self.advance.begin(self)
 
     def utilisation(self, now_s: float) -> Floats:
-        """Busy share of each GPU it holds (GPUs held,), over the whole periods since this was last asked."""
+        """Busy share of each GPU it holds (GPUs held,), over the whole periods since the last call."""
         assert self.holding is not None
         self.meter_until_now()
         busy = self.measured.utilisation(now_s, self.ends.start_s)
@@ -215,7 +215,7 @@ class TrainingJob(TrainingState):
         self.progress.account = self.progress.account.back_to(saved)
 
     def _end_partial(self, now_s: float, use: int) -> None:
-        """Book the running period's time, or take back what a restart or checkpoint has not used."""
+        """Book the running period's time, or refund the unused time of a restart or checkpoint."""
         if self.round is not None and self.data is not None:  # give back what an unfinished round has read
             self.data.restore(self.round, self.config.nodes.tolist())
         self.round = None

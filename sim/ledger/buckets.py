@@ -61,7 +61,7 @@ class Buckets:
             self.flush()
 
     def grow(self, columns: int) -> None:
-        """Make room for at least so many columns."""
+        """Extend to at least this many columns."""
         self.flush()
         missing = columns - self.totals.shape[1]
         if missing > 0:
@@ -69,7 +69,7 @@ class Buckets:
             self.totals = np.concatenate((self.totals, more), axis=1)
 
     def flush(self) -> None:
-        """Spread what has been charged since the last time."""
+        """Spread the charges since the last call."""
         if not self._buffer:
             return
         charges = np.array(self._buffer).reshape(-1, _FIELDS)

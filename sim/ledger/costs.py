@@ -49,6 +49,6 @@ class CostAccounts(Listener):
         self.used_usd[row] += held * mean_over(self.usd_per_gpu_s, holding, node_of_gpu)
 
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job goes on with what is left."""
+        """A job continues with its remaining GPUs."""
         self.ended(job, "fault", now_s)
         self.began(job, holding, now_s)

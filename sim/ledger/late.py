@@ -25,6 +25,6 @@ class HeldLate(Listener):
             self.gpu_s += gpus * (now_s - max(since_s, self.after_s))
 
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job goes on with what is left."""
+        """A job continues with its remaining GPUs."""
         self.ended(job, "fault", now_s)
         self.began(job, holding, now_s)

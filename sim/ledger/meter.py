@@ -34,24 +34,24 @@ class Meter:
         self._first_w = float(self.busy_w[0])
 
     def computed(self, row: int, nodes: Ints, gpu_s: Floats) -> None:
-        """A job's GPUs have computed so many GPU-seconds on their nodes, at the present clock; (GPUs held,)."""
+        """Meter GPU-seconds of computing by node, at the present clock; (GPUs held,)."""
         drawn_w = self.busy_w[nodes] * self.share[row]
         self.dynamic_j[row] += float(gpu_s @ drawn_w)
         if self.pays is not None:
             self.paid_j[row] += float(gpu_s @ (drawn_w * self.pays[nodes]))
 
     def computed_evenly(self, row: int, holding: Holding, gpu_s: float) -> None:
-        """A job has computed so many GPU-seconds, evenly on all it holds, at the present clock."""
+        """Meter GPU-seconds of computing, evenly on all GPUs of a job, at the present clock."""
         self._dynamic_j[row] += gpu_s * mean_over(self.busy_w, holding, self.node_of_gpu)
         if self.pays is not None:
             self.paid_j[row] += gpu_s * mean_over(self.busy_w * self.pays, holding, self.node_of_gpu)
 
     def drawn_j(self, row: int, computed_gpu_s: float) -> float:
-        """What a job's computing has drawn, up to when it was last metered; computed_gpu_s: all of it."""
+        """Energy of a job's computing, up to its last metering; computed_gpu_s: all of it."""
         return float(self.dynamic_j[row]) if self.varies else self.of_account_j(computed_gpu_s)
 
     def of_account_j(self, computed_gpu_s: float) -> float:
-        """Energy of so much computing, where it is the same everywhere."""
+        """Energy of an amount of computing, where power is the same everywhere."""
         return computed_gpu_s * self._first_w
 
     def would_draw_j(self, row: int, nodes: Ints, gpu_s: Floats) -> float:

@@ -26,7 +26,7 @@ class ServingAccount:
     usd: float = 0.0
 
     def book(self, meter: Meter, usd_per_gpu_s: Floats, node: int, gpu_s: float, busy_gpu_s: float) -> float:
-        """A replica has held and used so much of a node's GPUs, at the present clock; returns its dynamic_j."""
+        """Book the held and used GPU time of a replica at the present clock; returns its dynamic_j."""
         dynamic_j, idle_j = busy_gpu_s * meter.busy_w.item(node), gpu_s * meter.power.idle_w.item(node)
         self.gpu_s += gpu_s
         self.busy_gpu_s += busy_gpu_s

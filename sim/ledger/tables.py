@@ -71,7 +71,7 @@ Replica = tuple[str, int, float, float, int, int, int]
 
 @dataclass(frozen=True)
 class Records:
-    """What a timeline has recorded; segments (n, ROW_FIELDS) name jobs by row."""
+    """The records of a timeline; segments (n, ROW_FIELDS) name jobs by row."""
 
     segments: Floats
     holdings: Holdings
@@ -85,7 +85,7 @@ class Records:
 
 
 def build(demand: Demand, cluster: Cluster, idling_w: float, pue: float, records: Records) -> dict[str, Columns]:
-    """Tables by file name; idling_w: what all nodes draw while nobody computes."""
+    """Tables by file name; idling_w: idle power of all nodes."""
     return {
         "segments": _segments(demand, records.segments),
         "holdings": _holdings(demand, cluster, records.holdings),

@@ -125,7 +125,7 @@ class Timeline(Listener):
         self._queued_s[row] = now_s
 
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job goes on with fewer GPUs: what it has not saved can still be lost."""
+        """A job continues with fewer GPUs; unsaved work can still be lost."""
         before = self._open[job.row]
         self._segment(job, before, now_s, "fault")
         self._look(job, before, now_s)
@@ -139,7 +139,7 @@ class Timeline(Listener):
         self.usage.add(start_s, end_s, QUEUED, end_s - start_s)
 
     def _segment(self, job: Job, opened: _Open, end_s: float, reason: str) -> list[float]:
-        """Add a running segment; returns what it was used for."""
+        """Add a running segment; returns its GPU time by use."""
         used = [after - before for after, before in zip(job.gpu_s.tolist(), opened.account, strict=False)]
         listed = used
         if opened.earlier and min(used[:WORK]) < 0.0:
@@ -164,7 +164,7 @@ class Timeline(Listener):
         return used
 
     def _taken_back(self, earlier: list[int], used: list[float]) -> list[float]:
-        """A fault has taken back more than this segment did: that is lost in the segments before it."""
+        """Charge work that a fault took back beyond this segment to earlier segments."""
         used = used.copy()
         for use in range(WORK):
             for index in reversed(earlier):
@@ -211,7 +211,7 @@ class Timeline(Listener):
         opened.unsaved = []
 
     def checkpointed(self, job: Job, now_s: float) -> None:
-        """A checkpoint is written: what it holds lasts."""
+        """A checkpoint is written, so its work can no longer be lost."""
         opened = self._open[job.row]
         self._commit(opened.to_be_written)
         opened.to_be_written = []
@@ -236,7 +236,7 @@ class Timeline(Listener):
             opened.unsaved = [TimelineStretch(a.start_s, b.end_s, a.gpu_s + b.gpu_s) for a, b in pairs]
 
     def _lose(self, job: Job, opened: _Open, end_s: float) -> None:
-        """A crash: what was not saved is lost, and the account already says so."""
+        """Mark unsaved work as lost after a crash; the account has it already."""
         taken = np.zeros(HELD)
         for stretch in opened.to_be_written + opened.unsaved:
             work = stretch.gpu_s[:WORK]
@@ -277,7 +277,7 @@ class Timeline(Listener):
     # -- services --------------------------------------------------------------------------------------------
 
     def served(self, start_s: float, end_s: float, gpu_s: float, dynamic_j: float) -> None:
-        """A replica has held so many GPU-seconds, and drawn so much beyond idling."""
+        """Record GPU-seconds held by a replica, and its energy above idle."""
         self._serves = True
         self.usage.add(start_s, end_s, SERVING_GPU_S, gpu_s)
         self.usage.add(start_s, end_s, DYNAMIC_J, dynamic_j)

@@ -1,4 +1,4 @@
-"""Turns the `transformer` section of each model into what the simulator asks of a model, for its jobs and cluster.
+"""Derives the simulator's model values from each `transformer` section, its jobs and the cluster.
 
 `read_files` puts the content of files in their place, so that a scenario means the same wherever it runs; `bind`
 derives degrees of parallelism, overlap and the factor of a measured step. Both give problems as (key path, text).

@@ -1,6 +1,6 @@
 """Estimate of a transfer's time without the other transfers of its owner.
 
-On each link the transfers of one owner share what the owner gets. A clock per (owner, link) runs at one over their
+On each link the transfers of one owner share the owner's rate. A clock per (owner, link) runs at one over their
 number; a transfer's time alone is what passes on the slowest of the clocks of its links.
 """
 

@@ -158,7 +158,7 @@ class Autoscaler(Section):
 
 
 class Service(Section):
-    """A model that answers requests: batches as large as what waits, on replicas that come and go with the load."""
+    """A model that answers requests: batches of all waiting requests, on a number of replicas that follows the load."""
 
     name: Annotated[str, Field(min_length=1)] = "service"  # in results
     batch_latency: BatchLatency

@@ -199,7 +199,7 @@ class RequestQueue:
         return slot
 
     def set_factor(self, slot: int, factor: float) -> None:
-        """The batches that a replica begins from now on take so much longer."""
+        """Set the slowdown of batches that a replica begins from now on."""
         self._factor[slot] = factor
 
     def leave(self, slot: int, now_s: float) -> float:
@@ -227,7 +227,7 @@ class RequestQueue:
     # -- time ------------------------------------------------------------------------------------------------
 
     def open(self, arrival_s: Floats) -> None:
-        """A window begins in which these requests come, ascending."""
+        """Begin a window with these requests, ascending."""
         counter = self._counter
         waiting = self._waiting_s[counter[FIRST] : counter[LAST]]
         self._arrival_s = arrival_s

@@ -1,4 +1,4 @@
-"""Jobs of a trace at other times: sessions stay whole, and the load of each window stays what it was."""
+"""Redraws the jobs of a trace at other times: sessions and the load of each window are kept."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Tenants(Protocol):
         """Nodes run at other speeds from now on."""
 
     def add_utilisation(self, busy: Floats, now_s: float) -> None:
-        """Add the busy share of each GPU since this was last asked, to (gpus,)."""
+        """Add the busy share of each GPU since the last call, to (gpus,)."""
 
 
 class NodeEvents:
@@ -74,7 +74,7 @@ class NodeEvents:
         return [self.roster.running_jobs[row] for row in self.cluster.jobs_on(node)]
 
     def node_down(self, node: int, *, saved: bool = False) -> None:
-        """A node dies; its jobs lose what is not saved, unless they could save first."""
+        """Take a node down; its jobs lose unsaved work unless they could save first."""
         self._failed.add(node)
         if not self.cluster.up[node]:
             return
@@ -104,7 +104,7 @@ class NodeEvents:
         self.event()
 
     def _on(self, node: int) -> None:
-        """A node comes up, unless something else keeps it down."""
+        """Bring a node up, unless another cause keeps it down."""
         if self.cluster.up[node] or node in self._failed or node in self.released_nodes:
             return
         self.cluster.bring_up(node)
@@ -142,7 +142,7 @@ class NodeEvents:
         self._account_away(node)
 
     def returned(self, node: int) -> None:
-        """A spot node can be had again."""
+        """Make a reclaimed spot node available again."""
         self.reclaimed_nodes.discard(node)
         self._account_away(node)
         if node in self.scaled:
@@ -185,7 +185,7 @@ class NodeEvents:
         self.event()
 
     def set_corrupt(self, gpu: int, factor: float) -> None:
-        """A GPU multiplies gradients by this from now on (1: sound, and nobody suspects it any more)."""
+        """A GPU multiplies gradients by this from now on (1: correct, and the GPU is no longer suspected)."""
         self.cluster.corrupt[gpu] = factor
         if factor == 1.0:
             writable(self.cluster.gpus, "suspect")[gpu] = False
@@ -216,7 +216,7 @@ class NodeEvents:
             self.tenants.speed_changed()
 
     def drawn_share(self, now_s: float) -> Floats:
-        """Part of its highest power beyond idling that each GPU drew since this was last asked, (gpus,)."""
+        """Part of its highest power beyond idling that each GPU drew since the last call, (gpus,)."""
         busy = np.zeros(len(self.cluster.gpus))
         for row in self.roster.running.rows.tolist():
             share = self.roster.running_jobs[row].utilisation(now_s) * self.meter.share[row]

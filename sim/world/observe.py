@@ -49,7 +49,7 @@ from equipoise.sim.world.trace_columns import TraceColumns
 
 
 class Traffic(Listener):
-    """What the links have carried since the nodes' table last said so."""
+    """Traffic of the links since the nodes' table was last filled."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -61,7 +61,7 @@ class Traffic(Listener):
         self._busy, self._room_bytes = self._carried_bytes.copy(), self._carried_bytes.copy()  # in that one
 
     def carried(self, row: int, links: Ints, amounts: Floats) -> None:
-        """Exchanges of the job in a row have carried so many bytes over each of these links."""
+        """Add the bytes that exchanges of a job (by row) sent over each of these links."""
         np.add.at(self._carried_bytes, links, amounts)
         if self.by_job:
             self._parts.setdefault(row, []).append((links, amounts))

@@ -1,4 +1,4 @@
-"""The observed paths: what finished transfers have reached, else what the topology promises."""
+"""Observed paths: rates of finished transfers, else those of the topology."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Roster:
             self.start_s[row] = until_s
 
     def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job goes on with fewer GPUs; it has not been in the queue."""
+        """A job continues with fewer GPUs, without having been in the queue."""
         row = job.row
         self.restarts[row] += 1
         self._held[row] = holding.gpu.size

@@ -46,7 +46,7 @@ class Replica:
 
 
 class Tenant:
-    """One service with its replicas, the oldest first, and what it has used."""
+    """One service with its replicas, the oldest first, and its account."""
 
     def __init__(self, state: ServiceState, cluster: Cluster, speed: Floats, scenario: Scenario) -> None:
         self.state, self.spec = state, state.spec
@@ -70,7 +70,7 @@ class Tenant:
 
 
 class ServingWorld:
-    """All services of a run. event(): policies should look, as GPUs have come free or jobs have been stopped.
+    """All services of a run. event(): requests a decision after GPUs were released or jobs stopped.
 
     times: of requests from files, by name of the service; begin_s: of the run, when the services begin.
     """
@@ -132,7 +132,7 @@ class ServingWorld:
 
     def _next_window(self, tenant: Tenant) -> Callable[[Event], None]:
         def ended(_: Event) -> None:
-            """A window of the service ends, and the next begins."""
+            """End a window of the service and begin the next."""
             state = tenant.state
             self._close(tenant)
             state.look(tenant.records[-1], self._factor(tenant))
@@ -147,7 +147,7 @@ class ServingWorld:
         return ended
 
     def look(self) -> None:
-        """Give every service the replicas that it wants, as far as there are GPUs for them."""
+        """Give every service its wanted replicas, if there are GPUs for them."""
         for tenant in self.tenants:
             self._fill(tenant)
             over = tenant.active - tenant.state.wanted

@@ -70,7 +70,7 @@ def fill_active(cluster: Cluster, jobs: Sequence[TrainingJob]) -> None:
 
 
 def fill_speed_ratio(cluster: Cluster, paces: Sequence[tuple[Ints, Floats]]) -> None:
-    """Mean pace of the GPUs on each node, from (node, pace) of each job; elsewhere that of before stays."""
+    """Mean pace of the GPUs on each node, from (node, pace) of each job; other nodes keep their last value."""
     node, pace = (np.concatenate(part) for part in zip(*paces, strict=True))
     known = np.isfinite(pace)
     found, place, count = np.unique(node[known], return_inverse=True, return_counts=True)

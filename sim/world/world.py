@@ -302,7 +302,7 @@ class SimWorld:
 
     @property
     def lasts(self) -> bool:
-        """Whether the run goes on to its horizon when all jobs are done: with services it does."""
+        """Whether the run continues to its horizon after all jobs are done, as it does with services."""
         return bool(self.services) and self.scenario.horizon is not None
 
     # -- decisions -----------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def _add_blocks(site: Site, blocks: Any) -> None:
 
 
 def _add_trace_nodes(site: Site, nodes: TraceNodes) -> None:
-    """Nodes of a published trace; a number that is not given is none."""
+    """Add nodes of a published trace; a missing number counts as 0."""
     equal: dict[tuple[float, ...], list[int]] = {}
     for k in range(len(nodes)):
         told = (nodes.gpus[k], nodes.gpu_type.codes[k], nodes.cpus[k], nodes.memory_bytes[k])
