@@ -204,7 +204,7 @@ def _default_widths(sample: Sequence[str]) -> ColumnLayout | None:
 
 
 def not_accounting(lines: Sequence[str]) -> str:
-    """One line on what a file looks like that is no `sacct` output."""
+    """A one-line description of a file that is not `sacct` output."""
     sample = next((line for line in lines if line.strip()), "")
     if not sample:
         return "empty: sacct output with a header, or --noheader with columns=, is needed"

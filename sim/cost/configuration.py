@@ -256,7 +256,7 @@ class Configuration:
     def listed_s(self, samples: Floats) -> Floats:
         """Seconds of a step of each worker by the hardware profile alone, at its mean `samples` (workers,).
 
-        NaN of workers without samples, with part of a GPU, or dealt anew since the last period.
+        NaN of workers without samples, with part of a GPU, or with new samples since the last period.
         """
         if self.stale:
             return np.full(self.workers, np.nan)

@@ -190,7 +190,7 @@ def replica_shares(
 
 @lru_cache(maxsize=256)
 def _costs(plan: ShardingPlan, stack: Stack, links: float) -> tuple[float, float, float, float]:
-    """Seconds of (a micro-batch, a step beside them, the bubble, exchanges inside in a micro-batch).
+    """Seconds of (a micro-batch, the rest of a step, the bubble, exchanges inside a replica per micro-batch).
 
     links: rate of the exchanges inside over what the plan's links give; the bubble grows as a micro-batch does.
     """

@@ -450,7 +450,7 @@ class _Shares:
         parents, shares, rows = [-1], [1.0], {"": 0}
 
         def account(name: str) -> int:
-            """Row of an account; those above it get theirs before it."""
+            """Row of an account, added after those of its parents."""
             if name not in rows:
                 spec = declared.accounts.get(name)
                 above = account(spec.parent) if spec is not None else 0

@@ -27,7 +27,7 @@ class Advance(Protocol):
     """The interface of a time advance."""
 
     def begin(self, job: TrainingJob) -> None:
-        """Let a job run that has been started or regrouped."""
+        """Run a job that was started or regrouped."""
 
     def halt(self, job: TrainingJob) -> None:
         """The job stops at once."""

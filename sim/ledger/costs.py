@@ -36,7 +36,7 @@ class CostAccounts(Listener):
         self._open[job.row] = (holding, job.gpu_s[:HELD].copy())
 
     def ended(self, job: Job, reason: str, now_s: float) -> None:
-        """A job has given back its GPUs, for whatever reason."""
+        """A job has released its GPUs."""
         row = job.row
         holding, before = self._open.pop(row)
         held = job.gpu_s[:HELD] - before

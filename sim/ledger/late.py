@@ -19,7 +19,7 @@ class HeldLate(Listener):
         self._open[job.row] = (holding.weight, now_s)
 
     def ended(self, job: Job, reason: str, now_s: float) -> None:
-        """A job has given back its GPUs, for whatever reason."""
+        """A job has released its GPUs."""
         gpus, since_s = self._open.pop(job.row)
         if now_s > self.after_s:
             self.gpu_s += gpus * (now_s - max(since_s, self.after_s))

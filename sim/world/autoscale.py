@@ -170,7 +170,7 @@ class NodeAutoscaler:
         return most * share, min(most, float(columns["workers_min"][row] * columns["gpus_per_worker"][row])) * share
 
     def _models_for(self, row: int) -> list[list[int]]:
-        """GPU models of which a job may have its GPUs: one set after the other, the last with all of them."""
+        """Sets of GPU models that a job may use, tried in order; the last has all of them."""
         wanted, models = int(self.roster.columns["gpu_types"][row]), range(len(self.cluster.gpu_models))
         allowed = [m for m in models if wanted < 0 or wanted >> m & 1]
         first = {pool.model: k for k, pool in reversed(list(enumerate(self.pools)))}

@@ -41,7 +41,7 @@ class Decisions:
             self.request()
 
     def last_event(self) -> None:
-        """As `event`, for what a handler does last: with nothing else at this instant, decide right away."""
+        """As `event`, at the end of a handler: decides at once if nothing else happens at this instant."""
         now_s = self.clock._now
         if self._asked is None and self.clock.peek() > now_s and self.busy_until_s <= now_s:
             if self.spec.on_events:

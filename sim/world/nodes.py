@@ -125,7 +125,7 @@ class NodeEvents:
             self._off(node)
 
     def rented(self, node: int) -> None:
-        """A node is there from now on, and paid for."""
+        """Add a rented node, which is paid for from now on."""
         self.released_nodes.discard(node)
         self._account_away(node)
         self._on(node)

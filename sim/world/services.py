@@ -429,7 +429,7 @@ def speeds(spec: Service, scenario: Scenario, cluster: Cluster) -> Floats:
 
 
 def service_notes(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
-    """A line on each service whose times on some GPU model are guessed."""
+    """A note on each service whose times on some GPU model are estimated."""
     for spec in scenario.services:
         models = sorted(set(cluster.gpus.model[allowed_gpus(spec, cluster)].tolist()))
         found = speeds(spec, scenario, cluster)

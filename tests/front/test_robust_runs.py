@@ -487,7 +487,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("timeline run --out run/jobs.parquet", "run/jobs.parquet: is a part of a result"),
         ("timeline run --out run/timeline/usage.parquet", "usage.parquet: is a part of a result"),
         ("query --out run 'select 1' --to run/jobs.parquet", "run/jobs.parquet: is a part of a result"),
-        ("export case.yaml --out case.yaml", "case.yaml: is there and is no policy file"),
+        ("export case.yaml --out case.yaml", "case.yaml: exists and is not a policy file"),
         ("export case.yaml --out ''", "--out: a file name is needed"),
         ("calibrate --device cpu --quick --out case.yaml", "case.yaml: not a profile (it has 'cluster')"),
         ("calibrate --device cpu --quick --out ''", "--out: a file name is needed"),

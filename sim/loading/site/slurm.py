@@ -134,7 +134,7 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
 
 
 def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
-    """Nodes of `sinfo` or `scontrol show node`; a node that stands there twice counts once."""
+    """Nodes of `sinfo` or `scontrol show node`; a repeated node counts once."""
     seen: set[str] = set()
     equal: dict[tuple[int, str, int, int], list[str]] = {}
     told: dict[str, list[str]] = {}

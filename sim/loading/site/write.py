@@ -85,7 +85,7 @@ def _queues(site: Site, labels: Sequence[str]) -> Iterator[str]:
 
 
 def _gpu_types(site: Site, labels: Sequence[str]) -> dict[str, list[str]]:
-    """The groups that a job may use which asks for a GPU type, by type; empty where all nodes have the same."""
+    """The groups that a job requesting a GPU type may use, by type; empty where all nodes have the same."""
     words: dict[str, list[str]] = {}
     models: dict[str, set[str]] = {}
     for group, label in zip(site.nodes, labels, strict=True):
@@ -177,7 +177,7 @@ def _topology(site: Site, labels: Sequence[str]) -> list[str]:
 
 
 def _pruned(site: Site, mine: Mapping[str, object]) -> list[SiteSwitch]:
-    """The switches with nodes of the scenario somewhere below them; nodes of none come under one of their own."""
+    """The switches above nodes of the scenario; nodes without a switch get a common one."""
     switches = [
         SiteSwitch(s.name, tuple(n for n in s.nodes if n in mine), s.below, s.uplink_bytes_per_s) for s in site.switches
     ]
