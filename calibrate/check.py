@@ -1,4 +1,4 @@
-"""Has the machine changed since its profile was made? Three quick numbers, measured again."""
+"""Check whether the machine has changed since its profile was made, by measuring three numbers again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECKS: dict[DeviceKind, tuple[tuple[str, dict[str, Scalar], str], ...]] = {
 
 @dataclass(frozen=True)
 class ProfileDrift:
-    """One figure, as the profile has it and as it is now."""
+    """One figure, in the profile and measured now."""
 
     name: str
     before: Estimate
@@ -41,7 +41,7 @@ class ProfileDrift:
 
     @property
     def beyond(self) -> bool:
-        """Whether the two 95 % intervals have no point in common."""
+        """Whether the two 95 % intervals do not overlap."""
         return not self.before.overlaps(self.now)
 
     @property
@@ -66,7 +66,7 @@ def as_estimate(number: Measured) -> Estimate:
 
 
 def compare(profile: HardwareProfile, device: DeviceKind, now: dict[str, Measured]) -> list[ProfileDrift]:
-    """The check's figures that both have. Raises SamplesError when there is none."""
+    """The figures that both the profile and the check have. Raises SamplesError if there are none."""
     names = [name for _, _, name in CHECKS[device] if name in profile.figures and name in now]
     if not names:
         raise SamplesError(f"profile {profile.name!r} has none of the figures that are checked")

@@ -1,4 +1,4 @@
-"""Samples in, hardware profile out: every number with its interval, its count and how it was found.
+"""Fits a hardware profile to samples: every number with its interval, sample count and method.
 
 Pure: nothing is measured here, so old samples can be refitted on any machine. What the samples do not hold is
 left out of the profile and named in the report.
@@ -29,10 +29,10 @@ from equipoise.sim.hardware.profile import HardwareProfile, Measured
 
 
 def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Report]:
-    """Fit everything that the samples allow, and say how well.
+    """Fit everything that the samples allow, with a report of the errors.
 
-    Raises SamplesError without the least that a profile needs (an arithmetic rate and a memory bandwidth), or where
-    a figure is one that no profile may hold.
+    Raises SamplesError without the minimum of a profile (an arithmetic rate and a memory bandwidth), or if
+    a figure is outside the limits of a profile.
     """
     report = Report(notes=list(samples.notes))
     device = str(samples.conditions.get("device") or "device")
@@ -57,7 +57,7 @@ def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Repor
 
 
 def _check(profile: HardwareProfile) -> None:
-    """Raises SamplesError for a figure beyond what a profile may hold, as samples of a broken clock give."""
+    """Raise SamplesError for a figure outside the limits of a profile, e.g. from a broken clock."""
     try:
         HardwareProfile.model_validate(profile.model_dump(mode="json", exclude_none=True))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""A calibration session: what to measure, in rounds, saved as it goes and continued where it stopped."""
+"""A calibration session: measurements in rounds, saved one by one and continued after an interruption."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BUDGET_S: dict[tuple[DeviceKind, bool], float] = {
     ("cuda", True): 16.0,
     ("cuda", False): 270.0,
 }
-"""By device and whether it is to be quick: under one minute and under ten in all."""
+"""By device and quick: under one minute (quick) or ten minutes in total."""
 
 QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
@@ -83,7 +83,7 @@ KINDS: dict[DeviceKind, tuple[str, ...]] = {
 FROM_KERNELS = {"gemm", "attention", "convolution", "elementwise", "dispatch"}
 
 Progress = Callable[[int, int, str], None]
-"""Called as progress(measurements done, of how many, what comes next)."""
+"""Called as progress(measurements done, total, next measurement)."""
 
 
 class ConditionsChangedError(RuntimeError):
@@ -103,7 +103,7 @@ class SessionPlan:
 
 @dataclass
 class SessionOutcome:
-    """What a session left: its samples, and what could not be measured and why."""
+    """The result of a session: its samples, and the missing measurements with reasons."""
 
     samples: SampleSet
     missing: list[str] = field(default_factory=list)
@@ -113,16 +113,16 @@ class SessionOutcome:
 def plan_for(
     device: DeviceKind, quick: bool, only: frozenset[str] = frozenset(), folder: Path | None = None, part: float = 1.0
 ) -> Iterator[SessionPlan]:
-    """Everything there is to measure, or only the kinds named. Frees processes and memory when left.
+    """All measurements of a device, or only those of the named kinds. Frees processes and memory on exit.
 
-    `part`: how long the session is to be, over the usual; what must go on for a while goes on so much shorter.
+    `part`: length of the session over the usual one; sustained loads are shortened by it.
 
     Raises SamplesError for an unknown kind; CudaUnavailableError, LibraryMissingError, VerificationError when
     a GPU is asked for and cannot be used.
     """
     unknown = only - set(KINDS[device])
     if unknown:
-        raise SamplesError(f"nothing is called {', '.join(sorted(unknown))}; known: {', '.join(KINDS[device])}")
+        raise SamplesError(f"unknown kind: {', '.join(sorted(unknown))}; known: {', '.join(KINDS[device])}")
     with ExitStack() as stack:
         if device == "cuda":
             plan = _cuda_plan(stack, quick, folder, only, part)
@@ -191,7 +191,7 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozens
 
 
 def _absent(measures: list[Measure], gpus: int) -> Iterator[str]:
-    """What a GPU session leaves out on this machine, and why."""
+    """Measurements that a GPU session leaves out on this machine, with the reason."""
     kinds = {m.kind for m in measures}
     if "training" not in kinds:
         yield "training: needs PyTorch for CUDA"
@@ -231,7 +231,7 @@ def calibrate(
         if key in writer.done or _shown(measure) in missing:
             continue
         if round_ and time.monotonic() > deadline:
-            missing[f"rounds from {round_ + 1} on"] = "time is up, the intervals rest on fewer rounds"
+            missing[f"rounds from {round_ + 1} on"] = "time limit reached, the intervals are from fewer rounds"
             break
         budget_s = min(max(seconds * measure.weight / total, LEAST_BUDGET_S), LARGEST_BUDGET_S)
         started = time.monotonic()
@@ -262,7 +262,7 @@ def _shown(measure: Measure) -> str:
 
 
 def _one(measure: Measure, round_: int, budget_s: float, writer: SampleWriter) -> str:
-    """Measure one thing and save it; returns why it is missing, "" when it is not.
+    """Do one measurement and save it; returns why it is missing, or "".
 
     One failure must not cost the rest of a session, so every error but an interruption or a full disk becomes
     a reason in the report.
@@ -276,7 +276,7 @@ def _one(measure: Measure, round_: int, budget_s: float, writer: SampleWriter) -
     columns = outcome.columns if isinstance(outcome, Series) else {}
     values = () if isinstance(outcome, Series) else tuple(outcome)
     if not columns and (not values or min(values) < SMALLEST):
-        return "took no time that the clock could tell"
+        return "took less time than the clock resolves"
     at = datetime.now(UTC).isoformat(timespec="seconds")
     writer.add(Sample(measure.kind, dict(measure.parameters), values, measure.unit, round_, at, columns))
     return ""

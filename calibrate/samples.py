@@ -58,7 +58,7 @@ class SamplesError(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """Repeated measurements of one thing: `values` in `unit`, or a time series in `columns`.
+    """Repeated measurements of one quantity: `values` in `unit`, or a time series in `columns`.
 
     `parameters` say what was measured (sizes, precision, ...); `round` counts the passes of a session.
     """
@@ -141,7 +141,7 @@ def merge(sets: Iterable[SampleSet]) -> SampleSet:
         mine = {(s.key, s.at, s.values) for s in one.samples if s.at}
         twice = sorted(known & mine)
         if twice:
-            raise SamplesError(f"samples are given twice, {len(twice)} of them, such as {twice[0][0]}")
+            raise SamplesError(f"{len(twice)} samples are given twice, such as {twice[0][0]}")
         known |= mine
         samples += [replace(s, round=s.round + shift) for s in one.samples]
         shift += 1 + max((s.round for s in one.samples), default=0)
@@ -158,7 +158,7 @@ def read_samples(path: str | Path) -> SampleSet:
     """
     lines = _lines(Path(path))
     if not lines:
-        raise SamplesError(f"{path}:1: empty, a header line with the conditions is needed")
+        raise SamplesError(f"{path}:1: empty; needed: a header line with the conditions")
     header = _parsed(lines[0], path, 1)
     _checked_header(header, path)
     samples, notes = [], []
@@ -198,7 +198,7 @@ def _parsed(line: str, path: str | Path, number: int) -> dict[str, Any]:
     except ValueError as error:
         raise SamplesError(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise SamplesError(f"{path}:{number}: a JSON object is needed")
+        raise SamplesError(f"{path}:{number}: not a JSON object")
     return value
 
 
@@ -258,7 +258,7 @@ def _are_columns(columns: object) -> bool:
 def _check_parameters(kind: str, parameters: Mapping[str, object], where: str) -> None:
     for name, value in parameters.items():
         if not (value is None or isinstance(value, str | bool) or _is_number(value)):
-            raise SamplesError(f"{where}: parameter {name}: a text or a finite number is needed")
+            raise SamplesError(f"{where}: parameter {name}: needs a string or a finite number")
     numbers, texts = NEEDED.get(kind, ((), ()))
     for name in numbers:
         value = parameters.get(name)
@@ -275,7 +275,7 @@ def _checked_header(header: dict[str, Any], path: str | Path) -> None:
         raise SamplesError(f"{path}:1: no header with conditions and schema_version {SCHEMA_VERSION}")
     for name, value in conditions.items():
         if not (value is None or isinstance(value, str | bool) or _is_number(value)):
-            raise SamplesError(f"{path}:1: condition {name}: a text or a finite number is needed")
+            raise SamplesError(f"{path}:1: condition {name}: needs a string or a finite number")
     if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
         raise SamplesError(f"{path}:1: versions must be texts by name")
 
@@ -301,7 +301,7 @@ class SampleWriter:
         except BlockingIOError:
             self._file.close()
             raise SamplesError(
-                f"{path}: another calibration is writing here; wait for it, or choose another file with --samples"
+                f"{path}: another calibration writes to this file; wait for it, or choose another file with --samples"
             ) from None
         except BaseException:
             self._file.close()

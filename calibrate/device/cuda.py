@@ -81,7 +81,7 @@ def driver_version() -> str:
 
 
 def _settle() -> None:
-    """Until the default stream is done.
+    """Wait for the default stream.
 
     A memset, and a copy from pageable memory, may return before the device has carried them out (cuda.h, API
     synchronization behaviour), and streams made with STREAM_NON_BLOCKING do not wait for the default one.
@@ -167,7 +167,7 @@ class Event:
         call("cuEventCreate", byref(self.handle), c_uint(0))
 
     def record(self, stream: c_void_p) -> None:
-        """Put the event behind what the stream holds now."""
+        """Record the event after the present work of the stream."""
         call("cuEventRecord", self.handle, stream)
 
     def elapsed_s(self, start: Event) -> float:
@@ -234,7 +234,7 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """Device memory that can be had now."""
+        """Free device memory."""
         free, total = c_size_t(), c_size_t()
         call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value
@@ -247,7 +247,7 @@ class Device:
 
     @staticmethod
     def wait(stream: c_void_p) -> None:
-        """Until all that the stream holds is done."""
+        """Wait for all work in the stream."""
         call("cuStreamSynchronize", stream)
 
     def kernel(self, file: str, name: str) -> c_void_p:

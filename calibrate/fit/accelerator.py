@@ -26,14 +26,14 @@ from equipoise.calibrate.samples import CPU_TIME, SamplesError, SampleSet
 from equipoise.sim.hardware.profile import Accelerator, EfficiencyPoint, Measured
 
 HALF = 0.5
-"""Share of the device on which the neighbour runs when interference is measured."""
+"""Fraction of the device on which the neighbour runs when interference is measured."""
 ENERGY_PERIOD_S = 2.0
-"""Over so long the energy counter's steps (0.1 s on a H200) blur a mean power by a twentieth at most."""
+"""Averaging time over which the energy counter's steps (0.1 s on an H200) change a mean power by at most 5 %."""
 BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 
 
 def accelerator_part(samples: SampleSet, report: Report) -> Accelerator:
-    """All that the samples say about the device. Raises SamplesError without a rate or a bandwidth."""
+    """Fit the accelerator's values from the samples. Raises SamplesError without a rate or a bandwidth."""
     peaks = _peaks(samples, report)
     bandwidth = _bandwidth(samples, report)
     if not peaks or bandwidth is None:
@@ -55,7 +55,7 @@ def accelerator_part(samples: SampleSet, report: Report) -> Accelerator:
             report.lines.append(number_line(name[:-2].replace("_", " "), fields[name], unit))
     for name in ("link_bytes_per_s", "launch_latency_s", "share_kappa", "interference", "idle_w"):
         if fields.get(name) is None:
-            report.missing.append(f"{name}: not in the samples")
+            report.missing.append(f"{name}: no samples")
     return Accelerator.model_validate({k: v for k, v in fields.items() if v is not None})
 
 

@@ -1,8 +1,8 @@
-"""A training step of any model, composed from what its operations cost on this machine.
+"""A training step of any model, composed from the cost of its operations on this machine.
 
-Products cost what the fitted products cost, other operations what memory traffic of their size costs
-(Williams et al. 2009, applied by operation and summed, as in Calculon, Isaev et al. 2023, section 3). What a
-framework adds to that is six factors, fitted to the steps of some models; they carry over to models that
+Products have the time of fitted products, other operations the time of memory traffic of their size
+(Williams et al. 2009, applied by operation and summed, as in Calculon, Isaev et al. 2023, section 3). The
+framework is described by six factors, fitted to the steps of some models; they carry over to models that
 were never timed.
 """
 
@@ -30,14 +30,14 @@ FACTOR_OF: Mapping[Kind, Kind] = {
     **dict.fromkeys(("norm", "norm_backward", "batch_norm", "batch_norm_backward"), "function"),
     **dict.fromkeys(("softmax", "softmax_backward"), "function"),
 }
-"""The factor of a kind of operation that has none of its own."""
+"""The factor used for a kind of operation without a separate one."""
 
 # Before any step is seen, the factors' logarithms are normal with these centres and deviations: how far a
 # framework lies from isolated kernels. With gradients an operation's overhead is several times a bare call's.
 PRIOR_CENTRE = np.log([1.0, 1.0, 1.0, 1.0, 1.0, 3.0])
 PRIOR = np.array([0.15, 0.4, 0.4, 0.25, 0.4, 0.7])
 STEP_NOISE = 0.03
-"""Relative error that a composed step is expected to have anyway; weighs the steps against PRIOR."""
+"""Expected relative error of a composed step; weighs the steps against PRIOR."""
 
 SMS = 132
 """Of the GPUs that this is for, about: more channels than that are normalised one after the other."""
@@ -46,7 +46,7 @@ REPLICATES = 60
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """What single operations cost on a device.
+    """Costs of single operations on a device.
 
     `products` by kind and bytes of an element, at least those of kind "product", which stand in for the others.
     `moves` predict seconds from bytes moved, launch included, by kind; at least "memory" and "function", which
@@ -81,7 +81,7 @@ class UnitCosts:
         return "convolution" if kind.startswith("batch_norm") and kind in self.moves else FACTOR_OF.get(kind, kind)
 
     def rows(self, operations: Sequence[TimedOperation]) -> Floats:
-        """What a step takes at least, from every operation on: rows of FACTORS; shape (rows, 6).
+        """Lower bounds of a step's time, one per operation: rows of FACTORS; shape (rows, 6).
 
         A device that works while the host queues begins an operation when the host has come to it and all before
         it are done, so that a step is the longest of: the host up to an operation, the device from there on. Equal
@@ -171,13 +171,13 @@ def _step_s(rows: Floats, factors: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class CostPrior:
-    """What is known of the factors before any step is seen: centres and deviations of their logarithms."""
+    """Prior of the factors: centres and deviations of their logarithms."""
 
     centre: Floats
     deviation: Floats
 
     def with_convolutions(self, ratios: npt.ArrayLike) -> CostPrior:
-        """Centred on measured over predicted times of single convolutions, as sure as these agree."""
+        """The prior centred on measured over predicted times of single convolutions, with their spread."""
         logs = np.log(np.asarray(ratios, dtype=np.float64))
         if not len(logs):
             return self
@@ -189,7 +189,7 @@ class CostPrior:
 
 DEFAULT_PRIOR = CostPrior(PRIOR_CENTRE, PRIOR)
 MEASURED_PRIOR = CostPrior(np.zeros(len(FACTORS)), np.array([0.1, 0.15, 0.15, 0.1, 0.15, 0.2]))
-"""Where single operations of every kind, and the host's time for one, were timed through the framework."""
+"""Prior if single operations of every kind, and the host's time for one, were timed through the framework."""
 LEAST_DEVIATION = 0.1
 
 

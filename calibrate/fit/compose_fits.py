@@ -54,7 +54,7 @@ class Step:
 
 
 def unit_costs(samples: SampleSet, precision: str, framework: str) -> UnitCosts:
-    """What single operations cost, for steps in a precision through a framework.
+    """Costs of single operations, for steps in a precision through a framework.
 
     Raises ValueError, one line, when the samples do not hold products and memory traffic.
     """
@@ -125,10 +125,10 @@ def _seconds(chosen: list[Sample]) -> Floats:
 
 
 def operations_of(samples: SampleSet, sample: Sample) -> list[TimedOperation]:
-    """The operations of a timed step. Raises ValueError when they were not noted."""
+    """The operations of a timed step. Raises ValueError when they were not recorded."""
     found = samples.of("operations", **sample.parameters)
     if not found:
-        raise ValueError(f"{sample['workload']}, batch {sample['batch']}: its operations were not noted")
+        raise ValueError(f"{sample['workload']}, batch {sample['batch']}: its operations were not recorded")
     return from_columns(found[-1].columns)
 
 
@@ -147,7 +147,7 @@ def steps_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: st
 
 
 def prior_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: str) -> CostPrior:
-    """Surer where single operations of all kinds were timed; else what single convolutions say of their factor."""
+    """Prior of the factors: narrow if single operations of all kinds were timed, else centred by convolutions."""
     if samples.of("dispatch", precision=precision, framework=framework):
         return MEASURED_PRIOR
     ratios = []
@@ -163,7 +163,7 @@ def prior_of(samples: SampleSet, costs: UnitCosts, precision: str, framework: st
 
 
 def step_model(steps: Sequence[Step], prior: CostPrior = DEFAULT_PRIOR) -> StepModel:
-    """The factors from these steps."""
+    """Fit the factors to these steps."""
     return fit_step_model(stacked([s.rows for s in steps]), np.array([s.seconds for s in steps]), prior)
 
 

@@ -22,7 +22,7 @@ from equipoise.calibrate.samples import SamplesError, SampleSet
 from equipoise.sim.hardware.profile import Measured, StepTime
 
 MakeStep = Callable[[int], Callable[[], object]]
-"""make(batch) gives a function that does one training step of so many samples."""
+"""make(batch) returns a function that runs one training step of `batch` samples."""
 
 
 def load_make(text: str) -> tuple[str, MakeStep]:
@@ -59,7 +59,7 @@ def composed_steps(
     Raises SamplesError when the function fails or nothing was measured that it needs.
     """
     if importlib.util.find_spec("torch") is None:
-        raise SamplesError(f"composing {name}: needs PyTorch, which notes what a step does")
+        raise SamplesError(f"composing {name}: needs PyTorch to trace the step")
     timed = samples.of("training")
     batches = sorted({int(s["batch"]) for s in timed})
     pairs = list(dict.fromkeys((str(s["precision"]), str(s["framework"])) for s in timed))
@@ -88,7 +88,7 @@ def composed_steps(
 def _noted(name: str, make: MakeStep, batch: int) -> list[TimedOperation]:
     try:
         step = make(batch)
-        step()  # what is only done once is no part of a step
+        step()  # one-time work is not part of a step
         return trace(step)
     except Exception as error:
         raise SamplesError(f"composing {name}, batch {batch}: {_one_line(error)}") from error

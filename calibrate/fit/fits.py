@@ -31,7 +31,7 @@ from equipoise.policies.physics import overlapped_each, speed_at
 
 
 class Predictor(Protocol):
-    """Anything fitted that predicts a time (s) for each size."""
+    """A fit that predicts a time (s) for each size."""
 
     def predict(self, sizes: npt.ArrayLike, /) -> Floats:
         """Seconds for each size."""
@@ -225,7 +225,7 @@ def _least_robust_error(log_predictions: Floats, measured: Floats) -> npt.NDArra
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors of predictions for sizes that the fit had not seen: parallel arrays, one row a sample."""
+    """Errors of predictions for held-out sizes: parallel arrays, one row per sample."""
 
     size: Floats
     measured: Floats

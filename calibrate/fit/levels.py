@@ -20,7 +20,7 @@ LOW_QUANTILE = 0.1
 
 @dataclass(frozen=True)
 class FitLine:
-    """One line of the report: what was fitted, to how many samples, and how well it predicts.
+    """One line of the report: the fit, its number of samples, and its prediction error.
 
     `residual_cov` is the spread of measured over fitted; `held_out_error` the median relative error for sizes
     that the fit had not seen (None where there are too few).
@@ -36,7 +36,7 @@ class FitLine:
 
 @dataclass
 class Report:
-    """What became of the samples."""
+    """The report of a fit: lines, predictions and missing parts."""
 
     lines: list[FitLine] = field(default_factory=list)
     predictions: list[LevelPrediction] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Report:
 class LevelPrediction:
     """A training step that was not used in the fit, predicted and measured.
 
-    `fitted_on` says what the prediction rests on: the model's own smaller batches, or other models.
+    `fitted_on` names the basis of the prediction: the model's smaller batches, or other models.
     """
 
     workload: str
@@ -71,7 +71,7 @@ def slug(text: str) -> str:
 
 
 def measured(estimate: Estimate, source: str, kind: str = "measured") -> Measured:
-    """The number as it stands in a profile, rounded to six digits."""
+    """The number for a profile, rounded to six digits."""
     value = float(f"{estimate.value:.6g}")
     low, high = (float(f"{v:.6g}") for v in (estimate.low, estimate.high))
     return Measured.model_validate(
@@ -87,10 +87,10 @@ def measured(estimate: Estimate, source: str, kind: str = "measured") -> Measure
 
 
 def level(samples: Iterable[Sample], convert: Convert | None = None) -> Estimate | None:
-    """What samples of one thing stand for over their rounds; None without any.
+    """Typical value of samples of one quantity over their rounds; None without samples.
 
-    Times count by their LOW_QUANTILE, what the machine does when nothing interrupts it, then `convert` makes
-    rates of them; other units by their centre.
+    Times count by their LOW_QUANTILE, the time without interruptions, then `convert` makes
+    rates of them; other units count by their centre.
     """
     found = list(samples)
     if not found:
@@ -114,7 +114,7 @@ def gemm_rate(sample: Sample, seconds: Floats) -> Floats:
 
 
 def by_parameters(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
-    """Samples of one thing over its rounds, in order of appearance."""
+    """Samples grouped by parameters over rounds, in order of appearance."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(repr(sorted(sample.parameters.items())), []).append(sample)
@@ -128,7 +128,7 @@ def level_number(found: list[Sample], source: str) -> Measured | None:
 
 
 def best(found: list[Sample], convert: Convert, source: str) -> Measured | None:
-    """The highest typical rate among several things measured (sizes, algorithms)."""
+    """The highest typical rate among several measurements (sizes, algorithms)."""
     levels = [(level(group, convert), group[0]) for group in by_parameters(found).values()]
     known = [(estimate, sample) for estimate, sample in levels if estimate is not None]
     if not known:

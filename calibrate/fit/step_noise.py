@@ -1,4 +1,4 @@
-"""How steps of data-parallel workers vary, from each worker's step times: the keys of a scenario's `noise`.
+"""Fits the keys of a scenario's `noise` to the step times of data-parallel workers.
 
 The logarithm of a time is the worker's level, which stays, plus what varies. Of the latter a part is common to the
 workers of a step, a part of the rest lasts for some steps, and rare long steps stand beside it.
@@ -117,7 +117,7 @@ def read_worker_times(path: Path) -> Floats:
         if not 0.0 < seconds <= 1e12:
             raise ValueError(f"{path}:{line}: seconds: {row['seconds']} is not above 0 and at most 1e12")
         if row["worker"] in steps[step]:
-            raise ValueError(f"{path}:{line}: step {step} of worker {row['worker']!r} stands there twice")
+            raise ValueError(f"{path}:{line}: step {step} of worker {row['worker']!r} is listed twice")
         steps[step][row["worker"]] = seconds
     workers = sorted({worker for found in steps.values() for worker in found})
     whole = [found for _, found in sorted(steps.items()) if len(found) == len(workers)]

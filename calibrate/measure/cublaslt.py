@@ -35,7 +35,7 @@ COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
 
 @dataclass(frozen=True)
 class Format:
-    """How a precision is stored, computed and returned."""
+    """Data types of operands, computation and result of a precision."""
 
     input: int
     output: int

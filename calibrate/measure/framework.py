@@ -1,4 +1,4 @@
-"""What single operations cost through PyTorch on one core: what training steps on a CPU are composed from."""
+"""Costs of single operations through PyTorch on one core, from which training steps on a CPU are composed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a CPU does: memory, arithmetic, matrix products, cores shared and contended, storage, preprocessing.
+"""Benchmarks of a CPU: memory, arithmetic, matrix products, shared and contended cores, storage, preprocessing.
 
 The same measurements as on a GPU where they have a counterpart, through NumPy (its BLAS for matrix products).
 Work is spread over one thread a core; NumPy releases the interpreter while it computes.

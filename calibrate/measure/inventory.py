@@ -1,4 +1,4 @@
-"""What this machine is, as far as it decides how fast things go: the conditions of a measurement."""
+"""The properties of this machine that determine its speed: the conditions of a measurement."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cpu_conditions() -> dict[str, Scalar]:
 def gpu_conditions(
     gpu: nvml.Gpu | None, versions: nvml.Versions | None, name: str, memory_bytes: float, count: int
 ) -> dict[str, Scalar]:
-    """Conditions of a GPU; what NVML does not give is None."""
+    """Conditions of a GPU; None for values that NVML does not give."""
     return {
         "device": name,
         "architecture": gpu.compute_capability if gpu else None,
@@ -77,8 +77,8 @@ def gpu_conditions(
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of what is measured through, as installed."""
-    kernel = re.match(r"[\d.]*\d", platform.release())  # what follows names the machine's maker, not its speed
+    """Versions of the installed measurement libraries."""
+    kernel = re.match(r"[\d.]*\d", platform.release())  # the rest is specific to the vendor's build
     found = {"python": platform.python_version(), "kernel": kernel[0] if kernel else "unknown"}
     for package in ("equipoise", "numpy", "torch"):
         try:

@@ -1,4 +1,4 @@
-"""What single operations cost on a GPU through PyTorch: what training steps are composed from.
+"""Costs of single operations on a GPU through PyTorch, from which training steps are composed.
 
 Linear layers in the three layouts in which they occur, attention, convolutions, kernels that move memory, each kind
 at several sizes, and the host's time for one operation. Device times: all calls are queued before the first begins.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[], object]
 Make = Callable[[str, Any], Call]
-"""make(device, dtype) gives a function that does it once, on operands of its own."""
+"""make(device, dtype) returns a function that runs the operation once, on separate operands."""
 IMAGE_CHANNELS = 3
 # (rows, outputs, inputs) of linear layers.
 LINEARS = (
@@ -84,7 +84,7 @@ MOVED = {
     "softmax_backward": 12,
 }
 IN_BF16 = ("add", "exp", "strided", "batch_norm", "batch_norm_backward")
-"""Those of which autocast leaves operands in bf16."""
+"""Operations whose operands autocast leaves in bf16."""
 TENSORS = 8  # in a list
 ROTATED_BYTES = 256 * 2**20  # several times an L2
 MOST_SETS = 6
@@ -94,7 +94,7 @@ CLOCKS_PER_S = 2e9  # of a GPU, at most about
 
 
 def kernel_measures(quick: bool) -> list[Measure]:
-    """All of them, none repeated by round; none where PyTorch is not installed for CUDA."""
+    """All measurements, none repeated by round; empty if PyTorch is not installed for CUDA."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""One thing to measure: what it is called, and the function that does it."""
+"""A measurement: its name, parameters and function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equipoise.calibrate.samples import Parameters
 
 
 class MeasureMissingError(RuntimeError):
-    """This machine cannot measure it; the message is one line that says what is missing."""
+    """This machine cannot do the measurement; the message is one line that names what is missing."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What a training step does, operation by operation: matrix products, convolutions, attention, memory traffic.
+"""Traces a training step by operation: matrix products, convolutions, attention, memory traffic.
 
-PyTorch runs a step once and every operation is noted as it is dispatched (forward, backward and optimiser), so
-any module can be described, whether or not it was ever timed. The description is plain numbers: it is kept
+PyTorch runs a step once and every operation is recorded as it is dispatched (forward, backward and optimiser), so
+any module can be described, timed or not. The description is plain numbers: it is stored
 among the samples and costed without PyTorch (`calibrate.fit.compose`).
 """
 
@@ -85,21 +85,21 @@ def as_columns(operations: Iterable[TimedOperation]) -> dict[str, list[float]]:
 
 
 def from_columns(columns: Mapping[str, Sequence[float]]) -> list[TimedOperation]:
-    """The operations back from `as_columns`. Raises ValueError for columns that are none."""
+    """The inverse of `as_columns`. Raises ValueError for invalid columns."""
     if set(columns) != set(COLUMNS) or len({len(column) for column in columns.values()}) != 1:
         raise ValueError(f"operations need equally long columns {', '.join(COLUMNS)}")
     found = []
     for kind, *numbers in zip(*(columns[name] for name in COLUMNS), strict=True):
         if not 0 <= int(kind) < len(KINDS):
-            raise ValueError(f"operations: there is no kind {kind:g}")
+            raise ValueError(f"operations: unknown kind {kind:g}")
         found.append(TimedOperation(KINDS[int(kind)], *(int(v) for v in numbers)))
     return found
 
 
 def trace(step: Callable[[], object]) -> list[TimedOperation]:
-    """Run `step` once and note what PyTorch dispatches in it; equal operations are counted together.
+    """Run `step` once and record PyTorch's dispatched operations; equal operations are counted together.
 
-    But apart before, in and after the backward pass, since a GPU's host may be far ahead in one and not in another.
+    Counts are separate before, in and after the backward pass, since a GPU's host may be ahead in one but not another.
     Views, and tensors that are only allocated, cost nothing and are left out.
     """
     import torch
@@ -109,7 +109,7 @@ def trace(step: Callable[[], object]) -> list[TimedOperation]:
     part = 0
 
     class Noting(TorchDispatchMode):  # type: ignore[misc] # PyTorch's types are not read
-        """Notes every operation that moves data."""
+        """Records every operation that moves data."""
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal part

@@ -1,4 +1,4 @@
-"""Throughput on a part of a GPU, and how two kernels on its two halves slow each other.
+"""Throughput on a part of a GPU, and the mutual slow-down of two kernels on its two halves.
 
 Green contexts (driver 12.4 and later) cut the SMs exactly; otherwise MPS limits a process to a percentage of
 its threads. Both kernels are sized for the whole GPU, so on a part they take longer, not smaller pieces. They

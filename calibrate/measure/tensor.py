@@ -1,7 +1,7 @@
-"""The tensor-core kernels: which a device runs, what they must compute, and that they do.
+"""The tensor-core kernels: which ones a device runs, and checks of their results.
 
-Where a generation has instructions of its own (wgmma on Hopper, wide products in double precision), those are
-timed once they compute what NumPy computes; if they do not, mma.sync is timed, and a line says so.
+Instructions specific to a generation (wgmma on Hopper, wide products in double precision) are
+timed if their results match NumPy's; if not, mma.sync is timed, and a line says so.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def precisions(device: Device) -> list[str]:
 
 
 def checked_kernels(device: Device) -> tuple[list[TensorKernel], list[str]]:
-    """The fastest kernel by precision that computes what NumPy computes, and a line for each that does not.
+    """The fastest kernel by precision whose results match NumPy's, and a line for each that does not match.
 
     Raises VerificationError when not even mma.sync does, and CudaError when it does not run.
     """

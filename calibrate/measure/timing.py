@@ -1,4 +1,4 @@
-"""How things are timed: warm-up, then repeats until a budget is spent, every single time kept."""
+"""Timing: warm-up, then repeats until the budget is spent; every single time is kept."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ UNROLL = {"copy": 1, "read": 4, "triad": 4}
 
 
 class VerificationError(RuntimeError):
-    """A kernel computed something else than it should; nothing it times can be trusted."""
+    """A kernel computed a wrong result, so its times are not valid."""
 
 
 def to_bits(values: Array, precision: str) -> Array:

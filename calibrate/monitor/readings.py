@@ -1,4 +1,4 @@
-"""What a GPU does between two moments, under DCGM's field names and in DCGM's units.
+"""GPU readings between two moments, with DCGM's field names and units.
 
 Ratios 0 to 1, traffic bytes/s, clocks MHz, memory MiB, power W, energy mJ, utilisation per cent. Each value
 says where it came from: `gpm` (hardware counters), `nvml` (driver), or is None with a reason.

@@ -1,4 +1,4 @@
-"""Which jobs a policy would start next: asked of the policy itself, on tables in which running jobs have ended.
+"""The jobs that a policy would start next, found by running the policy on tables in which running jobs have ended.
 
 A queue manager starts the next job the moment that GPUs come free, long before a policy is asked again. So it has
 to know the order in advance. A stage behind the policy's own makes it: it carries the plan out on copies of the

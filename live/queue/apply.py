@@ -1,4 +1,4 @@
-"""A plan as changes of a queue: jobs that opted in exchange their places, and nobody else's changes.
+"""A plan as changes of a queue: jobs that opted in exchange their positions; other jobs are not changed.
 
 The first job of the order gets the highest priority that one of them has now, and so on; those that had these
 priorities get the ones that came free. Nice is what moves a job, because the manager keeps counting age and shares

@@ -1,4 +1,4 @@
-"""Giving a queue back: at the end, after failures, and by a process of its own when the scheduler was killed.
+"""Restoring a queue: at the end, after failures, and by a watchdog process if the scheduler was killed.
 
 Nothing that waits depends on any of it. A job that was submitted held has a start time in the near future in place
 of its hold, which Slurm itself lets pass. What is given back here sooner are those start times, and nice values.
@@ -39,7 +39,7 @@ def to_give_back(manager: QueueManager, touched: Touched) -> list[QueueChange]:
 
 
 class Watchdog:
-    """A process that gives the queue back when this one is gone, whatever ended it."""
+    """A process that restores the queue when this one has ended for any reason."""
 
     def __init__(self, folder: Path, partition: str, account: str) -> None:
         arguments = [sys.executable, "-m", "equipoise.live.queue.lease", str(folder), partition, account]

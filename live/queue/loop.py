@@ -1,4 +1,4 @@
-"""Looks at a queue, asks the policy when something has changed, and survives whatever fails."""
+"""Reads a queue, asks the policy when something has changed, and tolerates failures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Scheduler:
         self.world.carry_out(self.world.renewals(failing=self.decider.failures >= _FAILURES))
 
     def give_back(self, why: str) -> bool:
-        """Let the queue be as the manager has it; returns whether that was done."""
+        """Restore the manager's own order of the queue; returns whether that succeeded."""
         if self.options.mode != "act":
             return True
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a queue manager is to a policy: one look at queue and nodes, and four verbs. Slurm is the first."""
+"""Interface of a queue manager: a snapshot of queue and nodes, and four actions. Slurm is implemented."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class Phase(StrEnum):
-    """Where a job is, as far as a policy can tell."""
+    """Phase of a job as a policy sees it."""
 
     WAITING = "waiting"
     RUNNING = "running"

@@ -26,7 +26,7 @@ _PATIENCE_S = 15.0
 
 
 class BusyError(Exception):
-    """Another scheduler writes this record."""
+    """Another scheduler writes to this record."""
 
 
 class Touched(dict[int, dict[str, Any]]):

@@ -1,4 +1,4 @@
-"""A batch sampler whose share of every batch may change between rounds, with every sample once per epoch.
+"""A batch sampler whose share of the global batch may change between rounds, with every sample once per epoch.
 
 A round is one global batch, or one of the passes in which the global batch of a step is computed. A loader may draw
 rounds ahead of training (worker processes, prefetching); a change therefore names the first round it holds for, and
@@ -23,7 +23,7 @@ from equipoise.policies.physics import deal
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was drawn for one round."""
+    """The samples drawn for one round."""
 
     number: int
     epoch: int
@@ -148,7 +148,7 @@ class ShareSampler:
         return self._resume
 
     def preview(self) -> EpochSplit | None:
-        """A deal like the first epoch's, for looking at only; None where there is none."""
+        """A read-only split like the first epoch's; None if there is none."""
         return self.whole_deal(0)
 
     # -- drawing -------------------------------------------------------------------------------------------

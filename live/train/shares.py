@@ -1,4 +1,4 @@
-"""A rank's fraction of its accelerator, through one class with back ends.
+"""A rank's fraction of its accelerator, through one of several back ends.
 
 duty-cycle     a CPU rank sleeps so that it computes `share` of the time; for tests and demonstrations
 green-context  a pool of CUDA green contexts, one per share asked for, chosen round by round (beta in PyTorch;
@@ -22,7 +22,7 @@ _SAME = 0.005  # of a device: so near to the percentage of MPS, a share is that
 
 
 class ShareBackend(Protocol):
-    """Holds one rank to a fraction of its device."""
+    """Limits one rank to a fraction of its device."""
 
     quantum: float
     """Smallest step of a share; 1: there is no choice."""

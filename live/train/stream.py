@@ -1,4 +1,4 @@
-"""Samples without numbers: every rank reads the same stream and keeps what it is dealt, every sample once.
+"""Samples without indices: every rank reads the same stream and keeps its assigned samples, each sample once.
 
 A round takes the next positions of the stream, cut among the ranks by their shares. How long a stream is shows
 at its end only: each rank reads one global batch ahead, so that all see the end at the same round, without a
@@ -126,7 +126,7 @@ class StreamSplit(EpochSplit):
 
 
 class StreamSampler(ShareSampler):
-    """Deals the positions of a stream. There are no shards, so none can be moved or reordered."""
+    """Assigns the positions of a stream. There are no shards, so none can be moved or reordered."""
 
     def __init__(self, reader: Reader, length: int | None, **options: Any) -> None:
         self._reader = reader

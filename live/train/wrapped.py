@@ -1,4 +1,4 @@
-"""What exchanges gradients: DistributedDataParallel, or PyTorch's `fully_shard`, behind one face.
+"""One interface to DistributedDataParallel and PyTorch's `fully_shard`, which exchange gradients.
 
 Under `fully_shard` (FSDP2, on a mesh of one dimension or, replicated and sharded, of two) a rank holds a part of
 every parameter. Its gradient arrives whole at the gathered parameter, which PyTorch keeps from round to round; from

@@ -164,7 +164,7 @@ def test_without_green_contexts_and_mps_the_rest_is_measured_and_the_gap_named(t
 def test_an_unknown_kind_is_wrong_input_and_names_the_known_ones(tmp_path: Path) -> None:
     done = calibrate("--only", "copy,bogus", out=tmp_path / "p.yaml")
     assert done.returncode == 2
-    assert "nothing is called bogus; known: copy, read, triad" in done.stderr
+    assert "unknown kind: bogus; known: copy, read, triad" in done.stderr
 
 
 SUSTAINED = """

@@ -184,7 +184,7 @@ def test_what_is_missing_is_named_and_left_out() -> None:
     profile, report = build_profile(SampleSet(CONDITIONS, {}, kept), "x")
     assert profile.fabrics == ()
     assert profile.accelerators["nvidia_test_9"].share_kappa is None
-    assert "share_kappa: not in the samples" in report.missing
+    assert "share_kappa: no samples" in report.missing
 
 
 @given(

@@ -65,7 +65,7 @@ def test_a_session_continues_where_it_stopped(tmp_path: Path) -> None:
 def test_two_sessions_never_write_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     first = SampleWriter(path, HERE, {})
-    with pytest.raises(SamplesError, match=f"{path}: another calibration is writing here"):
+    with pytest.raises(SamplesError, match=f"{path}: another calibration writes to this file"):
         SampleWriter(path, HERE, {})
     first.add(COPY)
     first.close()
@@ -138,7 +138,7 @@ HEADER = json.dumps({"schema_version": 1, "conditions": {}})
     ("text", "message"),
     [
         ("", "s.jsonl:1: empty"),
-        ("[]\n", "s.jsonl:1: a JSON object is needed"),
+        ("[]\n", "s.jsonl:1: not a JSON object"),
         ("{}\n", "s.jsonl:1: no header"),
         ('{"schema_version": 9, "conditions": {}}\n', "s.jsonl:1: no header"),
         (f'{HEADER}\nnonsense\n{{"kind": 1}}\n', "s.jsonl:2: not JSON"),
@@ -264,7 +264,7 @@ def test_a_measurement_given_twice_is_not_counted_twice() -> None:
     """The second copy would look like further rounds that agree, and make every interval too narrow."""
     sample = Sample("copy", {"bytes": 2, "array_bytes": 1}, (1.0, 1.1), "s", 0, "2026-01-01T00:00:00+00:00")
     one = SampleSet({"device": "d"}, {}, (sample,))
-    with pytest.raises(SamplesError, match="samples are given twice, 1 of them, such as"):
+    with pytest.raises(SamplesError, match="1 samples are given twice, such as"):
         merge([one, one])
     later = SampleSet({"device": "d"}, {}, (replace(sample, at="2026-01-02T00:00:00+00:00"),))
     assert [s.round for s in merge([one, later]).samples] == [0, 1]

@@ -81,7 +81,7 @@ def test_the_command_prints_the_section_of_a_scenario(tmp_path: Path, capsys: py
         ("a,1,1e400", "2: seconds: 1e400 is not above 0"),
         ("a,1", "2: seconds: '' is not a number"),
         ("a,1,0.1,5", "2: 4 values, but there are 3 columns"),
-        ("a,1,0.1\nb,1,0.2\na,1,0.1", "4: step 1 of worker 'a' stands there twice"),
+        ("a,1,0.1\nb,1,0.2\na,1,0.1", "4: step 1 of worker 'a' is listed twice"),
         ("a,1,0.1\n" + "b" * 200_000 + ",1,0.2", "3: not a table: field larger than field limit"),
     ],
 )
