@@ -30,7 +30,7 @@ class CsvRows:
         self.columns = next(self._lines(), (1, []))[1]
         for column, times in Counter(self.columns).items():
             if times > 1:
-                raise ValueError(f"{path}:1: {column}: this column stands there twice")
+                raise ValueError(f"{path}:1: {column}: duplicate column")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
         for line, row in self._lines():

@@ -37,7 +37,7 @@ def connections_to(port: int) -> int:
 
 
 def strange_keys(keys: Iterable[str], token: str) -> list[str]:
-    """Keys written without the job's token; groups formed by the script itself have no such keys."""
+    """Keys written without the job's token; groups formed by the script itself have no token."""
     own = (f"equipoise/{token}/", f"equipoise/{token}.")  # of its first era and of later ones
     return sorted(key for key in keys if not key.startswith((*own, *_OF_PYTORCH)))
 

@@ -44,7 +44,7 @@ class Scheduler:
         return self.decider.warm_up([_made_up()], _COMPILE_S) if self.options.mode != "observe" else None
 
     def run(self, stopped: Callable[[], bool]) -> bool:
-        """Go on until `stopped`; returns whether the queue was given back."""
+        """Run until `stopped`; returns whether the queue was restored."""
         while not stopped():
             begun_s = time.monotonic()
             self.step()
@@ -54,7 +54,7 @@ class Scheduler:
         return self.give_back("stopped")
 
     def step(self) -> None:
-        """One look, and a decision if one is due. What Slurm does not answer is tried again."""
+        """Read the queue once, and decide if due. Requests that Slurm does not answer are repeated."""
         try:
             changed = self.world.look()
             if self._lost:
@@ -122,7 +122,7 @@ class Scheduler:
 
 
 def _made_up() -> Observation:
-    """A queue in which a policy has everything to decide."""
+    """A made-up queue with all kinds of decisions."""
     jobs = Jobs.of(
         id=np.arange(4),
         arrival_s=np.arange(4.0),

@@ -162,7 +162,7 @@ class JobRows:
         self.tell("requeued", id=job.id, start_s=start_s, end_s=now_s)
 
     def _end(self, job: QueuedJob, now_s: float, state: str) -> bool:
-        """A job is over; returns whether a policy had seen it."""
+        """Take in the end of a job; returns whether a policy had seen it."""
         del self.jobs[job.id]
         row = self.row.get(job.id)
         end_s = job.end_s if math.isfinite(job.end_s) else now_s
@@ -200,6 +200,6 @@ def _state(job: QueuedJob, waits: Callable[[QueuedJob], bool]) -> int:
 
 
 def _arrival_s(job: QueuedJob, latest_s: float, now_s: float) -> float:
-    """When it joined this queue: rows stand in this order, so never before one that has a row already."""
+    """Arrival time in this queue; rows are in this order, so it is not before an earlier row's."""
     eligible_s = job.eligible_s if math.isfinite(job.eligible_s) and job.eligible_s <= now_s else job.submit_s
     return max(job.submit_s, eligible_s, latest_s)

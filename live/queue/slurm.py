@@ -85,7 +85,7 @@ class Slurm:
     def __init__(self, partition: str = "", account: str = "", timeout_s: float = 10.0) -> None:
         for text in (partition, account):
             if not re.fullmatch(r"[\w.@+-]*", text):
-                raise ValueError(f"{text!r} is no name of a partition or an account")
+                raise ValueError(f"{text!r} is not a name of a partition or an account")
         self.timeout_s = timeout_s
         chosen = [f"--{key}={text}" for key, text in (("partition", partition), ("account", account)) if text]
         self._squeue = ["squeue", "--noheader", "--states=all", *chosen, "--Format=" + _fields(_SQUEUE)]
@@ -108,7 +108,7 @@ class Slurm:
             raise ManagerError(f"squeue or sinfo: {error}") from error
 
     def deaf(self) -> str:
-        """Why this Slurm would not follow priorities, "" when it does. Raises ManagerError."""
+        """Why this Slurm ignores priorities, or "". Raises ManagerError."""
         config = self._run(["scontrol", "show", "config"]).decode(errors="replace")
         values = dict(re.findall(r"(?m)^(\w+)\s*= (\S*)", config))
         kinds = values.get("SchedulerType"), values.get("PriorityType")
@@ -224,7 +224,7 @@ def _jobs(table: JobTable) -> tuple[QueuedJob, ...]:
 
 
 def _nodes(text: bytes) -> tuple[QueueNode, ...]:
-    """Each node once, though `sinfo` names it in every partition."""
+    """Each node once, although `sinfo` lists it for every partition."""
     rows = read_sinfo(text, columns=tuple(_SINFO.values()), name="sinfo") if text.strip() else ()
     return tuple({row.names[0]: _node(row) for row in rows if row.names and row.gpus > 0}.values())
 

@@ -78,7 +78,7 @@ class QueueWorld:
         self.rows.see(self.snapshot.jobs, self._waits, self.snapshot.time_s)
 
     def _watch(self, job: QueuedJob) -> None:
-        """Notice who else has changed a job since it was touched."""
+        """Detect jobs changed by others since this scheduler changed them."""
         expected = self._expected.get(job.id)
         if expected is None or job.phase is not Phase.WAITING or job.nice == expected or job.held:
             return
@@ -143,7 +143,7 @@ class QueueWorld:
             elif state[row] == RUNNING and wanted:
                 refused.append(Refusal("resize", f"job {job.id}: a running job of {self.manager.name} keeps its GPUs"))
             elif state[row] == RUNNING and not (self.options.requeue and job.requeues):
-                why = "requeuing was not allowed" if not self.options.requeue else "it was submitted with --no-requeue"
+                why = "requeue is not allowed" if not self.options.requeue else "it was submitted with --no-requeue"
                 refused.append(Refusal("stop", f"job {job.id}: {why}"))
             elif state[row] == RUNNING:
                 found.append(QueueChange(Verb.REQUEUE, job.id, why="the policy stops it for others"))
@@ -183,7 +183,7 @@ class QueueWorld:
         return due
 
     def carry_out(self, changes: Sequence[QueueChange]) -> None:
-        """Do it, in mode `act` and no faster than allowed; else write it down once. Raises ManagerError."""
+        """Make the changes, in mode `act` and at the allowed rate; else record them once. Raises ManagerError."""
         if self.options.mode != "act":
             news = [c for c in changes if c.verb is not Verb.HOLD and self._advised.get((c.verb, c.job)) != c.value]
             self._advised = {(c.verb, c.job): c.value for c in changes}
@@ -218,7 +218,7 @@ class QueueWorld:
         return changes[:allowed]
 
     def _remember(self, change: QueueChange) -> None:
-        """What has to be given back, before it is changed."""
+        """Record what must be restored, before changing it."""
         was = self.record.touched.setdefault(change.job, {"nice": self.rows.jobs[change.job].nice, "lease": False})
         if change.verb is Verb.PRIORITY:
             self._expected[change.job] = change.value
@@ -231,7 +231,7 @@ class QueueWorld:
             self._until_s[change.job] = self.snapshot.time_s + lasts_s
 
     def forget_touched(self) -> None:
-        """All was given back."""
+        """Clear the record after everything was restored."""
         self.record.touched.clear()
         self.record.keep_touched()
         self._expected.clear()

@@ -45,7 +45,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The data lies in files, which are its shards, and its samples are numbered file by file."""
+    """Data in files, which are its shards; samples are numbered file by file."""
 
     sizes: Ints  # samples of each
     digest: str  # another one for other files
@@ -56,7 +56,7 @@ def _nothing() -> None:
 
 
 def in_passes(demand: Ints, passes: int, unit: int) -> deque[Ints]:
-    """`demand` (ranks,) cut into at most so many passes, in multiples of `unit` but for rests; none is empty.
+    """`demand` (ranks,) split into at most `passes` passes, in multiples of `unit` except remainders; none is empty.
 
     No rank takes more in one than ceil(its units / passes) units.
     """
@@ -89,7 +89,7 @@ class ShareSampler:
         seed: int = 0,
         files: Files | None = None,
     ) -> None:
-        """`files`: the data lies in these, which are the shards; none: the samples are cut into `shards`."""
+        """`files`: the data files, which are the shards; None: the samples are cut into `shards`."""
         if samples < 1:
             raise ValueError("the dataset is empty")
         if global_batch < max(1, micro_batch):
@@ -129,7 +129,7 @@ class ShareSampler:
         self.deal: EpochSplit | None = None
 
     def set_world(self, rank: int, ranks: int) -> None:
-        """Take a place among `ranks`, with equal shares and blocks of shards."""
+        """Set rank and number of ranks, with equal shares and blocks of shards."""
         self.rank, self.ranks = rank, ranks
         equal = np.ones(ranks, dtype=np.int64)
         self.shares: Ints = deal(self.global_batch, equal, self.micro_batch)
@@ -144,7 +144,7 @@ class ShareSampler:
 
     @property
     def resumes(self) -> bool:
-        """Whether the next iteration goes on with an epoch that was begun."""
+        """Whether the next iteration continues an epoch."""
         return self._resume
 
     def preview(self) -> EpochSplit | None:
@@ -177,7 +177,7 @@ class ShareSampler:
             self.epoch = epoch - 1
 
     def begin_epoch(self, epoch: int) -> None:
-        """Deal a whole epoch; what an unfinished one left is dropped (a script may break off an epoch)."""
+        """Begin a whole epoch; the rest of an unfinished one is dropped (a script may stop an epoch early)."""
         if self.deal is not None and self.deal.left == 0 and self.trained == self._begun_at:
             warnings.warn(
                 "a whole epoch was read without runtime.step(): if it was trained on, the adapter does not know",
@@ -197,14 +197,14 @@ class ShareSampler:
         return np.random.default_rng((self.seed, epoch, 1)).permutation(self.shards).astype(np.int64)
 
     def whole_deal(self, epoch: int) -> EpochSplit:
-        """All samples of an epoch, dealt anew."""
+        """A new split of all samples of an epoch."""
         sizes, sequence = (None, None) if self._files is None else (self._files.sizes, self._sequence(epoch))
         return EpochSplit.whole(
             self._order(epoch), self.shards, self.owner, self.ranks, self._next_id, sizes=sizes, sequence=sequence
         )
 
     def deal_of(self, data: Mapping[str, Any], epoch: int) -> EpochSplit:
-        """The deal of an epoch as plain data, from a checkpoint or another rank."""
+        """The split of an epoch from plain data, from a checkpoint or another rank."""
         return EpochSplit.from_data(data, self._order(epoch) if data["order"] is None else None)
 
     def _order(self, epoch: int) -> Ints:
@@ -278,7 +278,7 @@ class ShareSampler:
     def schedule(self, change: RoundChange) -> None:
         """Apply `change` from its round on. It must not have been drawn on any rank."""
         if change.round < self.drawn:
-            raise ValueError(f"round {change.round} is dealt already (next is {self.drawn})")
+            raise ValueError(f"round {change.round} is already drawn (next is {self.drawn})")
         self._pending.append(change)
 
     def planned_batch(self) -> int:
@@ -306,7 +306,7 @@ class ShareSampler:
     # -- training ------------------------------------------------------------------------------------------
 
     def current(self) -> Round | None:
-        """The round being trained on, or None when nothing was drawn for it."""
+        """The round being trained on, or None if none was drawn."""
         for drawn in self._rounds:
             if drawn.number == self.trained:
                 return drawn
@@ -336,12 +336,12 @@ class ShareSampler:
     # -- after a regroup -----------------------------------------------------------------------------------
 
     def trained_since(self, boundary: int) -> Ints:
-        """Dataset indices behind this rank's optimiser steps in rounds from `boundary` on."""
+        """Dataset indices in this rank's optimiser steps in rounds from `boundary` on."""
         mine = [r.indices for r in self._rounds if boundary <= r.number < self.stepped]
         return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
 
     def trained_near(self, ranks: Sequence[int]) -> Ints:
-        """Dataset indices that these ranks trained on between the boundary of all and that of near ranks."""
+        """Dataset indices that these ranks trained on between the boundary of all ranks and the intra-node one."""
         rounds = [r for r in self._rounds if self.boundary <= r.number < self.near_boundary]
         found = [
             self._before[r.number][1].copy().draw(np.array(r.samples, dtype=np.int64), rank)
@@ -351,14 +351,14 @@ class ShareSampler:
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
     def rest_at(self, boundary: int) -> tuple[int, EpochSplit] | None:
-        """Epoch and deal as they were before `boundary` was drawn; None before the first epoch."""
+        """Epoch and split before round `boundary` was drawn; None before the first epoch."""
         if boundary in self._before:
             epoch, deal = self._before[boundary]
             return epoch, deal.copy()
         return (self.epoch, self.deal.copy()) if self.deal is not None else None
 
     def resume(self, epoch: int, deal: EpochSplit | None, rounds: int) -> None:
-        """Go on with `deal` at round `rounds`; the next iteration continues the epoch."""
+        """Resume with split `deal` at round `rounds`; the next iteration continues the epoch."""
         self._forget_rounds(0)
         self._is_whole = False
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
@@ -372,7 +372,7 @@ class ShareSampler:
     # -- in a checkpoint -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on behind the last safe round, as plain data, the same on every rank."""
+        """The state after the last safe round, as plain data, the same on every rank."""
         rest = self.rest_at(self.boundary)
         epoch, deal = rest if rest is not None else (self.epoch, None)
         return {
@@ -390,14 +390,14 @@ class ShareSampler:
         }
 
     def _data(self) -> dict[str, Any]:
-        """What the order of an epoch follows from."""
+        """The data that determines the order of an epoch."""
         files = {} if self._files is None else {"files": self._files.digest}
         return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed, **files}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`, of any number of ranks: the next iteration is the rest of its epoch.
+        """Resume from a `state`, of any number of ranks: the next iteration is the rest of its epoch.
 
-        Raises ValueError when it is of other data, RuntimeError when a batch was drawn already.
+        Raises ValueError when it belongs to other data, RuntimeError when a batch was already drawn.
         """
         if self.drawn or self.trained:
             raise RuntimeError("load_state_dict() comes too late: a batch was drawn already")

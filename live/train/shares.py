@@ -168,14 +168,14 @@ def make_backend(name: str, device: torch.device) -> ShareBackend:
 
 
 class HeldShare:
-    """The share that this rank holds now, and what its back end refuses: that is told, and never ends training."""
+    """This rank's present share; refusals by its back end are reported, and never end training."""
 
     def __init__(self, backend: ShareBackend, refused: Callable[[str], None]) -> None:
         self.backend, self.share = backend, 1.0
         self._refused = refused
 
     def set(self, share: float) -> None:
-        """Hold `share` from the next round on, where the back end lets it."""
+        """Use `share` from the next round on, if the back end permits."""
         problem = self.backend.set(share)
         if problem is None:
             self.share = share

@@ -22,7 +22,7 @@ ENDLESS = 2**40  # samples that a stream of unknown length is said to have
 
 
 def length_of(source: Any) -> int | None:
-    """How many samples a stream says it has; None where it does not."""
+    """The declared length of a stream; None if it has none."""
     try:
         return len(source)
     except TypeError:
@@ -30,7 +30,7 @@ def length_of(source: Any) -> int | None:
 
 
 class Reader:
-    """A stream of samples by position, read as far as somebody asked."""
+    """A stream of samples by position, read as far as requested."""
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
@@ -46,7 +46,7 @@ class Reader:
         self.first = position  # of those held
 
     def reaches(self, position: int) -> bool:
-        """Whether there are that many samples; reads so far."""
+        """Whether the stream has samples up to `position`; reads up to it."""
         if self._read is None:
             self._read = itertools.islice(self._source, self.first, None)
         while self.end is None and self.first + len(self._held) < position:

@@ -127,7 +127,7 @@ class LocalSteps:
             kept[:] = [a + b for a, b in zip(kept, samples, strict=True)]
 
     def weights(self) -> list[float]:
-        """Each rank's part in the mean of all replicas; all alike where no sample counted (`weighted`)."""
+        """Each rank's weight in the mean of all replicas; equal if no samples were counted (`weighted`)."""
         total = math.fsum(self._samples)
         if total == 0:
             return [1.0 / len(self._samples)] * len(self._samples)
@@ -140,7 +140,7 @@ class LocalSteps:
         ]
 
     def near_weights(self) -> list[float]:
-        """Each rank's part in the mean of its near group."""
+        """Each rank's weight in the mean of its intra-node group."""
         assert self.near is not None
         samples = self._near_samples or [0.0] * len(self.near.group)
         groups = [self.near.peers(rank) for rank in range(len(samples))]
@@ -174,7 +174,7 @@ class LocalSteps:
         return False
 
     def meet(self) -> None:
-        """Make all replicas equal now, their optimisers' moments, too. Collective."""
+        """Make all replicas and their optimisers' moments equal now. Collective."""
         if not self.alone:
             return
         if self.has_apart:
@@ -210,7 +210,7 @@ class LocalSteps:
         self._begin_period()
 
     def close(self) -> None:
-        """From here on the wrapper exchanges gradients, as it did before."""
+        """Let the wrapper exchange gradients again."""
         self._wrapper.exchange(True)
 
     def _begin_period(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a round goes, from a few marks: on the host's clock, or on the device's.
+"""Splits the time of a round by marks on the host's or the device's clock.
 
 begin -> forward    waiting for data (stall_s)
 forward -> local    computing the local gradient (compute_s)
@@ -27,7 +27,7 @@ Mark = TypeVar("Mark")
 
 
 class Timer(ABC, Generic[Mark]):
-    """Marks moments of the running round; `moment` gives one as the clock has it."""
+    """Marks moments of the running round; `moment` reads the clock."""
 
     def __init__(self, moment: Callable[[], Mark]) -> None:
         self._moment = moment
@@ -36,28 +36,28 @@ class Timer(ABC, Generic[Mark]):
         self._ended: list[dict[str, Mark]] = []
 
     def mark(self, name: str) -> None:
-        """The moment `name` of the running round is now; a later call replaces an earlier one, but of `forward`."""
+        """Mark the moment `name` of the running round; a later call replaces an earlier one, except for `forward`."""
         if name != "forward" or "forward" not in self._marks:
             self._marks[name] = self._moment()
 
     def begin_wait(self) -> None:
-        """Computing is held up by the other ranks from now on; of two calls in a row, the first counts."""
+        """Begin a wait for other ranks during computing; of two calls in a row, the first counts."""
         if f"wait{self._waits}" not in self._marks:
             self._marks[f"wait{self._waits}"] = self._moment()
 
     def end_wait(self) -> None:
-        """It goes on now."""
+        """End the wait."""
         if f"wait{self._waits}" in self._marks:
             self._marks[f"waited{self._waits}"] = self._moment()
             self._waits += 1
 
     def end_round(self) -> None:
-        """The running round ends now."""
+        """End the running round."""
         self.mark("end")
         self._ended.append(self._marks)
 
     def begin_round(self) -> None:
-        """The next round begins now."""
+        """Begin the next round."""
         self._marks, self._waits = {}, 0
         self.mark("begin")
 
@@ -85,7 +85,7 @@ class HostTimer(Timer[float]):
 
 
 class CudaTimer(Timer[torch.cuda.Event]):
-    """Marks as events on the current CUDA stream, read when they are long past."""
+    """Marks as events on the current CUDA stream, read later."""
 
     def __init__(self) -> None:
         super().__init__(_event)

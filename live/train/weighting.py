@@ -82,7 +82,7 @@ class WeightedGradients:
         _weighted.add(self._module)
 
     def close(self) -> None:
-        """Leave gradients as they are from now on."""
+        """Stop weighting gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

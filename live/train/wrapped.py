@@ -36,7 +36,7 @@ class Replicated:
         return {name: p for name, p in self.module.named_parameters() if name not in ignored}
 
     def part(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Which of how many parts of the exchanged gradients is this rank's to measure."""
+        """(index, number of parts): the part of the exchanged gradients that this rank measures."""
         return rank, ranks
 
     def exchanged(self) -> Iterator[torch.Tensor]:

@@ -425,7 +425,7 @@ def test_what_is_refused_at_once_is_told_once(case: Make) -> None:
     c.step()
     c.until_over()
     entries = list(read(c.folder / "decisions.jsonl"))
-    assert Refusal("stop", "job 1: requeuing was not allowed") in {r for e in entries for r in e.refused}
+    assert Refusal("stop", "job 1: requeue is not allowed") in {r for e in entries for r in e.refused}
     assert not any(e.decision.observation.refused for e in entries)
 
 

@@ -125,7 +125,7 @@ def test_what_slurm_does_not_answer_is_one_line(fake: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "x;y", "$(z)"])
 def test_a_partition_is_a_name(name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a partition"):
+    with pytest.raises(ValueError, match="not a name of a partition"):
         Slurm(name)
 
 

@@ -253,7 +253,7 @@ def test_a_change_holds_from_its_round_on() -> None:
     stream = iter(first)
     for _ in range(3):
         next(stream)
-    with pytest.raises(ValueError, match="round 2 is dealt already"):
+    with pytest.raises(ValueError, match="round 2 is already drawn"):
         first.schedule(RoundChange(2, (6, 6)))
     first.schedule(RoundChange(4, (2, 10)))
     assert first.planned_shares().tolist() == [2, 10]
