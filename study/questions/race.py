@@ -1,6 +1,6 @@
 """Racing of search points on the same seeds: early stopping, and the set of best points.
 
-A point is run seed by seed and tested after three, five, eight, ... seeds. It is stopped when it is surely
+A point is run seed by seed and tested after three, five, eight, ... seeds. It is stopped when it is significantly
 worse, in every objective, than one point that has been run on all seeds: paired by seed, on log ratios, one-
 sided. With K looks each test has level 0.05 / K, so the probability that a point is stopped by another that is not
 better is at most 5 % (Bonferroni, as in study.runs.until).

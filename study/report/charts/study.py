@@ -273,7 +273,7 @@ def trade_off(study: Study) -> Chart | None:
 
 
 def _spread_out(values: Sequence[float]) -> bool:
-    """Whether a linear axis would press most values into a corner."""
+    """Whether a linear axis would put most values close together."""
     known = [value for value in values if math.isfinite(value)]
     return min(known) > 0.0 and max(known) > 4.0 * float(np.median(known))
 

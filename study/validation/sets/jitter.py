@@ -1,11 +1,11 @@
 """Alibaba's per-worker mini-batch times: the mean wait of n workers at a barrier, from other stretches of time.
 
-A worker's times in the fitted stretches stand for its times to come, as measured: with its own speed, its
-tail, and with what it shares with others in a step. One line predicts the second half of the time from the
-first, one divides stretches of `STRETCH` steps by a hash, which asks nothing about workers whose speed
-changes for good. A third draws steps of the simulator's noise, as `equipoise calibrate fit-noise` fits it to
-those stretches, at each worker's level. Naive: independent normal jitter of the workers' common spread, which is
-what a coefficient of variation alone says.
+A worker's measured times in the fitted stretches represent its future times: with its speed, its tail, and its
+correlation with other workers in a step. One line predicts the second half of the time from the first, one divides
+stretches of `STRETCH` steps by a hash, which does not test permanent changes of a worker's speed. A third draws
+steps of the simulator's noise, as `equipoise calibrate fit-noise` fits it to those stretches, at each worker's
+level. Naive: independent normal jitter of the workers' common spread, which is what a coefficient of variation alone
+says.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PATTERN = "traces/alibaba2020_minibatch_job*.csv.gz"
 Bools = npt.NDArray[np.bool_]
 STRETCH = 20
 DRAWN = 4000
-"""Steps of the simulator's noise that stand for times to come."""
+"""Number of steps of the simulator's noise that represent future times."""
 BLOCKS = 4
-"""Of time in the fitted half: how much later ones differ from earlier ones makes the interval of the future."""
+"""Blocks of time in the fitted half; differences between later and earlier ones give the interval of the future."""
 MOST_GROUPS = 60
-"""Groups of workers of one size that are looked at, the first in order of their numbers."""
+"""Most groups of workers of one size, the first in order of their numbers."""
 
 
 def read(data: Path) -> dict[str, Floats]:
