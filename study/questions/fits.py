@@ -110,10 +110,11 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
 
 
 def _speed(scenario: Scenario, job: JobSpec) -> float:
-    """Speed of the slowest node that the job needs when nodes are taken in the order of the scenario."""
-    groups = scenario.cluster.groups
+    """Speed of the slowest node that the job needs if it takes the nodes that it may use in their order."""
+    named = set(job.gpu_types)
+    groups = [g for g in scenario.cluster.groups if not named or named & {g.name, g.accelerator}]
     before = accumulate((g.count * g.gpus for g in groups), initial=0)
-    return min(g.speed for g, gpus in zip(groups, before, strict=False) if gpus < job.gpus)
+    return min((g.speed for g, gpus in zip(groups, before, strict=False) if gpus < job.gpus), default=1.0)
 
 
 def _parts_s(model: Model, plan: ShardingPlan, accelerator: Accelerator, speed: float) -> dict[str, float]:
