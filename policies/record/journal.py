@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -319,7 +320,8 @@ def _damage(path: Path | str, number: int) -> Iterator[None]:
 def replay(policy: Policy, path: Path | str) -> list[str]:
     """Decide again from every recorded observation and memory; returns the differences, one line each.
 
-    Raises JournalError as `read` does.
+    The sentence of a reason is not compared, so that a record survives another wording. Raises JournalError as `read`
+    does.
     """
     found, within = [], within_queues(policy)
     for entry in read(path):
@@ -335,6 +337,9 @@ def replay(policy: Policy, path: Path | str) -> list[str]:
     return found
 
 
+_SENTENCE = re.compile(r"plan\.reasons\[\d+\]\.text")
+
+
 def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
     """Where two encoded values differ; an array counts as one value."""
     if isinstance(old, dict) and isinstance(new, dict) and "$array" not in old and old.keys() == new.keys():
@@ -343,7 +348,7 @@ def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for k, pair in enumerate(zip(old, new, strict=True)):
             yield from _differences(f"{name}[{k}]", *pair)
-    elif json.dumps(old) != json.dumps(new):  # as text: 0.0 and -0.0 are different bits
+    elif not _SENTENCE.fullmatch(name) and json.dumps(old) != json.dumps(new):  # as text: 0.0 is not -0.0
         yield f"{name} was {_short(old)}, is {_short(new)}"
 
 

@@ -55,7 +55,7 @@ def test_a_good_stage_holds_to_every_rule(plugin, capsys):
     [
         ("silently", "no reason was given"),
         ("raises", "ValueError: no idea (test_check_stage.py:"),
-        ("too much", "samples_per_step: job row 0 deals"),
+        ("too much", "samples_per_step: job row 0"),
         ("at random", "the same input gave another plan"),
     ],
 )

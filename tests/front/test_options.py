@@ -43,7 +43,7 @@ def test_tune_refuses_numbers_that_mean_nothing(option, number, capsys):
 
 
 def test_no_process_makes_no_run_and_says_so():
-    with pytest.raises(EngineError, match="1 or more"):
+    with pytest.raises(EngineError, match="at least 1"):
         How(jobs=0)
     pytest.importorskip("optuna")
     with pytest.raises(EngineError, match="jobs: 0"):

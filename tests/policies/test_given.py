@@ -36,7 +36,7 @@ def test_what_may_be_given_for_a_policy() -> None:
     assert isinstance(several, Policy)
     assert several.name == "s1+s2"
     assert [stage.name for stage in several.stages] == ["s1", "s2", "fifo"]  # no stage of them allocates
-    for wrong, said in ((3, "3 is no policy"), (type(SIA), "Sia itself is no policy"), ([None], "None is no policy")):
+    for wrong, said in ((3, "3 is not a policy"), (type(SIA), "Sia itself"), ([None], "None is not a policy")):
         with pytest.raises(PolicyError, match=said):
             as_policy(wrong)  # type: ignore[arg-type]
     assert as_policies("easy") == ["easy"]

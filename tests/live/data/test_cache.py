@@ -104,9 +104,7 @@ def test_a_limit_is_met_to_the_byte(tmp_path: Path) -> None:
             assert part.path.stat().st_size == 60
             assert cache.keys() == {"a"}
         else:
-            with pytest.raises(
-                NoRoomError, match=rf"^{cache.folder}: no room for 61 bytes, the rest of the 100 is in use$"
-            ):
+            with pytest.raises(NoRoomError, match=rf"^{cache.folder}: no room for 61 bytes"):
                 cache.reserve("c", size)
             assert cache.keys() == {"a", "b"}
     held.release()

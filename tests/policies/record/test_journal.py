@@ -173,7 +173,7 @@ def test_damage_is_one_clear_line(tmp_path):
             list(read(path))
     for other in ('{"format": "equipoise-journal", "version": 99}', '{"a": 1}', "nonsense"):
         path.write_text(f"{other}\n{line}\n")
-        with pytest.raises(JournalError, match=rf"^{path}:1: is"):
+        with pytest.raises(JournalError, match=rf"^{path}:1: "):
             list(read(path))
 
 

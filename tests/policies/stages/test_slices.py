@@ -205,7 +205,7 @@ def refused(spec):
     ("node", "share", "text"),
     [
         ({"accelerator": "l40s", "sharing": "mig"}, 0.5, "cluster.nodes.0.sharing: l40s has no MIG"),
-        ({"accelerator": "h100_sxm", "sharing": "mig"}, 0.5, "jobs.0.gpu_share: 0.5 of a GPU is no MIG slice"),
+        ({"accelerator": "h100_sxm", "sharing": "mig"}, 0.5, "jobs.0.gpu_share: 0.5 of a GPU"),
         ({"accelerator": "h100_sxm", "sharing": "vgpu"}, 0.5, "sharing"),
     ],
 )

@@ -128,4 +128,4 @@ def test_a_record_without_rounds_or_with_damage_is_one_line(
 
 def test_a_price_is_for_live_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", str(tmp_path), "--gpu-hour-usd", "1"]) == cli.WRONG_INPUT
-    assert "holds no live run" in capsys.readouterr().err
+    assert "not a live run" in capsys.readouterr().err

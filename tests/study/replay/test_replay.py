@@ -194,7 +194,7 @@ def test_a_wrong_what_if_is_one_line(
         ("a.csv", ",".join(COLUMNS) + "\n", "holds no operations"),
         ("a.csv", ",".join(COLUMNS) + "\n0,0,0,0,forward-compute,0,-1,0\n", "a time below 0"),
         ("a.json", "{}", "no 'traceEvents'"),
-        ("a.json", "[1", "is no JSON"),
+        ("a.json", "[1", "is not JSON"),
         ("a.json", '{"traceEvents": []}', "holds no GPU kernels"),
     ],
 )
