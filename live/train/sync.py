@@ -4,8 +4,8 @@ H = 1 is plain data-parallel training: gradients are exchanged in backward. With
 its own mean gradient, and after H steps every replica becomes sum_r w_r theta_r, w_r = rank r's part of the
 samples of the period (Stich 2019, for unequal batches). For one step of plain SGD both are the same.
 
-With two levels only near ranks (`live.train.near`) exchange after H steps, and all of them at every `far_every`th
-exchange (Lin et al. 2020, hierarchical local SGD): a group's mean weighs its samples since all met.
+With two levels only the ranks of a host (`live.train.host_groups`) exchange after H steps, and all of them at every
+`far_every`th exchange (Lin et al. 2020, hierarchical local SGD): a group's mean weighs its samples since all met.
 
 An outer optimiser (Nesterov momentum on the mean movement, Douillard et al. 2023) may follow the mean. Its
 gain lr / (1 - momentum) was tuned for a long interval and diverges at a short one; both parameters
@@ -82,7 +82,7 @@ class LocalSteps:
         outer_momentum: float = 0.0,
         measures: bool = False,
     ) -> None:
-        """`measures`: how far replicas move apart (`live.train.apart`)."""
+        """`measures`: how far replicas move apart (`live.train.drift`)."""
         self._wrapper, self.optimizer = wrapper, optimizer
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.interval = 1
