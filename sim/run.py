@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -18,6 +19,7 @@ from equipoise.policies.kernels.jit import initialise
 from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.measured import has_step_noise
 from equipoise.sim.hardware.carbon import load_carbon
 from equipoise.sim.hardware.contracts import acting_faults
@@ -30,7 +32,9 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.randomness import gpu_times
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
-from equipoise.sim.scenario.model import Scenario, SpreadSizes
+from equipoise.sim.scenario.model import Decide, FaultsSpec, JobSpec, Noise, Restart, Scenario, SpreadSizes
+from equipoise.sim.scenario.queues import QueuesSpec
+from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.serving.file import request_times
 from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.redraw import redrawn
@@ -147,6 +151,47 @@ def run(
     if stopped is not None:
         raise (RunInterrupted if stopped == INTERRUPTED else RunFailed)(stopped, result)
     return result
+
+
+def placed_alone(scenario: Scenario, job: JobSpec) -> Configuration:
+    """The configuration of a training job that runs alone from its start on, placed by `fifo`, at the clocks of caps.
+
+    Nothing else acts: no faults, noise, heat, services, queues or limits of memory. Raises InputError when the job
+    cannot start.
+    """
+    groups = tuple(g.model_copy(update={"available": None, "autoscale": None}) for g in scenario.cluster.nodes)
+    of_job = {"count": 1, "arrival": 0.0, "workers_min": None, "workers_max": None}
+    workload = scenario.workload.model_copy(
+        update={"jobs": (job.model_copy(update=of_job),), "trace": None, "generate": None}
+    )
+    plain = {
+        "cluster": scenario.cluster.model_copy(update={"nodes": groups}),
+        "workload": workload,
+        "services": (),
+        "decide": Decide(),
+        "noise": Noise(),
+        "faults": FaultsSpec(),
+        "restart": Restart(initialisation=0.0),
+        "queues": QueuesSpec(),
+        "thermal": None,
+    }
+    scenario = bound_scenario(with_measured(scenario.model_copy(update=plain)))
+    profile = load_profile(scenario.cluster.hardware)
+    roomy = {
+        name: a.model_copy(update={"memory_bytes": a.memory_bytes.model_copy(update={"value": math.inf})})
+        for name, a in profile.accelerators.items()
+    }
+    topology = Topology(scenario.cluster, profile)
+    cluster = Cluster(scenario.cluster, profile.model_copy(update={"accelerators": roomy}), topology)
+    demand, prices = make_demand(scenario, None, cluster), make_prices(scenario, profile)
+    world = SimWorld(scenario, demand, cluster, topology, make_policy(["fifo"]), 0, prices=prices)
+    while world.clock.peek() <= 0.0:
+        world.clock.step()
+    config = world.roster.training[0].config
+    if not config.workers:
+        raise InputError([f"{scenario.name}: job {job.name!r} cannot start on the nodes that it may use"])
+    config.work_out()
+    return config
 
 
 def _journal(path: Path | None) -> Any:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from equipoise.policies.physics import overlapped_s
-from equipoise.sim.cost.step import replica_teacher_s
-from equipoise.sim.cost.transformer import exchange_s, memory_stack, plan_of, reached_share, section, stack_in_force
-from equipoise.sim.hardware.profile import Accelerator, link_bytes_per_s, load_profile
+from equipoise.sim.cost.configuration import Configuration
+from equipoise.sim.cost.step import replica_cost_s, replica_teacher_s
+from equipoise.sim.cost.transformer import INSIDE, memory_stack, plan_of, reached_share, section, stack_in_force
+from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.memory_stacks import GENERAL
@@ -20,7 +22,8 @@ from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, search
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.loading.file import read_scenario
-from equipoise.sim.scenario.model import JobSpec, Model, Scenario
+from equipoise.sim.run import placed_alone
+from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.models.transformer import NAMES, StackSpec, precision_of
 from equipoise.sim.scenario.tree import InputError
 
@@ -71,23 +74,24 @@ def fits(path: Path, overrides: tuple[str, ...] = (), plans: int = 0) -> list[Fi
 
 
 def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
-    profile, group = load_profile(scenario.cluster.hardware), scenario.cluster.groups[0]
     for job in scenario.workload.jobs:
         model = scenario.workload.models.get(job.model or "")
         if model is None or model.transformer is None:
             continue
-        spec, bound = section(model)
-        plan = _plan(plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile)), job)
+        (spec, bound), config = section(model), placed_alone(scenario, job)
+        profile = load_profile(scenario.cluster.hardware)
+        names = [config.cluster.gpu_models[k] for k in np.unique(config.cluster.node_model[config.nodes])]
+        accelerator = min(map(profile.accelerator, names), key=lambda a: a.memory_bytes.value)
+        plan = _plan(plan_of(model, accelerator, config.fabric_bytes_per_s), job)
         stack, keeps = stack_in_force(model), memory_stack(spec, model)
         estimate = memory(plan, keeps, spec.memory_spread())
         of_stage = spec.memory_stage in (None, estimate.fullest)
         if not of_stage:
             estimate = memory(plan, keeps, GENERAL[1])
-        speed = _speed(scenario, job)
         changed = None if estimate.fits else smallest_change(plan, keeps)
         change = {} if estimate.fits else None if changed is None else _difference(plan.layout, changed.layout)
         machines = (plan.shape, plan.accelerator, plan.network)
-        precision = precision_of(model.precision)
+        speed, precision = 1.0 / float(config.scale.max()), precision_of(model.precision)
         other = (
             search(*machines, job.gpus, job.global_batch, stack, keeps, precision, plan.frozen_parameters, speed)
             if plans
@@ -99,33 +103,41 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
             plan,
             estimate,
             spec.memory_measured,
-            _parts_s(model, plan, profile.accelerator(group.accelerator), speed),
+            _parts_s(config),
             bound.factor,
             change,
             other,
-            reached_share(profile.accelerator(group.accelerator)),
+            reached_share(accelerator),
             of_stage,
             spec.stack.spread if isinstance(spec.stack, StackSpec) else None,
         )
 
 
-def _speed(scenario: Scenario, job: JobSpec) -> float:
-    """Speed of the slowest node that the job needs if it takes the nodes that it may use in their order."""
-    named = set(job.gpu_types)
-    groups = [g for g in scenario.cluster.groups if not named or named & {g.name, g.accelerator}]
-    before = accumulate((g.count * g.gpus for g in groups), initial=0)
-    return min((g.speed for g, gpus in zip(groups, before, strict=False) if gpus < job.gpus), default=1.0)
-
-
-def _parts_s(model: Model, plan: ShardingPlan, accelerator: Accelerator, speed: float) -> dict[str, float]:
-    """Parts of a step [s] on nodes of this speed, with the exchange overlapped as in the simulator."""
-    stack, factor = stack_in_force(model), section(model)[1].factor
-    step, samples = step_time(plan, stack), -(-plan.layout.global_batch // plan.layout.data)
-    parts = {f.name: factor * float(getattr(step, f.name)) / speed for f in fields(StepEstimate)}
-    if model.lighter.teacher_flop_per_sample:
-        parts["teacher"] = replica_teacher_s(model, accelerator, samples) / speed
-    work_s = math.fsum(part for name, part in parts.items() if name != "exchange")
-    parts["exchange"] = overlapped_s(work_s, factor * exchange_s(plan, stack), model.overlap) - work_s
+def _parts_s(config: Configuration) -> dict[str, float]:
+    """Parts of a mean step [s] of the slowest worker, with the exchange overlapped as in a run."""
+    model = config.model
+    slowest = int(np.maximum(config.compute_s, config.input_s).argmax())
+    samples, scale, rate = int(config.samples[slowest]), float(config.scale[slowest]), config.fabric_bytes_per_s
+    accelerator = config.cluster.accelerators[int(config.cluster.node_model[config.nodes[slowest]])]
+    spec, bound = section(model)
+    passes = -(-samples // bound.layout.micro_batch)
+    plan = plan_of(model, accelerator, rate, config.workers, passes, config.links)
+    step = step_time(plan, stack_in_force(model))
+    parts = {f.name: float(getattr(step, f.name)) for f in fields(StepEstimate) if f.name != "exchange"}
+    parts |= {name: parts[name] / spec.replica_links for name in INSIDE}
+    work_s = float(config.compute_s[slowest])
+    beside_s = {"teacher": scale * replica_teacher_s(model, accelerator, samples)}
+    if model.evaluation is not None:
+        plain = model.model_copy(update={"evaluation": None})
+        beside_s["evaluation"] = work_s - scale * replica_cost_s(plain, accelerator, samples, rate, config.links)[1]
+    own_s = (work_s - math.fsum(beside_s.values())) / math.fsum(parts.values())
+    parts = {name: own_s * part for name, part in parts.items()}
+    parts |= {name: part_s for name, part_s in beside_s.items() if part_s}
+    if (waits_s := float(config.input_s[slowest]) - work_s) > 0.0:
+        parts["input"] = waits_s
+        work_s += waits_s
+    parts["exchange"] = overlapped_s(work_s, config.exchange.alone_s, model.overlap) - work_s
+    parts["exchange"] /= config.spec.sync_interval
     return parts
 
 

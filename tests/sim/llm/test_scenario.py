@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from equipoise.sim.cluster.cluster import Cluster
@@ -152,29 +152,65 @@ LIGHTER = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15)
+def _of(values: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={key: st.sampled_from(some) for key, some in values.items()})
+
+
+@settings(max_examples=40)
 @given(
-    st.sampled_from([4, 8]),
-    st.sampled_from([1, 2]),
-    st.sampled_from([0, 1, 2, 3]),
+    st.fixed_dictionaries({"tp": st.sampled_from([4, 8]), "pp": st.sampled_from([1, 2]), "zero": st.integers(0, 3)}),
     LIGHTER,
-    st.booleans(),
     st.sampled_from(["megatron-core/H100", "megatron/A100", "fsdp-eager/H100"]),
-    st.sampled_from([1.0, 0.5, 1.3]),
+    _of({"measured_step": [{"time": 9.0, "gpus": 64, "global_batch": 128}], "replica_links": [0.5]}),
+    _of(
+        {
+            "power_share": [0.7],
+            "preprocess_time": ["20 ms"],
+            "evaluation": [{"every": 1000, "samples": 100}, {"every": 1000, "time": "5 s"}],
+            "exchange": [{"compression": 0.5, "compression_time": "50 ms"}],
+        }
+    ),
+    st.lists(
+        _of({"speed": [0.5, 1.3], "nic": [20e9], "nics": [8], "fabric": [100e9], "ingest": [4.0], "cores": [8]}),
+        min_size=2,
+        max_size=2,
+    ),
+    _of(
+        {
+            "topology": [{"kind": "tree", "nodes_per_rack": 2, "oversubscription": 4}],
+            "slow_links": [[{"node": "g1-2", "rate": "2 GB/s"}]],
+        }
+    ),
+    _of({"power_cap": ["300 W", "500 W"], "cluster_power_cap": ["60 kW"]}),
+    _of({"gpu_types": [["g1"], ["g0", "g1"]], "sync_interval": [2]}),
 )
 def test_fit_shows_the_step_that_is_simulated(
-    tp: int, pp: int, zero: int, lighter: dict[str, Any], measured: bool, stack: str, speed: float
+    layout: dict[str, Any],
+    lighter: dict[str, Any],
+    stack: str,
+    section: dict[str, Any],
+    model: dict[str, Any],
+    groups: list[dict[str, Any]],
+    cluster: dict[str, Any],
+    energy: dict[str, Any],
+    job: dict[str, Any],
 ) -> None:
-    """Also of nodes that are slower or faster than their accelerator's profile."""
-    layout = {"tp": tp, "pp": pp, "zero": zero, "recompute": "full"}
-    own = {"measured_step": {"time": 9.0, "gpus": 64, "global_batch": 128}} if measured else {}
-    case = data(layout, stack=stack, **own)
-    case["workload"]["models"]["m"]["lighter"] = lighter
-    case["cluster"]["nodes"][0].update(accelerator="h200_sxm", speed=speed)
+    """Whatever else is declared: its mean step is that of a run of the job alone, without faults and noise."""
+    case = data({**layout, "recompute": "full"}, stack=stack, **section)
+    case["workload"]["models"]["m"] |= {**model, "lighter": lighter}
+    case["workload"]["jobs"][0] |= job
+    node = {**case["cluster"]["nodes"][0], "count": 8, "accelerator": "h200_sxm"}
+    case["cluster"] |= {"nodes": [{**node, "name": f"g{k}", **group} for k, group in enumerate(groups)], **cluster}
+    case |= {"energy": energy, "policy": "fifo", "restart": {"initialisation": 0}}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "case.yaml"
         path.write_text(yaml.safe_dump(case))
-        assert step_s(load(path)) == pytest.approx(fits(path)[0].step_s, rel=1e-4)
+        try:
+            run_s = step_s(load(path))
+        except InputError as error:
+            assume("measured_step" not in str(error))  # below what the links take
+            raise
+        assert fits(path)[0].step_s == pytest.approx(run_s, rel=1e-6)
 
 
 def test_the_interval_of_a_stage_that_was_not_measured_is_that_of_another_stack(tmp_path: Path) -> None:
