@@ -23,6 +23,7 @@ def assumptions(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
     yield from _power(scenario, cluster)
     yield from _efficiency(scenario, cluster)
     yield from _contracts(scenario)
+    yield from _contention(scenario)
 
 
 def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
@@ -47,6 +48,24 @@ def _contracts(scenario: Scenario) -> Iterator[str]:
             yield f"spot nodes of {group.name!r} are never reclaimed in this run; give 'faults.spot'"
         elif named and acting is None:
             yield f"'faults.spot' reclaims no node of {group.name!r}: its contract is {kind.replace('_', ' ')}"
+
+
+def _contention(scenario: Scenario) -> Iterator[str]:
+    """A note where jobs could slow each other by traffic inside replicas that cross nodes."""
+    least = min(group.gpus for group in scenario.cluster.groups if group.gpus)
+    crosses = set()
+    for name, model in scenario.workload.models.items():
+        experts = 1
+        if model.transformer is not None and model.transformer.bound is not None:
+            experts = model.transformer.bound.layout.ep
+        if max(model.parallel.tensor * model.parallel.pipeline, experts) > least:
+            crosses.add(name)
+    if sum(job.count for job in scenario.workload.jobs if job.model is not None) > 1 and crosses:
+        yield (
+            f"model {min(crosses)}: its replicas cross nodes; what their GPUs send each other (tensor, context, expert "
+            "and pipeline traffic) slows no other job on shared NICs and uplinks, and is slowed by none: where jobs "
+            "share them at once, steps come out too short"
+        )
 
 
 def by_curve(scenario: Scenario) -> list[str]:

@@ -154,7 +154,7 @@ def faults(draw: st.DrawFn, nodes: list[str]) -> dict[str, Any]:
             "node": draw(st.sampled_from(nodes)),
             "at": draw(SECONDS),
             "duration": draw(SECONDS) / (50 if kind == "corrupt" else 1),  # in which nothing counts
-            "factor": 2.5,
+            **({} if kind == "crash" else {"factor": 0.4 if kind == "link" else 2.5}),
         }
         for kind in kinds
     ]

@@ -115,6 +115,8 @@ class Cluster:
         self.cores = np.array([float(g.cores) for g in groups])
         self.local_read = np.array([np.inf if g.local_read is None else g.local_read for g in groups])
         self.slow = np.ones(len(groups))  # fail-slow factor, 1 is healthy
+        self.nic_share = np.ones(len(groups))  # of the rate of its NICs that a node has now
+        self.links = topology  # with the rates that NICs have now
         self.gpu_time = np.ones(len(self.gpus))  # persistent, of a GPU's step over the typical GPU's
         self.corrupt = np.ones(len(self.gpus))  # what each GPU multiplies a gradient by: 1 sound, or NaN
         self.up = writable(self.nodes, "up")
@@ -198,6 +200,12 @@ class Cluster:
         """Update what MIG leaves free on these GPUs: memory slices can run out before compute slices."""
         for g in gpu[self.gpus.mig[gpu]].tolist():
             self._share_free[g] = share_left(self._shares_on(g))
+
+    def set_nics(self, node: int, share: float) -> None:
+        """Set the share of their rate that a node's NICs have from now on."""
+        self.nic_share[node] = share
+        whole = bool((self.nic_share == 1.0).all())
+        self.links = self.topology if whole else self.topology.degraded(self.nic_share)
 
     def held_gpus(self) -> Floats:
         """GPUs of each node that some job holds, (nodes,)."""

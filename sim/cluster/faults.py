@@ -15,7 +15,6 @@ from simpy.events import Event
 from equipoise.sim.clock import FAULTS, Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.losses import crash_mtbf_s
-from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.randomness import lognormal_parameters, stream
 from equipoise.sim.scenario.faults import (
     CorruptGradient,
@@ -53,8 +52,8 @@ class Victim(Protocol):
     def set_slow(self, node: int, factor: float) -> None:
         """A node computes `factor` times slower from now on (1: healthy)."""
 
-    def set_link(self, link: int, bytes_per_s: float) -> None:
-        """A link has this capacity from now on."""
+    def set_nics(self, node: int, share: float) -> None:
+        """The NICs of a node have this share of their rate from now on."""
 
     def set_corrupt(self, gpu: int, factor: float) -> None:
         """A GPU multiplies gradients by this from now on (1: sound)."""
@@ -133,21 +132,15 @@ class Faults:
         self.victim.happened("corrupt_gradient_end" if factor == 1.0 else "corrupt_gradient", node, factor)
         self.victim.set_corrupt(gpu, factor)
 
-    def _set_link(self, node: int) -> None:
-        topology, factor = self.cluster.topology, math.prod(self._weak[node])
-        for which in (NIC_OUT, NIC_IN):
-            link = topology.link(node, which)
-            self.victim.set_link(link, float(topology.capacity_bytes_per_s[link]) * factor)
-
     def _begin_link(self, node: int, factor: float) -> None:
         self._weak.setdefault(node, []).append(factor)
         self.victim.happened("link_degraded", node, factor)
-        self._set_link(node)
+        self.victim.set_nics(node, math.prod(self._weak[node]))
 
     def _end_link(self, node: int, factor: float) -> None:
         self._weak[node].remove(factor)
         self.victim.happened("link_restored", node, factor)
-        self._set_link(node)
+        self.victim.set_nics(node, math.prod(self._weak[node]))
 
     # -- when it happens -----------------------------------------------------------------------------------
 
@@ -272,15 +265,12 @@ class Faults:
     def _planned(self, event: FaultEvent) -> None:
         node = self.cluster.nodes_named([event.node])[0]
         gpu = int(self.cluster.nodes.first_gpu[node])
-        spoilt = event.factor if "factor" in event.model_fields_set else math.nan
+        factor = event.factor_or_default
         begin, end = {
             "crash": (lambda: self._take_down(node), lambda: self._bring_up(node)),
-            "slow": (lambda: self._begin_slow(node, event.factor), lambda: self._end_slow(node, event.factor)),
-            "corrupt": (lambda: self._corrupt(gpu, spoilt), lambda: self._corrupt(gpu, 1.0)),
-            "link": (
-                lambda: self._begin_link(node, 1.0 / event.factor),
-                lambda: self._end_link(node, 1.0 / event.factor),
-            ),
+            "slow": (lambda: self._begin_slow(node, factor), lambda: self._end_slow(node, factor)),
+            "corrupt": (lambda: self._corrupt(gpu, factor), lambda: self._corrupt(gpu, 1.0)),
+            "link": (lambda: self._begin_link(node, factor), lambda: self._end_link(node, factor)),
         }[event.kind]
         self.clock.at(event.at, lambda _: begin(), FAULTS)
         self.clock.at(event.at + event.duration, lambda _: end(), FAULTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from equipoise.sim.cost.transformer import section
 from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm.hardware import GroupLinks
+from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import JobSpec, Model
 
 
@@ -74,13 +75,13 @@ class Configuration:
         on = [self.cluster.accelerators[k] for k in self.cluster.node_model[self.nodes].tolist()]
         self.share_kappa = np.array([measured.share_kappa(self.model, accelerator) for accelerator in on])
         self.interference = np.array([measured.interference(self.model, accelerator) for accelerator in on])
-        self.fabric_bytes_per_s, self.links = self._replica_links()
+        self.fabric_bytes_per_s, self.links = self._replica_links(self.cluster.topology)
         self._cost.cache_clear()
         self.set_samples(deal(self.batch, np.ones(self.workers, np.int64), self.spec.micro_batch))
 
-    def _replica_links(self) -> tuple[float, GroupLinks | None]:
+    def _replica_links(self, topology: Topology) -> tuple[float, GroupLinks | None]:
         """Rate (bytes/s) between the GPUs of a worker; for a large model, by its groups."""
-        topology, model = self.cluster.topology, self.model
+        model = self.model
         narrowest = float(topology.fabric_bytes_per_s[self.gpu_nodes].min())
         if model.transformer is not None:
             _, bound = section(model)
@@ -140,24 +141,43 @@ class Configuration:
                 speed[i] *= speed_at(part, float(self.share_kappa[i]))
             if self.interference[i]:
                 speed[i] /= 1.0 + self.interference[i] * cluster.co_located(int(self.gpu[i]), self.row)
-        self.scale = 1.0 / speed
+        links = self._links_now()
+        self.scale = self._slowed(links) / speed
         per_node = np.bincount(self.nodes)
         ingest = cluster.nodes.ingest_samples_per_s[self.nodes] / per_node[self.nodes]
         self.ingest = np.minimum(ingest, self._own_input())
         self.exchange, self.near = self._exchange(), self._near()
         self.compute_s, self.input_s = self.step_s(self.samples)
-        self._divide()
+        self._divide(*links)
         self.credit = self._credit()
         self.pushes = self._pushes() if self.asynchronous else []
         self.stale, self._fixed = False, None
 
-    def _divide(self) -> None:
+    def _links_now(self) -> tuple[float, GroupLinks | None]:
+        """`fabric_bytes_per_s` and `links` at the rates that NICs have now."""
+        topology = self.cluster.links
+        if topology is self.cluster.topology or (self.gpus_per_worker == 1 and not self._has_experts):
+            return self.fabric_bytes_per_s, self.links
+        return self._replica_links(topology)
+
+    def _slowed(self, links: tuple[float, GroupLinks | None]) -> Floats:
+        """Each worker's step over the one on the links as declared, (workers,)."""
+        if links == (self.fabric_bytes_per_s, self.links):
+            return np.ones(self.workers)
+        whole_s, now_s = self._costs(self.samples, 1), self._costs(self.samples, 1, links)
+        slowed: Floats = np.divide(now_s, whole_s, out=np.ones(self.workers), where=whole_s > 0.0)
+        return slowed
+
+    @property
+    def _has_experts(self) -> bool:
+        return self.model.transformer is not None and section(self.model)[1].layout.ep > 1
+
+    def _divide(self, fabric_bytes_per_s: float, links: GroupLinks | None) -> None:
         """Of the GPU-seconds in which a worker computes: which its GPUs wait in a pipeline, or exchange inside it.
 
         bubble_weight, inside_weight, busy_weight (workers,) sum to `weight`; divided: the first two may not be 0.
         """
-        experts = self.model.transformer is not None and section(self.model)[1].layout.ep > 1
-        self.busy_weight, self.divided = self.weight, self.gpus_per_worker > 1 or experts
+        self.busy_weight, self.divided = self.weight, self.gpus_per_worker > 1 or self._has_experts
         self.bubble_weight = self.inside_weight = np.zeros(self.workers)
         if not self.divided:
             return
@@ -170,8 +190,8 @@ class Configuration:
                     self._in_passes(int(m), self.workers),
                     self.cluster.accelerators[m],
                     int(b),
-                    self.fabric_bytes_per_s,
-                    self.links,
+                    fabric_bytes_per_s,
+                    links,
                 )
                 for m, b in kinds.T
             ]
@@ -190,12 +210,12 @@ class Configuration:
         """The exchange within all groups of near workers at once."""
         if self._groups is None:
             return NO_EXCHANGE
-        topology, profile = self.cluster.topology, self.cluster.profile
+        topology, profile = self.cluster.links, self.cluster.profile
         return make_near_exchange(self.model, self.nodes, self._groups, topology, profile, self._accelerator)
 
     def _exchange(self) -> Exchange:
         """The exchange of all workers."""
-        model, topology, profile = self.model, self.cluster.topology, self.cluster.profile
+        model, topology, profile = self.model, self.cluster.links, self.cluster.profile
         if model.transformer is None:
             return make_exchange(model, self.nodes.tolist(), topology, profile, self._accelerator)
         return make_transformer_exchange(
@@ -232,7 +252,7 @@ class Configuration:
 
     def _pushes(self) -> list[Exchange]:
         """Push and pull of each worker."""
-        nodes, topology = self.nodes.tolist(), self.cluster.topology
+        nodes, topology = self.nodes.tolist(), self.cluster.links
         servers = [nodes[k * len(nodes) // self.model.exchange.servers] for k in range(self.model.exchange.servers)]
         return [
             make_push(self.model, node, servers, topology, self.cluster.profile, self._accelerator) for node in nodes
@@ -325,22 +345,27 @@ class Configuration:
         free = memory[model] - held - each * np.minimum(self.samples, most[model])
         return most[model], free
 
-    def _costs(self, samples: Ints, which: int) -> Floats:
-        """Fixed (0) or total (1) cost per worker at speed 1; most workers are alike."""
+    def _costs(self, samples: Ints, which: int, links: tuple[float, GroupLinks | None] | None = None) -> Floats:
+        """Fixed (0) or total (1) cost per worker at speed 1, on the links as declared or on these."""
         kinds, inverse = np.unique(
             np.stack((self.cluster.node_model[self.nodes], samples)), axis=1, return_inverse=True
         )
-        costs = np.array([self._cost(int(m), int(b), self.workers)[which] for m, b in kinds.T])
+        cost = self._cost if links is None else partial(self._cost_uncached, links=links)
+        costs = np.array([cost(int(m), int(b), self.workers)[which] for m, b in kinds.T])
         per_worker: Floats = costs[inverse.reshape(-1)]  # NumPy 2.0.0 gives it a further axis
         return per_worker
 
-    def _cost_uncached(self, model: int, samples: int, workers: int) -> tuple[float, float]:
+    def _cost_uncached(
+        self, model: int, samples: int, workers: int, links: tuple[float, GroupLinks | None] | None = None
+    ) -> tuple[float, float]:
         limited, accelerator = self._in_passes(model, workers), self.cluster.accelerators[model]
         if self.accumulation > 1:
             shorter = max(1, -(-samples // self.accumulation))
             limit = min(shorter, limited.samples_per_pass or shorter)
             limited = limited.model_copy(update={"samples_per_pass": limit})
-        fixed_s, total_s = replica_cost_s(limited, accelerator, samples, self.fabric_bytes_per_s, self.links)
+        fixed_s, total_s = replica_cost_s(
+            limited, accelerator, samples, *(links or (self.fabric_bytes_per_s, self.links))
+        )
         evaluation = self.model.evaluation
         if evaluation is None or samples == 0:
             return fixed_s, total_s

@@ -13,6 +13,7 @@ Routes and usages are computed when asked for, so that building costs one pass o
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -58,8 +59,11 @@ class Topology:
         capacity[:, DISK] = _per_node(groups, count, "storage_rate")
         capacity[:, FABRIC] = self.fabric_bytes_per_s * np.maximum(1.0, _per_node(groups, count, "gpus"))
         capacity[:, NIC_OUT] = capacity[:, NIC_IN] = nic
+        nics = _per_node(groups, count, "nics")
         for slow in cluster.slow_links:
-            capacity[self.node_index(slow.node), [NIC_OUT, NIC_IN]] = slow.rate
+            node = self.node_index(slow.node)
+            capacity[node, [NIC_OUT, NIC_IN]] = slow.rate
+            self.gpu_nic_bytes_per_s[node] = min(self.gpu_nic_bytes_per_s[node], slow.rate / nics[node])
         self.nic_bytes_per_s = capacity[:, NIC_OUT].copy()
         self._shared_names: list[str] = []
         self._graph: Graph | None = None
@@ -68,6 +72,16 @@ class Topology:
         self.latency_s = latency
         self._routes: dict[tuple[int, int], tuple[Ints, float]] = {}
         self._read_routes: dict[tuple[int, int], tuple[Ints, float]] = {}
+
+    def degraded(self, factor: Floats) -> Topology:
+        """This topology with all NICs of each node at a share of their rates; factor (nodes,)."""
+        other = copy.copy(self)
+        other.capacity_bytes_per_s = self.capacity_bytes_per_s.copy()
+        own = other.capacity_bytes_per_s[: self.nodes * len(NODE_LINKS)].reshape(self.nodes, len(NODE_LINKS))
+        own[:, [NIC_OUT, NIC_IN]] *= factor[:, None]
+        other.nic_bytes_per_s = self.nic_bytes_per_s * factor
+        other.gpu_nic_bytes_per_s = self.gpu_nic_bytes_per_s * factor
+        return other
 
     # --- names -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -100,13 +101,34 @@ class CorruptGradient(Section):
 
 
 class FaultEvent(Section):
-    """One planned fault at a given time. `corrupt` is of the node's first GPU, NaN without factor."""
+    """One planned fault at a given time. `corrupt` is of the node's first GPU."""
 
     kind: Literal["crash", "slow", "link", "corrupt"]  # what happens
     node: str  # where
     at: Seconds  # when
     duration: Seconds  # how long
-    factor: Positive = 2.0  # factor of the slowdown, link rate or gradient
+    # slow: how many times slower (none: 2); link: remaining share of the rate (none: 0.5); corrupt: factor of the
+    # gradient (none: NaN)
+    factor: Positive | None = None
+
+    @model_validator(mode="after")
+    def _degrades(self) -> Self:
+        factor = self.factor
+        if factor is None or self.kind == "corrupt":
+            return self
+        if self.kind == "crash":
+            raise ValueError("factor: a crash has none; leave it out")
+        if self.kind == "slow" and factor <= 1.0:
+            raise ValueError(f"factor: {factor:g} is not allowed; times that the node computes slower, above 1")
+        if self.kind == "link" and factor >= 1.0:
+            share = f"; {factor:g} times slower is {1.0 / factor:.4g}" if factor > 1.0 else ""
+            raise ValueError(f"factor: {factor:g} is not allowed; remaining share of the rate, below 1{share}")
+        return self
+
+    @property
+    def factor_or_default(self) -> float:
+        """The factor in force."""
+        return {"slow": 2.0, "link": 0.5}.get(self.kind, math.nan) if self.factor is None else self.factor
 
 
 class FaultsSpec(Section):

@@ -13,6 +13,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listeners
 from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.roster import Roster
@@ -192,9 +193,15 @@ class NodeEvents:
         for job in self._jobs_on(int(self.cluster.gpus.node[gpu])):
             job.speed_changed()
 
-    def set_link(self, link: int, bytes_per_s: float) -> None:
-        """A link has this capacity from now on."""
-        self._set_capacity(link, bytes_per_s)
+    def set_nics(self, node: int, share: float) -> None:
+        """The NICs of a node have this share of their rate from now on; its jobs' steps follow from the next one on."""
+        self.cluster.set_nics(node, share)
+        links = self.cluster.links
+        for which in (NIC_OUT, NIC_IN):
+            link = links.link(node, which)
+            self._set_capacity(link, float(links.capacity_bytes_per_s[link]))
+        for job in self._jobs_on(node):
+            job.speed_changed()
 
     def set_clocks(self, clock: Floats) -> None:
         """Nodes compute at these clocks, relative to their highest, from now on; (nodes,)."""

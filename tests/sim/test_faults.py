@@ -51,8 +51,8 @@ class Site:
     def set_slow(self, node: int, factor: float) -> None:
         self._tell("slow", node, factor)
 
-    def set_link(self, link: int, bytes_per_s: float) -> None:
-        self._tell("link", self.cluster.topology.link_name(link), bytes_per_s)
+    def set_nics(self, node: int, share: float) -> None:
+        self._tell("nics", node, share)
 
     def set_corrupt(self, gpu: int, factor: float) -> None:
         self._tell("gpu", gpu, factor)
@@ -110,18 +110,17 @@ def test_slow_spells_of_a_node_multiply_and_end_one_by_one() -> None:
     ]
 
 
-def test_a_degraded_link_keeps_one_over_its_factor_both_ways_and_comes_back_whole() -> None:
-    site = Site({"events": [planned("link", 5.0, 10.0, factor=4.0), planned("link", 7.0, 20.0, factor=2.0)]})
-    both = "n-1.nic_out", "n-1.nic_in"
-    rates = {5.0: 2e9, 7.0: 1e9, 15.0: 4e9, 27.0: 8e9}
-    told = site.until(99.0)
-    for at_s, rate in rates.items():
-        assert [what for what in told if what[:2] == (at_s, "link")] == [(at_s, "link", name, rate) for name in both]
-    assert [what for what in told if what[1] != "link"] == [
+def test_shares_of_a_degraded_link_multiply_and_it_comes_back_whole() -> None:
+    site = Site({"events": [planned("link", 5.0, 10.0, factor=0.25), planned("link", 7.0, 20.0, factor=0.5)]})
+    assert site.until(99.0) == [
         (5.0, "link_degraded", 1, 0.25),
+        (5.0, "nics", 1, 0.25),
         (7.0, "link_degraded", 1, 0.5),
+        (7.0, "nics", 1, 0.125),
         (15.0, "link_restored", 1, 0.25),
+        (15.0, "nics", 1, 0.5),
         (27.0, "link_restored", 1, 0.5),
+        (27.0, "nics", 1, 1.0),
     ]
 
 

@@ -126,11 +126,10 @@ def _training(dice: random.Random, k: int, gpus: int, node: str) -> Plain:
 def _faults(dice: random.Random, nodes: list[str], group: str) -> Plain:
     events = [
         {
-            "kind": dice.choice(("crash", "slow", "link")),
+            **dice.choice(({"kind": "crash"}, {"kind": "slow", "factor": 2.5}, {"kind": "link", "factor": 0.4})),
             "node": dice.choice(nodes),
             "at": dice.uniform(0, 200),
             "duration": dice.uniform(1, 50),
-            "factor": 2.5,
         }
         for _ in range(dice.randint(0, 2))
     ]

@@ -92,7 +92,7 @@ def test_d_a_running_job_shrinks_where_that_pays(policy):
     spec = scenario(EIGHT, {"gradient": "10 MB"}, [job])
     spec["faults"] = {
         "events": [
-            {"kind": "link", "node": f"n-{k}", "at": "61 s", "duration": "1 d", "factor": 50.0} for k in range(8)
+            {"kind": "link", "node": f"n-{k}", "at": "61 s", "duration": "1 d", "factor": 0.02} for k in range(8)
         ]
     }
     _, gpus = simulated(spec, policy)

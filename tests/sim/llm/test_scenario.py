@@ -213,6 +213,32 @@ def test_fit_shows_the_step_that_is_simulated(
         assert fits(path)[0].step_s == pytest.approx(run_s, rel=1e-6)
 
 
+@settings(max_examples=15)
+@given(
+    st.sampled_from(
+        [{"tp": 8, "pp": 2}, {"tp": 8, "cp": 2}, {"tp": 4, "cp": 4}, {"tp": 8, "zero": 3}, {"tp": 2, "pp": 4}]
+    ),
+    st.sampled_from([1, 8]),
+    st.sampled_from([0.5, 0.0625]),
+    st.sampled_from([1, 4]),
+    st.booleans(),
+)
+def test_a_link_fault_acts_like_a_slow_link_on_all_traffic(
+    layout: dict[str, Any], nics: int, factor: float, oversubscription: float, experts: bool
+) -> None:
+    """From the start to the end: tensor, context, expert and pipeline traffic, and gradients."""
+    shape: dict[str, Any] = {"config": "llama2-13b"}
+    if experts:
+        shape, layout = MIXTRAL, {"ep": 8, "zero": 1, "pp": 2 if "pp" in layout else 1}
+    case = data({**layout, "recompute": "full"}, 16, 32, **shape)
+    case["cluster"]["nodes"][0] |= {"count": 4, "accelerator": "b200", "nic": 50e9 / nics, "nics": nics}
+    case["cluster"]["topology"] = {"kind": "tree", "nodes_per_rack": 1, "oversubscription": oversubscription}
+    slow = json.loads(json.dumps(case))
+    slow["cluster"]["slow_links"] = [{"node": "node-1", "rate": factor * 50e9}]
+    case["faults"] = {"events": [{"kind": "link", "node": "node-1", "at": 0, "duration": "90 d", "factor": factor}]}
+    assert step_s(from_mapping(case)) == pytest.approx(step_s(from_mapping(slow)), rel=1e-9)
+
+
 def test_the_interval_of_a_stage_that_was_not_measured_is_that_of_another_stack(tmp_path: Path) -> None:
     """Peaks of nanotron are of the first stage (0.779 to 1.237 of what is predicted); others get 0.73 to 1.6."""
     path = tmp_path / "case.yaml"

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.sim.cluster import faults
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.scenario.tree import InputError
 from tests.scenarios import model, scenario, simulate
 
 SPAN_S, MTBF_S, LENGTH_S = 20_000.0, 100.0, 20.0
@@ -57,21 +59,50 @@ def test_faults_come_and_go_in_their_time(kind: str) -> None:
     assert (ended[:count] - begun[:count]).mean() == pytest.approx(LENGTH_S, rel=0.3)
 
 
-@pytest.mark.parametrize("factor", [2.0, 4.0])
-def test_a_planned_fault_of_a_link_slows_what_crosses_it_as_long_as_it_lasts(factor: float) -> None:
-    """In four seconds at a part of its rate a link carries that part of what it else would."""
-    model = {"sample_time": 1e-6, "gradient": 1e8, "exchange": {"alpha": 0.0}}
+GRADIENTS: dict[str, Any] = {"gradient": 1e8, "exchange": {"alpha": 0.0}}
+TENSORS: dict[str, Any] = {"parallel": {"tensor": 2, "tensor_bytes_per_sample": 5e7}}
+
+
+@pytest.mark.parametrize("traffic", [GRADIENTS, TENSORS, GRADIENTS | {"exchange": {"alpha": 0.0, "algorithm": "tree"}}])
+@pytest.mark.parametrize("nics", [1, 4])
+@pytest.mark.parametrize("factor", [0.5, 0.25])
+def test_a_planned_fault_of_a_link_slows_what_crosses_it_as_long_as_it_lasts(
+    factor: float, nics: int, traffic: dict[str, Any]
+) -> None:
+    """In four seconds at a part of its rate a link carries that part of what it else would.
+
+    A step sends 1e8 bytes through the one NIC of 1e9 bytes/s that the GPU of each node drives: 0.1 s.
+    """
+    model = {"sample_time": 1e-6, **traffic}
     job = {"gpus": 2, "model": "m", "steps": 100, "global_batch": 2, "checkpoint": {"interval": "never"}}
     took_s = []
     for events in ([], [{"kind": "link", "node": "n-0", "at": 2.0, "duration": 4.0, "factor": factor}]):
         case = scenario(
-            cluster={"nodes": [{"name": "n", "count": 2, "gpus": 1, "nic": 1e9}]},
+            cluster={"nodes": [{"name": "n", "count": 2, "gpus": 1, "nic": 1e9, "nics": nics, "fabric": 1e12}]},
             workload={"models": {"m": model}, "jobs": [job]},
             faults={"events": events},
             noise={},
         )
         took_s.append(simulate(case).totals["makespan_s"])
-    assert took_s[1] - took_s[0] == pytest.approx(4.0 * (1.0 - 1.0 / factor), abs=0.02)
+    assert took_s[1] - took_s[0] == pytest.approx(4.0 * (1.0 - factor), abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "message"),
+    [
+        ("link", 4.0, r"factor: 4 is not allowed; remaining share of the rate, below 1; 4 times slower is 0.25"),
+        ("link", 1.0, r"below 1$"),
+        ("slow", 0.5, r"factor: 0.5 is not allowed; times that the node computes slower, above 1"),
+        ("crash", 2.0, r"factor: a crash has none"),
+    ],
+)
+def test_a_factor_that_makes_nothing_slower_is_refused(kind: str, factor: float, message: str) -> None:
+    """A share of 0.0625 was taken as 16 times faster, and did nothing."""
+    event = {"kind": kind, "node": "n-0", "at": 1.0, "duration": 1.0, "factor": factor}
+    case = {"schema_version": 1, "name": "t", "cluster": {"nodes": [{"name": "n"}]}}
+    case |= {"workload": {"jobs": [{"duration": 9.0}]}, "faults": {"events": [event]}}
+    with pytest.raises(InputError, match=message):
+        from_mapping(case)
 
 
 class TraceColumns:
