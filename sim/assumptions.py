@@ -77,7 +77,7 @@ def by_curve(scenario: Scenario) -> list[str]:
         and m.transformer is None
         and m.convolutional is None
         and m.efficiency is None
-        and m.kind in (None, LARGE_PRODUCTS)
+        and m.kind == LARGE_PRODUCTS
     ]
 
 
@@ -108,8 +108,6 @@ def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
     named = by_curve(scenario)
     if not named:
         return
-    small = [name for name in named if models[name].parameters < LARGE_PARAMETERS]
-    guessed = [name for name in small if models[name].kind is None]
     origins = {}
     for gpu, accelerator in zip(cluster.gpu_models, cluster.accelerators, strict=True):
         if not accelerator.efficiency:
@@ -118,12 +116,9 @@ def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
         best = accelerator.efficiency[-1].efficiency
         share = f"{format_share(best.value)} of the peak rate of {gpu}{_between(best)}"
         reached = f"{share} ({best.kind}: {best.source})"
-        for name in guessed:
-            yield (
-                f"model {name}: its large passes reach {reached}, the rate of large products; no measurement of "
-                f"models of its kind stands behind it: give 'kind' ({', '.join([*KINDS, LARGE_PRODUCTS])}) or "
-                "'efficiency'"
-            )
+        for name in named:
+            if models[name].parameters < LARGE_PARAMETERS:
+                yield f"model {name}: its large passes reach {reached}: an upper bound, the rate of large products"
         if large := [name for name in named if models[name].parameters >= LARGE_PARAMETERS]:
             yield (
                 f"model {large[0]}: {reached}; whole steps of large models reach 38 to 57 %: give 'transformer' "

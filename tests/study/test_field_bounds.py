@@ -49,7 +49,13 @@ def scenarios(draw):
             job |= {"learning_rate": draw(st.sampled_from(["adascale", "sqrt", "linear", "none"]))}
             job |= {"workers_min": 1, "workers_max": most, "batch_max": 32 * job["gpus"] * draw(st.integers(1, 8))}
         jobs.append(job)
-    model = {"flop_per_sample": "30 GFLOP", "parameters": 25e6, "precision": "fp16", "noise_scale": 800.0}
+    model = {
+        "kind": "large-products",
+        "flop_per_sample": "30 GFLOP",
+        "parameters": 25e6,
+        "precision": "fp16",
+        "noise_scale": 800.0,
+    }
     return {
         "schema_version": 1,
         "name": "small",

@@ -100,7 +100,9 @@ def test_no_deal_of_the_batch_beats_the_shortest_step(speeds, batch, fixed, per_
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 64), st.sampled_from([1e8, 3e10, 1e12]), st.integers(1, 60))
 def test_no_pass_beats_the_least_seconds_per_sample_of_a_roofline(batch, per_pass, flop, samples):
-    model = Model.model_validate({"flop_per_sample": flop, "bytes_per_sample": 1e6, "samples_per_pass": per_pass})
+    model = Model.model_validate(
+        {"kind": "large-products", "flop_per_sample": flop, "bytes_per_sample": 1e6, "samples_per_pass": per_pass}
+    )
     _, gpu_s = capacity({}).training(job(global_batch=batch, steps=1, gpus=1), model)
     taken = min(samples, batch)
     real = replica_cost_s(model, PROFILE.accelerator("card"), taken, 1e9)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -61,9 +61,10 @@ class Model(Section):
     fixed_time: Seconds | None = None  # alpha_c: per pass, on the reference accelerator
     sample_time: Seconds | None = None  # beta_c: per sample
     flop_per_sample: Flop | None = None  # roofline instead of a fit
-    # roofline: the kind of model, whose measured rate is used; none: the rate of large matrix products
+    # roofline: the kind of model, whose measured rate is used (large-products: of large matrix products, an upper
+    # bound); `flop_per_sample` needs it or `efficiency`
     kind: ModelKind | None = None
-    efficiency: Annotated[Share, Field(gt=0)] | None = None  # roofline: share of the peak rate; none: the accelerator's
+    efficiency: Annotated[Share, Field(gt=0)] | None = None  # roofline: share of the peak rate, in place of `kind`
     step: str | None = None  # name of a measured step in the hardware profile, in the precision below
     transformer: TransformerSpec | None = None  # a large model given by its shape; all costs follow from it
     convolutional: Convolutional | None = None  # an image model given by its layers; its cost follows from them
@@ -102,8 +103,10 @@ class Model(Section):
         if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
             raise ValueError("lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more")
         work = self.flop_per_sample is not None or self.convolutional is not None
-        if self.kind is not None and (not work or self.efficiency is not None):
-            raise ValueError("'kind' goes with 'flop_per_sample' or 'convolutional', in place of 'efficiency'")
+        if self.kind is not None and not work:
+            raise ValueError("'kind' goes with 'flop_per_sample' or 'convolutional'")
+        if self.kind not in (None, "large-products") and self.efficiency is not None:
+            raise ValueError(f"'kind: {self.kind}' is used in place of 'efficiency'; give one")
         if self.transformer is not None:
             self.transformer.alone(self)
             return self
@@ -117,6 +120,11 @@ class Model(Section):
                 "'transformer' (a shape), 'convolutional' (layers)"
             )
             raise ValueError(f"needs exactly one of {names}")
+        if self.flop_per_sample is not None and self.kind is None and self.efficiency is None:
+            raise ValueError(
+                f"'flop_per_sample' needs 'kind', one of {', '.join(get_args(ModelKind))} (of large matrix products "
+                "alone, an upper bound), or 'efficiency', a measured share of the peak rate"
+            )
         if self.step is not None and self.fixed_time is not None:
             raise ValueError("'fixed_time' is part of the 'step' of the hardware profile; leave it out")
         return self

@@ -107,7 +107,7 @@ def test_while_it_borrows_a_queue_stops_lower_priorities_of_others_up_to_the_thr
 
 def test_partial_admission_takes_as_many_workers_as_fit() -> None:
     """Kueue, "Partial admission": full size first, then stopping others, then as few fewer workers as it can be."""
-    model = {"parameters": 1e6, "flop_per_sample": 1e9}
+    model = {"parameters": 1e6, "kind": "large-products", "flop_per_sample": 1e9}
     elastic = {"name": "e", "model": "m", "gpus": 8, "global_batch": 32, "steps": 50, "queue": "qa", "arrival": 5}
     text = {
         "schema_version": 1,

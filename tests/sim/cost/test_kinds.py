@@ -55,13 +55,14 @@ def test_who_computes_and_reads_faster_is_faster(kind: str, one: str, other: str
         assert seconds[0] <= seconds[1]
 
 
-def test_a_rate_without_a_measurement_behind_it_says_so() -> None:
-    made = equipoise.run(case("h100_sxm", RESNET50))
-    assert any("no measurement of models of its kind stands behind it: give 'kind'" in n for n in made.notes)
-    for said in ({"kind": "convolutional"}, {"kind": "large-products"}, {"efficiency": 0.3}):
-        quiet = equipoise.run(case("h100_sxm", RESNET50 | said)).notes
-        assert not any("no measurement" in note for note in quiet)
-    with pytest.raises(InputError, match="in place of 'efficiency'"):
+def test_work_alone_is_refused_and_the_rate_of_large_products_is_called_an_upper_bound() -> None:
+    kinds = "convolutional, small-transformer, recommender, diffusion, large-products"
+    with pytest.raises(InputError, match=f"'flop_per_sample' needs 'kind', one of {kinds}.* or 'efficiency'"):
+        equipoise.run(case("h100_sxm", RESNET50))
+    for said, told in (({"kind": "convolutional"}, 0), ({"kind": "large-products"}, 1), ({"efficiency": 0.3}, 0)):
+        notes = equipoise.run(case("h100_sxm", RESNET50 | said)).notes
+        assert sum("an upper bound, the rate of large products" in note for note in notes) == told
+    with pytest.raises(InputError, match="'kind: diffusion' is used in place of 'efficiency'"):
         equipoise.run(case("h100_sxm", RESNET50 | {"efficiency": 0.3, "kind": "diffusion"}))
 
 
@@ -69,9 +70,9 @@ def test_curves_of_different_origin_are_not_ranked_without_a_word(tmp_path: Path
     """The share of an H100 was measured, of an A100 assumed; an H200 has the H100's chip and is never slower."""
     from equipoise.cli import main
 
-    assert rate("h200_sxm") == rate("h100_sxm")
+    assert rate("h200_sxm", kind="large-products") == rate("h100_sxm", kind="large-products")
     file = tmp_path / "images.yaml"
-    for model, told in ((RESNET50, True), (RESNET50 | {"kind": "convolutional"}, False)):
+    for model, told in ((RESNET50 | {"kind": "large-products"}, True), (RESNET50 | {"kind": "convolutional"}, False)):
         file.write_text(yaml.safe_dump(case("h100_sxm", model)))
         vary = "cluster.nodes.0.accelerator=h100_sxm,a100_sxm_80gb"
         main(["size", str(file), "--vary", vary, "--target", "makespan<=1h", "--rank"])

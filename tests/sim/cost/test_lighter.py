@@ -17,12 +17,13 @@ from equipoise.study.questions.levers import levers
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 PARAMETERS, WORKERS = 1e9, 8
+FLOP: Any = {"kind": "large-products", "flop_per_sample": 1e12}
 H100 = load_profile("catalogue").accelerator("h100_sxm")
 
 
 def case(nic: str = "10 Gbit/s", **lighter: Any) -> dict[str, Any]:
     """Eight H100 on eight nodes whose exchange takes far longer than computing."""
-    model = {"flop_per_sample": "1 TFLOP", "parameters": PARAMETERS, "lighter": lighter}
+    model = {"kind": "large-products", "flop_per_sample": "1 TFLOP", "parameters": PARAMETERS, "lighter": lighter}
     job = {"gpus": WORKERS, "model": "m", "steps": 50, "global_batch": 64}
     return {
         "schema_version": 1,
@@ -41,13 +42,13 @@ def test_compression_shrinks_bytes_by_its_share_and_takes_the_time_to_move_the_g
     size = 2.0 * PARAMETERS
     shares = {}
     for how in ("int8", "top-k", "powersgd"):
-        model = Model(flop_per_sample=1e12, parameters=PARAMETERS, lighter={"gradients": how})
+        model = Model(**FLOP, parameters=PARAMETERS, lighter={"gradients": how})
         shares[how], seconds = compressed(model, WORKERS, H100, size, 2)
         moved = {"int8": 5.0, "top-k": 5.0, "powersgd": 6.0}[how]
         assert seconds == pytest.approx(moved * size / H100.hbm_bytes_per_s.value)
     side = (PARAMETERS / 24) ** 0.5
     assert shares == pytest.approx({"int8": 0.5, "top-k": 4 * 0.01 * 3, "powersgd": 16 / side})
-    many = Model(flop_per_sample=1e12, parameters=PARAMETERS, lighter={"gradients": "top-k"})
+    many = Model(**FLOP, parameters=PARAMETERS, lighter={"gradients": "top-k"})
     assert compressed(many, 1000, H100, size, 2)[0] == 1.0  # gathered from so many it saves nothing
     assert compressed(many, 1, H100, size, 2) == (1.0, 0.0)
 
@@ -62,9 +63,7 @@ def test_compressed_gradients_help_on_slow_networks_and_cost_on_fast_ones() -> N
 
 
 def test_pruning_takes_work_and_weights_and_a_teacher_adds_them() -> None:
-    plain, pruned = (
-        Model(flop_per_sample=1e12, parameters=PARAMETERS, lighter={"pruned": part}) for part in (0.0, 0.4)
-    )
+    plain, pruned = (Model(**FLOP, parameters=PARAMETERS, lighter={"pruned": part}) for part in (0.0, 0.4))
     assert gradient_bytes(pruned) == pytest.approx(0.6 * gradient_bytes(plain))
     assert memory_need_bytes(pruned, 8, 1) == pytest.approx(0.6 * memory_need_bytes(plain, 8, 1))
     taught = plain.model_copy(update={"lighter": plain.lighter.model_copy(update={"teacher_parameters": 3e9})})

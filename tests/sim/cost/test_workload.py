@@ -93,12 +93,12 @@ def test_fitted_step_counts_passes() -> None:
 def test_roofline_takes_the_slower_of_compute_and_memory() -> None:
     base = {"sample_time": None, "fixed_time": 0.0, "precision": "bf16"}
     h100 = PROFILE.accelerator("h100_sxm")
-    compute = model(**base, flop_per_sample=1e12)
+    compute = model(**base, kind="large-products", flop_per_sample=1e12)
     peak = h100.peak_flop_per_s("bf16") * h100.efficiency_at(8e12)
     assert single_gpu_cost_s(compute, h100, 8)[1] == pytest.approx(8e12 / peak)
-    memory = model(**base, flop_per_sample=1.0, bytes_per_sample=1e9)
+    memory = model(**base, kind="large-products", flop_per_sample=1.0, bytes_per_sample=1e9)
     assert single_gpu_cost_s(memory, h100, 8)[1] == pytest.approx(8e9 / h100.hbm_bytes_per_s.value)
-    again = model(**base, flop_per_sample=1e12, memory={"recompute": True})
+    again = model(**base, kind="large-products", flop_per_sample=1e12, memory={"recompute": True})
     assert single_gpu_cost_s(again, h100, 8)[1] > 1.3 * single_gpu_cost_s(compute, h100, 8)[1]
 
 
@@ -126,11 +126,11 @@ def test_a_link_that_carries_two_edges_of_a_ring_lets_half_through() -> None:
 def test_a_roofline_by_hand() -> None:
     """Ten samples in passes of four take three; the generic GPU: 100 TFLOP/s in bf16, 1 TB/s, 5 us a launch."""
     keys = {"sample_time": None, "efficiency": 0.5, "samples_per_pass": 4}
-    compute = model(**keys, flop_per_sample=1e12, bytes_per_sample=1e6)
+    compute = model(**keys, kind="large-products", flop_per_sample=1e12, bytes_per_sample=1e6)
     assert single_gpu_cost_s(compute, GENERIC, 10) == pytest.approx((15e-6, 15e-6 + 10 * 0.02))
-    moving = model(**keys, flop_per_sample=1e12, bytes_per_sample=1e11, fixed_time=0.001)
+    moving = model(**keys, kind="large-products", flop_per_sample=1e12, bytes_per_sample=1e11, fixed_time=0.001)
     assert single_gpu_cost_s(moving, GENERIC, 10) == pytest.approx((0.003, 0.003 + 10 * 0.1))
-    again = model(**keys, flop_per_sample=1e12, memory={"recompute": True})
+    again = model(**keys, kind="large-products", flop_per_sample=1e12, memory={"recompute": True})
     assert single_gpu_cost_s(again, GENERIC, 10)[1] == pytest.approx(15e-6 + 10 * 0.02 * 4 / 3)
     prompt = GENERIC.model_copy(update={"launch_latency_s": None})
     assert single_gpu_cost_s(compute, prompt, 10) == pytest.approx((0.0, 10 * 0.02))

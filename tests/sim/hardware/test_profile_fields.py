@@ -91,7 +91,13 @@ SCENARIO = {
     "workload": {
         "models": {
             "timed": {"step": "timed", "precision": "fp16", "gradient": "100 MB"},
-            "counted": {"flop_per_sample": "10 GFLOP", "precision": "fp16", "parameters": 1e7, "samples_per_pass": 8},
+            "counted": {
+                "kind": "large-products",
+                "flop_per_sample": "10 GFLOP",
+                "precision": "fp16",
+                "parameters": 1e7,
+                "samples_per_pass": 8,
+            },
         },
         "jobs": [
             {"name": "timed", "gpus": 4, "model": "timed", "steps": 30, "global_batch": 32},

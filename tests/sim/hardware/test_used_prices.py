@@ -54,7 +54,7 @@ def test_electricity_counts_where_it_is_charged():
 
 
 def test_stored_data_and_the_prices_of_nodes_and_networks():
-    model = {"flop_per_sample": "1 TFLOP", "parameters": 1e6}
+    model = {"kind": "large-products", "flop_per_sample": "1 TFLOP", "parameters": 1e6}
     job = {"gpus": 8, "model": "m", "steps": 10, "global_batch": 8, "data": DATA}
     workload = {"models": {"m": model}, "jobs": [job]}
     node = {"name": "own", "count": 2, "gpus": 8, "accelerator": "h100_sxm", "nics": 8, "price": "20 USD/h"}

@@ -79,6 +79,7 @@ def test_a_number_of_gpus_takes_the_rates_of_the_next_smaller_one():
 
 
 MODEL = {
+    "kind": "large-products",
     "flop_per_sample": "6 TFLOP",
     "efficiency": 0.5,
     "fixed_time": 0,
@@ -109,7 +110,13 @@ def test_rates_of_a_model_by_hand():
 @pytest.mark.parametrize("overlap", [1, 2.5])
 @pytest.mark.parametrize("gpus", [1, 3, 8])
 def test_rates_of_a_model_are_those_of_its_training_jobs(gpus, overlap):
-    model = {"flop_per_sample": "6 TFLOP", "parameters": 1e8, "precision": "fp16", "overlap": overlap}
+    model = {
+        "kind": "large-products",
+        "flop_per_sample": "6 TFLOP",
+        "parameters": 1e8,
+        "precision": "fp16",
+        "overlap": overlap,
+    }
     kinds = ("a100_sxm_40gb", "t4")
     trains = {"model": "m", "gpus": gpus, "steps": 1000, "global_batch": 64}
     fast_s, slow_s = (spans_s(api.run(modelled([trains], model, None, **{kind: 8})))[0] for kind in kinds)

@@ -68,7 +68,7 @@ def test_every_row_has_its_tests(name):
     assert callable(getattr(importlib.import_module(module), test))
 
 
-MODEL = {"flop_per_sample": "250 TFLOP", "parameters": 2e9, "tokens_per_sample": 4096}
+MODEL = {"kind": "large-products", "flop_per_sample": "250 TFLOP", "parameters": 2e9, "tokens_per_sample": 4096}
 BASE = {
     "schema_version": 1,
     "name": "plan",

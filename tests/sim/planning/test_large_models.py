@@ -15,6 +15,7 @@ FLOP, BYTES = 250e12, 2e9
 def case(node: dict | None = None, parallel: dict | None = None, **job: object) -> dict:
     """A model of 8e9 parameters, spread as `parallel` says, on nodes of eight L40S."""
     model = {
+        "kind": "large-products",
         "flop_per_sample": FLOP,
         "efficiency": EFFICIENCY,
         "parameters": 0.0,

@@ -202,7 +202,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "1 h, count: 4e6}\n    - {gpus: 1, duration: 1 h, count: 4e6}",
             "workload.jobs: 8000001 jobs; at most 5000000 are possible",
         ),
-        ("sample_time: 1 ms", "flop_per_sample: 1e9, precision: fp8", None),
+        ("sample_time: 1 ms", "kind: large-products, flop_per_sample: 1e9, precision: fp8", None),
     ],
 )
 def test_what_does_not_fit_together_is_found_before_the_run(

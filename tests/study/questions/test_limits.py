@@ -56,7 +56,7 @@ CRASHES = [{"kind": "crash", "node": f"node-{k}", "at": 15 * (k + 1), "duration"
 MANY = {"models": {"m": {"sample_time": "10 ms"}}, "jobs": [{"name": "short", "count": 12, "gpus": 4, "duration": 60}]}
 CASES = {
     "compute": case(),
-    "memory": case({"flop_per_sample": "1 GFLOP", "bytes_per_sample": "10 GB"}),
+    "memory": case({"kind": "large-products", "flop_per_sample": "1 GFLOP", "bytes_per_sample": "10 GB"}),
     "input": case({"sample_time": "1 ms"}, READS, {"nodes": [{"count": 4, "storage_rate": "50 MB/s"}]}),
     "barrier": case(cluster={"nodes": UNEVEN}),
     "network": case({"gradient": "400 MB", "exchange": {"alpha": 0, "rate": "1 GB/s"}}),
@@ -178,7 +178,7 @@ def test_memory_share_by_hand():
     roomy = model.model_copy(update={"samples_per_pass": None})
     assert memory_share(scenario, job, roomy) == 0.0
     # Computing the forward pass again takes a quarter of the time of four thirds.
-    heavy = {"flop_per_sample": "1 TFLOP", "memory": {"recompute": True}}
+    heavy = {"kind": "large-products", "flop_per_sample": "1 TFLOP", "memory": {"recompute": True}}
     again = from_mapping(case(heavy))
     share = memory_share(again, again.workload.jobs[0], again.workload.models["m"])
     assert share == pytest.approx(0.25, abs=0.02)

@@ -463,7 +463,7 @@ def test_varied_values_are_doubted_like_those_of_a_scenario(tmp_path):
     assert "jobs given by their duration take as long on every accelerator" in same
     assert told("cluster.nodes.0.count=1:3") == told("cluster.nodes.0.accelerator=l40s") == []
     data["workload"] = {
-        "models": {"m": {"flop_per_sample": "1 TFLOP", "parameters": 1e9}},
+        "models": {"m": {"kind": "large-products", "flop_per_sample": "1 TFLOP", "parameters": 1e9}},
         "jobs": [{"gpus": 4, "model": "m", "steps": 5, "global_batch": 8}],
     }
     (tmp_path / "n.yaml").write_text(yaml.safe_dump(data))
