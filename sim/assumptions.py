@@ -9,7 +9,7 @@ from equipoise.policies.observation import Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import host_w
 from equipoise.sim.hardware.contracts import acting_faults, terms_of
-from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS
+from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS, power_share
 from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.scenario.model import FaultsSpec, Scenario
 from equipoise.sim.scenario.units import format_scaled, format_seconds, format_share
@@ -21,6 +21,7 @@ WEEK_S = 7 * 86400.0
 def assumptions(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
     """Lines on the power of hosts and GPUs, and on how much of their peak rate GPUs reach."""
     yield from _power(scenario, cluster)
+    yield from assumed_draw(scenario)
     yield from _efficiency(scenario, cluster)
     yield from _contracts(scenario)
     yield from _contention(scenario)
@@ -37,6 +38,25 @@ def _power(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
         drawn = format_scaled(host_w(typical[0], profile), "W")
         kind = profile.node_base_w.kind if profile.node_base_w is not None else "assumed"
         yield f"a host draws {drawn} in addition to its GPUs ({kind}, {profile.name}); give your own as 'host_power'"
+
+
+def assumed_draw(scenario: Scenario) -> Iterator[str]:
+    """A note on what capped jobs are assumed to draw, where their models do not state it."""
+    energy, workload = scenario.energy, scenario.workload
+    if energy.power_cap is None and energy.cluster_power_cap is None and not energy.policy_caps:
+        return
+    each = [
+        f"model {name} {format_share(power_share(model))}" + (f" (kind {model.kind!r})" if model.kind in KINDS else "")
+        for name, model in workload.models.items()
+        if model.power_share is None
+    ]
+    if any(job.duration is not None for job in workload.jobs) or workload.trace or workload.generate:
+        each.append("jobs given by their duration 100 %")
+    if each:
+        yield (
+            f"power caps act from what jobs draw at full clock; assumed shares of the highest power beyond idling: "
+            f"{', '.join(each)}; give 'power_share' of each model"
+        )
 
 
 def _contracts(scenario: Scenario) -> Iterator[str]:

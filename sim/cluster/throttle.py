@@ -19,6 +19,7 @@ from equipoise.policies.observation import Floats, writable
 from equipoise.sim.clock import DECISION, Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
+from equipoise.sim.hardware.kinds import power_share
 from equipoise.sim.scenario.model import Scenario
 
 _SAME_CLOCK = 1e-3
@@ -93,7 +94,7 @@ class HasReplicas(Protocol):
 def clocks_vary(scenario: Scenario) -> bool:
     """Whether clocks change during the run."""
     energy = scenario.energy
-    if energy.power_cap is not None and any(m.power_share < 1.0 for m in scenario.workload.models.values()):
+    if energy.power_cap is not None and any(power_share(m) < 1.0 for m in scenario.workload.models.values()):
         return True  # with the jobs that a node has
     return energy.cluster_power_cap is not None or energy.policy_caps or scenario.thermal is not None
 

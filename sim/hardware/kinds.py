@@ -9,17 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.sim.hardware.profile import Accelerator
+from equipoise.sim.scenario.model import Model
 
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """Constants of a kind of model; `low` and `high` bound the rates of measured rows over what these give."""
+    """Constants of a kind of model; `low` and `high` bound the rates of measured rows over what these give.
+
+    power_share: of the highest power beyond idling that a GPU draws while it computes.
+    """
 
     share: float
     flop_per_byte: float
     low: float
     high: float
     origin: str
+    power_share: float = 1.0
 
     def seconds(self, accelerator: Accelerator, precision: str, flop: float) -> float:
         """Seconds of a pass of `flop` FLOP; products in full precision reach the share of large products."""
@@ -44,10 +49,20 @@ _RECOMMENDER = (
 )
 _DIFFUSION = "Stable Diffusion in MLPerf Training, tuned, on up to 16 H100, H200, B200 or GB200, median error 1 %"
 KINDS = {
-    "convolutional": ModelKind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL),
-    "small-transformer": ModelKind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER),
+    "convolutional": ModelKind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL, 0.78),
+    "small-transformer": ModelKind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER, 0.88),
     "recommender": ModelKind(1.0, 33.0, 0.45, 1.4, _RECOMMENDER),
     "diffusion": ModelKind(0.709, 110.0, 0.9, 1.0, _DIFFUSION),
 }
 """Fitted to MLPerf Training v0.7 to v5.0 (medians by GPU, least absolute error in the logarithm). FLOP of a sample,
-forward and backward: ResNet-50 24.6e9, BERT large 1.1e12, DLRM 14.4e6, DCNv2 96e6, Stable Diffusion 2.1e12."""
+forward and backward: ResNet-50 24.6e9, BERT large 1.1e12, DLRM 14.4e6, DCNv2 96e6, Stable Diffusion 2.1e12.
+Shares of power: medians of ResNet-50 and BERT base under no limit on an A40, a P100 and a V100 (You et al., NSDI 2023):
+0.59 to 0.86 and 0.65 to 0.89. Of recommenders 0 to 0.2 were measured in plain PyTorch, about 1 in tuned software."""
+
+
+def power_share(model: Model) -> float:
+    """Share of the highest power beyond idling that computing draws: the model's own, else that of its kind."""
+    if model.power_share is not None:
+        return model.power_share
+    kind = KINDS.get(model.kind or "")
+    return 1.0 if kind is None else kind.power_share

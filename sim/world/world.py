@@ -24,6 +24,7 @@ from equipoise.sim.cluster.losses import LossRates
 from equipoise.sim.cluster.power import node_power
 from equipoise.sim.cluster.throttle import Throttle, clocks_vary
 from equipoise.sim.hardware.contracts import acting_faults
+from equipoise.sim.hardware.kinds import power_share
 from equipoise.sim.hardware.prices import Prices
 from equipoise.sim.job.dataset import JobData
 from equipoise.sim.job.demand import Demand
@@ -152,7 +153,7 @@ class SimWorld:
         power, varying = node_power(cluster), clocks_vary(scenario)
         share, models = np.ones(len(demand)), scenario.workload.models
         for row, spec in demand.training.items():
-            share[row] = models[spec.model or ""].power_share
+            share[row] = power_share(models[spec.model or ""])
         self.meter = meter = Meter(
             power,
             cluster.gpus.node,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.policies.physics import overlapped_s
+from equipoise.sim.assumptions import assumed_draw
 from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.step import replica_cost_s, replica_teacher_s
 from equipoise.sim.cost.transformer import INSIDE, memory_stack, plan_of, reached_share, section, stack_in_force
@@ -47,6 +48,7 @@ class Fits:
     reached: float = 1.0  # of the peak rate, see `reached_share`
     stage_measured: bool = True  # peaks of the fullest stage were
     spread: tuple[float, float] | None = None  # measured / predicted step of 90 % of unseen models
+    notes: tuple[str, ...] = ()  # what was assumed
 
     @property
     def step_s(self) -> float:
@@ -110,6 +112,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
             reached_share(accelerator),
             of_stage,
             spec.stack.spread if isinstance(spec.stack, StackSpec) else None,
+            tuple(assumed_draw(scenario)),
         )
 
 
@@ -173,4 +176,5 @@ def as_dict(found: Fits) -> dict[str, Any]:
         "step_interval_s": [found.step_s * end for end in found.spread] if found.spread else None,
         "step_parts_s": dict(found.parts_s),
         "utilisation": found.utilisation,
+        "notes": list(found.notes),
     }

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from equipoise.base.numerals import is_index
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
-from equipoise.sim.assumptions import by_curve, curve_origin, unlike_curves
+from equipoise.sim.assumptions import assumed_draw, by_curve, curve_origin, unlike_curves
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run, undone
@@ -401,6 +401,7 @@ def _doubtful_values(question: Question) -> list[str]:
             except InputError:
                 continue  # said where sizes are read
             found += [line.removeprefix("warning: ") for line in file.warnings]
+            found += assumed_draw(file.scenario)
         if key.endswith(".accelerator") and len(values) > 1:
             found += [*_same_on_all(question), *_unlike_rates(question, values)]
     return list(dict.fromkeys(found))

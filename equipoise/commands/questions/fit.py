@@ -64,6 +64,7 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
     low, high = (found.step_s * end for end in found.spread or (1.0, 1.0))
     interval = f" (90 %: {low:.4g} .. {high:.4g} s)" if found.spread else ""
     yield f"step {found.step_s:.4g} s{interval}, {100 * found.utilisation:.1f} % of the peak rate: {_parts(found)}"
+    yield from (f"note: {note}" for note in found.notes)
     if found.other is not None:
         yield from _plans(found, plans)
 

@@ -70,8 +70,9 @@ class Model(Section):
     convolutional: Convolutional | None = None  # an image model given by its layers; its cost follows from them
     bytes_per_sample: Bytes = 0.0  # memory traffic of a pass per sample, for the roofline
     precision: Precision = "bf16"  # precision of the pass
-    # share of the dynamic power range (highest minus idle) that its GPUs draw while computing
-    power_share: Annotated[Share, Field(gt=0, le=1)] = 1.0
+    # share of the dynamic power range (highest minus idle) that its GPUs draw while computing; none: that of `kind`
+    # where it was measured, else all
+    power_share: Annotated[Share, Field(gt=0, le=1)] | None = None
     tokens_per_sample: Count | None = None  # tokens of a sample, for tokens/s and cost per token
     # parameters of the model; gradients, memory and checkpoints follow from them
     parameters: Annotated[Float, Field(ge=0)] = 0.0

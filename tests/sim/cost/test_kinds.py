@@ -77,3 +77,42 @@ def test_curves_of_different_origin_are_not_ranked_without_a_word(tmp_path: Path
         vary = "cluster.nodes.0.accelerator=h100_sxm,a100_sxm_80gb"
         main(["size", str(file), "--vary", vary, "--target", "makespan<=1h", "--rank"])
         assert ("shares of the peak rate have different origins" in capsys.readouterr().err) == told
+
+
+def test_a_cap_acts_from_the_draw_of_the_kind_and_run_size_and_fit_say_what_is_assumed(
+    tmp_path: Path, capsys: Any
+) -> None:
+    """An H100 idles at 70 W and draws 700 W at most: 78 % are 561 W, and 400 W are (330 / 491) ^ (1/3) of the clock."""
+    from equipoise.cli import main
+
+    a = PROFILE.accelerator("h100_sxm")
+    assert a.idle_w is not None
+    assert a.max_w is not None
+    draw_w = 0.78 * (a.max_w.value - a.idle_w.value)
+    clock = ((400.0 - a.idle_w.value) / draw_w) ** (1 / 3)
+    told = "assumed shares of the highest power beyond idling: model m"
+    spec = {"config": "llama2-7b", "sequence": 4096, "layout": {"tp": 1, "zero": 3}, "stack": "megatron-core/H100"}
+    for model, share in (
+        (RESNET50 | {"kind": "convolutional"}, "78 % (kind 'convolutional')"),
+        (RESNET50 | {"kind": "large-products"}, "100 %"),
+        ({"transformer": spec}, "100 %"),
+        (RESNET50 | {"kind": "convolutional", "power_share": 1}, None),
+    ):
+        given = case("h100_sxm", model)
+        given["cluster"]["nodes"][0] |= {"count": 2, "gpus": 8}
+        given["workload"]["jobs"][0] |= {"gpus": 16, "global_batch": 256}
+        given["energy"] = {"power_cap": "400 W"}
+        made = equipoise.run(given)
+        assert [f"{told} {share}" in note for note in made.notes].count(True) == (share is not None)
+        file = tmp_path / "case.yaml"
+        file.write_text(yaml.safe_dump(given))
+        main(["size", str(file), "--vary", "cluster.nodes.0.count=2", "--target", "makespan<=9h"])
+        assert (f"{told} {share}" in capsys.readouterr().err) == (share is not None)
+        if "transformer" in model:
+            main(["fit", str(file)])
+            assert f"{told} {share}" in capsys.readouterr().out
+    free, capped = (
+        case("h100_sxm", RESNET50 | {"kind": "convolutional"}) | {"energy": e} for e in ({}, given["energy"])
+    )
+    took = [float(equipoise.run(one).summary()["makespan_s"]) for one in (free, capped)]
+    assert took[0] / took[1] == pytest.approx(clock, rel=1e-6)
