@@ -248,8 +248,8 @@ class RigidJob:
         done_s = duration_s - jobs.left_s[row]
         every_s = self._checkpoint_interval_s()
         if every_s < math.inf:
-            since = done_s - kept_s
-            kept_s += since if every_s == 0.0 else math.floor(since / every_s) * every_s
+            took_s = self._took_s(kept_s, done_s)
+            kept_s = done_s if every_s == 0.0 else self._done_in(kept_s, math.floor(took_s / every_s) * every_s)
         lost_gpu_s = self._took_s(kept_s, done_s) * jobs.weight[row]
         jobs.account[row, BUSY] -= lost_gpu_s
         jobs.account[row, USEFUL] -= lost_gpu_s
@@ -266,8 +266,18 @@ class RigidJob:
             done_s, rate = until_s, before
         return float(took_s + (done_s - kept_s) / rate)
 
+    def _done_in(self, kept_s: float, time_s: float) -> float:
+        """Work done `time_s` after that up to `kept_s` was, at the rates at which it was done."""
+        for until_s, rate in self._earlier or ():
+            if until_s > kept_s:
+                took_s = (until_s - kept_s) / rate
+                if time_s <= took_s:
+                    return float(kept_s + time_s * rate)
+                kept_s, time_s = until_s, time_s - took_s
+        return float(kept_s + time_s * self.all.rate[self.row])
+
     def _checkpoint_interval_s(self) -> float:
-        """Work between checkpoints: as given, or Young/Daly (see `job.checkpoints`)."""
+        """Time between checkpoints: as given, or Young/Daly (see `job.checkpoints`)."""
         jobs, spec = self.all, self.all.demand.checkpoint[self.row]
         assert self.holding is not None
         nodes = self.holding.nodes

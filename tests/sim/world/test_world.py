@@ -96,11 +96,10 @@ def test_what_a_crash_takes_from_a_rigid_job_is_the_time_that_it_took(pieces, pa
         now_s, work = now_s + length, work + length / slowness
     ends.append((now_s, work))
     at_s, done = np.array(ends).T
-    done_at_crash = float(np.interp(crash_s, at_s, done))
-    saves = 0.0 if every_s == "never" else done_at_crash / every_s
+    saves = 0.0 if every_s == "never" else crash_s / every_s
     assume(saves == 0.0 or abs(saves - round(saves)) > 1e-9)  # at the very end of a save either is right
-    kept = 0.0 if every_s == "never" else math.floor(saves) * every_s
-    kept_s = float(np.interp(kept, done, at_s))
+    kept_s = 0.0 if every_s == "never" else math.floor(saves) * every_s
+    kept = float(np.interp(kept_s, at_s, done))
     events.append({"kind": "crash", "node": "node-0", "at": crash_s, "duration": total_s})
     case = scenario(
         cluster={"nodes": [{"count": 1, "gpus": 2, "name": "node"}]},
