@@ -225,7 +225,7 @@ def times_by_limit(made: Run) -> dict[str, NDArray[np.float64]]:
 
 
 def memory_share(scenario: Scenario, job: JobSpec, model: Model) -> float:
-    """Share (0 to 1) of a job's computing that memory costs, on the mean GPU of the cluster.
+    """Share (0 to 1) of a job's computing that memory costs, on the mean GPU that it may use.
 
     The time saved if memory were infinitely fast, one pass held all samples and nothing were recomputed.
     """
@@ -241,7 +241,9 @@ def memory_share(scenario: Scenario, job: JobSpec, model: Model) -> float:
     profile = load_profile(scenario.cluster.hardware)
     saved = total = 0.0
     for group in scenario.cluster.groups:
-        accelerator, gpus = profile.accelerator(group.accelerator), group.count * group.gpus
+        if job.gpu_types and not {group.name, group.accelerator} & set(job.gpu_types):
+            continue
+        accelerator, gpus = profile.accelerator(group.accelerator), group.count * group.gpus / group.speed
         now_s, then_s = (
             replica_cost_s(m, accelerator, samples, link_bytes_per_s(group, profile))[1] for m in (model, free)
         )

@@ -184,6 +184,23 @@ def test_memory_share_by_hand():
     assert share == pytest.approx(0.25, abs=0.02)
 
 
+def test_memory_share_counts_nodes_by_the_time_that_they_take_and_only_those_that_the_job_may_use():
+    """An H100 at half speed takes twice its time, the A100 once: the share is the mean weighted by these times."""
+    groups = [{"name": "a", "accelerator": "h100_sxm", "speed": 0.5}, {"name": "b", "accelerator": "a100_sxm_80gb"}]
+    moving = {"kind": "large-products", "flop_per_sample": "1 TFLOP", "bytes_per_sample": "20 GB"}
+
+    def share(*groups, **job):
+        scenario = from_mapping(case(moving, job={"gpus": 1} | job, cluster={"nodes": list(groups)}))
+        return memory_share(scenario, scenario.workload.jobs[0], scenario.workload.models["m"])
+
+    apart = [share(group) for group in groups]
+    assert apart[0] != apart[1]
+    assert [share(*groups, gpu_types=[name]) for name in "ab"] == pytest.approx(apart)
+    took = {"a": 32 * 20e9 / 3.35e12 / 0.5, "b": 32 * 20e9 / 2.039e12}  # bound by memory: bytes over bandwidth
+    both = (apart[0] * took["a"] + apart[1] * took["b"]) / sum(took.values())
+    assert share(*groups) == pytest.approx(both, rel=0.02)
+
+
 def test_groups_and_all_jobs(found):
     content = case()
     content["workload"] = {
