@@ -22,10 +22,11 @@ class Layout:
     """Degrees of parallelism and the batch. `global_batch` and `micro_batch` are in sequences.
 
     `zero` is the ZeRO stage (Rajbhandari et al. 2020): 0 none, 1 optimiser, 2 and gradients, 3 and parameters
-    (FSDP); `shard` is the number of ranks over which that is spread (0: all data and context ranks). `virtual`
-    is the number of model chunks per pipeline stage, above 1 only with the interleaved schedule. fp8 applies to
-    the layers' products alone; weights and gradients stay bf16. `offload` moves the optimiser and its state to
-    the host. Raises ValueError, one clear line, on a layout that cannot exist.
+    (FSDP); `shard` is the number of ranks over which that is spread (0: all data and context ranks).
+    `expert_tensor_ranks` is the number over which one expert is split (0: the tensor ranks that other experts leave
+    free). `virtual` is the number of model chunks per pipeline stage, above 1 only with the interleaved schedule. fp8
+    applies to the layers' products alone; weights and gradients stay bf16. `offload` moves the optimiser and its state
+    to the host. Raises ValueError, one clear line, on a layout that cannot exist.
     """
 
     data: int = 1
@@ -43,6 +44,7 @@ class Layout:
     micro_batch: int = 1
     global_batch: int = 1
     offload: bool = False
+    expert_tensor_ranks: int = 0
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "context", "pipeline", "expert", "virtual", "micro_batch", "global_batch"):
@@ -88,8 +90,8 @@ class Layout:
 
     @property
     def expert_tensor(self) -> int:
-        """Ranks that one expert is split over: the tensor ranks that other experts of the stage leave free."""
-        return math.gcd(self.tensor, self.data * self.context * self.tensor // self.expert)
+        """Ranks that one expert is split over."""
+        return self.expert_tensor_ranks or math.gcd(self.tensor, self.data * self.context * self.tensor // self.expert)
 
     @property
     def expert_copies(self) -> int:
@@ -112,3 +114,9 @@ class Layout:
         ranks = self.data * self.context * self.tensor
         if ranks % self.expert:
             raise ValueError(f"expert: {self.expert} does not divide the {ranks} ranks of a pipeline stage")
+        if ranks % (self.expert * self.expert_tensor):
+            text = f"{self.expert_tensor_ranks} x {self.expert} expert ranks do not divide the {ranks} ranks of a stage"
+            raise ValueError(f"expert_tensor_ranks: {text}")
+        if self.expert_tensor_ranks > 1 and self.tensor % self.expert_tensor_ranks:
+            text = f"{self.expert_tensor_ranks} does not divide the {self.tensor} tensor ranks"
+            raise ValueError(f"expert_tensor_ranks: {text}")

@@ -262,6 +262,7 @@ def layout_spec(la: Layout) -> LayoutSpec:
         pp=la.pipeline,
         cp=la.context,
         ep=la.expert,
+        etp=la.expert_tensor_ranks or None,
         virtual=la.virtual,
         schedule=la.schedule,
         sequence_parallel=la.sequence_parallel,
@@ -282,7 +283,12 @@ def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer
         made = layout.layout(job.gpus // size, job.global_batch, model.precision)
         made.check(shape)
     except ValueError as error:
-        text = str(error).replace("data x micro_batch", "dp x micro_batch").replace("expert: ", "ep: ")
+        text = (
+            str(error)
+            .replace("data x micro_batch", "dp x micro_batch")
+            .replace("expert: ", "ep: ")
+            .replace("expert_tensor_ranks: ", "etp: ")
+        )
         raise WrongValueError((*path, "transformer", "layout"), f"job {job.name!r}: {text}") from None
 
 

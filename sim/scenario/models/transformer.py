@@ -25,7 +25,7 @@ from equipoise.sim.scenario.units import BytesPerS, Float, Int
 
 Natural = Annotated[Int, Field(ge=0)]
 Positive = Annotated[Float, Field(gt=0)]
-NAMES = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
+NAMES = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "expert_tensor_ranks": "etp"}
 """Key of the scenario by field of `Layout`."""
 NEEDED = ("layers", "hidden", "heads", "vocab", "sequence")
 
@@ -37,6 +37,9 @@ class LayoutSpec(Section):
     pp: Count = 1  # pipeline parallelism
     cp: Count = 1  # context parallelism
     ep: Count = 1  # expert parallelism
+    etp: Count | None = (
+        None  # ranks that one expert is split over; none: the tensor ranks that other experts leave free
+    )
     virtual: Count = 1  # model chunks per pipeline stage
     schedule: Literal["1f1b", "interleaved", "zero-bubble"] | None = None  # none: interleaved with virtual > 1
     sequence_parallel: bool | None = None  # sequence parallelism; none: on with tp > 1
@@ -53,6 +56,7 @@ class LayoutSpec(Section):
     def layout(self, dp: int, global_batch: int, precision: str) -> Layout:
         """The layout of `dp` replicas. Raises ValueError, its first word the key that is wrong."""
         given: dict[str, Any] = {name: getattr(self, NAMES.get(name, name)) for name in _LAYOUT}
+        given["expert_tensor_ranks"] = self.etp or 0
         given["schedule"] = self.schedule or ("interleaved" if self.virtual > 1 else "1f1b")
         if self.sequence_parallel is None:
             given["sequence_parallel"] = self.tp > 1

@@ -364,6 +364,29 @@ def test_experts_are_held_by_the_gpus_that_there_are(
     assert least < needed < 1.3 * least
 
 
+def test_ranks_of_an_expert_may_be_fewer_than_tensor_ranks() -> None:
+    """Of 45.1e9 parameters in 8 experts a GPU holds one whole, or half: 2 bytes each of weights, 4 of gradients.
+
+    With ep 8 and tp 2 on 16 GPUs `etp: 1` leaves two copies of an expert, and ZeRO 1 spreads 12 bytes over them.
+    """
+    held = {}
+    for etp in (None, 1, 2):
+        layout = {"tp": 2, "ep": 8, "zero": 1, "recompute": "full"} | ({"etp": etp} if etp else {})
+        case = data(layout, 16, 64, **MIXTRAL)
+        case["cluster"]["nodes"][0]["accelerator"] = "b200"
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "case.yaml"
+            path.write_text(yaml.safe_dump(case))
+            (found,) = fits(path)
+        (stage,) = found.memory.stages
+        held[etp] = stage.weights + stage.gradients, stage.optimizer
+    assert held[None] == held[2]
+    assert (held[1][0] - held[2][0]) / (45.1e9 / 16) == pytest.approx(6.0, rel=0.01)
+    assert held[1][1] == pytest.approx(held[2][1], rel=1e-9)
+    with pytest.raises(InputError, match=r"layout.etp: 3 x 8 expert ranks do not divide the 16 ranks"):
+        from_mapping(data({"tp": 2, "ep": 8, "etp": 3}, 16, 64, **MIXTRAL))
+
+
 def test_experts_that_do_not_divide_the_gpus_are_one_line() -> None:
     message = r"layout: job 'big': ep: 8 does not divide the 12 ranks of a pipeline stage"
     with pytest.raises(InputError, match=message):
