@@ -12,15 +12,13 @@ import dataclasses
 import os
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from equipoise.live.group import regroup
-from equipoise.live.group.packing import pack
 from equipoise.live.options import Options
 from equipoise.live.runtime import Runtime
 from equipoise.live.train.optimizers import optimizers_of
@@ -67,7 +65,7 @@ def attach(
     decision_budget_s   longest time that training waits for a decision; a later one is ignored. warm_up_budget_s:
                         longest time that the policy may compile before the first round
     allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
-                        "accumulation", "resize", "power": caps of GPUs, through NVML where the driver lets this
+                        "accumulation", "power": caps of GPUs, through NVML where the driver lets this
                         process, put back by `close`), and hard bounds (`live.options.Bounds`). With "accumulation"
                         a step is computed in as many batches as the plan says, and as memory needs: the script
                         divides its loss by `runtime.passes` and steps where `runtime.ends_step`
@@ -88,8 +86,6 @@ def attach(
     prometheus_port     rank 0 serves metrics there, on the interface prometheus_host (127.0.0.1)
     mlflow, nvml        further telemetry
     share_backend       "none", "duty-cycle", "green-context", "mps"
-    state               further objects with state_dict, copied to members that join (schedulers, scalers); their
-                        state dicts hold tensors, numbers, text, lists and mappings
     control_timeout_s   longest wait for the other ranks at a decision (s)
 
     Raises TypeError for a model that is not wrapped or an object that is no optimizer, ValueError for an option or
@@ -108,25 +104,14 @@ def attach(
     if unknown:
         raise ValueError(f"attach: unknown option {unknown[0]!r}; allowed: {', '.join(sorted(known))}")
     settings = Options(global_batch=global_batch, **options)
-    membership = regroup.current()
-    settings = check_exchange(wrapper, settings, regroups=membership is not None)
-    optimizers = optimizers_of(optimizer, settings, regroups=membership is not None)
+    settings = check_exchange(wrapper, settings)
+    optimizers = optimizers_of(optimizer, settings)
     settings = dataclasses.replace(settings, learning_rate=settings.learning_rate or optimizers.rate_rule)
-    if membership is not None:
-        _check_state(settings.state)
     chosen = os.environ.get("EQUIPOISE_POLICY", "policy.yaml") if policy is None else policy
     found, problem = _policy(chosen, key, settings.plugins)
     if problem is not None and not settings.strict and dist.get_rank() == 0:  # the rank that decides
         print(f"equipoise: {problem}; training continues without a policy", file=sys.stderr)
-    return Runtime(wrapper, optimizers, found, settings, membership, problem if settings.strict else None)
-
-
-def _check_state(state: Mapping[str, Any]) -> None:
-    """Raise ValueError for a state that could not be sent to a member that joins."""
-    try:
-        pack({name: owner.state_dict() for name, owner in state.items()})
-    except TypeError as error:
-        raise ValueError(f"state: {error}") from error
+    return Runtime(wrapper, optimizers, found, settings, problem if settings.strict else None)
 
 
 def _policy(

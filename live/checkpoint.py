@@ -14,7 +14,7 @@ from equipoise.live.parts import Parts
 from equipoise.live.stepping import Stepping
 from equipoise.live.train import randomness
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save(parts: Parts, stepping: Stepping) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,19 +110,18 @@ def train(given: argparse.Namespace) -> None:
 
 def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     """One training run in separate processes; returns the result of rank 0. Raises RuntimeError."""
-    from equipoise.live.group.launcher import Launcher
-
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
-    command += ["--parent", str(os.getpid())]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
+    command += ["-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
     for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every", "delay_rounds"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
-    launcher = Launcher()
+    environment = {**os.environ, "PYTHONPATH": _search_path(), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    torchrun = subprocess.Popen(command, env=environment)
     try:
-        launcher.start(command, given.ranks, PYTHONPATH=_search_path(), PYTHONWARNINGS="ignore")
-        code = launcher.wait()
+        code = torchrun.wait()
     finally:
-        launcher.stop()
+        torchrun.terminate()  # it ends its ranks
+        torchrun.wait()
     result = folder / "result.json"
     if code != 0 or not result.exists():
         raise RuntimeError(f"the {mode} run failed with exit code {code}")
@@ -133,19 +131,6 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
 def _search_path() -> str:
     """PYTHONPATH on which Python finds this package from any folder."""
     return os.pathsep.join([str(search_path()), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def _end_with(parent: int) -> None:
-    """End this rank soon after its parent process has ended."""
-
-    def watch() -> None:
-        """End this rank when its parent has ended."""
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends its ranks
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def throughput(result: dict[str, Any]) -> float:
@@ -167,8 +152,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     given = _arguments(arguments)
     if given.worker:
-        if given.parent is not None:
-            _end_with(given.parent)
         train(given)
         return 0
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the ranks as Ctrl-C does
@@ -199,7 +182,6 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="act", help=argparse.SUPPRESS)
-    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     least = 2 * (REACTION + 1)
     if given.rounds < least or given.batch < 1 or given.sample_ms <= 0 or given.slowdown < 1:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,7 +13,7 @@ from equipoise.policies.plan import RULES, RateRule
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
-Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "resize", "power"]
+Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "power"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 
@@ -23,12 +22,6 @@ def _levers(value: Any) -> frozenset[Any]:
     if isinstance(value, str) or not set(value) <= set(LEVERS):
         raise ValueError
     return frozenset(value)
-
-
-def _states(value: Any) -> Mapping[str, Any]:
-    if not all(hasattr(v, "state_dict") and hasattr(v, "load_state_dict") for v in value.values()):
-        raise ValueError
-    return dict(value)
 
 
 def _text(value: Any) -> str:
@@ -57,8 +50,6 @@ _BOUNDS_RULES: dict[str, Rule] = {
     "samples_max": optional(whole(1)),
     "interval_max": whole(1),
     "share_min": real(lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
-    "workers_min": optional(whole(1)),
-    "workers_max": optional(whole(1)),
 }
 _RULES: dict[str, Rule] = {
     "global_batch": whole(1),
@@ -95,7 +86,6 @@ _RULES: dict[str, Rule] = {
     "plugins": one_of(True, False),
     "strict": one_of(True, False),
     "share_backend": one_of(*get_args(Backend)),
-    "state": (_states, "a mapping from names to objects with state_dict and load_state_dict"),
 }
 
 
@@ -110,14 +100,11 @@ class Bounds:
     samples_max: int | None = None  # per rank and round; none: as many as fit into memory, if measured
     interval_max: int = 64
     share_min: float = 0.05
-    workers_min: int | None = None  # none: the number of ranks at the start
-    workers_max: int | None = None
 
     def __post_init__(self) -> None:
         follow(_BOUNDS_RULES, self, "bounds: ")
-        for low, high in ((self.samples_min, self.samples_max), (self.workers_min, self.workers_max)):
-            if low is not None and high is not None and low > high:
-                raise ValueError(f"bounds: minimum {low} is above maximum {high}")
+        if self.samples_max is not None and self.samples_min > self.samples_max:
+            raise ValueError(f"bounds: minimum {self.samples_min} is above maximum {self.samples_max}")
 
 
 _COMMON = (
@@ -180,7 +167,6 @@ class Options:
     plugins: bool = False
     strict: bool = False
     share_backend: Backend = "none"
-    state: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         follow(_RULES, self)

@@ -10,7 +10,6 @@ import numpy as np
 from equipoise.live.decide.agreement import Agreement
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
-from equipoise.live.group.regroup import Membership
 from equipoise.live.options import Options
 from equipoise.live.train.optimizers import Optimizers, check_parameters
 from equipoise.live.train.power import make_power
@@ -28,13 +27,7 @@ class Parts:
     """
 
     def __init__(
-        self,
-        wrapper: Replicated,
-        optimizer: Optimizers,
-        policy: Policy | None,
-        options: Options,
-        membership: Membership | None,
-        problem: str | None,
+        self, wrapper: Replicated, optimizer: Optimizers, policy: Policy | None, options: Options, problem: str | None
     ) -> None:
         self.model, self.optimizer, self.options = wrapper.model, optimizer, options
         self.wrapper, self.leaves = wrapper, wrapper.leaves()
@@ -49,21 +42,22 @@ class Parts:
             measures=options.drift == "measured",
         )
         self.group = Group(
-            membership,
             self.device,
             backend=backend,
             control_timeout_s=options.control_timeout_s,
             problem=problem,
-            model=wrapper.model if membership is not None else None,
             levels=options.may_step_alone,
             exchanged=list(self.leaves.values()),
         )
         folder = None if options.run_dir is None else options.run_dir / self.group.run
-        self.recorder = recorder = Recorder(folder, self.group.member)
+        self.recorder = recorder = Recorder(folder, self.group.rank)
         self.share = HeldShare(backend, lambda why: recorder.event("refused", lever="share", why=why))
         self.power = make_power("power" in options.allow and options.mode == "act", self.device, self._not_capped)
+        self.share.share = self.group.places[self.group.rank].share
         self.agreement = Agreement(options, policy, self.group, recorder, self.device)
-        self.lead(again=False)
+        self.local.near = near = self.group.near
+        if self.agreement.leader is not None:
+            self.agreement.leader.world.set_near(near, self.group.near_exchange_s)
         self.meter = RoundMeter(
             wrapper,
             self.leaves,
@@ -78,27 +72,14 @@ class Parts:
         print(f"equipoise: {why}", file=sys.stderr)
         self.recorder.event("refused", lever="power", why=why)
 
-    def lead(self, *, again: bool) -> None:
-        """Take this rank's role in the present group; `again`: another rank led the run before."""
-        self.share.share = self.group.places[self.group.rank].share
-        self.agreement.lead(again=again)
-        self.local.near = near = self.group.near
-        if self.agreement.leader is not None:
-            self.agreement.leader.world.set_near(near, self.group.near_exchange_s)
-
-    def close(self, *, finished: bool) -> None:
-        """Write buffered records and stop the threads; `finished`: the others have already ended training."""
+    def close(self) -> None:
+        """Write buffered records and stop the threads."""
         self.agreement.flush(self.meter)
-        if self.group.membership is not None:
-            self.group.membership.outlive_store()  # before the others see that this rank has finished
-        if not finished:
-            with contextlib.suppress(RuntimeError):
-                self.group.control.gather(np.zeros(1))
+        with contextlib.suppress(RuntimeError):
+            self.group.control.gather(np.zeros(1))
         self.agreement.close()
         self.power.close()
         self.meter.close()
         self.local.close()
         self.recorder.close()
         self.group.control.close()  # so that destroy_process_group can end its threads
-        if self.group.membership is not None:
-            self.group.membership.close(done=not finished)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
 from equipoise.live import checkpoint
 from equipoise.live.data.dataset import ShardDataset
-from equipoise.live.group.recovery import Hooks, Recovery
-from equipoise.live.group.regroup import Membership
-from equipoise.live.group.resync import ModelReplica, replica_of, resync
 from equipoise.live.options import Options
 from equipoise.live.parts import Parts
 from equipoise.live.status import Status
@@ -27,8 +23,6 @@ from equipoise.live.train.wrapped import Replicated
 from equipoise.live.unsupported import samples_of
 from equipoise.policies.contract import Policy
 
-T = TypeVar("T")
-
 
 class Runtime(Status):
     """Made by `attach`; the script calls `sampler` once and `step` after every batch."""
@@ -39,19 +33,13 @@ class Runtime(Status):
         optimizer: Optimizers,
         policy: Policy | None,
         options: Options,
-        membership: Membership | None,
         problem: str | None = None,
     ) -> None:
         self.options = options
-        self._parts = parts = Parts(wrapper, optimizer, policy, options, membership, problem)
-        hooks = Hooks(self._leave, self._agree, self._resumed, parts.recorder.event)
-        self._recovery = Recovery(parts.group, parts.model, hooks)
-        self._stepping = Stepping(parts, self._recovery.regroup)
-        self._joined = parts.group.joined
-        self._lags = self._joined  # the others' state has not been received yet
+        self._parts = parts = Parts(wrapper, optimizer, policy, options, problem)
+        self._stepping = Stepping(parts)
         self._resumes_from: Mapping[str, Any] | None = None
-        self._lost_round = self._closed = False
-        self._saved: dict[str, Any] | None = None  # saved when the group was formed, until the next trained round
+        self._closed = False
         scaled = options.batch_max is not None and options.learning_rate != "script"
         self._rates = optimizer.scale_rates(self._stepping.rate) if scaled else []
         own_weights = options.loss_reduction == "sum"
@@ -95,22 +83,13 @@ class Runtime(Status):
     def _begin(self, sampler: ShareSampler, digest: str | None = None) -> None:
         """Agree on the data with the other ranks, and begin the first round."""
         options, group, leader = self.options, self._parts.group, self._parts.agreement.leader
-        if self._joined:
-            with self._recovery.surviving():
-                self._agree(ModelReplica())
-            # Earlier members may not have trained yet: then all load an existing checkpoint.
-            self._joined = self._stepping.round > 0 or sampler.epoch >= 0
-        else:
-            told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
-            with self._recovery.surviving():
-                group.same_on_all_ranks({**told, **options.common()})
-            if leader is not None:
-                leader.warm_up(sampler.shares, sampler.preview())
-        leader = self._parts.agreement.leader  # another leader if a rank was lost meanwhile
+        told = {"samples in the dataset": sampler.samples, "files of the dataset": digest}
+        group.same_on_all_ranks({**told, **options.common()})
         if leader is not None:
+            leader.warm_up(sampler.shares, sampler.preview())
             leader.write_manifest(self.run, sampler, self._parts.wrapper.module.parameters())
-        if self._resumes_from is not None and not self._joined:
-            self._load(self._resumes_from)
+        if self._resumes_from is not None:
+            checkpoint.load(self._parts, self._stepping, self._resumes_from)
         self._resumes_from = None
         self._stepping.begin()
 
@@ -119,12 +98,7 @@ class Runtime(Status):
 
         `stepped`: whether there was one, if that does not follow from `accumulation`, e.g. at the end of an epoch.
         """
-        if self._lost_round:
-            self._lost_round = False
-        else:
-            self._saved = None
-            with self._recovery.surviving():
-                self._stepping.finish(stepped)
+        self._stepping.finish(stepped)
         self._stepping.begin()
 
     def weigh(self, weight: float) -> None:
@@ -138,13 +112,8 @@ class Runtime(Status):
         """The mean loss over all ranks, weighted as their gradients: the loss that a single process would have.
 
         Collective; call it after the forward pass or right after `step()`. With a summed loss, the ranks' plain mean.
-        NaN when the group was formed anew meanwhile.
         """
-        generation, in_round = self.generation, self._parts.meter.in_round
-        with self._recovery.surviving():
-            return self._stepping.mean(float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss))
-        self._lost_round = in_round and self.generation != generation
-        return math.nan
+        return self._stepping.mean(float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss))
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -156,54 +125,22 @@ class Runtime(Status):
         yield
         self._parts.meter.pause()
 
-    def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Batches of the running epoch from `loader`; continues with the rest of the epoch after a regroup."""
-        epoch, sampler = None, self._stepping.dealt()
-        while not self.finished:
-            generation = self.generation
-            for batch in loader:
-                epoch = sampler.epoch if epoch is None else epoch
-                yield batch
-                if self.generation != generation:
-                    break
-            else:
-                return
-            if sampler.epoch != epoch or not sampler.resumes:
-                return
-
     def epochs(self, count: int) -> Iterator[int]:
-        """Epochs still to train up to `count`; a member that joined later begins with the running one."""
+        """Epochs still to train up to `count`; after a checkpoint, the rest of its epoch is the first."""
         sampler = self._stepping.dealt()
-        while not self.finished:
+        while True:
             epoch = sampler.epoch + (0 if sampler.resumes else 1)
             if epoch >= count:
                 break
             yield epoch
 
-    @contextlib.contextmanager
-    def recover(self) -> Iterator[None]:
-        """Survive the loss of a rank inside the block: the group is formed anew, the round is repeated.
-
-        Needs `live.group.regroup.start`. Exceptions other than a broken exchange pass through.
-        """
-        generation = self.generation
-        with self._recovery.surviving():
-            yield
-        self._lost_round = self.generation != generation
-
-    def resize(self, ranks: int) -> None:
-        """Continue with this many ranks from the next decision on. Call it on every rank at the same round."""
-        if self._parts.group.membership is None:
-            raise RuntimeError("the group can only change in a job started with equipoise.live.group.regroup.start")
-        self._stepping.resize_to = ranks
-
     def close(self) -> None:
-        """Write buffered records, stop the threads, and let the other ranks finish."""
+        """Write buffered records and stop the threads."""
         self._closed = True
         self._weighting.close()
         for hook in self._rates:
             hook.remove()
-        self._parts.close(finished=self.finished)
+        self._parts.close()
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
@@ -217,53 +154,17 @@ class Runtime(Status):
         """
         if self._closed:
             raise RuntimeError("runtime.state_dict() after runtime.close(): call it before")
-        # A group just formed anew has already saved, with members that will not call this.
-        if self._saved is None or self._parts.meter.in_round:
-            with self._recovery.surviving():
-                self._stepping.settle()
-                if self._saved is None:
-                    return checkpoint.save(self._parts, self._stepping)
-        return dict(self._saved or {})
+        self._stepping.settle()
+        return checkpoint.save(self._parts, self._stepping)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a `state_dict()`, on any number of ranks: every sample of its epoch is trained on once.
 
-        Collective, before the first batch. A member that joins a running job takes the others' state instead.
+        Collective, before the first batch.
         Raises ValueError when the state belongs to other data, RuntimeError when a batch was already drawn.
         """
         if self._stepping.sampler is None:
             self._resumes_from = state
-        elif not self._joined:
-            self._load(state)
+        else:
+            checkpoint.load(self._parts, self._stepping, state)
             self._stepping.begin()
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        """Load the state; again if a rank was lost before any had loaded it, otherwise take the others' state."""
-        while True:
-            generation = self.generation
-            with self._recovery.surviving():
-                checkpoint.load(self._parts, self._stepping, state)
-            if self.generation == generation or self._stepping.round > 0:
-                return
-
-    # -- when the group is formed anew ---------------------------------------------------------------------
-
-    def _leave(self) -> ModelReplica:
-        parts = self._parts
-        parts.agreement.flush(parts.meter)
-        sampler = self._stepping.dealt()
-        return ModelReplica() if self._lags else replica_of(parts.model, sampler, parts.local, parts.group.rank)
-
-    def _agree(self, replica: ModelReplica) -> None:
-        parts, sampler = self._parts, self._stepping.dealt()
-        resync(parts.group, sampler, parts.model, parts.optimizer, parts.local, self.options.state, replica)
-        self._lags = False
-        self._stepping.go_on_from(sampler.trained)
-        parts.meter.clear()
-        parts.lead(again=True)  # the policy's memory is on rank 0
-        self._saved = checkpoint.save(parts, self._stepping)
-
-    def _resumed(self, took_s: float) -> None:
-        self._parts.lead(again=True)
-        if self._parts.agreement.leader is not None:
-            self._parts.agreement.leader.world.restart_s = took_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from equipoise.live.group.recovery import Recovery
 from equipoise.live.parts import Parts
 from equipoise.live.stepping import Stepping
 
@@ -14,7 +13,6 @@ class Status:
 
     _parts: Parts
     _stepping: Stepping
-    _recovery: Recovery
 
     @property
     def device(self) -> torch.device:
@@ -23,12 +21,12 @@ class Status:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the present group."""
+        """This process's rank."""
         return self._parts.group.rank
 
     @property
     def ranks(self) -> int:
-        """Ranks in the present group."""
+        """Ranks of the job."""
         return self._parts.group.ranks
 
     @property
@@ -71,16 +69,6 @@ class Status:
         """Whether the optimiser steps after the running batch, the last of its `passes`."""
         current = self._stepping.sampler and self._stepping.sampler.current()
         return current.ends_step if current else True
-
-    @property
-    def generation(self) -> int:
-        """How often the group was formed anew."""
-        return self._recovery.generation
-
-    @property
-    def finished(self) -> bool:
-        """Whether training ended while this member waited outside of the group."""
-        return self._recovery.finished
 
     @property
     def shares(self) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,13 +17,11 @@ from equipoise.live.train.weighting import contribution_scale
 class Stepping:
     """The rounds of one rank, from the first to the last."""
 
-    def __init__(self, parts: Parts, regroup: Callable[[Sequence[int]], None]) -> None:
-        """`regroup`: forms the group anew, of these members."""
-        self._parts, self._regroup = parts, regroup
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self.sampler: ShareSampler | None = None
         self.round = 0  # rounds trained since the start
         self.first = 0  # of those, the ones before the checkpoint that this run began with
-        self.resize_to: int | None = None
         self._begun_at: int | None = None  # round at which a pending decision was begun
         self._given: Callable[[], list[float]] | None = None  # weights of the running round, being gathered
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
@@ -53,7 +51,7 @@ class Stepping:
             drop_last=options.drop_last,
             seed=options.seed,
         )
-        self.sampler.members, self.sampler.takes_passes = tuple(group.members), options.takes_passes
+        self.sampler.takes_passes = options.takes_passes
         return self.sampler
 
     def current(self) -> Round:
@@ -151,7 +149,7 @@ class Stepping:
         if stepped is None and parts.options.takes_passes:
             stepped = current.ends_step
         stepped, alone = meter.count(current.samples, weights, stepped), local.alone
-        sampler.finish(stepped)
+        sampler.finish()
         exchanges = stepped and (not alone or local.will_exchange(current.last))
         exchanged = exchanges and (not alone or local.will_meet(current.last))
         with meter.exchanging() if exchanges and alone else contextlib.nullcontext():
@@ -168,18 +166,15 @@ class Stepping:
         if met:
             sampler.commit()
             self._decide()
-        elif exchanges:
-            sampler.commit_near()
 
     def _decide(self) -> None:
         """Carry out a decision that is due, and begin the next one if it is time. Collective."""
-        parts, asked = self._parts, self.resize_to is not None
-        if self._begun_at is not None and (asked or self.round - self._begun_at >= parts.options.delay_rounds):
+        parts = self._parts
+        if self._begun_at is not None and self.round - self._begun_at >= parts.options.delay_rounds:
             self._carry_out_begun()
-        asked = self.resize_to is not None
-        if self._begun_at is None and (asked or parts.meter.rounds >= self.decide_after()):
-            at_once, change = asked or not parts.options.delay_rounds, None
-            with parts.recorder.holding():  # not longer: the leader of the next group reads the last decision
+        if self._begun_at is None and parts.meter.rounds >= self.decide_after():
+            change = None
+            with parts.recorder.holding():
                 parts.agreement.report(
                     parts.meter,
                     self.dealt(),
@@ -190,7 +185,7 @@ class Stepping:
                     trained=self.round,
                 )
                 self._begun_at = self.round
-                if at_once:
+                if not parts.options.delay_rounds:
                     change = self._agreed()
             if change is not None:
                 self.carry_out(change)
@@ -203,8 +198,8 @@ class Stepping:
     def _agreed(self) -> RoundChange | None:
         """The decision, once it is due. Collective."""
         later = self.round != self._begun_at
-        change = self._parts.agreement.change(self.dealt(), self.resize_to, later=later)
-        self._begun_at = self.resize_to = None
+        change = self._parts.agreement.change(self.dealt(), later=later)
+        self._begun_at = None
         return change
 
     def _carry_out_begun(self) -> None:
@@ -221,15 +216,8 @@ class Stepping:
             self._carry_out_begun()
             self.begin()
 
-    def go_on_from(self, trained: int) -> None:
-        """Resume after `trained` rounds in a new group; a pending decision is dropped."""
-        self.round, self._begun_at = trained, None
-
     def carry_out(self, change: RoundChange) -> None:
         """Do what all ranks agreed on."""
-        if change.members is not None:
-            self._regroup(change.members)
-            return
         dealt = (change.shares, change.order, change.accumulation, change.learning_rate)
         if change.moves or any(part is not None for part in dealt):
             self.dealt().schedule(change)

@@ -53,7 +53,7 @@ def _check_mesh(name: str, parameter: Any) -> None:
         )
 
 
-def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> Options:
+def check_exchange(wrapper: Replicated, options: Options) -> Options:
     """The options, without levers that this wrapper does not support.
 
     Raises ValueError if one of them was requested explicitly.
@@ -61,11 +61,6 @@ def check_exchange(wrapper: Replicated, options: Options, *, regroups: bool) -> 
     kind = "fully_shard" if wrapper.sharded else "static_graph=True" if wrapper.model.static_graph else None
     if kind is None:
         return options
-    if regroups and wrapper.sharded:
-        raise ValueError(
-            "model: fully_shard is not allowed in a job that may lose ranks, since each holds a part of the model; "
-            "needed: DistributedDataParallel, or init_process_group and checkpoints"
-        )
     if options.mode == "act" and options.local_steps:
         raise ValueError(
             f"drift: {options.drift} is not allowed with {kind}, which exchanges gradients in each step; leave it out"

@@ -6,7 +6,6 @@ import math
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,29 +32,16 @@ class Agreement:
     def __init__(
         self, options: Options, policy: Policy | None, group: Group, recorder: Recorder, device: torch.device
     ) -> None:
-        self._options, self._policy, self._group, self._recorder = options, policy, group, recorder
+        self._group, self._recorder = group, recorder
         self._device = device
-        self.leader: Leader | None = None  # on rank 0
+        leads = group.rank == 0
+        self.leader = Leader(options, policy, recorder, group.places) if leads else None  # on rank 0
         self.plane: DataPlane | None = None  # where the data lies in files
         self.devices: DeviceSampler | None = None
         if options.nvml and device.type == "cuda":
             self.devices = DeviceSampler.for_cuda(
                 device.index or 0, lambda problem: recorder.event("nvml", problem=problem)
             )
-
-    def lead(self, *, again: bool) -> None:
-        """Become or stop being the deciding rank; `again`: another rank led the run before."""
-        if self._group.rank != 0:
-            self._stop_leading()
-        elif self.leader is None:
-            resizable = self._group.membership is not None
-            self.leader = Leader(self._options, self._policy, self._recorder, self._group.places, resizable=resizable)
-            if again:
-                self.leader.restore()
-        if self.leader is not None:
-            if self.leader.world.data is None and self.plane is not None:
-                self.leader.world.data = DataView(self.plane.data.shards)
-            self.leader.set_members(self._group.places, self._group.parked)
 
     def move_data(self, data: ShardDataset, sampler: ShareSampler) -> None:
         """Fetch the shards of `data` in the order of `sampler`, and show them to the policy. Raises ValueError."""
@@ -94,15 +80,14 @@ class Agreement:
                 self.leader.show(trained)
             sampler.refused.clear()
 
-    def change(self, sampler: ShareSampler, resize_to: int | None, *, later: bool) -> RoundChange | None:
+    def change(self, sampler: ShareSampler, *, later: bool) -> RoundChange | None:
         """The change decided on rank 0; None for none. `later`: rounds were drawn since the report. Collective."""
         with self._recorder.holding():
             drawn = self._group.control.collect(np.array([float(sampler.drawn)])) if later else None
             payload = None
             if self.leader is not None:
                 known = self.leader.world.telemetry.first_free_round
-                change = self.leader.answer(known if drawn is None else drawn.max())
-                payload = _encoded(self._with_members(change, resize_to))
+                payload = _encoded(self.leader.answer(known if drawn is None else drawn.max()))
             agreed = self._group.control.broadcast(payload)
         return RoundChange.from_json(agreed.decode()) if agreed else None
 
@@ -111,10 +96,6 @@ class Agreement:
         known = {name: value for name, value in device.items() if not math.isnan(value)}
         preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         self._recorder.event("device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known)
-
-    def _with_members(self, change: RoundChange, resize_to: int | None) -> RoundChange:
-        members = self._group.wanted(change.members, resize_to)
-        return replace(change, members=None) if members is None else RoundChange(change.round, members=members)
 
     def flush(self, meter: RoundMeter) -> None:
         """Record the rounds since the last decision."""
@@ -128,9 +109,6 @@ class Agreement:
             self.devices.close()
         if self.plane is not None:
             self.plane.close()
-        self._stop_leading()
-
-    def _stop_leading(self) -> None:
         if self.leader is not None:
             self.leader.close()
         self.leader = None

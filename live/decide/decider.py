@@ -143,7 +143,3 @@ class Decider:
             self._skip = min(2**self.failures - 1, _MOST_SKIPPED)
             return DecisionAnswer(problem=str(problem))
         return DecisionAnswer(decision, refused=tuple(refused))
-
-    def forget(self) -> None:
-        """Discard the pending decision, since the world has changed."""
-        self._begun = None

@@ -19,7 +19,7 @@ from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.decision_overhead import DecisionOverhead
 from equipoise.live.decide.metrics import MlflowCopy, families
 from equipoise.live.decide.slow_ranks import SlowRanks
-from equipoise.live.decide.telemetry import Recorder, last_decision
+from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.decide.window import Telemetry, joined, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import RankPlace
@@ -84,16 +84,10 @@ class Leader:
     """Owns the live world, the policy and its journal. Exists on rank 0 only."""
 
     def __init__(
-        self,
-        options: Options,
-        policy: Policy | None,
-        recorder: Recorder,
-        places: Sequence[RankPlace],
-        *,
-        resizable: bool,
+        self, options: Options, policy: Policy | None, recorder: Recorder, places: Sequence[RankPlace]
     ) -> None:
         self.options, self.recorder = options, recorder
-        self.world = LiveWorld(options, places, resizable=resizable)
+        self.world = LiveWorld(options, places)
         self.decisions = self.failures = 0
         self._trained = 0  # rounds at the last of these
         self.points = 0  # moments at which the policy was due to decide
@@ -111,22 +105,6 @@ class Leader:
         self._open_sinks()
         self._norm: Floats = np.full(len(places), math.nan)
         self.decider = Decider(policy, options.decision_budget_s) if policy is not None else None
-
-    def restore(self) -> None:
-        """Restore the policy's memory from the journal of the former rank 0, if it can be read."""
-        folder = self.recorder.folder
-        last = last_decision(folder) if folder is not None and self.decider is not None else None
-        if last is None:
-            self.recorder.event("policy-memory-lost")
-            return
-        assert self.decider is not None
-        self.decider.memory = last.memory
-        self.world.continue_from(last.observation.time_s)
-        drift = float(last.observation.jobs.drift[0])
-        if self.options.drift == "measured" and drift != self._drift.assumed:
-            self._drift.parts = (drift, 1.0)
-            self.world.drift = drift
-        self.recorder.event("policy-memory-restored", time_s=last.observation.time_s)
 
     def state(self) -> dict[str, Any]:
         """The learnt state, for a checkpoint."""
@@ -156,15 +134,6 @@ class Leader:
             self.decider.memory = memory
         else:
             self.recorder.event("policy-memory-lost")
-
-    def set_members(self, active: Sequence[RankPlace], parked: Sequence[RankPlace]) -> None:
-        """Take in a new group; requests of the last plan are dropped."""
-        self.world.change = RoundChange(0)
-        self.world.set_members(active, parked)
-        if self.decider is not None:
-            self.decider.forget()
-        self._norm = np.full(len(active), math.nan)
-        self._slow, self._growth, self._passes = SlowRanks(), Growth(), 1
 
     def warm_up(self, shares: Ints, deal: EpochSplit | None) -> None:
         """Let the policy compile on made-up measurements before the first round."""
@@ -243,8 +212,7 @@ class Leader:
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1
         for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, self._growth.law):
-            member = world.active[rank].member
-            self._warn(f"rank {rank} (member {member}) is slow: {cause} ({evidence})")
+            self._warn(f"rank {rank} is slow: {cause} ({evidence})")
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
             self.decider.begin(world)

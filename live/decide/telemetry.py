@@ -28,7 +28,7 @@ from equipoise.base.json_values import plain
 from equipoise.live.train.rounds import COLUMNS, RoundInfo
 from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.observation import Floats
-from equipoise.policies.record.journal import JournalError, append, read
+from equipoise.policies.record.journal import append
 
 _Work = tuple[Callable[[], object], int]  # the action, and the lines lost if it fails
 
@@ -166,16 +166,3 @@ def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
         **({"paused": True} if info.paused else {}),
     }
     return {**head, **dict(zip(COLUMNS, values, strict=True))}
-
-
-def last_decision(folder: Path) -> Decision | None:
-    """The latest decision in all journals of a run; None if there is none that can be read."""
-    latest: Decision | None = None
-    for path in sorted(folder.glob("decisions-*.jsonl")):
-        try:
-            for entry in read(path):
-                if latest is None or entry.decision.observation.time_s > latest.observation.time_s:
-                    latest = entry.decision
-        except (JournalError, OSError):
-            continue  # another member's journal may be damaged or incomplete
-    return latest

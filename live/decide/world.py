@@ -39,13 +39,11 @@ UNBOUNDED = 2**62
 
 
 class LiveWorld:
-    """Rank 0's view of the job. Rows of workers are in the order of member ids, which are permanent."""
+    """Rank 0's view of the job. Rows of workers are ranks."""
 
-    def __init__(
-        self, options: Options, active: Sequence[RankPlace], parked: Sequence[RankPlace] = (), *, resizable: bool = True
-    ) -> None:
-        """`resizable`: the group of ranks can change in this job."""
-        self.options, self.resizable = options, resizable
+    def __init__(self, options: Options, places: Sequence[RankPlace]) -> None:
+        """`places` by rank."""
+        self.options, self.active = options, list(places)
         self.refused: list[Refusal] = []  # since the last observation, from earlier plans
         self.started_s = time.perf_counter()
         self.samples_done = 0
@@ -60,7 +58,6 @@ class LiveWorld:
             1.0,
             math.nan,
         )  # part of the drift left by intra-node exchanges; seconds of one
-        self.restart_s = math.nan
         self.drift = options.assumed_drift
         self.deal: EpochSplit | None = None
         self.data: DataView | None = None  # if the data lies in files
@@ -71,21 +68,12 @@ class LiveWorld:
         self._last_s = 0.0
         self._pieces: list[int] = []  # ids of the shards last observed
         self._exchange_s = self._exchange_alone_s = math.nan
-        self.set_members(active, parked)
-
-    def set_members(self, active: Sequence[RankPlace], parked: Sequence[RankPlace] = ()) -> None:
-        """Members by rank, and members that wait outside the group."""
-        self.active, self.parked = list(active), list(parked)
-        members = [place.member for place in active]
-        self._rank_of_row = np.argsort(np.array(members), kind="stable").astype(np.int64)
-        self.shares_of_gpu: Floats = np.array([place.share for place in active], dtype=np.float64)
-        self.telemetry = Telemetry.unknown(len(active))
-        everyone = sorted([*active, *parked], key=lambda place: place.member)
-        self._hosts = list(dict.fromkeys(place.host for place in everyone))
-        devices = dict.fromkeys((place.host, place.device) for place in everyone)
+        self.shares_of_gpu: Floats = np.array([place.share for place in self.active], dtype=np.float64)
+        self.telemetry = Telemetry.unknown(len(places))
+        self._hosts = list(dict.fromkeys(place.host for place in places))
+        devices = dict.fromkeys((place.host, place.device) for place in places)
         self._devices = sorted(devices, key=lambda key: (self._hosts.index(key[0]), list(devices).index(key)))
-        self._models = list(dict.fromkeys(place.model for place in everyone))
-        self._everyone = everyone
+        self._models = list(dict.fromkeys(place.model for place in places))
 
     def set_near(self, near: Near | None, exchange_s: float) -> None:
         """Set the intra-node groups of the present group, and the measured time of an intra-node exchange."""
@@ -144,7 +132,7 @@ class LiveWorld:
         held: dict[int, list[float]] = {}
         for rank, place in enumerate(self.active):
             held.setdefault(self._device_row(place), []).append(float(self.shares_of_gpu[rank]))
-        first = {row: place for place in reversed(self._everyone) for row in [self._device_row(place)]}
+        first = {row: place for place in reversed(self.active) for row in [self._device_row(place)]}
         rows = range(len(self._devices))
         shared = {row: len(parts) > 1 or parts[0] < 1.0 for row, parts in held.items()}
         columns: dict[str, Any] = {
@@ -165,7 +153,7 @@ class LiveWorld:
     def _nodes(self, gpus: Gpus) -> Nodes:
         count = np.bincount(gpus.node, minlength=len(self._hosts))
         free = np.bincount(gpus.node[gpus.job == -1], minlength=len(self._hosts))
-        cores = [max(p.cores for p in self._everyone if p.host == host) for host in self._hosts]
+        cores = [max(p.cores for p in self.active if p.host == host) for host in self._hosts]
         if self.data is not None:  # add its stores
             none = np.zeros(self.data.stores, dtype=np.int64)
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
@@ -184,7 +172,7 @@ class LiveWorld:
             mine = [rate[k] for k, place in enumerate(self.active) if place.host == host and whole[k]]
             if mine:
                 self._speed[host] = float(np.mean(mine))
-        model = {place.host: place.model for place in reversed(self._everyone)}
+        model = {place.host: place.model for place in reversed(self.active)}
         for kind in self._models:
             alike = [host for host in self._hosts if host in self._speed and model[host] == kind]
             if len(alike) > 1:
@@ -232,29 +220,28 @@ class LiveWorld:
         return columns
 
     def _workers(self, measured: Mapping[str, Floats]) -> Workers:
-        seen, by = self.telemetry, self._rank_of_row
+        seen, ranks = self.telemetry, len(self.active)
         window = seen.window
-        owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(len(by), math.nan)
-        limit, endless = self._limit(), np.full(len(by), UNBOUNDED, dtype=np.int64)
+        owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(ranks, math.nan)
+        limit, endless = self._limit(), np.full(ranks, UNBOUNDED, dtype=np.int64)
         most, each = (endless, limit) if self.options.takes_passes else (limit, endless)
         most = self._at_hand(measured, most)
-        places = [self.active[rank] for rank in by]
         return Workers.of(
-            job=np.zeros(len(by), dtype=np.int64),
-            index=[place.member for place in places],
-            gpu=[self._device_row(place) for place in places],
-            node=[self._hosts.index(place.host) for place in places],
-            gpu_share=self.shares_of_gpu[by],
-            samples_per_step=self.shares[by],
-            samples_max=most[by],
-            samples_per_pass=each[by],
-            samples_owned=owned[by],
-            fixed_s=np.nan_to_num(window.fixed_s)[by],
-            wait_s=window.wait_s[by],
-            input_stall_s=window.stall_s[by],
-            gradient_norm=seen.gradient_norm[by],
-            memory_free_bytes=seen.memory_free_bytes[by],
-            **{name: values[by] for name, values in measured.items()},
+            job=np.zeros(ranks, dtype=np.int64),
+            index=[place.member for place in self.active],
+            gpu=[self._device_row(place) for place in self.active],
+            node=[self._hosts.index(place.host) for place in self.active],
+            gpu_share=self.shares_of_gpu,
+            samples_per_step=self.shares,
+            samples_max=most,
+            samples_per_pass=each,
+            samples_owned=owned,
+            fixed_s=np.nan_to_num(window.fixed_s),
+            wait_s=window.wait_s,
+            input_stall_s=window.stall_s,
+            gradient_norm=seen.gradient_norm,
+            memory_free_bytes=seen.memory_free_bytes,
+            **measured,
         )
 
     def _speeds(self, gpus: Gpus) -> Speeds:
@@ -315,7 +302,7 @@ class LiveWorld:
 
     def _jobs(self, now: float) -> Jobs:
         options, window = self.options, self.telemetry.window
-        members, bounds = len(self.active), options.bounds
+        members = len(self.active)
         reference = options.batch_reference or options.global_batch
         target = options.samples_target or 0
         left = max(0, target - self.samples_done) if target else self._left_of_epoch()
@@ -336,8 +323,8 @@ class LiveWorld:
             state=[int(JobState.RUNNING)],
             gpus_requested=[members],
             gpus_held=[members],
-            workers_min=[bounds.workers_min or members],
-            workers_max=[max(bounds.workers_max or members, members)],
+            workers_min=[members],
+            workers_max=[members],
             global_batch=[self.batch],
             batch_max=[options.batch_max or 0],
             batch_reference=[reference],
@@ -365,7 +352,7 @@ class LiveWorld:
             attained_gpu_s=[self.gpu_s],
             queued_since_s=[0.0],
             started_s=[0.0],
-            restart_s=[0.0 if math.isnan(self.restart_s) else self.restart_s],
+            restart_s=[0.0],
         )
 
     def _left_of_epoch(self) -> int:
@@ -382,7 +369,7 @@ class LiveWorld:
             if data is not None and self.telemetry.window.rounds:
                 pace = measured["step_s"] * self.telemetry.window.rounds / self.telemetry.window.samples
         rows: list[tuple[Any, ...]] = []
-        for row, rank in enumerate(self._rank_of_row.tolist()):
+        for rank in range(len(self.active)):
             ahead, node, each_s = 0, self._hosts.index(self.active[rank].host), float(pace[rank])
             for piece in queues[rank]:
                 started, local, size = self.deal.begun(piece), True, piece.left * self.options.sample_bytes
@@ -393,7 +380,7 @@ class LiveWorld:
                     )
                     node, size = len(self._hosts) + int(data.store[piece.shard]), data.left_bytes(rank, piece)
                 needed_s = ahead * each_s if ahead else 0.0
-                rows.append((piece.id, row, node, piece.left, size, started, local, needed_s))
+                rows.append((piece.id, rank, node, piece.left, size, started, local, needed_s))
                 ahead += piece.left
         self._pieces = [row[0] for row in rows]
         columns = zip(*rows, strict=True) if rows else [()] * 8
@@ -423,7 +410,7 @@ class LiveWorld:
             refused.append(Refusal("suspect", f"a live job cannot replace a GPU; check that of row {rows}"))
         if plan.moves is not None and self._allowed("moves", refused):
             pairs = zip(plan.moves.shard.tolist(), plan.moves.worker.tolist(), strict=True)
-            moves = tuple((pieces[shard], int(self._rank_of_row[worker])) for shard, worker in pairs)
+            moves = tuple((pieces[shard], worker) for shard, worker in pairs)
             self.change = replace(self.change, moves=moves)
         if plan.fetch_order is not None and self._allowed("order", refused):
             self.change = replace(self.change, order=tuple(pieces[k] for k in plan.fetch_order.tolist()))
@@ -449,18 +436,12 @@ class LiveWorld:
             return True
         return False
 
-    def _by_rank(self, by_row: Sequence[Any]) -> list[Any]:
-        values: list[Any] = [None] * len(self._rank_of_row)
-        for row, rank in enumerate(self._rank_of_row.tolist()):
-            values[rank] = by_row[row]
-        return values
-
     def _apply_samples(self, samples: Ints, refused: list[Refusal]) -> None:
         least = self.options.bounds.samples_min
         if (samples < least).any():
             refused.append(Refusal("samples", f"{int(samples.min())} is under the bound of {least}"))
         elif self._allowed("samples", refused):
-            self.change = replace(self.change, shares=tuple(self._by_rank(samples.tolist())))
+            self.change = replace(self.change, shares=tuple(samples.tolist()))
 
     def _apply_batch(self, plan: Plan, samples: Ints | None, refused: list[Refusal]) -> None:
         """Apply a new global batch and its rate, split in the planned proportions, otherwise in the present ones."""
@@ -470,14 +451,14 @@ class LiveWorld:
             if rate != self.rate and self._allowed("batch", refused):
                 self.change = replace(self.change, learning_rate=rate)
             return
-        dealt = self.shares[self._rank_of_row] if samples is None else samples
+        dealt = self.shares if samples is None else samples
         shares = deal(batch, dealt, self.options.micro_batch)
-        least, limit = self.options.bounds.samples_min, self._limit()[self._rank_of_row]
+        least, limit = self.options.bounds.samples_min, self._limit()
         over = (shares > limit).any() and not self.options.takes_passes
         if over or (shares < least).any():
             refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than allowed"))
         elif self._allowed("batch", refused):
-            by_rank = tuple(self._by_rank(shares.tolist()))
+            by_rank = tuple(shares.tolist())
             changed = None if rate == self.rate else rate
             self.change = replace(self.change, shares=by_rank, global_batch=batch, learning_rate=changed)
 
@@ -516,18 +497,12 @@ class LiveWorld:
         if (share < least).any():
             refused.append(Refusal("share", f"{float(share.min()):.4g} is under the bound of {least}"))
         elif self._allowed("share", refused):
-            self.change = replace(self.change, gpu_share=tuple(self._by_rank(share.tolist())))
+            self.change = replace(self.change, gpu_share=tuple(share.tolist()))
 
     def _apply_allocation(self, allocation: Allocation, refused: list[Refusal]) -> None:
         held = sorted({self._device_row(place) for place in self.active})
         wanted = sorted(allocation.gpus_of(0).tolist()) if len(allocation.job) else held
-        if wanted == held or not self._allowed("resize", refused):
-            return
-        if not self.resizable:
-            refused.append(Refusal("resize", "the job was not started as resizable"))
-            return
-        members = tuple(p.member for p in self._everyone if self._device_row(p) in wanted)
-        if not members:
-            refused.append(Refusal("resize", "a training job cannot be stopped by its own policy"))
-        else:
-            self.change = replace(self.change, members=members)
+        if wanted != held:
+            refused.append(
+                Refusal("resize", "ranks stay as started; restart the job on other GPUs, from its checkpoint")
+            )

@@ -11,18 +11,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from equipoise.live.group.regroup import set_timeout
 from equipoise.policies.observation import Floats
 
 
 class Control:
     """A separate process group on the host network, so that it never waits behind gradients."""
 
-    def __init__(self, timeout_s: float, connect_timeout: datetime.timedelta | None = None) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self.rank, self.ranks = int(dist.get_rank()), int(dist.get_world_size())
-        timeout = connect_timeout or datetime.timedelta(seconds=timeout_s)
+        timeout = datetime.timedelta(seconds=timeout_s)
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=timeout)
-        set_timeout(timeout_s, self._group)
 
     def close(self) -> None:
         """Release the group."""

@@ -18,7 +18,6 @@ class RoundChange:
     interval: int | None = None  # local steps per exchange
     gpu_share: tuple[float, ...] | None = None  # per rank
     power_cap_w: tuple[float, ...] | None = None  # of each rank's GPU
-    members: tuple[int, ...] | None = None  # member ids of the new world
     global_batch: int | None = None  # samples per round over all ranks; never without shares
     far_every: int | None = None  # exchanges per exchange of all ranks; the others are intra-node
     learning_rate: float | None = None  # factor on the script's own, with the batch
@@ -36,7 +35,7 @@ class RoundChange:
     def from_json(cls, text: str) -> RoundChange:
         """The inverse of `to_json`."""
         raw = json.loads(text)
-        for key in ("shares", "order", "gpu_share", "power_cap_w", "members"):
+        for key in ("shares", "order", "gpu_share", "power_cap_w"):
             raw[key] = None if raw[key] is None else tuple(raw[key])
         raw["moves"] = tuple((int(piece), int(rank)) for piece, rank in raw["moves"])
         return cls(**raw)

@@ -6,7 +6,6 @@ inputs, applied at equal rounds, give equal splits. The rules are those of `poli
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Self
@@ -211,40 +210,23 @@ class EpochSplit:
 
     # -- as plain data -------------------------------------------------------------------------------------
 
-    def to_data(self, *, order: bool = True) -> dict[str, Any]:
-        """The split as plain data; `order` False: without the epoch's order, which the reader knows."""
-        packed = base64.b64encode(self.order.astype("<i8").tobytes()).decode() if order else None
+    def to_data(self) -> dict[str, Any]:
+        """The split as plain data, without the epoch's order, which the reader knows."""
         queues = [[astuple(piece) for piece in queue] for queue in self.queues()]
-        return {"order": packed, "queues": queues, "next_id": self.next_id, "begun": sorted(self._begun)}
+        return {"queues": queues, "next_id": self.next_id, "begun": sorted(self._begun)}
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any], order: Ints | None = None) -> Self:
-        """The inverse of `to_data`; `order` if the data lacks it."""
-        if data["order"] is not None:
-            order = np.frombuffer(base64.b64decode(data["order"]), dtype="<i8").astype(np.int64)
-        assert order is not None
+    def from_data(cls, data: Mapping[str, Any], order: Ints) -> Self:
+        """The inverse of `to_data`."""
         queues = [[LivePiece(*piece) for piece in queue] for queue in data["queues"]]
         return cls(order, queues, data["next_id"], frozenset(data["begun"]))
 
-    # -- after a regroup -----------------------------------------------------------------------------------
-
-    def without(self, trained: Ints, workers: int) -> EpochSplit:
-        """The rest of the epoch for `workers` new workers: unread samples, without those in `trained`.
-
-        `trained` are dataset indices. Unstarted pieces stay whole.
-        """
-        gone = np.zeros(int(self.order.max(initial=-1)) + 1, dtype=bool)
-        gone[trained[trained < len(gone)]] = True
-        orders, queues = [self.order[:0]], [[] for _ in range(workers)]  # type: ignore[var-annotated]
-        held, at, next_id = np.zeros(workers, dtype=np.int64), 0, self.next_id
-        pieces = sorted((p for queue in self.queues() for p in queue), key=lambda p: p.begin)
-        for piece in pieces:
-            indices = self.order[piece.begin : piece.end]
-            rest = indices[~gone[indices]]
-            if len(rest):
-                owner = int(np.argmin(held))
-                queues[owner].append(LivePiece(next_id, piece.shard, at, at + len(rest)))
-                orders.append(rest)
-                held[owner] += len(rest)
-                at, next_id = at + len(rest), next_id + 1
-        return EpochSplit(np.concatenate(orders), queues, next_id)
+    def for_workers(self, workers: int) -> EpochSplit:
+        """The unread rest of the epoch, split among another number of workers; unstarted pieces stay whole."""
+        queues: list[list[LivePiece]] = [[] for _ in range(workers)]
+        held = np.zeros(workers, dtype=np.int64)
+        for piece in sorted((p for queue in self.queues() for p in queue), key=lambda p: p.begin):
+            owner = int(np.argmin(held))
+            queues[owner].append(piece)
+            held[owner] += piece.left
+        return EpochSplit(self.order, queues, self.next_id)

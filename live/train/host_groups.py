@@ -29,10 +29,6 @@ class Near:
             if group[rank] == k:
                 self.own: dist.ProcessGroup | None = made
 
-    def close(self) -> None:
-        """Release the communication."""
-        self.own = None
-
     def peers(self, rank: int) -> list[int]:
         """The ranks of a rank's group, including itself."""
         return [r for r, g in enumerate(self.group) if g == self.group[rank]]

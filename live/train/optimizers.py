@@ -30,15 +30,6 @@ class Optimizers:
         """The state of all optimisers by parameter."""
         return {parameter: kept for optimizer in self.all for parameter, kept in optimizer.state.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state dicts by position."""
-        return {str(k): optimizer.state_dict() for k, optimizer in enumerate(self.all)}
-
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        for k, optimizer in enumerate(self.all):
-            optimizer.load_state_dict(states[str(k)])
-
     def on_state_dict(self, call: Callable[[], None]) -> list[Any]:
         """Register a call for whenever a state dict is taken."""
         return [optimizer.register_state_dict_pre_hook(lambda _: call()) for optimizer in self.all]
@@ -88,15 +79,14 @@ _DIVIDE_BY_A_ROOT = ("adam", "adagrad", "adadelta", "adafactor", "rmsprop", "lam
 """Parts of the names of optimizers that divide by the root of a mean of squared gradients (Malladi et al. 2022)."""
 
 
-def optimizers_of(given: Any, options: Options, *, regroups: bool) -> Optimizers:
+def optimizers_of(given: Any, options: Options) -> Optimizers:
     """The optimisers given as one or a sequence; none with which replicas would diverge.
 
-    `regroups`: the group may be formed anew in this job. Raises TypeError for objects that are no optimiser, ValueError
-    for one that is not allowed.
+    Raises TypeError for objects that are no optimiser, ValueError for one that is not allowed.
     """
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     for optimizer in found or (given,):
-        _check(optimizer, options, regroups=regroups)
+        _check(optimizer, options)
     owners: dict[int, int] = {}
     for place, optimizer in enumerate(found):
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -105,7 +95,7 @@ def optimizers_of(given: Any, options: Options, *, regroups: bool) -> Optimizers
     return Optimizers(found)
 
 
-def _check(optimizer: Any, options: Options, *, regroups: bool) -> None:
+def _check(optimizer: Any, options: Options) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer: a {name} is not allowed; needed: one torch.optim.Optimizer or a list of them")
@@ -117,17 +107,11 @@ def _check(optimizer: Any, options: Options, *, regroups: bool) -> None:
         )
     if "PostLocalSGDOptimizer" in kinds:
         raise ValueError(f"optimizer: {name} is not allowed, it averages replicas itself; pass the wrapped one")
-    if "ZeroRedundancyOptimizer" in kinds:
-        _check_sharded(name, options, regroups)
-
-
-def _check_sharded(name: str, options: Options, regroups: bool) -> None:
-    levers = sorted({"interval", "resize"} & options.allow) if options.mode == "act" else []
-    problem = f"optimizer: {name} is not allowed, its state is sharded over ranks"
-    if regroups:
-        raise ValueError(f"{problem}; needed: one with full state in a job that may lose ranks")
-    if levers:
-        raise ValueError(f"{problem}; needed: one with full state, or an `allow` without {', '.join(levers)}")
+    if "ZeroRedundancyOptimizer" in kinds and options.mode == "act" and "interval" in options.allow:
+        raise ValueError(
+            f"optimizer: {name} is not allowed, its state is sharded over ranks; needed: one with full state, or an "
+            "`allow` without interval"
+        )
 
 
 def check_parameters(wrapper: Replicated, leaves: Mapping[str, Any], optimizers: Optimizers, options: Options) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,13 +107,10 @@ class ShareSampler:
         self.rate = 1.0  # factor on the script's learning rate
         self._passes: deque[Ints] = deque()  # of the step being drawn, what every rank takes in those to come
         self._of_step: tuple[int, tuple[int, ...]] = (1, ())  # passes of that step, and samples of every rank
-        self.members: tuple[int, ...] = tuple(range(ranks))  # whose shares these are
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
-        self.stepped = 0  # of those, the ones that an optimiser step followed
         self.boundary = 0  # of those, the ones whose result all ranks share
-        self.near_boundary = 0  # of those, the ones whose result near ranks share; behind the other, never before
         self.refused: list[str] = []  # moves that came too late
         self._next_id = 0
         self._begun_at = 0  # rounds trained when the running epoch began
@@ -124,7 +121,6 @@ class ShareSampler:
         self._stand_in = -1  # the last sample that was drawn, if any
         self.before_draw: Callable[[], None] | None = None  # called once
         self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
-        self._is_whole = True  # the running epoch's order is the one that its number says
         self.set_world(rank, ranks)
         self.deal: EpochSplit | None = None
 
@@ -171,7 +167,7 @@ class ShareSampler:
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch, as after a checkpoint; call it on every rank.
 
-        Without it epochs count up from 0. An epoch that was begun before a regroup is finished first.
+        Without it epochs count up from 0. An epoch that a checkpoint left unfinished is finished first.
         """
         if not self._resume:
             self.epoch = epoch - 1
@@ -187,7 +183,7 @@ class ShareSampler:
         self._passes.clear()
         self._forget_rounds(self.trained)
         self.deal = self.whole_deal(epoch)
-        self._next_id, self._is_whole = self.deal.next_id, True
+        self._next_id = self.deal.next_id
         self.watch()
 
     def _sequence(self, epoch: int) -> Ints:
@@ -204,8 +200,8 @@ class ShareSampler:
         )
 
     def deal_of(self, data: Mapping[str, Any], epoch: int) -> EpochSplit:
-        """The split of an epoch from plain data, from a checkpoint or another rank."""
-        return EpochSplit.from_data(data, self._order(epoch) if data["order"] is None else None)
+        """The split of an epoch from a checkpoint's plain data."""
+        return EpochSplit.from_data(data, self._order(epoch))
 
     def _order(self, epoch: int) -> Ints:
         """The order of the samples in an epoch; where they lie in files, file by file."""
@@ -312,11 +308,9 @@ class ShareSampler:
                 return drawn
         return None
 
-    def finish(self, stepped: bool) -> None:
-        """The current round is trained on; `stepped`: the optimiser has made its step."""
+    def finish(self) -> None:
+        """The current round is trained on."""
         self.trained += 1
-        if stepped:
-            self.stepped = self.trained
         self.watch()
 
     def to_read(self) -> list[Ints]:
@@ -325,30 +319,9 @@ class ShareSampler:
 
     def commit(self) -> None:
         """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
-        self.boundary = self.near_boundary = self.trained
+        self.boundary = self.trained
         while self._rounds and self._rounds[0].number < self.trained:
             self._before.pop(self._rounds.popleft().number, None)
-
-    def commit_near(self) -> None:
-        """All rounds trained on so far are in the state of every near rank."""
-        self.near_boundary = self.trained
-
-    # -- after a regroup -----------------------------------------------------------------------------------
-
-    def trained_since(self, boundary: int) -> Ints:
-        """Dataset indices in this rank's optimiser steps in rounds from `boundary` on."""
-        mine = [r.indices for r in self._rounds if boundary <= r.number < self.stepped]
-        return np.concatenate(mine) if mine else np.empty(0, dtype=np.int64)
-
-    def trained_near(self, ranks: Sequence[int]) -> Ints:
-        """Dataset indices that these ranks trained on between the boundary of all ranks and the intra-node one."""
-        rounds = [r for r in self._rounds if self.boundary <= r.number < self.near_boundary]
-        found = [
-            self._before[r.number][1].copy().draw(np.array(r.samples, dtype=np.int64), rank)
-            for r in rounds
-            for rank in ranks
-        ]
-        return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
     def rest_at(self, boundary: int) -> tuple[int, EpochSplit] | None:
         """Epoch and split before round `boundary` was drawn; None before the first epoch."""
@@ -360,9 +333,8 @@ class ShareSampler:
     def resume(self, epoch: int, deal: EpochSplit | None, rounds: int) -> None:
         """Resume with split `deal` at round `rounds`; the next iteration continues the epoch."""
         self._forget_rounds(0)
-        self._is_whole = False
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
-        self.trained = self.stepped = self.boundary = self.near_boundary = rounds
+        self.trained = self.boundary = rounds
         self._passes.clear()
         self._largest[:] = 0
         self._resume = deal is not None and deal.left >= self._least
@@ -380,7 +352,7 @@ class ShareSampler:
             "ranks": self.ranks,
             "round": self.boundary,
             "epoch": epoch,
-            "deal": None if deal is None else deal.to_data(order=not self._is_whole),
+            "deal": None if deal is None else deal.to_data(),
             "shares": self.planned_shares().tolist(),
             "global_batch": self.planned_batch(),
             "given_batch": self._given_batch,
@@ -410,12 +382,10 @@ class ShareSampler:
         self.accumulation = state.get("accumulation", 1) if self.takes_passes else 1
         deal = state["deal"]
         if deal is not None:
-            whole = deal["order"] is None
             deal = self.deal_of(deal, state["epoch"])
             if state["ranks"] != self.ranks:
-                whole, deal = False, deal.without(np.empty(0, dtype=np.int64), self.ranks)
+                deal = deal.for_workers(self.ranks)
         self.resume(state["epoch"], deal, state["round"])
-        self._is_whole = deal is None or whole
         if state["ranks"] == self.ranks:
             if state["global_batch"] == self.global_batch:
                 self.shares = np.array(state["shares"], dtype=np.int64)

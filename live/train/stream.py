@@ -2,7 +2,7 @@
 
 A round takes the next positions of the stream, cut among the ranks by their shares. How long a stream is shows
 at its end only: each rank reads one global batch ahead, so that all see the end at the same round, without a
-message. After a regroup, or from a checkpoint, the stream is read again up to where its epoch stood.
+message. From a checkpoint the stream is read again up to where its epoch stood.
 """
 
 from __future__ import annotations
@@ -67,25 +67,20 @@ class Reader:
 
 
 class StreamSplit(EpochSplit):
-    """The rest of an epoch of a stream: positions from `at` on, but for those that were trained on already."""
+    """The rest of an epoch of a stream: positions from `at` on."""
 
-    def __init__(
-        self, reader: Reader, workers: int, length: int, batch: int, at: int = 0, gone: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, reader: Reader, workers: int, length: int, batch: int, at: int = 0) -> None:
         """`length`: samples that the stream says it has; `batch`: samples of a round."""
         super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 0)
         self._reader, self._length, self._batch, self.at = reader, length, batch, at
-        self._gone = {int(position) for position in gone}  # trained on, from `at` on
         self._first = at  # a position of the round drawn last
 
     @property
     def left(self) -> int:
         """See `EpochSplit`; reads a round ahead, so it is exact where it is less than a round."""
-        self._reader.reaches(self.at + self._batch + len(self._gone))
+        self._reader.reaches(self.at + self._batch)
         end = self._reader.end
-        if end is not None:
-            return end - self.at - len(self._gone)
-        return max(self._batch, self._length - self.at - len(self._gone))
+        return max(self._batch, self._length - self.at) if end is None else end - self.at
 
     def demand(self, shares: Ints, unit: int) -> Ints:
         """See `EpochSplit`."""
@@ -98,31 +93,23 @@ class StreamSplit(EpochSplit):
 
     def copy(self) -> StreamSplit:
         """See `EpochSplit`."""
-        return self._at(self.at, self._gone)
+        return self.for_workers(len(self._queues))
 
     def draw(self, demand: Ints, worker: int) -> Ints:
         """See `EpochSplit`: each worker takes the positions behind those of the workers before it."""
-        free = (position for position in itertools.count(self.at) if position not in self._gone)
-        taken = list(itertools.islice(free, int(demand.sum())))
-        if taken:
-            self._first, self.at = taken[0], taken[-1] + 1
-            self._gone = {position for position in self._gone if position >= self.at}
+        begin = self.at + int(demand[:worker].sum())
+        if demand.any():
+            self._first, self.at = self.at, self.at + int(demand.sum())
         self.owned = np.full(len(demand), self.left // len(demand), dtype=np.int64)
-        before = int(demand[:worker].sum())
-        return np.array(taken[before : before + int(demand[worker])], dtype=np.int64)
+        return np.arange(begin, begin + int(demand[worker]), dtype=np.int64)
 
-    def to_data(self, *, order: bool = True) -> dict[str, Any]:
+    def to_data(self) -> dict[str, Any]:
         """See `EpochSplit`."""
-        return {"order": None, "at": self.at, "gone": sorted(self._gone)}
+        return {"at": self.at}
 
-    def without(self, trained: Ints, workers: int) -> StreamSplit:
+    def for_workers(self, workers: int) -> StreamSplit:
         """See `EpochSplit`."""
-        gone = self._gone | {int(position) for position in trained if position >= self.at}
-        return self._at(self.at, gone, workers)
-
-    def _at(self, at: int, gone: Iterable[int], workers: int | None = None) -> StreamSplit:
-        workers = len(self._queues) if workers is None else workers
-        return StreamSplit(self._reader, workers, self._length, self._batch, at, gone)
+        return StreamSplit(self._reader, workers, self._length, self._batch, self.at)
 
 
 class StreamSampler(ShareSampler):
@@ -138,12 +125,12 @@ class StreamSampler(ShareSampler):
 
     def whole_deal(self, epoch: int) -> EpochSplit:
         """See `ShareSampler`."""
-        return self.deal_of({"at": 0, "gone": ()}, epoch)
+        return self.deal_of({"at": 0}, epoch)
 
     def deal_of(self, data: Mapping[str, Any], epoch: int) -> EpochSplit:
         """See `ShareSampler`; the stream is read from there on."""
         self._reader.rewind(epoch, data["at"])
-        return StreamSplit(self._reader, self.ranks, self.samples, self.global_batch, data["at"], data["gone"])
+        return StreamSplit(self._reader, self.ranks, self.samples, self.global_batch, data["at"])
 
 
 class StreamLoader:

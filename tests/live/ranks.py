@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,11 +14,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from equipoise.live.group import quiet  # noqa: F401  # before torch is imported where ranks are forked from
-
-import torch.distributed as dist  # isort: skip
-
-from equipoise.live.group.hosting import of_job
+import torch.distributed as dist
 
 _PRELOAD = [  # imported once, not once a rank
     "torch._dynamo",  # the first wrapping of a model imports it
@@ -66,8 +61,6 @@ class Ranks:
         )
         self._folder = tempfile.TemporaryDirectory(prefix="equipoise-ranks-")
         self._environment = {
-            "EQUIPOISE_TOKEN": "of this test",
-            "EQUIPOISE_STORE": f"127.0.0.1:{self._server.port}",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._server.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -86,15 +79,6 @@ class Ranks:
         )
         process.start()
         self.processes.append(process)
-
-    def report_death(self, rank: int) -> None:
-        """Tell the others when a process ends, as a launcher does."""
-
-        def watch() -> None:
-            self.processes[rank].join()
-            of_job(self._server, "of this test").set(f"dead/{rank}", "1")
-
-        threading.Thread(target=watch, daemon=True).start()
 
     def join(self, timeout_s: float = 180.0, killed: Sequence[int] = ()) -> list[Any]:
         """Results by order of starting; None for the killed. Raises when one failed or did not end."""

@@ -8,7 +8,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -70,17 +69,12 @@ OPTIONS = {
     "share_backend": ("gpu", "'gpu' is not allowed; needed: one of none, duty-cycle, green-context, mps"),
     "allow": (
         "samples",
-        "'samples' is not allowed; needed: a set of samples, moves, order, interval, share, batch, "
-        "accumulation, resize, power",
+        "'samples' is not allowed; needed: a set of samples, moves, order, interval, share, batch, accumulation, power",
     ),
     "batch_max": (10, "10 is not allowed; needed: at least global_batch (20)"),
     "seed": (-1, "-1 is not allowed; needed: a whole number of at least 0"),
     "shuffle": ("no", "'no' is not allowed; needed: one of True, False"),
     "control_timeout_s": (float("inf"), "inf is not allowed; needed: a finite number above 0"),
-    "state": (
-        {"lr": 1.0},
-        "{'lr': 1.0} is not allowed; needed: a mapping from names to objects with state_dict and load_state_dict",
-    ),
     "run_dir": (5, "5 is not allowed; needed: a path, or None"),
     "key": ("secret", "a str is not allowed; needed: bytes"),
 }
@@ -212,7 +206,7 @@ def epoch(dealt: ShareSampler, *, trained: bool = True) -> list[int]:
     for batch in dealt:
         read += batch
         if trained:
-            dealt.finish(stepped=True)
+            dealt.finish()
             dealt.commit()
     return read
 
@@ -240,55 +234,6 @@ def test_a_job_that_resumes_names_its_epoch_and_gets_the_order_that_it_would_hav
     untouched = sampler(seed=3)
     untouched.set_epoch(4)
     assert epoch(whole) == epoch(untouched)
-
-
-def test_an_epoch_that_a_regroup_interrupted_is_finished_whatever_the_script_sets() -> None:
-    dealt = sampler()
-    batches = iter(dealt)
-    first = [next(batches) for _ in range(2)]
-    for _ in first:
-        dealt.finish(stepped=True)
-    dealt.commit()
-    rest = dealt.rest_at(dealt.boundary)
-    assert rest is not None
-    dealt.set_world(0, 1)
-    dealt.resume(rest[0], rest[1].without(np.empty(0, dtype=np.int64), 1), 2)
-    dealt.set_epoch(7)
-    assert sorted([k for batch in first for k in batch] + epoch(dealt)) == list(range(50))
-    assert dealt.epoch == 0
-
-
-def test_the_heartbeat_can_be_joined_and_survives_a_fork() -> None:
-    """Loaders fork their workers; a child ends its copies of all threads by `Thread._stop`."""
-    import threading
-
-    from equipoise.live.group.regroup import _Watch
-
-    class Store:
-        """Takes every beat."""
-
-        def set(self, key: str, value: str) -> None:
-            """Nothing to keep."""
-
-        def check(self, keys: list[str]) -> bool:
-            """Nothing is there."""
-            return False
-
-    class Owner:
-        """Alone."""
-
-        member, members, generation = 0, (0,), 0
-
-        def followed(self) -> list[int]:
-            """Nobody."""
-            return []
-
-    watch = _Watch(Owner(), Store())  # type: ignore[arg-type]
-    assert watch._stop.__func__ is threading.Thread._stop  # type: ignore[attr-defined]
-    watch.start()
-    watch.stop()
-    watch.join(timeout=60.0)
-    assert not watch.is_alive()
 
 
 def refused_share(rank: int, folder: str) -> tuple[int, list[float]]:

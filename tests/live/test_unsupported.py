@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,32 +168,6 @@ def test_a_full_disk_is_told_with_its_folder_and_what_helps(tmp_path: Path, caps
         f"equipoise: {tmp_path}: the run's record is incomplete: No space left on device; training continues; "
         "free some space, later records will then be written\n"
     )
-
-
-def left_out(rank: int) -> str:
-    """Rank 1 is reported dead, though it lives, when the group forms anew."""
-    from equipoise.live.group import regroup
-
-    membership = regroup.start()
-    if rank == 1:
-        membership._store.set("dead/1", "1")
-    while not membership._store.check(["dead/1" if rank == 0 else "members/1"]):  # not before it is told
-        time.sleep(0.01)
-    membership.leave_group()
-    try:
-        membership.regroup(0)
-    except regroup.EvictedError as error:
-        return f"{error.planned} {error}"
-    return f"{membership.members}"
-
-
-def test_a_rank_that_was_left_out_is_told_why_and_how_to_come_back() -> None:
-    assert live_ranks.run(left_out, 2) == [
-        "[0]",
-        "False the others continued without member 1, as the group of members [0]: no heartbeat for 6 s, or "
-        "reported dead. Its samples since then are assigned again; let this process end, and start a new one with "
-        "--join",
-    ]
 
 
 # -- a loss that is no sum over the ranks --------------------------------------------------------------------

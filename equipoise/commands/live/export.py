@@ -154,8 +154,7 @@ def _without_effect(policy: Policy, out: str) -> list[str]:
     """One line per allocation stage that has little or no effect in a single training job."""
     named = [s.name for s in policy.stages if s.kind == "allocation" and s.name in policy.name]
     where = f"`equipoise schedule {out}` lets it schedule the jobs of a Slurm cluster"
-    does = {"s4": "only resizes a single live job, if that is allowed"}
-    return [f"{name}: {does.get(name, 'has no effect in a single live job')}; {where}" for name in named]
+    return [f"{name}: has no effect in a single live job; {where}" for name in named]
 
 
 def _promised(exported: ExportedPolicy) -> str:

@@ -31,17 +31,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def seen_once(folder: Path, results: list[Any], samples: int) -> bool:
-    """Whether the rounds that count trained every sample once; a dead rank's last rounds are dealt again."""
-    living = [r for r in results if r is not None]
-    lost = [k for k, r in enumerate(results) if r is None]
-    resumed = min((e[0] for e in living[0]["log"] if not e[2]), default=None)
-    seen: collections.Counter[int] = collections.Counter(i for r in living for e in r["log"] if e[2] for i in e[3])
-    for rank in lost:
-        for line in (folder / f"log-{rank}.jsonl").read_text().splitlines():
-            entry = json.loads(line)
-            if resumed is None or entry[0] < resumed:
-                seen.update(entry[3])
+def seen_once(results: list[Any], samples: int) -> bool:
+    """Whether every sample was trained on once."""
+    seen = collections.Counter(i for result in results for _, _, mine in result["log"] for i in mine)
     return seen == collections.Counter(range(samples))
 
 
@@ -50,26 +42,16 @@ def measure(folder: Path, given: argparse.Namespace, variant: str) -> dict[str, 
     folder.mkdir()
     store = SlowStore(folder.parent / "store", {"fast": given.fast * 1e6, "slow": given.slow * 1e6})
     roots = [store.url("fast")] * (given.ranks - 1) + [store.url("slow")]
-    victim = given.ranks - 2 if given.kill else -1
-    rounds = -(-given.shards * given.samples // (given.batch * given.ranks))
     options = {
         "roots": roots,
         "sample_s": [given.sample_ms / 1e3] * given.ranks,
         "folder": str(folder),
         "batch": given.batch * given.ranks,
-        "victim": victim,
-        "at": rounds // 2,
         **VARIANTS[variant],
     }
-    job = live_ranks.Ranks(train, given.ranks, options)
-    if given.kill:
-        job.report_death(victim)
-    results = job.join(timeout_s=500, killed=[victim] if given.kill else [])
+    results = live_ranks.Ranks(train, given.ranks, options).join(timeout_s=500)
     store.close()
-    return {
-        "took_s": max(r["took_s"] for r in results if r is not None),
-        "once": seen_once(folder, results, given.shards * given.samples),
-    }
+    return {"took_s": max(r["took_s"] for r in results), "once": seen_once(results, given.shards * given.samples)}
 
 
 def main() -> None:
@@ -83,7 +65,6 @@ def main() -> None:
     parser.add_argument("--sample-ms", type=float, default=5.0, help="computing per sample")
     parser.add_argument("--fast", type=float, default=6.0, help="MB/s, shared by the fast ranks")
     parser.add_argument("--slow", type=float, default=1.0, help="MB/s")
-    parser.add_argument("--kill", action="store_true")
     parser.add_argument("--against", nargs="+", choices=("plain", "static"), default=("plain", "static"))
     parser.add_argument("--format", choices=["text", "json"], default="text")
     given = parser.parse_args()
@@ -101,7 +82,6 @@ def main() -> None:
     ratios = {name: [a / b for a, b in zip(took[name], took["moved"], strict=True)] for name in given.against}
     result = {
         "ranks": given.ranks,
-        "killed": given.kill,
         "every_sample_once": once,
         **{f"{name}_over_moved_median": statistics.median(r) for name, r in ratios.items()},
         **{f"{name}_over_moved": r for name, r in ratios.items()},

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.group.launcher import Launcher
 from equipoise.policies.observation import Floats
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.text import render
@@ -109,14 +109,10 @@ def train(script: str, run_dir: str, seconds: float) -> None:
 
 def record(script: str, seconds: float, folder: Path) -> None:
     """Train a script; its record lies in `folder`."""
-    command = [sys.executable, "-m", "tests.bench.live.twins", "--worker", script, "--seconds", str(seconds)]
-    launcher = Launcher()
-    try:
-        launcher.start([*command, "--run-dir", str(folder)], RANKS, PYTHONPATH=search_path())
-        if launcher.wait() != 0:
-            raise RuntimeError(f"{script}: training failed")
-    finally:
-        launcher.stop()
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    worker = ["-m", "tests.bench.live.twins", "--worker", script, "--seconds", str(seconds), "--run-dir", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(search_path()), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *torchrun, *worker], env=environment, check=True)
 
 
 def judge(script: str, folders: Sequence[Path]) -> bool:

@@ -31,9 +31,7 @@ from equipoise.live.train.sampler import Files, ShareSampler
 from equipoise.policies.contract import refine
 from equipoise.policies.observation import Floats
 from equipoise.policies.registry import make_policy
-from tests.live import ranks as live_ranks
-from tests.live.data.store import SlowStore, tar_of, write_shards
-from tests.live.data.training import train
+from tests.live.data.store import tar_of
 
 SIZES = np.array([7, 3, 12, 1, 9, 5, 8, 4], dtype=np.int64)
 BATCH = 6
@@ -61,7 +59,7 @@ def train_all(group: list[ShareSampler], rounds: int, seen: list[int], draws: Dr
             current = sampler.current()
             assert current is not None
             seen += drawn[: len(current.indices)]
-            sampler.finish(True)
+            sampler.finish()
             sampler.commit()
     return draws
 
@@ -162,7 +160,7 @@ def test_a_rank_without_samples_stands_in_with_one_of_its_last_file_and_fetches_
     assert [next(d) for d in draws] == [[3, 4, 5, 6, 7, 8], [14]]
     assert data[1].wanted[0] == [2]  # and not the epoch's first file, which the other rank has
     for sampler in group:
-        sampler.finish(True)
+        sampler.finish()
     train_all(group, 9, seen, draws)
     assert group[0].deal is not None
     assert group[0].deal.left == 0
@@ -311,57 +309,6 @@ def test_a_path_that_is_not_measured_again_fades_to_the_fastest_of_its_store() -
 
 
 @pytest.mark.long
-def test_three_ranks_one_of_them_killed(tmp_path: Path) -> None:
-    """Over HTTP, loaded by worker processes, with a cache of four shards: every sample once."""
-    pytest.importorskip("aiohttp")
-    write_shards(tmp_path / "store", [20] * 18, 2000)
-    largest = max(path.stat().st_size for path in (tmp_path / "store").glob("*.tar"))
-    store = SlowStore(tmp_path / "store", {"fast": 4e6, "slow": 5e5})
-    roots = [store.url("fast"), store.url("fast"), store.url("slow")]
-    options = {
-        "roots": roots,
-        "sample_s": [0.004] * 3,
-        "folder": str(tmp_path),
-        "policy": "s1+s2",
-        "batch": 18,
-        "victim": 1,
-        "at": 8,
-        "workers": 1,
-        "cache_bytes": 4 * largest,
-        "shuffle": True,
-    }
-    job = live_ranks.Ranks(train, 3, options)
-    job.report_death(1)
-    results = job.join(timeout_s=170, killed=[1])
-    store.close()
-    living = [r for r in results if r is not None]
-    assert all(r["used_bytes"] <= 4 * largest for r in living)
-    dead = [json.loads(line) for line in (tmp_path / "log-1.jsonl").read_text().splitlines()]
-    resumed = min(e[0] for e in living[0]["log"] if not e[2])
-    seen = [i for r in living for e in r["log"] if e[2] for i in e[3]]
-    seen += [i for e in dead if e[0] < resumed for i in e[3]]
-    assert collections.Counter(seen) == collections.Counter(range(360))
-
-
-def test_a_rank_that_joins_reads_its_part_of_the_files(tmp_path: Path) -> None:
-    write_shards(tmp_path / "store", [10] * 12, 200)
-    options = {
-        "roots": [str(tmp_path / "store")] * 3,
-        "sample_s": [0.0] * 3,
-        "folder": str(tmp_path),
-        "batch": 10,
-        "newcomer_at": 2,
-    }
-    job = live_ranks.Ranks(train, 2, options)
-    job.start(2, EQUIPOISE_JOIN="1")
-    results = job.join(timeout_s=170)
-    assert all(result["members"] == [0, 1, 2] for result in results)
-    assert all(result["log"][-1][3] for result in results)  # the last round is of all three
-    seen = collections.Counter(i for result in results for entry in result["log"] for i in entry[3])
-    assert seen == collections.Counter(range(120))
-
-
-@pytest.mark.long
 def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "live-data.md"
     script = page.read_text().split("```python\n")[1].split("```")[0]
@@ -382,7 +329,14 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
         samples = {f"{n:02d}": {"x.f32": values[n].tobytes(), "cls": b"%d" % (n % 10)} for n in own}
         (tmp_path / "store" / f"{k}.tar").write_bytes(tar_of(samples))
     assert main([str(tmp_path / "store")]) == 0
-    command = [sys.executable, "-m", "equipoise.live.group.launch", "--ranks", "2", str(tmp_path / "train.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(tmp_path / "train.py"),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss " in done.stdout
@@ -478,7 +432,7 @@ def test_a_rank_wants_what_it_reads_now_and_then_what_it_drew_and_what_it_owns()
     assert fetcher.wanted[-1] == ([0, 1], [2, 3], 500_000, None)
     next(drawn)
     assert fetcher.wanted[-1] == ([0, 1], [2, 3, 4], 500_000, None)
-    made.finish(stepped=True)
+    made.finish()
     assert fetcher.wanted[-1] == ([1, 2], [3, 4], 500_000, None)
     plane._ranks_here = lambda: 1
     data.cache_bytes = 999

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +21,6 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
 
     from equipoise.live.attach import attach
     from equipoise.live.data.dataset import ShardDataset
-    from equipoise.live.group import regroup
     from tests.live.data.store import taken_bytes
 
     given = {
@@ -35,16 +32,12 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
         "shuffle": False,
         "allow": None,
         "decide_every": 3,
-        "victim": -1,
-        "at": -1,
         "workers": 0,
-        "newcomer_at": -1,
         "attach": {},
         **options,
     }
     os.environ["EQUIPOISE_HOST"] = f"host-{rank}"
-    regroup.DEAD_AFTER_S = 60.0  # the launcher tells of deaths; a busy machine is none
-    membership = regroup.start()
+    torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(1, 1).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -71,38 +64,21 @@ def train(rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     sampler = runtime.sampler(data)
     loader = DataLoader(data, batch_sampler=sampler, num_workers=given["workers"])
     log: list[tuple[Any, ...]] = []
-    if given["newcomer_at"] < 0:
-        torch.distributed.barrier()  # rank 0 may still compile what its policy calls
+    torch.distributed.barrier()  # rank 0 may still compile what its policy calls
     began_s = time.monotonic()
-    with open(folder / f"log-{rank}.jsonl", "w") as file:
-        for epoch in runtime.epochs(given["epochs"]):
-            for ids in runtime.batches(loader):
-                number, generation, current = runtime.round, runtime.generation, sampler.current()
-                assert current is not None
-                while number == given["newcomer_at"] and not membership.joins_asked():
-                    time.sleep(0.01)
-                if rank == given["victim"] and number == given["at"]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                mine = ids[: len(current.indices)].tolist()
-                with runtime.recover():
-                    x = 1.0 - 2.0 * (ids.double()[:, None] % 2)  # gradients that stay as they are: all are sound
-                    loss = ((model(x) - 2 * x) ** 2).mean()
-                    time.sleep(given["sample_s"][rank] * len(mine))
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                whole = runtime.generation == generation
-                runtime.step()
-                entry = (number, epoch, whole, mine)
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                log.append(entry)
+    for epoch in runtime.epochs(given["epochs"]):
+        for ids in loader:
+            current = sampler.current()
+            assert current is not None
+            mine = ids[: len(current.indices)].tolist()
+            x = 1.0 - 2.0 * (ids.double()[:, None] % 2)  # gradients that stay as they are: all are sound
+            loss = ((model(x) - 2 * x) ** 2).mean()
+            time.sleep(given["sample_s"][rank] * len(mine))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            log.append((runtime.round, epoch, mine))
+            runtime.step()
     took_s = time.monotonic() - began_s
     runtime.close()
-    return {
-        "log": log,
-        "took_s": took_s,
-        "shares": runtime.shares,
-        "used_bytes": taken_bytes(data.source.cache.folder),
-        "members": list(membership.members),
-    }
+    return {"log": log, "took_s": took_s, "shares": runtime.shares, "used_bytes": taken_bytes(data.source.cache.folder)}

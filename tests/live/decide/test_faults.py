@@ -57,7 +57,7 @@ def train(policy: Any, folder: str | None = None, *, plain: bool = False, **opti
         optimizer.step()
         optimizer.zero_grad()
         if runtime is None:
-            sampler.finish(stepped=True)
+            sampler.finish()
         else:
             runtime.step()
     failures = 0

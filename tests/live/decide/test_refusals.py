@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from equipoise.live.decide.leader import HEADER, Leader, pack
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.places import RankPlace, places_from
-from equipoise.live.options import Bounds, Options
+from equipoise.live.options import Options
 from equipoise.live.train.rounds import COLUMNS, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Allocation, Kind, Memory, Plan, Policy, Refusal, Stage
@@ -25,13 +25,13 @@ from equipoise.policies.record.journal import read
 
 @dataclass(frozen=True)
 class Halving(Stage):
-    """Wants half of each device, and the job on its first device only."""
+    """Wants half of each device, and the job stopped."""
 
     name: ClassVar[str] = "halving"
     kind: ClassVar[Kind] = "tasks"
 
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        return plan.with_(gpu_share=np.full(2, 0.5), allocation=Allocation.of([(0, [0])])), memory
+        return plan.with_(gpu_share=np.full(2, 0.5), allocation=Allocation.of([(0, [])])), memory
 
 
 def gathered(shares: tuple[float, float]) -> Any:
@@ -43,8 +43,8 @@ def gathered(shares: tuple[float, float]) -> Any:
 @pytest.fixture
 def leader(tmp_path: Path) -> Leader:
     raw = [{**vars(RankPlace(m, "a", f"d{m}")), "memory_bytes": None, "share": None} for m in range(2)]
-    options = Options(8, allow=frozenset(("share", "resize")), bounds=Bounds(workers_min=1), decision_budget_s=60.0)
-    return Leader(options, Policy("x", (Halving(),)), Recorder(tmp_path, 0), places_from(raw), resizable=False)
+    options = Options(8, allow=frozenset(("share",)), decision_budget_s=60.0)
+    return Leader(options, Policy("x", (Halving(),)), Recorder(tmp_path, 0), places_from(raw))
 
 
 def test_refusals_reach_the_policy_and_the_journal(leader: Leader, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_refusals_reach_the_policy_and_the_journal(leader: Leader, tmp_path: Pat
     leader.answer(0)
     leader.recorder.close()
     first, second = read(tmp_path / "decisions-0.jsonl")
-    resize = Refusal("resize", "the job was not started as resizable")
+    resize = Refusal("resize", "ranks stay as started; restart the job on other GPUs, from its checkpoint")
     assert first.refused == second.refused == (resize,)
     assert first.decision.observation.refused == ()
     assert second.decision.observation.refused == (

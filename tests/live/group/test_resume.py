@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -132,61 +130,6 @@ def one_process(found: dict[int, list[int]]) -> tuple[list[Any], dict[int, float
     return [p.detach() for p in net.parameters()], losses
 
 
-def founds(rank: int, path: str, stop: int, dies: str) -> dict[str, Any]:
-    """A script whose ranks may die; rank 1 does before it `dies`; saves after `stop` rounds."""
-    from torch.utils.data import DataLoader
-
-    from equipoise.live.attach import attach
-    from equipoise.live.group import regroup
-
-    def begins(what: str) -> None:
-        if rank == 1 and what == dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    begins("start")
-    regroup.start()
-    begins("wrap")
-    net = make_net()
-    model = regroup.wrap(net)
-    begins("attach")
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    runtime = attach(model, optimizer, "none", global_batch=BATCH)
-    begins("sampler")
-    if Path(path).exists():
-        saved = torch.load(path, weights_only=True)
-        net.load_state_dict(saved["net"])
-        runtime.load_state_dict(saved["runtime"])
-    sampler = runtime.sampler(SAMPLES)
-    found, log, x = {"began_at": runtime.round}, [], make_data()[0]
-    for _ in runtime.epochs(1):
-        for inputs, indices in runtime.batches(
-            DataLoader(list(zip(x, range(SAMPLES), strict=True)), batch_sampler=sampler)
-        ):
-            with runtime.recover():
-                model(inputs).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            runtime.step()
-            log += indices.tolist()
-            if runtime.round == stop:
-                torch.save({"net": net.state_dict(), "runtime": runtime.state_dict()}, path)
-                return found | {"log": log}
-    runtime.close()
-    return found | {"log": log, "ranks": runtime.ranks}
-
-
-@pytest.mark.parametrize("dies", ["start", "wrap", "attach", "sampler"])
-def test_who_is_left_before_the_first_round_goes_on_from_the_checkpoint(dies: str, tmp_path: Path) -> None:
-    path, stop = str(tmp_path / "checkpoint.pt"), 5
-    (first,) = live_ranks.run(founds, 1, path, stop, "")
-    job = live_ranks.Ranks(founds, 3, path, NEVER, dies)
-    job.report_death(1)
-    left = [result for result in job.join(killed=(1,)) if result is not None]
-    assert [(result["began_at"], result["ranks"]) for result in left] == [(stop, 2)] * 2
-    seen = collections.Counter(i for result in (first, *left) for i in result["log"])
-    assert seen == collections.Counter(range(SAMPLES))
-
-
 @pytest.mark.long
 def test_two_ranks_stop_and_three_go_on(tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint.pt")
@@ -261,7 +204,7 @@ def test_a_state_that_comes_too_late_is_refused() -> None:
 def test_between_two_epochs_the_next_one_begins() -> None:
     first = sampler()
     for _ in first:
-        first.finish(stepped=True)
+        first.finish()
         first.commit()
     second = sampler()
     second.load(first.state())
@@ -296,55 +239,6 @@ def test_the_rest_that_makes_no_whole_batch_is_left_out_when_wanted() -> None:
     assert [len(batch) for batch in made] == [4] * 5
     with pytest.raises(ValueError, match="drop_last: leaves nothing of 7 samples"):
         sampler(samples=7, drop_last=True)
-
-
-def save_while_the_group_breaks(rank: int) -> list[Any]:
-    """Rank 1 hears of a broken exchange behind what rank 0 had already."""
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from equipoise.live import checkpoint
-    from equipoise.live.attach import attach
-    from equipoise.live.group import regroup
-
-    membership = regroup.start()
-    save, saves = checkpoint.save, []
-
-    def broken(*arguments: Any) -> dict[str, Any]:
-        saves.append(save(*arguments))
-        if rank == 1 and len(saves) == 1:
-            membership.break_exchange()
-            raise torch.distributed.DistError("broken")
-        return saves[-1]
-
-    checkpoint.save = broken
-    x, y = make_data()
-    net = make_net()
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-    runtime = attach(model, optimizer, "none", global_batch=BATCH, mode="observe")
-    sampler = runtime.sampler(SAMPLES)
-    seen, states = [], []
-    for _ in runtime.epochs(1):
-        for inputs, labels in runtime.batches(DataLoader(TensorDataset(x, y), batch_sampler=sampler)):
-            indices, generation = sampler.current().indices.tolist(), runtime.generation
-            with runtime.recover():
-                torch.nn.functional.mse_loss(model(inputs), labels).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            runtime.step()
-            seen += indices if runtime.generation == generation else []
-            if runtime.round == 7 and not states:
-                states.append(runtime.state_dict())
-    runtime.close()
-    return [seen, states[0], len(saves)]
-
-
-def test_a_checkpoint_that_breaks_off_for_one_rank_is_saved_again_by_all() -> None:
-    (seen, first, saves), (others, second, _) = live_ranks.run(save_while_the_group_breaks, 2)
-    assert sorted(seen + others) == list(range(SAMPLES))
-    assert first["round"] == second["round"] == 7
-    assert saves == 2  # rank 0 was in its next round already
 
 
 def test_a_state_that_lacks_a_part_is_one_line() -> None:

@@ -22,6 +22,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from equipoise.live.launch_files import FRESH_STORE
+
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES, BATCH, SAVED, DIES = 160, 8, 10, 13  # rounds
 
@@ -33,12 +35,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import equipoise
-from equipoise.live.group import regroup
 
-regroup.start()
+torch.distributed.init_process_group("gloo")
 torch.manual_seed(0)
 net = torch.nn.Linear(1, 1)
-model = regroup.wrap(net)
+model = torch.nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 runtime = equipoise.attach(model, optimizer, policy="none", global_batch={BATCH})
 path = Path("checkpoint.pt")
@@ -49,11 +50,10 @@ if path.exists():
 loader = DataLoader(range({SAMPLES}), batch_sampler=runtime.sampler({SAMPLES}))
 began, log = runtime.round, []
 for _ in runtime.epochs(1):
-    for batch in runtime.batches(loader):
-        with runtime.recover():
-            model(batch.float()[:, None]).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for batch in loader:
+        model(batch.float()[:, None]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
         runtime.step()
         log += batch.tolist()
         if began == 0 and runtime.round == {SAVED}:
@@ -136,7 +136,7 @@ def test_after_a_death_torchrun_goes_on_from_the_checkpoint_with_every_sample_on
     torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-id", "job"]
     with rendezvous(outer) as (options, path):
         search = os.pathsep.join([str(ROOT), path])
-        environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"} | dict([FRESH_STORE.split("=")])
         command = [sys.executable, "-m", *torchrun, *options, "train.py"]
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.group.resync import lineage  # noqa: E402
+
 from equipoise.live.train.host_groups import groups_by_host  # noqa: E402
-from equipoise.policies.contract import Plan, check  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.train.test_sync import BATCH, LR, make_data, make_net  # noqa: E402
 
@@ -195,119 +190,3 @@ def test_near_are_the_ranks_of_one_host_where_there_are_several() -> None:
     assert groups_by_host(["b", "a", "b"]) == [1, 0, 1]
     assert groups_by_host(["a", "a"]) is None
     assert groups_by_host(["a", "b"]) is None
-
-
-DEATH, DEAD = 11, 3  # all have met before round 6, near ranks before 8 and 10
-ELASTIC_SHARES = {2: (5, 1, 2, 4), 7: (2, 4, 1, 5)}
-
-
-def elastic(rank: int, folder: str) -> dict[str, Any]:
-    """A job in which a rank dies between two meetings of all; levels go on among those who are left."""
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from equipoise.live.attach import attach
-    from equipoise.live.group import regroup
-    from equipoise.live.train.change import RoundChange
-
-    os.environ["EQUIPOISE_HOST"] = f"host-{rank // 2}"
-    membership = regroup.start()
-    x, y = make_data(SAMPLES)
-    net = make_net()
-    model = regroup.wrap(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-    runtime = attach(model, optimizer, "none", global_batch=BATCH, drift=0.01, decide_every=4)
-    dataset, log = TensorDataset(x, y), []
-    sampler = runtime.sampler(dataset)
-    loader = DataLoader(dataset, batch_sampler=sampler)
-    runtime._parts.local.change(*LEVELS)
-    for _ in runtime.epochs(1):
-        for inputs, labels in runtime.batches(loader):
-            number, current, generation = runtime.round, sampler.current(), runtime.generation
-            if generation == 0 and number in ELASTIC_SHARES:
-                sampler.schedule(RoundChange(sampler.drawn, shares=ELASTIC_SHARES[number]))
-            with runtime.recover():
-                if generation == 0 and number == DEATH:
-                    if rank == DEAD:
-                        (Path(folder) / "dead").write_text(json.dumps(log))
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    while not membership._watch.is_dead(DEAD, membership._store):
-                        time.sleep(0.01)
-                    raise torch.distributed.DistBackendError("told that a rank has died")
-                torch.nn.functional.mse_loss(model(inputs), labels).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            runtime.step()
-            if runtime.generation == generation:
-                log.append((generation, current.indices.tolist(), current.last))
-    local = runtime._parts.local
-    levels, groups = (local.interval, local.far_every), local.near.group
-    leader = runtime._parts.agreement.leader
-    why = None if leader is None else check(Plan(far_every=np.array([2])), leader.world.observe())
-    runtime.close()
-    weights = [p.detach().clone() for p in net.parameters()]
-    return {"log": log, "levels": levels, "groups": groups, "refused": why, "weights": weights}
-
-
-LEVELS = (2, 3)
-
-
-def test_levels_go_on_where_a_rank_has_died_between_two_meetings(tmp_path: Path) -> None:
-    ranks = live_ranks.Ranks(elastic, RANKS, str(tmp_path))
-    ranks.report_death(DEAD)
-    found = ranks.join(killed=[DEAD])[:DEAD]
-    assert all((r["levels"], r["groups"], r["refused"]) == (LEVELS, (0, 0, 1), None) for r in found)
-    before = [[line for line in r["log"] if line[0] == 0] for r in found] + [
-        json.loads((tmp_path / "dead").read_text())
-    ]
-    after = [[line for line in r["log"] if line[0] == 1] for r in found]
-    assert [len(log) for log in before] == [DEATH] * RANKS
-
-    old = Replicas(GROUPS)
-    for rounds in zip(*before, strict=True):
-        old.round([part for _, part, _ in rounds], LEVELS, rounds[0][2])
-    assert (old.turns, old.steps) == (2, 1)  # since all met
-    # Of the dead one the mean of its host holds what it had as near ranks met; what came then is dealt again.
-    inside, own = old.since_near[:2] / old.since_near[:2].sum(), old.since_near[2]
-    dead = old.since_all[3] - old.since_near[3]
-    weights = [*(old.since_all[:2].sum() * inside), old.since_all[2] + dead]
-    assert dead > 0 < old.since_near[3]
-    assert own > 0
-    average([list(net.parameters()) for net in old.nets[:DEAD]], weights)
-    average([[s["momentum_buffer"] for s in o.state.values()] for o in old.optimizers[:DEAD]], weights)
-    new = Replicas(((0, 1), (2,)))
-    for a, b, c, d in zip(new.nets, old.nets[:DEAD], new.optimizers, old.optimizers[:DEAD], strict=True):
-        a.load_state_dict(b.state_dict())
-        c.load_state_dict(d.state_dict())
-    met = [new.round([p for _, p, _ in rounds], LEVELS, rounds[0][2]) for rounds in zip(*after, strict=True)]
-    assert met[-1]
-    assert sum(met) > 1
-    for net, r in zip(new.nets, found, strict=True):
-        for a, b in zip(net.parameters(), r["weights"], strict=True):
-            assert float((a - b).detach().norm() / b.norm()) < 1e-12
-
-    kept = [part for log in before[:DEAD] for _, part, _ in log]
-    kept += [part for _, part, _ in before[DEAD][: DEATH - 1]]  # the last of its rounds is dealt again
-    seen = [i for part in kept for i in part] + [i for log in after for _, part, _ in log for i in part]
-    assert sorted(seen) == list(range(SAMPLES))
-
-
-def test_of_near_ranks_those_count_whose_mean_is_the_latest() -> None:
-    def member(boundary: int, near: int, met: int, shared: Any = (), trained: Any = ()) -> dict[str, Any]:
-        return {"boundary": boundary, "near": near, "met": met, "shared": shared, "trained": trained}
-
-    # One level: what each has trained on since, and nothing of who has not met with the others or comes.
-    works, done = lineage([member(4, -1, 4, (), (1, 2, 3)), member(4, -1, 4, (), (4,)), member(2, -1, 2, (), (5,))])
-    assert (works, done) == ([3.0, 1.0, 0.0], {1, 2, 3, 4})
-    assert lineage([member(4, -1, 4), member(-1, -1, -1)]) == ([0.0, 0.0], set())
-    # Two levels: the second one's exchange with the first broke off, the first has the mean of both.
-    works, done = lineage(
-        [
-            member(4, 0, 8, (1, 2, 3, 4), ()),
-            member(4, 0, 6, (1, 2), (3,)),
-            member(4, 1, 6, (5, 6), (7, 8, 9)),
-            member(4, 1, 6, (5, 6), (10,)),
-        ]
-    )
-    assert (works, done) == ([4.0, 0.0, 4.5, 1.5], set(range(1, 11)))
-    # None of a group has trained since: its mean counts once, not once for each of them.
-    assert lineage([member(4, 0, 8, (1, 2)), member(4, 0, 8, (1, 2))]) == ([1.0, 1.0], {1, 2})

@@ -461,20 +461,6 @@ def test_a_frozen_parameter_is_weighted_once_it_is_trained(wrap: Any) -> None:
     weighting.close()
 
 
-def test_gradients_stay_weighted_when_the_model_is_wrapped_anew(wrap: Any) -> None:
-    from equipoise.live.group.rebuild import release, rewrap, wrapping
-
-    net = torch.nn.Linear(2, 1, bias=False)
-    model = wrap(net)
-    weighting, settings = weighted(model, lambda: 3.0), wrapping(model)
-    for _ in range(2):
-        release(model)
-        rewrap(model, settings)
-        model(torch.ones(1, 2)).sum().backward()
-        assert torch.equal(net.weight.grad, torch.full((1, 2), 3.0))
-    weighting.close()
-
-
 def test_what_the_wrapper_leaves_out_of_the_exchange_is_not_weighted(wrap: Any) -> None:
     net, own = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(2))
     net._ddp_params_and_buffers_to_ignore = ["bias"]  # type: ignore[assignment]

@@ -168,8 +168,8 @@ def test_a_change_waits_for_the_next_step_and_survives_a_checkpoint() -> None:
     sampler.schedule(RoundChange(1, accumulation=2, shares=(8, 4)))
     drawn = [next(batches) for _ in range(4)]
     assert [len(batch) for batch in drawn] == [2, 2, 4, 4]  # thirds of 6, then halves of 8
-    for number in range(3):
-        sampler.finish(number == 2)
+    for _ in range(3):
+        sampler.finish()
     sampler.commit()
     again = ShareSampler(48, rank=0, ranks=2, global_batch=12)
     again.takes_passes = True

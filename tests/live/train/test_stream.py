@@ -63,7 +63,7 @@ def train(all_ranks: list[tuple[StreamLoader, StreamSampler]], deals: list[list[
             rounds[-1] += mine if len(current.indices) else []
             if deals:
                 sampler.schedule(RoundChange(sampler.drawn, shares=tuple(deals[len(rounds) % len(deals)])))
-            sampler.finish(stepped=True)
+            sampler.finish()
             sampler.commit()
     return rounds
 
@@ -100,33 +100,14 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(
     assert [k for r in before + after for k in r] == list(range(samples))
 
 
-def test_what_a_rank_made_local_steps_on_is_not_dealt_again() -> None:
-    """After a regroup: the positions that survivors trained on are left out, the others come first."""
-    ((made, sampler),) = [loader(0, 1, 30)]
-    batches = iter(made)
-    next(batches)
-    deal = sampler.deal
-    assert deal is not None
-    rest = deal.without(np.array([9, 10, 12]), 1)
-    sampler.resume(0, sampler.deal_of(rest.to_data(), 0), 1)
-    assert next(iter(made)) == [8, 11, 13, 14, 15, 16, 17, 18]
-
-
 @pytest.mark.parametrize(
-    ("there", "said", "at", "gone", "left"),
-    [
-        (100, 50, 10, (12,), 39),
-        (100, 50, 10, (), 40),
-        (100, 15, 10, (), 8),
-        (15, 50, 10, (12,), 4),
-        (10, 50, 10, (), 0),
-    ],
+    ("there", "said", "at", "left"), [(100, 50, 10, 40), (100, 15, 10, 8), (15, 50, 10, 5), (10, 50, 10, 0)]
 )
-def test_what_is_left_of_a_stream(there: int, said: int, at: int, gone: tuple[int, ...], left: int) -> None:
+def test_what_is_left_of_a_stream(there: int, said: int, at: int, left: int) -> None:
     """What it says until its end is seen, one batch of eight ahead, and at least that batch; then what there is."""
     reader = Reader(range(there))
     reader.rewind(0, at)
-    assert StreamSplit(reader, 2, said, BATCH, at, gone).left == left
+    assert StreamSplit(reader, 2, said, BATCH, at).left == left
 
 
 def test_a_stream_is_not_read_before_it_is_asked_for_nor_further_than_a_round_ahead() -> None:
@@ -136,7 +117,7 @@ def test_a_stream_is_not_read_before_it_is_asked_for_nor_further_than_a_round_ah
     assert source.opened == 0
     made = StreamLoader(reader, sampler, lambda batch: batch)
     for _, _ in zip(range(10), made, strict=False):
-        sampler.finish(stepped=True)
+        sampler.finish()
         assert len(reader._held) <= 2 * BATCH
     assert source.opened == 1
     assert (length_of(Stream(3)), sampler.samples) == (None, ENDLESS)

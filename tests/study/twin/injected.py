@@ -68,7 +68,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
     if given.shares is not None:
         raw = [my_place(rank, torch.device("cpu"), 1.0, share) for rank, share in enumerate(given.shares)]
         places = places_from([place | {"device": "gpu"} for place in raw])
-    leader = Leader(options, make_policy(given.policy), recorders[0], places, resizable=False)
+    leader = Leader(options, make_policy(given.policy), recorders[0], places)
     sampler = ShareSampler(
         given.samples,
         rank=0,
@@ -113,7 +113,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         infos.append(RoundInfo(k, int(n[0]), True, False, drawn.samples, paused, tuple(n.tolist())))
         rows.append(row)
         assert row.shape == (ranks, len(COLUMNS))
-        sampler.finish(True)
+        sampler.finish()
         sampler.commit()
         if begun_at is not None and k + 1 - begun_at >= options.delay_rounds:
             _act(leader, sampler)
