@@ -169,10 +169,6 @@ def _types(
             f"{total} jobs ask for a GPU type that queues.gpu_types does not name (such as {first}): "
             f"these jobs may use any GPU"
         )
-    scaled = {group.accelerator for group in places.cluster.spec.groups if group.autoscale is not None}
-    if scaled & {g.accelerator for g in places.cluster.spec.groups if any(g.name in pin for pin in pins)}:
-        text = "gpu_types name one of several groups with one accelerator, and nodes are rented by accelerator"
-        raise InputError([f"queues: {text}; leave out 'autoscale', or name the accelerator"])
     return types, pins, together, notes
 
 

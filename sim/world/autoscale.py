@@ -4,7 +4,7 @@ Looked at whenever policies decide. Jobs that wait are gone through in the order
 its way, is set aside for them; for a job that this does not cover nodes are ordered, of the groups in the order in
 which the scenario names them, if so many can be had that it could run. Services come first: nodes are ordered for
 the replicas that their load and latency target ask for and that have no room. No node is given back while a job
-waits that may run on its GPU model, or a service lacks a replica that may.
+waits that may run on it, or a service lacks a replica that may.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 from simpy.events import Event
 
-from equipoise.policies.observation import Floats
+from equipoise.policies.observation import Bools, Floats
 from equipoise.sim.clock import FAULTS, Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.scenario.model import NodeGroup
@@ -35,7 +35,6 @@ class Pool:
 
     spec: Autoscale
     nodes: range
-    model: int  # of its GPUs
     gpus: int  # of a node
     coming: set[int] = field(default_factory=set)
     ordered_s: float = -math.inf
@@ -46,7 +45,10 @@ class Pool:
 
 
 class NodeAutoscaler:
-    """Rents and returns nodes; `look()` is called after each decision of a policy."""
+    """Rents and returns nodes; `look()` is called after each decision of a policy.
+
+    A unit is the nodes of one group that the same jobs may use, by partitions, flavors and pins; unit (nodes,).
+    """
 
     def __init__(
         self, clock: Clock, cluster: Cluster, roster: Roster, nodes: NodeEvents, services: ServingWorld
@@ -56,11 +58,25 @@ class NodeAutoscaler:
         self.pools = list(_pools(cluster))
         self._idle_since_s = np.full(len(cluster.nodes), math.inf)
         self._timer: Event | None = None
+        self._make_units()
         nodes.scaled = {node for pool in self.pools for node in pool.nodes}
         for pool in self.pools:
             there = [node for node in pool.nodes if node not in nodes.reclaimed_nodes]
             for node in set(pool.nodes) - set(there[: pool.spec.min]):
                 nodes.released(node)
+
+    def _make_units(self) -> None:
+        """Number the units, in the order in which they are used: what does not scale, then by pool."""
+        cluster, may_use = self.cluster, self.roster.demand.claims.queues.nodes
+        scaling = np.full(len(cluster.nodes), -1)
+        for k, pool in enumerate(self.pools):
+            scaling[pool.nodes] = k
+        group = np.repeat(np.arange(len(cluster.spec.groups)), [g.count for g in cluster.spec.groups])
+        by = np.vstack((scaling, group, may_use)) if may_use.shape[1] else np.vstack((scaling, group))
+        _, first, unit = np.unique(by, axis=1, return_index=True, return_inverse=True)
+        self.unit = unit.reshape(-1)  # NumPy 2.0.0 gives it a further axis
+        self._unit_model = cluster.node_model[first]
+        self._unit_claims = may_use[:, first] if may_use.shape[1] else may_use  # (claims, units); (claims, 0): all
 
     @property
     def pending(self) -> bool:
@@ -97,7 +113,10 @@ class NodeAutoscaler:
 
     def _order(self, pool: Pool, count: int) -> int:
         """Order up to so many nodes; returns how many."""
-        chosen = self._to_be_had(pool)[: max(0, count)]
+        return self._send_for(pool, self._to_be_had(pool)[: max(0, count)])
+
+    def _send_for(self, pool: Pool, chosen: list[int]) -> int:
+        """Order these nodes of a pool; returns how many."""
         for node in chosen:
             pool.coming.add(node)
             self.clock.at(self.clock.now + pool.spec.delay, partial(self._came, pool, node), FAULTS)
@@ -112,8 +131,8 @@ class NodeAutoscaler:
         self.nodes.event()
 
     def _serve(self, now_s: float) -> tuple[Floats, float]:
-        """Order nodes for replicas that lack room: (GPUs on their way for them (models,), when to look again)."""
-        kept, later_s = np.zeros(len(self.cluster.gpu_models)), math.inf
+        """Order nodes for replicas that lack room: (GPUs on their way for them (units,), when to look again)."""
+        kept, later_s = np.zeros(len(self._unit_model)), math.inf
         coming = {id(pool): len(pool.coming) for pool in self.pools}
         for tenant in self.services.tenants:
             lack, spec = tenant.lack, tenant.spec
@@ -130,23 +149,25 @@ class NodeAutoscaler:
                 taken = min(nodes, coming[id(pool)])
                 coming[id(pool)] -= taken
                 lack -= taken * each
-                kept[pool.model] += taken * pool.gpus
+                first = coming[id(pool)]
+                np.add.at(kept, self.unit[sorted(pool.coming)[first : first + taken]], pool.gpus)
         return kept, later_s
 
     def _rent(self, now_s: float, kept: Floats) -> float:
         """Order nodes for waiting jobs; returns when the next of them will have waited for long enough (s).
 
-        kept (models,): GPUs on their way that are for others.
+        kept (units,): GPUs on their way that are for others.
         """
         found, later_s = [(pool, self._to_be_had(pool)) for pool in self.pools], math.inf
         open_pools = [(pool, len(nodes)) for pool, nodes in found if nodes]
         free, columns = np.maximum(self._free() - kept, 0.0), self.roster.columns
         stuck = not self.roster.running and not any(pool.coming for pool in self.pools)
         for row in self.roster.waiting.rows.tolist() if open_pools else ():
-            sets = self._models_for(row)
+            sets = self._units_for(row)
             most, least = self._needs(row)
             queued_s = float(columns["queued_since_s"][row])
-            usable = [pool for pool, _ in open_pools if pool.model in sets[-1]]
+            units = {unit for of in sets for unit in of}
+            usable = [pool for pool, _ in open_pools if units.intersection(self.unit[pool.nodes].tolist())]
             ready_s = [max(queued_s + pool.spec.wait, pool.ready_s(now_s)) for pool in usable]
             ready = [pool for pool, at_s in zip(usable, ready_s, strict=True) if at_s <= now_s]
             if stuck and any(free[of].sum() >= most - _NEAR for of in sets):
@@ -169,35 +190,44 @@ class NodeAutoscaler:
             return most * share, most * share
         return most * share, min(most, float(columns["workers_min"][row] * columns["gpus_per_worker"][row])) * share
 
-    def _models_for(self, row: int) -> list[list[int]]:
-        """Sets of GPU models that a job may use, tried in order; the last has all of them."""
-        wanted, models = int(self.roster.columns["gpu_types"][row]), range(len(self.cluster.gpu_models))
-        allowed = [m for m in models if wanted < 0 or wanted >> m & 1]
-        first = {pool.model: k for k, pool in reversed(list(enumerate(self.pools)))}
-        allowed.sort(key=lambda m: first.get(m, -1))  # what does not scale is there anyway
-        return [allowed] if not self.roster.columns["one_gpu_model"][row] else [*([m] for m in allowed)]
+    def _may_use(self, row: int) -> Bools:
+        """The units that a job may use, (units,)."""
+        wanted, claim = (int(self.roster.columns[name][row]) for name in ("gpu_types", "claim"))
+        allowed: Bools = np.ones(len(self._unit_model), dtype=np.bool_)
+        if wanted >= 0:
+            allowed = (wanted >> self._unit_model & 1) == 1
+        return allowed & self._unit_claims[claim] if self._unit_claims.shape[1] else allowed
+
+    def _units_for(self, row: int) -> list[list[int]]:
+        """Sets of units of which a job may use any one, tried in order: one of each GPU model where it needs one."""
+        allowed = np.flatnonzero(self._may_use(row)).tolist()
+        if not self.roster.columns["one_gpu_model"][row]:
+            return [allowed]
+        models = [int(self._unit_model[unit]) for unit in allowed]
+        return [[u for u, of in zip(allowed, models, strict=True) if of == model] for model in dict.fromkeys(models)]
 
     def _rent_for(self, need: float, sets: list[list[int]], ready: list[Pool], free: Floats, now_s: float) -> bool:
         """Order the GPUs that one job lacks; False when they are not available."""
-        for models in sets:
-            pools = [pool for pool in ready if pool.model in models]
-            could = sum(len(self._to_be_had(pool)) * pool.gpus for pool in pools)
-            if not pools or free[models].sum() + could < need - _NEAR:
+        for units in sets:
+            found = [(pool, [node for node in self._to_be_had(pool) if self.unit[node] in units]) for pool in ready]
+            could = sum(len(nodes) * pool.gpus for pool, nodes in found)
+            if not could or free[units].sum() + could < need - _NEAR:
                 continue
-            for pool in pools:
-                lacks = need - float(free[models].sum())
-                if lacks > _NEAR and (count := self._order(pool, math.ceil(lacks / pool.gpus - _NEAR))):
-                    free[pool.model] += count * pool.gpus
+            for pool, nodes in found:
+                lacks = need - float(free[units].sum())
+                chosen = nodes[: math.ceil(lacks / pool.gpus - _NEAR)] if lacks > _NEAR else []
+                if self._send_for(pool, chosen):
+                    np.add.at(free, self.unit[chosen], pool.gpus)
                     pool.ordered_s = now_s
-            return _take(free, models, need)
+            return _take(free, units, need)
         return False
 
     def _free(self) -> Floats:
-        """GPUs that are free or on their way, by model, (models,)."""
-        cluster, free = self.cluster, np.zeros(len(self.cluster.gpu_models))
-        np.add.at(free, cluster.node_model, np.where(cluster.up, cluster.nodes.gpus_free, 0))
+        """GPUs that are free or on their way, by unit, (units,)."""
+        cluster, free = self.cluster, np.zeros(len(self._unit_model))
+        np.add.at(free, self.unit, np.where(cluster.up, cluster.nodes.gpus_free, 0))
         for pool in self.pools:
-            free[pool.model] += len(pool.coming) * pool.gpus
+            np.add.at(free, self.unit[sorted(pool.coming)], pool.gpus)
         return free
 
     # -- fewer nodes ---------------------------------------------------------------------------------------
@@ -208,9 +238,13 @@ class NodeAutoscaler:
         idle = self.cluster.up & (held == 0)
         since_s[~idle] = math.inf
         since_s[idle] = np.minimum(since_s[idle], now_s)
-        waiting = self.roster.columns["gpu_types"][self.roster.waiting.rows]
+        rows, columns = self.roster.waiting.rows, self.roster.columns
+        alike = np.unique(np.stack((columns["gpu_types"][rows], columns["claim"][rows])), axis=1, return_index=True)[1]
+        wanted = np.zeros(len(self._unit_model), dtype=np.bool_)
+        for row in rows[alike].tolist():
+            wanted |= self._may_use(row)
         for pool in self.pools:
-            if ((waiting < 0) | (waiting >> pool.model & 1 > 0)).any() or self._lacking(pool):
+            if wanted[self.unit[pool.nodes]].any() or self._lacking(pool):
                 continue
             spare = len(self._there(pool)) - pool.spec.min
             for node in reversed([node for node in pool.nodes if idle[node]]):
@@ -239,20 +273,20 @@ def _pools(cluster: Cluster) -> Iterator[Pool]:
     first = 0
     for group in cluster.spec.groups:
         if group.autoscale is not None:
-            yield _pool(group, group.autoscale, first, cluster)
+            yield _pool(group, group.autoscale, first)
         first += group.count
 
 
-def _pool(group: NodeGroup, spec: Autoscale, first: int, cluster: Cluster) -> Pool:
-    return Pool(spec, range(first, first + group.count), cluster.node_model.item(first), group.gpus)
+def _pool(group: NodeGroup, spec: Autoscale, first: int) -> Pool:
+    return Pool(spec, range(first, first + group.count), group.gpus)
 
 
-def _take(free: Floats, models: list[int], need: float) -> bool:
-    """Reserve GPUs of these models, if there are enough."""
-    if not models or free[models].sum() < need - _NEAR:
+def _take(free: Floats, units: list[int], need: float) -> bool:
+    """Reserve GPUs of these units, if there are enough."""
+    if not units or free[units].sum() < need - _NEAR:
         return False
-    for model in models:
-        taken = min(float(free[model]), need)
-        free[model] -= taken
+    for unit in units:
+        taken = min(float(free[unit]), need)
+        free[unit] -= taken
         need -= taken
     return True

@@ -174,9 +174,7 @@ def _declared(dice: random.Random, case: Plain) -> Plain:
     for job in jobs:
         if job.get("gpu_share", 1.0) < 1.0:
             job["gpu_share"] = dice.choice((0.43, 0.57))
-        words = [group["accelerator"] for group in groups]
-        if not any("autoscale" in group for group in groups):  # nodes are rented by accelerator
-            words += [group["name"] for group in groups]
+        words = [group[key] for key in ("accelerator", "name") for group in groups]
         named = dice.sample(words, min(len(words), dice.randint(1, 2)))
         near = dice.choice(("rack-preferred", "node-preferred", "rack-required"))
         job |= _some(dice, 0.3, gpu_types=named, user=dice.choice(("ann", "bob")), together=near)

@@ -90,13 +90,6 @@ def test_a_limit_of_one_of_several_groups_with_one_accelerator_is_refused() -> N
         nodes_of("fifo", jobs, queues=queues)
 
 
-def test_a_pin_among_rented_nodes_of_one_accelerator_is_refused() -> None:
-    jobs = [{"name": "a", "gpus": 2, "duration": 20.0, "gpu_types": ["g2"]}]
-    scaled = [group | {"autoscale": {"min": 0}} for group in GROUPS]
-    with pytest.raises(InputError, match="nodes are rented by accelerator"):
-        nodes_of("fifo", jobs, cluster={"nodes": scaled})
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_elastic_job_starts_with_what_its_limit_allows(policy: str) -> None:
     """Four GPUs asked for, two allowed, one enough: 30 s of work take 60 s on two GPUs, under any policy."""

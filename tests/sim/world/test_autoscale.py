@@ -19,7 +19,7 @@ from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.pools import Autoscale
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.world.autoscale import NodeAutoscaler, Pool, _take
+from equipoise.sim.world.autoscale import NodeAutoscaler, Pool
 from equipoise.sim.world.world import SimWorld
 from equipoise.study.questions.targets import price_usd_per_h, standing_usd_per_h
 from tests.sim.world.small import to, world_of
@@ -369,22 +369,13 @@ def test_a_service_that_may_not_use_them_has_no_nodes_rented():
     assert made.service_windows["replicas"].max() == 2
 
 
-def scaler(pools=((0, 8), (1, 4)), models=3, **columns):
-    """An autoscaler without a world: pools as (GPU model, GPUs of a node), and the row of one job."""
+def scaler(pools=(8, 4), **columns):
+    """An autoscaler without a world: pools as GPUs of a node, and the row of one job."""
     made = object.__new__(NodeAutoscaler)
     spec = Autoscale()
-    made.pools = [Pool(spec, range(k, k + 1), model, gpus) for k, (model, gpus) in enumerate(pools)]
-    row = {
-        "gpu_share_requested": 1.0,
-        "gpus_requested": 8,
-        "workers_min": 1,
-        "workers_max": 1,
-        "gpus_per_worker": 1,
-        "gpu_types": -1,
-        "one_gpu_model": False,
-    }
+    made.pools = [Pool(spec, range(k, k + 1), gpus) for k, gpus in enumerate(pools)]
+    row = {"gpu_share_requested": 1.0, "gpus_requested": 8, "workers_min": 1, "workers_max": 1, "gpus_per_worker": 1}
     made.roster = SimpleNamespace(columns={k: np.array([v]) for k, v in (row | columns).items()})
-    made.cluster = SimpleNamespace(gpu_models=range(models))
     return made
 
 
@@ -397,27 +388,30 @@ def test_what_a_job_needs_at_most_and_at_least():
     assert scaler(workers_min=9, workers_max=99)._needs(0) == (8, 8)
 
 
-def test_models_that_a_job_may_have_in_the_order_of_the_groups():
-    assert scaler()._models_for(0) == [[2, 0, 1]]  # what does not scale is there anyway
-    assert scaler(pools=((1, 8), (0, 8), (1, 4)))._models_for(0) == [[2, 1, 0]]
-    assert scaler(gpu_types=0b011)._models_for(0) == [[0, 1]]
-    assert scaler(gpu_types=0b110, one_gpu_model=True)._models_for(0) == [[2], [1]]
-    assert scaler(gpu_types=0)._models_for(0) == [[]]
+@pytest.mark.parametrize("job", [{"partition": "p"}, {"queue": "q"}, {"gpu_types": ["g1"]}, {"partition": "single"}])
+def test_nodes_are_rented_of_the_group_that_a_job_may_use(job: dict):
+    """Of two groups with one accelerator: by partition, flavor or pin to the second."""
+    nodes = [{"name": f"g{k}", "count": 4, "gpus": 8, "autoscale": {"delay": "1 min"}} for k in (0, 1)]
+    queues = {
+        "partitions": [{"name": "p", "nodes": ["g1"]}, {"name": "single", "nodes": ["g1-2", "g1-3"]}],
+        "flavors": {"second": ["g1"]},
+        "queues": [{"name": "q", "gpus": {"second": 32}}],
+    }
+    made = scaled([{"gpus": 16, "duration": "1 h"} | job], *nodes, queues=queues)
+    names = ["g1-2", "g1-3"] if job.get("partition") == "single" else ["g1-0", "g1-1"]
+    assert events(made) == [(60.0, "rented", name) for name in names]
+    assert made.jobs["start_s"].tolist() == [60.0]
 
 
-def test_gpus_are_set_aside_if_there_are_as_many():
-    free = np.array([3.0, 1.0, 5.0])
-    assert not _take(free, [0, 2], 8.1)
-    assert not _take(free, [], 0.0)
-    assert free.tolist() == [3, 1, 5]
-    assert _take(free, [0, 2], 4.0)
-    assert free.tolist() == [0, 1, 4]
-    assert _take(free, [1], 1.0 + 1e-10)  # rounding
-    assert free.tolist() == [0, 0, 4]
+def test_a_job_of_one_gpu_model_has_any_model_that_can_be_had():
+    """Twelve GPUs of one model: of the first there are eight."""
+    groups = [{"name": name, "count": n, "gpus": 4, "accelerator": name} for name, n in (("t4", 2), ("l40s", 3))]
+    made = scaled([{"gpus": 12, "duration": "1 h"}], *(g | {"autoscale": {"delay": "1 min"}} for g in groups))
+    assert [subject for _, _, subject in events(made)] == ["l40s-0", "l40s-1", "l40s-2"]
 
 
 def test_a_pool_orders_again_at_the_instant_or_after_its_cool_down():
-    pool = Pool(Autoscale(cool_down=60.0), range(2), 0, 8)
+    pool = Pool(Autoscale(cool_down=60.0), range(2), 8)
     assert pool.ready_s(5.0) == -math.inf
     pool.ordered_s = 5.0
     assert (pool.ready_s(5.0), pool.ready_s(6.0)) == (5.0, 65.0)
@@ -442,12 +436,12 @@ def test_nodes_are_ordered_after_the_wait_come_after_the_delay_and_go_after_havi
     to(world, 14.9)
     assert (pool.coming, scaler.pending, world.cluster.up.tolist()) == (set(), True, [True, *[False] * 4])
     to(world, 15.1)
-    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().tolist()) == ({1, 2}, 15.0, True, [6.0])
+    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().sum()) == ({1, 2}, 15.0, True, 6.0)
     to(world, 44.9)
     assert world.cluster.up.tolist() == [True, *[False] * 4]
     to(world, 45.1)
     assert (pool.coming, world.cluster.up.tolist()) == (set(), [True, True, True, False, False])
-    assert (world.roster.start_s[1], scaler._free().tolist()) == (45.0, [1.0])
+    assert (world.roster.start_s[1], scaler._free().sum()) == (45.0, 1.0)
     to(world, 194.9)
     assert world.cluster.up.tolist() == [True, True, True, False, False]
     to(world, 195.1)
