@@ -10,7 +10,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.power import host_w
 from equipoise.sim.hardware.contracts import acting_faults, terms_of
 from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS, power_share
-from equipoise.sim.hardware.profile import Accelerator, Measured
+from equipoise.sim.hardware.profile import Accelerator, Measured, load_profile
 from equipoise.sim.scenario.model import FaultsSpec, Scenario
 from equipoise.sim.scenario.units import format_scaled, format_seconds, format_share
 
@@ -104,6 +104,13 @@ def by_curve(scenario: Scenario) -> list[str]:
 def curve_origin(accelerator: Accelerator) -> str:
     """Origin of an accelerator's share of its peak rate; "" where it has none."""
     return accelerator.efficiency[-1].efficiency.kind if accelerator.efficiency else ""
+
+
+def curve_origins(scenario: Scenario) -> dict[str, str]:
+    """Origins of the peak shares that models of a scenario use, by accelerator."""
+    profile = load_profile(scenario.cluster.hardware)
+    names = {group.accelerator for group in scenario.cluster.groups if group.gpus} if by_curve(scenario) else ()
+    return {name: curve_origin(profile.accelerator(name)) for name in names}
 
 
 def unlike_curves(origins: Mapping[str, str]) -> Iterator[str]:

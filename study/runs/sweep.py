@@ -19,6 +19,7 @@ from equipoise.base.sources import code_hash
 from equipoise.policies.contract import CONTRACT_VERSION
 from equipoise.policies.parameters import AnyPolicy, check_used, split_point, with_parameters
 from equipoise.policies.registry import PolicyError, make_policy, parameters_of
+from equipoise.sim.assumptions import curve_origins, unlike_curves
 from equipoise.sim.hardware.profile import is_path
 from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario, scenario_file
@@ -155,9 +156,11 @@ def orders_of(
     orders: list[Order] = []
     sure = 0
     folders: tuple[Path, ...] = ()
+    origins: dict[str, str] = {}
     for number, whole in enumerate(spec.points()):
         point, own = split_point(whole)
         file = _at_point(spec, base, point, f"{source}: {_named(number, point)}")
+        origins |= curve_origins(file.scenario)
         trace = trace_at(file.scenario.workload.trace, file.folders)
         if trace is not None and (wrong := trace_problems(file.scenario, trace, trace.source)):
             raise InputError(f"{source}: {_named(number, point)}: {line}" for line in wrong)
@@ -168,6 +171,7 @@ def orders_of(
             made = orders_at(file.scenario, here, seeds, trace, point=number, values=whole, number=len(orders))
             orders += [replace(order, policy=name_of(policy)) for order in made]
     notes = [f"{sure} points are not random and are run on one seed"] if sure else []
+    notes += unlike_curves(origins)
     return _distinct(orders), Shared(folders), notes
 
 

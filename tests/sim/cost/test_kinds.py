@@ -77,6 +77,19 @@ def test_curves_of_different_origin_are_not_ranked_without_a_word(tmp_path: Path
         vary = "cluster.nodes.0.accelerator=h100_sxm,a100_sxm_80gb"
         main(["size", str(file), "--vary", vary, "--target", "makespan<=1h", "--rank"])
         assert ("shares of the peak rate have different origins" in capsys.readouterr().err) == told
+        values = {"cluster.nodes.0.accelerator": ["h100_sxm", "a100_sxm_80gb"]}
+        plan = {
+            "schema_version": 1,
+            "name": "s",
+            "scenario": file.name,
+            "policies": ["fifo"],
+            "seeds": 1,
+            "parameters": values,
+        }
+        sweep = tmp_path / f"sweep-{told}.yaml"
+        sweep.write_text(yaml.safe_dump(plan))
+        main(["sweep", str(sweep), "--out", str(tmp_path / f"out-{told}")])
+        assert ("shares of the peak rate have different origins" in capsys.readouterr().err) == told
 
 
 def test_a_cap_acts_from_the_draw_of_the_kind_and_run_size_and_fit_say_what_is_assumed(
