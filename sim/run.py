@@ -33,7 +33,6 @@ from equipoise.sim.randomness import gpu_times
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import Decide, FaultsSpec, JobSpec, Noise, Restart, Scenario, SpreadSizes
-from equipoise.sim.scenario.queues import QueuesSpec
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.serving.file import request_times
 from equipoise.sim.traces.generate import generate
@@ -156,8 +155,8 @@ def run(
 def placed_alone(scenario: Scenario, job: JobSpec) -> Configuration:
     """The configuration of a training job that runs alone from its start on, placed by `fifo`, at the clocks of caps.
 
-    Nothing else acts: no faults, noise, heat, services, queues or limits of memory. Raises InputError when the job
-    cannot start.
+    Nothing else acts: no faults, noise, heat, services or limits of memory. Raises InputError when the job cannot
+    start, as by a limit of its queue.
     """
     groups = tuple(g.model_copy(update={"available": None, "autoscale": None}) for g in scenario.cluster.nodes)
     of_job = {"count": 1, "arrival": 0.0, "workers_min": None, "workers_max": None}
@@ -172,7 +171,6 @@ def placed_alone(scenario: Scenario, job: JobSpec) -> Configuration:
         "noise": Noise(),
         "faults": FaultsSpec(),
         "restart": Restart(initialisation=0.0),
-        "queues": QueuesSpec(),
         "thermal": None,
     }
     scenario = bound_scenario(with_measured(scenario.model_copy(update=plain)))

@@ -182,7 +182,7 @@ def _of(values: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, Any]]:
         }
     ),
     _of({"power_cap": ["300 W", "500 W"], "cluster_power_cap": ["60 kW"]}),
-    _of({"gpu_types": [["g1"], ["g0", "g1"]], "sync_interval": [2]}),
+    _of({"gpu_types": [["g1"], ["g0", "g1"]], "partition": ["p"], "sync_interval": [2]}),
 )
 def test_fit_shows_the_step_that_is_simulated(
     layout: dict[str, Any],
@@ -202,6 +202,7 @@ def test_fit_shows_the_step_that_is_simulated(
     node = {**case["cluster"]["nodes"][0], "count": 8, "accelerator": "h200_sxm"}
     case["cluster"] |= {"nodes": [{**node, "name": f"g{k}", **group} for k, group in enumerate(groups)], **cluster}
     case |= {"energy": energy, "policy": "fifo", "restart": {"initialisation": 0}}
+    case["queues"] = {"partitions": [{"name": "p", "nodes": ["g1"]}]}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "case.yaml"
         path.write_text(yaml.safe_dump(case))
