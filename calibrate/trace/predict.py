@@ -1,0 +1,220 @@
+"""What a training step costs on a GPU that is not here: time with an interval, memory, and what limits it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.calibrate.trace.rates import OperationRates, rates_of
+from equipoise.calibrate.trace.record import CannotTraceError, MakeStep, Trace, record
+from equipoise.calibrate.trace.step import StepTimes, step_times
+from equipoise.sim.hardware.profile import Accelerator, load_profile
+
+CONTEXT_BYTES = 0.6e9
+"""Memory of the driver and of libraries beside PyTorch's allocator: about 0.5 GB on an H100; assumed elsewhere."""
+MOST = 65536
+"""Largest batch that is tried."""
+LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step of a batch on one GPU. low_s, high_s: 90 % interval, from models that the rates have not seen."""
+
+    model: str
+    trace: Trace
+    rates: OperationRates
+    times: StepTimes
+    accelerator: Accelerator
+    largest: int | None = None  # largest batch that fits, where it was asked for
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of the step's 90 % interval (s)."""
+        return self.times.step_s / (1.0 + self.rates.error)
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of the step's 90 % interval (s)."""
+        return self.times.step_s * (1.0 + self.rates.error)
+
+    @property
+    def usable_bytes(self) -> float:
+        """Memory that PyTorch's allocator can have."""
+        return self.accelerator.memory_bytes.value - CONTEXT_BYTES
+
+    @property
+    def fits(self) -> bool:
+        """Whether what is allocated fits, if need be with cached blocks given back."""
+        return self.trace.peak_bytes <= self.usable_bytes
+
+    @property
+    def mfu(self) -> float:
+        """FLOP of products, convolutions and attention over the dense 16-bit peak of the data sheet."""
+        flop = sum(one.flop for one in self.trace.operations)
+        return flop / self.times.step_s / self.accelerator.peak_flop_per_s("bf16" if self._bf16 else "fp16")
+
+    @property
+    def _bf16(self) -> bool:
+        return "bf16" in self.accelerator.flop_per_s
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """Price of a million samples at the catalogue's price of the GPU."""
+        price = self.accelerator.price_usd_per_gpu_h
+        return None if price is None else price.value / 3600.0 * self.times.step_s / self.trace.batch * 1e6
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "model": self.model,
+            "gpu": self.rates.name,
+            "batch": self.trace.batch,
+            "step_s": self.times.step_s,
+            "step_low_s": self.low_s,
+            "step_high_s": self.high_s,
+            "samples_per_s": self.trace.batch / self.times.step_s,
+            "host_s": self.times.host_s,
+            "gpu_s": self.times.gpu_s,
+            "limit": self.times.limit,
+            "mfu": self.mfu,
+            "peak_bytes": self.trace.peak_bytes,
+            "reserved_bytes": self.trace.reserved_bytes,
+            "usable_bytes": self.usable_bytes,
+            "fits": self.fits,
+            "largest_batch": self.largest,
+            "usd_per_million_samples": self.usd_per_million,
+            "gpu_s_by_kind": self.times.by_kind,
+            "not_measured": self.rates.unmeasured(self.trace.operations),
+            "host_reads": self.trace.host_reads,
+            "parameters": self.trace.parameters,
+            "origin": self.rates.origin,
+        }
+
+
+def predict(
+    name: str,
+    make: MakeStep,
+    batches: Sequence[int],
+    gpus: Sequence[str],
+    *,
+    largest: bool = False,
+    hardware: str = "catalogue",
+) -> list[Prediction]:
+    """Trace each batch once and cost it on every GPU.
+
+    Raises CannotTraceError when the step cannot be traced, ValueError for an unknown GPU; both are one line.
+    """
+    rates = [rates_of(gpu, hardware) for gpu in gpus]
+    profile = load_profile(hardware)
+    places = [profile.accelerator(one.name if one.name in profile.accelerators else f"{one.name}_sxm") for one in rates]
+    traces = [record(make, batch) for batch in batches]
+    found = []
+    for of, place in zip(rates, places, strict=True):
+        most = largest_batch(make, traces, place.memory_bytes.value - CONTEXT_BYTES) if largest else None
+        found += [Prediction(name, trace, of, step_times(trace.operations, of), place, most) for trace in traces]
+    return found
+
+
+def largest_batch(make: MakeStep, traces: Sequence[Trace], usable_bytes: float) -> int:
+    """The largest batch whose peak fits: along the line of two traces, then checked by tracing; 0: none fits."""
+    known = {trace.batch: trace.peak_bytes for trace in traces}
+    for batch in (1, 2):
+        if len(known) < 2 and batch not in known:
+            known[batch] = record(make, batch).peak_bytes
+    for _ in range(8):
+        (a, at_a), (b, at_b) = sorted(known.items())[-2:]
+        per_sample = max((at_b - at_a) / (b - a), 1.0)
+        guess = min(MOST, max(1, int(a + (usable_bytes - at_a) / per_sample)))
+        if guess in known:
+            break
+        known[guess] = record(make, guess).peak_bytes
+        if known[guess] <= usable_bytes and record_fails(make, guess + 1, usable_bytes, known):
+            return guess
+    return max((batch for batch, peak in known.items() if peak <= usable_bytes), default=0)
+
+
+def record_fails(make: MakeStep, batch: int, usable_bytes: float, known: dict[int, float]) -> bool:
+    """Whether the next batch no longer fits."""
+    known[batch] = record(make, batch).peak_bytes
+    return known[batch] > usable_bytes
+
+
+def load_step(text: str, length: int = LENGTH) -> tuple[str, MakeStep]:
+    """(name, make) of "FILE.py:FUNCTION", or of a Hugging Face model by its config.json, its folder or its name.
+
+    Raises CannotTraceError, one line.
+    """
+    file, _, function = text.rpartition(":")
+    if file.endswith(".py"):
+        return function, _function(file, function)
+    if text.endswith(".py"):
+        raise CannotTraceError(f"{text}: which function? Write {text}:make")
+    return text, hugging_face(text, length)
+
+
+def _function(file: str, name: str) -> MakeStep:
+    path = Path(file)
+    if not path.is_file():
+        raise CannotTraceError(f"{file}: there is no such file")
+    spec = importlib.util.spec_from_file_location("equipoise_traced", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises is named in one line
+        raise CannotTraceError(f"{file}: {type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        sys.path.pop(0)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise CannotTraceError(f"{file}: has no function {name!r}")
+    make: MakeStep = found
+    return make
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def hugging_face(name: str, length: int) -> MakeStep:
+    """A training step of a causal language model given by its configuration: AdamW, products in bf16 by autocast."""
+    try:
+        import transformers  # only for models by their configuration
+    except ImportError:
+        raise CannotTraceError(f"{name}: a model by its configuration needs the package transformers") from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(name if Path(name).is_dir() else _config_folder(name))
+    except Exception as error:  # the hub, a file or its contents
+        raise CannotTraceError(f"{name}: {_first_line(error)}") from None
+
+    def make(batch: int) -> Callable[[], object]:
+        with torch.device("cuda"):
+            net = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+        net.config.use_cache = False
+        optimiser = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+        tokens = torch.randint(config.vocab_size, (batch, length), device="cuda")
+
+        def step() -> None:
+            optimiser.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = net(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimiser.step()
+
+        return step
+
+    return make
+
+
+def _config_folder(name: str) -> str:
+    """The folder of a config.json, or a name as it is."""
+    return str(Path(name).parent) if Path(name).name == "config.json" else name

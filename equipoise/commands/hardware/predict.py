@@ -1,0 +1,152 @@
+"""predict: what a training step of any PyTorch model takes on a GPU, traced on this machine without one."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+import click
+
+from equipoise.commands.tables import aligned
+from equipoise.commands.types import IntRange
+from equipoise.exit_codes import OK, SOME_FAILED
+from equipoise.options import CommandState, WrongInputError, common, pass_state, progress, say
+
+if TYPE_CHECKING:
+    from equipoise.calibrate.trace.predict import Prediction
+
+LISTED = 6
+"""Kinds of operations of the first screen."""
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option("--batch", "batches", type=IntRange(1, 65536), multiple=True, help="Samples of a step; may be repeated.")
+@click.option("--gpu", "gpus", multiple=True, help="h100, h200, or an accelerator of the profile; may be repeated.")
+@click.option(
+    "--length",
+    type=IntRange(1, 1 << 20),
+    default=2048,
+    show_default=True,
+    help="Tokens of a sample, for models by their configuration.",
+)
+@click.option("--largest", is_flag=True, help="Also find the largest batch that fits (traces a few more).")
+@click.option("--hardware", default="catalogue", show_default=True, help="Profile with memory, prices and data sheets.")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@common
+@pass_state
+def predict(
+    state: CommandState,
+    models: tuple[str, ...],
+    batches: tuple[int, ...],
+    gpus: tuple[str, ...],
+    length: int,
+    largest: bool,
+    hardware: str,
+    form: str,
+) -> int:
+    """Predict the time and the memory of a training step on a GPU that is not here.
+
+    MODEL is FILE.py:FUNCTION, where FUNCTION(batch) returns a function that does one step on "cuda", or a Hugging Face
+    model by its config.json, folder or name. Nothing is computed and no weight is allocated. Exit code 3: some of
+    the models could not be traced; the others are complete.
+    """
+    try:
+        from equipoise.calibrate.trace.predict import load_step
+        from equipoise.calibrate.trace.predict import predict as predicted
+        from equipoise.calibrate.trace.rates import rates_of
+    except ImportError:
+        raise WrongInputError("predict needs PyTorch: pip install 'equipoise[live]'") from None
+
+    wanted = gpus or ("h100",)
+    try:
+        for gpu in wanted:
+            rates_of(gpu, hardware)
+    except ValueError as error:
+        raise WrongInputError(f"--gpu: {error}") from None
+    found: list[Prediction] = []
+    failed: list[str] = []
+    with progress(state.quiet, "predict", "traced") as tell, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for k, model in enumerate(models):
+            tell(k, len(models), model)
+            try:
+                name, make = load_step(model, length)
+                found += predicted(name, make, batches or (1,), wanted, largest=largest, hardware=hardware)
+            except Exception as error:  # one model's fault costs no other model its result
+                if state.debug:
+                    raise
+                line = (str(error).splitlines() or [""])[0]
+                failed.append(line if line.startswith(model) else f"{model}: {line or type(error).__name__}")
+        tell(len(models), len(models), "")
+    for line in failed:
+        print(line, file=sys.stderr)
+    if not found:
+        raise WrongInputError("no model could be traced")
+    say(json.dumps([one.as_dict() for one in found], indent=2) if form == "json" else _text(found))
+    return SOME_FAILED if failed else OK
+
+
+def _text(found: list[Prediction]) -> str:
+    lines = [_sentence(one) for one in found] if len(found) <= 3 else []
+    rows = [
+        (
+            "model",
+            "GPU",
+            "batch",
+            "step",
+            "90 %",
+            "samples/s",
+            "MFU",
+            "limit",
+            "peak",
+            "of",
+            "fits",
+            "largest",
+            "USD/1e6",
+        )
+    ]
+    for one in found:
+        rows.append(
+            (
+                one.model,
+                one.rates.name,
+                str(one.trace.batch),
+                f"{1e3 * one.times.step_s:.4g} ms",
+                f"{1e3 * one.low_s:.3g} .. {1e3 * one.high_s:.3g}",
+                f"{one.trace.batch / one.times.step_s:.4g}",
+                f"{100 * one.mfu:.0f} %",
+                one.times.limit,
+                f"{one.trace.peak_bytes / 1e9:.2f} GB",
+                f"{one.usable_bytes / 1e9:.1f}",
+                "yes" if one.fits else "no",
+                "" if one.largest is None else str(one.largest),
+                "" if one.usd_per_million is None else f"{one.usd_per_million:.3g}",
+            )
+        )
+    lines += ["", *aligned(rows, [False, False, *[True] * 5, False, *[True] * 2, False, True, True])]
+    kinds = found[0].times.by_kind
+    most = sorted(kinds, key=lambda kind: -kinds[kind])[:LISTED]
+    shares = ", ".join(f"{kind.replace('_', ' ')} {100 * kinds[kind] / found[0].times.gpu_s:.0f} %" for kind in most)
+    lines += ["", f"GPU time of {found[0].model}: {shares}"]
+    for origin in dict.fromkeys(f"{one.rates.name}: {one.rates.origin}" for one in found):
+        lines.append(origin)
+    missing = sorted({kind for one in found for kind in one.rates.unmeasured(one.trace.operations)})
+    if missing:
+        lines.append(f"not measured, taken as elementwise: {', '.join(kind.replace('_', ' ') for kind in missing)}")
+    if reads := found[0].trace.host_reads:
+        lines.append(f"the script reads {reads} values in a step; each was taken to be 1")
+    return "\n".join(lines)
+
+
+def _sentence(one: Prediction) -> str:
+    what = {"host": "the host, which queues operations,", "products": "products", "memory": "memory traffic"}
+    fits = "fits" if one.fits else "does not fit"
+    return (
+        f"A step of {one.model} with batch {one.trace.batch} takes {1e3 * one.times.step_s:.4g} ms on {one.rates.name} "
+        f"(90 %: {1e3 * one.low_s:.3g} to {1e3 * one.high_s:.3g}); {what[one.times.limit]} limit"
+        f"{'s' if one.times.limit != 'products' else ''} it. It {fits}: {one.trace.peak_bytes / 1e9:.1f} GB of "
+        f"{one.usable_bytes / 1e9:.1f} GB."
+    )

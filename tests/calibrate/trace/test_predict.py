@@ -1,0 +1,216 @@
+"""Traced training steps: their work by hand, their memory, the law of a step, and the command."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from equipoise.calibrate.trace.fit import Row, fit_kinds, fit_products  # noqa: E402 - they need PyTorch
+from equipoise.calibrate.trace.memory import MIB, CachingAllocator  # noqa: E402
+from equipoise.calibrate.trace.predict import largest_batch, predict  # noqa: E402
+from equipoise.calibrate.trace.rates import HostRates, KindRates, OperationRates, ProductRates, rates_of  # noqa: E402
+from equipoise.calibrate.trace.record import CannotTraceError, record  # noqa: E402
+from equipoise.calibrate.trace.step import step_times  # noqa: E402
+from equipoise.calibrate.trace.work import READ, Operation  # noqa: E402
+from equipoise.cli import main  # noqa: E402
+
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+def linear(batch, wide=1024):
+    net = torch.nn.Linear(wide, wide, bias=False).cuda()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    x = torch.randn(batch, wide, device="cuda")
+    def step():
+        optimiser.zero_grad()
+        net(x).sum().backward()
+        optimiser.step()
+    return step
+
+def attending(batch):
+    q = torch.randn(batch, 4, 128, 64, device="cuda", requires_grad=True)
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            out = F.layer_norm(F.scaled_dot_product_attention(q, q, q, is_causal=True), (64,))
+        assert out.dtype == torch.float32
+        out.sum().backward()
+    return step
+
+def blocks(batch, again=False):
+    layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(6)]
+    net = torch.nn.ModuleList(layers).to("cuda")
+    optimiser = torch.optim.AdamW(net.parameters())
+    def step():
+        x = torch.ones(batch, 512, device="cuda")
+        for layer in net:
+            x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+        loss = x.sum()
+        loss.backward()
+        optimiser.step()
+        return loss.item()
+    return step
+
+def by_data(batch):
+    x = torch.randn(batch, device="cuda")
+    return lambda: x[x > 0]
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traced") / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(script: Path) -> object:
+    spec = importlib.util.spec_from_file_location("traced_script", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_work_of_a_linear_layer(made: object) -> None:
+    trace = record(made.linear, 256)
+    products = [one for one in trace.operations if one.product is not None]
+    # y = x W, and dW = x^T dy; x wants no gradient: 2 x 2 x 256 x 1024 x 1024 FLOP.
+    assert sum(one.flop for one in products) == 2 * 2 * 256 * 1024**2
+    assert {one.kind for one in products} == {"product_fp32"}
+    assert [one.during for one in products] == ["forward", "backward"]
+    (update,) = [one for one in trace.operations if one.kind == "optimiser_fused"]
+    assert update.bytes == 4 * 1024**2 * 2 * 5 / 3  # parameter and gradient; without momentum, see the law of SGD
+    assert trace.parameters == 1024**2
+
+
+def test_attention_is_one_operation_and_norms_are_wide(made: object) -> None:
+    trace = record(made.attending, 2)
+    flop = {one.kind: one.flop for one in trace.operations if one.kind.startswith("attention")}
+    # Two products of 2 x 128 x 128 x 64 FLOP a head, half of them by the causal mask; five in the backward pass.
+    forward = 2 * 2 * (2 * 4) * 128 * 128 * 64 / 2
+    assert flop == {"attention": forward, "attention_backward": 2.5 * forward}
+
+
+def test_recomputation_trades_work_for_memory(made: object) -> None:
+    plain, again = (record(lambda batch, again=again: made.blocks(batch, again), 8192) for again in (False, True))
+    flop = [sum(one.flop for one in trace.operations) for trace in (plain, again)]
+    assert flop[1] - flop[0] == 6 * 2 * 8192 * 512**2  # each forward product once more
+    # Of each block but the last its input and what GELU wants, 8192 x 512 x 4 bytes each, are no longer both kept.
+    assert plain.peak_bytes - again.peak_bytes > 4 * 8192 * 512 * 4
+    assert plain.host_reads == 1
+    assert [one.kind for one in plain.operations][-1] == READ
+    # Parameters, gradients and two moments of 6 x (512 x 512 + 512) numbers in 32 bits are there before the step.
+    assert plain.kept_bytes == pytest.approx(4 * 4 * 6 * (512**2 + 512), rel=0.01)
+
+
+def test_allocator_rounds_caches_and_splits() -> None:
+    memory = CachingAllocator()
+    small = memory.allocate(1)  # 512 bytes of a segment of 2 MiB
+    assert (memory.allocated_bytes, memory.reserved_bytes) == (512, 2 * MIB)
+    large = memory.allocate(3 * MIB)  # of a segment of 20 MiB
+    assert memory.reserved_bytes == 22 * MIB
+    memory.allocate(15 * MIB)  # fits into the rest, whose last 2 MiB stay free
+    assert memory.reserved_bytes == 22 * MIB
+    whole = memory.allocate(31 * MIB)  # a segment of its own, of a multiple of 2 MiB
+    assert memory.reserved_bytes == 54 * MIB
+    for key in (small, large, whole):
+        memory.free(key)
+    assert memory.allocated_bytes == 15 * MIB
+    assert memory.reserved_bytes == 54 * MIB
+    memory.allocate(30 * MIB)
+    assert memory.peak_reserved_bytes == 54 * MIB
+
+
+def rates(host_s: float) -> OperationRates:
+    kinds = {"elementwise": KindRates(1e12)}
+    return OperationRates(
+        "x", 0.0, ProductRates(1e15, 0.0, 0.3, 0.1, 1e15), kinds, HostRates(host_s, host_s, 0.0), 0.1, ""
+    )
+
+
+def test_law_of_a_step() -> None:
+    work = [Operation("add", "elementwise", "forward", 0.0, 1e9)] * 10  # 1 ms each on the GPU
+    assert step_times(work, rates(1e-4)).step_s == pytest.approx(10e-3)  # the host runs ahead
+    assert step_times(work, rates(3e-3)).step_s == pytest.approx(30e-3)  # the GPU waits
+    assert step_times(work, rates(3e-3)).limit == "host"
+    # A value is read after each operation: 0.1 ms of queueing and 1 ms of work take turns.
+    each = [one for op in work for one in (op, Operation("item", READ, "forward"))]
+    assert step_times(each, rates(1e-4)).step_s == pytest.approx(10 * (1e-3 + 2e-4), rel=0.1)
+
+
+def test_products_want_multiples_of_eight() -> None:
+    law = rates(0.0).product
+    assert law.seconds(1, 4096, 4096, 4096) == pytest.approx(2 * 4096**3 / 1e15)
+    assert law.seconds(1, 4096, 50257, 1024) > 9 * law.seconds(1, 4096, 50240, 1024)
+
+
+def test_fit_finds_the_rates_it_was_made_of() -> None:
+    truth = rates_of("h100")
+    shapes = [(m, n, k) for m in (512, 4096, 50257) for n in (1024, 8192) for k in (512, 4096, 16384)]
+    seconds = [(*s, truth.launch_s + truth.product.seconds(1, *s)) for s in shapes]
+    found = fit_products(seconds)
+    assert found.flop_per_s == pytest.approx(truth.product.flop_per_s, rel=0.02)
+    sizes = [(f"{kind}", b) for kind in ("elementwise", "layer_norm") for b in (1e8, 1e9)]
+    rows = [Row("", [Operation("", kind, "forward", 0.0, b)], 1.5e-6 + b / 2e12) for kind, b in sizes]
+    assert fit_kinds(rows, found)["layer_norm"].bytes_per_s == pytest.approx(2e12, rel=0.01)
+
+
+def test_largest_batch_is_the_last_that_fits(made: object) -> None:
+    traces = [record(made.blocks, batch) for batch in (64, 128)]
+    most = largest_batch(made.blocks, traces, 5e8)
+    assert record(made.blocks, most).peak_bytes <= 5e8 < record(made.blocks, most + 1).peak_bytes
+
+
+def test_what_depends_on_data_is_refused(made: object) -> None:
+    with pytest.raises(CannotTraceError, match="depends on data"):
+        record(made.by_data, 4)
+
+
+def test_command_keeps_what_could_be_traced(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [f"{script}:linear", f"{script}:by_data", f"{script}:missing"]
+    assert main(["predict", *models, "--batch", "64", "--gpu", "h100", "--gpu", "b200", "--format", "json", "-q"]) == 3
+    out, err = capsys.readouterr()
+    here, there = json.loads(out)
+    assert here["step_low_s"] < here["step_s"] < here["step_high_s"]
+    assert there["step_high_s"] / there["step_s"] > here["step_high_s"] / here["step_s"]  # b200 was not measured
+    assert len(err.strip().splitlines()) == 2
+    assert main(["predict", f"{script}:by_data", "-q"]) == 2
+    assert main(["predict", f"{script}:linear", "--gpu", "h1000", "-q"]) == 2
+    capsys.readouterr()
+    assert main(["predict", f"{script}:linear", "--batch", "64", "-q"]) == 0
+    assert capsys.readouterr().out.startswith("A step of linear with batch 64 takes")
+
+
+GPU = Path(__file__).parents[4] / "shared" / "data" / "gpu"
+
+
+@pytest.mark.skipif(not GPU.is_dir(), reason="needs the public measurements")
+def test_models_of_others_that_no_rate_has_seen() -> None:
+    try:
+        import torchvision  # noqa: F401 - builds against another PyTorch fail while they load
+        import transformers  # noqa: F401
+    except (ImportError, RuntimeError):
+        pytest.skip("needs transformers, and a torchvision that loads")
+    spec = importlib.util.spec_from_file_location("popular_models", GPU / "popular_models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    steps, peaks = [], []
+    for row in csv.DictReader((GPU / "h100_popular_models.csv").open()):
+        (found,) = predict(row["model"], getattr(models, row["model"]), [int(row["batch"])], ["h100"])
+        steps.append(abs(found.times.step_s / float(row["step_s"]) - 1))
+        peaks.append(abs(found.trace.peak_bytes / float(row["peak_allocated_bytes"]) - 1))
+    assert statistics.median(steps) < 0.1
+    assert statistics.median(peaks) < 0.08
