@@ -17,7 +17,7 @@ from scipy.optimize import least_squares, nnls
 from equipoise.calibrate.fit.robust import Floats
 from equipoise.calibrate.trace.rates import HostRates, KindRates, OperationRates, ProductRates
 from equipoise.calibrate.trace.step import step_times
-from equipoise.calibrate.trace.work import READ, Operation
+from equipoise.calibrate.trace.work import READ, TracedOperation
 
 LAUNCH_S = 1.5e-6
 """From the end of a kernel to the begin of the next, at least; part of every operation."""
@@ -28,11 +28,11 @@ ROBUST = 0.15
 
 
 @dataclass(frozen=True)
-class Row:
+class TimedWork:
     """Operations, and the seconds that the GPU took for them; label: what is left out together."""
 
     label: str
-    operations: Sequence[Operation]
+    operations: Sequence[TracedOperation]
     seconds: float
     weight: float = 1.0
 
@@ -51,7 +51,7 @@ def fit_products(shapes: Sequence[tuple[int, int, int, float]]) -> ProductRates:
     return rates(least_squares(residuals, np.zeros(5), loss="soft_l1", f_scale=0.1, bounds=(-3.0, 3.0)).x)
 
 
-def fit_kinds(rows: Sequence[Row], product: ProductRates) -> dict[str, KindRates]:
+def fit_kinds(rows: Sequence[TimedWork], product: ProductRates) -> dict[str, KindRates]:
     """Rates by kind: non-negative least squares of relative errors, reweighted so that single rows count little."""
     sums, rest, sure = [], [], []
     for row in rows:
@@ -93,7 +93,7 @@ PRIOR_WEIGHT = 0.1
 """Weight of a factor e away from HOST_PRIOR, in relative errors of steps; few steps are bound by the host."""
 
 
-def fit_host(steps: Sequence[Row], rates: OperationRates) -> HostRates:
+def fit_host(steps: Sequence[TimedWork], rates: OperationRates) -> HostRates:
     """The host's times from seconds of whole steps, those that it bounds telling most."""
 
     def residuals(p: Floats, /) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from equipoise.calibrate.trace.rates import OperationRates, rates_of
-from equipoise.calibrate.trace.record import CannotTraceError, MakeStep, Trace, record
+from equipoise.calibrate.trace.record import CannotTraceError, MakeStep, StepTrace, record
 from equipoise.calibrate.trace.step import StepTimes, step_times
 from equipoise.sim.hardware.profile import Accelerator, load_profile
 
@@ -24,11 +24,11 @@ LENGTH = 2048
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """One step of a batch on one GPU. low_s, high_s: 90 % interval, from models that the rates have not seen."""
 
     model: str
-    trace: Trace
+    trace: StepTrace
     rates: OperationRates
     times: StepTimes
     accelerator: Accelerator
@@ -106,8 +106,8 @@ def predict(
     *,
     largest: bool = False,
     hardware: str = "catalogue",
-) -> list[Prediction]:
-    """Trace each batch once and cost it on every GPU.
+) -> list[StepPrediction]:
+    """StepTrace each batch once and cost it on every GPU.
 
     Raises CannotTraceError when the step cannot be traced, ValueError for an unknown GPU; both are one line.
     """
@@ -118,11 +118,11 @@ def predict(
     found = []
     for of, place in zip(rates, places, strict=True):
         most = largest_batch(make, traces, place.memory_bytes.value - CONTEXT_BYTES) if largest else None
-        found += [Prediction(name, trace, of, step_times(trace.operations, of), place, most) for trace in traces]
+        found += [StepPrediction(name, trace, of, step_times(trace.operations, of), place, most) for trace in traces]
     return found
 
 
-def largest_batch(make: MakeStep, traces: Sequence[Trace], usable_bytes: float) -> int:
+def largest_batch(make: MakeStep, traces: Sequence[StepTrace], usable_bytes: float) -> int:
     """The largest batch whose peak fits: along the line of two traces, then checked by tracing; 0: none fits."""
     known = {trace.batch: trace.peak_bytes for trace in traces}
     for batch in (1, 2):

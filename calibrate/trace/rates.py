@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from equipoise.calibrate.trace.work import READ, Operation
+from equipoise.calibrate.trace.work import READ, TracedOperation
 from equipoise.sim.hardware.profile import Accelerator, load_profile
 
 FOLDER = Path(__file__).parent / "measured"
@@ -88,7 +88,7 @@ class OperationRates:
     error: float
     origin: str
 
-    def seconds(self, work: Operation) -> float:
+    def seconds(self, work: TracedOperation) -> float:
         """Seconds of the GPU for one operation; a kind that was not measured counts as an elementwise one."""
         if not work.kind or work.kind == READ:
             return 0.0
@@ -100,7 +100,7 @@ class OperationRates:
         """Rates of a kind, or of the nearest one that was measured."""
         return self.kinds.get(name) or self.kinds["elementwise"]
 
-    def unmeasured(self, operations: Iterable[Operation]) -> list[str]:
+    def unmeasured(self, operations: Iterable[TracedOperation]) -> list[str]:
         """Kinds of operations without a measured rate."""
         known = {"", "product", READ, *self.kinds}
         return sorted({work.kind for work in operations} - known)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from equipoise.calibrate.trace.memory import CachingAllocator
 from equipoise.calibrate.trace.pretend import pretending
-from equipoise.calibrate.trace.work import READ, Operation, Pass, Shape, operation
+from equipoise.calibrate.trace.work import READ, Pass, Shape, TracedOperation, operation
 
 MakeStep = Callable[[int], Callable[[], object]]
 """make(batch) returns a function that runs one training step of `batch` samples."""
@@ -30,14 +30,14 @@ class CannotTraceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Trace:
+class StepTrace:
     """One training step.
 
     operations: in the order of calls. peak_bytes, reserved_bytes: of the allocator, over the step; kept_bytes: held
     before it begins (parameters, states). host_reads: values that the host waited for. parameters: that are trained.
     """
 
-    operations: Sequence[Operation]
+    operations: Sequence[TracedOperation]
     batch: int
     peak_bytes: float
     reserved_bytes: float
@@ -46,12 +46,12 @@ class Trace:
     parameters: int
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[misc]
+class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes every operation, and allocates and frees the storages of its results."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
+        self.operations: list[TracedOperation] = []
         self.memory = CachingAllocator()
         self.host_reads = 0
         self.updating = False  # an optimiser steps: what it reads, its count of steps, is the host's own
@@ -101,16 +101,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """A value that the script reads: 1, as no value exists."""
         if not self.updating:
             self.host_reads += 1
-            self.operations.append(Operation("item", READ, "forward"))
+            self.operations.append(TracedOperation("item", READ, "forward"))
         return True if tensor.dtype is torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
 
 
-def each_group(one: Operation) -> list[Operation]:
+def each_group(one: TracedOperation) -> list[TracedOperation]:
     """A grouped product of 32-bit numbers: PyTorch reads the groups' ends on the host and calls one product each."""
     assert one.product is not None
     groups, m, n, k = one.product
     part = replace(one, flop=one.flop / groups, bytes=one.bytes / groups, product=(1, m, n, k))
-    return [Operation("item", READ, one.during), *[part] * groups]
+    return [TracedOperation("item", READ, one.during), *[part] * groups]
 
 
 def shapes(tensors: Sequence[torch.Tensor]) -> list[Shape]:
@@ -121,11 +121,11 @@ def shapes(tensors: Sequence[torch.Tensor]) -> list[Shape]:
     ]
 
 
-def record(make: MakeStep, batch: int) -> Trace:
+def record(make: MakeStep, batch: int) -> StepTrace:
     """Record the second training step of `make(batch)`. Raises CannotTraceError, one line."""
     trained: dict[int, int] = {}
 
-    recorder = Recorder()
+    recorder = StepRecorder()
 
     def steps(optimiser: Any, *_: Any) -> None:
         trained.update((id(p), p.numel()) for group in optimiser.param_groups for p in group["params"])
@@ -154,7 +154,7 @@ def record(make: MakeStep, batch: int) -> Trace:
         for hook in hooks:
             hook.remove()
     memory = recorder.memory
-    return Trace(
+    return StepTrace(
         tuple(recorder.operations),
         batch,
         memory.peak_bytes,

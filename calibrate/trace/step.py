@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.calibrate.trace.rates import OperationRates
-from equipoise.calibrate.trace.work import READ, Operation
+from equipoise.calibrate.trace.work import READ, TracedOperation
 
 STEPS = 3
 """Steps in a row; the last one counts, as the host may run ahead of the GPU."""
@@ -37,7 +37,7 @@ class StepTimes:
         return "products" if products > self.gpu_s / 2.0 else "memory"
 
 
-def step_times(operations: Sequence[Operation], rates: OperationRates) -> StepTimes:
+def step_times(operations: Sequence[TracedOperation], rates: OperationRates) -> StepTimes:
     """Times of a step made of these operations."""
     by_kind: dict[str, float] = defaultdict(float)
     work = []
@@ -61,7 +61,7 @@ def step_times(operations: Sequence[Operation], rates: OperationRates) -> StepTi
     return StepTimes(max(host, gpu) - begun, rates.host.step_s + sum(w[0] for w in work), total, dict(by_kind))
 
 
-def queueing_s(one: Operation, rates: OperationRates) -> float:
+def queueing_s(one: TracedOperation, rates: OperationRates) -> float:
     """Seconds of the host to queue an operation."""
     if not one.kind:
         return rates.host.view_s

@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class TracedOperation:
     """What one call does. kind "": it only makes a view. product: (groups, m, n, k) of a matrix product."""
 
     name: str
@@ -156,14 +156,14 @@ _PARTS = (
 
 def operation(
     name: str, ins: Sequence[Shape], outs: Sequence[Shape], during: Pass, changes: bool, scalars: Sequence[float]
-) -> Operation:
+) -> TracedOperation:
     """The operation `name` of PyTorch by its tensors; changes: it writes into its first input; scalars: its numbers."""
     if name in VIEWS:
-        return Operation(name, "", during)
+        return TracedOperation(name, "", during)
     product = _product(name, ins)
     flop = _flop(name, ins, outs, product, bool(scalars and scalars[0]))
     kind = _kind(name, ins, outs, scalars)
-    return Operation(name, kind, during, flop, _bytes(name, ins, outs, changes), product)
+    return TracedOperation(name, kind, during, flop, _bytes(name, ins, outs, changes), product)
 
 
 def _kind(name: str, ins: Sequence[Shape], outs: Sequence[Shape], scalars: Sequence[float]) -> str:

@@ -15,7 +15,7 @@ from equipoise.exit_codes import OK, SOME_FAILED
 from equipoise.options import CommandState, WrongInputError, common, pass_state, progress, say
 
 if TYPE_CHECKING:
-    from equipoise.calibrate.trace.predict import Prediction
+    from equipoise.calibrate.trace.predict import StepPrediction
 
 LISTED = 6
 """Kinds of operations of the first screen."""
@@ -66,7 +66,7 @@ def predict(
             rates_of(gpu, hardware)
     except ValueError as error:
         raise WrongInputError(f"--gpu: {error}") from None
-    found: list[Prediction] = []
+    found: list[StepPrediction] = []
     failed: list[str] = []
     with progress(state.quiet, "predict", "traced") as tell, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,7 +89,7 @@ def predict(
     return SOME_FAILED if failed else OK
 
 
-def _text(found: list[Prediction]) -> str:
+def _text(found: list[StepPrediction]) -> str:
     lines = [_sentence(one) for one in found] if len(found) <= 3 else []
     rows = [
         (
@@ -141,7 +141,7 @@ def _text(found: list[Prediction]) -> str:
     return "\n".join(lines)
 
 
-def _sentence(one: Prediction) -> str:
+def _sentence(one: StepPrediction) -> str:
     what = {"host": "the host, which queues operations,", "products": "products", "memory": "memory traffic"}
     fits = "fits" if one.fits else "does not fit"
     return (

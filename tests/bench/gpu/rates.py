@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.calibrate.trace.fit import LAUNCH_S, Row, fit_host, fit_kinds, fit_products
+from equipoise.calibrate.trace.fit import LAUNCH_S, TimedWork, fit_host, fit_kinds, fit_products
 from equipoise.calibrate.trace.pretend import pretending
 from equipoise.calibrate.trace.rates import FOLDER, HostRates, OperationRates, write_rates
-from equipoise.calibrate.trace.record import Recorder, Trace, record
+from equipoise.calibrate.trace.record import StepRecorder, StepTrace, record
 from equipoise.calibrate.trace.step import step_times
-from equipoise.calibrate.trace.work import Operation
+from equipoise.calibrate.trace.work import TracedOperation
 from tests.bench.gpu import popular
 
 Key = tuple[str, int, int, int]
@@ -82,9 +82,9 @@ def family(name: str) -> str:
     return name.split("-")[0].rstrip("0123456789").replace("resnext", "resnet").split("_")[0]
 
 
-def single_operations(gpu: str) -> list[Row]:
+def single_operations(gpu: str) -> list[TimedWork]:
     """Rows of single operations: traced, with their measured seconds."""
-    traced: dict[tuple[str, ...], list[Operation]] = {}
+    traced: dict[tuple[str, ...], list[TracedOperation]] = {}
     cases = (
         popular.language_cases,
         popular.attention_cases,
@@ -92,7 +92,7 @@ def single_operations(gpu: str) -> list[Row]:
         popular.vision_cases,
         popular.optimiser_cases,
     )
-    with pretending(), Recorder() as recorder:
+    with pretending(), StepRecorder() as recorder:
         for one in cases:
             for kind, shape, dtype, make in one():
                 try:
@@ -114,11 +114,11 @@ def single_operations(gpu: str) -> list[Row]:
     for row in rows_of(DATA / gpu / "popular_operations.csv.gz"):
         key = row["kind"], row["shape"], row["dtype"], row["pass"]
         if key in traced:
-            found.append(Row("single", traced[key], float(row["device_s"]), SINGLE))
+            found.append(TimedWork("single", traced[key], float(row["device_s"]), SINGLE))
     return found
 
 
-def traced_steps() -> dict[Key, Trace]:
+def traced_steps() -> dict[Key, StepTrace]:
     """Traces of the steps that were measured."""
     found = {}
     for name, batch, length, checkpointing, make in popular.STEPS:
@@ -127,7 +127,9 @@ def traced_steps() -> dict[Key, Trace]:
     return found
 
 
-def joined(gpu: str, traces: Mapping[Key, Trace]) -> tuple[dict[Key, list[Row]], list[tuple[int, int, int, float]]]:
+def joined(
+    gpu: str, traces: Mapping[Key, StepTrace]
+) -> tuple[dict[Key, list[TimedWork]], list[tuple[int, int, int, float]]]:
     """Rows of each step by group of operations, and products (m, n, k, seconds)."""
     inside: dict[Key, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     products: dict[tuple[int, int, int], float] = {}
@@ -142,12 +144,12 @@ def joined(gpu: str, traces: Mapping[Key, Trace]) -> tuple[dict[Key, list[Row]],
             products[shape] = max(products.get(shape, 0.0), seconds / int(row["calls"]))
     rows = {}
     for key, trace in traces.items():
-        by_group: dict[str, list[Operation]] = defaultdict(list)
+        by_group: dict[str, list[TracedOperation]] = defaultdict(list)
         for one in trace.operations:
             if one.kind:
                 by_group[our_group(one.kind)].append(one)
         label = family(key[0])
-        rows[key] = [Row(label, ops, inside[key][g]) for g, ops in by_group.items() if inside[key][g] > 3e-5]
+        rows[key] = [TimedWork(label, ops, inside[key][g]) for g, ops in by_group.items() if inside[key][g] > 3e-5]
     return rows, [(m, n, k, s) for (m, n, k), s in products.items() if s > 3e-6]
 
 
@@ -169,7 +171,7 @@ def main() -> None:
             given.gpu, LAUNCH_S, product, fit_kinds(used, product), HostRates(3e-5, 1e-5, 5e-6), 0.0, ""
         )
         whole = [
-            Row("", traces[key].operations, math.sqrt(s * float(measured[key]["step_queued_s"])))
+            TimedWork("", traces[key].operations, math.sqrt(s * float(measured[key]["step_queued_s"])))
             for key, s in steps.items()
             if family(key[0]) != without
         ]

@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.calibrate.trace.fit import Row, fit_kinds, fit_products  # noqa: E402 - they need PyTorch
+from equipoise.calibrate.trace.fit import TimedWork, fit_kinds, fit_products  # noqa: E402 - they need PyTorch
 from equipoise.calibrate.trace.memory import MIB, CachingAllocator  # noqa: E402
 from equipoise.calibrate.trace.predict import largest_batch, predict  # noqa: E402
 from equipoise.calibrate.trace.rates import HostRates, KindRates, OperationRates, ProductRates, rates_of  # noqa: E402
 from equipoise.calibrate.trace.record import CannotTraceError, record  # noqa: E402
 from equipoise.calibrate.trace.step import step_times  # noqa: E402
-from equipoise.calibrate.trace.work import READ, Operation  # noqa: E402
+from equipoise.calibrate.trace.work import READ, TracedOperation  # noqa: E402
 from equipoise.cli import main  # noqa: E402
 
 SCRIPT = """
@@ -140,12 +140,12 @@ def rates(host_s: float) -> OperationRates:
 
 
 def test_law_of_a_step() -> None:
-    work = [Operation("add", "elementwise", "forward", 0.0, 1e9)] * 10  # 1 ms each on the GPU
+    work = [TracedOperation("add", "elementwise", "forward", 0.0, 1e9)] * 10  # 1 ms each on the GPU
     assert step_times(work, rates(1e-4)).step_s == pytest.approx(10e-3)  # the host runs ahead
     assert step_times(work, rates(3e-3)).step_s == pytest.approx(30e-3)  # the GPU waits
     assert step_times(work, rates(3e-3)).limit == "host"
     # A value is read after each operation: 0.1 ms of queueing and 1 ms of work take turns.
-    each = [one for op in work for one in (op, Operation("item", READ, "forward"))]
+    each = [one for op in work for one in (op, TracedOperation("item", READ, "forward"))]
     assert step_times(each, rates(1e-4)).step_s == pytest.approx(10 * (1e-3 + 2e-4), rel=0.1)
 
 
@@ -162,7 +162,7 @@ def test_fit_finds_the_rates_it_was_made_of() -> None:
     found = fit_products(seconds)
     assert found.flop_per_s == pytest.approx(truth.product.flop_per_s, rel=0.02)
     sizes = [(f"{kind}", b) for kind in ("elementwise", "layer_norm") for b in (1e8, 1e9)]
-    rows = [Row("", [Operation("", kind, "forward", 0.0, b)], 1.5e-6 + b / 2e12) for kind, b in sizes]
+    rows = [TimedWork("", [TracedOperation("", kind, "forward", 0.0, b)], 1.5e-6 + b / 2e12) for kind, b in sizes]
     assert fit_kinds(rows, found)["layer_norm"].bytes_per_s == pytest.approx(2e12, rel=0.01)
 
 
