@@ -445,7 +445,7 @@ class LiveWorld:
         unit = self.options.micro_batch
         least = -(-self.options.bounds.samples_min // unit) * unit
         samples = samples.copy()
-        if least * len(samples) <= samples.sum():
+        if least * len(samples) <= samples.sum() and self.data is None:  # a rank may have no more files to read
             for rank in np.flatnonzero(samples < least):
                 while samples[rank] < least:
                     samples[int(np.argmax(samples))] -= unit
