@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from equipoise.policies.kernels.allocation import (
 from equipoise.policies.kernels.gangs import frozen
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.quotas.limits import Quota
 
 RANKED = 2048
 """Number of waiting jobs that are ranked; the others follow unranked."""
@@ -301,6 +302,30 @@ def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> 
     lateness(rows, claims, now_s, ageing.after_s, ageing.slowdown, ageing.longest_s, ageing.unknown_s, late_s)
     late = np.flatnonzero(late_s > 0.0)
     return frozen(rows[late[np.lexsort((rows[late], -late_s[late]))]])
+
+
+def without_saved(o: Observation, ageing: Ageing) -> tuple[Observation, Bools]:
+    """(the observation, running jobs that may not grow) that leaves room under the limits of overdue jobs.
+
+    A job that a limit holds back has no reservation. Once it is overdue, waiting jobs that count under that limit are
+    hidden, and running ones may not grow, until it may start.
+    """
+    jobs, held, q = o.jobs, o.held, o.queues
+    saved = np.zeros(len(q.claims), dtype=np.bool_)
+    if len(held) and len(saved):
+        waited_s = np.nan_to_num(jobs.waited_s[held]) + np.maximum(o.time_s - jobs.queued_since_s[held], 0.0)
+        duration_s = np.nan_to_num(jobs.duration_s[held], nan=ageing.unknown_s)
+        due_s = np.minimum(ageing.after_s + ageing.slowdown * duration_s, ageing.longest_s)
+        late = held[(waited_s > due_s) & (jobs.claim[held] >= 0)]
+        quota = Quota.now(o) if len(late) else None
+        for row, gpus in zip(late.tolist(), gpus_wanted(o, late).tolist(), strict=True):
+            assert quota is not None
+            limit = quota.first(int(jobs.claim[row]), gpus * min(float(jobs.gpu_share_requested[row]), 1.0))
+            saved |= np.array([any(limit in quota.chain(k) for k in quota.leaves(c)) for c in range(len(saved))])
+    if not saved.any():
+        return o, np.zeros(len(jobs), dtype=np.bool_)
+    mine = (jobs.claim >= 0) & saved[jobs.claim]
+    return replace(o, waiting=o.waiting[~mine[o.waiting]]), mine
 
 
 def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Floats) -> Floats:
