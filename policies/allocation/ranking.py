@@ -305,27 +305,36 @@ def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> 
 
 
 def without_saved(o: Observation, ageing: Ageing) -> tuple[Observation, Bools]:
-    """(the observation, running jobs that may not grow) that leaves room under the limits of overdue jobs.
+    """(the observation, jobs that may not grow) that leaves room under the limits of overdue jobs.
 
     A job that a limit holds back has no reservation. Once it is overdue, waiting jobs that count under that limit are
-    hidden, and running ones may not grow, until it may start.
+    hidden, unless they end before running ones have left room for it, and running ones may not grow.
     """
     jobs, held, q = o.jobs, o.held, o.queues
-    saved = np.zeros(len(q.claims), dtype=np.bool_)
-    if len(held) and len(saved):
-        waited_s = np.nan_to_num(jobs.waited_s[held]) + np.maximum(o.time_s - jobs.queued_since_s[held], 0.0)
-        duration_s = np.nan_to_num(jobs.duration_s[held], nan=ageing.unknown_s)
-        due_s = np.minimum(ageing.after_s + ageing.slowdown * duration_s, ageing.longest_s)
-        late = held[(waited_s > due_s) & (jobs.claim[held] >= 0)]
-        quota = Quota.now(o) if len(late) else None
-        for row, gpus in zip(late.tolist(), gpus_wanted(o, late).tolist(), strict=True):
-            assert quota is not None
-            limit = quota.first(int(jobs.claim[row]), gpus * min(float(jobs.gpu_share_requested[row]), 1.0))
-            saved |= np.array([any(limit in quota.chain(k) for k in quota.leaves(c)) for c in range(len(saved))])
-    if not saved.any():
-        return o, np.zeros(len(jobs), dtype=np.bool_)
-    mine = (jobs.claim >= 0) & saved[jobs.claim]
-    return replace(o, waiting=o.waiting[~mine[o.waiting]]), mine
+    saved, hidden = np.zeros(len(jobs), dtype=np.bool_), np.zeros(len(jobs), dtype=np.bool_)
+    if not len(held) or not len(q.claims):
+        return o, saved
+    waited_s = np.nan_to_num(jobs.waited_s[held]) + np.maximum(o.time_s - jobs.queued_since_s[held], 0.0)
+    duration_s = np.nan_to_num(jobs.duration_s[held], nan=ageing.unknown_s)
+    due_s = np.minimum(ageing.after_s + ageing.slowdown * duration_s, ageing.longest_s)
+    late = held[(waited_s > due_s) & (jobs.claim[held] >= 0)]
+    quota = Quota.now(o) if len(late) else None
+    for row, gpus in zip(late.tolist(), gpus_wanted(o, late).tolist(), strict=True):
+        assert quota is not None
+        need = gpus * min(float(jobs.gpu_share_requested[row]), 1.0)
+        limit = quota.first(int(jobs.claim[row]), need)
+        if limit < 0:  # other nodes than it may use are free under its limits
+            continue
+        under = np.array([any(limit in quota.chain(k) for k in quota.leaves(c)) for c in range(len(q.claims))])
+        mine = (jobs.claim >= 0) & under[jobs.claim]
+        runs = o.running[mine[o.running]]
+        runs = runs[np.argsort(jobs.service_s[runs], kind="stable")]
+        left = quota.left(limit) + np.cumsum((jobs.gpus_held * np.minimum(jobs.gpu_share_requested, 1.0))[runs])
+        enough = (left >= need) & (quota.left_jobs(limit) + np.arange(1, len(runs) + 1) >= 1)
+        free_s = jobs.service_s[runs[int(enough.argmax())]] if enough.any() else 0.0
+        saved |= mine
+        hidden |= mine & ~(jobs.service_s <= free_s)
+    return (replace(o, waiting=o.waiting[~hidden[o.waiting]]) if hidden.any() else o), saved
 
 
 def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Floats) -> Floats:
