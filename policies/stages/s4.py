@@ -125,10 +125,9 @@ class NodeAllocation(AllocationStage):
 
     No job starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is overdue: k is
     the number of starts of jobs overdue before it, T is the longest job with its restart. A reservation is for nodes
-    that the job may use. Under a limit that holds an overdue job back only what ends
-    in time starts, so that it is free T later: the bound is then twice as long. A job of s seconds is stopped at most 1 + log(s /
-    run_s) / log(1 + growth) times; a whole schedule may stop it once it has worked for `reluctance` restarts instead
-    of run_s.
+    that the job may use. Under a limit that holds an overdue job back only what ends in time starts, so that it is
+    free T later: the bound is then twice as long. A job of s seconds is stopped at most 1 + log(s / run_s) / log(1 +
+    growth) times; a whole schedule may stop it once it has worked for `reluctance` restarts instead of run_s.
     """
 
     name: ClassVar[str] = "s4"
