@@ -247,7 +247,7 @@ _ALLOCATION_FAULTS = {
     9: "GPU {1} is listed twice for job row {0}",
     10: "share on GPU {1} for job row {0} must be above 0 and at most 1",
     11: "offsets do not match the listed jobs and GPUs",
-    13: "GPU {1} is held by a service until the service releases it; job row {0} cannot have it",
+    13: "GPU {1} is held by a feature beside the jobs until it releases it; job row {0} cannot have it",
     12: "GPU {1} is of another model than the first of job row {0}, whose gang must not mix GPU models",
 }
 

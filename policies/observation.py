@@ -20,6 +20,7 @@ from equipoise.policies.declared_queues import EMPTY, Queues
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Columns = Mapping[str, NDArray[Any]]
 S = TypeVar("S", bound=np.generic)
 
 
@@ -188,7 +189,7 @@ class Gpus(Table):
 
     node = _int("row in `nodes`")
     model = _int("index into `Observation.gpu_models`", 0)
-    job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`); -3 held by a service")
+    job = _int("job row that holds all of it; -1 free; -2 shared (see `workers`); -3 held by a feature beside the jobs")
     memory_bytes = _float("device memory")
     share_free = _float("unallocated fraction, 0..1; 0 when the node is down", 1.0)
     suspect = _bool("marked suspect by a plan and not repaired since")
@@ -336,28 +337,6 @@ class Paths(Table):
     latency_s = _float("delay before the first byte", 0.0)
 
 
-class Services(Table):
-    """One row per inference service; measurements are of its last window.
-
-    A service acquires and releases GPUs itself; a plan cannot do so. Its share of shared GPUs is not part of
-    `Gpus.share_free`.
-    """
-
-    replicas = _int("running replicas", 0)
-    wanted = _int("wanted replicas now", 0)
-    replicas_min = _int("fewest replicas", 0)
-    replicas_max = _int("most replicas", 0)
-    gpus_per_replica = _int("GPUs per replica, all in one node", 1)
-    gpu_share = _float("share of each of these GPUs that the replica holds", 1.0)
-    requests_per_s = _float("requests received per second")
-    waiting = _int("waiting requests", 0)
-    latency_p99_s = _float("99th percentile of latency, waiting included")
-    latency_target_s = _float("latency target of a request")
-    target_ratio = _float("share of the requests that must meet the target")
-    goodput_ratio = _float("share of the requests that met the target")
-
-
-NO_SERVICES = Services()
 _NO_ROWS: Ints = np.empty(0, dtype=np.int64)
 _NO_ROWS.flags.writeable = False
 
@@ -404,8 +383,7 @@ class Observation:
     queues: Queues = EMPTY  # queues that the site declares, with their usage
     held: Ints = field(default_factory=lambda: _NO_ROWS)  # jobs that are not in `waiting` because of a limit
     told: Mapping[str, Labels | Floats] = field(default_factory=dict)  # other columns of a job trace
-    services: Services = NO_SERVICES  # inference services
-    service_names: tuple[str, ...] = ()  # names of the services, by row
+    beside: Mapping[str, Columns] = field(default_factory=dict)  # tables of features that share the cluster, by name
 
     @classmethod
     def of(
@@ -467,5 +445,4 @@ TABLES: dict[str, type[Table]] = {
     "paths": Paths,
     "speeds": Speeds,
     "stores": Stores,
-    "services": Services,
 }

@@ -1,4 +1,4 @@
-"""How evenly a cluster served users, accounts and queues: waiting, service, Jain's index, finish-time ratios."""
+"""How evenly a cluster served users, accounts and queues: waiting, GPU time, Jain's index, finish-time ratios."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def jain(values: NDArray[np.float64]) -> float:
 
 
 def groups(jobs: Columns, kind: str) -> list[dict[str, Any]]:
-    """One row per user (account, ...): jobs, service (GPU-seconds held), mean waiting, finish-time ratios.
+    """One row per user (account, ...): jobs, GPU time held (`service_gpu_s`), mean waiting, finish-time ratios.
 
-    Groups in order of service, most first; jobs that name none are left out.
+    Groups in order of GPU time, most first; jobs that name none are left out.
     """
     column = jobs.get(kind)
     if column is None or column.dtype != object:

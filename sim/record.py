@@ -19,17 +19,28 @@ from numpy.typing import NDArray
 from equipoise.base.database import database, writing
 from equipoise.base.files import replacing, write_whole
 from equipoise.base.json_values import plain
+from equipoise.policies.observation import Columns
 from equipoise.sim.fairness import fairness
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.scenario.tree import write_tree
+from equipoise.sim.shown import all_shown
 
 SCHEMA_VERSION = 1
 
-TIMELINE_TABLES = ("segments", "holdings", "usage", "links", "events", "gpus", "replicas")
-"""Files of the folder `timeline`; `replicas` only where there are services."""
-SERVICE_TABLES = ("services", "service_windows")
+TIMELINE_TABLES = (
+    "segments",
+    "holdings",
+    "usage",
+    "links",
+    "events",
+    "gpus",
+    *(t for s in all_shown() for t in s.of_timeline),
+)
+"""Files of the folder `timeline`; those of features only where the scenario uses them."""
+TABLES = tuple(name for shown in all_shown() for name in shown.tables)
+"""Further files of a run, of features that its scenario uses."""
 WASTE = ("idle", *(use.label for use in WASTED_USES))
-"""GPU-seconds that were wasted. With `busy`, and `serving` of services, they sum to GPUs x makespan."""
+"""GPU-seconds that were wasted. With `busy`, and what features hold, they sum to GPUs x makespan."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,8 +62,8 @@ class Run:
         (idle_usd, input_stall_usd, ...); tokens trained on, their model_flop, and the peak_flop of the GPUs held
         (0: no model says them); carbon_kg where the scenario says where it runs; committed_usd and upfront_usd
         where a contract binds for a term; where nodes come and go, away_gpu_s in which they were not paid for, and
-        node_h[GROUP] and gpu_usd[GROUP] of each group; serving_gpu_s and serving_usd where it has services.
-    services, service_windows: where the scenario has services, a row for each, and one for each of its windows.
+        node_h[GROUP] and gpu_usd[GROUP] of each group; and what features add.
+    tables: those of the features that the scenario uses, by name.
     inputs: hash or version by file or package of all that the records depend on; `identity` is the hash of these.
     cpu_s: processor time of the run; not part of its records, because it differs between equal runs.
     """
@@ -69,8 +80,7 @@ class Run:
     cpu_s: float = 0.0
     inputs: Mapping[str, str] = field(default_factory=dict)
     timeline: Mapping[str, Mapping[str, NDArray[Any]]] | None = None
-    services: Mapping[str, NDArray[Any]] | None = None
-    service_windows: Mapping[str, NDArray[Any]] | None = None
+    tables: Mapping[str, Columns] = field(default_factory=dict)
 
     def summary(self) -> dict[str, float]:
         """The run in one flat row; a metric without any completed job is NaN."""
@@ -98,31 +108,11 @@ class Run:
         row["idle_late_ratio"] = min(totals.get("idle_late_gpu_s", math.nan) / gpu_s, row["idle_ratio"])
         for use in WASTE[1:]:
             row[f"{use}_ratio"] = float(jobs[f"{use}_gpu_s"].sum()) / gpu_s
-        if self.services is not None:
-            row["serving_ratio"] = totals["serving_gpu_s"] / gpu_s
         told = self.by_class() if _classes(self.jobs) is not None else {}
-        return row | self._energy_and_money() | fairness(self.jobs) | told | self._served()
-
-    def _served(self) -> dict[str, float]:
-        """Request metrics: the worst of several services, and each as `service_goodput_ratio[NAME]`."""
-        if self.services is None:
-            return {}
-        of = self.services
-        answered = float(of["answered"].sum())
-        whole = {
-            "service_requests": float(of["requests"].sum()),
-            "service_goodput_ratio": float(of["goodput_ratio"].min()),
-            "service_goodput_per_s": float(of["goodput_per_s"].sum()),
-            **{f"service_latency_p{q}_s": float(of[f"latency_p{q}_s"].max()) for q in (50, 95, 99)},
-            "serving_usd": self.totals["serving_usd"],
-            "cost_per_million_requests_usd": 1e6 * float(of["cost_usd"].sum()) / answered if answered else math.nan,
-        }
-        named = {
-            f"service_{name}[{service}]": float(of[name][k])
-            for k, service in enumerate(of["service"].tolist() if len(of["service"]) > 1 else ())
-            for name in ("goodput_ratio", "latency_p50_s", "latency_p95_s", "latency_p99_s")
-        }
-        return whole | named
+        row |= self._energy_and_money() | fairness(self.jobs) | told
+        for shown in all_shown():
+            row |= shown.summary(self.tables, totals, gpu_s)
+        return row
 
     def by_class(self) -> dict[str, float]:
         """Percentiles of waiting and completion of each class of jobs, as `queueing_p95_s[NAME]`.
@@ -204,8 +194,8 @@ class Run:
             (folder / "journal.jsonl").unlink(missing_ok=True)
         write_whole(folder / "config.yaml", write_tree(json.loads(self.config)))
         write_parquet(folder / "jobs.parquet", self.jobs)
-        for name in SERVICE_TABLES:
-            if columns := getattr(self, name):
+        for name in TABLES:
+            if columns := self.tables.get(name):
                 write_parquet(folder / f"{name}.parquet", columns)
             else:
                 (folder / f"{name}.parquet").unlink(missing_ok=True)

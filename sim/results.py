@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,9 @@ from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import RESIDUE, Biller
-from equipoise.sim.ledger.serving import ServingAccount
+from equipoise.sim.ledger.gpu_account import GpuAccount
 from equipoise.sim.scenario.units import format_seconds
-from equipoise.sim.world.service_tables import service_row, window_row
-from equipoise.sim.world.services import service_notes
+from equipoise.sim.world.feature import features
 from equipoise.sim.world.world import SimWorld
 
 Columns = dict[str, NDArray[Any]]
@@ -78,12 +77,6 @@ def _first_pass(config: Configuration) -> tuple[int, int]:
     return (UNBOUNDED if max(fits) == limit else max(1, max(fits))), part
 
 
-def _unknown_drift(jobs: Iterable[TrainingJob]) -> Iterator[str]:
-    """A note on models whose interval between exchanges s3 keeps."""
-    if names := sorted({job.spec.model for job in jobs if job.spec.model and job.model.drift is None}):
-        yield f"s3 keeps the exchange interval of {', '.join(map(repr, names))}: what it loses is unknown; give 'drift'"
-
-
 def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
     """A note on the derived checkpoint interval of the first job."""
     found = [
@@ -99,15 +92,6 @@ def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
     return [f"{told} from C {write} to write it and M {mtbf} between failures of its {nodes}"]
 
 
-def _columns(rows: list[dict[str, Any]]) -> Columns:
-    """Rows of one form as columns; texts as objects."""
-    names = list(rows[0]) if rows else []
-    found = {name: [row[name] for row in rows] for name in names}
-    return {
-        name: np.array(values, dtype=object if isinstance(values[0], str) else None) for name, values in found.items()
-    }
-
-
 class Results:
     """Reads a world whose run has ended."""
 
@@ -121,8 +105,10 @@ class Results:
         all_done = not bool(np.isnan(done_s).any()) and done_s.size > 0 and not world.lasts
         self.end_s = float(done_s.max()) if all_done else world.clock.now  # with its last job, or when stopped
         self.start_s = min(float(world.demand.arrival_s[0]), self.end_s)  # a horizon may end it before
-        world.services.close(self.end_s)
-        self.serving = ServingAccount.total(tenant.account for tenant in world.services.tenants)
+        for runtime in world.runtimes:
+            runtime.close(self.end_s)
+        accounts = [account for runtime in world.runtimes if (account := runtime.account()) is not None]
+        self.beside, self.shared = GpuAccount.total(accounts), bool(accounts)  # with features that hold GPUs
 
     def billed(self) -> tuple[Columns, dict[str, float]]:
         """(columns of jobs, totals), with energy and money."""
@@ -133,9 +119,11 @@ class Results:
             world.nodes.down_s(),
             world.nodes.unpaid_s(),
             totals["makespan_s"],
-            self.serving if world.services else None,
+            self.beside,
         )
         jobs = self._jobs() | billed
+        for runtime in world.runtimes:
+            bills |= runtime.totals()
         bills |= self._carbon(bills["energy_j"]) | self._pools(totals["makespan_s"])
         told = {(f"trace_{k}" if k in jobs else k): column for k, column in self.world.demand.columns.items()}
         return jobs | told, totals | bills
@@ -159,14 +147,12 @@ class Results:
         world = self.world
         return Biller(world.cluster, world.demand, world.prices, world.meter, world.costs, world.scenario.energy.pue)
 
-    def services(self) -> tuple[Columns | None, Columns | None]:
-        """(a row per service, a row per window of each); None without services."""
-        tenants, biller = self.world.services.tenants, self._biller()
-        if not tenants:
-            return None, None
-        rows = [service_row(tenant, self.end_s, *biller.service_bill(tenant.account)) for tenant in tenants]
-        windows = [window_row(tenant.spec.name, window) for tenant in tenants for window in tenant.records]
-        return _columns(rows), _columns(windows)
+    def tables(self) -> dict[str, Mapping[str, NDArray[Any]]]:
+        """The tables of features, by name."""
+        biller, found = self._biller(), dict[str, Mapping[str, NDArray[Any]]]()
+        for runtime in self.world.runtimes:
+            found |= runtime.tables(biller, self.end_s)
+        return found
 
     def _carbon(self, energy_j: float) -> dict[str, float]:
         """CO2 of the energy drawn, where the scenario gives a carbon intensity."""
@@ -206,7 +192,7 @@ class Results:
 
     def _totals(self) -> dict[str, float]:
         world, gpus = self.world, float(len(self.world.cluster.gpus))
-        used = math.fsum([*(self.gpu_s[:, use].sum() for use in HELD_USES), self.serving.gpu_s])
+        used = math.fsum([*(self.gpu_s[:, use].sum() for use in HELD_USES), self.beside.gpu_s])
         there = gpus * (self.end_s - self.start_s)
         late = gpus * max(0.0, self.end_s - world.held_late.after_s)
         idle_late = late - world.held_late.gpu_s
@@ -217,13 +203,12 @@ class Results:
             "end_s": self.end_s,
             "makespan_s": self.end_s - self.start_s,
             "idle_gpu_s": 0.0 if abs(there - used) <= RESIDUE * there else there - used,
-            **({} if world.services else ends),  # services go on after the last arrival
+            **({} if self.shared else ends),  # features go on after the last arrival
             "decisions": float(world.decided),
             "refusals": float(len(world.refusals)),
             "exchanged_bytes": math.fsum(job.exchanged_bytes for _, job in sorted(world.roster.training.items())),
             "transferred_bytes": world.transfers.moved_bytes,
             **self._model_work(),
-            **({"serving_gpu_s": self.serving.gpu_s} if world.services else {}),
         }
 
     def _model_work(self) -> dict[str, float]:
@@ -264,12 +249,11 @@ class Results:
         notes += _passes(world.roster.training.values())
         notes += assumptions(world.scenario, world.cluster)
         notes += _intervals(world.roster.training.values())
-        if any(stage.name == "s3" for stage in world.policy.stages):
-            notes += _unknown_drift(world.roster.training.values())
         scenario, cluster = world.scenario, world.cluster
         on = dict(zip(cluster.gpu_models, cluster.accelerators, strict=True))
         notes += measured_notes(scenario.noise, scenario.workload.models, on)
-        notes += service_notes(world.scenario, world.cluster)
+        for feature in features():
+            notes += feature.notes(world.scenario, world.cluster)
         notes += failures(world.scenario.faults, world.cluster, world.demand.gpus)
         flop, peak_flop, _ = self._model_work().values()
         if flop > peak_flop > 0.0:
@@ -304,4 +288,7 @@ class Results:
         if world.timeline is None:
             return None
         waiting, pue = world.roster.waiting.rows, world.scenario.energy.pue
-        return world.timeline.tables(self.end_s, world.clock.now, waiting, pue)
+        found = dict(world.timeline.tables(self.end_s, world.clock.now, waiting, pue))
+        for runtime in world.runtimes:
+            found |= runtime.timeline()
+        return found

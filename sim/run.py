@@ -32,12 +32,21 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.randomness import gpu_times
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
-from equipoise.sim.scenario.model import Decide, FaultsSpec, JobSpec, Noise, Restart, Scenario, SpreadSizes
+from equipoise.sim.scenario.model import (
+    WITHOUT_FEATURES,
+    Decide,
+    FaultsSpec,
+    JobSpec,
+    Noise,
+    Restart,
+    Scenario,
+    SpreadSizes,
+)
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.serving.file import request_times
 from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.redraw import redrawn
 from equipoise.sim.traces.trace import Trace
+from equipoise.sim.world.feature import features
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
 
@@ -99,7 +108,6 @@ def run(
     gpus = dict(zip(topology.node_names, cluster.nodes.gpus.tolist(), strict=True))
     cluster.gpu_time = gpu_times(seed, gpus, scenario.noise.gpu_cov)
     demand = make_demand(scenario, drawn, cluster)
-    requests = request_times(scenario)
     writer = _journal(journal)
     initialise()
     began = time.process_time()
@@ -115,7 +123,6 @@ def run(
         event_by_event=event_by_event,
         prices=make_prices(scenario, profile),
         timeline=timeline or scenario.energy.region is not None,
-        requests=requests,
     )
     stopped: str | None = None
     try:
@@ -130,7 +137,7 @@ def run(
         world.close(world.clock.now)
     cpu_s = time.process_time() - began
     results, inputs = Results(world, keeps_timeline=timeline), run_inputs(scenario, policy, seed, trace)
-    (jobs, totals), (services, windows) = results.billed(), results.services()
+    jobs, totals = results.billed()
     result = Run(
         scenario_name=scenario.name,
         policy_name=policy.name,
@@ -144,8 +151,7 @@ def run(
         cpu_s=cpu_s,
         inputs=inputs,
         timeline=results.timeline(),
-        services=services,
-        service_windows=windows,
+        tables=results.tables(),
     )
     if stopped is not None:
         raise (RunInterrupted if stopped == INTERRUPTED else RunFailed)(stopped, result)
@@ -155,7 +161,7 @@ def run(
 def placed_alone(scenario: Scenario, job: JobSpec) -> Configuration:
     """The configuration of a training job that runs alone from its start on, placed by `fifo`, at the clocks of caps.
 
-    Nothing else acts: no faults, noise, heat, services or limits of memory. Raises InputError when the job cannot
+    Nothing else acts: no faults, noise, heat, features or limits of memory. Raises InputError when the job cannot
     start, as by a limit of its queue.
     """
     groups = tuple(g.model_copy(update={"available": None, "autoscale": None}) for g in scenario.cluster.nodes)
@@ -166,7 +172,7 @@ def placed_alone(scenario: Scenario, job: JobSpec) -> Configuration:
     plain = {
         "cluster": scenario.cluster.model_copy(update={"nodes": groups}),
         "workload": workload,
-        "services": (),
+        **WITHOUT_FEATURES,
         "decide": Decide(),
         "noise": Noise(),
         "faults": FaultsSpec(),
@@ -263,8 +269,9 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
         "price book": load_book(scenario.cost.book).model_dump_json(),
         **({} if (carbon := load_carbon(scenario.energy)) is None else {"carbon": carbon[0].model_dump_json()}),
         **{
-            f"requests of {name}": hashlib.sha256(times.tobytes()).hexdigest()
-            for name, times in request_times(scenario).items()
+            name: hashlib.sha256(content).hexdigest()
+            for feature in features()
+            for name, content in feature.inputs(scenario).items()
         },
         "parameters of the stages": json.dumps(
             [[type(s).__qualname__, {f.name: getattr(s, f.name) for f in fields(s)}] for s in policy.stages],
@@ -283,7 +290,7 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
 def is_random(scenario: Scenario) -> bool:
     """Whether runs with different seeds can differ."""
     faults = acting_faults(scenario)
-    if any(service.requests.file is None or service.batch_latency.cov for service in scenario.services):
+    if any(feature.is_random(scenario) for feature in features()):
         return True
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)

@@ -6,8 +6,21 @@ import math
 from collections.abc import Callable
 
 from equipoise.sim.scenario.units import TIME, format_bytes, format_joules, format_kg, format_seconds, format_usd
+from equipoise.sim.shown import all_shown
 
-LABELS = {
+OF_FEATURES = tuple(metric for shown in all_shown() for metric in shown.metrics)
+
+
+def _with_features(labels: dict[str, str]) -> dict[str, str]:
+    """The labels with those of features, each behind the metric that it names, else behind the one before."""
+    names, before = list(labels), ""
+    for metric in OF_FEATURES:
+        names.insert(names.index(metric.after or before) + 1, metric.name)
+        before = metric.name
+    return {name: labels.get(name, "") for name in names} | {metric.name: metric.label for metric in OF_FEATURES}
+
+
+_OWN_LABELS = {
     "jobs": "jobs",
     "completed": "jobs completed",
     "timeouts": "jobs at their limit",
@@ -31,14 +44,6 @@ LABELS = {
     "tensor_exchange_ratio": "tensor exchange",
     "restart_ratio": "restart",
     "lost_to_faults_ratio": "lost to faults",
-    "serving_ratio": "serving",
-    "service_requests": "requests",
-    "service_goodput_ratio": "answered in time",
-    "service_goodput_per_s": "in time per second",
-    "service_latency_p50_s": "latency p50",
-    "service_latency_p95_s": "latency p95",
-    "service_latency_p99_s": "latency p99",
-    "cost_per_million_requests_usd": "cost per 1e6 requests",
     "energy_j": "energy",
     "carbon_kg": "CO2",
     "cost_usd": "cost",
@@ -53,7 +58,6 @@ LABELS = {
     "tensor_exchange_usd": "    tensor exchange",
     "restart_usd": "    restart",
     "lost_to_faults_usd": "    lost to faults",
-    "serving_usd": "  serving",
     "mfu_ratio": "MFU",
     "tokens_per_s": "tokens/s",
     "cost_per_million_tokens_usd": "cost per 1e6 tokens",
@@ -64,8 +68,13 @@ LABELS = {
     "fairness_queue": "fairness, queues",
     "fairness_worst": "worst finish-time ratio",
 }
+LABELS = _with_features(_OWN_LABELS)
 METRICS = tuple(LABELS)
 """Names of `Run.summary`, in its order."""
+WHERE_USED = frozenset(metric.name for metric in OF_FEATURES)
+"""Metrics that only scenarios with their feature have."""
+MAIN_OF_FEATURES = tuple(metric.name for metric in OF_FEATURES if metric.main)
+"""Of these, those of short tables."""
 WHERE_BOUND = ("timeouts", "committed_usd", "upfront_usd")
 """Metrics that exist only for runs with time limits or term contracts."""
 MORE_IS_BETTER = frozenset(
@@ -78,13 +87,10 @@ MORE_IS_BETTER = frozenset(
         "fairness_user",
         "fairness_account",
         "fairness_queue",
-        "service_goodput_ratio",
-        "service_goodput_per_s",
+        *(metric.name for metric in OF_FEATURES if metric.more_is_better),
     }
 )
 """Metrics for which more is better; for all others less is better."""
-SERVING = tuple(m for m in METRICS if m.startswith(("serving_", "service_", "cost_per_million_requests")))
-"""Metrics that only scenarios with services have."""
 IN_DETAIL = (
     "idle_usd",
     "input_stall_usd",

@@ -58,7 +58,7 @@ class SlurmTopology:
 
 @dataclass(frozen=True)
 class SlurmQos:
-    """A quality of service with its limits; a limit that is not set is missing.
+    """A QOS with its limits; a limit that is not set is missing.
 
     limits: TRES amounts by column (`GrpTRES`, `MaxTRESPU` ...), numbers with binary suffixes left as text.
     counts: `MaxJobsPU` and the like. Times are seconds. other: every further column that is not empty.

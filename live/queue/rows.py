@@ -177,7 +177,7 @@ class JobRows:
         return True
 
     def refresh(self, now_s: float) -> None:
-        """Write what changes by itself while jobs run: service left, service attained, what a stop would cost."""
+        """Write what changes by itself while jobs run: time left, GPU time attained, what a stop would cost."""
         table, options = self.table, self.options
         running = np.flatnonzero(table.state == RUNNING)
         ran_s = np.maximum(now_s - table.started_s[running], 0.0)

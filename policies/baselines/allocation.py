@@ -13,6 +13,7 @@ import numpy as np
 from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.preemption import remaining_bars
 from equipoise.policies.allocation.proposal import Proposal
+from equipoise.policies.baselines.attained_levels import next_demotion_s, next_promotion, promoted
 from equipoise.policies.baselines.queueing import (
     NONE_FREE,
     NONE_STARTS,
@@ -23,7 +24,6 @@ from equipoise.policies.baselines.queueing import (
     unchanged,
     with_allocation,
 )
-from equipoise.policies.baselines.service_levels import next_demotion_s, next_promotion, promoted
 from equipoise.policies.baselines.sorted_queue import key_columns, keys_of, queue_now
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan
 from equipoise.policies.kernels.gangs import (
@@ -243,7 +243,7 @@ class Las(_Placed):
     Preemption: a waiting job stops running jobs of later queues, last queue and latest arrival first; never
     jobs of its own queue.
 
-    No job starves because of its attained service: `promote` seconds of waiting deduct one second of service on all
+    No job starves because of its attained service: `promote` seconds of waiting deduct one second of it on all
     its GPUs, in whole quanta of the first threshold, so that a job eventually returns to the first queue (0: never).
     A gang may wait there for as long as smaller jobs of that queue arrive. `revisit_s` requests the decision at
     which a job changes queue and another could gain: nothing is polled.

@@ -26,7 +26,7 @@ WAITING = int(JobState.WAITING)
 
 
 class Keys(NamedTuple):
-    """Source of a job's key: `value[row]`, or its service level when there are thresholds."""
+    """Source of a job's key: `value[row]`, or its level when there are thresholds."""
 
     state: NDArray[np.int8]
     value: Floats
@@ -35,7 +35,7 @@ class Keys(NamedTuple):
     queued_since_s: Floats
     waited_s: Floats
     thresholds: Floats  # GPU-seconds, ascending; none: the key is the value itself
-    relief: float  # GPU-seconds of service that a second of waiting takes off, per GPU
+    relief: float  # GPU-seconds that a second of waiting takes off, per GPU
     time_s: float
 
 
@@ -45,7 +45,7 @@ Runs = tuple[Floats, Ints, int, Floats, Ints, int]  # (key, row, head) of the lo
 
 @jit_in_place
 def level(attained: float, thresholds: Floats) -> int:
-    """Number of thresholds (GPU-seconds) that an attained service has reached, with tolerance for rounding."""
+    """Number of thresholds (GPU-seconds) that attained GPU time has reached, with tolerance for rounding."""
     k = 0
     while k < thresholds.size and attained >= thresholds[k] * (1.0 - 1e-9) - 1e-6:
         k += 1
@@ -60,7 +60,7 @@ def waited(row: int, k: Keys) -> float:
 
 
 @jit_in_place
-def counted_service(row: int, k: Keys) -> float:
+def counted_gpu_s(row: int, k: Keys) -> float:
     """Attained GPU-seconds of a job less the deduction for waiting, in whole quanta of the first queue.
 
     Whole quanta, because a job that returns to the first queue must not leave it again at once.
@@ -75,7 +75,7 @@ def counted_service(row: int, k: Keys) -> float:
 def key_of(row: int, k: Keys) -> float:
     """The key of a job now; an unknown one comes last."""
     if k.thresholds.size > 0:
-        return 1.0 * level(counted_service(row, k), k.thresholds)
+        return 1.0 * level(counted_gpu_s(row, k), k.thresholds)
     value = k.value[row]
     return np.inf if np.isnan(value) else float(value)
 

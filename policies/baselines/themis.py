@@ -1,4 +1,4 @@
-"""Themis and Tiresias: finish-time fairness, and least attained service in two queues."""
+"""Themis and Tiresias: finish-time fairness, and least attained GPU time in two queues."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Themis(RoundBased):
 
 @dataclass(frozen=True)
 class Tiresias(Las):
-    """Tiresias (Gu et al., NSDI 2019), discretised 2D-LAS: two queues, the first for jobs with little attained service.
+    """Tiresias (Gu et al., NSDI 2019), discretised 2D-LAS: two queues, the first for jobs of little attained GPU time.
 
     As `las`, with K = 2 queues that a job leaves at 3,200 GPU-seconds. `promote` is the paper's PROMOTEKNOB: a job
     whose waiting time exceeds this multiple of its running time, in whole thresholds, returns to the first queue

@@ -154,7 +154,7 @@ def priorities(
 ) -> None:
     """Write A_i = worth_i * (ageing * (1 + (lead_s + w_i)/s_i) + w_i/patience_s).
 
-    w: total waiting time, s: service time left; an unknown one counts as `unknown_s`. 1 + w/s is the response
+    w: total waiting time, s: remaining time; an unknown one counts as `unknown_s`. 1 + w/s is the response
     ratio of Brinch Hansen (1971), which favours short jobs as they wait; `lead_s` favours them from the start. The
     last term lets all priorities grow without bound at the same rate. One worth and one A per row.
     """

@@ -161,12 +161,8 @@ _SCALARS = ("time_s", "window_s", "waiting", "running", "gpu_models")
 def _encode_observation(o: Observation) -> dict[str, Any]:
     return {
         **{name: _encode(getattr(o, name)) for name in _SCALARS},
-        **{
-            name: {k: _encode_array(v) for k, v in t.as_dict().items()}
-            for name, t in o.tables().items()
-            if name != "services" or len(t)
-        },
-        **({"service_names": _encode(o.service_names)} if o.service_names else {}),
+        **{name: {k: _encode_array(v) for k, v in t.as_dict().items()} for name, t in o.tables().items()},
+        **({"beside": _encode(o.beside)} if o.beside else {}),
         **({"refused": _encode(o.refused)} if o.refused else {}),
         **({"queues": _encode(o.queues)} if o.queues is not EMPTY else {}),
         **({"told": _encode(o.told)} if o.told else {}),
@@ -175,16 +171,14 @@ def _encode_observation(o: Observation) -> dict[str, Any]:
 
 def _decode_observation(value: dict[str, Any]) -> Observation:
     tables: dict[str, Any] = {
-        name: cls.of(**{k: _decode(v) for k, v in value[name].items()})
-        for name, cls in TABLES.items()
-        if name in value or name != "services"
+        name: cls.of(**{k: _decode(v) for k, v in value[name].items()}) for name, cls in TABLES.items()
     }
     scalars = {name: _decode(value[name]) for name in _SCALARS}
     refused = _decode(value.get("refused", {"$tuple": []}))
     queues = _decode(value["queues"]) if "queues" in value else EMPTY
     told = _decode(value["told"]) if "told" in value else {}
-    names = _decode(value.get("service_names", {"$tuple": []}))
-    further = {"refused": refused, "queues": queues, "told": told, "service_names": names}
+    beside = _decode(value["beside"]) if "beside" in value else {}
+    further = {"refused": refused, "queues": queues, "told": told, "beside": beside}
     return Observation(**scalars, **tables, **further)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import ClusterSpec, NodeGroup
 
-FREE, SHARED, SERVING = -1, -2, -3
+FREE, SHARED, NO_JOB = -1, -2, -3
 """What the column `job` of the GPUs says where no job holds all of one."""
 
 
@@ -124,7 +124,6 @@ class Cluster:
         self._node_free = writable(self.nodes, "gpus_free")
         self._job, self._share_free = writable(self.gpus, "job"), writable(self.gpus, "share_free")
         self._holders = np.zeros(len(self.gpus), dtype=np.int64)
-        self.shares_changed: Callable[[Ints], None] | None = None  # told of GPUs of which a job takes another part
         self.free_gpus = len(self.gpus)  # GPUs that nothing holds, on nodes that are up
         self._node = writable(self.gpus, "node")
 
@@ -133,12 +132,12 @@ class Cluster:
         return self.groups[node]
 
     def book(self, job: int, gpu: Ints, share: Floats) -> Holding:
-        """Give GPUs to a job, or to a replica of a service (`job` below 0).
+        """Give GPUs to a job, or to a feature (`job` below 0).
 
         Raises DoubleBookingError when they are not free (checked plans never do).
         """
         taken, weight, count, nodes = -1, 0.0, 0, np.empty_like(gpu)
-        code = job if job >= 0 else SERVING
+        code = job if job >= 0 else NO_JOB
         if job not in self.holding:
             rounded = share
             if self.any_mig:  # 0.43 is the slice of 3/7
@@ -180,8 +179,6 @@ class Cluster:
         if self.any_mig:
             self._cut(held.gpu)
         self._job[held.gpu] = np.where((share == 1.0) & (self._holders[held.gpu] == 1), job, SHARED)
-        if self.shares_changed is not None:
-            self.shares_changed(held.gpu)
 
     def can_be_cut(self, gpu: Ints, share: Floats, beside: int | None = None) -> bool:
         """Whether MIG can partition these GPUs so that a job has these shares beside all others; `beside`: its row."""
@@ -192,7 +189,7 @@ class Cluster:
         )
 
     def _shares_on(self, gpu: int, but: int | None = None) -> Floats:
-        """Shares of one GPU that jobs and replicas of services hold, except those of `but`."""
+        """Shares of one GPU that jobs and features hold, except those of `but`."""
         found = [held.share[held.gpu == gpu] for job, held in self.holding.items() if job != but]
         return np.concatenate(found) if found else np.zeros(0)
 

@@ -9,7 +9,6 @@ hottest GPU, held or not; a lower clock acts as a fail-slow factor does, from th
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
 from typing import Protocol
 
 import numpy as np
@@ -83,14 +82,6 @@ class Computing(Protocol):
         """Ask for a decision, because something happened."""
 
 
-class HasReplicas(Protocol):
-    """The interface of services, which use GPUs like jobs."""
-
-    @property
-    def replicas(self) -> int:
-        """Replicas that hold GPUs."""
-
-
 def clocks_vary(scenario: Scenario) -> bool:
     """Whether clocks change during the run."""
     energy = scenario.energy
@@ -102,7 +93,7 @@ def clocks_vary(scenario: Scenario) -> bool:
 class Throttle:
     """Sets the clocks of nodes; does nothing unless the scenario has caps or heat.
 
-    running: the jobs that run; power: what GPUs can draw; meter: what they do draw.
+    power: what GPUs can draw; meter: what they do draw.
     """
 
     def __init__(
@@ -110,13 +101,12 @@ class Throttle:
         scenario: Scenario,
         clock: Clock,
         cluster: Cluster,
-        running: Sized,
         power: NodePower,
         meter: BusyPower,
         computing: Computing,
     ) -> None:
         self.energy, self.thermal = scenario.energy, scenario.thermal
-        self.clock, self.cluster, self.running = clock, cluster, running
+        self.clock, self.cluster = clock, cluster
         self.power, self.meter, self.computing = power, meter, computing
         self.uneven = bool((meter.share < 1.0).any())  # jobs do not all draw the highest power
         self.draw_w = power.max_w  # of the GPU of each node that would draw most at the highest clock
@@ -129,7 +119,6 @@ class Throttle:
         self.hot = np.ones(len(self.site_w))  # clocks that heat allows
         self._pending: Event | None = None
         self._ticking = False
-        self.beside: HasReplicas | None = None  # services, that are at work, too
         self.next_look_s = math.inf
         if self.thermal is not None:
             self._prepare_heat()
@@ -176,7 +165,7 @@ class Throttle:
             return cluster.held_gpus()
         each = np.zeros(len(cluster.gpus))
         for row, held in cluster.holding.items():
-            share = float(self.meter.share[row]) if row >= 0 else 1.0  # a service is told none
+            share = float(self.meter.share[row]) if row >= 0 else 1.0  # a feature draws all
             each[held.gpu] = np.maximum(each[held.gpu], share)
         most = np.zeros(len(power.idle_w))
         np.maximum.at(most, cluster.gpus.node, each)
@@ -187,7 +176,7 @@ class Throttle:
 
     @property
     def _at_work(self) -> bool:
-        return bool(self.running) or (self.beside is not None and self.beside.replicas > 0)
+        return bool(self.cluster.holding)
 
     def _share_out(self, _: Event | None) -> None:
         self._pending = None

@@ -73,8 +73,9 @@ class Configuration:
         self._groups = self._near_groups()
         self.far_ratio = 1.0 if self._groups is None else far_ratio(self._groups)
         on = [self.cluster.accelerators[k] for k in self.cluster.node_model[self.nodes].tolist()]
-        self.share_kappa = np.array([measured.share_kappa(self.model, accelerator) for accelerator in on])
-        self.interference = np.array([measured.interference(self.model, accelerator) for accelerator in on])
+        kappa, iota = self.model.share_kappa, self.model.interference
+        self.share_kappa = np.array([measured.share_kappa(kappa, accelerator) for accelerator in on])
+        self.interference = np.array([measured.interference(iota, accelerator) for accelerator in on])
         self.fabric_bytes_per_s, self.links = self._replica_links(self.cluster.topology)
         self._cost.cache_clear()
         self.set_samples(deal(self.batch, np.ones(self.workers, np.int64), self.spec.micro_batch))

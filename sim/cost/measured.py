@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterable, Iterator
 
 from equipoise.sim.hardware.profile import Accelerator, Measured
-from equipoise.sim.scenario.model import Model, Noise, Service
+from equipoise.sim.scenario.model import Model, Noise
 
 
-def share_kappa(model: Model | Service, accelerator: Accelerator) -> float:
+def share_kappa(given: float | None, accelerator: Accelerator) -> float:
     """kappa of the speed on a share of a GPU (`policies.physics.speed_at`); NaN: proportional (not declared)."""
-    return _either(model.share_kappa, accelerator.share_kappa, math.nan)
+    return _either(given, accelerator.share_kappa, math.nan)
 
 
-def interference(model: Model | Service, accelerator: Accelerator) -> float:
+def interference(given: float | None, accelerator: Accelerator) -> float:
     """iota: co-located workers slow each other by 1 + iota * sum of the others' shares; 0: not declared."""
-    return _either(model.interference, accelerator.interference, 0.0)
+    return _either(given, accelerator.interference, 0.0)
 
 
 def step_cov(noise: Noise, model: Model, accelerator: Accelerator) -> float:

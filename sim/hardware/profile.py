@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 
 from equipoise.base.files import write_whole
 from equipoise.base.sources import root
+from equipoise.sim.discover import files
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.names import alike
@@ -369,6 +370,11 @@ def gpu_nic_bytes_per_s(group: NodeGroup, profile: HardwareProfile) -> float:
 def scenarios_dir() -> Path:
     """Folder of the scenarios and hardware profiles that come with the software."""
     return root() / "scenarios"
+
+
+def shipped() -> list[Path]:
+    """Scenarios, sweeps and price books that come with the software, those of features last."""
+    return [*sorted(scenarios_dir().glob("*.yaml")), *files("scenarios/*.yaml")]
 
 
 def list_profiles() -> list[str]:

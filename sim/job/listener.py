@@ -41,11 +41,29 @@ class Listener:
     def transferred(self, transfer: Transfer, now_s: float) -> None:
         """A transfer of data has arrived."""
 
+    def node_leaving(self, node: int) -> None:
+        """A node is about to go down, its jobs have been stopped."""
+
     def node_down(self, node: int, now_s: float) -> None:
-        """A node has gone down, its jobs have been stopped."""
+        """A node has gone down."""
 
     def node_up(self, node: int, now_s: float) -> None:
         """A node is back."""
+
+    def speeds_changing(self) -> None:
+        """Nodes are about to compute at other speeds."""
+
+    def speeds_changed(self) -> None:
+        """Nodes compute at other speeds from now on."""
+
+    def shares_changed(self, gpus: Ints) -> None:
+        """Jobs have taken or released a part of these GPUs."""
+
+    def gpus_released(self) -> None:
+        """A job has ended, or policies are about to decide: GPUs may be free."""
+
+    def add_utilisation(self, busy: Floats, now_s: float) -> None:
+        """Add the busy share of each GPU since the last call to (gpus,)."""
 
     def happened(self, kind: str, subject: str, value: float, now_s: float) -> None:
         """An event for the reader of the run."""
@@ -69,12 +87,24 @@ class Listeners:
     checkpointed: tuple[Any, ...]
     carried: tuple[Any, ...]
     transferred: tuple[Any, ...]
+    node_leaving: tuple[Any, ...]
     node_down: tuple[Any, ...]
     node_up: tuple[Any, ...]
+    speeds_changing: tuple[Any, ...]
+    speeds_changed: tuple[Any, ...]
+    shares_changed: tuple[Any, ...]
+    gpus_released: tuple[Any, ...]
+    add_utilisation: tuple[Any, ...]
     happened: tuple[Any, ...]
 
     def __init__(self, listeners: Iterable[Listener]) -> None:
-        listeners = list(listeners)
         for name in _EVENTS:
-            wanted = [x for x in listeners if getattr(type(x), name) is not getattr(Listener, name)]
-            setattr(self, name, tuple(getattr(listener, name) for listener in wanted))
+            setattr(self, name, ())
+        for listener in listeners:
+            self.add(listener)
+
+    def add(self, listener: Listener) -> None:
+        """Tell this listener, too, after the others."""
+        for name in _EVENTS:
+            if getattr(type(listener), name) is not getattr(Listener, name):
+                setattr(self, name, (*getattr(self, name), getattr(listener, name)))

@@ -28,9 +28,9 @@ ROUNDING = 1e-9
 
 @jit
 def refresh(  # type: ignore[no-untyped-def]
-    now, rows, begin_s, rate, gpus, attained_base, left_s, factor, allowed_s, spare_s, attained, service
+    now, rows, begin_s, rate, gpus, attained_base, left_s, factor, allowed_s, spare_s, attained, remaining
 ):
-    """Write attained GPU-seconds and remaining service (s) of running rigid jobs at `now`.
+    """Write attained GPU-seconds and remaining time (s) of running rigid jobs at `now`.
 
     begin_s is when work (re)started, gpus the sum of the shares held, allowed_s how long they may run from begin_s;
     rows whose rate is 0 are not rigid jobs under way.
@@ -41,7 +41,7 @@ def refresh(  # type: ignore[no-untyped-def]
             ran = max(0.0, now - begin_s[row])
             attained[row] = attained_base[row] + ran * gpus[row]
             left = max(0.0, left_s[row] - ran * rate[row])
-            service[row] = remaining_s(left * factor[row], allowed_s[row] - ran, spare_s[row])
+            remaining[row] = remaining_s(left * factor[row], allowed_s[row] - ran, spare_s[row])
 
 
 @jit
@@ -97,8 +97,8 @@ class RigidJobs:
         rate = self.cluster.rigid_speed(holding.nodes, pace)
         return rate * holding.gpu.size / demand.gpus.item(row) if row in demand.shrinks else rate
 
-    def refresh(self, now_s: float, running: Ints, factor: Floats, attained: Floats, service: Floats) -> None:
-        """Write attained GPU-seconds and estimated remaining service (s) of the running rigid jobs, by row."""
+    def refresh(self, now_s: float, running: Ints, factor: Floats, attained: Floats, remaining: Floats) -> None:
+        """Write attained GPU-seconds and estimated remaining time (s) of the running rigid jobs, by row."""
         refresh(
             now_s,
             running,
@@ -111,7 +111,7 @@ class RigidJobs:
             self._allowed_s,
             self.demand.spare_s,
             attained,
-            service,
+            remaining,
         )
 
 

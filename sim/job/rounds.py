@@ -134,6 +134,8 @@ def _set_share(job: TrainingJob, by_worker: Floats) -> bool:
     job.measured.open_window(job.ends.start_s)
     job.config.set_share(by_worker)
     job.cluster.set_share(job.row, share)
+    for tell in job.listeners.shares_changed:
+        tell(job.cluster.holding[job.row].gpu)
     return True
 
 

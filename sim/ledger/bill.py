@@ -14,8 +14,8 @@ from equipoise.sim.hardware.prices import Prices
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.ledger.costs import CostAccounts
+from equipoise.sim.ledger.gpu_account import GpuAccount
 from equipoise.sim.ledger.meter import Meter
-from equipoise.sim.ledger.serving import ServingAccount
 
 RESIDUE = 1e-9
 """Rounding of a difference of sums, relative to them."""
@@ -36,18 +36,12 @@ class Biller:
     pue: float
 
     def bill(
-        self,
-        gpu_s: Floats,
-        computed_gpu_s: Floats,
-        down_s: Floats,
-        unpaid_s: Floats,
-        span_s: float,
-        serving: ServingAccount | None = None,
+        self, gpu_s: Floats, computed_gpu_s: Floats, down_s: Floats, unpaid_s: Floats, span_s: float, beside: GpuAccount
     ) -> tuple[dict[str, Floats], dict[str, float]]:
         """(columns per job, totals of the run); span_s is the time that is paid for.
 
         gpu_s (jobs, uses) and computed_gpu_s (jobs,): GPU time by use, and all computing; down_s (nodes,), and
-        unpaid_s (nodes,) of it, in which a spot node was back with its owner; serving: of all services together.
+        unpaid_s (nodes,) of it, in which a spot node was back with its owner; beside: what features held.
         Everything that is not known is NaN. Energy is at the meter of the site, with its PUE.
         """
         dynamic_j, idle_j, used_usd = self._per_job(gpu_s, computed_gpu_s)
@@ -60,15 +54,12 @@ class Biller:
             paid_j = pue * (self.meter.paid_j + self.accounts.paid_idle_j)
             paid_standing_j = float(standing_j[prices.pays_energy].sum())
             paid_site_j = pue * (paid_standing_j + float(self.meter.paid_j.sum()))
-        if serving is not None:
-            site_j += pue * serving.dynamic_j
-            paid_site_j += pue * serving.paid_dynamic_j
+        site_j += pue * beside.dynamic_j
+        paid_site_j += pue * beside.paid_dynamic_j
         per_j = prices.usd_per_j
         cost_usd = used_usd.sum(axis=1) + (0.0 if per_j is None else per_j * paid_j)
         gpu_usd = (float(prices.usd_per_h.sum()) * span_s - float(prices.usd_per_h @ unpaid_s)) / HOUR_S
-        idle_usd = gpu_usd - float(used_usd.sum())
-        if serving is not None:
-            idle_usd -= serving.usd
+        idle_usd = gpu_usd - float(used_usd.sum()) - beside.usd
         totals = {
             "energy_j": site_j,
             "down_gpu_s": float(nodes.gpus @ down_s),
@@ -81,13 +72,11 @@ class Biller:
         if bonds := [bond.due(span_s) for bond in prices.bonds]:
             totals["committed_usd"] = math.fsum(usd for usd, _ in bonds)
             totals["upfront_usd"] = math.fsum(upfront for _, upfront in bonds)
-        if serving is not None:
-            totals["serving_usd"] = serving.usd
         totals["cost_usd"] = gpu_usd + totals["energy_usd"] + totals["storage_usd"]
         return {"energy_j": energy_j, "cost_usd": cost_usd}, totals
 
-    def service_bill(self, account: ServingAccount) -> tuple[float, float]:
-        """(energy in J at the meter of the site, money in USD) of one service: its GPUs, as jobs are charged."""
+    def bill_of(self, account: GpuAccount) -> tuple[float, float]:
+        """(energy in J at the meter of the site, money in USD) of GPUs beside the jobs, as jobs are charged."""
         energy_j = self.pue * (account.dynamic_j + account.idle_j)
         paid_j = self.pue * (account.paid_dynamic_j + account.paid_idle_j)
         per_j = self.prices.usd_per_j

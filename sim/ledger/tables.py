@@ -18,18 +18,9 @@ from equipoise.sim.ledger.buckets import Buckets
 
 USE_NAMES = tuple(use.column for use in HELD_USES)
 
-RUNNING, QUEUED, DOWN_GPU_S, DOWN_J, DYNAMIC_J, NETWORK_BYTES, SERVING_GPU_S = range(HELD, HELD + 7)
-USAGE_COLUMNS = (
-    *USE_NAMES,
-    "running_s",
-    "queued_s",
-    "down_gpu_s",
-    "down_j",
-    "dynamic_j",
-    "network_bytes",
-    "serving_gpu_s",
-)
-"""Columns of the usage buckets; the uses come first."""
+RUNNING, QUEUED, DOWN_GPU_S, DOWN_J, DYNAMIC_J, NETWORK_BYTES = range(HELD, HELD + 6)
+USAGE_COLUMNS = (*USE_NAMES, "running_s", "queued_s", "down_gpu_s", "down_j", "dynamic_j", "network_bytes")
+"""Columns of the usage buckets; the uses come first, those of features last."""
 
 STATES = ("queued", "running")
 REASONS = ("started", "completed", "preempted", "resized", "fault", "open", "timeout")
@@ -65,10 +56,6 @@ class Holdings:
         return which[:, 0], which[:, 1], gpu, share
 
 
-Replica = tuple[str, int, float, float, int, int, int]
-"""A replica's service, number, start and end (s), GPUs, node and first GPU."""
-
-
 @dataclass(frozen=True)
 class Records:
     """The records of a timeline; segments (n, ROW_FIELDS) name jobs by row."""
@@ -80,8 +67,7 @@ class Records:
     link_column: Mapping[int, int]
     events: Sequence[tuple[float, str, str, float]]
     end_s: float
-    serves: bool = False  # whether there are services
-    replicas: Sequence[Replica] = ()
+    beside: Mapping[str, int]  # columns of the usage by uses of features
 
 
 def build(demand: Demand, cluster: Cluster, idling_w: float, pue: float, records: Records) -> dict[str, Columns]:
@@ -89,11 +75,10 @@ def build(demand: Demand, cluster: Cluster, idling_w: float, pue: float, records
     return {
         "segments": _segments(demand, records.segments),
         "holdings": _holdings(demand, cluster, records.holdings),
-        "usage": _usage(len(cluster.gpus), idling_w, pue, records.usage, records.end_s, serves=records.serves),
+        "usage": _usage(len(cluster.gpus), idling_w, pue, records.usage, records.end_s, records.beside),
         "links": _links(cluster, records.network, records.link_column, records.end_s),
         "events": _events(records.events),
         "gpus": _gpus(cluster),
-        **({"replicas": _replicas(records.replicas)} if records.replicas else {}),
     }
 
 
@@ -125,18 +110,19 @@ def _holdings(demand: Demand, cluster: Cluster, holdings: Holdings) -> Columns:
     }
 
 
-def _usage(gpus: int, idling_w: float, pue: float, usage: Buckets, end_s: float, *, serves: bool) -> Columns:
+def _usage(gpus: int, idling_w: float, pue: float, usage: Buckets, end_s: float, beside: Mapping[str, int]) -> Columns:
     start_s, stop_s = usage.edges_s(end_s)
     length_s = stop_s - start_s
     totals = usage.totals[: len(start_s)]
     of = {name: totals[:, k].copy() for k, name in enumerate(USAGE_COLUMNS)}
-    held = totals[:, :HELD].sum(axis=1) + of["serving_gpu_s"]
+    others = {f"{use}_gpu_s": totals[:, column].copy() for use, column in beside.items()}
+    held = totals[:, :HELD].sum(axis=1) + sum(others.values())
     safe_s = np.where(length_s > 0.0, length_s, 1.0)
     return {
         "start_s": start_s,
         "end_s": stop_s,
         **{name: of[name] for name in USE_NAMES},
-        **({"serving_gpu_s": of["serving_gpu_s"]} if serves else {}),
+        **others,
         "idle_gpu_s": gpus * length_s - held - of["down_gpu_s"],
         "down_gpu_s": of["down_gpu_s"],
         "jobs_waiting": of["queued_s"] / safe_s,
@@ -168,16 +154,6 @@ def _events(events: Sequence[tuple[float, str, str, float]]) -> Columns:
         "kind": np.array([event[1] for event in events], dtype=object),
         "subject": np.array([event[2] for event in events], dtype=object),
         "value": np.array([event[3] for event in events], dtype=np.float64),
-    }
-
-
-def _replicas(replicas: Sequence[Replica]) -> Columns:
-    names = ("service", "replica", "start_s", "end_s", "gpus", "node", "first_gpu")
-    kinds = (object, np.int32, np.float64, np.float64, np.int32, np.int32, np.int32)
-    found = sorted(replicas)
-    return {
-        name: np.array([row[k] for row in found], dtype=kind)
-        for k, (name, kind) in enumerate(zip(names, kinds, strict=True))
     }
 
 

@@ -8,7 +8,7 @@ back counts as lost for the time at which it was done, so it stays open until a 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,9 @@ from equipoise.sim.ledger.tables import (
     REASONS,
     ROW_FIELDS,
     RUNNING,
-    SERVING_GPU_S,
     USAGE_COLUMNS,
     Holdings,
     Records,
-    Replica,
     build,
 )
 from equipoise.sim.network.transfers import Transfer
@@ -74,12 +72,16 @@ class _Open:
 
 
 class Timeline(Listener):
-    """Records a run. `can_lose`: whether faults can take back what was done."""
+    """Records a run. `can_lose`: whether faults can take back what was done; uses: of features that hold GPUs."""
 
-    def __init__(self, demand: Demand, cluster: Cluster, meter: Meter, *, can_lose: bool) -> None:
+    def __init__(
+        self, demand: Demand, cluster: Cluster, meter: Meter, *, can_lose: bool, uses: Sequence[str] = ()
+    ) -> None:
         self.demand, self.cluster, self.meter, self._can_lose = demand, cluster, meter, can_lose
         self.origin_s = float(demand.arrival_s[0])
-        self.usage = Buckets(len(USAGE_COLUMNS), self.origin_s)
+        self._column = {use: len(USAGE_COLUMNS) + k for k, use in enumerate(uses)}
+        self._beside: set[str] = set()
+        self.usage = Buckets(len(USAGE_COLUMNS) + len(uses), self.origin_s)
         self.network = Buckets(8, self.origin_s)
         self._link_column: dict[int, int] = {}
         self._segments = array("d")
@@ -89,8 +91,6 @@ class Timeline(Listener):
         self._open: dict[int, _Open] = {}
         self._events: list[tuple[float, str, str, float]] = []
         self._down_s: dict[int, float] = {}
-        self._serves = False
-        self._replicas: list[Replica] = []
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
@@ -274,19 +274,13 @@ class Timeline(Listener):
                 self.network.grow(column + 1)
             self.network.add(start_s, end_s, column, amount)
 
-    # -- services --------------------------------------------------------------------------------------------
+    # -- features --------------------------------------------------------------------------------------------
 
-    def served(self, start_s: float, end_s: float, gpu_s: float, dynamic_j: float) -> None:
-        """Record GPU-seconds held by a replica, and its energy above idle."""
-        self._serves = True
-        self.usage.add(start_s, end_s, SERVING_GPU_S, gpu_s)
+    def used(self, use: str, start_s: float, end_s: float, gpu_s: float, dynamic_j: float) -> None:
+        """Record GPU-seconds that a feature held for a use, and its energy above idle."""
+        self._beside.add(use)
+        self.usage.add(start_s, end_s, self._column[use], gpu_s)
         self.usage.add(start_s, end_s, DYNAMIC_J, dynamic_j)
-
-    def replica(self, service: str, number: int, start_s: float, end_s: float, holding: Holding) -> None:
-        """A replica of a service has held GPUs of one node; number: of those that it has at once."""
-        self._replicas.append(
-            (service, number, start_s, end_s, holding.gpu.size, int(holding.nodes[0]), int(holding.gpu.min()))
-        )
 
     # -- faults ----------------------------------------------------------------------------------------------
 
@@ -326,8 +320,7 @@ class Timeline(Listener):
             self._link_column,
             self._events,
             end_s,
-            self._serves,
-            self._replicas,
+            {use: column for use, column in self._column.items() if use in self._beside},
         )
         idling_w = float(self.meter.power.idling_w(self.cluster.nodes.gpus).sum())
         return build(self.demand, self.cluster, idling_w, pue, records)

@@ -21,7 +21,6 @@ from equipoise.sim.loading.checks_energy import energy_problems, money_problems
 from equipoise.sim.loading.checks_parallel import parallel_doubts
 from equipoise.sim.loading.checks_plausible import plausible_doubts
 from equipoise.sim.loading.checks_queues import queue_problems
-from equipoise.sim.loading.checks_services import service_doubts, service_problems
 from equipoise.sim.loading.throughputs import throughput_problems
 from equipoise.sim.loading.transformers import bind, has_transformers
 from equipoise.sim.network.topology import Topology, TopologyError
@@ -30,6 +29,7 @@ from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import InputError, KeyPath, Tree
 from equipoise.sim.scenario.units import Quantity, format_bytes
 from equipoise.sim.traces.trace import Trace
+from equipoise.sim.world.feature import features
 
 Problem = tuple[KeyPath, str]
 
@@ -77,7 +77,8 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     found += _described(scenario)
-    found += service_problems(scenario, profile)
+    for feature in features():
+        found += feature.problems(scenario, profile)
     found += [*throughput_problems(scenario), *pool_problems(scenario)]
     for name, model in scenario.workload.models.items():
         found += _model(scenario, profile, model, ("workload", "models", name))
@@ -119,7 +120,7 @@ def doubts(scenario: Scenario, tree: Tree | None = None) -> list[Problem]:
         *_doubts(scenario, ()),
         *parallel_doubts(scenario),
         *plausible_doubts(scenario, profile, tree),
-        *service_doubts(scenario, profile),
+        *(doubt for feature in features() for doubt in feature.doubts(scenario, profile)),
     ]
 
 

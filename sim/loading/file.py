@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from equipoise.sim.hardware.carbon import carbon_path
 from equipoise.sim.hardware.prices import book_path
-from equipoise.sim.hardware.profile import is_path, profile_path, scenarios_dir
+from equipoise.sim.hardware.profile import is_path, profile_path, shipped
 from equipoise.sim.loading.availability import with_availability
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
 from equipoise.sim.loading.measured import with_measured
@@ -25,8 +25,8 @@ from equipoise.sim.scenario.errors import describe
 from equipoise.sim.scenario.model import Model, Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, WrongValueError, read_text, read_tree, write_tree
-from equipoise.sim.serving.file import with_paths
 from equipoise.sim.traces.trace import Trace
+from equipoise.sim.world.feature import features
 
 __all__ = ["InputError", "ScenarioFile", "dump", "from_mapping", "json_schema", "load", "read_scenario", "to_trace"]
 
@@ -51,10 +51,7 @@ class ScenarioFile:
         workload = self.scenario.workload
         if workload.trace is None:
             if not workload.jobs and workload.generate is None:
-                what = "give a trace (--trace FILE)"
-                if self.scenario.services:
-                    what = "a run with services ends with its jobs, so it needs jobs (or --trace FILE)"
-                raise InputError([f"{self.path}: workload: no jobs in it; {what}"])
+                raise InputError([f"{self.path}: workload: no jobs in it; give a trace (--trace FILE)"])
             return None
         trace = to_trace(workload.trace, self.folders, self.trace_place)
         if wrong := trace_problems(self.scenario, trace, workload.trace.file):
@@ -154,10 +151,10 @@ def scenario_file(path: str | Path) -> Path:
     """The path itself, or the built-in scenario of that name."""
     if is_path(str(path)) or Path(path).exists():
         return Path(path)
-    named = scenarios_dir() / f"{path}.yaml"
-    if named.is_file():
-        return named
-    close = difflib.get_close_matches(str(path), [p.stem for p in scenarios_dir().glob("*.yaml")], n=1)
+    named = {file.stem: file for file in shipped()}
+    if str(path) in named:
+        return named[str(path)]
+    close = difflib.get_close_matches(str(path), named, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "see: equipoise list scenarios"
     raise InputError([f"{path}: no such file, and no scenario of that name; {hint}"])
 
@@ -176,7 +173,9 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     if wrong:
         raise InputError(_lines(tree, wrong))
     try:
-        scenario = with_paths(with_availability(with_rates(scenario, base), base), base)
+        scenario = with_availability(with_rates(scenario, base), base)
+        for feature in features():
+            scenario = feature.located(scenario, base)
     except WrongValueError as error:
         raise InputError(_lines(tree, [(error.path, str(error))])) from None
     if wrong := problems(scenario, base, fits=fits):

@@ -106,7 +106,7 @@ class JobSpec(Section):
     user: str = ""  # user that submitted it
     account: str = ""  # account of the user
     partition: str = ""  # partition that it requests
-    qos: str = ""  # quality of service that it requests
+    qos: str = ""  # QOS that it requests
     queue: str = ""  # queue that it is submitted to
     gpu_types: tuple[str, ...] = ()  # allowed accelerators or node groups; none: all
     # required or preferred placement of its GPUs

@@ -6,10 +6,11 @@ in SI base units once loaded. A value that is left out takes the default written
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from equipoise.sim.discover import parts
 from equipoise.sim.scenario.faults import FaultsSpec as FaultsSpec
 from equipoise.sim.scenario.generate import Generate
 from equipoise.sim.scenario.jobs import Checkpoint as Checkpoint
@@ -30,7 +31,6 @@ from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.pools import Autoscale, Available
 from equipoise.sim.scenario.queues import QueuesSpec
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
-from equipoise.sim.scenario.services import Service as Service
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
 from equipoise.sim.scenario.units import (
     Bytes,
@@ -274,8 +274,8 @@ class Thermal(Section):
     clock_min: Annotated[Share, Field(gt=0, le=1)] = 0.3  # lowest relative clock of throttling
 
 
-class Scenario(Section):
-    """A whole case: cluster, workload, policy, faults."""
+class CaseKeys(Section):
+    """What every scenario says."""
 
     schema_version: Literal[1]  # version of this format
     name: str  # used in results and file names
@@ -283,7 +283,22 @@ class Scenario(Section):
     expect: str = ""  # the answer that is expected, in words
     cluster: ClusterSpec
     workload: Workload
-    services: tuple[Service, ...] = ()  # services that answer requests on the same cluster
+
+
+_FEATURES = tuple(module.KEYS for module in parts("section"))
+WITHOUT_FEATURES = {name: field.default for keys in _FEATURES for name, field in keys.model_fields.items()}
+"""The values of features' keys where none is used."""
+if TYPE_CHECKING:
+    _Keys = CaseKeys
+else:
+
+    class _Keys(*_FEATURES, CaseKeys):
+        """The keys of features, too."""
+
+
+class Scenario(_Keys):
+    """A whole case: cluster, workload, policy, faults."""
+
     # stages in order; a stage with parameters is {name: {...}}; none: changes nothing
     policy: tuple[str | dict[str, dict[str, Any] | None], ...] = ("fifo",)
     decide: Decide = Decide()
@@ -295,7 +310,8 @@ class Scenario(Section):
     cost: Cost = Cost()
     queues: QueuesSpec = QueuesSpec()
     seed: Annotated[Int, Field(ge=0)] = 0  # seed of all random numbers
-    horizon: Span | None = None  # end of the run; none: run until every job is done. Services run until then
+    # end of the run; none: run until every job is done. Features may run until then
+    horizon: Span | None = None
 
     @field_validator("policy", mode="before")
     @classmethod
@@ -305,9 +321,10 @@ class Scenario(Section):
         return [value] if isinstance(value, dict) else value
 
     @model_serializer(mode="wrap")
-    def _without_no_services(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an empty list of services when a scenario is written."""
+    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the keys of features that are not used when a scenario is written."""
         written: dict[str, Any] = write(self)
-        if not self.services:
-            written.pop("services", None)
+        for name, unused in WITHOUT_FEATURES.items():
+            if getattr(self, name) == unused:
+                written.pop(name, None)
         return written

@@ -57,7 +57,7 @@ class User(Limits):
 
 
 class Qos(Limits):
-    """A quality of service."""
+    """A QOS."""
 
     name: str  # name that jobs and partitions refer to
     priority: NotNegative = 0.0  # priority of its jobs, relative to the largest

@@ -6,6 +6,7 @@ import ast
 import inspect
 import io
 import re
+import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ def comments(model: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base is not BaseModel and issubclass(base, BaseModel):
-            found |= _comments(inspect.getsource(base))
+            found |= _comments(textwrap.dedent(inspect.getsource(base)))
     return found
 
 

@@ -37,7 +37,6 @@ class Allocator:
         self.listeners, self.changed = listeners, changed
         self.refused: list[Refusal] = []  # of the last allocation
         self.stopped_s = 0.0  # when the stops of the last allocation are written
-        self.beside: Callable[[Ints], None] | None = None  # told which GPUs jobs share with others anew, or no more
 
     def apply(self, allocation: Allocation) -> set[int]:
         """Carry out an allocation, all stops before all starts; returns the rows of running jobs it replaced."""
@@ -71,8 +70,9 @@ class Allocator:
         cost_s = roster.started(job, holding, now_s)
         if roster.training:
             self._neighbours_changed(job, holding)
-        if self.beside is not None and holding.weight < holding.gpu.size:
-            self.beside(holding.gpu)
+        for tell in self.listeners.shares_changed:
+            if holding.weight < holding.gpu.size:
+                tell(holding.gpu)
         written_s = now_s if self.writes is None else self.writes.take(now_s)
         if written_s > now_s:
             roster.writing(row, now_s, written_s)
@@ -110,8 +110,9 @@ class Allocator:
         for tell in self.listeners.ended:
             tell(job, reason, now_s)
         holding = self.cluster.release(job.row)
-        if self.beside is not None and holding.weight < holding.gpu.size:
-            self.beside(holding.gpu)
+        for tell in self.listeners.shares_changed:
+            if holding.weight < holding.gpu.size:
+                tell(holding.gpu)
         if self.roster.training:
             self._neighbours_changed(job, holding)
             self._input_changed(job, holding)

@@ -1,16 +1,16 @@
-"""Nodes that are rented when jobs wait or services lack replicas, and given back when idle (`autoscale`).
+"""Nodes that are rented when jobs wait or features lack room, and given back when idle (`autoscale`).
 
 Looked at whenever policies decide. Jobs that wait are gone through in the order of arrival: what is free, or on
 its way, is set aside for them; for a job that this does not cover nodes are ordered, of the groups in the order in
-which the scenario names them, if so many can be had that it could run. Services come first: nodes are ordered for
-the replicas that their load and latency target ask for and that have no room. No node is given back while a job
-waits that may run on it, or a service lacks a replica that may.
+which the scenario names them, if so many can be had that it could run. Features come first: nodes are ordered for
+the room that they lack. No node is given back while a job waits that may run on it, or a feature lacks room that it
+may give.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,9 +22,9 @@ from equipoise.sim.clock import FAULTS, Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.pools import Autoscale
+from equipoise.sim.world.feature import FeatureRun, Lack
 from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.services import ServingWorld
 
 _NEAR = 1e-9
 
@@ -51,10 +51,10 @@ class NodeAutoscaler:
     """
 
     def __init__(
-        self, clock: Clock, cluster: Cluster, roster: Roster, nodes: NodeEvents, services: ServingWorld
+        self, clock: Clock, cluster: Cluster, roster: Roster, nodes: NodeEvents, runtimes: Sequence[FeatureRun]
     ) -> None:
         self.clock, self.cluster, self.roster, self.nodes = clock, cluster, roster, nodes
-        self.services = services
+        self.runtimes = runtimes
         self.pools = list(_pools(cluster))
         self._idle_since_s = np.full(len(cluster.nodes), math.inf)
         self._timer: Event | None = None
@@ -131,14 +131,14 @@ class NodeAutoscaler:
         self.nodes.event()
 
     def _serve(self, now_s: float) -> tuple[Floats, float]:
-        """Order nodes for replicas that lack room: (GPUs on their way for them (units,), when to look again)."""
+        """Order nodes for features that lack room: (GPUs on their way for them (units,), when to look again)."""
         kept, later_s = np.zeros(len(self._unit_model)), math.inf
         coming = {id(pool): len(pool.coming) for pool in self.pools}
-        for tenant in self.services.tenants:
-            lack, spec = tenant.lack, tenant.spec
+        for wanted in self._lacks():
+            lack = wanted.count
             for pool in self.pools:
-                each = pool.gpus // spec.replicas.gpus * math.floor(1.0 / spec.share + _NEAR)
-                if lack <= 0 or not each or not tenant.allowed[self.cluster.nodes.first_gpu[pool.nodes[0]]]:
+                each = pool.gpus // wanted.gpus * math.floor(1.0 / wanted.share + _NEAR)
+                if lack <= 0 or not each or not wanted.allowed[self.cluster.nodes.first_gpu[pool.nodes[0]]]:
                     continue
                 nodes, at_s = math.ceil(lack / each), pool.ready_s(now_s)
                 if at_s <= now_s and (ordered := self._order(pool, nodes - coming[id(pool)])):
@@ -152,6 +152,9 @@ class NodeAutoscaler:
                 first = coming[id(pool)]
                 np.add.at(kept, self.unit[sorted(pool.coming)[first : first + taken]], pool.gpus)
         return kept, later_s
+
+    def _lacks(self) -> Iterator[Lack]:
+        return (lack for runtime in self.runtimes for lack in runtime.lacks())
 
     def _rent(self, now_s: float, kept: Floats) -> float:
         """Order nodes for waiting jobs; returns when the next of them will have waited for long enough (s).
@@ -261,12 +264,9 @@ class NodeAutoscaler:
         return later_s
 
     def _lacking(self, pool: Pool) -> bool:
-        """Whether a service lacks a replica that the nodes of a pool could hold."""
+        """Whether a feature lacks room that the nodes of a pool could give."""
         first = int(self.cluster.nodes.first_gpu[pool.nodes[0]])
-        return any(
-            tenant.lack > 0 and bool(tenant.allowed[first]) and pool.gpus >= tenant.spec.replicas.gpus
-            for tenant in self.services.tenants
-        )
+        return any(lack.count > 0 and bool(lack.allowed[first]) and pool.gpus >= lack.gpus for lack in self._lacks())
 
 
 def _pools(cluster: Cluster) -> Iterator[Pool]:

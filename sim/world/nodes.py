@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -17,25 +16,6 @@ from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.roster import Roster
-
-
-class Tenants(Protocol):
-    """The interface of services, which hold GPUs like jobs."""
-
-    def node_lost(self, node: int) -> None:
-        """A node is about to go down."""
-
-    def node_changed(self) -> None:
-        """A node has gone down or come back."""
-
-    def settle(self) -> None:
-        """Book everything up to now at the present clocks."""
-
-    def speed_changed(self) -> None:
-        """Nodes run at other speeds from now on."""
-
-    def add_utilisation(self, busy: Floats, now_s: float) -> None:
-        """Add the busy share of each GPU since the last call, to (gpus,)."""
 
 
 class NodeEvents:
@@ -59,7 +39,6 @@ class NodeEvents:
         self.clock, self.cluster, self.roster, self.allocator = clock, cluster, roster, allocator
         self.meter, self.transfers, self.listeners = meter, transfers, listeners
         self._set_capacity, self.event = set_capacity, event
-        self.tenants: Tenants | None = None
         self._fault_slow = np.ones(len(cluster.nodes))
         self._down_s = np.zeros(len(cluster.nodes))
         self._down_since_s: dict[int, float] = {}
@@ -92,16 +71,14 @@ class NodeEvents:
 
     def _off(self, node: int) -> None:
         """It goes down, whatever the cause."""
-        if self.tenants is not None:
-            self.tenants.node_lost(node)
+        for tell in self.listeners.node_leaving:
+            tell(node)
         self.cluster.take_down(node)
         self.transfers.node_changed(node)
         self._down_since_s[node] = max(self.clock.now, self._first_s)
         self._changed()
         for tell in self.listeners.node_down:
             tell(node, self.clock.now)
-        if self.tenants is not None:
-            self.tenants.node_changed()
         self.event()
 
     def _on(self, node: int) -> None:
@@ -111,11 +88,9 @@ class NodeEvents:
         self.cluster.bring_up(node)
         self.transfers.node_changed(node)
         self._down_s[node] += max(0.0, self.clock.now - self._down_since_s.pop(node))
+        self._changed()
         for tell in self.listeners.node_up:
             tell(node, self.clock.now)
-        self._changed()
-        if self.tenants is not None:
-            self.tenants.node_changed()
         self.event()
 
     def released(self, node: int) -> None:
@@ -181,8 +156,8 @@ class NodeEvents:
         self.cluster.slow[node] = factor / self.meter.clock[node]
         for job in self._jobs_on(node):
             job.speed_changed()
-        if self.tenants is not None:
-            self.tenants.speed_changed()
+        for tell in self.listeners.speeds_changed:
+            tell()
         self.event()
 
     def set_corrupt(self, gpu: int, factor: float) -> None:
@@ -213,14 +188,14 @@ class NodeEvents:
         jobs = [self.roster.running_jobs[row] for row in rows]
         for job in jobs:
             job.meter_until_now()
-        if self.tenants is not None:
-            self.tenants.settle()
+        for tell in self.listeners.speeds_changing:
+            tell()
         self.meter.set_clock(clock)
         self.cluster.slow[changed] = self._fault_slow[changed] / clock[changed]
         for job in jobs:
             job.speed_changed()
-        if self.tenants is not None:
-            self.tenants.speed_changed()
+        for tell in self.listeners.speeds_changed:
+            tell()
 
     def drawn_share(self, now_s: float) -> Floats:
         """Part of its highest power beyond idling that each GPU drew since the last call, (gpus,)."""
@@ -228,8 +203,8 @@ class NodeEvents:
         for row in self.roster.running.rows.tolist():
             share = self.roster.running_jobs[row].utilisation(now_s) * self.meter.share[row]
             np.add.at(busy, self.cluster.holding[row].gpu, share)
-        if self.tenants is not None:
-            self.tenants.add_utilisation(busy, now_s)
+        for tell in self.listeners.add_utilisation:
+            tell(busy, now_s)
         return busy
 
     def happened(self, kind: str, node: int, value: float) -> None:

@@ -34,7 +34,6 @@ from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.services import ServingWorld
 from equipoise.sim.world.tables import (
     Member,
     fill_active,
@@ -130,7 +129,6 @@ class Observer:
         self._needs = frozenset().union(*(stage.needs for stage in policy.stages))
         self.traffic.by_job = {"nodes", "workers"} <= self._needs
         self._last_s = 0.0
-        self.services: ServingWorld | None = None
         self.draws: Meter | None = None  # where policies cap power
         self._coded: dict[str, Labels | Floats] = {}
         self._paces: list[tuple[Ints, Floats]] = []  # of jobs just measured: node and pace of each worker
@@ -152,7 +150,7 @@ class Observer:
         window_s, self._last_s = now_s - self._last_s, now_s
         refused = tuple(self.refused)
         self.refused.clear()
-        found = Observation(
+        return Observation(
             now_s,
             window_s,
             self.cluster.nodes,
@@ -170,9 +168,6 @@ class Observer:
             roster.demand.claims.queues,
             told=self._told(),
         )
-        if self.services is not None:
-            found.services, found.service_names = self.services.observed(), self.services.names
-        return found
 
     def _told(self) -> Mapping[str, Labels | Floats]:
         columns = self.roster.demand.columns

@@ -12,7 +12,7 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.contract import AllocationStage, Decision, Memory, Plan, Policy, Refusal, decide, refine
-from equipoise.policies.observation import Floats, Observation, writable
+from equipoise.policies.observation import Observation, writable
 from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.queues.within import within_queues
 from equipoise.sim.advance.event_by_event import EventByEvent
@@ -41,16 +41,17 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.randomness import estimate_factors, stream
 from equipoise.sim.scenario.model import Data, FaultsSpec, Scenario
+from equipoise.sim.shown import all_shown
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.apply import hand_over
 from equipoise.sim.world.arrivals import JobArrivals, place_data
 from equipoise.sim.world.autoscale import NodeAutoscaler
 from equipoise.sim.world.decisions import Decisions
+from equipoise.sim.world.feature import FeatureRun, WorldParts, features
 from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.observe import Observer, Traffic
 from equipoise.sim.world.paths import PathWatch
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.services import ServingWorld
 from equipoise.sim.world.stall import StallDetection, Stalled
 from equipoise.sim.world.writes import Writes
 
@@ -76,7 +77,6 @@ class SimWorld:
         event_by_event: use the plain time advance (the oracle) instead of the fast one.
         prices: of the cluster.
         timeline: record what happens when.
-        requests: times (n,) of requests that come from files, by service.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class SimWorld:
         event_by_event: bool = False,
         prices: Prices,
         timeline: bool = False,
-        requests: Mapping[str, Floats] | None = None,
     ) -> None:
         policy = within_queues(policy) if demand.claims.queues.restricts else policy
         self.scenario, self.demand, self.cluster, self.policy = scenario, demand, cluster, policy
@@ -125,13 +124,12 @@ class SimWorld:
             self.clock, self.network, topology, cluster.up, self.engine.links_changed, self._transferred
         )
         self._connect(timeline)
-        self.services = self._make_services(requests or {})
+        self.runtimes = self._start_features()
         self.arrivals.plan_next()
         self.decisions.begin()
         self.faults = Faults(acting_faults(scenario), self.clock, cluster, self.nodes, seed)
-        self.services.scales = scales
         self.autoscaler = (
-            NodeAutoscaler(self.clock, cluster, self.roster, self.nodes, self.services) if scales else None
+            NodeAutoscaler(self.clock, cluster, self.roster, self.nodes, self.runtimes) if scales else None
         )
 
     def _make_engine(self, event_by_event: bool, topology: Topology) -> EventByEvent:
@@ -165,7 +163,8 @@ class SimWorld:
         self.costs = CostAccounts(len(demand), meter, self.prices.usd_per_gpu_s) if uneven else None
         faults = acting_faults(scenario)
         can_lose = faults != FaultsSpec() or any(g.available is not None for g in scenario.cluster.groups)
-        self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose) if timeline else None
+        uses = [use for shown in all_shown() for use in shown.uses]
+        self.timeline = Timeline(demand, cluster, meter, can_lose=can_lose, uses=uses) if timeline else None
         traffic, paths = Traffic(cluster), PathWatch(cluster.topology)
         losses = LossRates(faults, cluster)
         self.mtbf_s = losses.mtbf_s
@@ -213,35 +212,33 @@ class SimWorld:
             self.engine.set_capacity,
             self.decisions.event,
         )
-        self.throttle = Throttle(scenario, clock, cluster, roster.running, power, meter, self.nodes)
+        self.throttle = Throttle(scenario, clock, cluster, power, meter, self.nodes)
         self.observer = Observer(clock, cluster, roster, self.rigid, self.policy, self.listeners, traffic, paths)
         self.observer.draws = meter if scenario.energy.policy_caps else None
         self.arrivals = JobArrivals(
             clock, roster, self._make_training, self.decisions.last_event, self._unasked_until_s
         )
 
-    # -- jobs ----------------------------------------------------------------------------------------------
-
-    def _make_services(self, requests: Mapping[str, Floats]) -> ServingWorld:
-        services = ServingWorld(
+    def _start_features(self) -> tuple[FeatureRun, ...]:
+        """The features that the scenario uses; they hear of events after all others."""
+        engine = WorldParts(
             self.scenario,
+            self.seed,
             self.clock,
             self.cluster,
             self.roster,
             self.allocator,
+            self.decisions,
             self.meter,
             self.prices.usd_per_gpu_s,
             self.timeline,
-            self.decisions.event,
-            self.seed,
-            float(self.demand.arrival_s[0]),
-            requests,
         )
-        if services:
-            self.nodes.tenants, self.allocator.beside = services, services.neighbours_changed
-            self.observer.services, self.throttle.beside = services, services
-            self.cluster.shares_changed = services.neighbours_changed
-        return services
+        started = tuple(one for feature in features() if (one := feature.start(engine)) is not None)
+        for runtime in started:
+            self.listeners.add(runtime)
+        return started
+
+    # -- jobs ----------------------------------------------------------------------------------------------
 
     def _make_training(self, row: int) -> TrainingJob:
         spec, scenario = self.demand.training[row], self.scenario
@@ -287,8 +284,8 @@ class SimWorld:
 
     def _finish(self, job: TrainingJob | RigidJob, reason: str = "completed") -> None:
         self.allocator.finish(job, reason)
-        if self.services.short:
-            self.services.look()
+        for tell in self.listeners.gpus_released:
+            tell()
         if self.roster.completed == len(self.demand) and not self.lasts:
             self.done.succeed()
 
@@ -303,14 +300,17 @@ class SimWorld:
 
     @property
     def lasts(self) -> bool:
-        """Whether the run continues to its horizon after all jobs are done, as it does with services."""
-        return bool(self.services) and self.scenario.horizon is not None
+        """Whether the run continues to its horizon after all jobs are done."""
+        return any(runtime.holds_open for runtime in self.runtimes)
 
     # -- decisions -----------------------------------------------------------------------------------------
 
     def observe(self) -> Observation:
         """The current observation for policies."""
-        return self.observer.observe()
+        found = self.observer.observe()
+        if self.runtimes:
+            found.beside = {name: table for runtime in self.runtimes for name, table in runtime.observed().items()}
+        return found
 
     def apply(self, plan: Plan) -> list[Refusal]:
         """Carry out a feasible plan: stops and starts at once, the rest at the end of each running period.
@@ -345,8 +345,8 @@ class SimWorld:
         return refused
 
     def _decide(self) -> None:
-        if self.services.short:
-            self.services.look()
+        for tell in self.listeners.gpus_released:
+            tell()
         self._ask_policy()
         if self.autoscaler is not None:
             self.autoscaler.look()
@@ -383,7 +383,7 @@ class SimWorld:
         """Raise Stalled when no event is left that could ever start a waiting job."""
         if not self.arrivals.all_here or self._nodes_may_come():
             return
-        if self.services.can_shrink:
+        if any(runtime.may_release() for runtime in self.runtimes):
             return
         if (self.decisions.ticks or self.decisions.revisits) and self._idle_ticks < IDLE_TICKS:
             self._idle_ticks += 1

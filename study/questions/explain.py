@@ -28,7 +28,6 @@ from equipoise.policies.quotas.limits import (
 from equipoise.policies.record.journal import JournalError, read
 from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.folders import MANIFEST, read_manifest
 from equipoise.study.questions.sub_steps import done_to, in_words
 
@@ -337,21 +336,6 @@ def _stops(plan: Plan, row: int) -> bool:
     if plan.allocation is None or row not in plan.allocation.job:
         return False
     return not len(plan.allocation.gpus_of(int(np.flatnonzero(plan.allocation.job == row)[-1])))
-
-
-def service_lines(o: Observation) -> list[str]:
-    """Replicas held and wanted by each service at a decision, and the results of its last window's requests."""
-    s, found = o.services, []
-    for k, name in enumerate(o.service_names):
-        text = f"service {name}: {s.replicas[k]} of {s.wanted[k]} replicas wanted ({s.replicas_min[k]} to "
-        text += f"{s.replicas_max[k]})"
-        if math.isfinite(s.requests_per_s[k]):
-            text += f"; {s.requests_per_s[k]:.4g} requests/s came, {s.waiting[k]} waited"
-        if math.isfinite(s.latency_p99_s[k]):
-            text += f"; p99 {format_seconds(s.latency_p99_s[k])}, "
-            text += f"{format_share(s.goodput_ratio[k])} within {format_seconds(s.latency_target_s[k])}"
-        found.append(text)
-    return found
 
 
 def _some(texts: Sequence[str]) -> str:

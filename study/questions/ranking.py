@@ -10,17 +10,9 @@ from equipoise.sim.cost.step import memory_need_bytes
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.search import describe
 from equipoise.sim.scenario.model import Scenario
-from equipoise.study.display import LABELS
+from equipoise.study.display import LABELS, MAIN_OF_FEATURES
 from equipoise.study.questions.size import Objective, Question, Trial
 
-SERVED = (
-    "service_goodput_ratio",
-    "service_latency_p50_s",
-    "service_latency_p95_s",
-    "service_latency_p99_s",
-    "cost_per_million_requests_usd",
-)
-"""Results of services' requests: the worst of several services."""
 TITLES = {
     "rank": "",
     "values": "size",
@@ -35,7 +27,7 @@ TITLES = {
     "committed_usd": "committed",
     "power_w": "power",
     "carbon_kg": "CO2",
-    **{key: LABELS[key] for key in SERVED},
+    **{key: LABELS[key] for key in MAIN_OF_FEATURES},
 }
 """Columns of the table with their titles."""
 
@@ -56,7 +48,7 @@ def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dic
 def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
     scenario = trial.candidate.scenario
     layout, memory = next(_layouts(scenario), ("", math.nan))
-    names = ("mfu_ratio", "makespan_s", "cost_usd", "committed_usd", "energy_j", "carbon_kg", *SERVED)
+    names = ("mfu_ratio", "makespan_s", "cost_usd", "committed_usd", "energy_j", "carbon_kg", *MAIN_OF_FEATURES)
     means = {name: trial.mean(name) if name in trial.results[0] else math.nan for name in names}
     power_w = means["energy_j"] / means["makespan_s"] if means["makespan_s"] > 0.0 else math.nan
     return {key: trial.mean(key) for key in asked} | {
@@ -72,7 +64,7 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
         "committed_usd": means["committed_usd"],
         "power_w": power_w,
         "carbon_kg": means["carbon_kg"],
-        **{key: means[key] for key in SERVED},
+        **{key: means[key] for key in MAIN_OF_FEATURES},
         "results": {key: [result[key] for result in trial.results] for key in asked},
     }
 

@@ -33,6 +33,7 @@ from equipoise.sim.scenario.units import (
     format_share,
     format_usd,
 )
+from equipoise.study.display import OF_FEATURES, WHERE_USED
 
 USD = replace(MONEY, example="5000 USD", plausible=(0.0, math.inf))
 _JOULES = {f"{prefix}J": Fraction(10**power) for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9))}
@@ -50,6 +51,13 @@ class TargetMeasure:
     quantity: Quantity
     show: Callable[[float], str]
     of_cluster: bool = False  # known before anything is run
+
+
+def _of_feature(name: str) -> TargetMeasure:
+    """The measure of a feature's metric, whose name ends with its unit."""
+    kinds = {"_ratio": (SHARE, format_share), "_s": (TIME, format_seconds), "_usd": (USD, format_usd)}
+    unit = next(end for end in kinds if name.endswith(end))
+    return TargetMeasure(name, *kinds[unit])
 
 
 _TIMES = (
@@ -73,8 +81,7 @@ MEASURES: dict[str, TargetMeasure] = {
     },
     "goodput": TargetMeasure("goodput_ratio", SHARE, format_share),
     "gpu_busy": TargetMeasure("gpu_busy_ratio", SHARE, format_share),
-    "service_goodput": TargetMeasure("service_goodput_ratio", SHARE, format_share),
-    **{f"service_latency_p{q}": TargetMeasure(f"service_latency_p{q}_s", TIME, format_seconds) for q in (50, 95, 99)},
+    **{metric.target: _of_feature(metric.name) for metric in OF_FEATURES if metric.target},
     "cost": TargetMeasure("cost_usd", USD, format_usd),
     "committed": TargetMeasure("committed_usd", USD, format_usd),
     "energy": TargetMeasure("energy_j", ENERGY, format_joules),
@@ -116,7 +123,7 @@ def read_target(text: str) -> Target:
         raise InputError([f"target {text!r}: {_wanted(text)}"])
     measure = MEASURES[match[1]]
     if match[2] is not None:
-        if not re.search(r"_p\d\d_s$|^service_", measure.key):
+        if not re.search(r"_p\d\d_s$", measure.key) and measure.key not in WHERE_USED:
             raise InputError([f"target {text!r}: only percentiles of waits and completions have classes of jobs"])
         size = re.fullmatch(r"\s*([0-9]+)\s*gpus?\s*", match[2], re.IGNORECASE)
         name = gpus_class(int(size[1])) if size is not None else match[2].strip()
@@ -127,7 +134,7 @@ def read_target(text: str) -> Target:
         raise InputError([f"target {text!r}: {error}"]) from error
     at_most = match[3] in ("<=", "=<", "≤", "<")
     doubt = ""
-    if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[4]) and "service" not in match[1]:
+    if measure.quantity is TIME and re.fullmatch(r"[0-9.]+", match[4]) and measure.key not in WHERE_USED:
         meant = f"if hours were meant, write {match[4]}h"
         if limit >= 30.0:
             meant = f"if minutes or hours were meant, write {match[4]}min or {match[4]}h"
@@ -153,8 +160,8 @@ _ALSO_CALLED = {
     "usage": "gpu_busy",
     "queue": "wait_p95",
     "queueing": "wait_p95",
-    "latency": "service_latency_p95",
     "capacity": "power",
+    **{metric.also_called: metric.target for metric in OF_FEATURES if metric.also_called},
 }
 """Other names of measures."""
 

@@ -137,7 +137,7 @@ class Palette:
             "tensor_exchange": "#f0e442",
             "restart": "#cc79a7",
             "lost_to_faults": "#6b3a53",
-            "serving": "#7a58a5",
+            "beside": "#7a58a5",
             "idle": "#d8d8d4",
             "late": "#ecece8",
             "down": "#9a9a94",

@@ -15,7 +15,7 @@ from equipoise.study.display import digits, show
 from equipoise.study.questions.sub_steps import done_to, touched
 from equipoise.study.report.chart import Chart
 from equipoise.study.report.charts.study import jobs_over_time, load_of_links, power_over_time, usage_over_time
-from equipoise.study.report.services import services_over_time
+from equipoise.study.report.features import over_time
 from equipoise.study.report.study import RunFolder
 from equipoise.study.report.timeline import FOLDER, Bars, bars, events, job_names, squeeze
 
@@ -57,7 +57,7 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
         jobs_over_time(folder, f"jobs-{key}"),
         power_over_time(folder, f"power-{key}"),
         load_of_links(folder, f"links-{key}"),
-        *services_over_time(folder, f"services-{key}"),
+        *over_time(folder, key),
     ]
     drawn = tuple(chart for chart in charts if chart is not None)
     content = {"charts": [_whole(c) for c in drawn], "decisions": decisions, "events": _events(folder)}
@@ -77,11 +77,11 @@ def _json(content: Any) -> bytes:
 
 
 def _bars_note(found: Bars) -> str:
-    jobs = found.rows - found.replicas
+    jobs = found.rows - sum(found.beside.values())
     many = f"{jobs:,} job{'s' * (jobs != 1)}, {found.total:,} bar{'s' * (found.total != 1)}"
     note = f"{many}: a bar is a stretch of waiting or running."
-    if found.replicas:
-        note += " Below the jobs: replicas of services, and how long each held its GPUs."
+    if found.beside:
+        note += f" Below the jobs: {', '.join(found.beside)}, and how long each held its GPUs."
     if found.count < found.total:
         note += f" Only the {found.count:,} longest bars are drawn."
     return note

@@ -17,7 +17,7 @@ Runs = list[tuple[str, list[dict[str, Any]]]]
 
 
 def fairness_charts(study: Study) -> list[Chart]:
-    """Waiting against service of users, accounts, queues and partitions, a dot each, where jobs declare them."""
+    """Waiting against GPU time of users, accounts, queues and partitions, a dot each, where jobs declare them."""
     return [_chart(study, kind, runs) for kind, runs in _by_kind(study)]
 
 
@@ -65,7 +65,7 @@ def _chart(study: Study, kind: str, runs: Runs) -> Chart:
         Axis(f"mean waiting ({unit.name})"),
         series,
         note=f"A dot is one {kind}; the first run of each policy."
-        + (f" The {DRAWN} with most service of {most:,}." if most > DRAWN else ""),
+        + (f" The {DRAWN} with most GPU time of {most:,}." if most > DRAWN else ""),
     )
 
 
@@ -88,5 +88,5 @@ def _table(kind: str, runs: Runs) -> str:
                 ["-", "-"] if row is None else [show("_s", row["queueing_mean_s"]), digits(row["finish_ratio_mean"])]
             )
         lines.append(cells)
-    more = f", the {LISTED} of {len(names)} with most service" if len(names) > LISTED else ""
+    more = f", the {LISTED} of {len(names)} with most GPU time" if len(names) > LISTED else ""
     return table(f"By {kind}{more}: mean waiting, and mean time to completion over time running", header, lines)

@@ -1,4 +1,4 @@
-"""Definitions of metrics, read from `docs/metrics.md`."""
+"""Definitions of metrics, read from `docs/metrics.md` and from the pages of features."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from html import escape
 from itertools import groupby
 
 from equipoise.base.sources import root
+from equipoise.sim.discover import files
 
 PAGE = root() / "study" / "report" / "templates" / "metrics.md"
 """The page of metrics; in a checkout a link to `docs`."""
@@ -16,8 +17,8 @@ PAGE = root() / "study" / "report" / "templates" / "metrics.md"
 
 @cache
 def metrics_page() -> str:
-    """The text of the page. Raises FileNotFoundError when the installation is incomplete."""
-    return PAGE.read_text(encoding="utf-8")
+    """The text of the pages. Raises FileNotFoundError when the installation is incomplete."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in (PAGE, *files("metrics.md")))
 
 
 @cache

@@ -23,12 +23,13 @@ from equipoise.study.report.chart import Chart
 from equipoise.study.report.charts.study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
 from equipoise.study.report.fairness import fairness_tables
+from equipoise.study.report.features import feature_tables
 from equipoise.study.report.first import context_html, picture, strip_html
 from equipoise.study.report.metrics import page_html
 from equipoise.study.report.read import read_study
-from equipoise.study.report.services import service_tables
 from equipoise.study.report.study import Study
 from equipoise.study.report.tables import failures, folded, origins, points, provenance, results, table
+from equipoise.study.report.timeline import HELD_BESIDE
 from equipoise.study.report.words import headline
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -79,7 +80,7 @@ def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tu
     charts = study_charts(study)
     for detail in details:
         if detail.header["bars"] is not None:
-            detail.header["bars"]["words"] = {**KIND_LABELS, **USE_LABELS}
+            detail.header["bars"]["words"] = {**KIND_LABELS, "beside": HELD_BESIDE, **USE_LABELS}
     sections = _sections(study, charts, details, notes)
     return composed(study.title, sections, charts, _foot(study), details, refresh_s), notes
 
@@ -165,11 +166,11 @@ def _sections(
         *_charts(
             "fairness",
             "Fairness",
-            "Service by user and queue",
+            "GPU time by user and queue",
             [chart for chart in charts if chart.id.startswith("fairness-")],
             fairness_tables(study),
         ),
-        *_charts("services", "Services", "How requests were answered", [], service_tables(study)),
+        *(part for heading, content in feature_tables(study) for part in _charts(*heading, [], content)),
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ from numpy.typing import NDArray
 from equipoise.base.database import database
 from equipoise.sim.job.account import HELD_USES
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.shown import all_shown
 
 FOLDER = "timeline"
 USES = tuple(use.label for use in HELD_USES)
 """Uses of the GPU-seconds held by jobs."""
+USES_OF_FEATURES = {use: text for shown in all_shown() for use, text in shown.uses.items()}
+HELD_BESIDE = " or ".join(USES_OF_FEATURES.values())
 SHARES = (*USES, "idle", "down")
-"""Uses of all GPU-seconds of the cluster: they sum to GPUs x time, with `serving` where there are services."""
-KINDS = ("queued", "completed", "preempted", "resized", "fault", "open", "serving", "timeout")
-"""Kinds of bars: time in the queue, a running segment by its end, or the time of a service's replica."""
+"""Uses of all GPU-seconds of the cluster: with those of features they sum to GPUs x time."""
+KINDS = ("queued", "completed", "preempted", "resized", "fault", "open", "beside", "timeout")
+"""Kinds of bars: time in the queue, a running segment by its end, or the time for which a feature held GPUs."""
 
 TICKS = 2**26
 """Number of ticks in the span of a chart: 30 days in ticks of 0.04 s."""
@@ -39,9 +42,9 @@ Columns = Mapping[str, NDArray[Any]]
 class Bars:
     """Bars of a Gantt chart, packed.
 
-    count: bars kept. total: all bars. rows: jobs, then the `replicas` of services. start_s: time of tick 0.
+    count: bars kept. total: all bars. rows: jobs, then those of features. start_s: time of tick 0.
     tick_s: seconds a tick. packed: gzip of the columns of `pack`. names: gzip of JSON: the `names` in row order,
-    the `nodes`, and `node_of`, of the first GPU that each row held.
+    the `nodes`, and `node_of`, of the first GPU that each row held. beside: rows of features, by what they are.
     """
 
     count: int
@@ -51,7 +54,7 @@ class Bars:
     tick_s: float
     packed: bytes
     names: bytes
-    replicas: int = 0
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     def header(self) -> dict[str, Any]:
         """Metadata for the reader of `packed`."""
@@ -112,7 +115,7 @@ def usage_shares(folder: Path) -> tuple[NDArray[np.float64], dict[str, NDArray[n
     """
     usage = read(folder, "usage", rest="ORDER BY start_s")
     edges = np.append(usage["start_s"], usage["end_s"][-1:])
-    names = (*USES, "serving", *SHARES[len(USES) :]) if "serving_gpu_s" in usage else SHARES
+    names = (*USES, *(use for use in USES_OF_FEATURES if f"{use}_gpu_s" in usage), *SHARES[len(USES) :])
     used = {name: np.maximum(np.asarray(usage[f"{name}_gpu_s"], dtype=np.float64), 0.0) for name in names}
     total = np.sum(list(used.values()), axis=0)
     safe = np.where(total > 0, total, 1.0)
@@ -188,7 +191,7 @@ def job_names(folder: Path) -> list[str]:
 
 
 def bars(folder: Path, most: int | None = None) -> Bars:
-    """The jobs' segments as packed bars, and those of services' replicas; of more than `most` of jobs, the longest.
+    """The jobs' segments as packed bars, and those of features; of more than `most` of jobs, the longest.
 
     Raises InputError when the run directory holds no timeline.
     """
@@ -212,25 +215,32 @@ def bars(folder: Path, most: int | None = None) -> Bars:
         nodes, node_of = _first_nodes(connection, folder, jobs)
     columns = {key: np.ma.getdata(values) for key, values in found.items()}
     called = job_names(folder)
-    more, served, places = _of_replicas(folder, len(called))
-    if served:
-        columns = {key: np.concatenate((values, more[key])) for key, values in columns.items()}
-        total += len(more["row"])
-    said = {"names": called + served, "nodes": nodes, "node_of": node_of + places}
-    text, rows = json.dumps(said, separators=(",", ":")), len(called) + len(served)
+    beside = dict[str, int]()
+    for name, what in (shown.bars for shown in all_shown() if shown.bars is not None):
+        more, rows_of, places = _of_feature(folder, name, len(called))
+        if rows_of:
+            columns = {key: np.concatenate((values, more[key])) for key, values in columns.items()}
+            total += len(more["row"])
+            called, node_of, beside[what] = called + rows_of, node_of + places, len(rows_of)
+    said = {"names": called, "nodes": nodes, "node_of": node_of}
+    text, rows = json.dumps(said, separators=(",", ":")), len(called)
     start_s = float(columns["start_s"].min()) if len(columns["row"]) else 0.0
     span_s = float(columns["end_s"].max()) - start_s if len(columns["row"]) else 0.0
     tick_s = span_s / TICKS if span_s > 0 else 1.0
     packed = pack(columns, start_s, tick_s)
-    return Bars(len(columns["row"]), total, rows, start_s, tick_s, packed, squeeze(text.encode()), len(served))
+    return Bars(len(columns["row"]), total, rows, start_s, tick_s, packed, squeeze(text.encode()), beside)
 
 
-def _of_replicas(folder: Path, first: int) -> tuple[Columns, list[str], list[int]]:
-    """(columns of bars, names, node of the first GPUs) of services' replicas, rows from `first` on."""
-    if not (folder / FOLDER / "replicas.parquet").is_file():
+def _of_feature(folder: Path, name: str, first: int) -> tuple[Columns, list[str], list[int]]:
+    """(columns of bars, names, node of the first GPUs) of a feature's table of the timeline, rows from `first` on.
+
+    Its first two columns name a row: a text, and the number of one of its kind; it is in order of these and time.
+    """
+    if not (folder / FOLDER / f"{name}.parquet").is_file():
         return {}, [], []
-    of = read(folder, "replicas", rest="ORDER BY service, replica, start_s")
-    keys = list(zip(of["service"].tolist(), of["replica"].tolist(), strict=True))
+    of = read(folder, name)
+    owner, number = list(of)[:2]
+    keys = list(zip(of[owner].tolist(), of[number].tolist(), strict=True))
     row_of = {key: first + k for k, key in enumerate(dict.fromkeys(keys))}
     node_of = dict(zip(reversed(keys), reversed(of["node"].tolist()), strict=True))  # where each was first
     count = len(keys)
@@ -239,10 +249,10 @@ def _of_replicas(folder: Path, first: int) -> tuple[Columns, list[str], list[int
         "start_s": of["start_s"],
         "end_s": of["end_s"],
         "gpus": of["gpus"],
-        "kind": np.full(count, KINDS.index("serving")),
+        "kind": np.full(count, KINDS.index("beside")),
         **{u: np.zeros(count) for u in USES},
     }
-    return columns, [f"{name} replica {k + 1}" for name, k in row_of], [node_of[key] for key in row_of]
+    return columns, [f"{name} {number} {k + 1}" for name, k in row_of], [node_of[key] for key in row_of]
 
 
 def _first_nodes(connection: duckdb.DuckDBPyConnection, folder: Path, jobs: str) -> tuple[list[str], list[int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.base.json_values import plain
 from equipoise.sim.record import data_frame
 from equipoise.study.bounds import LowerBound
-from equipoise.study.display import METRICS, UNKNOWN, digits, label, plus_minus, show
+from equipoise.study.display import MAIN_OF_FEATURES, METRICS, UNKNOWN, digits, label, plus_minus, show
 from equipoise.study.runs.compare import Comparison, Result
 from equipoise.study.statistics import (
     CONFIDENCE,
@@ -36,11 +36,7 @@ SHOWN = (
     "queueing_mean_s",
     "goodput_ratio",
     "cost_usd",
-    "service_goodput_ratio",
-    "service_latency_p50_s",
-    "service_latency_p95_s",
-    "service_latency_p99_s",
-    "cost_per_million_requests_usd",
+    *MAIN_OF_FEATURES,
 )
 """Metrics in a printed table over scenarios."""
 

@@ -31,7 +31,7 @@ from equipoise.sim.scenario.units import format_share
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.bounds import LowerBound, lower_bound
 from equipoise.study.breakdown import BY, breakdown
-from equipoise.study.display import METRICS, SERVING, WHERE_BOUND
+from equipoise.study.display import METRICS, WHERE_BOUND, WHERE_USED
 from equipoise.study.folders import COMPARISON, RUNS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at
@@ -85,7 +85,7 @@ class Result:
             {
                 name: float(known.get(name, math.nan))
                 for name in METRICS
-                if name in known or name not in (*WHERE_BOUND, *SERVING)
+                if name in known or name not in (*WHERE_BOUND, *WHERE_USED)
             },
             tuple(from_json(notes) if isinstance(notes, str) else notes),
             {name: v for name, v in known.items() if name not in METRICS or name in _TOTALS_TOO},
@@ -182,7 +182,7 @@ class Comparison:
         return tuple(
             self._cell(metric, policy, p)
             for metric in metrics
-            if metric not in SERVING or any(metric in result.metrics for result in self.results)
+            if metric not in WHERE_USED or any(metric in result.metrics for result in self.results)
             for policy, p in zip(self.policies, self._p(metric), strict=True)
         )
 

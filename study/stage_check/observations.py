@@ -14,14 +14,13 @@ from equipoise.policies.observation import (
     Nodes,
     Observation,
     Paths,
-    Services,
     Shards,
     Speeds,
     Workers,
     writable,
 )
 
-FREE, SHARED, SERVING = -1, -2, -3
+FREE, SHARED, NO_JOB = -1, -2, -3
 
 
 def change(observation: Any, table: Any, **columns: Any) -> Any:
@@ -365,15 +364,15 @@ def with_dead_nodes(observation: Any, dead: Any) -> Any:
     return change(other, "shards", node=np.where(up[other.shards.node], other.shards.node, -1))
 
 
-def with_services(observation: Any, every: Any = 2) -> Any:
-    """The observation with a service on each `every`-th free GPU, which no job may have."""
+def with_gpus_beside(observation: Any, every: Any = 2) -> Any:
+    """The observation with each `every`-th free GPU held by a feature, which no job may have."""
     free = np.flatnonzero((observation.gpus.job == FREE) & observation.nodes.up[observation.gpus.node])[::every]
     job, share = observation.gpus.job.copy(), observation.gpus.share_free.copy()
-    job[free], share[free] = SERVING, 0.0
+    job[free], share[free] = NO_JOB, 0.0
     taken = np.bincount(observation.gpus.node[free], minlength=len(observation.nodes))
     other = change(observation, "nodes", gpus_free=observation.nodes.gpus_free - taken)
     other = change(other, "gpus", job=job, share_free=share)
-    other.services, other.service_names = Services.of(replicas=[len(free)], wanted=[len(free) + 1]), ("chat",)
+    other.beside = {"feature": {"gpus": np.array([len(free)])}}
     return other
 
 

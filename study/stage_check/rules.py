@@ -17,7 +17,7 @@ from equipoise.study.stage_check.observations import (
     one_job,
     random_cluster,
     with_dead_nodes,
-    with_services,
+    with_gpus_beside,
     without_telemetry,
 )
 from equipoise.study.stage_check.same import freeze, only, same
@@ -179,10 +179,10 @@ def survives_lost_nodes_and_telemetry(stage: Any) -> Any:
     run(stage, without_telemetry(observation))
 
 
-def leaves_services_alone(stage: Any) -> Any:
-    """GPUs held by services are in no plan, however full the cluster is, also with failed nodes."""
+def leaves_gpus_beside_alone(stage: Any) -> Any:
+    """GPUs held by features are in no plan, however full the cluster is, also with failed nodes."""
     for seed in range(CASES // 2):
-        observation = with_services(random_cluster(seed), every=1 + seed % 3)
+        observation = with_gpus_beside(random_cluster(seed), every=1 + seed % 3)
         _, memory = run(stage, observation)
         later = change_time(observation, observation.time_s + 10.0)
         run(stage, with_dead_nodes(later, [seed % len(observation.nodes)]), memory=memory)
@@ -229,7 +229,7 @@ RULES = (
     survives_nothing,
     survives_a_full_cluster,
     survives_lost_nodes_and_telemetry,
-    leaves_services_alone,
+    leaves_gpus_beside_alone,
     survives_anything,
     reads_only_what_it_needs,
 )

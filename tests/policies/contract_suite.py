@@ -91,8 +91,8 @@ def test_full_cluster(stage):
 
 
 @stages()
-def test_gpus_of_services_are_left_alone(stage):
-    rules.leaves_services_alone(stage)
+def test_gpus_of_features_are_left_alone(stage):
+    rules.leaves_gpus_beside_alone(stage)
 
 
 @stages()

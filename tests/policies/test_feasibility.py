@@ -260,7 +260,7 @@ def test_a_plan_is_looked_at_again_later_than_now(revisit_s: float, allowed: boo
 
 
 def cluster(**columns: Any) -> Observation:
-    """GPUs 0 to 5; 1 is half free, 2 has little memory and another model, 3 is a service's, 4 on a dead node."""
+    """GPUs 0 to 5; 1 is half free, 2 has little memory and another model, 3 is a feature's, 4 on a dead node."""
     jobs = {
         "id": range(3),
         "state": [JobState.WAITING, JobState.DONE, JobState.WAITING],
@@ -309,7 +309,7 @@ def cluster(**columns: Any) -> Observation:
             1.0,
             "GPU 2 is of another model than the first of job row 2, whose gang must not mix GPU models",
         ),
-        ([(2, [3])], 1.0, "GPU 3 is held by a service until the service releases it; job row 2 cannot have it"),
+        ([(2, [3])], 1.0, "GPU 3 is held by a feature beside the jobs until it releases it; job row 2 cannot have it"),
         ([(0, [5])], 1.0, "job row 0 gets 1 GPUs of the 6 there are, allowed: 2, or none: it is rigid"),
         ([(2, [0, 5, 1])], 0.5, "job row 2 gets 3 GPUs of the 6 there are, allowed: 1 to 2, or none"),
     ],

@@ -66,5 +66,5 @@ def test_tables_and_report(tmp_path: object) -> None:
     assert "fairness, users" in text
     assert "worst finish-time ratio" in text
     page = make_report(str(tmp_path)).path.read_text(encoding="utf-8")
-    assert "Service by user and queue" in page
+    assert "GPU time by user and queue" in page
     assert "sjf: finish ratio" in page

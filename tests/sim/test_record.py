@@ -30,9 +30,9 @@ def columns(**more: Any) -> dict[str, Any]:
     return {name: np.array(value) for name, value in (found | more).items()}
 
 
-def made(jobs: dict[str, Any] | None = None, services: dict[str, Any] | None = None, **totals: float) -> Run:
+def made(jobs: dict[str, Any] | None = None, **totals: float) -> Run:
     given = {"gpus": 4.0, "makespan_s": 50.0, "idle_gpu_s": 80.0, "idle_late_gpu_s": 30.0}
-    return Run("x", "fifo", 0, "", "{}", jobs or columns(), given | totals, services=services)
+    return Run("x", "fifo", 0, "", "{}", jobs or columns(), given | totals)
 
 
 def test_a_row_of_a_run_by_hand() -> None:
@@ -45,7 +45,6 @@ def test_a_row_of_a_run_by_hand() -> None:
     assert (row["goodput_ratio"], row["gpu_busy_ratio"]) == (24 / 200, 2 / 200)
     assert (row["idle_ratio"], row["idle_late_ratio"]) == (0.4, 0.15)
     assert [row[f"{use}_ratio"] for use in WASTE[1:]] == [(k + 2) / 200 for k in range(1, 8)]
-    assert "serving_ratio" not in row
     away = made(away_gpu_s=100.0).summary()
     assert (away["idle_ratio"], away["goodput_ratio"], away["idle_late_ratio"]) == (0.0, 0.24, 0.0)
     none = {name: value[:0] for name, value in columns().items()}
@@ -95,29 +94,6 @@ def test_classes_of_jobs_by_hand() -> None:
     assert math.isnan(lost["completion_p50_s[2 GPUs]"])
     pools = made(**{"node_h[spot]": 2.0, "gpu_usd[spot]": 6.0, "node_h[own]": 3.0, "gpu_usd[own]": 1.0}).pools()
     assert pools == [{"group": "spot", "node_h": 2.0, "gpu_usd": 6.0}, {"group": "own", "node_h": 3.0, "gpu_usd": 1.0}]
-
-
-def test_of_several_services_the_worst_is_shown_and_each() -> None:
-    services = {
-        "service": np.array(["a", "b"], dtype=object),
-        "answered": [300.0, 200.0],
-        "requests": [400.0, 250.0],
-        "goodput_ratio": [0.5, 0.75],
-        "goodput_per_s": [2.0, 3.0],
-        "cost_usd": [1.0, 1.5],
-        **{f"latency_p{q}_s": [q / 100, 2.0] for q in (50, 95, 99)},
-    }
-    of = {name: np.array(value) for name, value in services.items()}
-    row = made(services=of, serving_gpu_s=20.0, serving_usd=5.0).summary()
-    assert (row["serving_ratio"], row["serving_usd"], row["service_requests"]) == (0.1, 5, 650)
-    assert (row["service_goodput_ratio"], row["service_goodput_per_s"], row["service_latency_p95_s"]) == (0.5, 5, 2)
-    assert row["cost_per_million_requests_usd"] == 5000
-    assert (row["service_goodput_ratio[b]"], row["service_latency_p50_s[a]"]) == (0.75, 0.5)
-    alone = {name: value[:1] for name, value in of.items()}
-    alone["answered"] = np.zeros(1)
-    single = made(services=alone, serving_gpu_s=0.0, serving_usd=0.0).summary()
-    assert math.isnan(single["cost_per_million_requests_usd"])
-    assert "service_goodput_ratio[a]" not in single
 
 
 def test_users_in_order_of_what_they_held() -> None:

@@ -16,6 +16,7 @@ from equipoise.sim.record import WASTE, Run
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.shown import all_shown
 from equipoise.study.bounds import lower_bound
 
 COUNTS = ("samples", "lost_samples", "steps", "preemptions", "restarts", "gpus", "job_id", "name")
@@ -66,9 +67,7 @@ def _conserved(of: Run) -> Iterator[str]:
     jobs, totals = of.jobs, of.totals
     capacity_s = totals["gpus"] * totals["makespan_s"]
     used_s = jobs["busy_gpu_s"].sum() + sum(jobs[f"{use}_gpu_s"].sum() for use in WASTE[1:])
-    used_s += totals.get("serving_gpu_s", 0.0)
-    if of.services is not None:
-        yield from _all_requests(of)
+    used_s += sum(totals.get(f"{use}_gpu_s", 0.0) for shown in all_shown() for use in shown.uses)
     if abs(used_s + totals["idle_gpu_s"] - capacity_s) > NEAR * max(capacity_s, 1.0):
         yield f"GPU-seconds: {used_s} held and {totals['idle_gpu_s']} idle are not {capacity_s}"
     if totals["idle_gpu_s"] < -NEAR * max(capacity_s, 1.0):
@@ -81,16 +80,6 @@ def _conserved(of: Run) -> Iterator[str]:
     for name in ("energy_j", "cost_usd"):
         if jobs[name].sum() > totals[name] * (1 + NEAR) + 1e-6:
             yield f"{name}: jobs have {jobs[name].sum()} of {totals[name]}"
-
-
-def _all_requests(of: Run) -> Iterator[str]:
-    """Every request is somewhere, and no replica is busier than it is there."""
-    assert of.services is not None
-    found = of.services
-    if (found["answered"] + found["refused"] + found["unanswered"] != found["requests"]).any():
-        yield f"requests: {found['requests'].tolist()} came, {found['answered'].tolist()} were answered"
-    if (found["busy_gpu_s"] > found["gpu_s"] * (1 + NEAR) + 1e-6).any():
-        yield f"busy: {found['busy_gpu_s'].tolist()} of {found['gpu_s'].tolist()} GPU-seconds"
 
 
 def _ordered(of: Run) -> Iterator[str]:

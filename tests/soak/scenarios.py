@@ -187,28 +187,9 @@ def _declared(dice: random.Random, case: Plain) -> Plain:
         "partitions": [{"name": "p", "nodes": [groups[-1]["name"]]}],
         "too_large": "leave-out",
     }
-    if dice.random() < 0.4:
-        queues = _flavors(dice, groups, jobs)
     terms = {dice.choice(groups)["name"]: dice.choice(("spot", "on_demand", "reserved 1 y"))}
     case["decide"] |= _some(dice, 0.3, estimate="time-limit")
     return case | {"queues": queues} | _some(dice, 0.3, cost={"terms": terms})
-
-
-def _flavors(dice: random.Random, groups: list[Plain], jobs: list[Plain]) -> Plain:
-    """Queues of Kueue in a cohort, with quotas by flavor, a flavor being groups of nodes; jobs name a queue."""
-    for job in jobs:
-        for key in ("account", "partition"):
-            job.pop(key, None)
-        if dice.random() < 0.7:
-            job["queue"] = dice.choice(("qa", "qb"))
-    flavors = {f"f{k}": [group["name"]] for k, group in enumerate(groups)}
-    queues = []
-    for name in ("qa", "qb"):
-        some = dice.sample(sorted(flavors), dice.randint(1, len(flavors)))
-        own = {"name": name, "cohort": "all", "gpus": {flavor: dice.randint(0, 4) for flavor in some}}
-        own |= _some(dice, 0.3, order="strict", within="lower-priority", reclaim="any", weight=3)
-        queues.append(own)
-    return {"cohorts": [{"name": "all"}], "flavors": flavors, "queues": queues, "too_large": "leave-out"}
 
 
 def make(number: int) -> Plain:
@@ -253,35 +234,3 @@ def _plain(number: int) -> Plain:
         "seed": number % 5,
         **_some(dice, 0.15, thermal={"every": 5.0}, horizon=dice.uniform(50, 300)),
     }
-
-
-def make_serving(number: int) -> Plain:
-    """The scenario of that number with services beside its jobs, which leave them a GPU at least."""
-    dice, case = random.Random(f"serving {number}"), make(number)
-    gpus = sum(group.get("count", 1) * group["gpus"] for group in case["cluster"]["nodes"])
-    if gpus < 3:
-        return case
-    services = []
-    for k in range(dice.randint(1, 2)):
-        kind = dice.choice(("lent", "lent", "shared", "own"))
-        arrivals = {"rate": dice.choice((5.0, 60.0)), "kind": dice.choice(("poisson", "profile"))}
-        if arrivals["kind"] == "profile":
-            arrivals |= {"weights": [1, 6, 2], "every": 20.0}
-        services.append(
-            {
-                "name": f"s{k}",
-                "batch_latency": {"fixed": 0.02, "per_request": 0.004, "most": 16},
-                "latency": {"p95": 0.4},
-                "requests": arrivals | _some(dice, 0.3, burst=4.0, within=0.3),
-                "replicas": {"max": 1 if kind == "own" else max(1, gpus // 3), "start": dice.choice((0.0, 3.1))},
-                "placement": {"kind": kind, "preempt": dice.random() < 0.8, "take_back": dice.choice((0.0, 2.7, 30.0))},
-                "autoscaler": {"every": dice.choice((3.0, 10.0)), "hold": dice.choice((0.0, 25.0))},
-                **_some(dice, 0.3, share_kappa=0.7, interference=0.3, queue_most=40),
-            }
-        )
-    kept = len(services)
-    for job in case["workload"]["jobs"]:
-        job["gpus"] = min(job["gpus"], gpus - kept)
-        if "gpus_min" in job:
-            job["gpus_min"] = min(job["gpus_min"], job["gpus"])
-    return case | {"services": services, "horizon": dice.uniform(60, 250)}

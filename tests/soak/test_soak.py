@@ -9,7 +9,7 @@ import yaml
 
 from tests.soak.__main__ import KEPT
 from tests.soak.laws import broken
-from tests.soak.scenarios import make, make_serving
+from tests.soak.scenarios import make
 
 
 def checked(numbers: range) -> list[str]:
@@ -21,17 +21,6 @@ def checked(numbers: range) -> list[str]:
 @pytest.mark.parametrize("first", range(0, 20, 4))
 def test_a_few_scenarios(first: int) -> None:
     assert checked(range(first, first + 4)) == []
-
-
-def test_a_few_with_services() -> None:
-    assert [f"{number}: {law}" for number in range(6) for law in broken(make_serving(number))] == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(20, 420, 20))
-def test_many_with_services(first: int) -> None:
-    found = [f"{n}: {law}" for n in range(first, first + 20) for law in broken(make_serving(n))]
-    assert found == []
 
 
 @pytest.mark.long

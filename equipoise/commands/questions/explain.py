@@ -33,21 +33,16 @@ def explain(
     Also lists the changes made to it, by sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
     what each stage saw, computed and did at a given time.
     """
-    from equipoise.study.questions.explain import (
-        at_time,
-        done_to_job,
-        read_folder,
-        service_lines,
-        stage_lines,
-        why_it_waited,
-    )
+    from equipoise.sim.shown import all_shown
+    from equipoise.study.questions.explain import at_time, done_to_job, read_folder, stage_lines, why_it_waited
 
     if job is not None and at is not None:
         raise click.UsageError("--at is not allowed with JOB")
     folder = read_folder(run_dir)
     if job is None:
         decision = at_time(folder, _time_s(at))
-        lines = [*service_lines(decision.observation), *stage_lines(folder, decision)]
+        beside = [line for shown in all_shown() for line in shown.lines(decision.observation.beside)]
+        lines = [*beside, *stage_lines(folder, decision)]
         head = f"{folder.policy} at {_span(decision.observation.time_s)}"
         told: dict[str, Any] = {"time_s": decision.observation.time_s, "lines": lines}
         say(json.dumps(told, indent=2) if form == "json" else "\n".join([head, *(f"  {t}" for t in lines)]))

@@ -110,12 +110,10 @@ def run(
 _GROUPS = 12
 
 
-def _service_rows(services: Any) -> list[dict[str, Any]]:
-    """One row per service: its metrics by name."""
-    return [
-        {name: values[k] if name == "service" else values[k].item() for name, values in services.items()}
-        for k in range(len(services["service"]))
-    ]
+def _plain_rows(columns: Any) -> list[dict[str, Any]]:
+    """Columns as rows of plain values."""
+    values = [column.tolist() for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def _fairness_rows(made: Run) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def _fairness_rows(made: Run) -> dict[str, Any]:
 
 
 def _groups(made: Run) -> Iterator[str]:
-    """Table lines by user, account, queue and GPU type, those with the most service first."""
+    """Table lines by user, account, queue and GPU type, those with the most GPU time first."""
     from equipoise.sim.fairness import KINDS, groups
     from equipoise.study.display import digits, show
 
@@ -179,39 +177,43 @@ def _pools(made: Run) -> Iterator[str]:
         yield from aligned([("nodes", "hours", "cost"), *lines], (False, True, True))
 
 
-def _services(made: Run) -> Iterator[str]:
-    """One line per service."""
-    from equipoise.study.report.services import HEADER, service_rows
+def _features(made: Run) -> Iterator[str]:
+    """The tables of features."""
+    from equipoise.sim.shown import all_shown
+    from equipoise.study.report.features import texts
 
-    if made.services is not None:
-        yield ""
-        rows = [(HEADER[0], *HEADER[2:]), *service_rows(made.services)]
-        yield from aligned(rows, (False, *(True for _ in rows[0][1:])))
+    for shown in all_shown():
+        if rows := texts(shown.rows(made.tables)):
+            yield ""
+            yield from aligned(rows, (False, *(True for _ in rows[0][1:])))
 
 
 def _shown(made: Run, form: str) -> str:
+    from equipoise.sim.shown import all_shown
+
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
     if form == "table":
-        from equipoise.study.display import PER_JOB, folded, label, show
+        from equipoise.study.display import METRICS, PER_JOB, folded, label, show
 
-        row = {k: v for k, v in made.summary().items() if not folded(k, v)}
+        found = made.summary()
+        row = {k: found[k] for k in METRICS if k in found and not folded(k, found[k])}
         if row["jobs"] == 1:  # the percentiles of one job all equal its time
             row = {k: v for k, v in row.items() if k not in PER_JOB}
-        row = {k: v for k, v in row.items() if "[" not in k}
         nothing = [k for k, v in row.items() if v == 0 and k not in ("jobs", "completed", "makespan_s")]
         lines = [(label(k), f"{show(k, v):>12}") for k, v in row.items() if k not in nothing]
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd"))
         told = [f"0: {zeros}"] if zeros else []
-        told += [*_classes(made), *_services(made), *_pools(made), *_groups(made)]
+        told += [*_classes(made), *_features(made), *_pools(made), *_groups(made)]
         return "\n".join([title, "", *aligned(lines), *told]) + "\n"
     if form == "csv":
         return as_csv(list(row), [list(row.values())])
+    first = [shown.tables[0] for shown in all_shown() if shown.tables]
     more = {
         "fairness": _fairness_rows(made),
         "pools": made.pools(),
-        **({} if made.services is None else {"services": _service_rows(made.services)}),
+        **{name: _plain_rows(made.tables[name]) for name in first if name in made.tables},
         "totals": dict(made.totals),
         "notes": list(made.notes),
         "stopped": made.stopped,

@@ -80,11 +80,11 @@ def hardware() -> list[dict[str, Any]]:
 
 def files(kind: str) -> list[dict[str, Any]]:
     """Every scenario, sweep, price book or file of CO2 included in the package."""
-    from equipoise.sim.hardware.profile import scenarios_dir
+    from equipoise.sim.hardware.profile import shipped
     from equipoise.sim.scenario.tree import read_text, read_tree
 
     rows = []
-    for path in sorted(scenarios_dir().glob("*.yaml")):
+    for path in shipped():
         data = read_tree(read_text(path), path.name).data
         found = next((of for key, of in _BY_KEY.items() if key in data), "prices")
         if found == kind:

@@ -97,7 +97,7 @@ def _amount(name: str, value: str) -> str | int | None:
 
 
 def add_qos(site: Site, rows: Sequence[SlurmQos], unit: str) -> None:
-    """Quality of service: priority, limits, and whose jobs its own may stop."""
+    """A QOS: priority, limits, and whose jobs its own may stop."""
     known = {qos.name for qos in rows}
     for qos in rows:
         limits = _limits(site, f"QOS {qos.name}", qos.limits, qos.counts, unit, _AMOUNTS, _COUNTS)

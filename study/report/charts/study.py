@@ -15,7 +15,7 @@ from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
 from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
-from equipoise.study.report.timeline import USES, link_load, literal, read, usage_shares
+from equipoise.study.report.timeline import USES, USES_OF_FEATURES, link_load, literal, read, usage_shares
 from equipoise.study.report.words import NOUNS
 
 QUANTILES = 400
@@ -31,13 +31,17 @@ USE_LABELS = {
     "tensor_exchange": "tensor exchange",
     "restart": "restart",
     "lost_to_faults": "lost to faults",
-    "serving": "serving requests",
+    **USES_OF_FEATURES,
     "idle": "idle",
     "late": "idle after the last arrival",
     "down": "node down",
 }
-_USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], "serving", "idle")}
+_USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], *USES_OF_FEATURES, "idle")}
 PARALLEL_LINES = 600
+
+
+def _colour(use: str) -> str:
+    return "beside" if use in USES_OF_FEATURES else use
 
 
 def study_charts(study: Study) -> list[Chart]:
@@ -116,7 +120,7 @@ def shares_of_time(
         shares["idle"] = [idle - v for idle, v in zip(shares["idle"], late, strict=True)]
         shares["late"] = list(late)
     series = tuple(
-        ChartSeries(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=use)
+        ChartSeries(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=_colour(use))
         for use, values in shares.items()
         if any(v > 5e-4 for v in values)
     )
@@ -419,7 +423,7 @@ def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
     width = np.diff(edges)
     mean = {use: float(values @ width / max(width.sum(), 1e-300)) for use, values in shares.items()}
     series = tuple(
-        ChartSeries(USE_LABELS[use], edges / unit.seconds, 100 * shares[use], colour=use)
+        ChartSeries(USE_LABELS[use], edges / unit.seconds, 100 * shares[use], colour=_colour(use))
         for use in shares
         if mean[use] > 0
     )

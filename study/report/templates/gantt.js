@@ -117,9 +117,9 @@ const Gantt = (() => {
     }
 
     code(k) {
-      // Colour class of a bar: queued bars and those of services keep theirs in both ways of colouring.
+      // Colour class of a bar: queued bars and those of features keep theirs in both ways of colouring.
       const kind = this.bars.kind[k];
-      const fixed = kind === 0 || this.header.kinds[kind] === "serving";
+      const fixed = kind === 0 || this.header.kinds[kind] === "beside";
     return this.mode === "kind" || fixed ? kind : this.header.kinds.length + this.bars.use[k];
     }
 
@@ -343,7 +343,7 @@ const Gantt = (() => {
       const from = header.start + bars.start[k] * header.tick;
       const long = bars.length[k] * header.tick;
       const told = [this.name(bars.row[k]), `${header.words[header.kinds[bars.kind[k]]]}, ${seconds(long)}`, `from ${seconds(from)} to ${seconds(from + long)}`];
-      if (header.kinds[bars.kind[k]] === "serving") told.push(`${bars.gpus[k]} GPUs of ${this.nodes[this.nodeOf[bars.row[k]]]} at first`);
+      if (header.kinds[bars.kind[k]] === "beside") told.push(`${bars.gpus[k]} GPUs of ${this.nodes[this.nodeOf[bars.row[k]]]} at first`);
       else if (bars.kind[k]) {
         told.push(`${bars.gpus[k]} GPUs, ${Math.round(bars.busy[k] / 2.55)} % computing`);
         if (bars.use[k]) told.push(`most time: ${header.words[header.uses[bars.use[k]]]}`);

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.prices import make_prices
@@ -23,11 +21,10 @@ def world_of(
     nodes: Any = None,
     policy: str = "fifo",
     models: Any = None,
-    requests: dict[str, list[float]] | None = None,
     timeline: bool = False,
     **sections: Any,
 ) -> SimWorld:
-    """Jobs are j0, j1, ...; one node of four GPUs unless given; requests: times by service."""
+    """Jobs are j0, j1, ...; one node of four GPUs unless given."""
     listed = [{"name": f"j{k}"} | job for k, job in enumerate(jobs)]
     cluster = {"nodes": nodes or [{"name": "n", "gpus": 4}]}
     workload = {"jobs": listed, "models": models or {}}
@@ -44,7 +41,6 @@ def world_of(
         0,
         prices=make_prices(case, PROFILE),
         timeline=timeline,
-        requests={name: np.array(times) for name, times in (requests or {}).items()},
     )
 
 

@@ -20,6 +20,7 @@ from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.pools import Autoscale
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.world.autoscale import NodeAutoscaler, Pool
+from equipoise.sim.world.feature import Lack
 from equipoise.sim.world.world import SimWorld
 from equipoise.study.questions.targets import price_usd_per_h, standing_usd_per_h
 from tests.sim.world.small import to, world_of
@@ -311,64 +312,6 @@ def test_the_shipped_pools_cost_less_than_half(capsys):
     assert cost < 0.5 * 24 * 12.0 * hours / 4
 
 
-def served(*groups: dict, jobs: int = 1, most: int = 4, **placement: object) -> Run:
-    """Two hours of a service with quiet and busy stretches of 20 min, beside a job."""
-    service = {
-        "name": "chat",
-        "batch_latency": {"measured": {1: "25 ms", 8: "60 ms", 32: "180 ms"}},
-        "requests": {"rate": "250/s", "kind": "profile", "every": "20 min", "weights": [1, 9]},
-        "latency": {"p99": "500 ms"},
-        "replicas": {"min": 1, "max": most, "start": "20 s"},
-        "autoscaler": {"every": "30 s", "hold": "2 min"},
-        "placement": placement,
-    }
-    data = {
-        "schema_version": 1,
-        "name": "x",
-        "horizon": "2 h",
-        "cluster": {"nodes": [{"accelerator": "a100_sxm_40gb", "price": "2 USD/h", **group} for group in groups]},
-        "workload": {"jobs": [{"duration": "10 min", "count": jobs}] if jobs else []},
-        "services": [service],
-    }
-    return run(from_mapping(data), timeline=True)
-
-
-SMALL = {"name": "own", "gpus": 2}
-RENTED = {"name": "demand", "count": 3, "gpus": 1, "autoscale": {"delay": "2 min", "idle": "3 min"}}
-
-
-def test_nodes_are_rented_for_a_service_by_its_load_and_given_back():
-    alone, scaled_up = served(SMALL, most=2), served(SMALL, RENTED)
-    always = served(SMALL, RENTED | {"autoscale": {"min": 3}})
-    windows = scaled_up.service_windows
-    busy = (windows["start_s"] % 2400.0 >= 1200.0 + 300.0) & (windows["start_s"] % 2400.0 < 2370.0)
-    quiet = (windows["start_s"] % 2400.0 >= 300.0) & (windows["start_s"] % 2400.0 < 1200.0)
-    assert (windows["replicas"][busy] >= 3).all()
-    assert (windows["replicas"][quiet] == 1).all()
-    kinds = [kind for _, kind, _ in events(scaled_up)]
-    assert kinds.count("rented") >= 5
-    assert 0 <= kinds.count("rented") - kinds.count("released") <= 3
-    goodput = [made.summary()["service_goodput_ratio"] for made in (alone, scaled_up, always)]
-    assert goodput[0] + 0.2 < goodput[1] <= goodput[2] + 1e-9
-    cost = [made.totals["gpu_usd"] for made in (alone, scaled_up, always)]
-    assert cost[0] < cost[1] < 0.85 * cost[2]
-
-
-def test_what_is_on_its_way_for_a_service_is_not_counted_for_a_job_too():
-    """The busy stretch takes what comes; jobs that arrive then have nodes ordered for themselves."""
-    few = served(SMALL, RENTED | {"count": 3}, jobs=3)
-    many = served(SMALL, RENTED | {"count": 8}, jobs=3)
-    assert many.jobs["completion_s"].max() <= few.jobs["completion_s"].max()
-    assert many.jobs["start_s"].max() <= 150.0 + 1e-9
-    assert many.summary()["service_goodput_ratio"] >= few.summary()["service_goodput_ratio"] - 1e-9
-
-
-def test_a_service_that_may_not_use_them_has_no_nodes_rented():
-    made = served(SMALL, RENTED, on=["own"], most=2)
-    assert events(made) == [] or "rented" not in [kind for at_s, kind, _ in events(made) if at_s > 1200.0]
-    assert made.service_windows["replicas"].max() == 2
-
-
 def scaler(pools=(8, 4), **columns):
     """An autoscaler without a world: pools as GPUs of a node, and the row of one job."""
     made = object.__new__(NodeAutoscaler)
@@ -518,13 +461,13 @@ def test_what_is_free_already_is_not_ordered():
 
 
 def lacking(lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ...] = (1, 1)) -> SimpleNamespace:
-    """A service that lacks replicas, and may use the pools or not; GPUs 2 to 7 and 8 to 13 are theirs."""
-    spec = SimpleNamespace(replicas=SimpleNamespace(gpus=gpus), share=share)
-    return SimpleNamespace(lack=lack, spec=spec, allowed=np.repeat([True, *map(bool, allowed)], [2, 6, 6]))
+    """A feature that lacks room, and may use the pools or not; GPUs 2 to 7 and 8 to 13 are theirs."""
+    room = Lack(lack, gpus, share, np.repeat([True, *map(bool, allowed)], [2, 6, 6]))
+    return SimpleNamespace(lacks=lambda: [room])
 
 
 @pytest.mark.parametrize(
-    ("tenant", "coming", "kept"),
+    ("feature", "coming", "kept"),
     [
         (lacking(5), [{1, 2}, {3, 4, 5}], [0, 6, 6]),
         (lacking(2), [{1, 2}, set()], [0, 6, 0]),
@@ -536,18 +479,18 @@ def lacking(lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ..
         (lacking(0), [set(), set()], [0, 0, 0]),
     ],
 )
-def test_nodes_are_ordered_for_the_replicas_that_lack_room(tenant, coming, kept):
-    world, scaler = two_pools()
-    world.services.tenants = [tenant]
+def test_nodes_are_ordered_for_features_that_lack_room(feature, coming, kept):
+    _, scaler = two_pools()
+    scaler.runtimes = [feature]
     for _ in range(2):  # what is on its way counts
         found, later_s = scaler._serve(6.0)
         assert [pool.coming for pool in scaler.pools] == coming
         assert (found.tolist(), later_s) == (kept, math.inf)
 
 
-def test_services_wait_for_a_group_that_cools_down():
-    world, scaler = two_pools()
-    world.services.tenants = [lacking(1)]
+def test_features_wait_for_a_group_that_cools_down():
+    _, scaler = two_pools()
+    scaler.runtimes = [lacking(1)]
     first = scaler.pools[0]
     first.spec, first.ordered_s, scaler.pools[1:] = Autoscale(cool_down=20.0), 3.0, []
     assert scaler._serve(6.0)[1] == 23.0
@@ -556,15 +499,15 @@ def test_services_wait_for_a_group_that_cools_down():
     assert first.coming == {1}
 
 
-def test_no_node_goes_that_a_lacking_service_could_use():
-    world, scaler = two_pools()
-    for tenant, expected in (
+def test_no_node_goes_that_a_lacking_feature_could_use():
+    _, scaler = two_pools()
+    for feature, expected in (
         (lacking(1), [True, True]),
         (lacking(0), [False, False]),
         (lacking(2, gpus=3), [True, False]),
         (lacking(1, allowed=(0, 1)), [False, True]),
     ):
-        world.services.tenants = [lacking(0), tenant]
+        scaler.runtimes = [lacking(0), feature]
         assert [scaler._lacking(pool) for pool in scaler.pools] == expected
 
 

@@ -232,32 +232,3 @@ def test_more_goodput_is_better():
         {"makespan_s": 1.0, "goodput_ratio": 0.4},
     ]
     assert front(means) == [0, 1]
-
-
-@pytest.mark.parametrize("metric", ["service_goodput_ratio", "service_goodput_per_s"])
-def test_more_answers_in_time_are_better(tmp_path, metric):
-    """One replica is too few and the start; the search has to find that more of them answer more in time."""
-    pytest.importorskip("optuna")
-    chat = {
-        "name": "chat",
-        "batch_latency": {"measured": {1: "50 ms"}},
-        "requests": {"rate": "60/s"},
-        "latency": {"p99": "500 ms"},
-        "replicas": {"min": 1, "max": 1},
-    }
-    spec = {
-        "schema_version": 1,
-        "name": "short",
-        "services": [chat],
-        "horizon": "60 s",
-        "policy": ["fifo"],
-        "cluster": {"nodes": [{"gpus": 6, "accelerator": "a100_sxm_40gb"}]},
-        "workload": {"jobs": [{"duration": "10 s"}]},
-    }
-    (tmp_path / "short.yaml").write_text(json.dumps(spec))
-    vary = {"services.0.replicas.max": ParameterRange(1, 5, True, "linear")}
-    found = tune(ParameterSearch(tmp_path / "short.yaml", vary, metrics=(metric,), trials=5, seeds=2, fresh=4))
-    (choice,) = found.choices
-    assert found.better
-    assert choice.ratios[metric].low > 1.0
-    assert choice.trial.values["services.0.replicas.max"] > 1

@@ -23,7 +23,7 @@ from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import LowerBound
 from equipoise.study.report import detail as report_detail
-from equipoise.study.report.metrics import PAGE, definitions, page_html
+from equipoise.study.report.metrics import PAGE, definitions, metrics_page, page_html
 from equipoise.study.report.page import TEMPLATES, embedded, make_report
 from equipoise.study.runs.compare import Comparison, Result
 from tests.study.report.report_data import make_run
@@ -402,6 +402,7 @@ def test_the_command_writes_and_says_where(compared: Path, tmp_path: Path, capsy
 def test_the_metrics_page_is_one_source() -> None:
     written = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == written
+    written = metrics_page()
     shown = Page(f"<div>{page_html()}</div>").text
     for word in re.findall(r"`([a-z_]{6,})`", written):
         assert word in shown

@@ -182,7 +182,7 @@ def test_table_folds_policies_that_do_not_fit():
         ("idle_ratio", 4e-8, 0.0, "0 %"),
         ("queueing_mean_s", 0.0, 0.0, "0 s"),
         ("jobs", 68063.0, math.nan, "68063"),
-        ("service_requests", 69_122_468.4, 9145.0, "69,122,468 ±9145"),
+        ("requests", 69_122_468.4, 9145.0, "69,122,468 ±9145"),
         ("completed", 43.5, 0.2, "43.5 ±0.20"),
         ("completion_mean_s", math.nan, math.nan, "-"),
         ("network_bytes", 8.5e10, math.nan, "85 GB"),

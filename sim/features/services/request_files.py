@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.policies.observation import Floats
+from equipoise.sim.features.services.section import services_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError, WrongValueError
 from equipoise.sim.traces.table import TextTable
@@ -18,7 +19,9 @@ COLUMN = "time_s"
 
 def request_times(scenario: Scenario) -> dict[str, Floats]:
     """Times (n,) of the requests of each service that has them in a file, ascending, by its name."""
-    return {spec.name: read_times(spec.requests.file) for spec in scenario.services if spec.requests.file is not None}
+    return {
+        spec.name: read_times(spec.requests.file) for spec in services_of(scenario) if spec.requests.file is not None
+    }
 
 
 def with_paths(scenario: Scenario, base: Path | None) -> Scenario:
@@ -27,7 +30,7 @@ def with_paths(scenario: Scenario, base: Path | None) -> Scenario:
     Raises InputError, WrongValueError.
     """
     services = []
-    for k, spec in enumerate(scenario.services):
+    for k, spec in enumerate(services_of(scenario)):
         file = spec.requests.file
         if file is not None:
             path = Path(os.path.normpath((base or Path()) / file))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.sim.features.services.section import services_of
 from equipoise.sim.loading.file import dump, load, read_scenario
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
@@ -148,8 +149,8 @@ def test_requests_of_a_file_are_those_that_come_and_part_of_the_identity(tmp_pat
     (tmp_path / "requests.csv").write_text("time_s\n0\n0\n50\n99.99\n500\n")
     case = load(written(tmp_path, [{"requests": "{file: requests.csv}"}]))
     first = run(case)
-    assert first.services["requests"].tolist() == [4]
-    assert first.services["latency_p50_s"].item() == pytest.approx(0.02, rel=0.01)
+    assert first.tables["services"]["requests"].tolist() == [4]
+    assert first.tables["services"]["latency_p50_s"].item() == pytest.approx(0.02, rel=0.01)
     (tmp_path / "requests.csv").write_text("time_s\n0\n0\n50\n\n")
     assert run(case).identity != first.identity
 
@@ -158,7 +159,7 @@ def test_what_is_written_is_read_back_equal(tmp_path):
     case = load(written(tmp_path, [{"placement": "{kind: shared}"}]))
     (tmp_path / "again.yaml").write_text(dump(case))
     assert load(tmp_path / "again.yaml") == case
-    assert case.services[0].share == 0.5
+    assert services_of(case)[0].share == 0.5
 
 
 def test_nodes_that_scale_are_no_reason_to_warn(tmp_path):

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from equipoise.policies.observation import Floats
+from equipoise.sim.features.services.section import Requests
 from equipoise.sim.randomness import stream
-from equipoise.sim.scenario.services import Requests
 from equipoise.sim.traces.generate import relative_rate, step_s
 
 DAYS = 7

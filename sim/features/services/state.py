@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.policies.observation import Floats
+from equipoise.sim.features.services.queue import RequestQueue, Tally
+from equipoise.sim.features.services.requests import RequestTimes
+from equipoise.sim.features.services.section import BatchLatency, Service
 from equipoise.sim.randomness import stream
-from equipoise.sim.scenario.services import BatchLatency, Service
-from equipoise.sim.serving.queue import RequestQueue, Tally
-from equipoise.sim.serving.requests import RequestTimes
 
 
 def batch_times_s(spec: BatchLatency) -> Floats:

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from equipoise.sim.features.services.queue import Tally
+from equipoise.sim.features.services.requests import RequestTimes, mean_rate
+from equipoise.sim.features.services.section import BatchLatency, Requests, Service
+from equipoise.sim.features.services.state import ServiceState, ServiceWindow, batch_times_s, capacity_per_s
 from equipoise.sim.randomness import stream
-from equipoise.sim.scenario.services import BatchLatency, Requests, Service
-from equipoise.sim.serving.queue import Tally
-from equipoise.sim.serving.requests import RequestTimes, mean_rate
-from equipoise.sim.serving.service import ServiceState, ServiceWindow, batch_times_s, capacity_per_s
 
 DAY = 86400.0
 

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -47,12 +48,12 @@ def made(*services, policy="fifo", seed=0, options=None, **sections):
 
 
 def of(result, name, k=0):
-    return result.services[name][k].item()
+    return result.tables["services"][name][k].item()
 
 
 def check_sums(result):
     """GPU-seconds and money sum up, and every request is somewhere."""
-    jobs, totals, services = result.jobs, result.totals, result.services
+    jobs, totals, services = result.jobs, result.totals, result.tables["services"]
     used = math.fsum(float(jobs[use.column].sum()) for use in HELD_USES)
     assert used + totals["serving_gpu_s"] + totals["idle_gpu_s"] == pytest.approx(
         totals["gpus"] * totals["makespan_s"], rel=1e-9, abs=1e-6
@@ -68,7 +69,7 @@ def check_sums(result):
     assert parts + busy_usd == pytest.approx(totals["gpu_usd"])
     whole = services["answered"] + services["refused"] + services["unanswered"]
     assert whole.tolist() == services["requests"].tolist()
-    windows = result.service_windows
+    windows = result.tables["service_windows"]
     for name in ("requests", "answered", "within", "refused", "gpu_s"):
         assert windows[name].sum() == pytest.approx(services[name].sum()), name
 
@@ -88,7 +89,7 @@ def test_jobs_have_what_a_service_does_not_need_and_give_it_back_when_it_does():
     busy = {"requests": QUIET_THEN_BUSY, "replicas": {"max": 3, "start": "10 s"}, "placement": {"take_back": "20 s"}}
     job = {"duration": "500 s", "count": 8, "checkpoint": {"interval": "100 s"}}
     result = made(busy, jobs=[job])
-    windows = result.service_windows
+    windows = result.tables["service_windows"]
     quiet, rushed = windows["end_s"] <= 600, (windows["end_s"] > 720) & (windows["end_s"] <= 1200)
     assert set(windows["replicas"][quiet].tolist()) == {1}
     assert set(windows["replicas"][rushed].tolist()) == {3}
@@ -118,7 +119,7 @@ def test_a_job_that_cannot_save_in_time_loses_its_work():
 def test_a_service_that_may_not_preempt_waits_for_a_free_gpu():
     service = {"requests": QUIET_THEN_BUSY, "replicas": {"max": 2}, "placement": {"preempt": False}}
     result = made(service, jobs=[{"duration": "1000 s", "gpus": 3}], horizon="1500 s")
-    windows = result.service_windows
+    windows = result.tables["service_windows"]
     assert of(result, "jobs_stopped") == 0
     before = (windows["end_s"] > 700) & (windows["end_s"] <= 990)
     assert (windows["wanted"][before] == 2).all()
@@ -159,7 +160,7 @@ def test_a_crash_takes_a_replica_and_another_node_gets_one():
         horizon="1000 s",
         restart={"detection": "5 s"},
     )
-    windows = result.service_windows
+    windows = result.tables["service_windows"]
     assert (windows["replicas"] == 1).all()
     assert of(result, "jobs_stopped") == 1
     # 5 s until it is noticed, 30 s to take the GPU back, 10 s to start: what came then had to wait.
@@ -181,7 +182,10 @@ def test_requests_beyond_the_queue_are_turned_away():
 def test_with_a_horizon_the_run_goes_on_until_then_and_without_to_the_last_job():
     assert made({}, jobs=[{"duration": "100 s"}], horizon="1 h").totals["makespan_s"] == 3600.0
     assert made({}, jobs=[{"duration": "100 s"}]).totals["makespan_s"] == 100.0
-    assert made({}, jobs=[{"duration": "100 s", "arrival": "50 s"}], horizon="20 s").services["requests"].item() == 0
+    assert (
+        made({}, jobs=[{"duration": "100 s", "arrival": "50 s"}], horizon="20 s").tables["services"]["requests"].item()
+        == 0
+    )
 
 
 def test_slow_nodes_and_other_gpus_answer_later():
@@ -229,7 +233,7 @@ class Grabs(Stage):
 
 
 def test_no_plan_takes_a_gpu_from_a_service():
-    with pytest.raises(RunFailed, match=r"GPU 0 is held by a service until the service releases it; job .* cannot"):
+    with pytest.raises(RunFailed, match=r"GPU 0 is held by a feature .*; job .* cannot"):
         run(case({}), policy=Policy("grabs", (Grabs(),)))
 
 
@@ -242,9 +246,8 @@ class Watches(Stage):
     kind: ClassVar[str] = "sync"
 
     def refine(self, observation, plan, memory):
-        o, s = observation, observation.services
-        assert o.service_names
-        for k in range(len(s)):
+        o, s = observation, SimpleNamespace(**observation.beside["services"])
+        for k in range(len(s.name)):
             free = o.gpus.job == -1
             if self.preempts:
                 free = o.gpus.job != -3
@@ -344,9 +347,10 @@ def test_fast_and_event_by_event_are_equal():
     }
     jobs = [{"name": "t", "model": "m", "gpus": 2, "steps": 5000, "global_batch": 8, "count": 2}]
     fast, plain = (made(service, jobs=jobs, horizon="1500 s", options={"event_by_event": k}) for k in (False, True))
-    for table in ("jobs", "services", "service_windows"):
-        for name, column in getattr(fast, table).items():
-            assert column.tolist() == pytest.approx(getattr(plain, table)[name].tolist(), nan_ok=True), name
+    others = plain.tables | {"jobs": plain.jobs}
+    for table, columns in (fast.tables | {"jobs": fast.jobs}).items():
+        for name, column in columns.items():
+            assert column.tolist() == pytest.approx(others[table][name].tolist(), nan_ok=True), name
 
 
 def test_the_same_bytes_in_another_process(tmp_path):
@@ -371,7 +375,7 @@ def test_the_same_bytes_in_another_process(tmp_path):
 def test_the_same_requests_come_under_every_policy():
     service = {"requests": QUIET_THEN_BUSY, "replicas": {"max": 3}}
     jobs = [{"duration": "500 s", "count": 8}]
-    found = [made(service, jobs=jobs, policy=p, horizon="2 h").services["requests"].item() for p in ("fifo", "s4")]
+    found = [of(made(service, jobs=jobs, policy=p, horizon="2 h"), "requests") for p in ("fifo", "s4")]
     assert found[0] == found[1]
 
 
@@ -379,7 +383,7 @@ def test_without_services_nothing_tells_of_them():
     result = run(case())
     told = [*result.summary(), *result.totals, *json.loads(result.config)]
     assert not [name for name in told if "serv" in name]
-    assert result.services is None
+    assert not result.tables
 
 
 def test_what_is_not_known_is_read_back_as_such(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.serving.queue import CLASSES, PER_OCTAVE, RequestQueue, _class_of
-from tests.oracles.serving import answer
+from equipoise.sim.features.services.queue import CLASSES, PER_OCTAVE, RequestQueue, _class_of
+from tests.features.services.oracle import answer
 
 REQUESTS = 400_000
 

@@ -9,20 +9,22 @@ from collections.abc import Iterator
 import numpy as np
 
 from equipoise.policies.physics import speed_at
+from equipoise.sim.cost.measured import share_kappa
+from equipoise.sim.features.services.section import Service, services_of
+from equipoise.sim.features.services.state import batch_times_s, capacity_per_s
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.job.paces import typical_speed
-from equipoise.sim.scenario.model import JobSpec, NodeGroup, Scenario, Service
+from equipoise.sim.scenario.model import JobSpec, NodeGroup, Scenario
 from equipoise.sim.scenario.tree import KeyPath
 from equipoise.sim.scenario.units import format_seconds
-from equipoise.sim.serving.service import batch_times_s, capacity_per_s
 
 Problem = tuple[KeyPath, str]
 
 
-def service_problems(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
+def problems(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     """Names that do not exist, replicas and jobs that never fit, and targets that no request can meet."""
     seen: set[str] = set()
-    for k, spec in enumerate(scenario.services):
+    for k, spec in enumerate(services_of(scenario)):
         path: KeyPath = ("services", k)
         if spec.name in seen:
             yield (*path, "name"), f"{spec.name!r} is the name of two services"
@@ -31,7 +33,7 @@ def service_problems(scenario: Scenario, profile: HardwareProfile) -> Iterator[P
         yield from wrong
         if not wrong:
             yield from _target(scenario, profile, spec, path)
-    if scenario.services:
+    if services_of(scenario):
         yield from _crowded(scenario)
 
 
@@ -82,9 +84,7 @@ def best_speed(scenario: Scenario, profile: HardwareProfile, spec: Service) -> f
     found = []
     for group in groups:
         accelerator = profile.accelerator(group.accelerator)
-        kappa = spec.share_kappa
-        if kappa is None:
-            kappa = math.nan if accelerator.share_kappa is None else accelerator.share_kappa.value
+        kappa = share_kappa(spec.share_kappa, accelerator)
         part = 1.0 if spec.share == 1.0 or group.sharing == "time-slice" else speed_at(spec.share, kappa)
         found.append(group.speed * part * (1.0 if said else typical_speed(accelerator, base)))
     return max(found)
@@ -93,11 +93,11 @@ def best_speed(scenario: Scenario, profile: HardwareProfile, spec: Service) -> f
 def _crowded(scenario: Scenario) -> Iterator[Problem]:
     """Problems with services that need more GPUs than exist, and jobs that need GPUs reserved by services."""
     total = sum(group.count * group.gpus for group in scenario.cluster.groups)
-    kept = math.fsum(spec.kept * spec.replicas.gpus * spec.share for spec in scenario.services)
+    kept = math.fsum(spec.kept * spec.replicas.gpus * spec.share for spec in services_of(scenario))
     if kept > total + 1e-9:
         yield ("services",), f"need {kept:g} GPUs all the time, the cluster has {total}"
         return
-    whole = sum(spec.kept * spec.replicas.gpus for spec in scenario.services if spec.share == 1.0)
+    whole = sum(spec.kept * spec.replicas.gpus for spec in services_of(scenario) if spec.share == 1.0)
     left = total - whole
     for k, job in enumerate(scenario.workload.jobs):
         if left < (needs := _fewest(job, scenario)) <= total:
@@ -119,9 +119,9 @@ def _fewest(job: JobSpec, scenario: Scenario) -> int:
     return (job.workers_min or max(1, job.gpus // size)) * size
 
 
-def service_doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
+def doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
     """Warnings on services that cannot answer their requests with all replicas running."""
-    for k, spec in enumerate(scenario.services):
+    for k, spec in enumerate(services_of(scenario)):
         batch_s = batch_times_s(spec.batch_latency) / best_speed(scenario, profile, spec)
         sizes = np.arange(1, len(batch_s))
         most = spec.replicas.max * float((sizes / batch_s[1:]).max())

@@ -1,4 +1,4 @@
-"""Services in the world: their replicas take GPUs, from jobs if necessary, and release them."""
+"""Services in a run: their replicas take GPUs, from jobs if necessary, and release them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from dataclasses import dataclass
 import numpy as np
 from simpy.events import Event
 
-from equipoise.policies.observation import Bools, Floats, Ints, Services, resize, writable
+from equipoise.policies.observation import Columns, Floats, Ints
 from equipoise.policies.physics import speed_at
-from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost.measured import interference, share_kappa
-from equipoise.sim.job.paces import typical_speed
-from equipoise.sim.ledger.meter import Meter
-from equipoise.sim.ledger.serving import ServingAccount
-from equipoise.sim.ledger.timeline import Timeline
-from equipoise.sim.scenario.model import Scenario, Service
-from equipoise.sim.serving.service import ServiceState, ServiceWindow
-from equipoise.sim.world.allocate import Allocator
-from equipoise.sim.world.room import cheapest_victims, free_room, room_on
-from equipoise.sim.world.roster import Roster
+from equipoise.sim.features.services.room import cheapest_victims, free_room, room_on
+from equipoise.sim.features.services.section import services_of
+from equipoise.sim.features.services.speeds import allowed_gpus, speeds
+from equipoise.sim.features.services.state import ServiceState, ServiceWindow
+from equipoise.sim.features.services.tables import (
+    columns_of,
+    observed_columns,
+    replica_columns,
+    service_row,
+    window_row,
+)
+from equipoise.sim.ledger.bill import Biller
+from equipoise.sim.ledger.gpu_account import GpuAccount
+from equipoise.sim.world.feature import FeatureRun, Lack, WorldParts
 from equipoise.sim.world.stall import Stalled
 
+USE = "serving"
+"""Use of the GPU time that replicas hold."""
 IDLE_S = 30 * 86400.0
 """Jobs that wait for so long while none runs, beside services alone, wait for ever."""
 
@@ -48,12 +54,12 @@ class Replica:
 class Tenant:
     """One service with its replicas, the oldest first, and its account."""
 
-    def __init__(self, state: ServiceState, cluster: Cluster, speed: Floats, scenario: Scenario) -> None:
+    def __init__(self, state: ServiceState, cluster: Cluster, speed: Floats) -> None:
         self.state, self.spec = state, state.spec
         self.speed = speed  # (GPU models,), of a replica relative to the stated time
         self.allowed = allowed_gpus(self.spec, cluster)
         self.replicas: list[Replica] = []
-        self.account = ServingAccount()
+        self.account = GpuAccount()
         self.window_gpu_s = 0.0
         self.taken = 0  # jobs stopped to make room
         self.records: list[ServiceWindow] = []
@@ -69,51 +75,30 @@ class Tenant:
         return max(0, self.state.wanted - self.active)
 
 
-class ServingWorld:
-    """All services of a run. event(): requests a decision after GPUs were released or jobs stopped.
+class ServicesRun(FeatureRun):
+    """All services of a run. times: of requests from files, by name of the service."""
 
-    times: of requests from files, by name of the service; begin_s: of the run, when the services begin.
-    """
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        clock: Clock,
-        cluster: Cluster,
-        roster: Roster,
-        allocator: Allocator,
-        meter: Meter,
-        usd_per_gpu_s: Floats,
-        timeline: Timeline | None,
-        event: Callable[[], None],
-        seed: int,
-        begin_s: float,
-        times: Mapping[str, Floats],
-    ) -> None:
-        self.clock, self.cluster, self.roster, self.allocator = clock, cluster, roster, allocator
-        self.meter, self.usd_per_gpu_s, self.timeline = meter, usd_per_gpu_s, timeline
-        self.event, self.restart, self.begin_s = event, scenario.restart, begin_s
+    def __init__(self, engine: WorldParts, times: Mapping[str, Floats]) -> None:
+        scenario, self.cluster, self.roster = engine.scenario, engine.cluster, engine.roster
+        self.clock, self.allocator, self.meter = engine.clock, engine.allocator, engine.meter
+        self.usd_per_gpu_s, self._timeline, self.event = engine.usd_per_gpu_s, engine.timeline, engine.decisions.event
+        self.restart, self.begin_s = scenario.restart, float(self.roster.demand.arrival_s[0])
+        self.holds_open = scenario.horizon is not None
         self.tenants = [
             Tenant(
-                ServiceState(spec, seed, begin_s, times.get(spec.name)),
-                cluster,
-                speeds(spec, scenario, cluster),
-                scenario,
+                ServiceState(spec, engine.seed, self.begin_s, times.get(spec.name)),
+                self.cluster,
+                speeds(spec, scenario, self.cluster),
             )
-            for spec in scenario.services
+            for spec in services_of(scenario)
         ]
-        self.names = tuple(spec.name for spec in scenario.services)
-        self.table = Services(0, len(self.tenants))
         self.short = False  # some service has fewer replicas than it wants
-        self.scales = False  # nodes may be rented for what it lacks
+        self.scales = any(group.autoscale is not None for group in scenario.cluster.groups)
         self._made = 0
         self._begun = False
         self._idle_since_s = math.inf
-        if self.tenants:
-            clock.at(begin_s, self._begin)
-
-    def __bool__(self) -> bool:
-        return bool(self.tenants)
+        self._held: list[tuple[str, int, float, float, int, int, int]] = []  # for the timeline
+        self.clock.at(self.begin_s, self._begin)
 
     # -- replicas come and go ----------------------------------------------------------------------------------
 
@@ -145,6 +130,11 @@ class ServingWorld:
             self._check_not_stalled()
 
         return ended
+
+    def gpus_released(self) -> None:
+        """Start replicas that had no room."""
+        if self.short:
+            self.look()
 
     def look(self) -> None:
         """Give every service its wanted replicas, if there are GPUs for them."""
@@ -209,8 +199,10 @@ class ServingWorld:
         self._changed(self.cluster.release(replica.key))
 
     def _record(self, tenant: Tenant, replica: Replica, end_s: float) -> None:
-        if self.timeline is not None and end_s > replica.since_s:
-            self.timeline.replica(tenant.spec.name, replica.lane, replica.since_s, end_s, replica.holding)
+        if self._timeline is not None and end_s > replica.since_s:
+            gpu = replica.holding.gpu
+            row = (tenant.spec.name, replica.lane, replica.since_s, end_s, gpu.size, replica.node, int(gpu.min()))
+            self._held.append(row)
 
     def _changed(self, holding: Holding) -> None:
         """Update speeds and clocks after GPUs were taken or released."""
@@ -218,7 +210,7 @@ class ServingWorld:
             for row, other in sorted(self.cluster.holding.items()):
                 if row >= 0 and np.isin(other.gpu, holding.gpu).any():
                     self.roster.running_jobs[row].speed_changed()
-            self.neighbours_changed(holding.gpu)
+            self.shares_changed(holding.gpu)
         if self.allocator.changed is not None:
             self.allocator.changed()
 
@@ -241,7 +233,7 @@ class ServingWorld:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def node_lost(self, node: int) -> None:
+    def node_leaving(self, node: int) -> None:
         """A node is about to go down: its replicas are gone, and their batches wait again."""
         for tenant in self.tenants:
             lost = [replica for replica in tenant.replicas if replica.node == node]
@@ -250,27 +242,34 @@ class ServingWorld:
             for replica in lost:
                 self._give_back(tenant, replica)
 
-    def node_changed(self) -> None:
-        """A node has gone down or come back: make up for replicas that were lost."""
+    def node_down(self, node: int, now_s: float) -> None:
+        """Make up for replicas that were lost."""
+        self._refill()
+
+    def node_up(self, node: int, now_s: float) -> None:
+        """Start replicas on a node that is back."""
+        self._refill()
+
+    def _refill(self) -> None:
         if not self._begun:
             return
         for tenant in self.tenants:
             self._fill(tenant, late_s=self.restart.detection)
         self._note_shortage()
 
-    def settle(self) -> None:
+    def speeds_changing(self) -> None:
         """Book everything up to now, at the clocks as they are."""
         for tenant in self.tenants:
             self._settle(tenant)
 
-    def speed_changed(self) -> None:
+    def speeds_changed(self) -> None:
         """Nodes run at other speeds: batches that begin from now on take another time."""
         for tenant in self.tenants:
             self._settle(tenant)
             for replica in tenant.replicas:
                 tenant.state.queue.set_factor(replica.slot, self._factor_of(tenant, replica))
 
-    def neighbours_changed(self, gpus: Ints) -> None:
+    def shares_changed(self, gpus: Ints) -> None:
         """Others have taken or left a part of these GPUs."""
         for tenant in self.tenants:
             beside = [replica for replica in tenant.replicas if np.isin(replica.holding.gpu, gpus).any()]
@@ -287,7 +286,8 @@ class ServingWorld:
         speed = float(cluster.node_speed[node] / cluster.slow[node] * tenant.speed[model])
         slowest = math.inf
         accelerator = cluster.accelerators[model]
-        kappa, iota = share_kappa(tenant.spec, accelerator), interference(tenant.spec, accelerator)
+        kappa = share_kappa(tenant.spec.share_kappa, accelerator)
+        iota = interference(tenant.spec.interference, accelerator)
         for gpu, share in zip(replica.holding.gpu.tolist(), replica.holding.share.tolist(), strict=True):
             own = 1.0 / cluster.gpu_time.item(gpu)
             part = cluster.share_in_force(gpu, share)
@@ -318,8 +318,8 @@ class ServingWorld:
             drawn_j = tenant.account.book(
                 self.meter, self.usd_per_gpu_s, replica.node, held_s * weight, busy_s * weight
             )
-            if self.timeline is not None:
-                self.timeline.served(replica.booked_s, now_s, held_s * weight, drawn_j)
+            if self._timeline is not None:
+                self._timeline.used(USE, replica.booked_s, now_s, held_s * weight, drawn_j)
             tenant.window_gpu_s += held_s * weight
             replica.busy_s += busy_s
             replica.booked_s = now_s
@@ -340,7 +340,7 @@ class ServingWorld:
 
     def add_utilisation(self, busy: Floats, now_s: float) -> None:
         """Add the busy share of each GPU since this was last asked, to (gpus,)."""
-        self.settle()
+        self.speeds_changing()
         for tenant in self.tenants:
             for replica in tenant.replicas:
                 passed_s = now_s - replica.asked_s
@@ -348,13 +348,7 @@ class ServingWorld:
                     np.add.at(busy, replica.holding.gpu, replica.holding.share * replica.busy_s / passed_s)
                 replica.busy_s, replica.asked_s = 0.0, now_s
 
-    @property
-    def replicas(self) -> int:
-        """Replicas of all services."""
-        return sum(len(tenant.replicas) for tenant in self.tenants)
-
-    @property
-    def can_shrink(self) -> bool:
+    def may_release(self) -> bool:
         """Whether any service may release GPUs later."""
         return any(len(tenant.replicas) > tenant.spec.kept for tenant in self.tenants)
 
@@ -372,71 +366,32 @@ class ServingWorld:
                 f"{IDLE_S / 86400:g} days: the services leave too few GPUs"
             )
 
-    # -- what policies see -----------------------------------------------------------------------------------------
+    # -- answers to the engine -------------------------------------------------------------------------------------
 
-    def observed(self) -> Services:
+    def lacks(self) -> Iterator[Lack]:
+        """Room for the replicas that are wanted and have none."""
+        for tenant in self.tenants:
+            yield Lack(tenant.lack, tenant.spec.replicas.gpus, tenant.spec.share, tenant.allowed)
+
+    def observed(self) -> Mapping[str, Columns]:
         """The current services; measured values are those of the last window."""
-        table = self.table
-        resize(table, len(self.tenants))
-        for k, tenant in enumerate(self.tenants):
-            window, spec = tenant.state.last, tenant.spec
-            for name, value in (
-                ("replicas", tenant.active),
-                ("wanted", tenant.state.wanted),
-                ("replicas_min", spec.kept),
-                ("replicas_max", spec.replicas.max),
-                ("gpus_per_replica", spec.replicas.gpus),
-                ("gpu_share", spec.share),
-                ("latency_target_s", spec.latency.within_s),
-                ("target_ratio", spec.latency.share),
-            ):
-                writable(table, name)[k] = value
-            if window is not None:
-                passed_s = max(window.end_s - window.start_s, math.ulp(1.0))
-                answered = window.tally.served + window.tally.refused
-                writable(table, "requests_per_s")[k] = window.arrived / passed_s
-                writable(table, "waiting")[k] = window.waiting
-                writable(table, "latency_p99_s")[k] = window.percentile_s(0.99)
-                writable(table, "goodput_ratio")[k] = window.tally.within / answered if answered else math.nan
-        return table
+        return {"services": observed_columns([(t.state, t.active) for t in self.tenants])}
 
+    def account(self) -> GpuAccount:
+        """What all replicas held."""
+        return GpuAccount.total(tenant.account for tenant in self.tenants)
 
-def allowed_gpus(spec: Service, cluster: Cluster) -> Bools:
-    """Whether a service may use each GPU, (gpus,)."""
-    groups = cluster.groups
-    on = np.array([not spec.placement.on or bool({g.name, g.accelerator} & set(spec.placement.on)) for g in groups])
-    allowed: Bools = on[cluster.gpus.node]
-    return allowed
+    def totals(self) -> Mapping[str, float]:
+        """GPU time of replicas, and its price."""
+        held = self.account()
+        return {"serving_gpu_s": held.gpu_s, "serving_usd": held.usd}
 
+    def tables(self, biller: Biller, end_s: float) -> Mapping[str, Columns]:
+        """A row per service, and a row per window of each."""
+        rows = [service_row(t.state, t.account, t.taken, end_s, *biller.bill_of(t.account)) for t in self.tenants]
+        windows = [window_row(tenant.spec.name, window) for tenant in self.tenants for window in tenant.records]
+        return {"services": columns_of(rows), "service_windows": columns_of(windows)}
 
-def reference(spec: Service, cluster: Cluster) -> str:
-    """The accelerator that the stated times of a service are of."""
-    if spec.batch_latency.of is not None:
-        return spec.batch_latency.of
-    allowed = allowed_gpus(spec, cluster)
-    return cluster.gpu_models[int(cluster.gpus.model[int(np.argmax(allowed))])]
-
-
-def speeds(spec: Service, scenario: Scenario, cluster: Cluster) -> Floats:
-    """Speed of a service on each GPU model of the cluster, relative to the one that its times are of.
-
-    As data sheets have it, see `typical_speed`; 1 where node groups have a `speed` of their own.
-    """
-    if any(group.speed != 1.0 for group in scenario.cluster.groups):
-        return np.ones(len(cluster.gpu_models))
-    base = cluster.profile.accelerator(reference(spec, cluster))
-    return np.array([typical_speed(accelerator, base) for accelerator in cluster.accelerators])
-
-
-def service_notes(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
-    """A note on each service whose times on some GPU model are estimated."""
-    for spec in scenario.services:
-        models = sorted(set(cluster.gpus.model[allowed_gpus(spec, cluster)].tolist()))
-        found = speeds(spec, scenario, cluster)
-        guessed = [k for k in models if found[k] != 1.0]
-        if guessed:
-            ratios = ", ".join(f"{cluster.gpu_models[k]} {found[k]:.2f}" for k in guessed)
-            yield (
-                f"service {spec.name}: its times are of {reference(spec, cluster)}; speeds on other GPUs are estimated "
-                f"from data sheets ({ratios}): give a speed of each node group, or placement.on"
-            )
+    def timeline(self) -> Mapping[str, Columns]:
+        """When each replica held GPUs."""
+        return {"replicas": replica_columns(self._held)} if self._held else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -180,3 +180,18 @@ class Service(Section):
     def share(self) -> float:
         """Share that a replica has of each of its GPUs."""
         return (self.placement.share or 0.5) if self.placement.kind == "shared" else 1.0
+
+
+class ServiceKeys(Section):
+    """Keys of a scenario."""
+
+    services: tuple[Service, ...] = ()  # services that answer requests on the same cluster
+
+
+def services_of(scenario: Any) -> tuple[Service, ...]:
+    """The services of a scenario, which has the keys above."""
+    found: tuple[Service, ...] = scenario.services
+    return found
+
+
+KEYS = ServiceKeys

@@ -1,10 +1,10 @@
-"""When jobs change queue under least attained service: demotion while running, promotion while waiting."""
+"""When jobs change queue under least attained GPU time: demotion while running, promotion while waiting."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.baselines.sorted_queue import Columns, Keys, counted_service, key_of, level, waited
+from equipoise.policies.baselines.sorted_queue import Columns, Keys, counted_gpu_s, key_of, level, waited
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.gangs import NO_ROWS, frozen
 from equipoise.policies.kernels.jit import jit_in_place
@@ -22,11 +22,11 @@ def _soonest_s(time_s: float) -> float:
 
 
 @jit_in_place
-def _reaches_s(service: float, k: int, rate: float, keys: Keys) -> float:
+def _reaches_s(attained: float, k: int, rate: float, keys: Keys) -> float:
     """Time (s) at which a job with `rate` GPU-seconds per second reaches threshold k; infinite without such a
     threshold."""
     if k < keys.thresholds.size and rate > 0.0:
-        return float(keys.time_s + (keys.thresholds[k] - service) / rate)
+        return float(keys.time_s + (keys.thresholds[k] - attained) / rate)
     return np.inf
 
 
@@ -56,7 +56,7 @@ def next_demotion_s(
     if lowest < first:
         first = int(lowest)
     for j in planned[:stops]:
-        first_stopped = min(first_stopped, level(counted_service(j, keys), keys.thresholds))
+        first_stopped = min(first_stopped, level(counted_gpu_s(j, keys), keys.thresholds))
         room += held[j]
     first = min(first, first_stopped)
     soonest, soonest_of_any, parts = np.inf, np.inf, False
@@ -69,11 +69,11 @@ def next_demotion_s(
         else:
             j = planned[stops + i - running.size]
             gpus = asked[j]
-        service = counted_service(j, keys)
-        k, rate = level(service, keys.thresholds), gpus * min(share[j], 1.0)
+        attained = counted_gpu_s(j, keys)
+        k, rate = level(attained, keys.thresholds), gpus * min(share[j], 1.0)
         highest, parts = max(highest, k), parts or share[j] < WHOLE
-        soonest_of_any = min(soonest_of_any, _reaches_s(service, k, rate, keys))
-        soonest = min(soonest, _reaches_s(service, max(k, first), rate, keys))
+        soonest_of_any = min(soonest_of_any, _reaches_s(attained, k, rate, keys))
+        soonest = min(soonest, _reaches_s(attained, max(k, first), rate, keys))
     if stops > 0 and (parts or room > 0 or highest > first_stopped):
         soonest = soonest_of_any
     return max(soonest, _soonest_s(keys.time_s))
@@ -99,8 +99,8 @@ def _promotions(rows: Ints, last_s: float, columns: Columns, due: Ints) -> tuple
     )
     n, soonest, first = 0, np.inf, NOTHING
     for j in rows:
-        service = counted_service(j, keys)
-        k = level(service, keys.thresholds)
+        attained = counted_gpu_s(j, keys)
+        k = level(attained, keys.thresholds)
         if key_of(j, then) > k:
             due[n] = j
             n += 1
@@ -126,7 +126,7 @@ def _due(rows: Ints, last_s: float, columns: Columns) -> tuple[Ints, Promotion]:
 
 
 def _slack_s(time_s: float, keys: Keys) -> float:
-    """Time (s) by which a waiting job may change queue earlier than predicted: `counted_service` rounds quanta up."""
+    """Time (s) by which a waiting job may change queue earlier than predicted: `counted_gpu_s` rounds quanta up."""
     return 2e-9 * float(keys.thresholds[0]) / keys.relief + 1e-12 * time_s if keys.relief > 0.0 else 0.0
 
 

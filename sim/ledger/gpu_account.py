@@ -1,4 +1,4 @@
-"""GPU-seconds, energy and cost of a service, booked by replica."""
+"""GPU-seconds, energy and cost of GPUs that a feature holds beside the jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equipoise.sim.ledger.meter import Meter
 
 
 @dataclass
-class ServingAccount:
+class GpuAccount:
     """Sums over a run. A part of a GPU counts as that part of a GPU-second; usd: NaN where a price is not known.
 
     dynamic_j: what computing draws beyond idling; idle_j: what the GPUs held draw idling; paid_j: the part of both
@@ -26,7 +26,7 @@ class ServingAccount:
     usd: float = 0.0
 
     def book(self, meter: Meter, usd_per_gpu_s: Floats, node: int, gpu_s: float, busy_gpu_s: float) -> float:
-        """Book the held and used GPU time of a replica at the present clock; returns its dynamic_j."""
+        """Book held and used GPU time on a node at the present clock; returns its dynamic_j."""
         dynamic_j, idle_j = busy_gpu_s * meter.busy_w.item(node), gpu_s * meter.power.idle_w.item(node)
         self.gpu_s += gpu_s
         self.busy_gpu_s += busy_gpu_s
@@ -39,9 +39,9 @@ class ServingAccount:
         return dynamic_j
 
     @staticmethod
-    def total(accounts: Iterable[ServingAccount]) -> ServingAccount:
+    def total(accounts: Iterable[GpuAccount]) -> GpuAccount:
         """All of them together."""
-        whole = ServingAccount()
+        whole = GpuAccount()
         for one in accounts:
             for name in vars(whole):
                 setattr(whole, name, getattr(whole, name) + getattr(one, name))

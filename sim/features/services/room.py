@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.scenario.model import Service
+from equipoise.sim.features.services.section import Service
 
 
 def free_room(spec: Service, allowed: Bools, cluster: Cluster) -> Ints | None:

@@ -1,1 +1,0 @@
-"""Services: request arrivals, batched answers, and the number of replicas."""

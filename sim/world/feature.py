@@ -1,0 +1,113 @@
+"""What a feature is to the engine: its checks of a scenario, and what it does in a run.
+
+A folder of `sim/features` is one: `section.py` holds its keys (KEYS), `feature.py` what is here (FEATURE), and
+`shown.py` what results show of it (SHOWN, see `sim.shown`). The engine names none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from equipoise.policies.observation import Bools, Columns, Floats
+from equipoise.sim.clock import Clock
+from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.discover import parts
+from equipoise.sim.hardware.profile import HardwareProfile
+from equipoise.sim.job.listener import Listener
+from equipoise.sim.ledger.bill import Biller
+from equipoise.sim.ledger.gpu_account import GpuAccount
+from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.ledger.timeline import Timeline
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import KeyPath
+from equipoise.sim.world.allocate import Allocator
+from equipoise.sim.world.decisions import Decisions
+from equipoise.sim.world.roster import Roster
+
+
+@dataclass(frozen=True)
+class WorldParts:
+    """The parts of a world that a feature may use. timeline: None unless it is recorded."""
+
+    scenario: Scenario
+    seed: int
+    clock: Clock
+    cluster: Cluster
+    roster: Roster
+    allocator: Allocator
+    decisions: Decisions
+    meter: Meter
+    usd_per_gpu_s: Floats
+    timeline: Timeline | None
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Room that a feature wants and does not have: `count` times GPUs of one node, a share of each.
+
+    allowed (gpus,): which GPUs it may use.
+    """
+
+    count: int
+    gpus: int
+    share: float
+    allowed: Bools
+
+
+class FeatureRun(Listener):
+    """A feature in one run: it hears all events of a listener, and answers what the engine asks."""
+
+    holds_open = False  # whether the run continues to its horizon after all jobs are done
+
+    def may_release(self) -> bool:
+        """Whether it may release GPUs later, for which jobs wait."""
+        return False
+
+    def lacks(self) -> Iterable[Lack]:
+        """Room that it wants now, for which nodes may be rented."""
+        return ()
+
+    def observed(self) -> Mapping[str, Columns]:
+        """Tables that policies see, by name."""
+        return {}
+
+    def close(self, end_s: float) -> None:
+        """The run has ended: book everything up to then."""
+
+    def account(self) -> GpuAccount | None:
+        """The GPUs that it held beside the jobs; None: it holds none."""
+        return None
+
+    def totals(self) -> Mapping[str, float]:
+        """What it adds to the totals of a run."""
+        return {}
+
+    def tables(self, biller: Biller, end_s: float) -> Mapping[str, Columns]:
+        """Its tables of a run, by name."""
+        return {}
+
+    def timeline(self) -> Mapping[str, Columns]:
+        """Its tables of the timeline, by name."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature: what the engine asks it about a scenario, and how it begins a run."""
+
+    # what makes its keys impossible to run, and what is allowed but looks like a mistake
+    problems: Callable[[Scenario, HardwareProfile], Iterable[tuple[KeyPath, str]]] = lambda *_: ()
+    doubts: Callable[[Scenario, HardwareProfile], Iterable[tuple[KeyPath, str]]] = lambda *_: ()
+    # the scenario with the paths of files that stand beside it in a folder; raises InputError, WrongValueError
+    located: Callable[[Scenario, Path | None], Scenario] = lambda scenario, _: scenario
+    is_random: Callable[[Scenario], bool] = lambda _: False  # whether runs with different seeds can differ by it
+    inputs: Callable[[Scenario], Mapping[str, bytes]] = lambda _: {}  # contents of files, for the run's identity
+    start: Callable[[WorldParts], FeatureRun | None] = lambda _: None  # None where the scenario does not use it
+    notes: Callable[[Scenario, Cluster], Iterable[str]] = lambda *_: ()  # for the reader of the results
+
+
+def features() -> tuple[Feature, ...]:
+    """Every feature that is there."""
+    return tuple(module.FEATURE for module in parts("feature") if isinstance(module.FEATURE, Feature))
