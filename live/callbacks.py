@@ -16,10 +16,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from equipoise.live.attach import attach
 from equipoise.live.runtime import Runtime
+from equipoise.live.train.epoch_split import rounds_in
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.live.unsupported import samples_of
 
@@ -31,14 +33,16 @@ class DeferredSampler:
         self, samples: int, global_batch: int, make: Callable[[], Runtime], *, drop_last: bool = False
     ) -> None:
         self._samples, self._make = samples, make
-        self._rounds = samples // global_batch if drop_last else -(-samples // global_batch)
+        self._batch, self._drop_last = global_batch, drop_last
         self._sampler: ShareSampler | None = None
         self._resumes_from: Mapping[str, Any] | None = None
         self._ended: dict[str, Any] | None = None  # the state at the end of training
         self.runtime: Runtime | None = None
 
     def __len__(self) -> int:
-        return self._rounds  # of a whole epoch: a resumed run counts the rounds it skips as well
+        """Rounds of a whole epoch: a resumed run counts the rounds it skips as well."""
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        return rounds_in(self._samples, self._batch, ranks, self._drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._sampler is None:
@@ -61,7 +65,7 @@ class DeferredSampler:
     @property
     def epochs(self) -> float:
         """Epochs trained, as a fraction."""
-        return 0.0 if self.runtime is None else self.runtime.round / self._rounds
+        return 0.0 if self.runtime is None else self.runtime.round / len(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint; empty before training. Collective."""
@@ -188,6 +192,7 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
 
         _trainer: Any = None
         _sampler: DeferredSampler | None = None
+        _steps = 0
 
         def sampler(self, dataset: Any) -> DeferredSampler:
             """The batch sampler of the training data."""
@@ -205,10 +210,15 @@ def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any)
             """Before anything is set up."""
             self._trainer = trainer
 
-        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-            """After every batch."""
+        def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+            """After every batch; Lightning also makes an optimiser step after the last of an epoch."""
             if self._sampler is not None:
-                self._sampler.step()
+                self._sampler.step(stepped=trainer.global_step != self._steps)
+            self._steps = trainer.global_step
+
+        def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:
+            """Before the first batch."""
+            self._steps = trainer.global_step
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             """After the last."""

@@ -96,7 +96,7 @@ class Bounds:
     Raises ValueError for a bound that is not allowed.
     """
 
-    samples_min: int = 0  # per rank and round
+    samples_min: int = 1  # per rank and round; 0: a rank without samples reads one without weight
     samples_max: int | None = None  # per rank and round; none: as many as fit into memory, if measured
     interval_max: int = 64
     share_min: float = 0.05

@@ -11,6 +11,7 @@ from equipoise.live.decide.agreement import Agreement
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
 from equipoise.live.options import Options
+from equipoise.live.train.checks import ReplicaCheck
 from equipoise.live.train.optimizers import Optimizers, check_parameters
 from equipoise.live.train.power import make_power
 from equipoise.live.train.rounds import RoundMeter
@@ -58,6 +59,7 @@ class Parts:
         self.local.near = near = self.group.near
         if self.agreement.leader is not None:
             self.agreement.leader.world.set_near(near, self.group.near_exchange_s)
+        self.replicas = ReplicaCheck([] if wrapper.sharded else self.leaves.values())
         self.meter = RoundMeter(
             wrapper,
             self.leaves,

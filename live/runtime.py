@@ -42,8 +42,7 @@ class Runtime(Status):
         self._closed = False
         scaled = options.batch_max is not None and options.learning_rate != "script"
         self._rates = optimizer.scale_rates(self._stepping.rate) if scaled else []
-        own_weights = options.loss_reduction == "sum"
-        self._weighting = WeightedGradients(wrapper, parts.leaves, self._stepping.scale, own_weights=own_weights)
+        self._weighting = WeightedGradients(wrapper, parts.leaves, self._stepping.scale)
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -108,12 +107,14 @@ class Runtime(Status):
         """
         self._stepping.give(weight)
 
-    def mean(self, loss: Any) -> float:
+    def mean(self, loss: Any, weight: float | None = None) -> float:
         """The mean loss over all ranks, weighted as their gradients: the loss that a single process would have.
 
         Collective; call it after the forward pass or right after `step()`. With a summed loss, the ranks' plain mean.
+        `weight`: that of this rank's value, if it is not the mean of one round: the samples of a whole epoch, say.
         """
-        return self._stepping.mean(float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss))
+        value = float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
+        return self._stepping.mean(value, weight)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

@@ -66,9 +66,8 @@ class Status:
 
     @property
     def ends_step(self) -> bool:
-        """Whether the optimiser steps after the running batch, the last of its `passes`."""
-        current = self._stepping.sampler and self._stepping.sampler.current()
-        return current.ends_step if current else True
+        """Whether the optimiser steps after the running batch: the last of its `passes`, or of `accumulation`."""
+        return self._parts.meter.is_last()
 
     @property
     def shares(self) -> list[int]:

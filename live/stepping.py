@@ -69,12 +69,12 @@ class Stepping:
         current = self.sampler.current() if self.sampler is not None else None
         return current.rate if current is not None else self.sampler.rate if self.sampler is not None else 1.0
 
-    def scale(self) -> float:
-        """Factor on this rank's gradients in the running round."""
-        if self._factor is None:  # read for every parameter
+    def scale(self) -> float | None:
+        """Factor on this rank's gradients in the running round; None: no round was drawn."""
+        if self._factor is None:
             current = self.sampler.current() if self.sampler is not None else None
             if current is None:
-                return 1.0
+                return None
             self._factor = self._scale(current)
         return self._factor
 
@@ -84,6 +84,11 @@ class Stepping:
         # A pass counts by its samples, not by the script's equal weight per pass.
         passes, of_step = current.passes, current.of_step if current.passes > 1 else weights
         mine, total = weights[group.rank], math.fsum(of_step)
+        if mine == 0 and reduction == "sum":
+            raise ValueError(
+                "loss_reduction: 'sum' is not allowed in a round without samples for this rank, which would count its "
+                "stand-in; needed: bounds with a samples_min of at least 1, and at least as many samples as ranks"
+            )
         if not self._parts.local.alone:
             return contribution_scale(mine, total / passes, group.ranks, reduction)
         if mine == 0:
@@ -116,12 +121,15 @@ class Stepping:
             raise ValueError("weighted: call runtime.weigh(...) for every batch on every rank, before its backward")
         return self._weights
 
-    def mean(self, loss: float) -> float:
+    def mean(self, loss: float, weight: float | None = None) -> float:
         """The mean of the ranks' losses of the running or the last round, as a single process would have it.
 
-        Collective.
+        `weight`: of this rank's loss, in place of its samples. Collective.
         """
         known = self._weigh(self.current()) if self._parts.meter.in_round else self._last_weights
+        if weight is not None:
+            losses, weights = self._parts.group.control.gather(np.array([loss, weight])).T
+            return float((losses * weights).sum() / weights.sum()) if weights.any() else math.nan
         losses = self._parts.group.control.gather(np.array([loss]))[:, 0]
         weights = np.array(known)
         if not weights.any():
@@ -145,6 +153,8 @@ class Stepping:
         parts, sampler, current = self._parts, self.dealt(), self.current()
         local, meter = parts.local, parts.meter
         weights = self._weigh(current)
+        if not parts.options.weighted:
+            meter.batches.end_round(len(current.read))
         local.count(weights)
         if stepped is None and parts.options.takes_passes:
             stepped = current.ends_step
@@ -165,9 +175,9 @@ class Stepping:
         self.round, self._last_weights = self.round + 1, weights
         if met:
             sampler.commit()
-            self._decide()
+            self._decide(current.epoch)
 
-    def _decide(self) -> None:
+    def _decide(self, epoch: int) -> None:
         """Carry out a decision that is due, and begin the next one if it is time. Collective."""
         parts = self._parts
         if self._begun_at is not None and self.round - self._begun_at >= parts.options.delay_rounds:
@@ -183,6 +193,7 @@ class Stepping:
                     power=parts.power.state,
                     movement=parts.local.movement,
                     trained=self.round,
+                    checks=(*parts.replicas.take(), self.dealt().checksum(epoch)),
                 )
                 self._begun_at = self.round
                 if not parts.options.delay_rounds:

@@ -37,6 +37,13 @@ def check_model(model: Any) -> None:
     for name, p in model.named_parameters():
         if hasattr(p, "device_mesh"):
             _check_mesh(name, p)
+    if isinstance(model, DistributedDataParallel):
+        ranks = dist.get_process_group_ranks(model.process_group)
+        if ranks != list(range(dist.get_world_size())):
+            raise TypeError(
+                f"model: DistributedDataParallel over ranks {ranks} of {dist.get_world_size()} is not supported, "
+                "shares are assigned to all ranks (tensor or pipeline parallel); needed: its default process group"
+            )
 
 
 def _is(module: Any, name: str) -> bool:

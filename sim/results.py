@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -75,6 +75,12 @@ def _first_pass(config: Configuration) -> tuple[int, int]:
     fits = [samples_per_pass(config.model, config.memory_bytes(k), config.asked) for k in kinds]
     limit = config.model.samples_per_pass
     return (UNBOUNDED if max(fits) == limit else max(1, max(fits))), part
+
+
+def _unknown_drift(jobs: Iterable[TrainingJob]) -> Iterator[str]:
+    """A note on models whose interval between exchanges s3 keeps."""
+    if names := sorted({job.spec.model for job in jobs if job.spec.model and job.model.drift is None}):
+        yield f"s3 keeps the exchange interval of {', '.join(map(repr, names))}: what it loses is unknown; give 'drift'"
 
 
 def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
@@ -249,6 +255,8 @@ class Results:
         notes += _passes(world.roster.training.values())
         notes += assumptions(world.scenario, world.cluster)
         notes += _intervals(world.roster.training.values())
+        if any(stage.name == "s3" for stage in world.policy.stages):
+            notes += _unknown_drift(world.roster.training.values())
         scenario, cluster = world.scenario, world.cluster
         on = dict(zip(cluster.gpu_models, cluster.accelerators, strict=True))
         notes += measured_notes(scenario.noise, scenario.workload.models, on)

@@ -109,7 +109,8 @@ class Capacity:
         step_s = math.inf
         for workers in range(fewest, max(fewest, min(most, int(self.gpus.sum()) // per)) + 1):
             work_s = self._shortest_work_s(low, workers, fixed_s, sample_s, best_s)
-            step_s = min(step_s, best_interval_s(work_s, self._exchange(model, workers), model.overlap, model.drift))
+            exchange, drift = self._exchange(model, workers), model.drift or 0.0
+            step_s = min(step_s, best_interval_s(work_s, exchange, model.overlap, drift))
         shares = np.array([_least_gpu_s_per_s(share_kappa(model.share_kappa, g.accelerator)) for g in self.groups])
         gpu_s = samples * best_s * per * shares
         if per > 1:  # a replica over unequal nodes runs at the pace of its first GPU

@@ -63,6 +63,7 @@ class Agreement:
         power: Sequence[float],
         movement: Movement | None,
         trained: int,
+        checks: Sequence[float],
     ) -> None:
         """Report the rounds up to number `trained` to rank 0, where the policy starts to decide. Collective."""
         with self._recorder.holding():
@@ -72,7 +73,7 @@ class Agreement:
             self._note_device(device, trained)
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
             moved = (math.nan, math.nan) if movement is None else movement.take()
-            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *power)
+            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *power, *checks)
             data = self.plane.report() if self.plane is not None else np.empty(0)
             gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data))
             if self.leader is not None and gathered is not None:

@@ -25,6 +25,7 @@ from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options, Reduction
 from equipoise.live.train.change import RoundChange
+from equipoise.live.train.checks import CHECK_COLUMNS, check_equal
 from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.drift import Drift
 from equipoise.live.train.epoch_split import EpochSplit
@@ -47,6 +48,7 @@ HEADER = (
     "moved_apart",
     "moved_mean",
     *POWER_COLUMNS,
+    *CHECK_COLUMNS,
     *GPU_COLUMNS,
 )
 
@@ -172,6 +174,7 @@ class Leader:
         """
         world, began_s = self.world, time.perf_counter()
         header, reports, rows = unpack(gathered, 0 if world.data is None else world.data.length)
+        check_equal(*(header[name] for name in CHECK_COLUMNS))
         if world.data is not None:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.far_every = intervals

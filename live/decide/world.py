@@ -437,11 +437,20 @@ class LiveWorld:
         return False
 
     def _apply_samples(self, samples: Ints, refused: list[Refusal]) -> None:
-        least = self.options.bounds.samples_min
-        if (samples < least).any():
-            refused.append(Refusal("samples", f"{int(samples.min())} is under the bound of {least}"))
-        elif self._allowed("samples", refused):
-            self.change = replace(self.change, shares=tuple(samples.tolist()))
+        if self._allowed("samples", refused):
+            self.change = replace(self.change, shares=tuple(self._raised(samples).tolist()))
+
+    def _raised(self, samples: Ints) -> Ints:
+        """Samples with at least `bounds.samples_min` for each rank, which the ranks with most give up."""
+        unit = self.options.micro_batch
+        least = -(-self.options.bounds.samples_min // unit) * unit
+        samples = samples.copy()
+        if least * len(samples) <= samples.sum() and self.data is None:  # a rank may have no more files to read
+            for rank in np.flatnonzero(samples < least):
+                while samples[rank] < least:
+                    samples[int(np.argmax(samples))] -= unit
+                    samples[rank] += unit
+        return samples
 
     def _apply_batch(self, plan: Plan, samples: Ints | None, refused: list[Refusal]) -> None:
         """Apply a new global batch and its rate, split in the planned proportions, otherwise in the present ones."""
@@ -452,11 +461,9 @@ class LiveWorld:
                 self.change = replace(self.change, learning_rate=rate)
             return
         dealt = self.shares if samples is None else samples
-        shares = deal(batch, dealt, self.options.micro_batch)
-        least, limit = self.options.bounds.samples_min, self._limit()
-        over = (shares > limit).any() and not self.options.takes_passes
-        if over or (shares < least).any():
-            refused.append(Refusal("batch", f"{batch} gives a rank more or fewer samples than allowed"))
+        shares = self._raised(deal(batch, dealt, self.options.micro_batch))
+        if (shares > self._limit()).any() and not self.options.takes_passes:
+            refused.append(Refusal("batch", f"{batch} gives a rank more samples than allowed"))
         elif self._allowed("batch", refused):
             by_rank = tuple(shares.tolist())
             changed = None if rate == self.rate else rate

@@ -38,6 +38,18 @@ def block_owners(shards: int, workers: int) -> Ints:
     return np.repeat(np.arange(workers, dtype=np.int64), per_worker)
 
 
+def few_samples(shares: Ints, unit: int) -> int:
+    """Samples of which each worker with a share gets one micro-batch; with fewer, one of several has none."""
+    workers = int(np.count_nonzero(shares))
+    return workers * unit if workers > 1 else 0
+
+
+def rounds_in(samples: int, batch: int, few: int, drop_last: bool) -> int:
+    """Rounds of an epoch; a rest of fewer than `few` samples is part of the one before."""
+    rounds, rest = divmod(samples, batch)
+    return rounds + (rest > 0 and not drop_last and (rest >= few or not rounds))
+
+
 class EpochSplit:
     """One epoch (or the rest of one): its order of dataset indices, and every worker's queue of pieces."""
 
@@ -108,9 +120,22 @@ class EpochSplit:
 
     # -- drawing -------------------------------------------------------------------------------------------
 
-    def demand(self, shares: Ints, unit: int) -> Ints:
-        """Samples that each worker takes next: its share, or its part of the rest when less than a batch is left."""
-        return next_batch(self.left, shares, unit)
+    def demand(self, shares: Ints, unit: int, merge: bool = False) -> Ints:
+        """Samples that each worker takes next: its share, or its part of the rest when less than a batch is left.
+
+        `merge`: a rest that would leave a worker without samples is added to the batch before it. A worker with a share
+        gets a micro-batch of `unit` at least, if there are as many.
+        """
+        left, batch = self.left, int(shares.sum())
+        merged = merge and batch < left < batch + few_samples(shares, unit)
+        demand = deal(left, shares, unit) if merged else next_batch(left, shares, unit)
+        for worker in np.flatnonzero((demand == 0) & (shares > 0)):
+            demand = demand.copy() if demand is shares else demand
+            most = int(np.argmax(demand))
+            if demand[most] >= 2 * unit:
+                demand[most] -= unit
+                demand[worker] += unit
+        return demand
 
     def kept(self, demand: Ints, most: Ints, unit: int) -> Ints:
         """`demand` of the last round, or the samples each worker owns, since moving a few would fetch a whole file.

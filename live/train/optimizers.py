@@ -84,7 +84,7 @@ def optimizers_of(given: Any, options: Options) -> Optimizers:
 
     Raises TypeError for objects that are no optimiser, ValueError for one that is not allowed.
     """
-    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    found = tuple(_inner(o) for o in given) if isinstance(given, list | tuple) else (_inner(given),)
     for optimizer in found or (given,):
         _check(optimizer, options)
     owners: dict[int, int] = {}
@@ -93,6 +93,11 @@ def optimizers_of(given: Any, options: Options) -> Optimizers:
             if owners.setdefault(id(parameter), place) != place:
                 raise ValueError("optimizer: a parameter in two optimizers is not allowed")
     return Optimizers(found)
+
+
+def _inner(optimizer: Any) -> Any:
+    """The optimizer inside Accelerate's wrapper, which lacks the hooks of one."""
+    return optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer
 
 
 def _check(optimizer: Any, options: Options) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from equipoise.live.train.checks import BatchCheck
 from equipoise.live.train.gradients import BackwardProbe
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.pauses import Pauses
@@ -61,10 +62,11 @@ class RoundMeter:
         )
         self._handles = [
             *wrapper.watch(timer.begin_wait, timer.end_wait),
-            wrapper.model.register_forward_pre_hook(self._before_forward, prepend=True),
+            wrapper.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
             wrapper.module.register_state_dict_pre_hook(lambda *_: self._notice()),
             *optimizer.on_state_dict(self._notice),
         ]
+        self.batches = BatchCheck()
         self.ends_step: Callable[[], bool | None] = lambda: None  # of the running round, if set by a plan
         self.clear()
 
@@ -167,7 +169,7 @@ class RoundMeter:
         """Note that the script pauses training."""
         self._pauses.note(self._computing)
 
-    def _is_last(self) -> bool:
+    def is_last(self) -> bool:
         """Whether the optimiser steps at the end of the running round."""
         told = self.ends_step()
         return self.in_window == self._accumulation - 1 if told is None else told
@@ -175,12 +177,14 @@ class RoundMeter:
     def _notice(self) -> None:
         self._pauses.notice(self._computing)
 
-    def _before_forward(self, module: Any, arguments: Any) -> None:
+    def _before_forward(self, module: Any, arguments: Any, named: Any) -> None:
         if not (module.training and torch.is_grad_enabled()):
             self._notice()
-        elif not self._computing:
+            return
+        self.batches.forward(arguments, named)
+        if not self._computing:
             self._computing = True
-            self._probe.measure(self._steps % self._every == 0 and self._is_last())
+            self._probe.measure(self._steps % self._every == 0 and self.is_last())
             self._timer.mark("forward")
             self._share.begin()
 

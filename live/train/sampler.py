@@ -7,6 +7,8 @@ is applied by every rank when it draws that round, or the first of the next step
 
 from __future__ import annotations
 
+import math
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.live.train.change import RoundChange
-from equipoise.live.train.epoch_split import EpochSplit, block_owners
+from equipoise.live.train.epoch_split import EpochSplit, block_owners, few_samples, rounds_in
 from equipoise.policies.observation import Ints
 from equipoise.policies.physics import deal
 
@@ -118,6 +120,8 @@ class ShareSampler:
         self._rounds: deque[Round] = deque()  # drawn and not yet safe, oldest first
         self._before: dict[int, tuple[int, EpochSplit]] = {}  # (epoch, deal) before each of those was drawn
         self._resume = False
+        self._ahead = 0  # rounds that the loader draws ahead, seen at the first step of an epoch
+        self._drawn_by = 0  # the thread that drew last
         self._stand_in = -1  # the last sample that was drawn, if any
         self.before_draw: Callable[[], None] | None = None  # called once
         self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
@@ -143,6 +147,10 @@ class ShareSampler:
         """Whether the next iteration continues an epoch."""
         return self._resume
 
+    def checksum(self, epoch: int) -> float:
+        """Checksum of what this rank read in an epoch, equal on all ranks; NaN: nothing that could differ."""
+        return math.nan
+
     def preview(self) -> EpochSplit | None:
         """A read-only split like the first epoch's; None if there is none."""
         return self.whole_deal(0)
@@ -151,8 +159,8 @@ class ShareSampler:
 
     def __len__(self) -> int:
         left = self.deal.left if self._resume and self.deal is not None else self.samples
-        steps = left // self.global_batch if self.drop_last else -(-left // self.global_batch)
-        return steps * self.accumulation
+        few = few_samples(self.shares, self.micro_batch)
+        return rounds_in(left, self.global_batch, few, self.drop_last) * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._resume and self.deal is not None:
@@ -174,12 +182,14 @@ class ShareSampler:
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin a whole epoch; the rest of an unfinished one is dropped (a script may stop an epoch early)."""
-        if self.deal is not None and self.deal.left == 0 and self.trained == self._begun_at:
+        missed = self.drawn - self.trained
+        if self.deal is not None and self.deal.left == 0 and missed:
             warnings.warn(
-                "a whole epoch was read without runtime.step(): if it was trained on, the adapter does not know",
+                f"the last {missed} batches of an epoch were read without runtime.step(): if they were trained on, the "
+                "adapter does not know",
                 stacklevel=3,
             )
-        self.epoch, self.drawn, self._begun_at = epoch, self.trained, self.trained
+        self.epoch, self.drawn, self._begun_at, self._ahead = epoch, self.trained, self.trained, 0
         self._passes.clear()
         self._forget_rounds(self.trained)
         self.deal = self.whole_deal(epoch)
@@ -220,7 +230,7 @@ class ShareSampler:
         if not self._passes:
             while self._pending and self._pending[0].round <= self.drawn:
                 self._apply(self._pending.pop(0), deal)
-            demand = deal.demand(self.shares, self.micro_batch)
+            demand = deal.demand(self.shares, self.micro_batch, merge=not self.drop_last)
             one = self.accumulation == 1  # as nearly always
             if self._files is not None and one:
                 np.maximum(self._largest, demand, out=self._largest)
@@ -228,6 +238,7 @@ class ShareSampler:
             self._passes = deque([demand]) if one else in_passes(demand, self.accumulation, self.micro_batch)
             self._of_step = (len(self._passes), tuple(demand.tolist()))
         demand = self._passes.popleft()
+        self._drawn_by = threading.get_ident()
         self._before[self.drawn] = (self.epoch, deal.copy())
         indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
         ends, (passes, of_step) = not self._passes, self._of_step
@@ -309,7 +320,14 @@ class ShareSampler:
         return None
 
     def finish(self) -> None:
-        """The current round is trained on."""
+        """The current round is trained on. Raises RuntimeError when batches were drawn that no round followed."""
+        ahead = self.drawn - self.trained
+        if self._drawn_by == threading.get_ident() and ahead > self._ahead > 0:
+            raise RuntimeError(
+                f"{ahead - self._ahead} more batches were drawn than rounds trained: call runtime.step() once for each "
+                "batch, also for one that is skipped, and leave sharding and resuming of batches to the sampler"
+            )
+        self._ahead = self._ahead or ahead
         self.trained += 1
         self.watch()
 
@@ -335,6 +353,7 @@ class ShareSampler:
         self._forget_rounds(0)
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
         self.trained = self.boundary = rounds
+        self._ahead = 0
         self._passes.clear()
         self._largest[:] = 0
         self._resume = deal is not None and deal.left >= self._least

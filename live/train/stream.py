@@ -8,16 +8,19 @@ message. From a checkpoint the stream is read again up to where its epoch stood.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from equipoise.live.train.epoch_split import EpochSplit
+from equipoise.live.train.checks import crc_of
+from equipoise.live.train.epoch_split import EpochSplit, few_samples
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.observation import Ints
 
+_CHECKED = 8  # samples whose checksum all ranks compare
 ENDLESS = 2**40  # samples that a stream of unknown length is said to have
 
 
@@ -34,6 +37,7 @@ class Reader:
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
+        self.checksums: dict[int, int] = {}  # of the first samples of each epoch that was read from its beginning
         self.rewind(0, 0)
 
     def rewind(self, epoch: int, position: int) -> None:
@@ -43,6 +47,7 @@ class Reader:
         self.end: int | None = None  # positions in all, once the end was seen
         self._read: Iterator[Any] | None = None  # opened when the first sample is asked for
         self._held: deque[Any] = deque()
+        self._epoch = epoch
         self.first = position  # of those held
 
     def reaches(self, position: int) -> bool:
@@ -52,6 +57,8 @@ class Reader:
         while self.end is None and self.first + len(self._held) < position:
             try:
                 self._held.append(next(self._read))
+                if self.first + len(self._held) <= _CHECKED:
+                    self.checksums[self._epoch] = crc_of(self._held[-1], self.checksums.get(self._epoch, 0))
             except StopIteration:
                 self.end = self.first + len(self._held)
         return self.first + len(self._held) >= position
@@ -73,19 +80,21 @@ class StreamSplit(EpochSplit):
         """`length`: samples that the stream says it has; `batch`: samples of a round."""
         super().__init__(np.empty(0, dtype=np.int64), [()] * workers, 0)
         self._reader, self._length, self._batch, self.at = reader, length, batch, at
+        self._few = 0  # samples too few for a round
         self._first = at  # a position of the round drawn last
 
     @property
     def left(self) -> int:
         """See `EpochSplit`; reads a round ahead, so it is exact where it is less than a round."""
-        self._reader.reaches(self.at + self._batch)
+        # A round, and a rest that would be too small for one.
+        self._reader.reaches(self.at + self._batch + self._few)
         end = self._reader.end
         return max(self._batch, self._length - self.at) if end is None else end - self.at
 
-    def demand(self, shares: Ints, unit: int) -> Ints:
+    def demand(self, shares: Ints, unit: int, merge: bool = False) -> Ints:
         """See `EpochSplit`."""
-        self._batch = int(shares.sum())
-        return super().demand(shares, unit)
+        self._batch, self._few = int(shares.sum()), few_samples(shares, unit)
+        return super().demand(shares, unit, merge)
 
     def any_sample(self) -> int:
         """See `EpochSplit`: one of the running round, which the reader holds."""
@@ -119,6 +128,10 @@ class StreamSampler(ShareSampler):
         self._reader = reader
         super().__init__(length or ENDLESS, **{**options, "shards": 1, "shuffle": False})
         self.shards = 0
+
+    def checksum(self, epoch: int) -> float:
+        """See `ShareSampler`."""
+        return float(self._reader.checksums.get(epoch, math.nan))
 
     def preview(self) -> None:
         """See `ShareSampler`: reading a stream only to look at it could not be undone."""

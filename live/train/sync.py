@@ -58,15 +58,13 @@ def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def optimizer_tensors(optimizer: Optimizers) -> list[torch.Tensor]:
-    """Tensors of an optimiser's state that have a parameter's shape (moments), in a fixed order."""
-    found = []
+    """Tensors of an optimiser's state but for counters (moments, also factored ones), in a fixed order."""
+    found, kept = [], optimizer.state
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for key in sorted(state):
-                value = state[key]
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                    found.append(value)
+            state = kept.get(parameter, {})
+            tensors = [state[key] for key in sorted(state) if key != "step" and isinstance(state[key], torch.Tensor)]
+            found += [tensor for tensor in tensors if tensor.ndim or tensor.shape == parameter.shape]
     return found
 
 

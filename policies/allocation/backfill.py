@@ -28,12 +28,13 @@ from equipoise.policies.kernels.gangs import (
     remember_failure,
     reordered,
     room_of,
+    seat,
     some_room,
     total,
     working,
 )
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
-from equipoise.policies.kernels.placement import WHOLE, Room, give_all, place, take_all, tighten
+from equipoise.policies.kernels.placement import WHOLE, Room, give_all, take_all, tighten
 from equipoise.policies.observation import Floats, Ints, Observation
 
 _SAME_TIME = 1e-12  # relative; two ends that are closer differ by rounding
@@ -45,16 +46,16 @@ GPUs come free at once, as one more job."""
 
 
 @jit_in_place
-def _fits(c: Room, d: GangDemand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
+def _fits(c: Room, r: GangRequests, d: GangDemand, rule: int, gpu_node: Ints, spare: Ints) -> bool:
     """Whether a gang could be placed; `c` is unchanged."""
-    fits = place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, spare, ZERO)
+    fits = seat(c, r, d, rule, spare, ZERO)
     if fits:
         give_all(c, spare, ZERO, d.gpus, gpu_node, d.share)
     return fits
 
 
 @jit_in_place
-def _reserve(head: GangDemand, later: Room, rule: int, now_s: float, running: Running, spare: Ints) -> float:
+def _reserve(r: GangRequests, head: GangDemand, later: Room, rule: int, running: Running, spare: Ints) -> float:
     """Free in `later` the GPUs that running jobs release until the head fits; returns that time (s).
 
     All jobs that end at that time count. NaN when the head does not fit even after all have ended.
@@ -67,7 +68,7 @@ def _reserve(head: GangDemand, later: Room, rule: int, now_s: float, running: Ru
         give_all(later, gpu, offset[i], offset[i + 1], gpu_node, 1.0)
         enough = head.share < WHOLE or total(later.free) >= head.gpus
         enough = enough and np.isnan(reserved_s) and offset[i + 1] > offset[i]
-        if enough and _fits(later, head, rule, gpu_node, spare):
+        if enough and _fits(later, r, head, rule, gpu_node, spare):
             reserved_s = end_s[i]
     return float(reserved_s)
 
@@ -82,11 +83,20 @@ def _late(takes_s: float, now_s: float, reserved_s: float) -> bool:
 
 @jit_in_place
 def _harmless(
-    later: Room, head: GangDemand, rule: int, gpu: Ints, first: int, end: int, share: float, gpu_node: Ints, spare: Ints
+    later: Room,
+    r: GangRequests,
+    head: GangDemand,
+    rule: int,
+    gpu: Ints,
+    first: int,
+    end: int,
+    share: float,
+    gpu_node: Ints,
+    spare: Ints,
 ) -> bool:
     """Whether the head still fits when gpu[first:end] are held; then removes them from `later`."""
     take_all(later, gpu, first, end, gpu_node, share)
-    if _fits(later, head, rule, gpu_node, spare):
+    if _fits(later, r, head, rule, gpu_node, spare):
         return True
     give_all(later, gpu, first, end, gpu_node, share)
     return False
@@ -117,7 +127,7 @@ def _fill(
     out, tried, gpu_node = Grants(*grants), UnmetDemands(*failures), running[4]
     head = demand(r, queue[0])
     if first == 0:
-        reserved_s = _reserve(head, later, rule, now_s, running, spare)
+        reserved_s = _reserve(r, head, later, rule, running, spare)
     left, shared, n = total(room.free), partly_free(room.room), ZERO
     tighten(room)
     for k in range(max(first, 1), queue.size):
@@ -134,8 +144,8 @@ def _fill(
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
             return n, k, reserved_s
-        fits = place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at)
-        if fits and late and not _harmless(later, head, rule, out.gpu, at, at + d.gpus, d.share, gpu_node, spare):
+        fits = seat(room, r, d, rule, out.gpu, at)
+        if fits and late and not _harmless(later, r, head, rule, out.gpu, at, at + d.gpus, d.share, gpu_node, spare):
             give_all(room, out.gpu, at, at + d.gpus, gpu_node, d.share)
             remember_failure(tried, d, True)
         elif fits:

@@ -30,11 +30,12 @@ from equipoise.policies.kernels.gangs import (
     remember_failure,
     reordered,
     room_of,
+    seat,
     total,
     working,
 )
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
-from equipoise.policies.kernels.placement import WHOLE, Room, give, give_all, place, take
+from equipoise.policies.kernels.placement import WHOLE, Room, give, give_all, take
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 
@@ -80,7 +81,16 @@ def _restore(c: Room, v: Victims, i: int, gpu_node: Ints) -> None:
 
 @jit_in_place
 def _make_way(
-    c: Room, v: Victims, d: GangDemand, key: float, standing: float, rule: int, out: Ints, at: int, gpu_node: Ints
+    c: Room,
+    v: Victims,
+    r: GangRequests,
+    d: GangDemand,
+    key: float,
+    standing: float,
+    rule: int,
+    out: Ints,
+    at: int,
+    gpu_node: Ints,
 ) -> bool:
     """Place a gang after stopping victims with a bar above `key` and a standing below `standing`.
 
@@ -97,14 +107,14 @@ def _make_way(
         v.tentative[last] = i
         last += 1
         if d.share < WHOLE or total(c.free) >= d.gpus:
-            placed = place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at)
+            placed = seat(c, r, d, rule, out, at)
     for k in range(last - 2 if placed else last - 1, -1, -1):
         if placed:
             give_all(c, out, at, at + d.gpus, gpu_node, d.share)
         _restore(c, v, v.tentative[k], gpu_node)
-        if placed and not place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at):
+        if placed and not seat(c, r, d, rule, out, at):
             _release(c, v, v.tentative[k], gpu_node)
-            place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at)
+            seat(c, r, d, rule, out, at)
     return placed
 
 
@@ -139,10 +149,10 @@ def _start_with_victims(
             continue
         if n == out.job.size or at + d.gpus > out.gpu.size:
             return n, k, True, False
-        fits = place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at)
+        fits = seat(room, r, d, rule, out.gpu, at)
         if not fits and highest > key[k]:
             mine = standing[k] if standing.size > 0 else 0.0
-            fits = _make_way(room, v, d, key[k], mine, rule, out.gpu, at, gpu_node)
+            fits = _make_way(room, v, r, d, key[k], mine, rule, out.gpu, at, gpu_node)
             if fits:
                 tried.used[0] = 0
             elif some and v.bar[-1] > key[k]:

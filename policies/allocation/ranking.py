@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from equipoise.policies.kernels.allocation import (
 from equipoise.policies.kernels.gangs import frozen
 from equipoise.policies.kernels.placement import WHOLE
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.quotas.limits import Quota
 
 RANKED = 2048
 """Number of waiting jobs that are ranked; the others follow unranked."""
@@ -301,6 +302,39 @@ def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> 
     lateness(rows, claims, now_s, ageing.after_s, ageing.slowdown, ageing.longest_s, ageing.unknown_s, late_s)
     late = np.flatnonzero(late_s > 0.0)
     return frozen(rows[late[np.lexsort((rows[late], -late_s[late]))]])
+
+
+def without_saved(o: Observation, ageing: Ageing) -> tuple[Observation, Bools]:
+    """(the observation, jobs that may not grow) that leaves room under the limits of overdue jobs.
+
+    A job that a limit holds back has no reservation. Once it is overdue, waiting jobs that count under that limit are
+    hidden, unless they end before running ones have left room for it, and running ones may not grow.
+    """
+    jobs, held, q = o.jobs, o.held, o.queues
+    saved, hidden = np.zeros(len(jobs), dtype=np.bool_), np.zeros(len(jobs), dtype=np.bool_)
+    if not len(held) or not len(q.claims):
+        return o, saved
+    waited_s = np.nan_to_num(jobs.waited_s[held]) + np.maximum(o.time_s - jobs.queued_since_s[held], 0.0)
+    duration_s = np.nan_to_num(jobs.duration_s[held], nan=ageing.unknown_s)
+    due_s = np.minimum(ageing.after_s + ageing.slowdown * duration_s, ageing.longest_s)
+    late = held[(waited_s > due_s) & (jobs.claim[held] >= 0)]
+    quota = Quota.now(o) if len(late) else None
+    for row, gpus in zip(late.tolist(), gpus_wanted(o, late).tolist(), strict=True):
+        assert quota is not None
+        need = gpus * min(float(jobs.gpu_share_requested[row]), 1.0)
+        limit = quota.first(int(jobs.claim[row]), need)
+        if limit < 0:  # other nodes than it may use are free under its limits
+            continue
+        under = np.array([any(limit in quota.chain(k) for k in quota.leaves(c)) for c in range(len(q.claims))])
+        mine = (jobs.claim >= 0) & under[jobs.claim]
+        runs = o.running[mine[o.running]]
+        runs = runs[np.argsort(jobs.service_s[runs], kind="stable")]
+        left = quota.left(limit) + np.cumsum((jobs.gpus_held * np.minimum(jobs.gpu_share_requested, 1.0))[runs])
+        enough = (left >= need) & (quota.left_jobs(limit) + np.arange(1, len(runs) + 1) >= 1)
+        free_s = jobs.service_s[runs[int(enough.argmax())]] if enough.any() else 0.0
+        saved |= mine
+        hidden |= mine & ~(jobs.service_s <= free_s)
+    return (replace(o, waiting=o.waiting[~hidden[o.waiting]]) if hidden.any() else o), saved
 
 
 def _contention(o: Observation, by_size: Floats, running: Ints, running_a: Floats) -> Floats:

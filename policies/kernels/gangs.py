@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from equipoise.policies.kernels.arrays import position
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
-from equipoise.policies.kernels.placement import WHOLE, Room, gpus_needed, place, tighten
+from equipoise.policies.kernels.placement import NOTHING, WHOLE, Room, gpus_needed, place, tighten
 from equipoise.policies.observation import Bools, Floats, Ints, Observation, S
+from equipoise.policies.quotas.limits import allowed_nodes, node_sets, restricted
 
 SHARED = -2  # in `gpus.job`
 _NO_BOUND = 2**62
@@ -33,6 +34,9 @@ class GangRequests(NamedTuple):
     share: Floats
     memory_bytes: Floats
     alike: Bools
+    kind: Ints  # by row, of the nodes that it may use; -1, or empty: all
+    first: Ints  # of each kind, its first set of nodes in `nodes`
+    nodes: Bools  # (sets, nodes), of each kind those to try, best first
 
 
 class GangDemand(NamedTuple):
@@ -42,6 +46,7 @@ class GangDemand(NamedTuple):
     share: float  # of each GPU
     memory_bytes: float  # on each GPU
     alike: bool  # all GPUs of one model
+    kind: int  # of the nodes that it may use; -1 all
 
 
 class Grants(NamedTuple):
@@ -54,14 +59,14 @@ class Grants(NamedTuple):
 
 
 class UnmetDemands(NamedTuple):
-    """Demands that did not fit in this decision: (GPUs, share, memory, too late only, alike), and their number."""
+    """Demands that did not fit in this decision: (GPUs, share, memory, only too late, alike, kind), and how many."""
 
     entry: Floats
     used: Ints
 
 
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
-RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats, Bools]
+RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats, Bools, Ints, Ints, Bools]
 WorkingColumns = tuple[Ints, Bools, Floats, Floats, Ints, Ints, Floats, Ints]
 
 
@@ -100,8 +105,29 @@ NO_VALUES: Floats = frozen(np.empty(0))
 NO_GRANTS: GrantColumns = (NO_ROWS, frozen(np.zeros(1, dtype=np.int64)), NO_ROWS, NO_VALUES)
 
 
-def request_columns(o: Observation) -> RequestColumns:
-    """Columns of the jobs table that make up `GangRequests`, in its order."""
+ANYWHERE: tuple[Ints, Ints, Bools] = (NO_ROWS, NO_ROWS, frozen(np.empty((0, 0), dtype=np.bool_)))
+
+
+def _places(o: Observation, rows: Ints) -> tuple[Ints, Ints, Bools]:
+    """(kind by job row, first set of each kind, sets of nodes) of these jobs: see `GangRequests`."""
+    bound = restricted(o, rows)
+    if not bound.any():
+        return ANYWHERE
+    rows, jobs, known = rows[bound], o.jobs, dict[tuple[int, int, int], int]()
+    kind, first, sets = np.full(len(jobs), -1), [0], list[Bools]()
+    keys = zip(jobs.claim[rows].tolist(), jobs.gpu_types[rows].tolist(), jobs.together[rows].tolist(), strict=True)
+    for row, key in zip(rows.tolist(), keys, strict=True):
+        if key not in known:
+            known[key] = len(known)
+            sets += node_sets(o, row, allowed_nodes(o, row))
+            first.append(len(sets))
+        kind[row] = known[key]
+    nodes = np.array(sets) if sets else np.empty((0, len(o.nodes)), dtype=np.bool_)
+    return frozen(kind), frozen(np.array(first)), frozen(nodes)
+
+
+def request_columns(o: Observation, rows: Ints | None = None) -> RequestColumns:
+    """Columns of the jobs table that make up `GangRequests`, in its order; `rows`: of these waiting jobs only."""
     jobs = o.jobs
     return (
         jobs.rigid,
@@ -112,6 +138,7 @@ def request_columns(o: Observation) -> RequestColumns:
         jobs.gpu_share_requested,
         jobs.memory_bytes,
         jobs.one_gpu_model,
+        *_places(o, o.waiting if rows is None else rows),
     )
 
 
@@ -149,9 +176,9 @@ def working(columns: RoomColumns) -> WorkingColumns:
     """The same columns with copies of those that kernels change, and scratch space: all numbers by node in one
     block."""
     first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
-    by_node = np.empty((7, len(size)), dtype=np.int64)
+    by_node = np.empty((9, len(size)), dtype=np.int64)
     by_node[0], by_node[1], by_node[2] = size, free, _NO_BOUND
-    return first_gpu, up, memory_bytes, weight, group, order, room.copy(), by_node
+    return first_gpu, up.copy(), memory_bytes, weight, group, order, room.copy(), by_node
 
 
 @jit_in_place
@@ -176,7 +203,34 @@ def room_of(columns: WorkingColumns) -> Room:
 def demand(r: GangRequests, j: int) -> GangDemand:
     """Demand of job row j: the request of a rigid job, else the nearest number of whole workers."""
     gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
-    return GangDemand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j])
+    kind = r.kind[j] if r.kind.size > 0 else NOTHING
+    return GangDemand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j], kind)
+
+
+@jit_in_place
+def _show(c: Room, nodes: Bools, k: int, shown: bool) -> None:
+    """Hide the nodes that are not of set k, or show them again."""
+    free, up = c.scratch[4], c.scratch[5]
+    for n in range(c.free.size):
+        if not nodes[k, n] and shown:
+            c.free[n], c.up[n] = free[n], up[n] != 0
+        elif not nodes[k, n]:
+            free[n], up[n] = c.free[n], c.up[n]
+            c.free[n], c.up[n] = 0, False
+
+
+@jit_in_place
+def seat(c: Room, r: GangRequests, d: GangDemand, rule: int, out: Ints, at: int) -> bool:
+    """As `placement.place`, on nodes that the job may use, together where it asks for that."""
+    if d.kind < 0:
+        return place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at)
+    for k in range(r.first[d.kind], r.first[d.kind + 1]):
+        _show(c, r.nodes, k, False)
+        fits = place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at)
+        _show(c, r.nodes, k, True)
+        if fits:
+            return True
+    return False
 
 
 @jit_in_place
@@ -210,7 +264,7 @@ def remember_failure(f: UnmetDemands, d: GangDemand, only_late: bool) -> None:
     if k < f.entry.shape[0]:
         f.entry[k, 0], f.entry[k, 1], f.entry[k, 2] = d.gpus, d.share, d.memory_bytes
         f.entry[k, 3] = 1.0 if only_late else 0.0
-        f.entry[k, 4] = 1.0 if d.alike else 0.0
+        f.entry[k, 4], f.entry[k, 5] = 1.0 if d.alike else 0.0, d.kind
         f.used[0] = k + 1
 
 
@@ -219,7 +273,7 @@ def has_failed(f: UnmetDemands, d: GangDemand, late: bool) -> bool:
     """Whether the same demand has already failed. Room only shrinks, so it would fail again."""
     for k in range(f.used[0]):
         same = f.entry[k, 0] == d.gpus and f.entry[k, 1] == d.share and f.entry[k, 2] == d.memory_bytes
-        same = same and (f.entry[k, 4] == 1.0) == d.alike
+        same = same and (f.entry[k, 4] == 1.0) == d.alike and f.entry[k, 5] == d.kind
         if same and (late or f.entry[k, 3] == 0.0):
             return True
     return False
@@ -227,7 +281,7 @@ def has_failed(f: UnmetDemands, d: GangDemand, late: bool) -> bool:
 
 def new_failures() -> tuple[Floats, Ints]:
     """The parts of `UnmetDemands`: nothing has failed yet."""
-    return np.empty((16, 5)), np.zeros(1, dtype=np.int64)
+    return np.empty((16, 6)), np.zeros(1, dtype=np.int64)
 
 
 @jit_in_place
@@ -322,7 +376,7 @@ def _start(
         if (d.share < WHOLE or d.gpus <= left) and not has_failed(tried, d, False):
             if n == out.job.size or at + d.gpus > out.gpu.size:
                 return n, k, True
-            if place(room, d.gpus, d.share, d.memory_bytes, d.alike, rule, out.gpu, at):
+            if seat(room, r, d, rule, out.gpu, at):
                 n = granted(out, n, queue[k], d)
                 left = left - d.gpus if d.share >= WHOLE else total(room.free)
                 shared |= d.share < WHOLE

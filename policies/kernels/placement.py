@@ -46,7 +46,7 @@ class Room(NamedTuple):
     weight: Floats  # per node, for `WEIGHTED`: worth of a GPU there
     group: Ints  # per node, its GPU model: `WEIGHTED` stays inside one group if it can, others if told
     order: Ints  # nodes by descending weight, for `WEIGHTED`
-    scratch: Ints  # 4 rows of one number per node
+    scratch: Ints  # 6 rows of one number per node
     most: Ints  # no node has more whole GPUs left, and then none of each block of `order` (see `tighten`)
     least_memory_bytes: float  # over all GPUs
     largest: int  # GPUs of the largest node

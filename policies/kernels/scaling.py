@@ -18,7 +18,7 @@ import numpy as np
 from equipoise.policies.kernels.arrays import position
 from equipoise.policies.kernels.gangs import GangDemand, GrantColumns, Grants, WorkingColumns, granted, room_of, total
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
-from equipoise.policies.kernels.placement import ONE, WEIGHTED, Room, give, place
+from equipoise.policies.kernels.placement import NOTHING, ONE, WEIGHTED, Room, give, place
 from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import overlapped_s
 
@@ -364,7 +364,7 @@ def grow(
             give(room.free, room.room, gpu_node[e.gpu[k]], e.gpu[k], 1.0)
             free[node_model[gpu_node[e.gpu[k]]]] += 1
         gains[n] = gain
-        n = granted(out, n, e.row[i], GangDemand(gpus, 1.0, need, False))
+        n = granted(out, n, e.row[i], GangDemand(gpus, 1.0, need, False, NOTHING))
     return n
 
 

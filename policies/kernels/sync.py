@@ -63,19 +63,17 @@ def sync_coefficient(
 
 @jit
 def next_interval(
-    interval: Floats, current: Ints, coefficient: Floats, drift: Floats, eta: float, longest: float
+    interval: Floats, current: Ints, coefficient: Floats, bound: Floats, eta: float
 ) -> tuple[Floats, Ints]:
-    """h <- clip(h * exp(-eta * K), 1, 1 + 0.1 / drift) and the whole interval: (h, H).
+    """h <- clip(h * exp(-eta * K), 1, bound) and the whole interval: (h, H).
 
-    The bound keeps the efficiency lost to drift under 10 %. H follows h only once they are 0.75 apart.
-    Where the coefficient or the drift is unknown both are kept.
+    H follows h only once they are 0.75 apart. Where the coefficient or the bound is unknown both are kept.
     """
     h, whole = interval.copy(), current.copy()
     for k in range(h.size):
-        if np.isnan(coefficient[k]) or not drift[k] >= 0.0:
+        if np.isnan(coefficient[k]) or not bound[k] >= 1.0:
             continue
-        bound = min(1.0 + 0.1 / drift[k], longest) if drift[k] > 0.0 else longest
-        h[k] = min(max(h[k] * math.exp(-eta * coefficient[k]), 1.0), bound)
+        h[k] = min(max(h[k] * math.exp(-eta * coefficient[k]), 1.0), bound[k])
         if abs(h[k] - current[k]) >= 0.75:
             whole[k] = math.floor(h[k] + 0.5)
     return h, whole
@@ -126,13 +124,14 @@ def best_interval(
     exchange_s: Floats,
     gamma: Floats,
     drift: Floats,
+    input_s: Floats,
     current: Ints,
     longest: int,
 ) -> tuple[Ints, Floats]:
     """The H in 1..longest with the least expected period per useful step, and its gain over the current H.
 
-    Cost of H: E[period(H)] * (1 + drift * (H - 1)) / H. The gain is 1 - cost(best) / cost(current), NaN
-    (and H as it is) where something is unknown.
+    Cost of H: max(E[period(H)] / H, input_s) * (1 + drift * (H - 1)), with input_s the least time between two steps.
+    The gain is 1 - cost(best) / cost(current), NaN (and H as it is) where something is unknown.
     """
     best, gain = current.copy(), np.full(current.size, np.nan)
     for k in range(current.size):
@@ -144,11 +143,12 @@ def best_interval(
             continue
         least = np.inf
         for h in range(1, longest + 1):
-            cost = sync_period(float(h), mean, std, exchange_s[k], gamma[k]) * (1.0 + drift[k] * (h - 1)) / h
+            step = max(sync_period(float(h), mean, std, exchange_s[k], gamma[k]) / h, input_s[k])
+            cost = step * (1.0 + drift[k] * (h - 1))
             if cost < least:
                 least, best[k] = cost, h
-        now = sync_period(float(current[k]), mean, std, exchange_s[k], gamma[k])
-        gain[k] = 1.0 - least / (now * (1.0 + drift[k] * (current[k] - 1)) / current[k])
+        now = max(sync_period(float(current[k]), mean, std, exchange_s[k], gamma[k]) / current[k], input_s[k])
+        gain[k] = 1.0 - least / (now * (1.0 + drift[k] * (current[k] - 1)))
     return best, gain
 
 
@@ -163,6 +163,7 @@ def level_cost(
     gamma: float,
     drift: float,
     ratio: float,
+    input_s: float,
 ) -> float:
     """Expected time per useful local step (s) with exchanges each `interval` steps, one in `every` of all workers.
 
@@ -172,7 +173,7 @@ def level_cost(
     if every > 1:
         period_s += (every - 1) * sync_period(float(interval), mean, std, near_s, gamma)
     useful = 1.0 + drift * (interval * (1.0 + ratio * (every - 1)) - 1.0)
-    return period_s * useful / (interval * every)
+    return max(period_s / (interval * every), input_s) * useful
 
 
 @jit
@@ -185,6 +186,7 @@ def best_levels(
     gamma: Floats,
     drift: Floats,
     ratio: Floats,
+    input_s: Floats,
     near: Ints,
     every: Ints,
     one: Ints,
@@ -202,7 +204,7 @@ def best_levels(
             known = known and mean[i] > 0.0
         if not known:
             continue
-        rest = (near_s[k], far_s[k], gamma[k], drift[k], ratio[k])
+        rest = (near_s[k], far_s[k], gamma[k], drift[k], ratio[k], input_s[k])
         least = np.inf if longest else level_cost(near[k], every[k], mean, std, *rest)
         for h in range(1, longest + 1):
             for m in range(1, longest // h + 1):

@@ -19,8 +19,16 @@ from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.declared_queues import ANY_PRIORITY, LOWER_OR_NEWER, NEVER
 from equipoise.policies.observation import Bools, Ints, Observation
-from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
-from equipoise.policies.quotas.limits import ROUNDING, Quota, allowed_nodes, amounts_of, held_amounts, node_model
+from equipoise.policies.queues.places import of_one_model, place_job, start_on, wanted_gpus
+from equipoise.policies.quotas.limits import (
+    ROUNDING,
+    Quota,
+    allowed_nodes,
+    amounts_of,
+    held_amounts,
+    node_model,
+    node_sets,
+)
 
 CYCLE_S = 0.005
 """Time of a cycle without writes (assumed; a write takes far longer)."""
@@ -346,7 +354,7 @@ class _Turn:
         if share < 1.0 and not victims:
             return place_job(self.proposal, head.row, head.wanted, allowed=self._nodes(head, leaf)) is not None
         alike = of_one_model(self.o, head.row, self._nodes(head, leaf))
-        sets = (mask for nodes in alike for mask in masks(self.o, head.row, nodes))
+        sets = (mask for nodes in alike for mask in node_sets(self.o, head.row, nodes))
         return any(int(free[mask].sum()) >= head.wanted for mask in sets)
 
     def _start(self, head: _Head) -> bool:

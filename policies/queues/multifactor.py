@@ -13,9 +13,9 @@ from equipoise.policies.baselines.queueing import NONE_WAITS, PLANNED, unchanged
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.queues.fairshare import classic, fair_tree, usage_now
-from equipoise.policies.queues.places import masks, of_one_model, place_job, start_on, wanted_gpus
+from equipoise.policies.queues.places import of_one_model, place_job, start_on, wanted_gpus
 from equipoise.policies.queues.profile import Profile, node_classes, spread
-from equipoise.policies.quotas.limits import Quota, allowed_nodes, amounts_of, held_amounts, node_model
+from equipoise.policies.quotas.limits import Quota, allowed_nodes, amounts_of, held_amounts, node_model, node_sets
 
 _SHOWN = 200
 """Number of jobs at the head of the queue whose priorities are in the reason."""
@@ -168,7 +168,7 @@ def stoppable(o: Observation, row: int) -> list[int]:
 
 def _fits(o: Observation, row: int, free: Ints, allowed: Bools, wanted: int) -> bool:
     """Whether a job fits with these free GPUs per node."""
-    sets = (mask for some in of_one_model(o, row, allowed) for mask in masks(o, row, some))
+    sets = (mask for some in of_one_model(o, row, allowed) for mask in node_sets(o, row, some))
     return any(int(free[mask & o.nodes.up].sum()) >= wanted for mask in sets)
 
 

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from equipoise.policies.allocation.proposal import Proposal
-from equipoise.policies.declared_queues import NO_PLACE, NODE_PREFERRED, NODE_REQUIRED, RACK_PREFERRED
 from equipoise.policies.kernels.gangs import frozen, place_gang, working
 from equipoise.policies.kernels.placement import ANY
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-from equipoise.policies.quotas.limits import allowed_nodes, node_model
-
-
-def masks(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
-    """The sets of nodes to try for a job, best first."""
-    together = int(o.jobs.together[row])
-    if together != NO_PLACE:
-        own = np.arange(len(o.nodes)) if together in (NODE_PREFERRED, NODE_REQUIRED) else o.nodes.rack
-        for place in np.unique(own[allowed]).tolist():
-            yield allowed & (own == place)
-    if together in (NO_PLACE, RACK_PREFERRED, NODE_PREFERRED):
-        yield allowed
+from equipoise.policies.quotas.limits import allowed_nodes, node_model, node_sets
 
 
 def of_one_model(o: Observation, row: int, allowed: Bools) -> list[Bools]:
@@ -45,7 +31,7 @@ def place_job(
     share = float(min(o.jobs.gpu_share_requested[row], 1.0)) if share is None else share
     memory = float(o.jobs.memory_bytes[row])
     out = np.empty(wanted, dtype=np.int64)
-    for mask in (one for some in of_one_model(o, row, allowed) for one in masks(o, row, some)):
+    for mask in (one for some in of_one_model(o, row, allowed) for one in node_sets(o, row, some)):
         room = proposal.columns
         left = np.where(mask, room.free, 0)
         if share >= 1.0 and int(left.sum()) < wanted:

@@ -11,10 +11,10 @@ import numpy as np
 
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan, Policy, Stage
-from equipoise.policies.observation import HELD, RUNNING, WAITING, Ints, Observation
-from equipoise.policies.queues.places import place_job, start_on
+from equipoise.policies.observation import HELD, RUNNING, WAITING, Floats, Ints, Observation
+from equipoise.policies.queues.places import least_gpus, place_job, start_on
 from equipoise.policies.quotas.feasible import breaches, may_start
-from equipoise.policies.quotas.limits import Quota, restricted
+from equipoise.policies.quotas.limits import Quota, restricted, stands_well
 
 _ROUNDS = 8
 """Most repeats of a stage without the jobs that broke a limit; after these nothing changes."""
@@ -42,9 +42,10 @@ class Within(AllocationStage):
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """The plan of the stage for the jobs that may start."""
         o, before, fixed = observation, plan, np.empty(0, dtype=np.int64)
-        held = _held(o, Quota.now(o))
+        now = Quota.now(o)
+        held = _held(o, now)
         for _ in range(_ROUNDS):
-            plan, after = self.stage.refine(_view(o, held, fixed), before, memory)
+            plan, after = self.stage.refine(_view(o, now, held, fixed), before, memory)
             if plan.allocation is None or plan.allocation is before.allocation:
                 return _noted(plan, self.name, held), after
             allocation, homeless = _moved(o, plan.allocation)
@@ -93,11 +94,17 @@ def _held(o: Observation, quota: Quota) -> Ints:
     return np.asarray(rows[~may_start(o, quota, rows, need)])
 
 
-def _view(o: Observation, held: Ints, fixed: Ints) -> Observation:
-    """The view of the stage: jobs `held` do not wait, running jobs `fixed` are known by duration only."""
-    if not len(held) and not len(fixed):
-        return o
+def _view(o: Observation, quota: Quota, held: Ints, fixed: Ints) -> Observation:
+    """The view of the stage: jobs `held` do not wait, running jobs `fixed` are known by duration only.
+
+    No job may have more workers than its limits leave it.
+    """
     changed: dict[str, Any] = {}
+    most = _workers_left(o, quota)
+    if (most < o.jobs.workers_max).any():
+        changed["workers_max"] = most
+    if not len(held) and not len(fixed) and not changed:
+        return o
     if len(held):
         changed["state"] = o.jobs.state.copy()
         changed["state"][held] = HELD
@@ -108,12 +115,28 @@ def _view(o: Observation, held: Ints, fixed: Ints) -> Observation:
     return dataclasses.replace(o, jobs=o.jobs.replaced(**changed), waiting=waiting, held=held)
 
 
+def _workers_left(o: Observation, quota: Quota) -> Ints:
+    """Workers that each job may have at most, at least as many as it has."""
+    jobs, most = o.jobs, o.jobs.workers_max.copy()
+    rows = np.concatenate((o.waiting, o.running))
+    rows = rows[~jobs.rigid[rows] & (jobs.workers_max[rows] > jobs.workers_min[rows]) & (jobs.claim[rows] >= 0)]
+    for row in rows.tolist():
+        runs = int(jobs.state[row] == RUNNING)
+        room = max(quota.room(int(jobs.claim[row]), 1 - runs)) / min(float(jobs.gpu_share_requested[row]), 1.0)
+        most_gpus = min(float(jobs.gpus_held[row]) * runs + room + 1e-9, 2.0**53)
+        fewest = max(int(jobs.workers_min[row]), int(jobs.gpus_held[row]) * runs // int(jobs.gpus_per_worker[row]))
+        most[row] = min(int(most[row]), max(fewest, int(most_gpus) // int(jobs.gpus_per_worker[row])))
+    return most
+
+
 def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int]]:
-    """(the allocation, jobs that cannot be placed): jobs with restricted nodes are moved to allowed ones.
+    """(the allocation, jobs that cannot be placed): jobs on nodes that they may not use are moved to allowed ones.
 
     Jobs that had been given their new GPUs get others.
     """
     which, rows = restricted(o, allocation.job), allocation.job.tolist()
+    for k in np.flatnonzero(which).tolist():
+        which[k] = not stands_well(o, rows[k], allocation.gpus_of(k))
     if not which.any():
         return allocation, []
     proposal, homeless = Proposal(o), []
@@ -125,15 +148,28 @@ def _moved(o: Observation, allocation: Allocation) -> tuple[Allocation, list[int
             continue
         share = allocation.share[allocation.offset[k] : allocation.offset[k + 1]]
         if which[k] or (proposal.columns.room[gpus] < share - 1e-9).any():
-            found = place_job(proposal, row, len(gpus), share=float(share.max()))
+            found = next(
+                (f for n in _sizes(o, row, len(gpus)) if (f := _free(proposal, row, n, share)) is not None), None
+            )
             if found is None:
                 homeless.append(row)
                 continue
             parts[row] = found
-        start_on(proposal, row, parts[row], share)
+        start_on(proposal, row, parts[row], share[: len(parts[row])])
     offset = np.concatenate(([0], np.cumsum([len(parts[row]) for row in rows]))).astype(np.int64)
     gpu = np.concatenate([parts[row] for row in rows]).astype(np.int64)
-    return Allocation(allocation.job, offset, gpu, allocation.share), homeless
+    shares = [allocation.share[allocation.offset[k] :][: len(parts[row])] for k, row in enumerate(rows)]
+    return Allocation(allocation.job, offset, gpu, np.concatenate(shares)), homeless
+
+
+def _free(proposal: Proposal, row: int, gpus: int, share: Floats) -> Ints | None:
+    return place_job(proposal, row, gpus, share=float(share.max()))
+
+
+def _sizes(o: Observation, row: int, gpus: int) -> range:
+    """GPUs to try for a job that is given so many: fewer, too, where it waits and may start with fewer."""
+    least = least_gpus(o, row) if o.jobs.state[row] == WAITING else gpus
+    return range(gpus, min(least, gpus) - 1, -int(o.jobs.gpus_per_worker[row]))
 
 
 def _noted(plan: Plan, name: str, held: Ints) -> Plan:

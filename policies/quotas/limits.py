@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from equipoise.policies.declared_queues import NODE_REQUIRED, RACK_REQUIRED, Queues
+from equipoise.policies.declared_queues import (
+    NO_PLACE,
+    NODE_PREFERRED,
+    NODE_REQUIRED,
+    RACK_PREFERRED,
+    RACK_REQUIRED,
+    Queues,
+)
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 ROUNDING = 1e-9
@@ -190,8 +197,19 @@ def allowed_nodes(o: Observation, row: int) -> Bools:
     return allowed
 
 
+def node_sets(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
+    """The sets of nodes to try for a job, best first."""
+    together = int(o.jobs.together[row])
+    if together != NO_PLACE:
+        own = np.arange(len(o.nodes)) if together in (NODE_PREFERRED, NODE_REQUIRED) else o.nodes.rack
+        for place in np.unique(own[allowed]).tolist():
+            yield allowed & (own == place)
+    if together in (NO_PLACE, RACK_PREFERRED, NODE_PREFERRED):
+        yield allowed
+
+
 def restricted(o: Observation, rows: Ints) -> Bools:
-    """Whether each job may not use every node, or asks for one rack or node."""
+    """Whether each job may not use every node, or must have one rack or node."""
     jobs, q = o.jobs, o.queues
     found: Bools = (jobs.gpu_types[rows] != -1) | (jobs.together[rows] == RACK_REQUIRED)
     found |= jobs.together[rows] == NODE_REQUIRED

@@ -11,7 +11,7 @@ from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.kernels.sync import best_interval, next_interval, sync_coefficient
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
 from equipoise.policies.stages.groups import WorkersByJob
-from equipoise.policies.stages.intervals import INTERVAL_MOST, step_deviation
+from equipoise.policies.stages.intervals import longest_useful, step_deviation
 
 _ROUND = 4
 """Fewest pushes of each worker between two instants at which all have pushed, because its last push is early."""
@@ -60,6 +60,7 @@ def push_intervals(
             push_s,
             np.ones(len(workers)),
             np.where(spread, drift, np.nan),
+            np.zeros(len(workers)),
             planned.copy(),
             longest,
         )
@@ -72,7 +73,8 @@ def push_intervals(
         if alike:
             least = np.fmin.reduceat(k, groups.first[:-1])
             k = np.where(np.isnan(k), k, groups.spread(least))
-        h, new = next_interval(h, planned.copy(), np.where(spread, k, np.nan), drift, eta, INTERVAL_MOST)
+        bound = longest_useful(step_s, push_s, np.ones(len(h)), drift)
+        h, new = next_interval(h, planned.copy(), np.where(spread, k, np.nan), bound, eta)
     most, now = np.maximum.reduceat(new, groups.first[:-1]), plan.intervals(observation)[groups.rows]
     rounds = np.where(most > 1, np.maximum(now, _ROUND * most), now)
     return new, rounds, {"push_id": workers.id, "push_h": h}

@@ -31,7 +31,15 @@ from equipoise.policies.stages.coefficient import adapted
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.groups import WorkersByJob, group_workers, moved_bytes, or_else
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty, guard_review, guard_watch
-from equipoise.policies.stages.intervals import INTERVAL_MOST, carried, first_intervals, level_intervals, step_deviation
+from equipoise.policies.stages.intervals import (
+    carried,
+    first_intervals,
+    input_bound_s,
+    level_intervals,
+    longest_useful,
+    no_longer_than_fed,
+    step_deviation,
+)
 from equipoise.policies.stages.power import at_full_clock, caps_lifted, plan_caps
 from equipoise.policies.stages.pushes import do_not_wait, push_intervals
 from equipoise.policies.stages.reassignment import review_splits
@@ -43,7 +51,7 @@ class Synchronisation(Stage):
     """Adapts the interval between gradient exchanges, and the GPU shares of co-located workers.
 
     `formula`: K = alpha / (1 + r) - beta * r with r = exchange / (h * step), the least over a job's workers;
-    h <- h * exp(-eta * K) within 1 .. 1 + 0.1 / drift, so fast updates with little delay synchronise more often.
+    h <- h * exp(-eta * K) within 1 .. the H of least cost, so fast updates with little delay synchronise more often.
     alpha is 1 and beta 1 / `delay` (h settles near r = 0.09 then), until recorded changes of the interval adapt them
     (`policies.stages.coefficient`). Where some workers have much faster links among each other, near exchanges have
     their own interval, and exchanges of all are less frequent. Asynchronous workers have an interval each, by their
@@ -58,7 +66,7 @@ class Synchronisation(Stage):
 
     name: ClassVar[str] = "s3"
     kind: ClassVar[Kind] = "sync"
-    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards", "speeds"})
+    needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers", "shards", "speeds", "stores"})
 
     mode: str = "formula"
     delay: float = 0.1  # exchange over computing at which delay weighs as much as update speed
@@ -163,10 +171,14 @@ class Synchronisation(Stage):
             )
             values["s313_push_interval_max"] = int(pushes.max())
             acts &= ~apart
+        gamma, work_s = or_else(jobs.gamma[rows], 1.0), np.maximum.reduceat(step_s, groups.first[:-1])
+        input_s, stalls = input_bound_s(observation, groups, memory, far_s)
         if self.mode == "formula":
-            h, whole = next_interval(h, current, np.where(acts, k, np.nan), drift, self.eta, INTERVAL_MOST)
+            bound = longest_useful(work_s, far_s, gamma, drift)
+            k, bound = no_longer_than_fed(h, k, bound, work_s, far_s, input_s)
+            h, whole = next_interval(h, current, np.where(acts, k, np.nan), bound, self.eta)
         else:
-            std_s, gamma = step_deviation(observation), or_else(jobs.gamma[rows], 1.0)
+            std_s = step_deviation(observation)
             whole, gain = best_interval(
                 groups.first,
                 observation.workers.step_s,
@@ -174,13 +186,14 @@ class Synchronisation(Stage):
                 far_s,
                 gamma,
                 np.where(acts, drift, np.nan),
+                input_s,
                 current,
                 self.interval_max,
             )
             whole = np.where(gain > self.hysteresis, whole, current)
             values["s313_gain"] = float(np.nanmax(gain)) if np.isfinite(gain).any() else 0.0
             h = np.where(acts, whole, h)
-        state = {"job": rows, "interval": h, **recorded}
+        state = {"job": rows, "interval": h, **recorded, **stalls}
         far = np.ones_like(whole)
         if self.frozen != "S313" and not np.isnan(jobs.near_exchange_s[rows]).all():
             whole, far, more = level_intervals(
@@ -189,6 +202,7 @@ class Synchronisation(Stage):
                 memory,
                 whole,
                 far_s,
+                input_s,
                 acts,
                 coefficient,
                 self.eta,

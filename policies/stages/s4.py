@@ -33,7 +33,7 @@ from equipoise.policies.allocation.locality import start_near
 from equipoise.policies.allocation.planned import plan_jobs
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
 from equipoise.policies.allocation.proposal import Proposal
-from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, paces, rank
+from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, paces, rank, without_saved
 from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, resize_optimally
 from equipoise.policies.allocation.widths import narrow_jobs, start_widths
 from equipoise.policies.contract import AllocationStage, Memory, Plan
@@ -114,20 +114,20 @@ class NodeAllocation(AllocationStage):
     programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with
     its variables and directions.
 
-    Order: as above. Blocking: jobs that do not fit are skipped until the first has waited `reserve_after_s`: then it
-    has a reservation until it starts. A job with a total wait above min(reserve_after_s + slowdown * duration,
-    longest_wait_s) is overdue: overdue jobs come first, the longest overdue before the others, then the one with a
-    reservation, and no start may delay the first of them that does not fit: it ends before that one could start, or
-    leaves it room. Placement: by R_ij. Preemption: a waiting job stops running jobs of lower A that need longer by
-    more than `reluctance` times their restart, but none that has worked since its last start less than `run_s`, or
-    less than `growth` times its earlier work. Elastic jobs are resized where that gains more than their restart
-    costs.
+    Order: as above. Blocking: jobs that do not fit are skipped until the first has waited `reserve_after_s`, or the
+    job of highest A that and its own duration: then it has a reservation until it starts. A job with a total wait
+    above min(reserve_after_s + slowdown * duration, longest_wait_s) is overdue: overdue jobs come first, the longest
+    overdue before the others, then the one with a reservation, and no start may delay the first of them that does not
+    fit: it ends before that one could start, or leaves it room. Placement: by R_ij. Preemption: a waiting job stops
+    running jobs of lower A that need longer by more than `reluctance` times their restart, but none that has worked
+    since its last start less than `run_s`, or less than `growth` times its earlier work. Elastic jobs are resized
+    where that gains more than their restart costs.
 
-    No job starves that may use every node (a reservation ignores pins and limits of queues). With exact estimates
-    and without faults a job starts at most (k + 1) * T after it is overdue: k is the number of starts of jobs
-    overdue before it, T is the longest job with its restart. A job of s seconds is stopped at most 1 + log(s /
-    run_s) / log(1 + growth) times; a whole schedule may stop it once it has worked for `reluctance` restarts instead
-    of run_s.
+    No job starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is overdue: k is
+    the number of starts of jobs overdue before it, T is the longest job with its restart. A reservation is for nodes
+    that the job may use. Under a limit that holds an overdue job back only what ends in time starts, so that it is
+    free T later: the bound is then twice as long. A job of s seconds is stopped at most 1 + log(s / run_s) / log(1 +
+    growth) times; a whole schedule may stop it once it has worked for `reluctance` restarts instead of run_s.
     """
 
     name: ClassVar[str] = "s4"
@@ -180,6 +180,7 @@ class NodeAllocation(AllocationStage):
             return plan.because("s4", "an earlier stage has already allocated GPUs"), memory
         if not len(o.waiting) and not len(o.running):
             return plan.because("s4", "no job waits or runs"), memory
+        o, saved = without_saved(o, self._ageing)
         before = memory.get("guard") or guard_empty()
         verdict, memory = review(o, memory, self.noise, self.backoff_s)
         if self.frozen == "S413":
@@ -208,7 +209,7 @@ class NodeAllocation(AllocationStage):
         memory = remember_nodes(proposal, memory, before, verdict.keep, verdict.rollback, self.noise)
         proposal.away = avoided(o, memory)
         able = elastic_rows(o, ranking.running)
-        able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able)]
+        able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able) & ~saved[able]]
         solved = {}
         if self.mode == "optimal" and self.frozen != "S422":
             solved = self._solve(proposal, nodes, ranking, scaling, table, able, memory)
@@ -383,8 +384,14 @@ class NodeAllocation(AllocationStage):
         overdue = self._start_first(proposal, late[~proposal.touched(late)], requests, None)
         queue, first = ranking.waiting[~proposal.touched(ranking.waiting)], -1
         if overdue < 0:
+            by_a = queue[np.lexsort((queue, -ranking.waiting_a[~proposal.touched(ranking.waiting)]))]
+            after_s = self.reserve_after_s + np.nan_to_num(o.jobs.duration_s[by_a], nan=self.unknown_s)
+            patient = np.logical_and.accumulate(_waited_s(o, by_a) > after_s)
+            overdue = self._start_first(proposal, by_a[patient], requests, intervals)
+            queue = queue[~proposal.touched(queue)]
+        if overdue < 0:
             first = self._start_first(proposal, queue, requests, intervals)
-            if first >= 0 and _waited_s(o, first) > self.reserve_after_s:
+            if first >= 0 and _waited_s(o, np.array([first]))[0] > self.reserve_after_s:
                 overdue = first
             queue = queue[~proposal.touched(queue)]
         reserved_s, takes_s = math.nan, None
@@ -513,8 +520,9 @@ def _heaviest_first(weight: Floats, free: Ints) -> Ints:
     return order
 
 
-def _waited_s(o: Observation, row: int) -> float:
-    return float(np.nan_to_num(o.jobs.waited_s[row]) + max(o.time_s - o.jobs.queued_since_s[row], 0.0))
+def _waited_s(o: Observation, rows: Ints) -> Floats:
+    waited_s: Floats = np.nan_to_num(o.jobs.waited_s[rows]) + np.maximum(o.time_s - o.jobs.queued_since_s[rows], 0.0)
+    return waited_s
 
 
 def _one_after_another(rows: Ints, proposal: Proposal) -> Ints:

@@ -107,7 +107,7 @@ class Asynchronous:
             if job.generation != generation:
                 return
             work.staleness += held * (work.version - pulled)
-            work.kept += held / (1.0 + job.model.drift * (steps - 1))
+            work.kept += held / (1.0 + (job.model.drift or 0.0) * (steps - 1))
             work.version += 1
             pulled, held, steps = work.version, 0, 0
             outcome.pushes[worker] += 1

@@ -53,7 +53,7 @@ def state_of(job: TrainingJob) -> StretchState:
         noise_scale=-1.0 if model.noise_scale is None else model.noise_scale,
         noise_scale_growth=model.noise_scale_growth,
         reference=float(progress.reference),
-        drift=model.drift,
+        drift=model.drift or 0.0,
         learning_rate=progress.learning_rate,
         given=float(progress.given),
         rate_rule=progress.rate_rule,

@@ -60,7 +60,7 @@ class Progress:
         """
         interval, phi = 1.0 if self.asynchronous else self.mean_interval, self.noise_scale
         worth = rate_worth(self.learning_rate, float(self.global_batch), float(self.given), phi, self.rate_rule)
-        return efficiency(float(batch), interval, phi, float(self.reference), self.model.drift) * worth
+        return efficiency(float(batch), interval, phi, float(self.reference), self.model.drift or 0.0) * worth
 
     @property
     def mean_interval(self) -> float:

@@ -104,7 +104,7 @@ def _fill_row(job: TrainingJob, roster: Roster) -> None:
         ("accumulation", progress.accumulation),
         ("sync_interval", spec.sync_interval),
         ("gamma", model.overlap),
-        ("drift", model.drift),
+        ("drift", math.nan if model.drift is None else model.drift),
         ("noise_scale", math.nan if model.noise_scale is None else model.noise_scale),
         ("remaining_samples", progress.target),
         ("duration_s", duration_s),

@@ -168,7 +168,8 @@ def _model(key: str, model: Model) -> Iterator[KeyRange]:
         yield from _scaled(f"{key}.exchange.rate", model.exchange.rate, 0.5, 2.0)
     if model.noise_scale is not None:
         yield from _scaled(f"{key}.noise_scale", model.noise_scale, 0.5, 2.0)
-    yield from _scaled(f"{key}.drift", model.drift, 0.5, 2.0)
+    if model.drift is not None:
+        yield from _scaled(f"{key}.drift", model.drift, 0.5, 2.0)
 
 
 def _typed(key: str, model: Model) -> Iterator[KeyRange]:

@@ -61,14 +61,24 @@ class MeasuredSpeeds:
         """Seconds per sample of the fastest rank at the start."""
         return min(rank.per_sample_s[0] for rank in self.speeds)
 
+    def fastest_s(self, rank: int) -> float:
+        """Seconds per sample of a rank when it was fastest; events can only slow it down."""
+        return min(self.speeds[rank].per_sample_s[0], *self.trace[rank].per_sample_s)
+
+    @property
+    def least_exchange(self) -> float:
+        """The shortest exchange over the usual one, at most 1."""
+        return min([1.0, *(factor for _, factor in self.exchanges)])
+
     def changes(self) -> list[tuple[int, int, float]]:
-        """(round, rank, times slower than at the start) of every change of speed in the trace, by round."""
+        """(round, rank, times slower than when it was fastest) of every change of speed in the trace, by round."""
         found = []
         for rank, (speeds, traced) in enumerate(zip(self.speeds, self.trace, strict=True)):
-            before_s = first_s = speeds.per_sample_s[0]
-            for begin, now_s in zip(traced.begin, traced.per_sample_s, strict=True):
+            before_s = fastest_s = self.fastest_s(rank)
+            pairs = [(0, speeds.per_sample_s[0])] * (0 not in traced.begin)
+            for begin, now_s in [*pairs, *zip(traced.begin, traced.per_sample_s, strict=True)]:
                 if abs(now_s - before_s) > _ROUNDING * before_s:
-                    found.append((begin, rank, now_s / first_s))
+                    found.append((begin, rank, now_s / fastest_s))
                 before_s = now_s
         return sorted(found)
 
@@ -273,10 +283,10 @@ def scenario_data(
     beta_s = measured.reference_s
     drift, target = manifest.get("drift"), manifest.get("samples_target")
     exchanged = n > 1 and measured.exchange_s > 0.0
-    nic = {"nic": _VOLUME_BYTES / measured.exchange_s} if exchanged else {}
+    nic = {"nic": _VOLUME_BYTES / (measured.exchange_s * measured.least_exchange)} if exchanged else {}
     nodes = [
-        {"name": f"rank-{member}", "speed": beta_s / speeds.per_sample_s[0], **nic}
-        for member, speeds in zip(run.members, measured.speeds, strict=True)
+        {"name": f"rank-{member}", "speed": beta_s / measured.fastest_s(rank), **nic}
+        for rank, member in enumerate(run.members)
     ]
     phi = _last_noise_scale(run)
     model = {

@@ -163,7 +163,9 @@ def _events(run: LiveRun, measured: MeasuredSpeeds, at_s: Mapping[int, float]) -
     changes, usual_s = measured.changes(), float(np.nanmean(run.round_s))
     slower = [("slow", rank, at_s[begin], factor) for begin, rank, factor in changes]
     # The round before ends with an exchange of its own.
-    links = [(at_s[begin] + 0.75 * usual_s, factor) for begin, factor in measured.exchanges]
+    least = measured.least_exchange
+    links = [(at_s[begin] + 0.75 * usual_s, least / factor) for begin, factor in measured.exchanges]
+    links = [(0.0, least), *links] if least < 1.0 else links
     slower += [("link", rank, at, factor) for rank in range(run.ranks) for at, factor in links]
     for kind, rank in itertools.product(("slow", "link"), range(run.ranks)):
         mine = [(at, factor) for what, of, at, factor in slower if (what, of) == (kind, rank)]

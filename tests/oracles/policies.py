@@ -377,11 +377,10 @@ def sync_coefficient(first, interval, exchange, step, counts, alpha, beta):
     return result
 
 
-def next_interval(interval, current, coefficient, drift, eta, longest):
+def next_interval(interval, current, coefficient, bound, eta):
     real, whole = [], []
-    for h, now, k, kappa in zip(interval, current, coefficient, drift, strict=True):
-        if not math.isnan(k) and kappa >= 0:
-            top = min(longest, 1 + 0.1 / kappa if kappa > 0 else math.inf)
+    for h, now, k, top in zip(interval, current, coefficient, bound, strict=True):
+        if not math.isnan(k) and top >= 1:
             h = min(max(h * math.exp(-eta * k), 1.0), top)
             if abs(h - now) >= 0.75:
                 now = math.floor(h + 0.5)

@@ -187,9 +187,28 @@ def _declared(dice: random.Random, case: Plain) -> Plain:
         "partitions": [{"name": "p", "nodes": [groups[-1]["name"]]}],
         "too_large": "leave-out",
     }
+    if dice.random() < 0.4:
+        queues = _flavors(dice, groups, jobs)
     terms = {dice.choice(groups)["name"]: dice.choice(("spot", "on_demand", "reserved 1 y"))}
     case["decide"] |= _some(dice, 0.3, estimate="time-limit")
     return case | {"queues": queues} | _some(dice, 0.3, cost={"terms": terms})
+
+
+def _flavors(dice: random.Random, groups: list[Plain], jobs: list[Plain]) -> Plain:
+    """Queues of Kueue in a cohort, with quotas by flavor, a flavor being groups of nodes; jobs name a queue."""
+    for job in jobs:
+        for key in ("account", "partition"):
+            job.pop(key, None)
+        if dice.random() < 0.7:
+            job["queue"] = dice.choice(("qa", "qb"))
+    flavors = {f"f{k}": [group["name"]] for k, group in enumerate(groups)}
+    queues = []
+    for name in ("qa", "qb"):
+        some = dice.sample(sorted(flavors), dice.randint(1, len(flavors)))
+        own = {"name": name, "cohort": "all", "gpus": {flavor: dice.randint(0, 4) for flavor in some}}
+        own |= _some(dice, 0.3, order="strict", within="lower-priority", reclaim="any", weight=3)
+        queues.append(own)
+    return {"cohorts": [{"name": "all"}], "flavors": flavors, "queues": queues, "too_large": "leave-out"}
 
 
 def make(number: int) -> Plain:

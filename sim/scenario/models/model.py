@@ -87,7 +87,7 @@ class Model(Section):
     interference: Annotated[Float, Field(ge=0)] | None = None  # slowdown iota; none: the profile's, else 0
     noise_scale: Annotated[Float, Field(ge=0)] | None = None  # gradient noise scale phi in samples; none: efficiency 1
     noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
-    drift: Annotated[Float, Field(ge=0)] = 0.0  # kappa_d
+    drift: Annotated[Float, Field(ge=0)] | None = None  # kappa_d; without it a run loses nothing, and s3 keeps H
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per missed update, asynchronous only
     evaluation: Evaluation | None = None  # evaluation during training; none: takes no time
     lighter: Lighter = Lighter()  # compressed gradients, pruning, quantisation, distillation

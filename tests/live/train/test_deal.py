@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -136,7 +135,8 @@ def test_every_sample_once_with_prefetching_and_changing_shares(data: st.DataObj
                 seen += current.indices.tolist()
                 sampler.finish()
                 sampler.commit()
-            assert demand.sum() == min(batch, samples - len(seen) + demand.sum())
+            left = samples - len(seen) + demand.sum()
+            assert min(batch, left) <= demand.sum() < batch + ranks * unit
             if data.draw(st.booleans()):
                 weights = np.array(data.draw(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks)))
                 change = RoundChange(max(s.drawn for s in some), tuple(deal(batch, weights, unit).tolist()))
@@ -165,12 +165,7 @@ def test_rounds_that_are_not_safe_are_kept_and_an_epoch_that_is_broken_off_is_fo
     assert sampler.epoch == 8
     sampler = plain()
     list(sampler)
-    with pytest.warns(UserWarning, match="a whole epoch was read without runtime"):
-        next(iter(sampler))
-    with warnings.catch_warnings(action="error"):
-        sampler = plain()
-        list(sampler)
-        sampler.finish()
+    with pytest.warns(UserWarning, match="the last 3 batches of an epoch were read without runtime"):
         next(iter(sampler))
 
 
@@ -196,7 +191,7 @@ def test_the_rest_of_an_epoch_is_gone_on_with(left: int, resumes: bool, dropped:
 
 @pytest.mark.parametrize(
     ("samples", "drop_last", "passes", "rounds"),
-    [(24, False, 1, 3), (25, False, 1, 4), (25, True, 1, 3), (25, False, 3, 12)],
+    [(24, False, 1, 3), (25, False, 1, 3), (26, False, 1, 4), (25, True, 1, 3), (26, False, 3, 12), (1, False, 1, 1)],
 )
 def test_batches_of_an_epoch(samples: int, drop_last: bool, passes: int, rounds: int) -> None:
     sampler = samplers(2, samples, 8, drop_last=drop_last)[0]

@@ -205,6 +205,8 @@ def train_case(name: str, ranks: int) -> tuple[list[list[int]], list[Any]]:
                 optimizer.zero_grad()
             if count % 3 == 0:  # ranks draw ahead equally far here; a decision gathers how far
                 split = SPLITS[ranks][count // 3 % len(SPLITS[ranks])]
+                if reduction == "sum" and 0 in split:
+                    split = SPLITS[ranks][0]  # it needs samples on every rank
                 sampler.schedule(RoundChange(sampler.drawn, shares=split))
             runtime.step()
             if count == STEPS * accumulation:
@@ -241,7 +243,7 @@ def test_uneven_shares_equal_the_single_process(ranks: int) -> None:
     for name in names:
         parts = [result[name] for result in results]
         batches = [[i for part in parts for i in part[0][k]] for k in range(len(parts[0][0]))]
-        assert len({len(batch) for batch in parts[0][0]}) >= 4  # its share did change
+        assert len({len(batch) for batch in parts[0][0]}) >= 3  # its share did change
         expected = single_process(name, batches)
         for part in parts:
             for found, exact in zip(part[1], expected, strict=True):
@@ -334,49 +336,3 @@ def test_norms_and_noise_scale_of_a_live_run() -> None:
     mean = each.mean(dim=0)
     exact = float((each - mean).square().sum(dim=1).mean() / mean.square().sum())
     assert first["noise"] == pytest.approx(exact, rel=0.35)  # batches are drawn without replacement
-
-
-def large_losses() -> dict[str, Any]:
-    """Losses of two large parameters, whose gradients come in all the ways in which others may hold them, too."""
-    inputs = torch.arange(900.0, dtype=torch.float64).reshape(3, 300) / 900
-    linear = torch.nn.functional.linear
-    return {
-        "a product": lambda a, b: (a @ b).sum(),
-        "linear layers": lambda a, b: linear(linear(inputs, a).tanh(), b).square().sum(),
-        "one tensor for both": lambda a, b: (a + b).square().sum(),
-        "views of one tensor": lambda a, b: (a.view(-1) + b.view(-1)).square().sum(),
-        "parts of one tensor": lambda a, b: torch.cat([a, b]).square().sum(),
-        "a number stretched out": lambda a, b: a.sum() + 2 * b.sum(),
-        "used twice": lambda a, b: (a @ a @ b).sum() + (a * b).sum(),
-        "transposed": lambda a, b: (a.t() @ b.t()).sum(),
-    }
-
-
-@pytest.mark.parametrize("accumulated", [False, True])
-@pytest.mark.parametrize("hooked", [False, True])
-@pytest.mark.parametrize("name", large_losses())
-def test_a_large_gradient_is_weighted_once_whoever_holds_it(name: str, hooked: bool, accumulated: bool) -> None:
-    from equipoise.live.train.weighting import WeightedGradients
-
-    class Whole:
-        """A model that is wrapped in nothing."""
-
-        def __init__(self) -> None:
-            self.module = self.model = torch.nn.Module()
-            self.module.pair = torch.nn.ParameterList([start[0].clone(), start[1].clone()])
-
-    torch.manual_seed(0)
-    start = torch.randn(2, 300, 300, dtype=torch.float64)
-    loss, whole, times = large_losses()[name], Whole(), 1 + accumulated
-    pair = list(whole.module.pair)
-    gradients = torch.autograd.grad(loss(*pair), pair)
-    WeightedGradients(whole, dict(whole.module.named_parameters()), lambda: 0.625)
-    kept: dict[int, list[Any]] = {0: [], 1: []}
-    for k, parameter in enumerate(pair if hooked else ()):
-        parameter.register_hook(kept[k].append)
-    for _ in range(times):
-        loss(*pair).backward()
-    for k, (gradient, parameter) in enumerate(zip(gradients, pair, strict=True)):
-        torch.testing.assert_close(parameter.grad, times * 0.625 * gradient, rtol=1e-14, atol=0)
-        assert all(torch.equal(one, gradient) for one in kept[k])  # what the script's hook keeps stays as it was
-        assert len(kept[k]) == hooked * times

@@ -126,7 +126,7 @@ def steps_of(results: Sequence[dict[str, Any]]) -> list[list[int]]:
         (Passes((2, 3)), "fully_shard", {}, {2, 3}),
         (Passes((3, 5), (BATCH, 40)), "no_sync", {"batch_max": 40}, {3, 5}),
         # nobody holds more than 5 samples at once, but for the first step, on which nothing was decided yet
-        (Passes(), "no_sync", {"bounds": Bounds(samples_max=5)}, {1, 2, 3, 4}),
+        (Passes(), "no_sync", {"bounds": Bounds(samples_min=0, samples_max=5)}, {1, 2, 3, 4}),
     ],
     ids=["no_sync", "exchanged each time", "fully_shard", "another batch", "memory"],
 )

@@ -149,6 +149,7 @@ def test_starting_in_order(cluster, jobs, strict):
         np.ones(n),
         np.zeros(n),
         np.zeros(n, dtype=np.bool_),
+        *gangs.ANYWHERE,
     )
     requests = tuple(frozen(column) for column in requests)
     queue = frozen(np.arange(n, dtype=np.int64))
@@ -175,6 +176,7 @@ def test_many_more_shared_jobs_than_gpus():
         np.full(n, 0.01),
         np.zeros(n),
         np.zeros(n, dtype=np.bool_),
+        *gangs.ANYWHERE,
     )
     requests = tuple(frozen(column) for column in requests)
     queue = frozen(np.arange(n, dtype=np.int64))
@@ -287,14 +289,3 @@ def test_offsets_must_fit():
             jobs=Jobs.of(id=[0], gpus_requested=[1], rigid=[True]),
         )
         assert "offsets" in check(Plan(allocation=allocation), observation)
-
-
-def test_only_failures_are_remembered_as_such():
-    failures = gangs.UnmetDemands(*gangs.new_failures())
-    big, late = gangs.GangDemand(4, 1.0, 0.0, False), gangs.GangDemand(2, 1.0, 0.0, False)
-    gangs.remember_failure(failures, big, False)
-    gangs.remember_failure(failures, late, True)
-    assert gangs.has_failed(failures, big, False)
-    assert gangs.has_failed(failures, late, True)
-    assert not gangs.has_failed(failures, late, False)
-    assert not gangs.has_failed(failures, gangs.GangDemand(4, 0.5, 0.0, False), True)

@@ -433,9 +433,9 @@ def test_synchronisation_kernels(seed):
     counts, alpha, beta = d.rng.random(len(work)) < 0.9, d.floats(0.5, 2, d.jobs), d.floats(5, 20, d.jobs)
     k = kernels_sync.sync_coefficient(d.first, h, exchange, work, counts, alpha, beta)
     assert k == close(naive.sync_coefficient(d.first, h, exchange, work, counts, alpha, beta))
-    drift = d.rng.choice([0.0, 0.001, 0.05, NAN], d.jobs)
-    real, whole = kernels_sync.next_interval(h, current, k, drift, 0.5, 100.0)
-    expected = naive.next_interval(h, current, k, drift, 0.5, 100.0)
+    bound = d.rng.choice([1.0, 3.5, 100.0, NAN], d.jobs)
+    real, whole = kernels_sync.next_interval(h, current, k, bound, 0.5)
+    expected = naive.next_interval(h, current, k, bound, 0.5)
     assert real == close(expected[0])
     assert whole.tolist() == expected[1]
 
@@ -470,14 +470,14 @@ def test_best_interval_is_the_best(seed):
     d = Drawn(seed)
     step, std = d.floats(0.5, 1.5), d.floats(0, 0.3)
     exchange, gamma, drift = (d.floats(0, 3, d.jobs), d.floats(1, 3, d.jobs), d.floats(0, 0.05, d.jobs, unknown=0.2))
-    current = d.ints(1, 20, d.jobs)
-    best, gain = kernels_sync.best_interval(d.first, step, std, exchange, gamma, drift, current, 24)
+    current, input_s = d.ints(1, 20, d.jobs), d.floats(0, 3, d.jobs)
+    best, gain = kernels_sync.best_interval(d.first, step, std, exchange, gamma, drift, input_s, current, 24)
     for k, rows in enumerate(naive.segments(d.first)):
         part = slice(rows.start, rows.stop)
 
         def cost(h, k=k, part=part):
             period = kernels_sync.sync_period(float(h), step[part], std[part], exchange[k], gamma[k])
-            return period * (1 + drift[k] * (h - 1)) / h
+            return max(period / h, input_s[k]) * (1 + drift[k] * (h - 1))
 
         if np.isnan(drift[k]):
             assert best[k] == current[k]
@@ -494,10 +494,10 @@ def test_best_levels_are_the_best(seed):
     step, std = d.floats(0.5, 1.5), d.floats(0, 0.3)
     near, far, gamma = d.floats(0, 0.3, d.jobs), d.floats(0, 3, d.jobs), d.floats(1, 3, d.jobs)
     drift, ratio = d.floats(0, 0.05, d.jobs, unknown=0.2), d.floats(0.1, 0.9, d.jobs)
-    one = d.ints(1, 9, d.jobs)
+    one, input_s = d.ints(1, 9, d.jobs), d.floats(0, 3, d.jobs)
     given_h, given_every = d.ints(1, 4, d.jobs), d.ints(1, 5, d.jobs)
     for longest in (0, 12):
-        args = (d.first, step, std, near, far, gamma, drift, ratio, given_h, given_every, one, longest)
+        args = (d.first, step, std, near, far, gamma, drift, ratio, input_s, given_h, given_every, one, longest)
         h, every, gain = kernels_sync.best_levels(*args)
         for k, rows in enumerate(naive.segments(d.first)):
             mean, spread = step[rows.start : rows.stop], std[rows.start : rows.stop]
@@ -507,7 +507,7 @@ def test_best_levels_are_the_best(seed):
                 exchanges = [near[k]] * (m - 1) + [far[k]]
                 turn_s = sum(kernels_sync.sync_period(float(h), mean, spread, x, gamma[k]) for x in exchanges)
                 drifts = ratio[k] * (m * h - 1) + (1 - ratio[k]) * (h - 1)
-                return turn_s * (1 + drift[k] * drifts) / (m * h)
+                return max(turn_s / (m * h), input_s[k]) * (1 + drift[k] * drifts)
 
             if np.isnan(drift[k]):
                 assert np.isnan(gain[k])

@@ -188,7 +188,7 @@ def share_after(use=1.0, load=1.0, delay=0.0, held=0.5):
 
 def cap_of_0(interval=1, **seen):
     """Cap (W) of the node of worker 0, which waits in two windows in a row."""
-    o = waiting(job={"sync_interval": interval, "drift": 0.01}, **seen)
+    o = waiting(job={"sync_interval": interval, "drift": 0.0}, **seen)
     stage, memory = make_stage("s3", {"power_least": 0.2}), {}
     for _ in range(2):
         plan, memory = stage.refine(o, UNCHANGED, memory)
@@ -196,7 +196,7 @@ def cap_of_0(interval=1, **seen):
 
 
 def cost(near_s=0.1, ratio=0.3, every=4):
-    return level_cost(1, every, np.full(4, 1.0), np.zeros(4), near_s, 2.0, 1.0, 0.05, ratio)
+    return level_cost(1, every, np.full(4, 1.0), np.zeros(4), near_s, 2.0, 1.0, 0.05, ratio, 0.0)
 
 
 LEVELS = {"near_exchange_s": 0.05, "far_ratio": 1 / 3}
@@ -278,7 +278,7 @@ CASES = [
     ),
     ("S313 by worker: long steps, pushed sooner", push_interval_of_0, "step_s", 0.5, 4.0, DOWN),
     ("S313 by worker: drift, pushed sooner", lambda d: push_interval_of_0(2.0, drift=d), "d", 0.001, 0.1, DOWN),
-    ("S313 by worker: from what is in force", lambda n: push_interval_of_0(0.01, now=n, decisions=1), "n", 4, 9, UP),
+    ("S313 by worker: from what is in force", lambda n: push_interval_of_0(20.0, now=n, decisions=1), "n", 4, 9, UP),
     ("S321 E / P: what uses it well gets more", share_after, "use", 1.0, 0.5, DOWN),
     ("S322 R: who has more keeps more", share_after, "held", 0.5, 0.7, UP),
     ("S322 lambda: who is waited for gets more", share_after, "load", 1.0, 0.4, DOWN),
