@@ -114,12 +114,10 @@ class FaultEvent(Section):
     @model_validator(mode="after")
     def _degrades(self) -> Self:
         factor = self.factor
-        if factor is None or self.kind == "corrupt":
+        if factor is None:
             return self
         if self.kind == "crash":
             raise ValueError("factor: a crash has none; leave it out")
-        if self.kind == "slow" and factor <= 1.0:
-            raise ValueError(f"factor: {factor:g} is not allowed; times that the node computes slower, above 1")
         if self.kind == "link" and factor >= 1.0:
             share = f"; {factor:g} times slower is {1.0 / factor:.4g}" if factor > 1.0 else ""
             raise ValueError(f"factor: {factor:g} is not allowed; remaining share of the rate, below 1{share}")

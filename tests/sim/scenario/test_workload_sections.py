@@ -210,4 +210,4 @@ def test_what_is_not_said_of_faults_is_what_the_reference_says() -> None:
         "spot": {"group": "g", "mtbf": 5.0, "notice": 120.0, "away": 3600.0},
         "corrupt_gradient": {"per_gpu_hour": 0.5, "duration": 3600.0},
     }
-    assert faults.events[0].factor == 2.0
+    assert faults.events[0].factor_or_default == 2.0

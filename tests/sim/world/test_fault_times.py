@@ -92,7 +92,6 @@ def test_a_planned_fault_of_a_link_slows_what_crosses_it_as_long_as_it_lasts(
     [
         ("link", 4.0, r"factor: 4 is not allowed; remaining share of the rate, below 1; 4 times slower is 0.25"),
         ("link", 1.0, r"below 1$"),
-        ("slow", 0.5, r"factor: 0.5 is not allowed; times that the node computes slower, above 1"),
         ("crash", 2.0, r"factor: a crash has none"),
     ],
 )
