@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from equipoise.policies.allocation.locality import least_delays, with_data
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking, held_models, paces
 from equipoise.policies.allocation.sizes import placed
@@ -150,6 +151,8 @@ def assign(
     room = np.bincount(nodes.model, weights=proposal.columns.free, minlength=len(nodes.model_speed)).astype(np.int64)
     stoppable, then = np.isin(rows, patient), now.copy()
     pace = paces(o, nodes.model_speed, rows)
+    for k in np.flatnonzero((now < 0) & with_data(o, rows)).tolist():
+        pace[k] /= 1.0 + least_delays(proposal, nodes.model, pace.shape[1], int(rows[k]), int(gpus[k]))
     worth = worth_by_model(o, ranking, pace, rows, now, stoppable, reluctance, horizon_s)
     for _ in range(_PASSES):
         if not _improve(frozen(worth), frozen(gpus), frozen(stoppable), then, room):

@@ -74,6 +74,19 @@ def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
     return columns._replace(weight=frozen(own), order=frozen(ranked))
 
 
+def least_delays(proposal: Proposal, model: Ints, models: int, row: int, gpus: int) -> Floats:
+    """d of a job with data on the free nodes of each GPU model that are nearest to its data, (models,)."""
+    o, free = proposal.observation, proposal.columns.free
+    some = np.flatnonzero(free > 0)
+    d, found = delays(o, row, gpus, some), np.zeros(models)
+    for m in range(models):
+        mine = some[model[some] == m]
+        near = np.argsort(d[model[some] == m], kind="stable")
+        used = near[np.cumsum(free[mine[near]]) - free[mine[near]] < gpus]
+        found[m] = d[model[some] == m][used].max(initial=0.0)
+    return found
+
+
 def exchanging(o: Observation, rows: Ints, requests: RequestColumns) -> Bools:
     """Whether each job row spans several nodes and exchanges for at least `_DEAR` of its work, where there are
     racks."""

@@ -48,11 +48,12 @@ class Proposal:
         group: Ints | None = None,
         order: Ints = NO_ROWS,
         avoided: Bools | None = None,
+        speed: Floats | None = None,
     ) -> None:
-        """`shunned` GPUs, by row, are not allocated."""
+        """`avoided` GPUs, by row, are not allocated. speed: of nodes, relative."""
         o = observation
         self.observation, self.avoided = o, avoided
-        self.speed: Floats = np.ones(len(o.nodes))  # of nodes, relative
+        self.speed: Floats = np.ones(len(o.nodes)) if speed is None else speed
         self.away: Bools = np.zeros(len(o.nodes), dtype=np.bool_)  # nodes onto which no job grows
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
         if avoided is not None:
@@ -67,6 +68,7 @@ class Proposal:
             frozen(self._room),
             o.gpus.memory_bytes,
             frozen(weight),
+            frozen(self.speed),
             node_models(o) if group is None else frozen(group),
             frozen(order),
         )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from equipoise.policies.kernels.arrays import position
 from equipoise.policies.kernels.jit import ZERO, jit_in_place
-from equipoise.policies.kernels.placement import NOTHING, WHOLE, Room, gpus_needed, place, tighten
+from equipoise.policies.kernels.placement import NOTHING, TIGHT, WEIGHTED, WHOLE, Room, gpus_needed, place, tighten
 from equipoise.policies.observation import Bools, Floats, Ints, Observation, S
 from equipoise.policies.quotas.limits import allowed_nodes, node_sets, restricted
 
@@ -34,6 +34,7 @@ class GangRequests(NamedTuple):
     share: Floats
     memory_bytes: Floats
     alike: Bools
+    input_bytes: Floats  # that it has to read; one without shares nothing of its host with others
     kind: Ints  # by row, of the nodes that it may use; -1, or empty: all
     first: Ints  # of each kind, its first set of nodes in `nodes`
     nodes: Bools  # (sets, nodes), of each kind those to try, best first
@@ -46,6 +47,7 @@ class GangDemand(NamedTuple):
     share: float  # of each GPU
     memory_bytes: float  # on each GPU
     alike: bool  # all GPUs of one model
+    tight: bool  # it may share a host with others
     kind: int  # of the nodes that it may use; -1 all
 
 
@@ -66,8 +68,8 @@ class UnmetDemands(NamedTuple):
 
 
 GrantColumns = tuple[Ints, Ints, Ints, Floats]
-RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats, Bools, Ints, Ints, Bools]
-WorkingColumns = tuple[Ints, Bools, Floats, Floats, Ints, Ints, Floats, Ints]
+RequestColumns = tuple[Bools, Ints, Ints, Ints, Ints, Floats, Floats, Bools, Floats, Ints, Ints, Bools]
+WorkingColumns = tuple[Ints, Bools, Floats, Floats, Floats, Ints, Ints, Floats, Ints]
 
 
 class RoomColumns(NamedTuple):
@@ -80,6 +82,7 @@ class RoomColumns(NamedTuple):
     room: Floats
     memory_bytes: Floats
     weight: Floats
+    speed: Floats
     group: Ints
     order: Ints
 
@@ -138,6 +141,7 @@ def request_columns(o: Observation, rows: Ints | None = None) -> RequestColumns:
         jobs.gpu_share_requested,
         jobs.memory_bytes,
         jobs.one_gpu_model,
+        jobs.input_bytes,
         *_places(o, o.waiting if rows is None else rows),
     )
 
@@ -159,6 +163,7 @@ def room_columns(o: Observation) -> RoomColumns:
         gpus.share_free,
         gpus.memory_bytes,
         NO_VALUES,
+        NO_VALUES,
         node_models(o),
         NO_ROWS,
     )
@@ -175,16 +180,16 @@ def node_models(o: Observation) -> Ints:
 def working(columns: RoomColumns) -> WorkingColumns:
     """The same columns with copies of those that kernels change, and scratch space: all numbers by node in one
     block."""
-    first_gpu, size, up, free, room, memory_bytes, weight, group, order = columns
+    first_gpu, size, up, free, room, memory_bytes, weight, speed, group, order = columns
     by_node = np.empty((9, len(size)), dtype=np.int64)
     by_node[0], by_node[1], by_node[2] = size, free, _NO_BOUND
-    return first_gpu, up.copy(), memory_bytes, weight, group, order, room.copy(), by_node
+    return first_gpu, up.copy(), memory_bytes, weight, speed, group, order, room.copy(), by_node
 
 
 @jit_in_place
 def room_of(columns: WorkingColumns) -> Room:
     """The room to allocate."""
-    first_gpu, up, memory_bytes, weight, group, order, room, by_node = columns
+    first_gpu, up, memory_bytes, weight, speed, group, order, room, by_node = columns
     size, free, most, scratch = by_node[0], by_node[1], by_node[2], by_node[3:]
     least, largest, groups = np.inf, 0, 0
     for memory in memory_bytes:
@@ -195,7 +200,21 @@ def room_of(columns: WorkingColumns) -> Room:
     for gpus in size:
         largest = max(largest, gpus)
     return Room(
-        first_gpu, size, up, free, room, memory_bytes, weight, group, order, scratch, most, least, largest, groups
+        first_gpu,
+        size,
+        up,
+        free,
+        room,
+        memory_bytes,
+        weight,
+        speed,
+        group,
+        order,
+        scratch,
+        most,
+        least,
+        largest,
+        groups,
     )
 
 
@@ -204,7 +223,8 @@ def demand(r: GangRequests, j: int) -> GangDemand:
     """Demand of job row j: the request of a rigid job, else the nearest number of whole workers."""
     gpus = gpus_needed(r.rigid[j], r.gpus[j], r.per_worker[j], r.workers_min[j], r.workers_max[j])
     kind = r.kind[j] if r.kind.size > 0 else NOTHING
-    return GangDemand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j], kind)
+    tight = not r.input_bytes[j] > 0.0
+    return GangDemand(gpus, min(r.share[j], 1.0), r.memory_bytes[j], r.alike[j], tight, kind)
 
 
 @jit_in_place
@@ -222,6 +242,8 @@ def _show(c: Room, nodes: Bools, k: int, shown: bool) -> None:
 @jit_in_place
 def seat(c: Room, r: GangRequests, d: GangDemand, rule: int, out: Ints, at: int) -> bool:
     """As `placement.place`, on nodes that the job may use, together where it asks for that."""
+    if rule == WEIGHTED and d.tight:
+        rule = TIGHT
     if d.kind < 0:
         return place(c, d.gpus, d.share, d.memory_bytes, d.alike, rule, out, at)
     for k in range(r.first[d.kind], r.first[d.kind + 1]):

@@ -8,7 +8,8 @@ Three named placement rules:
 - `any`: the fewest nodes possible now (emptiest first, the rest by best fit); always placed while enough
   GPUs are free.
 
-A fourth, `WEIGHTED`, takes nodes by a worth that the caller gives, inside one group of nodes if it can.
+A fourth, `WEIGHTED`, takes nodes by a worth that the caller gives, inside one group of nodes if it can. `TIGHT` takes
+instead, for a gang that fits into one node, the fullest of the fast nodes that have room for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _BLOCK = 64  # nodes of `Room.order` of which is known what none has more of
 WHOLE = 1.0 - 1e-9  # a GPU with at least this much room is free
 
 # Handed on by kernels; see `policies.kernels.jit.ZERO`.
-NOTHING, ONE, WEIGHTED = (cast(int, np.int64(value)) for value in (-1, 1, 3))
+NOTHING, ONE, WEIGHTED, TIGHT = (cast(int, np.int64(value)) for value in (-1, 1, 3, 4))
+_EQUALLY_FAST = 0.9  # of the fastest node with room, from which on a node will do
 
 
 class Room(NamedTuple):
@@ -44,6 +46,7 @@ class Room(NamedTuple):
     room: Floats  # per GPU: share left, 0..1
     memory_bytes: Floats  # per GPU; NaN unknown, taken as enough
     weight: Floats  # per node, for `WEIGHTED`: worth of a GPU there
+    speed: Floats  # per node, for `TIGHT`
     group: Ints  # per node, its GPU model: `WEIGHTED` stays inside one group if it can, others if told
     order: Ints  # nodes by descending weight, for `WEIGHTED`
     scratch: Ints  # 6 rows of one number per node
@@ -249,6 +252,27 @@ def _choose_weighted(
 
 
 @jit_in_place
+def _choose_tight(
+    usable: Ints, weight: Floats, speed: Floats, order: Ints, wanted: int, node: Ints, count: Ints
+) -> int:
+    """The fullest node that has room for a whole gang among the fast ones, the heaviest on ties. Removes its GPUs."""
+    best, fastest = -1, 0.0
+    for n in order:
+        if usable[n] >= wanted and weight[n] > 0.0:
+            fastest = max(fastest, speed[n])
+    for n in order:
+        if usable[n] < wanted or weight[n] <= 0.0 or speed[n] < _EQUALLY_FAST * fastest:
+            continue
+        if best < 0 or usable[n] < usable[best] or (usable[n] == usable[best] and weight[n] > weight[best]):
+            best = n
+    if best < 0:
+        return 0
+    node[0], count[0] = best, wanted
+    usable[best] -= wanted
+    return 1
+
+
+@jit_in_place
 def _choose_tightest(
     first_gpu: Ints, size: Ints, up: Bools, room: Floats, memory: Floats, share: float, need: float
 ) -> tuple[int, int]:
@@ -309,7 +333,7 @@ def place(c: Room, wanted: int, share: float, need: float, alike: bool, rule: in
             out[at] = g
             take(c.free, room, n, g, share)
         return g >= 0
-    grouped = alike and wanted > 1 and c.groups >= 2 and rule != WEIGHTED
+    grouped = alike and wanted > 1 and c.groups >= 2 and rule < WEIGHTED
     node, count = c.scratch[0], c.scratch[1]
     for only in range(ZERO if grouped else NOTHING, c.groups if grouped else ZERO):  # -1: of any group
         usable, size, most = c.free, c.size, c.most[0]
@@ -330,6 +354,10 @@ def place(c: Room, wanted: int, share: float, need: float, alike: bool, rule: in
         elif rule == PACKED:
             chosen = _choose_packed(usable, size, c.up, wanted, node, count)
         else:
+            chosen = 0
+            if rule == TIGHT:
+                chosen = _choose_tight(usable, c.weight, c.speed, c.order, wanted, node, count)
+        if rule >= WEIGHTED and chosen == 0:
             chosen = _choose_weighted(
                 usable, most, blocks, c.weight, c.group, c.groups, c.order, wanted, alike, node, count
             )

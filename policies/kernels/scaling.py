@@ -309,6 +309,7 @@ def _only(c: Room, order: Ints) -> Room:
         c.room,
         c.memory_bytes,
         c.weight,
+        c.speed,
         c.group,
         order,
         c.scratch,
@@ -364,7 +365,7 @@ def grow(
             give(room.free, room.room, gpu_node[e.gpu[k]], e.gpu[k], 1.0)
             free[node_model[gpu_node[e.gpu[k]]]] += 1
         gains[n] = gain
-        n = granted(out, n, e.row[i], GangDemand(gpus, 1.0, need, False, NOTHING))
+        n = granted(out, n, e.row[i], GangDemand(gpus, 1.0, need, False, False, NOTHING))
     return n
 
 

@@ -202,8 +202,7 @@ class NodeAllocation(AllocationStage):
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
         order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
-        proposal = Proposal(o, ranking.weight, nodes.model, order, unsound)
-        proposal.speed = nodes.speed
+        proposal = Proposal(o, ranking.weight, nodes.model, order, unsound, nodes.speed)
         values = nodes.values() | _use(o) | self._undo(proposal, verdict, memory, before, len(ranking.overdue) > 0)
         values["s413_replaced"] = replace_suspects(proposal)
         memory = remember_nodes(proposal, memory, before, verdict.keep, verdict.rollback, self.noise)

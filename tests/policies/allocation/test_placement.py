@@ -56,6 +56,7 @@ def columns(nodes):
                 np.array([room for _, room, _ in gpus]),
                 np.array([memory for _, _, memory in gpus]),
                 weight,
+                weight,
                 np.array([node.group for node in nodes], dtype=np.int64),
                 np.argsort(-weight, kind="stable").astype(np.int64),
             )
@@ -149,6 +150,7 @@ def test_starting_in_order(cluster, jobs, strict):
         np.ones(n),
         np.zeros(n),
         np.zeros(n, dtype=np.bool_),
+        np.zeros(n),
         *gangs.ANYWHERE,
     )
     requests = tuple(frozen(column) for column in requests)
@@ -176,6 +178,7 @@ def test_many_more_shared_jobs_than_gpus():
         np.full(n, 0.01),
         np.zeros(n),
         np.zeros(n, dtype=np.bool_),
+        np.zeros(n),
         *gangs.ANYWHERE,
     )
     requests = tuple(frozen(column) for column in requests)

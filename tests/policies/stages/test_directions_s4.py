@@ -35,12 +35,12 @@ def beside(response_s=0.01):
 
 
 def two_holders(gpus_0=1, a_0=1.0, size_0=8):
-    """Where one GPU goes when one job holds GPUs of node 0, another of node 1, which has eight."""
+    """Where one GPU of a job that reads data goes: one job holds GPUs of node 0, another of node 1, which has eight."""
     jobs = [
         {"holds": list(range(gpus_0)), "gpus_requested": gpus_0, "priority": a_0},
         {"holds": [size_0, size_0 + 1], "gpus_requested": 2, "priority": 2.0},
     ]
-    return node_chosen([size_0, 8], [*jobs, {}])
+    return node_chosen([size_0, 8], [*jobs, {"input_bytes": 1e9}])
 
 
 def claimed(remote_0):

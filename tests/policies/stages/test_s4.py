@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import equipoise
 from equipoise.policies.allocation import planned
 from equipoise.policies.allocation import sizes as optimal_allocation
 from equipoise.policies.allocation.sizes import best_sizes
@@ -46,6 +47,7 @@ def cluster(sizes, jobs, *, models=None, time_s=1000.0, window_s=10.0, gpu=None,
         "gpus_held": 0,
         "memory_bytes": 0.0,
         "data_demand_bytes": 0.0,
+        "input_bytes": 0.0,
         "compute_demand_flops": 0.0,
         "waited_s": 0.0,
         "started_s": math.nan,
@@ -642,3 +644,39 @@ def test_heavy_nodes_come_first_and_among_equals_those_with_least_free(nodes):
     weight, free = (np.array(column) for column in zip(*nodes, strict=True)) if nodes else np.empty((2, 0))
     free = free.astype(np.int64)
     assert _heaviest_first(weight, free).tolist() == np.lexsort((free, -weight)).tolist()
+
+
+# -- S422 in whole runs: near before fast, packed before spread ------------------------------------------------------
+
+
+def completion_s(nodes, models, jobs, policy, job):
+    """Time from arrival to completion (s) of one job."""
+    case = {"schema_version": 1, "name": "x", "cluster": {"nodes": nodes}, "workload": {"models": models, "jobs": jobs}}
+    found = equipoise.run(case, policy=policy).jobs
+    row = list(found["name"]).index(job)
+    return float(found["completion_s"][row] - found["arrival_s"][row])
+
+
+@pytest.mark.parametrize("policy", ["s4", "s1+s2+s3+s4"])
+def test_small_jobs_leave_a_node_whole_for_the_next_gang(policy):
+    """Four jobs of 1 GPU on one of two nodes of 8: a gang of 8 has the other, and exchanges inside it."""
+    nodes = [{"count": 2, "gpus": 8, "nic": "25 Gbit/s"}]
+    models = {"m": {"fixed_time": 0.005, "sample_time": 5e-5, "gradient": "220 MB", "overlap": 2, "drift": 0.02}}
+    small = {"name": "small", "count": 4, "gpus": 1, "duration": "1 h", "spacing": 10.0}
+    gang = {"name": "gang", "arrival": 60.0, "gpus": 8, "model": "m", "steps": 3000, "global_batch": 1024}
+    alone_s = completion_s(nodes, models, [gang], "fifo", "gang")
+    assert completion_s(nodes, models, [small, gang], policy, "gang") <= 1.01 * alone_s
+
+
+@pytest.mark.parametrize("policy", ["s4", "s1+s2+s3+s4"])
+def test_a_fast_node_is_not_worth_leaving_the_data_for(policy):
+    """614 GB lie on two slow nodes. Over 25 Gbit/s to two fast ones they take at least 614 / 6.25 = 98 s."""
+    nodes = [
+        {"name": "slow", "count": 2, "gpus": 4, "accelerator": "a100_sxm_80gb", "nic": "25 Gbit/s"},
+        {"name": "fast", "count": 2, "gpus": 4, "accelerator": "h100_sxm", "nic": "25 Gbit/s"},
+    ]
+    model = {"flop_per_sample": 5e9, "kind": "large-products", "gradient": "40 MB", "overlap": 2, "drift": 0.02}
+    place = {"kind": "nodes", "nodes": ["slow-0", "slow-1"]}
+    data = {"samples": 1_024_000, "sample_size": "600 kB", "shards": 100, "placement": place}
+    job = {"name": "j", "gpus": 8, "model": "m", "steps": 1000, "global_batch": 1024, "data": data}
+    assert completion_s(nodes, {"m": model}, [job], policy, "j") < 98.0
