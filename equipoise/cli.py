@@ -43,6 +43,7 @@ COMMANDS = {
     "explain": ("questions.explain", "explain", "Explain why a job waited, or what each stage did at a given time."),
     "tune": ("questions.tune", "tune", "Search for the best parameters of a policy."),
     "sensitivity": ("questions.sensitivity", "sensitivity", "Find which values of a scenario change the result most."),
+    "rerun": ("runs.rerun", "rerun", "Make a recorded run again; names inputs that changed."),
     "diff": ("runs.diff", "diff", "Show what differs between two runs."),
     "report": ("runs.report", "report", "Write results as one HTML file, or as figures for papers."),
     "timeline": ("runs.report", "timeline", "Write a run's timeline for Perfetto."),

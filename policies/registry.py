@@ -160,6 +160,15 @@ def _shown(value: Any) -> str:
     return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
+def stages_of(name: str) -> tuple[str | dict[str, Any], ...]:
+    """The stages of a policy's name as they stand in a scenario."""
+    return tuple(
+        name if not parameters else {name: dict(parameters)}
+        for entry in ([] if name == "none" else _entries(name))
+        for name, parameters in entry.items()
+    )
+
+
 def make_policy(spec: str | Sequence[Any]) -> Policy:
     """A policy from YAML (`[s1, {s2: {mode: optimal}}, fifo]`) or text (`s1+s2(mode=optimal)+fifo`, `none`).
 

@@ -17,7 +17,7 @@ from equipoise.base.sources import COMPUTING, code_hash, combined
 from equipoise.policies.contract import Policy, StageError
 from equipoise.policies.kernels.jit import initialise
 from equipoise.policies.record.foreign import foreign_sources
-from equipoise.policies.registry import make_policy
+from equipoise.policies.registry import PolicyError, make_policy, stages_of
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.measured import has_step_noise
@@ -143,7 +143,7 @@ def run(
         policy_name=policy.name,
         seed=seed,
         identity=combined(inputs.items()),
-        config=scenario.model_dump_json(),
+        config=_as_run(scenario, policy, seed).model_dump_json(),
         jobs=jobs,
         totals=totals,
         notes=(*results.notes(is_random=is_random(scenario)), *plan_notes(scenario)),
@@ -196,6 +196,17 @@ def placed_alone(scenario: Scenario, job: JobSpec) -> Configuration:
         raise InputError([f"{scenario.name}: job {job.name!r} cannot start on the nodes that it may use"])
     config.work_out()
     return config
+
+
+def _as_run(scenario: Scenario, policy: Policy, seed: int) -> Scenario:
+    """The scenario with the policy and seed that ran; with its own policy where that is not one of named stages."""
+    ran: dict[str, Any] = {"seed": seed}
+    try:
+        if make_policy(policy.name).stages == policy.stages:
+            ran["policy"] = stages_of(policy.name)
+    except PolicyError:
+        pass
+    return scenario.model_copy(update=ran)
 
 
 def _journal(path: Path | None) -> Any:
@@ -264,7 +275,7 @@ def run_inputs(scenario: Scenario, policy: Policy, seed: int, trace: Trace | Non
 
 def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str, str]:
     texts = {
-        "scenario with its defaults": scenario.model_dump_json(),
+        "scenario with its defaults": scenario.model_dump_json(exclude={"policy", "seed"}),  # those that ran count
         "hardware profile": load_profile(scenario.cluster.hardware).model_dump_json(),
         "price book": load_book(scenario.cost.book).model_dump_json(),
         **({} if (carbon := load_carbon(scenario.energy)) is None else {"carbon": carbon[0].model_dump_json()}),

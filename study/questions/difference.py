@@ -89,8 +89,10 @@ def difference(first: Path, second: Path) -> Difference:
 def _inputs(folder: Path) -> dict[str, str]:
     manifest = _json(folder, MANIFEST)
     facts = {key: manifest[key] for key in _FACTS if key in manifest}
+    facts |= {"trace": manifest["inputs"]["trace"]} if manifest.get("inputs", {}).get("trace", "none") != "none" else {}
     config = read_tree(read_text(folder / "config.yaml"), str(folder / "config.yaml")).data
-    return dict(_flat("run", facts)) | dict(_flat("", config))
+    of_case = {key: value for key, value in config.items() if key not in ("policy", "seed")}
+    return dict(_flat("run", facts)) | dict(_flat("", of_case))
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
