@@ -234,7 +234,7 @@ def test_memory_of_accelerators_is_what_their_drivers_show() -> None:
         "mi300x": 192,
         "tpu_v5e": 16,
     }
-    assert catalogue.keys() == {*told, "generic"}
+    assert catalogue.keys() >= told.keys()
     for name, size in told.items():
         assert 0.97 <= catalogue[name].memory_bytes.value / (size * 2**30) <= 0.995, name
     for name, known in (("V100-32GB", "v100_sxm2_32gb"), ("A100-40GB", "a100_sxm_40gb"), ("H200", "h200_sxm")):
