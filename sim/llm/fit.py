@@ -59,6 +59,7 @@ PRIORS: dict[str, Prior] = {
     "exchange_latency_s": Prior(20e-6, 1e-6, 2e-3, "stack"),
     "overlap": Prior(2.0, 1.0, 8.0, "stack"),
     "bubble": Prior(1.05, 1.0, 2.0, "stack"),
+    "shard_bytes": Prior(19.0, 1.0, 80.0, "stack"),
     "head_bytes": Prior(16.0, 2.0, 120.0, "stack"),
     "optimizer_bytes": Prior(32.0, 1.0, 80.0, "stack"),
     "step_s": Prior(10e-3, 1e-4, 200e-3, "stack"),

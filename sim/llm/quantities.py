@@ -58,8 +58,9 @@ class Quantities:
     """Numbers of rows, every array of shape (rows,) but `product_*`, (rows, PRODUCTS).
 
     Per layer, rank and micro-batch, forward: `product_flop`, `product_bytes`, `attention_flop`, `score_elements`,
-    `elementwise_elements`, `tensor_bytes` (one all-reduce), `expert_bytes` (one all-to-all). Rates are in units per
-    second; `link_*` are bytes per second of the link that a group spans.
+    `elementwise_elements`, `tensor_bytes` (one all-reduce), `expert_bytes` (one all-to-all), `routed_bytes` (memory
+    traffic of ordering tokens by expert and back). Rates are in units per second; `link_*` are bytes per second of the
+    link that a group spans. The FLOP of experts count as many as wide products would do in their time.
     """
 
     peak: Floats
@@ -85,7 +86,7 @@ class Quantities:
     link_context: Floats
     expert_bytes: Floats
     link_expert: Floats
-    moe_share: Floats
+    routed_bytes: Floats
     head_flop: Floats
     head_elements: Floats
     stages: Floats
@@ -149,15 +150,17 @@ def _rates(plan: ShardingPlan) -> dict[str, object]:
 def _layer(plan: ShardingPlan) -> dict[str, object]:
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
-    products = [(tokens, n, k) for n, k in s.attention_products()]
+    products = [(tokens, n, k, 1.0, 1.0) for n, k in s.attention_products()]
     moe = s.moe_layers / s.layers
+    held = s.experts / (la.expert * la.expert_tensor / la.tensor) + s.shared_experts
     for n, k in s.feed_forward_products(s.expert_ffn if moe else s.ffn):
-        products.append((tokens * (s.top_k + s.shared_experts if moe else 1), n, k))
+        rows = tokens * (s.top_k + s.shared_experts if moe else 1)
+        products.append((rows, n, k, held, _narrow(n, k)) if moe else (rows, n, k, 1.0, 1.0))
     width = (s.top_k + s.shared_experts) * s.expert_ffn if moe else s.ffn
     plain = s.hidden / (la.tensor if la.sequence_parallel else 1)
     inner = (width * (3 if s.gated else 1) + s.query_width) / la.tensor
-    flop = [2.0 * m * n * k / la.tensor for m, n, k in products]
-    moved = [2.0 * (m * n / la.tensor + m * k / la.tensor + n * k / la.tensor) for m, n, k in products]
+    flop = [2.0 * m * n * k / la.tensor * slower for m, n, k, _, slower in products]
+    moved = [2.0 * (m * n / la.tensor + m * k / la.tensor + each * n * k / la.tensor) for m, n, k, each, _ in products]
     pad = [0.0] * (PRODUCTS - len(products))
     return {
         "product_flop": flop + pad,
@@ -173,6 +176,18 @@ def _layer(plan: ShardingPlan) -> dict[str, object]:
         "head_flop": 2.0 * tokens * s.hidden * s.vocab / la.tensor,
         "head_elements": tokens * s.vocab / la.tensor,
     }
+
+
+HALF_RATE = 170.0
+"""Length of sums at which products of 16-bit numbers lose half of the rate of long ones: `calibrate predict`'s fit to
+181 shapes on an H100 (`calibrate/trace/measured`)."""
+WIDE = 4096.0
+
+
+def _narrow(n: int, k: int) -> float:
+    """How much longer the products of an expert take than wide ones: forward sums over k, backward over n and rows."""
+    forward, backward = ((1.0 + HALF_RATE / min(size, WIDE)) / (1.0 + HALF_RATE / WIDE) for size in (k, n))
+    return (forward + backward + 1.0) / 3.0
 
 
 def _link(plan: ShardingPlan, ranks: int, stride: int, senders: int = 0) -> tuple[float, int]:
@@ -226,7 +241,7 @@ def _groups(plan: ShardingPlan) -> dict[str, object]:
         "link_context": link_context,
         "expert_bytes": moe * routed * (la.expert - 1) / la.expert,
         "link_expert": link_expert,
-        "moe_share": moe,
+        "routed_bytes": moe * routed * (8.0 if la.expert > 1 else 4.0),
     }
 
 

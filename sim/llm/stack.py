@@ -32,6 +32,7 @@ class Stack:
     | exchange_efficiency, exchange_latency_s | the same of gradient and parameter exchange, latency per hop |
     | overlap | exponent of how compute hides exchange: 1 not at all, large fully (Qiao et al. 2021) |
     | bubble | share of the ideal pipeline bubble that is met |
+    | shard_bytes | memory traffic per parameter of a layer for every gather or scatter of sharded parameters |
     | head_bytes | memory traffic per logit, forward, loss and backward |
     | optimizer_bytes | memory traffic of the optimiser per parameter |
     | step_s | time per step beside everything else |
@@ -57,6 +58,7 @@ class Stack:
     exchange_latency_s: Number = 20e-6
     overlap: Number = 2.0
     bubble: Number = 1.0
+    shard_bytes: Number = 19.0
     head_bytes: Number = 16.0
     optimizer_bytes: Number = 32.0
     step_s: Number = 10e-3

@@ -122,7 +122,7 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     products = each + q.product_count * c.matmul_overhead_s
     backward = 2.0 * each + 2.0 * q.product_count * c.matmul_overhead_s
     attention = q.attention_flop / (c.attention_efficiency * q.peak) + c.score_bytes * q.score_elements / q.memory_rate
-    moved = c.elementwise_bytes * q.elementwise_elements / q.memory_rate
+    moved = (c.elementwise_bytes * q.elementwise_elements + q.routed_bytes) / q.memory_rate
     tensor = _tensor(q, c)
     link = c.exchange_efficiency * q.link_context
     context = 3.0 * q.context_bytes / link
@@ -131,12 +131,17 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     return _Layer(
         products=products + backward,
         attention=3.5 * attention,
-        elementwise=3.0 * moved + c.accumulate_bytes * q.layer_parameters / q.memory_rate,
+        elementwise=3.0 * moved + _kept_bytes(q, c) / q.memory_rate,
         again=q.recompute_full * forward + q.recompute_selective * attention,
         tensor=(4.0 + 2.0 * q.recompute_full) * tensor,
         context=(1.0 + q.recompute_full / 3.0) * context,
         expert=(1.0 + q.recompute_full / 2.0) * expert,
     )
+
+
+def _kept_bytes(q: Quantities, c: Stack) -> Floats:
+    """Memory traffic of a layer's parameters in a micro-batch: gradients summed, sharded ones copied and cast."""
+    return np.asarray(q.layer_parameters * (c.accumulate_bytes + c.shard_bytes * q.sharded_passes))
 
 
 def _host(q: Quantities, c: Stack, layers: Floats, passes: Number) -> Floats:
