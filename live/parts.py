@@ -66,7 +66,7 @@ class Parts:
             optimizer,
             self.share,
             accumulation=options.accumulation,
-            statistics_every=options.statistics_every if options.mode != "observe" else None,
+            statistics_every=options.statistics_every,
         )
 
     def _not_capped(self, why: str) -> None:

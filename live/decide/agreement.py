@@ -100,7 +100,7 @@ class Agreement:
 
     def flush(self, meter: RoundMeter) -> None:
         """Record the rounds since the last decision."""
-        rows, infos = meter.take(final=True)
+        rows, infos = meter.take()
         if infos:
             self._recorder.rounds(rows, infos)
 

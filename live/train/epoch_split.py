@@ -127,8 +127,6 @@ class EpochSplit:
         gets a micro-batch of `unit` at least, if there are as many.
         """
         left, batch = self.left, int(shares.sum())
-        if left >= batch + len(shares) * unit:  # as nearly always
-            return shares
         merged = merge and batch < left < batch + few_samples(shares, unit)
         demand = deal(left, shares, unit) if merged else next_batch(left, shares, unit)
         for worker in np.flatnonzero((demand == 0) & (shares > 0)):

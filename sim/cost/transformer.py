@@ -11,12 +11,13 @@ import numpy as np
 from equipoise.sim.cost.lighter import compressed, exchange_kept, moment_bytes_saved, pruned_shape
 from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
+from equipoise.sim.llm.certainty import StepCertainty, certainty
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan, quantities, stage_parameters
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model
-from equipoise.sim.scenario.models.transformer import Bound, TransformerSpec
+from equipoise.sim.scenario.models.transformer import Bound, StackSpec, TransformerSpec
 
 IN_PASS = ("products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send")
 IN_STEP = ("bubble", "optimizer", "fixed")
@@ -45,10 +46,10 @@ def accelerator_of(
     accelerator.peak_flop_per_s(precision)
     plain = "fp32" if precision == "fp32" else "fp16" if precision == "fp16" else "bf16"
     accelerator.peak_flop_per_s(plain)
-    fitted_on = spec.stack.rpartition("/")[2] if isinstance(spec.stack, str) else ""
+    fitted_on = fitted_gpu(spec)
     best = PRODUCT_OF_SHEET.get(fitted_on, PRODUCT_OF_SHEET[""])
     rate = (2.0 if precision == "fp32" else 1.0) * _by_sheet(accelerator.flop_per_s[plain], best)
-    fp8, reached = accelerator.flop_per_s.get("fp8"), reached_share(accelerator)
+    fp8, reached = accelerator.flop_per_s.get("fp8"), reached_share(accelerator, fitted_on)
     return hardware.AcceleratorRates(
         "",
         reached * rate,
@@ -72,14 +73,34 @@ def _by_sheet(rate: Measured, reached: float) -> float:
     return rate.value / reached if rate.kind == "measured" else rate.value
 
 
-FITTED_EFFICIENCY = 0.7
-"""Share of the peak in large products from which on an accelerator counts as those that stacks were fitted on."""
+FITTED_EFFICIENCY = {"H100": 0.77, "H200": 0.77, "": 0.7}
+"""Share of the peak that large products reach on the GPU that a stack was fitted on: medians of the kernel table of
+NVIDIA aiconfigurator; "": round, for other GPUs and for accelerators whose own share is assumed."""
 _LARGE_FLOP = 1e12
 
 
-def reached_share(accelerator: Accelerator) -> float:
-    """Peak share of an accelerator relative to those of the fit; 1 where it is not stated."""
-    return min(1.0, accelerator.efficiency_at(_LARGE_FLOP) / FITTED_EFFICIENCY)
+def reached_share(accelerator: Accelerator, fitted_on: str = "") -> float:
+    """Peak share of an accelerator relative to that of the fit; 1 where it is not stated."""
+    points = accelerator.efficiency
+    known = bool(points) and points[-1].efficiency.kind != "assumed"
+    fitted = FITTED_EFFICIENCY.get(fitted_on if known else "", FITTED_EFFICIENCY[""])
+    return min(1.0, accelerator.efficiency_at(_LARGE_FLOP) / fitted)
+
+
+def certainty_of(model: Model, plan: ShardingPlan, accelerator: str) -> StepCertainty:
+    """How sure the steps of a model are on an accelerator of that name; a fitted file says its own interval."""
+    spec = section(model)[0]
+    name = spec.stack if isinstance(spec.stack, str) else ""
+    sure = certainty(plan, accelerator, name, calibrated=spec.measured_step is not None)
+    own = spec.stack.spread if isinstance(spec.stack, StackSpec) else None
+    if own is None or spec.measured_step is not None:
+        return sure
+    return replace(sure, low=own[0], high=own[1], rests_on="families left out of the fit to your steps", outside=())
+
+
+def fitted_gpu(spec: TransformerSpec) -> str:
+    """The GPU that a model's stack was fitted on, "" for a file."""
+    return spec.stack.rpartition("/")[2] if isinstance(spec.stack, str) else ""
 
 
 def plan_of(

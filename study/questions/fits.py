@@ -14,8 +14,18 @@ from equipoise.policies.physics import overlapped_s
 from equipoise.sim.assumptions import assumed_draw
 from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.step import replica_cost_s, replica_teacher_s
-from equipoise.sim.cost.transformer import INSIDE, memory_stack, plan_of, reached_share, section, stack_in_force
+from equipoise.sim.cost.transformer import (
+    INSIDE,
+    certainty_of,
+    fitted_gpu,
+    memory_stack,
+    plan_of,
+    reached_share,
+    section,
+    stack_in_force,
+)
 from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.llm.certainty import StepCertainty
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.memory_stacks import GENERAL
@@ -25,7 +35,7 @@ from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.run import placed_alone
 from equipoise.sim.scenario.model import JobSpec, Scenario
-from equipoise.sim.scenario.models.transformer import NAMES, StackSpec, precision_of
+from equipoise.sim.scenario.models.transformer import NAMES, precision_of
 from equipoise.sim.scenario.tree import InputError
 
 
@@ -47,13 +57,19 @@ class Fits:
     other: Search | None
     reached: float = 1.0  # of the peak rate, see `reached_share`
     stage_measured: bool = True  # peaks of the fullest stage were
-    spread: tuple[float, float] | None = None  # measured / predicted step of 90 % of unseen models
+    certainty: StepCertainty | None = None  # of the step
     notes: tuple[str, ...] = ()  # what was assumed
 
     @property
     def step_s(self) -> float:
         """The whole step [s]."""
         return math.fsum(self.parts_s.values())
+
+    @property
+    def step_interval_s(self) -> tuple[float, float] | None:
+        """The 90 % interval of the step [s]."""
+        sure = self.certainty
+        return None if sure is None else (self.step_s * sure.low, self.step_s * sure.high)
 
     @property
     def utilisation(self) -> float:
@@ -109,9 +125,9 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
             bound.factor,
             change,
             other,
-            reached_share(accelerator),
+            reached_share(accelerator, fitted_gpu(spec)),
             of_stage,
-            spec.stack.spread if isinstance(spec.stack, StackSpec) else None,
+            certainty_of(model, plan, names[0]),
             tuple(assumed_draw(scenario)),
         )
 
@@ -173,7 +189,10 @@ def as_dict(found: Fits) -> dict[str, Any]:
         "stages": [{**asdict(stage), "total": stage.total} for stage in estimate.stages],
         "change": None if found.change is None else {k: list(v) for k, v in found.change.items()},
         "step_s": found.step_s,
-        "step_interval_s": [found.step_s * end for end in found.spread] if found.spread else None,
+        "step_interval_s": found.step_interval_s,
+        "step_rests_on": found.certainty.rests_on if found.certainty else "",
+        "step_outside_the_fit": list(found.certainty.outside) if found.certainty else [],
+        "nearest_measurement": str(found.certainty.nearest) if found.certainty else "",
         "step_parts_s": dict(found.parts_s),
         "utilisation": found.utilisation,
         "notes": list(found.notes),

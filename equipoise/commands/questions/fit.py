@@ -61,9 +61,11 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
         yield "no single change makes it fit"
     elif found.change:
         yield "smallest change: " + ", ".join(f"{k} {a} -> {b}" for k, (a, b) in found.change.items())
-    low, high = (found.step_s * end for end in found.spread or (1.0, 1.0))
-    interval = f" (90 %: {low:.4g} .. {high:.4g} s)" if found.spread else ""
-    yield f"step {found.step_s:.4g} s{interval}, {100 * found.utilisation:.1f} % of the peak rate: {_parts(found)}"
+    ends = found.step_interval_s
+    between = f" (90 %: {ends[0]:.4g} .. {ends[1]:.4g} s)" if ends is not None else ""
+    yield f"step {found.step_s:.4g} s{between}, {100 * found.utilisation:.1f} % of the peak rate: {_parts(found)}"
+    if found.certainty is not None:
+        yield from (f"  {line}" for line in found.certainty.lines())
     yield from (f"note: {note}" for note in found.notes)
     if found.other is not None:
         yield from _plans(found, plans)

@@ -49,7 +49,7 @@ def test_a_model_is_what_its_shape_and_layout_make_of_it() -> None:
     assert made.memory.optimizer_bytes_per_parameter == 10.0
     assert found.workload.jobs[0].micro_batch == 2
     assert found.workload.models["plain"] == case().workload.models["plain"]
-    assert [*plan_notes(found)] == []
+    assert len([*plan_notes(found)]) == 1  # how sure the step is; no layout was searched
 
 
 def test_replicas_are_those_of_the_first_job_and_gradients_of_32_bits_are_twice_as_large() -> None:

@@ -1,0 +1,203 @@
+"""How sure a predicted step of a large model is: its 90 % interval, what lies outside the fit, the nearest measurement.
+
+The interval is that of published runs of the same group (dense or experts, GPU generation), none of which the fit of
+the stack saw as it was run: quantiles of measured over predicted, every family of models of the same weight
+(`interval.spread`). Groups of fewer than three families take the widest interval of all. A group that was too fast or
+too slow throughout has an interval that says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from equipoise.sim.llm.interval import spread
+from equipoise.sim.llm.quantities import ShardingPlan
+
+FAR = 4
+"""Times the largest fitted scale from which on a plan counts as outside."""
+FEWEST = 3
+"""Families that an interval needs."""
+CALIBRATED = (0.96, 1.04)
+"""Interval of a plan whose own step was measured: 4 % (docs/validation-public.md, larger scales of one step)."""
+
+_RUNS = """
+Megatron 7.5B       | megatron    | dense   | A100 |   128 | 3.696 | 1.041 | Narayanan et al. 2021, table 1
+Megatron 39B        | megatron    | dense   | A100 |   512 | 14.45 | 0.999 | Narayanan et al. 2021, table 1
+Megatron 530B       | megatron    | dense   | A100 |  2520 | 54.09 | 0.999 | Narayanan et al. 2021, table 1
+GPT-3 175B          | gpt3        | dense   | A100 |  1024 | 31.47 | 1.094 | Narayanan et al. 2021, table 1
+MT-NLG 530B         | mt-nlg      | dense   | A100 |  2240 | 60.1  | 1.271 | Smith et al. 2022, section 2.3
+MT-NLG 530B         | mt-nlg      | dense   | A100 |  3360 | 44.4  | 1.324 | Smith et al. 2022, section 2.3
+GPT-NeoX 20B        | neox        | dense   | A100 |    96 | 43.92 | 1.296 | Black et al. 2022
+Llama 2 7B          | llama       | dense   | A100 |   256 | 5.436 | 1.359 | Touvron et al. 2023, GPU hours
+GPT 175B            | gpt3        | dense   | A100 | 12288 | 8.57  | 1.197 | Jiang et al. 2024 (MegaScale), baseline
+Llama 3.1 405B      | llama       | dense   | H100 |  8192 | 12.15 | 0.885 | Llama 3 paper 2024, table 4
+Nemotron-4 340B     | nemotron    | dense   | H100 |  1536 | 10.3  | 1.132 | Nemotron-4 340B report 2024
+Nemotron-4 15B      | nemotron    | dense   | H100 |  2304 | 0.64  | 1.161 | Nemotron-4 15B report 2024
+Llama 3.1 8B, FSDP  | llama-fsdp  | dense   | H100 |     8 | 2.844 | 1.119 | torchtitan, docs/performance.md
+Llama 3.1 8B, FSDP  | llama-fsdp  | dense   | H100 |   128 | 2.923 | 1.154 | torchtitan, docs/performance.md
+Llama 3 70B, fp8    | llama       | dense   | H100 |    64 | 10.23 | 0.939 | NVIDIA NeMo 25.11, performance summary
+Llama 3 8B, fp8     | llama3-8b   | dense   | B200 |     8 | 4.28  | 0.977 | NVIDIA NeMo 25.11, performance summary
+Llama 3.1 405B, fp8 | llama3-405b | dense   | B200 |   128 | 6.197 | 0.973 | NVIDIA NeMo 25.11, performance summary
+Llama 3 8B, fp8     | llama3-8b   | dense   | GB200 |    8 | 4.16  | 1.021 | NVIDIA NeMo 25.11, performance summary
+Llama 3.1 405B      | llama3-405b | dense   | GB200 |  128 | 9.347 | 1.064 | NVIDIA dgxc-benchmarking
+Nemotron-4 340B     | nemotron    | dense   | GB200 |  128 | 32.66 | 1.144 | NVIDIA dgxc-benchmarking
+Mixtral 8x7B        | mixtral     | experts | H100 |    64 | 2.791 | 0.963 | Megatron Core, README of its experts
+Mixtral 8x22B       | mixtral     | experts | H100 |   128 | 4.067 | 0.967 | Liu et al. 2025, MoE parallel folding
+Grok-1 314B         | grok        | experts | H100 |   512 | 15.94 | 0.957 | NVIDIA dgxc-benchmarking
+GPT-OSS 120B        | gpt-oss     | experts | H100 |    64 | 5.82  | 1.327 | NVIDIA Megatron-Bridge, performance summary
+Qwen3 235B, fp8     | qwen3       | experts | H100 |   256 | 20.81 | 0.958 | NVIDIA Megatron-Bridge, performance summary
+DeepSeek-V3, fp8    | deepseek    | experts | H800 |  2048 | 19.91 | 0.730 | DeepSeek-V3 report 2024, table 1
+Qwen3 30B, fp8      | qwen3       | experts | B200 |     8 | 9.76  | 1.234 | NVIDIA Megatron-Bridge, performance summary
+DeepSeek-V3, fp8    | deepseek    | experts | GB200 |  256 | 16.31 | 1.165 | NVIDIA Megatron-Bridge, performance summary
+DeepSeek-V3         | deepseek    | experts | GB200 |  256 | 20.88 | 1.199 | NVIDIA Megatron-Bridge, performance summary
+GPT-OSS 120B        | gpt-oss     | experts | GB200 |   64 | 5.16  | 1.603 | NVIDIA Megatron-Bridge, performance summary
+Llama 3.1 405B, fp8 | llama3-405b | dense   | GB200 |  256 | 58.31 | 0.941 | NVIDIA Megatron-Bridge 26.06
+Llama 3 70B, fp8    | llama3-70b  | dense   | GB200 |   64 | 7.758 | 1.067 | NVIDIA Megatron-Bridge 26.04
+Llama 3.1 405B, fp8 | llama3-405b | dense   | GB300 |  256 | 46.9  | 0.773 | NVIDIA Megatron-Bridge 26.06
+Llama 3 70B, fp8    | llama3-70b  | dense   | GB300 |   64 | 6.244 | 0.859 | NVIDIA Megatron-Bridge 26.04
+DeepSeek-V3, fp8    | deepseek    | experts | B200 |   256 | 23.28 | 1.381 | NVIDIA Megatron-Bridge 26.04
+DeepSeek-V3, fp8    | deepseek    | experts | B300 |   256 | 18.51 | 1.181 | NVIDIA Megatron-Bridge 26.06
+DeepSeek-V3, fp8    | deepseek    | experts | GB200 |  256 | 13.34 | 1.002 | NVIDIA Megatron-Bridge 26.08
+DeepSeek-V3, fp8    | deepseek    | experts | GB300 |  256 | 10.42 | 0.814 | NVIDIA Megatron-Bridge 26.08
+GPT-OSS 120B        | gpt-oss     | experts | B200 |    64 | 6.038 | 1.768 | NVIDIA Megatron-Bridge 26.04
+GPT-OSS 120B, fp8   | gpt-oss     | experts | GB200 |   64 | 2.857 | 1.177 | NVIDIA Megatron-Bridge 26.08
+GPT-OSS 120B, fp8   | gpt-oss     | experts | GB300 |   64 | 2.481 | 1.012 | NVIDIA Megatron-Bridge 26.08
+Qwen3 235B, fp8     | qwen3       | experts | B200 |   256 | 34.71 | 1.596 | NVIDIA Megatron-Bridge 26.04
+Qwen3 235B, fp8     | qwen3       | experts | GB200 |  256 | 18.0  | 0.887 | NVIDIA Megatron-Bridge 26.08
+Qwen3 235B, fp8     | qwen3       | experts | GB300 |  256 | 14.87 | 0.746 | NVIDIA Megatron-Bridge 26.08
+Qwen3 30B, fp8      | qwen3       | experts | GB200 |    8 | 6.564 | 0.864 | NVIDIA Megatron-Bridge 26.08
+Qwen3 30B, fp8      | qwen3       | experts | GB300 |    8 | 5.885 | 0.784 | NVIDIA Megatron-Bridge 26.08
+"""
+"""Model, family, dense or experts, GPU, GPUs, measured step (s), measured / predicted, source. The ratios are fitted:
+`python -m tests.bench.published_runs DATA`. One run is left out whose number of GPUs is not published."""
+
+AMPERE_HOPPER, BLACKWELL = "A100 and H100", "Blackwell"
+GENERATIONS = {
+    **dict.fromkeys(("A100", "H100", "H200", "H800"), AMPERE_HOPPER),
+    **dict.fromkeys(("B200", "B300", "GB200", "GB300"), BLACKWELL),
+}
+LARGEST = {
+    "fsdp-eager/A100": 128,
+    "fsdp-eager/H100": 512,
+    "megatron/A100": 512,
+    "megatron-core/H100": 576,
+    "nanotron/H100": 64,
+    "megatron-deepspeed/A100": 512,
+}
+"""Most GPUs of a step that a stack was fitted to."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A published run: its measured step, and how much longer that was than the predicted one."""
+
+    model: str
+    family: str
+    kind: str
+    gpu: str
+    gpus: int
+    step_s: float
+    ratio: float
+    source: str
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Runs that share an interval."""
+        return self.kind, GENERATIONS[self.gpu]
+
+    def __str__(self) -> str:
+        said = f"{self.step_s:.3g} s measured, {self.step_s / self.ratio:.3g} s predicted"
+        return f"{self.model} on {self.gpus:,} {self.gpu}: {said} ({self.source})"
+
+
+@dataclass(frozen=True)
+class StepCertainty:
+    """low, high: factors of the predicted step; rests_on: in words; outside: what the fit has not seen."""
+
+    low: float
+    high: float
+    rests_on: str
+    outside: tuple[str, ...]
+    nearest: PublishedRun
+
+    def lines(self) -> Iterator[str]:
+        """What the interval rests on, what is outside the fit, and the nearest measurement, one line each."""
+        one_sided = " (all of them slower)" if self.low > 1.0 else " (all of them faster)" if self.high < 1.0 else ""
+        yield f"{self.low:.2f} to {self.high:.2f} times the prediction: {self.rests_on}{one_sided}"
+        if self.outside:
+            yield f"outside the fit: {'; '.join(self.outside)}"
+        yield f"nearest measurement: {self.nearest}"
+
+
+@lru_cache(maxsize=1)
+def published_runs() -> tuple[PublishedRun, ...]:
+    """The published runs, in the order of the table."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in _RUNS.strip().splitlines()]
+    return tuple(
+        PublishedRun(model, family, kind, gpu, int(gpus), float(step_s), float(ratio), source)
+        for model, family, kind, gpu, gpus, step_s, ratio, source in rows
+    )
+
+
+def interval(runs: Sequence[PublishedRun]) -> tuple[float, float]:
+    """Factors that hold 90 % of runs of a family to come. Raises ValueError without a run."""
+    return spread(np.log([run.ratio for run in runs]), [run.family for run in runs])
+
+
+def gpu_name(accelerator: str) -> str:
+    """The GPU of an accelerator's name: "H100" of h100_sxm and of nvidia_h100_80gb_hbm3; "" for an unknown one."""
+    words = re.split(r"[^a-z0-9]+", accelerator.lower())
+    return next((word.upper() for word in words if word.upper() in GENERATIONS), "")
+
+
+def certainty(plan: ShardingPlan, accelerator: str, stack: str, *, calibrated: bool) -> StepCertainty:
+    """How sure a step is; stack: its name, "" for a file; calibrated: one step of the model was measured."""
+    kind = "experts" if plan.shape.experts else "dense"
+    gpu = gpu_name(accelerator)
+    generation = GENERATIONS.get(gpu, "")
+    alike = [run for run in published_runs() if run.group == (kind, generation)]
+    families = len({run.family for run in alike})
+    if calibrated:
+        low, high = CALIBRATED
+        rests_on = "one measured step of this model"
+    elif families >= FEWEST:
+        low, high = interval(alike)
+        rests_on = f"{len(alike)} published runs of {families} families: {kind}, {generation}"
+    else:
+        groups = {run.group for run in published_runs()}
+        ends = [interval([run for run in published_runs() if run.group == group]) for group in groups]
+        low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+        rests_on = f"no published runs of {kind} models on {accelerator}: the widest interval of all groups"
+    return StepCertainty(
+        low, high, rests_on, tuple(_outside(plan, gpu or accelerator, stack)), _nearest(plan, kind, gpu)
+    )
+
+
+def _outside(plan: ShardingPlan, gpu: str, stack: str) -> list[str]:
+    """What the stack was not fitted to, in a few words each."""
+    found, fitted = [], stack.rpartition("/")[2]
+    if fitted and gpu != fitted:
+        found.append(f"{gpu} timed by the shares of {fitted}")
+    if plan.shape.experts:
+        found.append("experts: the stack was fitted to dense models")
+    if plan.layout.gpus > FAR * LARGEST.get(stack, plan.layout.gpus):
+        found.append(f"{plan.layout.gpus:,} GPUs: fitted to at most {LARGEST[stack]}")
+    if plan.layout.precision == "fp8" and stack and not stack.startswith("megatron-core"):
+        found.append("fp8: the stack was fitted to 16-bit products")
+    return found
+
+
+def _nearest(plan: ShardingPlan, kind: str, gpu: str) -> PublishedRun:
+    """The run that is nearest by kind, GPU, and number of GPUs."""
+
+    def distance(run: PublishedRun) -> tuple[bool, bool, bool, float]:
+        scale = abs(math.log(run.gpus / plan.layout.gpus))
+        return run.kind != kind, GENERATIONS[run.gpu] != GENERATIONS.get(gpu, ""), run.gpu != gpu, scale
+
+    return min(published_runs(), key=distance)

@@ -1,0 +1,99 @@
+"""How sure predicted steps are: intervals of families that were left out, and what is said outside the fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from equipoise.cli import main
+from equipoise.sim.llm.certainty import interval, published_runs
+
+SCENARIO = {
+    "schema_version": 1,
+    "name": "sure",
+    "cluster": {"nodes": [{"count": 8, "gpus": 8, "accelerator": "h100_sxm", "nic": "3200 Gbit/s"}]},
+    "workload": {
+        "models": {
+            "m": {
+                "precision": "bf16",
+                "transformer": {
+                    "config": "llama3-8b",
+                    "stack": "megatron-core/H100",
+                    "layout": {"tp": 2, "zero": 1, "micro_batch": 1},
+                },
+            }
+        },
+        "jobs": [{"name": "j", "model": "m", "gpus": 64, "global_batch": 128, "steps": 5}],
+    },
+}
+EXPERTS = {
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 14336,
+    "vocab": 32000,
+    "sequence": 4096,
+    "gated": True,
+    "experts": 8,
+    "top_k": 2,
+    "expert_ffn": 14336,
+    "stack": "megatron-core/H100",
+    "layout": {"pp": 4, "ep": 8, "zero": 1, "micro_batch": 1, "virtual": 8},
+}
+
+
+def asked(
+    folder: Path, capsys: pytest.CaptureFixture[str], accelerator: str, **transformer: object
+) -> dict[str, object]:
+    """What `fit` says of the model on this accelerator."""
+    scenario = json.loads(json.dumps(SCENARIO))
+    scenario["cluster"]["nodes"][0]["accelerator"] = accelerator
+    model = scenario["workload"]["models"]["m"]
+    model["transformer"] = transformer if "experts" in transformer else {**model["transformer"], **transformer}
+    path = folder / "sure.yaml"
+    path.write_text(yaml.safe_dump(scenario))
+    assert main(["fit", str(path), "--format", "json"]) in (0, 4)
+    (found,) = json.loads(capsys.readouterr().out)
+    return dict(found)
+
+
+def test_intervals_hold_the_runs_of_families_that_were_left_out() -> None:
+    held, groups = [], {run.group for run in published_runs()}
+    assert len(groups) == 4
+    for group in groups:
+        runs = [run for run in published_runs() if run.group == group]
+        for family in {run.family for run in runs}:
+            low, high = interval([run for run in runs if run.family != family])
+            held += [low <= run.ratio <= high for run in runs if run.family == family]
+    assert sum(held) / len(held) >= 0.7  # few families: an end is the worst of the others
+    widths = [high / low for low, high in (interval([r for r in published_runs() if r.group == g]) for g in groups)]
+    assert max(widths) < 3.0
+
+
+def test_what_a_fit_has_not_seen_widens_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = asked(tmp_path, capsys, "h100_sxm")
+    assert known["step_outside_the_fit"] == []
+    low, high = known["step_interval_s"]
+    # Of 15 dense runs on A100 and H100 the fastest took 0.885 and the slowest 1.359 times the prediction.
+    assert (low / known["step_s"], high / known["step_s"]) == pytest.approx((0.885, 1.359), rel=0.02)
+    assert "H100" in str(known["nearest_measurement"])
+    elsewhere = asked(tmp_path, capsys, "mi300x")
+    assert any("MI300X" in line.upper() for line in elsewhere["step_outside_the_fit"])
+    width = [one["step_interval_s"][1] / one["step_interval_s"][0] for one in (known, elsewhere)]
+    assert width[1] > width[0]
+    experts = asked(tmp_path, capsys, "b200", **EXPERTS)
+    assert any(line.startswith("experts") for line in experts["step_outside_the_fit"])
+    assert any("B200" in line for line in experts["step_outside_the_fit"])
+
+
+def test_one_measured_step_makes_it_sure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = asked(tmp_path, capsys, "h100_sxm")
+    told = {"time": 1.1 * float(str(known["step_s"])), "gpus": 64, "global_batch": 128}
+    again = asked(tmp_path, capsys, "h100_sxm", measured_step=told)
+    low, high = again["step_interval_s"]
+    assert again["step_s"] == pytest.approx(told["time"], rel=1e-6)
+    assert high / low < 1.1
