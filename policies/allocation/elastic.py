@@ -35,8 +35,13 @@ def elastic_rows(o: Observation, rows: Ints) -> Ints:
 
 
 def scaling_columns(o: Observation, interval: Ints) -> ScalingColumns:
-    """The parts of `Scaling`, in its order; interval: the planned one of each job."""
-    jobs = o.jobs
+    """The parts of `Scaling`, in its order; interval: the planned one of each job.
+
+    A step takes at least as long as the hosts of a job take to prepare its input.
+    """
+    jobs, workers = o.jobs, o.workers
+    fed = np.bincount(workers.job, workers.input_samples_per_s, len(jobs))
+    work_s = np.fmax(jobs.work_s, np.where(fed > 0.0, jobs.global_batch / np.maximum(fed, 1e-300), 0.0))
     return (
         jobs.global_batch,
         jobs.micro_batch,
@@ -44,7 +49,7 @@ def scaling_columns(o: Observation, interval: Ints) -> ScalingColumns:
         jobs.workers_min,
         jobs.workers_max,
         frozen(interval),
-        jobs.work_s,
+        frozen(np.where(np.isnan(jobs.work_s), jobs.work_s, work_s)),
         jobs.exchange_s,
         jobs.exchange_alone_s,
         jobs.gamma,
@@ -53,9 +58,17 @@ def scaling_columns(o: Observation, interval: Ints) -> ScalingColumns:
 
 
 def table_columns(o: Observation, nodes: NodeState) -> TableColumns:
-    """The parts of `Table`, in its order."""
-    speeds = o.speeds
-    columns = speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, speeds.exchange_s
+    """The parts of `Table`, in its order; a job is no faster than its hosts, at their present rate for each GPU."""
+    speeds, workers = o.speeds, o.workers
+    fed = np.bincount(workers.job, workers.input_samples_per_s, len(o.jobs)) / np.maximum(o.jobs.gpus_held, 1)
+    most = np.where(fed > 0.0, fed, np.inf)[speeds.job] * speeds.gpus
+    columns = (
+        speeds.job,
+        speeds.gpu_model,
+        speeds.gpus,
+        frozen(np.minimum(speeds.samples_per_s, most)),
+        speeds.exchange_s,
+    )
     if (np.diff(speeds.job) < 0).any():
         order = np.argsort(speeds.job, kind="stable")
         columns = tuple(frozen(column[order]) for column in columns)  # type: ignore[assignment]

@@ -680,3 +680,17 @@ def test_a_fast_node_is_not_worth_leaving_the_data_for(policy):
     data = {"samples": 1_024_000, "sample_size": "600 kB", "shards": 100, "placement": place}
     job = {"name": "j", "gpus": 8, "model": "m", "steps": 1000, "global_batch": 1024, "data": data}
     assert completion_s(nodes, {"m": model}, [job], policy, "j") < 98.0
+
+
+def test_a_job_that_its_host_holds_back_grows_onto_other_hosts():
+    """On the 2 GPUs left for 60 s one host of 8 cores prepares 800 samples a second, four of them 3,200.
+
+    256,000 samples: 60 s at 800 a second and 65 s at 3,200; at 800 all the time 320 s.
+    """
+    nodes = [{"count": 4, "gpus": 2, "nic": "100 Gbit/s", "cores": 8}]
+    models = {
+        "m": {"sample_time": 7e-5, "gradient": "220 MB", "overlap": 1.5, "drift": 0.0, "preprocess_time": "10 ms"}
+    }
+    job = {"name": "j", "gpus": 8, "model": "m", "steps": 1000, "global_batch": 256, "workers_min": 1, "workers_max": 8}
+    other = {"name": "other", "gpus": 6, "duration": 60.0}
+    assert completion_s(nodes, models, [other, job | {"arrival": 1.0}], "s4", "j") < 200.0
