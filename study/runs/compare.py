@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,7 @@ from equipoise.study.bounds import LowerBound, lower_bound
 from equipoise.study.breakdown import BY, breakdown
 from equipoise.study.display import METRICS, WHERE_BOUND, WHERE_USED
 from equipoise.study.folders import COMPARISON, RUNS, check_free
+from equipoise.study.runs.answer import answer
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at
 from equipoise.study.runs.store import FIXED, MemoryStore, Store, ledger_with_copy, only_writer
@@ -212,6 +214,13 @@ class Comparison:
         # A run that leaves jobs undone can end before the bound for doing all of them.
         return all(undone(r.metrics) == 0.0 for r in self.of(policy))
 
+    @cached_property
+    def answer(self) -> str:
+        """Which policy is fastest, by how much and at what cost, in one sentence; "" where none can be said."""
+        left = {p: int(max(undone(r.metrics) for r in self.of(p))) for p in self.policies if self.of(p)}
+        jobs = max((int(r.metrics["jobs"]) for r in self.results), default=0)
+        return answer(self.cells, self.policies, jobs, left)
+
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per metric and policy."""
         return [cell.row() for cell in (*self.cells, *self.group_cells)]
@@ -231,6 +240,7 @@ class Comparison:
         runs = f"{n} {self.unit}s, mean ± 95 % interval, ratios paired by {self.unit}" if n > 1 else f"one {self.unit}"
         ended = "" if self.precision is None else f"\n{self.precision.text(self.policies[0])}"
         title = f"{self.scenario_name}: {runs}{ended}"
+        title = f"{textwrap.fill(self.answer, width)}\n\n{title}" if self.answer else title
         cells = (*self.cells, *self.group_cells)
         return as_text(title, cells, self.notes, self.bound.noise_free, width)
 
@@ -243,6 +253,7 @@ class Comparison:
         """All results as JSON; unknown values are null."""
         content = {
             "schema_version": 1,
+            "answer": self.answer,
             "scenario": self.scenario_name,
             "policies": self.policies,
             "seeds": self.seeds,
