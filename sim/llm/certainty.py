@@ -1,22 +1,23 @@
 """How sure a predicted step of a large model is: its 90 % interval, what lies outside the fit, the nearest measurement.
 
 The interval is that of published runs of the same group (dense or experts, GPU generation), none of which the fit of
-the stack saw as it was run: quantiles of measured over predicted, every family of models of the same weight
-(`interval.spread`). Groups of fewer than three families take the widest interval of all. A group that was too fast or
-too slow throughout has an interval that says so.
+the stack saw as it was run: the mean of log(measured / predicted), every family of models of the same weight, and a
+Student's t for one family to come, with the variance of dense or of expert runs together (prediction interval of a new
+observation: Montgomery, Design and Analysis of Experiments, chapter 2). Groups of fewer than three families take the
+widest interval of all.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
+from scipy.special import stdtrit
 
-from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.quantities import ShardingPlan
 
 FAR = 4
@@ -145,9 +146,29 @@ def published_runs() -> tuple[PublishedRun, ...]:
     )
 
 
-def interval(runs: Sequence[PublishedRun]) -> tuple[float, float]:
-    """Factors that hold 90 % of runs of a family to come. Raises ValueError without a run."""
-    return spread(np.log([run.ratio for run in runs]), [run.family for run in runs])
+def interval(runs: Sequence[PublishedRun], group: tuple[str, str], share: float = 0.90) -> tuple[float, float]:
+    """Factors that hold `share` of the runs of a family to come in `group`.
+
+    Raises ValueError where the group, or the spread of its kind, has too few families.
+    """
+    squares, degrees = 0.0, 0
+    for other in sorted({run.group for run in runs if run.kind == group[0]}):
+        _, found, families = _around([run for run in runs if run.group == other])
+        squares, degrees = squares + found, degrees + families - 1
+    mean, _, families = _around([run for run in runs if run.group == group])
+    if degrees < 1 or families < 1:
+        raise ValueError("runs: too few families for an interval")
+    half = float(stdtrit(degrees, (1.0 + share) / 2.0)) * math.sqrt(squares / degrees * (1.0 + 1.0 / families))
+    return math.exp(mean - half), math.exp(mean + half)
+
+
+def _around(runs: Sequence[PublishedRun]) -> tuple[float, float, int]:
+    """Mean log ratio, sum of squares around it and number of families; each family has the weight 1."""
+    counts = Counter(run.family for run in runs)
+    weights = [1.0 / counts[run.family] for run in runs]
+    logs = [math.log(run.ratio) for run in runs]
+    mean = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / max(1, len(counts))
+    return mean, math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)), len(counts)
 
 
 def gpu_name(accelerator: str) -> str:
@@ -167,11 +188,11 @@ def certainty(plan: ShardingPlan, accelerator: str, stack: str, *, calibrated: b
         low, high = CALIBRATED
         rests_on = "one measured step of this model"
     elif families >= FEWEST:
-        low, high = interval(alike)
+        low, high = interval(published_runs(), (kind, generation))
         rests_on = f"{len(alike)} published runs of {families} families: {kind}, {generation}"
     else:
         groups = {run.group for run in published_runs()}
-        ends = [interval([run for run in published_runs() if run.group == group]) for group in groups]
+        ends = [interval(published_runs(), group) for group in groups]
         low, high = min(end[0] for end in ends), max(end[1] for end in ends)
         rests_on = f"no published runs of {kind} models on {accelerator}: the widest interval of all groups"
     return StepCertainty(
