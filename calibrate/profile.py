@@ -9,7 +9,6 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from equipoise.calibrate.fit.accelerator import accelerator_part, share_kappa
-from equipoise.calibrate.fit.compose_fits import composed_part
 from equipoise.calibrate.fit.fabric import fabric_part
 from equipoise.calibrate.fit.levels import (
     Convert,
@@ -24,7 +23,7 @@ from equipoise.calibrate.fit.levels import (
     slug,
 )
 from equipoise.calibrate.fit.steps import step_part
-from equipoise.calibrate.samples import SamplesError, SampleSet
+from equipoise.calibrate.samples import NEEDED, SamplesError, SampleSet
 from equipoise.sim.hardware.profile import HardwareProfile, Measured
 
 
@@ -35,6 +34,9 @@ def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Repor
     a figure is outside the limits of a profile.
     """
     report = Report(notes=list(samples.notes))
+    unused = [s.kind for s in samples.samples if s.kind not in NEEDED]
+    if unused:
+        report.notes.append(f"{len(unused)} samples of kinds that are not fitted: {', '.join(dict.fromkeys(unused))}")
     device = str(samples.conditions.get("device") or "device")
     accelerator = slug(device)
     profile = HardwareProfile(
@@ -51,7 +53,6 @@ def build_profile(samples: SampleSet, name: str) -> tuple[HardwareProfile, Repor
         figures=figures(samples, report),
         storage_read_bytes_per_s=best(samples.of("storage_read"), rate("bytes"), "storage read"),
     )
-    composed_part(samples, report)
     _check(profile)
     return profile, report
 

@@ -13,9 +13,7 @@ from typing import Literal
 from equipoise.calibrate.device import cuda, nvml, nvrtc
 from equipoise.calibrate.measure import gemm, inventory, microbench, shares, sustained, tensor, verify
 from equipoise.calibrate.measure.collectives import collective_measures, open_groups, overlap_measures
-from equipoise.calibrate.measure.framework import framework_measures
 from equipoise.calibrate.measure.host import HostBench
-from equipoise.calibrate.measure.kernels import kernel_measures
 from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Series
 from equipoise.calibrate.measure.training import training_measures
 from equipoise.calibrate.samples import (
@@ -44,16 +42,7 @@ QUICK_ROUNDS, FULL_ROUNDS = 3, 5
 LEAST_BUDGET_S, LARGEST_BUDGET_S = 0.01, 3.0
 OVERRUN = 1.6
 
-_HOST = (
-    "storage_write",
-    "storage_read",
-    "preprocess",
-    "convolution",
-    "training",
-    "operations",
-    "collective",
-    "overlap",
-)
+_HOST = ("storage_write", "storage_read", "preprocess", "training", "collective", "overlap")
 _GPU = (
     "copy",
     "read",
@@ -66,9 +55,6 @@ _GPU = (
     "load_latency",
     "transfer",
     "gemm",
-    "attention",
-    "elementwise",
-    "dispatch",
     "share",
     "interference",
     "peer",
@@ -76,11 +62,9 @@ _GPU = (
 )
 KINDS: dict[DeviceKind, tuple[str, ...]] = {
     "cuda": (*_GPU, *_HOST),
-    "cpu": ("copy", "read", "add", "gemm", "elementwise", "share", "interference", *_HOST),
+    "cpu": ("copy", "read", "add", "gemm", "share", "interference", *_HOST),
 }
 """What can be measured on each kind of device."""
-
-FROM_KERNELS = {"gemm", "attention", "convolution", "elementwise", "dispatch"}
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(measurements done, total, next measurement)."""
@@ -135,8 +119,7 @@ def plan_for(
 
 def _training(device: DeviceKind, quick: bool, only: frozenset[str]) -> list[Measure]:
     """Training steps, if wanted: only then is PyTorch imported."""
-    wanted = {"training", "operations"}
-    return training_measures(device, quick) if not only or wanted & only else []
+    return training_measures(device, quick) if not only or "training" in only else []
 
 
 def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> SessionPlan:
@@ -145,7 +128,6 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
     groups = stack.enter_context(open_groups("cpu", 0))
     measures = [
         *bench.measures(),
-        *(framework_measures(quick) if not only or {"gemm", "elementwise", "convolution"} & only else []),
         *_training("cpu", quick, only),
         *collective_measures(groups, quick),
         *overlap_measures(groups, quick),
@@ -172,7 +154,6 @@ def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozens
         *(microbench.peer_measures(device, cuda.Device(1), quick) if count > 1 else []),
         *host.storage(),
         host.preprocessing(),
-        *(kernel_measures(quick) if not only or FROM_KERNELS & only else []),
         *_training("cuda", quick, only),
         *collective_measures(groups, quick),
         *overlap_measures(groups, quick),

@@ -202,15 +202,12 @@ def _parsed(line: str, path: str | Path, number: int) -> dict[str, Any]:
     return value
 
 
-# What each kind of measurement must state: numbers above 0, and texts. Other kinds are read and left alone.
+# What each kind of measurement must state: numbers above 0, and texts. Other kinds are read and not fitted.
 NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("copy", "read", "triad", "add", "library_copy"), (("bytes", "array_bytes"), ())),
     **dict.fromkeys(("fma", "tensor"), (("flop",), ("precision",))),
+    **dict.fromkeys(("launch_pipelined", "launch_round_trip", "sustained"), ((), ())),
     "gemm": (("m", "n", "k"), ("precision", "library")),
-    "convolution": (("m", "n", "k"), ("precision", "framework")),
-    "attention": (("m", "n", "k"), ("precision", "framework", "part")),
-    "dispatch": ((), ("precision", "framework")),
-    "elementwise": (("bytes", "array_bytes"), ("operation", "framework")),
     "load_latency": (("bytes",), ()),
     "transfer": (("bytes",), ("direction", "memory")),
     "peer": (("bytes",), ()),
@@ -219,7 +216,6 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "collective": (("bytes", "ranks"), ("collective", "backend")),
     "overlap": (("batch", "ranks"), ("workload", "precision", "backend")),
     "training": (("batch",), ("workload", "precision", "framework")),
-    "operations": (("batch",), ("workload", "precision", "framework")),
     "storage_write": (("bytes",), ()),
     "storage_read": (("bytes",), ()),
     "preprocess": (("samples",), ()),

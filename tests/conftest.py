@@ -63,7 +63,6 @@ LONGEST = (
     "study/questions/test_size.py",
     "policies/allocation/test_placement.py",
     "policies/kernels/test_kernels_allocation.py",
-    "calibrate/test_compose.py",
     "policies/baselines/test_overloaded.py",
     "live/group/test_resume.py",
     "front/test_house.py",

@@ -22,7 +22,7 @@ from equipoise.calibrate.fit.levels import (
 )
 from equipoise.calibrate.fit.robust import Floats, fit_level, low_quantile
 from equipoise.calibrate.fit.thermal import fit_thermal, fit_throttle
-from equipoise.calibrate.samples import CPU_TIME, SamplesError, SampleSet
+from equipoise.calibrate.samples import CPU_TIME, Sample, SamplesError, SampleSet
 from equipoise.sim.hardware.profile import Accelerator, EfficiencyPoint, Measured
 
 HALF = 0.5
@@ -82,11 +82,7 @@ def _peaks(samples: SampleSet, report: Report) -> dict[str, Measured]:
         found: dict[str, Measured] = {}
         for kind in kinds:
             for precision in samples.distinct(kind, "precision"):
-                whole = [
-                    s
-                    for s in samples.of(kind, precision=precision)
-                    if s.parameters.get("clock") != CPU_TIME and "part" not in s.parameters  # of layers, once
-                ]
+                whole = [s for s in samples.of(kind, precision=precision) if _whole(s)]
                 number = best(whole, gemm_rate if kind == "gemm" else rate("flop"), kind)
                 if number and (precision not in found or number.value > found[precision].value):
                     found[precision] = number
@@ -115,6 +111,11 @@ def _bandwidth(samples: SampleSet, report: Report) -> Measured | None:
     return highest
 
 
+def _whole(sample: Sample) -> bool:
+    """Whether a rate is the whole machine's: older files hold products of one core and of single layers too."""
+    return sample.parameters.get("clock") != CPU_TIME and "part" not in sample.parameters
+
+
 def main_precision(samples: SampleSet) -> str | None:
     """The precision whose efficiency the profile's table shows: bf16, fp16 or fp32."""
     timed = samples.distinct("gemm", "precision")
@@ -132,19 +133,11 @@ def gemm_fit(samples: SampleSet, precision: str, peak: float) -> tuple[GemmFit, 
     return fit, float(np.median(errors))
 
 
-def gemm_samples(
-    samples: SampleSet, precision: str, library: str | None = None
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """m, n, k and seconds of products, the low quantile of each round's times.
-
-    Of that library where it was measured, else of the one measured on most shapes.
-    """
-    found = samples.of("gemm", precision=precision)
-    if library is None:
-        # Those with a part are of layers, by which steps are composed.
-        found = [s for s in found if s.parameters.get("clock") != CPU_TIME and "part" not in s.parameters]
+def gemm_samples(samples: SampleSet, precision: str) -> tuple[Floats, Floats, Floats, Floats]:
+    """m, n, k and seconds of products by the library with most shapes: the low quantile of each round's times."""
+    found = [s for s in samples.of("gemm", precision=precision) if _whole(s)]
     libraries = [str(s.parameters.get("library")) for s in found]
-    wanted = library if library in libraries else max(dict.fromkeys(libraries), key=libraries.count, default=None)
+    wanted = max(dict.fromkeys(libraries), key=libraries.count, default=None)
     chosen = [s for s in found if str(s.parameters.get("library")) == wanted]
     m, n, k = (np.array([float(s[name]) for s in chosen]) for name in ("m", "n", "k"))
     return m, n, k, np.array([float(low_quantile(np.asarray(s.values), LOW_QUANTILE)) for s in chosen])

@@ -46,10 +46,7 @@ class Report:
 
 @dataclass(frozen=True)
 class LevelPrediction:
-    """A training step that was not used in the fit, predicted and measured.
-
-    `fitted_on` names the basis of the prediction: the model's smaller batches, or other models.
-    """
+    """A training step that was not used in the fit, predicted from smaller batches and measured."""
 
     workload: str
     precision: str
@@ -57,7 +54,6 @@ class LevelPrediction:
     framework: str
     predicted: Estimate
     measured: Estimate
-    fitted_on: str = "smaller batches"
 
     @property
     def error(self) -> float:

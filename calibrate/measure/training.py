@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.calibrate.measure.measure import Measure, Outcome, Series
-from equipoise.calibrate.measure.operations import as_columns, trace
+from equipoise.calibrate.measure.measure import Measure, Outcome
 from equipoise.calibrate.measure.timing import time_calls
 from equipoise.calibrate.samples import Scalar
 
@@ -55,7 +54,7 @@ FRAMEWORK, ONE_CORE = "PyTorch", "PyTorch on one core, CPU time"
 
 
 def training_measures(device: str, quick: bool) -> list[Measure]:
-    """Steps of each workload over batch sizes, and what each consists of; on a GPU in fp32, tf32 and bf16."""
+    """Steps of each workload over batch sizes; on a GPU in fp32, tf32 and bf16."""
     if importlib.util.find_spec("torch") is None:
         return [] if device == "cuda" else _numpy_measures(quick)
     import torch
@@ -74,15 +73,8 @@ def training_measures(device: str, quick: bool) -> list[Measure]:
                 what: dict[str, Scalar] = {"workload": workload, "precision": precision, "batch": batch}
                 what["framework"] = framework
                 make = partial(prepared_step, device, quick, workload, precision, batch)
-                found.append(Measure("operations", what, partial(_operations, make), once=True))
                 found.append(Measure("training", what, partial(_timed, make, device)))
     return found
-
-
-def _operations(make: Callable[[], Prepared], budget_s: float) -> Outcome:
-    step, _ = make()
-    step()  # what is only done once (the optimiser's state) is no part of a step
-    return Series(as_columns(trace(step)))
 
 
 def _timed(make: Callable[[], Prepared], device: str, budget_s: float) -> Outcome:

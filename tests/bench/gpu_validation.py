@@ -48,7 +48,7 @@ LEAST_S = 0.5  # of a calibration
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
     "copy,read,triad,library_copy,fma,tensor,launch_pipelined,launch_round_trip,load_latency,transfer,gemm,"
-    "share,interference,attention,convolution,elementwise,dispatch,training,operations"
+    "share,interference,training"
 )
 
 
@@ -205,8 +205,7 @@ def _transformers(session: Session, shapes: str) -> Any:
 def _transformer_rows(session: Session, found: Any, stacks: gpu_predicted.Stacks) -> list[Row]:
     session.profile("first")
     hardware = str(session.out / "first.yaml")
-    samples = session.samples("second" if "second" in session.results else "first")
-    return [row for each in found for row in gpu_rows.large_rows(each, hardware, samples, stacks)]
+    return [row for each in found for row in gpu_rows.large_rows(each, hardware, stacks)]
 
 
 def measure_shares(session: Session) -> Any:

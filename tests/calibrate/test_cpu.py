@@ -74,23 +74,8 @@ def test_a_training_step_not_used_in_the_fit_is_predicted_with_error_and_interva
         assert p["predicted_low_s"] <= p["predicted_s"] <= p["predicted_high_s"]
         assert p["measured_low_s"] <= p["measured_s"] <= p["measured_high_s"]
         assert p["error"] == pytest.approx(p["predicted_s"] / p["measured_s"] - 1.0)
-    larger = [p for p in predictions if p["fitted_on"] == "smaller batches"]
-    assert {p["batch"] for p in larger} == {64}
-    assert {step.workload for step in session[0].steps} == {p["workload"] for p in larger}
-
-
-@pytest.mark.long
-def test_every_model_is_predicted_from_the_steps_of_the_others(session: Any) -> None:
-    """No bound on the error: this machine may be busy with other things, and the report shows it."""
-    pytest.importorskip("torch")
-    others = [p for p in session[1]["predictions"] if p["fitted_on"] != "smaller batches"]
-    assert {(p["workload"], p["fitted_on"]) for p in others} == {
-        ("mlp", "steps of conv and transformer"),
-        ("conv", "steps of mlp and transformer"),
-        ("transformer", "steps of mlp and conv"),
-    }
-    assert {p["batch"] for p in others} == {4, 8, 16, 32, 64}
-    assert np.median([abs(p["error"]) for p in others]) < 3.0, "the right order of magnitude at least"
+    assert {p["batch"] for p in predictions} == {64}
+    assert {step.workload for step in session[0].steps} == {p["workload"] for p in predictions}
 
 
 @pytest.mark.long

@@ -234,11 +234,10 @@ def test_calibrations_whose_intervals_do_not_meet_fail_and_are_named() -> None:
     assert (bad.verdict, bad.found) == ("FAILS", "3 of 5 numbers; apart: x3_s, mlp bf16 per sample")
 
 
-def prediction(workload: str, fitted_on: str, error: float) -> dict[str, Any]:
+def prediction(workload: str, precision: str, error: float) -> dict[str, Any]:
     return {
         "workload": workload,
-        "precision": "bf16",
-        "fitted_on": fitted_on,
+        "precision": precision,
         "error": error,
         "predicted_low_s": 1.0 + error - 0.02,
         "predicted_high_s": 1.0 + error + 0.02,
@@ -247,12 +246,12 @@ def prediction(workload: str, fitted_on: str, error: float) -> dict[str, Any]:
     }
 
 
-def test_steps_are_judged_by_how_they_were_predicted() -> None:
-    found = [prediction(w, "smaller batches", 0.01) for w in ("mlp", "conv")]
-    found += [prediction("mlp", "steps of conv and gpt", e) for e in (0.02, -0.2, 0.3)]
-    larger, other = gpu_rows.step_rows(found)
-    assert (larger.verdict, larger.found) == ("holds", "1.0% median of 2, intervals meet in 2")
-    assert other.what == "step of mlp from steps of conv and gpt, bf16"
+def test_steps_are_judged_by_precision() -> None:
+    found = [prediction(w, "fp32", 0.01) for w in ("mlp", "conv")]
+    found += [prediction("mlp", "bf16", e) for e in (0.02, -0.2, 0.3)]
+    single, other = gpu_rows.step_rows(found)
+    assert (single.verdict, single.found) == ("holds", "1.0% median of 2, intervals meet in 2")
+    assert other.what == "step of largest batch from smaller batches, bf16"
     assert (other.verdict, other.found) == ("FAILS", "20.0% median of 3, intervals meet in 1")
     assert gpu_rows.step_rows([])[0].verdict == "not run"
 

@@ -15,7 +15,7 @@ from equipoise.calibrate.fit import accelerator
 from equipoise.calibrate.fit.fabric import as_fabric, messages
 from equipoise.calibrate.fit.pieces import fit_collective
 from equipoise.calibrate.profile import build_profile
-from equipoise.calibrate.samples import Sample, SamplesError, SampleSet
+from equipoise.calibrate.samples import Sample, SamplesError, SampleSet, SampleWriter, read_samples
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile, save_profile
 
@@ -70,6 +70,25 @@ def synthetic() -> SampleSet:
         for batch in (1, 2, 4, 8, 16):
             add("training", 0.01 + 0.002 * batch, workload="net", precision="bf16", batch=batch, framework="X")
     return SampleSet(CONDITIONS, {"numpy": "2"}, tuple(samples))
+
+
+def test_kinds_that_are_not_fitted_are_read_and_named(tmp_path: Path) -> None:
+    """Files of earlier versions hold operations of steps and products of single layers ("part")."""
+    known = synthetic()
+    layer = {"precision": "bf16", "m": 64, "n": 64, "k": 64, "part": "weight", "library": "lib"}
+    old = [
+        Sample("attention", {"part": "forward"}, (1e-3,)),
+        Sample("operations", {}, (), columns={"kind": [0.0], "m": [1.0]}),
+        Sample("gemm", layer, (1e-12,)),  # 5e17 FLOP/s, were it a whole product
+    ]
+    writer = SampleWriter(tmp_path / "old.jsonl", known.conditions, known.versions)
+    for sample in (*known.samples, *old):
+        writer.add(sample)
+    writer.close()
+    profile, report = build_profile(read_samples(tmp_path / "old.jsonl"), "p")
+    assert report.notes == ["2 samples of kinds that are not fitted: attention, operations"]
+    (accelerator,) = profile.accelerators.values()
+    assert accelerator.flop_per_s["bf16"].value <= PEAK
 
 
 def heat_columns() -> dict[str, list[float]]:

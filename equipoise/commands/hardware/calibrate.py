@@ -48,13 +48,6 @@ if TYPE_CHECKING:
     help="Fit these samples without measuring. May be repeated.",
 )
 @click.option("--check", "checked", metavar="PROFILE", help="Measure three numbers of a profile again.")
-@click.option(
-    "--compose",
-    "composed",
-    metavar="NAME=FILE.py:FUNCTION",
-    multiple=True,
-    help="Add the step time of a model that was not timed; FUNCTION(batch) returns a function that runs one step.",
-)
 @click.option("--only", metavar="KIND,KIND", help="Measure only these kinds, e.g. copy,gemm.")
 @click.option("--seconds", type=FloatRange(0.5, 3600), help="Time spent on measuring.")
 @click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Storage to measure.")
@@ -71,7 +64,6 @@ def calibrate(
     samples_path: Path | None,
     origins: tuple[Path, ...],
     checked: str | None,
-    composed: tuple[str, ...],
     only: str | None,
     seconds: float | None,
     folder: Path | None,
@@ -98,12 +90,11 @@ def calibrate(
         for name, path in (("--out", out), ("--samples", samples_path or out)):
             _check_writable(name, path)
         if origins:
-            return _fit(_read(origins), out, [], form, composed)
+            return _fit(_read(origins), out, [], form)
         path = samples_path or out.with_suffix(".samples.jsonl")
         kinds = frozenset(k.strip() for k in (only or "").split(",") if k.strip())
-        _check_composed(composed)
         outcome = _measure(device, quick, path, kinds, seconds, folder, state.quiet)
-        return _fit(outcome.samples, out, outcome.missing, form, composed)
+        return _fit(outcome.samples, out, outcome.missing, form)
     except SamplesError as error:
         raise WrongInputError(str(error)) from None
 
@@ -135,14 +126,6 @@ def _read(origins: tuple[Path, ...]) -> SampleSet:
     return merge(read_samples(path) for path in origins)
 
 
-def _check_composed(composed: tuple[str, ...]) -> None:
-    """Report mistakes in --compose before measuring."""
-    from equipoise.calibrate.fit.compose_step import load_make
-
-    for text in composed:
-        load_make(text)
-
-
 def _measure(
     device: str, quick: bool, path: Path, kinds: frozenset[str], seconds: float | None, folder: Path | None, quiet: bool
 ) -> SessionOutcome:
@@ -172,21 +155,17 @@ def _measure(
     return outcome
 
 
-def _fit(samples: SampleSet, out: Path, missing: list[str], form: str, composed: tuple[str, ...]) -> int:
-    from equipoise.calibrate.fit.compose_step import composed_steps, load_make
+def _fit(samples: SampleSet, out: Path, missing: list[str], form: str) -> int:
     from equipoise.calibrate.profile import build_profile
     from equipoise.sim.hardware.profile import save_profile
 
-    makes = [load_make(text) for text in composed]
     try:
         profile, report = build_profile(samples, out.stem)
     except ValueError as error:  # SamplesError is one; fits raise it for samples that they cannot use
         raise SamplesError(str(error)) from None
-    (accelerator,) = profile.accelerators
-    added = [step for name, make in makes for step in composed_steps(samples, name, make, accelerator, report)]
     report.missing[:0] = missing
     try:
-        save_profile(profile.model_copy(update={"steps": (*profile.steps, *added)}), out)
+        save_profile(profile, out)
     except OSError as error:
         raise WrongInputError(f"--out {out}: {error.strerror or error}") from None
     print(json.dumps(_as_json(report, out), indent=2) if form == "json" else _as_text(report, out))
@@ -204,7 +183,7 @@ def _as_json(report: Report, out: Path) -> dict[str, Any]:
         {k: getattr(p, k) for k in ("workload", "precision", "framework", "batch")}
         | {f"predicted{k}_s": v for k, v in _ends(p.predicted).items()}
         | {f"measured{k}_s": v for k, v in _ends(p.measured).items()}
-        | {"error": p.error, "fitted_on": p.fitted_on}
+        | {"error": p.error}
         for p in report.predictions
     ]
     more = {"missing": report.missing, "notes": report.notes}
@@ -235,11 +214,11 @@ def _as_text(report: Report, out: Path) -> str:
         )
     text = "\n".join(aligned(rows))
     if report.predictions:
-        steps = [("training step not used in the fit", "fitted on", "predicted", "measured", "error")]
+        steps = [("training step, from smaller batches", "predicted", "measured", "error")]
         for p in _largest(report.predictions):
             name = f"{p.workload}, {p.precision}, batch {p.batch}, {p.framework}"
             numbers = (_interval_ms(p.predicted), _interval_ms(p.measured), f"{p.error:+.1%}")
-            steps.append((name, p.fitted_on, *numbers))
+            steps.append((name, *numbers))
         text += "\n\n" + "\n".join(aligned(steps))
     for title, lines in (("not measured", report.missing), ("notes", report.notes)):
         if lines:
@@ -251,7 +230,7 @@ def _largest(predictions: Iterable[LevelPrediction]) -> list[LevelPrediction]:
     """The largest batch of each model; the others are in the JSON report and in the held-out error."""
     found: dict[tuple[str, ...], LevelPrediction] = {}
     for p in predictions:
-        kind = (p.workload, p.precision, p.framework, p.fitted_on)
+        kind = (p.workload, p.precision, p.framework)
         if kind not in found or p.batch > found[kind].batch:
             found[kind] = p
     return list(found.values())

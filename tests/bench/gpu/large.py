@@ -4,7 +4,7 @@
 
 By batch and sequence, with all activations kept and recomputed (Chen et al. 2016), as it is written and through
 torch.compile (each block; embedding, loss and update as they are). Parameters and moments in 32 bits, products in
-bf16 by autocast, the update fused. Predictions are made elsewhere: this only measures, and notes the operations.
+bf16 by autocast, the update fused. Predictions are made elsewhere: this only measures.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
-
-from equipoise.calibrate.measure.operations import as_columns, trace
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def measure(self, case: Case) -> dict[str, Any]:
-        """Seconds of every step and peak bytes of one case; its operations where nothing is compiled."""
+        """Seconds of every step and peak bytes of one case."""
         import torch
 
         began = time.perf_counter()
@@ -203,8 +201,6 @@ class Bench:
                 "reserved_bytes": torch.cuda.max_memory_reserved(),
                 "device_bytes": total - free,
             }
-        if not case.compiled:
-            found["operations"] = as_columns(trace(step))
         return found
 
 

@@ -11,11 +11,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from equipoise.calibrate.fit.compose import UnitCosts
-from equipoise.calibrate.fit.compose_fits import prior_of, step_model, steps_of, unit_costs
-from equipoise.calibrate.measure.operations import from_columns
-from equipoise.calibrate.measure.training import FRAMEWORK
-from equipoise.calibrate.samples import SampleSet
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.fit import PRIORS, Prior, fit
 from equipoise.sim.llm.quantities import quantities
@@ -86,15 +81,6 @@ def _asked(found: Mapping[str, Any], hardware: str, stacks: Stacks, accelerator:
         path = Path(folder, "large.yaml")
         path.write_text(yaml.safe_dump(scenario(found, hardware, stacks, accelerator)))
         return fits(path)
-
-
-def from_operations(found: Mapping[str, Any], samples: SampleSet) -> list[float | None]:
-    """Seconds of every case whose operations were noted, as the calibrated costs of these give them."""
-    costs: UnitCosts = unit_costs(samples, PRECISION, FRAMEWORK)
-    steps = steps_of(samples, costs, PRECISION, FRAMEWORK)
-    model = step_model(steps, prior_of(samples, costs, PRECISION, FRAMEWORK))
-    noted = [case.get("operations") for case in found["cases"]]
-    return [None if o is None else float(model.predict(costs.rows(from_columns(o)))) for o in noted]
 
 
 def measured_s(case: Mapping[str, Any]) -> float | None:

@@ -14,7 +14,7 @@ from equipoise.calibrate.measure.verify import UNROLL
 from equipoise.calibrate.samples import SampleSet
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, load_profile
 from tests.bench.gpu.activity import EXPECTED
-from tests.bench.gpu.predicted import FITTED, Stacks, from_operations, from_shape, measured_s
+from tests.bench.gpu.predicted import FITTED, Stacks, from_shape, measured_s
 from tests.bench.gpu.ranks import throughput
 from tests.bench.gpu.shares import HELD_OUT, curves, held_out_shares, pair_goodput
 
@@ -212,15 +212,13 @@ def agreement_row(first: HardwareProfile, second: HardwareProfile) -> Row:
 
 
 def step_rows(predictions: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Training steps not used in the fit: larger batches of a model, and models that were not fitted."""
+    """Training steps not used in the fit: the largest batch of each model."""
     if not predictions:
         return [not_run("training steps not used in the fit", "no steps were timed (needs PyTorch for CUDA)")]
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for p in predictions:
-        other = p["fitted_on"] != "smaller batches"
-        what = f"{p['workload']} from {p['fitted_on']}" if other else "largest batch from smaller batches"
-        groups.setdefault((what, p["precision"]), []).append(p)
-    return [_step_row(f"{what}, {precision}", chosen) for (what, precision), chosen in groups.items()]
+        groups.setdefault(p["precision"], []).append(p)
+    return [_step_row(f"largest batch from smaller batches, {name}", chosen) for name, chosen in groups.items()]
 
 
 def _step_row(what: str, chosen: Sequence[Mapping[str, Any]]) -> Row:
@@ -260,10 +258,10 @@ def training_share_rows(found: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def large_rows(found: Mapping[str, Any], hardware: str, samples: SampleSet, stacks: Stacks) -> list[Row]:
-    """Steps and peak memory of a large transformer against what its shape, or its operations, and a profile say."""
+def large_rows(found: Mapping[str, Any], hardware: str, stacks: Stacks) -> list[Row]:
+    """Steps and peak memory of a large transformer against what its shape and a profile say."""
     cases, size = found["cases"], found["name"]
-    by_shape, by_operations = from_shape(found, hardware, stacks), from_operations(found, samples)
+    by_shape = from_shape(found, hardware, stacks)
     rows = []
     for compiled, recompute in ((False, False), (False, True), (True, False), (True, True)):
         chosen = [
@@ -281,10 +279,6 @@ def large_rows(found: Mapping[str, Any], hardware: str, samples: SampleSet, stac
             rows.append(_judged(what, f"median at most {STEP_ERROR:.0%}", _errors(steps), good))
         else:
             rows.append(Row(what, "-", _errors(steps), "stated"))
-        noted = [(k, s) for k in chosen if (s := by_operations[k]) is not None]
-        if noted:
-            steps = [s / float(measured_s(cases[k]) or 0.0) - 1.0 for k, s in noted]
-            rows.append(Row(f"the same from its operations, {how}", "-", _errors(steps), "stated"))
         peaks = [(by_shape[k], cases[k]["device_bytes"]) for k in chosen if "device_bytes" in cases[k]]
         if peaks:
             errors = [p["peak_bytes"] / real - 1.0 for p, real in peaks]
