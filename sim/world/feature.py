@@ -24,6 +24,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import KeyPath
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.decisions import Decisions
+from equipoise.sim.world.nodes import NodeEvents
 from equipoise.sim.world.roster import Roster
 
 
@@ -37,6 +38,7 @@ class WorldParts:
     cluster: Cluster
     roster: Roster
     allocator: Allocator
+    nodes: NodeEvents
     decisions: Decisions
     meter: Meter
     usd_per_gpu_s: Floats

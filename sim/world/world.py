@@ -228,6 +228,7 @@ class SimWorld:
             self.cluster,
             self.roster,
             self.allocator,
+            self.nodes,
             self.decisions,
             self.meter,
             self.prices.usd_per_gpu_s,
