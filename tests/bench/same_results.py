@@ -31,6 +31,7 @@ from typing import Any
 import yaml
 
 import equipoise
+from equipoise.sim.discover import files
 from tests.bench.digests import (
     Columns,
     Digest,
@@ -103,12 +104,12 @@ RATIOS_HELD = {
 """What these expect is held instead: ratios of papers (test_published.py, test_power.py), costs of pools."""
 TOO_LONG = {"shockwave-window"}
 """A scenario that would take minutes; its policy has worked cases of its own."""
-BESIDE = {"serving-beside-training"}
-"""Scenarios with services, whose figures tests/sim/world/test_services.py holds."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
 SHRUNK = {"many-jobs-faults": ("workload.jobs.0.count=8", "workload.jobs.1.count=4", "workload.jobs.2.count=10")}
 """Changes to scenarios that take long."""
+OF_FEATURES = ("horizon=6 h",)
+"""Changes to the scenarios of features."""
 TRAINED = ("workload.trace.training.count=3", "workload.trace.training.models=[small, large]")
 NO_RESULT = {
     "manifest",  # dates, versions, and the hash of the source
@@ -132,6 +133,9 @@ def cases() -> dict[str, Callable[[], Tables]]:
     for name, policies in SHIPPED.items():
         for policy in policies:
             found[f"{name}/{policy}"] = partial(simulated, name, policy, TRACED.get(name), SHRUNK.get(name, ()))
+    for path in files("scenarios/*.yaml"):
+        for policy in (STAGES, "easy"):
+            found[f"{path.stem}/{policy}"] = partial(simulated, str(path.with_suffix("")), policy, None, OF_FEATURES)
     for policy in (STAGES, "fifo"):
         found[f"philly with training/{policy}"] = partial(simulated, "philly", policy, 8, TRAINED)
     found["wrong/no jobs"] = partial(simulated, "counted", "fifo")

@@ -78,15 +78,15 @@ class Tenant:
 class ServicesRun(FeatureRun):
     """All services of a run. times: of requests from files, by name of the service."""
 
-    def __init__(self, engine: WorldParts, times: Mapping[str, Floats]) -> None:
-        scenario, self.cluster, self.roster = engine.scenario, engine.cluster, engine.roster
-        self.clock, self.allocator, self.meter = engine.clock, engine.allocator, engine.meter
-        self.usd_per_gpu_s, self._timeline, self.event = engine.usd_per_gpu_s, engine.timeline, engine.decisions.event
+    def __init__(self, parts: WorldParts, times: Mapping[str, Floats]) -> None:
+        scenario, self.cluster, self.roster = parts.scenario, parts.cluster, parts.roster
+        self.clock, self.allocator, self.meter = parts.clock, parts.allocator, parts.meter
+        self.usd_per_gpu_s, self._timeline, self.event = parts.usd_per_gpu_s, parts.timeline, parts.decisions.event
         self.restart, self.begin_s = scenario.restart, float(self.roster.demand.arrival_s[0])
         self.holds_open = scenario.horizon is not None
         self.tenants = [
             Tenant(
-                ServiceState(spec, engine.seed, self.begin_s, times.get(spec.name)),
+                ServiceState(spec, parts.seed, self.begin_s, times.get(spec.name)),
                 self.cluster,
                 speeds(spec, scenario, self.cluster),
             )
