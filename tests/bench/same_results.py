@@ -108,7 +108,7 @@ TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
 SHRUNK = {"many-jobs-faults": ("workload.jobs.0.count=8", "workload.jobs.1.count=4", "workload.jobs.2.count=10")}
 """Changes to scenarios that take long."""
-OF_FEATURES = ("horizon=6 h",)
+OF_FEATURES = ("horizon=2 h",)
 """Changes to the scenarios of features."""
 TRAINED = ("workload.trace.training.count=3", "workload.trace.training.models=[small, large]")
 NO_RESULT = {
