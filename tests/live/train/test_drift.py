@@ -168,11 +168,11 @@ def results() -> list[list[dict[str, Any]]]:
     return live_ranks.run(runs, 2)
 
 
-def test_it_begins_with_two_local_steps_and_goes_as_far_as_the_drift_allows(results):
+def test_it_begins_with_few_local_steps_and_goes_as_far_as_the_drift_allows(results):
     alike, unlike, exact = results[0]
     assert alike["drifts"][0] == 0.1
     later = [h for h in alike["intervals"] if h > 1]
-    assert later[0] == 2
+    assert later[0] in (2, 3)  # by what an exchange took of a round
     assert max(alike["intervals"]) > 2 * max(unlike["intervals"])
     assert alike["drifts"][-1] < 0.2 * unlike["drifts"][-1]
     assert max(exact["intervals"]) == 1
@@ -181,15 +181,16 @@ def test_it_begins_with_two_local_steps_and_goes_as_far_as_the_drift_allows(resu
 
 
 def test_the_first_that_is_measured_is_what_the_replicas_show(results):
-    """The parameters that both ranks wrote down before and after the first two local steps."""
+    """The parameters that both ranks wrote down before and after the first local steps."""
     logs = [rank[1] for rank in results]
-    k = logs[0]["intervals"].index(2)
+    k = next(j for j, interval in enumerate(logs[0]["intervals"]) if interval > 1)
+    steps = logs[0]["intervals"][k]
     known = next(d for d in logs[0]["drifts"][k:] if d != 0.1)
     last = next(j for j in range(k, len(logs[0]["drifts"])) if logs[0]["drifts"][j] != 0.1)
     apart = square = 0.0
-    for begin in range(k, last, 2):
-        start, ends = logs[0]["starts"][begin], [log["ends"][begin + 1] for log in logs]
-        mean = logs[0]["starts"][begin + 2]
+    for begin in range(k, last, steps):
+        start, ends = logs[0]["starts"][begin], [log["ends"][begin + steps - 1] for log in logs]
+        mean = logs[0]["starts"][begin + steps]
         apart += sum(0.5 * float((end - mean).square().sum()) for end in ends)
         square += float((mean - start).square().sum())
     assert known <= apart / square + 1e-9  # of which the noise of the gradients is taken off
