@@ -15,11 +15,11 @@ from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
 from equipoise.live.launch_files import Launch, kubernetes, slurm
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress, say
+from equipoise.policies.contract import Policy
+from equipoise.policies.record.export import ExportedPolicy, ExportError, load_policy, write_policy
 from equipoise.policies.registry import make_policy
 
 if TYPE_CHECKING:
-    from equipoise.policies.contract import Policy
-    from equipoise.policies.record.export import ExportedPolicy
     from equipoise.sim.record import Run
     from equipoise.sim.scenario.model import Scenario
 
@@ -71,7 +71,6 @@ def export(
         raise click.UsageError("needs SCENARIO to export from, or --check FILE")
     _check_target(Path(out))
     from equipoise import api
-    from equipoise.policies.record.export import write_policy
 
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
@@ -115,8 +114,6 @@ def _key(key_file: str | None) -> bytes | None:
 
 def _tried(action: Any) -> Any:
     """Run an action on a policy file; an error in the file becomes one line."""
-    from equipoise.policies.record.export import ExportError
-
     try:
         return action()
     except ExportError as error:
@@ -126,15 +123,12 @@ def _tried(action: Any) -> Any:
 
 
 def _check(path: str, key: bytes | None, plugins: bool) -> None:
-    from equipoise.policies.record.export import load_policy
-
     found: ExportedPolicy = _tried(lambda: load_policy(Path(path), key, plugins=plugins))
     say(f"{path}: ok, {'signature checked' if found.signed else 'signature not checked'}")
     say(json.dumps(found.content(), indent=2))
 
 
 def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPolicy:
-    from equipoise.policies.record.export import ExportedPolicy
     from equipoise.sim.hardware.profile import load_profile, profile_path
 
     hardware = scenario.cluster.hardware

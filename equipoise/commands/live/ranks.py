@@ -10,6 +10,7 @@ import click
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, pass_state, say
+from equipoise.study.twin.ranks import as_data, diagnose, render
 
 
 @click.command()
@@ -24,8 +25,6 @@ def ranks(state: CommandState, run_dir: str, form: str, last: int | None) -> int
     RUN_DIR is the folder of one run, or the `run_dir` given to `attach`, if it holds a single
     run. A run with `mode="observe"` is enough.
     """
-    from equipoise.study.twin.ranks import as_data, diagnose, render
-
     found = diagnose(Path(run_dir), last)
     say(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
     return OK

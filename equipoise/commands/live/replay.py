@@ -9,6 +9,11 @@ import click
 from equipoise.formats.operations import read_operations
 from equipoise.formats.text.errors import FormatError
 from equipoise.options import CommandState, common, pass_state, progress, say
+from equipoise.sim.scenario.tree import InputError
+from equipoise.study.folders import check_target
+from equipoise.study.replay.graph import graphs
+from equipoise.study.replay.summary import parse_change, summarise
+from equipoise.study.replay.timeline import write_timeline
 
 
 @click.command()
@@ -28,11 +33,6 @@ def replay(
     FILEs are PyTorch profiler or Chakra traces, one per rank, or one table (CSV, Parquet) with columns step, rank,
     dp_rank, stage, optype, start_ts, duration, seq_id.
     """
-    from equipoise.sim.scenario.tree import InputError
-    from equipoise.study.folders import check_target
-    from equipoise.study.replay.graph import graphs
-    from equipoise.study.replay.summary import parse_change, summarise
-    from equipoise.study.replay.timeline import write_timeline
 
     if timeline is not None:
         check_target(timeline, (".json.gz",))

@@ -7,20 +7,22 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
-from equipoise.commands.live.twin import policy_of
+from equipoise.commands.live.policies import policy_of
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import FAILURE, OK
 from equipoise.formats.text.errors import FormatError
+from equipoise.live.queue.lease import Watchdog
+from equipoise.live.queue.loop import Scheduler
 from equipoise.live.queue.manager import ManagerError
+from equipoise.live.queue.options import Mode, QueueOptions, read_estimates
+from equipoise.live.queue.record import BusyError, Record
+from equipoise.live.queue.slurm import Slurm
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, say
-
-if TYPE_CHECKING:
-    from equipoise.live.queue.options import Mode, QueueOptions
-    from equipoise.policies.contract import Policy
+from equipoise.policies.contract import Policy
 
 _above_zero = FloatRange(min=0.0, min_open=True)
 
@@ -109,8 +111,6 @@ def schedule(
         raise click.UsageError("needs --partition NAME, --account NAME, or both")
     if missing := [name for name in ("squeue", "sinfo", "scontrol") if shutil.which(name) is None]:
         raise WrongInputError(f"{missing[0]} not found; run `schedule` on a host with Slurm's commands")
-    from equipoise.live.queue.options import QueueOptions
-
     options = QueueOptions(
         mode=cast("Mode", mode),
         requeue=requeue,
@@ -128,8 +128,6 @@ def schedule(
 
 
 def _estimates(path: str | None) -> dict[str, float]:
-    from equipoise.live.queue.options import read_estimates
-
     try:
         return {} if path is None else read_estimates(Path(path))
     except FormatError as error:
@@ -158,11 +156,6 @@ def _run(
     account: str,
     timeout_s: float,
 ) -> int:
-    from equipoise.live.queue.lease import Watchdog
-    from equipoise.live.queue.loop import Scheduler
-    from equipoise.live.queue.record import BusyError, Record
-    from equipoise.live.queue.slurm import Slurm
-
     try:
         manager = Slurm(partition, account, timeout_s)
         if options.mode == "act" and not options.held and (deaf := manager.deaf()):

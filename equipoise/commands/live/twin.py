@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from equipoise.base.files import write_whole
+from equipoise.commands.live.policies import policy_of
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK, OUTSIDE
 from equipoise.options import WrongInputError, common, say
-from equipoise.policies.registry import make_policy
-
-if TYPE_CHECKING:
-    from equipoise.policies.contract import Policy
+from equipoise.policies.contract import Policy
+from equipoise.sim.loading.file import dump
+from equipoise.study.twin import queue, text
+from equipoise.study.twin.queue_record import is_queue, read_queue
+from equipoise.study.twin.record import read_run
+from equipoise.study.twin.twin import twin as compare_run
 
 
 @click.command()
@@ -40,24 +43,16 @@ def twin(run_dir: str, form: str, policy: str | None, seed: int, scenario: str |
 
     For the journal of `equipoise schedule` it shows waiting and start times job by job.
     """
-    from equipoise.study.twin.queue_record import is_queue
-    from equipoise.study.twin.record import read_run
-    from equipoise.study.twin.text import as_data, render
-    from equipoise.study.twin.twin import twin as compare
-
     chosen = None if policy is None else policy_of(policy)
     if is_queue(Path(run_dir)):
         return _queue(run_dir, form, chosen, seed, scenario, tolerance)
-    found = compare(read_run(Path(run_dir), chosen), seed)
+    found = compare_run(read_run(Path(run_dir), chosen), seed)
     if scenario is not None:
-        from equipoise.base.files import write_whole
-        from equipoise.sim.loading.file import dump
-
         try:
             write_whole(Path(scenario), dump(found.scenario))
         except OSError as error:
             raise WrongInputError(f"{scenario}: {error.strerror}") from error
-    say(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
+    say(json.dumps(text.as_data(found)) if form == "json" else text.render(found), nl=form == "json")
     if tolerance is None:
         return OK
     return OK if found.step_error_median <= tolerance and not found.replay_differences else OUTSIDE
@@ -67,26 +62,8 @@ def _queue(
     folder: str, form: str, policy: Policy | None, seed: int, scenario: str | None, tolerance: float | None
 ) -> int:
     """The twin of a queue: waiting and starts job by job."""
-    from equipoise.study.twin.queue import as_data, render
-    from equipoise.study.twin.queue import twin as compare
-    from equipoise.study.twin.queue_record import read_queue
-
     if scenario is not None:
         raise click.UsageError("--scenario: allowed for the record of a training job only")
-    found = compare(read_queue(Path(folder), policy), seed)
-    say(json.dumps(as_data(found)) if form == "json" else render(found), nl=form == "json")
+    found = queue.twin(read_queue(Path(folder), policy), seed)
+    say(json.dumps(queue.as_data(found)) if form == "json" else queue.render(found), nl=form == "json")
     return OK if tolerance is None or 1.0 - found.near_ratio(found.replayed_s) <= tolerance else OUTSIDE
-
-
-def policy_of(text: str) -> Policy:
-    """An exported file, or stages joined by +."""
-    from equipoise.policies.record.export import ExportError, load_policy
-
-    if not text.endswith((".yaml", ".yml")):
-        return make_policy(text)
-    try:
-        return load_policy(Path(text)).policy
-    except ExportError as error:
-        raise WrongInputError(str(error)) from error
-    except OSError as error:
-        raise WrongInputError(f"{text}: {error.strerror}") from error

@@ -1,0 +1,22 @@
+"""The policy that an argument names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.options import WrongInputError
+from equipoise.policies.contract import Policy
+from equipoise.policies.record.export import ExportError, load_policy
+from equipoise.policies.registry import make_policy
+
+
+def policy_of(text: str) -> Policy:
+    """An exported file, or stages joined by +."""
+    if not text.endswith((".yaml", ".yml")):
+        return make_policy(text)
+    try:
+        return load_policy(Path(text)).policy
+    except ExportError as error:
+        raise WrongInputError(str(error)) from error
+    except OSError as error:
+        raise WrongInputError(f"{text}: {error.strerror}") from error
