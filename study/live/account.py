@@ -15,9 +15,9 @@ from typing import Any
 
 from equipoise.study.twin.record import lines_of, manifest_of, the_run_in
 
-USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "restart", "lost_to_faults", "other")
-"""Computing and updating; waiting for data; for other ranks; the exchange; forming groups; rounds that were trained
-again; what was not timed: pauses, checkpoints, the start and the end."""
+USES = ("busy", "input_stall", "barrier_wait", "exposed_communication", "other")
+"""Computing and updating; waiting for data; for other ranks; the exchange; what was not timed: pauses, checkpoints, the
+start and the end."""
 _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
 
 
@@ -65,7 +65,7 @@ class LiveAccount:
 
     @property
     def samples(self) -> int:
-        """Samples of rounds that were not lost."""
+        """Samples trained."""
         return sum(rank.samples for rank in self.ranks)
 
     def seconds(self) -> dict[str, float]:
@@ -97,7 +97,7 @@ def read_account(folder: Path) -> LiveAccount:
     ranks, events = [], []
     for member, lines in found.items():
         rank = RankTime(member, hosts.get(member, "-"))
-        _lay(rank, lines, rounds, shortest)
+        _lay(rank, lines, shortest)
         ranks.append(rank)
         events += [(line["unix_s"], member, line) for line in lines if "event" in line]
     begins = [rank.begin_s for rank in ranks if math.isfinite(rank.begin_s)] or [float(manifest.get("unix_s", 0.0))]
@@ -115,12 +115,7 @@ def _seconds(value: Any) -> float:
     return 0.0 if value is None else float(value)
 
 
-def _lay(
-    rank: RankTime,
-    lines: Sequence[Mapping[str, Any]],
-    rounds: Mapping[int, Mapping[int, Any]],
-    shortest: Mapping[int, float],
-) -> None:
+def _lay(rank: RankTime, lines: Sequence[Mapping[str, Any]], shortest: Mapping[int, float]) -> None:
     """Compute a rank's slices: rounds end at the next note with a clock, rounds after the last note follow it."""
     waiting: list[Mapping[str, Any]] = []
     at_s = math.nan
@@ -132,14 +127,12 @@ def _lay(
         spent_s = math.fsum(_length(w) for w in waiting)
         rank.begin_s = at_s - spent_s if math.isnan(rank.begin_s) else rank.begin_s
         before_s = rank.slices[-1].end_s if rank.slices else rank.begin_s
-        _place(rank, waiting, max(before_s, at_s - spent_s), rounds, shortest)
+        _place(rank, waiting, max(before_s, at_s - spent_s), shortest)
         waiting = []
-        if line["event"] == "regrouped":
-            rank.slices.append(Slice(max(before_s, at_s - float(line["took_s"])), at_s, "restart", -1))
     if math.isnan(at_s):
         return
     last_s = rank.slices[-1].end_s if rank.slices else at_s
-    _place(rank, waiting, max(last_s, at_s), rounds, shortest)
+    _place(rank, waiting, max(last_s, at_s), shortest)
     rank.end_s = max(at_s, rank.slices[-1].end_s if rank.slices else at_s)
 
 
@@ -147,17 +140,10 @@ def _length(line: Mapping[str, Any]) -> float:
     return math.fsum(_seconds(line[name]) for name in _TIMES)
 
 
-def _place(
-    rank: RankTime,
-    lines: Sequence[Mapping[str, Any]],
-    at_s: float,
-    rounds: Mapping[int, Mapping[int, Any]],
-    shortest: Mapping[int, float],
-) -> None:
-    """Rounds back to back from `at_s` on; one that was trained again later is lost."""
+def _place(rank: RankTime, lines: Sequence[Mapping[str, Any]], at_s: float, shortest: Mapping[int, float]) -> None:
+    """Rounds back to back from `at_s` on."""
     for line in lines:
         number = line["round"]
-        lost = rounds[number][rank.member] is not line
         tail_s = _seconds(line["tail_s"])
         exchange_s = min(tail_s, shortest[number])
         parts = (
@@ -169,8 +155,7 @@ def _place(
         )
         for use, length_s in parts:
             if length_s > 0:
-                rank.slices.append(Slice(at_s, at_s + length_s, "lost_to_faults" if lost else use, number))
+                rank.slices.append(Slice(at_s, at_s + length_s, use, number))
                 at_s += length_s
-        if not lost:
-            rank.samples += int(_seconds(line["samples"]))
-            rank.rounds += 1
+        rank.samples += int(_seconds(line["samples"]))
+        rank.rounds += 1

@@ -25,20 +25,15 @@ _LABELS = {
     "input_stall": "waiting for data",
     "barrier_wait": "waiting for other ranks",
     "exposed_communication": "exchange",
-    "restart": "forming groups",
-    "lost_to_faults": "trained again",
     "other": "not timed (pauses, checkpoints, start)",
 }
 _COLOURS = {use: use for use in USES} | {"other": "idle"}
 _POINTS_MAX = 2000
 _EVENTS_MAX = 200
 _TOLD = {
-    "regrouped": "the group was re-formed",
-    "exchange-broken": "an exchange broke",
     "decision-failed": "a decision failed or was late",
     "refused": "a change was refused",
     "warning": "warning",
-    "policy-memory-restored": "another rank took over the policy",
     "policy-memory-lost": "policy memory was lost",
 }
 
@@ -98,13 +93,12 @@ def _answer(
         for r in sorted(slow, key=lambda r: -r.slower)
     )
     decided = sum(line["event"] == "decision" for _, _, line in account.events)
-    formed = sum(line["event"] == "regrouped" for _, _, line in account.events)
     per_s = account.samples / max(account.span_s, 1e-9)
     figures = [
         Figure("Samples", f"{account.samples:,}", f"in {len(account.rounds):,} rounds"),
         Figure("Samples per second", f"{per_s:,.4g}", f"over {format_seconds(account.span_s)}"),
         Figure("GPU time", format_seconds(total_s), f"{len(account.ranks)} ranks"),
-        Figure("Decisions", f"{decided:,}", f"groups formed anew: {formed}"),
+        Figure("Decisions", f"{decided:,}", ""),
     ]
     if gpu_hour_usd is not None and account.samples:
         cost = total_s / 3600 * gpu_hour_usd

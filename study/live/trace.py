@@ -10,7 +10,7 @@ from typing import Any
 from equipoise.base.files import replacing
 from equipoise.study.live.account import LiveAccount, read_account
 
-_SHOWN = ("decision", "decision-failed", "regrouped", "exchange-broken", "refused", "warning")
+_SHOWN = ("decision", "decision-failed", "refused", "warning")
 
 
 def write_live_trace(folder: Path, out: Path) -> tuple[int, int]:
