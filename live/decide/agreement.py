@@ -94,6 +94,8 @@ class Agreement:
 
     def _note_device(self, device: Mapping[str, float], trained: int) -> None:
         """Record evidence for slow ranks: device readings and the rank's share of its processors."""
+        if self._recorder.folder is None:
+            return
         known = {name: value for name, value in device.items() if not math.isnan(value)}
         preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         self._recorder.event("device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known)

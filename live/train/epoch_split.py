@@ -61,6 +61,7 @@ class EpochSplit:
         self._begun = begun  # ids of partly read pieces, in addition to those whose cursor shows it
         self.next_id = next_id
         self.owned: Ints = np.array([sum(p.left for p in queue) for queue in self._queues], dtype=np.int64)
+        self._left = int(self.owned.sum())
         self._recount()
 
     @classmethod
@@ -95,7 +96,7 @@ class EpochSplit:
     @property
     def left(self) -> int:
         """Samples not drawn yet."""
-        return int(self.owned.sum())
+        return self._left
 
     def any_sample(self) -> int:
         """Any dataset index, as a stand-in for a rank without samples."""
@@ -106,7 +107,7 @@ class EpochSplit:
         other = object.__new__(EpochSplit)
         other.order, other.next_id, other._begun = self.order, self.next_id, self._begun
         other._queues, other.owned = list(self._queues), self.owned.copy()
-        other._behind = self._behind.copy()
+        other._behind, other._left = self._behind.copy(), self._left
         return other
 
     def queues(self) -> list[tuple[LivePiece, ...]]:
@@ -123,13 +124,13 @@ class EpochSplit:
     def demand(self, shares: Ints, unit: int, merge: bool = False) -> Ints:
         """Samples that each worker takes next: its share, or its part of the rest when less than a batch is left.
 
-        `merge`: a rest that would leave a worker without samples is added to the batch before it. A worker with a share
-        gets a micro-batch of `unit` at least, if there are as many.
+        `merge`: a rest that would leave a worker without samples is added to the batch before it, and a worker with a
+        share gets a micro-batch of `unit` at least, if there are as many.
         """
         left, batch = self.left, int(shares.sum())
         merged = merge and batch < left < batch + few_samples(shares, unit)
         demand = deal(left, shares, unit) if merged else next_batch(left, shares, unit)
-        for worker in np.flatnonzero((demand == 0) & (shares > 0)):
+        for worker in np.flatnonzero((demand == 0) & (shares > 0)) if merge else ():
             demand = demand.copy() if demand is shares else demand
             most = int(np.argmax(demand))
             if demand[most] >= 2 * unit:
@@ -148,6 +149,7 @@ class EpochSplit:
 
     def draw(self, demand: Ints, worker: int) -> Ints:
         """Take `demand` for all workers; returns the dataset indices of `worker`."""
+        self._left -= int(demand.sum())
         ahead = self.owned - self._behind  # left in the piece at the head of each queue
         if (ahead > demand).all():
             begin = self._queues[worker][0].end - int(ahead[worker]) if demand[worker] else 0

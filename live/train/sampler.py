@@ -360,6 +360,13 @@ class ShareSampler:
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
         self.watch()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: `runtime.state_dict()` holds the position. A StatefulDataLoader that asks skips no batches then."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `state_dict`."""
+
     # -- in a checkpoint -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
