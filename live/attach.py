@@ -58,7 +58,9 @@ def attach(
                         through the model's outputs, or a rank without samples raises ValueError)
     weighted            the script gives every batch a weight by `runtime.weigh`: tokens, where the loss is a mean
                         over tokens
-    decide_every        rounds between decisions; statistics_every: optimiser steps between measurements of
+    decide_every        rounds between decisions (10; with "observe", 50 between exchanges of measurements); after the
+                        first ten the policy is asked when a rank's speed changes, else as seldom as keeps decisions at
+                        0.2 % of training; statistics_every: optimiser steps between measurements of
                         gradient norms and noise scale
     delay_rounds        rounds trained while a decision is made, which then acts that many rounds later and delays
                         nothing if it takes no longer (0: training waits for it); less than decide_every

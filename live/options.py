@@ -60,7 +60,7 @@ _RULES: dict[str, Rule] = {
     "batch_reference": optional(whole(1)),
     "batch_max": optional(whole(1)),
     "learning_rate": optional(one_of(*RULES)),
-    "decide_every": whole(1),
+    "decide_every": optional(whole(1)),
     "delay_rounds": whole(0),
     "statistics_every": whole(1),
     "decision_budget_s": _POSITIVE,
@@ -142,7 +142,7 @@ class Options:
     batch_reference: int | None = None
     batch_max: int | None = None
     learning_rate: RateRule | None = None
-    decide_every: int = 10
+    decide_every: int | None = None
     delay_rounds: int = 0
     statistics_every: int = 10
     decision_budget_s: float = 0.25
@@ -174,9 +174,9 @@ class Options:
             raise ValueError(
                 f"micro_batch: {self.micro_batch} is not allowed; needed: at most global_batch ({self.global_batch})"
             )
-        if self.delay_rounds >= self.decide_every:
+        if self.delay_rounds >= self.every:
             raise ValueError(
-                f"delay_rounds: {self.delay_rounds} is not allowed; needed: below decide_every ({self.decide_every})"
+                f"delay_rounds: {self.delay_rounds} is not allowed; needed: below decide_every ({self.every})"
             )
         if self.weighted and self.loss_reduction == "sum":
             raise ValueError("weighted: True is not allowed with loss_reduction 'sum', which is already weighted")
@@ -194,6 +194,11 @@ class Options:
             raise ValueError(
                 f"batch_max: {self.batch_max} is not allowed; needed: at least global_batch ({self.global_batch})"
             )
+
+    @property
+    def every(self) -> int:
+        """Rounds between decisions, or, if nothing is decided, between exchanges of what ranks measured."""
+        return self.decide_every or (50 if self.mode == "observe" else 10)
 
     @property
     def takes_passes(self) -> bool:

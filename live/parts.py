@@ -66,7 +66,7 @@ class Parts:
             optimizer,
             self.share,
             accumulation=options.accumulation,
-            statistics_every=options.statistics_every,
+            statistics_every=options.statistics_every if options.mode != "observe" else None,
         )
 
     def _not_capped(self, why: str) -> None:

@@ -183,7 +183,7 @@ class Stepping:
         if self._begun_at is not None and self.round - self._begun_at >= parts.options.delay_rounds:
             self._carry_out_begun()
         if self._begun_at is None and parts.meter.rounds >= self.decide_after():
-            change = None
+            change, decides = None, parts.options.mode != "observe"
             with parts.recorder.holding():
                 parts.agreement.report(
                     parts.meter,
@@ -195,15 +195,15 @@ class Stepping:
                     trained=self.round,
                     checks=(*parts.replicas.take(), self.dealt().checksum(epoch)),
                 )
-                self._begun_at = self.round
-                if not parts.options.delay_rounds:
+                self._begun_at = self.round if decides else None
+                if decides and not parts.options.delay_rounds:
                     change = self._agreed()
             if change is not None:
                 self.carry_out(change)
 
     def decide_after(self) -> int:
         """Rounds between decisions; fewer at first if data lies in files, since a slow path delays every round."""
-        every = self._parts.options.decide_every
+        every = self._parts.options.every
         return min(every, max(2, self.round // 2)) if self._parts.agreement.plane is not None else every
 
     def _agreed(self) -> RoundChange | None:

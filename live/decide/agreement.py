@@ -102,7 +102,7 @@ class Agreement:
 
     def flush(self, meter: RoundMeter) -> None:
         """Record the rounds since the last decision."""
-        rows, infos = meter.take()
+        rows, infos = meter.take(final=True)
         if infos:
             self._recorder.rounds(rows, infos)
 

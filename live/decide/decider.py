@@ -122,6 +122,10 @@ class Decider:
             since_s = time.monotonic()
             self._begun = seen, since_s, self._worker.begin(seen, self.memory)
 
+    def pass_over(self) -> None:
+        """Ask for no decision this time."""
+        self._begun = None
+
     def answer(self, world: World) -> DecisionAnswer:
         """The second half: let `world` apply the plan, if it is ready in time."""
         if self._begun is None:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equipoise.base.metrics_server import MetricsServer
+from equipoise.live.decide.cadence import Cadence
 from equipoise.live.decide.decider import Decider
-from equipoise.live.decide.decision_overhead import DecisionOverhead
 from equipoise.live.decide.metrics import MlflowCopy, families
 from equipoise.live.decide.slow_ranks import SlowRanks
 from equipoise.live.decide.telemetry import Recorder
@@ -98,10 +98,7 @@ class Leader:
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
         self._growth, self._passes = Growth(), 1
-        self._held_up, self._took_s = (
-            DecisionOverhead(options.decide_every),
-            0.0,
-        )  # of the decision that is being made
+        self._cadence, self._took_s = Cadence(), 0.0  # the latter of the decision that is being made
         self._prometheus: MetricsServer | None = None
         self._mlflow: MlflowCopy | None = None
         self._open_sinks()
@@ -213,12 +210,16 @@ class Leader:
             {name: header[name] for name in GPU_COLUMNS},
         )
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
-        self._trained = rounds[-1].number + 1
+        self._trained = rounds[-1].number + 1 if rounds else self._trained
         for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, self._growth.law):
             self._warn(f"rank {rank} is slow: {cause} ({evidence})")
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
-            self.decider.begin(world)
+            error = window.step_cov / math.sqrt(max(1, window.rounds))
+            if self._cadence.is_due(window.response_s_per_sample, error, not world.change.is_empty()):
+                self.decider.begin(world)
+            else:
+                self.decider.pass_over()
         self._took_s = time.perf_counter() - began_s
 
     def answer(self, drawn: float) -> RoundChange:
@@ -233,9 +234,9 @@ class Leader:
                 self.recorder.event("decision-failed", problem=answer.problem, failures=self.decider.failures)
             elif answer.decision is not None:
                 self._note(answer.decision, answer.refused)
-        took_s = self._took_s + time.perf_counter() - began_s
-        if (news := self._held_up.news(took_s, window.span_s if window.rounds else math.nan)) is not None:
-            self._warn(news)
+            if answer.decision is not None or answer.problem is not None:
+                took_s = self._took_s + time.perf_counter() - began_s
+                self._cadence.took(took_s, window.span_s if window.rounds else math.nan)
         return self.world.change
 
     def _note_drift(self, header: Mapping[str, Floats], trained: int) -> None:
@@ -320,7 +321,7 @@ class Leader:
                 "learning_rate": options.learning_rate,
                 "micro_batch": options.micro_batch,
                 "accumulation": options.accumulation,
-                "decide_every": options.decide_every,
+                "decide_every": options.every,
                 "delay_rounds": options.delay_rounds,
                 "drift": options.drift,
                 "samples": sampler.samples,

@@ -266,7 +266,7 @@ class LiveWorld:
             return most
         queues, data = self.deal.queues(), self.data
         taking = [data.taking_samples_per_s(k, p.host, queues) for k, p in enumerate(self.active)]
-        soon = 2 * options.decide_every + options.delay_rounds  # until the split after next takes effect
+        soon = 2 * options.every + options.delay_rounds  # until the split after next takes effect
         owned, capacity = self.deal.owned.astype(np.float64), measured["capacity_samples_per_s"]
         at_hand = samples_available(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -282,7 +282,7 @@ class LiveWorld:
             )
             for k, queue in enumerate(queues)
         ]
-        left, until = -(-self.deal.left // self.batch), options.decide_every + options.delay_rounds
+        left, until = -(-self.deal.left // self.batch), options.every + options.delay_rounds
         exchange_s = 0.0 if math.isnan(self._exchange_s) else self._exchange_s
         return samples_in_time(
             readings,

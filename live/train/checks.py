@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,14 @@ CHECK_COLUMNS = ("check_sum", "check_size", "check_stream")
 def batch_size(tree: Any) -> int:
     """Length of the first tensor among a model's inputs; 0 without any."""
     if isinstance(tree, torch.Tensor):
-        return len(tree) if tree.ndim else 0
-    parts: Iterable[Any] = ()
-    if isinstance(tree, Mapping):
+        return tree.shape[0] if tree.ndim else 0
+    parts: Iterable[Any] = tree if isinstance(tree, tuple | list) else ()
+    if isinstance(tree, dict | Mapping):
         parts = tree.values()
-    elif isinstance(tree, Sequence) and not isinstance(tree, str | bytes):
-        parts = tree
-    return next((size for part in parts if (size := batch_size(part))), 0)
+    for part in parts:
+        if size := batch_size(part):
+            return size
+    return 0
 
 
 class BatchCheck:

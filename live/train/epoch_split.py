@@ -128,6 +128,8 @@ class EpochSplit:
         share gets a micro-batch of `unit` at least, if there are as many.
         """
         left, batch = self.left, int(shares.sum())
+        if left >= batch + len(shares) * unit:  # as nearly always
+            return shares
         merged = merge and batch < left < batch + few_samples(shares, unit)
         demand = deal(left, shares, unit) if merged else next_batch(left, shares, unit)
         for worker in np.flatnonzero((demand == 0) & (shares > 0)) if merge else ():

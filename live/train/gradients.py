@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-_PART = 1 << 18  # elements that are summed up in a gradient's own precision
+Square: TypeAlias = torch.Tensor | float
 
 
 def noise_statistics(
@@ -65,10 +65,10 @@ class BackwardProbe:
     """Reports when a backward pass has its local gradients, when they are exchanged, and their norms.
 
     `local_square` is |g|^2 of this rank's gradient, `mean_square` this rank's part (see `part`) of that of the
-    exchanged one.
+    exchanged one: tensors, which the device may not have computed yet.
 
-    Only the parameter whose gradient comes last has a hook; it is learnt on measured
-    steps, in which every parameter has one.
+    Only the parameter whose gradient comes last has a hook; it is learnt in a pass in which every parameter has one,
+    again if it got no gradient in a pass.
     """
 
     def __init__(
@@ -76,88 +76,94 @@ class BackwardProbe:
         leaves: Iterable[torch.Tensor],
         exchanged: Callable[[], Iterable[torch.Tensor]],
         on_local: Callable[[], None],
-        on_done: Callable[[], None],
+        on_done: Callable[[], None] | None,
+        *,
+        one_by_one: bool = False,
     ) -> None:
-        """`leaves`: where local gradients accumulate; `exchanged`: returns the gradients after the exchange."""
+        """`leaves`: where local gradients accumulate; `exchanged`: returns the gradients after the exchange.
+
+        `on_done` None: the exchange's end is of no interest. `one_by_one`: gradients do not stay in `.grad` up to the
+        last one, because buckets hold them, or because they are cut into parts.
+        """
         self._parameters, self._exchanged = [p for p in leaves if p.requires_grad], exchanged
-        self._on_local, self._on_done = on_local, on_done
-        self._squares: dict[int, torch.Tensor | float] = {}
+        self._on_local, self._on_done, self._one_by_one = on_local, on_done, one_by_one
+        self._norms: list[torch.Tensor] = []
         self._handles: list[Any] = []
-        self._queued = False
+        self._queued = self._measuring = self._seen = False
         self._last = 0
-        self._measuring = False
         self.part = (0, 1)  # this rank and the ranks in all
-        self.local_square = self.mean_square = math.nan  # of the last pass, where it was measured
-        self.measure(True)
+        self.local_square: Square = math.nan  # of the last pass, where it was measured
+        self.mean_square: Square = math.nan
+        self._watch(range(len(self._parameters)))
 
-    def measure(self, wanted: bool) -> None:
-        """Measure squared gradient norms in the next backward passes, or stop."""
-        if wanted == self._measuring:
-            return
-        self.close()
-        self._measuring = wanted
-        watched = range(len(self._parameters)) if wanted else [self._last]
-        for k in watched:
-            if k < len(self._parameters):
-                hook = self._hook(k)
-                self._handles.append(self._parameters[k].register_post_accumulate_grad_hook(hook))
-        self._squares.clear()
-
-    def reset(self) -> None:
-        """Discard an interrupted backward pass."""
-        self._queued = False
+    def begin(self) -> None:
+        """Begin a round, in which nothing is measured so far."""
+        if (self._measuring and self._one_by_one) or (len(self._handles) > 1 and self._seen):
+            self._watch([self._last])
+        elif not self._seen and len(self._handles) == 1:
+            self._watch(range(len(self._parameters)))
+        self._queued = self._measuring = self._seen = False
         self.local_square = self.mean_square = math.nan
+
+    def measure(self) -> None:
+        """Measure squared gradient norms in the backward pass of this round."""
+        self._measuring = True
+        self._norms.clear()
+        if self._one_by_one:
+            self._watch(range(len(self._parameters)))
 
     def close(self) -> None:
         """Remove every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._measuring = False
+
+    def _watch(self, chosen: Iterable[int]) -> None:
+        self.close()
+        for k in chosen:
+            if k < len(self._parameters):
+                self._handles.append(self._parameters[k].register_post_accumulate_grad_hook(self._hook(k)))
 
     def _hook(self, k: int) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
-            """Keep the square of a parameter's local gradient."""
+            """Note a parameter's local gradient."""
             # Runs before the exchange reads the gradient, so this is the local one.
-            if self._measuring and parameter.grad is not None:
-                self._squares[k] = _square(parameter.grad)
-                self._last = k
+            self._last, self._seen = k, True
+            if self._measuring and self._one_by_one and parameter.grad is not None:
+                self._norms += _norms([parameter.grad])
             self._on_local()
-            if not self._queued:
+            if not self._queued and (self._measuring or self._on_done is not None):
                 self._queued = True
                 queue = torch.autograd.Variable._execution_engine.queue_callback
                 # The exchange ends in a callback that is queued later in this pass; ours must follow it.
                 queue(lambda: queue(self._finish))
+            if self._measuring and not self._one_by_one and len(self._handles) == 1:
+                # All others are there, too, and stay in `.grad` until the exchange has ended.
+                self._norms = _norms([p.grad for p in self._parameters if p.grad is not None])
 
         return ready
 
     def _finish(self) -> None:
         self._queued = False
-        self._on_done()
-        if self._measuring:
-            self.local_square = _total(self._squares.values())
+        if self._on_done is not None:
+            self._on_done()
+        if self._measuring and self._norms:
+            self.local_square = _total(self._norms)
             # After the exchange all ranks hold the same, so each takes a part; the parts are summed.
-            self.mean_square = _total(_square(_part(gradient, *self.part)) for gradient in self._exchanged())
+            rank, ranks = self.part
+            self.mean_square = _total(_norms(list(self._exchanged())[rank::ranks]))
 
 
-def _part(gradient: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """This rank's part of the elements; the parts of all ranks cover them, and the first takes the remainder."""
-    if gradient.is_sparse or not gradient.is_contiguous():
-        return gradient if rank == 0 else gradient.new_zeros(1).to_dense()
-    flat = gradient.detach().view(-1)
-    return flat[rank * len(flat) // ranks : (rank + 1) * len(flat) // ranks]
+def _norms(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    dense = [(g.coalesce().values() if g.is_sparse else g).detach() for g in gradients]
+    halves = any(g.dtype in (torch.float16, torch.bfloat16) for g in dense)
+    return list(torch._foreach_norm(dense, 2, dtype=torch.float32 if halves else None)) if dense else []
 
 
-def _total(squares: Iterable[torch.Tensor | float]) -> float:
-    """Sum; infinity when it is not finite, because NaN means not measured."""
-    total = float(sum(float(square) for square in squares))
-    return total if math.isfinite(total) else math.inf
-
-
-def _square(gradient: torch.Tensor) -> torch.Tensor | float:
-    dense = gradient.coalesce().values() if gradient.is_sparse else gradient
-    if dense.device.type == "cpu" and dense.dtype in (torch.float32, torch.float64) and dense.is_contiguous():
-        # Half the time of `vector_norm` on a processor, and exact to 1e-6 where that is off by 1e-3.
-        return sum(float(torch.dot(part, part)) for part in dense.detach().view(-1).split(_PART))
-    wide = torch.float32 if dense.dtype in (torch.float16, torch.bfloat16) else None
-    return torch.linalg.vector_norm(dense.detach(), dtype=wide).square()
+def _total(norms: Sequence[torch.Tensor]) -> Square:
+    """Sum of squares, on its way to the host; infinity when it is not finite, because NaN means not measured."""
+    if not norms:
+        return 0.0
+    total = torch.stack([norm.double() for norm in norms] if len({n.dtype for n in norms}) > 1 else list(norms))
+    found: torch.Tensor = total.square().sum().nan_to_num(nan=math.inf)
+    return found.to("cpu", non_blocking=True)

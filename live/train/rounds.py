@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from equipoise.live.train.checks import BatchCheck
-from equipoise.live.train.gradients import BackwardProbe
+from equipoise.live.train.gradients import BackwardProbe, Square
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.pauses import Pauses
 from equipoise.live.train.shares import HeldShare
@@ -51,17 +51,23 @@ class RoundMeter:
         share: HeldShare,
         *,
         accumulation: int,
-        statistics_every: int,
+        statistics_every: int | None,
     ) -> None:
+        """`statistics_every` None: gradients are not measured, nor the end of their exchange on a device."""
         self._share, self._accumulation, self._every = share, accumulation, statistics_every
         self._computing = False  # in a forward of the running round, or past it
         self._wrapper = wrapper
-        self._timer = timer = make_timer(next(wrapper.module.parameters()).device)
+        device, acts = next(wrapper.module.parameters()).device, statistics_every is not None
+        self._timer = timer = make_timer(device, acts)
         self._probe = BackwardProbe(
-            leaves.values(), wrapper.exchanged, self._gradient_ready, lambda: timer.mark("done")
+            leaves.values(),
+            wrapper.exchanged,
+            self._gradient_ready,
+            (lambda: timer.mark("done")) if acts or device.type == "cpu" else None,
+            one_by_one=wrapper.sharded or bool(getattr(wrapper.model, "gradient_as_bucket_view", False)),
         )
         self._handles = [
-            *wrapper.watch(timer.begin_wait, timer.end_wait),
+            *(wrapper.watch(timer.begin_wait, timer.end_wait) if acts or device.type == "cpu" else []),
             wrapper.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
             wrapper.module.register_state_dict_pre_hook(lambda *_: self._notice()),
             *optimizer.on_state_dict(self._notice),
@@ -81,24 +87,19 @@ class RoundMeter:
         self._weights: tuple[float, ...] = ()
         self._waited: list[float] = []
         self._waited_s = 0.0  # in the running round, before the local gradient was there
+        self.rounds = 0  # since the last `take`
         self._infos: list[RoundInfo] = []
-        self._squares: list[tuple[float, float]] = []
+        self._squares: list[tuple[Square, Square]] = []
 
     @property
     def in_round(self) -> bool:
         """Whether the running round's forward has begun."""
         return self._computing
 
-    @property
-    def rounds(self) -> int:
-        """Rounds since the last `take`."""
-        return len(self._infos)
-
     def begin(self, rank: int, ranks: int) -> None:
         """Begin the next round."""
-        self._probe.reset()
+        self._probe.begin()
         self._probe.part = self._wrapper.part(rank, ranks)
-        self._probe.measure(False)
         self._computing = False
         self._waited_s = 0.0
         self._timer.begin_round()
@@ -108,10 +109,11 @@ class RoundMeter:
 
         `stepped` None: it did when that many rounds had been accumulated.
         """
-        nothing = (0,) * len(samples)
-        window, weighed = (self._window, self._weights) if self.in_window else (nothing, nothing)
-        self._window = tuple(a + b for a, b in zip(window, samples, strict=True))
-        self._weights = tuple(a + b for a, b in zip(weighed, weights, strict=True))
+        if self.in_window:
+            self._window = tuple(a + b for a, b in zip(self._window, samples, strict=True))
+            self._weights = tuple(a + b for a, b in zip(self._weights, weights, strict=True))
+        else:
+            self._window, self._weights = tuple(samples), tuple(weights)
         self.in_window += 1
         self._stepped = self.in_window == self._accumulation if stepped is None else stepped
         return self._stepped
@@ -141,17 +143,23 @@ class RoundMeter:
             RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights, near, ends_step)
         )
         self._waited.append(self._waited_s)
+        self.rounds += 1
         if self._stepped:
             self.in_window = 0
             self._steps += 1
 
-    def take(self) -> tuple[Floats, list[RoundInfo]]:
-        """The rounds since the last call, as (rounds, len(COLUMNS)) and one by one."""
-        infos, squares, waited = self._infos, self._squares, self._waited
-        self._infos, self._squares, self._waited = [], [], []
+    def take(self, final: bool = False) -> tuple[Floats, list[RoundInfo]]:
+        """The rounds since the last call, as (rounds, len(COLUMNS)) and one by one.
+
+        Of a device the last ones are late, and come with the next call; `final`: all.
+        """
+        spans, self.rounds = self._timer.spans(final), 0
+        n = len(spans)
+        infos, squares, waited = self._infos[:n], self._squares[:n], self._waited[:n]
+        del self._infos[:n], self._squares[:n], self._waited[:n]
         found = [
-            (float(info.samples), *span, *square)
-            for info, span, square in zip(infos, self._timer.spans(), squares, strict=True)
+            (float(info.samples), *span, float(square[0]), float(square[1]))
+            for info, span, square in zip(infos, spans, squares, strict=True)
         ]
         rows = np.array(found, dtype=np.float64).reshape(len(found), len(COLUMNS))
         rows[:, COMPUTE] -= waited
@@ -184,7 +192,8 @@ class RoundMeter:
         self.batches.forward(arguments, named)
         if not self._computing:
             self._computing = True
-            self._probe.measure(self._steps % self._every == 0 and self.is_last())
+            if self._every is not None and self._steps % self._every == 0 and self.is_last():
+                self._probe.measure()
             self._timer.mark("forward")
             self._share.begin()
 

@@ -1,7 +1,7 @@
 """Splits the time of a round by marks on the host's or the device's clock.
 
 begin -> forward    waiting for data (stall_s)
-forward -> local    computing the local gradient (compute_s)
+forward -> local    computing the local gradient (compute_s); local is right before the last ones are exchanged
 local -> done       waiting for the others and exchanging gradients (tail_s)
 enter -> leave      exchanging parameters instead, where local steps do (added to tail_s)
 wait -> waited      waiting for the others in the middle of computing, any number of times (moved to tail_s)
@@ -13,27 +13,26 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 
 MARKS = ("begin", "forward", "local", "done", "end")  # in this order; enter and leave need not be there
+LATE = 2  # rounds after which a device has reached its events: they are read then, and never waited for
 Spans = tuple[float, float, float, float]
 
 
-Mark = TypeVar("Mark")
+class HostTimer:
+    """Marks on the host's clock: right where computing blocks the script (CPU)."""
 
+    late = 0
 
-class Timer(ABC, Generic[Mark]):
-    """Marks moments of the running round; `moment` reads the clock."""
-
-    def __init__(self, moment: Callable[[], Mark]) -> None:
-        self._moment = moment
-        self._marks: dict[str, Mark] = {}
+    def __init__(self) -> None:
+        self._marks: dict[str, Any] = {}
         self._waits = 0  # that ended, in the running round
-        self._ended: list[dict[str, Mark]] = []
+        self._ended: list[dict[str, Any]] = []
+        self._moment: Callable[[], Any] = time.perf_counter
 
     def mark(self, name: str) -> None:
         """Mark the moment `name` of the running round; a later call replaces an earlier one, except for `forward`."""
@@ -61,51 +60,77 @@ class Timer(ABC, Generic[Mark]):
         self._marks, self._waits = {}, 0
         self.mark("begin")
 
-    def spans(self) -> list[Spans]:
-        """(stall_s, compute_s, tail_s, update_s) of every ended round since the last call.
+    def spans(self, final: bool = False) -> list[Spans]:
+        """(stall_s, compute_s, tail_s, update_s) of every ended round since the last call; NaN where a mark is missing.
 
-        NaN where a mark is missing.
+        Without the last `late` rounds, which the next call returns; with them if `final`.
         """
         ended, self._ended = self._ended, []
-        return [_spans(marks) for marks in self._seconds(ended)]
-
-    @abstractmethod
-    def _seconds(self, rounds: list[dict[str, Mark]]) -> list[dict[str, float]]:
-        """The marks on one clock, in seconds."""
+        return [_spans(marks) for marks in ended]
 
 
-class HostTimer(Timer[float]):
-    """Marks on the host's clock: right where computing blocks the script (CPU)."""
+class CudaTimer(HostTimer):
+    """Marks as events on the current CUDA stream: two a round, or three if `update` is told from the exchange.
 
-    def __init__(self) -> None:
-        super().__init__(time.perf_counter)
+    A round ends where the next one's forward begins; the wait for data is the host's, if the device waits at all.
+    """
 
-    def _seconds(self, rounds: list[dict[str, float]]) -> list[dict[str, float]]:
-        return rounds
+    late = LATE
+
+    def __init__(self, update: bool = True) -> None:
+        super().__init__()
+        self._update, self._spare = update, list[Any]()
+        self._moment = self._event
+
+    def _event(self) -> Any:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def mark(self, name: str) -> None:
+        """See `HostTimer`; begin and end are the host's."""
+        if name in ("begin", "end"):
+            self._marks[name] = time.perf_counter()
+        elif name == "forward" and name not in self._marks:
+            self._marks["host"] = time.perf_counter()
+            self._marks[name] = self._event()
+        elif name != "forward" and (name != "done" or self._update):
+            if name in self._marks:
+                self._spare.append(self._marks[name])
+            self._marks[name] = self._event()
+
+    def spans(self, final: bool = False) -> list[Spans]:
+        """See `HostTimer`; `final` waits for the device."""
+        if final and self._ended:
+            torch.cuda.synchronize()
+        count = max(0, len(self._ended) - (0 if final else LATE))
+        found = [
+            self._span(self._ended[k], self._ended[k + 1] if k + 1 < len(self._ended) else None) for k in range(count)
+        ]
+        for marks in self._ended[:count]:
+            self._spare += [event for event in marks.values() if not isinstance(event, float)]
+        self._ended = self._ended[count:]
+        return found
+
+    def _span(self, marks: dict[str, Any], following: dict[str, Any] | None) -> Spans:
+        events = {name: event for name, event in marks.items() if not isinstance(event, float)}
+        ends = (following or {}).get("forward")
+        if "forward" not in events or not all(e.query() for e in (*events.values(), *([ends] if ends else []))):
+            return math.nan, math.nan, math.nan, math.nan
+        begin, stall_s = events["forward"], marks["host"] - marks["begin"]
+        at: dict[str, float] = {name: begin.elapsed_time(event) / 1e3 for name, event in events.items()}
+        last_s = at.get("done", at.get("local", 0.0))
+        next_s = begin.elapsed_time(ends) / 1e3 if ends else last_s
+        idle_s = (following["host"] - following["begin"]) if following and "host" in following else 0.0
+        at["begin"], at["end"] = -stall_s, max(last_s, next_s - idle_s)
+        if "done" not in at:  # the update counts as a part of the tail
+            at["done"] = at["end"]
+        return _spans(at)
 
 
-class CudaTimer(Timer[torch.cuda.Event]):
-    """Marks as events on the current CUDA stream, read later."""
-
-    def __init__(self) -> None:
-        super().__init__(_event)
-
-    def _seconds(self, rounds: list[dict[str, torch.cuda.Event]]) -> list[dict[str, float]]:
-        """Waits for the device to reach the end of the last round."""
-        if rounds:
-            rounds[-1]["end"].synchronize()
-        return [{name: marks["begin"].elapsed_time(event) / 1e3 for name, event in marks.items()} for marks in rounds]
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def make_timer(device: torch.device) -> HostTimer | CudaTimer:
-    """The timer that measures where a model on `device` computes."""
-    return CudaTimer() if device.type == "cuda" else HostTimer()
+def make_timer(device: torch.device, update: bool = True) -> HostTimer:
+    """The timer that measures where a model on `device` computes; `update`: tell the update from the exchange."""
+    return CudaTimer(update) if device.type == "cuda" else HostTimer()
 
 
 def _spans(marks: dict[str, float]) -> Spans:

@@ -60,7 +60,7 @@ def test_ranks_that_were_given_different_things_say_so_before_the_first_round() 
 # -- what attach refuses -------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "decide_every": (1.5, "1.5 is not allowed; needed: a whole number of at least 1"),
+    "decide_every": (1.5, "1.5 is not allowed; needed: a whole number of at least 1, or None"),
     "bounds": ({"samples_min": 1}, "{'samples_min': 1} is not allowed; needed: an equipoise.live.options.Bounds"),
     "drift": (-1, '-1 is not allowed; needed: a finite number of at least 0, NaN (unknown), or "measured"'),
     "outer_lr": (float("nan"), "nan is not allowed; needed: a finite number above 0"),

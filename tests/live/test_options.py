@@ -149,7 +149,8 @@ def test_what_holds_where_a_script_says_nothing() -> None:
         "accumulation": 1,
         "loss_reduction": "mean",
         "weighted": False,
-        "decide_every": 10,
+        "decide_every": None,
+        "every": 10,
         "delay_rounds": 0,
         "statistics_every": 10,
         "decision_budget_s": 0.25,
@@ -175,7 +176,7 @@ def test_what_holds_where_a_script_says_nothing() -> None:
     nothing = ("batch_reference", "batch_max", "learning_rate", "samples_target", "run_dir", "prometheus_port")
     assert [getattr(made, name) for name in nothing] == [None] * 6
     assert math.isnan(made.drift)  # type: ignore[arg-type]
-    assert Bounds() == Bounds(0, None, 64, 0.05)
+    assert Bounds() == Bounds(1, None, 64, 0.05)
 
 
 def test_what_all_ranks_must_agree_on() -> None:

@@ -170,7 +170,7 @@ def test_a_full_disk_is_told_with_its_folder_and_what_helps(tmp_path: Path, caps
     )
 
 
-# -- a loss that is no sum over the ranks --------------------------------------------------------------------
+# -- a loss of the features of all ranks --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ def on_gathered_features(rank: int) -> dict[str, tuple[list[list[int]], list[Any
     return found
 
 
-def test_a_loss_over_gathered_features_is_exact_with_equal_shares_only() -> None:
-    """Every rank backpropagates into the others' features: no weight of a rank's gradients makes that right."""
+def test_a_loss_over_gathered_features_is_exact() -> None:
+    """Every rank backpropagates into the others' features, from a loss that has its weight already."""
     results = live_ranks.Ranks(on_gathered_features, 2).join(timeout_s=120)
     x, errors = gathering_data(), {}
     for lever in ("moves", "samples"):
@@ -243,4 +243,4 @@ def test_a_loss_over_gathered_features_is_exact_with_equal_shares_only() -> None
     assert {len(batch) for batch in results[0]["moves"][0]} == {8}
     assert {len(batch) for batch in results[0]["samples"][0]} == {8, 12}
     assert errors["moves"] < 1e-12
-    assert errors["samples"] > 1e-3
+    assert errors["samples"] < 1e-12

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.train.gradients import BackwardProbe, NoiseScale, _part, _square, noise_statistics  # noqa: E402
+from equipoise.live.train.gradients import BackwardProbe, NoiseScale, noise_statistics  # noqa: E402
 from equipoise.live.train.weighting import contribution_scale  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
@@ -68,54 +68,47 @@ def test_the_noise_scale_smooths_its_parts_and_ignores_what_is_not_finite() -> N
     assert math.isnan(scale.value)
 
 
-@pytest.mark.parametrize("kind", ["dense", "transposed", "sparse"])
-def test_parts_of_a_gradient_are_all_of_it(kind: str) -> None:
-    gradient = torch.arange(20.0).reshape(4, 5)
-    gradient = {"dense": gradient, "transposed": gradient.T, "sparse": gradient.to_sparse()}[kind]
-    found = [float(_square(_part(gradient, rank, 3))) for rank in range(3)]
-    assert sum(found) == pytest.approx(float(torch.arange(20.0).square().sum()))
-
-
-def test_the_probe_measures_when_asked_and_marks_every_pass() -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_the_probe_measures_when_asked_and_marks_every_pass(one_by_one: bool) -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     marks: list[str] = []
+
+    def train(factor: float = 1.0) -> float:
+        net.zero_grad()
+        (net(torch.tensor([1, 3, 3])).sum() * factor).backward()
+        return sum(float((p.grad.to_dense() if p.grad.is_sparse else p.grad).square().sum()) for p in net.parameters())
+
     probe = BackwardProbe(
         net.parameters(),
         lambda: (p.grad for p in net.parameters()),
         lambda: marks.append("local"),
         lambda: marks.append("done"),
+        one_by_one=one_by_one,
     )
-    net(torch.randn(3, 4)).sum().backward()
-    exact = sum(float(p.grad.square().sum()) for p in net.parameters())
-    assert probe.local_square == pytest.approx(exact)
-    assert probe.mean_square == pytest.approx(exact)
-    assert marks == ["local"] * 4 + ["done"]
-    parts = []
-    for rank in range(3):
-        net.zero_grad()
-        probe.part = (rank, 3)
-        net(torch.ones(3, 4)).sum().backward()
-        parts.append(probe.mean_square)
-    exact = sum(float(p.grad.square().sum()) for p in net.parameters())
-    assert all(0 < part < exact for part in parts)
-    assert sum(parts) == pytest.approx(exact)
-    probe.measure(False)
+    train()
+    assert marks == ["local"] * 5 + ["done"]  # learns which parameter's gradient comes last
+    probe.begin()
     marks.clear()
-    probe.reset()
-    net(torch.randn(3, 4)).sum().backward()
-    assert marks == ["local", "done"]  # one hook only, on the parameter whose gradient comes last
+    train()
+    assert marks == ["local", "done"]
     assert math.isnan(probe.local_square)
-    probe.measure(True)
-    net.zero_grad()
-    (net(torch.randn(3, 4)) * math.nan).sum().backward()
-    assert probe.local_square == math.inf
+    parts = []
+    for rank in range(2):
+        probe.begin()
+        probe.measure()
+        probe.part = (rank, 2)
+        exact = train()
+        assert float(probe.local_square) == pytest.approx(exact)
+        parts.append(float(probe.mean_square))
+    assert sum(parts) == pytest.approx(exact)
+    probe.begin()
+    probe.measure()
+    train(math.nan)
+    assert float(probe.local_square) == math.inf
     probe.close()
     marks.clear()
-    net(torch.randn(3, 4)).sum().backward()
+    train()
     assert marks == []
-    probe.measure(True)  # as it did when it was closed
-    net(torch.randn(3, 4)).sum().backward()
-    assert marks == ["local"] * 4 + ["done"]
 
 
 # -- real ranks ----------------------------------------------------------------------------------------------
