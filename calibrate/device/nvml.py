@@ -67,9 +67,7 @@ class Gpu:
     memory_bytes: float | None = None
     compute_capability: str | None = None
     power_limit_w: float | None = None
-    power_default_w: float | None = None
     max_sm_clock_hz: float | None = None
-    max_memory_clock_hz: float | None = None
     application_sm_clock_hz: float | None = None
     slowdown_c: float | None = None
     ecc: bool | None = None
@@ -169,9 +167,7 @@ def _gpu(index: int, handle: Any) -> Gpu:
         memory_bytes=float(memory.total) if memory else None,
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
         power_limit_w=_scaled(get("nvmlDeviceGetEnforcedPowerLimit"), 1e-3),
-        power_default_w=_scaled(get("nvmlDeviceGetPowerManagementDefaultLimit"), 1e-3),
         max_sm_clock_hz=_scaled(get("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM), 1e6),
-        max_memory_clock_hz=_scaled(get("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM), 1e6),
         application_sm_clock_hz=_scaled(get("nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM), 1e6),
         slowdown_c=_scaled(get("nvmlDeviceGetTemperatureThreshold", pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN), 1.0),
         ecc=bool(ecc[0]) if ecc else None,

@@ -142,7 +142,6 @@ int nvmlDeviceGetGpuInstanceId(Device *d, unsigned *id) {
 int nvmlDeviceGetComputeInstanceId(Device *d, unsigned *id) { *id = 0; return d->slot < 0 ? INVALID : OK; }
 int nvmlDeviceGetEccMode(Device *d, int *current, int *pending) { (void)d; *current = *pending = 1; return OK; }
 int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *mw) { *mw = 700000; return gone(d) ? LOST : OK; }
-int nvmlDeviceGetPowerManagementDefaultLimit(Device *d, unsigned *mw) { *mw = 700000; return gone(d) ? LOST : OK; }
 int nvmlDeviceGetMaxClockInfo(Device *d, unsigned t, unsigned *mhz) { (void)d; *mhz = t == 2 ? 2619 : 1980; return OK; }
 int nvmlDeviceGetApplicationsClock(Device *d, unsigned t, unsigned *mhz) { (void)d; (void)t; (void)mhz; return NOT_SUPPORTED; }
 int nvmlDeviceGetTemperatureThreshold(Device *d, int t, unsigned *c) { (void)d; *c = t == 1 ? 87 : 92; return OK; }
