@@ -89,21 +89,6 @@ SHIPPED = {
     "philly": QUEUED,
 }
 """Shipped scenarios and their policies, the longest first."""
-RATIOS_HELD = {
-    "fgd-fragmentation",
-    "gavel-three-kinds",
-    "tiresias-heavy-tail",
-    "pollux-adaptive",
-    "sia-three-kinds",
-    "elastic-pools",
-    "lucid-packing",
-    "optimus-marginal-gain",
-    "zeus-power",
-    "power-slack",
-}
-"""What these expect is held instead: ratios of papers (test_published.py, test_power.py), costs of pools."""
-TOO_LONG = {"shockwave-window"}
-"""A scenario that would take minutes; its policy has worked cases of its own."""
 TRACED = {"counted": 1, "philly": 8}
 """Scenarios that need a trace, and how many GPUs its smallest job has."""
 SHRUNK = {"many-jobs-faults": ("workload.jobs.0.count=8", "workload.jobs.1.count=4", "workload.jobs.2.count=10")}

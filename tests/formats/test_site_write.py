@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import yaml
 
-from equipoise.formats.slurm.config import ConfiguredNodes, SlurmConfig, SlurmPartition
 from equipoise.formats.slurm.hardware import Gres, SlurmTopology
 from equipoise.formats.slurm.hardware import Switch as SlurmSwitch
 from equipoise.formats.slurm.nodes import NodeRow
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
-from equipoise.sim.loading.site.slurm import add_config, add_gres, add_nodes, add_topology, partition_line
-from equipoise.sim.loading.site.write import _aside, _flow, _gpu_types, _labels, _plain, _topology, scenario_text
+from equipoise.sim.loading.site.slurm import add_gres, add_nodes, add_topology
+from equipoise.sim.loading.site.write import _gpu_types, _labels, _topology, scenario_text
 
 
 def test_a_small_cluster_reads_line_by_line() -> None:
@@ -48,13 +47,6 @@ def test_a_scenario_without_jobs_says_how_to_name_them_and_jobs_of_its_own_come_
     site.jobs = [{"name": "j", "gpus": 3}, {"name": "12", "gpus": 4}]
     text = scenario_text(site, ["f"], {"file": "t.csv"})
     assert "\nworkload:\n  jobs:\n    - {name: j, gpus: 3}\n    - {name: '12', gpus: 4}\npolicy:" in text
-
-
-def test_texts_that_look_like_numbers_are_in_quotes() -> None:
-    told = [_flow(text) for text in ("12", "1e5", "0x1f", ".5", "-3", "+4", "a1", "1 2", "")]
-    assert told == ["'12'", "'1e5'", "'0x1f'", "'.5'", "'-3'", "'+4'", "a1", "1 2", "''"]
-    assert _flow({"z": 1, "a": ["x" * 200, None]}) == f"{{z: 1, a: [{'x' * 200}, null]}}"
-    assert [_plain(name) for name in ("--a b/c-", "!!", "a.b_c")] == ["a-b-c", "site", "a.b_c"]
 
 
 def test_groups_are_named_by_what_their_nodes_names_begin_with() -> None:
@@ -117,11 +109,6 @@ def test_partitions_hold_groups_and_those_without_nodes_are_told() -> None:
     assert "queues:" not in scenario_text(Site(nodes=[SiteNodes(("a",), 2)]), ["f"], {})
 
 
-def test_a_partition_of_all_groups_names_none() -> None:
-    site = Site(nodes=[SiteNodes(("a1", "b1"), 2)], queues={"partitions": [{"name": "p", "nodes": {"a1", "b1"}}]})
-    assert "    - {name: p}\n" in scenario_text(site, ["f"], {})
-
-
 def test_equal_racks_in_order_are_a_tree_and_others_are_links() -> None:
     nodes = [SiteNodes(("a1", "a2", "a3", "a4"), 2)]
 
@@ -178,19 +165,6 @@ def test_links_carry_what_is_below_them_or_what_was_told() -> None:
     site.switches.append(SiteSwitch("top", ("c2",), ("up", "r 2")))
     links = _topology(site, ["a", "b", "c"])
     assert [line.split(",")[1] for line in links[8:]] == [" target: up", " target: top", " target: top"]
-
-
-def test_long_remarks_are_broken_between_words_at_a_hundred_letters() -> None:
-    assert list(_aside(Site())) == []
-    site = Site(aside={"Heading": ["a  b\tc", " ".join(["a-b"] * 25), "x" * 120]})
-    assert list(_aside(site)) == [
-        "\n# Not part of the simulation, because a scenario has no counterpart.",
-        "# Heading:",
-        "#   a b c",
-        "#   " + " ".join(["a-b"] * 24),
-        "#     a-b",
-        "#   " + "x" * 120,
-    ]
 
 
 def gres(name: str, count: int, *nodes: str, kind: str = "", **other: str) -> Gres:
@@ -297,45 +271,3 @@ def test_nodes_of_a_list_count_once_and_are_parted_by_what_they_have() -> None:
         "Nodes that are not there yet": ["g to h: FUTURE"],
         "Features of nodes": ["e to i: x,y"],
     }
-
-
-def test_of_a_partition_only_what_is_unusual_is_told() -> None:
-    def told(longest: float | None = None, mode: str = "OFF", **other: str) -> str:
-        return partition_line(SlurmPartition("p", "ALL", (), False, longest, None, 1, 1, mode, "", "UP", other, 1))
-
-    assert told() == told(mode="off") == ""
-    assert told(5400.0) == "p: longest 1.5 h"
-    assert told(float("inf"), "SUSPEND", maxnodes="3") == "p: longest without limit, preemption SUSPEND, maxnodes 3"
-    assert told(mode="CANCEL") == "p: preemption CANCEL"
-
-
-def test_what_slurm_conf_says_beside_its_nodes_is_listed() -> None:
-    def nodes(*names: str, weight: int, features: tuple[str, ...] = (), state: str = "UNKNOWN") -> ConfiguredNodes:
-        return ConfiguredNodes(names, 6, 5 * 2**20, 3, "t4", features, weight, state, {}, 1)
-
-    site = Site()
-    lines = (
-        nodes("a1", weight=1),
-        nodes("b1", weight=2),
-        nodes("c1", weight=0),
-        nodes("d1", weight=1, features=("x", "y")),
-        nodes("e1", "e2", weight=1, state="future"),
-        nodes("f1", weight=1, state="drain"),
-    )
-    settings = {"zeta": "4", "alpha": "5", "clustername": "lab", "maxjobcount": "7"}
-    add_config(site, SlurmConfig("lab", lines, (), {}, {}, {}, settings))
-    told = [(group.names, group.gpus, group.cores, group.memory_bytes) for group in site.nodes]
-    assert told == [((f"{name}1",), 3, 6, 5 * 2**20) for name in "abcdf"]
-    assert site.name == "lab"
-    assert site.aside["Weights and features of nodes"] == [
-        "b1 ... weight 2, features ",
-        "c1 ... weight 0, features ",
-        "d1 ... weight 1, features x,y",
-    ]
-    assert site.aside["Other settings of slurm.conf, by name only"] == ["alpha, zeta"]
-    assert site.aside["Scheduling"] == ["maxjobcount=7"]
-    assert site.aside["States of nodes"] == ["f1 ...: drain"]
-    assert site.aside["Nodes that are not there yet"] == ["e1 to e2: State=future"]
-    bare = Site()
-    add_config(bare, SlurmConfig("", (), (), {}, {}, {}, {}))
-    assert (bare.name, "Other settings of slurm.conf, by name only" in bare.aside) == ("site", False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.formats.slurm.nodes import NodeRow, parse_node_state, read_nodes_json, read_sinfo
+from equipoise.formats.slurm.nodes import parse_node_state, read_nodes_json, read_sinfo
 from equipoise.formats.slurm.queue import read_queue, read_queue_json
 from equipoise.formats.slurm.scontrol import jobs_of, nodes_of, partitions_of, read_blocks
 from equipoise.formats.text.errors import FormatError
@@ -204,10 +204,3 @@ def test_any_bytes_give_rows_or_one_clear_error(data: bytes, begin: bytes) -> No
         else:
             message = ""
         assert "\n" not in message
-
-
-def test_a_row_of_nodes_is_frozen() -> None:
-    row = nodes_of(read_blocks(NODE))[0]
-    assert isinstance(row, NodeRow)
-    with pytest.raises(AttributeError):
-        row.cpus = 1  # type: ignore[misc]

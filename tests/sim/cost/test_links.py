@@ -20,7 +20,6 @@ from equipoise.sim.scenario.model import ClusterSpec
 
 CHECKS = settings(deadline=None, max_examples=60)
 GRADIENT = 10e9
-GBIT = 1e9 / 8
 
 
 def exchange_s(nodes: int, workers: int, algorithm: str = "ring", topology: Any = None, **group: Any) -> float:
