@@ -28,7 +28,6 @@ from equipoise.calibrate.measure.training import SIZES, WORKLOADS
 from equipoise.calibrate.samples import Scalar
 
 KIB, MIB = 2**10, 2**20
-START_TIMEOUT_S = 120.0
 QUICK_SIZES = tuple(4 * KIB * 8**k for k in range(5))  # 4 KiB to 16 MiB
 FULL_SIZES = tuple(KIB * 2**k for k in range(18))  # 1 KiB to 128 MiB
 NCCL_EXTRA = (256 * MIB, 512 * MIB)

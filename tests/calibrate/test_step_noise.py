@@ -76,10 +76,7 @@ def test_the_command_prints_the_section_of_a_scenario(tmp_path: Path, capsys: py
     ("rows", "message"),
     [
         ("a,1_0,0.1", "2: step: '1_0' is not a whole number; write it without '_'"),
-        ("a,1,nan", "2: seconds: 'nan' is not a number"),
         ("a,1,-1", "2: seconds: -1 is not above 0"),
-        ("a,1,1e400", "2: seconds: 1e400 is not above 0"),
-        ("a,1", "2: seconds: '' is not a number"),
         ("a,1,0.1,5", "2: 4 values, but there are 3 columns"),
         ("a,1,0.1\nb,1,0.2\na,1,0.1", "4: step 1 of worker 'a' is listed twice"),
         ("a,1,0.1\n" + "b" * 200_000 + ",1,0.2", "3: not a table: field larger than field limit"),
