@@ -388,7 +388,8 @@ def test_jobs_run_on_the_gpu_type_that_they_asked_for(tmp_path: Path) -> None:
     made = equipoise.run(out, policy="fifo")
     ran_on = dict(zip(made.jobs["name"].tolist(), made.jobs["ran_on"].tolist(), strict=True))
     assert {ran_on[job] for job in "1234"} == {"h100_sxm"}
-    assert (made.jobs["start_s"] > 0.0).sum() == 4  # four jobs at a time
+    # In strict order: 3 waits for an H100 node and all wait behind it; 3 to 6 follow after an hour, then 7 and 8.
+    assert made.jobs["start_s"].tolist() == [0.0] * 2 + [3600.0] * 4 + [7200.0] * 2
     (of_trace,) = (note for note in made.notes if note.startswith("jobs.txt"))
     for told in (
         "1 GPU type known only from the allocation: taken as requested",
