@@ -205,7 +205,7 @@ def mixed_queue(rng):
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), slowdown=st.sampled_from([0.0, 1.0, 5.0]))
 def test_nothing_delays_the_job_that_has_the_reservation(seed, slowdown):
-    """The time reserved for it moves later by the restart of a job that is moved at most, unless another is overdue longer.
+    """Its reserved time moves later by the restart of a moved job at most, unless another job is overdue longer.
 
     Jobs are known by their duration: the estimates of training jobs change as they are measured. A job that a limit
     holds back has no reserved time (NaN); its bound is that of the next test.
