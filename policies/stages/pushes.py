@@ -74,6 +74,8 @@ def push_intervals(
             least = np.fmin.reduceat(k, groups.first[:-1])
             k = np.where(np.isnan(k), k, groups.spread(least))
         bound = longest_useful(step_s, push_s, np.ones(len(h)), drift)
+        if alike:
+            bound = groups.spread(np.fmax.reduceat(bound, groups.first[:-1]))
         h, new = next_interval(h, planned.copy(), np.where(spread, k, np.nan), bound, eta)
     most, now = np.maximum.reduceat(new, groups.first[:-1]), plan.intervals(observation)[groups.rows]
     rounds = np.where(most > 1, np.maximum(now, _ROUND * most), now)

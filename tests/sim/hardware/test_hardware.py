@@ -33,7 +33,7 @@ def measured(value: float) -> Measured:
 
 def test_the_catalogue_has_its_accelerators_each_number_with_its_origin() -> None:
     profile = load_profile("catalogue")
-    assert list(profile.accelerators) == EXPECTED.split()
+    assert {*EXPECTED.split()} <= {*profile.accelerators}
     assert "catalogue" in list_profiles()
     for name, accelerator in profile.accelerators.items():
         numbers = [v for k in type(accelerator).model_fields if isinstance(v := getattr(accelerator, k), Measured)]
