@@ -156,7 +156,9 @@ def load_step(text: str, length: int = LENGTH) -> tuple[str, MakeStep]:
         return function, _function(file, function)
     if text.endswith(".py"):
         raise CannotTraceError(f"{text}: which function? Write {text}:make")
-    return text, hugging_face(text, length)
+    path = Path(text)
+    name = (path.parent if path.name == "config.json" else path).resolve().name if path.exists() else text
+    return name, hugging_face(text, length)
 
 
 def _function(file: str, name: str) -> MakeStep:
