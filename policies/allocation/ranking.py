@@ -308,16 +308,19 @@ def without_saved(o: Observation, ageing: Ageing) -> tuple[Observation, Bools]:
     """(the observation, jobs that may not grow) that leaves room under the limits of overdue jobs.
 
     A job that a limit holds back has no reservation. Once it is overdue, waiting jobs that count under that limit are
-    hidden, unless they end before running ones have left room for it, and running ones may not grow.
+    hidden, unless they end before running ones have left room for it or are overdue for longer, and running ones may
+    not grow.
     """
     jobs, held, q = o.jobs, o.held, o.queues
     saved, hidden = np.zeros(len(jobs), dtype=np.bool_), np.zeros(len(jobs), dtype=np.bool_)
     if not len(held) or not len(q.claims):
         return o, saved
-    waited_s = np.nan_to_num(jobs.waited_s[held]) + np.maximum(o.time_s - jobs.queued_since_s[held], 0.0)
-    duration_s = np.nan_to_num(jobs.duration_s[held], nan=ageing.unknown_s)
-    due_s = np.minimum(ageing.after_s + ageing.slowdown * duration_s, ageing.longest_s)
-    late = held[(waited_s > due_s) & (jobs.claim[held] >= 0)]
+    late_s = np.full(len(jobs), -np.inf)
+    for rows in (held, o.waiting):
+        waited_s = np.nan_to_num(jobs.waited_s[rows]) + np.maximum(o.time_s - jobs.queued_since_s[rows], 0.0)
+        duration_s = np.nan_to_num(jobs.duration_s[rows], nan=ageing.unknown_s)
+        late_s[rows] = waited_s - np.minimum(ageing.after_s + ageing.slowdown * duration_s, ageing.longest_s)
+    late = held[(late_s[held] > 0.0) & (jobs.claim[held] >= 0)]
     quota = Quota.now(o) if len(late) else None
     for row, gpus in zip(late.tolist(), gpus_wanted(o, late).tolist(), strict=True):
         assert quota is not None
@@ -333,7 +336,7 @@ def without_saved(o: Observation, ageing: Ageing) -> tuple[Observation, Bools]:
         enough = (left >= need) & (quota.left_jobs(limit) + np.arange(1, len(runs) + 1) >= 1)
         free_s = jobs.service_s[runs[int(enough.argmax())]] if enough.any() else 0.0
         saved |= mine
-        hidden |= mine & ~(jobs.service_s <= free_s)
+        hidden |= mine & ~(jobs.service_s <= free_s) & (late_s <= late_s[row])
     return (replace(o, waiting=o.waiting[~hidden[o.waiting]]) if hidden.any() else o), saved
 
 

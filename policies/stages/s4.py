@@ -549,7 +549,9 @@ def _takes_s(
     rows = np.concatenate((running, queue)).astype(np.int64)
     ran_s = np.where(jobs.state[rows] == RUNNING, np.nan_to_num(o.time_s - jobs.started_s[rows]), 0.0)
     again = jobs.attained_gpu_s[rows] > jobs.gpus_held[rows] * ran_s * (1.0 + 1e-9)
-    takes_s[rows] += np.where(again, np.maximum(np.nan_to_num(jobs.restart_s[rows]) - ran_s, 0.0), 0.0)
+    restart_s = np.nan_to_num(jobs.restart_s[rows])
+    begins_s = np.where(again, np.maximum(restart_s - ran_s, 0.0), 0.0)
+    begins_s = np.where(np.isin(rows, proposal.resized()), restart_s, begins_s)  # moved by this decision
     if len(o.gpu_models) > 1:
         pace = paces(o, nodes.model_speed, rows)
         slowest = np.where(pace > 0.0, pace, np.inf).min(axis=1)
@@ -563,6 +565,7 @@ def _takes_s(
         takes_s[held] *= slower(columns, np.diff(columns[1]), o, scaling, table)
         columns = elastic_columns(proposal, nodes, waits)
         takes_s[waits] *= slower(columns, requests[1][waits], o, scaling, table)
+    takes_s[rows] += begins_s
     return takes_s
 
 
