@@ -92,6 +92,7 @@ class StepPrediction:
             "usd_per_million_samples": self.usd_per_million,
             "gpu_s_by_kind": self.times.by_kind,
             "not_measured": self.rates.unmeasured(self.trace.operations),
+            "kept_bytes": self.trace.kept_bytes,
             "host_reads": self.trace.host_reads,
             "parameters": self.trace.parameters,
             "origin": self.rates.origin,
@@ -135,12 +136,12 @@ def largest_batch(make: MakeStep, traces: Sequence[StepTrace], usable_bytes: flo
         if guess in known:
             break
         known[guess] = record(make, guess).peak_bytes
-        if known[guess] <= usable_bytes and record_fails(make, guess + 1, usable_bytes, known):
+        if known[guess] <= usable_bytes and _no_longer_fits(make, guess + 1, usable_bytes, known):
             return guess
     return max((batch for batch, peak in known.items() if peak <= usable_bytes), default=0)
 
 
-def record_fails(make: MakeStep, batch: int, usable_bytes: float, known: dict[int, float]) -> bool:
+def _no_longer_fits(make: MakeStep, batch: int, usable_bytes: float, known: dict[int, float]) -> bool:
     """Whether the next batch no longer fits."""
     known[batch] = record(make, batch).peak_bytes
     return known[batch] > usable_bytes

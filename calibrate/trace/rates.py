@@ -1,14 +1,14 @@
 """How fast one GPU runs each kind of operation, and how fast its host queues them.
 
-Files: `measured/NAME.yaml`, fitted to operations and profiled training steps on that GPU
-(`fit.py`). A GPU without a file takes the shares of its data sheet that another one reaches, with a wider interval.
+Files: `measured/NAME.yaml`, fitted to operations and profiled training steps on that GPU (`tests/bench/gpu/rates.py`). A
+GPU without a file takes the shares of its data sheet that another one reaches, with a wider interval.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +137,6 @@ def read_rates(path: Path) -> OperationRates:
     kinds = {kind: KindRates(**rates) for kind, rates in raw.pop("kinds").items()}
     product, host = ProductRates(**raw.pop("product")), HostRates(**raw.pop("host"))
     return OperationRates(kinds=kinds, product=product, host=host, **raw)
-
-
-def write_rates(rates: OperationRates, path: Path) -> None:
-    """Write rates with six digits."""
-    path.write_text(yaml.safe_dump(_digits(asdict(rates)), sort_keys=False, width=120), encoding="utf-8")
-
-
-def _digits(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, Mapping):
-        return {key: _digits(inner) for key, inner in value.items() if inner is not None}
-    return value
 
 
 def rates_of(gpu: str, hardware: str = "catalogue") -> OperationRates:

@@ -129,8 +129,7 @@ class StepCertainty:
 
     def lines(self) -> Iterator[str]:
         """What the interval rests on, what is outside the fit, and the nearest measurement, one line each."""
-        one_sided = " (all of them slower)" if self.low > 1.0 else " (all of them faster)" if self.high < 1.0 else ""
-        yield f"{self.low:.2f} to {self.high:.2f} times the prediction: {self.rests_on}{one_sided}"
+        yield f"{self.low:.2f} to {self.high:.2f} times the prediction: {self.rests_on}"
         if self.outside:
             yield f"outside the fit: {'; '.join(self.outside)}"
         yield f"nearest measurement: {self.nearest}"

@@ -17,19 +17,21 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
-from equipoise.calibrate.trace.fit import LAUNCH_S, TimedWork, fit_host, fit_kinds, fit_products
 from equipoise.calibrate.trace.pretend import pretending
-from equipoise.calibrate.trace.rates import FOLDER, HostRates, OperationRates, write_rates
+from equipoise.calibrate.trace.rates import FOLDER, HostRates, OperationRates
 from equipoise.calibrate.trace.record import StepRecorder, StepTrace, record
 from equipoise.calibrate.trace.step import step_times
 from equipoise.calibrate.trace.work import TracedOperation
 from tests.bench.gpu import popular
+from tests.bench.gpu.fit_rates import LAUNCH_S, TimedWork, fit_host, fit_kinds, fit_products
 
 Key = tuple[str, int, int, int]
 SINGLE = 0.3
@@ -151,6 +153,19 @@ def joined(
         label = family(key[0])
         rows[key] = [TimedWork(label, ops, inside[key][g]) for g, ops in by_group.items() if inside[key][g] > 3e-5]
     return rows, [(m, n, k, s) for (m, n, k), s in products.items() if s > 3e-6]
+
+
+def write_rates(rates: OperationRates, path: Path) -> None:
+    """Write rates with six digits."""
+    path.write_text(yaml.safe_dump(_digits(asdict(rates)), sort_keys=False, width=120), encoding="utf-8")
+
+
+def _digits(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _digits(inner) for key, inner in value.items() if inner is not None}
+    return value
 
 
 def main() -> None:

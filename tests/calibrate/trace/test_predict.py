@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.calibrate.trace.fit import TimedWork, fit_kinds, fit_products  # noqa: E402 - they need PyTorch
 from equipoise.calibrate.trace.memory import MIB, CachingAllocator  # noqa: E402
 from equipoise.calibrate.trace.predict import largest_batch, predict  # noqa: E402
 from equipoise.calibrate.trace.rates import HostRates, KindRates, OperationRates, ProductRates, rates_of  # noqa: E402
@@ -20,6 +19,7 @@ from equipoise.calibrate.trace.record import CannotTraceError, record  # noqa: E
 from equipoise.calibrate.trace.step import step_times  # noqa: E402
 from equipoise.calibrate.trace.work import READ, TracedOperation  # noqa: E402
 from equipoise.cli import main  # noqa: E402
+from tests.bench.gpu.fit_rates import TimedWork, fit_kinds, fit_products  # noqa: E402
 
 SCRIPT = """
 import torch
