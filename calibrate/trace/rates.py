@@ -1,7 +1,7 @@
 """How fast one GPU runs each kind of operation, and how fast its host queues them.
 
-Files: `measured/NAME.yaml`, fitted to operations and profiled training steps on that GPU (`tests/bench/gpu/rates.py`). A
-GPU without a file takes the shares of its data sheet that another one reaches, with a wider interval.
+Files: `measured/NAME.yaml`, fitted to operations and profiled training steps on that GPU (`tests/bench/gpu/rates.py`).
+A GPU without a file takes the shares of its data sheet that another one reaches, with a wider interval.
 """
 
 from __future__ import annotations
