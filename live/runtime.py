@@ -86,7 +86,9 @@ class Runtime(Status):
         group.same_on_all_ranks({**told, **options.common()})
         if leader is not None:
             leader.warm_up(sampler.shares, sampler.preview())
-            leader.write_manifest(self.run, sampler, self._parts.wrapper.module.parameters())
+            wrapper = self._parts.wrapper
+            inside = wrapper.exchanges_inside()
+            leader.write_manifest(self.run, sampler, wrapper.module.parameters(), inside=inside)
         if self._resumes_from is not None:
             checkpoint.load(self._parts, self._stepping, self._resumes_from)
         self._resumes_from = None

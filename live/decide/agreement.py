@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Agreement:
         self._device = device
         leads = group.rank == 0
         self.leader = Leader(options, policy, recorder, group.places) if leads else None  # on rank 0
+        self._queued_s = math.nan, _queued_s()  # at the last two reports
         self.plane: DataPlane | None = None  # where the data lies in files
         self.devices: DeviceSampler | None = None
         if options.nvml and device.type == "cuda":
@@ -70,10 +71,12 @@ class Agreement:
             rows, infos = meter.take()
             self._recorder.rounds(rows, infos)
             device = self.devices.latest() if self.devices is not None else UNKNOWN
+            self._queued_s = self._queued_s[1], _queued_s()
             self._note_device(device, trained)
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
             moved = (math.nan, math.nan) if movement is None else movement.take()
-            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *power, *checks)
+            queued_s = float(np.diff(self._queued_s)[0]) / max(1, len(infos))
+            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *power, *checks, queued_s)
             data = self.plane.report() if self.plane is not None else np.empty(0)
             gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data))
             if self.leader is not None and gathered is not None:
@@ -96,9 +99,8 @@ class Agreement:
         """Record evidence for slow ranks: device readings and the rank's share of its processors."""
         if self._recorder.folder is None:
             return
-        known = {name: value for name, value in device.items() if not math.isnan(value)}
-        preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        self._recorder.event("device", rounds=trained, cpu_s=time.process_time(), preempted=preempted, **known)
+        known = {name: value for name, value in (*device.items(), ("queued_s", self._queued_s[1])) if value == value}
+        self._recorder.event("device", rounds=trained, cpu_s=time.process_time(), **known)
 
     def flush(self, meter: RoundMeter) -> None:
         """Record the rounds since the last decision."""
@@ -115,6 +117,14 @@ class Agreement:
         if self.leader is not None:
             self.leader.close()
         self.leader = None
+
+
+def _queued_s() -> float:
+    """Seconds for which this thread was ready and another one had its processor; NaN where the kernel keeps none."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return math.nan
 
 
 def _encoded(change: RoundChange) -> bytes:

@@ -49,6 +49,7 @@ HEADER = (
     "moved_mean",
     *POWER_COLUMNS,
     *CHECK_COLUMNS,
+    "queued_s",  # per round, for the processor
     *GPU_COLUMNS,
 )
 
@@ -211,7 +212,7 @@ class Leader:
         )
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1 if rounds else self._trained
-        for rank, cause, evidence in self._slow.news(window, world.telemetry.gpu or {}, self._growth.law):
+        for rank, cause, evidence in self._slow.news(window, header, self._growth.law):
             self._warn(f"rank {rank} is slow: {cause} ({evidence})")
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
@@ -304,8 +305,10 @@ class Leader:
 
     # -- records -------------------------------------------------------------------------------------------
 
-    def write_manifest(self, run: str, sampler: ShareSampler, parameters: Iterable[torch.Tensor]) -> None:
-        """Write the manifest of the run."""
+    def write_manifest(
+        self, run: str, sampler: ShareSampler, parameters: Iterable[torch.Tensor], *, inside: bool
+    ) -> None:
+        """Write the manifest of the run; `inside`: gradients are exchanged inside the backward pass."""
         options, decider = self.options, self.decider
         sizes = [(p.numel(), p.element_size(), p.requires_grad) for p in parameters]
         self.recorder.manifest(
@@ -330,6 +333,7 @@ class Leader:
                 "samples_target": options.samples_target,
                 "parameters": sum(n for n, _, _ in sizes),
                 "gradient_bytes": sum(n * size for n, size, trained in sizes if trained),
+                "compute_ends": "last gradient" if inside else "backward",
                 "backend": dist.get_backend(),
                 "torch": str(torch.__version__),
                 "members": [asdict(place) for place in self.world.active],

@@ -15,6 +15,7 @@ SLOW = 1.25  # times the others' time for the same work, in `LASTS` consecutive 
 LASTS = 2
 _LEAST_S = 1e-3  # least extra time per round; less delays no rank
 _SURE = 3.0  # least extra time in standard errors of the rounds' means
+_HOST = 0.5  # least part of the extra time for which other programs had the processor
 _LOW_CLOCK = 0.95  # of the others' clock
 
 
@@ -26,10 +27,11 @@ def _of_others(values: Floats, rank: int) -> float:
 
 
 def causes(window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROWS) -> dict[int, tuple[str, str]]:
-    """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update).
+    """(cause, evidence) of every rank that is slow: compute, thermal, input or host (a long update, no processor).
 
-    `law`: the part of a round that grows with its samples, by which ranks with unequal shares are compared. A rank
-    is slow if it exceeds the others by the ratio SLOW, by a least time per round, and by more than the noise.
+    `device`: `clock_ratio` and `queued_s` (waiting for a processor, per round) by rank. `law`: the part of a round
+    that grows with its samples, by which ranks with unequal shares are compared. A rank is slow if it exceeds the
+    others by the ratio SLOW, by a least time per round, and by more than the noise.
     """
     if not window.rounds or len(window.samples) < 2:
         return {}
@@ -57,12 +59,23 @@ def causes(window: LiveWindow, device: Mapping[str, Floats], law: Law = ALL_GROW
             per, what = 1.0, "sample"
         own_s, theirs_s = float(parts[cause][rank]) * per, _of_others(parts[cause], rank) * per
         evidence = f"{times:.2f} times; {own_s * 1e3:.3g} ms per {what}, the others {theirs_s * 1e3:.3g} ms"
-        clock = device.get("clock_ratio", np.full(len(samples), np.nan))
+        unknown = np.full(len(samples), np.nan)
+        clock, queued_s = device.get("clock_ratio", unknown), device.get("queued_s", unknown)
         if cause == "compute" and clock[rank] < _LOW_CLOCK * _of_others(clock, rank):
             cause = "thermal"
             evidence += f"; clock at {clock[rank]:.0%} of its highest"
+        elif cause == "compute" and _is_taken(mine_s * work[rank], others_s * work[rank], queued_s, rank):
+            cause = "host"
+            evidence += f"; other programs had its processor for {queued_s[rank] * 1e3:.3g} ms per round"
         found[rank] = cause, evidence
     return found
+
+
+def _is_taken(mine_s: float, others_s: float, queued_s: Floats, rank: int) -> bool:
+    """Whether other programs on its processor explain a round of `mine_s`; longer computing waits longer, too."""
+    others_queued_s = _of_others(queued_s, rank)
+    computed = max(0.0, mine_s - queued_s[rank]) / max(others_s - others_queued_s, 1e-9)
+    return bool(queued_s[rank] - others_queued_s * computed > _HOST * (mine_s - others_s))
 
 
 class SlowRanks:

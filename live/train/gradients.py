@@ -68,7 +68,9 @@ class BackwardProbe:
     exchanged one: tensors, which the device may not have computed yet.
 
     Only the parameter whose gradient comes last has a hook; it is learnt in a pass in which every parameter has one,
-    again if it got no gradient in a pass.
+    again if it got no gradient in a pass. The local gradients are complete when the pass has ended, right before
+    DistributedDataParallel waits for the exchange: what a rank computes after its last gradient is its own time. Where
+    the exchange runs inside the pass (`exchanges_inside`), they are complete at the last gradient.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class BackwardProbe:
         on_done: Callable[[], None] | None,
         *,
         one_by_one: bool = False,
+        exchanges_inside: Callable[[], bool] = lambda: False,
     ) -> None:
         """`leaves`: where local gradients accumulate; `exchanged`: returns the gradients after the exchange.
 
@@ -87,6 +90,7 @@ class BackwardProbe:
         """
         self._parameters, self._exchanged = [p for p in leaves if p.requires_grad], exchanged
         self._on_local, self._on_done, self._one_by_one = on_local, on_done, one_by_one
+        self._inside = exchanges_inside
         self._norms: list[torch.Tensor] = []
         self._handles: list[Any] = []
         self._queued = self._measuring = self._seen = False
@@ -131,17 +135,25 @@ class BackwardProbe:
             self._last, self._seen = k, True
             if self._measuring and self._one_by_one and parameter.grad is not None:
                 self._norms += _norms([parameter.grad])
-            self._on_local()
-            if not self._queued and (self._measuring or self._on_done is not None):
+            if self._inside():
+                self._on_local()
+            if not self._queued:
                 self._queued = True
-                queue = torch.autograd.Variable._execution_engine.queue_callback
-                # The exchange ends in a callback that is queued later in this pass; ours must follow it.
-                queue(lambda: queue(self._finish))
+                torch.autograd.Variable._execution_engine.queue_callback(self._computed)
             if self._measuring and not self._one_by_one and len(self._handles) == 1:
                 # All others are there, too, and stay in `.grad` until the exchange has ended.
                 self._norms = _norms([p.grad for p in self._parameters if p.grad is not None])
 
         return ready
+
+    def _computed(self) -> None:
+        if not self._inside():
+            self._on_local()
+        if self._measuring or self._on_done is not None:
+            # The exchange ends in a callback that is queued after this one; ours must follow it.
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        else:
+            self._queued = False
 
     def _finish(self) -> None:
         self._queued = False

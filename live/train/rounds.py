@@ -65,6 +65,7 @@ class RoundMeter:
             self._gradient_ready,
             (lambda: timer.mark("done")) if acts or device.type == "cpu" else None,
             one_by_one=wrapper.sharded or bool(getattr(wrapper.model, "gradient_as_bucket_view", False)),
+            exchanges_inside=wrapper.exchanges_inside,
         )
         self._handles = [
             *(wrapper.watch(timer.begin_wait, timer.end_wait) if acts or device.type == "cpu" else []),

@@ -1,7 +1,7 @@
 """Splits the time of a round by marks on the host's or the device's clock.
 
 begin -> forward    waiting for data (stall_s)
-forward -> local    computing the local gradient (compute_s); local is right before the last ones are exchanged
+forward -> local    computing the local gradient (compute_s); local is the end of the backward pass, before its waits
 local -> done       waiting for the others and exchanging gradients (tail_s)
 enter -> leave      exchanging parameters instead, where local steps do (added to tail_s)
 wait -> waited      waiting for the others in the middle of computing, any number of times (moved to tail_s)

@@ -48,6 +48,10 @@ class Replicated:
         if self.model.require_backward_grad_sync != wanted:
             self.model.require_backward_grad_sync = wanted
 
+    def exchanges_inside(self) -> bool:
+        """Whether the script's own code exchanges gradients inside the backward pass: a communication hook."""
+        return self.sharded or bool(getattr(self.model, "_comm_hooks", ()))
+
     def watch(self, begin: Callable[[], None], end: Callable[[], None]) -> list[Any]:
         """Call `begin` and `end` around waiting in the middle of computing: here, there is none."""
         return []

@@ -84,7 +84,8 @@ class _Decision(_Event):
 
 class _Device(_Event):
     event: Literal["device"]
-    preempted: Seconds
+    rounds: Count = 0
+    queued_s: Seconds | None = None
     clock_ratio: Seconds | None = None
     temperature_c: Time | None = None
 

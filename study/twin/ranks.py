@@ -1,12 +1,13 @@
 """Diagnosis of slow ranks of a live run from their records: compute, input, host or heat.
 
-A rank is slow when it takes more than `SLOW` times the median of the others for equal work. The fixed part of a
-round is learnt from the rounds around changes of shares (`policies.growth`); if these never changed, a rank that is
-slower per sample but not per round is neither slow nor cleared. The part of its round that exceeds the others' most
-is the cause. Slow computing is attributed to heat when the clock is lower, and to the host when the process was
-preempted more often, if large enough to explain it. The exchange is the time of the rank that waits least: a slow
-link delays all ranks equally, and so does a rank that is slow after its last gradient, so it is shown for the job,
-not for a rank. The time of a rank there in rounds without an exchange counts as computing in all rounds.
+A rank is slow when it takes more than `SLOW` times the median of the others for equal work. The fixed part of a round
+is learnt from the rounds around changes of shares (`policies.growth`); if these never changed, a rank that is slower
+per sample but not per round is neither slow nor cleared. The part of its round that exceeds the others' most is the
+cause. Slow computing is attributed to heat when the clock is lower, and to the host when the rank waited for a
+processor for at least half of the extra time, beyond what its longer computing explains. The exchange is the time of
+the rank that waits least: a slow link delays all ranks equally, so it is shown for the job, not for a rank. What a
+rank computes after its last gradient is recorded as computing (`live.train.gradients`), except with `fully_shard` or
+a communication hook, where it is a part of the exchange, and the text says so.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ LEAST_ROUNDS = 8
 STRETCHES = 10  # of a run, in which speeds are shown
 _PIECE = 8  # rounds of the same shares that are looked at together
 _UNEQUAL = 1.1  # times the others' samples
+_HOST = 0.5  # least part of the extra time for which other programs had the processor
 _LOW_CLOCK = 0.95  # of the others' clock
-_PREEMPTED = 3.0  # times as often as the others, per second
-_TAKEN_S = 0.01  # at most that another program takes at once
 _NETWORK = 0.3  # of a round
 _PARTS = {"compute": "compute_s", "input": "stall_s", "host": "update_s"}
 _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
@@ -55,7 +55,7 @@ class Rank:
     wait_s: float  # for the others, per round
     clock_ratio: float  # of the highest clock; NaN: unknown
     temperature_c: float
-    preempted_per_s: float
+    queued_s: float  # ready, while another program had its processor, per round; NaN: unknown
     slower: float  # times the others' time for equal work
     cause: str | None  # None: it is not slow; "unclear": that cannot be told
     evidence: str
@@ -83,12 +83,14 @@ class RankDiagnosis:
     fixed_samples: float  # fixed part of a round, in samples; NaN: shares never changed enough
     usual_samples: float  # of a rank's round
     speeds: tuple[RankStretch, ...]
+    exchange_only: bool  # the exchange holds no computing after the last gradient
 
 
 def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
     """Diagnose a run's record, of the `last` rounds only if given. Raises InputError when it is too short."""
     folder = the_run_in(folder)
-    places = {int(place["member"]): str(place["host"]) for place in manifest_of(folder)["members"]}
+    manifest = manifest_of(folder)
+    places = {int(place["member"]): str(place["host"]) for place in manifest["members"]}
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in sorted(places)}
     rows = {member: {line["round"]: line for line in found if "round" in line} for member, found in lines.items()}
     common = sorted(set.intersection(*(set(found) for found in rows.values())))
@@ -99,9 +101,6 @@ def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
         raise InputError([f"{folder}: {len(timed)} rounds were timed on every rank, {LEAST_ROUNDS} are needed"])
     table = _table(rows, timed)
     exchanged = np.array([any(found[k]["exchanged"] for found in rows.values()) for k in timed])
-    if not exchanged.all():
-        alone_s = np.minimum(np.median(table["tail_s"][:, ~exchanged], axis=1)[:, None], table["tail_s"])
-        table["compute_s"], table["tail_s"] = table["compute_s"] + alone_s, table["tail_s"] - alone_s
     tail = table["tail_s"]
     shortest = tail.min(axis=0)
     exchange_s = float(np.median(shortest[exchanged])) if exchanged.any() else math.nan
@@ -119,6 +118,7 @@ def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
         law.fixed_samples if growth.is_known else math.nan,
         each,
         tuple(_speeds(table, timed, law, each)),
+        manifest.get("compute_ends") == "backward",
     )
 
 
@@ -192,15 +192,15 @@ def _usual(table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str
 
 
 def _device(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Device and processor values of a rank at decisions: medians, and preemptions per second."""
+    """Device values of a rank at decisions, medians, and its waiting for a processor per round."""
     notes = [line for line in lines if line.get("event") == "device"]
     found = {}
     for name in ("clock_ratio", "temperature_c"):
         values = [float(note[name]) for note in notes if note.get(name) is not None]
         found[name] = float(np.median(values)) if values else math.nan
-    span_s = notes[-1]["unix_s"] - notes[0]["unix_s"] if notes else 0.0
-    count = notes[-1]["preempted"] - notes[0]["preempted"] if notes else 0
-    found["preempted_per_s"] = count / span_s if span_s > 0 else math.nan
+    marks = [(note["rounds"], note["queued_s"]) for note in notes if note.get("queued_s") is not None]
+    rounds = marks[-1][0] - marks[0][0] if marks else 0
+    found["queued_s"] = (marks[-1][1] - marks[0][1]) / rounds if rounds > 0 else math.nan
     return found
 
 
@@ -228,10 +228,10 @@ def _judged(member: int, host: str, k: int, usual: Sequence[Mapping[str, float]]
         if not known and fewer and not mine["round_s"] > SLOW * theirs("round_s"):
             cause = "unclear"
         elif cause == "compute":
-            cause, more = _why_computing(mine, theirs("clock_ratio"), theirs("preempted_per_s"), slower)
+            cause, more = _why_computing(mine, theirs("clock_ratio"), theirs("queued_s"), theirs("unit_s"))
             evidence += more
     values = {name: mine[name] for name in (*shown, "samples", "wait_s")}
-    device = {name: mine[name] for name in ("clock_ratio", "temperature_c", "preempted_per_s")}
+    device = {name: mine[name] for name in ("clock_ratio", "temperature_c", "queued_s")}
     return Rank(member=member, host=host, **values, **device, slower=slower, cause=cause, evidence=evidence)
 
 
@@ -239,14 +239,15 @@ def _round_of(samples: float) -> str:
     return f"round of {samples:.0f} samples"
 
 
-def _why_computing(mine: Mapping[str, float], clock: float, preempted: float, slower: float) -> tuple[str, str]:
+def _why_computing(mine: Mapping[str, float], clock: float, queued_s: float, unit_s: float) -> tuple[str, str]:
     if mine["clock_ratio"] < _LOW_CLOCK * clock:
         heat = f" at {mine['temperature_c']:.0f} degrees" if math.isfinite(mine["temperature_c"]) else ""
         return "thermal", f"; clock at {mine['clock_ratio']:.0%} of its highest{heat}, the others {clock:.0%}"
-    explains = mine["preempted_per_s"] * _TAKEN_S > 0.5 * (1.0 - 1.0 / slower)
-    if explains and mine["preempted_per_s"] > max(_PREEMPTED * preempted, 1.0):
-        often = f"{mine['preempted_per_s']:.0f} times a second, the others {preempted:.0f}"
-        return "host", f"; other programs took its processor {often}"
+    theirs_s, mine_s = unit_s * mine["work"], mine["unit_s"] * mine["work"]
+    computed = max(0.0, mine_s - mine["queued_s"]) / max(theirs_s - queued_s, 1e-9)
+    if mine["queued_s"] - queued_s * computed > _HOST * (mine_s - theirs_s):
+        taken = f"{format_seconds(mine['queued_s'])} per round, the others' for {format_seconds(queued_s)}"
+        return "host", f"; other programs had its processor for {taken}"
     return "compute", ""
 
 
@@ -279,8 +280,8 @@ def render(found: RankDiagnosis) -> str:
     part = found.exchange_s / found.round_s
     if part > _NETWORK:
         lines.append(
-            f"exchange: {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: the "
-            "network, or a rank that is slow after its last gradient; the record cannot tell which"
+            f"exchange: {format_seconds(found.exchange_s)}, {format_share(part)} of a round, on all ranks: the network"
+            + ("" if found.exchange_only else ", or a rank that is slow after its last gradient")
         )
     return "\n".join([*lines, *_speed_lines(found)]) + "\n"
 

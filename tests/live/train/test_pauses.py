@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from equipoise.live.train.pauses import Pauses  # noqa: E402
+from equipoise.study.twin.ranks import diagnose  # noqa: E402
 from equipoise.study.twin.record import read_run  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
@@ -107,3 +108,32 @@ def test_rounds_that_a_pause_held_up_are_left_out(tmp_path: Path) -> None:
     assert (waited > 0.8 * PAUSE_S).all()  # so the other rank's times are no better
     left_out = (run.round_s != run.round_s).nonzero()[0].tolist()
     assert left_out == [0, *sorted(STEPS.values())]
+
+
+def train_late(rank: int, folder: str) -> None:
+    """Rank 1 sleeps for 20 ms after its last gradient, when its exchange has begun."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from equipoise.live.attach import attach
+
+    torch.distributed.init_process_group("gloo")
+    net = torch.nn.Linear(4, 1)
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    if rank == 1:
+        net.register_full_backward_hook(lambda *_: time.sleep(0.02))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    runtime = attach(model, optimizer, "s2", mode="observe", global_batch=12, run_dir=folder, nvml=False)
+    data = TensorDataset(torch.randn(240, 4))
+    for (batch,) in DataLoader(data, batch_sampler=runtime.sampler(data)):
+        model(batch.requires_grad_()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        runtime.step()
+    runtime.close()
+
+
+def test_what_a_rank_does_after_its_last_gradient_is_computing(tmp_path: Path) -> None:
+    """Each rank has 4 of the 12 samples, so rank 1 computes for more than 20 / 4 = 5 ms a sample."""
+    live_ranks.run(train_late, 3, str(tmp_path))
+    slow = diagnose(live_ranks.record(tmp_path)).ranks[1]
+    assert (slow.cause, slow.compute_s > 0.005) == ("compute", True)

@@ -79,7 +79,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         seed=options.seed,
     )
     with patch("torch.distributed.get_backend", return_value="gloo"):
-        leader.write_manifest("run", sampler, [])
+        leader.write_manifest("run", sampler, [], inside=False)
     clock_s, random = 0.0, np.random.default_rng(seed)
     leader.world.now_s = lambda: clock_s  # type: ignore[method-assign]
     leader._cadence.is_due = lambda *_: True  # type: ignore[method-assign]  # in other seconds

@@ -26,8 +26,8 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
         for line in rounds:  # what is given by round
             line.update({name: value[line["round"]] for name, value in line.items() if isinstance(value, list)})
         rounds[5] = {**rounds[5], "stall_s": None, "paused": True}  # and is left out
-        device = {"event": "device", "preempted": 0, **(devices[m] if devices else {})}
-        notes = [{**device, "unix_s": t, "preempted": device["preempted"] * t} for t in (0.0, 2.0)]
+        device = {"event": "device", "queued_s": 0.0, **(devices[m] if devices else {})}
+        notes = [{**device, "rounds": n, "unix_s": 0.0, "queued_s": device["queued_s"] * n} for n in (0, 20)]
         lines = [json.dumps(line) for line in [*rounds, *notes]]
         (folder / f"rounds-{m}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return folder
@@ -39,9 +39,9 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
         ({"compute_s": 0.2}, {}, "compute", "25 ms per sample, the others 10 ms"),
         ({"stall_s": 0.2}, {}, "input", "25 ms per sample, the others 1 ms"),
         ({"update_s": 0.2}, {}, "host", "25 ms per sample, the others 1 ms"),
-        ({"compute_s": 0.2}, {"preempted": 400}, "host", "other programs took its processor 400 times a second"),
-        # 9 times a second for 10 ms at most is 9 % of its time; it takes 60 % more than the others.
-        ({"compute_s": 0.2}, {"preempted": 9}, "compute", "25 ms per sample, the others 10 ms"),
+        ({"compute_s": 0.2}, {"queued_s": 0.07}, "host", "other programs had its processor for 70 ms per round"),
+        # It takes 0.2 - 0.08 = 0.12 s longer than the others; half of that is 0.06 s.
+        ({"compute_s": 0.2}, {"queued_s": 0.05}, "compute", "25 ms per sample, the others 10 ms"),
         ({"compute_s": 0.2}, {"clock_ratio": 0.6, "temperature_c": 91}, "thermal", "60% of its highest at 91 degrees"),
     ],
 )
@@ -108,17 +108,7 @@ def test_a_slow_network_is_the_jobs(tmp_path: Path) -> None:
     assert [rank.cause for rank in found.ranks] == [None, None]
     told = render(found)
     assert "exchange: 300 ms" in told
-    assert "the network, or a rank that is slow after its last gradient" in told
-
-
-def test_slow_after_its_last_gradient_is_computing(tmp_path: Path) -> None:
-    """Every second round exchanges for 20 ms; rank 1 takes 200 ms after its gradient in all, the others wait."""
-    meets = [k % 2 == 0 for k in range(20)]
-    own = [0.22 if there else 0.2 for there in meets]
-    other = [0.22 if there else 0.0 for there in meets]
-    found = diagnose(write(tmp_path / "run", [{"exchanged": meets, "tail_s": t} for t in (other, own, other)]))
-    assert [rank.cause for rank in found.ranks] == [None, "compute", None]
-    assert found.exchange_s == pytest.approx(0.02)
+    assert "on all ranks: the network" in told
 
 
 def test_the_command_needs_no_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
