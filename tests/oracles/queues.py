@@ -78,15 +78,3 @@ def fair_tree_order(parent: Sequence[int], share: Sequence[float], usage: Sequen
 def priority(weights: Mapping[str, float], factors: Mapping[str, float]) -> int:
     """Slurm's sum of weighted factors."""
     return int(sum(weights.get(name, 0.0) * factor for name, factor in factors.items()) + 1e-9)
-
-
-def first_fit(
-    free: Mapping[float, Sequence[int]], allowed: Sequence[bool], wanted: int, takes_s: float
-) -> tuple[float, list[int]] | None:
-    """The first of the times of `free` (GPUs by class from then on) from which so many are free for so long."""
-    for begin_s in sorted(free):
-        rows = [row for time_s, row in free.items() if begin_s <= time_s < begin_s + takes_s or time_s == begin_s]
-        least = [min(row[c] for row in rows) if may else 0 for c, may in enumerate(allowed)]
-        if sum(least) >= wanted:
-            return begin_s, least
-    return None

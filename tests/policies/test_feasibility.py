@@ -324,31 +324,3 @@ def test_compressed_rows_must_match() -> None:
     assert check(UNCHANGED.with_(allocation=wrong), cluster()) == (
         "allocation: offsets do not match the listed jobs and GPUs"
     )
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"gpus_requested": [6], "workers_max": [3]}, "1 to 6, or none: it is rigid"),
-        (
-            {"gpus_requested": [6], "gpus_per_worker": [2], "workers_max": [3]},
-            "2 to 6 in steps of 2, or none: it is rigid",
-        ),
-        ({"gpus_requested": [2], "gpus_per_worker": [2], "workers_max": [3]}, "2, or none: it is rigid"),
-        ({"gpus_requested": [6], "workers_min": [3], "workers_max": [3]}, "6, or none: it is rigid"),
-        ({"rigid": [False], "gpus_per_worker": [2], "workers_min": [2], "workers_max": [2]}, "4, or none"),
-        (
-            {"rigid": [False], "gpus_per_worker": [2], "workers_min": [2], "workers_max": [3]},
-            "4 to 6 in steps of 2, or none",
-        ),
-        ({"rigid": [False], "workers_min": [2], "workers_max": [3]}, "2 to 3, or none"),
-    ],
-)
-def test_how_many_gpus_a_job_may_have_in_words(columns: dict[str, Any], said: str) -> None:
-    few = {"workers_min": [1], "rigid": [True], "id": [0]} | columns
-    o = Observation.of(
-        0.0, jobs=Jobs.of(**few), nodes=Nodes.of(gpus=[9], first_gpu=[0], gpus_free=[9]), gpus=Gpus.of(node=np.zeros(9))
-    )
-    gpus = range(1) if said[0] != "1" else range(7)
-    found = check(UNCHANGED.with_(allocation=Allocation.of([(0, gpus)])), o)
-    assert found == f"allocation: job row 0 gets {len(gpus)} GPUs of the 9 there are, allowed: {said}"

@@ -6,61 +6,14 @@ from typing import Any
 
 import pytest
 
-from equipoise.policies.contract import Policy
-from equipoise.policies.parameters import as_policies, as_policy, check_used, split_point, with_parameters
-from equipoise.policies.registry import PolicyError, make_policy, make_stage
+from equipoise.policies.registry import PolicyError, make_stage
 
 LAS, SIA = make_stage("las", {"promote": 0.0}), make_stage("sia")
-
-
-def test_keys_of_a_sweep_that_name_a_parameter() -> None:
-    point = {"workload.seed": 1, "policy.las.promote": 2.0, "policy.las.placement": "packed", "policy.s2.mode": "x"}
-    assert split_point(point) == (
-        {"workload.seed": 1},
-        {"las": {"promote": 2.0, "placement": "packed"}, "s2": {"mode": "x"}},
-    )
-    for half in ("policy.las", "policy.las."):
-        with pytest.raises(PolicyError, match=r"write policy\.STAGE\.PARAMETER"):
-            split_point({half: 1})
-
-
-def test_what_may_be_given_for_a_policy() -> None:
-    named = Policy("mine", (SIA,))
-    assert as_policy("easy") == "easy"
-    assert as_policy(named) is named
-    assert as_policy([]) == "none"
-    found = as_policy(LAS)
-    assert isinstance(found, Policy)
-    assert (found.name, found.stages) == ("las(promote=0.0)", (LAS,))
-    several = as_policy(["s1", make_stage("s2")])
-    assert isinstance(several, Policy)
-    assert several.name == "s1+s2"
-    assert [stage.name for stage in several.stages] == ["s1", "s2", "fifo"]  # no stage of them allocates
-    for wrong, said in ((3, "3 is not a policy"), (type(SIA), "Sia itself"), ([None], "None is not a policy")):
-        with pytest.raises(PolicyError, match=said):
-            as_policy(wrong)  # type: ignore[arg-type]
-    assert as_policies("easy") == ["easy"]
-    assert as_policies(named) == [named]
-    assert [getattr(each, "name", each) for each in as_policies(SIA)] == ["sia"]
-    assert [getattr(each, "name", each) for each in as_policies(["easy", LAS])] == ["easy", "las(promote=0.0)"]
 
 
 def values(policy: Any, stage: str) -> dict[str, Any]:
     (found,) = (each for each in policy.stages if each.name == stage)
     return vars(found)
-
-
-def test_parameters_of_a_sweep_are_set_in_the_stages_that_they_name() -> None:
-    assert with_parameters("las", {}) == "las"
-    found = with_parameters("s2+las(promote=3)", {"las": {"placement": "packed"}, "other": {"x": 1}})
-    assert (values(found, "las")["promote"], values(found, "las")["placement"]) == (3.0, "packed")
-    assert [stage.name for stage in found.stages] == ["s2", "las"]  # type: ignore[union-attr]
-    mine = with_parameters(Policy("mine", (LAS, SIA)), {"las": {"promote": 5.0}, "sia": {"power": 1.0}})
-    assert (mine.name, values(mine, "las")["promote"]) == ("mine[promote=5.0][power=1.0]", 5.0)  # type: ignore[union-attr]
-    check_used(["policy.las.promote", "workload.seed"], ["easy", Policy("mine", (LAS,))])
-    check_used(["policy.s2.mode"], ["s2+easy"])
-    with pytest.raises(PolicyError, match=r"policy\.las: no policy has that stage; allowed: easy, s2"):
-        check_used(["policy.s2.mode", "policy.las.promote"], [make_policy("s2+easy")])
 
 
 BORDERS: dict[str, dict[str, tuple[list[float], list[float]]]] = {

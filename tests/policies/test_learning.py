@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.policies.contract import UNCHANGED, Plan, check
+from equipoise.policies.contract import UNCHANGED, check
 from equipoise.policies.learning import batch_worth, with_rates
 from equipoise.policies.physics import best_rate, efficiency, rate_worth, ruled_rate
 from equipoise.policies.plan import ADASCALE, LINEAR, RULES, SCRIPT, SQRT, UNSCALED
@@ -104,22 +104,3 @@ def test_a_rate_follows_the_noise_scale_where_that_matters():
     at = seen(batch=256, rate=5.0, phi=math.nan)
     assert with_rates(at, UNCHANGED).learning_rate is None
     assert with_rates(seen(batch_max=0), UNCHANGED.with_(global_batch=np.array([32]))).learning_rate is None
-
-
-@pytest.mark.parametrize(
-    ("at", "rate", "said"),
-    [
-        (seen(SCRIPT), 2.0, "gets 2 times its learning rate, allowed: its script sets it"),
-        (seen(batch_max=0), 2.0, "gets 2 times its learning rate, allowed: the present one: it has no batch_max"),
-        (seen(), 64.1, "gets 64.1 times its learning rate, allowed: above 0, at most 64"),
-        (seen(), 0.0, "gets 0 times its learning rate, allowed: above 0, at most 64"),
-        (seen(), math.nan, "gets nan times its learning rate, allowed: above 0, at most 64"),
-        (seen(), 64.0, None),
-        (seen(SCRIPT), 1.0, None),
-    ],
-)
-def test_rates_that_a_plan_may_ask_for(at, rate, said):
-    plan = Plan(learning_rate=np.array([rate]))
-    problem = check(plan, at)
-    assert problem == said or (said is not None and problem.startswith("learning_rate: ") and said in problem)
-    assert not plan.changes_nothing()

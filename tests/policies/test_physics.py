@@ -8,17 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.policies.kernels.arrays import heapify, pop, position, push
-from equipoise.policies.physics import (
-    deal,
-    efficiency,
-    hidden_s,
-    overlapped_each,
-    overlapped_s,
-    response_s_per_sample,
-    share_for,
-    speed_at,
-    sustainable,
-)
+from equipoise.policies.physics import deal, efficiency, hidden_s, overlapped_s, share_for, speed_at
 from tests.oracles import physics as plain
 
 SECONDS = st.floats(1e-6, 1e3) | st.just(0.0)
@@ -34,28 +24,10 @@ def test_overlap_is_the_published_one(work: float, exchange: float, gamma: float
     assert 0 <= hidden_s(work, exchange, gamma) <= min(work, exchange)
 
 
-def test_overlap_of_arrays_is_that_of_each_pair() -> None:
-    work, exchange = np.array([[0.1], [2.0]]), np.array([0.0, 0.5, 3.0])
-    each = [[overlapped_s(w, x, 2.0) for x in exchange] for w in work[:, 0]]
-    assert overlapped_each(work, exchange, 2.0).tolist() == each
-    assert overlapped_each(1.0, 1.0, 2.0) == overlapped_s(1.0, 1.0, 2.0)
-
-
-def test_without_overlap_nothing_is_hidden() -> None:
-    assert hidden_s(0.3, 0.1, 1.0) == 0.0
-    assert overlapped_s(0.3, 0.1, 1.0) == 0.3 + 0.1
-
-
 @given(st.floats(0.01, 1.0), st.floats(0.01, 1e3) | st.sampled_from([np.nan, np.inf]))
 def test_share_curve_and_its_inverse(share: float, kappa: float) -> None:
     assert speed_at(share, kappa) == plain.speed_at(share, kappa)
     assert share_for(speed_at(share, kappa), kappa) == pytest.approx(share, rel=1e-9)
-
-
-def test_share_curve_ends_at_one() -> None:
-    assert speed_at(1.0, 0.4) == 1.0
-    assert speed_at(0.5, 0.5) == pytest.approx(0.75)
-    assert speed_at(0.25, np.nan) == 0.25
 
 
 @given(st.floats(1, 1e6), st.integers(1, 64), st.floats(0, 1e6), st.floats(0, 0.5))
@@ -76,17 +48,6 @@ def test_what_is_not_known_costs_no_efficiency(unknown: float) -> None:
     assert efficiency(64.0, 2, unknown, 32.0, 1.0) == 0.5
 
 
-def test_what_a_worker_can_keep_up_and_how_long_a_sample_takes() -> None:
-    computing, reading = np.array([4.0, 8.0, np.nan, np.nan]), np.array([5.0, np.nan, 3.0, np.nan])
-    keeps_up = sustainable(computing, reading)
-    assert np.array_equal(keeps_up, [4.0, 8.0, 3.0, np.nan], equal_nan=True)
-    # 3 s and 1 s of 10 samples; at most 4 a second it can keep up: 0.4 s are long enough.
-    busy_s, stall_s, samples = (np.array([3.0, 1.0, 1.0, 3.0, 1.0]), np.array([1.0, 0.0, 0.0, 1.0, 1.0]), np.ones(5))
-    samples[:] = [10.0, 10.0, 0.0, 10.0, 8.0]
-    found = response_s_per_sample(busy_s, stall_s, samples, np.array([4.0, 4.0, 4.0, np.nan, 4.0]))
-    assert np.array_equal(found, [0.4, 0.25, np.nan, 0.4, 0.25], equal_nan=True)
-
-
 # -- whole samples ---------------------------------------------------------------------------------------------
 
 
@@ -103,14 +64,6 @@ def test_a_batch_is_dealt_whole(batch: int, weights: list[int], unit: int) -> No
         exact = np.array(weights) / sum(weights) * batch
         assert (np.abs(dealt - exact) < 2 * unit).all()
         assert not dealt[np.array(weights) == 0].any()
-
-
-def test_deals_by_hand() -> None:
-    assert deal(1, [0, 3], 2).tolist() == [0, 1]
-    assert deal(2, [1, 3]).tolist() == [0, 2]
-    assert deal(10, [1, 1, 1]).tolist() == [4, 3, 3]
-    assert deal(12, [5, 5, 5], 2).tolist() == [4, 4, 4]
-    assert deal(8, [0, 0]).tolist() == [4, 4]
 
 
 # -- heap and search -------------------------------------------------------------------------------------------

@@ -32,16 +32,6 @@ def test_what_is_no_policy(text: str, wrong: str) -> None:
     assert str(error.value) == wrong
 
 
-def test_numbers_in_lists_are_checked() -> None:
-    with pytest.raises(PolicyError, match=r"las.thresholds_gpu_s: .* is not a finite number"):
-        make_policy([{"las": {"thresholds_gpu_s": [3600.0, float("inf")]}}])
-
-
-def test_each_stage_once_is_a_policy() -> None:
-    policy = make_policy("s1+s2(epsilon=0.5)+fifo")
-    assert [stage.name for stage in policy.stages] == ["s1", "s2", "fifo"]
-
-
 thresholds = st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=4, unique=True).map(sorted)
 LAS = {"policy": [{"las": {"thresholds_gpu_s": [3600.0, 36000.0], "promote": 2.0}}]}
 

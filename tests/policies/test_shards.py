@@ -5,49 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.live.train.epoch_split import EpochSplit
-from equipoise.policies.shards import Taken, next_batch, take_from
+from equipoise.policies.shards import next_batch
 from equipoise.sim.job.dataset import JobData
-
-PACE = np.ones(3)
-
-
-def test_a_dry_worker_takes_the_last_piece_of_whoever_has_most_seconds_left() -> None:
-    owned, demand, last, none = [0, 40, 30], [5, 5, 5], [0, 10, 10], [False] * 3
-    assert take_from(0, 5, owned, demand, PACE, last, none) == Taken(1, 10)
-    assert take_from(0, 5, owned, demand, np.array([1.0, 1.0, 2.0]), last, none) == Taken(2, 10)
-    assert take_from(0, 5, [0, 30, 30], demand, PACE, last, none) == Taken(1, 10)
-
-
-def test_a_piece_that_is_started_or_needed_stays_with_its_owner() -> None:
-    owned, demand = [0, 40, 30], [5, 5, 5]
-    assert take_from(0, 5, owned, demand, PACE, [0, 10, 10], [False, True, False]) == Taken(2, 10)
-    assert take_from(0, 5, owned, demand, PACE, [0, 38, 10], [False] * 3) == Taken(2, 10)
-
-
-def test_where_no_piece_is_whole_one_is_cut() -> None:
-    started = [False, True, True]
-    assert take_from(0, 5, [0, 40, 30], [5, 5, 5], PACE, [0, 20, 10], started) == Taken(1, 5)
-    assert take_from(0, 5, [0, 8, 6], [5, 5, 5], PACE, [0, 8, 6], started) == Taken(1, 3)
-    assert take_from(0, 5, [0, 40, 30], [5, 5, 5], PACE, [0, 2, 10], started) == Taken(1, 2)
-
-
-def test_a_worker_without_a_share_gives_first_and_nobody_gives_what_it_needs() -> None:
-    pace = np.array([1.0, np.inf, np.inf])
-    assert take_from(0, 5, [0, 0, 9], [5, 0, 0], pace, [0, 0, 9], [False] * 3) == Taken(2, 9)
-    with pytest.raises(ValueError, match="worker 0 lacks 5 samples"):
-        take_from(0, 5, [0, 5, 5], [5, 5, 5], PACE, [0, 5, 5], [False] * 3)
-
-
-def test_the_last_batch_deals_what_is_left_in_whole_micro_batches() -> None:
-    shares = np.array([8, 4, 4])
-    assert next_batch(16, shares, 2) is shares
-    assert next_batch(6, shares, 2).tolist() == [2, 2, 2]
-    assert next_batch(1, shares, 2).tolist() == [1, 0, 0]
 
 
 def simulated(sizes: list[int], owners: list[int], workers: int) -> JobData:

@@ -14,7 +14,7 @@ from equipoise.policies.baselines import sorted_queue
 from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.kernels.placement import PLACEMENTS
 from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Workers
-from equipoise.policies.registry import make_stage, stage_class
+from equipoise.policies.registry import make_stage
 from tests.oracles import placement as naive
 from tests.sim.world.tiny_world import TinyWorld
 
@@ -26,34 +26,7 @@ def counted(name, **parameters):
     return make_stage(name, {"placement": "counted", **parameters})
 
 
-def starts(name, jobs, gpus, **world):
-    """First start of each job on one pool."""
-    tiny = TinyWorld(jobs, [gpus], **world)
-    tiny.run(counted(name))
-    return [tiny.first_start[k] for k in range(len(jobs))]
-
-
 # -- what each name means ------------------------------------------------------------------------------------
-
-BLOCKED = [(0.0, 3, 10.0), (1.0, 4, 5.0), (2.0, 1, 20.0), (3.0, 1, 6.0)]
-"""On 4 GPUs: job 1 cannot start before 10; job 2 is too long to slip in unnoticed, job 3 is not."""
-
-
-def test_fifo_waits_for_the_first():
-    assert starts("fifo", BLOCKED, 4) == [0.0, 10.0, 15.0, 15.0]
-
-
-def test_fifo_greedy_passes_over_it():
-    assert starts("fifo-greedy", BLOCKED, 4) == [0.0, 22.0, 2.0, 10.0]
-
-
-def test_easy_fills_in_only_what_does_not_delay_the_first():
-    assert starts("easy", BLOCKED, 4) == [0.0, 10.0, 15.0, 3.0]
-
-
-def test_easy_uses_what_the_first_leaves_over():
-    jobs = [(0.0, 3, 10.0), (1.0, 3, 5.0), (2.0, 1, 99.0)]
-    assert starts("easy", jobs, 4) == [0.0, 10.0, 2.0]
 
 
 def test_easy_keeps_nothing_for_a_job_that_is_larger_than_what_is_up():
@@ -65,30 +38,6 @@ def test_easy_with_an_unknown_end_reserves_nothing_before_it():
     observation = pool([(3, 99.0)], [(4, 1.0), (1, 1.0), (1, math.nan)], 4, running_service_s=math.nan)
     plan, _ = counted("easy").refine(observation, UNCHANGED, {})
     assert plan.allocation.job.tolist() == [2]  # the one that ends; the other might never
-
-
-def test_sjf_takes_the_shortest_and_waits_for_it():
-    jobs = [(0.0, 2, 10.0), (1.0, 2, 9.0), (2.0, 1, 8.0), (3.0, 2, 1.0)]
-    assert starts("sjf", jobs, 2) == [0.0, 19.0, 11.0, 10.0]
-
-
-def test_sjf_breaks_ties_by_id():
-    observation = pool([], [(1, 5.0), (1, 5.0)], 1, ids=[7, 3])
-    plan, _ = counted("sjf").refine(observation, UNCHANGED, {})
-    assert plan.allocation.job.tolist() == [1]
-
-
-def test_sjf_greedy_passes_over_what_does_not_fit():
-    jobs = [(0.0, 1, 10.0), (1.0, 2, 1.0), (2.0, 1, 5.0)]
-    assert starts("sjf", jobs, 2) == [0.0, 10.0, 11.0]
-    assert starts("sjf-greedy", jobs, 2) == [0.0, 10.0, 2.0]
-
-
-def test_srtf_preempts_when_it_gains_more_than_a_restart():
-    jobs = [(0.0, 1, 10.0), (2.0, 1, 3.0)]
-    assert starts("srtf", jobs, 1) == [0.0, 2.0]  # 8 left against 3
-    assert starts("srtf", jobs, 1, restart_s=5.0) == [0.0, 10.0]  # 8 - 5 is not longer than 3
-    assert starts("srtf", jobs, 1, restart_s=4.0) == [0.0, 2.0]
 
 
 def test_srtf_stops_the_longest_and_no_more_than_needed():
@@ -109,11 +58,6 @@ def test_las_demotes_at_the_threshold_without_being_asked():
     assert tiny.decisions == 5  # two arrivals, one demotion, two ends
 
 
-def test_las_is_fifo_inside_a_queue():
-    jobs = [(0.0, 1, 90.0), (1.0, 1, 50.0), (2.0, 1, 5.0)]
-    assert starts("las", jobs, 1) == [0.0, 90.0, 140.0]
-
-
 def test_las_starves_nobody():
     """A stream of short jobs keeps the pool full; the long one comes back because it waits."""
     jobs = [(0.0, 1, 300.0)] + [(10.0 * k, 1, 10.0) for k in range(1, 400)]
@@ -131,26 +75,6 @@ def test_las_takes_thresholds_as_a_list():
     stage = make_stage("las", {"thresholds_gpu_s": [60.0, 600.0]})
     assert stage.thresholds_gpu_s == (60.0, 600.0)
     assert hash(stage) == hash(make_stage("las", {"thresholds_gpu_s": (60.0, 600.0)}))
-
-
-def test_las_rejects_bad_thresholds():
-    for bad in ((), (0.0,), (5.0, 5.0), (7.0, 3.0)):
-        with pytest.raises(ValueError, match="thresholds_gpu_s"):
-            stage_class("las")(thresholds_gpu_s=bad)
-    with pytest.raises(ValueError, match="promote"):
-        stage_class("las")(promote=-1.0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_stage_says_what_its_name_means(name):
-    cls = stage_class(name)
-    for word in ("Order:", "Blocking:", "Preemption:"):
-        assert word in cls.__doc__
-    assert ("stop" in cls.preemption) == (name in ("srtf", "las"))
-    assert cls.blocking.startswith("strict") == (name in ("fifo", "sjf"))
-    assert cls().placement == "any"
-    with pytest.raises(ValueError, match="placement"):
-        cls(placement="tight")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -174,16 +98,6 @@ def test_placement_is_one_rule_for_all(name, placement):
     plan, _ = make_stage(name, {"placement": placement}).refine(observation, UNCHANGED, {})
     expected = {"counted": [0, 2, 4], "packed": [0, 4, 5], "any": [0, 4, 5]}[placement]
     assert sorted(plan.allocation.gpu.tolist()) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_packed_waits_where_any_does_not(name):
-    """From 5 on one GPU of each node is free; a whole node is from 20 on."""
-    jobs = [(0.0, 1, 5.0), (0.0, 1, 20.0), (0.0, 1, 21.0), (6.0, 2, 30.0)]
-    for placement, start_s in (("packed", 20.0), ("any", 6.0), ("counted", 6.0)):
-        tiny = TinyWorld(jobs, [2, 2])
-        tiny.run(make_stage(name, {"placement": placement}))
-        assert tiny.first_start[3] == start_s, placement
 
 
 # -- against plain schedulers --------------------------------------------------------------------------------
@@ -335,37 +249,6 @@ def test_all_placements_finish_all_jobs(name, placement, jobs, nodes):
 
 
 # -- the queue between decisions -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["sjf", "srtf", "las"])
-def test_changed_estimates_lose_nobody(name):
-    """While jobs wait on a full pool their estimates change, and the memory is that of before."""
-    stage, memory = counted(name), {}
-    for shift in range(4):
-        service = [(1, float((k + 3 * shift) % 7 + 1)) for k in range(7)]
-        observation = pool([(1, 99.0)] if shift < 3 else [], service, 1)
-        plan, memory = stage.refine(observation, UNCHANGED, memory)
-    assert len(started(plan)) == 1
-    if name != "las":
-        shortest = min(range(7), key=lambda k: (service[k][1], k))
-        assert started(plan) == [shortest]
-
-
-def test_a_changed_estimate_at_the_head_of_a_long_queue():
-    stage = counted("sjf")
-    before = [(1, 1.0 + k) for k in range(40)]
-    _, memory = stage.refine(pool([(1, 9.0)], before, 2, ids=range(41)), UNCHANGED, {})
-    after = [(1, 500.0), *before[1:]]  # job 1 has not started: its start was refused
-    for first in (2, 3):
-        plan, memory = stage.refine(pool([(1, 9.0)], after, 2), UNCHANGED, memory)
-        assert started(plan) == [first]
-        after[first - 1] = (1, 600.0)
-
-
-def test_a_long_queue_is_looked_into_as_far_as_needed():
-    waiting = [(4, 1.0 + k) for k in range(100)] + [(1, 500.0)]
-    plan, _ = counted("sjf-greedy").refine(pool([(2, 9.0)], waiting, 5), UNCHANGED, {})
-    assert started(plan) == [101]
 
 
 def test_nothing_planned_is_overruled():

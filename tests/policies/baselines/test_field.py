@@ -102,40 +102,6 @@ def test_gavel_places_each_job_where_it_gains(objective):
     assert (memory["solved"] >= 1) == (objective != "throughput"), "only the sum of speeds needs no programme"
 
 
-def test_gavel_solves_once_while_nothing_changes():
-    """Three equal jobs, two GPUs: they take turns by the rounds that they have had, on one programme."""
-    stage = make_stage("gavel")
-    observation = kinds([[1.0]] * 3, gpus=(2,))
-    plan, memory = stage.refine(observation, UNCHANGED, {})
-    first = set(placed(plan, observation))
-    assert len(first) == 2
-    held = plan.allocation.gpu
-    state = np.where(np.isin(np.arange(3), list(first)), JobState.RUNNING, JobState.WAITING)
-    later = change(observation, "jobs", state=state, gpus_held=state, started_s=np.where(state, 0.0, np.nan))
-    holder = np.full(2, -1)
-    holder[held] = plan.allocation.job
-    later = change(change(later, "gpus", job=holder, share_free=[0.0, 0.0]), "nodes", gpus_free=[0])
-    later.time_s, later.waiting, later.running = 360.0, np.flatnonzero(state == 0), np.flatnonzero(state)
-    plan, memory = stage.refine(later, UNCHANGED, memory)
-    assert memory["solved"] == 1
-    assert set(placed(plan, later)) - first, "who has had nothing comes first"
-
-
-@pytest.mark.parametrize("changed", ["priority", "speed", "gpus_requested"])
-def test_gavel_solves_anew_when_what_its_programme_reads_changes(changed):
-    """The same two jobs on one GPU, of which the first counts for more, is slower, or asks for too much."""
-    stage, observation = make_stage("gavel"), kinds([[1.0]] * 2, gpus=(1,))
-    _, memory = stage.refine(observation, UNCHANGED, {})
-    assert memory["share"][:, 0] == pytest.approx([0.5, 0.5], abs=1e-6)
-    anew = kinds([[0.5], [1.0]], gpus=(1,)) if changed == "speed" else None  # relative to an equal part of the cluster
-    later = anew or change(observation, "jobs", **{changed: [3, 1]})
-    later.time_s = 360.0
-    _, memory = stage.refine(later, UNCHANGED, memory)
-    assert memory["solved"] == 2
-    expected = {"priority": [0.75, 0.25], "speed": [0.5, 0.5], "gpus_requested": [1.0]}[changed]
-    assert memory["share"][:, 0] == pytest.approx(expected, abs=1e-3)
-
-
 def test_themis_serves_the_worst_off_first():
     """Equal jobs, one GPU: the one that has waited longest in terms of its own length."""
     observation = kinds([[1.0]] * 3, gpus=(1,), arrival_s=[0.0, 0.0, 0.0], service_s=[3600.0, 600.0, 1800.0])
@@ -184,21 +150,6 @@ def test_goodput_by_hand():
     assert best.goodput == pytest.approx(worth(best.batch), rel=0.01)
     assert worth(best.batch) >= max(worth(m) for m in range(32, 1025)) * 0.98
     assert 150 < best.batch < 260, "the optimum: sqrt(1000 * 40) = 200"
-
-
-@pytest.mark.parametrize(
-    ("columns", "sizes"),
-    [
-        ({}, [1, 2, 3, 4]),
-        ({"workers_min": [2], "workers_max": [3]}, [2, 3]),
-        ({"gpus_per_worker": [2], "workers_max": [2]}, [2, 4]),
-        ({"gpus_per_worker": [0]}, [1, 2, 3, 4]),  # a table that leaves it open
-    ],
-)
-def test_the_ways_of_an_elastic_job_are_its_sizes_from_least_to_most(columns, sizes):
-    observation, fits = change(elastic(), "jobs", **columns), np.ones((1, 1), dtype=np.bool_)
-    _, ways = goodput.Ways(observation, np.array([0]), np.ones((1, 1)), np.array([4]), fits).of(0)
-    assert [way.gpus for way in ways] == sizes
 
 
 @pytest.mark.parametrize("name", ["pollux", "sia"])
@@ -319,17 +270,6 @@ def test_shares_of_many_classes_are_as_good_as_those_of_the_dense_table(monkeypa
     assert ((speed * part).sum(axis=1) / need).min() == pytest.approx(least, rel=1e-6)
     assert (part.sum(axis=0) <= room + 1e-6).all()
     assert (part.sum(axis=1) <= 1.0 + 1e-6).all()
-
-
-def test_jobs_that_are_alike_are_worked_out_once_and_others_apart():
-    """Another batch, or another speed, makes another job."""
-    alike, fits = elastic(1024), np.ones((1, 1), dtype=np.bool_)
-    ways = goodput.Ways(alike, np.array([0, 0]), np.ones((2, 1)), np.array([4]), fits.repeat(2, axis=0))
-    assert ways.of(0)[1] is ways.of(1)[1]
-    other = goodput.Ways(alike, np.array([0, 0]), np.array([[1.0], [2.0]]), np.array([4]), fits.repeat(2, axis=0))
-    assert other.of(0)[0] != other.of(1)[0]
-    fewer = goodput.Ways(elastic(512), np.array([0]), np.ones((1, 1)), np.array([4]), fits)
-    assert fewer.of(0)[0] != ways.of(0)[0]
 
 
 def test_shockwave_sells_rounds_once_in_a_window(monkeypatch):

@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numba
-import numpy as np
 import pytest
 
 from equipoise.base import sources
@@ -41,37 +39,11 @@ def test_what_a_kernel_file_imports_counts(tmp_path: Path, monkeypatch: pytest.M
     assert jit.kernel_source_hash() != first
 
 
-def test_a_constant_of_another_file_counts() -> None:
-    kernels = [path for _, path in sources.source_files() if b"@jit" in path.read_bytes()]
-    names = {path.name for path in sources.with_imported(kernels)}
-    assert {"account.py", "observation.py", "jit.py"} <= names
-
-
 def test_others_keep_their_cache() -> None:
     code = "import numba; a = numba.config.CACHE_DIR; import equipoise.sim.run; print(a == numba.config.CACHE_DIR)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "True\n"
     assert str(jit.cache_dir()) != numba.config.CACHE_DIR
-
-
-def test_what_kernels_call_has_no_wrapper_until_python_calls_it() -> None:
-    inner: Any = jit.jit_in_place(_third_more)
-    outer: Any = jit.jit_in_place(lambda x: inner(x, 3) + inner(x, np.int32(5)))
-    assert outer(6.0) == 8.0 + 7.2
-    assert not inner.overloads, "a literal and a short integer were taken as one type, without a wrapper"
-    assert inner(6.0, 3) == 8.0
-    assert jit.jit_in_place(lambda x: inner(x, 4))(6.0) == 7.5
-    assert jit.jit_in_place(lambda x: inner(part=2, x=x) + inner(x))(6.0) == 9.0 + 12.0
-
-
-def _third_more(x: float, part: int = 1) -> float:
-    return x + x / part
-
-
-def test_what_both_call_is_compiled_once() -> None:
-    inner: Any = jit.jit_in_place_for_both(_third_more)
-    assert jit.jit_in_place(lambda x, n: inner(x, n))(6.0, 3) == inner(6.0, 3) == 8.0
-    assert len(inner.overloads) == 1
 
 
 def test_a_kernel_may_call_itself(tmp_path: Path) -> None:

@@ -1,16 +1,15 @@
 """S324: caps by hand, what undoes and forbids them, what the other stages see under them, and what they save."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from equipoise import api
 from equipoise.policies.contract import UNCHANGED, check
-from equipoise.policies.observation import Gpus, Jobs, Nodes, Observation, Workers
+from equipoise.policies.observation import Nodes
 from equipoise.policies.registry import make_policy, make_stage
-from equipoise.policies.stages.power import _at_pace, _starved, _whole_nodes, at_full_clock, clocks
+from equipoise.policies.stages.power import at_full_clock, clocks
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.run import run as simulate
 from tests.policies.observations import change
@@ -240,77 +239,6 @@ def test_both_ways_of_advancing_time_agree():
     fast, plain = (simulate(scenario, policy=make_policy(ALL), seed=1, event_by_event=slow) for slow in (False, True))
     assert_equal(fast, plain)
     assert fast.totals["energy_j"] == pytest.approx(plain.totals["energy_j"])
-
-
-def test_what_would_be_measured_at_the_full_clock():
-    """An eighth of the dynamic power is half of the clock. Worker 2 is starved: its steps would begin no sooner."""
-    workers = Workers.of(
-        job=[0, 0, 1, 2],
-        index=[0, 1, 0, 0],
-        gpu=range(4),
-        node=[0, 1, 0, 0],
-        step_s=[2.0, 1.0, 2.0, 2.0],
-        fixed_s=[0.4, 0.4, 0.0, 0.0],
-        input_stall_s=[0.0, 0.5, 1.0, 0.04],
-        wait_s=[0.0, 1.0, 0.0, 0.0],
-        response_s_per_sample=[0.1] * 4,
-        gradient_rate_per_s=[0.5] * 4,
-        capacity_samples_per_s=[10.0] * 4,
-        input_samples_per_s=[np.inf, np.inf, 7.0, 19.0],
-    )
-    nodes = {"gpus": [3, 1], "first_gpu": [0, 3], "power_idle_w": [50.0, 50.0], "power_max_w": [350.0, 350.0]}
-    o = Observation.of(
-        nodes=Nodes.of(**nodes, power_cap_w=[87.5, 350.0]), workers=workers, jobs=Jobs.of(id=range(3), work_s=[9.0] * 3)
-    )
-    assert clocks(o.nodes).tolist() == [0.5, 1.0]
-    assert clocks(Nodes.of(**nodes, power_cap_w=[40.0, np.nan])).tolist() == [1.0, 1.0]
-
-    assert _starved(workers).tolist() == [False, True, True, False]  # 0.04 s are just a fiftieth
-    seen = at_full_clock(o)
-    slower = 2.04 / 1.04
-    found = seen.workers
-    assert found.step_s.tolist() == [1.0, 1.0, 1.0, 1.0]
-    assert found.fixed_s.tolist() == [0.2, 0.4, 0.0, 0.0]
-    assert found.gradient_rate_per_s.tolist() == [1.0, 0.5, 1.0, 1.0]
-    assert found.response_s_per_sample == pytest.approx([0.05, 0.1, 0.1, 0.1 / slower])
-    assert found.capacity_samples_per_s == pytest.approx([20.0, 10.0, 7.0, 19.0])
-    assert found.wait_s == pytest.approx([1.0, 1.0, 0.0, 1.0])
-    assert found.input_stall_s == pytest.approx([0.0, 0.5, 2.0, 0.04])
-    assert seen.jobs.work_s.tolist() == [1.0, 1.0, 1.0]
-    assert (
-        at_full_clock(replace(o, nodes=Nodes.of(**nodes, power_cap_w=[350.0, 350.0]))).jobs.work_s.tolist() == [9.0] * 3
-    )
-    one = replace(o, workers=Workers.of(job=[1], index=[0], gpu=[0], node=[0], step_s=[2.0]))
-    assert at_full_clock(one).jobs.work_s.tolist() == [9.0, 1.0, 9.0]
-
-
-def test_nodes_that_one_job_holds_whole_and_jobs_inside_their_nodes():
-    """Job 3 has a worker of four GPUs on two nodes; beside job 1 a GPU is free; node 6 is down, node 5 is empty."""
-    o = Observation.of(
-        nodes=Nodes.of(gpus=[2, 2, 2, 2, 2, 0, 1], first_gpu=[0, 2, 4, 6, 8, 10, 10], up=[1, 1, 1, 1, 1, 1, 0]),
-        gpus=Gpus.of(node=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 6], job=[0, 0, 1, -1, 2, 2, 3, 3, 3, 3, 4]),
-        jobs=Jobs.of(id=range(6), gpus_per_worker=[1, 1, 2, 4, 1, 1]),
-        workers=Workers.of(
-            job=[0, 0, 1, 2, 3, 4], index=[0, 1, 0, 0, 0, 0], gpu=[0, 1, 2, 4, 6, 10], node=[0, 0, 1, 2, 3, 6]
-        ),
-    )
-    alone, inside = _whole_nodes(o)
-    assert alone.tolist() == [True, False, True, False, False, False, False]
-    assert inside.tolist() == [True, True, True, False, True, True]
-    two = change(o, "gpus", job=[0, 5, 1, -1, 2, 2, 3, 3, 3, 3, 4])  # job 5 holds one without a worker there
-    alone, inside = _whole_nodes(two)
-    assert alone.tolist() == [False, False, True, False, False, False, False]
-    assert inside.tolist() == [False, True, True, False, True, False]
-
-
-def test_the_clock_of_a_node_is_that_of_its_worker_in_most_haste():
-    o = Observation.of(
-        nodes=Nodes.of(gpus=[2, 1, 1], first_gpu=[0, 2, 3]),
-        workers=Workers.of(job=[0] * 4, index=range(4), gpu=range(4), node=[0, 0, 1, 2]),
-    )
-    every = np.ones(3, dtype=bool)
-    assert _at_pace(o, np.array([0.5, 0.75, 1.5, np.nan]), every).tolist() == [0.75, 1.0, 1.0]
-    assert _at_pace(o, np.full(4, 0.5), np.array([True, False, True])).tolist() == [0.5, 1.0, 0.5]
 
 
 def test_what_a_job_draws_says_what_a_cap_does() -> None:

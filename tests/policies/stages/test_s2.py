@@ -7,8 +7,7 @@ import pytest
 
 from equipoise.policies.contract import UNCHANGED, Plan, check
 from equipoise.policies.observation import Paths
-from equipoise.policies.registry import PolicyError, make_stage
-from equipoise.policies.stages.groups import append_moves, carry, group_workers, measurement_noise
+from equipoise.policies.stages.groups import append_moves
 from equipoise.policies.stages.s2 import Tasks
 from tests.oracles.policies import exact_deal
 from tests.policies.observations import change, even_deal, one_job
@@ -94,15 +93,6 @@ def test_measurement_noise_does_not_spoil_it(stage):
     total_s, _ = train(stage, HALVES, 96, rng=np.random.default_rng(1), step_cov=0.1)
     fixed_s, _ = train(Tasks(damping=1e-9), HALVES, 96, rng=np.random.default_rng(1), step_cov=0.1)
     assert fixed_s / total_s > 1.35, "the noise-free limit is 1.5"
-
-
-def test_a_mean_over_more_steps_of_the_window_is_surer():
-    """Windows of 10 s: the mean of ten steps, of 2.5, and of one that has not ended in it; the worst counts."""
-    for step_s, wait_s, error in ((1.0, 0.0, 0.1 / 10**0.5), (1.0, 3.0, 0.1 / 2.5**0.5), (40.0, 0.0, 0.1)):
-        seen = {"step_s": [step_s, 0.1], "wait_s": [wait_s, np.nan], "step_cov": [0.1, 0.1]}
-        observation = change(one_job([1.0, 1.0]), "workers", **seen)
-        assert observation.window_s == 10.0
-        assert measurement_noise(observation, group_workers(observation)) == pytest.approx([error])
 
 
 @BOTH
@@ -214,30 +204,6 @@ def remote(shard_bytes=1e6, rate=1e6, **options):
     return change(observation, "workers", capacity_samples_per_s=[1.0] * 3)
 
 
-def test_s211_uses_what_was_measured_else_the_slower_interface():
-    observation = remote()
-    assert refine(Tasks(), observation)[2]["s211_fetch_s"] == pytest.approx(1.0)
-    observation.paths = Paths.of(source=[2], target=[0], bytes_per_s=[5e5], latency_s=[0.25])
-    assert refine(Tasks(), observation)[2]["s211_fetch_s"] == pytest.approx(2.25)
-    busy = remote(nic_busy=0.5)
-    assert refine(Tasks(), busy)[2]["s211_fetch_s"] == pytest.approx(2.0)
-
-
-def test_s212_priority_by_hand():
-    # Needed in 10, 20, 30 s, fetched in 1, 8, 2 s: U = 0.1, 0.4, 1/15; S = 7/8, 0, 3/4.
-    # P = 0.7 U + 0.3 S = 0.3325, 0.28, 0.2717: the order stays.
-    sizes = np.array([1e6, 1e6, 8e6, 2e6] + [1e6] * 8)
-    plan, _, values = refine(Tasks(), remote(sizes))
-    assert values["s212_priority"] == pytest.approx(0.3325)
-    assert values["s212_waiting"] == 3
-    assert values["s213_late"] == 0
-    assert plan.fetch_order is None
-    # With urgency alone the large one, which is closest to being late, goes first.
-    plan, _, values = refine(Tasks(priority_alpha=1.0), remote(sizes))
-    assert values["s212_critical"] == 2
-    assert plan.fetch_order.tolist() == [0, 2, 1, 3]
-
-
 def test_s212_only_remote_shards_trade_places():
     sizes = np.array([1e6, 1e6, 1e6, 8e6] + [1e6] * 8)
     observation = remote(sizes)
@@ -278,11 +244,6 @@ def test_s213_a_late_shard_goes_to_a_node_that_has_it():
         assert values["s213_moved"] == 1, "a worker takes one a decision"
         assert (plan.moves.shard.tolist(), plan.moves.worker.tolist()) == ([shard], [2])
         assert plan.moves.source.tolist() == plan.moves.target.tolist() == [2]
-
-
-def test_s213_does_not_overload_who_has_it():
-    observation = remote(rate=2e4)
-    assert refine(Tasks(), change(observation, "workers", samples_owned=[40.0, 40.0, 190.0]))[0].moves is None
 
 
 @BOTH
@@ -328,50 +289,3 @@ def test_s213_optimal_makes_room_for_the_shard_that_has_no_choice():
     exact, _, _ = refine(Tasks(mode="optimal"), fast)
     assert len(exact.moves.shard) >= len(greedy.moves.shard)
     assert sorted(exact.moves.shard.tolist()) == [1, 3]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"mode": "best"},
-        {"damping": 0.0},
-        {"damping": 1.5},
-        {"priority_alpha": 1.5},
-        {"priority_alpha": -0.5},
-        {"rate_alpha": 1.5},
-        {"rate_alpha": -0.5},
-        {"epsilon": 0.0},
-        {"modus": "x"},
-    ],
-)
-def test_wrong_parameters_are_refused(wrong):
-    with pytest.raises(PolicyError, match=r"^s2"):
-        make_stage("s2", wrong)
-
-
-def test_parameters_may_be_at_their_bounds_and_are_as_documented_else():
-    for bounds in (
-        {"priority_alpha": 0.0, "rate_alpha": 1.0},
-        {"priority_alpha": 1.0, "rate_alpha": 0.0, "damping": 1.0},
-    ):
-        assert make_stage("s2", bounds) == Tasks(**bounds)
-    assert Tasks() == Tasks(mode="formula", priority_alpha=0.7, rate_alpha=0.8, damping=0.5, epsilon=0.005)
-
-
-def test_what_is_remembered_follows_its_worker():
-    observation = one_job([1.0, 1.0, 1.0])
-    workers = observation.workers
-    fresh = carry({}, observation, {"share": 0.5, "rate": np.nan})
-    assert fresh["share"].tolist() == [0.5] * 3
-    memory = {**fresh, "share": np.array([0.1, 0.2, 0.7])}
-    same = carry(memory, observation, {"share": 0.5, "new": 2.0})
-    assert same["share"].tolist() == [0.1, 0.2, 0.7]
-    assert same["new"].tolist() == [2.0] * 3
-    same["share"][0] = 9.0  # a fresh array: what was remembered stays
-    assert memory["share"][0] == 0.1
-    for changed, expected in (
-        ({"gpu": [workers.gpu[0], workers.gpu[1] + 7, workers.gpu[2]]}, [0.1, 0.5, 0.7]),
-        ({"index": [0, 71, 72]}, [0.1, 0.5, 0.5]),
-    ):
-        now = change(observation, "workers", **changed)
-        assert carry(memory, now, {"share": 0.5})["share"].tolist() == expected

@@ -8,7 +8,7 @@ import pytest
 from equipoise.policies.contract import UNCHANGED, check
 from equipoise.policies.kernels.slices import EIGHTHS, SEVENTHS, fit_together, is_slice, nearest_slices, share_left
 from equipoise.policies.registry import make_policy, make_stage
-from equipoise.policies.stages.virtual import _least_memory, _room, capability
+from equipoise.policies.stages.virtual import capability
 from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
 from tests.oracles import policies as naive
@@ -98,32 +98,6 @@ def test_s321_waits_are_no_exchange():
     """Of 8 s a worker waits for 2 s and its input for 1 s, so that 3 s are the exchange's."""
     o = change(together(throughput_samples_per_s=[4.0, 1.0]), "workers", wait_s=[0.0, 2.0], input_stall_s=[0.0, 1.0])
     assert capability(o, o.workers.gpu_share)[1] == pytest.approx(8 / 5**2 * 2 / 0.5 / (8 / (1 + 3)))
-
-
-@pytest.mark.parametrize(
-    ("sevenths", "room", "slices"),
-    [
-        ([3, 3], 7, (7, 8)),
-        ([3], 3, (3, 4)),
-        ([3], 2, (2, 2)),
-        ([1, 1], 2, (2, 2)),
-        ([4], 3, (3, 4)),
-        ([3, 3], 6, (6, 8)),
-        ([2, 2], 4, (4, 4)),
-        ([1], 1, (1, 1)),
-        ([4, 2], 5, (5, 5)),
-    ],
-)
-def test_s323_slices_that_workers_may_hold_together(sevenths, room, slices):
-    """As much memory as they hold, if they hold no more compute than there is room for, or what goes with it."""
-    assert _room(np.array(sevenths) / 7, room / 7) == slices
-
-
-def test_s323_memory_that_a_worker_holds_is_what_it_asked_for_less_what_is_free():
-    o = change(together(), "workers", memory_free_bytes=[20e9, np.nan])
-    o = change(o, "jobs", gpu_share_requested=[0.5, 0.5])
-    assert _least_memory(o, np.arange(2)).tolist() == [0.25, 0.0]  # of 80 GB
-    assert _least_memory(change(o, "workers", memory_free_bytes=[60e9, 0.0]), np.arange(2)).tolist() == [0.0, 0.5]
 
 
 def test_s321_a_flat_curve_makes_more_share_worth_less():

@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 
-from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import UNCHANGED, check
-from equipoise.policies.observation import Gpus, Jobs, JobState, Observation, Workers
 from equipoise.policies.registry import make_policy, make_stage
-from equipoise.policies.stages.groups import group_workers
-from equipoise.policies.stages.unhealthy import avoided_gpus, replace_suspects, samples_bound, suspect_gpus
 from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import load
 from equipoise.sim.run import run
-from tests.policies.observations import MadeCluster, change, one_job
+from tests.policies.observations import change, one_job
 
 STEADY = one_job([2.0] * 4, batch=96, micro=4)
 SICK = change(STEADY, "workers", gradient_norm=[1.0, np.nan, 1.0, 1.0])
@@ -122,63 +118,3 @@ def test_without_a_spare_the_others_do_the_work():
 def test_frozen_every_gradient_counts():
     made = sick([SOON[0] | {"duration": 300.0}], "s1(frozen=S111)+s2+s3+s4")
     assert made.jobs["completion_s"][0] > 300.0 + 0.9 * sick([]).jobs["completion_s"][0]
-
-
-def replaced(gpus=8, *, touched=False, **jobs):
-    """Rows of the jobs that get another GPU for one of their four; a job of 100 s that restarts in 10 s."""
-    cluster = MadeCluster(np.random.default_rng(1), [gpus], [True])
-    cluster.add(JobState.RUNNING, rigid=False, gpus=4, share=1.0, per_worker=1, elastic=False)
-    observation = change(cluster.observe(), "jobs", **({"service_s": [100.0], "restart_s": [10.0]} | jobs))
-    suspect = np.arange(gpus) == np.flatnonzero(observation.gpus.job == 0)[1]
-    proposal = Proposal(observation, avoided=suspect)
-    if touched:
-        held, _ = proposal.gpus_of(0)
-        proposal.resize(0, held, held)
-    rows = replace_suspects(proposal)
-    assert not len(rows) or not suspect[proposal.gpus_of(0)[0]].any()
-    return rows.tolist()
-
-
-def test_a_gpu_is_replaced_where_it_pays_and_the_job_can_restart():
-    assert replaced() == [0]
-    assert replaced(gpus=4) == []  # none is free
-    assert replaced(rigid=[True]) == []
-    assert replaced(touched=True) == []
-    assert replaced(restart_s=[24.0]) == [0]  # a quarter of its work is lost on one GPU of four
-    assert replaced(restart_s=[25.0]) == []
-    assert replaced(service_s=[101.0], restart_s=[25.1]) == [0]
-
-
-def test_how_long_a_gpu_is_suspect():
-    """Worker 0 of two GPUs is sick; GPU 3 was until 1000.5 s, GPU 4 until 1000 s, GPU 1 for longer already."""
-    o = Observation.of(
-        1000.0,
-        jobs=Jobs.of(id=range(2), gpus_per_worker=[2, 1]),
-        gpus=Gpus.of(node=[0] * 6, job=[0, 0, 0, -1, -1, 1], suspect=[False, True, False, True, True, True]),
-        workers=Workers.of(job=[0, 1], index=[0, 0], gpu=[0, 5], node=[0, 0]),
-    )
-    memory = {"suspect_gpu": np.array([1, 3, 4]), "suspect_until_s": np.array([5000.0, 1000.5, 1000.0])}
-    plan, after = suspect_gpus(o, UNCHANGED, memory, np.array([0]), 60.0)
-    assert plan.suspect.tolist() == [True, True, False, True, False, False]
-    assert (after["suspect_gpu"].tolist(), after["suspect_until_s"].tolist()) == ([0, 1, 3], [1060.0, 5000.0, 1000.5])
-    plan, after = suspect_gpus(o, UNCHANGED, {}, np.array([1]), 60.0)
-    assert np.flatnonzero(plan.suspect).tolist() == after["suspect_gpu"].tolist() == [5]
-    other = change(o, "gpus", job=[0, 1, 0, -1, -1, 1])  # its second GPU is another's by now
-    assert np.flatnonzero(suspect_gpus(other, UNCHANGED, {}, np.array([0]), 60.0)[0].suspect).tolist() == [0]
-    sound = change(o, "gpus", suspect=[False] * 6)
-    assert suspect_gpus(sound, UNCHANGED, {}, np.empty(0, dtype=np.int64), 60.0)[0] is UNCHANGED
-
-
-def test_who_is_left_out_gets_one_micro_batch_where_there_is_one_for_all():
-    o = one_job([1.0] * 3, batch=12, micro=4, samples_max=[9, 9, 3])
-    plan = UNCHANGED.with_(gradient_weight=np.array([0.0, 1.0, 0.0]))
-    assert samples_bound(o, group_workers(o), plan).tolist() == [4, 9, 3]
-    few = one_job([1.0] * 3, batch=11, micro=4, samples_max=[9, 9, 3])
-    assert samples_bound(few, group_workers(few), plan).tolist() == [9, 9, 3]
-    assert samples_bound(o, group_workers(o), UNCHANGED) is o.workers.samples_max
-    suspect = change(o, "gpus", suspect=[True, False, False])
-    assert avoided_gpus(suspect, UNCHANGED).tolist() == [True, False, False]
-    assert avoided_gpus(o, UNCHANGED) is None
-    none_runs = change(suspect, "jobs", state=[0])
-    none_runs.running = np.empty(0, dtype=np.int64)
-    assert avoided_gpus(none_runs, UNCHANGED) is None
