@@ -18,7 +18,7 @@ TITLES = {
     "schedules": "Rigid jobs: CPU per job",
     "overload": "Rigid jobs that wait for hours: CPU per job over that on an idle cluster",
     "decisions": "One decision, 10,000 nodes and 1,000 jobs",
-    "flows": "10,000 contended flows, as one list and one by one on the clock",
+    "flows": "10,000 contended flows, one by one on the clock",
     "scale": "100,000 GPUs, 200,000 jobs, 30 days, faults, S4 every 300 s; then twice the jobs and days",
     "store": "Stored results: a group-by, and one job's slice of a timeline",
     "startup": "The command line",

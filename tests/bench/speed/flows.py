@@ -3,9 +3,8 @@
 TOPOLOGY is JSON with `links` (id, capacity_Bps) in two tiers (`hosts_per_rack`) or one; FLOWS a CSV, gz or
 not, of id, start, src, dst, bytes and perhaps `after` (ids separated by ;); REFERENCE a CSV of id, finish.
 
-Without them, 10,000 flows are made up for 64 and for 1,024 hosts. The flows run twice over the same tables and
-kernels: as one list (`end_times_s`) and one by one on the simulator's clock with a callback each (`Network`).
-Compiling the kernels is not counted.
+Without them, 10,000 flows are made up for 64 and for 1,024 hosts. They run one by one on the simulator's clock with
+a callback each. Compiling the kernels is not counted.
 """
 
 from __future__ import annotations
@@ -20,10 +19,13 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from simpy.events import Event
 
 if __package__ in (None, ""):  # run as a script
@@ -31,11 +33,64 @@ if __package__ in (None, ""):  # run as a script
 
 from equipoise.sim.clock import Clock
 from equipoise.sim.network.network import Network
-from equipoise.sim.network.tables import Floats
-from tests.bench.speed.timed_flows import TimedFlows, end_times_s
+from equipoise.sim.network.tables import Floats, Ints
 from tests.bench.speed.yardstick import heapq_events_per_s
 
 REPEATS = 5
+
+
+@dataclass(frozen=True)
+class TimedFlows:
+    """A list of flows, in arrays by flow (n,) and in compressed rows.
+
+    Flow k uses links `link[link_offset[k] : link_offset[k + 1]]`, each as much as `usage` says. It starts at
+    `start_s[k]`, or when the last of `after[after_offset[k] : after_offset[k + 1]]` has ended, if later.
+    """
+
+    start_s: Floats
+    volume_bytes: Floats
+    cap_bytes_per_s: Floats
+    link_offset: Ints
+    link: Ints
+    usage: Floats
+    after_offset: Ints
+    after: Ints
+
+    @classmethod
+    def of(
+        cls,
+        start_s: Sequence[float],
+        volume_bytes: Sequence[float],
+        links: Sequence[Sequence[int] | Ints],
+        usage: Sequence[Sequence[float] | Floats] | None = None,
+        cap_bytes_per_s: float | Sequence[float] = np.inf,
+        after: Sequence[Sequence[int]] | None = None,
+    ) -> TimedFlows:
+        """From one sequence per flow; without `usage` 1 on every link, without `after` no dependencies."""
+        n = len(start_s)
+        link_offset, link = _rows(links, np.int64)
+        uses = np.ones(len(link)) if usage is None else _rows(usage, np.float64)[1]
+        after_offset, waits = _rows([()] * n if after is None else after, np.int64)
+        return cls(
+            np.asarray(start_s, dtype=np.float64),
+            np.asarray(volume_bytes, dtype=np.float64),
+            np.broadcast_to(np.asarray(cap_bytes_per_s, dtype=np.float64), n).copy(),
+            link_offset,
+            link,
+            uses,
+            after_offset,
+            waits,
+        )
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+
+def _rows(rows: Sequence[Sequence[float] | Floats | Ints], dtype: type) -> tuple[Ints, NDArray[Any]]:
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    offset = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+    flat = np.concatenate([np.asarray(row, dtype=dtype) for row in rows]) if len(rows) else np.empty(0, dtype)
+    return offset, flat
 
 
 def read_topology(path: Path) -> tuple[Floats, Callable[[int, int], list[int]]]:
@@ -172,8 +227,7 @@ def largest_error(end_s: Floats, reference: Path | None) -> float | None:
 
 def measure(capacity: Floats, flows: TimedFlows, reference: Path | None) -> dict[str, float | int | None]:
     """All figures of one flow list."""
-    end_s, cpu_s = best_of(lambda: end_times_s(capacity, flows))
-    clock_end_s, clock_cpu_s = best_of(OnClock(capacity, flows).end_times_s)
+    end_s, cpu_s = best_of(OnClock(capacity, flows).end_times_s)
     yardstick = heapq_events_per_s()
     return {
         "flows": len(flows),
@@ -181,10 +235,6 @@ def measure(capacity: Floats, flows: TimedFlows, reference: Path | None) -> dict
         "cpu_s": cpu_s,
         "heapq_events_per_cpu_s": yardstick,
         "heapq_events_worth": cpu_s * yardstick,
-        "clock_largest_relative_error": largest_error(clock_end_s, reference),
-        "clock_against_list": float(np.max(np.abs(clock_end_s / end_s - 1.0))),
-        "clock_cpu_s": clock_cpu_s,
-        "clock_heapq_events_worth": clock_cpu_s * yardstick,
     }
 
 
