@@ -18,9 +18,8 @@ from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.record import WASTE
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.scenario.units import MONEY, STORAGE_PRICE, format_joules
 from equipoise.study.runs.compare import compare
-from tests.scenarios import cases, model, scenario, simulate
+from tests.scenarios import cases, model, simulate
 
 BOOK = load_book("prices")
 HOUR = {"gpus": 1, "duration": 3600.0}
@@ -385,30 +384,3 @@ def test_an_unknown_price_is_no_number_rather_than_nothing(without_prices: str) 
     table = compare(case, ["fifo"], 1).as_table()
     assert "cost" not in table
     assert "energy" in table
-
-
-def test_a_comparison_shows_money_in_a_few_lines() -> None:
-    case = scenario(
-        workload={"models": {"m": model()}, "jobs": [{"gpus": 2, "model": "m", "steps": 9, "global_batch": 20}]}
-    )
-    table = compare(case, ["fifo", "sjf"], 1).as_table()
-    shown = [line.split("  ")[0].strip() for line in table.splitlines()]
-    assert [name for name in shown if name in ("energy", "cost", "wasted", "cost per 1e6 samples")] == [
-        "energy",
-        "cost",
-        "cost per 1e6 samples",
-    ]
-    (nothing,) = [line for line in " ".join(table.split()).split("note:") if " 0: " in line]
-    assert ", wasted" in nothing.partition(" 0: ")[2]
-
-
-@pytest.mark.parametrize(("joules", "text"), [(0.0, "0 J"), (500.0, "500 J"), (3.6e6, "1 kWh"), (7.2e9, "2 MWh")])
-def test_energy_for_people(joules: float, text: str) -> None:
-    assert format_joules(joules) == text
-
-
-def test_units_of_money() -> None:
-    assert MONEY.parse("30 kUSD") == 30_000.0
-    assert STORAGE_PRICE.parse("1 USD/GB-month") == pytest.approx(1e-9 / (365 * 86400 / 12))
-    with pytest.raises(ValueError, match="is a price, an amount of money is needed"):
-        MONEY.parse("3 USD/h")

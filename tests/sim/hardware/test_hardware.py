@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from equipoise.base.sources import root
 from equipoise.sim.hardware import profile as hardware
 from equipoise.sim.hardware.profile import (
     Accelerator,
@@ -130,31 +129,6 @@ fabrics:
     assert profile.fabrics[0].alpha_s == Measured(value=5e-6, source="whole run", kind="measured")
 
 
-def test_fabrics_are_found_by_tier_collective_and_accelerator() -> None:
-    def fabric(rate: float, name: str = "") -> Fabric:
-        return Fabric(
-            tier="intra", collective="all_reduce", accelerator=name, alpha_s=measured(1e-6), bytes_per_s=measured(rate)
-        )
-
-    profile = HardwareProfile(name="p", fabrics=(fabric(1e9), fabric(2e9, "a")))
-    own, other = profile.fabric("intra", accelerator="a"), profile.fabric("intra", accelerator="b")
-    assert own is not None
-    assert own.bytes_per_s.value == 2e9
-    assert other is not None
-    assert other.bytes_per_s.value == 1e9
-    assert profile.fabric("inter") is None
-    assert profile.fabric("intra", "all_gather") is None
-
-
-def test_pieces_hold_from_their_size_on() -> None:
-    pieces = [{"from_bytes": "1 MB", "alpha_s": "9 us", "bytes_per_s": "20 GB/s"}]
-    one = Fabric.model_validate(
-        {"tier": "inter", "collective": "all_reduce", "alpha_s": "5 us", "bytes_per_s": "10 GB/s", "pieces": pieces}
-    )
-    assert one.constants_at(999_999) == (5e-6, 1e10)
-    assert one.constants_at(1e6) == (9e-6, 2e10)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -254,8 +228,3 @@ def test_a_profile_is_looked_up_beside_the_scenario_first(tmp_path: Path, monkey
     assert load_profile("p.yaml").name == "working"
     (beside / "p.yaml").unlink()
     assert load_profile("p.yaml", beside).name == "working"
-
-
-def test_scenarios_come_with_the_package() -> None:
-    assert (hardware.scenarios_dir() / "hardware" / "catalogue.yaml").is_file()
-    assert hardware.scenarios_dir().parent == root()

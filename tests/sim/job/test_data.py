@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.policies.observation import Stores
 from equipoise.sim.advance.waiting import awaited
 from equipoise.sim.clock import Clock
-from equipoise.sim.job.dataset import ConservationError, JobData, place_shards
+from equipoise.sim.job.dataset import ConservationError, JobData
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import ClusterSpec
-from equipoise.sim.world.tables import fill_stores
 
 
 class Site:
@@ -46,12 +41,6 @@ def even(workers: int) -> np.ndarray:
     return np.ones(workers)
 
 
-def test_shards_belong_to_workers_where_they_are_stored() -> None:
-    site = Site(3, [10, 10, 10, 10], [[0], [1], [0], [2]])
-    site.data.assign([0, 1])
-    assert site.queues() == [[(0, 0, 10), (2, 0, 10)], [(1, 0, 10), (3, 0, 10)]]
-
-
 def test_a_dry_worker_takes_the_last_unstarted_shard_of_whoever_has_most_work_left() -> None:
     site = Site(3, [10] * 5, [[0], [0], [1], [1], [1]])
     site.data.assign([0, 1, 2])  # worker 2 stores nothing: it owns what others own more of
@@ -67,53 +56,6 @@ def test_a_dry_worker_takes_the_last_unstarted_shard_of_whoever_has_most_work_le
     site.clock.run(until=1.0)
     assert site.data.is_ready(2, piece)
     assert site.arrived[0].size_bytes == 10e6
-
-
-def test_a_started_shard_is_cut_at_the_end_never_at_what_its_owner_needs() -> None:
-    site = Site(2, [100], [[0]])
-    site.data.assign([0, 1])
-    site.data.prepare(np.array([30, 20]), even(2))
-    assert site.queues() == [[(0, 0, 80)], [(0, 80, 100)]]
-    site.data.consume(np.array([30, 20]))
-    assert site.data.left == 50
-    with pytest.raises(ValueError, match="60 samples are requested, 50 are left"):
-        site.data.prepare(np.array([30, 30]), even(2))
-
-
-def test_moves_relocate_a_whole_shard_and_respect_the_storage() -> None:
-    site = Site(2, [10, 10], [[0], [0]])
-    site.data.assign([0, 0, 1])
-    first, second = site.data.queues[0][0], site.data.queues[1][0]
-    site.free[1] = 5e6
-    assert site.data.move(second.id, 2) == "node 1 has no room for it"
-    site.free[1] = 1e9
-    assert site.data.move(second.id, 2) is None
-    first.started = True
-    assert site.data.move(first.id, 2) == "its owner has started it meanwhile"
-    assert site.data.move(999, 2) == "it has been read meanwhile"
-    site.clock.run(until=1.0)
-    assert site.data.homes[1] == [1]
-    assert site.free.tolist() == [1e12 + 10e6, 1e9 - 10e6]
-
-
-def test_a_transfer_from_a_dead_node_waits_or_goes_elsewhere() -> None:
-    site = Site(3, [10], [[0, 1]])
-    site.data.assign([2])
-    site.data.prepare(np.array([10]), even(1))
-    transfer = site.data.queues[0][0].transfer
-    assert transfer is not None
-    assert transfer.source == 0
-    site.up[0] = False
-    site.data.transfers.node_changed(0)
-    assert transfer.source == 1
-    site.up[1] = False
-    site.data.transfers.node_changed(1)
-    site.clock.run(until=1.0)
-    assert not site.data.is_ready(0, site.data.queues[0][0])
-    site.up[0] = True
-    site.data.transfers.node_changed(0)
-    site.clock.run(until=2.0)
-    assert site.data.is_ready(0, site.data.queues[0][0])
 
 
 def test_a_sample_read_twice_or_never_is_found_out() -> None:
@@ -174,15 +116,6 @@ def test_every_sample_exactly_once_whatever_happens(draw: st.DataObject) -> None
     assert (site.free >= 0).all()
 
 
-def test_placement_follows_the_weights() -> None:
-    weights = 1 / np.arange(1, 5)
-    homes = place_shards(25, [3, 1, 0, 2], weights, replicas=2)
-    counts = [sum(home[0] == node for home in homes) for node in (3, 1, 0, 2)]
-    assert counts == [12, 6, 4, 3]
-    assert all(len(set(home)) == 2 for home in homes)
-    assert place_shards(3, [5], np.ones(1), replicas=3) == [[5]] * 3
-
-
 def test_who_waits_for_taken_samples_gets_them_though_the_rest_goes_to_another() -> None:
     """Asynchronous workers take samples before these are there; giving the rest away must not stop the transfer."""
     model = {
@@ -203,14 +136,3 @@ def test_who_waits_for_taken_samples_gets_them_though_the_rest_goes_to_another()
     )
     for event_by_event in (False, True):
         assert run(case, event_by_event=event_by_event).jobs["samples"].tolist() == [52]
-
-
-def test_stages_see_which_share_of_its_data_each_node_stores() -> None:
-    table = Stores.of(job=[], node=[], ratio=[])
-    job = SimpleNamespace(
-        data=None, homes_before_start=[[0], [1], [0], [3]], config=SimpleNamespace(data_bytes=1.0), row=7
-    )
-    fill_stores(table, [cast(Any, job)], cast(Any, SimpleNamespace(nodes=range(4))))
-    assert table.job.tolist() == [7, 7, 7]
-    assert table.node.tolist() == [0, 1, 3]
-    assert table.ratio.tolist() == [0.5, 0.25, 0.25]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from equipoise.policies.registry import available
-from equipoise.sim.cluster.cache import NodeCaches
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.model import Scenario, Star
 from equipoise.sim.scenario.tree import InputError
@@ -94,21 +93,6 @@ def test_a_cache_saves_the_second_reading() -> None:
     assert seconds(case({"cache": 7e8}, store=slow, epochs=3)) == kept.jobs["completion_s"][0]
 
 
-def test_a_cache_keeps_what_was_used_last() -> None:
-    caches = NodeCaches([10.0, 0.0])
-    for shard in (0, 1):
-        caches.keep(0, (7, shard), 4.0)
-    assert caches.use(0, (7, 0))
-    caches.keep(0, (7, 2), 4.0)
-    assert [caches.holds(0, (7, shard)) for shard in (0, 1, 2)] == [True, False, True]
-    caches.keep(0, (7, 3), 11.0)
-    assert not caches.holds(0, (7, 3))
-    caches.keep(1, (7, 0), 1.0)
-    assert not caches.holds(1, (7, 0))
-    caches.clear(0)
-    assert not caches.holds(0, (7, 0))
-
-
 def test_deeper_prefetch_hides_longer_fetches() -> None:
     """A shard of 16 samples is trained on in 160 ms, and takes 80 ms and a delay of 220 ms to come."""
     cases = [case(data={"shards": 80, "prefetch": depth}) for depth in (0, 1, 2)]
@@ -123,11 +107,6 @@ def test_a_cache_larger_than_the_host_memory_is_an_input_error() -> None:
     with pytest.raises(InputError) as error:
         from_mapping(spec)
     assert "cluster.nodes.0.cache: 2 TB, more than its host_memory of 275 GB" in error.value.lines[0]
-
-
-def test_a_cluster_without_gpus_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="no group of 'nodes' has GPUs"):
-        from_mapping({"schema_version": 1, "name": "x", "cluster": {"nodes": [{"gpus": 0}]}, "workload": {}})
 
 
 @pytest.mark.parametrize("policy", sorted(available()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from equipoise.sim.cluster import power
 from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
 from equipoise.sim.cluster.throttle import shared_clock, warmed
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.job.account import BUSY, LOST_TO_FAULTS, RESTART
-from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.loading import checks_energy
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.scenario.model import Scenario
@@ -346,29 +343,3 @@ def test_heat_needs_a_profile_that_states_its_constants() -> None:
     }
     with pytest.raises(InputError, match="does not state the thermal_c_per_w of tpu_v5e"):
         from_mapping(bare)
-
-
-@pytest.mark.parametrize(
-    ("use", "passed_s", "undone_gpu_s"),
-    [
-        (LOST_TO_FAULTS, 0.5, 1.0),
-        (RESTART, 0.5, 1.0),
-        (BUSY, 0.5, 0.0),
-        (LOST_TO_FAULTS, -0.5, 0.0),
-        (LOST_TO_FAULTS, -2.0, 0.0),
-    ],
-)
-def test_what_was_computed_of_a_broken_period_is_kept_in_mind(use, passed_s, undone_gpu_s):
-    """On two GPUs; before the period begins a job restarts, and computes nothing."""
-    booked = []
-    job = SimpleNamespace(
-        round=None,
-        data=None,
-        undone_gpu_s=0.0,
-        ends=SimpleNamespace(start_s=10.0),
-        config=SimpleNamespace(weight=np.ones(2)),
-        charge=lambda *given: booked.append(given),
-    )
-    TrainingJob._end_partial(job, 10.0 + passed_s, use)
-    assert job.undone_gpu_s == undone_gpu_s
-    assert booked == [(use if passed_s > 0.0 else RESTART, passed_s)]

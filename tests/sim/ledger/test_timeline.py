@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -14,36 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
-from equipoise.policies.observation import Observation
-from equipoise.policies.registry import make_policy
 from equipoise.sim.ledger.buckets import BUCKETS, Buckets, spread
 from equipoise.sim.ledger.tables import USE_NAMES
 from equipoise.sim.record import Run
-from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
-from equipoise.study.runs.compare import compare
 from tests.oracles.buckets import naive_spread
 from tests.scenarios import cases, model, scenario, simulate
-from tests.study.runs.sweeps.sweep_helpers import run_folder
 
 CHECKS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 CHARGES = st.lists(
     st.tuples(st.floats(0.0, 300.0), st.floats(0.0, 50.0), st.integers(0, 2), st.floats(-5.0, 5.0)), max_size=20
 )
-
-
-@dataclass(frozen=True)
-class Broken(Stage):
-    """Fails at the second decision."""
-
-    name: ClassVar[str] = "broken"
-    kind: ClassVar[Kind] = "tasks"
-
-    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        if observation.time_s > 1.0:
-            raise RuntimeError("out of order")
-        return plan, memory
 
 
 def table(made: Run, name: str) -> Mapping[str, Any]:
@@ -244,40 +224,6 @@ def test_it_is_written_whole_and_the_same_every_time(tmp_path) -> None:
         "INTEGER",
         "VARCHAR",
     )
-
-
-def test_a_run_that_fails_keeps_its_timeline() -> None:
-    jobs = [{"gpus": 2, "duration": 5.0}, {"gpus": 1, "duration": 5.0, "arrival": 3.0}]
-    broken = Policy("broken", (*make_policy("fifo").stages, Broken()))
-    with pytest.raises(RunFailed, match="out of order") as failed:
-        run(scenario(workload={"jobs": jobs}), policy=broken, timeline=True)
-    segments = table(failed.value.run, "segments")
-    assert segments["end_reason"].tolist() == ["open", "open"]
-    assert segments["state"].tolist() == ["running", "queued"]
-    assert segments["busy_gpu_s"].tolist() == [6.0, 0.0]
-    assert_kept(failed.value.run)
-
-
-class Counted:
-    """The simulator, counting its runs."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, case: Scenario, **given: Any) -> Run:
-        self.calls += 1
-        return run(case, **given)
-
-
-def test_a_comparison_keeps_them_and_makes_runs_again_that_have_none(tmp_path: Path) -> None:
-    case = scenario(workload={"jobs": [{"gpus": 2, "duration": 5.0}, {"gpus": 1, "duration": 5.0}]})
-    runner = Counted()
-    for more, calls in (({}, 1), ({}, 1), ({"timeline": True, "journal": True}, 2), ({"timeline": True}, 2)):
-        compare(case, ["fifo"], 1, out=tmp_path, runner=runner, **more)
-        assert runner.calls == calls, more
-    folder = run_folder(tmp_path, "fifo", 0)
-    assert (folder / "timeline" / "usage.parquet").is_file()
-    assert len((folder / "journal.jsonl").read_text().splitlines()) >= 2
 
 
 def test_the_public_function_gives_tables_and_needs_a_folder_for_the_journal(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import drawn_jobs, run
 from equipoise.sim.scenario.model import Redraw, Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.generate import mean_s, quantile_s
 from equipoise.sim.traces.read import read_trace
 from equipoise.sim.traces.redraw import redrawn, sessions, shifts
 from equipoise.sim.traces.trace import make_trace
@@ -63,26 +62,11 @@ def test_a_class_does_not_change_what_another_draws():
     assert mixed.duration_s[mine].tolist() == alone.duration_s.tolist()
 
 
-def test_sizes_do_not_depend_on_the_order_of_their_keys():
-    up, down = (dict(sorted(MIX.items(), reverse=reverse)) for reverse in (False, True))
-    one, other = (drawn_jobs(described(rate="400/d", gpus=sizes), 1) for sizes in (up, down))
-    assert one.digest() == other.digest()
-
-
 def test_a_load_is_what_the_cluster_is_asked_for():
     scenario = described(load=0.8, length="200 d", exact=True)
     jobs = drawn_jobs(scenario, 3)
     asked = float(jobs.gpus @ jobs.duration_s) / (400 * 200 * 86400)
     assert asked == pytest.approx(0.8, rel=0.03)
-
-
-def test_pareto_durations():
-    kind = from_mapping(described(rate="1/h").model_dump(mode="json") | {}).workload.generate.classes[0].duration
-    pareto = kind.model_copy(update={"kind": "pareto", "alpha": 1.5, "median": None, "sigma": None, "low": 60.0})
-    shares = np.array([0.5, 0.9])
-    assert quantile_s(pareto, shares) == pytest.approx(60.0 * (1 - shares) ** (-1 / 1.5))
-    whole = pareto.model_copy(update={"high": 1e12})
-    assert mean_s(whole) == pytest.approx(60 * 1.5 / 0.5, rel=0.03)
 
 
 def test_days_and_bursts():
@@ -269,27 +253,6 @@ def test_a_redrawn_trace_keeps_its_sessions_and_the_load_of_each_window():
     assert shifts(trace, spec, 1) == pytest.approx(moved_s[first])
     assert np.abs(moved_s - moved_s[first][session]).max() < 1e-6
     assert ((trace.arrival_s + moved_s)[first] // 86400 == trace.arrival_s[first] // 86400).all()
-
-
-def test_only_sessions_of_about_as_much_work_change_places():
-    trace = batches()
-    session, first = sessions(trace, 600.0)
-    work = np.bincount(session, weights=trace.gpus * trace.duration_s)
-    day = trace.arrival_s[first] // 86400
-    rank = np.array([(work[day == d] < w).sum() for d, w in zip(day, work, strict=True)])
-    at = {float(a): k for k, a in enumerate(trace.arrival_s[first])}
-    place = {d: k for k, d in enumerate(trace.duration_s.tolist())}
-    orders = set()
-    for seed in range(4):
-        jobs = redrawn(trace, Redraw.model_validate({"alike": 2}), seed)
-        moved = {place[d]: a for d, a in zip(jobs.duration_s.tolist(), jobs.arrival_s.tolist(), strict=True)}
-        taken = np.array([at[min(at, key=lambda a: abs(a - moved[k]))] for k in first.tolist()])
-        assert sorted(taken) == list(range(len(first)))
-        assert (day[taken] == day).all()
-        assert np.abs(rank[taken] - rank).max() == 1  # with the next larger or smaller of the day
-        assert 0.2 < (taken != np.arange(len(first))).mean() < 0.8
-        orders.add(tuple(taken))
-    assert len(orders) == 4
 
 
 @pytest.mark.parametrize("more", [{}, {"alike": 2}])

@@ -26,19 +26,6 @@ def test_a_key_has_its_unit_limits_default_and_meaning() -> None:
     assert under("faults.spot.notice")[0].default == "2 min"
 
 
-def test_what_is_needed_has_no_default() -> None:
-    needed = {key.path for key in all_keys() if key.needed}
-    assert {"schema_version", "name", "cluster", "workload"} <= needed
-    assert "seed" not in needed
-
-
-def test_names_of_the_user_and_words_to_choose_from() -> None:
-    paths = {key.path: key for key in all_keys()}
-    assert "workload.models.NAME.fixed_time" in paths
-    assert "star" in paths["cluster.topology.kind"].kind or "explicit" in paths["cluster.topology.kind"].kind
-    assert under("workload.models.mine.fixed_time")
-
-
 def test_the_command_shows_a_key_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", "decide"]) == OK
     assert capsys.readouterr().out.startswith("key")

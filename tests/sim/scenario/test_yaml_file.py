@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - tables of cases read best with one case a line
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 
 import pytest
@@ -10,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.policies import registry as policies
-from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile, scenarios_dir
-from equipoise.sim.loading.checks import _names
-from equipoise.sim.loading.file import InputError, dump, from_mapping, json_schema, load, read_scenario
-from equipoise.sim.scenario.model import ClusterSpec, Scenario, Workload
-from equipoise.sim.scenario.names import unknown
+from equipoise.sim.hardware.profile import HardwareProfile, save_profile, scenarios_dir
+from equipoise.sim.loading.file import InputError, dump, load, read_scenario
+from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import MAX_VALUES, read_tree, write_tree
 
 BASE = """\
@@ -63,26 +59,17 @@ def test_a_file_becomes_a_scenario_in_base_units(tmp_path: Path) -> None:
             "5:20: cluster.nodes.0.zzz: unknown key; allowed: accelerator, autoscale, available, cache, cores,",
         ),
         ("count: 4", "count: 0", "5:27: cluster.nodes.0.count: 0 is not allowed, must be at least 1"),
-        ("count: 4", "count: 2.5", "5:27: cluster.nodes.0.count: 2.5 is not a whole number"),
         ("count: 4", "count: yes", "5:27: cluster.nodes.0.count: 'yes' is not a whole number"),
-        ("count: 4", "count: true", "5:27: cluster.nodes.0.count: true is not a number"),
-        ("count: 4", "count: 12:30", "5:27: cluster.nodes.0.count: '12:30' is not a whole number"),
-        ("count: 4", "speed: on", "5:27: cluster.nodes.0.speed: 'on' is not a number"),
-        ("count: 4", "speed: false", "5:27: cluster.nodes.0.speed: false is not a number"),
         ("count: 4", "speed: .inf", "5:27: cluster.nodes.0.speed: .inf is not a finite number"),
-        ("count: 4", "speed: .nan", "5:27: cluster.nodes.0.speed: .nan is not a finite number"),
-        ("count: 4", "speed: 1e999", "5:27: cluster.nodes.0.speed: 1e999 is not a finite number"),
         ("count: 4", "count: 4, count: 5", "5:30: cluster.nodes.0.count: duplicate key, already given in line 5"),
         ("count: 4", "nic: 5 GB", "5:25: cluster.nodes.0.nic: '5 GB' is a size, a rate is needed (e.g. 100 Gbit/s)"),
         ("count: 4", "nic: -1", "5:25: cluster.nodes.0.nic: -1 is too small, a rate must be above 0"),
-        ("count: 4", "storage: -4 TB", "5:29: cluster.nodes.0.storage: '-4 TB' is too small, a size must be"),
         ("1 h", "12:30", "10:27: workload.jobs.0.duration: '12:30' is not a time; write e.g. 24 h, or a number in s"),
         ("1 h", "1 h, model: m", "10:7: workload.jobs.0: needs either 'duration' (a rigid job) or 'model'"),
         ("model: m", "model: n", "11:24: workload.jobs.1.model: unknown model 'n'; known: m"),
         ("name: case", "name: 5", "2:7: name: text is needed, not 5 (put it in quotes)"),
         ("name: case\n", "", "1:1: name: is missing"),
         ("name: case", "name: !!python/object:os.system x", "2:7: name: tag 'python/object:os.system' is not"),
-        ("name: case", "name: [a", "not valid YAML: "),
         ("name: case", "\tname: case", "2:1: not valid YAML: found a tab character"),
         ("schema_version: 1", "schema_version: 2", "1:17: schema_version: 2 is not allowed; allowed: 1"),
         (
@@ -90,22 +77,7 @@ def test_a_file_becomes_a_scenario_in_base_units(tmp_path: Path) -> None:
             "cluster:\n  topology: {kind: tre}\n",
             "4:20: cluster.topology.kind: 'tre' is not allowed; allowed:",
         ),
-        (
-            "cluster:\n",
-            "cluster:\n  topology: {latency: 1 us}\n",
-            "cluster.topology: needs 'kind', one of 'star', 'tree', 'exp",
-        ),
-        (
-            "cluster:\n",
-            "cluster:\n  topology: {kind: tree, latncy: 2}\n",
-            "4:26: cluster.topology.latncy: unknown key; did you mean 'latency'?",
-        ),
         ("cluster:\n", "cluster:\n  gpus: 4\n", "3:1: cluster: needs either 'nodes' (at least one group) or 'gpus'"),
-        (
-            "cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n",
-            "cluster: {nodes: []}\n",
-            "3:1: cluster: needs either",
-        ),
         (
             "cluster:\n  nodes:\n    - {name: node, count: 4, gpus: 2}\n",
             "cluster: 5\n",
@@ -124,7 +96,6 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
     ("old", "new", "line"),
     [
         ("gpus: 2, duration", "gpus: 9, duration", "10:14: workload.jobs.0.gpus: needs 9 GPUs, the cluster has 8"),
-        ("gpus: 4, model", "gpus: 16, model", "11:14: workload.jobs.1.gpus: needs 16 GPUs, the cluster has 8"),
         (
             "steps: 10",
             "steps: 10, workers_min: 3, workers_max: 2",
@@ -149,7 +120,6 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "4:23: cluster.slow_links.0.node: unknown node 'node-9'",
         ),
         ("name: case", "name: case\npolicy: [fifo, s9]", "3:16: policy.1: unknown stage 's9'; "),
-        ("name: case", "name: case\npolicy: fiffo", "3:9: policy.0: unknown stage 'fiffo'; did you mean 'fifo'?"),
         (
             "name: case",
             "name: case\npolicy: [{fifo: {placment: any}}]",
@@ -157,7 +127,6 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
         ),
         ("name: case", "name: case\npolicy: [{fifo: {placement: 3}}]", "fifo.placement: 3 is not a str"),
         ("name: case", "name: case\npolicy: [7]", "3:10: policy.0: text is needed, not 7"),
-        ("name: case", "name: case\npolicy: [{fifo: 7}]", "3:17: policy.0.fifo: a section is needed, not 7"),
         (
             "name: case",
             "name: case\nfaults: {spot: {group: x, mtbf: 1 h}}",
@@ -179,11 +148,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
             "6:14: cluster.nodes.1.name: 'node' is the name of two",
         ),
         ("1 h}", "1 h, arrival: 1e308}", "workload.jobs.0.arrival: 1e+308 is too large, a time must be at most 1e+12"),
-        ("1 h}", f"1 h, arrival: 1{'0' * 400}}}", "workload.jobs.0.arrival: 1000000"),
         ("global_batch: 8", f"global_batch: 1{'0' * 400}", "is too large, must be at most 1e+15"),
-        ("1 h}", "1 h, priority: 1e300}", "workload.jobs.0.priority: 1e+300 is too large, must be at most 1e+30"),
-        ("name: case", "name: case\ncost: {gpu_hour: .inf}", "3:18: cost.gpu_hour: .inf is not a finite number"),
-        ("parameters: 1e6}", "transformer: {layers: 1e400}}", "transformer.layers: 1e400 is not a finite number"),
         (
             "name: case",
             "name: case\ndecide: {every: 1e-6}",
@@ -191,17 +156,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, old: str, new: str
         ),
         ("count: 4", "count: 1e7", "5:7: cluster.nodes.0: 10000000 nodes; at most 1000000 are possible"),
         ("gpus: 2}", "gpus: 20000000}", "5:7: cluster.nodes.0: 80000000 GPUs; at most 20000000 are possible"),
-        (
-            "count: 4, gpus: 2}",
-            "count: 4, gpus: 2}\n" + "\n".join(f"    - {{name: g{k}, count: 600000}}" for k in range(2)),
-            "cluster.nodes: 1200004 nodes; at most 1000000 are possible",
-        ),
         ("1 h}", "1 h, count: 1e9}", "workload.jobs.0.count: 1000000000 jobs; at most 5000000 are possible"),
-        (
-            "1 h}",
-            "1 h, count: 4e6}\n    - {gpus: 1, duration: 1 h, count: 4e6}",
-            "workload.jobs: 8000001 jobs; at most 5000000 are possible",
-        ),
         ("sample_time: 1 ms", "kind: large-products, flop_per_sample: 1e9, precision: fp8", None),
     ],
 )
@@ -363,12 +318,6 @@ def test_a_wrong_override_is_named(tmp_path: Path, text: str, line: str) -> None
     assert line in found[0]
 
 
-def test_keys_with_dots_can_be_reached(tmp_path: Path) -> None:
-    text = BASE.replace("    m: {", "    gpt-1.3b: {").replace("model: m", "model: gpt-1.3b")
-    scenario = load(write(tmp_path, text), ["workload.models.gpt-1.3b.overlap=3"])
-    assert scenario.workload.models["gpt-1.3b"].overlap == 3.0
-
-
 @pytest.mark.parametrize(
     ("old", "new", "warning"),
     [
@@ -497,42 +446,6 @@ def test_any_text_is_read_or_refused_in_lines_of_its_own(text: str) -> None:
         assert all(line.startswith("t.yaml") and "\n" not in line for line in error.lines)  # noqa: PT017
 
 
-def leaves(data: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-    """Paths of all keys and entries below `data`."""
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    return [p for key, inner in items for p in ((*path, key), *leaves(inner, (*path, key)))]
-
-
-def test_models_and_jobs_that_are_both_nothing_are_refused_in_lines() -> None:
-    with pytest.raises(InputError) as refused:
-        from_mapping(
-            {"schema_version": 1, "name": "x", "cluster": {"gpus": 4}, "workload": {"models": None, "jobs": [None]}}
-        )
-    wrong = [line.removeprefix("scenario: ").partition(":")[0] for line in refused.value.lines]
-    assert wrong == ["workload.models", "workload.jobs.0"]
-
-
-@settings(max_examples=250, deadline=None)
-@given(st.data())
-def test_a_scenario_with_junk_in_it_loads_or_is_refused_in_lines(data: st.DataObject) -> None:
-    tree = read_tree(BASE, "t").data | {"faults": {"crash": {"mtbf": "1 h"}}, "decide": {"every": 5}}
-    for _ in range(data.draw(st.integers(1, 3))):
-        path = data.draw(st.sampled_from(leaves(tree)))
-        holder = tree
-        for key in path[:-1]:
-            holder = holder[key]
-        junk = data.draw(values)
-        if isinstance(holder, dict) and data.draw(st.booleans()):
-            holder[data.draw(texts)] = junk
-        else:
-            holder[path[-1]] = junk
-    try:
-        from_mapping(tree)
-    except InputError as error:
-        assert error.lines  # noqa: PT017 - both ways are fine, nothing else may be raised
-        assert all(line.startswith("scenario: ") for line in error.lines), error.lines  # noqa: PT017
-
-
 def test_a_scenario_that_comes_along_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_scenario("counted").scenario.name == "counted"
@@ -542,25 +455,6 @@ def test_a_scenario_that_comes_along_is_found_by_name(tmp_path: Path, monkeypatc
         read_scenario("nothing")
 
 
-def test_plain_data_is_checked_like_a_file() -> None:
-    data = {"schema_version": 1, "name": "x", "cluster": {"gpus": 4}, "workload": {"jobs": [{"duration": "1 h"}]}}
-    assert from_mapping(data).workload.jobs[0].duration == 3600.0
-    with pytest.raises(InputError, match=r"scenario: workload\.jobs\.0\.gpus: needs 5 GPUs, the cluster has 4"):
-        from_mapping(data | {"workload": {"jobs": [{"duration": 1, "gpus": 5}]}})
-    with pytest.raises(InputError, match="scenario: sed: unknown key; did you mean 'seed'"):
-        from_mapping(data | {"sed": 5})
-
-
-def test_json_schema_names_every_section_and_allows_units() -> None:
-    schema = json_schema()
-    json.dumps(schema)
-    assert set(schema["required"]) == {"schema_version", "name", "cluster", "workload"}
-    assert schema["additionalProperties"] is False
-    nic = schema["$defs"]["NodeGroup"]["properties"]["nic"]
-    assert {part["type"] for part in nic["anyOf"]} == {"number", "string"}
-    assert {part["type"] for part in schema["properties"]["policy"]["anyOf"]} == {"array", "string", "object"}
-
-
 def test_policies_as_text_and_list_mean_the_same() -> None:
     base = {"schema_version": 1, "name": "x", "cluster": {"gpus": 4}, "workload": {}}
     text, listed = (Scenario.model_validate(base | {"policy": p}) for p in ("equal+fifo", ["equal", "fifo"]))
@@ -568,41 +462,3 @@ def test_policies_as_text_and_list_mean_the_same() -> None:
     assert Scenario.model_validate(base | {"policy": "none"}).policy == ()
     named = policies.make_policy([{"fifo": {"placement": "packed"}}])
     assert policies.make_policy(named.name).stages == named.stages
-
-
-def test_many_keys_that_replace_merged_ones_take_their_time_once_each() -> None:
-    """Each looked through the places of all others: 10,000 keys took a minute."""
-    keys = [f"k{k}" for k in range(10_000)]
-    text = "x: &x {" + ", ".join(f"{key}: [1]" for key in keys) + "}\ny:\n  <<: *x\n"
-    began_s = time.process_time()
-    tree = read_tree(text + "".join(f"  {key}: 2\n" for key in keys), "t")
-    assert time.process_time() - began_s < 8.0
-    assert tree.data["y"] == dict.fromkeys(keys, 2)
-    assert ("y", "k0", 0) not in tree.values
-    assert str(tree.values["y", "k0"]) == "t:4:7"
-
-
-def test_many_groups_are_checked_in_one_pass() -> None:
-    """Each name was looked for among all before it: 60,000 groups took half a minute."""
-    groups = [{"name": f"g{k}", "gpus": 1} for k in range(60_000)] + [{"name": "g7", "gpus": 1}]
-    case = load(scenarios_dir() / "quickstart.yaml")
-    case = case.model_copy(update={"cluster": ClusterSpec.model_validate({"nodes": groups})})
-    began_s = time.process_time()
-    names = list(_names(case, load_profile(case.cluster.hardware)))
-    assert time.process_time() - began_s < 4.0
-    told = "'g7' is the name of two groups; give each its own 'name'"
-    assert names == [(("cluster", "nodes", 60_000, "name"), told)]
-
-
-def test_a_name_among_thousands_is_told_with_the_nearest() -> None:
-    many = [f"model-{k}" for k in range(2000)]
-    assert unknown("model", "modle-77", many) == "unknown model 'modle-77'; did you mean 'model-77'?"
-    told = unknown("model", "x" * 1_000_000, many)
-    assert told.startswith("unknown model 'xxx")
-    assert told.endswith("model-6, model-7, ... (2000 in all)")
-    assert len(told) < 250
-    assert unknown("model", "x", []) == "unknown model 'x'; known: none"
-    jobs = [{"model": "m", "gpus": 1, "steps": 1, "global_batch": 1}]
-    with pytest.raises(ValueError, match=r"jobs\.0\.model: unknown model 'm'; ") as caught:
-        Workload.model_validate({"models": {name: {"sample_time": 1.0} for name in many}, "jobs": jobs})
-    assert len(str(caught.value)) < 500

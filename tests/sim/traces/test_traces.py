@@ -6,7 +6,6 @@ import io
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,12 +67,6 @@ def test_philly_counts_from_the_earliest_and_takes_rows_as_ids(tmp_path: Path) -
     only = read_trace(tmp_path / "t.csv", clusters=["b"])
     assert only.job_id.tolist() == [0, 2]
     assert only.arrival_s.tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("stamps", [("2020-01-01T00:00:00Z", "2020-01-01T00:01:00Z"), ("1000", "1060"), ("-30", "30")])
-def test_philly_timestamps_in_other_forms(tmp_path: Path, stamps: tuple[str, str]) -> None:
-    text = f"timestamp,duration,num_gpus\n{stamps[1]},5,1\n{stamps[0]},5,1\n"
-    assert read_trace(write(tmp_path, text)).arrival_s.tolist() == [0.0, 60.0]
 
 
 def test_what_cannot_run_is_left_out_and_said(tmp_path: Path) -> None:
@@ -183,12 +176,6 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         read_trace(write(tmp_path, HEAD + "1,0,1,1\n"), clusters=["z"])
 
 
-def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_bytes(b"\xef\xbb\xbfjob_id,arrival_s,gpus,duration_s\r\n5,0,1,2\r\n\r\n6,1,1,2\r\n")
-    assert read_trace(path).job_id.tolist() == [5, 6]
-
-
 START = datetime(2017, 8, 1)
 rows = st.tuples(st.integers(0, 5000), st.integers(0, 300), st.integers(0, 9), st.sampled_from("ab"))
 
@@ -220,22 +207,6 @@ def test_philly_equals_its_plain_twin(
     trace = read_trace(path)
     columns = (trace.job_id, trace.arrival_s, trace.gpus, trace.duration_s)
     assert list(zip(*(c.tolist() for c in columns), strict=True)) == expected
-
-
-def test_equal_jobs_have_equal_digests(tmp_path: Path) -> None:
-    text = HEAD + "1,0,2,5\n2,1,2,5\n"
-    one, two = read_trace(write(tmp_path, text)), read_trace(write(tmp_path, text, "u.csv.gz"))
-    other = read_trace(write(tmp_path, text.replace("2,1,2,5", "2,1,2,6"), "v.csv"))
-    assert one.digest() == two.digest() != other.digest()
-
-
-def test_two_hundred_thousand_rows(tmp_path: Path) -> None:
-    n = 200_000
-    body = "".join(f"{k},{(k * 7919) % n},{1 + k % 8},{1 + k % 1000}\n" for k in range(n))
-    trace = read_trace(write(tmp_path, HEAD + body))
-    assert len(trace) == n
-    assert bool((np.diff(trace.arrival_s) >= 0).all())
-    assert int(trace.job_id.sum()) == n * (n - 1) // 2
 
 
 @pytest.mark.shared_data

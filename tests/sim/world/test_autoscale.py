@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
-import math
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from equipoise.cli import main
@@ -17,13 +14,8 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import from_mapping, read_scenario
 from equipoise.sim.record import Run
 from equipoise.sim.run import RunFailed, run
-from equipoise.sim.scenario.pools import Autoscale
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.world.autoscale import NodeAutoscaler, Pool
-from equipoise.sim.world.feature import Lack
-from equipoise.sim.world.world import SimWorld
 from equipoise.study.questions.targets import price_usd_per_h, standing_usd_per_h
-from tests.sim.world.small import to, world_of
 
 OWN = {"name": "own", "gpus": 8, "price": "10 USD/h"}
 DEMAND = {
@@ -196,30 +188,6 @@ def supply_of(folder: Path, file: object, more: str = "") -> list[tuple[float, i
     return [(entry.at, entry.nodes) for entry in found.supply]
 
 
-def test_a_file_of_digits(tmp_path):
-    head = "series,gap_s,available\n"
-    (tmp_path / "spot.csv").write_text(head + "a,600,110002\nb,60,0\n")
-    assert supply_of(tmp_path, "spot.csv", ", series: a") == [(0.0, 1), (1200.0, 0), (3000.0, 2)]
-    assert supply_of(tmp_path, "spot.csv", ", series: a, nodes_each: 2")[2] == (3000.0, 4)
-    assert supply_of(tmp_path, "spot.csv", ", series: b") == [(0.0, 0)]
-    for text, message in (
-        (head + "a,600,11x\n", "spot.csv:2:7: available: 'x' is not a digit; each digit stands for 600 s"),
-        (head + "a,600,\n", "spot.csv:2:7: available: '' is not a digit"),
-        (head + "a,0,11\n", "spot.csv:2:3: gap_s: 0, must be above 0"),
-        (head + "a,600,11\na,600,11\n", "spot.csv has several series"),
-        (head, "spot.csv:1:1: no rows"),
-        ("zone,count\na,1\n", "spot.csv:1:1: no series of counts; found: zone, count; allowed: time_s"),
-    ):
-        (tmp_path / "spot.csv").write_text(text)
-        with pytest.raises(InputError) as caught:
-            supply_of(tmp_path, "spot.csv")
-        assert len(caught.value.lines) == 1
-        assert message in str(caught.value)
-    (tmp_path / "spot.csv").write_text(head + "a,600,11\na,600,11\n")
-    with pytest.raises(InputError, match=r"spot.csv:2:1: series 'a' appears 2 times"):
-        supply_of(tmp_path, "spot.csv", ", series: a")
-
-
 def test_probes_as_skypilot_keeps_them(tmp_path):
     kept = tmp_path / "zone.json"
     kept.write_text('{"metadata": {"gap_seconds": 600}, "data": [1, 1, 0, 0, 3]}')
@@ -312,25 +280,6 @@ def test_the_shipped_pools_cost_less_than_half(capsys):
     assert cost < 0.5 * 24 * 12.0 * hours / 4
 
 
-def scaler(pools=(8, 4), **columns):
-    """An autoscaler without a world: pools as GPUs of a node, and the row of one job."""
-    made = object.__new__(NodeAutoscaler)
-    spec = Autoscale()
-    made.pools = [Pool(spec, range(k, k + 1), gpus) for k, gpus in enumerate(pools)]
-    row = {"gpu_share_requested": 1.0, "gpus_requested": 8, "workers_min": 1, "workers_max": 1, "gpus_per_worker": 1}
-    made.roster = SimpleNamespace(columns={k: np.array([v]) for k, v in (row | columns).items()})
-    return made
-
-
-def test_what_a_job_needs_at_most_and_at_least():
-    assert scaler()._needs(0) == (8, 8)
-    assert scaler(gpu_share_requested=0.5)._needs(0) == (4, 4)
-    elastic = {"workers_min": 2, "workers_max": 3, "gpus_per_worker": 2, "gpu_share_requested": 0.5}
-    assert scaler(**elastic)._needs(0) == (4, 2)
-    assert scaler(workers_min=2, workers_max=2, gpus_per_worker=2)._needs(0) == (8, 8)
-    assert scaler(workers_min=9, workers_max=99)._needs(0) == (8, 8)
-
-
 @pytest.mark.parametrize("job", [{"partition": "p"}, {"queue": "q"}, {"gpu_types": ["g1"]}, {"partition": "single"}])
 def test_nodes_are_rented_of_the_group_that_a_job_may_use(job: dict):
     """Of two groups with one accelerator: by partition, flavor or pin to the second."""
@@ -351,177 +300,3 @@ def test_a_job_of_one_gpu_model_has_any_model_that_can_be_had():
     groups = [{"name": name, "count": n, "gpus": 4, "accelerator": name} for name, n in (("t4", 2), ("l40s", 3))]
     made = scaled([{"gpus": 12, "duration": "1 h"}], *(g | {"autoscale": {"delay": "1 min"}} for g in groups))
     assert [subject for _, _, subject in events(made)] == ["l40s-0", "l40s-1", "l40s-2"]
-
-
-def test_a_pool_orders_again_at_the_instant_or_after_its_cool_down():
-    pool = Pool(Autoscale(cool_down=60.0), range(2), 8)
-    assert pool.ready_s(5.0) == -math.inf
-    pool.ordered_s = 5.0
-    assert (pool.ready_s(5.0), pool.ready_s(6.0)) == (5.0, 65.0)
-
-
-def elastic(*jobs: dict, pools: tuple[dict, ...], policy: str = "fifo") -> tuple[SimWorld, NodeAutoscaler]:
-    """Node 0 has two GPUs and is always there; pools of what they say follow."""
-    nodes = [{"name": "own", "gpus": 2}, *({"name": f"p{k}"} | pool for k, pool in enumerate(pools))]
-    world = world_of(*jobs, nodes=nodes, policy=policy)
-    assert world.autoscaler is not None
-    return world, world.autoscaler
-
-
-LATER = {"delay": 30.0, "idle": 50.0, "wait": 10.0}
-
-
-def test_nodes_are_ordered_after_the_wait_come_after_the_delay_and_go_after_having_been_idle():
-    """Five GPUs are lacking: two nodes of three."""
-    jobs = [{"gpus": 2, "duration": 1000.0}, {"gpus": 5, "duration": 100.0, "arrival": 5.0}]
-    world, scaler = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": LATER},))
-    (pool,) = scaler.pools
-    to(world, 14.9)
-    assert (pool.coming, scaler.pending, world.cluster.up.tolist()) == (set(), True, [True, *[False] * 4])
-    to(world, 15.1)
-    assert (pool.coming, pool.ordered_s, scaler.pending, scaler._free().sum()) == ({1, 2}, 15.0, True, 6.0)
-    to(world, 44.9)
-    assert world.cluster.up.tolist() == [True, *[False] * 4]
-    to(world, 45.1)
-    assert (pool.coming, world.cluster.up.tolist()) == (set(), [True, True, True, False, False])
-    assert (world.roster.start_s[1], scaler._free().sum()) == (45.0, 1.0)
-    to(world, 194.9)
-    assert world.cluster.up.tolist() == [True, True, True, False, False]
-    to(world, 195.1)
-    assert (world.cluster.up.tolist(), scaler.pending) == ([True, *[False] * 4], False)
-    assert world.nodes.unpaid_s().tolist() == pytest.approx([0, 45.1, 45.1, 195.1, 195.1])
-
-
-def test_the_nodes_that_are_always_kept_are_the_first_and_the_last_go_first():
-    kept = {"min": 2, "delay": 7.0, "idle": 20.0}
-    jobs = [{"gpus": 2, "duration": 90.0}, {"gpus": 9, "duration": 10.0, "arrival": 3.0}]
-    world, scaler = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": kept},))
-    to(world, 2.0)
-    assert world.cluster.up.tolist() == [True, True, True, False, False]
-    to(world, 3.5)
-    assert scaler.pools[0].coming == {3}
-    to(world, 10.5)
-    assert (world.roster.start_s[1], world.nodes.released_nodes) == (10.0, {4})
-    to(world, 39.5)
-    assert world.nodes.released_nodes == {4}
-    to(world, 40.5)
-    assert world.nodes.released_nodes == {3, 4}
-    to(world, 85.0)
-    assert world.nodes.released_nodes == {3, 4}
-    world.nodes.reclaimed(1)
-    scaler.look()
-    assert scaler.pools[0].coming == {3}
-
-
-def test_a_group_orders_again_once_it_has_cooled_down():
-    slow = {"delay": 5.0, "idle": 500.0, "cool_down": 40.0}
-    jobs = [{"gpus": 2, "duration": 900.0}, *({"gpus": 3, "duration": 300.0, "arrival": at} for at in (4.0, 9.0, 11.0))]
-    world, _ = elastic(*jobs, pools=({"count": 4, "gpus": 3, "autoscale": slow},))
-    to(world, 43.5)
-    assert world.roster.start_s.tolist()[1] == 9.0
-    assert world.roster.running.rows.tolist() == [0, 1]
-    to(world, 49.5)
-    assert world.roster.start_s.tolist() == [0.0, 9.0, 49.0, 49.0]
-
-
-def two_pools() -> tuple[SimWorld, NodeAutoscaler]:
-    """Two nodes of three H100 and three nodes of two T4, beside a node of another model."""
-    made = (
-        {"count": 2, "gpus": 3, "accelerator": "h100_sxm", "autoscale": {}},
-        {"count": 3, "gpus": 2, "accelerator": "t4", "autoscale": {}},
-    )
-    return elastic({"gpus": 1, "duration": 10.0}, pools=made)
-
-
-def test_what_one_job_lacks_is_ordered_of_the_first_models_that_suffice():
-    for need, sets, ordered, left in (
-        (5.0, [[1], [2]], [{1, 2}, set()], [0, 1, 0]),
-        (6.0, [[1], [2]], [{1, 2}, set()], [0, 0, 0]),
-        (7.0, [[1], [2]], None, None),
-        (8.0, [[1, 2]], [{1, 2}, {3}], [0, 0, 0]),
-        (3.0, [[2]], [set(), {3, 4}], [0, 0, 1]),
-        (12.5, [[1, 2]], None, None),
-        (2.0, [[0], [2]], [set(), {3}], [0, 0, 0]),
-    ):
-        _, scaler = two_pools()
-        free = np.zeros(3)
-        found = scaler._rent_for(need, sets, scaler.pools, free, 4.0)
-        assert found == (ordered is not None)
-        assert [pool.coming for pool in scaler.pools] == (ordered or [set(), set()])
-        assert free.tolist() == (left or [0, 0, 0])
-        assert [pool.ordered_s == 4.0 for pool in scaler.pools] == [bool(c) for c in ordered or ((), ())]
-
-
-def test_what_is_free_already_is_not_ordered():
-    _, scaler = two_pools()
-    free = np.array([0.0, 4.0, 0.0])
-    assert scaler._rent_for(7.0, [[1]], scaler.pools, free, 0.0)
-    assert (scaler.pools[0].coming, free.tolist()) == ({1}, [0, 0, 0])
-    assert scaler._free().tolist() == [2, 3, 0]
-
-
-def lacking(lack: int, gpus: int = 2, share: float = 1.0, allowed: tuple[int, ...] = (1, 1)) -> SimpleNamespace:
-    """A feature that lacks room, and may use the pools or not; GPUs 2 to 7 and 8 to 13 are theirs."""
-    room = Lack(lack, gpus, share, np.repeat([True, *map(bool, allowed)], [2, 6, 6]))
-    return SimpleNamespace(lacks=lambda: [room])
-
-
-@pytest.mark.parametrize(
-    ("feature", "coming", "kept"),
-    [
-        (lacking(5), [{1, 2}, {3, 4, 5}], [0, 6, 6]),
-        (lacking(2), [{1, 2}, set()], [0, 6, 0]),
-        (lacking(5, share=0.5), [{1, 2}, {3}], [0, 6, 2]),
-        (lacking(5, gpus=1), [{1, 2}, set()], [0, 6, 0]),
-        (lacking(9, gpus=3), [{1, 2}, set()], [0, 6, 0]),
-        (lacking(2, gpus=4), [set(), set()], [0, 0, 0]),
-        (lacking(2, allowed=(0, 1)), [set(), {3, 4}], [0, 0, 4]),
-        (lacking(0), [set(), set()], [0, 0, 0]),
-    ],
-)
-def test_nodes_are_ordered_for_features_that_lack_room(feature, coming, kept):
-    _, scaler = two_pools()
-    scaler.runtimes = [feature]
-    for _ in range(2):  # what is on its way counts
-        found, later_s = scaler._serve(6.0)
-        assert [pool.coming for pool in scaler.pools] == coming
-        assert (found.tolist(), later_s) == (kept, math.inf)
-
-
-def test_features_wait_for_a_group_that_cools_down():
-    _, scaler = two_pools()
-    scaler.runtimes = [lacking(1)]
-    first = scaler.pools[0]
-    first.spec, first.ordered_s, scaler.pools[1:] = Autoscale(cool_down=20.0), 3.0, []
-    assert scaler._serve(6.0)[1] == 23.0
-    assert first.coming == set()
-    assert scaler._serve(23.0)[1] == math.inf
-    assert first.coming == {1}
-
-
-def test_no_node_goes_that_a_lacking_feature_could_use():
-    _, scaler = two_pools()
-    for feature, expected in (
-        (lacking(1), [True, True]),
-        (lacking(0), [False, False]),
-        (lacking(2, gpus=3), [True, False]),
-        (lacking(1, allowed=(0, 1)), [False, True]),
-    ):
-        scaler.runtimes = [lacking(0), feature]
-        assert [scaler._lacking(pool) for pool in scaler.pools] == expected
-
-
-def test_a_waiting_job_keeps_idle_nodes_of_its_gpu_model_alone():
-    """The last two jobs wait for more than there is; one of them asks for the second pool's model."""
-    for types, gone in (("t4", {1, 2}), ("h100_sxm", {3, 4, 5}), (None, set())):
-        world, scaler = two_pools()
-        for pool in scaler.pools:
-            for node in pool.nodes:
-                world.nodes.rented(node)
-        to(world, 1.0)
-        bits = {"h100_sxm": 2, "t4": 4, None: -1}[types]
-        world.roster.columns["gpu_types"][0] = bits
-        world.roster.waiting.add(0)
-        scaler._give_back(5.0)
-        scaler._give_back(5.0 + Autoscale().idle)
-        assert world.nodes.released_nodes == gone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.cluster import faults
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.tree import InputError
 from tests.scenarios import model, scenario, simulate
@@ -104,55 +102,7 @@ def test_a_factor_that_makes_nothing_slower_is_refused(kind: str, factor: float,
         from_mapping(case)
 
 
-class TraceColumns:
-    """A stream that says what was asked of it: each wait is its mean."""
-
-    def exponential(self, mean: float) -> float:
-        return mean
-
-    def weibull(self, shape: float) -> float:
-        return 3.0 * shape
-
-    def standard_normal(self) -> float:
-        return 2.0
-
-
 SHAPE, SPREAD = 0.5, 0.75
-TOLD: dict[str, tuple[dict[str, Any], float, float]] = {
-    "crash": (
-        {"mtbf": MTBF_S, "repair": LENGTH_S, "shape": SHAPE, "repair_cov": SPREAD},
-        MTBF_S / math.gamma(1.0 + 1.0 / SHAPE) * 3.0 * SHAPE,
-        LENGTH_S * math.exp(2.0 * math.sqrt(math.log1p(SPREAD**2)) - 0.5 * math.log1p(SPREAD**2)),
-    ),
-    "rack": (KINDS["rack"][0], MTBF_S, LENGTH_S),
-    "fail_slow": (KINDS["fail_slow"][0], MTBF_S, LENGTH_S),
-    "link": (KINDS["link"][0], MTBF_S, LENGTH_S),
-    "spot": (KINDS["spot"][0] | {"notice": 7.0}, MTBF_S + 7.0, LENGTH_S),
-    "corrupt_gradient": (KINDS["corrupt_gradient"][0], MTBF_S, LENGTH_S),
-}
-"""By kind: the settings, seconds until a fault, and its length."""
-
-
-@pytest.mark.parametrize("kind", TOLD)
-def test_the_times_of_faults_are_those_of_the_formulas(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "stream", lambda seed, name: TraceColumns())
-    spec, until_s, lasts_s = TOLD[kind]
-    nodes = [{"name": "used", "count": 1}, {"name": "n", "count": 1}]
-    case = scenario(
-        cluster={"nodes": nodes, "topology": {"kind": "tree", "nodes_per_rack": 1}},
-        workload={"jobs": [{"gpus": 1, "duration": 1000.0, "checkpoint": {"interval": 5.0, "size": 0.0}}]},
-        faults={kind: spec},
-        horizon=1000.0,
-        restart={"detection": 0.0, "initialisation": 0.0},
-    )
-    made = simulate(case, timeline=True)
-    assert made.timeline is not None
-    events = made.timeline["events"]
-    of_node = np.array([str(subject).startswith("n-0") for subject in events["subject"]])
-    begun = events["time_s"][of_node & (events["kind"] == KINDS[kind][1])]
-    ended = events["time_s"][of_node & (events["kind"] == KINDS[kind][2])]
-    assert begun[:3] == pytest.approx([until_s + k * (until_s + lasts_s) for k in range(3)])
-    assert ended[:3] == pytest.approx([(k + 1) * (until_s + lasts_s) for k in range(3)])
 
 
 def derived(**changes: Any) -> str:

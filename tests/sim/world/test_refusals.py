@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from equipoise.policies.contract import Allocation, Kind, Memory, Moves, Plan, Policy, Stage
+from equipoise.policies.contract import Kind, Memory, Moves, Plan, Policy, Stage
 from equipoise.policies.observation import Observation, Refusal
 from equipoise.policies.record.journal import read
 from equipoise.policies.registry import make_stage
-from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.job.demand import make_demand
-from equipoise.sim.network.topology import Topology
 from equipoise.sim.run import run
-from equipoise.sim.world.roster import Roster
 from tests.scenarios import model, scenario
 from tests.sim.world.small import to, world_of
 
@@ -63,41 +56,6 @@ def test_a_move_that_comes_too_late_is_told_with_the_next_observation(tmp_path: 
     assert made.totals["refusals"] == 1
     recorded = [entry.decision.observation for entry in read(journal)]
     assert [(o.time_s, o.refused) for o in recorded if o.refused] == told
-
-
-def test_the_first_start_stands_though_a_later_one_was_never_written():
-    """Decided at 0 s and written at 5 s; stopped at 10 s, and again at 22 s before the next was written."""
-    case = scenario(workload={"jobs": [{"gpus": 1, "duration": 100.0}]})
-    profile = load_profile(case.cluster.hardware)
-    demand = make_demand(case, None, Cluster(case.cluster, profile, Topology(case.cluster, profile)))
-    job = SimpleNamespace(row=0, fill_row=lambda cells, factor: None)
-    holding = SimpleNamespace(gpu=np.array([0]))
-    for stops, first_s in (((2.0,), math.nan), ((10.0, 22.0), 5.0)):
-        roster = Roster(demand, np.ones(1), 0.0)
-        roster.waiting.add(0)
-        for start_s, stop_s in zip((0.0, 20.0), stops, strict=False):
-            roster.started(job, holding, start_s)
-            roster.writing(0, start_s, start_s + 5.0)
-            roster.stopped(job, stop_s, 0.0)
-        assert roster.start_s.tolist() == pytest.approx([first_s], nan_ok=True)
-
-
-def test_a_plan_stops_and_moves_jobs_before_it_starts_any() -> None:
-    world = world_of(*({"gpus": gpus, "duration": 90.0} for gpus in (2, 1, 1)), restart={"initialisation": 4.0})
-    to(world, 10.0)
-    told: list[tuple[int, str]] = []
-    world.listeners.ended = (lambda job, reason, now_s: told.append((job.row, reason)),)
-    gpus = {row: held.gpu.tolist() for row, held in world.cluster.holding.items()}
-    replaced = world.allocator.apply(Allocation.of([(0, []), (2, gpus[0][:1])]))
-    assert replaced == {0, 2}
-    assert told == [(0, "preempted"), (2, "resized")]
-    assert world.roster.preemptions.tolist() == [1, 0, 0]
-    assert (world.roster.waiting.rows.tolist(), world.roster.running.rows.tolist()) == ([0], [1, 2])
-    assert {row: held.gpu.tolist() for row, held in world.cluster.holding.items()} == {1: gpus[1], 2: gpus[0][:1]}
-    assert world.roster.columns["started_s"].tolist()[1:] == [0.0, 10.0]
-    assert world.roster.columns["restart_s"][0] == 4.0
-    assert [world.rigid.left_s[row] for row in (0, 2)] == [80.0, 80.0]
-    assert world.rigid.begin_s[2] == 14.0
 
 
 def test_starts_take_effect_as_they_are_written_down() -> None:

@@ -269,36 +269,6 @@ class Watching(Stage):
         return plan, memory
 
 
-@dataclass(frozen=True)
-class Listing(Stage):
-    """Keeps which jobs the table of speeds lists, and which are open."""
-
-    name: ClassVar[str] = "listing"
-    kind: ClassVar[Kind] = "tasks"
-    seen: list[tuple[set[int], set[int]]] = field(default_factory=list)
-
-    def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
-        listed, open_rows = observation.speeds.job, (*observation.waiting, *observation.running)
-        self.seen.append((set(listed.tolist()), {int(row) for row in open_rows}))
-        return plan, memory
-
-
-@pytest.mark.parametrize("trains", [False, True])
-def test_the_speeds_are_those_of_the_jobs_that_are_open(trains: bool) -> None:
-    """Those of rigid jobs are kept while the same ones are open; the training job ends before some of them."""
-    jobs = [rigid(f"r{k}", 5.0 * k, 1, 20.0 + 7.0 * (k % 3)) for k in range(12)]
-    if trains:
-        jobs.insert(3, {"name": "t", "arrival": 3.0, "gpus": 1, "model": "m", "steps": 4, "global_batch": 2})
-    nodes = [{"name": name, "gpus": 1, "accelerator": kind} for name, kind in (("a", "v100_sxm2_32gb"), ("b", "t4"))]
-    case = scenario(
-        cluster={"nodes": nodes}, workload={"jobs": jobs, "models": {"m": model()}}, decide={"every": "1 s"}
-    )
-    listing = Listing()
-    run(case, policy=Policy("list", (make_stage("fifo"), listing)))
-    assert len(listing.seen) > 100
-    assert all(listed == is_open for listed, is_open in listing.seen)
-
-
 @pytest.mark.parametrize("algorithm", ["ring", "async-parameter-server"])
 @pytest.mark.parametrize("event_by_event", [False, True])
 def test_a_worker_that_waits_for_input_computes_without_variation(algorithm: str, event_by_event: bool) -> None:
