@@ -67,13 +67,6 @@ def test_input_pipeline_bounds_the_duration_not_the_gpu_seconds():
     assert gpu_s == pytest.approx([9.6], rel=1e-8)
 
 
-def test_rigid_jobs_by_hand():
-    cluster = capacity({"count": 4}, {"name": "fast", "count": 2, "speed": 2.0})
-    fastest_s, gpu_s = cluster.rigid(np.array([2, 3]), 1.0, np.array([10.0, 10.0]))
-    assert fastest_s == pytest.approx([5.0, 10.0])  # the third GPU is a slow one
-    assert gpu_s == pytest.approx(np.array([[20.0, 10.0], [30.0, 15.0]]))
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([0.5, 0.8, 1.0, 1.7]), min_size=1, max_size=3),
@@ -149,11 +142,6 @@ def test_no_interval_beats_the_best(work_s, exchange_s, overlap, drift, interval
     last = hidden_s(work_s, exchange_s, overlap)
     per_step = (interval * work_s + exchange_s - last) / interval * (1 + drift * (interval - 1))
     assert best_interval_s(work_s, exchange_s, overlap, drift) <= per_step * (1 + 1e-12)
-
-
-def test_best_interval_is_the_continuous_optimum():
-    tried = [(0.1 + 0.4 / h) * (1 + 0.02 * (h - 1)) for h in np.linspace(1, 60, 60001)]
-    assert best_interval_s(0.1, 0.4, 1.0, 0.02) == pytest.approx(min(tried), rel=1e-8)
 
 
 def test_more_workers_than_asked_count_only_when_the_job_is_elastic():

@@ -65,16 +65,6 @@ def test_inputs_and_metrics_that_differ(runs: tuple[Path, Path], capsys: pytest.
     assert "jobs completed" not in out
 
 
-def test_a_long_text_does_not_widen_the_table(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    config = runs[1] / "config.yaml"
-    lines = [line for line in config.read_text().splitlines() if not line.startswith("why:")]
-    config.write_text("\n".join([*lines, f"why: {'long ' * 40}"]) + "\n")
-    assert main(["diff", *map(str, runs)]) == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("why"))
-    assert line.endswith("...")
-    assert len(line) < 160
-
-
 def test_two_runs_are_a_page_side_by_side(runs: tuple[Path, Path], tmp_path: Path) -> None:
     page = tmp_path / "pages" / "both.html"
     assert main(["diff", *map(str, runs), "--page", str(page)]) == OK
@@ -90,12 +80,6 @@ def test_two_runs_are_a_page_side_by_side(runs: tuple[Path, Path], tmp_path: Pat
     text = Page(again.read_text()).text
     assert "Both have the same completion mean, 90.0 s." in text
     assert "All results are equal." in text
-
-
-def test_a_run_does_not_differ_from_itself(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert main(["diff", str(runs[0]), str(runs[0])]) == OK
-    assert capsys.readouterr().out == "inputs: equal\nmetrics: equal\n"
 
 
 def test_what_is_no_run_is_one_line(

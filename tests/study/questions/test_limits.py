@@ -17,17 +17,7 @@ from equipoise.sim.loading.file import from_mapping, load, read_scenario
 from equipoise.sim.run import run
 from equipoise.study.questions import levers as levers_module
 from equipoise.study.questions.levers import LIMITS, Lever, levers
-from equipoise.study.questions.limits import (
-    ALL,
-    Effect,
-    Limited,
-    LimitReport,
-    PerJob,
-    key,
-    limits,
-    memory_share,
-    times_by_limit,
-)
+from equipoise.study.questions.limits import ALL, Effect, Limited, LimitReport, limits, times_by_limit
 from equipoise.study.runs.variants import RunOptions
 from equipoise.study.statistics import Interval
 from tests.scenarios import cases
@@ -171,37 +161,6 @@ def test_shares_are_the_accounts(found):
     assert group.time_s.mean == pytest.approx(span[0])
 
 
-def test_memory_share_by_hand():
-    # 8 samples of 1 ms, at most 2 a pass, 2 ms a pass: 4 * 2 + 8 = 16 ms; with room for all, 2 + 8 = 10 ms.
-    scenario = from_mapping(case({"sample_time": "1 ms", "fixed_time": "2 ms", "samples_per_pass": 2}))
-    job, model = scenario.workload.jobs[0], scenario.workload.models["m"]
-    assert memory_share(scenario, job, model) == pytest.approx(6 / 16)
-    roomy = model.model_copy(update={"samples_per_pass": None})
-    assert memory_share(scenario, job, roomy) == 0.0
-    # Computing the forward pass again takes a quarter of the time of four thirds.
-    heavy = {"kind": "large-products", "flop_per_sample": "1 TFLOP", "memory": {"recompute": True}}
-    again = from_mapping(case(heavy))
-    share = memory_share(again, again.workload.jobs[0], again.workload.models["m"])
-    assert share == pytest.approx(0.25, abs=0.02)
-
-
-def test_memory_share_counts_nodes_by_the_time_that_they_take_and_only_those_that_the_job_may_use():
-    """An H100 at half speed takes twice its time, the A100 once: the share is the mean weighted by these times."""
-    groups = [{"name": "a", "accelerator": "h100_sxm", "speed": 0.5}, {"name": "b", "accelerator": "a100_sxm_80gb"}]
-    moving = {"kind": "large-products", "flop_per_sample": "1 TFLOP", "bytes_per_sample": "20 GB"}
-
-    def share(*groups, **job):
-        scenario = from_mapping(case(moving, job={"gpus": 1} | job, cluster={"nodes": list(groups)}))
-        return memory_share(scenario, scenario.workload.jobs[0], scenario.workload.models["m"])
-
-    apart = [share(group) for group in groups]
-    assert apart[0] != apart[1]
-    assert [share(*groups, gpu_types=[name]) for name in "ab"] == pytest.approx(apart)
-    took = {"a": 32 * 20e9 / 3.35e12 / 0.5, "b": 32 * 20e9 / 2.039e12}  # bound by memory: bytes over bandwidth
-    both = (apart[0] * took["a"] + apart[1] * took["b"]) / sum(took.values())
-    assert share(*groups) == pytest.approx(both, rel=0.02)
-
-
 def test_groups_and_all_jobs(found):
     content = case()
     content["workload"] = {
@@ -287,47 +246,10 @@ def test_time_by_limit_is_all_of_a_jobs_time(scenario, seed):
     assert all((values >= 0).all() for values in times.values())
 
 
-def test_levers_that_change_nothing_are_none():
-    names = {lever.name for lever in levers(from_mapping(CASES["queue"]), "s1+s2+s3")}
-    assert names == {"GPUs twice as fast", "twice the nodes", "policy s1+s2+s3+s4", "s4"}
-    explicit = {
-        "nodes": [{"count": 2}],
-        "topology": {
-            "kind": "explicit",
-            "links": [{"source": f"node-{k}", "target": "switch", "rate": "1 GB/s"} for k in range(2)],
-        },
-    }
-    scenario = from_mapping(case(job={"gpus": 2}, cluster=explicit))
-    assert levers_module.more_nodes(scenario) == scenario
-    faster = levers_module.faster_network(scenario)
-    assert faster.cluster.topology.links[0].rate == 2e9
-
-
-def test_equal_nodes_keep_the_total_speed():
-    scenario = from_mapping(CASES["barrier"])
-    changed = levers_module.equal_nodes(scenario)
-
-    def total(s):
-        return sum(g.count * g.gpus * g.speed for g in s.cluster.groups)
-
-    assert total(changed) == pytest.approx(total(scenario))
-    assert len({g.speed for g in changed.cluster.groups}) == 1
-
-
 def test_undone_jobs_count_and_are_noted(found):
     result = found(case(horizon=5.0))
     assert "1 jobs did not complete" in result.notes[0]
     assert result.groups[0].time_s.mean == pytest.approx(5.0, rel=0.05)
-
-
-def test_totals_of_a_group():
-    scenario = from_mapping(CASES["queue"])
-    made = PerJob({f"short-{k}": "short" for k in range(12)}, {})(
-        scenario, policy=make_policy("fifo"), seed=0, trace=None
-    )
-    assert made.totals[key("short", "jobs")] == 12
-    assert made.totals[key("short", "queue")] == pytest.approx(60 * 11 / 2)
-    assert made.totals[key(ALL, "compute")] == pytest.approx(60.0)
 
 
 def test_command_line(tmp_path, capsys):

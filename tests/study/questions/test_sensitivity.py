@@ -1,5 +1,4 @@
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ from equipoise.policies.registry import PolicyError
 from equipoise.sim.loading.file import from_mapping, load, read_scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.sensitivity import sensitivity
-from equipoise.study.questions.sensitivity_keys import default_ranges, read_range, value_at
-from equipoise.study.runs.variants import RunOptions, Variant, run_all
+from equipoise.study.questions.sensitivity_keys import default_ranges
+from equipoise.study.runs.variants import RunOptions
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 CASE = {
@@ -35,10 +34,6 @@ def found(tmp_path):
         return sensitivity(path, metric, **given)
 
     return find
-
-
-def bar_of(result, key):
-    return next(bar for bar in result.bars if bar.key == key)
 
 
 def test_a_bar_is_the_runs_at_its_ends(found):
@@ -113,36 +108,6 @@ def test_batch_is_varied_at_equal_work(found):
     assert batch.high == ("workload.jobs.0.global_batch=32",)
 
 
-def test_a_default_end_that_is_not_possible_is_left_out_with_a_note(found):
-    result = found()
-    bar = bar_of(result, "cluster.nodes.0.count")
-    assert (bar.low.shown, bar.high.shown) == ("1", "3")
-    assert "the cluster has 2" in bar.low.problem
-    assert math.isnan(bar.low.ratio.mean)
-    assert bar.high.ratio.mean == pytest.approx(1.0)
-    assert result.notes[0].startswith("cluster.nodes.0.count=1 is not possible: ")
-    row = next(r for r in result.as_dict()["rows"] if r["key"] == bar.key)
-    assert (row["low"], row["high"]) == (None, pytest.approx(4.0))
-
-
-def test_values_are_found_by_dotted_keys():
-    scenario = from_mapping(CASE)
-    assert value_at(scenario, "workload.models.m.1.sample_time") == 0.01
-    assert value_at(scenario, "cluster.nodes.0.count") == 2
-    assert value_at(scenario, "cluster.nodes.7.count") is None
-    assert value_at(scenario, "no.such.key") is None
-
-
-def test_ranges_are_read():
-    scenario = from_mapping(CASE)
-    times = read_range("workload.models.m.1.sample_time=x0.5..x2", scenario)
-    assert (times.low_shown, times.high_shown) == ("5 ms", "20 ms")
-    assert times.low == ("workload.models.m.1.sample_time=0.005",)
-    assert read_range("cluster.nodes.0.count=x1..x1.6", scenario).high_shown == "3"  # whole numbers stay so
-    units = read_range(" cluster.nodes.0.nic = 10 Gbit/s .. 40 Gbit/s ", scenario)
-    assert units.low == ("cluster.nodes.0.nic=10 Gbit/s",)
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -186,22 +151,6 @@ def test_wrong_metric_policy_and_nothing_to_vary(found):
         found(policy="s9")
     with pytest.raises(InputError, match="nothing to vary"):
         found(defaults=False)
-
-
-def test_equal_variants_are_run_once():
-    scenario = from_mapping(CASE)
-    calls = []
-
-    def counted(scenario, **given):
-        from equipoise.sim.run import run
-
-        calls.append(given["seed"])
-        return run(scenario, **given)
-
-    same = [Variant(name, scenario, "fifo") for name in ("one", "two")]
-    first, second = run_all(same, RunOptions(3, runner=counted))
-    assert calls == [0]
-    assert first.rows == second.rows
 
 
 def test_a_failing_end_is_told_and_a_failing_base_stops(found):

@@ -1,6 +1,5 @@
 """The search for parameters: what it finds holds on fresh seeds, it says when it found nothing, and it resumes."""
 
-import builtins
 import json
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 
 from equipoise import cli
 from equipoise.policies.registry import PolicyError
-from equipoise.sim.record import MissingError
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.questions import tune as questions
-from equipoise.study.questions.race import LEVEL, front, looks, p_better, surely_worse
+from equipoise.study.questions.race import LEVEL, looks, surely_worse
 from equipoise.study.questions.tune import ParameterRange, ParameterSearch, read_range, tune
 
 JOB = {"gpus": 2, "model": "m", "steps": 200, "global_batch": 16}
@@ -79,19 +76,6 @@ def test_killed_and_resumed_gives_the_same_trials(case, tmp_path):
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["trials"][0]["values"] == {}
 
 
-def test_fresh_seeds_are_none_of_the_trials(case, monkeypatch):
-    seeds = {"trials": set(), "fresh": set()}
-    real = questions._orders
-
-    def watched(asked, values, first, count, number=0):
-        seeds["fresh" if number >= asked.trials else "trials"] |= set(range(first, first + count))
-        return real(asked, values, first, count, number)
-
-    monkeypatch.setattr(questions, "_orders", watched)
-    tune(search(case, trials=3))
-    assert seeds == {"trials": {0, 1}, "fresh": {2, 3, 4, 5, 6}}
-
-
 def test_a_scenario_without_chance_says_so(tmp_path):
     pytest.importorskip("optuna")
     (tmp_path / "calm.yaml").write_text(json.dumps(CASE | {"noise": {}}))
@@ -146,20 +130,6 @@ def test_ranges(text, expected):
 def test_wrong_ranges(text):
     with pytest.raises(InputError, match="write KEY=LOW:HIGH"):
         read_range(text)
-
-
-def test_without_optuna_one_line(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def missing(name, *rest):
-        if name == "optuna":
-            raise ImportError
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    (tmp_path / "case.yaml").write_text(json.dumps(CASE))
-    with pytest.raises(MissingError, match="pip install"):
-        tune(search(tmp_path / "case.yaml"))
 
 
 def test_the_command(case, capsys):
@@ -220,15 +190,3 @@ def test_an_equal_point_is_seldom_stopped(seed):
             surely_worse({"makespan_s": other[:n]}, [{"makespan_s": best}], LEVEL / len(early)) for n in early
         )
     assert stopped <= 0.05 * 200 + 3 * (200 * 0.05 * 0.95) ** 0.5
-
-
-def test_more_goodput_is_better():
-    assert p_better("goodput_ratio", [0.8, 0.82, 0.81], [0.4, 0.42, 0.405]) < 0.01
-    assert p_better("makespan_s", [0.8, 0.82, 0.81], [0.4, 0.42, 0.405]) > 0.99
-    means = [
-        {"makespan_s": 2.0, "goodput_ratio": 0.5},
-        {"makespan_s": 1.0, "goodput_ratio": 0.4},
-        {"makespan_s": 2.0, "goodput_ratio": 0.3},
-        {"makespan_s": 1.0, "goodput_ratio": 0.4},
-    ]
-    assert front(means) == [0, 1]

@@ -9,17 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from equipoise.sim.record import write_parquet
 from equipoise.study.report.page import make_report
-from equipoise.study.report.timeline import bars
 from tests.study.report.browser import Browser, chromium
 from tests.study.report.report_data import make_run, write_journal, write_timeline
 from tests.study.report.report_data import segments as made_segments
 from tests.study.report.test_report import HOSTILE, make_comparison, run_folder
-from tests.study.report.test_timeline_bars import unpack
 
 DOMAIN = "const v = Charts.views.find((v) => v.chart.id === arguments[0]); return [v.view.x0, v.view.x1]"
 GANTT = "const g = Gantt.views[0]; "
@@ -64,16 +60,6 @@ def test_offline_without_complaints(opened: Browser) -> None:
     assert opened.js("return document.querySelector('.decisions').hidden") is True
     assert opened.complaints() == []
     assert opened.requests() == []
-
-
-def test_every_chart_draws_its_numbers(opened: Browser) -> None:
-    find = "const v = Charts.views.find((v) => v.chart.id === arguments[0]); return "
-    for chart in ("uses", "completion", "pareto", "tornado", "usage-0", "jobs-0", "power-0", "links-0"):
-        marks = opened.js(find + "[v.layer.querySelectorAll('path,rect,circle').length, v.chart.series.length]", chart)
-        assert marks[0] >= marks[1] - (chart == "tornado"), chart  # the base case is a line
-        text = opened.js(find + "v.svg.outerHTML", chart)
-        assert "NaN" not in text, chart
-        assert "undefined" not in text, chart
 
 
 def test_charts_are_drawn_as_wide_as_their_place(browser: Browser, page: Path) -> None:
@@ -158,14 +144,6 @@ def test_the_legend_hides_and_shows(opened: Browser) -> None:
 # --- Gantt chart ------------------------------------------------------------------------------------
 
 
-def test_the_browser_unpacks_what_was_packed(opened: Browser, folder: Path) -> None:
-    packed = bars(run_folder(folder, "fifo", 0))
-    expected = unpack(packed.packed, packed.count)
-    columns = ("row", "start", "length", "gpus", "kind", "use", "busy")
-    found = [opened.js(GANTT + f"return Array.from(g.bars.{name})") for name in columns]
-    assert list(zip(*found, strict=True)) == [tuple(bar) for bar in expected]
-
-
 def test_hover_names_the_job_and_its_stretch(opened: Browser) -> None:
     opened.place(".gantt canvas")
     x, y, row = opened.js(
@@ -177,20 +155,6 @@ def test_hover_names_the_job_and_its_stretch(opened: Browser) -> None:
     text = opened.until("const t = document.querySelector('.gantt .tip'); return t.hidden ? '' : t.innerText")
     assert text.startswith(f"job-{row}\n")
     assert "GPUs" in text
-
-
-def test_the_gantt_chart_of_one_long_bar_opens_on_all_of_it(browser: Browser, tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=1, each=2)
-    browser.open(make_report(tmp_path).path)
-    begin, end = browser.until(
-        "const g = Gantt.views[0]; if (!g) return null;"
-        "const b = g.bars; const k = b.kind.findIndex((kind) => kind);"
-        "return [(b.start[k] - g.x0) / b.length[k], (g.x1 - b.start[k] - b.length[k]) / b.length[k]]"
-    )
-    assert min(begin, end) > -0.01  # the bar is in view
-    assert begin + end < 2.0  # and fills a good part of it
-    note = browser.js("return document.querySelector('.gantt-part').innerText")
-    assert "1 job, 2 bars" in note
 
 
 def test_the_gantt_chart_by_keyboard(opened: Browser) -> None:
@@ -277,41 +241,6 @@ def test_rows_are_grouped_by_size_and_by_node(opened: Browser, folder: Path) -> 
         assert all(is_in == belongs for is_in, belongs in group.values())
 
 
-def test_labels_of_bars_stand_inside_them_however_often_it_is_drawn(opened: Browser) -> None:
-    places = opened.js(
-        GANTT + "g.zoom(0.5, 0.2); g.paint(); const c = g.canvas.getContext('2d'); const said = [];"
-        "const real = c.fillText.bind(c); c.fillText = (t, x, y) => { if (t.includes('GPU'))"
-        "said.push([x, y, c.textAlign, c.measureText(t).width]); real(t, x, y); }; g.paint(); delete c.fillText;"
-        "return said.map(([x, y, align, w]) => { const [, k] = g.barAt(x, y);"
-        "return [align, x - g.px(g.bars.start[k]), g.px(g.bars.start[k] + g.bars.length[k]) - x - w]; })"
-    )
-    assert places
-    assert all(align == "left" and before >= 4 and after >= 0 for align, before, after in places)
-
-
-def test_far_and_near_drawing_show_the_same_picture(opened: Browser) -> None:
-    """Mean colour of every 16 x 16 pixels, drawn as densities and bar by bar."""
-    code = (
-        "g.mode = 'use'; g.sort('arrival'); g.paint(); const c = g.canvas.getContext('2d');"
-        "const grab = () => { const d = c.getImageData(g.left * g.ratio, 26 * g.ratio, 1024, 384).data;"
-        "const sums = new Array(64 * 24 * 3).fill(0); for (let y = 0; y < 384; y++) for (let x = 0; x < 1024; x++)"
-        "for (let k = 0; k < 3; k++) sums[((y >> 4) * 64 + (x >> 4)) * 3 + k] += d[4 * (y * 1024 + x) + k] / 256;"
-        "return sums; };"
-        "const clear = () => { c.setTransform(1, 0, 0, 1, 0, 0); c.fillStyle = g.colours.page;"
-        "c.fillRect(0, 0, 9999, 9999); };"
-        "clear(); g.density(c, 0, g.lanes.count); const far = grab();"
-        "clear(); g.single(c, g.visible(0, g.lanes.count, 1e6)); return [far, grab()]"
-    )
-    # Queued bars are drawn thinner when they stand alone, so only colours of running bars are compared.
-    opened.js(GANTT + "for (let k = 0; k < g.bars.n; k++) if (!g.bars.kind[k]) g.bars.length[k] = 0")
-    far, near = opened.js(GANTT + code)
-    one, two = (np.array(sums).reshape(24, 64, 3) for sums in (far, near))
-    ink = 255 - two.min(axis=2)
-    assert (ink > 20).mean() > 0.1  # there is something to compare
-    assert np.abs(one - two).mean() < 12
-    assert np.corrcoef(one.ravel(), two.ravel())[0, 1] > 0.95
-
-
 # --- decisions, themes, print, small screens, names -------------------------------------------------
 
 
@@ -326,27 +255,6 @@ def test_a_job_that_never_came_has_no_row(browser: Browser, tmp_path: Path) -> N
     browser.js("const s = document.querySelector('[data-choose=order]'); s.value = 'long'; s.onchange()")
     assert sorted(browser.js(GANTT + "return Array.from(g.lanes.jobs)")) == [0, 1, 2, 4]
     assert browser.complaints() == []
-
-
-def test_a_timeline_without_any_bar(browser: Browser, tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=2, each=2)
-    rows = made_segments(2, 2, 64)
-    empty = {key: values[:0] for key, values in rows.items()}
-    write_parquet(tmp_path / "timeline" / "segments.parquet", empty)
-    browser.open(make_report(tmp_path).path)
-    browser.js("document.querySelector('.gantt canvas').focus()")
-    for key in ("+", "*", "ArrowDown", "n", "p", "0"):
-        browser.key(key)
-    assert browser.js(GANTT + "return [g.bars.n, g.lanes.count]") == [0, 0]
-    assert browser.complaints() == []
-
-
-def test_stacked_charts_reach_their_highest_sum(opened: Browser) -> None:
-    high = opened.js(
-        "const v = Charts.views.find((v) => v.chart.id === 'jobs-0');"
-        "return [v.view.y1, Math.max(...v.stacked().at(-1).above)]"
-    )
-    assert high[0] == pytest.approx(1.05 * high[1])
 
 
 def test_decisions_are_searched_and_only_those_in_view_exist(opened: Browser) -> None:
@@ -446,13 +354,6 @@ def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path) -> None:
     browser.js("Gantt.views[0].select(0, 0)")
     assert browser.js("return document.querySelector('.gantt .tip .first').textContent") == f"{HOSTILE}-0"
     assert browser.js("return document.images.length") == 0
-    assert browser.complaints() == []
-
-
-def test_a_run_without_a_timeline_still_shows_its_charts(browser: Browser, tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=3, timeline=False)
-    browser.open(make_report(tmp_path).path)
-    assert browser.js("return Charts.views.map((v) => v.chart.id)") == ["uses", "completion"]
     assert browser.complaints() == []
 
 

@@ -12,26 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from equipoise import cli
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.record import write_parquet
 from equipoise.sim.run import run
-from equipoise.study.display import digits
 from equipoise.study.report import figures as charts_figures
-from equipoise.study.report import timeline
 from equipoise.study.report.breakdown import by_size
-from equipoise.study.report.chart import Chart, rounded, time_unit
-from equipoise.study.report.charts.study import (
-    QUANTILES,
-    jobs_over_time,
-    load_of_links,
-    power_over_time,
-    study_charts,
-    usage_over_time,
-)
+from equipoise.study.report.chart import Chart
+from equipoise.study.report.charts.study import study_charts, usage_over_time
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import RunFolder, idle_after_last
 from equipoise.study.report.timeline import idle_tail
@@ -102,13 +91,6 @@ def test_completion_curves_are_the_exact_distribution(folder: Path) -> None:
     assert list(fifo.y) == pytest.approx([100 * (k + 1) / 20 for k in range(20)])
 
 
-def test_more_policies_than_colours_are_told(tmp_path: Path) -> None:
-    make_comparison(tmp_path, [f"p{k}" for k in range(10)], 1, timeline=False, jobs=2)
-    found = chart(tmp_path, "completion")
-    assert len(found.series) == 8
-    assert found.note.endswith("The first 8 of 10 policies.")
-
-
 def test_a_job_that_never_ended_keeps_the_curve_below_all(tmp_path: Path) -> None:
     run = make_run(tmp_path, jobs=4, timeline=False)
     jobs = dict(run.jobs)
@@ -118,15 +100,6 @@ def test_a_job_that_never_ended_keeps_the_curve_below_all(tmp_path: Path) -> Non
     found = chart(tmp_path, "completion")
     assert found.series[0].y[-1] == pytest.approx(75.0)
     assert found.rows[0][-2:] == ("never", "never")
-
-
-def test_of_many_jobs_a_curve_keeps_quantiles(tmp_path: Path) -> None:
-    run = make_run(tmp_path, jobs=3000, each=2, timeline=False)
-    fifo = chart(tmp_path, "completion").series[0]
-    assert len(fifo.x) == QUANTILES
-    span_s = np.sort(run.jobs["completion_s"] - run.jobs["arrival_s"])
-    unit = span_s[-1] / fifo.x[-1]
-    assert fifo.x[QUANTILES // 2 - 1] * unit == pytest.approx(span_s[1499], rel=2e-3)
 
 
 def test_the_tornado_is_sorted_by_swing_and_in_human_units(folder: Path) -> None:
@@ -148,64 +121,11 @@ def test_usage_over_time_is_in_percent_of_all_gpus(folder: Path) -> None:
     assert {s.colour for s in found.series} >= set(USES)
 
 
-def test_jobs_and_power_are_those_of_the_buckets(folder: Path) -> None:
-    usage = timeline.read(first_run(folder).path, "usage")
-    jobs, power = jobs_over_time(first_run(folder), "j"), power_over_time(first_run(folder), "p")
-    assert [s.name for s in jobs.series] == ["running", "waiting"]
-    assert np.asarray(jobs.series[1].y) == pytest.approx(usage["jobs_waiting"])
-    assert power is not None
-    width_s = usage["end_s"] - usage["start_s"]
-    assert np.asarray(power.series[0].y) * 1e3 * width_s == pytest.approx(usage["energy_j"])
-    mean_kw = usage["energy_j"].sum() / width_s.sum() / 1e3
-    assert power.rows[0][1] == f"{digits(mean_kw)} kW"
-
-
-def test_without_power_numbers_there_is_no_power(tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=3, buckets=4)
-    path = tmp_path / "timeline" / "usage.parquet"
-    usage = dict(timeline.read(tmp_path, "usage"))
-    write_parquet(path, usage | {"energy_j": np.full(4, np.nan)})
-    assert power_over_time(first_run(tmp_path), "p") is None
-
-
-def test_links_are_ordered_by_what_they_carried(folder: Path) -> None:
-    found = load_of_links(first_run(folder), "links")
-    assert found is not None
-    assert [s.name for s in found.series] == [f"node-{k} up" for k in range(12)]
-    assert max(found.series[0].y) <= 100.0
-
-
-def test_without_prices_the_trade_off_is_of_gpu_hours(folder: Path) -> None:
-    assert chart(folder, "pareto").x.label == "GPU hours held (h)"
-
-
-def test_with_prices_the_trade_off_is_of_money(tmp_path: Path) -> None:
-    make_comparison(tmp_path, ["fifo", "easy"], 1, jobs=5, usd=120.0)
-    found = chart(tmp_path, "pareto")
-    assert found.x.label == "cost (USD)"
-    assert set(found.series[0].x) == {120.0}
-
-
 def test_every_chart_has_words_and_numbers_for_those_who_cannot_see_it(folder: Path) -> None:
     for found in study_charts(read_study(folder)):
         assert found.text
         assert found.rows
         assert all(len(row) == len(found.header) for row in found.rows), found.id
-
-
-@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20))
-def test_rounded_numbers_are_json_and_close(values: list[float]) -> None:
-    found = json.loads(json.dumps(rounded(values), allow_nan=False))
-    for value, short in zip(values, found, strict=True):
-        assert (short is None) == (not math.isfinite(value))
-        assert short is None or short == pytest.approx(value, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("span_s", "name"), [(0, "s"), (1e-5, "us"), (0.5, "ms"), (90, "s"), (600, "min"), (9000, "h"), (1e6, "d")]
-)
-def test_time_units_suit_the_span(span_s: float, name: str) -> None:
-    assert time_unit(span_s).name == name
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -254,15 +174,6 @@ def test_figures_by_command(
     assert content.startswith(b"%PDF")
     assert content == (tmp_path / "b" / "uses.pdf").read_bytes()  # without dates
     assert not (one_run / "report.html").exists()
-
-
-def test_without_matplotlib_one_line_says_what_to_install(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert cli.main(["report", str(folder), "--figures", str(tmp_path / "f")]) == 1
-    assert capsys.readouterr().err == "equipoise: figures need matplotlib: pip install 'equipoise[report]'\n"
-    assert not (tmp_path / "f").exists()
 
 
 # --- notebooks ------------------------------------------------------------------------------------

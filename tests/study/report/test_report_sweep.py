@@ -16,8 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise import cli
-from equipoise.study.report import sweep as report_sweep
-from equipoise.study.report.charts.study import front, study_charts
 from equipoise.study.report.first import context
 from equipoise.study.report.page import make_report
 from equipoise.study.report.read import read_study
@@ -113,19 +111,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sweep(tmp_path_factory.mktemp("sweep"), rows)
 
 
-def test_what_a_sweep_says(sweep: Path) -> None:
-    page = Page(make_report(sweep).path.read_text())
-    assert "Sweep: made sweep" in page.text
-    assert "Shortest makespan: 9.00 min, easy at " in page.text
-    assert "6 combinations of point and policy were run. No other is within 2 % of the best" in page.text
-    assert "What matters most, as worst over best value, averaged over all else: " in page.text
-    assert "1 run failed and is not in these numbers." in page.text
-    assert "RunFailed: </script><b>" in page.text
-    assert "--keep" in page.text
-    assert "12 runs of 3 points" in page.text
-    assert "scenario: x.yaml" in page.text
-
-
 def test_the_failed_run_is_in_no_number(sweep: Path) -> None:
     study = read_study(sweep)
     assert study.failed == 1
@@ -172,15 +157,6 @@ def test_a_point_in_which_nothing_is_random_takes_no_interval_from_the_others(tm
     assert trend.halves["fifo"][1] > 0.0
 
 
-def test_trends_follow_the_numbers_of_the_key(sweep: Path) -> None:
-    (trend,) = read_study(sweep).trends  # a key with one value shows nothing
-    assert (trend.key, trend.values) == ("cluster.nodes.0.count", ("1", "2", "10"))
-    assert trend.means["easy"] == pytest.approx([0.9 * 4020, 0.9 * 2211, 540])
-    half = t_quantile(0.95, 1) * 0.9 * 40 / 2  # two seeds, 36 s apart
-    assert trend.halves["easy"] == pytest.approx([half, half * 2200 / 4000, math.nan], nan_ok=True)
-    assert "with 95 % intervals" in next(c for c in study_charts(read_study(sweep)) if c.id == "trend-0").note
-
-
 def test_a_sweep_shows_what_was_simulated(tmp_path: Path) -> None:
     node = {"count": 6, "gpus": 8, "accelerator": "h100_sxm", "speed": 0.5}
     folder = make_sweep(tmp_path, [row(k, k, "fifo", 1, 100.0 + k) for k in range(2)])
@@ -190,71 +166,6 @@ def test_a_sweep_shows_what_was_simulated(tmp_path: Path) -> None:
     assert told["Cluster"] == "6 x 8 h100_sxm at 0.5 of its speed (48 GPUs)"
     assert told["Disturbances"] == "faults: crash"
     assert told["Varied (the above is the first point)"] == "cluster.nodes.0.count, noise.step_cov"
-
-
-def test_a_trade_off_that_is_spread_out_has_log_axes(tmp_path: Path) -> None:
-    rows = [row(k, k, "fifo", 1, 100.0 * 10.0**k) | {"cost_usd": 5.0 * 8.0**k} for k in range(3)]
-    chart = next(c for c in study_charts(read_study(make_sweep(tmp_path, rows))) if c.id == "pareto")
-    assert chart.x.log
-    assert chart.y.log
-    assert chart.note.startswith("fifo at count=1, step_cov=0.1 is best in both.")
-    less = [row(k, k, "fifo", 1, 300.0 - k) | {"cost_usd": 5.0 + k} for k in range(3)]
-    chart = next(c for c in study_charts(read_study(make_sweep(tmp_path / "b", less))) if c.id == "pareto")
-    assert not chart.x.log
-    assert chart.note.startswith("Line: Pareto front.")
-
-
-def test_the_front_of_a_sweep(sweep: Path) -> None:
-    chart = next(c for c in study_charts(read_study(sweep)) if c.id == "pareto")
-    assert chart.x.label == "GPUs in the cluster"
-    line = next(s for s in chart.series if s.colour == "front")
-    assert list(line.x) == [8.0, 16.0, 80.0]
-    assert all(r[0] == "easy" for r in chart.rows)
-    assert chart.rows[0][1] == "count=1, step_cov=0.1"
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=25))
-def test_the_front_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
-    kept = front([float(x) for x, _ in points], [float(y) for _, y in points])
-    unbeaten = {p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)}
-    assert {points[k] for k in kept} == unbeaten
-    assert len(kept) == len(unbeaten)
-
-
-def test_parallel_coordinates_join_the_values_and_the_metric_of_each_point(tmp_path: Path) -> None:
-    counts, rates = ("1", "2", "10"), ("5 Gbit/s", "30 Gbit/s")
-    rows = [
-        row(2 * k + p, k, policy, 1, 100.0 * (k + 1) + p)
-        | {"cluster.nodes.0.count": counts[k % 3], "cluster.nodes.0.nic": rates[k // 3]}
-        for k in range(6)
-        for p, policy in enumerate(("fifo", "easy"))
-    ]
-    text = SWEEP.replace("noise.step_cov: [0.1]", "cluster.nodes.0.nic: [5 Gbit/s, 30 Gbit/s]")
-    study = read_study(make_sweep(tmp_path, rows, text))
-    chart = next(c for c in study_charts(study) if c.id == "parallel")
-    assert [text for _, text in chart.x.ticks] == ["count", "nic", "makespan"]
-    ticks = dict(chart.y.ticks)
-    assert [ticks[at] for at in (20.0, 20.5, 21.0)] == ["100 s", "5.84 min", "10.0 min"]
-    for series in chart.series:
-        lines = np.array(series.y).reshape(-1, 4)[:, :3]
-        for (count, nic, end), label in zip(lines, series.labels[::4], strict=True):
-            told = dict(part.split(": ") for part in label.split("; ")[:2])
-            assert ticks[count] == told["cluster.nodes.0.count"]
-            assert ticks[10 + nic] == told["cluster.nodes.0.nic"]
-            where = counts.index(ticks[count]) + 3 * rates.index(ticks[10 + nic])
-            assert end == pytest.approx((100.0 * where + (series.name == "easy")) / 501.0)
-
-
-def test_units_and_words_are_ordered_as_people_would() -> None:
-    texts = ["10 Gbit/s", "packed", "5 Gbit/s", "1e3 Gbit/s", "-", "40 Gbit/s"]
-    assert sorted(texts, key=report_sweep.in_order) == [
-        "5 Gbit/s",
-        "10 Gbit/s",
-        "40 Gbit/s",
-        "1e3 Gbit/s",
-        "-",
-        "packed",
-    ]
 
 
 def test_kept_run_directories_give_curves_and_a_closer_look(sweep: Path, tmp_path: Path) -> None:
@@ -269,15 +180,6 @@ def test_kept_run_directories_give_curves_and_a_closer_look(sweep: Path, tmp_pat
     assert [s["name"] for s in curves["series"]] == ["fifo", "easy"]
 
 
-def test_the_time_of_a_single_job_is_no_curve(tmp_path: Path) -> None:
-    rows = [row(k, 0, p, 0, 100.0 + k) for k, p in enumerate(("fifo", "easy"))]
-    out = make_sweep(tmp_path / "kept", rows)
-    for one in rows:
-        make_run(out / "runs" / one["id"], one["policy"], 0, jobs=1, timeline=False)
-    page = Page(make_report(out).path.read_text())
-    assert "completion" not in {chart["id"] for chart in page.data["charts"]}
-
-
 def test_a_sweep_of_which_every_run_failed(tmp_path: Path) -> None:
     bare = {"attempts": 1, "status": "failed", "error": "no luck"}
     rows = [
@@ -287,50 +189,3 @@ def test_a_sweep_of_which_every_run_failed(tmp_path: Path) -> None:
     page = Page(make_report(make_sweep(tmp_path / "s", rows)).path.read_text())
     assert "No run ended with a result." in page.text
     assert "3 runs failed" in page.text
-
-
-def test_an_empty_sweep(tmp_path: Path) -> None:
-    page = Page(make_report(make_sweep(tmp_path / "s", [])).path.read_text())
-    assert "No run ended with a result." in page.text
-
-
-def test_many_failures_are_counted_not_all_listed(tmp_path: Path) -> None:
-    rows = [row(k, k, "fifo", 0, 1.0, status="failed", error=f"error {k}") for k in range(150)]
-    page = Page(make_report(make_sweep(tmp_path / "s", rows)).path.read_text())
-    assert "150 failed" in page.text
-    assert "and 50 more." in page.text
-    assert "error 99" in page.text
-    assert "error 100" not in page.text
-
-
-def test_points_are_aggregated_before_python_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row(k, k % 30, ("fifo", "easy")[k % 2], k // 60, 100.0 + k % 7) for k in range(3000)]
-    out = make_sweep(tmp_path / "s", rows)
-    fetched: list[int] = []
-    real = report_sweep.connect
-
-    class Watched:
-        def __init__(self, db: Any) -> None:
-            self.db = db
-
-        def __enter__(self) -> Watched:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.db.close()
-
-        def execute(self, query: str) -> Watched:
-            self.cursor = self.db.execute(query)
-            return self
-
-        def fetchall(self) -> list[Any]:
-            found = self.cursor.fetchall()
-            fetched.append(len(found))
-            return found
-
-    monkeypatch.setattr(report_sweep, "connect", lambda folder: Watched(real(folder)))
-    study = read_study(out)
-    found = study.row("makespan_s", "fifo")
-    assert found is not None
-    assert found.value.n == 1500
-    assert max(fetched) <= 60  # points times policies

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from equipoise import api, cli
-from equipoise.study.report.page import make_report
 from equipoise.study.report.read import read_study
 from equipoise.study.runs.across import across
 from equipoise.study.runs.compare import Comparison
-from tests.study.report.report_reader import Page
 
 LENGTHS = {"long": 900, "mid": 500, "short": 200}
 
@@ -54,23 +52,6 @@ def test_its_numbers_are_those_of_the_table_over_all_traces(made: Path) -> None:
     assert versus.low == pytest.approx(cells["completion_mean_s", "sjf"].ratio.low)
     assert versus.low < versus.mean < versus.high
     assert (study.seeds, study.unit, len(study.folders)) == (3, "trace", 6)
-
-
-def test_the_page_says_traces(made: Path) -> None:
-    text = Page(make_report(made / "out").path.read_text(encoding="utf-8")).text
-    assert "pool, 3 traces" in text
-    assert "3 traces, mean ± 95 % interval" in text
-    assert "paired by trace" in text
-    assert "seed 0" in text
-    assert "3 seeds" not in text
-
-
-def test_one_that_has_not_ended_is_named(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "out", tmp_path / "out")
-    (tmp_path / "out" / "short" / "comparison.json").unlink()
-    text = Page(make_report(tmp_path / "out").path.read_text(encoding="utf-8")).text
-    assert "short: not a finished comparison, left out" in text
-    assert "pool, 2 traces" in text
 
 
 def test_no_policy_that_ran_on_all_is_one_line(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

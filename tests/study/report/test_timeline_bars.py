@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.report import timeline
-from equipoise.study.report.timeline import KINDS, TICKS, USES, bars, events, link_load, pack, usage_shares
-from tests.study.report.report_data import EVENTS, make_run, write_timeline
+from equipoise.study.report.timeline import KINDS, TICKS, USES, bars, link_load, pack, usage_shares
+from tests.study.report.report_data import make_run
 from tests.study.report.report_data import segments as made_segments
 
 
@@ -87,68 +86,6 @@ def test_bars_of_a_run_directory(tmp_path: Path) -> None:
         assert found.start_s + start * found.tick_s == pytest.approx(rows["start_s"][k], abs=found.tick_s)
 
 
-def test_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
-    for name in "ab":
-        make_run(tmp_path / name, jobs=5)
-    assert bars(tmp_path / "a") == bars(tmp_path / "b")
-
-
-def test_of_too_many_bars_the_longest_are_kept_in_order(tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=30, each=4)
-    rows = made_segments(30, 4, 64)
-    found = bars(tmp_path, 20)
-    assert (found.count, found.total) == (20, 120)
-    shortest = np.sort(rows["end_s"] - rows["start_s"])[-20]
-    kept = unpack(found.packed, 20)
-    assert min(length for _, _, length, *_ in kept) * found.tick_s == pytest.approx(shortest, abs=2 * found.tick_s)
-    assert [bar[0] for bar in kept] == sorted(bar[0] for bar in kept)
-
-
-def test_a_million_bars_take_few_bytes_and_no_row_becomes_an_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = made_segments(20_000, 5, 64)
-    make_run(tmp_path, jobs=20_000, each=5, timeline=False)
-    write_timeline(tmp_path, rows, 64, 16, held=False)
-    real = timeline.database
-    fetched: list[int] = []
-
-    class Watched:
-        def __init__(self) -> None:
-            self.db = real()
-
-        def __enter__(self) -> Watched:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.db.close()
-
-        def execute(self, *query: object) -> Watched:
-            self.cursor = self.db.execute(*query)
-            return self
-
-        def fetchall(self) -> list[tuple[object, ...]]:
-            found = self.cursor.fetchall()
-            fetched.append(len(found))
-            return found
-
-        def fetchnumpy(self) -> dict[str, np.ndarray]:
-            return self.cursor.fetchnumpy()
-
-    monkeypatch.setattr(timeline, "database", Watched)
-    found = bars(tmp_path)
-    assert found.count == 100_000
-    assert set(fetched) == {1, 8}, "the number of bars, and the nodes"
-    assert len(found.packed) < 8 * found.count
-
-
-def test_usage_shares_sum_to_one(tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=5, buckets=32)
-    edges, shares = usage_shares(tmp_path)
-    assert len(edges) == 33
-    assert np.allclose(np.sum(list(shares.values()), axis=0), 1.0)
-
-
 def test_link_load_is_bytes_over_capacity(tmp_path: Path) -> None:
     make_run(tmp_path, jobs=5, buckets=32)
     write_parquet(
@@ -173,22 +110,6 @@ def test_link_load_is_bytes_over_capacity(tmp_path: Path) -> None:
     assert (only.names, only.total) == (("b",), 2)
 
 
-def test_no_link_carried_anything(tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=2)
-    empty = {"link": np.array([], dtype=object)}
-    numbers = ("capacity_bytes_per_s", "start_s", "end_s", "bytes")
-    write_parquet(tmp_path / "timeline" / "links.parquet", empty | {key: np.empty(0) for key in numbers})
-    assert link_load(tmp_path) is None
-
-
-def test_events_come_in_order(tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=2)
-    found = events(tmp_path)
-    assert [row[0] for row in found] == EVENTS["time_s"].tolist()
-    assert found[0] == (10.0, "crash", "node-1", 1.0)
-    assert len(events(tmp_path, 2)) == 2
-
-
 def test_what_is_missing_or_damaged_is_one_line(tmp_path: Path) -> None:
     make_run(tmp_path, jobs=2, timeline=False)
     with pytest.raises(InputError, match=r"no timeline here .*--timeline"):
@@ -197,12 +118,3 @@ def test_what_is_missing_or_damaged_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "timeline" / "usage.parquet").write_bytes(b"not parquet")
     with pytest.raises(InputError, match=r"usage\.parquet: cannot be read"):
         usage_shares(tmp_path)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50))
-def test_planes_keep_every_word(words: list[int]) -> None:
-    raw = timeline._planes(np.array(words, dtype=np.int64))
-    n = len(words)
-    back = [int.from_bytes(bytes(raw[p * n + k] for p in range(4)), "little", signed=True) for k in range(n)]
-    assert back == words

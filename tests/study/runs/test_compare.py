@@ -13,13 +13,10 @@ from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.job.account import Use
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.record import Run
-from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.bounds import LowerBound
-from equipoise.study.display import show
 from equipoise.study.runs import compare as compare_module
-from equipoise.study.runs.compare import Comparison, Result, _never_waits, _notes, compare, is_random
+from equipoise.study.runs.compare import Comparison, compare, is_random
 from equipoise.study.table import as_latex
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
@@ -150,52 +147,6 @@ def test_wrong_arguments_are_refused_before_anything_runs(policies, given, error
     assert runner.calls == 0
 
 
-def test_table_is_plain_and_fits(comparison):
-    text = comparison.as_table(width=100)
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 100
-    assert "\n\nthree jobs: 3 seeds, mean ± 95 % interval" in text
-    line = next(line for line in text.splitlines() if line.startswith("makespan"))
-    assert line.split() == ["makespan", "3.67", "±0.83", "min", "110", "±25", "s"]
-    assert "of noise-free bound" in text
-    assert "note: a note" in text
-    html = comparison._repr_html_()
-    assert "three jobs: 3 seeds, mean and 95 % interval" in html
-    assert "note" in html
-
-
-def test_table_folds_policies_that_do_not_fit():
-    seen = compare(scenario(), ["fifo", "sjf", "las", "easy"], 2, runner=fake_run)
-    wide, narrow = seen.as_table(width=200), seen.as_table(width=64)
-    assert max(map(len, narrow.splitlines())) <= 64
-    assert (wide.count("makespan"), narrow.count("makespan")) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("metric", "mean", "half", "text"),
-    [
-        ("makespan_s", 43.12, 0.21, "43.1 ±0.21 s"),
-        ("makespan_s", 43.12, 0.0001, "43.1 s"),
-        ("makespan_s", 7200.0, math.nan, "2.00 h"),
-        ("idle_ratio", 0.1234, 0.0, "12.3 %"),
-        ("idle_ratio", 0.0, 0.0, "0 %"),
-        ("idle_ratio", 4e-8, 0.0, "0 %"),
-        ("queueing_mean_s", 0.0, 0.0, "0 s"),
-        ("jobs", 68063.0, math.nan, "68063"),
-        ("requests", 69_122_468.4, 9145.0, "69,122,468 ±9145"),
-        ("completed", 43.5, 0.2, "43.5 ±0.20"),
-        ("completion_mean_s", math.nan, math.nan, "-"),
-        ("network_bytes", 8.5e10, math.nan, "85 GB"),
-        ("cost_usd", 1234.5, math.nan, "1,234 USD"),
-        ("cost_usd", 1234.5, 6.0, "1,234 ±6.0 USD"),
-        ("energy_j", 2.2752e6, 1.0915e4, "632 ±3.0 Wh"),
-        ("cost_per_useful_sample_usd", 2.38e-6, 2.55e-8, "2.38 ±0.025 USD"),
-    ],
-)
-def test_human_units(metric, mean, half, text):
-    assert show(metric, mean, half) == text
-
-
 def test_json_and_csv_hold_the_same_numbers(comparison):
     content = json.loads(comparison.as_json())
     lines = list(csv.DictReader(io.StringIO(comparison.as_csv())))
@@ -233,13 +184,6 @@ def test_differences_are_tested_and_stand_in_a_table_for_papers(comparison):
     assert written + r"\textbackslash{}x1b[2J \%}" in hostile
 
 
-def test_progress_counts_every_run():
-    seen = []
-    compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run, progress=lambda *given: seen.append(given))
-    assert [(done, of) for done, of, _ in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert seen[0][2] == "fifo seed 0"
-
-
 def test_a_row_gives_the_same_result_from_memory_and_from_a_ledger(tmp_path):
     plain = compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run)
     kept = compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run, out=tmp_path)
@@ -272,35 +216,6 @@ def test_rounding_of_a_share_is_no_ratio():
     assert cell(seen, "idle_ratio", "sjf").value.mean == 0.0
 
 
-def of_metrics(comparison, **metrics):
-    """The comparison with these metrics in every run; those of `sjf` are twice the first's."""
-    results = [
-        replace(r, metrics={**r.metrics, **{k: v * (2 if r.policy == "sjf" else 1) for k, v in metrics.items()}})
-        for r in comparison.results
-    ]
-    return replace(comparison, results=tuple(results))
-
-
-def test_small_shares_are_rounding_and_small_times_are_not(comparison):
-    """Below 1e-12 a share is nothing; a time of a share's size is one."""
-    for share, mean, ratio in ((1e-12, 1e-12, 2.0), (0.99e-12, 0.0, math.nan), (-0.4e-12, 0.0, math.nan)):
-        seen = of_metrics(comparison, idle_ratio=share)
-        assert cell(seen, "idle_ratio", "fifo").value.mean == mean
-        if share == -0.4e-12:
-            assert cell(seen, "idle_ratio", "sjf").value.mean == 0.0
-        assert cell(seen, "idle_ratio", "sjf").ratio.mean == pytest.approx(ratio, nan_ok=True)
-    seen = of_metrics(comparison, makespan_s=1e-13)
-    assert cell(seen, "makespan_s", "sjf").ratio.mean == pytest.approx(2.0)
-
-
-def test_a_bound_of_nothing_is_none(comparison):
-    for bound_s, over in ((0.5, 440.0), (0.0, math.nan)):
-        seen = replace(comparison, bound=LowerBound(bound_s, 0.0, False))
-        found = cell(seen, "makespan_s", "fifo")
-        assert (found.bound, found.over_bound) == (bound_s, pytest.approx(over, nan_ok=True))
-    assert math.isnan(cell(seen, "completion_p95_s", "fifo").bound)
-
-
 def test_holm_is_over_all_policies_but_the_first():
     """The smallest of two p counts twice."""
     seen = compare(scenario(), ["fifo", "sjf", "las"], 4, runner=fake_run)
@@ -317,56 +232,12 @@ def test_holm_is_over_all_policies_but_the_first():
     assert cell(seen, "makespan_s", last).p == pytest.approx(max(2 * least, most))
 
 
-def result(policy="fifo", seed=0, notes=(), gpus=20.0, busy=0.1, waited_s=0.0, jobs=2.0):
-    metrics = {"queueing_mean_s": waited_s, "jobs": jobs, "gpu_busy_ratio": busy}
-    return Result(policy, seed, "x", metrics, notes, {"gpus": gpus} if gpus else {})
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({}, "no job ever waits: the 20 GPUs compute 10 % of the time; 3 would 80 %"),
-        ({"busy": 0.0}, "no job ever waits: the 20 GPUs compute 0 % of the time; 1 would 80 %"),
-        ({"busy": 0.79}, "no job ever waits: the 20 GPUs compute 79 % of the time; 20 would 80 %"),
-        ({"busy": 0.8}, None),
-        ({"gpus": 2.0}, "no job ever waits: the 2 GPUs compute 10 % of the time; 1 would 80 %"),
-        ({"gpus": 1.0}, None),
-        ({"gpus": None}, None),
-        ({"waited_s": 1e-9}, None),
-        ({"jobs": 1.0}, None),
-        ({"jobs": 0.0}, None),
-    ],
-)
-def test_gpus_that_would_do_are_told_where_no_job_waits(changes, told):
-    pair = [result(**changes), result("sjf", **changes)]
-    assert _never_waits(pair) == ([] if told is None else [told])
-    assert _never_waits(pair[:1]) == []
-    assert _never_waits([*pair, result(waited_s=1.0)]) == []
-
-
-def test_notes_of_all_runs_come_once_and_others_with_their_run():
-    results = [
-        result("fifo", 3, ("all", "one")),
-        result("fifo", 4, ("all", "late")),
-        result("sjf", 3, ("two", "all")),
-        result("sjf", 4, ("all",)),
-    ]
-    assert _notes(results) == ["all", "fifo seed 3: one", "sjf seed 3: two"]
-
-
 def test_one_run_more_than_can_be_held_is_refused(monkeypatch):
     monkeypatch.setattr(compare_module, "RUNS_MOST", 4)
     assert len(compare(scenario(), ["fifo", "sjf"], 2, runner=fake_run).results) == 4
     with pytest.raises(InputError, match="6 runs; a comparison has at most 4"):
         compare(scenario(), ["fifo", "sjf"], 3, runner=fake_run)
     assert len(compare(scenario(noise={}), ["fifo", "sjf"], 3, runner=fake_run).results) == 2
-
-
-def test_titles_of_one_seed_and_of_several():
-    for seeds, table, page in ((1, "one seed", "one seed"), (2, "2 seeds, mean", "2 seeds, mean and 95 %")):
-        seen = compare(scenario(), ["fifo", "sjf"], seeds, runner=fake_run)
-        assert f"three jobs: {table}" in seen.as_table()
-        assert f"three jobs: {page}" in seen._repr_html_()
 
 
 def test_what_was_written_is_read_and_what_is_damaged_is_not(comparison):
@@ -384,32 +255,6 @@ def test_what_was_written_is_read_and_what_is_damaged_is_not(comparison):
     for runs in (others[2:], [one | {"metrics": {"jobs": 3}}, *others], [one | {"metrics": {"completed": 3}}, *others]):
         with pytest.raises(ValueError, match=r"its policies are not those of its runs|a run has no metrics"):
             Comparison.read(content | {"runs": runs})
-
-
-def test_percentiles_of_a_single_job_are_left_out_of_the_table():
-    def single(case, **given):
-        run = fake_run(case, **given)
-        return dataclasses.replace(run, jobs={name: column[:1] for name, column in run.jobs.items()})
-
-    one = compare(scenario(), ["fifo"], 2, runner=single)
-    assert "p95" not in one.as_table()
-    assert "completion_p95_s" in one.as_csv()
-
-
-def test_a_failure_while_compiling_does_not_stop_the_runs(monkeypatch, tmp_path):
-    def fails(name, queue):
-        raise RunFailed("not made for that case", fake_run(scenario(), policy=make_policy("fifo"), seed=0))
-
-    alone = compare(scenario(), ["fifo", "sjf"], 1)
-    monkeypatch.setattr(
-        "equipoise.study.runs.warm._mark", lambda portion: tmp_path / portion
-    )  # nothing is compiled yet
-    monkeypatch.setattr("equipoise.study.runs.warm.processors", lambda: 1)
-    monkeypatch.setattr("equipoise.study.runs.warm._compile", fails)
-    for processes in (1, 2):
-        found = compare(scenario(), ["fifo", "sjf"], 1, jobs_parallel=processes)
-        assert found.as_csv() == alone.as_csv()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_comparison_in_which_no_job_waits_says_so():

@@ -89,10 +89,6 @@ def test_a_sheet_that_is_too_small_is_an_error_and_leaves_no_file(table, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["two.xlsx"]
 
 
-def test_a_sheet_holds_as_much_as_excel_opens():
-    assert (export_module.ROWS_MOST, export_module.COLUMNS_MOST) == (2**20, 2**14)
-
-
 def test_csv_json_and_parquet(table, tmp_path):
     for kind in ("csv", "json", "parquet"):
         export(table, "SELECT id, n, flag FROM t ORDER BY id", tmp_path / f"t.{kind}")

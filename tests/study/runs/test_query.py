@@ -12,8 +12,6 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import equipoise
 from equipoise import cli
@@ -21,7 +19,6 @@ from equipoise.base.database import database
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report import page
 from equipoise.study.runs.query import ask, memory_at_most
-from equipoise.study.terminal import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE = {
@@ -160,14 +157,6 @@ def test_nor_from_the_names_of_a_scenario(tmp_path: Path, capsys: pytest.Capture
         shown = capsys.readouterr()
         assert "\x1b" not in shown.out + shown.err
         assert "case \\x1b[31m" in shown.out
-
-
-@given(st.text())
-def test_what_is_printable_stays_and_the_rest_is_written_out(text: str) -> None:
-    shown = printable(text)
-    assert all(c == "\n" or c.isprintable() for c in shown)
-    assert printable(shown) == shown
-    assert shown == text or not text.isprintable()
 
 
 def test_memory_is_limited_and_the_limit_ends(folder: Path) -> None:

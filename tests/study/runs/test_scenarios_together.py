@@ -134,61 +134,6 @@ def line(scenario, policy, value=None, ratio=math.nan, p=math.nan, effect=math.n
     return ComparisonLine(metric, scenario, policy, 4, mean, Interval(ratio, ratio - 0.1, ratio + 0.1, 4), p, effect)
 
 
-def tabled(policies, *lines):
-    made = Together({})
-    made.__dict__.update(policies=policies, lines=lines)  # in place of what it would make of comparisons
-    return made.texts()
-
-
-@pytest.mark.parametrize(
-    ("p", "stars"), [(0.05, ""), (0.0499, "*"), (0.01, "*"), (0.0099, "**"), (0.0, "**"), (math.nan, "")]
-)
-def test_stars_stand_below_a_twentieth_and_a_hundredth(p, stars):
-    rows = tabled(
-        ("fifo", "las"),
-        line("a", "fifo", 10.0),
-        line("a", "las", 20.0, p=p),
-        line(SEEDS, "fifo", ratio=1.0),
-        line(SEEDS, "las", ratio=2.0, p=p, effect=1.25),
-    )
-    assert rows == [
-        ["", "fifo", "las"],
-        ["makespan", "", ""],
-        ["  a", "10.0 ±1.0 s", f"20.0 ±1.0 s{stars}"],
-        [f"  {SEEDS}", "x1.00 ±0.10", f"x2.00 ±0.10 (d 1.2){stars}"],
-    ]
-
-
-def test_what_is_nothing_or_unknown_has_no_row():
-    """A metric that is 0 everywhere, a scenario of which only the first policy is known, metrics of no table."""
-    rows = tabled(
-        ("fifo", "las"),
-        line("a", "fifo", 0.0, metric="cost_usd"),
-        line("a", "las", 0.0, metric="cost_usd"),
-        line("a", "fifo", 3.0, metric="jobs"),
-        line("a", "las", 3.0, metric="jobs"),
-        line("a", "fifo", 5.0),
-        line("a", "las", math.nan),
-        line("b", "fifo", 5.0),
-        line("b", "las", 0.5),
-        line(SEEDS, "fifo", ratio=1.0),
-        line(SEEDS, "las", p=0.001),
-    )
-    assert rows == [["", "fifo", "las"], ["makespan", "", ""], ["  b", "5.00 ±1.0 s", "500 ±1000 ms"]]
-    alone = [["", "fifo"], ["makespan", ""], ["  a", "5.00 ±1.0 s"], [f"  {SEEDS}", "-"]]
-    assert tabled(("fifo",), line("a", "fifo", 5.0), line(SEEDS, "fifo")) == alone
-
-
-def test_columns_stand_below_each_other():
-    made = Together({})
-    made.__dict__.update(policies=("fifo", "las"), lines=(line("a", "fifo", 10.0), line("a", "las", 5.0)))
-    assert made.as_table().splitlines()[2:] == [
-        "                 fifo          las",
-        "makespan",
-        "  a       10.0 ±1.0 s  5.00 ±1.0 s",
-    ]
-
-
 def test_a_table_for_programs(together):
     text = together.as_json()
     assert text.startswith('{\n  "schema_version": 1,\n  "scenarios": [\n')

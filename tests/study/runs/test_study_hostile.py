@@ -6,21 +6,15 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import numpy as np
 import pytest
 import yaml
-from pydantic import BaseModel, model_serializer
 
-from equipoise.base.database import database
 from equipoise.cli import main
 from equipoise.sim.record import Run
 from equipoise.sim.run import run
@@ -35,10 +29,8 @@ from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import SweepOptions, sweep
 from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
-from equipoise.study.signals import heard_inside, uninterrupted
 from tests.study.runs.sweeps.sweep_helpers import SCENARIO, quick, run_folder, write_sweep
 
-ROOT = Path(__file__).resolve().parents[3]
 SMALL = SCENARIO | {"workload": {"jobs": [{"name": "job", "gpus": 2, "duration": 100.0}]}}
 
 
@@ -58,48 +50,6 @@ def test_ctrl_c_that_duckdb_hears_within_a_run_is_no_failed_run(small, tmp_path,
     assert capsys.readouterr().err.splitlines()[-1] == "equipoise: interrupted"
     with connect(out) as ledger:
         assert ledger.execute("SELECT count(*) FILTER (status = 'failed') FROM runs").fetchall() == [(0,)]
-
-
-def test_ctrl_c_within_pydantic_stands_for_ctrl_c() -> None:
-    class Interrupted(BaseModel):
-        """Its serializer is where the signal comes."""
-
-        @model_serializer(mode="wrap")
-        def _interrupted(self, write: Any) -> Any:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Exception, match="KeyboardInterrupt") as raised:
-        Interrupted().model_dump_json()
-    assert heard_inside(raised.value)
-    assert not heard_inside(ValueError("KeyboardInterrupt"))
-
-
-def test_ctrl_c_within_duckdb_stands_for_ctrl_c() -> None:
-    """It looks at the arrays of a table in Python, where the signal may come."""
-
-    class Arrays(dict[str, Any]):
-        def _interrupted(self, *asked: Any) -> Any:
-            raise KeyboardInterrupt
-
-        __getitem__ = __iter__ = keys = items = _interrupted
-
-    with database() as connection, pytest.raises((KeyboardInterrupt, duckdb.Error)) as raised:
-        connection.register("columns_", Arrays(a=np.arange(3)))
-    assert isinstance(raised.value, KeyboardInterrupt) or heard_inside(raised.value)
-    assert not heard_inside(duckdb.Error("a column is missing"))
-
-
-def test_ctrl_c_within_the_making_of_a_class_stands_for_ctrl_c() -> None:
-    class Named:
-        """Its name is set where the signal comes."""
-
-        def __set_name__(self, owner: type, name: str) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises((RuntimeError, KeyboardInterrupt)) as raised:  # the first up to Python 3.11
-        type("Owner", (), {"named": Named()})
-    assert isinstance(raised.value, KeyboardInterrupt) or heard_inside(raised.value)
-    assert not heard_inside(RuntimeError("Error calling __set_name__"))
 
 
 def test_two_runs_never_write_into_one_folder(small, tmp_path, capsys) -> None:
@@ -146,19 +96,6 @@ def test_an_empty_question(sql: str, to: str | None, tmp_path: Path, capsys: pyt
     assert not list(tmp_path.glob("x.*"))
 
 
-@pytest.mark.parametrize("key", ["seed", "policy", "policy.0", "schema_version"])
-def test_what_is_the_same_in_all_runs_cannot_be_varied(
-    key: str, small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused(["sensitivity", str(small), "--vary", f"{key}=1..2", "-q"], capsys, repr(key), "vary another key")
-
-
-def test_a_key_that_begins_alike_can_be_varied(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["sensitivity", str(small), "--vary", "noise.step_cov=0..0.2", "--seeds", "2", "-q"]
-    assert main(asked) == 0
-    assert "noise.step_cov" in capsys.readouterr().out
-
-
 # -- senseless numbers -------------------------------------------------------------------------------------------
 
 
@@ -184,11 +121,6 @@ def test_a_size_that_cannot_be_is_told_with_its_reason(small: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out)["not_possible"] == []
 
 
-def test_a_key_is_varied_once(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    twice = ["--vary", "cluster.gpus=2:3", "--vary", "cluster.gpus=4:5"]
-    refused(["size", str(small), "--target", "makespan<=1h", *twice], capsys, "varied twice")
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -206,29 +138,6 @@ def test_more_seeds_than_can_be_planned_are_not_begun_with(tmp_path: Path) -> No
     file = write_sweep(tmp_path, seeds=3)
     with pytest.raises(InputError, match=r"4,000,000,000 runs; at most"):
         sweep(file, tmp_path / "out", SweepOptions(until="ci:1%", max_seeds=10**9), runner=quick)
-
-
-def test_the_most_runs_are_counted_as_they_are_planned(tmp_path: Path) -> None:
-    ranges = {"noise.step_cov": {"low": 0, "high": 1, "steps": 5}, "cluster.gpus": [4, 5, 6]}
-    for sampling, points in (
-        ("grid", 15),
-        ({"kind": "random", "points": 7}, 7),
-        ({"kind": "latin-hypercube", "points": 4}, 4),
-    ):
-        spec, _ = read_sweep(write_sweep(tmp_path, seeds=3, parameters=ranges, sampling=sampling))
-        assert spec.runs_most == points * 2 * 3 == len(spec.points()) * 2 * 3
-    listed = {"kind": "list", "points": [{"cluster.gpus": 4}, {"cluster.gpus": 5}]}
-    spec, _ = read_sweep(write_sweep(tmp_path, seeds=3, parameters=None, sampling=listed))
-    assert spec.runs_most == 2 * 2 * 3
-
-
-def test_a_range_says_where_its_unit_belongs(tmp_path: Path) -> None:
-    wrong = {"faults.crash.mtbf": {"low": "1 h", "high": 10, "steps": 2}}
-    with pytest.raises(InputError, match=r"'1 h' is not a number; write 1, and add 'unit: h'"):
-        read_sweep(write_sweep(tmp_path, parameters=wrong))
-    right = {"faults.crash.mtbf": {"low": "1", "high": 10, "unit": "h", "steps": 2}}
-    spec, _ = read_sweep(write_sweep(tmp_path, parameters=right))
-    assert [point["faults.crash.mtbf"] for point in spec.points()] == ["1 h", "10 h"]
 
 
 # -- damaged files -----------------------------------------------------------------------------------------------
@@ -361,36 +270,6 @@ def test_ctrl_c_does_not_wait_for_the_runs_under_way(tmp_path: Path) -> None:
     assert not set(active_children()) - others
     assert len(list(tmp_path.glob("began-*"))) == 2
     assert not list(tmp_path.glob("ended-*"))
-
-
-CHILD = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"
-
-
-def test_processes_that_are_started_uninterrupted_do_not_die_of_ctrl_c() -> None:
-    with uninterrupted():
-        protected = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
-    assert (protected.stdout, protected.stderr, protected.returncode) == ("alive\n", "", 0)
-    plain = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
-    assert "alive" not in plain.stdout
-    assert plain.returncode != 0
-
-
-MEANWHILE = """
-import os, signal
-from equipoise.study.signals import uninterrupted
-try:
-    with uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-        print("goes on")
-except KeyboardInterrupt:
-    print("heard", signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, set()))
-"""
-
-
-def test_what_was_interrupted_meanwhile_is_heard_afterwards() -> None:
-    command = [sys.executable, "-c", MEANWHILE]  # a process of one thread: others would hear it at once
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (ended.stdout, ended.stderr) == ("goes on\nheard False\n", "")
 
 
 def test_a_process_whose_parent_has_closed_the_pipe_ends_in_silence() -> None:

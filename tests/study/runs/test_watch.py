@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli import main
-from equipoise.exit_codes import OK, SOME_FAILED, WRONG_INPUT
+from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.store import Ledger
 from equipoise.study.runs.watch import Standing, standing
@@ -50,31 +50,6 @@ def test_the_pace_tells_what_is_left(done: int, failed: int, planned: int | None
     now = Standing("s", done, failed, planned, "", (), ())
     assert now.text(runs_per_s) == line
     assert now.ended == (planned is not None and done + failed >= 8)
-
-
-def test_jobs_alone_are_told_by_their_makespan_and_three_failures_at_most(tmp_path: Path) -> None:
-    with Ledger(tmp_path) as ledger:
-        assert standing(tmp_path).name == tmp_path.name
-        for k in range(5):
-            order = {"id": f"f{k}", "number": k, "point": 0, "policy": "fifo", "seed": k, "attempts": 1}
-            ledger.put({**order, "status": "failed", "error": "no luck"})
-        assert (standing(tmp_path).metric, standing(tmp_path).leaders) == ("", ())
-        ledger.set_about(planned="many")
-        done = {**order, "id": "d", "number": 9, "status": "done", "completion_mean_s": 5.0, "makespan_s": 7.0}
-        ledger.put({**done, "jobs": 1})
-        now = standing(tmp_path)
-        assert (now.metric, now.leaders, now.planned) == ("makespan_s", (("fifo", "7.00 s"),), None)
-        assert now.failures == tuple(f"fifo seed {k}: no luck" for k in (4, 3, 2))
-        ledger.put({**done, "jobs": 2})
-        assert standing(tmp_path).leaders == (("fifo", "5.00 s"),)
-
-
-def test_the_end_and_the_failures_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger_in(tmp_path, 4, 4, failed=1)
-    assert main(["watch", str(tmp_path)]) == SOME_FAILED
-    out = capsys.readouterr().out
-    assert "nightly: 4 of 4 runs, 1 failed" in out
-    assert "failed: fifo seed 0: RunFailed: no node" in out
 
 
 def test_looking_once_at_what_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,8 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from equipoise import cli
 from equipoise.policies.contract import Decision, Kind, Memory, Plan, Policy, Stage, refine
@@ -22,8 +18,8 @@ from equipoise.policies.record.export import ExportedPolicy, write_policy
 from equipoise.policies.record.journal import append, read
 from equipoise.policies.registry import make_policy
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.compare import Parting, actions, first_difference, parting
-from equipoise.study.twin.fit import LEAST_ROUNDS, change_points, measure
+from equipoise.study.twin.compare import actions, parting
+from equipoise.study.twin.fit import measure
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.text import render
 from equipoise.study.twin.twin import Twin, twin
@@ -215,13 +211,6 @@ def test_columns_that_part_only_together_are_named_in_one_sentence(tmp_path: Pat
     assert reason(parted, ()).endswith("the difference comes from counters and memory, not from a measured column")
 
 
-def test_every_field_of_a_plan_that_may_part_has_words() -> None:
-    fields = {name for name in Plan.__dataclass_fields__ if name in inspect.getsource(actions)}
-    assert len(fields) > 5
-    for name in fields:
-        assert reason(Parting(1, name, "a", "b", ()), ()).startswith("decision 1 has ")
-
-
 def test_a_journal_that_does_not_replay_is_told(tmp_path: Path) -> None:
     folder, _ = write_run(Truth(rounds=40), tmp_path)
     found = twin(read_run(folder, make_policy("s1+s2+s3(eta=0.1)+s4")))
@@ -230,45 +219,7 @@ def test_a_journal_that_does_not_replay_is_told(tmp_path: Path) -> None:
     assert found.replay_differences[0] in render(found)
 
 
-def test_equal_actions_have_no_difference() -> None:
-    assert first_difference({"moves": [(1, 0)]}, {"moves": [(1, 0)]}) is None
-    assert first_difference({"moves": [(1, 0)]}, {}) == "moves"
-    assert first_difference({}, {"sync_interval": [2]}) == "sync_interval"
-
-
 # -- changes of speed ----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.data())
-def test_jumps_are_found_where_they_are(data: st.DataObject) -> None:
-    lengths = data.draw(st.lists(st.integers(10, 40), min_size=1, max_size=3))
-    level, levels = 0.0, []
-    for _ in lengths:
-        levels.append(level)
-        level += data.draw(st.sampled_from([-1, 1])) * data.draw(st.floats(math.log(1.4), math.log(3.0)))
-    values = np.repeat(levels, lengths)
-    values += 0.01 * np.random.default_rng(data.draw(st.integers(0, 99))).standard_normal(len(values))
-    found = change_points(values)
-    places = np.cumsum(lengths)[:-1].tolist()
-    assert len(found) == len(places)
-    assert all(abs(a - b) <= 1 for a, b in zip(found, places, strict=True))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 999), st.floats(0.0, 0.1))
-def test_noise_and_hiccups_are_no_change_of_speed(seed: int, sigma: float) -> None:
-    random = np.random.default_rng(seed)
-    values = sigma * random.standard_normal(100)
-    values[6 * random.choice(16, 5, replace=False)] += 3.0
-    values[6 * random.choice(16, 5, replace=False) + 1] = np.nan
-    assert change_points(values) == []
-
-
-def test_too_short_to_have_changed() -> None:
-    assert change_points(np.array([0.0] * LEAST_ROUNDS + [9.0] * (LEAST_ROUNDS - 1))) == []
-    assert change_points(np.array([0.0] * LEAST_ROUNDS + [9.0] * LEAST_ROUNDS)) == [LEAST_ROUNDS]
-    assert change_points(np.array([])) == []
 
 
 # -- records -------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.study.runs.store import Ledger
 from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps import sweep_helpers
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
@@ -105,24 +104,6 @@ def kill(pid):
 
 
 @pytest.mark.long
-def test_twelve_kills_of_the_coordinator(clean, undisturbed):
-    folder, zygote = clean
-    dice, killed = random.Random(1), 0
-    while killed < 12:
-        before = sum(calls(folder).values())
-        pid = zygote.start(folder / "out")
-        until_some_are_made(folder, min(before + dice.randrange(1, 9), RUNS + killed))
-        time.sleep(dice.random() * 0.01)
-        kill(pid)
-        assert zygote.wait() == -signal.SIGKILL
-        killed += 1
-    zygote.start(folder / "out")
-    assert zygote.wait() == 0
-    assert results(folder / "out") == undisturbed
-    assert sum(calls(folder).values()) <= RUNS + killed  # only the run in flight repeats
-
-
-@pytest.mark.long
 def test_five_kills_of_workers_in_one_sweep(clean, undisturbed):
     folder, zygote = clean
     dice = random.Random(2)
@@ -166,17 +147,3 @@ def test_a_killed_coordinator_leaves_no_workers(clean):
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < limit_s, "workers outlive the sweep"
         time.sleep(0.01)
-
-
-def test_three_full_disks(clean, undisturbed):
-    folder, zygote = clean
-    dice, kept = random.Random(4), 0
-    for _ in range(3):
-        zygote.start(folder / "out", file_bytes=150_000 + dice.randrange(80_000))
-        assert zygote.wait() == 1
-        with Ledger(folder / "out") as ledger:
-            assert kept < len(ledger.rows()) < RUNS
-            kept = len(ledger.rows())
-    zygote.start(folder / "out")
-    assert zygote.wait() == 0
-    assert results(folder / "out") == undisturbed

@@ -9,25 +9,13 @@ from hypothesis import strategies as st
 from equipoise.cli import main
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs import sweep as sweep_module
 from equipoise.study.runs.compare import compare
-from equipoise.study.runs.orders import Order
 from equipoise.study.runs.shards import merge
-from equipoise.study.runs.store import Ledger, MemoryStore
-from equipoise.study.runs.sweep import SweepOptions, of_shard, sweep
-from equipoise.study.runs.until import (
-    Until,
-    how_it_ended,
-    looks,
-    one_seed,
-    ranks,
-    read_until,
-    relative_half_width,
-    values_by_point,
-    whole_points,
-)
+from equipoise.study.runs.store import Ledger
+from equipoise.study.runs.sweep import SweepOptions, sweep
+from equipoise.study.runs.until import Until, read_until
 from equipoise.study.runs.warm import _SMALL
-from equipoise.study.statistics import Interval, mean_interval, t_quantile
+from equipoise.study.statistics import mean_interval, t_quantile
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
 
@@ -51,20 +39,6 @@ def test_the_interval_at_which_it_stops_covers_the_truth(spread, share):
     assert hits / trials >= 0.95 - 2 * math.sqrt(0.05 * 0.95 / trials)
 
 
-def test_ordinary_intervals_would_cover_too_seldom():
-    # The same looks, stopping as soon as an ordinary 95 % interval is narrow: that is why the level is spent.
-    rng, until, trials = np.random.Generator(np.random.Philox(5)), Until(0.04, first=3), 1500
-    hits = 0
-    for _ in range(trials):
-        values = rng.normal(1.0, 0.1, size=100)
-        for count in until.looks:
-            interval = mean_interval(values[:count])
-            if relative_half_width(interval) <= until.share:
-                break
-        hits += interval.low <= 1.0 <= interval.high
-    assert hits / trials < 0.94
-
-
 @settings(max_examples=25)
 @given(st.floats(0.02, 0.3), st.floats(0.01, 0.2), st.integers(0, 2**32), st.integers(3, 12))
 def test_it_stops_at_the_first_look_that_is_narrow_enough(spread, share, key, first):
@@ -81,99 +55,6 @@ def test_it_stops_at_the_first_look_that_is_narrow_enough(spread, share, key, fi
         assert not until.met({"only": values[:before]})
 
 
-@pytest.mark.parametrize(
-    ("first", "most", "looks"),
-    [
-        (3, 3, (3,)),
-        (3, 4, (3, 4)),
-        (3, 10, (3, 5, 8, 10)),
-        (4, 9, (4, 6, 9)),
-        (3, 100, (3, 5, 8, 12, 18, 27, 41, 62, 93, 100)),
-    ],
-)
-def test_looks_grow_by_half_each_time(first, most, looks):
-    until = Until(0.1, first=first, most=most)
-    assert until.looks == looks
-    assert until.level == pytest.approx(1.0 - 0.05 / len(looks), abs=1e-12)
-
-
-def order(point, seed, policy="fifo"):
-    return Order(f"{point}-{policy}-{seed}", 0, point, policy, seed, "{}", {})
-
-
-def stored(orders, value, metric="makespan_s"):
-    """A store with the results of some of these runs; None is none."""
-    store = MemoryStore()
-    for number, each in enumerate(orders):
-        found = value(each)
-        end = {"status": "failed"} if found is None else {"status": "done", metric: found}
-        store.put({"id": each.id, "number": number, "attempts": 1, **end})
-    return store
-
-
-def test_only_seeds_that_all_policies_have_are_paired():
-    orders = [order(1, seed, policy) for policy in ("las", "fifo", "sjf") for seed in (9, 7, 8)]
-    results = {"1-las-7": 1.0, "1-las-8": 2.0, "1-fifo-8": 3.0, "1-fifo-9": 4.0, "1-fifo-7": 5.0}
-    assert values_by_point(orders, results) == {1: {"las": [1.0, 2.0], "fifo": [5.0, 3.0]}}
-    assert values_by_point(orders, {}) == {1: {}}
-
-
-def test_seeds_are_counted_from_the_first_of_their_point():
-    orders = [order(0, 5), order(0, 7), order(0, 6), order(1, 3), order(2, 0), order(2, 1)]
-    rank = ranks(orders)
-    assert list(rank.values()) == [0, 2, 1, 0, 0, 1]
-    assert one_seed(orders, rank) == {1}
-
-
-@pytest.mark.parametrize(
-    ("missed", "shown"),
-    [(1, "92"), (3, "0, 1, 92"), (10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 92"), (11, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...")],
-)
-def test_points_that_do_not_hold_are_named(missed, shown):
-    """Point 90 holds, at 91 nothing is random, and at 92 every run has failed."""
-    until = Until(0.1, "makespan_s", first=3, most=4)
-    orders = [order(point, seed) for point in (*range(missed - 1), 90) for seed in range(3)] + [order(91, 0)]
-    orders += [order(92, seed) for seed in range(3)]
-    store = stored(orders, lambda o: None if o.point == 92 else 10.0 if o.point == 90 else 10.0 + o.seed)
-    notes, unsure = how_it_ended(store, orders, until)
-    assert unsure == (*range(missed - 1), 92)
-    assert notes == [
-        f"95 % interval of makespan_s within ±10 %: reached at 1 of {missed + 1} points",
-        f"not reached with 4 seeds at point {shown}",
-        "for 95 % intervals after 2 looks use level 0.975",
-    ]
-
-
-def test_each_look_asks_for_the_points_that_do_not_hold_yet():
-    """Point 0 holds at once, point 1 never, 2 has nothing random, and all runs of 3 fail."""
-    until = Until(0.1, "makespan_s", first=3, most=8)
-    orders = [order(point, seed) for point in (0, 1, 3) for seed in range(5, 13)] + [order(2, 5)]
-    store = stored(orders, lambda o: None if o.point == 3 else 10.0 if o.point == 0 else 10.0 * (o.seed % 2))
-    asked = [
-        {point: sum(o.point == point for o in chosen) for point in range(4)} for chosen in looks(store, orders, until)
-    ]
-    assert asked == [{0: 3, 1: 3, 2: 1, 3: 3}, {0: 3, 1: 5, 2: 1, 3: 3}, {0: 3, 1: 8, 2: 1, 3: 3}]
-    assert list(looks(store, orders, None)) == [orders]
-    assert list(looks(store, orders[:8], until)) == [orders[:3]]
-
-
-def test_a_shard_has_every_so_manieth_point():
-    orders = [order(point, seed) for point in range(5) for seed in range(2)]
-    found = [[(o.point, o.seed) for o in whole_points(orders, shard, 3)] for shard in (1, 2, 3)]
-    assert found == [[(0, 0), (0, 1), (3, 0), (3, 1)], [(1, 0), (1, 1), (4, 0), (4, 1)], [(2, 0), (2, 1)]]
-    assert [[o.point for o in of_shard(orders, shard, 4)] for shard in (1, 4)] == [[0, 2, 4], [1, 3]]
-
-
-@given(st.integers(3, 50), st.integers(0, 500))
-def test_looks_are_few_and_end_at_the_most(first, more):
-    until = Until(0.1, first=first, most=first + more)
-    assert until.looks[0] == first
-    assert until.looks[-1] == first + more
-    assert all(b > a for a, b in zip(until.looks, until.looks[1:], strict=False))
-    assert len(until.looks) <= 2 + math.ceil(math.log(1 + more / first, 1.5))
-    assert len(until.looks) * (1 - until.level) == pytest.approx(0.05)
-
-
 def test_the_ratio_is_paired_and_needs_fewer_seeds():
     rng = np.random.Generator(np.random.Philox(9))
     common = rng.lognormal(0, 0.5, size=12).tolist()
@@ -181,39 +62,6 @@ def test_the_ratio_is_paired_and_needs_fewer_seeds():
     assert Until(0.02, of_ratio=True).reached(values) <= 1e-12
     assert Until(0.02).reached(values) > 0.3
     assert Until(0.02, of_ratio=True).reached({"first": common}) == 0.0
-
-
-def test_no_spread_and_no_middle():
-    assert Until(0.02).reached({"a": [5.0, 5.0, 5.0]}) == 0.0
-    assert Until(0.02).reached({"a": [0.0, 0.0, 0.0]}) == 0.0
-    assert Until(0.02).reached({"a": [-1.0, 0.0, 1.0]}) == math.inf
-    assert Until(0.02).reached({"a": [1.0]}) == math.inf
-    assert Until(0.02).reached({"a": [math.nan] * 4}) == math.inf
-    assert relative_half_width(Interval(-10.0, -11.0, -9.0, 3)) == 0.1
-    assert relative_half_width(Interval(0.5, 0.25, 0.75, 3)) == 0.5
-    assert relative_half_width(Interval(0.0, -1.0, 1.0, 3)) == math.inf
-    assert Until(0.5).reached({}) == 0.0
-    assert Until(0.5, of_ratio=True).reached({"first": [1.0]}) == 0.0  # no other is compared with it
-    # Mean 10, standard deviation 1, of 4: 3.182446 / 2 = 1.591 at 95 %, more at the level of 9 looks.
-    half = relative_half_width(mean_interval([9.0, 9.0, 11.0, 11.0], Until(0.1).level))
-    assert Until(half).met({"a": [9.0, 9.0, 11.0, 11.0]})
-    assert not Until(math.nextafter(half, 0.0)).met({"a": [9.0, 9.0, 11.0, 11.0]})
-
-
-@pytest.mark.parametrize(
-    ("text", "share", "metric", "of_ratio"),
-    [
-        ("ci:2%", 0.02, "completion_mean_s", False),
-        ("ci:0.5 %:makespan_s", 0.005, "makespan_s", False),
-        ("ci:0.1:goodput_ratio:ratio", 0.1, "goodput_ratio", True),
-        (" ci : 2 % : makespan_s : ratio ", 0.02, "makespan_s", True),
-    ],
-)
-def test_conditions_are_read(text, share, metric, of_ratio):
-    until = read_until(text, 5)
-    assert (until.share, until.metric, until.of_ratio) == (pytest.approx(share), metric, of_ratio)
-    assert (until.first, until.most) == (5, 100)
-    assert "95 % interval of" in until.text
 
 
 @pytest.mark.parametrize(
@@ -286,20 +134,6 @@ def test_compare_adds_seeds_and_makes_no_run_twice():
     assert len(by_ratio.seeds) == 3
 
 
-def test_one_run_more_than_a_sweep_may_have_is_refused(tmp_path, monkeypatch):
-    file, asked = write_sweep(tmp_path, seeds=3), {"until": "ci:1%", "max_seeds": 5}
-    monkeypatch.setattr(sweep_module, "RUNS_MOST", 20)
-    orders, _, _, until = sweep_module.planned(file, SweepOptions(**asked))
-    assert (len(orders), until.first, until.most) == (20, 3, 5)  # two points, two policies
-    parts = [sweep_module.planned(file, SweepOptions(**asked, shard=(k, 2)))[0] for k in (1, 2)]
-    assert [{order.point for order in part} for part in parts] == [{0}, {1}]
-    parts = [sweep_module.planned(file, SweepOptions(shard=(k, 5)))[0] for k in range(1, 6)]
-    assert [[order.number for order in part] for part in parts] == [[0, 5, 10], [1, 6, 11], [2, 7], [3, 8], [4, 9]]
-    monkeypatch.setattr(sweep_module, "RUNS_MOST", 19)
-    with pytest.raises(InputError, match="20 runs; at most 19 are possible"):
-        sweep_module.planned(file, SweepOptions(**asked))
-
-
 def test_a_ratio_needs_a_second_policy(tmp_path):
     until = read_until("ci:1%:makespan_s:ratio", 3)
     with pytest.raises(InputError, match="a ratio needs a second policy"):
@@ -315,12 +149,6 @@ def test_compare_stops_at_the_most_and_says_so():
     assert len(result.seeds) == 6
     assert not result.precision.met
     assert "not reached, 0.1 % was asked for" in result.as_table()
-
-
-def test_a_plain_comparison_is_as_before():
-    result = compare(Scenario.model_validate(_SMALL), ["fifo"], 3, runner=Drawn())
-    assert (result.level, result.precision) == (0.95, None)
-    assert "until" not in json.loads(result.as_json())
 
 
 def seeds_by_point(out):
@@ -403,18 +231,6 @@ def test_shards_take_whole_points_and_merge_to_the_same(tmp_path):
     assert (failed, notes) == (0, [])
     assert seeds_by_point(tmp_path / "parts") == seeds_by_point(tmp_path / "whole")
     assert done == 2 * sum(seeds_by_point(tmp_path / "whole").values())
-
-
-def test_a_shard_puts_runs_of_another_plan_aside(tmp_path):
-    file = write_sweep(tmp_path, seeds=3, covs=(0.1,))
-    sweep(file, tmp_path / "out", SweepOptions(shard=(1, 1)), runner=Drawn())
-    write_sweep(tmp_path, seeds=1, covs=(0.1,))
-    outcome = sweep(file, tmp_path / "out", SweepOptions(shard=(1, 1)), runner=Drawn())
-    assert "4 runs of an earlier file" in outcome.notes[0]
-    assert merge(tmp_path / "out", [tmp_path / "out"])[0] == 2
-    write_sweep(tmp_path, seeds=3, covs=(0.1,))
-    assert sweep(file, tmp_path / "out", SweepOptions(shard=(1, 1)), runner=Drawn()).made == 0
-    assert merge(tmp_path / "out", [tmp_path / "out"])[0] == 6
 
 
 def test_command_line(tmp_path, capsys):
