@@ -157,19 +157,6 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     assert [json.loads(line)["event"] for line in lines] == ["first", "last"]
 
 
-def test_a_full_disk_is_told_with_its_folder_and_what_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    (tmp_path / "rounds-0.jsonl").symlink_to("/dev/full")
-    recorder = Recorder(tmp_path, 0)
-    recorder.event("x")
-    recorder.close()
-    assert capsys.readouterr().err == (
-        f"equipoise: {tmp_path}: the run's record is incomplete: No space left on device; training continues; "
-        "free some space, later records will then be written\n"
-    )
-
-
 # -- a loss of the features of all ranks --------------------------------------------------------------------
 
 

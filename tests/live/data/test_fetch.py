@@ -15,11 +15,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
-from equipoise.live.data import dataset as dataset_module
 from equipoise.live.data import fetch
 from equipoise.live.data.cache import NodeCache
 from equipoise.live.data.dataset import ShardDataset
-from equipoise.live.data.fetch import Fetched, Fetcher, Source
+from equipoise.live.data.fetch import Fetcher, Source
 from equipoise.live.data.formats import ShardError
 from equipoise.live.data.index import main, read_index
 from tests.live.data.store import taken_bytes, tar_of, write_shards
@@ -91,66 +90,6 @@ def test_a_store_that_breaks_off_is_tried_again(root: Path, monkeypatch: pytest.
     assert fetched.size_bytes == pin.path.stat().st_size
 
 
-class Gated(Source):
-    """Fetches only what the test lets through; says what was asked for."""
-
-    def __init__(self, given: Source) -> None:
-        self.__dict__.update(given.__dict__)
-        self.asked: list[int] = []
-        self.begun, self.through = threading.Semaphore(0), threading.Semaphore(0)
-
-    def fetch(self, number: int, goes_on: Any) -> Any:
-        self.asked.append(number)
-        self.begun.release()
-        assert self.through.acquire(timeout=20)
-        return super().fetch(number, goes_on)
-
-
-def test_what_is_wanted_first_is_fetched_first_also_when_the_order_changes(root: Path) -> None:
-    gated = Gated(source(root))
-    fetcher = Fetcher(gated, 1, 20.0)
-    fetcher.want([3], [0, 1, 2], 10**6)
-    assert gated.begun.acquire(timeout=20)  # 3 is on its way
-    fetcher.want([3], [2, 1, 0], 10**6)  # the policy's order
-    gated.through.release(4)
-    for number in (3, 2, 1, 0):
-        fetcher.wait(number)
-    assert gated.asked == [3, 2, 1, 0]
-    assert len(fetcher.take()) == 4
-    fetcher.close()
-
-
-def test_what_failed_ahead_is_tried_again_once_it_is_needed(root: Path) -> None:
-    content = (root / "001.tar").read_bytes()
-    (root / "001.tar").unlink()
-    made = source(root)
-    fetcher = Fetcher(made, 1, 20.0)
-    fetcher.want([0], [1, 2], 10**6)
-    fetcher.wait(0)
-    while not (made.error(1) or "").endswith("no longer exists (1 attempts)"):
-        threading.Event().wait(0.01)
-    (root / "001.tar").write_bytes(content)
-    fetcher.want([1], [2], 10**6)
-    assert fetcher.wait(1).path.read_bytes() == content
-    assert made.error(1) is None
-    fetcher.close()
-
-
-def test_nothing_is_held_beyond_the_quota_but_what_is_needed_now(root: Path) -> None:
-    made = source(root, limit=2 * 10240)
-    fetcher = Fetcher(made, 1, 20.0)
-    fetcher.want([0], [1, 2], 2 * 10240)
-    fetcher.wait(0)
-    fetcher.wait(1)
-    fetcher.want([3], [1, 2], 2 * 10240)
-    fetcher.wait(3)
-    assert taken_bytes(made.cache.folder) <= 2 * 10240
-    assert fetcher._held.keys() == {1, 3}
-    fetcher.close()
-    held = made.cache.reserve("another", 2 * 10240)  # nothing is in use any more
-    assert held is not None
-
-
 def test_a_cache_full_of_others_files_says_so(root: Path) -> None:
     made = source(root, limit=10240)
     others = made.cache.reserve("others", 5000)
@@ -162,42 +101,11 @@ def test_a_cache_full_of_others_files_says_so(root: Path) -> None:
     fetcher.close()
 
 
-def test_the_first_chunk_came_at_the_rate_of_the_others(root: Path) -> None:
-    shard = source(root).shards[0]
-    timed = fetch._timed(shard, 1024, 0.9, 0.35)
-    assert timed == Fetched(0, 10240, pytest.approx(1.0), pytest.approx(0.25))
-    assert fetch._timed(shard, 10240, 0.0, 0.5) == Fetched(0, 10240, 0.5, 0.0)
-
-
 # -- what is in a shard --------------------------------------------------------------------------------------
 
 
 def dataset(root: Path, **options: Any) -> ShardDataset:
     return ShardDataset(root, cache=root.parent / "cache", **{"cache_bytes": 1e6, **options})
-
-
-@pytest.mark.parametrize(("progress_s", "comes"), [(0.0, False), (100.0, True)])
-def test_a_loaders_process_waits_while_bytes_come(
-    root: Path, progress_s: float, comes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own process fetches nothing; the file is there after two looks, 3 s apart, or never."""
-    data, now_s = dataset(root), [100.0]
-
-    def sleep(_: float) -> None:
-        now_s[0] += 3.0
-        if comes and now_s[0] > 105.0:
-            path.touch()
-
-    monkeypatch.setattr(dataset_module, "time", SimpleNamespace(time=lambda: now_s[0], sleep=sleep))
-    monkeypatch.setattr(data.source, "progress_s", lambda number: progress_s and now_s[0])
-    data.stalled_s = 2.0
-    path = data.source.cache.path(data.source.keys[1])
-    if comes:
-        assert data._fetched_by_trainer(1) == path
-        return
-    with pytest.raises(ShardError, match=r"001.tar: no bytes received for 2 s"):
-        data._fetched_by_trainer(1)
-    assert now_s == [103.0]
 
 
 def test_samples_are_numbered_shard_by_shard(root: Path) -> None:
@@ -218,23 +126,6 @@ def test_an_index_is_made_of_tar_files_and_plain_ones(tmp_path: Path, capsys: An
         {"__key__": "2", "txt": b"c"},
         {"__key__": "b", "jpg": b"picture"},
     ]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "index.json: not found; make it with python -m equipoise.live.data.index"),
-        ("{", "index.json: not an index of shards: "),
-        ('{"shardlist": []}', "index.json: shardlist: needs a list of at least one shard"),
-        ('{"shardlist": [{"url": "a.tar", "nsamples": 0, "filesize": 1}]}', r"\[0\].nsamples: 0 is not allowed"),
-        ('{"shardlist": [{"nsamples": 1, "filesize": 1}]}', r"\[0\].url: a string is needed"),
-    ],
-)
-def test_an_index_that_is_not_sound_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
-    if content is not None:
-        (tmp_path / "index.json").write_text(content)
-    with pytest.raises(ShardError, match=said):
-        dataset(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -263,28 +154,6 @@ def test_parquet_rows(tmp_path: Path) -> None:
     (tmp_path / "store" / "a.parquet").write_bytes(out.getvalue())
     assert main([str(tmp_path / "store")]) == 0
     assert dataset(tmp_path / "store")[1] == {"n": 2, "text": "b"}
-
-
-@pytest.mark.parametrize(("option", "value"), [("cache_bytes", 0), ("prefetch", -1), ("connections", 0), ("decode", 3)])
-def test_options_out_of_range_are_refused(root: Path, option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{option}: {value} is not allowed"):
-        dataset(root, **{option: value})
-
-
-def test_what_has_come_of_a_file_is_told_while_it_is_fetched(tmp_path: Path) -> None:
-    size = 3 * fetch._CHUNK_BYTES
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "one.bin").write_bytes(bytes(size))
-    assert main([str(tmp_path / "store")]) == 0
-    made, seen = source(tmp_path / "store"), list[int]()
-
-    def note() -> bool:
-        seen.append(made.come_bytes())
-        return True
-
-    assert made.fetch(0, note) is not None
-    assert seen == [size // 3, 2 * size // 3, size]
-    assert made.come_bytes() == 0
 
 
 @pytest.mark.parametrize(("later", "fetched"), [({2}, 1), ({1, 2}, 2), (None, 2)])

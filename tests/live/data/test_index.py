@@ -11,9 +11,8 @@ import pytest
 
 pytest.importorskip("fsspec")
 
-from equipoise.live.data import index
 from equipoise.live.data.formats import ShardError
-from equipoise.live.data.index import Shard, digest, main, make_index, read_index
+from equipoise.live.data.index import main, make_index, read_index
 from tests.live.data.store import tar_of
 
 
@@ -24,29 +23,6 @@ def entry(url: str = "a.tar", samples: Any = 3, size: Any = 40, **more: Any) -> 
 def written(folder: Path, content: Any, name: str = "index.json") -> str:
     (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
     return str(folder)
-
-
-def test_shards_lie_beside_the_index_or_in_stores_of_their_own(tmp_path: Path) -> None:
-    """Stores are numbered by their names, 0 is that of the index."""
-    entries = [
-        entry("z.tar", 3, 40, md5sum="ab"),
-        entry("s3://two/x/b.tar", 5, 60),
-        entry("s3://one/c.tar", 7, 80, md5sum=None),
-        entry("http://two/d.tar", 2, 90),
-        entry("s3://two/e.tar", 4, 50),
-    ]
-    root = written(tmp_path, {"shardlist": entries})
-    expected = [
-        Shard(f"{root}/z.tar", 3, 40, "ab", 0),
-        Shard("s3://two/x/b.tar", 5, 60, None, 3),
-        Shard("s3://one/c.tar", 7, 80, None, 2),
-        Shard("http://two/d.tar", 2, 90, None, 1),
-        Shard("s3://two/e.tar", 4, 50, None, 3),
-    ]
-    assert read_index(root, {}) == expected
-    assert read_index(root + "//", {}) == expected
-    written(tmp_path, {"shardlist": entries[:1]}, "other.json")
-    assert read_index(f"{root}/other.json", {}) == expected[:1]
 
 
 @pytest.mark.parametrize(
@@ -73,42 +49,11 @@ def test_an_index_that_is_not_sound_is_refused(content: Any, why: str, tmp_path:
         read_index(root, {})
 
 
-def test_one_sample_in_one_byte_is_enough(tmp_path: Path) -> None:
-    root = written(tmp_path, {"shardlist": [entry(samples=1, size=1)]})
-    assert read_index(root, {}) == [Shard(f"{root}/a.tar", 1, 1, None, 0)]
-
-
 def test_an_index_that_is_not_there_can_be_made(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=rf"not found; make it with python -m equipoise.live.data.index {tmp_path}$"):
         read_index(str(tmp_path), {})
     with pytest.raises(ShardError, match=r"^nowhere://x/index.json: Protocol not known: nowhere"):
         read_index("nowhere://x", {})
-
-
-def test_a_changed_file_has_another_name_in_a_cache() -> None:
-    plain = Shard("s3://b/x/a.tar", 3, 40, "m", 2)
-    told = hashlib.sha256(b'["s3://b/x/a.tar", 3, 40, "m"]').hexdigest()[:32]
-    assert plain.key() == f"{told}.tar"
-    assert len(told) == 32
-    others = [
-        Shard("s3://b/x/b.tar", 3, 40, "m", 2),
-        Shard("s3://b/x/a.tar", 4, 40, "m", 2),
-        Shard("s3://b/x/a.tar", 3, 41, "m", 2),
-        Shard("s3://b/x/a.tar", 3, 40, None, 2),
-    ]
-    assert len({shard.key() for shard in [plain, *others]}) == 5
-    assert Shard("s3://b/x/a.tar", 3, 40, "m", 5).key() == plain.key()
-    names = ["d/a.b.tar", "d.e/a", "d/.hidden", "d/.hidden.bin", "a.tar"]
-    found = [Shard(name, 3, 40, None, 0).key()[32:] for name in names]
-    assert found == [".b.tar", "", "", ".hidden.bin", ".tar"]
-
-
-def test_the_same_files_elsewhere_are_the_same_data() -> None:
-    here, there = Shard("h/x/a.tar", 3, 40, "m", 0), Shard("s3://b/a.tar", 3, 40, "m", 4)
-    assert digest([here]) == digest([there])
-    assert digest([here]) == hashlib.sha256(b'[["a.tar", 3, 40, "m"]]').hexdigest()[:16]
-    others = [Shard("b.tar", 3, 40, "m", 0), Shard("a.tar", 3, 40, "n", 0), Shard("a.tar", 3, 41, "m", 0)]
-    assert len({digest([one]) for one in [here, *others]} | {digest([here, here])}) == 5
 
 
 def test_an_index_is_made_of_all_files_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,9 +89,3 @@ def test_what_cannot_be_counted_is_said_in_one_line(tmp_path: Path, capsys: pyte
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("equipoise: a.tar: not a tar file, or truncated")
     assert not (tmp_path / "index.json").exists()
-
-
-def test_without_its_library_no_store_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(index.sys.modules, "fsspec.core", None)
-    with pytest.raises(ShardError, match=r"^s3://x: file shards need fsspec: pip install 'equipoise\[live\]'$"):
-        index.open_store("s3://x", {})

@@ -7,9 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
 from equipoise.live.data.index import Shard, main
-from equipoise.live.data.plane import HEAD, DataPlane, packed, unpacked
+from equipoise.live.data.plane import HEAD, DataPlane, packed
 from equipoise.live.data.view import DataView
 from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
@@ -131,22 +129,6 @@ class Noted:
         return np.searchsorted(self._ends, indices, side="right").tolist()  # type: ignore[no-any-return]
 
 
-def test_what_a_plan_moves_and_reorders_is_what_is_fetched_next() -> None:
-    sizes = np.full(8, 6)
-    group = samplers(2, shuffle=False, files=Files(sizes, "x"))
-    data = [Noted(sizes, prefetch=2) for _ in group]
-    for sampler, noted in zip(group, data, strict=True):
-        DataPlane(noted, sampler, lambda: 2)  # type: ignore[arg-type]
-    draws = train_all(group, 1, [])
-    assert data[0].wanted == ([0], [1, 2], 500_000)
-    assert data[1].wanted == ([4], [5, 6], 500_000)
-    for sampler in group:
-        sampler.schedule(RoundChange(1, moves=((3, 1), (7, 0)), order=(7, 2, 1, 3, 6, 5)))
-    train_all(group, 1, [], draws)
-    assert data[0].wanted[:2] == ([7], [2, 1])  # both are through with their first shard
-    assert data[1].wanted[:2] == ([3], [6, 5])
-
-
 def test_a_rank_without_samples_stands_in_with_one_of_its_last_file_and_fetches_no_other() -> None:
     sizes = np.full(4, 6)
     group = samplers(2, shuffle=False, files=Files(sizes, "x"))
@@ -175,11 +157,6 @@ def test_a_cache_too_small_for_the_ranks_on_a_node_is_refused() -> None:
 
 
 # -- what is decided -----------------------------------------------------------------------------------------
-
-
-def test_flags_survive_the_gather() -> None:
-    flags = np.random.default_rng(0).random(77) < 0.5
-    assert unpacked(packed(flags), 77).tolist() == flags.tolist()
 
 
 def observed(
@@ -288,23 +265,6 @@ def test_small_and_urgent_shards_are_fetched_first() -> None:
     assert frozen.order is None
 
 
-def test_a_path_that_is_not_measured_again_fades_to_the_fastest_of_its_store() -> None:
-    view = DataView([Shard("a.tar", 1, 100, None, 0)])
-    first = np.zeros((2, view.length))
-    first[:, HEAD : HEAD + 4] = [(1e6, 1.0, 0.0, 1), (1e6, 10.0, 0.0, 1)]
-    view.update(first, ["a", "b"])
-    assert view.path(0, "b")[0] == pytest.approx(1e5)
-    slow = np.zeros((2, view.length))
-    slow[1, -1:] = packed(np.array([True]))
-    for _ in range(80):
-        view.update(slow, ["a", "b"])
-    assert view.path(0, "b")[0] == pytest.approx(1e5)  # the next one is on its way
-    for _ in range(80):
-        view.update(np.zeros((2, view.length)), ["a", "b"])
-    assert view.path(0, "b")[0] > 0.95e6
-    assert np.isnan(DataView([Shard("a.tar", 1, 100, None, 0)]).path(0, "a")[0])
-
-
 # -- real ranks ----------------------------------------------------------------------------------------------
 
 
@@ -352,98 +312,4 @@ def test_a_rank_behind_a_slow_path_orders_its_queue_however_fast_the_others_path
     assert own.index(13) == len(own) - 1, "60 kB behind those of 10 kB, though needed before two of them"
 
 
-@pytest.mark.long
-def test_the_measurement_of_moving_data_runs_and_counts_every_sample_once() -> None:
-    root = Path(__file__).resolve().parents[3]
-    few = "--format json --pairs 1 --shards 12 --samples 10 --sample-ms 1 --batch 5"
-    command = [sys.executable, "tests/bench/live/data.py", *few.split()]
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    found = json.loads(ended.stdout)
-    assert found["every_sample_once"]
-    assert {name: len(took_s) for name, took_s in found["took_s"].items()} == {"plain": 1, "static": 1, "moved": 1}
-
-
 # -- what a rank tells ---------------------------------------------------------------------------------------
-
-
-class Fetches:
-    """Stands for a fetcher: what has come, and what is on its way."""
-
-    def __init__(self) -> None:
-        self.wanted: list[Any] = []
-
-    def want(self, *asked: Any) -> None:
-        self.wanted.append(asked)
-
-    def take(self) -> list[Any]:
-        names = ("store", "size_bytes", "alone_s", "delay_s")
-        rows = ((2, 100.0, 2.0, 0.5), (0, 40.0, 4.0, 0.25), (2, 300.0, 3.0, 0.125))
-        return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
-
-    def busy(self) -> list[int]:
-        return [1, 33]
-
-
-def told(samples: int = 6, **how: Any) -> tuple[Any, DataPlane, Fetches, ShareSampler]:
-    """The plane of one of two ranks, on 34 files of three stores."""
-    sizes = np.full(34, samples)
-    made, fetcher = samplers(2, shuffle=False, files=Files(sizes, "x"))[0], Fetches()
-    data = Noted(sizes, prefetch=how.pop("prefetch", 2))
-    data.shards = [replace(shard, store=(0, 2, 1)[k % 3]) for k, shard in enumerate(data.shards)]
-    held = {"k0", "k33"}
-    more = {
-        "start": lambda: fetcher,
-        "take_waited_s": lambda: 7.5,
-        "stop": lambda: fetcher.wanted.append("stop"),
-        "source": SimpleNamespace(
-            cache=SimpleNamespace(keys=lambda: held), keys=[f"k{k}" for k in range(34)], come_bytes=lambda: 50
-        ),
-    }
-    for name, value in {**more, **how}.items():
-        setattr(data, name, value)
-    return data, DataPlane(data, made, lambda: 2), fetcher, made  # type: ignore[arg-type]
-
-
-def test_a_rank_tells_what_has_come_what_is_there_and_what_is_on_its_way() -> None:
-    _, plane, _, _ = told()
-    found = plane.report()
-    assert plane.stores == 3
-    assert found[:HEAD].tolist() == [7.5, 50.0]
-    assert found[HEAD : HEAD + 12].reshape(3, 4).tolist() == [
-        [40.0, 4.0, 0.25, 1.0],
-        [0.0] * 4,
-        [400.0, 5.0, 0.625, 2.0],
-    ]
-    assert np.flatnonzero(unpacked(found[HEAD + 12 : HEAD + 14], 34)).tolist() == [0, 33]
-    assert np.flatnonzero(unpacked(found[HEAD + 14 :], 34)).tolist() == [1, 33]
-    assert len(found) == HEAD + 16
-    for count, numbers in ((1, 1), (32, 1), (33, 2), (0, 0)):
-        assert len(packed(np.ones(count, dtype=np.bool_))) == numbers
-    assert packed(np.array([True, False, True])).tolist() == [160.0]
-
-
-def test_a_rank_wants_what_it_reads_now_and_then_what_it_drew_and_what_it_owns() -> None:
-    data, plane, fetcher, made = told(2)
-    plane.refresh()
-    assert fetcher.wanted == []  # nothing is dealt yet
-    drawn = iter(made)
-    next(drawn)
-    assert fetcher.wanted[0] == ([0], [1, 2], 500_000, None)  # as it was dealt
-    assert fetcher.wanted[-1] == ([0, 1], [2, 3], 500_000, None)
-    next(drawn)
-    assert fetcher.wanted[-1] == ([0, 1], [2, 3, 4], 500_000, None)
-    made.finish()
-    assert fetcher.wanted[-1] == ([1, 2], [3, 4], 500_000, None)
-    plane._ranks_here = lambda: 1
-    data.cache_bytes = 999
-    plane.refresh()
-    assert fetcher.wanted[-1] == ([1, 2], [3, 4], 999, set(range(3, 17)))
-    plane.close()
-    next(drawn)
-    assert fetcher.wanted[-1] == "stop"
-
-
-def test_a_cache_of_two_shards_for_each_rank_is_enough() -> None:
-    told(cache_bytes=400)
-    with pytest.raises(ValueError, match="cache_bytes: 399 is too small, 2 ranks"):
-        told(cache_bytes=399)

@@ -82,12 +82,6 @@ def test_memory_goes_on_after_a_failure_from_where_it_was() -> None:
     assert decider.failures == 0
 
 
-def test_failures_are_backed_off_from() -> None:
-    decider = Decider(faulty("raises"), budget_s=60.0)
-    asked = [decider.decide(Still()).problem is not None for _ in range(40)]
-    assert [k for k, was in enumerate(asked) if was] == [0, 2, 6, 14, 30]
-
-
 def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
     release = threading.Event()
 
@@ -112,13 +106,6 @@ def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
         decider._skip = 0
         answer = decider.decide(Still())
     assert decider.memory["0:slow"] == {"count": 1}  # the late one left no trace
-
-
-def test_warming_up_leaves_no_memory_and_reports_failures() -> None:
-    decider = Decider(Policy("x", (Counting(),)), budget_s=60.0)
-    assert decider.warm_up([observation(), observation()], 5.0) is None
-    assert decider.memory == {"0:counting": {}}
-    assert "on purpose" in str(Decider(faulty("raises"), budget_s=60.0).warm_up([observation()], 5.0))
 
 
 def test_a_policy_whose_memory_cannot_begin_is_refused_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -13,12 +12,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from equipoise.live.train.change import RoundChange
 from equipoise.live.train.power import UNCAPPED, PowerCap, make_power
-from equipoise.policies.contract import UNCHANGED, Plan, check
+from equipoise.policies.contract import UNCHANGED
 from equipoise.policies.observation import writable
 from equipoise.policies.registry import make_stage
-from tests.live.decide.test_world import applied, places, world
+from tests.live.decide.test_world import places, world
 
 
 class FakeNvml:
@@ -86,24 +84,6 @@ def capped(cap_w: float, **options: Any) -> Any:
     return made
 
 
-def test_a_plan_by_host_becomes_caps_by_rank() -> None:
-    made = capped(300.0)
-    nodes = made.observe().nodes
-    assert (nodes.power_max_w.tolist(), nodes.power_cap_w.tolist()) == ([300.0] * 2, [300.0] * 2)
-    plan = Plan(power_cap_w=np.array([100.0, 250.0]))
-    change, refused = applied(made, plan)
-    assert (change.power_cap_w, refused) == ((100.0, 100.0, 250.0), [])
-    assert RoundChange.from_json(change.to_json()) == change
-    too_low = check(Plan(power_cap_w=np.array([99.0, 250.0])), made.observe())
-    assert too_low is not None
-    assert "node 0 gets a cap of 99 W" in too_low
-    without = world(places(0, 1))
-    without.power = [np.full(2, 100.0), np.full(2, 300.0), np.full(2, 300.0)]
-    change, refused = applied(without, Plan(power_cap_w=np.array([200.0])))
-    assert change.power_cap_w is None
-    assert refused == ["power: advice only: not in allow when the policy was attached"]
-
-
 def test_zeus_tries_caps_of_a_live_job() -> None:
     stage, cap_w, tried = make_stage("zeus", {"step_w": 100.0}), 300.0, []
     memory = stage.initial()
@@ -136,14 +116,3 @@ def test_s3_caps_a_host_whose_ranks_wait_and_lifts_it_when_they_do_not() -> None
             cap_w = made.change.power_cap_w[0]
         tried.append(cap_w)
     assert tried == [300.0, 146.0, 146.0, 146.0, 300.0]
-
-
-def test_a_host_whose_ranks_may_not_all_be_capped_is_not() -> None:
-    made = capped(300.0)
-    made.power[2][1] = math.nan
-    nodes = made.observe().nodes
-    for column in (nodes.power_idle_w, nodes.power_max_w, nodes.power_cap_w):
-        assert np.isnan(column).tolist() == [True, False]
-    change, _ = applied(made, Plan(power_cap_w=np.array([math.nan, 200.0])))
-    assert math.isnan(change.power_cap_w[0])
-    assert json.loads(change.to_json())["power_cap_w"][2] == 200.0

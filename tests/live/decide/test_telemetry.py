@@ -7,12 +7,10 @@ import io
 import json
 import math
 import socket
-import threading
 import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,24 +18,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.base.json_values import plain  # noqa: E402
 from equipoise.base.metrics_server import MetricsServer  # noqa: E402
 from equipoise.live.decide.metrics import families  # noqa: E402
-from equipoise.live.decide.telemetry import Recorder  # noqa: E402
-from equipoise.live.train import devices  # noqa: E402
 from equipoise.live.train.devices import GPU_COLUMNS, DeviceSampler  # noqa: E402
-from equipoise.live.train.rounds import RoundInfo  # noqa: E402
 from equipoise.live.train.shares import DutyCycle, GreenContexts, MpsAtStart, make_backend  # noqa: E402
-from equipoise.live.train.timing import HostTimer  # noqa: E402
-from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine  # noqa: E402
+from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage  # noqa: E402
 from equipoise.policies.observation import Observation  # noqa: E402
-from equipoise.policies.record.journal import read, replay  # noqa: E402
-from equipoise.policies.registry import make_policy  # noqa: E402
+from equipoise.policies.record.journal import read  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
-from tests.live.decide.test_decider import observation  # noqa: E402
-
-INFO = RoundInfo(3, 8, True, False, (8, 8), False, (8.0, 8.0))
-ROW = np.array([[8.0, 0.1, 0.2, 0.3, 0.4, math.nan, math.nan]])
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -47,100 +35,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 # -- records -------------------------------------------------------------------------------------------------
 
 
-def test_rounds_events_and_decisions_are_written(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "new" / "run", 5)
-    recorder.manifest({"samples": 10, "drift": math.nan, "path": tmp_path, "shares": np.array([1, 2])})
-    recorder.rounds(ROW, [INFO])
-    recorder.event("warning", text="slow")
-    policy = make_policy("s2")
-    decision = refine(policy, observation(), {})
-    recorder.decision(decision)
-    recorder.close()
-    folder = tmp_path / "new" / "run"
-    first, second = lines(folder / "rounds-5.jsonl")
-    assert (first["round"], first["samples"], first["tail_s"], first["local_square"]) == (3, 8.0, 0.3, None)
-    assert (second["event"], second["text"]) == ("warning", "slow")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest == {"samples": 10, "drift": None, "path": str(tmp_path), "shares": [1, 2]}
-    assert replay(policy, folder / "decisions-5.jsonl") == []
-    assert recorder.lost == 0
-
-
-def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    for name in ("rounds-0.jsonl", "decisions-0.jsonl"):
-        (tmp_path / name).symlink_to("/dev/full")
-    recorder = Recorder(tmp_path, 0)
-    for _ in range(3):
-        recorder.rounds(ROW, [INFO])
-        recorder.decision(refine(make_policy("s2"), observation(), {}))
-    recorder.close()
-    assert recorder.lost == 6
-    err = capsys.readouterr().err
-    assert err.count("record is incomplete") == 1
-    assert "No space left" in err
-
-
-def test_a_folder_that_cannot_be_made_costs_lines_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    recorder = Recorder(tmp_path / "file" / "run", 0)
-    recorder.event("x")
-    recorder.close()
-    assert recorder.lost == 1
-    assert "incomplete" in capsys.readouterr().err
-
-
-def test_what_is_noted_while_all_ranks_wait_is_written_afterwards(tmp_path: Path) -> None:
-    recorder, written = Recorder(tmp_path, 0), tmp_path / "rounds-0.jsonl"
-    with contextlib.suppress(ConnectionError), recorder.holding():
-        recorder.event("first")
-        other = threading.Thread(target=recorder.event, args=("second",))
-        other.start()
-        other.join()
-        looked = threading.Event()
-        recorder._work.put((looked.set, 0))  # the writer is past whatever it was given before
-        assert looked.wait(60.0)
-        assert not written.exists()
-        raise ConnectionError
-    recorder.event("third")
-    recorder.close()
-    assert [json.loads(line)["event"] for line in written.read_text().splitlines()] == ["first", "second", "third"]
-
-
-def test_without_a_folder_nothing_is_written() -> None:
-    recorder = Recorder(None, 0)
-    recorder.rounds(ROW, [INFO])
-    recorder.event("x")
-    recorder.close()
-    assert recorder.lost == 0
-    assert plain(float("inf")) is None
-
-
 # -- time ----------------------------------------------------------------------------------------------------
-
-
-def test_spans_lie_between_their_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
-    monkeypatch.setattr("equipoise.live.train.timing.time.perf_counter", lambda: now_s)
-    timer = HostTimer()
-    timer.begin_round()
-    for name, pause_s in (("forward", 1.0), ("local", 2.0), ("done", 4.0), ("enter", 8.0), ("leave", 16.0)):
-        now_s += pause_s
-        timer.mark(name)
-    timer.mark("forward")  # a second forward of the round does not count
-    now_s += 32.0
-    timer.end_round()
-    timer.begin_round()
-    timer.end_round()
-    (stall_s, compute_s, tail_s, update_s), missing = timer.spans()
-    assert (stall_s, compute_s) == (1.0, 2.0)
-    assert tail_s == 4.0 + 16.0  # the exchange of parameters too
-    assert update_s == 8.0 + 32.0
-    assert all(math.isnan(v) for v in missing)
-    assert timer.spans() == []
 
 
 # -- metrics -------------------------------------------------------------------------------------------------
@@ -302,35 +197,6 @@ def test_device_samples_and_a_vanished_library() -> None:
     assert set(latest) == set(GPU_COLUMNS)
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_device_is_asked_at_once_and_then_each_second(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that cannot be asked is not asked without end."""
-    pauses: list[float] = []
-
-    class Stop:
-        def wait(self, timeout_s: float) -> bool:
-            pauses.append(timeout_s)
-            return len(pauses) > 3
-
-        def set(self) -> None:
-            pass
-
-    monkeypatch.setattr(devices, "threading", SimpleNamespace(Event=Stop, Thread=threading.Thread))
-    nvml = FakeNvml()
-    nvml.broken = broken
-    sampler = DeviceSampler(nvml, 0, lambda problem: None)
-    sampler._thread.join()
-    sampler.close()
-    assert pauses == [0.0, 1.0, 1.0, 1.0]
-
-
-def test_a_device_without_activity_counters() -> None:
-    sampler = DeviceSampler(FakeNvml(gpm=False), 0, pytest.fail, period_s=0.02)
-    until(lambda: sampler.latest()["temperature_c"] == 55.0)
-    assert math.isnan(sampler.latest()["sm_active_ratio"])
-    sampler.close()
-
-
 # -- shares --------------------------------------------------------------------------------------------------
 
 
@@ -363,12 +229,6 @@ def test_an_mps_share_is_what_the_process_was_started_with(monkeypatch: pytest.M
     backend = make_backend("mps", torch.device("cpu"))
     assert backend.set(0.4) is None
     assert "restart with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60%" in str(backend.set(0.6))
-
-
-def test_whole_devices_only_take_the_whole_share() -> None:
-    backend = make_backend("none", torch.device("cpu"))
-    assert backend.set(1.0) is None
-    assert backend.set(0.5) is not None
 
 
 @dataclass(frozen=True)
@@ -457,7 +317,3 @@ def test_green_contexts_are_made_once_per_share_and_switched_between_rounds() ->
     assert FakeContext.made == [66, 33]
     assert "too few" in str(backend.set(0.01))
     assert backend.quantum == pytest.approx(1 / 132)
-
-
-def test_no_thread_is_left_that_keeps_a_process_alive() -> None:
-    assert all(t.daemon for t in threading.enumerate() if t.name.startswith("equipoise"))

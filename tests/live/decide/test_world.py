@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from equipoise.live.decide.leader import HEADER, gradient_scale, pack, unpack
 from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import UNBOUNDED, LiveWorld
 from equipoise.live.group.places import RankPlace, places_from
 from equipoise.live.options import Bounds, Options
 from equipoise.live.train.epoch_split import EpochSplit
-from equipoise.live.train.rounds import COLUMNS, SAMPLES, STALL, TAIL, UPDATE
-from equipoise.policies.contract import Allocation, Moves, Plan, check, refine
+from equipoise.live.train.rounds import SAMPLES, UPDATE
+from equipoise.policies.contract import Plan, check, refine
 from equipoise.policies.registry import make_policy
 
 NAN = math.nan
@@ -73,32 +72,6 @@ def test_a_window_equals_its_plain_twin(data: st.DataObject) -> None:
     np.testing.assert_allclose([window.exchange_s, window.span_s], [naive["exchange_s"], naive["span_s"]])
 
 
-def test_the_last_to_arrive_does_not_wait() -> None:
-    window = measure(rows_of([(8, 0.0, 2.0, 0.5, 0.1)], [(8, 0.0, 1.0, 1.5, 0.1)]), [True])
-    assert window.wait_s.tolist() == [0.0, 1.0]
-    assert window.exchange_s == 0.5
-    assert window.span_s == pytest.approx(2.6)
-    assert window.throughput() == pytest.approx(16 / 2.6)
-    assert window.fixed_s.tolist() == [0.1, 0.1]
-
-
-def test_what_ranks_report_survives_the_gather() -> None:
-    rows = rows_of([(8, 0.1, 2.0, 0.5, 0.1), (8, 0.2, 2.0, 0.5, 0.1)])[0]
-    header = [float(k) for k in range(len(HEADER))]
-    columns, _, back = unpack(np.stack([pack(header, rows), pack(header, rows + 1)]))
-    assert [columns[name][0] for name in columns] == header
-    np.testing.assert_array_equal(back, np.stack([rows, rows + 1]))
-
-
-@pytest.mark.parametrize(
-    ("local", "reduction", "expected"),
-    [(False, "mean", 2 * 3 / 12), (False, "sum", 3.0), (True, "mean", 1.0), (True, "sum", 6.0)],
-)
-def test_what_a_stored_gradient_is_a_multiple_of(local: bool, reduction: Any, expected: float) -> None:
-    assert gradient_scale(3, 12, 2, reduction, local) == expected
-    assert gradient_scale(0, 12, 2, reduction, local) == 0.0
-
-
 # -- observing -----------------------------------------------------------------------------------------------
 
 
@@ -120,15 +93,6 @@ def world(active: Sequence[RankPlace], **options: Any) -> LiveWorld:
         measure(rows, [True] * 5), np.arange(1.0, ranks + 1), *(np.full(ranks, NAN),) * 2, 50.0, 7
     )
     return made
-
-
-def test_rows_are_ranks() -> None:
-    seen = world(places(0, 1, 2)).observe()
-    assert seen.workers.index.tolist() == [0, 1, 2]
-    assert seen.workers.gradient_norm.tolist() == [1.0, 2.0, 3.0]
-    assert seen.workers.step_s[0] == pytest.approx(0.111)
-    owners = {int(s): int(w) for s, w in zip(seen.shards.id, seen.shards.worker, strict=True)}
-    assert owners[0] == 0
 
 
 def test_the_job_row_says_what_is_measured() -> None:
@@ -166,14 +130,6 @@ def test_a_node_is_as_fast_as_its_ranks_that_have_whole_gpus_beside_the_fastest_
     assert np.isnan(shared.observe().nodes.speed_ratio).all()
 
 
-def test_the_last_exchange_is_remembered_through_a_window_without_one() -> None:
-    made = world(places(0, 1))
-    made.observe()
-    rows = rows_of([(6, 0.0, 0.1, 0.0, 0.0)], [(6, 0.0, 0.1, 0.0, 0.0)])
-    made.telemetry = Telemetry(measure(rows, [False]), *(np.full(2, NAN),) * 3)
-    assert made.observe().jobs.exchange_s[0] == pytest.approx(0.02)
-
-
 @pytest.mark.parametrize("policy", ["s1+s2+s3", "s1(mode=optimal)+s2(mode=optimal)+s3(mode=optimal)", "none"])
 @pytest.mark.parametrize("blank", [True, False])
 def test_policies_decide_on_what_a_live_job_shows(policy: str, blank: bool) -> None:
@@ -193,39 +149,19 @@ def test_policies_decide_on_what_a_live_job_shows(policy: str, blank: bool) -> N
 # -- applying ------------------------------------------------------------------------------------------------
 
 
-def applied(made: LiveWorld, plan: Plan) -> tuple[Any, list[str]]:
-    seen = made.observe()
-    assert check(plan, seen) is None
-    refused = made.apply(plan)
-    return made.change, [f"{r.what}: {r.why}" for r in refused]
-
-
-def test_plans_by_row_become_changes_by_rank() -> None:
-    made = world(places(0, 1, 2))
-    seen = made.observe()
-    shard = int(np.flatnonzero((seen.shards.worker == 0) & ~seen.shards.started)[-1])
-    plan = Plan(
-        samples_per_step=np.array([2, 4, 6]),
-        sync_interval=np.array([3]),
-        gpu_share=np.array([0.5, 0.6, 0.7]),
-        fetch_order=np.array([shard]),
-        moves=Moves(*(np.array([v]) for v in (shard, 0, 0, 1))),
-    )
-    change, refused = applied(made, plan)
-    assert not refused
-    assert change.shares == (2, 4, 6)
-    assert change.interval == 3
-    assert change.gpu_share == (0.5, 0.6, 0.7)
-    assert change.moves == ((int(seen.shards.id[shard]), 1),)
-    assert change.order == (int(seen.shards.id[shard]),)
-
-
 FULL = Plan(
     samples_per_step=np.array([5, 7]),
     sync_interval=np.array([8]),
     gpu_share=np.array([0.5, 0.5]),
     fetch_order=np.array([0]),
 )
+
+
+def applied(made: LiveWorld, plan: Plan) -> tuple[Any, list[str]]:
+    seen = made.observe()
+    assert check(plan, seen) is None
+    refused = made.apply(plan)
+    return made.change, [f"{r.what}: {r.why}" for r in refused]
 
 
 @pytest.mark.parametrize("mode", ["advise", "observe"])
@@ -250,14 +186,6 @@ def test_hard_bounds_hold_whatever_the_policy_says() -> None:
     assert (change.shares, change.interval, change.gpu_share) == ((6, 6), None, None)
 
 
-def test_the_upper_bound_is_shown_to_the_policy() -> None:
-    made = world(places(0, 1), bounds=Bounds(samples_max=7))
-    assert made.observe().workers.samples_max.tolist() == [7, 7]
-    problem = check(Plan(samples_per_step=np.array([4, 8])), made.observe())
-    assert problem is not None
-    assert "memory holds 7" in problem
-
-
 def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> None:
     bigger = Plan(global_batch=np.array([24]))
     change, refused = applied(world(places(0, 1), batch_max=48), bigger)
@@ -280,50 +208,7 @@ def test_another_global_batch_is_dealt_in_the_proportions_of_the_shares() -> Non
     assert applied(world(places(0, 1)), suspect)[1] == ["suspect: a live job cannot replace a GPU; check that of row 1"]
 
 
-def test_a_running_job_keeps_its_ranks() -> None:
-    change, refused = applied(world(places(0, 1, 2)), Plan(allocation=Allocation.of([(0, [])])))
-    assert change.is_empty()
-    assert refused == ["resize: ranks stay as started; restart the job on other GPUs, from its checkpoint"]
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"global_batch": 0}, "global_batch"),
-        ({"mode": "dream"}, "observe, advise, act"),
-        ({"loss_reduction": "max"}, "mean, sum"),
-        ({"allow": frozenset(["clock"])}, "clock"),
-        ({"decision_budget_s": 0.0}, "decision_budget_s"),
-        ({"micro_batch": 20}, "micro_batch: 20"),
-        ({"batch_reference": 13}, "batch_reference"),
-    ],
-)
-def test_impossible_options_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Options(**{"global_batch": 12, **values})
-    with pytest.raises(ValueError, match="bounds"):
-        Bounds(share_min=0.0)
-
-
-def test_columns_are_named_once() -> None:
-    assert len(set(COLUMNS)) == len(COLUMNS)
-    assert (COLUMNS[STALL], COLUMNS[TAIL]) == ("stall_s", "tail_s")
-
-
 # -- two levels ----------------------------------------------------------------------------------------------
-
-
-def test_in_a_round_of_near_ranks_only_those_wait_for_each_other() -> None:
-    rows = rows_of(
-        [(4, 0, 1.0, 0.3, 0), (4, 0, 1.0, 1.1, 0)],
-        [(4, 0, 1.2, 0.1, 0), (4, 0, 1.2, 0.9, 0)],
-        [(4, 0, 2.0, 0.2, 0), (4, 0, 2.0, 0.1, 0)],
-        [(4, 0, 1.9, 0.4, 0), (4, 0, 1.9, 0.2, 0)],
-    )
-    window = measure(rows, [False, True], [True, False], np.array([0, 0, 1, 1]))
-    assert window.near_exchange_s == pytest.approx(0.2)  # of the slower group
-    assert window.exchange_s == pytest.approx(0.1)
-    np.testing.assert_allclose(window.wait_s, [(0.2 + 1.0) / 2, (0.0 + 0.8) / 2, 0.0, (0.2 + 0.1) / 2])
 
 
 def test_levels_are_observed_and_planned_within_the_bound() -> None:

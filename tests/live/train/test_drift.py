@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.options import Options  # noqa: E402
 from equipoise.live.train.drift import Drift, Movement  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
@@ -60,37 +59,6 @@ def test_noise_of_the_gradients_alone_is_no_drift(interval, every):
         drifts.append(measured(interval, interval * every + noise.sum(axis=0), phi / batch, every, ratio))
     untold = measured(interval, interval * every + noise.sum(axis=0), math.nan, every, ratio)
     assert np.mean(drifts) < 0.1 * untold  # what would be taken for drift
-
-
-def test_who_trained_on_nothing_has_no_part_whatever_it_holds():
-    moved = np.array([[1.0, 2.0], [3.0, 2.0], [0.0, 0.0]])
-    two = measured(2, moved[:2])
-    moved[2] = np.nan
-    weights, drift = [0.5, 0.5, 0.0], Drift(0.1, LEAST)
-    movement = Movement()
-    movement.begin([torch.zeros(2, dtype=torch.float64)])
-    movement.add(movement.own([torch.tensor(moved[2])]), [torch.tensor([2.0, 2.0])], weights[2])
-    assert movement.take()[0] == 0.0
-    assert two > 0
-    drift.add(math.nan, 1.0, 2, 0.0, 2, 1, 1.0)
-    assert drift.value == 0.1  # nothing was measured
-
-
-def test_windows_are_smoothed_and_bounded_below():
-    drift = Drift(0.1, 0.01, keep=0.5)
-    drift.add(0.3, 1.0, 2, math.nan, 4, 1, 1.0)
-    assert drift.value == pytest.approx(0.1)
-    drift.add(0.1, 1.0, 2, math.nan, 2, 1, 1.0)
-    assert drift.value == pytest.approx((0.3 + 0.1) / (3 + 1))
-    for _ in range(30):
-        drift.add(0.0, 1.0, 2, math.nan, 2, 1, 1.0)
-    assert drift.value == 0.01
-
-
-@pytest.mark.parametrize("given", ["guess", True, -0.1, math.inf])
-def test_a_drift_that_is_no_number_is_refused(given):
-    with pytest.raises(ValueError, match=r'drift: .* is not allowed; needed: .*"measured"'):
-        Options(global_batch=8, drift=given)
 
 
 # -- on ranks ------------------------------------------------------------------------------------------------

@@ -449,18 +449,6 @@ def test_a_rank_without_samples_contributes_zeros_even_for_nan(wrap: Any) -> Non
     weighting.close()
 
 
-def test_a_frozen_parameter_is_weighted_once_it_is_trained(wrap: Any) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    net[0].requires_grad_(False)
-    net.register_parameter("kept", torch.nn.Parameter(torch.ones(2, dtype=torch.uint8), requires_grad=False))
-    weighting = weighted(wrap(net), lambda: 2.0)
-    assert not net[0].weight.requires_grad
-    net[0].requires_grad_(True)
-    net[0].weight.sum().backward()
-    assert torch.equal(net[0].weight.grad, torch.full((2, 2), 2.0))
-    weighting.close()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_factor_is_applied_once_to_checkpointed_activations(wrap: Any, dtype: Any) -> None:
     """The reentrant backward inside the pass begins with a gradient that has the factor already."""

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from equipoise.live.options import Bounds, Options
+from equipoise.live.options import Bounds
 from equipoise.live.train.change import RoundChange
 from equipoise.live.train.sampler import ShareSampler, in_passes
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
@@ -175,9 +175,3 @@ def test_a_change_waits_for_the_next_step_and_survives_a_checkpoint() -> None:
     again.takes_passes = True
     again.load(sampler.state())
     assert [len(batch) for batch in again] == [4, 4] * 3
-
-
-@pytest.mark.parametrize("other", [{"accumulation": 2}, {"weighted": True}])
-def test_passes_of_a_plan_go_with_no_other_accumulation(other: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="allow: 'accumulation' is not allowed with"):
-        Options(global_batch=8, allow=frozenset({"accumulation"}), **other)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from equipoise.live.train.change import RoundChange  # noqa: E402
-from equipoise.live.train.stream import ENDLESS, Reader, StreamLoader, StreamSampler, StreamSplit, length_of  # noqa: E402
+from equipoise.live.train.stream import ENDLESS, Reader, StreamLoader, StreamSampler, length_of  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 BATCH = 8
@@ -99,16 +99,6 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(
         assert sampler.resumes == (done < samples)
     after = train(second, [], 100) if done < samples else []
     assert [k for r in before + after for k in r] == list(range(samples))
-
-
-@pytest.mark.parametrize(
-    ("there", "said", "at", "left"), [(100, 50, 10, 40), (100, 15, 10, 8), (15, 50, 10, 5), (10, 50, 10, 0)]
-)
-def test_what_is_left_of_a_stream(there: int, said: int, at: int, left: int) -> None:
-    """What it says until its end is seen, one batch of eight ahead, and at least that batch; then what there is."""
-    reader = Reader(range(there))
-    reader.rewind(0, at)
-    assert StreamSplit(reader, 2, said, BATCH, at).left == left
 
 
 def test_a_stream_is_not_read_before_it_is_asked_for_nor_further_than_a_round_ahead() -> None:

@@ -177,41 +177,6 @@ def test_at_interval_one_the_outer_optimiser_is_plain_training(results: Any) -> 
     assert all(torch.equal(a, b) for a, b in zip(with_outer["weights"], plain["weights"], strict=True))
 
 
-def test_outer_parameters_run_from_plain_averaging_to_the_given_ones() -> None:
-    from equipoise.live.train.sync import LocalSteps
-
-    local = LocalSteps.__new__(LocalSteps)
-    local.outer_lr, local.outer_momentum, local.interval, local.far_every = 0.7, 0.9, 1, 1
-    assert local.outer_parameters() == (1.0, 0.0)
-    local.interval = 16
-    assert local.outer_parameters() == pytest.approx((0.7, 0.9))
-    local.interval = 4
-    lr, momentum = local.outer_parameters()
-    assert lr == pytest.approx(0.94)
-    assert momentum == pytest.approx(0.18)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "weights"),
-    [
-        ([(3.0, 1.0), (1.0, 3.0)], [0.5, 0.5]),
-        ([(3.0, 1.0), (0.0, 0.0)], [0.75, 0.25]),
-        ([(0.0, 0.0), (0.0, 0.0)], [0.5, 0.5]),  # batches in which no token counts
-    ],
-)
-def test_replicas_weigh_what_they_trained_on_since_they_met(
-    rounds: list[tuple[float, float]], weights: list[float]
-) -> None:
-    from equipoise.live.train.sync import LocalSteps
-
-    local = LocalSteps.__new__(LocalSteps)
-    local.interval, local.far_every, local.near, local._turn = 2, 1, None, 0
-    local._samples, local._near_samples = [], []
-    for samples in rounds:
-        local.count(samples)
-    assert local.weights() == weights
-
-
 def test_a_nan_replica_of_no_weight_goes_nowhere() -> None:
     import torch.distributed as dist
 
