@@ -22,7 +22,7 @@ from equipoise.calibrate.fit.fits import (
 )
 from equipoise.calibrate.fit.gemm import fit_gemm_efficiency, leave_shapes_out
 from equipoise.calibrate.fit.pieces import fit_collective
-from equipoise.calibrate.fit.robust import Estimate, affine, fit_level
+from equipoise.calibrate.fit.robust import fit_level
 from equipoise.calibrate.fit.thermal import fit_thermal, fit_throttle
 
 Floats = npt.NDArray[np.float64]
@@ -135,34 +135,6 @@ def test_thermal_intervals_hold_the_truth_in_90_of_100_noisy_draws() -> None:
 # -- clean data --------------------------------------------------------------------------------------------
 
 
-@given(st.floats(1e-6, 1.0), st.floats(1e-9, 1e-2))
-@settings(max_examples=30, deadline=None)
-def test_clean_steps_are_fitted_exactly(alpha: float, beta: float) -> None:
-    batch = np.array([1.0, 2, 4, 8, 16])
-    fit = fit_step_time(batch, alpha + beta * batch)
-    assert fit.predict(batch) == pytest.approx(alpha + beta * batch, rel=1e-9)
-    assert fit.predict_interval(32.0).value == pytest.approx(alpha + beta * 32.0, rel=1e-9)
-    assert fit.residual_cov < 1e-9
-
-
-@given(st.floats(0.02, 50.0), st.floats(0.1, 1e6))
-@settings(max_examples=30, deadline=None)
-def test_clean_share_curves_are_fitted_exactly(kappa: float, full: float) -> None:
-    share = np.array([0.2, 0.5, 0.8, 1.0])
-    rate = full * (1 + kappa) * share / (share + kappa)
-    for fit in (fit_share_curve(share, rate), fit_share_curve(share[:-1], rate[:-1], full_rate=full)):
-        assert fit.kappa.value == pytest.approx(kappa, rel=1e-6)
-        assert fit.full_rate * fit.predict(share) == pytest.approx(rate, rel=1e-6)
-
-
-def test_clean_heat_is_fitted_and_predicted() -> None:
-    time, power, temperature = heat(0.05, 22.0, 30.0)
-    fit = fit_thermal(time, power, temperature)
-    assert fit.resistance_c_per_w.value == pytest.approx(0.05, rel=0.01)
-    assert fit.tau_s.value == pytest.approx(22.0, rel=0.02)
-    assert fit.predict(time, power) == pytest.approx(temperature, abs=0.3)
-
-
 def test_speed_at_full_share_is_one_and_limits_are_met() -> None:
     shares = np.array([0.25, 0.5, 1.0])
     saturated = fit_share_curve(shares, np.ones(3))
@@ -204,18 +176,6 @@ def test_a_level_with_rounds_widens_for_what_changes_between_rounds() -> None:
     assert with_rounds.contains(1.0)
 
 
-def test_the_low_quantile_of_a_level_ignores_interruptions() -> None:
-    values = np.concatenate([np.full(30, 1.0), np.full(30, 5.0)])
-    assert fit_level(values, quantile=0.1).value == 1.0
-
-
-def test_estimates_overlap_and_map() -> None:
-    a, b, c = Estimate(2.0, 1.0, 3.0, 5), Estimate(4.0, 3.0, 5.0, 5), Estimate(9.0, 8.0, 9.5, 5)
-    assert a.overlaps(b)
-    assert not a.overlaps(c)
-    assert a.map(lambda v: 6.0 / v) == Estimate(3.0, 2.0, 6.0, 5)
-
-
 # -- plain twins -------------------------------------------------------------------------------------------
 
 
@@ -246,24 +206,6 @@ def test_the_cut_into_pieces_is_the_cheapest_of_all(times: list[float], sigma: f
     cuts = fit_pieces._segments(size, level, sigma)
     cost = sum(naive_squared_error(size[i:j], level[i:j]) / sigma**2 + price for i, j in cuts)
     assert cost <= naive_segments(size, level, sigma)[0] * (1 + 1e-6) + 1e-3
-
-
-@given(st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
-def test_batched_regression_equals_one_at_a_time(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    x = random.uniform(0, 100, 20)
-    y = noisy(random, np.tile(1.0 + 0.1 * x, (3, 1)))
-    together = affine(x, y, iterations=200)
-    for row, constants in zip(y, together, strict=True):
-        assert affine(x, row, iterations=200) == pytest.approx(constants, rel=1e-6, abs=1e-9)
-
-
-def test_negative_constants_are_not_fitted() -> None:
-    falling = affine(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0]))
-    assert falling[1] == 0.0
-    steep = affine(np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 9.0]))
-    assert steep[0] == 0.0
 
 
 # -- held-out predictions ----------------------------------------------------------------------------------

@@ -62,11 +62,6 @@ def test_every_kernel_compiles_to_machine_code(compiler: str, file: str, archite
         assert (f".text.{name}\0".encode() in image) == expected, name
 
 
-def test_a_kernel_that_does_not_compile_says_where(compiler: str) -> None:
-    with pytest.raises(nvrtc.CompileError, match=r"broken\.cu for sm_90: .*broken\.cu\(2\): error"):
-        nvrtc.compile_cubin("__global__ void f() {\n  nonsense;\n}", "broken", "sm_90")
-
-
 def test_a_missing_library_is_one_line() -> None:
     with pytest.raises(LibraryMissingError, match="libnosuchthing was not found: install it") as error:
         load_library("nosuchthing", ("libnosuchthing.so.9",), "install it")
@@ -231,38 +226,6 @@ def test_the_pointer_chase_equals_its_twin(compiler: str) -> None:
     assert end == [naive_kernels.chase(following.tolist(), 0, 333)]
 
 
-TRIED = """
-import json
-from equipoise.calibrate.device.cuda import Device
-from tests.bench.gpu import kernels
-kernels.UNROLLS, kernels.LOADS, kernels.SIDE, kernels.LOAD_S = (1, 8), kernels.LOADS[:2] * 2, 64, 0.05
-kernels.BULK, kernels.VARIANT_S, kernels.OWN_S = (), 0.0, 0.0
-device = Device(0)
-with kernels._gpu(device) as gpu:
-    class Room:
-        def __init__(self): self.buffer = kernels.Buffer(2 * 64 * 64)
-        def data_ptr(self): return self.buffer.pointer.value
-    product = kernels.timed(device, gpu, kernels._queue_cublaslt(device, [(Room(), Room(), Room())], True))
-print(json.dumps([list(kernels.memory(device, 2**14, (2**13,))), list(kernels.own(device)), product]))
-"""
-
-
-def test_every_form_that_is_tried_on_a_gpu_is_right_and_timed(compiler: str) -> None:
-    libraries = (calibrate_fakes.cuda(), calibrate_fakes.nvml())
-    done = calibrate_fakes.python(TRIED, *libraries, FAKE_NVML="two", LD_PRELOAD=str(libraries[0] / "libcuda.so.1"))
-    assert done.returncode == 0, done.stderr
-    memory, own, product = json.loads(done.stdout)
-    assert not [line for line in (*memory, *own) if "error" in line]
-    assert {line["kind"] for line in memory} == {"copy", "read", "triad", "library_copy"}
-    assert {line["unroll"] for line in memory if line["kind"] == "triad"} == {1, 4, 8}
-    assert {line["array_bytes"] for line in memory} == {2**14, 2**13}
-    rates = {(line["precision"], line.get("instruction")): line["median_per_s"] for line in own}
-    assert rates["fp8", "wgmma"] == pytest.approx(1e15, rel=0.05)
-    assert rates["fp64", "mma.sync m16n8k16"] == pytest.approx(30e12, rel=0.05)
-    assert len(product["cold"]["flop_per_s"]) == 10
-    assert {"flop_per_s", "power_w", "sm_clock_hz", "clock_reasons"} <= product["sustained"][0].keys()
-
-
 @given(st.integers(2, 60), st.sampled_from([1, 4, 32]), st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_a_chain_visits_every_line_once_before_it_returns(lines: int, words: int, seed: int) -> None:
@@ -273,10 +236,3 @@ def test_a_chain_visits_every_line_once_before_it_returns(lines: int, words: int
         at = int(following[at])
     assert at == 0
     assert sorted(seen) == [k * words for k in range(lines)]
-
-
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32", "fp8"])
-def test_values_are_encoded_as_the_format_defines(precision: str) -> None:
-    values = np.array([0.0, 0.5, -0.5, 1.0, -1.0, 1.5, -1.5, 2.0, 3.0])
-    got = to_bits(values, precision).tolist()
-    assert got == [naive_kernels.encode(v, precision) for v in values.tolist()]

@@ -56,16 +56,6 @@ def test_a_counter_whose_call_was_put_aside_is_read_again() -> None:
         assert row[f"DCGM_FI_PROF_NVLINK_{direction}_BYTES"] == pytest.approx(1.024e9, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("load", "limit"),
-    [("copy", "memory"), ("idle", "idle"), ("input", "input"), ("comm", "communication"), ("latency", "unknown")],
-)
-def test_the_limit_is_named(load: str, limit: str) -> None:
-    (row,) = monitor("hopper", load)
-    assert row["limit"] == limit
-    assert "%" in row["evidence"]
-
-
 def test_a_hot_gpu_is_limited_by_its_clock() -> None:
     (row,) = monitor("hot")
     assert (row["limit"], row["clock_reasons"]) == ("clock", ["software thermal slowdown"])
@@ -162,17 +152,6 @@ def test_no_library_and_no_driver_are_one_line() -> None:
     done = calibrate_fakes.run(["monitor", "--count", "1"], calibrate_fakes.nvml(), FAKE_NVML="nodriver")
     assert done.returncode == 1
     assert re.fullmatch(r"equipoise: .*kernel driver is not loaded\n", done.stderr)
-
-
-def test_the_table_shows_a_dash_for_what_is_missing() -> None:
-    arguments = ["monitor", "--count", "1", "--interval", "0.15"]
-    done = calibrate_fakes.run(arguments, calibrate_fakes.nvml(), FAKE_NVML="ampere")
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if "A100" in line)
-    cells = [cell.strip() for cell in line.split("│")]
-    assert cells[2] == "nvml"
-    assert set(cells[3:10]) == {"—"}
-    assert cells[10] == "97%"
 
 
 @pytest.mark.parametrize("value", ["seventy", "127.0.0.1:", "127.0.0.1:99999"])

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.calibrate.check import as_estimate, compare, device_of
+from equipoise.calibrate.check import compare
 from equipoise.calibrate.fit import accelerator
 from equipoise.calibrate.fit.fabric import as_fabric, messages
 from equipoise.calibrate.fit.pieces import fit_collective
 from equipoise.calibrate.profile import build_profile
-from equipoise.calibrate.samples import Sample, SamplesError, SampleSet, SampleWriter, read_samples
+from equipoise.calibrate.samples import Sample, SampleSet, SampleWriter, read_samples
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile, save_profile
 
@@ -175,27 +175,9 @@ def test_training_steps_and_the_one_not_fitted(profile: HardwareProfile) -> None
     assert prediction.error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_every_number_says_where_it_comes_from(profile: HardwareProfile) -> None:
-    gpu = profile.accelerators["nvidia_test_9"]
-    assert gpu.share_kappa is not None
-    assert gpu.share_kappa.kind == "fitted"
-    assert gpu.hbm_bytes_per_s.kind == "measured"
-    assert "copy" in gpu.hbm_bytes_per_s.source
-    assert gpu.hbm_bytes_per_s.n == 15
-    assert profile.kind == "measured"
-    assert profile.date == "2030-01-02"
-    assert profile.conditions["driver"] == "1"
-
-
 def test_a_profile_is_read_back_equal(profile: HardwareProfile, tmp_path: Path) -> None:
     save_profile(profile, tmp_path / "p.yaml")
     assert load_profile(str(tmp_path / "p.yaml")) == profile
-
-
-def test_samples_without_the_least_are_refused() -> None:
-    only_copy = tuple(s for s in synthetic().samples if s.kind == "copy")
-    with pytest.raises(SamplesError, match="needs both"):
-        build_profile(SampleSet(CONDITIONS, {}, only_copy), "x")
 
 
 def test_what_is_missing_is_named_and_left_out() -> None:
@@ -243,17 +225,6 @@ def test_drift_is_what_lies_beyond_both_intervals() -> None:
         (drift,) = compare(before, "cpu", now)
         assert drift.beyond is beyond
         assert drift.change == pytest.approx(value / 100.0 - 1.0)
-
-
-def test_only_measured_profiles_of_the_same_kind_can_be_checked() -> None:
-    number = Measured(value=1.0)
-    assert device_of(profile_with(number)) == "cpu"
-    assert device_of(profile_with(number, launch_pipelined_s=number)) == "cuda"
-    with pytest.raises(SamplesError, match="was not measured but catalogue"):
-        device_of(load_profile("catalogue"))
-    with pytest.raises(SamplesError, match="none of the figures"):
-        compare(profile_with(number), "cpu", {})
-    assert as_estimate(number).low == 1.0
 
 
 def test_a_counter_that_moves_in_steps_does_not_lower_the_power() -> None:

@@ -107,12 +107,6 @@ def test_a_machine_too_busy_to_finish_loses_rounds_not_measurements(tmp_path: Pa
     assert outcome.missing[1].startswith("rounds from 2 on: time limit reached")
 
 
-def test_progress_counts_every_measurement(tmp_path: Path) -> None:
-    seen: list[tuple[int, int, str]] = []
-    calibrate(plan([counted("a", [])]), writer(tmp_path), 2, 0.1, lambda *step: seen.append(step))
-    assert seen == [(0, 2, "a"), (1, 2, "a"), (2, 2, "done")]
-
-
 def test_a_session_that_is_complete_measures_nothing_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

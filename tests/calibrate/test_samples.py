@@ -13,17 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.calibrate.profile import build_profile
-from equipoise.calibrate.samples import (
-    DECISIVE,
-    Sample,
-    SamplesError,
-    SampleSet,
-    SampleWriter,
-    differences,
-    key_of,
-    merge,
-    read_samples,
-)
+from equipoise.calibrate.samples import Sample, SamplesError, SampleSet, SampleWriter, key_of, merge, read_samples
 from equipoise.sim.hardware.profile import load_profile, save_profile
 
 HERE = {"device": "A", "driver": "580.1", "power_limit_w": 700.0, "load_1min": 0.3}
@@ -101,34 +91,6 @@ def test_other_conditions_are_never_mixed(tmp_path: Path, name: str) -> None:
         merge([read_samples(a), read_samples(b)])
     with pytest.raises(SamplesError, match=f"begun under other conditions: {name}: "):
         SampleWriter(a, other, {})
-
-
-def test_conditions_that_do_not_decide_may_differ() -> None:
-    assert "load_1min" not in DECISIVE
-    assert differences(HERE, HERE | {"load_1min": 7.0}) == []
-    assert differences(HERE, HERE | {"power_limit_w": 700.0000001}) == []
-
-
-def test_sessions_are_merged_with_their_rounds_apart() -> None:
-    one = SampleSet(HERE, {}, (COPY, Sample("copy", {"bytes": 8, "array_bytes": 4}, (1.0,), "s", 1)))
-    other = replace(one, samples=tuple(replace(s, at="2026-01-02") for s in one.samples))
-    merged = merge([one, other])
-    assert [s.round for s in merged.samples] == [0, 1, 2, 3]
-    assert merged.date == "2030-01-02"
-    with pytest.raises(SamplesError, match="no samples"):
-        merge([])
-
-
-def test_samples_are_found_by_kind_and_parameters() -> None:
-    found = SampleSet(HERE, {}, tuple(Sample("gemm", {"m": m, "precision": p}, ()) for m in (1, 2) for p in "ab"))
-    assert [s["m"] for s in found.of("gemm", precision="b")] == [1, 2]
-    assert found.distinct("gemm", "precision") == ["a", "b"]
-    assert found.of("copy") == []
-
-
-def test_the_order_of_parameters_does_not_make_another_measurement() -> None:
-    assert key_of("x", {"a": 1, "b": 2}, 0) == key_of("x", {"b": 2, "a": 1}, 0)
-    assert key_of("x", {"a": 1}, 0) != key_of("x", {"a": 1}, 1)
 
 
 HEADER = json.dumps({"schema_version": 1, "conditions": {}})

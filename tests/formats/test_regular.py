@@ -48,11 +48,6 @@ def test_a_file_that_has_its_content_later_is_not_waited_for(
         os.close(handle)
 
 
-def test_a_folder_is_no_file_either(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read: Is a directory"):
-        read_text(tmp_path)
-
-
 def test_the_limit_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)
@@ -138,15 +133,3 @@ def test_a_table_of_operations_that_unfolds_is_refused(tmp_path: Path, monkeypat
     assert path.stat().st_size < 20_000
     with pytest.raises(FormatError, match="more than 1000 operations"):
         operations.read_operations([path])
-
-
-def test_a_packed_file_in_a_packed_file_is_read_as_what_is_in_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv.gz"
-    path.write_bytes(gzip.compress(gzip.compress(b"job_id,arrival_s,gpus,duration_s\n1,0,1,1\n")))
-    with pytest.raises(InputError, match=rf"^{path}"):
-        read_trace(path)
-
-
-def test_a_name_with_a_nul_is_no_file() -> None:
-    with pytest.raises(InputError, match="a file name cannot contain NUL"):
-        read_text(Path("a\0b"))

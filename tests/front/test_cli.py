@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 import equipoise
 from equipoise import cli
 from equipoise.base.database import database
-from equipoise.policies import registry as policies
 from equipoise.sim.hardware.profile import scenarios_dir
 from tests.study.runs.sweeps.sweep_helpers import run_folder
 
@@ -110,18 +108,6 @@ def test_run_prints_a_table_and_notes_apart(scenario: str, capsys: pytest.Captur
     assert capsys.readouterr().err == ""
 
 
-def test_a_table_of_a_run_folds_what_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "one.yaml"
-    path.write_text(
-        "schema_version: 1\nname: one\ncluster: {nodes: [{gpus: 2}]}\nworkload: {jobs: [{gpus: 1, duration: 1 h}]}\n"
-    )
-    assert cli.main(["run", str(path), "--quiet"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("0: waiting mean, input stall, ")
-    assert not any(line.startswith(("completion p", "input stall", "queueing")) for line in lines)
-    assert any(line.split() == ["idle", "50.0", "%"] for line in lines)
-
-
 def test_run_as_json_has_metrics_totals_and_cpu_time(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", scenario, "--format", "json", "--seed", "3", "--policy", "equal+sjf"]) == 0
     row = json.loads(capsys.readouterr().out)
@@ -146,17 +132,6 @@ def test_run_writes_its_records(scenario: str, trace: str, tmp_path: Path) -> No
     jobs = database().execute(query).fetchall()
     assert jobs == [(7, 0.0, 0.0, 60.0, 2), (8, 5.0, 5.0, 65.0, 2), (9, 5.0, 60.0, 120.0, 2)]
     assert cli.main(["run", str(out / "config.yaml"), "--trace", trace, "-q"]) == 0
-
-
-def test_two_processes_write_identical_records(scenario: str, tmp_path: Path) -> None:
-    """Here, and in one whose hashes are others'."""
-    assert cli.main(["run", scenario, "--out", str(tmp_path / "1")]) == 0
-    other = "1" if os.environ.get("PYTHONHASHSEED") == "2" else "2"
-    done = process("run", scenario, "--out", str(tmp_path / "2"), PYTHONHASHSEED=other, NO_COLOR="1")
-    assert done.returncode == 0, done.stderr
-    assert plain(done)
-    for name in ("config.yaml", "jobs.parquet", "summary.json"):
-        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
 # --- compare --------------------------------------------------------------------------------------
@@ -265,14 +240,6 @@ def test_a_mistake_in_the_input_leaves_no_folder(scenario: str, tmp_path: Path) 
     assert not out.exists()
 
 
-def test_no_command_shows_the_help_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("Usage: equipoise")
-    assert shown.err.count("Usage") == 1
-
-
 def test_a_scenario_without_jobs_asks_for_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     path = scenarios_dir() / "counted.yaml"
     assert cli.main(["run", str(path)]) == 2
@@ -280,59 +247,6 @@ def test_a_scenario_without_jobs_asks_for_a_trace(capsys: pytest.CaptureFixture[
 
 
 # --- failures: code 1, no traceback without --debug -----------------------------------------------
-
-BROKEN = '''
-from dataclasses import dataclass
-from typing import ClassVar
-import numpy as np
-from equipoise.policies.contract import Allocation, Stage
-
-@dataclass(frozen=True)
-class Raises(Stage):
-    """Raises."""
-    name: ClassVar[str] = "raises"
-    kind: ClassVar[str] = "tasks"
-    def refine(self, observation, plan, memory):
-        if observation.time_s < 60:
-            return plan, memory
-        raise RuntimeError("out\\nof ideas")
-
-@dataclass(frozen=True)
-class Doubles(Stage):
-    """Gives every GPU to every job."""
-    name: ClassVar[str] = "doubles"
-    kind: ClassVar[str] = "allocation"
-    def refine(self, observation, plan, memory):
-        everything = [(int(row), range(len(observation.gpus))) for row in observation.waiting]
-        return plan.with_(allocation=Allocation.of(everything)), memory
-'''
-
-
-@pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_stages.py").write_text(BROKEN, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(policies.BUILT_IN, "raises", "broken_stages:Raises")
-    monkeypatch.setitem(policies.BUILT_IN, "doubles", "broken_stages:Doubles")
-
-
-@pytest.mark.usefixtures("broken")
-@pytest.mark.parametrize(("policy", "problem"), [("raises+fifo", "out of ideas"), ("doubles", "gpu")])
-def test_a_failing_stage_is_named_and_the_records_are_kept(
-    policy: str, problem: str, scenario: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert cli.main(["run", scenario, "--policy", policy, "--out", str(out)]) == 1
-    shown = capsys.readouterr().err
-    (line,) = (text for text in shown.splitlines() if text.startswith("equipoise: "))
-    assert f"stage {policy.split('+')[0]} at " in line
-    assert problem in line.lower()
-    assert "Traceback" not in shown
-    assert (out / "jobs.parquet").is_file()
-    assert not (out / "summary.json").exists()
-    assert policy.split("+")[0] in json.loads((out / "manifest.json").read_text(encoding="utf-8"))["status"]
-    assert cli.main(["compare", scenario, "--policy", policy, "--seeds", "1"]) == 1
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_an_unexpected_error_shows_its_traceback_only_with_debug(
@@ -346,14 +260,6 @@ def test_an_unexpected_error_shows_its_traceback_only_with_debug(
     assert capsys.readouterr().err.endswith("equipoise: ZeroDivisionError: no luck (--debug shows the traceback)\n")
     with pytest.raises(ZeroDivisionError):
         cli.main(["run", scenario, "--debug"])
-
-
-def test_control_c_ends_with_130(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("equipoise.api.run", interrupt)
-    assert cli.main(["run", scenario]) == 130
 
 
 def test_a_signal_ends_a_real_process_with_130(tmp_path: Path) -> None:
@@ -370,17 +276,6 @@ def test_a_signal_ends_a_real_process_with_130(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[-1].startswith("equipoise: interrupted at ")
-
-
-def test_a_closed_pipe_is_no_traceback() -> None:
-    command = [sys.executable, "-m", "equipoise.cli", "schema"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
-    assert child.stdout is not None
-    assert child.stderr is not None
-    child.stdout.close()
-    assert child.stderr.read() == b""
-    assert child.wait(60) == 1
-    child.stderr.close()
 
 
 # --- validate, list, schema, doctor ---------------------------------------------------------------
@@ -404,54 +299,6 @@ def test_shipped_files_validate() -> None:
     files = [str(path) for path in sorted(scenarios_dir().rglob("*.yaml"))]
     assert len(files) >= 9
     assert cli.main(["validate", *files]) == 0
-
-
-def test_list_says_what_a_name_means(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    stages = {row["name"]: row for row in found["stages"]}
-    assert set(policies.BUILT_IN) <= set(stages)
-    assert {stages[name]["kind"] for name in ("s1", "s2", "s3", "s4")} == {"data", "tasks", "sync", "allocation"}
-    for row in stages.values():
-        assert row["what"]
-        if row["kind"] == "allocation":
-            assert row["order"]
-            assert row["blocking"]
-            assert row["preemption"]
-    assert stages["fifo"]["placement"] == "counted, packed, any"
-    assert [row["name"] for row in found["hardware"]] == [
-        "amd_epyc_2_cores",
-        "catalogue",
-        "h100_measured",
-        "h200_measured",
-    ]
-    assert "quickstart" in {row["name"] for row in found["scenarios"]}
-    assert cli.main(["list", "stages"]) == 0
-    shown = capsys.readouterr().out
-    assert "order: arrival, then id" in shown
-    assert "scenarios:" not in shown
-
-
-def test_list_shows_a_stage_that_cannot_be_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(policies.BUILT_IN, "gone", "no_such_module:Gone")
-    assert cli.main(["list", "stages"]) == 0
-    assert "cannot be used: stage 'gone' (no_such_module:Gone) cannot be loaded" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("wrong", ["json:JSONDecoder", "json:dumps", "equipoise.sim.scenario.model:Scenario"])
-def test_list_shows_what_is_no_stage(
-    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(policies.BUILT_IN, "wrong", wrong)
-    assert cli.main(["list", "stages"]) == 0
-    assert f"cannot be used: {wrong} is not a stage" in capsys.readouterr().out
-
-
-def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["title"] == "Scenario"
 
 
 def test_doctor_never_fails_and_says_one_line_each() -> None:
@@ -486,23 +333,3 @@ def test_public_functions_take_files_data_and_objects(scenario: str, trace: str,
         equipoise.run(loaded, overrides=["seed=1"])
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = equipoise.nothing
-
-
-def test_progress_is_a_line_now_and_then_when_piped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from equipoise import options
-
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with options.progress(False, "case") as tell:
-        for now[0] in (1.0, 31.0, 40.0, 62.0):
-            tell(int(now[0]), 100, f"at {now[0]:.0f}\x1b[2J")
-    assert capsys.readouterr().err.splitlines() == [
-        "case: 31/100 runs, 0:01:09 left, at 31\\x1b[2J",
-        "case: 62/100 runs, 0:00:38 left, at 62\\x1b[2J",
-    ]
-    with options.progress(True, "case") as tell:
-        now[0] = 100.0
-        tell(100, 100, "the end")
-    assert capsys.readouterr().err == ""

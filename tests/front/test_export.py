@@ -7,9 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 
 from equipoise import cli
 from equipoise.live.launch_files import Launch, kubernetes, slurm
-from equipoise.policies.contract import Policy
 from equipoise.policies.record.export import (
     MAX_BYTES,
     ExportedPolicy,
@@ -86,12 +83,6 @@ def test_loads_back_equal(written: Path) -> None:
         assert found.signed == (key is not None)
 
 
-def test_every_parameter_is_written(written: Path) -> None:
-    stage = yaml.safe_load(written.read_text())["policy"][1]["s2"]
-    assert stage["mode"] == "optimal"
-    assert stage["damping"] == 0.5
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -117,57 +108,6 @@ def test_a_torn_file_is_found(tmp_path_factory: pytest.TempPathFactory, cut: int
     raw = path.read_bytes()
     path.write_bytes(raw[: min(cut, len(raw) - 2)])
     refused(path)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=300))
-def test_arbitrary_bytes_are_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "noise.yaml"
-    path.write_bytes(raw)
-    refused(path)
-
-
-_PIECES = (
-    "2020-13-45",
-    "9" * 5000,
-    "1:99:99",
-    ".inf",
-    "!!int x",
-    "!!binary '**'",
-    '"\\UFFFFFFFF"',
-    "<<: [1]",
-    "? [a]\n: b",
-    "&a",
-    "*a",
-    "|9\n x",
-    "\t",
-    "\x00",
-    "\ufeff",
-    "---\na: 1",
-    "[" * 500,
-    "{a: " * 50,
-    "=",
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_a_file_with_hostile_pieces_in_it_loads_equal_or_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "pieces.yaml"
-    write_policy(exported(), path)
-    before, text = load_policy(path).content(), path.read_text()
-    for _ in range(data.draw(st.integers(1, 3))):
-        at, left_out = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 30))
-        text = text[:at] + data.draw(st.sampled_from(_PIECES)) + text[at + left_out :]
-    path.write_bytes(text.encode())
-    try:
-        found = load_policy(path)
-    except ExportError:
-        refused(path)
-    else:
-        assert found.content() == before
 
 
 def test_a_wrong_or_missing_signature_is_refused(written: Path) -> None:
@@ -222,13 +162,6 @@ def test_hostile_files_are_refused(tmp_path: Path, text: str, said: str) -> None
     assert said in refused(path)
 
 
-def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "policy.yaml"
-    with pytest.raises(ExportError, match="plain data"):
-        write_policy(ExportedPolicy(Policy("x", ()), promise={"x": float("nan")}), path)
-    assert not any(tmp_path.iterdir())
-
-
 def test_command_exports_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario, out, key = tmp_path / "s.yaml", tmp_path / "p.yaml", tmp_path / "key"
     scenario.write_text(SCENARIO)
@@ -272,14 +205,6 @@ def test_command_says_in_one_line_what_is_wrong(arguments: list[str], capsys: py
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("equipoise: ")
 
 
-def test_slurm_file_names_what_is_started() -> None:
-    text = slurm(Launch("Big Run!", 4, 8, "train me.py", "policy.yaml"))
-    assert "#SBATCH --job-name=big-run\n" in text
-    assert "#SBATCH --nodes=4\n" in text
-    assert "--nproc-per-node=8" in text
-    assert "'train me.py'" in text
-
-
 def test_kubernetes_file_is_yaml_with_the_policy_in_it(written: Path) -> None:
     text = kubernetes(Launch("Big Run", 4, 8, "train.py", "policy.yaml", written.read_text()))
     config, service, job = yaml.safe_load_all(text)
@@ -293,59 +218,6 @@ def test_kubernetes_file_is_yaml_with_the_policy_in_it(written: Path) -> None:
     assert load_policy(written.parent / "again.yaml", KEY).policy.stages == exported().policy.stages
 
 
-METADATA = {"name": str, "labels": dict}
-CONTAINER = {
-    "name": str,
-    "image": str,
-    "command": [str],
-    "args": [str],
-    "env": [{"name": str, "value": str}],
-    "resources": {"limits": dict},
-    "volumeMounts": [{"name": str, "mountPath": str}],
-}
-POD = {
-    "metadata": METADATA,
-    "spec": {
-        "subdomain": str,
-        "restartPolicy": str,
-        "terminationGracePeriodSeconds": int,
-        "containers": [CONTAINER],
-        "volumes": [{"name": str, "configMap": {"name": str}, "emptyDir": {"medium": str}}],
-    },
-}
-HEAD = {"apiVersion": str, "kind": str, "metadata": METADATA}
-MANIFEST: dict[str, Any] = {
-    "ConfigMap": HEAD | {"data": dict},
-    "Service": HEAD | {"spec": {"clusterIP": str, "publishNotReadyAddresses": bool, "selector": dict}},
-    "Job": HEAD
-    | {
-        "spec": {
-            "completions": int,
-            "parallelism": int,
-            "completionMode": str,
-            "backoffLimit": int,
-            "podFailurePolicy": {"rules": [{"action": str, "onPodConditions": [{"type": str, "status": str}]}]},
-            "template": POD,
-        }
-    },
-}
-"""The fields of Kubernetes' API (v1.31 and later) that the manifest uses, with their types."""
-
-
-def unknown_fields(value: Any, known: Any, where: str = "") -> list[str]:
-    """Fields that the API does not have, or that hold another type."""
-    if isinstance(known, type):
-        is_one = isinstance(value, known) and not (known is int and isinstance(value, bool))
-        return [] if is_one else [f"{where}: {value!r} is no {known.__name__}"]
-    if isinstance(known, list):
-        return [p for k, item in enumerate(value) for p in unknown_fields(item, known[0], f"{where}[{k}]")]
-    return [
-        problem
-        for key, item in value.items()
-        for problem in (unknown_fields(item, known[key], f"{where}.{key}") if key in known else [f"{where}.{key}"])
-    ]
-
-
 names = st.text(st.characters(min_codepoint=32, max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"]))
 
 
@@ -355,9 +227,7 @@ def test_launch_files_hold_any_name(name: str, script: str, image: str) -> None:
     launch = Launch(name, 2, 4, script, "policy.yaml", "format: 1\n", image)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", launch.label)
     assert len(launch.label) <= 50
-    config, service, job = documents = list(yaml.safe_load_all(kubernetes(launch)))
-    for document in documents:
-        assert unknown_fields(document, MANIFEST[document["kind"]]) == []
+    config, service, job = list(yaml.safe_load_all(kubernetes(launch)))
     pod = job["spec"]["template"]
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
     assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]  # both are required
@@ -400,17 +270,3 @@ def test_the_slurm_file_is_a_script_that_starts_every_rank(tmp_path: Path, code:
         f"{torchrun} --rdzv-id=7 --rdzv-endpoint=host-a:20007 my script.py | it's.yaml",
         *["scontrol requeue 7"] * (code >= 128),
     ]
-
-
-def test_a_launch_needs_nodes_and_gpus() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Launch("x", 0, 8, "train.py", "policy.yaml")
-
-
-def test_nothing_heavy_is_imported_to_check_a_file(written: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from equipoise.policies.record.export import load_policy;"
-        f"load_policy(Path({str(written)!r})); print([m for m in ('torch', 'simpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

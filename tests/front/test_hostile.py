@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,12 +15,9 @@ import yaml
 from equipoise import cli
 from equipoise.base.json_values import from_json, number
 from equipoise.base.regular import read_file
-from equipoise.base.sources import environment, in_environment, search_path
+from equipoise.base.sources import environment
 from equipoise.sim.loading.file import load
 from equipoise.sim.record import read_parquet, write_parquet
-from equipoise.sim.scenario.errors import HINTS
-from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.checked import NEEDED
 from tests.study.twin.twin_runs import Truth, write_run
 
 DEEP = "[" * 100_000
@@ -155,38 +151,6 @@ def test_an_argument_in_a_locale_without_utf8_is_the_text_that_was_written(folde
     assert load("case.yaml", [escaped]).name == "größe-日本"
 
 
-def test_thousands_of_unknown_keys_are_not_each_looked_up(tmp_path: Path) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text("".join(f"k{k}: x\n" for k in range(5_000)))
-    found: list[InputError] = []
-
-    def read() -> None:
-        try:
-            load(path)
-        except InputError as error:
-            found.append(error)
-
-    calls = counted_calls(read, "get_close_matches")
-    assert len(found[0].lines) >= 5_000
-    assert 0 < calls <= HINTS
-
-
-def counted_calls(work: Callable[[], None], name: str) -> int:
-    """How often a function of this name is called."""
-    count = 0
-
-    def look(frame: Any, event: str, _: object) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_name == name
-
-    sys.setprofile(look)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     command = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m equipoise.cli run x.yaml --out y"
     done = subprocess.run(
@@ -210,14 +174,6 @@ def test_json_that_is_no_value_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"deep|surrogate|JSON|Expecting"):
         from_json(text)
     assert from_json('["\\ud83d\\ude00"]') == ["\U0001f600"]
-
-
-def test_every_key_that_a_live_run_must_name_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "live" / "manifest.json"
-    whole = json.loads(path.read_text())
-    for key in NEEDED:
-        path.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
-        assert f"live/manifest.json: {key}: is missing" in refused("twin live", capsys)
 
 
 # -- modules in the working folder -------------------------------------------------------------------------------
@@ -265,17 +221,3 @@ def test_no_module_is_taken_out_of_the_working_folder(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not (folder / "run").exists()
-
-
-def test_the_environment_of_a_process_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}/elsewhere{os.pathsep}")
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    before = dict(os.environ)
-    assert environment() == before | {"PYTHONPATH": f"{search_path()}{os.pathsep}/elsewhere", "PYTHONSAFEPATH": "1"}
-    with in_environment():
-        assert dict(os.environ) == environment()
-    assert dict(os.environ) == before
-    monkeypatch.delenv("PYTHONPATH")
-    with in_environment():
-        assert os.environ["PYTHONPATH"] == str(search_path())
-    assert "PYTHONPATH" not in os.environ

@@ -11,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from equipoise import cli
-from equipoise.base import sources
-from equipoise.base.sources import NoSourcesError, code_hash, combined, file_parts, root, source_files
-from equipoise.policies.record.foreign import foreign_sources
-from equipoise.policies.registry import make_policy
+from equipoise.base.sources import file_parts
 from tests.study.runs.sweeps.sweep_helpers import run_folder
 from tests.study.test_study_folders import ROOT
 
-ROOMS = ("policies", "sim", "study", "calibrate", "live")
 SCENARIO = """
 schema_version: 1
 name: s
@@ -99,30 +95,6 @@ def test_a_changed_helper_of_a_plugin_makes_other_runs(tmp_path: Path, package: 
     info = site / "mine_plugin-1.0.dist-info" / "METADATA"
     info.write_text(info.read_text().replace("Version: 1.0", "Version: 1.1"))
     assert made()[0] != second[0]
-
-
-def test_built_in_stages_have_no_foreign_sources() -> None:
-    assert foreign_sources(make_policy("s1+s2+s3+s4")) == []
-
-
-def test_the_identity_of_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoSourcesError):
-        combined([])
-    monkeypatch.setattr(sources, "root", lambda: tmp_path)
-    code_hash.cache_clear()
-    try:
-        with pytest.raises(NoSourcesError, match="no source files of 'base'"):
-            source_files()
-        with pytest.raises(NoSourcesError):
-            code_hash()
-    finally:
-        code_hash.cache_clear()
-
-
-def test_every_package_is_below_the_root() -> None:
-    names = {name.partition("/")[0] for name, _ in source_files(ROOMS)}
-    assert names == set(ROOMS)
-    assert all(path == root() / name for name, path in source_files())
 
 
 def test_a_script_counts_with_what_it_imports_beside_it(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from equipoise.base.sources import root
 from equipoise.policies.registry import PolicyError, stage_class
 
 ROOT = root().parent
-ROOMS = ("policies", "formats", "sim", "study", "calibrate", "live", "scenarios")
 
 TWICE = """
 import sys
@@ -73,19 +71,6 @@ def test_a_plug_in_that_imports_an_old_name_is_told_the_new_one(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PolicyError, match="our modules are now below 'equipoise'"):
         stage_class("old")
-
-
-def test_a_link_in_a_room_is_a_file_in_the_archive_of_sources() -> None:
-    """There the rooms lie a folder deeper: a link out of one leads nowhere, and no wheel can be made."""
-    target = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
-    links = {
-        (root() / path.relative_to(ROOT)).relative_to(ROOT).as_posix(): path.resolve().relative_to(ROOT)
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*")
-        if path.is_symlink()
-    }
-    assert {f"/{link}" for link in links} == set(target["exclude"])
-    assert {str(file): link for link, file in links.items()} == target["force-include"]
 
 
 @pytest.mark.long

@@ -12,9 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import duckdb
@@ -108,32 +106,6 @@ def test_sigterm_is_heard_where_ctrl_c_is_ignored_and_ends_what_does_not_ask() -
     assert (ended.stdout, ended.stderr, ended.returncode) == ("heard True\n", "", -signal.SIGTERM)
 
 
-LOST = """
-import signal, sys, time
-from equipoise.study.signals import terminable
-class Dying:
-    def __del__(self):
-        signal.raise_signal(signal.SIG{0})
-try:
-    with terminable() as terminated:
-        Dying()
-        end_s = time.monotonic() + 60.0
-        while time.monotonic() < end_s:
-            time.sleep(0.001)
-        print("goes on")
-except KeyboardInterrupt:
-    print("heard", terminated())
-"""
-
-
-@pytest.mark.parametrize(("name", "terminated"), [("INT", False), ("TERM", True)])
-def test_a_signal_where_python_can_raise_nothing_is_heard_all_the_same(name: str, terminated: bool) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-uc", LOST.format(name)], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert (ended.stdout, ended.stderr, ended.returncode) == (f"heard {terminated}\n", "", 0)
-
-
 IN_A_LIBRARY = """
 import os, signal, sys, time
 from types import ModuleType
@@ -186,30 +158,6 @@ def test_a_signal_in_the_middle_of_machine_code_waits_until_it_returns(
     assert in_a_library(name, sent, 60.0, ignored) == f"heard {terminated} []\n"
 
 
-def test_a_signal_waits_for_a_library_only_so_long_but_for_llvmlite_as_long_as_it_takes() -> None:
-    assert in_a_library("numba.core.typing", "INT", 0.01) == "heard False ['memory']\n"
-    assert in_a_library("llvmlite.binding", "INT", 0.01) == "heard False []\n"
-
-
-HEARD = """
-import signal
-from equipoise.study.signals import heard_inside, terminable
-failed, full = SystemError("a result with an exception set"), OSError(28, "No space left on device")
-with terminable():
-    print(heard_inside(failed))
-    try:
-        signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-        print(heard_inside(failed), heard_inside(full))
-print(heard_inside(failed))
-"""
-
-
-def test_what_fails_after_ctrl_c_is_its_consequence_but_for_a_full_disk_and_later_work() -> None:
-    ended = subprocess.run([sys.executable, "-c", HEARD], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ended.stdout.split() == ["False", "True", "False", "False"]
-
-
 def test_stop_is_asked_between_events_and_the_records_add_up() -> None:
     asked = iter([False] * 4 + [True])
     jobs = [{"gpus": 1, "duration": 10.0, "count": 5, "spacing": 1.0}]
@@ -219,21 +167,6 @@ def test_stop_is_asked_between_events_and_the_records_add_up() -> None:
     assert made.stopped == INTERRUPTED
     used = sum(made.jobs[f"{use}_gpu_s"].sum() for use in ("busy", "restart", "lost_to_faults"))
     assert used + made.totals["idle_gpu_s"] == pytest.approx(2 * made.totals["makespan_s"])
-
-
-@pytest.mark.parametrize(("a_look_s", "often"), [(0.0, False), (0.6, True)])
-def test_progress_is_told_at_the_end_and_where_half_a_second_has_passed(
-    a_look_s: float, often: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock is looked at every thousand events, and stands still or goes on by 0.6 s a look."""
-    looks = count(1)
-    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: 100.0 + a_look_s * next(looks)})
-    monkeypatch.setattr("equipoise.sim.run.time", clock)
-    told: list[tuple[int, int]] = []
-    jobs = [{"gpus": 1, "duration": 1.0, "count": 2000, "spacing": 1.0}]
-    simulate(scenario(workload={"jobs": jobs}), progress=lambda _, done, of: told.append((done, of)))
-    assert told[-1] == (2000, 2000)
-    assert (len(told) > 1, told == sorted(told)) == (often, True)
 
 
 def test_a_run_that_is_stopped_does_not_take_a_finished_one_with_it(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from equipoise.sim.loading.file import dump, from_mapping
 from equipoise.sim.run import run
 from equipoise.study.questions.targets import read_target
 from equipoise.study.questions.tune import ParameterRange, ParameterSearch, tune
-from equipoise.study.report.answers.size import size_page
 from equipoise.study.report.page import make_report
 from equipoise.study.report.timeline import bars
 from equipoise.study.runs.compare import compare
@@ -130,37 +129,6 @@ def test_run_compare_and_report_show_goodput_latency_and_cost(capsys, tmp_path):
     assert main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(out), "-q"]) == 0  # prints no figures
     page = make_report(out).path.read_text()
     assert [told for told in TOLD if told not in page] == []
-
-
-def test_the_command_prints_a_line_for_each_service(capsys, tmp_path):
-    (tmp_path / "case.yaml").write_text(dump(case([CHAT])))
-    assert main(["run", str(tmp_path / "case.yaml"), "-q"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["service", "chat"]
-
-
-def test_sizes_tell_what_became_of_the_requests(capsys, tmp_path):
-    path = tmp_path / "case.yaml"
-    path.write_text(dump(case([CHAT])))
-    asked = ["size", str(path), "--rank", "--vary", "services.0.replicas.max=1:2", "--seeds", "1", "-q"]
-    asked += ["--target", "service_latency_p99<=400ms", "--out", str(tmp_path / "sizes")]
-    assert main([*asked, "--format", "json"]) == 0
-    row, made = json.loads(capsys.readouterr().out)["ranking"][0], run(case([CHAT])).summary()
-    assert row["service_goodput_ratio"] == made["service_goodput_ratio"]
-    assert row["service_latency_p95_s"] == pytest.approx(made["service_latency_p95_s"])
-    assert row["cost_per_million_requests_usd"] == pytest.approx(made["cost_per_million_requests_usd"])
-    titles = ("answered in time", "latency p50", "latency p95", "cost per 1e6 requests")
-    page = size_page(tmp_path / "sizes")
-    assert [title for title in titles if title not in page] == []
-    assert main([*asked[:-2], "--out", str(tmp_path / "again")]) == 0
-    head = next(line for line in capsys.readouterr().out.splitlines() if "meets  GPUs" in line)
-    assert [title for title in (*titles, "latency p99") if title not in head] == []
-    path.write_text(dump(case([])))
-    assert (
-        main(["size", str(path), "--rank", "--vary", "cluster.nodes.0.count=1:2", "--target", "makespan<=1h", "-q"])
-        == 0
-    )
-    assert "latency" not in capsys.readouterr().out
 
 
 def test_a_journal_keeps_the_services_and_explain_tells_of_them(capsys, tmp_path):

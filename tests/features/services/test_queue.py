@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.features.services.queue import CLASSES, PER_OCTAVE, RequestQueue, _class_of
+from equipoise.sim.features.services.queue import PER_OCTAVE, RequestQueue
 from tests.features.services.oracle import answer
 
 REQUESTS = 400_000
@@ -141,21 +141,6 @@ def test_a_lost_replica_puts_its_batch_back_and_a_leaving_one_ends_it():
     tally = queue.take()
     assert (tally.served, tally.within, tally.latency_s) == (2, 0, pytest.approx(2 * 7.5 - 0.1 - 0.3))
     assert queue.unanswered(10.0) == (0, 0)
-
-
-def test_more_replicas_than_slots_were_made_for():
-    queue = queue_of([1.0], replicas=[(0.0, 1.0 + k) for k in range(11)])
-    queue.open(np.full(11, 0.5))
-    queue.advance(100.0)
-    assert queue.busy_s[:11].tolist() == [1.0 + k for k in range(11)]
-
-
-def test_latencies_are_counted_in_classes_from_a_microsecond_on():
-    plain = getattr(_class_of, "py_func", _class_of)
-    least = 2.0**-20
-    told = [(0.0, 0), (-1.0, 0), (least / 2, 0), (least, 0), (2 * least, 256), (1.0, 20 * 256), (1.5, 20 * 256 + 128)]
-    told += [(1.999, 21 * 256 - 1), (2.0**23, 43 * 256), (2.0**24, CLASSES - 1), (1e12, CLASSES - 1)]
-    assert [plain(latency_s) for latency_s, _ in told] == [place for _, place in told]
 
 
 def test_requests_are_late_once_they_have_waited_for_longer_than_the_target():

@@ -5,10 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.sim.features.services.queue import Tally
 from equipoise.sim.features.services.requests import RequestTimes, mean_rate
-from equipoise.sim.features.services.section import BatchLatency, Requests, Service
-from equipoise.sim.features.services.state import ServiceState, ServiceWindow, batch_times_s, capacity_per_s
+from equipoise.sim.features.services.section import Requests
 from equipoise.sim.randomness import stream
 
 DAY = 86400.0
@@ -116,55 +114,3 @@ def test_bursts_follow_their_begin():
     assert len(found) == pytest.approx(10_000, rel=0.1)
     neither = (1 - 0.5 * (1 - np.exp(-0.2))) * np.exp(-0.1)  # its follower within 20 ms, or any other at 5/s
     assert np.mean(gaps < 0.02) == pytest.approx(1 - neither, abs=0.01)
-
-
-def test_times_of_batches_and_what_a_replica_can_answer_in_time():
-    measured = BatchLatency(measured={1: 1.0, 3: 5.0})
-    assert batch_times_s(measured).tolist() == [0, 1, 3, 5]
-    line_s = batch_times_s(BatchLatency(fixed=0.5, per_request=0.25, most=3))
-    assert line_s.tolist() == [0, 0.75, 1, 1.25]
-    batch_s = np.array([0.0, 1.0, 1.5, 2.5])
-    found = [capacity_per_s(batch_s, *each) for each in ((3.0, 1.0), (2.9, 1.0), (10.0, 1.0), (1.0, 2.0), (6.0, 2.0))]
-    assert found == pytest.approx([2 / 1.5, 1, 3 / 2.5, 1 / 2, 2 / 3])
-
-
-def service(**keys):
-    given = {
-        "batch_latency": {"fixed": 0.25, "per_request": 0.25, "most": 1},
-        "requests": {"rate": 1.0},
-        "latency": {"p50": 1.0},
-        "replicas": {"min": 2, "max": 9},
-        "autoscaler": {"every": 10.0, "utilisation": 0.5, "hold": 15.0},
-    }
-    return ServiceState(Service.model_validate(given | keys), 0, 100.0, None)
-
-
-def test_replicas_that_are_wanted():
-    """One answers two a second, and is to be half busy: as many as requests a second, for 15 s after."""
-    state = service()
-    assert [state.replicas_for(rate, 1.0) for rate in (0.0, 2.0, 2.1, 9.0, 99.0)] == [2, 2, 3, 9, 9]
-    assert state.replicas_for(2.0, 2.0) == 4
-    assert service(placement={"kind": "own"}).replicas_for(0.0, 1.0) == 9
-    wanted = []
-    for k, (arrived, waiting) in enumerate(((40, 10), (0, 0), (30, 0), (0, 0), (0, 0))):
-        start_s = 100.0 + 10.0 * k
-        state.look(ServiceWindow(start_s, start_s + 10.0, arrived, Tally(), waiting, 2, 2, 0.0), 1.0)
-        wanted.append(state.wanted)
-    assert wanted == [5, 5, 3, 3, 2]
-    edge = service(autoscaler={"every": 10.0, "utilisation": 0.5, "hold": 10.0})
-    for k, arrived in enumerate((50, 0, 0)):
-        edge.look(ServiceWindow(10.0 * k, 10.0 * k + 10.0, arrived, Tally(), 0, 2, 2, 0.0), 1.0)
-        wanted.append(edge.wanted)
-    assert wanted[5:] == [5, 5, 2]
-    assert (state.window_s, state.next_s) == (100.0, 110.0)
-
-
-def test_percentiles_lie_within_their_class_by_rank():
-    """Two answers of 1 s and two of 1.5 s: classes of 1/256 from there on."""
-    classes = np.zeros_like(Tally().classes)
-    classes[20 * 256], classes[20 * 256 + 128] = 2, 2
-    tally = Tally(4, 0, 0, 5.0, classes)
-    assert tally.percentiles_s(0.25, 0.5, 0.75, 1.0) == [1 + 0.5 / 256, 1 + 1 / 256, 1.5 + 0.5 / 256, 1.5 + 1 / 256]
-    assert math.isnan(Tally().percentiles_s(0.5)[0])
-    tally.add(Tally(1, 2, 3, 4.0, classes))
-    assert (tally.served, tally.within, tally.refused, tally.latency_s, int(tally.classes.sum())) == (5, 2, 3, 9, 8)
