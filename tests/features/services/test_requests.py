@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.sim.features.services.requests import RequestTimes, mean_rate
+from equipoise.sim.features.services.requests import RequestTimes
 from equipoise.sim.features.services.section import Requests
 from equipoise.sim.randomness import stream
 
@@ -77,20 +77,6 @@ def test_times_of_a_file_count_from_the_beginning_of_the_run():
     assert times.window(110.0).tolist() == [100.0, 101.0]
     assert times.window(120.0).tolist() == [110.0]
     assert times.window(500.0).tolist() == [170.0]
-
-
-def test_requests_expected_by_hand():
-    """Weights 1 and 3 of 10 s each, 2 a second in the mean: a step's rate holds wherever it is cut."""
-    spec = Requests(rate=2.0, kind="profile", every=10.0, weights=(1.0, 3.0))
-    times = RequestTimes(spec, 0, "chat", 5.0, None)
-    edges, expected = times._expected(5.0, 25.0)
-    assert edges.tolist() == [5, 10, 20, 25]
-    assert expected.tolist() == [0, 5, 35, 40]
-    assert times._expected(10.0, 20.0)[0].tolist() == [10, 20]
-    assert (times.rate_per_s(9.0), times.rate_per_s(10.0)) == (1.0, 3.0)
-    assert mean_rate(Requests(rate=1.0, kind="diurnal", weekend=0.3)) == pytest.approx(0.8)
-    steady = RequestTimes(Requests(rate=2.0), 0, "chat", 0.0, None)
-    assert [part.tolist() for part in steady._expected(1.0, 4.0)] == [[1, 4], [0, 6]]
 
 
 def test_requests_are_drawn_as_said_and_no_others():

@@ -2,17 +2,15 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.job import demand as made_of
 from equipoise.sim.job.demand import Demand, make_demand
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.scenario.model import JobSpec, Scenario
+from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import read_trace
 from equipoise.sim.traces.trace import make_trace
@@ -23,11 +21,6 @@ PROFILE = load_profile("catalogue")
 
 def cluster_of(case: Scenario) -> Cluster:
     return Cluster(case.cluster, PROFILE, Topology(case.cluster, PROFILE))
-
-
-def demand_of(*jobs: dict[str, Any], **sections: Any) -> Demand:
-    case = scenario(cluster={"nodes": [{"count": 2, "gpus": 4}]}, workload={"jobs": list(jobs), **sections})
-    return make_demand(case, None, cluster_of(case))
 
 
 @pytest.mark.parametrize(("steps_max", "steps", "batch"), [(2000, 400, 64), (50, 50, 512)])
@@ -56,24 +49,6 @@ def test_time_limits_act_as_given_and_those_of_a_trace_not_before_its_jobs_ended
         assert found.duration_s.tolist() == [9, 5, 5, 5, 5]
         assert found.limit_s.tolist() == [5, 8, 5, math.inf, math.inf]
         assert found.estimates_s(np.ones(5)).tolist() == thought
-
-
-def test_duration_jobs_may_start_with_fewer_gpus_in_whole_pods() -> None:
-    """Eight GPUs in four pods of two: fewer in steps of two, where the fewest are whole pods, else one by one."""
-    found = demand_of(
-        *[{"gpus": 8, "duration": 1.0}] * 7,
-        {"gpus": 8, "duration": 1.0, "gpus_min": 8},
-        {"gpus": 8, "duration": 1.0, "gpus_min": 3},
-    )
-    least = np.array([4, 3, 8, 0.5, 7.5, np.nan, 2, np.nan, np.nan])
-    pods = np.array([4, 4, 4, 4, 4, 4, 3, np.nan, np.nan])
-    told = made_of.replace(found, columns={"gpus_min": least, "pods": pods})
-    listed = {8: JobSpec(gpus=8, duration=1.0, gpus_min=3), 7: JobSpec(gpus=8, duration=1.0, gpus_min=8)}
-    assert made_of._shrinks(told, listed) == {0: (4, 2), 1: (3, 1), 4: (8, 2), 6: (2, 1), 8: (3, 1)}
-    alone = made_of.replace(found, columns={"gpus_min": least})
-    assert made_of._shrinks(alone, {})[0] == (4, 1)
-    train = made_of.replace(told, training={0: listed[8]})
-    assert 0 not in made_of._shrinks(train, {})
 
 
 def test_jobs_that_may_start_with_what_a_limit_allows_stay_and_others_are_left_out() -> None:

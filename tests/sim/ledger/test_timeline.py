@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.sim.ledger.buckets import BUCKETS, Buckets, spread
+from equipoise.sim.ledger.buckets import spread
 from equipoise.sim.ledger.tables import USE_NAMES
 from equipoise.sim.record import Run
 from equipoise.sim.scenario.model import Scenario
@@ -41,31 +41,6 @@ def test_spreading_equals_the_plain_way(charges, width_s) -> None:
     totals = np.zeros((16, 3))
     spread(rows, width_s, totals)
     np.testing.assert_allclose(totals, naive_spread(rows, width_s, 16, 3), rtol=1e-9, atol=1e-9)
-
-
-@CHECKS
-@given(CHARGES, st.floats(0.0, 1e6))
-def test_buckets_keep_sums_however_often_they_merge(charges, origin_s) -> None:
-    buckets = Buckets(3, origin_s)
-    for k, (start_s, length_s, column, amount) in enumerate(charges):
-        buckets.add(origin_s + start_s, origin_s + start_s + length_s * 10.0**k, column, amount)
-        if k % 3 == 0:
-            buckets.flush()
-    buckets.flush()
-    sums = [sum(c[3] for c in charges if c[2] == column) for column in range(3)]
-    np.testing.assert_allclose(buckets.totals.sum(axis=0), sums, atol=1e-9)
-    assert buckets.totals.shape[0] == BUCKETS
-
-
-def test_an_even_charge_lies_evenly() -> None:
-    buckets = Buckets(1, 100.0)
-    buckets.add(100.0, 102.0, 0, 8.0)
-    buckets.flush()
-    assert buckets.width_s == 2.0**-9
-    assert set(np.round(buckets.totals[:, 0], 12)) == {8.0 / 1024}
-    start_s, end_s = buckets.edges_s(101.999)
-    assert (start_s[0], end_s[-1]) == (100.0, 101.999)
-    assert len(start_s) == 1024
 
 
 # -- a run -----------------------------------------------------------------------------------------------------

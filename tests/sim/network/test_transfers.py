@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from equipoise.sim.clock import Clock
-from equipoise.sim.network.lanes import Lanes
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.network.transfers import Transfer, Transfers
@@ -107,18 +106,3 @@ def test_a_transfer_that_is_stopped_never_arrives_wherever_it_was() -> None:
     assert site.told == [(0.25, 3, 1), (1.25, 3, -1)]
     assert (site.transfers.moved_bytes, site.transfers.active, flowing.flow) == (0.0, {}, -1)
     assert flowing.alone_s == 1.0
-
-
-def test_what_a_transfer_takes_alone_is_without_those_of_its_owner() -> None:
-    lanes = Lanes()
-    links = np.array([5, 7])
-    first = lanes.begin(1, links, 2.0)
-    other = lanes.begin(9, links, 3.0)
-    second = lanes.begin(1, links[1:], 4.0)
-    assert (first, other, second) == ([0.0, 0.0], [0.0, 0.0], [2.0])
-    assert lanes.end(1, links, first, 10.0) == 5.0  # on the second link half of the time
-    assert lanes.end(1, links[1:], second, 13.0) == 6.0
-    assert lanes.end(9, links, other, 14.0) == 11.0
-    assert lanes._lanes == {}
-    assert lanes.begin(1, links, 20.0) == [0.0, 0.0]
-    assert lanes.end(1, links[:0], [], 21.0) == 0.0
