@@ -2,17 +2,18 @@
 
     python -m tests.bench.gpu_validation --out FOLDER [--docs]
 
-Counters under known loads, two calibrations, second methods, training steps that were not fitted, steps and
-memory of a large transformer, shares of the GPU, two trainings beside each other, two ranks under a policy, the
-adapter's cost. FOLDER receives rows.md, results.json, the profile and the raw samples; --docs puts the table
-into docs/validation-gpu.md. Sections that FOLDER has are kept, unless --sections names them. What this machine
-lacks becomes a line that says what is missing. Exit codes: 0 all holds, 5 something does not, 3 something was not
-run.
+Counters under known loads, two calibrations, second methods, training steps that were not fitted, steps and memory of
+a large transformer, shares of the GPU, two trainings beside each other, two ranks under a policy, the adapter's cost,
+operations and steps of popular models. FOLDER receives rows.md, results.json, the profile and the raw samples; --docs
+puts the table into docs/validation-gpu.md. Sections that FOLDER has are kept, unless --sections names them. What this
+machine lacks becomes a line that says what is missing. Exit codes: 0 all holds, 5 something does not, 3 something was
+not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
 import json
 import os
@@ -41,9 +42,10 @@ from tests.bench.gpu.rows import Row, not_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "validation-gpu.md"
+PREDICTED = ROOT / "tests" / "data" / "popular_predicted.csv"
 KEPT_VALUES = 15  # of each sample, in the file that is small enough to be kept
 # Seconds of measuring; starting processes, loading libraries and compiling come on top.
-FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, WATCH_S = 90.0, 40.0, 80.0, 1.0, 15.0, 2.0
+FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, POPULAR_S, WATCH_S = 90.0, 40.0, 80.0, 1.0, 15.0, 60.0, 2.0
 LEAST_S = 0.5  # of a calibration
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
@@ -248,6 +250,14 @@ def measure_adapter(session: Session) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def measure_popular(session: Session) -> Any:
+    """Operations and steps of popular models, into FOLDER/popular; those that none has measured come first."""
+    out, seconds = session.out / "popular", min(POPULAR_S * session.scale, 0.4 * session.left_s())
+    _run([sys.executable, "-m", "tests.bench.gpu.popular", str(out), "--seconds", str(seconds)], session.left_s())
+    steps = list(csv.DictReader((out / "steps.csv").open(encoding="utf-8")))
+    return {"steps": steps, "operations": sum(1 for _ in (out / "operations.csv").open(encoding="utf-8")) - 1}
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of the validation: what is measured, and the lines that it gives."""
@@ -263,7 +273,8 @@ SECTIONS = (
     Section("activity", "counters under known loads", measure_activity, lambda _, found: gpu_rows.activity_rows(found)),
     Section("first", "first calibration", measure_first, first_rows),
     Section("kernels", "forms of kernels", measure_kernels, lambda _, found: gpu_rows.kernel_rows(found)),
-    Section("adapter", "adapter", measure_adapter, lambda _, found: [gpu_rows.adapter_row(found)]),
+    Section("adapter", "adapter", measure_adapter, lambda _, found: gpu_rows.adapter_rows(found)),
+    Section("popular", "popular models", measure_popular, lambda _, found: gpu_rows.popular_rows(found, PREDICTED)),
     Section(
         "training_shares",
         "training on shares of the GPU",

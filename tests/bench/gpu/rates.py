@@ -1,10 +1,11 @@
 """Fit the rates of operations on a GPU to what `popular.py` measured there, and print how well each model is told.
 
-    python -m tests.bench.gpu.rates h100 [--write]
+    python -m tests.bench.gpu.rates h100 [--write | --predict]
 
 Traces the same operations and training steps on this machine (PyTorch, transformers and torchvision, no GPU), joins
 them with `tests/data/NAME/popular_*`, and prints for each step the error of the fit to all, and of the fit without
-its family. `--write` writes `calibrate/trace/measured/NAME.yaml`.
+its family. `--write` writes `calibrate/trace/measured/NAME.yaml`; `--predict` prints what the rates there say of steps
+that none of this was fitted to, as lines for `tests/data/popular_predicted.csv`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 import yaml
 
 from equipoise.calibrate.trace.pretend import pretending
-from equipoise.calibrate.trace.rates import FOLDER, HostRates, OperationRates
+from equipoise.calibrate.trace.rates import FOLDER, HostRates, OperationRates, rates_of
 from equipoise.calibrate.trace.record import StepRecorder, StepTrace, record
 from equipoise.calibrate.trace.step import step_times
 from equipoise.calibrate.trace.work import TracedOperation
@@ -120,13 +121,24 @@ def single_operations(gpu: str) -> list[TimedWork]:
     return found
 
 
-def traced_steps() -> dict[Key, StepTrace]:
-    """Traces of the steps that were measured."""
+def traced_steps(steps: Sequence[tuple[str, int, int, bool, Any]]) -> dict[Key, StepTrace]:
+    """Traces of steps; one that cannot be traced is left out, with a line."""
     found = {}
-    for name, batch, length, checkpointing, make in popular.STEPS:
-        found[name, batch, length, int(checkpointing)] = record(lambda _, make=make: make(), batch)
-        print(f"traced {name} {batch}", file=sys.stderr, flush=True)
+    for name, batch, length, checkpointing, make in steps:
+        try:
+            found[name, batch, length, int(checkpointing)] = record(lambda _, make=make: make(), batch)
+            print(f"traced {name} {batch}", file=sys.stderr, flush=True)
+        except Exception as error:
+            print(f"{name} {batch}: {str(error).splitlines()[0]}", file=sys.stderr)
     return found
+
+
+def print_predicted(gpu: str) -> None:
+    """Steps and peaks of `popular.UNSEEN_STEPS` on a GPU, by its rates, as CSV."""
+    rates = rates_of(gpu)
+    for key, trace in traced_steps(popular.UNSEEN_STEPS).items():
+        step_s = step_times(trace.operations, rates).step_s
+        print(gpu, *key, f"{step_s:.6g}", f"{rates.error:.3g}", trace.peak_bytes, trace.reserved_bytes, sep=",")
 
 
 def joined(
@@ -172,8 +184,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("gpu")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--predict", action="store_true")
     given = parser.parse_args()
-    traces = traced_steps()
+    if given.predict:
+        print_predicted(given.gpu)
+        return
+    traces = traced_steps(popular.STEPS)
     single = single_operations(given.gpu)
     rows, products = joined(given.gpu, traces)
     measured = {key_of(row): row for row in rows_of(DATA / given.gpu / "popular_steps.csv")}

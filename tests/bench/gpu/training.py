@@ -5,14 +5,14 @@
 
 `serve` prepares a training, prints "ready", then trains for as many seconds as each line of its input says and
 answers with the seconds of every step, as JSON; MPS limits the process from outside. `adapter` compares plain
-data-parallel training with the same under a policy, in paired blocks that take turns.
+data-parallel training of three transformers, two bound by the host and one by the GPU, with the same under s1+s2+s3
+in each mode, in blocks that take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -25,13 +25,17 @@ LAYERS = 6
 SIZES = {
     ("products", "cuda"): (4096, 8192),
     ("memory", "cuda"): (8192, 64),
-    ("adapter", "cuda"): (8192, 1024),
     ("products", "cpu"): (64, 256),
     ("memory", "cpu"): (128, 4),
-    ("adapter", "cpu"): (64, 16),
 }
 KINDS = ("products", "memory")
-BLOCK_STEPS = {"cuda": 10, "cpu": 4}
+# Blocks, width, batch, length, by the time of a step that a GPU of 2023 takes; on a CPU for trials.
+CASES = {
+    "cuda": {"host 25 ms": (8, 512, 8, 256), "host 40 ms": (12, 1024, 16, 512), "GPU 150 ms": (12, 2048, 16, 1024)},
+    "cpu": {"tiny": (1, 16, 4, 4)},
+}
+MODES = ("plain", "observe", "advise", "act")
+BLOCK_STEPS = {"cuda": 20, "cpu": 4}
 BATCHES_HELD = 8
 
 
@@ -99,70 +103,69 @@ def serve(kind: str, device: str) -> None:
 
 
 def time_adapter(device: str, seconds: float) -> dict[str, Any]:
-    """Seconds a step of paired blocks: [plain, attached], one rank."""
+    """Seconds a step of blocks that take turns, by case and mode, one rank; `seconds` for each case."""
     import torch.distributed as dist
 
     with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, f"file://{folder}/meeting", rank=0, world_size=1)
         try:
-            return _adapter(device, seconds, folder)
+            return {name: _adapter(device, case, seconds, folder) for name, case in CASES[device].items()}
         finally:
             dist.destroy_process_group()
 
 
-def _adapter(device: str, seconds: float, folder: str) -> dict[str, Any]:
+def _adapter(device: str, case: tuple[int, int, int, int], seconds: float, folder: str) -> dict[str, list[float]]:
     import torch
-    from torch.nn.parallel import DistributedDataParallel
+    from torch import nn
 
     from equipoise.live.attach import attach
 
-    wide, batch = SIZES["adapter", device]
-    models = [DistributedDataParallel(network(device, wide)) for _ in range(2)]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in models]
-    steps = [stepper(m, o, device) for m, o in zip(models, optimizers, strict=True)]
-    runtime = attach(
-        models[1],
-        optimizers[1],
-        policy="s1+s2",
-        global_batch=batch,
-        statistics_every=10,
-        shuffle=False,  # as the plain one reads, so that only the adapter differs
-        run_dir=folder,
-    )
-    x, y = batch_of("cpu", wide, BATCHES_HELD * batch)
-    data = torch.utils.data.TensorDataset(x, y)
-    loaders = (
-        torch.utils.data.DataLoader(data, batch_size=batch),
-        torch.utils.data.DataLoader(data, batch_sampler=runtime.sampler(data)),
-    )
-    streams = [_forever(loader) for loader in loaders]
+    blocks, wide, batch, length = case
+    x, y = torch.randn(BATCHES_HELD * batch, length, wide, device=device), torch.arange(batch, device=device) % 10
 
-    def block(k: int) -> float:
-        began = time.perf_counter()
-        for _ in range(BLOCK_STEPS[device]):
-            x, y = next(streams[k])
-            steps[k](x.to(device), y.to(device))
-            if k:
-                runtime.step()
-        _wait(device)
-        return (time.perf_counter() - began) / BLOCK_STEPS[device]
+    def attached(mode: str) -> Callable[[], float]:
+        """What trains one block and returns the seconds of a step."""
+        torch.manual_seed(0)
+        with torch.device(device):  # built on the host, a model takes longer than its blocks
+            layers = [nn.TransformerEncoderLayer(wide, 8, 4 * wide, 0.0, batch_first=True) for _ in range(blocks)]
+            net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(length * wide, 10))
+        model = nn.parallel.DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        step = stepper(model, optimizer, device)
+        if mode == "plain":
+            batches, end = torch.utils.data.BatchSampler(range(len(x)), batch, True), lambda: None
+        else:
+            runtime = attach(model, optimizer, "s1+s2+s3", mode=mode, global_batch=batch, run_dir=f"{folder}/{mode}")
+            batches, end = runtime.sampler(len(x)), runtime.step
+        chosen = _forever(batches)
 
-    for k in (0, 1):
-        block(k)
-    pairs: list[list[float]] = []
+        def block() -> float:
+            began = time.perf_counter()
+            for _ in range(BLOCK_STEPS[device]):
+                step(x[torch.as_tensor(next(chosen), device=device)], y)
+                end()
+            _wait(device)
+            return (time.perf_counter() - began) / BLOCK_STEPS[device]
+
+        return block
+
+    block_of = {mode: attached(mode) for mode in MODES}
+    for _ in range(2):
+        for mode in MODES:
+            block_of[mode]()
+    found: dict[str, list[float]] = {mode: [] for mode in MODES}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(pairs) < 4:
-        order = (0, 1) if len(pairs) % 2 == 0 else (1, 0)
-        times = {k: block(k) for k in order}
-        pairs.append([times[0], times[1]])
-    runtime.close()
-    return {"pairs_s": pairs, "overhead": statistics.median(b / a - 1.0 for a, b in pairs)}
+    while time.perf_counter() < end or len(found["plain"]) < 4:
+        first = len(found["plain"]) % len(MODES)
+        for mode in (*MODES[first:], *MODES[:first]):
+            found[mode].append(block_of[mode]())
+    return found
 
 
-def _forever(loader: Any) -> Iterator[Any]:
+def _forever(batches: Any) -> Iterator[Any]:
     while True:
-        yield from loader
+        yield from batches
 
 
 def main(arguments: list[str] | None = None) -> None:
