@@ -1,7 +1,8 @@
 """The one jit decorator: fixed flags, and a kernel cache that cannot go stale.
 
-Numba keys its on-disk cache by the source of the kernel alone, so editing a function that a kernel calls, or a
-constant that it reads, would leave a stale result. The cache folder is therefore named by a hash over all of these.
+Numba keys its on-disk cache by the path and the time of the kernel's source alone: editing a function that a kernel
+calls, or a constant that it reads, would leave a stale result, and each copy of the sources would compile again. The
+cache folder is therefore named by a hash over all of these, and a kernel in it is found by its module.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import atexit
 import errno
 import fcntl
+import inspect
 import os
 import shutil
 import stat
@@ -24,6 +26,7 @@ import numba
 import numpy as np
 import platformdirs
 from numba import types
+from numba.core.caching import CacheImpl, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 
 from equipoise.base.sources import PACKAGE, combined, digest_of, file_parts, root, source_files, with_imported
@@ -133,13 +136,47 @@ def _compiled(function: F, *, for_both: bool = False, **flags: Any) -> F:
     return cast(F, kernel)
 
 
+class _ByContent(_CacheLocator):  # type: ignore[misc]
+    """Where Numba keeps a kernel: in a folder that is named by the content of files, so no file need be compared."""
+
+    def __init__(self, folder: Path, function: Callable[..., Any]) -> None:
+        code = cast(Any, function).__code__
+        self._folder, self._line = folder, code.co_firstlineno
+        self._source = "" if Path(code.co_filename).is_file() else inspect.getsource(function)  # a notebook's cell
+
+    def get_cache_path(self) -> str:
+        """See Numba."""
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        """See Numba."""
+        return self._source
+
+    def get_disambiguator(self) -> str:
+        """See Numba: of functions of one name in one module."""
+        return str(self._line)
+
+
+class _Locate:
+    """Numba asks this for the place of one function."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def from_function(self, function: Callable[..., Any], _: str) -> _ByContent:
+        """See Numba."""
+        locator = _ByContent(self._folder / function.__module__, function)
+        locator.ensure_cache_path()
+        return locator
+
+
 def _kept_in(folder: Path, function: Callable[..., Any], flags: dict[str, Any]) -> Any:
-    usual = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
+    usual = CacheImpl._locator_classes
+    CacheImpl._locator_classes = [_Locate(folder)]
     try:
         kernel = numba.njit(**_FLAGS, **flags)(function)
     finally:
-        numba.config.CACHE_DIR = usual
+        CacheImpl._locator_classes = usual
     lock = folder / f"{function.__module__}.{function.__qualname__}.lock"
     kernel.compile = _one_at_a_time(kernel.compile, lock)
     return kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,19 @@ def test_of_two_processes_one_compiles_a_kernel_and_the_other_loads_it(tmp_path:
         process.stdin.flush()
     assert sorted(process.communicate()[0] for process in both) == ["0\n", "1\n"]
     assert [process.returncode for process in both] == [0, 0]
+
+
+def test_a_copy_of_the_sources_finds_the_kernels_that_another_compiled(tmp_path: Path) -> None:
+    """Compiled files, by name and time, after the same call in two copies of the package."""
+    code = "from equipoise.policies.kernels import jit; print(jit.cache_dir()); jit.initialise()"
+    folders, compiled = set(), []
+    for name in ("one", "two"):
+        ignored = shutil.ignore_patterns("__pycache__", "calibrate", "live", "study", "scenarios")
+        shutil.copytree(ROOT / "equipoise", tmp_path / name / "equipoise", ignore=ignored, copy_function=shutil.copy)
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / name), "EQUIPOISE_KERNEL_CACHE": str(tmp_path / "c")}
+        command = [sys.executable, "-P", "-c", code]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        folders.add(done.stdout)
+        compiled.append({path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*.nbc")})
+    assert len(folders) == 1
+    assert compiled[0] == compiled[1] != {}
