@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,10 @@ from equipoise.calibrate.trace.work import READ, Pass, Shape, TracedOperation, o
 
 MakeStep = Callable[[int], Callable[[], object]]
 """make(batch) returns a function that runs one training step of `batch` samples."""
+
+
+COLLECTED = 100
+"""Calls between two collections of cycles; Python's own threshold is reached about as often."""
 
 
 class CannotTraceError(ValueError):
@@ -57,6 +62,19 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.updating = False  # an optimiser steps: what it reads, its count of steps, is the host's own
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._later: list[Any] = []
+        self._calls = 0
+
+    def __enter__(self) -> Any:
+        # Cycles hold tensors until they are collected: at the same calls, whatever ran before, and about as often.
+        self._collects = gc.isenabled()
+        gc.collect()
+        gc.disable()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self._collects:
+            gc.enable()
 
     def _allocate(self, storage: Any) -> None:
         if storage not in self._known:
@@ -73,6 +91,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._settle()
+        self._calls += 1
+        if self._calls % COLLECTED == 0:
+            gc.collect(1)
         namespace, _, rest = str(func).partition(".")
         name = rest.partition(".")[0]
         if name == "_local_scalar_dense":
