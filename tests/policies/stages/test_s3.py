@@ -102,15 +102,16 @@ def test_s313_without_a_known_drift_the_interval_stays(stage):
     assert completion_s(on_nodes(exchange="10 Gbit/s", drift=0.02), policy) < 0.5 * float(made.jobs["completion_s"][0])
 
 
-@pytest.mark.parametrize("exchange", ["1 Gbit/s", "10 Gbit/s", "25 Gbit/s"])
-@pytest.mark.parametrize("drift", [0.002, 0.02, 0.1])
+@pytest.mark.parametrize(("exchange", "drift"), [("1 Gbit/s", 0.1), ("10 Gbit/s", 0.02), ("25 Gbit/s", 0.002)])
 def test_s313_is_within_a_tenth_of_the_best_constant_interval(exchange, drift):
-    """Not in the first windows, in which it is found: a long job."""
+    """Not in the first windows, in which it is found: a long job. At a constant interval ten times the steps of a
+    tenth of it take ten times as long."""
     case = on_nodes(exchange=exchange, drift=drift)
+    case["workload"]["jobs"][0]["steps"] = 2000
+    best = min(completion_s(case, f"fixed-h(interval={h})+fifo") for h in (1, 2, 4, 8, 12, 16, 24, 32, 64, 100))
     case["workload"]["jobs"][0]["steps"] = 20_000
     found = completion_s(case, Policy("s3", (Synchronisation(), Fifo())))
-    best = min(completion_s(case, f"fixed-h(interval={h})+fifo") for h in (1, 2, 4, 8, 12, 16, 24, 32, 64, 100))
-    assert found <= 1.1 * best
+    assert found <= 1.1 * 10 * best
 
 
 def test_s313_synchronises_more_often_when_the_delay_is_gone():
