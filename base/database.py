@@ -15,10 +15,10 @@ _shared: list[duckdb.DuckDBPyConnection] = []
 
 
 def database() -> duckdb.DuckDBPyConnection:
-    """A connection to read or write a file with: to one empty database of this process.
+    """A connection to one empty database shared by this process, for reading and writing files.
 
-    Opening a database takes 20 ms of processor time, a further connection to it a hundredth of that. Who makes
-    tables or views in it, or changes its settings, needs `own_database`.
+    Opening a database takes 20 ms of processor time, a further connection to it a hundredth of that. Code that
+    creates tables or views, or changes settings, needs `own_database`.
     """
     if _shared:
         try:

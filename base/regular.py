@@ -32,7 +32,7 @@ class RefusedError(ValueError):
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """Content of a regular file of at most so many bytes.
+    """Content of a regular file with a limit of bytes.
 
     Raises RefusedError for a device, a pipe or a larger file, OSError when it cannot be read.
     """
@@ -79,7 +79,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_unpacked(path: Path, most_bytes: int) -> bytes:
-    """As `read_file`, of a gzip file what is packed in it, of at most so many bytes.
+    """As `read_file`, but a gzip file is decompressed first, up to the same limit.
 
     Raises also gzip.BadGzipFile, EOFError or zlib.error for a damaged gzip file.
     """

@@ -133,8 +133,8 @@ def _folder(file: Path, module: str) -> Path:
 
 
 def files_with(file: Path, module: str) -> list[Path]:
-    """Python files of the top-level package (or the module) that `file` is `module` of, and of what these import
-    from the folder beside it; not from a folder of installed packages. Sorted.
+    """Sorted Python files of the top-level package (or module) that contains `file`, and of what they import
+    from the same folder; folders of installed packages are left out.
     """
     folder = _folder(file, module)
     waiting = [file.stem if module == BY_HAND else module.partition(".")[0]]

@@ -186,10 +186,10 @@ def read_kineto(path: Path, number: int = 0, content: Mapping[str, Any] | None =
 
 
 def _aligned(ranks: Sequence[Sequence[Operation]]) -> list[Operation]:
-    """All operations on the clock of the first rank.
+    """All operations with times shifted to the clock of the first rank.
 
-    Members of a group end together, so clocks differ by what their ends differ by in the median. Ranks that share
-    no group with the first stay as they are.
+    Members of a group end together, so the offset of two clocks is the median difference of their ends. Ranks that
+    share no group with the first are not shifted.
     """
     reference = {(op.step, op.group): op.start_s + op.duration_s for op in ranks[0] if op.group}
     found = list(ranks[0])

@@ -237,7 +237,7 @@ def undone(row: Mapping[str, Any]) -> float:
 
 
 def gpus_class(gpus: int) -> str:
-    """The name of the class of all jobs on so many GPUs."""
+    """Name of the class of all jobs on `gpus` GPUs."""
     return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 

@@ -367,10 +367,10 @@ def rate(now: Count | None, before: Count | None) -> float | None:
 
 
 def _count(read: Callable[[], float | None], factor: float) -> Count | None:
-    """A counter with the middle of its call as its moment.
+    """A counter, dated at the middle of the call that read it.
 
-    The process may be put aside during a call, and then nobody knows when the counter was read: of up to
-    three calls the shortest counts.
+    A call during which the process was descheduled has no exact date, so the shortest of up to three
+    calls is taken.
     """
     calls: list[tuple[float, Count]] = []
     while len(calls) < 3 and (not calls or calls[-1][0] > PROMPT_S):

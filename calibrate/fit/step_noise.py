@@ -1,7 +1,7 @@
 """Fits the keys of a scenario's `noise` to the step times of data-parallel workers.
 
-The logarithm of a time is the worker's level, which stays, plus what varies. Of the latter a part is common to the
-workers of a step, a part of the rest lasts for some steps, and rare long steps stand beside it.
+The logarithm of a time is the worker's constant level plus noise. Part of the noise is common to the workers of a
+step, part of the rest lasts for some steps, and rare long steps are added.
 """
 
 from __future__ import annotations

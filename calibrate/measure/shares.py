@@ -154,7 +154,7 @@ def mps_is_running() -> bool:
 
 
 def _mps(kernel: str, percentage: int, why_not_green: str, budget_s: float) -> Outcome:
-    """Times from a process of its own, since MPS fixes the percentage when a process starts."""
+    """Times from a separate process, since MPS fixes the percentage when a process starts."""
     if not mps_is_running():
         raise MeasureMissingError(f"neither green contexts ({why_not_green}) nor a running MPS daemon")
     environment = {**own_environment(), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}

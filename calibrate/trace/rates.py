@@ -60,7 +60,7 @@ class KindRates:
     flop_per_s: float | None = None
 
     def seconds(self, moved: float, flop: float) -> float:
-        """Seconds of so many bytes and FLOP."""
+        """Seconds to move the given bytes and compute the given FLOP."""
         return (moved / self.bytes_per_s if self.bytes_per_s else 0.0) + (
             flop / self.flop_per_s if self.flop_per_s else 0.0
         )

@@ -53,7 +53,7 @@ class GeneratedCohorts:
 
 @dataclass(frozen=True)
 class GeneratedLevel:
-    """`count` places in each place of the level above it; the last are nodes with so many `cpus`."""
+    """A topology level: `count` domains in each domain above it; the lowest level is nodes with `cpus` CPUs."""
 
     label: str
     count: int

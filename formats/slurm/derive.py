@@ -41,7 +41,7 @@ _BLANK = frozenset(
 
 @dataclass
 class Derivation:
-    """Columns as found: `found` by position, `times` by what they tell; `place` says which position brings what."""
+    """Columns recognised by content: `found` by position, `times` by meaning; `place`: meaning -> position."""
 
     names: Sequence[str]
     place: Mapping[str, int]

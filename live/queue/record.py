@@ -46,7 +46,7 @@ class Touched(dict[int, dict[str, Any]]):
 
 
 def lock(file: IO[Any], patience_s: float) -> None:
-    """Wait until nobody else has locked the file. Raises OSError when that takes longer than `patience_s`."""
+    """Wait until no other process has locked the file. Raises OSError when that takes longer than `patience_s`."""
     end_s = time.monotonic() + patience_s
     while True:
         try:

@@ -162,7 +162,7 @@ class JobRows:
         self.tell("requeued", id=job.id, start_s=start_s, end_s=now_s)
 
     def _end(self, job: QueuedJob, now_s: float, state: str) -> bool:
-        """Take in the end of a job; returns whether a policy had seen it."""
+        """Record the end of a job; returns whether a policy had seen it."""
         del self.jobs[job.id]
         row = self.row.get(job.id)
         end_s = job.end_s if math.isfinite(job.end_s) else now_s

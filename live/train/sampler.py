@@ -54,7 +54,7 @@ class Files:
 
 
 def _nothing() -> None:
-    """Nobody watches."""
+    """A callback that does nothing."""
 
 
 def in_passes(demand: Ints, passes: int, unit: int) -> deque[Ints]:

@@ -40,7 +40,7 @@ class Replicated:
         return rank, ranks
 
     def exchanged(self) -> Iterator[torch.Tensor]:
-        """Gradients behind the exchange, as far as this rank holds them."""
+        """Gradients after the exchange, of the parameters that this rank holds."""
         return (p.grad for p in self.leaves().values() if p.requires_grad and p.grad is not None)
 
     def exchange(self, wanted: bool) -> None:

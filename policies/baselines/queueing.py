@@ -59,7 +59,7 @@ def preempt_from_queue(
 
 
 def _first_left(rows: Ints, key: Floats, started: Ints, limit: int) -> float:
-    """Key of the first of a queue's first `limit` rows that is not started; started (rows,): in the same order."""
+    """Key of the first job not started among a queue's first `limit` rows; started (rows,) is in queue order."""
     left = 0
     while left < len(started) and started[left] == rows[left]:
         left += 1

@@ -167,7 +167,7 @@ def _free(proposal: Proposal, row: int, gpus: int, share: Floats) -> Ints | None
 
 
 def _sizes(o: Observation, row: int, gpus: int) -> range:
-    """GPUs to try for a job that is given so many: fewer, too, where it waits and may start with fewer."""
+    """GPU counts to try for a job: the planned number, then smaller ones if it waits and may start smaller."""
     least = least_gpus(o, row) if o.jobs.state[row] == WAITING else gpus
     return range(gpus, min(least, gpus) - 1, -int(o.jobs.gpus_per_worker[row]))
 

@@ -1,8 +1,8 @@
 """Asynchronous data parallelism through a parameter server: no barrier, stale gradients.
 
 Time still passes in periods, here *rounds*: as many samples as H synchronous steps would take, from one pool. A
-worker takes its share of samples and computes, so many times as its own interval says, pushes its gradient and
-pulls the parameters, and goes on at once; a fast worker takes more often. All push at the end of a round: plans and
+worker takes its share of samples and computes; after as many steps as its interval it pushes its gradient, pulls the
+parameters and continues at once, so a fast worker takes more samples. All push at the end of a round: plans and
 checkpoints act between two of them. The staleness of an update is the number of updates that others made since its
 worker last pulled; each sample counts 1 / (1 + penalty * staleness), and 1 / (1 + drift * (h - 1)) after h local
 steps (Downpour SGD, Dean et al. 2012, section 4.1, with the drift of local SGD).

@@ -61,7 +61,7 @@ def teacher_s(model: Model, accelerator: Accelerator, samples: int) -> float:
 def compressed(
     model: Model, workers: int, accelerator: Accelerator, gradient: float, element: int
 ) -> tuple[float, float]:
-    """(bytes sent over bytes of gradient, seconds) of one exchange of a gradient of so many bytes.
+    """(bytes sent over bytes of gradient, seconds) of one exchange of a gradient.
 
     `element`: bytes of one gradient. The share is that of an all-reduce of equal traffic, at most 1.
     """

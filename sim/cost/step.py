@@ -218,7 +218,7 @@ def make_exchange(
 
 
 def through_nics(nodes: Sequence[int] | Ints, gpus: int, links: Ints, usage: Floats, topology: Topology) -> float:
-    """Highest rate (bytes/s) of a flow that the GPUs of workers on `nodes`, so many each, drive through NICs."""
+    """Highest rate (bytes/s) of a flow that the GPUs of workers on `nodes` can send through the NICs."""
     senders, sent = topology.sent(links, usage)
     if not len(senders):
         return math.inf
@@ -227,7 +227,7 @@ def through_nics(nodes: Sequence[int] | Ints, gpus: int, links: Ints, usage: Flo
 
 
 def _pushed(nodes: Sequence[int], servers: Sequence[int], gpus: int, topology: Topology) -> float:
-    """Least rate (gradient bytes/s) at which a worker, of so many GPUs, reaches servers on these nodes."""
+    """Lowest rate (gradient bytes/s) between a worker of `gpus` GPUs and servers on these nodes."""
     away = [1.0 - servers.count(node) / len(servers) for node in nodes]
     rates = topology.gpu_nic_bytes_per_s[nodes].tolist()
     return min((gpus * rate / part for rate, part in zip(rates, away, strict=True) if part), default=math.inf)

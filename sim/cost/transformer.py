@@ -36,10 +36,10 @@ def section(model: Model) -> tuple[TransformerSpec, Bound]:
 def accelerator_of(
     accelerator: Accelerator, precision: str, fabric_bytes_per_s: float, spec: TransformerSpec
 ) -> hardware.AcceleratorRates:
-    """A profile's accelerator as `sim.llm` sees it: by the rates of data sheets, of which stacks reach a share.
+    """A profile's accelerator as `sim.llm` needs it: data-sheet rates, of which each stack reaches a share.
 
-    A rate that was measured is such a share itself, so it is put back to the sheet by what the accelerators reach
-    that the stack of `spec` was fitted on; else the loss would count twice.
+    A measured rate already contains the loss. It is divided by the share of the data sheet that is reached on the
+    accelerator the stack of `spec` was fitted on; otherwise the loss would count twice.
 
     Raises ValueError when it states no rate for the precision.
     """
@@ -111,7 +111,7 @@ def plan_of(
     passes: int = 1,
     links: hardware.GroupLinks | None = None,
 ) -> ShardingPlan:
-    """The plan of so many replicas (none: as bound), each with `passes` micro-batches, gradients compressed.
+    """The plan of `replicas` replicas (None: as declared), each with `passes` micro-batches, gradients compressed.
 
     links: where its ranks have been placed. Raises ValueError.
     """
@@ -135,7 +135,7 @@ def _plain_plan(
     passes: int,
     links: hardware.GroupLinks | None = None,
 ) -> ShardingPlan:
-    """The plan of so many replicas, each with `passes` micro-batches, before gradients are compressed."""
+    """The plan of `replicas` replicas, each with `passes` micro-batches, before gradients are compressed."""
     spec, bound = section(model)
     batch = replicas * passes * bound.layout.micro_batch
     return ShardingPlan(

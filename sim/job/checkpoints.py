@@ -33,8 +33,8 @@ UNKNOWN_WRITE_S = 60.0
 def write_s(spec: Checkpoint, size_bytes: float | None, restart: Restart, cluster: Cluster, nodes: Ints) -> float:
     """Seconds in which a job's distinct nodes write a checkpoint together, or read one back.
 
-    `restart.checkpoint_write` holds where the job states no size of its own; else size over what the storage takes
-    from these nodes, alone. size_bytes: where the job states none; None: not known.
+    `restart.checkpoint_write` applies if the job declares no size; otherwise the time is size over the rate at which
+    the storage accepts data from these nodes alone. size_bytes: default size; None: unknown.
     """
     if spec.size is None and restart.checkpoint_write is not None:
         return restart.checkpoint_write

@@ -115,7 +115,7 @@ def make_claims(
     queues = declared.build(list(number), bool((types != -1).any() or together.any()))
 
     def large(gpus: Ints, rows: Ints | slice = slice(None)) -> list[str]:
-        """Why jobs (rows) can never start with so many GPUs, "" where they can."""
+        """Why jobs (rows) can never start with the given GPUs, "" where they can."""
         of = (claim[rows], types[rows], together[rows], gpus, share[rows])
         return _too_large(declared, queues, cluster, list(number), *of)
 

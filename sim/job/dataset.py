@@ -1,6 +1,6 @@
 """A job's dataset: shards, their owners and nodes, with every sample read exactly once per epoch.
 
-Who reads what is by the rules of `policies.shards`. A piece that is not stored on the worker's node is fetched
+`policies.shards` decides which worker reads which samples. A piece that is not stored on the worker's node is fetched
 whole, one piece ahead.
 """
 

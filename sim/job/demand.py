@@ -28,8 +28,8 @@ from equipoise.sim.traces.trace import Trace
 class Demand:
     """Parallel columns over jobs; `training[row]` is the specification of a training job, else it is rigid.
 
-    columns: what is known of jobs beside this (who submitted them, and what else a trace says), "" or NaN where
-    nothing is. claims: the same as codes, with what is declared of queues.
+    columns: other properties of jobs (submitter and further columns of a trace), "" or NaN where unknown.
+    claims: the same as codes, with the declarations of queues.
     """
 
     id: Ints

@@ -24,10 +24,10 @@ def mean_norm(progress: float, noise_ratio: Floats) -> Floats:
 
 
 def norm_noise(key: int, exchanges: int, noise_ratio: Floats, steps: int) -> Floats:
-    """Random factor of the mean norm over so many steps, (workers,), with mean 1.
+    """Random factor of the gradient norm averaged over a number of steps, (workers,), with mean 1.
 
-    The part r / (1 + r) of the squared norm is noise. As that of a vector with `DIMENSIONS` independent parts it
-    varies by sqrt(2 / DIMENSIONS), its root by half of that. The same whenever drawn after so many exchanges.
+    The part r / (1 + r) of the squared norm is noise. Like that of a vector with `DIMENSIONS` independent parts it
+    varies by sqrt(2 / DIMENSIONS), its root by half of that. The draw depends only on the number of exchanges.
     """
     part = np.nan_to_num(noise_ratio / (1.0 + noise_ratio), nan=1.0)
     n = len(part)

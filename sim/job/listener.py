@@ -75,7 +75,7 @@ _EVENTS = [name for name in vars(Listener) if not name.startswith("_")]
 class Listeners:
     """The callbacks of the listeners for each event, in order.
 
-    `for tell in listeners.began: tell(job, holding, now_s)`: nothing is called when nobody listens.
+    `for tell in listeners.began: tell(job, holding, now_s)`: without listeners nothing is called.
     """
 
     began: tuple[Any, ...]

@@ -85,7 +85,7 @@ def make_paces(
 
 
 def model_rates(scenario: Scenario, cluster: Cluster, row: ModelRates, gpus: int) -> Floats:
-    """Samples/s of a job type on so many GPUs of each GPU model, by its own model; NaN where that does not fit.
+    """Samples/s of a job type on `gpus` GPUs of each GPU model, by its training model; NaN where it does not fit.
 
     Raises InputError where the GPUs are no whole replicas.
     """

@@ -54,7 +54,7 @@ class Asked:
         return self.held[0][0] - steps if self.held else 2**40
 
     def take(self, steps: int) -> Pending:
-        """Remove and return the changes due after so many steps."""
+        """Remove and return the changes due by `steps` steps."""
         while self.held and self.held[0][0] <= steps:
             self.pending = self.pending.then(self.held.pop(0)[1])
         due, self.pending = self.pending, Pending()

@@ -90,8 +90,8 @@ class Progress:
     def credit(self, period: Period, busy_gpu_s: float, outcome: PeriodOutcome, part: float) -> float:
         """Count the samples of one period, each at the efficiency of its batch; returns how many were useful.
 
-        Each counts 1 / (1 + penalty * staleness) of an asynchronous round, and what its local steps left of it
-        (see `job.asynchronous`), and the `part` of all whose gradients were sound.
+        In an asynchronous round a sample counts 1 / (1 + penalty * staleness), reduced further by local steps
+        (see `job.asynchronous`). `part` is the share of samples whose gradients were sound.
         """
         account, useful = self.account, 0.0
         whole = int(period.samples.sum()) if period.steps > 1 else 0

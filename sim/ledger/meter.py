@@ -13,10 +13,10 @@ from equipoise.sim.cluster.power import EXPONENT, NodePower
 class Meter:
     """Counts the energy that each job's computing draws beyond idling (J).
 
-    dynamic_j (jobs,) holds what has been metered. With one kind of GPU and one clock nothing is: the accounts
-    tell (`of_account_j`), to the same bits however often anybody has looked. share (jobs,): of the highest power
-    beyond idling, that a job's computing draws; jobs known by their duration draw all of it. paid_j (jobs,) is the
-    part of dynamic_j on the nodes `pays` (nodes,), where only some nodes' electricity is charged.
+    dynamic_j (jobs,) holds the metered energy. With one kind of GPU and one clock nothing is metered: the energy
+    follows from the accounts (`of_account_j`), bit for bit however often it is read. share (jobs,): the share of
+    the highest power beyond idling that a job's computing draws; jobs known by their duration draw all of it. paid_j
+    (jobs,) is the part of dynamic_j on the nodes `pays` (nodes,), where only some nodes' electricity is charged.
     """
 
     def __init__(self, power: NodePower, node_of_gpu: Ints, share: Floats, pays: Bools | None, *, varies: bool) -> None:

@@ -1,8 +1,8 @@
 """How sure a predicted step of a large model is: its 90 % interval, what lies outside the fit, the nearest measurement.
 
-The interval is that of published runs of the same group (dense or experts, GPU generation), none of which the fit of
-the stack saw as it was run: the mean of log(measured / predicted), every family of models of the same weight, and a
-Student's t for one family to come, with the variance of dense or of expert runs together (prediction interval of a new
+The interval comes from published runs of the same group (dense or experts, GPU generation) that the stack was not
+fitted on: the mean of log(measured / predicted) with equal weight for each family of models, and Student's t for a new
+family, with the pooled variance of all dense or of all expert runs (prediction interval of a new
 observation: Montgomery, Design and Analysis of Experiments, chapter 2). Groups of fewer than three families take the
 widest interval of all.
 """

@@ -144,8 +144,8 @@ def _in_flight(la: Layout) -> Floats:
 
 
 def _activations(plan: ShardingPlan, kept: Floats) -> tuple[Floats | float, ...]:
-    """Elements of width hidden, such elements kept whole, inner elements and scores of stages that keep so many
-    layers."""
+    """Elements of width hidden, those not sharded, inner elements and attention scores of stages by their number
+    of layers."""
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
     moe = s.moe_layers / s.layers

@@ -25,7 +25,7 @@ class ShardingPlan:
     """One row: a shape, a layout, and the machines. `stages` holds the layers of each pipeline stage, head
     excluded.
 
-    Empty `stages`: layers are dealt evenly, the first stages take the remainder. `head_stage` and `loss_stage` are
+    Empty `stages`: layers are split evenly, and the first stages take the remainder. `head_stage` and `loss_stage` are
     where the logits and the loss are computed, counted from the end (-1: the last). `frozen_parameters` are those
     of a model beside it that only computes forwards (a teacher), spread like the pipeline and tensor ranks. Of the
     bytes of an exchange `exchange_kept` are left by compression, which takes `compression_s`.

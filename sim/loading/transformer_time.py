@@ -48,7 +48,7 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
 
 
 def _factor(plan: ShardingPlan, stack: Stack, measured_s: float, path: KeyPath) -> float:
-    """By what the step's times are multiplied to give the measured one, the exchange within its links' rate."""
+    """Factor on the predicted step that gives the measured one; the exchange never exceeds its links' rate."""
     from scipy.optimize import brentq  # slow to import, and few scenarios name a measured step
 
     def off(factor: float) -> float:

@@ -238,7 +238,7 @@ class Topology:
     ) -> tuple[Ints, Floats]:
         """Usage of one push and pull between `workers` and `servers` (nodes of each, one entry per process).
 
-        A number of servers stands for so many, spread evenly over the workers' nodes. The gradient is cut
+        If `servers` is a number, that many are spread evenly over the workers' nodes. The gradient is cut
         evenly over the servers. The volume is 2 * max(workers / servers, 1) gradients, so that at one rate
         it takes as long as the busiest end needs to push and then to pull.
         """

@@ -21,7 +21,7 @@ JOBS_MOST = 5_000_000
 
 
 def generate(spec: Generate, gpus: int, seed: int) -> Trace:
-    """The jobs of a seed, on a cluster of so many GPUs. Raises InputError for more jobs than memory holds."""
+    """The jobs of a seed, on a cluster of `gpus` GPUs. Raises InputError for more jobs than memory holds."""
     drawn = [_class(spec, kind, gpus, seed) for kind in spec.classes]
     arrival_s, duration_s, wanted = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
     count = [len(part[0]) for part in drawn]
@@ -127,7 +127,7 @@ def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.rando
 
 
 def _just(sizes: Ints, begin_s: Floats, jobs: int, random: np.random.Generator) -> tuple[Ints, Floats]:
-    """As many of the bursts, chosen evenly, as hold `jobs` jobs, the last of them cut."""
+    """Randomly chosen bursts that hold `jobs` jobs together; the last one is cut."""
     chosen = random.permutation(len(sizes))
     total = np.cumsum(sizes[chosen])
     chosen = chosen[: int(np.searchsorted(total, jobs)) + 1]

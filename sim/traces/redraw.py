@@ -106,7 +106,7 @@ def _taken(count: int, scale: float, random: np.random.Generator) -> Ints:
 
 
 def _begins(places: Floats, count: int, random: np.random.Generator) -> Floats:
-    """So many begins (s): the places of the window, those beyond their number between two neighbouring ones."""
+    """`count` start times (s): those of the window, and further ones between two neighbouring starts."""
     if count <= len(places):
         return random.permutation(places)[:count]
     return np.concatenate((places, _between(places, count - len(places), random)))

@@ -172,7 +172,7 @@ def moment(time_s: float) -> str:
 
 
 def further(other: Mapping[str, Text], taken: Mapping[str, Column]) -> dict[str, Column]:
-    """Columns that have no meaning here, by names that none of `taken` has."""
+    """Columns without a meaning in the simulator, renamed where `taken` contains their name."""
     found: dict[str, Column] = {}
     for title, text in other.items():
         name = column_name(title)

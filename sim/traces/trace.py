@@ -88,8 +88,8 @@ def make_trace(
 ) -> Trace:
     """A trace from columns in any order: `keep` selects rows, a stable sort puts them in order of arrival.
 
-    `limit` keeps the earliest jobs, `time_scale` multiplies arrivals. What was changed becomes one note; `told`:
-    whether the sort does.
+    `limit` keeps the earliest jobs, `time_scale` multiplies arrivals. Changes become one note, which
+    mentions the sort if `told`.
     """
     changes = list(notes)
     rows = np.arange(len(job_id)) if keep is None else np.flatnonzero(keep)

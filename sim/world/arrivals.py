@@ -131,7 +131,7 @@ def _shard_sizes(spec: Data, shards: int, random: Generator) -> Ints:
 
 
 def _step_s(job: TrainingJob, workers: int, samples: int) -> float:
-    """Estimated time (s) of a step of so many workers with so many samples each, exchanges included."""
+    """Estimated time (s) of a step for a number of workers and samples per worker, exchanges included."""
     work_s, exchange_s = job.config.cost_s(0, samples, workers)[1], job.config.exchange_estimate_s(0, workers)
     if math.isnan(exchange_s):
         return work_s

@@ -112,7 +112,7 @@ class NodeAutoscaler:
         return [node for node in pool.nodes if node in self.nodes.released_nodes and node not in taken]
 
     def _order(self, pool: Pool, count: int) -> int:
-        """Order up to so many nodes; returns how many."""
+        """Order up to `count` nodes; returns how many were ordered."""
         return self._send_for(pool, self._to_be_had(pool)[: max(0, count)])
 
     def _send_for(self, pool: Pool, chosen: list[int]) -> int:

@@ -25,7 +25,7 @@ class PathWatch(Listener):
         self.speeds.finished(transfer.source, transfer.target, transfer.size_bytes, transfer.alone_s, waited_s)
 
     def path(self, source: int, target: int) -> tuple[float, float]:
-        """(bytes/s, delay in s) of late from a node's disk to another node."""
+        """Recent (bytes/s, delay in s) from a node's disk to another node."""
         links, latency_s = self.topology.read_route(source, target)
         promised = float(self.topology.capacity_bytes_per_s[links].min())
         return self.speeds.at(source, target, promised, latency_s)

@@ -62,7 +62,7 @@ IDLE_TICKS = 1000
 
 
 def _refine_copy(policy: Policy, observation: Observation, memory: Mapping[str, Memory]) -> Decision:
-    """As `refine`, for a decision that is told: it keeps what was seen, as the tables change soon after."""
+    """As `refine`, for a decision that is recorded: it copies the observation, whose tables change afterwards."""
     return refine(policy, observation.snapshot(), memory)
 
 

@@ -117,7 +117,7 @@ class Limited:
 
 @dataclass(frozen=True)
 class LimitReport:
-    """The groups whose jobs take the most time first; the first of all is every job together."""
+    """Groups of jobs by descending time taken; the first group holds all jobs."""
 
     scenario: str
     policy: str

@@ -291,7 +291,7 @@ def _trends(
 
 
 def _halves(db: duckdb.DuckDBPyConnection, key: str, metric: str) -> dict[tuple[str, str], float]:
-    """Half the interval of each mean over a varied key, by (value, policy); points are strata as everywhere."""
+    """Half the interval of each mean over a varied key, by (value, policy); each point is a stratum."""
     listed = f"SELECT DISTINCT {quoted(key)} FROM runs WHERE {quoted(key)} IS NOT NULL ORDER BY ALL"
     found: dict[tuple[str, str], float] = {}
     for number_, (value,) in enumerate(db.execute(listed).fetchall()):

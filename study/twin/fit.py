@@ -182,7 +182,7 @@ def _apart_cov(step_cov: float, busy_s: Floats, expected_s: Floats) -> float:
 
 
 def _where_told(begins: list[int], values: Floats, decided: set[int]) -> list[int]:
-    """Changes of speed after untimed rounds, moved to the decision among these, or to the first."""
+    """Changes of speed after untimed rounds, moved to the decision within those rounds, else to the first of them."""
     found = []
     for begin in begins:
         first = begin

@@ -153,7 +153,7 @@ class RequestQueue:
     """Requests of one service and the slots of its replicas.
 
     batch_s (most + 1,): time of a batch by its requests, at factor 1; cov: its coefficient of variation;
-    queue_most: requests that may wait, 0: all. busy_s (slots,): time spent on batches; who reads it sets it back.
+    queue_most: requests that may wait, 0: all. busy_s (slots,): time spent on batches; the reader resets it.
     """
 
     def __init__(self, batch_s: Floats, within_s: float, queue_most: int, cov: float, random: Generator) -> None:

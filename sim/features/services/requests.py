@@ -27,7 +27,7 @@ class RequestTimes:
         self._scale = math.nan if spec.rate is None else spec.rate / mean_rate(spec)
 
     def rate_per_s(self, time_s: float) -> float:
-        """Requests a second expected at a time; of a file, those of the minute that then begins."""
+        """Expected requests per second at a time; for a file, the mean of the minute that starts then."""
         if self._times is not None:
             first, end = np.searchsorted(self._times, (time_s, time_s + 60.0))
             return float(end - first) / 60.0

@@ -13,7 +13,7 @@ from equipoise.sim.features.services.section import Service
 
 
 def free_room(spec: Service, allowed: Bools, cluster: Cluster) -> Ints | None:
-    """Free GPUs of one node for a replica: where the least stays free beside it; None: there are none.
+    """Free GPUs of one node for a replica, on the node with the fewest other free GPUs; None: no node has room.
 
     allowed (gpus,): which of them the service may use.
     """

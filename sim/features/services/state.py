@@ -106,7 +106,7 @@ class ServiceState:
         return window
 
     def replicas_for(self, requests_per_s: float, factor: float) -> int:
-        """Replicas that answer so many requests a second at the utilisation aimed at, within min and max."""
+        """Replicas needed for a request rate at the target utilisation, within min and max."""
         spec = self.spec
         if spec.placement.kind == "own":
             return spec.replicas.max

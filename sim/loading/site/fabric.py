@@ -99,8 +99,8 @@ def node_of_matrix(matrix: TopologyMatrix) -> tuple[SiteNodes, list[str]]:
 def add_fabric(site: Site, fabric: NetworkFabric, gpus: int) -> None:
     """Hosts, their NICs and the switches they hang on; hosts with the same switches are one group of rails.
 
-    Where no other file told of nodes, they are hosts like the one machine that NCCL or nvidia-smi saw, or hosts of
-    `gpus` each; those with half of the usual rate or less are taken for other machines.
+    If no other file lists nodes, hosts are like the one machine that NCCL or nvidia-smi showed, or have `gpus` GPUs
+    each; hosts with at most half of the usual rate are not taken as GPU nodes.
     """
     by_id = {node.id: node for node in fabric.nodes}
     hosts = _hosts(site, fabric)

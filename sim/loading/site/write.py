@@ -17,7 +17,7 @@ _WHY = "  # assumed: the default write limits of Kueue's client (clientConnectio
 
 
 def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any]) -> str:
-    """YAML of a scenario; workload: keys of `workload.trace`, none for a scenario without jobs of its own."""
+    """YAML of a scenario; workload: keys of `workload.trace`, empty for a scenario without jobs."""
     site.split_by_partition()
     labels = _labels(site.nodes)
     lines = [f"# Written by `equipoise import` from {', '.join(sources)}.", "schema_version: 1"]

@@ -1,7 +1,7 @@
 """MIG slices of an A100 (MISO): steps on a slice from steps on the whole GPU and from other workloads' slices.
 
-Law: t = sqrt(h^2 + (w / f)^2), w = w0 + w1 b: the host's time h and the GPU's work for b samples run beside each
-other; a slice has the share f of the GPU that does the work. h, w0 and w1 come from the workload's batches on the
+Law: t = sqrt(h^2 + (w / f)^2), w = w0 + w1 b: the host's time h and the GPU's work for b samples overlap; a
+slice has the share f of the GPU that does the work. h, w0 and w1 come from the workload's batches on the
 whole GPU, f of each slice from other workloads. Naive: the whole GPU's time over the slice's share of processors.
 Exponents of 1, 1.5 and 3 in place of 2 err by 18, 17 and 22 %.
 """

@@ -105,7 +105,7 @@ def run(data: Path) -> list[Line]:
 
 
 def _score(each: Sequence[PowerRun], counted: Sequence[PowerRun], split: int) -> Score:
-    """Nodes are learned from `each`, and predicted are those of `counted`."""
+    """Fit nodes on `each` and predict those of `counted`."""
     rows: list[tuple[str, float, float, float]] = []
     for kind in sorted({r.kind for r in each}):
         runs = [r for r in each if r.kind == kind]
