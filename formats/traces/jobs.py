@@ -72,7 +72,7 @@ class TraceJobs:
 
 
 def jobs_of(table: CsvTable, columns: Mapping[str, str], zone: str = "UTC") -> TraceJobs:
-    """The jobs of a table: `columns` says which column brings what of TARGETS.
+    """The jobs of a table: `columns` maps each of TARGETS to its column.
 
     A column of times holds dates (with a zone, or of the clock in `zone`), or seconds throughout. What is not
     understood is counted and taken as not given; a missing start, end or duration follows from the others.

@@ -73,7 +73,7 @@ def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
             elif line.strip():
                 _add(line, number, rows, lines, tally)
     if not rows:
-        raise file.error(0, f"no line of {len(FIELDS)} numbers, which SWF has")
+        raise file.error(0, f"not a line of {len(FIELDS)} numbers, as in SWF")
     table = np.array(rows, dtype=np.float64)
     columns = {
         field: table[:, k].astype(np.int64) if field in _WHOLE else table[:, k] for k, field in enumerate(FIELDS)

@@ -248,5 +248,5 @@ class QueueWorld:
 
 
 def _news(nodes: Sequence[QueueNode]) -> list[tuple[str, bool, int]]:
-    """What of the nodes a policy has to hear of: the GPUs of a job that ended come free some time after it."""
+    """Changes of nodes that need a decision: the GPUs of a job that ended come free some time after it."""
     return [(node.name, node.up, node.gpus_used) for node in nodes]

@@ -147,7 +147,7 @@ def keep_group(model: DistributedDataParallel) -> None:
 
 
 def wrapped(model: Any) -> Replicated:
-    """The face of a model that `unsupported.check_model` let pass."""
+    """The wrapper of a model that `unsupported.check_model` accepted."""
     if not isinstance(model, DistributedDataParallel):
         return Sharded(model)
     keep_group(model)

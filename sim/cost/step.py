@@ -19,7 +19,7 @@ from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
 
 PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
-"""Of one weight, gradient or activation: fp8 holds for products only, the rest is bf16."""
+"""Bytes of one weight, gradient or activation: fp8 applies to matrix products only, the rest is bf16."""
 PASSES = 3.0
 """Work of a training sample over that of an evaluated one: backward costs twice the forward pass."""
 

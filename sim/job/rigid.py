@@ -284,7 +284,7 @@ class RigidJob:
         return interval_s(spec, write_s(spec, None, jobs.restart, jobs.cluster, nodes), jobs.mtbf_s, nodes)
 
     def _meter(self) -> None:
-        """Report its computing up to the time to which its account is booked."""
+        """Report computing up to the time of the last booking."""
         metered = self.all.metered
         if metered is not None and self.holding is not None:
             computed_gpu_s = self.computed_gpu_s

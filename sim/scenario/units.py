@@ -32,7 +32,7 @@ _MONTH_S = Fraction(365 * 86400, 12)
 
 
 LARGEST, LARGEST_WHOLE, SMALLEST = 1e30, 1e15, 1e-30
-"""Most of any number without a unit, and least of any but 0: products of a few are numbers, whole ones exact."""
+"""Bounds of a number without a unit: products of a few such numbers stay finite, and whole ones exact."""
 
 
 _COUNTED = re.compile(r"\s*([-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}))\s*([kKMGBT%])\s*")

@@ -19,7 +19,7 @@ from equipoise.sim.traces.site import JOB_FORMATS, read_rows
 from equipoise.sim.traces.trace import Floats
 
 _BACK_S = 60.0
-"""A submission that is earlier by more than the job number before it: less is two machines' clocks."""
+"""Smaller differences between submissions in the order of job numbers come from the clocks of two machines."""
 _MOST_BACK = 0.01
 """Share of jobs out of order from which on numbers say nothing of the order of submission."""
 _SILENCE_S = 86_400.0

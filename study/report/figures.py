@@ -27,7 +27,7 @@ FORMATS = ("svg", "pdf")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)), "--", ":", "-.", (0, (1, 1)))
 MARKERS = "os^Dv<>p"
 NAMED = 12
-"""Most dots of a series with labels; with more, only the report names each."""
+"""Series with more points have no labels in figures; the report names each point."""
 SIZE_IN = (5.5, 3.2)
 
 

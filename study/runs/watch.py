@@ -91,7 +91,7 @@ def _standing(folder: Path, db: sqlite3.Connection) -> Standing:
 
 
 def _leaders(db: sqlite3.Connection, metric: str) -> Sequence[tuple[str, str]]:
-    """(policy, mean so far), shortest first; `metric` is a column of ours, not of the user's."""
+    """(policy, mean so far), shortest first; `metric` is one of our column names, never user input."""
     rows = db.execute(
         f'SELECT policy, avg("{metric}") AS m FROM runs WHERE status = \'done\' AND "{metric}" IS NOT NULL '
         "GROUP BY policy ORDER BY m, policy LIMIT 5"
