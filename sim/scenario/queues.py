@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from equipoise.sim.scenario.names import nearest
 from equipoise.sim.scenario.section import Count, Positive, Section, Span
-from equipoise.sim.scenario.units import Bytes, Float, Int
+from equipoise.sim.scenario.units import Bytes, Float, Int, Seconds
 
 NotNegative = Annotated[Float, Field(ge=0)]
 Number = Annotated[Int, Field(ge=0)]
@@ -103,7 +103,7 @@ class Preemption(Section):
     """Slurm's preempt/qos and preempt/partition_prio: a preempted job is requeued and continues from its checkpoint."""
 
     by: Literal["qos", "partition"] = "qos"  # what decides preemption: `preempts` of the QOS, or the partition's tier
-    exempt: Span = 0.0  # a job that has run for less is not preempted
+    exempt: Annotated[Seconds, Field(ge=0)] = 0.0  # a job that has run for less is not preempted
     youngest_first: bool = False  # preempt the latest start first; else the lowest priority, then fewest nodes
 
 
