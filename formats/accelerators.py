@@ -14,11 +14,11 @@ _SLICE = re.compile(r"(?:^|[^0-9])[1-7]g\.[0-9]+gb")
 def is_accelerator(resource: str) -> bool:
     """Whether a resource of Kubernetes counts whole GPUs: `nvidia.com/gpu`, `habana.ai/gaudi`, `gpu.nvidia.com`.
 
-    Slices (`nvidia.com/mig-1g.5gb`) and shares of a GPU (`nvidia.com/gpucores`) do not.
+    Slices (`nvidia.com/mig-1g.5gb`), shares (`nvidia.com/gpucores`) and memory (`gpu.memory`) of a GPU do not.
     """
     device = resource.rpartition("/")[2]
     if device == resource:  # a device class of dynamic resource allocation
-        return resource.startswith("gpu.")
+        return re.fullmatch(r"gpu\.[\w-]+\.[\w.-]+", resource) is not None
     return device.lower() in GRES or _DEVICE.fullmatch(device) is not None
 
 

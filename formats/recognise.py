@@ -10,6 +10,7 @@ from pathlib import Path
 from equipoise.formats.fabric import UNDERLINE
 from equipoise.formats.slurm.accounting import find_layout
 from equipoise.formats.slurm.columns import canonical
+from equipoise.formats.slurm.nodes import DATE
 from equipoise.formats.slurm.queue import MONITOR
 from equipoise.formats.slurm.tables import which_table
 from equipoise.formats.text.csvfile import delimiter_of
@@ -74,7 +75,8 @@ def _is_accounting(head: Head) -> bool:
 
 
 def _is_sinfo(head: Head) -> bool:
-    names = set(map(canonical, re.split(r"[|\s#,;]+", head.lines[0])))
+    first = head.lines[1] if len(head.lines) > 1 and DATE.fullmatch(head.lines[0].strip()) else head.lines[0]
+    names = set(map(canonical, re.split(r"[|\s#,;]+", first)))
     return (
         bool({"partition", "nodelist", "hostnames"} & names)
         and bool({"avail", "state"} & names)

@@ -154,12 +154,13 @@ class Pod:
 
 @dataclass(frozen=True)
 class KubeNode:
-    """One node with its allocatable resources."""
+    """One node with its allocatable resources; cordoned: no pods are placed on it."""
 
     name: str
     allocatable: Mapping[str, float]
     gpus: float
     labels: Mapping[str, str]
+    cordoned: bool = False
 
 
 READ = "Kueue's queues, cohorts, flavors and topologies, Nodes, Workloads, jobs of pod templates and Pods are read"

@@ -286,7 +286,8 @@ def _node(thing: Thing) -> KubeNode:
     names = list(amounts.value) if isinstance(amounts.value, dict) else []
     allocatable = {str(name): amounts.get(str(name)).quantity(0.0) or 0.0 for name in names}
     labels = thing.get("metadata", "labels").texts()
-    return KubeNode(_name(thing), allocatable, gpus_of(allocatable), labels)
+    cordoned = thing.get("spec", "unschedulable").text() == "true"
+    return KubeNode(_name(thing), allocatable, gpus_of(allocatable), labels, cordoned)
 
 
 _READERS: dict[str, tuple[str, Callable[[Thing], Any]]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.formats.slurm.hostlist import split_list
 from equipoise.formats.slurm.lines import ConfigLine, config_lines, hosts_of
-from equipoise.formats.slurm.values import NOT_GIVEN, gres_gpus, whole
+from equipoise.formats.slurm.values import NOT_GIVEN, gres_by_type, gres_gpus, whole
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.numbers import decimal, limit_s
 from equipoise.formats.text.tally import RowTally, TextChange
@@ -56,6 +56,7 @@ class ConfiguredNodes:
     state: str
     other: Mapping[str, str]
     line: int
+    by_type: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ def _nodes(line: ConfigLine, values: Mapping[str, str]) -> ConfiguredNodes:
         state=values.get("state", "UNKNOWN"),
         other={key: value for key, value in values.items() if key not in _NODE_KEYS},
         line=line.line,
+        by_type=gres_by_type(values.get("gres", "")),
     )
 
 
@@ -212,7 +214,7 @@ def partition_of(line: ConfigLine, values: Mapping[str, str]) -> SlurmPartition:
         priority_tier=_whole(values, "prioritytier", priority),
         priority_job_factor=_whole(values, "priorityjobfactor", priority),
         preempt_mode=values.get("preemptmode", ""),
-        qos=values.get("qos", ""),
+        qos="" if (qos := values.get("qos", "")).upper() in ("N/A", "NONE", "(NULL)") else qos,
         state=values.get("state", "UP"),
         other={key: value for key, value in values.items() if key not in own},
         line=line.line,

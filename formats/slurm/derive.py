@@ -199,7 +199,9 @@ class Derivation:
         not allocate, where a request names none. Without a request the allocated type counts as requested.
         """
         gpus, given = self._first_gpus((("tres", tres_gpus), ("gres", gres_gpus)), nodes)
-        wanted, asked = self._first_gpus((("tres_requested", tres_gpus), ("gres_per_node", gres_gpus)), nodes)
+        requests = ("gres_per_job", "gres_per_node", "gres_per_task", "gres_per_socket")
+        asking = [("tres_requested", tres_gpus), *((request, gres_gpus) for request in requests)]
+        wanted, asked = self._first_gpus(asking, nodes)
         told, held, named = wanted > 0, given != "", asked != ""
         for reason, rows in (
             ("GPU type known only from the allocation: taken as requested", held & ~told),
@@ -226,11 +228,23 @@ class Derivation:
             pairs = [reader(value) for value in text.values]
             here = np.array([count for count, _ in pairs], dtype=np.int64)[text.codes]
             kinds = np.array([kind.lower() for _, kind in pairs], dtype=object)[text.codes]
-            if target == "gres_per_node":
-                here = np.where(here > 0, here * np.maximum(nodes, 1), here)
+            here = np.where(here > 0, here * self._units(target, nodes), here)
             types = np.where((types == "") & (here > 0), kinds, types)
             gpus = np.where((gpus <= 0) & (here > gpus), here, gpus)
         return gpus, types
+
+    def _units(self, target: str, nodes: Ints) -> Ints:
+        """How many times each job gets the GPUs of a column: per node, task or socket; else once."""
+        if target == "gres_per_task":
+            return np.maximum(self._whole("tasks"), 1)
+        if target not in ("gres_per_node", "gres_per_socket"):
+            return np.ones_like(nodes)
+        units = np.maximum(nodes, 1)
+        if target == "gres_per_socket":
+            units *= (
+                self._text("sockets").floats(lambda text: float(max(whole(text.split(":")[0]), 1))).astype(np.int64)
+            )
+        return units
 
     def _memory(self, allocated: Ints, requested: Ints, nodes: Ints, cpus: Ints) -> Ints:
         asked = self._request("memory", "", nodes, cpus)

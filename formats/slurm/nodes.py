@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from equipoise.formats.slurm.columns import canonical
 from equipoise.formats.slurm.hostlist import expand_hosts, split_list
 from equipoise.formats.slurm.json_output import plain_number
-from equipoise.formats.slurm.values import NOT_GIVEN, gres_gpus, tres_gpus, whole
+from equipoise.formats.slurm.values import NOT_GIVEN, gres_by_type, gres_gpus, tres_gpus, whole
 from equipoise.formats.text.delimited import header_delimiter
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.jsonfile import first_of, load_json
@@ -49,6 +50,8 @@ _KNOWN_TEXT = (
     "features weight cpus(a/i/o/t) nodes(a/i) freemem reason sockets cores threads tmpdisk activefeatures nodeaddr"
 )
 _KNOWN = frozenset(_KNOWN_TEXT.split())
+DATE = re.compile(r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}")
+"""The first line of `sinfo --long`."""
 _NEEDED = frozenset({"state", "partition", "avail", "statelong", "statecompact"})
 
 
@@ -74,6 +77,7 @@ class NodeRow:
     features: tuple[str, ...]
     reason: str
     line: int
+    by_type: tuple[tuple[str, int], ...] = ()
 
 
 def parse_node_state(text: str) -> tuple[str, tuple[str, ...]]:
@@ -91,7 +95,7 @@ def read_sinfo(source: str | Path | bytes, *, columns: Sequence[str] = (), name:
     """Rows of a `sinfo` text. columns: where it has no header. Raises FormatError when it is no such text."""
     file = TextFile(source, name)
     lines = [(k, line) for k, line in enumerate(file.text(RowTally()).split("\n"), 1) if line.strip()]
-    lines = [(k, line) for k, line in lines if not line.startswith("CLUSTER: ")]
+    lines = [(k, line) for k, line in lines if not line.startswith("CLUSTER: ") and not DATE.fullmatch(line.strip())]
     if not lines:
         raise file.error(0, "empty: sinfo output with its header is needed")
     first = lines[0][1]
@@ -190,4 +194,5 @@ def _row(cell: Mapping[str, str], line: int) -> NodeRow:
         features=tuple(split_list(first("availfeatures", "availablefeatures", "features"))),
         reason=first("reason"),
         line=line,
+        by_type=gres_by_type(first("gres")),
     )

@@ -39,6 +39,10 @@ _JOB_COLUMNS = {
     "ReqTRES": "ReqTRES",
     "TresPerNode": "TRES_PER_NODE",
     "Gres": "TRES_PER_NODE",
+    "TresPerJob": "TRES_PER_JOB",
+    "TresPerTask": "TRES_PER_TASK",
+    "TresPerSocket": "TRES_PER_SOCKET",
+    "NumTasks": "NUM_TASKS",
     "Priority": "Priority",
     "Restarts": "Restarts",
     "Nice": "Nice",
@@ -89,7 +93,7 @@ def _pairs(line: str) -> list[tuple[str, str]]:
 
 def jobs_of(blocks: tuple[ScontrolBlock, ...], *, zone: str = "UTC") -> JobTable:
     """The jobs among the blocks, expected times left out. zone: of the clock of the times."""
-    columns = list(dict.fromkeys(["JobID", "User", "NNodes", "MIN_MEMORY", *_JOB_COLUMNS.values()]))
+    columns = list(dict.fromkeys(["JobID", "User", "NNodes", "SCT", "MIN_MEMORY", *_JOB_COLUMNS.values()]))
     rows, lines, tally = [], [], RowTally()
     for block in blocks:
         if block.kind == "JobId":
@@ -115,6 +119,7 @@ def _job_cells(values: Mapping[str, str]) -> dict[str, str]:
         number = f"{values['HetJobId']}+{values.get('HetJobOffset', '0')}"
     cells["JobID"] = number
     cells["User"] = values.get("UserId", "").partition("(")[0]
+    cells["SCT"] = values.get("ReqB:S:C:T", "").partition(":")[2]
     cells["NNodes"] = values.get("NumNodes", "").partition("-")[0]
     per_cpu = values.get("MinMemoryCPU")
     cells["MIN_MEMORY"] = f"{per_cpu}c" if per_cpu else values.get("MinMemoryNode", "")

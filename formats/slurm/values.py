@@ -174,6 +174,16 @@ def gres_gpus(text: str) -> tuple[int, str]:
     return _count(total), ",".join(sorted(types - {""}))
 
 
+def gres_by_type(text: str) -> tuple[tuple[str, int], ...]:
+    """GPUs by type of a GRES text, see `gres_gpus`; members without a type count under ""."""
+    counts: dict[str, int] = {}
+    for member in split_list(text):
+        count, kind = gres_gpus(member)
+        if count > 0:
+            counts[kind] = counts.get(kind, 0) + count
+    return tuple(counts.items())
+
+
 def parse_memory(text: str) -> tuple[int, str] | None:
     """(bytes, per what) of a `ReqMem`: `4Gn` per node, `500Mc` per CPU, `64G` of the whole job (from 21.08 on).
 

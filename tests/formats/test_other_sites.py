@@ -18,6 +18,7 @@ from equipoise.sim.traces.read import read_trace
 from equipoise.sim.traces.trace import Trace
 
 NODES = "ClusterName=lab\nNodeName=a[1-4] Gres=gpu:a100:4 CPUs=64\nPartitionName=p Nodes=a[1-4]\n"
+NODES += "AccountingStorageEnforce=limits\n"
 
 
 def imported(tmp_path: Path, *texts: str, gpus: int = 0) -> str:
@@ -356,3 +357,27 @@ def test_columns_may_be_told_by_the_names_that_they_have_later(tmp_path):
     }
     assert "pool" not in jobs.columns
     assert jobs.name[0] == "12_3"
+
+
+def test_what_a_site_says_is_taken_as_it_is_meant(tmp_path: Path) -> None:
+    """One line a node is one group, two types on a node are two, a QOS of N/A is none, idle limits do not bind."""
+    lines = [f"NodeName=x{k} Gres=gpu:a100:4,gpu:v100:1 CPUs=60 RealMemory=100000" for k in range(98)]
+    slurm = "\n".join(
+        ["ClusterName=lab", *lines, "PartitionName=p Nodes=x[0-97] QoS=N/A", "NodeName=h Gres=gpu:h100:8"]
+    )
+    text = imported(tmp_path, slurm, "Name|Priority|MaxTRESPU\nfast|0|gres/gpu=32\n")
+    assert "name: x count: 98 gpus: 4 accelerator: a100_sxm_80gb cores: 48 host_memory: 80000 MiB" in text
+    assert "name: x-v100 count: 98 gpus: 1 accelerator: v100_sxm2_32gb cores: 12 host_memory: 20000 MiB" in text
+    assert text.count(" count: ") == 3
+    assert "{name: p, nodes: [x, x-v100]} qos: - {name: fast}" in text
+    assert "gpu_types: {a100: [x], v100: [x-v100], h100: [h]}" in text
+    assert "does not enforce, left out: # qos fast: gpus_per_user 32" in text
+
+
+def test_a_cordoned_node_and_gpu_memory_are_no_gpus(tmp_path: Path) -> None:
+    node = "apiVersion: v1\nkind: Node\nmetadata: {name: %s}\nspec: {unschedulable: %s}\nstatus: {allocatable: {%s}}\n"
+    told = ("a", "false", "nvidia.com/gpu: 8"), ("b", "true", "nvidia.com/gpu: 8"), ("c", "false", "gpu.memory: 800Gi")
+    text = imported(tmp_path, "---\n".join(node % one for one in told))
+    assert "(1 nodes)" in text
+    assert "count: 1 gpus: 8" in text
+    assert "Cordoned nodes, left out: # b" in text

@@ -16,6 +16,7 @@ from tests.formats.test_site import write
 
 SLURM = """\
 ClusterName=lab
+AccountingStorageEnforce=limits
 SchedulerParameters=bf_window=4320,bf_interval=120,bf_max_job_test=50,bf_continue,preempt_youngest_first
 PreemptType=preempt/qos
 PreemptMode=REQUEUE

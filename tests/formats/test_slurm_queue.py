@@ -204,3 +204,31 @@ def test_any_bytes_give_rows_or_one_clear_error(data: bytes, begin: bytes) -> No
         else:
             message = ""
         assert "\n" not in message
+
+
+def test_gpus_asked_for_per_job_task_or_socket_count_without_gres_in_tres() -> None:
+    """No GPUs in AccountingStorageTRES: --gpus=3; 4 tasks of 1; 2 nodes of 2 sockets of 1; 2 nodes of 2."""
+    form = {"job_state": "PENDING", "tres_req_str": "cpu=1,node=1", "submit_time": 1}
+    asked = [
+        ({"tres_per_job": "gres:gpu:3"}, "TresPerJob=gres:gpu:3", 3),
+        ({"tres_per_task": "gres:gpu:1", "tasks": 4}, "TresPerTask=gres:gpu:1 NumTasks=4", 4),
+        (
+            {"tres_per_socket": "gres:gpu:1", "sockets_per_node": 2, "node_count": 2},
+            "TresPerSocket=gres:gpu:1 NumNodes=2 ReqB:S:C:T=0:2:*:*",
+            4,
+        ),
+        ({"tres_per_node": "gres:gpu:2", "node_count": 2}, "TresPerNode=gres:gpu:2 NumNodes=2", 4),
+    ]
+    jobs = [form | more | {"job_id": k} for k, (more, _, _) in enumerate(asked)]
+    assert read_queue_json(json.dumps({"jobs": jobs}).encode()).gpus.tolist() == [gpus for _, _, gpus in asked]
+    text = "\n".join(f"JobId={k} JobState=PENDING {words}" for k, (_, words, _) in enumerate(asked))
+    assert jobs_of(read_blocks(text.encode())).gpus.tolist() == [gpus for _, _, gpus in asked]
+
+
+def test_the_long_list_of_nodes_begins_with_a_date() -> None:
+    rows = read_sinfo(
+        b"Sat Nov 28 03:04:59 2026\n"
+        b"NODELIST   NODES PARTITION       STATE CPUS    S:C:T MEMORY TMP_DISK WEIGHT AVAIL_FE REASON\n"
+        b"n1             1      gpu*        idle 32     32:1:1  20000        0      1  a100,ib none\n"
+    )
+    assert [(row.names, row.cpus, row.state) for row in rows] == [(("n1",), 32, "IDLE")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +56,7 @@ class SiteNodes:
     count: int = 0
     remark: str = ""
     label: str = ""
+    by_type: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Count the names."""
@@ -77,7 +78,7 @@ class Site:
     """All data of a site. aside: settings without a counterpart in a scenario, by heading.
 
     queues: the section `queues`; nodes in it are frozensets of the site's names until it is written. jobs: of the
-    scenario's own list. extra: further sections.
+    scenario's own list. extra: further sections. parts: names of the parts of nodes with several GPU types.
     """
 
     name: str = "site"
@@ -89,6 +90,8 @@ class Site:
     queues: dict[str, Any] = field(default_factory=dict)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    enforces_limits: bool = True
 
     def add_aside(self, heading: str, *lines: str) -> None:
         """List a setting without a counterpart."""
@@ -130,6 +133,53 @@ class Site:
             raise InputError(
                 [f"no node with GPUs in these files; {'--count cpus counts each core as a GPU' if cores else _GPUS}"]
             )
+
+    def merge_equal(self) -> None:
+        """Make one group of named nodes that differ in nothing else, as files with one line a node have them."""
+        merged: dict[str, SiteNodes] = {}
+        for group in self.nodes:
+            key = repr(replace(group, names=(), count=1)) if group.names else f"{id(group)}"
+            first = merged.setdefault(key, group)
+            if first is not group:
+                first.names += group.names
+                first.count = len(first.names)
+        self.nodes = list(merged.values())
+
+    def part_kinds(self) -> None:
+        """Make of nodes with GPUs of several types one group for each type; cores and memory go by GPUs."""
+        made = []
+        for group in self.nodes:
+            counts = dict(group.by_type)
+            if len(counts) < 2 or sum(counts.values()) != group.gpus or not group.names:
+                made.append(group)
+                continue
+            self.add_aside("Nodes with several GPU types, one group for each type", f"{span(group.names)}: {counts}")
+            for k, (kind, gpus) in enumerate(counts.items()):
+                part = gpus / group.gpus
+                names = group.names if k == 0 else tuple(f"{name}+{kind}" for name in group.names)
+                for name, other in zip(group.names, names, strict=True):
+                    self.parts.setdefault(name, []).append(other)
+                made.append(
+                    replace(
+                        group,
+                        names=names,
+                        gpus=gpus,
+                        gpu_type=kind,
+                        by_type=(),
+                        cores=None if group.cores is None else max(int(group.cores * part), 1),
+                        memory_bytes=None if group.memory_bytes is None else group.memory_bytes * part,
+                        remark=f"{gpus} of the {group.gpus} GPUs of each node",
+                        label="" if k == 0 else re.sub("[0-9]+$", "", group.names[0]) + f"-{kind}",
+                    )
+                )
+        self.nodes = made
+        self.switches = [replace(s, nodes=tuple(self._parted(s.nodes))) for s in self.switches]
+        for partition in self.queues.get("partitions", ()):
+            if "nodes" in partition:
+                partition["nodes"] = frozenset(self._parted(partition["nodes"]))
+
+    def _parted(self, names: Iterable[str]) -> list[str]:
+        return [part for name in names for part in self.parts.get(name, [name])]
 
     def split_by_partition(self) -> None:
         """Make groups of nodes that are in the same partitions, so that partitions are whole groups."""

@@ -60,7 +60,9 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 def _add_nodes(site: Site, found: KueueObjects) -> None:
     equal: dict[tuple[int, str, int, float], list[str]] = {}
-    for node in found.nodes:
+    up = [node for node in found.nodes if not node.cordoned]
+    site.add_aside("Cordoned nodes, left out", *(node.name for node in found.nodes if node.cordoned))
+    for node in up:
         kind = next((node.labels[key] for key in _PRODUCT if key in node.labels), "")
         cores, memory = int(node.allocatable.get("cpu", 0.0)), node.allocatable.get("memory", 0.0)
         equal.setdefault((int(node.gpus), kind, cores, memory), []).append(node.name)
@@ -68,7 +70,7 @@ def _add_nodes(site: Site, found: KueueObjects) -> None:
         site.add_nodes(SiteNodes(tuple(names), gpus, kind, cores or None, memory or None))
     levels = [level for t in found.topologies[:1] for level in t.levels if level != _HOST]
     if levels:
-        _add_levels(site, found.nodes, levels)
+        _add_levels(site, up, levels)
 
 
 def _add_levels(site: Site, nodes: Iterable[KubeNode], levels: list[str]) -> None:

@@ -15,6 +15,7 @@ from equipoise.formats.slurm.config import SlurmConfig, SlurmPartition
 from equipoise.formats.slurm.hardware import SlurmQos
 from equipoise.formats.slurm.values import parse_memory
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, accelerator_of
+from equipoise.sim.scenario.queues import Limits
 
 _AMOUNTS = {
     "grptres": "gpus",
@@ -88,6 +89,16 @@ def _limits(
     return found
 
 
+def leave_out_limits(site: Site) -> None:
+    """Set limits aside where the site declares but does not enforce them."""
+    for section in ("qos", "accounts", "users") if not site.enforces_limits else ():
+        for entry in site.queues.get(section, ()):
+            limits = {key: entry.pop(key) for key in list(entry) if key in Limits.model_fields}
+            told = ", ".join(f"{key} {value}" for key, value in limits.items())
+            heading = "Limits that AccountingStorageEnforce does not enforce, left out"
+            site.add_aside(heading, *([f"{section} {entry['name']}: {told}"] if told else []))
+
+
 def _amount(name: str, value: str) -> str | int | None:
     """An amount of cores, memory or nodes as a scenario says it; None for one that is no number."""
     if name != "mem":
@@ -148,7 +159,9 @@ def add_scheduling(site: Site, config: SlurmConfig) -> set[str]:
     kind = config.settings.get("schedulertype", "sched/backfill").removeprefix("sched/")
     given = "as configured" if "schedulertype" in config.settings else "Slurm's default"
     site.policy, site.policy_why = "multifactor", f"sched/{kind}, {given}"
-    used = {"schedulertype", "prioritytype", *_add_preemption(site, config)}
+    enforced = config.settings.get("accountingstorageenforce", "").lower().split(",")
+    site.enforces_limits = not {"limits", "safe", "all"}.isdisjoint(enforced)
+    used = {"schedulertype", "prioritytype", "accountingstorageenforce", *_add_preemption(site, config)}
     site.extra["decide"] = {"estimate": "time-limit"}  # what sched/backfill plans with
     if kind == "backfill":
         told = config.scheduler_parameters

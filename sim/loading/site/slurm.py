@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from equipoise.formats.accelerators import GRES
 from equipoise.formats.slurm.config import SlurmConfig, SlurmPartition
@@ -39,7 +40,7 @@ def add_config(site: Site, config: SlurmConfig) -> None:
             site.add_aside("Nodes that are not there yet", f"{span(line.names)}: State={line.state}")
             continue
         memory = line.memory_bytes if line.memory_bytes > 0 else None
-        site.add_nodes(SiteNodes(line.names, line.gpus, line.gpu_type, line.cpus, memory))
+        site.add_nodes(SiteNodes(line.names, line.gpus, line.gpu_type, line.cpus, memory, by_type=line.by_type))
         if line.state.upper() not in ("UNKNOWN", "CLOUD", "IDLE"):
             site.add_aside("States of nodes", f"{line.names[0]} ...: {line.state}")
     used = add_scheduling(site, config)
@@ -136,13 +137,13 @@ def add_topology(site: Site, topologies: Sequence[SlurmTopology]) -> None:
 def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
     """Nodes of `sinfo` or `scontrol show node`; a repeated node counts once."""
     seen: set[str] = set()
-    equal: dict[tuple[int, str, int, int], list[str]] = {}
+    equal: dict[tuple[Any, ...], list[str]] = {}
     told: dict[str, list[str]] = {}
     for row in rows:
         if row.state == "FUTURE":
             site.add_aside("Nodes that are not there yet", f"{span(row.names)}: {row.state}")
             continue
-        key = (max(row.gpus, 0), row.gpu_type, max(row.cpus, 0), max(row.memory_bytes, 0))
+        key = (max(row.gpus, 0), row.gpu_type, max(row.cpus, 0), max(row.memory_bytes, 0), row.by_type)
         if row.count > len(row.names):
             site.add_aside("Nodes without names", f"{row.count - len(row.names)} in state {row.state}: left out")
         new = [name for name in row.names if name not in seen]
@@ -155,6 +156,6 @@ def add_nodes(site: Site, rows: Sequence[NodeRow]) -> None:
         if new and row.features:
             told.setdefault(",".join(row.features), []).extend(new)
     site.add_aside("Features of nodes", *(f"{span(names)}: {features}" for features, names in told.items()))
-    for (gpus, kind, cpus, memory), names in equal.items():
+    for (gpus, kind, cpus, memory, by_type), names in equal.items():
         if names:
-            site.add_nodes(SiteNodes(tuple(names), gpus, kind, cpus or None, memory or None))
+            site.add_nodes(SiteNodes(tuple(names), gpus, kind, cpus or None, memory or None, by_type=by_type))

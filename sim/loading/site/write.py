@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from equipoise.sim.loading.site.cluster import NIC_BYTES_PER_S, Site, SiteNodes, SiteSwitch, accelerator_of, span
+from equipoise.sim.loading.site.queues import leave_out_limits
 
 _WIDTH = 100
 _WHY = "  # assumed: the default write limits of Kueue's client (clientConnection.qps and burst)"
@@ -18,7 +19,10 @@ _WHY = "  # assumed: the default write limits of Kueue's client (clientConnectio
 
 def scenario_text(site: Site, sources: Sequence[str], workload: Mapping[str, Any]) -> str:
     """YAML of a scenario; workload: keys of `workload.trace`, empty for a scenario without jobs."""
+    site.merge_equal()
+    site.part_kinds()
     site.split_by_partition()
+    leave_out_limits(site)
     labels = _labels(site.nodes)
     lines = [f"# Written by `equipoise import` from {', '.join(sources)}.", "schema_version: 1"]
     lines += [f"name: {_flow(_plain(site.name))}", "cluster:", "  nodes:"]
