@@ -11,7 +11,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Any
 
 from equipoise.base.sources import environment
 from equipoise.live.queue.manager import ManagerError, Phase, QueueChange, QueueManager, Verb
@@ -22,29 +24,37 @@ _DYING_S = 3.0
 
 
 def to_give_back(manager: QueueManager, touched: Touched) -> list[QueueChange]:
-    """Changes that undo what was done to jobs that still wait. Raises ManagerError.
+    """Changes that undo what was done to jobs that still wait; holds stay. Raises ManagerError.
 
-    Jobs that are held now were held by somebody, and are left alone: a new nice value would set them free.
+    A nice value that is not one of ours is its user's: Slurm itself takes it, too, when a priority is set.
     """
     found, seen = [], manager.snapshot()
     for job in seen.jobs:
+        touched.inherit(job)
         was = touched.get(job.id)
-        if was is None or job.phase is not Phase.WAITING or job.held:
+        if was is None or job.phase is not Phase.WAITING:
             continue
-        if was["lease"] and not job.eligible_s <= seen.time_s:  # not known: never so far
+        if was["lease"] and not job.held and not job.eligible_s <= seen.time_s:  # not known: never so far
             found.append(QueueChange(Verb.RELEASE, job.id, why="given back"))
-        if job.nice != was["nice"]:
-            found.append(QueueChange(Verb.PRIORITY, job.id, int(was["nice"]), job.nice, "given back"))
+        if job.nice != was["nice"] and job.nice in was.get("set", ()):
+            found.append(QueueChange(Verb.RESTORE, job.id, int(was["nice"]), job.nice, "given back"))
     return found
 
 
 class Watchdog:
     """A process that restores the queue when this one has ended for any reason."""
 
-    def __init__(self, folder: Path, partition: str, account: str) -> None:
+    def __init__(self, folder: Path, partition: str, account: str, scope: Sequence[IO[Any]] = ()) -> None:
+        """`scope`: locks that it holds as well, until it has ended."""
         arguments = [sys.executable, "-m", "equipoise.live.queue.lease", str(folder), partition, account]
         # A session of its own, so that Ctrl-C and the death of a terminal do not reach it.
-        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, env=environment(), start_new_session=True)
+        self._process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            env=environment(),
+            start_new_session=True,
+            pass_fds=[file.fileno() for file in scope],
+        )
 
     def dismiss(self) -> None:
         """The queue has been given back already. The process only waits for us, so it can be ended at once."""
@@ -55,7 +65,7 @@ class Watchdog:
 def watch(folder: Path, manager: QueueManager) -> None:
     """Wait until the scheduler's end of our stdin closes, and give the queue back."""
     sys.stdin.buffer.read()
-    with open(folder / "events.jsonl", "ab") as file:
+    with open(folder / "lock", "ab") as file:
         try:  # a process that dies closes its pipe to us before its files, or after
             lock(file, _DYING_S)
         except OSError:

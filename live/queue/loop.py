@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.live.decide.decider import Decider
 from equipoise.live.queue.ahead import with_order
 from equipoise.live.queue.lease import to_give_back
-from equipoise.live.queue.manager import ManagerError, QueueManager
+from equipoise.live.queue.manager import ManagerError, NotAllowedError, QueueManager
 from equipoise.live.queue.options import QueueOptions
 from equipoise.live.queue.record import Record
 from equipoise.live.queue.world import QueueWorld
@@ -36,6 +36,7 @@ class Scheduler:
         self.world = QueueWorld(manager, options, record)
         self.decider = Decider(with_order(policy), options.budget_s)
         self.decisions = 0
+        self.problem = ""  # why it cannot go on
         self._lost = 0  # looks in a row that failed
         self._revisit_s, self._decided_s = math.inf, -math.inf
 
@@ -45,7 +46,7 @@ class Scheduler:
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run until `stopped`; returns whether the queue was restored."""
-        while not stopped():
+        while not stopped() and not self.problem:
             begun_s = time.monotonic()
             self.step()
             wait_s = min(self.options.every_s * 2.0 ** min(self._lost, 6), max(_LONGEST_WAIT_S, self.options.every_s))
@@ -71,6 +72,9 @@ class Scheduler:
                 self._decide()
             else:
                 self._renew()
+        except NotAllowedError as error:
+            self.problem = str(error)
+            self.record.event("refused", why=self.problem)
         except ManagerError as error:
             self._lost += 1
             self.record.event("lost", why=str(error))

@@ -20,8 +20,10 @@ class QueuedJob(NamedTuple):
     """One job as the manager shows it. Times are UTC seconds since 1970, NaN where there is none.
 
     eligible_s: from when the manager itself would start it; NaN: never so far. priority: the higher, the earlier;
-    nice is part of it, so that priority + nice is the manager's own. held: does not start until somebody
-    releases it. limited: the site's limits keep it waiting. steerable: nothing about it forbids to touch it.
+    nice is part of it, so that priority + nice is the manager's own. held: does not start until it is released.
+    limited: the site's limits keep it waiting. mine: it is among the jobs to schedule, and may be changed; others
+    hold GPUs while they run. ref: its name in commands; of an array, of the tasks that this entry stands for.
+    array: id of its array, 0 without one.
     """
 
     id: int
@@ -40,9 +42,13 @@ class QueuedJob(NamedTuple):
     nice: int
     held: bool
     limited: bool
-    steerable: bool
+    mine: bool
     requeues: bool  # it may be stopped and started again
     reason: str
+    partition: str = ""
+    qos: str = ""
+    ref: str = ""
+    array: int = 0
 
 
 class QueueNode(NamedTuple):
@@ -58,7 +64,7 @@ class QueueNode(NamedTuple):
 
 
 class QueueSnapshot(NamedTuple):
-    """The jobs that opted in, and the nodes that they may get. time_s: UTC seconds since 1970."""
+    """All jobs, and the nodes that those to schedule may get. time_s: UTC seconds since 1970."""
 
     time_s: float
     jobs: tuple[QueuedJob, ...]
@@ -68,7 +74,8 @@ class QueueSnapshot(NamedTuple):
 class Verb(StrEnum):
     """What can be done to a job."""
 
-    PRIORITY = "priority"  # value: its nice
+    PRIORITY = "priority"  # value: its nice; not done if the job is held, or its nice is not `was`, by then
+    RESTORE = "restore"  # value: its nice; a hold stays as it is
     HOLD = "hold"  # value: for so many seconds, then the manager itself lets it go
     RELEASE = "release"
     REQUEUE = "requeue"
@@ -88,6 +95,10 @@ class ManagerError(Exception):
     """The manager did not answer, or not in time. One line."""
 
 
+class NotAllowedError(ManagerError):
+    """The manager does not allow changes to this user."""
+
+
 class QueueManager(Protocol):
     """A queue manager that can be steered. Nothing that `hold` does may outlast its seconds."""
 
@@ -96,8 +107,12 @@ class QueueManager(Protocol):
     def snapshot(self) -> QueueSnapshot:
         """Queue and nodes now. Raises ManagerError."""
 
+    def set_directly(self) -> frozenset[int]:
+        """Waiting jobs whose priority somebody has set to a number. Raises ManagerError."""
+
     def carry_out(self, changes: Sequence[QueueChange]) -> str:
         """Do all of this, in order; returns what the manager said against it, "" for nothing.
 
-        What has taken effect the next snapshot tells. Raises ManagerError when nothing is known.
+        What has taken effect the next snapshot tells. Raises ManagerError when nothing is known, NotAllowedError
+        when a change is not allowed.
         """

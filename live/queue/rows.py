@@ -38,7 +38,7 @@ class JobRows:
         """
         seen, fresh, changed = set(), [], False
         for job in jobs:
-            if job.gpus < 1 or not job.steerable:
+            if job.gpus < 1:
                 continue
             over = job.phase in (Phase.ENDED, Phase.ENDING)
             if over and job.id in self.jobs:
@@ -79,7 +79,7 @@ class JobRows:
                 ("waited_s", max(started_s - arrival_s, 0.0) if state == RUNNING else 0.0),
             ):
                 self._set(row, name, value)
-            if self._news(job.id, 0.0):
+            if job.mine and self._news(job.id, 0.0):
                 self.tell(
                     "job",
                     id=job.id,
@@ -101,7 +101,7 @@ class JobRows:
         return True
 
     def _tell_start(self, job: QueuedJob) -> None:
-        if self._news(job.id, job.start_s):
+        if job.mine and self._news(job.id, job.start_s):
             self.tell("start", id=job.id, start_s=job.start_s, nodes=list(job.nodes))
 
     def forget(self) -> None:
@@ -168,7 +168,8 @@ class JobRows:
         end_s = job.end_s if math.isfinite(job.end_s) else now_s
         if math.isfinite(job.start_s) and job.nodes:  # it may have started and ended between two looks
             self._tell_start(job)
-        self.tell("end", id=job.id, start_s=job.start_s, end_s=end_s, state=state)
+        if job.mine:
+            self.tell("end", id=job.id, start_s=job.start_s, end_s=end_s, state=state)
         if row is None:
             return False
         self._set(row, "state", DONE)
@@ -190,7 +191,7 @@ class JobRows:
 
     def _requeues(self, row: int) -> bool:
         job = self.jobs.get(int(self.table.id[row]))
-        return self.options.requeue and job is not None and job.requeues
+        return self.options.requeue and job is not None and job.requeues and job.mine
 
 
 def _state(job: QueuedJob, waits: Callable[[QueuedJob], bool]) -> int:

@@ -6,6 +6,8 @@ of 22.05 writes it as an unsigned number, or not at all), and 10,000 jobs take a
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
 import re
 import subprocess
@@ -20,20 +22,35 @@ from equipoise.formats.slurm.hostlist import expand_hosts
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.nodes import NodeRow, read_sinfo
 from equipoise.formats.slurm.queue import read_queue
-from equipoise.formats.slurm.values import ENDED, gres_gpus
+from equipoise.formats.slurm.values import ENDED
 from equipoise.formats.text.errors import FormatError
-from equipoise.live.queue.manager import ManagerError, Phase, QueueChange, QueuedJob, QueueNode, QueueSnapshot, Verb
+from equipoise.live.queue.manager import (
+    ManagerError,
+    NotAllowedError,
+    Phase,
+    QueueChange,
+    QueuedJob,
+    QueueNode,
+    QueueSnapshot,
+    Verb,
+)
 
 _SQUEUE = {
+    "JobArrayID": "JOBARRAYID",
     "JobID": "JOBID",
+    "Partition": "PARTITION",
+    "Account": "ACCOUNT",
+    "QOS": "QOS",
     "State": "STATE",
     "PriorityLong": "PRIORITY",
     "Nice": "NICE",
     "tres-alloc": "TRES_ALLOC",
     "tres-per-node": "TRES_PER_NODE",
-    "tres-per-job": "PER_JOB",
-    "tres-per-task": "PER_TASK",
-    "NumTasks": "TASKS",
+    "tres-per-job": "TRES_PER_JOB",
+    "tres-per-task": "TRES_PER_TASK",
+    "tres-per-socket": "TRES_PER_SOCKET",
+    "sct": "SCT",
+    "NumTasks": "NUM_TASKS",
     "NumNodes": "NODES",
     "SubmitTime": "SUBMIT_TIME",
     "EligibleTime": "ELIGIBLE_TIME",
@@ -71,7 +88,12 @@ _LIMITS = (
     "ReqNodeNotAvail",
     "BadConstraints",
 )
-_TIMES = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
+_FIRST_PRIORITY = 4294901760
+"""priority/basic counts down from here."""
+_UNSURE_S = 60.0
+_FACTORS = "%i|%Y|%A|%F|%J|%P|%Q|%S"
+_DENIED = ("Access/permission denied", "Invalid user id")
 
 
 class Slurm:
@@ -86,51 +108,140 @@ class Slurm:
         for text in (partition, account):
             if not re.fullmatch(r"[\w.@+-]*", text):
                 raise ValueError(f"{text!r} is not a name of a partition or an account")
-        self.timeout_s = timeout_s
-        chosen = [f"--{key}={text}" for key, text in (("partition", partition), ("account", account)) if text]
-        self._squeue = ["squeue", "--noheader", "--states=all", *chosen, "--Format=" + _fields(_SQUEUE)]
+        self.partition, self.account, self.timeout_s = partition, account, timeout_s
+        self._squeue = ["squeue", "--noheader", "--states=all", "--array-unique", "--Format=" + _fields(_SQUEUE)]
         where = [f"--partition={partition}"] if partition else []
         self._sinfo = ["sinfo", "--noheader", "--Node", *where, "--Format=" + _fields(_SINFO)]
         self._last: tuple[bytes, tuple[QueuedJob, ...]] = (b"", ())
+        self._settings: dict[str, str] = {}
+        self._allowed = False
+        self._made: list[tuple[float, QueueChange, QueuedJob]] = []  # (time, change of nice, job before it)
 
     def snapshot(self) -> QueueSnapshot:
         """Queue and nodes now; the nodes first, so that no GPU is seen free that a job in the queue holds."""
         nodes = self._run(self._sinfo)
         time_s = time.time()
+        self._renew_holds(self._jobs())
+        try:
+            return QueueSnapshot(time_s, self._last[1], _nodes(nodes))
+        except FormatError as error:
+            raise ManagerError(f"sinfo: {error}") from error
+
+    def _jobs(self) -> tuple[QueuedJob, ...]:
         text = self._run(self._squeue)
         try:
             if text != self._last[0]:
                 columns = tuple(_SQUEUE.values())
                 table = read_queue(text, columns=columns, delimiter="|", name="squeue") if text else None
-                self._last = text, () if table is None else _jobs(table)
-            return QueueSnapshot(time_s, self._last[1], _nodes(nodes))
+                jobs = () if table is None else _jobs(table, self.partition, self.account)
+                self._last = text, jobs
         except FormatError as error:
-            raise ManagerError(f"squeue or sinfo: {error}") from error
+            raise ManagerError(f"squeue: {error}") from error
+        return self._last[1]
 
-    def deaf(self) -> str:
-        """Why this Slurm ignores priorities, or "". Raises ManagerError."""
-        config = self._run(["scontrol", "show", "config"]).decode(errors="replace")
-        values = dict(re.findall(r"(?m)^(\w+)\s*= (\S*)", config))
-        kinds = values.get("SchedulerType"), values.get("PriorityType")
+    def settings(self) -> dict[str, str]:
+        """Slurm's configuration by key. Raises ManagerError."""
+        if not self._settings:
+            config = self._run(["scontrol", "show", "config"]).decode(errors="replace")
+            self._settings = dict(re.findall(r"(?m)^(\w+)\s*= (\S*)", config))
+        return self._settings
+
+    def cluster(self) -> str:
+        """Name and port of the cluster. Raises ManagerError."""
+        return "-".join(self.settings().get(key, "") for key in ("ClusterName", "SlurmctldPort"))
+
+    def unusable(self, *, act: bool, held: bool) -> str:
+        """Why this Slurm cannot be scheduled so, or "". Raises ManagerError."""
         partitions = self._run(["scontrol", "show", "partition", "--oneliner"]).decode(errors="replace")
+        names = re.findall(r"(?m)^PartitionName=(\S+)", partitions)
+        if self.partition and self.partition not in names:
+            close = difflib.get_close_matches(self.partition, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+            return f"--partition: {self.partition!r} is not a partition of this cluster; {hint}"
+        kinds = self.settings().get("SchedulerType"), self.settings().get("PriorityType")
         tiers = set(re.findall(r"\bPriorityTier=(\d+)", partitions))
-        if kinds != ("sched/builtin", "priority/basic") or len(tiers) > 1:
+        if not act or held or kinds != ("sched/builtin", "priority/basic") or len(tiers) > 1:
             return ""
         return (
             "sched/builtin with priority/basic starts jobs in order of submission, whatever their priority; "
             "use sched/backfill or priority/multifactor, or jobs submitted held with --held"
         )
 
+    def set_directly(self) -> frozenset[int]:
+        """Waiting jobs whose priority somebody has set to a number. Raises ManagerError.
+
+        priority/multifactor shows no factors for them, priority/basic numbers that it does not give by itself.
+        """
+        if self._is_basic():
+            usual = range(_FIRST_PRIORITY - 2**31, _FIRST_PRIORITY + 1)
+            waiting = (job for job in self._last[1] if job.phase is Phase.WAITING and job.priority)
+            return frozenset(job.id for job in waiting if job.priority + job.nice not in usual)
+        found = set()
+        for line in self._run(["sprio", "--noheader", f"--format={_FACTORS}"]).decode(errors="replace").splitlines():
+            job, priority, *factors = (_whole(cell.strip()) for cell in line.split("|"))
+            if priority > 1 and not any(factors):
+                found.add(job)
+        return frozenset(found)
+
+    def _is_basic(self) -> bool:
+        return self.settings().get("PriorityType") == "priority/basic"
+
     def carry_out(self, changes: Sequence[QueueChange]) -> str:
-        """All changes through one `scontrol` that reads them line by line."""
-        lines = [line for change in changes for line in _lines(change)]
-        return self._scontrol("\n".join(lines) + "\n") if lines else ""
+        """All changes that still apply, through one `scontrol` that reads them line by line."""
+        if not changes:
+            return ""
+        jobs = {job.id: job for job in self._jobs()}
+        lines = []
+        for change in changes:
+            job = jobs.get(change.job)
+            if job is None:
+                continue
+            if change.verb is Verb.RESTORE and job.held and self._is_basic():
+                lines += _past_hold(change, job)
+            elif change.verb is not Verb.PRIORITY or (not job.held and job.nice == change.was):
+                lines += _lines(change, job)
+                if change.verb in (Verb.PRIORITY, Verb.RESTORE) and not job.held and self._is_basic():
+                    self._made.append((time.monotonic(), change._replace(was=job.nice), job))
+        said = ""
+        if lines and not self._allowed:  # try one that needs the rights, before any that could not be taken back
+            lines.sort(key=lambda line: "nice=-" not in line)
+            said = self._scontrol(lines.pop(0) + "\n")
+            self._allowed = True
+        if lines:
+            said = "; ".join(filter(None, [said, self._scontrol("\n".join(lines) + "\n")]))
+        if self._made:
+            self._renew_holds(self._jobs())
+        return said
+
+    def _renew_holds(self, jobs: Sequence[QueuedJob]) -> None:
+        """Hold again what was held between a look and our change of its nice.
+
+        priority/basic takes nice from a held job's priority of 0, too, which frees it (22.05.8): such a job has a
+        priority that no other has.
+        """
+        now_s = time.monotonic()
+        self._made = [made for made in self._made if made[0] > now_s - _UNSURE_S]
+        lines = []
+        for _, change, before in self._made:
+            freed = max(change.was - change.value, 2)
+            for job in jobs if before.priority != freed else ():
+                same = job.id == before.id or (job.array and job.array == before.array)
+                if same and job.phase is Phase.WAITING and job.nice == change.value and job.priority == freed:
+                    lines.append(f"uhold {job.ref}")
+        if lines:
+            self._scontrol("\n".join(dict.fromkeys(lines)) + "\n")
+            self._jobs()
 
     def _scontrol(self, text: str) -> str:
         done = self._process(["scontrol"], text.encode())
         said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
         if any("Unable to contact" in line for line in said):
             raise ManagerError(said[0])
+        if denied := next((line for line in said if line.startswith(_DENIED)), ""):
+            raise NotAllowedError(
+                f"scontrol: {denied}; --mode act needs the rights of a Slurm operator "
+                "(sacctmgr modify user NAME set adminlevel=operator)"
+            )
         return "; ".join(dict.fromkeys(said))
 
     def _run(self, command: list[str]) -> bytes:
@@ -142,9 +253,8 @@ class Slurm:
 
     def _process(self, command: list[str], text: bytes) -> subprocess.CompletedProcess[bytes]:
         try:
-            return subprocess.run(
-                command, input=text, capture_output=True, timeout=self.timeout_s, env=os.environ | _TIMES, check=False
-            )
+            env, limit_s = os.environ | _ENVIRONMENT, self.timeout_s
+            return subprocess.run(command, input=text, capture_output=True, timeout=limit_s, env=env, check=False)
         except subprocess.TimeoutExpired as error:
             raise ManagerError(f"{command[0]}: no answer within {self.timeout_s:g} s") from error
         except OSError as error:
@@ -155,16 +265,28 @@ def _fields(columns: dict[str, str]) -> str:
     return ",".join(f"{name}:|" if name != "Name" else "Name:256" for name in columns)
 
 
-def _lines(change: QueueChange) -> list[str]:
+def _lines(change: QueueChange, job: QueuedJob) -> list[str]:
     """What `scontrol` reads for a change."""
-    job = change.job
-    if change.verb is Verb.PRIORITY:
-        return [f"update jobid={job} nice={change.value}"]
+    ref = job.ref or str(job.id)
+    if change.verb in (Verb.PRIORITY, Verb.RESTORE):
+        return [f"update jobid={ref} nice={change.value}"]
     if change.verb is Verb.HOLD:  # first the time, then the hold that was submitted goes
-        return [f"update jobid={job} StartTime=now+{change.value}", *([f"release {job}"] if change.was else [])]
+        return [f"update jobid={ref} StartTime=now+{change.value}", *([f"release {ref}"] if change.was else [])]
     if change.verb is Verb.RELEASE:
-        return [f"update jobid={job} StartTime=now"]
-    return [f"requeue {job}"]
+        return [f"update jobid={ref} StartTime=now"]
+    return [f"requeue {ref}"]
+
+
+def _past_hold(change: QueueChange, job: QueuedJob) -> list[str]:
+    """Lines that give a held job its nice where that frees it: its start is put off until it is held again."""
+    begin_s = job.eligible_s if job.eligible_s > time.time() else math.nan
+    begin = "now" if math.isnan(begin_s) else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begin_s))
+    return [
+        f"update jobid={job.ref} StartTime=now+3600",
+        *_lines(change, job),
+        f"{'hold' if job.reason == 'JobHeldAdmin' else 'uhold'} {job.ref}",
+        f"update jobid={job.ref} StartTime={begin}",
+    ]
 
 
 def _phase(state: str) -> Phase:
@@ -177,26 +299,17 @@ def _whole(text: str) -> int:
     return int(text) if is_index(text.removeprefix("-")) else 0
 
 
-def _gpus(table: JobTable) -> list[int]:
-    """GPUs of each job: of what it was given, else of what it asks for per node, job or task; 0 for none."""
-    per_job = table.other["PER_JOB"].floats(lambda text: float(gres_gpus(text)[0]))
-    per_task = table.other["PER_TASK"].floats(lambda text: float(gres_gpus(text)[0]))
-    tasks = table.other["TASKS"].floats(lambda text: float(_whole(text)))
-    asked = np.where(per_job > 0, per_job, np.where(per_task > 0, per_task * tasks, 0.0))
-    return [int(gpus) for gpus in np.where(table.gpus > 0, table.gpus, asked)]
-
-
-def _jobs(table: JobTable) -> tuple[QueuedJob, ...]:
+def _jobs(table: JobTable, partition: str, account: str) -> tuple[QueuedJob, ...]:
     states = {state: _phase(state) for state in table.state.values}
     places = {text: expand_hosts(text) for text in table.node_list.values}
-    other = {name: table.other[name].tolist() for name in ("NICE", "REQUEUE", "HET")}
+    other = {name: table.other[name].tolist() for name in ("NICE", "REQUEUE", "HET", "JOBID")}
     priority = np.nan_to_num(table.priority).astype(np.int64).tolist()
     columns: list[Any] = [
-        table.array_id.tolist(),
+        other["JOBID"],
         table.name,
         table.user,
         table.state,
-        _gpus(table),
+        np.maximum(table.gpus, 0).tolist(),
         table.node_list,
         table.submit_s.tolist(),
         table.eligible_s.tolist(),
@@ -208,18 +321,24 @@ def _jobs(table: JobTable) -> tuple[QueuedJob, ...]:
         other["NICE"],
         other["REQUEUE"],
         other["HET"],
+        table.partition,
+        table.account,
+        table.qos,
+        table.job_id,
+        table.array_id.tolist(),
     ]
     jobs = []
     for row in zip(*columns, strict=True):
         job, name, user, state, gpus, nodes, submit_s, eligible_s, start_s, end_s, limit_s, rank, why, *rest = row
-        nice, requeue, het = rest
+        nice, requeue, het, where, charged, qos, shown, array = rest
         phase = states[state]
         times_s = submit_s, eligible_s, start_s, end_s, limit_s
         held, limited = rank == 0 and phase is Phase.WAITING, why.startswith(_LIMITS)
-        whose = job, name.strip(), user, phase, state, gpus, places[nodes]
-        jobs.append(
-            QueuedJob(*whose, *times_s, rank, _whole(nice), held, limited, not _whole(het), requeue == "1", why)
-        )
+        whose = _whole(job), name.strip(), user, phase, state, gpus, places[nodes]
+        mine = partition in ("", *where.split(",")) and account in ("", charged)
+        ref = re.sub(r"%\d+", "", shown)  # scontrol knows no limit of tasks
+        known = rank, _whole(nice), held, limited, mine and not _whole(het), requeue == "1", why, where, qos
+        jobs.append(QueuedJob._make((*whose, *times_s, *known, ref, array if "_" in shown else 0)))
     return tuple(jobs)
 
 

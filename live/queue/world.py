@@ -26,13 +26,15 @@ from equipoise.policies.contract import Plan, Refusal
 from equipoise.policies.observation import RUNNING, WAITING, Observation
 
 _DONE_KEPT = 4096  # rows of ended jobs, before the tables are made anew
+_SET_KEPT = 64  # nice values per job
 
 
 class QueueWorld:
     """The jobs that opted in, and what may be done to them.
 
     touched: jobs that have a nice value or a start time of ours, in `record`. by_hand: jobs that somebody else
-    changed since; they are left alone.
+    changed since; they are left alone. Running jobs of others are rows as well, which end by their limits; nothing
+    is done to them.
     """
 
     def __init__(self, manager: QueueManager, options: QueueOptions, record: Record) -> None:
@@ -42,7 +44,7 @@ class QueueWorld:
         self.by_hand: set[int] = set()
         self.refused: list[Refusal] = []  # since the last observation
         self.behind = False  # some changes were put off
-        self._expected: dict[int, int] = {}  # nice values as they were last set
+        self._expected: dict[int, tuple[int, int]] = {}  # nice before and after the last change
         self._until_s: dict[int, float] = {}  # ends of leases
         self._machines = Machines()
         self._nodes: tuple[QueueNode, ...] = ()
@@ -58,10 +60,16 @@ class QueueWorld:
         before = _news(self._nodes)
         self.snapshot = snapshot = self.manager.snapshot()
         for job in snapshot.jobs:
+            self.record.touched.inherit(job)
             self._watch(job)
-        changed = self.rows.see(snapshot.jobs, self._waits, snapshot.time_s)
+        changed = self.rows.see(self._seen(), self._waits, snapshot.time_s)
         self._nodes = snapshot.nodes
         return changed or before != _news(snapshot.nodes)
+
+    def _seen(self) -> list[QueuedJob]:
+        """Jobs to schedule, and those of others that hold GPUs of the same nodes."""
+        mine = {node.name for node in self.snapshot.nodes}
+        return [j for j in self.snapshot.jobs if j.mine or (j.phase is Phase.RUNNING and mine.intersection(j.nodes))]
 
     def needs_new_tables(self) -> bool:
         """Whether the nodes are others than before, or most rows are of ended jobs: then all begins anew."""
@@ -75,15 +83,17 @@ class QueueWorld:
         self.record.event("nodes", nodes=[[n.name, n.gpus, n.gpu_type] for n in self.snapshot.nodes])
         self._machines = Machines()
         self.rows.forget()
-        self.rows.see(self.snapshot.jobs, self._waits, self.snapshot.time_s)
+        self.rows.see(self._seen(), self._waits, self.snapshot.time_s)
 
     def _watch(self, job: QueuedJob) -> None:
         """Detect jobs changed by others since this scheduler changed them."""
-        expected = self._expected.get(job.id)
-        if expected is None or job.phase is not Phase.WAITING or job.nice == expected or job.held:
+        was, expected = self._expected.get(job.id, (job.nice, job.nice))
+        if job.phase is not Phase.WAITING or job.nice == expected or job.held:
+            return
+        del self._expected[job.id]
+        if job.nice == was:  # the change was not made
             return
         self.by_hand.add(job.id)
-        del self._expected[job.id]
         self.record.touched.pop(job.id, None)
         self.record.event("left alone", id=job.id, why=f"nice is {job.nice}, was set to {expected}: changed by others")
 
@@ -109,7 +119,7 @@ class QueueWorld:
             self.snapshot.nodes,
             self.rows.jobs.values(),
             self.rows.row,
-            [job for job in self.snapshot.jobs if job.phase is Phase.ENDING and job.id in self.rows.row],
+            [job for job in self.snapshot.jobs if job.phase is Phase.ENDING],
         )
         window_s = 0.0 if math.isnan(self._last_s) else now_s - self._last_s
         self._last_s = now_s
@@ -142,8 +152,9 @@ class QueueWorld:
                 found.append(QueueChange(Verb.RELEASE, job.id, why="the policy starts it"))
             elif state[row] == RUNNING and wanted:
                 refused.append(Refusal("resize", f"job {job.id}: a running job of {self.manager.name} keeps its GPUs"))
-            elif state[row] == RUNNING and not (self.options.requeue and job.requeues):
-                why = "requeue is not allowed" if not self.options.requeue else "it was submitted with --no-requeue"
+            elif state[row] == RUNNING and not (self.options.requeue and job.requeues and job.mine):
+                why = "it is not among the jobs to schedule" if not job.mine else "it was submitted with --no-requeue"
+                why = why if self.options.requeue else "requeue is not allowed"
                 refused.append(Refusal("stop", f"job {job.id}: {why}"))
             elif state[row] == RUNNING:
                 found.append(QueueChange(Verb.REQUEUE, job.id, why="the policy stops it for others"))
@@ -152,21 +163,23 @@ class QueueWorld:
     def _places(self, plan: Plan) -> list[QueueChange]:
         """Changes of nice that bring the jobs that start next to the front."""
         table, jobs = self.rows.table, self.rows.jobs
-        now_s = self.snapshot.time_s
+        now_s, ranked = self.snapshot.time_s, table.id[order_of(plan)].tolist()
+        apart = self.by_hand | self.manager.set_directly() if ranked else self.by_hand
         free = {
             job.id: job
             for job in (jobs[int(k)] for k in table.id[table.state == WAITING])
-            if job.id not in self.by_hand
+            if job.id not in apart
             and not job.held
             and not job.limited
             and (job.eligible_s <= now_s or self._leased(job))
         }
-        order = [free[job] for job in table.id[order_of(plan)].tolist() if job in free]
+        order = [free[job] for job in ranked if job in free]
         # A job that still has a start time ahead of it would lose its place to one behind it that has none.
         last = max((k for k, job in enumerate(order) if job.id not in self._until_s), default=0)
         early = [job.id for job in order[:last] if job.id in self._until_s]
         released = [QueueChange(Verb.RELEASE, job, why="stands before a job that may start") for job in early]
-        return [*released, *exchange(order, list(free.values()))]
+        others = [job for job in self.snapshot.jobs if job.phase is Phase.WAITING and job.id not in free]
+        return [*released, *exchange(order, list(free.values()), others, self.options.across_qos)]
 
     def renewals(self, failing: bool = False) -> list[QueueChange]:
         """Leases to begin, and those that have used up half of their time; `failing`: all are let go."""
@@ -219,9 +232,11 @@ class QueueWorld:
 
     def _remember(self, change: QueueChange) -> None:
         """Record what must be restored, before changing it."""
-        was = self.record.touched.setdefault(change.job, {"nice": self.rows.jobs[change.job].nice, "lease": False})
+        nice = self.rows.jobs[change.job].nice
+        was = self.record.touched.setdefault(change.job, {"nice": nice, "lease": False, "set": []})
         if change.verb is Verb.PRIORITY:
-            self._expected[change.job] = change.value
+            self._expected[change.job] = change.was, change.value
+            was["set"] = [*dict.fromkeys([*was.get("set", []), change.value])][-_SET_KEPT:]
         elif change.verb is Verb.RELEASE:
             was["lease"] = False
             self._until_s.pop(change.job, None)
@@ -250,3 +265,21 @@ class QueueWorld:
 def _news(nodes: Sequence[QueueNode]) -> list[tuple[str, bool, int]]:
     """Changes of nodes that need a decision: the GPUs of a job that ended come free some time after it."""
     return [(node.name, node.up, node.gpus_used) for node in nodes]
+
+
+def whom(snapshot: QueueSnapshot, options: QueueOptions) -> list[str]:
+    """Lines that say which jobs will be put in another order, and at whose cost."""
+    waiting = [j for j in snapshot.jobs if j.mine and j.phase is Phase.WAITING and j.gpus and not j.held]
+    lines = []
+    for partition in sorted({job.partition for job in waiting}):
+        own = [job for job in waiting if job.partition == partition]
+        qos = sorted({job.qos for job in own})
+        for some in [qos] if options.across_qos else [[name] for name in qos]:
+            jobs = [job for job in own if job.qos in some]
+            lines.append(
+                f"partition {partition}, QOS {', '.join(some)}: {len(jobs)} waiting jobs of "
+                f"{len({job.user for job in jobs})} users are put in another order among themselves"
+            )
+        if options.across_qos and len(qos) > 1:
+            lines.append(f"partition {partition}: --across-qos lets jobs of a higher QOS wait behind others")
+    return lines

@@ -25,7 +25,7 @@ from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import make_trace
-from equipoise.study.twin.queue_record import QueueRun
+from equipoise.study.twin.queue_record import QueueRun, parts
 
 NEAR_S = 5.0
 """Two starts are near when they differ by at most this time."""
@@ -214,10 +214,10 @@ def _scenario(run: QueueRun) -> dict[str, Any]:
 def _decisions(run: QueueRun) -> tuple[int, int, list[tuple[float, dict[int, int]]], dict[int, float]]:
     """(recorded decisions, those reproduced from the observations, the order of starts of each, time of the first
     that saw each job)."""
-    path, again, places = run.folder / "decisions.jsonl", 0, list[tuple[float, dict[int, int]]]()
+    again, places = 0, list[tuple[float, dict[int, int]]]()
     first_s: dict[int, float] = {}
     try:
-        for entry in read(path) if path.exists() else ():
+        for entry in (e for path in parts(run.folder / "decisions.jsonl") if path.exists() for e in read(path)):
             then = entry.decision
             again += _follows(run.policy, then)
             rows = next((r.values["order"] for r in then.plan.reasons if "order" in r.values), ())

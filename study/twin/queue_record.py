@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ class QueueRun:
     notes: tuple[str, ...]
 
 
+def parts(path: Path) -> list[Path]:
+    """The file that was full and put aside, if there is one, and the file."""
+    return [part for part in (path.with_suffix(f".1{path.suffix}"), path) if part.exists()] or [path]
+
+
 def is_queue(folder: Path) -> bool:
     """Whether the folder holds the record of a queue."""
     return (folder / EVENTS).is_file()
@@ -53,7 +59,7 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
     nodes: list[Any] = []
     did_s: list[float] = []
     requeued = False
-    for event in _events(folder / EVENTS):
+    for event in chain.from_iterable(map(_events, parts(folder / EVENTS))):
         kind = event["event"]
         if kind == "begun":
             begun = event

@@ -19,8 +19,9 @@ from equipoise.live.queue.lease import Watchdog
 from equipoise.live.queue.loop import Scheduler
 from equipoise.live.queue.manager import ManagerError
 from equipoise.live.queue.options import Mode, QueueOptions, read_estimates
-from equipoise.live.queue.record import BusyError, Record
+from equipoise.live.queue.record import BusyError, Record, lock_scope
 from equipoise.live.queue.slurm import Slurm
+from equipoise.live.queue.world import whom
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, say
 from equipoise.policies.contract import Policy
 
@@ -47,6 +48,7 @@ _above_zero = FloatRange(min=0.0, min_open=True)
     metavar="S",
     help="With --requeue: seconds lost by a job that resumes from a checkpoint. Default: all its work so far.",
 )
+@click.option("--across-qos", is_flag=True, help="Also let jobs go before those of a higher QOS.")
 @click.option("--held", is_flag=True, help="Also schedule jobs submitted held; their hold becomes a lease.")
 @click.option(
     "--every",
@@ -95,6 +97,7 @@ def schedule(
     estimates: str | None,
     requeue: bool,
     restart: float | None,
+    across_qos: bool,
     held: bool,
     every: float,
     budget: float,
@@ -115,6 +118,7 @@ def schedule(
         mode=cast("Mode", mode),
         requeue=requeue,
         restart_s=restart,
+        across_qos=across_qos,
         held=held,
         every_s=every,
         budget_s=budget,
@@ -157,10 +161,13 @@ def _run(
     timeout_s: float,
 ) -> int:
     try:
-        manager = Slurm(partition, account, timeout_s)
-        if options.mode == "act" and not options.held and (deaf := manager.deaf()):
-            raise WrongInputError(deaf)
+        manager, act = Slurm(partition, account, timeout_s), options.mode == "act"
+        if why := manager.unusable(act=act, held=options.held):
+            raise WrongInputError(why)
+        scope = lock_scope(manager.cluster(), partition) if act else []
         record = Record(folder, None if state.quiet else _echo)
+        for line in whom(manager.snapshot(), options) if act else ():
+            note(state.quiet, line)
     except (BusyError, ManagerError, ValueError) as error:
         raise WrongInputError(str(error)) from error
     scheduler = Scheduler(manager, policy, options, record)
@@ -175,12 +182,14 @@ def _run(
         requeue=options.requeue,
         every_s=options.every_s,
     )
-    watchdog = Watchdog(folder, partition, account) if options.mode == "act" else None
+    watchdog = Watchdog(folder, partition, account, scope) if act else None
     given_back = scheduler.run(_stopped())
     if watchdog is not None and given_back:
         watchdog.dismiss()
     record.close()
     note(state.quiet, f"{folder}: {scheduler.decisions} decisions")
+    if scheduler.problem:
+        raise WrongInputError(scheduler.problem)
     return OK if given_back else FAILURE
 
 

@@ -92,7 +92,7 @@ class FakeQueue:
         """One line of scontrol; returns what it says on stderr."""
         verb, *words = line.split()
         values = dict(word.split("=", 1) for word in words if "=" in word)
-        number = int(values.get("jobid", words[0] if words else "0"))
+        number = int(values.get("jobid", words[0] if words else "0").split("_")[0])
         job = self.jobs.get(number)
         if job is None:
             return f"Invalid job id specified for job {number}"
@@ -101,7 +101,7 @@ class FakeQueue:
             job.update(start=math.nan, end=math.nan)
         elif job["state"] != "PENDING":
             return f"Job/step already completing or completed for job {number}" if job["state"] != "RUNNING" else ""
-        elif verb == "hold":
+        elif verb in ("hold", "uhold"):
             job.update(priority=0, reason="JobHeldUser")
         elif verb == "release":
             self._release(job)
@@ -130,11 +130,21 @@ class FakeQueue:
         node = QueueNode("vm", self.gpus, used, True, 64, 2**34, "")
         return QueueSnapshot(self.now_s, tuple(map(_job, self.jobs.values())), (node,))
 
+    def set_directly(self) -> frozenset[int]:
+        """As `QueueManager.set_directly`."""
+        return frozenset()
+
     def carry_out(self, changes: Sequence[Any]) -> str:
         """As `QueueManager.carry_out`."""
         from equipoise.live.queue.slurm import _lines
 
-        said = [self.control(line) for change in changes for line in _lines(change)]
+        jobs = {job.id: job for job in self.snapshot().jobs}
+        said = [
+            self.control(line)
+            for change in changes
+            if not jobs[change.job].held or change.verb != "restore"
+            for line in _lines(change, jobs[change.job])
+        ]
         self.advance(self.now_s)
         return "; ".join(filter(None, [*said, self.said]))
 
@@ -161,9 +171,11 @@ def _job(job: dict[str, Any]) -> Any:
         job["nice"],
         held,
         False,
-        True,
+        job.get("mine", True),
         True,
         job["reason"],
+        "main",
+        job.get("qos", "normal"),
     )
 
 
@@ -186,7 +198,10 @@ def _time(value: float) -> str:
 def _cell(job: dict[str, Any], field: str) -> str:
     limit_s = job["limit"]
     return {
+        "JobArrayID": str(job["id"]),
         "JobID": str(job["id"]),
+        "Partition": "main",
+        "QOS": job.get("qos", "normal"),
         "State": job["state"],
         "PriorityLong": str(job["priority"]),
         "Nice": str(job["nice"]),

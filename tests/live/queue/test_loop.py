@@ -354,6 +354,32 @@ def test_gpus_that_others_hold_are_not_free(case: Make) -> None:
     assert (o.nodes.gpus_free.tolist(), o.gpus.share_free.tolist()) == ([3], [0.0] * 5 + [1.0] * 3)
 
 
+def test_gpus_of_others_are_expected_when_their_limits_end(case: Make) -> None:
+    """easy: the gang waits for the 6 GPUs of another account's job until 300 s, and 200 s fit before it, 400 do not."""
+    c = case("easy", estimates={"gang": 60.0, "fits": 200.0, "long": 400.0})
+    theirs = c.queue.submit(250.0, 6, "theirs", limit_s=300.0)
+    c.queue.jobs[theirs]["mine"] = False
+    c.queue.advance(c.queue.now_s)
+    for name, gpus in (("gang", 8), ("long", 2), ("fits", 2)):
+        c.queue.submit(60.0, gpus, name)
+    c.step()
+    c.until_over()
+    assert c.starts() == ["theirs", "fits", "gang", "long"]
+    assert {e["name"] for e in c.events("job")} == {"gang", "fits", "long"}
+
+
+def test_a_full_journal_is_put_aside_and_the_twin_reads_both_parts(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    c.scheduler.record.most_bytes = 3000.0
+    submit_all(c.queue)
+    c.step()
+    c.until_over()
+    kept = [c.folder / name for name in ("events.jsonl", "events.1.jsonl", "decisions.jsonl", "decisions.1.jsonl")]
+    assert all(path.exists() for path in kept)
+    assert sum(path.stat().st_size for path in kept[:2]) < 4000
+    assert twin(read_queue(c.folder)).decisions > 1
+
+
 def test_a_job_that_a_limit_keeps_is_not_there_until_it_may_start(case: Make) -> None:
     c = case("sjf")
     first = c.queue.submit(30.0, 8, "block")

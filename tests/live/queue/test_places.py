@@ -11,7 +11,7 @@ from equipoise.live.queue.apply import exchange
 from equipoise.live.queue.manager import Phase, QueuedJob
 
 
-def job(number: int, priority: int, nice: int = 0) -> QueuedJob:
+def job(number: int, priority: int, nice: int = 0, qos: str = "normal", partition: str = "main") -> QueuedJob:
     return QueuedJob(
         number,
         f"job-{number}",
@@ -32,6 +32,8 @@ def job(number: int, priority: int, nice: int = 0) -> QueuedJob:
         True,
         True,
         "",
+        partition,
+        qos,
     )
 
 
@@ -60,6 +62,19 @@ def test_the_order_comes_first_and_priorities_are_only_exchanged(priorities: lis
     assert len(moved) <= len(chosen)
     assert sorted(moved, key=lambda k: got[k]) == sorted(moved, key=lambda k: priorities[k])
     assert all(got[k] < min((got[c] for c in chosen), default=10**7) for k in still)
+
+
+@given(st.lists(st.tuples(st.integers(100, 140), st.sampled_from("nu"), st.sampled_from("pq")), min_size=1), st.data())
+def test_no_job_passes_one_of_another_qos_or_partition(told: list[tuple[int, str, str]], data: st.DataObject) -> None:
+    """The k-th of a class stays behind all jobs of others that the k-th was behind; so no class loses to another."""
+    jobs = [job(k, rank, qos=qos, partition=part) for k, (rank, qos, part) in enumerate(told)]
+    got = after(jobs, data.draw(st.permutations(range(len(jobs)))))
+    for own in {(j.qos, j.partition) for j in jobs}:
+        mine = [j for j in jobs if (j.qos, j.partition) == own]
+        above = [j.priority for j in jobs if (j.qos, j.partition) != own and j.priority > max(m.priority for m in mine)]
+        assert max(got[j.id] for j in mine) < min(above, default=10**7)
+        assert sorted(got[j.id] for j in mine) >= sorted(j.priority for j in mine)
+        assert max(got[j.id] for j in mine) < max(j.priority for j in mine) + len(mine)
 
 
 @given(st.lists(st.integers(100, 103), min_size=2, max_size=20), st.data())

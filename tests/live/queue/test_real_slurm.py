@@ -6,11 +6,14 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from tests.live.queue.real import RealSlurm, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no Slurm to be had here: {why_not()}")
 long = pytest.mark.long
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -115,14 +119,153 @@ def test_jobs_start_in_the_order_of_the_policy(tmp_path: Path, scheduler: str, p
         slurm.stop()
 
 
+def refused(slurm: RealSlurm, *arguments: str, user: str = "") -> str:
+    """The last line of a command that exits with 2."""
+    command = [sys.executable, "-m", "equipoise.cli", "schedule", "sjf", *arguments]
+    env = slurm.env | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=env, cwd=slurm.folder, capture_output=True, text=True, timeout=120, user=user or None
+    )
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    return done.stderr.splitlines()[-1]
+
+
 @long
-def test_a_slurm_that_does_not_look_at_priorities_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_scheduled_is_refused_in_one_line(tmp_path: Path) -> None:
     slurm = RealSlurm(tmp_path / "slurm", tier=1)
     try:
-        command = [sys.executable, "-m", "equipoise.cli", "schedule", "sjf", "--partition", "main", "--mode", "act"]
-        done = subprocess.run(command, env=slurm.env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 2
-        assert done.stderr.splitlines()[-1].startswith("equipoise: sched/builtin with priority/basic starts jobs in")
+        act = ("--partition", "main", "--mode", "act")
+        assert refused(slurm, *act).startswith("equipoise: sched/builtin with priority/basic starts jobs in")
+        said = refused(slurm, "--partition", "mian")
+        assert said == "equipoise: --partition: 'mian' is not a partition of this cluster; did you mean 'main'?"
+        schedule = Schedule(slurm, "sjf", "--mode", "act", "--held")
+        said = refused(slurm, *act, "--held", "--journal", str(slurm.folder / "another"))
+        assert "another scheduler, or the watchdog of one that was killed, acts on these jobs" in said
+        schedule.end()
+    finally:
+        slurm.stop()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[RealSlurm]:
+    """Two nodes, accounts and QOS, all GPUs held by one job until `free` is there."""
+    if missing := [
+        name for name in ("slurmdbd", "mariadbd") if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
+    ]:
+        pytest.skip(f"{missing[0]} is not installed")
+    slurm = RealSlurm(tmp_path / "slurm", *MULTIFACTOR, nodes={"m1": 4, "m2": 4}, accounts="")
+    block = slurm.submit(slurm.folder / "free", 4, "block", "--nodes=2")
+    slurm.wait_for(lambda: slurm.jobs()[block]["State"] == "RUNNING", 60.0, "the first job runs")
+    yield slurm
+    slurm.stop()
+
+
+MULTIFACTOR = "sched/backfill", "priority/multifactor"
+
+
+@long
+def test_a_policy_keeps_to_the_order_of_qos_and_to_priorities_that_were_set(shared: RealSlurm) -> None:
+    for name, qos, minutes in (("n9", "normal", 9), ("u8", "urgent", 8), ("n3", "normal", 3), ("u7", "urgent", 7)):
+        shared.submit(1, 4, name, f"--qos={qos}", f"--time={minutes}", "--uid=nobody")
+    raised = shared.submit(1, 4, "raised", "--qos=normal", "--time=10")
+    shared.run("scontrol", "update", f"jobid={raised}", "priority=50000")
+    schedule = Schedule(shared, "sjf", "--mode", "act")
+    shared.wait_for(lambda: waiting(shared) == ["raised", "u7", "u8", "n3", "n9"], 60.0, "the order within each QOS")
+    schedule.end()
+    assert nices(shared) == {"0"}
+    schedule = Schedule(shared, "sjf", "--mode", "act", "--across-qos")
+    shared.wait_for(lambda: waiting(shared) == ["raised", "n3", "u7", "u8", "n9"], 60.0, "the order across QOS")
+    schedule.end()
+    assert shared.jobs()[raised]["PriorityLong"] == "50000"
+
+
+@long
+def test_a_user_without_rights_changes_nothing(shared: RealSlurm) -> None:
+    for name, minutes in (("a", 9), ("b", 3)):
+        shared.submit(1, 4, name, f"--time={minutes}", "--uid=nobody")
+    for folder in list(shared.folder.parents)[:3]:
+        folder.chmod(0o755)  # for the configuration
+    (own := shared.folder / "scontrol").write_text('#!/bin/sh\nexec runuser -u nobody -- /usr/bin/scontrol "$@"\n')
+    own.chmod(0o755)
+    shared.env["PATH"] = f"{shared.folder}:{shared.env['PATH']}"
+    said = refused(shared, "--partition=main", "--mode=act")
+    assert "needs the rights of a Slurm operator" in said
+    assert '"did"' not in (shared.folder / "queue-journal" / "events.jsonl").read_text()
+    assert nices(shared) == {"0"}
+
+
+@long
+def test_one_task_of_an_array_is_requeued(tmp_path: Path) -> None:
+    slurm = RealSlurm(tmp_path / "slurm", "sched/backfill")
+    try:
+        array = slurm.submit("$((SLURM_ARRAY_TASK_ID * 600 + 1))", 8, "array", "--array=0-1%1", "--time=30")
+        slurm.wait_for(lambda: slurm.jobs()[array]["State"] == "RUNNING", 60.0, "the last task has the array's id")
+        done = slurm.jobs()[array + 1]
+        schedule = Schedule(slurm, "srtf", "--mode", "act", "--requeue", "--restart", "1", "--budget", "30")
+        short = slurm.submit(1, 8, "short", "--time=1")
+        slurm.wait_for(lambda: slurm.jobs()[short]["State"] == "COMPLETED", 60.0, "the short job has ended")
+        assert [e["id"] for e in schedule.events("did") if e["verb"] == "requeue"] == [array]
+        assert (done["State"], slurm.jobs()[array + 1]) == ("COMPLETED", done)
+        schedule.end()
+    finally:
+        slurm.stop()
+
+
+@long
+@pytest.mark.parametrize("priority", ["basic", "multifactor"])
+def test_what_users_do_meanwhile_stays_as_they_did_it(tmp_path: Path, priority: str) -> None:
+    """Random verbs, VERBS of them: at the end each job has the nice, the hold and the priority of its user."""
+    slurm, random = RealSlurm(tmp_path / "slurm", "sched/backfill", f"priority/{priority}"), Random(1)
+    want: dict[str, dict[str, int]] = {}  # by task
+
+    def submit() -> None:
+        """A job, or an array of three."""
+        tasks, nice = random.choice([1, 1, 3]), random.choice([0, 0, 100])
+        array = [f"--array=0-{tasks - 1}"] * (tasks > 1)
+        job = slurm.submit(9999, random.randint(1, 4), "x", f"--nice={nice}", f"--time={random.randint(1, 99)}", *array)
+        names = [f"{job}_{k}" for k in range(tasks)] if array else [f"{job}"]
+        want.update({name: {"nice": nice, "held": 0, "priority": 0} for name in names})
+
+    try:
+        block = slurm.submit(9999, 8, "block")
+        slurm.wait_for(lambda: slurm.jobs()[block]["State"] == "RUNNING", 60.0, "the first job runs")
+        schedule = Schedule(slurm, "sjf", "--mode", "act", "--changes", "1000")
+        for _ in range(20):
+            submit()
+        for _ in range(int(os.environ.get("VERBS", "150"))):
+            task, verb, number = random.choice(list(want)), random.choice("shhrrcnpt"), random.randint(2000, 9000)
+            its = want[task]
+            if verb == "s":
+                submit()
+            elif verb == "h":
+                slurm.run("scontrol", random.choice(["hold", "uhold"]), task)
+                its["held"] = 1
+            elif verb == "r":  # Slurm takes the nice of a job that was not held
+                slurm.run("scontrol", "release", task)
+                its.update(nice=its["nice"] * its["held"], held=0, priority=0)
+            elif verb == "c":
+                slurm.run("scancel", task)
+                del want[task]
+            elif verb == "t":
+                slurm.run("scontrol", "update", f"jobid={task}", f"timelimit={number}")
+            elif verb == "n" and not its["held"] and not its["priority"]:
+                slurm.run("scontrol", "update", f"jobid={task}", f"nice={number}")
+                its["nice"] = number
+            elif verb == "p" and not its["held"]:
+                slurm.run("scontrol", "update", f"jobid={task}", f"priority={number}")
+                its.update(priority=number, nice=0)  # as Slurm does
+            time.sleep(random.choice([0, 0, 0.5]))
+        assert nices(slurm) - {str(its["nice"]) for its in want.values()}, "nothing was moved"
+        schedule.end()
+        form = "JobArrayID:|,Nice:|,PriorityLong:|"
+        rows = [row.split("|") for row in slurm.run("squeue", "-h", "-r", "-t", "PD", "-O", form).splitlines()]
+        found = {
+            task: {"nice": int(nice), "held": int(rank == "0"), "priority": int(rank)} for task, nice, rank, _ in rows
+        }
+        assert set(found) == set(want)
+        for task, its in want.items():
+            fixed = its["priority"] if its["priority"] and not its["held"] else found[task]["priority"]
+            assert found[task] == its | {"priority": fixed}, task
     finally:
         slurm.stop()
 
@@ -235,9 +378,6 @@ def test_nothing_is_lost_of_200_at_once_one_cancelled_and_one_changed_by_hand(sl
     slurm.wait_for(lambda: len(schedule.events("end")) == 201, 60.0, "all ends are on record")
     schedule.end()
     assert not any(job["PriorityLong"] == "0" for job in slurm.jobs().values())
-
-
-ROOT = Path(__file__).parents[3]
 
 
 def blocks(kind: str) -> list[str]:

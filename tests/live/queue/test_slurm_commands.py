@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.live.queue.lease import Watchdog
-from equipoise.live.queue.manager import ManagerError, Phase, QueueChange, Verb
+from equipoise.live.queue.manager import ManagerError, NotAllowedError, Phase, QueueChange, Verb
 from equipoise.live.queue.record import Record, Touched
 from equipoise.live.queue.slurm import Slurm
 from tests.live.queue.fake import install
@@ -62,9 +62,9 @@ def test_recorded_answers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "pt": (4, "running"),
         "cpu": (0, "waiting"),
     }
-    assert sorted((job.phase.value, job.id) for job in found.jobs if job.name == "arr") == [
-        ("running", 22),
-        ("waiting", 15),
+    assert sorted((job.phase.value, job.id, job.ref) for job in found.jobs if job.name == "arr") == [
+        ("running", 22, "15_0"),
+        ("waiting", 15, "15_[1]"),
     ]
     byhand, pt, gone = jobs["byhand"], jobs["pt"], jobs["gone"]
     assert (byhand.nice, byhand.priority, byhand.limit_s) == (-50, 4294901794, math.inf)
@@ -101,7 +101,7 @@ def test_changes_reach_slurm_and_the_next_snapshot_shows_them(fake: Path) -> Non
             QueueChange(Verb.PRIORITY, 99, 1),
         ]
     )
-    assert said == "Invalid job id specified for job 99"
+    assert said == ""  # what is gone is not asked for
     found = slurm.snapshot()
     after = {job.id: job for job in found.jobs}
     assert (after[3].nice, after[3].priority - before[3].priority) == (-7, 7)
@@ -109,6 +109,42 @@ def test_changes_reach_slurm_and_the_next_snapshot_shows_them(fake: Path) -> Non
     assert 400 < after[4].eligible_s - found.time_s < 501
     assert 100 < after[1].eligible_s - found.time_s < 121
     assert after[3].phase is Phase.RUNNING  # it came before job 2
+
+
+def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str = "") -> tuple[Slurm, Path]:
+    """A Slurm that shows the recorded queue and writes down what scontrol is told."""
+    put(folder, "squeue", f"cat {RECORDED}/squeue.txt")
+    put(folder, "sinfo", f"cat {RECORDED}/sinfo.txt")
+    put(folder, "sprio", "printf '19|4294901794|0|0|0|0|0|0\\n16|1200|900|300|0|0|0|0\\n'")
+    show = "PriorityType = priority/multifactor"
+    log = folder / "log"
+    put(folder, "scontrol", f'if [ "$1" = show ]; then echo "{show}"; else cat >> {log}; {says or "true"}; fi')
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return Slurm("main"), log
+
+
+def test_tasks_are_named_one_by_one_and_what_changed_meanwhile_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, log = recorded(tmp_path, monkeypatch)
+    assert slurm.set_directly() == {19}
+    slurm.carry_out(
+        [
+            QueueChange(Verb.PRIORITY, 15, -3, 0),  # of an array, what still waits
+            QueueChange(Verb.REQUEUE, 22),  # one task of it, not its id, which is the array's for Slurm
+            QueueChange(Verb.PRIORITY, 17, -2, 0),  # held
+            QueueChange(Verb.PRIORITY, 19, -9, 0),  # its nice is -50 by now
+            QueueChange(Verb.RESTORE, 17, 7, -50),  # a held job, too
+        ]
+    )
+    assert log.read_text().splitlines() == ["update jobid=15_[1] nice=-3", "requeue 15_0", "update jobid=17 nice=7"]
+
+
+def test_without_rights_nothing_but_the_first_line_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm, log = recorded(tmp_path, monkeypatch, "echo 'Access/permission denied for job 16' >&2")
+    with pytest.raises(NotAllowedError, match="needs the rights of a Slurm operator"):
+        slurm.carry_out([QueueChange(Verb.PRIORITY, 15, 9, 0), QueueChange(Verb.PRIORITY, 16, -9, 0)])
+    assert log.read_text() == "update jobid=16 nice=-9\n"
 
 
 def test_what_slurm_does_not_answer_is_one_line(fake: Path) -> None:
@@ -137,7 +173,7 @@ def left_alone(fake: Path) -> tuple[Slurm, Record, Watchdog]:
     slurm.snapshot()
     slurm.carry_out([QueueChange(Verb.PRIORITY, 3, -7)])
     record = Record(fake / "journal")
-    record.touched.update({3: {"nice": 0, "lease": False}})
+    record.touched.update({3: {"nice": 0, "lease": False, "set": [-7]}})
     record.keep_touched()
     return slurm, record, Watchdog(fake / "journal", "main", "")
 
@@ -154,7 +190,7 @@ def test_the_watchdog_gives_back_when_its_scheduler_is_gone(fake: Path) -> None:
     assert watchdog._process.wait(30) == 0
     assert {job.nice for job in slurm.snapshot().jobs} == {0}
     said = (fake / "journal" / "events.jsonl").read_text()
-    assert '"event":"watchdog","verb":"priority","id":3,"value":0' in said
+    assert '"event":"watchdog","verb":"restore","id":3,"value":0' in said
 
 
 def test_a_watchdog_that_is_dismissed_does_nothing(fake: Path) -> None:
