@@ -32,6 +32,7 @@ class StepPrediction:
     rates: OperationRates
     times: StepTimes
     accelerator: Accelerator
+    place: str  # the accelerator's name in the hardware profile
     largest: int | None = None  # largest batch that fits, where it was asked for
 
     @property
@@ -114,12 +115,15 @@ def predict(
     """
     rates = [rates_of(gpu, hardware) for gpu in gpus]
     profile = load_profile(hardware)
-    places = [profile.accelerator(one.name if one.name in profile.accelerators else f"{one.name}_sxm") for one in rates]
+    places = [one.name if one.name in profile.accelerators else f"{one.name}_sxm" for one in rates]
     traces = [record(make, batch) for batch in batches]
     found = []
     for of, place in zip(rates, places, strict=True):
-        most = largest_batch(make, traces, place.memory_bytes.value - CONTEXT_BYTES) if largest else None
-        found += [StepPrediction(name, trace, of, step_times(trace.operations, of), place, most) for trace in traces]
+        gpu = profile.accelerator(place)
+        most = largest_batch(make, traces, gpu.memory_bytes.value - CONTEXT_BYTES) if largest else None
+        found += [
+            StepPrediction(name, trace, of, step_times(trace.operations, of), gpu, place, most) for trace in traces
+        ]
     return found
 
 

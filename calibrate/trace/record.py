@@ -40,6 +40,7 @@ class StepTrace:
 
     operations: in the order of calls. peak_bytes, reserved_bytes: of the allocator, over the step; kept_bytes: held
     before it begins (parameters, states). host_reads: values that the host waited for. parameters: that are trained.
+    gradients: (operations before it was complete, bytes) of each trained parameter's, in the order of completion.
     """
 
     operations: Sequence[TracedOperation]
@@ -49,6 +50,7 @@ class StepTrace:
     kept_bytes: float
     host_reads: int
     parameters: int
+    gradients: Sequence[tuple[int, int]] = ()
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
@@ -145,17 +147,25 @@ def shapes(tensors: Sequence[torch.Tensor]) -> list[Shape]:
 def record(make: MakeStep, batch: int) -> StepTrace:
     """Record the second training step of `make(batch)`. Raises CannotTraceError, one line."""
     trained: dict[int, int] = {}
+    gradients: dict[int, tuple[int, int]] = {}
 
     recorder = StepRecorder()
 
+    def complete(parameter: torch.Tensor) -> None:
+        gradients.pop(id(parameter), None)  # of several passes the last one counts
+        gradients[id(parameter)] = len(recorder.operations), parameter.grad.nbytes if parameter.grad is not None else 0
+
     def steps(optimiser: Any, *_: Any) -> None:
-        trained.update((id(p), p.numel()) for group in optimiser.param_groups for p in group["params"])
+        for parameter in (p for group in optimiser.param_groups for p in group["params"]):
+            if id(parameter) not in trained and parameter.requires_grad:
+                hooks.append(parameter.register_post_accumulate_grad_hook(complete))
+            trained[id(parameter)] = parameter.numel()
         recorder.updating = True
 
     def stepped(*_: Any) -> None:
         recorder.updating = False
 
-    hooks = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
+    hooks: list[Any] = [register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)]
     try:
         with pretending(), recorder:
             step = make(batch)
@@ -183,4 +193,5 @@ def record(make: MakeStep, batch: int) -> StepTrace:
         kept,
         recorder.host_reads,
         sum(trained.values()),
+        tuple(gradients.values()),
     )

@@ -40,25 +40,32 @@ class StepTimes:
 def step_times(operations: Sequence[TracedOperation], rates: OperationRates) -> StepTimes:
     """Times of a step made of these operations."""
     by_kind: dict[str, float] = defaultdict(float)
-    work = []
     for one in operations:
-        gpu_s, queue_s = rates.seconds(one), queueing_s(one, rates)
-        by_kind[one.kind] += gpu_s
-        work.append((queue_s, gpu_s, one.kind == READ))
+        by_kind[one.kind] += rates.seconds(one)
     by_kind.pop("", None)
+    (step_s,) = reached_s(operations, rates)
+    host_s = rates.host.step_s + sum(queueing_s(one, rates) for one in operations)
+    return StepTimes(step_s, host_s, sum(by_kind.values()), dict(by_kind))
+
+
+def reached_s(operations: Sequence[TracedOperation], rates: OperationRates, marks: Sequence[int] = ()) -> list[float]:
+    """Seconds from the end of the step before until that many operations (ascending) have run; last, until all have."""
+    work = [(queueing_s(one, rates), rates.seconds(one), one.kind == READ) for one in operations]
     host = gpu = begun = 0.0
+    reached: list[float] = []
     for step in range(STEPS):
+        if step == STEPS - 1:
+            begun = max(host, gpu)
         host += rates.host.step_s
-        for queue_s, gpu_s, waits in work:
+        for k, (queue_s, gpu_s, waits) in enumerate(work, start=1):
             host += queue_s
             if waits:
                 host = max(host, gpu)
             elif gpu_s:
                 gpu = max(gpu, host) + gpu_s
-        if step == STEPS - 2:
-            begun = max(host, gpu)
-    total = sum(by_kind.values())
-    return StepTimes(max(host, gpu) - begun, rates.host.step_s + sum(w[0] for w in work), total, dict(by_kind))
+            while step == STEPS - 1 and len(reached) < len(marks) and marks[len(reached)] <= k:
+                reached.append(max(0.0, gpu - begun))
+    return [*reached, max(host, gpu) - begun]
 
 
 def queueing_s(one: TracedOperation, rates: OperationRates) -> float:

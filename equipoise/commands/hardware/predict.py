@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -34,6 +35,12 @@ LISTED = 6
 )
 @click.option("--largest", is_flag=True, help="Also find the largest batch that fits (traces a few more).")
 @click.option("--hardware", default="catalogue", show_default=True, help="Profile with memory, prices and data sheets.")
+@click.option(
+    "--scenario",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Also write a scenario of each model here, for run, size, limits and compare; needs --batch twice.",
+)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 @pass_state
@@ -45,6 +52,7 @@ def predict(
     length: int,
     largest: bool,
     hardware: str,
+    folder: Path | None,
     form: str,
 ) -> int:
     """Predict the time and the memory of a training step on a GPU that is not here.
@@ -57,6 +65,7 @@ def predict(
         from equipoise.calibrate.trace.predict import load_step
         from equipoise.calibrate.trace.predict import predict as predicted
         from equipoise.calibrate.trace.rates import rates_of
+        from equipoise.calibrate.trace.scenario import write_scenario
     except ImportError:
         raise WrongInputError("predict needs PyTorch: pip install 'equipoise[live]'") from None
 
@@ -68,13 +77,19 @@ def predict(
         raise WrongInputError(f"--gpu: {error}") from None
     found: list[StepPrediction] = []
     failed: list[str] = []
+    written: list[Path] = []
+    if folder is not None and len(set(batches)) < 2:
+        raise WrongInputError("--scenario: needs two batches, between which steps are known best: give --batch twice")
     with progress(state.quiet, "predict", "traced") as tell, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for k, model in enumerate(models):
             tell(k, len(models), model)
             try:
                 name, make = load_step(model, length)
-                found += predicted(name, make, batches or (1,), wanted, largest=largest, hardware=hardware)
+                of = predicted(name, make, batches or (1,), wanted, largest=largest, hardware=hardware)
+                if folder is not None:
+                    written.append(write_scenario(of, folder, hardware))
+                found += of
             except Exception as error:  # one model's fault costs no other model its result
                 if state.debug:
                     raise
@@ -85,6 +100,8 @@ def predict(
         print(line, file=sys.stderr)
     if not found:
         raise WrongInputError("no model could be traced")
+    for path in written:
+        print(f"scenario: {path}", file=sys.stderr)
     say(json.dumps([one.as_dict() for one in found], indent=2) if form == "json" else _text(found))
     return SOME_FAILED if failed else OK
 

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import equipoise  # noqa: E402
+from equipoise.api import prepare  # noqa: E402
 from equipoise.calibrate.trace.memory import MIB, CachingAllocator  # noqa: E402
 from equipoise.calibrate.trace.predict import largest_batch, predict  # noqa: E402
 from equipoise.calibrate.trace.rates import HostRates, KindRates, OperationRates, ProductRates, rates_of  # noqa: E402
@@ -19,6 +21,7 @@ from equipoise.calibrate.trace.record import CannotTraceError, record  # noqa: E
 from equipoise.calibrate.trace.step import step_times  # noqa: E402
 from equipoise.calibrate.trace.work import READ, TracedOperation  # noqa: E402
 from equipoise.cli import main  # noqa: E402
+from equipoise.sim.cost.step import memory_need_bytes  # noqa: E402
 from tests.bench.gpu.fit_rates import TimedWork, fit_kinds, fit_products  # noqa: E402
 
 SCRIPT = """
@@ -43,6 +46,18 @@ def attending(batch):
             out = F.layer_norm(F.scaled_dot_product_attention(q, q, q, is_causal=True), (64,))
         assert out.dtype == torch.float32
         out.sum().backward()
+    return step
+
+def deep(batch):
+    net = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(24)]).to("cuda")
+    optimiser = torch.optim.AdamW(net.parameters(), fused=True)
+    x = torch.randn(batch, 2048, device="cuda")
+    def step():
+        optimiser.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = net(x).square().mean()
+        loss.backward()
+        optimiser.step()
     return step
 
 def blocks(batch, again=False):
@@ -214,3 +229,21 @@ def test_models_of_others_that_no_rate_has_seen() -> None:
         peaks.append(abs(found.trace.peak_bytes / float(row["peak_allocated_bytes"]) - 1))
     assert statistics.median(steps) < 0.1
     assert statistics.median(peaks) < 0.08
+
+
+def test_a_traced_model_trains_on_many_gpus(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One GPU takes the traced step at both batches; 24 layers of 2048 x 2049 have 100.7 M parameters of 4 bytes."""
+    arguments = ["predict", f"{script}:deep", "--batch", "512", "--batch", "4096", "--gpu", "h100", "--format", "json"]
+    assert main([*arguments, "--scenario", str(tmp_path / "out")]) == 0
+    few, many = json.loads(capsys.readouterr().out)
+    path = tmp_path / "out" / "deep.yaml"
+    for one in (few, many):
+        alone = {"workload.jobs.0.gpus": 1, "workload.jobs.0.global_batch": one["batch"], "workload.jobs.0.steps": 10}
+        alone["workload.models.deep.memory.optimizer_bytes_per_parameter"] = 8  # no buckets
+        found = equipoise.run(path, policy="fifo", overrides=[f"{k}={v}" for k, v in alone.items()])
+        assert found.summary()["makespan_s"] == pytest.approx(10 * one["step_s"], rel=1e-3)
+    model = prepare(path)[0].workload.models["deep"]
+    assert model.gradient == 24 * 2048 * 2049 * 4
+    held, each = memory_need_bytes(model, 0, 16), memory_need_bytes(model, 1, 16)
+    # In data-parallel training the buckets hold the gradient once more.
+    assert held + 512 * (each - held) == pytest.approx(few["peak_bytes"] + model.gradient, rel=1e-3)

@@ -1,0 +1,156 @@
+"""A traced model in a scenario: data-parallel training on as many GPUs as wanted.
+
+The model gets a step in a hardware profile: a line through two traced batches, and the exponent with which its
+exchange overlaps it, from the moments at which its gradients are complete. Memory is the line through both peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from equipoise.base.files import write_whole
+from equipoise.calibrate.trace.predict import StepPrediction
+from equipoise.calibrate.trace.rates import OperationRates
+from equipoise.calibrate.trace.record import StepTrace
+from equipoise.calibrate.trace.step import reached_s
+from equipoise.policies.physics import overlapped_each
+from equipoise.sim.hardware.profile import HardwareProfile, Measured, StepTime, load_profile, save_profile
+from equipoise.sim.scenario.tree import write_tree
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Buckets of DistributedDataParallel (PyTorch, `torch.nn.parallel.DistributedDataParallel`, bucket_cap_mb)."""
+RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Exchange times, in steps without exchange, at which the exponent of overlap is fitted."""
+LARGEST_EXPONENT = 20.0
+GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class TracedLine:
+    """Two traced batches of a model on one GPU: step = alpha_s + beta_s * samples between them."""
+
+    few: StepPrediction
+    many: StepPrediction
+
+    def values(self, name: str) -> tuple[float, float]:
+        """(at no sample, per sample) of step_s, or of an attribute of the traces; proportional rather than negative."""
+        a, b = self.few, self.many
+        at_a, at_b = (p.times.step_s if name == "step_s" else getattr(p.trace, name) for p in (a, b))
+        slope = max(0.0, (at_b - at_a) / (b.trace.batch - a.trace.batch))
+        fixed = at_a - slope * a.trace.batch
+        return (fixed, slope) if fixed >= 0.0 else (0.0, at_b / b.trace.batch)
+
+    def step(self) -> StepTime:
+        """The line as a step of a hardware profile; the interval is that of models left out of the rates' fit."""
+        rates, source = self.few.rates, f"traced at batches {self.few.trace.batch} and {self.many.trace.batch}"
+        wide = 1.0 + rates.error
+
+        def measured(value: float) -> Measured:
+            return Measured(value=value, low=value / wide, high=value * wide, n=2, source=source, kind="fitted")
+
+        fixed_s, sample_s = self.values("step_s")
+        gamma = Measured(value=overlap(self.many.trace, rates), source=source, kind="fitted")
+        return StepTime(
+            workload=self.few.model,
+            accelerator=self.few.place,
+            precision="bf16",
+            source=source,
+            kind="fitted",
+            alpha_s=measured(fixed_s),
+            beta_s=measured(sample_s),
+            overlap=gamma,
+        )
+
+
+def overlap(trace: StepTrace, rates: OperationRates) -> float:
+    """Exponent gamma of (L^g + X^g)^(1/g) nearest to DistributedDataParallel's buckets, sent as they fill.
+
+    Buckets fill in the order of the trace's gradients and go one after another; the optimiser waits for the last one.
+    """
+    marks, sizes = zip(*trace.gradients, strict=True)
+    total = float(sum(sizes))
+    *ready_s, step_s = reached_s(trace.operations, rates, marks)
+    with_exchange = []
+    for ratio in RATIOS:
+        rate, sent_s, limit, filled = total / (ratio * step_s), 0.0, FIRST_BUCKET_BYTES, 0.0
+        for at_s, size in zip(ready_s, sizes, strict=True):
+            filled += size
+            if filled >= limit:
+                sent_s, filled, limit = max(sent_s, at_s) + filled / rate, 0.0, BUCKET_BYTES
+        sent_s = max(sent_s, ready_s[-1]) + filled / rate if filled else sent_s
+        with_exchange.append(step_s + max(0.0, sent_s - ready_s[-1]))
+    exchange_s = np.array(RATIOS) * step_s
+
+    def error(gamma: float) -> float:
+        return float(np.square(np.log(overlapped_each(step_s, exchange_s, gamma) / with_exchange)).sum())
+
+    return float(minimize_scalar(error, bounds=(1.0, LARGEST_EXPONENT), method="bounded").x)
+
+
+def write_scenario(found: Sequence[StepPrediction], folder: Path, hardware: str) -> Path:
+    """Write NAME.hardware.yaml and NAME.yaml: a scenario of two nodes that trains the model; returns its path.
+
+    `found`: predictions of one model, of two batches or more on each GPU. Raises ValueError for fewer.
+    """
+    lines = []
+    for gpu in dict.fromkeys(one.place for one in found):
+        of = sorted((one for one in found if one.place == gpu), key=lambda one: one.trace.batch)
+        if of[0].trace.batch == of[-1].trace.batch:
+            raise ValueError("a scenario needs two batches of each model: give --batch twice")
+        lines.append(TracedLine(of[0], of[-1]))
+    name, first = found[0].model, lines[0]
+    profile: HardwareProfile = load_profile(hardware).model_copy(
+        update={"name": f"{name} on {hardware}", "steps": tuple(line.step() for line in lines)}
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    save_profile(profile, folder / f"{name}.hardware.yaml")
+    write_whole(folder / f"{name}.yaml", write_tree(_scenario(first, name)))
+    return folder / f"{name}.yaml"
+
+
+def _scenario(line: TracedLine, name: str) -> dict[str, Any]:
+    trace = line.many.trace
+    gradient = float(sum(size for _, size in trace.gradients))
+    held, each = line.values("peak_bytes")
+    # The simulator counts weights and gradients in 16 bits; DistributedDataParallel's buckets hold the gradient again.
+    state = max(0.0, (held + gradient) / trace.parameters - 4.0)
+    gpus = 2 * GPUS_PER_NODE
+    return {
+        "schema_version": 1,
+        "name": name,
+        "why": f"{name}, traced at {line.few.trace.batch} and {trace.batch} samples a GPU: best known in between",
+        "cluster": {
+            "hardware": f"{name}.hardware.yaml",
+            "nodes": [
+                {
+                    "name": "node",
+                    "count": 2,
+                    "gpus": GPUS_PER_NODE,
+                    "accelerator": line.few.place,
+                    "nics": GPUS_PER_NODE,
+                    "nic": "400 Gbit/s",
+                }
+            ],
+        },
+        "workload": {
+            "models": {
+                name: {
+                    "step": name,
+                    "precision": "bf16",
+                    "parameters": trace.parameters,
+                    "gradient": gradient,
+                    "memory": {
+                        "optimizer_bytes_per_parameter": float(f"{state:.6g}"),
+                        "activation_per_sample": float(f"{each:.6g}"),
+                    },
+                }
+            },
+            "jobs": [{"name": name, "gpus": gpus, "model": name, "steps": 1000, "global_batch": gpus * trace.batch}],
+        },
+    }
