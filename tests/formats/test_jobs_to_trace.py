@@ -196,7 +196,7 @@ def kube(kind: str, name: str, spec: dict[str, Any], status: dict[str, Any], **m
 
 
 def containers(gpus: int) -> dict[str, Any]:
-    return {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": gpus}}}]}
+    return {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": gpus, "cpu": "3"}}}]}
 
 
 def condition(kind: str, time: str) -> dict[str, str]:
@@ -215,6 +215,7 @@ def test_workloads_of_kueue(tmp_path: Path) -> None:
     assert trace.columns["site_queueing_s"].tolist() == [600.0]
     assert "left out: 1 a Workload that was never admitted" in trace.notes[0]
     assert "gpus_min" not in trace.columns
+    assert read_trace(path, count="cpus").gpus.tolist() == [12]  # four pods of three
 
 
 def test_what_jobs_ask_for_and_do_not_get_here_is_noted(tmp_path: Path) -> None:
