@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.policies.allocation import contention
+from equipoise.policies.allocation import contention, elastic
 from equipoise.policies.allocation.preemption import patient_bars
 from equipoise.policies.allocation.ranking import _worth
 from equipoise.policies.allocation.sizes import best_sizes
@@ -52,6 +52,22 @@ def test_state_of_nodes(seed):
     kernels.worker_speeds(*as_used("RRRwRw", job, node, seconds, model, speed, own))
     plain = naive.worker_speeds(list(zip(job.tolist(), node.tolist(), seconds.tolist(), strict=True)), model, expected)
     assert own == pytest.approx(plain, nan_ok=True)
+
+
+@MANY
+@given(seed=SEEDS)
+def test_order_in_which_jobs_keep_their_gpus(seed):
+    """Fastest nodes first, among them those with most of the job's GPUs, then by row."""
+    rng = np.random.default_rng(seed)
+    node, speed = rng.integers(0, 4, 12), rng.integers(1, 3, 4) / 2
+    jobs = np.split(rng.permutation(12), np.sort(rng.integers(0, 12, 2)))
+    offset, gpu = np.cumsum([0, *map(len, jobs)]), np.concatenate(jobs)
+    elastic._best_first(*as_used("RwRRw", offset, gpu, node, speed, np.zeros(4, dtype=np.int64)))
+    count = [[int((node[held] == n).sum()) for n in range(4)] for held in jobs]
+    kept = [
+        sorted(held.tolist(), key=lambda g: (-speed[node[g]], -count[k][node[g]], g)) for k, held in enumerate(jobs)
+    ]
+    assert gpu.tolist() == [g for held in kept for g in held]
 
 
 @MANY
