@@ -11,13 +11,13 @@ import numpy as np
 from equipoise.sim.cost.lighter import compressed, exchange_kept, moment_bytes_saved, pruned_shape
 from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
-from equipoise.sim.llm.certainty import StepCertainty, certainty
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
+from equipoise.sim.llm.memory_stacks import COMPILED, EAGER
 from equipoise.sim.llm.quantities import ShardingPlan, quantities, stage_parameters
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, step_time
 from equipoise.sim.scenario.model import Model
-from equipoise.sim.scenario.models.transformer import Bound, StackSpec, TransformerSpec
+from equipoise.sim.scenario.models.transformer import Bound, TransformerSpec
 
 IN_PASS = ("products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send")
 IN_STEP = ("bubble", "optimizer", "fixed")
@@ -85,17 +85,6 @@ def reached_share(accelerator: Accelerator, fitted_on: str = "") -> float:
     known = bool(points) and points[-1].efficiency.kind != "assumed"
     fitted = FITTED_EFFICIENCY.get(fitted_on if known else "", FITTED_EFFICIENCY[""])
     return min(1.0, accelerator.efficiency_at(_LARGE_FLOP) / fitted)
-
-
-def certainty_of(model: Model, plan: ShardingPlan, accelerator: str) -> StepCertainty:
-    """How sure the steps of a model are on an accelerator of that name; a fitted file says its own interval."""
-    spec = section(model)[0]
-    name = spec.stack if isinstance(spec.stack, str) else ""
-    sure = certainty(plan, accelerator, name, calibrated=spec.measured_step is not None)
-    own = spec.stack.spread if isinstance(spec.stack, StackSpec) else None
-    if own is None or spec.measured_step is not None:
-        return sure
-    return replace(sure, low=own[0], high=own[1], rests_on="families left out of the fit to your steps", outside=())
 
 
 def fitted_gpu(spec: TransformerSpec) -> str:
@@ -240,4 +229,14 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
 def memory_stack(spec: TransformerSpec, model: Model) -> MemoryStack:
     """The memory constants of this model's software stack."""
     stack = spec.memory_constants()
+    if stack is EAGER and model.precision == "fp8":
+        stack = COMPILED
+    if spec.optimizer == "adam-16bit":
+        return replace(stack, gradient_bytes=2.0, optimizer_bytes=4.0)
+    if spec.optimizer == "muon":
+        stack = replace(stack, optimizer_bytes=stack.optimizer_bytes - MOMENT)
     return replace(stack, optimizer_bytes=stack.optimizer_bytes - moment_bytes_saved(model))
+
+
+MOMENT = 4.0
+"""Bytes per parameter of a moment, of which Muon keeps one (Jordan et al. 2024); Adam's for embeddings is left out."""

@@ -16,7 +16,7 @@ from equipoise.sim.scenario.model import Model
 class ModelKind:
     """Constants of a kind of model; `low` and `high` bound the rates of measured rows over what these give.
 
-    power_share: of the highest power beyond idling that a GPU draws while it computes.
+    families: of models among them. power_share: of the highest power beyond idling that a GPU draws while it computes.
     """
 
     share: float
@@ -24,6 +24,7 @@ class ModelKind:
     low: float
     high: float
     origin: str
+    families: int
     power_share: float = 1.0
 
     def seconds(self, accelerator: Accelerator, precision: str, flop: float) -> float:
@@ -49,10 +50,10 @@ _RECOMMENDER = (
 )
 _DIFFUSION = "Stable Diffusion in MLPerf Training, tuned, on up to 16 H100, H200, B200 or GB200, median error 1 %"
 KINDS = {
-    "convolutional": ModelKind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL, 0.78),
-    "small-transformer": ModelKind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER, 0.88),
-    "recommender": ModelKind(1.0, 33.0, 0.45, 1.4, _RECOMMENDER),
-    "diffusion": ModelKind(0.709, 110.0, 0.9, 1.0, _DIFFUSION),
+    "convolutional": ModelKind(0.234, 31.4, 0.87, 2.4, _CONVOLUTIONAL, 1, 0.78),
+    "small-transformer": ModelKind(0.217, 51.0, 0.75, 1.5, _TRANSFORMER, 3, 0.88),
+    "recommender": ModelKind(1.0, 33.0, 0.45, 1.4, _RECOMMENDER, 2),
+    "diffusion": ModelKind(0.709, 110.0, 0.9, 1.0, _DIFFUSION, 1),
 }
 """Fitted to MLPerf Training v0.7 to v5.0 (medians by GPU, least absolute error in the logarithm). FLOP of a sample,
 forward and backward: ResNet-50 24.6e9, BERT large 1.1e12, DLRM 14.4e6, DCNv2 96e6, Stable Diffusion 2.1e12.

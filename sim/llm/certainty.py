@@ -4,19 +4,20 @@ The interval comes from published runs of the same group (dense or experts, GPU 
 fitted on: the mean of log(measured / predicted) with equal weight for each family of models, and Student's t for a new
 family, with the pooled variance of all dense or of all expert runs (prediction interval of a new
 observation: Montgomery, Design and Analysis of Experiments, chapter 2). Groups of fewer than three families take the
-widest interval of all.
+widest interval of all. The ratio of two plans has the spread of ratios of two published runs that differ as they do.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtr, stdtrit
 
 from equipoise.sim.llm.quantities import ShardingPlan
 
@@ -24,8 +25,69 @@ FAR = 4
 """Times the largest fitted scale from which on a plan counts as outside."""
 FEWEST = 3
 """Families that an interval needs."""
-CALIBRATED = (0.96, 1.04)
-"""Interval of a plan whose own step was measured: 4 % (docs/validation-public.md, larger scales of one step)."""
+SHARE = 0.90
+"""Of measurements, held by an interval."""
+NORMAL = 1e6
+"""Degrees of freedom of a Student's t that is a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Distribution of measured over predicted: (weight, mean of its logarithm, scale, degrees) of Student's t's."""
+
+    parts: tuple[tuple[float, float, float, float], ...]
+
+    @classmethod
+    def between(cls, low: float, high: float) -> Spread:
+        """The log-normal one whose interval is low to high."""
+        mean, scale = math.log(low * high) / 2.0, math.log(high / low) / 2.0 / float(ndtri((1.0 + SHARE) / 2.0))
+        return cls(((1.0, mean, scale, NORMAL),))
+
+    def chance_below(self, ratio: float) -> float:
+        """Chance that measured / predicted is at most `ratio`."""
+        if ratio <= 0.0:
+            return 0.0
+        at = math.log(ratio)
+        found = (w * (float(stdtr(d, (at - m) / s)) if s > 0.0 else float(at >= m)) for w, m, s, d in self.parts)
+        return math.fsum(found)
+
+    def interval(self, share: float = SHARE) -> tuple[float, float]:
+        """Factors of the prediction that hold `share` of measurements, as many below them as above."""
+        if len(self.parts) == 1:
+            _, mean, scale, degrees = self.parts[0]
+            half = scale * float(stdtrit(degrees, (1.0 + share) / 2.0))
+            return math.exp(mean - half), math.exp(mean + half)
+        return self._quantile((1.0 - share) / 2.0), self._quantile((1.0 + share) / 2.0)
+
+    def _quantile(self, chance: float) -> float:
+        far = [stdtrit(d, 1e-4) * s for _, _, s, d in self.parts]
+        low = min(m + f for (_, m, _, _), f in zip(self.parts, far, strict=True))
+        high = max(m - f for (_, m, _, _), f in zip(self.parts, far, strict=True))
+        for _ in range(60):
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if self.chance_below(math.exp(middle)) < chance else (low, middle)
+        return math.exp(high)
+
+    @property
+    def centre(self) -> float:
+        """Mean of the logarithm."""
+        return math.fsum(w * m for w, m, _, _ in self.parts)
+
+    @property
+    def scale(self) -> float:
+        """Scale of the logarithm, all parts together."""
+        return math.sqrt(math.fsum(w * (s * s + (m - self.centre) ** 2) for w, m, s, _ in self.parts))
+
+    def with_stall(self, chance: float, longer: float) -> Spread:
+        """Two-peaked: with this chance measurements are `longer` times as long."""
+        if chance <= 0.0:
+            return self
+        stalled = [(w * chance, m + math.log(longer), s, d) for w, m, s, d in self.parts]
+        return Spread((*((w * (1.0 - chance), m, s, d) for w, m, s, d in self.parts), *stalled))
+
+
+CALIBRATED = Spread.between(0.96, 1.04)
+"""Of a plan whose own step was measured: 4 % (docs/validation-public.md, larger scales of one step)."""
 
 _RUNS = """
 Megatron 7.5B       | megatron    | dense   | A100 |   128 | 3.696 | 1.041 | Narayanan et al. 2021, table 1
@@ -78,6 +140,8 @@ Qwen3 30B, fp8      | qwen3       | experts | GB300 |    8 | 5.885 | 0.784 | NVI
 """Model, family, dense or experts, GPU, GPUs, measured step (s), measured / predicted, source. The ratios are fitted:
 `python -m tests.bench.published_runs DATA`. One run is left out whose number of GPUs is not published."""
 
+DEEPSEEK_V3 = 671e9
+"""Parameters of the one model whose name does not state them."""
 AMPERE_HOPPER, BLACKWELL = "A100 and H100", "Blackwell"
 GENERATIONS = {
     **dict.fromkeys(("A100", "H100", "H200", "H800"), AMPERE_HOPPER),
@@ -86,6 +150,8 @@ GENERATIONS = {
 LARGEST = {
     "fsdp-eager/A100": 128,
     "fsdp-eager/H100": 512,
+    "fsdp-compiled/A100": 128,
+    "fsdp-compiled/H100": 512,
     "megatron/A100": 512,
     "megatron-core/H100": 576,
     "nanotron/H100": 64,
@@ -112,6 +178,12 @@ class PublishedRun:
         """Runs that share an interval."""
         return self.kind, GENERATIONS[self.gpu]
 
+    @property
+    def parameters(self) -> float:
+        """Parameters that its name states; of eight experts those of one times eight."""
+        found = re.search(r"(?:(\d+)x)?(\d+(?:\.\d+)?)B", self.model)
+        return 1e9 * float(found[2]) * int(found[1] or 1) if found else DEEPSEEK_V3
+
     def __str__(self) -> str:
         said = f"{self.step_s:.3g} s measured, {self.step_s / self.ratio:.3g} s predicted"
         return f"{self.model} on {self.gpus:,} {self.gpu}: {said} ({self.source})"
@@ -119,20 +191,38 @@ class PublishedRun:
 
 @dataclass(frozen=True)
 class StepCertainty:
-    """low, high: factors of the predicted step; rests_on: in words; outside: what the fit has not seen."""
+    """spread: of measured over predicted; rests_on: in words; outside: what the fit has not seen.
 
-    low: float
-    high: float
+    nearest: None where no run was published. model, layout: what it is of, equal where they are alike; group: of runs.
+    """
+
+    spread: Spread
     rests_on: str
-    outside: tuple[str, ...]
-    nearest: PublishedRun
+    outside: tuple[str, ...] = ()
+    nearest: PublishedRun | None = None
+    model: object = None
+    group: tuple[str, str] = ("", "")
+    gpu: str = ""
+    layout: object = None
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval, as a factor of the prediction."""
+        return self.spread.interval()[0]
+
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        return self.spread.interval()[1]
 
     def lines(self) -> Iterator[str]:
         """What the interval rests on, what is outside the fit, and the nearest measurement, one line each."""
-        yield f"{self.low:.2f} to {self.high:.2f} times the prediction: {self.rests_on}"
+        low, high = self.spread.interval()
+        yield f"{low:.2f} to {high:.2f} times the prediction: {self.rests_on}"
         if self.outside:
             yield f"outside the fit: {'; '.join(self.outside)}"
-        yield f"nearest measurement: {self.nearest}"
+        if self.nearest is not None:
+            yield f"nearest measurement: {self.nearest}"
 
 
 @lru_cache(maxsize=1)
@@ -145,8 +235,8 @@ def published_runs() -> tuple[PublishedRun, ...]:
     )
 
 
-def interval(runs: Sequence[PublishedRun], group: tuple[str, str], share: float = 0.90) -> tuple[float, float]:
-    """Factors that hold `share` of the runs of a family to come in `group`.
+def spread_of(runs: Sequence[PublishedRun], group: tuple[str, str]) -> Spread:
+    """The spread of the runs of a family to come in `group`.
 
     Raises ValueError where the group, or the spread of its kind, has too few families.
     """
@@ -157,8 +247,7 @@ def interval(runs: Sequence[PublishedRun], group: tuple[str, str], share: float 
     mean, _, families = _around([run for run in runs if run.group == group])
     if degrees < 1 or families < 1:
         raise ValueError("runs: too few families for an interval")
-    half = float(stdtrit(degrees, (1.0 + share) / 2.0)) * math.sqrt(squares / degrees * (1.0 + 1.0 / families))
-    return math.exp(mean - half), math.exp(mean + half)
+    return Spread(((1.0, mean, math.sqrt(squares / degrees * (1.0 + 1.0 / families)), float(degrees)),))
 
 
 def _around(runs: Sequence[PublishedRun]) -> tuple[float, float, int]:
@@ -168,6 +257,49 @@ def _around(runs: Sequence[PublishedRun]) -> tuple[float, float, int]:
     logs = [math.log(run.ratio) for run in runs]
     mean = math.fsum(w * x for w, x in zip(weights, logs, strict=True)) / max(1, len(counts))
     return mean, math.fsum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)), len(counts)
+
+
+@lru_cache(maxsize=1)
+def widest() -> Spread:
+    """From the lowest to the highest end of all groups."""
+    ends = [spread_of(published_runs(), group).interval() for group in {run.group for run in published_runs()}]
+    return Spread.between(min(low for low, _ in ends), max(high for _, high in ends))
+
+
+def ratio_of(one: StepCertainty, other: StepCertainty) -> Spread:
+    """The spread of measured over predicted of the ratio of `other`'s step to that of `one`.
+
+    What both are off by cancels: pairs of published runs that are of one family, and on one GPU, as these two are.
+    Plans without such pairs are off independently of each other.
+    """
+    centre = other.spread.centre - one.spread.centre
+    if one == other:
+        return Spread(((1.0, 0.0, 0.0, NORMAL),))
+    alone = Spread(((1.0, centre, math.hypot(one.spread.scale, other.spread.scale), NORMAL),))
+    if one.group[0] != other.group[0] or CALIBRATED in (one.spread, other.spread):
+        return alone
+    pairs = _pairs(one.group[0], one.model == other.model, one.gpu == other.gpu)
+    if len(pairs) < FEWEST:
+        return alone
+    paired = Spread(((1.0, centre, math.sqrt(math.fsum(pairs) / len(pairs)), float(len(pairs) - 1)),))
+    return min(paired, alone, key=lambda spread: spread.interval()[1] / spread.interval()[0])
+
+
+@lru_cache(maxsize=16)
+def _pairs(kind: str, same: bool, gpu: bool) -> tuple[float, ...]:
+    """Mean square of the log ratio of two runs, of each pair of families that is of one family, on one GPU, or not."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    runs = [run for run in published_runs() if run.kind == kind]
+    for a, b in combinations(runs, 2):
+        if (a.family == b.family) == same and (a.gpu == b.gpu) == gpu:
+            off = math.log(a.ratio / b.ratio) - (_mean(a.group) - _mean(b.group))
+            found[a.family, b.family].append(off * off)
+    return tuple(math.fsum(squares) / len(squares) for squares in found.values())
+
+
+@lru_cache(maxsize=16)
+def _mean(group: tuple[str, str]) -> float:
+    return _around([run for run in published_runs() if run.group == group])[0]
 
 
 def gpu_name(accelerator: str) -> str:
@@ -180,23 +312,31 @@ def certainty(plan: ShardingPlan, accelerator: str, stack: str, *, calibrated: b
     """How sure a step is; stack: its name, "" for a file; calibrated: one step of the model was measured."""
     kind = "experts" if plan.shape.experts else "dense"
     gpu = gpu_name(accelerator)
-    generation = GENERATIONS.get(gpu, "")
-    alike = [run for run in published_runs() if run.group == (kind, generation)]
+    group = (kind, GENERATIONS.get(gpu, ""))
+    alike = [run for run in published_runs() if run.group == group]
     families = len({run.family for run in alike})
     if calibrated:
-        low, high = CALIBRATED
-        rests_on = "one measured step of this model"
+        spread, rests_on = CALIBRATED, "one measured step of this model"
     elif families >= FEWEST:
-        low, high = interval(published_runs(), (kind, generation))
-        rests_on = f"{len(alike)} published runs of {families} families: {kind}, {generation}"
+        spread = spread_of(published_runs(), group)
+        rests_on = f"{len(alike)} published runs of {families} families: {kind}, {group[1]}"
     else:
-        groups = {run.group for run in published_runs()}
-        ends = [interval(published_runs(), group) for group in groups]
-        low, high = min(end[0] for end in ends), max(end[1] for end in ends)
-        rests_on = f"no published runs of {kind} models on {accelerator}: the widest interval of all groups"
-    return StepCertainty(
-        low, high, rests_on, tuple(_outside(plan, gpu or accelerator, stack)), _nearest(plan, kind, gpu)
-    )
+        spread = widest()
+        rests_on = f"unknown: no published runs of {kind} models on {accelerator}; the widest interval of all groups"
+    outside, nearest = tuple(_outside(plan, gpu or accelerator, stack)), _nearest(plan, kind, gpu)
+    return StepCertainty(spread, rests_on, outside, nearest, plan.shape, group, gpu or accelerator, plan.layout)
+
+
+def together(found: Iterable[StepCertainty]) -> StepCertainty:
+    """The one that takes the place of several: from the lowest to the highest end. Raises ValueError without one."""
+    each = list(dict.fromkeys(found))
+    if not each:
+        raise ValueError("certainty: at least one is needed")
+    if len(each) == 1:
+        return each[0]
+    ends = [one.spread.interval() for one in each]
+    first = max(each, key=lambda one: one.high / one.low)
+    return replace(first, spread=Spread.between(min(low for low, _ in ends), max(high for _, high in ends)))
 
 
 def _outside(plan: ShardingPlan, gpu: str, stack: str) -> list[str]:
@@ -214,10 +354,10 @@ def _outside(plan: ShardingPlan, gpu: str, stack: str) -> list[str]:
 
 
 def _nearest(plan: ShardingPlan, kind: str, gpu: str) -> PublishedRun:
-    """The run that is nearest by kind, GPU, and number of GPUs."""
+    """The run that is nearest by kind, GPU, and numbers of parameters and of GPUs."""
 
     def distance(run: PublishedRun) -> tuple[bool, bool, bool, float]:
-        scale = abs(math.log(run.gpus / plan.layout.gpus))
-        return run.kind != kind, GENERATIONS[run.gpu] != GENERATIONS.get(gpu, ""), run.gpu != gpu, scale
+        far = abs(math.log(run.gpus / plan.layout.gpus)) + abs(math.log(run.parameters / plan.shape.parameters))
+        return run.kind != kind, GENERATIONS[run.gpu] != GENERATIONS.get(gpu, ""), run.gpu != gpu, far
 
     return min(published_runs(), key=distance)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from equipoise.sim.llm.memory import MemoryStack, counts, peaks
+from equipoise.sim.llm.memory import FITTED, MemoryStack, counts, peaks
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Floats
 
@@ -45,8 +44,7 @@ def fit_memory(
     measured = np.asarray(measured_bytes, dtype=np.float64)
     if measured.size == 0 or not np.all(np.isfinite(measured) & (measured > 0)):
         raise ValueError("measured: one positive, finite peak per plan and at least one plan are needed")
-    counted = [counts(plan) for plan in plans]
-    names = [f.name for f in fields(MemoryStack)]
+    counted, names = [counts(plan, prior) for plan in plans], FITTED
     low, high = (np.log([BOUNDS[name][i] for name in names]) for i in (0, 1))
     kept = np.isin(names, list(fixed))
     low, high = (np.where(kept, np.log(prior.vector()) + margin, ends) for margin, ends in ((-1e-6, low), (1e-6, high)))
@@ -54,8 +52,8 @@ def fit_memory(
 
     def residuals(theta: Floats) -> Floats:
         """Residuals of every row, and distances from the start."""
-        stack = MemoryStack(*np.exp(theta).tolist())
+        stack = prior.with_bytes(dict(zip(names, np.exp(theta).tolist(), strict=True)))
         return np.concatenate([np.log(peaks(counted, stack, stage) / measured), WEIGHT * (theta - centre)])
 
     found = least_squares(residuals, centre, bounds=(low, high), loss="soft_l1", f_scale=SOFT, max_nfev=100)
-    return MemoryStack(*np.exp(found.x).tolist())
+    return prior.with_bytes(dict(zip(names, np.exp(found.x).tolist(), strict=True)))

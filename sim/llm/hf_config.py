@@ -32,6 +32,9 @@ def from_config(text: str, sequence: int | None = None) -> Transformer:
     family = config.get("model_type")
     if family not in _FAMILIES:
         raise ValueError(f"model_type: {family!r} is not known; allowed: {', '.join(sorted(_FAMILIES))}")
+    inner = config.get("text_config")
+    if isinstance(inner, dict):  # of a model that also takes images: its language part
+        config = {**inner, "model_type": family}
     return _FAMILIES[family](config, sequence)
 
 
@@ -59,39 +62,148 @@ def _flag(config: Config, name: str, default: bool) -> bool:
 
 
 def _llama(config: Config, sequence: int | None) -> Transformer:
-    """Llama, Mistral, Mixtral, Qwen2, Qwen3 and their expert models: RMS norms, rotary positions, gated."""
+    """Llama, Mistral, Qwen, Phi-3, Gemma 3, GLM-4.5, gpt-oss and their like: RMS norms, rotary positions, gated."""
+    family = config["model_type"]
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    experts = _count(config, "num_local_experts", "num_experts", default=0)
-    mixtral = config["model_type"] == "mixtral"
+    experts = _count(config, "num_local_experts", "num_experts", "n_routed_experts", default=0)
     ffn = _count(config, "intermediate_size", default=0)
-    shared = _count(config, "shared_expert_intermediate_size", default=0)
-    expert_ffn = _count(config, "moe_intermediate_size", default=ffn if mixtral else 0) if experts else 0
-    if shared and expert_ffn and shared % expert_ffn:
-        raise ValueError(f"shared_expert_intermediate_size: {shared} is not a multiple of {expert_ffn}")
+    own = ffn if family in ("mixtral", "gpt_oss", "llama4", "llama4_text", "minimax", "minimax_m2") else 0
+    expert_ffn = _count(config, "moe_intermediate_size", default=own) if experts else 0
+    layers = _count(config, "num_hidden_layers")
+    length = sequence or _count(config, "max_position_embeddings")
+    shared, dense, dense_ffn = _beside(config, family, layers, expert_ffn) if experts else (0, 0, ffn)
+    window, local = _window(config, family, layers, length)
+    linear, weights = _linear(config, family, layers, hidden, heads)
     return Transformer(
-        layers=_count(config, "num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=_count(config, "num_key_value_heads", default=heads),
         head_size=_count(config, "head_dim", default=0),
-        ffn=0 if experts else ffn,
+        ffn=dense_ffn if dense or not experts else 0,
+        vocab=_count(config, "vocab_size"),
+        sequence=length,
+        gated=True,
+        tied=_flag(config, "tie_word_embeddings", family.startswith("gemma3")),
+        norms=4 if family.startswith("gemma3") else 2,
+        bias=family == "gpt_oss",
+        qkv_bias=family != "gpt_oss" and _flag(config, "attention_bias", family in ("qwen2", "qwen2_moe")),
+        qk_norm=_flag(config, "use_qk_norm", False) if family == "glm4_moe" else family in _QK_NORM,
+        experts=experts,
+        top_k=_count(config, "num_experts_per_tok", "experts_per_token") if experts else 0,
+        expert_ffn=expert_ffn,
+        shared_experts=shared,
+        dense_layers=dense,
+        window=window,
+        local_layers=local,
+        linear_layers=linear,
+        linear_weights=weights,
+    )
+
+
+_QK_NORM = ("qwen3", "qwen3_moe", "qwen3_next", "gemma3", "gemma3_text")
+
+
+def _beside(config: Config, family: str, layers: int, expert_ffn: int) -> tuple[int, int, int]:
+    """Shared experts, layers without experts and their feed-forward's width, of a model with experts."""
+    if family.startswith("llama4"):
+        every = _count(config, "interleave_moe_layer_step", default=1)
+        return 1, layers - layers // every, _count(config, "intermediate_size_mlp", default=0)
+    shared = _count(config, "shared_expert_intermediate_size", default=0)
+    if shared and expert_ffn and shared % expert_ffn:
+        raise ValueError(f"shared_expert_intermediate_size: {shared} is not a multiple of {expert_ffn}")
+    many = shared // expert_ffn if shared and expert_ffn else _count(config, "n_shared_experts", default=0)
+    return many, _count(config, "first_k_dense_replace", default=0), _count(config, "intermediate_size", default=0)
+
+
+def _window(config: Config, family: str, layers: int, length: int) -> tuple[int, int]:
+    """Tokens of a local layer's window and number of such layers; a window as long as the sequence is none."""
+    kinds = config.get("layer_types")
+    near = kinds.count("sliding_attention") if isinstance(kinds, list) else None
+    if near is None and family.startswith("gemma3"):
+        every = _count(config, "sliding_window_pattern", default=6)
+        near = layers - layers // every
+    elif near is None and family == "gpt_oss":
+        near = layers - layers // 2
+    elif near is None:
+        used = _flag(config, "use_sliding_window", family in ("mistral", "phi3"))
+        near = layers if used and family in ("mistral", "phi3", "qwen2", "qwen2_moe") else 0
+    if family in ("minimax", "qwen3_next"):
+        return STATE, _linear_layers(config, family, layers)
+    window = _count(config, "sliding_window", default=0) if near else 0
+    return (window, near) if 0 < window < length else (0, 0)
+
+
+STATE = 128
+"""Keys that a head of linear attention holds, which a token meets as it would so many tokens of a window."""
+
+
+def _linear_layers(config: Config, family: str, layers: int) -> int:
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return kinds.count("linear_attention")
+    types = config.get("attn_type_list")
+    if isinstance(types, list):  # MiniMax: 0 linear, 1 full
+        return types.count(0)
+    every = _count(config, "full_attention_interval", default=4 if family == "qwen3_next" else 8)
+    return layers - layers // every
+
+
+def _linear(config: Config, family: str, layers: int, hidden: int, heads: int) -> tuple[int, int]:
+    """Layers of linear attention and the parameters of their projections."""
+    if family == "qwen3_next":
+        keys = _count(config, "linear_num_key_heads") * _count(config, "linear_key_head_dim")
+        values = _count(config, "linear_num_value_heads") * _count(config, "linear_value_head_dim")
+        weights = hidden * (2 * keys + 3 * values + 2 * _count(config, "linear_num_value_heads"))
+        return _linear_layers(config, family, layers), weights
+    if family == "minimax":  # queries, keys, values, a gate and the output, of all heads
+        return _linear_layers(config, family, layers), 5 * hidden * heads * _count(config, "head_dim")
+    return 0, 0
+
+
+def _hybrid(config: Config, sequence: int | None) -> Transformer:
+    """Nemotron-H: a pattern of Mamba-2 (M), attention (*) and feed-forwards (-); as many layers as feed-forwards."""
+    pattern, hidden = config.get("hybrid_override_pattern"), _count(config, "hidden_size")
+    if not isinstance(pattern, str) or set(pattern) - set("M*-") or not pattern.count("-"):
+        raise ValueError("hybrid_override_pattern: only M, * and - are modelled, with at least one -")
+    layers, heads = pattern.count("-"), _count(config, "num_attention_heads")
+    size = _count(config, "attention_head_dim", "head_dim")
+    kv_heads = _count(config, "num_key_value_heads")
+    wide = _count(config, "mamba_num_heads") * _count(config, "mamba_head_dim")
+    state = 2 * _count(config, "n_groups") * _count(config, "ssm_state_size")
+    mamba = hidden * (3 * wide + state + _count(config, "mamba_num_heads"))
+    full = 2 * hidden * size * (heads + kv_heads)
+    mixers = pattern.count("M") * mamba + pattern.count("*") * full
+    local = max(0, layers - pattern.count("*"))
+    return Transformer(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=size,
+        ffn=_count(config, "intermediate_size"),
         vocab=_count(config, "vocab_size"),
         sequence=sequence or _count(config, "max_position_embeddings"),
-        gated=True,
         tied=_flag(config, "tie_word_embeddings", False),
-        qkv_bias=_flag(config, "attention_bias", config["model_type"] in ("qwen2", "qwen2_moe")),
-        qk_norm=config["model_type"] in ("qwen3", "qwen3_moe"),
-        experts=experts,
-        top_k=_count(config, "num_experts_per_tok") if experts else 0,
-        expert_ffn=expert_ffn,
-        shared_experts=shared // expert_ffn if shared and expert_ffn else 0,
+        window=STATE if local else 0,
+        local_layers=local,
+        linear_layers=layers,
+        linear_weights=mixers // layers,
     )
 
 
 def _deepseek(config: Config, sequence: int | None) -> Transformer:
-    """DeepSeek-V2 and -V3: latent attention, shared and routed experts, first layers dense."""
+    """DeepSeek-V2 and -V3, Kimi K2: latent attention, shared and routed experts, first layers dense.
+
+    V3.2 attends to the chosen `index_topk` tokens; the parameters of its index (0.1 %) are left out.
+    """
+    layers, length = _count(config, "num_hidden_layers"), sequence or _count(config, "max_position_embeddings")
+    chosen = _count(config, "index_topk", default=0)
+    near = 0 < chosen < length
     return Transformer(
-        layers=_count(config, "num_hidden_layers"),
+        layers=layers,
+        window=chosen if near else 0,
+        local_layers=layers if near else 0,
         hidden=_count(config, "hidden_size"),
         heads=_count(config, "num_attention_heads"),
         head_size=_count(config, "v_head_dim"),
@@ -204,8 +316,11 @@ def _falcon(config: Config, sequence: int | None) -> Transformer:
 
 
 _FAMILIES: dict[str, Callable[[Config, int | None], Transformer]] = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), _llama),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), _llama),
+    **dict.fromkeys(("phi3", "gemma3", "gemma3_text", "llama4", "llama4_text", "glm4_moe", "gpt_oss"), _llama),
+    **dict.fromkeys(("minimax", "minimax_m2"), _llama),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"), _deepseek),
+    "nemotron_h": _hybrid,
     "gpt2": _gpt2,
     "gpt_neox": _neox,
     "opt": _opt,

@@ -15,6 +15,8 @@ from equipoise.sim.llm.shape import Transformer
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+_DEGREES = ("data", "tensor", "context", "pipeline", "expert", "virtual")
+_AT_LEAST_1 = (*_DEGREES, "micro_batch", "global_batch", "recompute_every")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Layout:
     `expert_tensor_ranks` is the number over which one expert is split (0: the tensor ranks that other experts leave
     free). `virtual` is the number of model chunks per pipeline stage, above 1 only with the interleaved schedule. fp8
     applies to the layers' products alone; weights and gradients stay bf16. `offload` moves the optimiser and its state
-    to the host. Raises ValueError, one clear line, on a layout that cannot exist.
+    to the host; full recomputation is of every `recompute_every`-th layer. Raises ValueError, one clear line, on a
+    layout that cannot exist.
     """
 
     data: int = 1
@@ -40,6 +43,7 @@ class Layout:
     zero: int = 0
     shard: int = 0
     recompute: Recompute = "none"
+    recompute_every: int = 1
     precision: Precision = "bf16"
     micro_batch: int = 1
     global_batch: int = 1
@@ -47,7 +51,7 @@ class Layout:
     expert_tensor_ranks: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "context", "pipeline", "expert", "virtual", "micro_batch", "global_batch"):
+        for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not at least 1")
         for name, allowed in (("schedule", Schedule), ("recompute", Recompute), ("precision", Precision)):
@@ -65,6 +69,8 @@ class Layout:
             raise ValueError(f"virtual: {self.virtual} is not possible with the schedule {self.schedule!r}")
         if self.virtual > 1 and self.pipeline == 1:
             raise ValueError("virtual: needs pipeline > 1")
+        if self.recompute_every > 1 and self.recompute != "full":
+            raise ValueError(f"recompute_every: {self.recompute_every} goes with 'recompute: full'")
         if self.shard and (self.data * self.context) % self.shard:
             raise ValueError(f"shard: {self.shard} does not divide data x context ({self.data * self.context})")
 

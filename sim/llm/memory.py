@@ -12,8 +12,9 @@ first (Korthikanti et al., appendix C).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class MemoryStack:
     `gathered_bytes` per such activation of one layer that is gathered from the tensor group, `inner_bytes` per
     other activation, `score_bytes` per attention score, `head_bytes` per activation of width hidden around the
     head, which no rank divides, `logit_bytes` per logit, `base_bytes` per process (buffers of collectives,
-    workspaces, fragments).
+    workspaces, fragments). These are fitted; `gathered_layers` with sharded parameters are whole at once, and
+    `selective` is what selective recomputation drops: attention scores, or the results of every other operation.
     """
 
     gradient_bytes: float = 4.0
@@ -47,10 +49,19 @@ class MemoryStack:
     head_bytes: float = 4.0
     logit_bytes: float = 8.0
     base_bytes: float = 2e9
+    gathered_layers: float = 1.0
+    selective: Literal["scores", "operations"] = "scores"
+
+    def with_bytes(self, values: Mapping[str, float]) -> MemoryStack:
+        """With other values of fitted constants, by their names."""
+        return replace(self, **{name: values.get(name, getattr(self, name)) for name in FITTED})
 
     def vector(self) -> Floats:
-        """The constants, in the order of the columns of `counts`."""
-        return np.array([getattr(self, f.name) for f in fields(self)])
+        """The fitted constants, in the order of the columns of `counts`."""
+        return np.array([getattr(self, name) for name in FITTED])
+
+
+FITTED = tuple(name for name in MemoryStack.__dataclass_fields__ if name.endswith("_bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +76,14 @@ class StageMemory:
     base: float
 
     @property
+    def states(self) -> float:
+        """Bytes per parameter times parameters: what no measurement can be below."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
     def total(self) -> float:
         """All of it [bytes]."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.base
+        return self.states + self.activations + self.logits + self.base
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +113,14 @@ class MemoryEstimate:
 
 def memory(plan: ShardingPlan, stack: MemoryStack, spread: tuple[float, float] = (0.9, 1.1)) -> MemoryEstimate:
     """The estimate of a plan. `spread` is measured / predicted at 5 % and 95 %, as a fit's residuals give it."""
-    weights, columns = counts(plan)
+    weights, columns = counts(plan, stack)
     by = columns * stack.vector()
     stages = tuple(
         StageMemory(float(w), float(b[0]), float(b[1]), float(b[2:7].sum()), float(b[7]), float(b[8]))
         for w, b in zip(weights, by, strict=True)
     )
-    peak = max(stage.total for stage in stages)
-    return MemoryEstimate(stages, peak * spread[0], peak * spread[1], usable_bytes(plan.accelerator))
+    peak, least = max(stage.total for stage in stages), max(stage.states for stage in stages)
+    return MemoryEstimate(stages, max(least, peak * spread[0]), peak * spread[1], usable_bytes(plan.accelerator))
 
 
 def usable_bytes(accelerator: AcceleratorRates) -> float:
@@ -112,24 +128,30 @@ def usable_bytes(accelerator: AcceleratorRates) -> float:
     return USABLE * accelerator.memory_bytes
 
 
-def counts(plan: ShardingPlan) -> tuple[Floats, Floats]:
-    """Bytes of weights, shape (stages,), and counts of what `MemoryStack` weighs, shape (stages, 9)."""
+def counts(plan: ShardingPlan, stack: MemoryStack) -> tuple[Floats, Floats]:
+    """Bytes of weights, shape (stages,), and counts of what `MemoryStack` weighs, shape (stages, 9).
+
+    Software that gathers parameters ahead keeps those of a pipeline stage whole until its last micro-batch.
+    """
     la, s = plan.layout, plan.shape
     layers = np.array(plan.stage_layers(), dtype=np.float64)
     common, experts = np.array(stage_parameters(plan)).T
     held = common + experts
     spread = common / la.shard_ranks + experts / la.expert_shard_ranks
     of_optimizer, of_gradients, of_weights = (spread if la.zero >= level else held for level in (1, 2, 3))
-    gathered = held / np.maximum(1, layers) if la.zero == 3 else 0.0
+    kept = la.pipeline > 1 and stack.gathered_layers > 1.0
+    one = held / np.maximum(1, layers) if la.zero == 3 else 0.0 * held
+    gathered = one * (layers if kept else np.minimum(stack.gathered_layers, np.maximum(1, layers)))
+    summed = gathered if kept else one
     width = 4.0 if la.precision == "fp32" else 2.0
     weights = width * (of_weights + gathered + plan.frozen_parameters / (la.tensor * la.pipeline))
     ends = np.zeros(len(layers))
     ends[[plan.head_stage % la.pipeline, plan.loss_stage % la.pipeline]] = 1.0
     around = la.micro_batch * s.sequence / la.context * s.hidden
     rows = [
-        of_gradients + gathered,
+        of_gradients + summed,
         of_optimizer * (not la.offload),
-        *_activations(plan, layers * _in_flight(la)),
+        *_activations(plan, layers * _in_flight(la), stack),
         around * ends,
         _logits(plan) * ends,
         np.ones(len(layers)),
@@ -143,9 +165,13 @@ def _in_flight(la: Layout) -> Floats:
     return held * (1 + (la.pipeline - 1) / (la.pipeline * la.virtual) if la.virtual > 1 else 1.0)
 
 
-def _activations(plan: ShardingPlan, kept: Floats) -> tuple[Floats | float, ...]:
+def _activations(plan: ShardingPlan, kept: Floats, stack: MemoryStack) -> tuple[Floats | float, ...]:
     """Elements of width hidden, those not sharded, inner elements and attention scores of stages by their number
-    of layers."""
+    of layers.
+
+    Experts keep the tokens that they were sent, in their order, and their results. Where a layer is computed again
+    its backward pass holds the gradients of its activations beside them.
+    """
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
     moe = s.moe_layers / s.layers
@@ -153,10 +179,17 @@ def _activations(plan: ShardingPlan, kept: Floats) -> tuple[Floats | float, ...]
     plain = tokens * s.hidden / (la.tensor if la.sequence_parallel else 1)
     whole = tokens * s.hidden if la.sequence_parallel else 0.0
     inner = tokens * (2 * s.query_width + 2 * s.key_value_width + width * (3 if s.gated else 2)) / la.tensor
-    scores = tokens * s.sequence * s.heads / la.tensor
+    inner += 2 * moe * s.top_k * plain
+    scores = tokens * s.attended * s.heads / la.tensor
     if la.recompute == "full":
+        again = kept / la.recompute_every
         # A layer's input is one of the tensors of width hidden that `plain_bytes` weighs together.
-        return plain * (kept / 5 + 1), whole, inner, scores
+        return plain * (kept - 0.8 * again + 1), whole, inner * (kept - again + 2), scores * (kept - again + 1)
+    if la.recompute == "selective" and stack.selective == "operations":
+        products = s.hidden + s.query_width + 2 * s.key_value_width + width * (2 if s.gated else 1) + s.hidden
+        saved = tokens * (products / 2 + s.query_width) / la.tensor
+        # In bytes of 16-bit numbers, where an inner element of the stack stands for several tensors.
+        return plain * (kept / 5 + 1), whole, saved * kept * 2.0 / stack.inner_bytes + inner, scores
     return plain * kept, whole, inner * kept, scores * (1 if la.recompute == "selective" else kept)
 
 

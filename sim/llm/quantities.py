@@ -43,14 +43,17 @@ class ShardingPlan:
     compression_s: float = 0.0
 
     def stage_layers(self) -> tuple[int, ...]:
-        """Layers of every pipeline stage. Raises ValueError where a chunk would have none."""
-        p, chunks = self.layout.pipeline, self.layout.pipeline * self.layout.virtual
+        """Layers of every pipeline stage; those of further tokens are in the last.
+
+        Raises ValueError where a chunk would have none.
+        """
+        p, chunks, more = self.layout.pipeline, self.layout.pipeline * self.layout.virtual, self.shape.mtp_layers
         if self.stages:
             return self.stages
         if chunks > self.shape.layers:
             raise ValueError(f"pipeline: {chunks} chunks are more than the {self.shape.layers} layers")
         each, rest = divmod(self.shape.layers, p)
-        return tuple(each + (i < rest) for i in range(p))
+        return tuple(each + (i < rest) + (more if i == p - 1 else 0) for i in range(p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +169,15 @@ def _layer(plan: ShardingPlan) -> dict[str, object]:
         "product_flop": flop + pad,
         "product_bytes": moved + pad,
         "product_count": len(products),
-        "attention_flop": 2.0 * tokens * s.sequence * s.score_width / la.tensor,
-        "score_elements": tokens * s.sequence * s.heads / la.tensor,
+        "attention_flop": 2.0 * tokens * s.attended * s.score_width / la.tensor,
+        "score_elements": tokens * s.attended * s.heads / la.tensor,
         "elementwise_elements": tokens * (plain + inner / 2),
         "layer_parameters": sum(_layer_parameters(plan)),
         "head_parameters": s.vocab * s.hidden / la.tensor,
-        "recompute_full": la.recompute == "full",
+        "recompute_full": (la.recompute == "full") / la.recompute_every,
         "recompute_selective": la.recompute == "selective",
-        "head_flop": 2.0 * tokens * s.hidden * s.vocab / la.tensor,
-        "head_elements": tokens * s.vocab / la.tensor,
+        "head_flop": 2.0 * tokens * s.hidden * s.vocab / la.tensor * (1 + s.mtp_layers),
+        "head_elements": tokens * s.vocab / la.tensor * (1 + s.mtp_layers),
     }
 
 

@@ -68,7 +68,7 @@ def search(
     ]
     if not plans:
         raise ValueError(f"no layout of {gpus} accelerators fits {global_batch} sequences and the model's shape")
-    peak = peaks([counts(plan) for plan in plans], memory)
+    peak = peaks([counts(plan, memory) for plan in plans], memory)
     fitting = np.flatnonzero(peak <= usable_bytes(accelerator)).tolist()
     if not fitting:
         return Search((), len(plans), float(peak.min()))

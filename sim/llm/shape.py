@@ -50,7 +50,9 @@ class Transformer:
     (SwiGLU, Shazeer 2020) instead of two. `experts` 0: dense; else `experts` routed feed-forwards of width
     `expert_ffn` with `top_k` active per token, `shared_experts` always active ones of the same width, and
     `dense_layers` first layers with the plain feed-forward. `norms` counts the norms of a layer; `qk_norm` adds
-    one of queries and one of keys (Qwen3).
+    one of queries and one of keys (Qwen3). `local_layers` attend to the last `window` tokens (and linear ones to a
+    state of that size); `linear_layers` have `linear_weights` parameters in place of an attention's. `mtp_layers`
+    more layers, each with a pass of the head, predict further tokens (DeepSeek-V3, section 2.2).
     Raises ValueError, one clear line, on a shape that cannot exist.
     """
 
@@ -77,6 +79,11 @@ class Transformer:
     shared_experts: int = 0
     dense_layers: int = 0
     latent: LatentAttention | None = None
+    window: int = 0
+    local_layers: int = 0
+    linear_layers: int = 0
+    linear_weights: int = 0
+    mtp_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab", "sequence"):
@@ -93,7 +100,18 @@ class Transformer:
         _require(
             self.heads % self.kv_heads == 0, f"heads: {self.heads} is not a multiple of kv_heads ({self.kv_heads})"
         )
+        _require((self.window > 0) == (self.local_layers > 0), "window: goes with local_layers")
+        _require((self.linear_weights > 0) == (self.linear_layers > 0), "linear_weights: goes with linear_layers")
+        for name in ("local_layers", "linear_layers"):
+            _require(getattr(self, name) <= self.layers, f"{name}: {getattr(self, name)} of {self.layers} layers")
         _check_experts(self)
+
+    @property
+    def attended(self) -> float:
+        """Tokens that a token attends to in the mean of all layers, times two: the sequence under causality alone."""
+        near = min(self.window, self.sequence)
+        local = near * (2.0 - near / self.sequence)
+        return (local * self.local_layers + self.sequence * (self.layers - self.local_layers)) / self.layers
 
     @property
     def query_width(self) -> int:
@@ -110,8 +128,16 @@ class Transformer:
         """Layers with routed experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
-    def attention_products(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of a layer's attention weights."""
+    def attention_products(self) -> tuple[tuple[float, float], ...]:
+        """(outputs, inputs) of a layer's attention weights, of layers of several kinds in their mean."""
+        products = self._full_products()
+        if not self.linear_layers:
+            return products
+        full = (self.layers - self.linear_layers) * sum(n * k for n, k in products)
+        share = (full + self.linear_layers * self.linear_weights) / self.layers / sum(n * k for n, k in products)
+        return tuple((n * share, k) for n, k in products)
+
+    def _full_products(self) -> tuple[tuple[int, int], ...]:
         h = self.hidden
         if self.latent is None:
             return ((self.query_width + 2 * self.key_value_width, h), (h, self.query_width))
@@ -137,8 +163,8 @@ class Transformer:
         return self.norms * each + latent + (2 * self.head_size if self.qk_norm else 0)
 
     @property
-    def attention_parameters(self) -> int:
-        """Parameters of one layer's attention, without norms."""
+    def attention_parameters(self) -> float:
+        """Parameters of one layer's attention, without norms; of layers of several kinds in their mean."""
         weights = sum(n * k for n, k in self.attention_products())
         joint = self.query_width + 2 * self.key_value_width if self.bias or self.qkv_bias else 0
         return weights + joint + (self.hidden if self.bias else 0)
@@ -154,12 +180,12 @@ class Transformer:
         return self.experts * self.hidden
 
     @property
-    def dense_layer_parameters(self) -> int:
+    def dense_layer_parameters(self) -> float:
         """Parameters of a layer with the plain feed-forward."""
         return self.layer_norm_parameters + self.attention_parameters + self.feed_forward_parameters(self.ffn)
 
     @property
-    def moe_layer_parameters(self) -> int:
+    def moe_layer_parameters(self) -> float:
         """Parameters of a layer with routed experts, all experts counted."""
         expert = self.feed_forward_parameters(self.expert_ffn)
         experts = (self.experts + self.shared_experts) * expert
@@ -182,7 +208,8 @@ class Transformer:
         """All parameters, every expert counted."""
         dense = (self.layers - self.moe_layers) * self.dense_layer_parameters
         moe = self.moe_layers * self.moe_layer_parameters if self.experts else 0
-        return self.embedding_parameters + dense + moe + self.head_parameters
+        more = self.mtp_layers * (self.moe_layer_parameters if self.experts else self.dense_layer_parameters)
+        return round(self.embedding_parameters + dense + moe + more + self.head_parameters)
 
     def forward_flop_per_token(self) -> FlopPerToken:
         """Forward FLOP of one token of a full sequence; backward is twice that (Kaplan et al. 2020)."""
@@ -190,12 +217,14 @@ class Transformer:
         plain = sum(n * k for n, k in self.feed_forward_products(self.ffn))
         expert = sum(n * k for n, k in self.feed_forward_products(self.expert_ffn))
         active = (self.top_k + self.shared_experts) * expert + self.router_parameters
-        feed_forward = (self.layers - self.moe_layers) * plain + self.moe_layers * active
+        moe = self.moe_layers + (self.mtp_layers if self.experts else 0)
+        layers = self.layers + self.mtp_layers
+        feed_forward = (layers - moe) * plain + moe * active
         return FlopPerToken(
-            projections=2.0 * self.layers * attention,
-            scores=2.0 * self.layers * self.sequence * self.score_width,
+            projections=2.0 * layers * attention,
+            scores=2.0 * layers * self.attended * self.score_width,
             feed_forward=2.0 * feed_forward,
-            head=2.0 * self.vocab * self.hidden,
+            head=2.0 * self.vocab * self.hidden * (1 + self.mtp_layers),
         )
 
     @property

@@ -36,6 +36,7 @@ class Stack:
     | head_bytes | memory traffic per logit, forward, loss and backward |
     | optimizer_bytes | memory traffic of the optimiser per parameter |
     | step_s | time per step beside everything else |
+    | selective_products | share of the products that selective recomputation repeats; 0: attention alone |
     """
 
     matmul_efficiency: Number = 0.75
@@ -62,3 +63,4 @@ class Stack:
     head_bytes: Number = 16.0
     optimizer_bytes: Number = 32.0
     step_s: Number = 10e-3
+    selective_products: Number = 0.0

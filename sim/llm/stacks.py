@@ -10,6 +10,8 @@ against each other: no single one is a measurement.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equipoise.sim.llm.stack import Stack
 
 NAMES = (
@@ -47,8 +49,21 @@ bubble                      1.053      1.053          1          1      1.001   
 head_bytes                  25.33      25.33      24.95      25.84      77.77      118.8      18.54      16.82
 optimizer_bytes             29.36      29.36      41.17      31.34         80      3.997      42.97      29.77
 step_s                    0.02478    0.02478    0.01829    0.01716    0.03801   0.004502    0.01462   0.009392
+selective_products            0.5        0.5          0          0          0          0        0.5        0.5
 """
 """A row per field of `Stack`, a column per name."""
 
 _ROWS = [line.split() for line in CONSTANTS.strip().splitlines()]
-STACKS: dict[str, Stack] = {name: Stack(**{row[0]: float(row[k]) for row in _ROWS}) for k, name in enumerate(NAMES, 1)}
+_FITTED = {name: Stack(**{row[0]: float(row[k]) for row in _ROWS}) for k, name in enumerate(NAMES, 1)}
+
+
+def _compiled(eager: Stack) -> Stack:
+    """FSDP through torch.compile: less traffic of elements and of the head, as on one GPU (the last two columns)."""
+    one, other = _FITTED["pytorch/H200"], _FITTED["pytorch-compiled/H200"]
+    less = {name: getattr(other, name) / getattr(one, name) for name in ("elementwise_bytes", "head_bytes")}
+    return replace(eager, **{name: getattr(eager, name) * share for name, share in less.items()})
+
+
+STACKS: dict[str, Stack] = _FITTED | {
+    f"fsdp-compiled/{gpu}": _compiled(_FITTED[f"fsdp-eager/{gpu}"]) for gpu in ("A100", "H100")
+}

@@ -128,11 +128,13 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     context = 3.0 * q.context_bytes / link
     expert = 4.0 * q.expert_bytes / (c.exchange_efficiency * q.link_expert)
     forward = products + attention + moved
+    half = c.selective_products  # of the products, with all that is between them, in place of attention
+    again = (1.0 - 2.0 * half) * attention + half * (products + 2.0 * moved)
     return _Layer(
         products=products + backward,
         attention=3.5 * attention,
         elementwise=3.0 * moved + _kept_bytes(q, c) / q.memory_rate,
-        again=q.recompute_full * forward + q.recompute_selective * attention,
+        again=q.recompute_full * forward + q.recompute_selective * again,
         tensor=(4.0 + 2.0 * q.recompute_full) * tensor,
         context=(1.0 + q.recompute_full / 3.0) * context,
         expert=(1.0 + q.recompute_full / 2.0) * expert,

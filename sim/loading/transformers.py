@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from equipoise.sim.cost.certainty import how_sure
 from equipoise.sim.cost.lighter import pruned_shape
 from equipoise.sim.cost.step import state_bytes
-from equipoise.sim.cost.transformer import accelerator_of, certainty_of, memory_stack, plan_of, section
+from equipoise.sim.cost.transformer import accelerator_of, memory_stack, section
 from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s, link_bytes_per_s, load_profile
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
@@ -141,19 +142,12 @@ def bound_scenario(scenario: Scenario) -> Scenario:
 
 def plan_notes(scenario: Scenario) -> Iterator[str]:
     """Notes that explain the layouts found by search, and on how sure the steps are."""
+    sure = how_sure(scenario)
     for name, model in scenario.workload.models.items():
-        yield from _sure(scenario, name, model)
+        if name in sure:
+            yield f"model {name}: steps take, for 90 % of such runs, {'; '.join(sure[name].lines())}"
         if model.transformer is not None and model.transformer.bound is not None and model.transformer.bound.why:
             yield f"model {name}: {model.transformer.bound.why}"
-
-
-def _sure(scenario: Scenario, name: str, model: Model) -> Iterator[str]:
-    if model.transformer is None or model.transformer.bound is None:
-        return
-    group, profile = scenario.cluster.groups[0], load_profile(scenario.cluster.hardware)
-    plan = plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile))
-    sure = certainty_of(model, plan, group.accelerator)
-    yield f"model {name}: steps take, for 90 % of such runs, {'; '.join(sure.lines())}"
 
 
 def _with_models(scenario: Scenario, models: dict[str, Model]) -> Scenario:
@@ -278,6 +272,7 @@ def layout_spec(la: Layout) -> LayoutSpec:
         sequence_parallel=la.sequence_parallel,
         zero=la.zero,
         recompute=la.recompute,
+        recompute_every=la.recompute_every,
         micro_batch=la.micro_batch,
         offload=la.offload,
     )

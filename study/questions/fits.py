@@ -12,11 +12,11 @@ import numpy as np
 
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.assumptions import assumed_draw
+from equipoise.sim.cost.certainty import certainty_of
 from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.step import replica_cost_s, replica_teacher_s
 from equipoise.sim.cost.transformer import (
     INSIDE,
-    certainty_of,
     fitted_gpu,
     memory_stack,
     plan_of,
@@ -102,7 +102,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         accelerator = min(map(profile.accelerator, names), key=lambda a: a.memory_bytes.value)
         plan = _plan(plan_of(model, accelerator, config.fabric_bytes_per_s), job)
         stack, keeps = stack_in_force(model), memory_stack(spec, model)
-        estimate = memory(plan, keeps, spec.memory_spread())
+        estimate = memory(plan, keeps, spec.memory_spread(plan.layout, bool(plan.shape.experts)))
         of_stage = spec.memory_stage in (None, estimate.fullest)
         if not of_stage:
             estimate = memory(plan, keeps, GENERAL[1])

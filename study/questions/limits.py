@@ -22,6 +22,7 @@ from equipoise.policies.contract import Policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
+from equipoise.sim.llm.certainty import StepCertainty, ratio_of
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import Run, undone
 from equipoise.sim.run import run
@@ -31,9 +32,11 @@ from equipoise.sim.traces.trace import Trace
 from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
 from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
+from equipoise.study.sure import certainty_of_times, ends, reasons
 
 FILE = "limits.json"
 ALL = "all jobs"
+_OF_STEP = ("compute", "memory", "network", "layout")
 NOTHING = 5e-4
 """Relative change of the time below which a lever has no effect."""
 _USES = {
@@ -62,6 +65,16 @@ class Effect:
         """Whether the time is shorter with it; significantly shorter if runs are random."""
         high = self.ratio.high if math.isfinite(self.ratio.high) else self.ratio.mean
         return high < 1.0 and self.ratio.mean < 1.0 - NOTHING
+
+    def between(self, sure: StepCertainty | None) -> tuple[float, float] | None:
+        """The 90 % interval of the ratio over errors of predicted steps; None where these cancel.
+
+        They do unless the lever changes the step: then both times are predicted, of one model on one GPU.
+        """
+        if sure is None or self.lever.against not in _OF_STEP or self.problem is not None or self.idle:
+            return None
+        low, high = ratio_of(sure, replace(sure, layout=self.lever.name)).interval()
+        return self.ratio.mean * low, self.ratio.mean * high
 
     @property
     def idle(self) -> bool:
@@ -124,6 +137,7 @@ class LimitReport:
     seeds: int
     groups: tuple[Limited, ...]
     notes: tuple[str, ...]
+    certainty: StepCertainty | None = None  # of times; None where each step was measured
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in `limits.json`; unknown values are None."""
@@ -133,18 +147,20 @@ class LimitReport:
             "policy": self.policy,
             "seeds": self.seeds,
             "confidence": CONFIDENCE,
-            "groups": [_group_dict(group) for group in self.groups],
+            "groups": [_group_dict(group, self.certainty) for group in self.groups],
+            "sure": reasons(self.certainty) if self.certainty is not None else {},
             "notes": self.notes,
         }
         found: dict[str, Any] = plain(data)
         return found
 
 
-def _group_dict(group: Limited) -> dict[str, Any]:
+def _group_dict(group: Limited, sure: StepCertainty | None) -> dict[str, Any]:
     return {
         "name": group.name,
         "jobs": group.jobs,
         "time_s": group.time_s.mean,
+        "time_interval_s": None if sure is None else ends("completion_mean_s", group.time_s.mean, sure.spread),
         "limit": group.limit,
         "account": group.account,
         "shares": dict(group.shares),
@@ -158,6 +174,7 @@ def _group_dict(group: Limited) -> dict[str, Any]:
                 "ratio": effect.ratio.mean,
                 "low": effect.ratio.low,
                 "high": effect.ratio.high,
+                "interval": effect.between(sure),
                 "problem": effect.problem,
             }
             for effect in group.effects
@@ -293,7 +310,8 @@ def limits(
     ordered = [limited[0], *sorted(limited[1:], key=lambda g: -g.jobs * g.time_s.mean)][: most + 1]
     if len(ordered) == 2 and ordered[0].jobs == ordered[1].jobs:
         ordered = ordered[1:]  # one group is all jobs
-    return LimitReport(scenario.name, name, len(outcomes[0].rows), tuple(ordered), tuple(notes))
+    sure = certainty_of_times(scenario)
+    return LimitReport(scenario.name, name, len(outcomes[0].rows), tuple(ordered), tuple(notes), sure)
 
 
 def host_needs(scenario: Scenario, job: str, rate: float) -> str:

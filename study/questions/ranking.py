@@ -12,17 +12,22 @@ from equipoise.sim.llm.search import describe
 from equipoise.sim.scenario.model import Scenario
 from equipoise.study.display import LABELS, MAIN_OF_FEATURES
 from equipoise.study.questions.size import Objective, Question, Trial
+from equipoise.study.questions.targets import Target
+from equipoise.study.sure import between, ends, ratio_line, reasons
 
 TITLES = {
     "rank": "",
     "values": "size",
     "meets": "meets",
+    "chance": "chance",
     "gpus": "GPUs",
     "layout": "layout",
     "mfu_ratio": "MFU",
     "memory_ratio": "memory",
     "makespan_s": "time",
+    "makespan_between": "90 %",
     "cost_usd": "cost",
+    "cost_between": "90 %",
     "price_usd_per_h": "an hour",
     "committed_usd": "committed",
     "power_w": "power",
@@ -40,7 +45,7 @@ def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dic
     """
     key = {"cost": "cost_usd", "price": "price_usd_per_h", "nodes": "gpus"}[question.objective]
     asked = [target.measure.key for target in question.targets]
-    rows = [_row(trial, trial.met >= needed, asked) for trial in trials]
+    rows = [_row(trial, trial.met >= needed, asked) | _sure(trial, question.targets) for trial in trials]
     rows.sort(key=lambda row: (not row["meets"], math.isnan(row[key]), row[key], row["cost_usd"], row["makespan_s"]))
     return [{"rank": place + 1, **row} for place, row in enumerate(rows)]
 
@@ -52,7 +57,7 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
     means = {name: trial.mean(name) if name in trial.results[0] else math.nan for name in names}
     power_w = means["energy_j"] / means["makespan_s"] if means["makespan_s"] > 0.0 else math.nan
     return {key: trial.mean(key) for key in asked} | {
-        "values": ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.candidate.values.items()),
+        "values": _values(trial),
         "meets": meets,
         "gpus": int(trial.mean("gpus")),
         "layout": layout,
@@ -67,6 +72,36 @@ def _row(trial: Trial, meets: bool, asked: Sequence[str]) -> dict[str, Any]:
         **{key: means[key] for key in MAIN_OF_FEATURES},
         "results": {key: [result[key] for result in trial.results] for key in asked},
     }
+
+
+def _sure(trial: Trial, targets: Sequence[Target]) -> dict[str, Any]:
+    """The chance of the targets and the intervals of time and cost, where steps are predicted."""
+    sure, time_s, usd = trial.certainty, trial.mean("makespan_s"), trial.mean("cost_usd")
+    if sure is None:
+        return {"chance": None, "makespan_between": "", "cost_between": ""}
+    return {
+        "chance": trial.chance(targets),
+        "makespan_between": between("makespan_s", time_s, sure.spread),
+        "cost_between": between("cost_usd", usd, sure.spread),
+        "makespan_interval_s": ends("makespan_s", time_s, sure.spread),
+        "cost_interval_usd": ends("cost_usd", usd, sure.spread),
+        **reasons(sure),
+    }
+
+
+def undecided(trials: Sequence[Trial], rows: Sequence[dict[str, Any]], objective: Objective) -> list[str]:
+    """How sure it is that the first size has less of the objective than each other that meets the targets."""
+    metric = {"cost": "cost_usd", "price": "", "nodes": ""}[objective]
+    by = {_values(trial): trial for trial in trials}
+    meeting = [row["values"] for row in rows if row["meets"]]
+    if not metric or len(meeting) < 2:
+        return []
+    first, *others = ((name, by[name].candidate.scenario, by[name].mean(metric)) for name in meeting)
+    return [line for other in others if (line := ratio_line(first, other, metric))]
+
+
+def _values(trial: Trial) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in trial.candidate.values.items())
 
 
 def _layouts(scenario: Scenario) -> Iterator[tuple[str, float]]:

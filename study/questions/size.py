@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.assumptions import assumed_draw, by_curve, curve_origin, unlike_curves
 from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.llm.certainty import StepCertainty
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run, undone
 from equipoise.sim.run import is_random, run
@@ -40,6 +42,7 @@ from equipoise.study.runs.engines.engine import Engine
 from equipoise.study.runs.make import Progress, workers
 from equipoise.study.runs.orders import Order, Shared, orders_at
 from equipoise.study.runs.variants import policy_text
+from equipoise.study.sure import certainty_of_times, chance
 
 Objective = Literal["nodes", "price", "cost"]
 _ROOM = 1e-9
@@ -93,6 +96,25 @@ class Trial:
         """Mean of a result over the runs."""
         return math.fsum(result[key] for result in self.results) / self.runs
 
+    @cached_property
+    def certainty(self) -> StepCertainty | None:
+        """How sure its times are; None where every step was measured."""
+        return certainty_of_times(self.candidate.scenario)
+
+    def chance(self, targets: Sequence[Target]) -> float:
+        """Chance that all targets are met, over the errors of predicted steps and its runs; NaN without either."""
+        if self.certainty is None or not self.runs:
+            return math.nan
+        spread, after_s = self.certainty.spread, self.candidate.after_s
+        each = [
+            min(
+                chance(t.measure.key, t.at_most, t.limit, r.get(t.measure.key, math.nan), spread, _fixed(t, after_s))
+                for t in targets
+            )
+            for r in self.results
+        ]
+        return math.fsum(each) / len(each)
+
     def chance_at_least(self, confidence: float = 0.95, sizes: int = 1) -> float:
         """Lower limit of the chance that a run meets the targets (Clopper and Pearson 1934, one-sided).
 
@@ -104,6 +126,11 @@ class Trial:
         from scipy.special import betaincinv  # takes a while to load, and every command loads this file
 
         return float(betaincinv(self.met, self.runs - self.met + 1, (1.0 - confidence) / sizes))
+
+
+def _fixed(target: Target, after_s: float) -> float:
+    """The part of a target's result that no step changes: the delivery of nodes."""
+    return after_s if target.measure.key == "done_s" else 0.0
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -15,6 +15,7 @@ from equipoise.study.report.study import Point, Study
 from equipoise.study.report.tables import prices_of
 from equipoise.study.report.timeline import literal
 from equipoise.study.report.words import NOUNS, best_point, best_policy
+from equipoise.study.sure import between, read_certainty
 
 MOST_FIGURES = 6
 PRICES_MOST = 4
@@ -38,6 +39,7 @@ class Figure:
     label: str
     value: str
     against: str = ""
+    sure: str = ""  # its interval, where it rests on predicted steps
 
 
 # -- the strip -------------------------------------------------------------------------------------------------
@@ -48,8 +50,14 @@ def strip(study: Study) -> list[Figure]:
     if not study.rows:
         return []
     best, other = _sides(study)
-    found = (_figure(metric, best, other) for metric in _wanted(study))
-    return [figure for figure in found if figure is not None][:MOST_FIGURES]
+    sure = read_certainty(study.config) if study.kind != "sweep" else None
+    found = []
+    for metric in _wanted(study):
+        figure = _figure(metric, best, other)
+        if figure is not None:
+            of = between(metric, best.means[metric], sure.spread) if sure is not None else ""
+            found.append(replace(figure, sure=f"90 %: {of}" if of else ""))
+    return found[:MOST_FIGURES]
 
 
 def _wanted(study: Study) -> list[str]:
@@ -107,7 +115,7 @@ def figures_html(figures: Sequence[Figure]) -> str:
     """Figures side by side as HTML."""
     cards = "".join(
         f"<div><dt>{escape(f.label)}</dt><dd>{escape(f.value)}"
-        + (f'<span class="of">{escape(f.against)}</span>' if f.against else "")
+        + "".join(f'<span class="of">{escape(text)}</span>' for text in (f.sure, f.against) if text)
         + "</dd></div>"
         for f in figures
     )

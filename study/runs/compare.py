@@ -48,6 +48,7 @@ from equipoise.study.statistics import (
     paired_p,
     paired_ratio,
 )
+from equipoise.study.sure import certainty_of_times, note_of
 from equipoise.study.table import Cell, Precision, as_html, as_latex, as_text
 
 BOUNDED = ("makespan_s", "completion_mean_s")
@@ -391,7 +392,7 @@ def _comparison(
         tuple(dict.fromkeys(o.seed for o in orders)),
         results,
         bound,
-        (*notes, *_never_waits(results), *_notes(results)),
+        (*notes, *_never_waits(results), *_predicted(scenario, results), *_notes(results)),
         level,
         precision,
         failures,
@@ -439,6 +440,14 @@ def _never_waits(results: Sequence[Result]) -> list[str]:
         f"no job ever waits: the {gpus:.0f} GPUs compute {format_share(busy)} of the time; "
         f"{max(1, math.ceil(gpus * busy / ENOUGH))} would {format_share(ENOUGH)}"
     ]
+
+
+def _predicted(scenario: Scenario, results: Sequence[Result]) -> list[str]:
+    """Intervals of times and cost of the first policy, where steps are predicted."""
+    mine = [r.metrics for r in results if r.policy == results[0].policy]
+    means = {name: math.fsum(metrics.get(name, math.nan) for metrics in mine) / len(mine) for name in METRICS}
+    said = note_of(certainty_of_times(scenario), results[0].policy, means)
+    return [said] if said else []
 
 
 def _notes(results: Sequence[Result]) -> list[str]:

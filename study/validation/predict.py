@@ -101,7 +101,7 @@ def memory_score(
     """The score of predicting the peaks of `asked` from `known`, against the median peak of `known`."""
     stack = fit_rows(known, prior, stage, fixed)
     truth = measured_peaks(asked)
-    guess = peaks([counts(r.plan) for r in asked], stack, stage)
+    guess = peaks([counts(r.plan, stack) for r in asked], stack, stage)
     median = np.full(len(asked), np.median(measured_peaks(known)))
     left, families = _left_out(known, prior, stage, fixed)
     return judge([r.key for r in asked], guess, median, truth, spread(left, families))
@@ -118,5 +118,5 @@ def _left_out(
         stack = fit_rows(rest, prior, stage, fixed)
         for index, row in enumerate(rows):
             if names[index] == name:
-                residuals[index] = np.log(row.memory_bytes / peaks([counts(row.plan)], stack, stage)[0])
+                residuals[index] = np.log(row.memory_bytes / peaks([counts(row.plan, stack)], stack, stage)[0])
     return residuals, names

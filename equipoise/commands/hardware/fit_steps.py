@@ -71,7 +71,7 @@ def _wanted(rows: list[TimedStep], wanted: str | None) -> str:
 def _content(found: StepFit, name: str) -> dict[str, object]:
     stack, _, accelerator = name.rpartition("/")
     labels = {"stack": stack, "accelerator": accelerator, "stack+accelerator": name}
-    constants = {key: float(f"{value:.4g}") for key, value in asdict(found.fitted.stack(labels)).items()}
+    constants = {key: float(f"{value:.4g}") for key, value in asdict(found.fitted.stack(labels)).items() if value}
     return {"name": name, "constants": constants, "spread": [float(f"{v:.4g}") for v in found.spread]}
 
 

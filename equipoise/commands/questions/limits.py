@@ -13,6 +13,7 @@ from equipoise.commands.variants import Given, variant_options
 from equipoise.exit_codes import OK
 
 if TYPE_CHECKING:
+    from equipoise.sim.llm.certainty import StepCertainty
     from equipoise.study.questions.limits import Effect, Limited, LimitReport
 
 _SMALL_SHARE = 0.005
@@ -58,16 +59,21 @@ def as_text(found: LimitReport, every: bool = False) -> Iterator[str]:
     """Each group as text: where its time goes, and the levers that help, best first."""
     seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
     yield f"{found.scenario}: what limits its jobs under {found.policy}, {seeds}"
+    if found.certainty is not None:
+        yield from (f"  {line}" for line in found.certainty.lines())
     for group in found.groups:
         yield ""
-        yield from _group(group, every)
+        yield from _group(group, every, found.certainty)
 
 
-def _group(group: Limited, every: bool) -> Iterator[str]:
+def _group(group: Limited, every: bool, sure: StepCertainty | None) -> Iterator[str]:
     from equipoise.study.display import show
+    from equipoise.study.sure import between
 
     jobs = "1 job" if group.jobs == 1 else f"{group.jobs} jobs"
     time = show("time_s", group.time_s.mean, group.time_s.half_width)
+    if sure is not None and (ends := between("completion_mean_s", group.time_s.mean, sure.spread)):
+        time += f" (90 %: {ends})"
     yield f"{group.name} ({jobs}, {time} from arrival to completion): limited by {group.limit}" + (
         "" if group.limit == group.account else f", which makes workers wait for others ({group.account})"
     )
@@ -79,7 +85,7 @@ def _group(group: Limited, every: bool) -> Iterator[str]:
     if group.best is None:
         yield "  no change helps"
     for effect in [e for e in group.effects if not e.idle] if every else _worth_showing(group):
-        yield f"  {_mark(effect, group)} {effect.lever.name}: {_effect(effect)}"
+        yield f"  {_mark(effect, group)} {effect.lever.name}: {_effect(effect, sure)}"
     if every and (idle := [e.lever.name for e in group.effects if e.idle]):
         yield f"  no effect: {', '.join(idle)}"
 
@@ -103,11 +109,14 @@ def _mark(effect: Effect, group: Limited) -> str:
     return "*" if effect is group.best else "-"
 
 
-def _effect(effect: Effect) -> str:
+def _effect(effect: Effect, certainty: StepCertainty | None = None) -> str:
     from equipoise.study.display import digits
 
     if effect.problem is not None:
         return effect.problem
     half = effect.ratio.half_width
     sure = f" ±{digits(half, 2)}" if half >= 5e-4 else ""
-    return f"time x{digits(effect.ratio.mean)}{sure}"
+    ends = effect.between(certainty)
+    between = f" (90 %: x{digits(ends[0])} .. x{digits(ends[1])})" if ends else ""
+    doubt = ", not certain" if ends and ends[0] < 1.0 < ends[1] else ""
+    return f"time x{digits(effect.ratio.mean)}{sure}{between}{doubt}"

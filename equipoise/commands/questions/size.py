@@ -99,7 +99,7 @@ def size(
     (sum committed by contracts), price (per hour), power (peak of the site). Exit code 4 if no size meets them.
     """
     from equipoise.study.folders import SIZE, check_free
-    from equipoise.study.questions.ranking import changes, ranked
+    from equipoise.study.questions.ranking import changes, ranked, undecided
     from equipoise.study.questions.size import Question, doubts, needed, read_vary
     from equipoise.study.questions.size import size as find
     from equipoise.study.questions.targets import read_supply, read_target
@@ -135,17 +135,17 @@ def size(
         if rank or out is not None
         else []
     )
-    turned = changes(rows, objective)
+    turned, doubtful = changes(rows, objective), undecided(answer.trials, rows, objective)
     if out is not None:
-        said = list(as_text(answer, question.targets))
-        write_whole(out / SIZE, kept(question, answer, rows, turned, said))
+        said = [*as_text(answer, question.targets), *doubtful]
+        write_whole(out / SIZE, kept(question, answer, rows, turned, said, doubtful))
     if not rank:
-        rows, turned = [], []
+        rows, turned, doubtful = [], [], []
     if form == "json":
-        say(as_json(answer, rows, turned))
+        say(as_json(answer, rows, turned, doubtful, question.targets))
     else:
         shown = _ranking(rows, question.targets)
-        say("\n".join([*as_text(answer, question.targets), *shown, *_changes(rows, turned)]))
+        say("\n".join([*as_text(answer, question.targets), *shown, *doubtful, *_changes(rows, turned)]))
     return OK if answer.best is not None else IMPOSSIBLE
 
 
@@ -160,6 +160,7 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
         yield f"{meet} {wanted}: {_values(answer.best.candidate)}"
         yield f"  {_results(answer.best, targets)}"
         yield f"  {_sure(answer)}"
+        yield from _predicted(answer.best, targets)
         if answer.spares:
             few = answer.best.candidate.nodes - answer.spares
             saved = _saved(answer, targets)
@@ -170,6 +171,7 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     else:
         yield f"no size meets {wanted}; closest is {_values(answer.closest.candidate)}"
         yield f"  {_results(answer.closest, targets)}"
+        yield from _predicted(answer.closest, targets)
         if answer.closest.runs and all(
             target.met({target.measure.key: answer.closest.mean(target.measure.key)}) for target in targets
         ):
@@ -178,6 +180,20 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
     yield f"  {ran}, {answer.excluded} excluded by bounds, price or power"
     if many := len(answer.impossible):
         yield f"  {many} more {'was' if many == 1 else 'were'} not possible: {answer.impossible[0]}"
+
+
+def _predicted(found: Trial, targets: Sequence[Target]) -> Iterator[str]:
+    """The chance of the targets, the interval of each result, and their reason, where steps are predicted."""
+    from equipoise.study.sure import between
+
+    sure = found.certainty
+    if sure is None or not found.runs:
+        return
+    named = {_name(target): target.measure.key for target in targets}
+    ends = [f"{k} {text}" for k, key in named.items() if (text := between(key, found.mean(key), sure.spread))]
+    if ends:
+        yield f"  90 %: {', '.join(ends)}; the targets are met with {100 * found.chance(targets):.0f} %"
+        yield from (f"    {line}" for line in sure.lines())
 
 
 def _saved(answer: Answer, targets: Sequence[Target]) -> str:
@@ -241,6 +257,7 @@ def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Itera
     for row in rows:
         shown = {
             "meets": "yes" if row["meets"] else "no",
+            "chance": "" if row["chance"] is None else f"{100 * row['chance']:.0f} %",
             "power_w": UNKNOWN if math.isnan(row["power_w"]) else format_scaled(row["power_w"], "W"),
             "price_usd_per_h": show("_usd", row["price_usd_per_h"]),
         } | {key: target.measure.show(row[key]) for key, target in asked.items()}
@@ -274,6 +291,7 @@ def kept(
     rows: Sequence[dict[str, Any]],
     changes: Sequence[dict[str, Any]],
     said: Sequence[str],
+    doubtful: Sequence[str],
 ) -> str:
     """The result with its options, for the page that `report` makes of it."""
     from equipoise.sim.hardware.used_prices import used_prices
@@ -306,16 +324,31 @@ def kept(
         "scenario": found.candidate.scenario.name if found else question.file.stem,
         "prices": [asdict(price) for price in paid],
     }
-    content = about | {"question": asked, "said": list(said)} | _content(answer, rows, changes)
+    told = _content(answer, rows, changes, doubtful, question.targets)
+    content = about | {"question": asked, "said": list(said)} | told
     return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 
-def as_json(answer: Answer, rows: Sequence[dict[str, Any]] = (), changes: Sequence[dict[str, Any]] = ()) -> str:
+def as_json(
+    answer: Answer,
+    rows: Sequence[dict[str, Any]] = (),
+    changes: Sequence[dict[str, Any]] = (),
+    doubtful: Sequence[str] = (),
+    targets: Sequence[Target] = (),
+) -> str:
     """The result as JSON."""
-    return json.dumps(plain(_content(answer, rows, changes)), indent=2)
+    return json.dumps(plain(_content(answer, rows, changes, doubtful, targets)), indent=2)
 
 
-def _content(answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _content(
+    answer: Answer,
+    rows: Sequence[dict[str, Any]],
+    changes: Sequence[dict[str, Any]],
+    doubtful: Sequence[str],
+    targets: Sequence[Target],
+) -> dict[str, Any]:
+    from equipoise.study.sure import as_dict
+
     found = answer.best or answer.closest
     content: dict[str, Any] = {
         "met": answer.best is not None,
@@ -326,6 +359,7 @@ def _content(answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[d
         "sizes_excluded": answer.excluded,
         "not_possible": list(answer.impossible),
         "ranking": list(rows),
+        "ranking_certainty": list(doubtful),
         "ranking_changes": list(changes),
     }
     if answer.best is not None:
@@ -334,4 +368,6 @@ def _content(answer: Answer, rows: Sequence[dict[str, Any]], changes: Sequence[d
     if found is not None and found.runs:
         keys = [key for key, value in found.results[0].items() if isinstance(value, float)]
         content["means"] = {key: found.mean(key) for key in keys}
+        content["chance"] = found.chance(targets)
+        content["sure"] = as_dict(found.certainty, content["means"])
     return content

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from equipoise.policies.registry import make_policy
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
+    from equipoise.sim.scenario.model import Scenario
     from equipoise.study.runs.compare import Comparison
 
 
@@ -136,6 +138,12 @@ def compare(
     if len(scenarios) == 1 and many:
         made = {k: replace(one, scenario_name=f"{one.scenario_name}, {k}") for k, one in made.items()}
     _print(made, len(scenarios) > 1, form, state)
+    if len(scenarios) > 1:
+        lines = list(_plans({name: prepared[name][0] for name in made}, made))
+        if form == "table":
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+        else:
+            note(state.quiet, *lines)
     note(False, *(f"equipoise: {text}" for one in made.values() for text in one.failures))
     if out is not None:
         to_mlflow(out, mlflow)
@@ -143,6 +151,18 @@ def compare(
         return SOME_FAILED
     met = all(one.precision is None or one.precision.met for one in made.values())
     return OK if met else OUTSIDE
+
+
+def _plans(scenarios: Mapping[str, Scenario], made: Mapping[str, Comparison]) -> Iterator[str]:
+    """Ratios of each scenario to the first under the first policy, with their intervals, where steps are predicted."""
+    from equipoise.study.sure import ratio_line
+
+    for metric in ("makespan_s", "cost_usd"):
+        found = []
+        for name, one in made.items():
+            values = [result.metrics[metric] for result in one.of(one.policies[0])]
+            found.append((name, scenarios[name], math.fsum(values) / len(values)))
+        yield from (line for other in found[1:] if (line := ratio_line(found[0], other, metric)))
 
 
 def _cases(scenarios: tuple[str, ...], traces: tuple[str, ...]) -> dict[str, tuple[str, str | None]]:

@@ -190,18 +190,23 @@ def _features(made: Run) -> Iterator[str]:
 
 def _shown(made: Run, form: str) -> str:
     from equipoise.sim.shown import all_shown
+    from equipoise.study.sure import as_dict, read_certainty
+
+    sure = read_certainty(json.loads(made.config)) if form != "csv" else None
 
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
     row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
     if form == "table":
         from equipoise.study.display import METRICS, PER_JOB, folded, label, show
+        from equipoise.study.sure import between
 
         found = made.summary()
         row = {k: found[k] for k in METRICS if k in found and not folded(k, found[k])}
         if row["jobs"] == 1:  # the percentiles of one job all equal its time
             row = {k: v for k, v in row.items() if k not in PER_JOB}
         nothing = [k for k, v in row.items() if v == 0 and k not in ("jobs", "completed", "makespan_s")]
-        lines = [(label(k), f"{show(k, v):>12}") for k, v in row.items() if k not in nothing]
+        ends = {k: f"90 %: {text}" for k, v in row.items() if sure and (text := between(k, v, sure.spread))}
+        lines = [(label(k), f"{show(k, v):>12}", ends.get(k, "")) for k, v in row.items() if k not in nothing]
         title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
         zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd"))
         told = [f"0: {zeros}"] if zeros else []
@@ -215,6 +220,7 @@ def _shown(made: Run, form: str) -> str:
         "pools": made.pools(),
         **{name: _plain_rows(made.tables[name]) for name in first if name in made.tables},
         "totals": dict(made.totals),
+        "sure": as_dict(sure, made.summary()),
         "notes": list(made.notes),
         "stopped": made.stopped,
     }

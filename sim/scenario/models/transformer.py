@@ -7,15 +7,15 @@ writes.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from equipoise.sim.llm.layout import Layout, Precision
-from equipoise.sim.llm.memory import MemoryStack
-from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS, STAGE_MEASURED
+from equipoise.sim.llm.memory import FITTED, MemoryStack
+from equipoise.sim.llm.memory_stacks import GENERAL, MEMORY_STACKS, STAGE_MEASURED, UNFITTED
 from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.shape import LatentAttention, Transformer
 from equipoise.sim.llm.stack import Stack
@@ -45,6 +45,7 @@ class LayoutSpec(Section):
     sequence_parallel: bool | None = None  # sequence parallelism; none: on with tp > 1
     zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage
     recompute: Literal["none", "selective", "full"] = "none"  # of activations
+    recompute_every: Count = 1  # with full recomputation: only every n-th block is computed again
     micro_batch: Count = 1  # sequences of a micro-batch
     offload: bool = False  # offload the optimiser state to host memory
 
@@ -95,8 +96,7 @@ class StackSpec(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        for section, kind in (("constants", Stack), ("memory", MemoryStack)):
-            allowed = [f.name for f in fields(kind)]
+        for section, allowed in (("constants", [f.name for f in fields(Stack)]), ("memory", FITTED)):
             for key in getattr(self, section):
                 if key not in allowed:
                     raise ValueError(f"{section}.{key}: unknown constant; allowed: {', '.join(allowed)}")
@@ -145,9 +145,16 @@ class TransformerSpec(Section):
     shared_experts: Natural = 0  # experts that are active for every token
     dense_layers: Natural = 0  # first blocks without experts
     latent: LatentSpec | None = None  # multi-head latent attention
+    window: Natural = 0  # tokens that a local block attends to (sliding window)
+    local_layers: Natural = 0  # blocks with such attention
+    linear_layers: Natural = 0  # blocks with linear attention or a state space in place of attention
+    linear_weights: Natural = 0  # parameters of such a block's projections
+    mtp_layers: Natural = 0  # further blocks that predict further tokens (multi-token prediction)
     layout: LayoutSpec | None = None  # how the model is split over GPUs
     plan: Literal["auto"] | None = None  # auto: the fastest layout that fits
     stack: str | StackSpec = Field(examples=list(STACKS))  # software stack: a name, or a file written by `fit-steps`
+    # adam-16bit: gradients and moments in 16 bits and no 32-bit weights; muon: one moment of the layers' matrices
+    optimizer: Literal["adam", "adam-16bit", "muon"] = "adam"
     measured_step: MeasuredStep | None = None  # one measured step, which scales all predicted times
     replica_links: Positive = 1.0  # what-if factor on the rate of the links inside a replica
     bound: Bound | None = None
@@ -168,7 +175,10 @@ class TransformerSpec(Section):
 
     def _only_config(self) -> None:
         for name in _SHAPE:
-            if name != "sequence" and getattr(self, name) != TransformerSpec.model_fields[name].default:
+            if (
+                name not in ("sequence", "mtp_layers")
+                and getattr(self, name) != TransformerSpec.model_fields[name].default
+            ):
                 raise ValueError(f"{name}: 'config' already sets it; leave one of the two out")
         if not is_file(str(self.config)) and self.config not in SHAPES:
             close = get_close_matches(str(self.config).lower(), SHAPES, n=1)
@@ -194,7 +204,7 @@ class TransformerSpec(Section):
         if self.config is not None:
             if is_file(self.config):
                 raise ValueError(f"config: {self.config} has not been read; load the scenario from its file")
-            shape = SHAPES[self.config]
+            shape = replace(SHAPES[self.config], mtp_layers=self.mtp_layers)
             return with_sequence(shape, self.sequence) if self.sequence else shape
         for name in NEEDED:
             if not getattr(self, name):
@@ -215,17 +225,20 @@ class TransformerSpec(Section):
     def memory_constants(self) -> MemoryStack:
         """Memory constants of the stack; general values for a stack without measured peaks."""
         if isinstance(self.stack, StackSpec):
-            return MemoryStack(**self.stack.memory)
-        return MEMORY_STACKS.get(self.stack, GENERAL)[0]
+            return GENERAL[0].with_bytes(self.stack.memory)
+        return MEMORY_STACKS.get(self.stack, (UNFITTED.get(self.stack, GENERAL[0]), GENERAL[1]))[0]
 
     @property
     def memory_measured(self) -> bool:
         """Whether peaks of the stack were measured."""
         return bool(self.stack.memory) if isinstance(self.stack, StackSpec) else self.stack in MEMORY_STACKS
 
-    def memory_spread(self) -> tuple[float, float]:
-        """Measured over predicted peak, at 5 % and at 95 %."""
-        return (GENERAL if isinstance(self.stack, StackSpec) else MEMORY_STACKS.get(self.stack, GENERAL))[1]
+    def memory_spread(self, layout: Layout, experts: bool) -> tuple[float, float]:
+        """Measured over predicted peak, at 5 % and at 95 %; general where no such layout was measured."""
+        unseen = experts or layout.recompute != "none" or layout.context > 1 or layout.precision == "fp8"
+        if unseen or isinstance(self.stack, StackSpec):
+            return GENERAL[1]
+        return MEMORY_STACKS.get(self.stack, GENERAL)[1]
 
     @property
     def memory_stage(self) -> int | None:
@@ -244,7 +257,7 @@ class TransformerSpec(Section):
 
     def with_shape(self, shape: Transformer) -> TransformerSpec:
         """With a shape that was read from `config`."""
-        values = {name: getattr(shape, name) for name in _SHAPE}
+        values = {name: getattr(shape, name) for name in _SHAPE} | {"mtp_layers": self.mtp_layers}
         if shape.latent is not None:
             values["latent"] = LatentSpec(**{f.name: getattr(shape.latent, f.name) for f in fields(shape.latent)})
         return self.model_copy(update={**values, "config": None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,106 @@ PUBLISHED = {
 def test_parameters_of_published_models_to_the_digit(name: str) -> None:
     config, parameters = PUBLISHED[name]
     assert from_config(json.dumps(config)).parameters == parameters
+
+
+def config(
+    kind: str, layers: int, hidden: int, heads: int, kv_heads: int, size: int, ffn: int, vocab: int, **more: object
+):
+    """A small config.json by the names of Hugging Face."""
+    return {
+        "model_type": kind,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": size,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "max_position_embeddings": 131_072,
+        **more,
+    }
+
+
+LATENT = {k: DEEPSEEK[k] for k in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")}
+ROUTED = {"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1}
+MAVERICK = {"num_local_experts": 128, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
+
+NEXT = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+NEXT |= {"shared_expert_intermediate_size": 512, "linear_num_key_heads": 16, "linear_key_head_dim": 128}
+NEXT |= {"linear_num_value_heads": 32, "linear_value_head_dim": 128}
+MAMBA = {"attention_head_dim": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128}
+OTHERS = {
+    "gpt_oss": (
+        config("gpt_oss", 36, 2880, 64, 8, 64, 2880, 201_088, num_local_experts=128, num_experts_per_tok=4),
+        117,
+    ),
+    "llama4": (
+        {
+            "model_type": "llama4",
+            "text_config": config(
+                "llama4_text", 48, 5120, 40, 8, 128, 8192, 202_048, **MAVERICK, intermediate_size_mlp=16_384
+            ),
+        },
+        400,
+    ),
+    "gemma3": (config("gemma3", 62, 5376, 32, 16, 128, 21_504, 262_208, sliding_window=1024), 27.0),
+    "glm4_moe": (
+        config("glm4_moe", 92, 5120, 96, 8, 128, 12_288, 151_552, **ROUTED)
+        | {"n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3, "use_qk_norm": True},
+        355,
+    ),
+    "qwen3_next": (config("qwen3_next", 48, 2048, 16, 2, 256, 5120, 151_936, **NEXT), 80),
+    "nemotron_h": (
+        config("nemotron_h", 52, 4096, 32, 8, 128, 21_504, 131_072, **MAMBA)
+        | {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
+        8.1,
+    ),
+    "deepseek_v32": (
+        config("deepseek_v32", 61, 7168, 128, 128, 128, 18_432, 129_280, **ROUTED, **LATENT)
+        | {"first_k_dense_replace": 3, "index_topk": 2048},
+        671,
+    ),
+    "kimi_k2": (
+        config("kimi_k2", 61, 7168, 64, 64, 128, 18_432, 163_840, **ROUTED, **LATENT)
+        | {"first_k_dense_replace": 1, "n_routed_experts": 384},
+        1026,
+    ),
+    "minimax": (
+        config("minimax", 80, 6144, 64, 8, 128, 9216, 200_064, num_local_experts=32, num_experts_per_tok=2),
+        456,
+    ),
+    "minimax_m2": (
+        config("minimax_m2", 62, 3072, 48, 8, 128, 1536, 200_064, num_local_experts=256, num_experts_per_tok=8),
+        229,
+    ),
+    "phi3": (config("phi3", 40, 5120, 40, 10, 128, 17_920, 100_352), 14.7),
+}
+"""Of each family a config and the billions of parameters that its authors publish."""
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_parameters_of_further_families_as_published(name: str) -> None:
+    made, billions = OTHERS[name]
+    shape = from_config(json.dumps(made), 8192)
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert 0 < shape.train_flop_per_token() < 6.5 * shape.parameters + 6 * shape.layers * 8192 * shape.query_width
+
+
+def test_local_and_linear_layers_attend_to_less() -> None:
+    """Five of six of Gemma 3's layers see 1,024 of 8,192 tokens: (51 or 52 x 1,024 x (2 - 1/8) + 10 x 8,192) / 62."""
+    gemma = from_config(json.dumps(OTHERS["gemma3"][0]), 8192)
+    assert gemma.attended == pytest.approx((52 * 1024 * (2 - 1 / 8) + 10 * 8192) / 62)
+    assert from_config(json.dumps(OTHERS["qwen3_next"][0]), 8192).linear_layers == 36
+    assert from_config(json.dumps(OTHERS["minimax"][0]), 8192).local_layers == 70
+
+
+def test_a_further_token_costs_a_layer_and_a_head() -> None:
+    plain = from_config(json.dumps(DEEPSEEK))
+    more = replace(plain, mtp_layers=1)
+    assert more.parameters - plain.parameters == plain.moe_layer_parameters
+    layers = ShardingPlan(more, Layout(pipeline=4), ACCELERATORS["H100"], NetworkRates(8, 400e9)).stage_layers()
+    assert layers == (16, 15, 15, 16)
+    assert more.forward_flop_per_token().head == 2 * plain.forward_flop_per_token().head
 
 
 # Of GPT-style models 12 l h^2 + 13 l h + (V + s) h + 2 h (Narayanan et al. 2021, section 5.1, and the last norm).

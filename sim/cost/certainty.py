@@ -1,0 +1,80 @@
+"""How sure the steps of a scenario's models are: of large models by published runs, of others by their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from equipoise.sim.cost.transformer import plan_of, section
+from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS
+from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
+from equipoise.sim.llm.certainty import FEWEST, Spread, StepCertainty, certainty, together
+from equipoise.sim.llm.quantities import ShardingPlan
+from equipoise.sim.scenario.model import JobSpec, Model, NodeGroup, Scenario
+from equipoise.sim.scenario.models.transformer import StackSpec
+
+LARGE = Spread.between(0.77 / 0.57, 0.77 / 0.38)
+"""Of steps timed at the rate of large products, 0.77 of the peak: whole steps of large models reach 0.38 to 0.57."""
+
+
+def certainty_of(model: Model, plan: ShardingPlan, accelerator: str) -> StepCertainty:
+    """How sure the steps of a large model are on an accelerator of that name; a fitted file has its own interval."""
+    spec = section(model)[0]
+    name = spec.stack if isinstance(spec.stack, str) else ""
+    sure = certainty(plan, accelerator, name, calibrated=spec.measured_step is not None)
+    own = spec.stack.spread if isinstance(spec.stack, StackSpec) else None
+    if own is None or spec.measured_step is not None:
+        return sure
+    text = "families left out of the fit to your steps"
+    return replace(sure, spread=Spread.between(*own), rests_on=text, outside=())
+
+
+def how_sure(scenario: Scenario) -> Mapping[str, StepCertainty]:
+    """By model that a job uses and whose step is predicted: its certainty on the least known GPUs that it may use.
+
+    A model whose step or share of the peak was measured is not in it.
+    """
+    profile, used = load_profile(scenario.cluster.hardware), dict[str, list[JobSpec]]()
+    for job in scenario.workload.jobs:
+        if job.model is not None:
+            used.setdefault(job.model, []).append(job)
+    found = {}
+    for name, jobs in used.items():
+        model = scenario.workload.models[name]
+        groups = [g for g in scenario.cluster.groups if g.gpus and any(_may_use(job, g) for job in jobs)]
+        each = [one for g in groups if (one := _on(model, g, profile)) is not None]
+        if each:
+            found[name] = together(each)
+    return found
+
+
+def _may_use(job: JobSpec, group: NodeGroup) -> bool:
+    return not job.gpu_types or bool({group.name, group.accelerator} & set(job.gpu_types))
+
+
+def _on(model: Model, group: NodeGroup, profile: HardwareProfile) -> StepCertainty | None:
+    if model.transformer is None:
+        return _of_kind(model, group.accelerator)
+    if model.transformer.bound is None:
+        return None
+    plan = plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile))
+    return certainty_of(model, plan, group.accelerator)
+
+
+def _of_kind(model: Model, accelerator: str) -> StepCertainty | None:
+    """Of a model by its work: the measured range of its kind, of fewer than three families the widest of all kinds."""
+    if model.efficiency is not None or (model.flop_per_sample is None and model.convolutional is None):
+        return None
+    name = model.kind or "convolutional"
+    work = (name, model.flop_per_sample)
+    if name == LARGE_PRODUCTS:
+        text = "timed at the rate of large products, of which whole steps of large models take 1.4 to 2 times"
+        return StepCertainty(LARGE, text, model=work, group=(name, ""), gpu=accelerator)
+    kind = KINDS[name]
+    if kind.families >= FEWEST:
+        ends, text = (1.0 / kind.high, 1.0 / kind.low), f"measured models of kind {name}, {kind.families} families"
+    else:
+        ends = 1.0 / max(k.high for k in KINDS.values()), 1.0 / min(k.low for k in KINDS.values())
+        few = "1 family" if kind.families == 1 else f"{kind.families} families"
+        text = f"unknown: {few} of kind {name} measured; the widest interval of all kinds"
+    return StepCertainty(Spread.between(*ends), text, model=work, group=(name, ""), gpu=accelerator)

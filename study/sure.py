@@ -1,0 +1,111 @@
+"""Intervals of results that rest on predicted steps, and the chance that a target is met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from equipoise.sim.cost.certainty import how_sure
+from equipoise.sim.llm.certainty import Spread, StepCertainty, ratio_of, together
+from equipoise.sim.scenario.model import Scenario
+from equipoise.study.display import LABELS, digits, of_all, show
+
+_AS_LONG = ("makespan_s", "done_s", "completion_", "cost_usd", "energy_j", "carbon_kg", "cost_per_", "energy_per_")
+_SHORTER = ("mfu_ratio", "tokens_per_s")
+
+
+def certainty_of_times(scenario: Scenario) -> StepCertainty | None:
+    """Of all times of a run; None where each step was measured. Waits, faults and restarts count as in proportion."""
+    found = how_sure(scenario).values()
+    return together(found) if found else None
+
+
+def read_certainty(config: Mapping[str, Any] | None) -> StepCertainty | None:
+    """The same of a stored scenario with its derived values."""
+    if config is None:
+        return None
+    try:
+        return certainty_of_times(Scenario.model_validate(config))
+    except (ValueError, OSError):  # stored by another version, or its hardware profile is elsewhere
+        return None
+
+
+def power_of(metric: str) -> int:
+    """1 for a result in proportion to the step, -1 for one in inverse proportion, 0 for others."""
+    name = of_all(metric)
+    return 1 if name.startswith(_AS_LONG) else -1 if name.startswith(_SHORTER) else 0
+
+
+def ends(metric: str, value: float, spread: Spread) -> tuple[float, float] | None:
+    """The 90 % interval of a result; None where it does not depend on the step, or is unknown or 0."""
+    power = power_of(metric)
+    if not power or not math.isfinite(value) or value == 0.0:
+        return None
+    low, high = spread.interval()
+    return (value * low, value * high) if power > 0 else (value / high, value / low)
+
+
+def chance(metric: str, at_most: bool, limit: float, value: float, spread: Spread, after: float = 0.0) -> float:
+    """Chance that a result meets a limit; after: the part of it that no step changes. NaN for an unknown result."""
+    power = power_of(metric)
+    if not math.isfinite(value):
+        return math.nan
+    if not power or value <= after or limit <= 0.0:
+        return float(value <= limit if at_most else value >= limit)
+    ratio = (limit - after) / (value - after) if power > 0 else value / limit
+    below = spread.chance_below(ratio)
+    return below if at_most == (power > 0) else 1.0 - below
+
+
+def between(metric: str, value: float, spread: Spread) -> str:
+    """The interval as text; "" without one."""
+    found = ends(metric, value, spread)
+    return "" if found is None else f"{show(metric, found[0])} .. {show(metric, found[1])}"
+
+
+def as_dict(sure: StepCertainty | None, row: Mapping[str, float]) -> dict[str, Any]:
+    """The intervals of results and their reason as plain data; {} where nothing is predicted."""
+    if sure is None:
+        return {}
+    found = {key: list(both) for key, value in row.items() if (both := ends(key, value, sure.spread)) is not None}
+    return {"intervals": found, **reasons(sure)}
+
+
+def reasons(sure: StepCertainty) -> dict[str, Any]:
+    """What an interval of steps rests on, as plain data."""
+    return {
+        "rests_on": sure.rests_on,
+        "outside_the_fit": list(sure.outside),
+        "nearest_measurement": str(sure.nearest) if sure.nearest is not None else "",
+        "step_factor_interval": list(sure.spread.interval()),
+    }
+
+
+def note_of(sure: StepCertainty | None, policy: str, row: Mapping[str, float]) -> str:
+    """A note on the intervals of a policy's results; "" where no step is predicted."""
+    if sure is None:
+        return ""
+    named = ("makespan_s", "completion_mean_s", "cost_usd")
+    found = [f"{LABELS[k]} {text}" for k in named if k in row and (text := between(k, row[k], sure.spread))]
+    text = f"90 % intervals of {policy}: {', '.join(found)}; all policies are off alike, their ratios are not"
+    return f"{text} ({sure.rests_on})" if found else ""
+
+
+def ratio_line(one: tuple[str, Scenario, float], other: tuple[str, Scenario, float], metric: str) -> str:
+    """How two plans' results compare, and how sure that is; "" unless both rest on predicted steps.
+
+    one, other: name, scenario and result. What both predictions are off by cancels in the ratio.
+    """
+    a, b = certainty_of_times(one[1]), certainty_of_times(other[1])
+    if a is None or b is None or not (one[2] > 0.0 and other[2] > 0.0):
+        return ""
+    spread, ratio = ratio_of(a, b), other[2] / one[2]
+    low, high = spread.interval()
+    less = 1.0 - spread.chance_below(1.0 / ratio)  # chance that the first has less
+    first, sure = (one[0], less) if less >= 0.5 else (other[0], 1.0 - less)
+    said = f"{first} has the lower {LABELS[metric].strip()} with {100 * sure:.0f} %"
+    if ratio * low <= 1.0 <= ratio * high:
+        said = f"not decided: {said}"
+    ends_ = f"{digits(ratio * low)} .. {digits(ratio * high)}"
+    return f"{LABELS[metric].strip()} of {other[0]} over {one[0]}: x{digits(ratio)} (90 %: {ends_}); {said}"
