@@ -92,7 +92,7 @@ def _intervals(jobs: Iterable[TrainingJob]) -> list[str]:
         return []
     job, saves = found[0], found[0].checkpoints
     more = f" (and {len(found) - 1} more jobs)" if len(found) > 1 else ""
-    every, write, mtbf = map(format_seconds, (saves.interval_s, saves.save_s, saves.mtbf_s(saves.nodes)))
+    every, write, mtbf = map(format_seconds, (saves.interval_s, saves.pause_s, saves.mtbf_s(saves.nodes)))
     nodes = f"{len(saves.nodes)} node{'s' * (len(saves.nodes) != 1)}"
     told = f"job {job.name}{more}: a checkpoint every {every}, by young-daly sqrt(2 C M)"
     return [f"{told} from C {write} to write it and M {mtbf} between failures of its {nodes}"]

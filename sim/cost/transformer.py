@@ -15,7 +15,7 @@ from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
 from equipoise.sim.llm.memory_stacks import COMPILED, EAGER
 from equipoise.sim.llm.quantities import ShardingPlan, quantities, stage_parameters
 from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import exchange, step_time
+from equipoise.sim.llm.step_time import exchange, replicas_s, step_time
 from equipoise.sim.scenario.model import Model
 from equipoise.sim.scenario.models.transformer import Bound, TransformerSpec
 
@@ -155,7 +155,8 @@ def exchange_s(plan: ShardingPlan, stack: Stack) -> float:
     q = quantities([plan])
     bytes_, latency_s = (float(part[0]) for part in exchange(q, stack))
     times = plan.layout.micro_batches if q.sharded_passes[0] > 0 else 1
-    return times * (bytes_ / (float(stack.exchange_efficiency) * float(q.link_exchange[0])) + latency_s)
+    once_s = bytes_ / (float(stack.exchange_efficiency) * float(q.link_exchange[0])) + latency_s
+    return times * once_s + float(replicas_s(q, stack)[0])
 
 
 def replica_cost_s(

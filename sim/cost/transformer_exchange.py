@@ -34,6 +34,11 @@ def make_transformer_exchange(
     efficiency = float(np.asarray(stack.exchange_efficiency)) / bound.factor
     bytes_ *= times
     delay_s = times * latency_s * bound.factor
+    if q.sharded_passes[0] > 0 and q.replica_bytes[0] > 0:  # groups that each hold all parameters
+        if plan.layout.shard_ranks * plan.layout.tensor <= plan.network.node_gpus:
+            delay_s += bytes_ / (efficiency * fabric_bytes_per_s)
+            bytes_ = 0.0
+        bytes_ += float(q.replica_bytes[0])
     stages = gpu_nodes.reshape(plan.layout.pipeline, -1)
     places = [list(dict.fromkeys(stage.tolist())) for stage in stages]
     if max(len(nodes) for nodes in places) == 1:

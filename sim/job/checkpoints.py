@@ -62,7 +62,8 @@ class Checkpoints:
     """The last checkpoint, the one being written, and the time of the next.
 
     mtbf_s: mean time between losses of any of some distinct nodes. nodes, save_s, interval_s: those of the job, the
-    time in which they write a checkpoint together, or read one back, and the time between two checkpoints.
+    time in which they write a checkpoint together, or read one back, and the time between two checkpoints. pause_s: in
+    which training stops for one.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class Checkpoints:
         """Set the distinct nodes that the job runs on: all nodes of all its replicas."""
         self.nodes = nodes
         self.save_s = write_s(self.spec, self.size_bytes, self.restart, self.cluster, nodes)
-        self.interval_s = interval_s(self.spec, self.save_s, self.mtbf_s, nodes)
+        self.pause_s = self.save_s if self.spec.stall is None else min(self.spec.stall, self.save_s)
+        self.interval_s = interval_s(self.spec, self.pause_s, self.mtbf_s, nodes)
 
     def begin(self, state: State, end_s: float) -> None:
         """Begin to write a checkpoint, until `end_s`; it counts once it is written."""

@@ -150,7 +150,7 @@ def checkpoint_if_due(job: TrainingJob, now_s: float) -> None:
         return
     for tell in job.listeners.checkpointing:
         tell(job, now_s)
-    job.pause(job.save_s)
+    job.pause(job.checkpoints.pause_s)
     job.checkpoints.begin(job.saved_state(), job.ends.start_s)
 
 

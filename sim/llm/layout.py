@@ -28,7 +28,8 @@ class Layout:
     `expert_tensor_ranks` is the number over which one expert is split (0: the tensor ranks that other experts leave
     free). `virtual` is the number of model chunks per pipeline stage, above 1 only with the interleaved schedule. fp8
     applies to the layers' products alone; weights and gradients stay bf16. `offload` moves the optimiser and its state
-    to the host; full recomputation is of every `recompute_every`-th layer. Raises ValueError, one clear line, on a
+    to the host, `offload_activations` what layers keep for their backward pass, all but two layers' at a time; full
+    recomputation is of every `recompute_every`-th layer. Raises ValueError, one clear line, on a
     layout that cannot exist.
     """
 
@@ -48,6 +49,7 @@ class Layout:
     micro_batch: int = 1
     global_batch: int = 1
     offload: bool = False
+    offload_activations: bool = False
     expert_tensor_ranks: int = 0
 
     def __post_init__(self) -> None:

@@ -151,7 +151,7 @@ def counts(plan: ShardingPlan, stack: MemoryStack) -> tuple[Floats, Floats]:
     rows = [
         of_gradients + summed,
         of_optimizer * (not la.offload),
-        *_activations(plan, layers * _in_flight(la), stack),
+        *_activations(plan, np.minimum(layers * _in_flight(la), 2.0 if la.offload_activations else np.inf), stack),
         around * ends,
         _logits(plan) * ends,
         np.ones(len(layers)),

@@ -63,7 +63,9 @@ class Quantities:
     Per layer, rank and micro-batch, forward: `product_flop`, `product_bytes`, `attention_flop`, `score_elements`,
     `elementwise_elements`, `tensor_bytes` (one all-reduce), `expert_bytes` (one all-to-all), `routed_bytes` (memory
     traffic of ordering tokens by expert and back). Rates are in units per second; `link_*` are bytes per second of the
-    link that a group spans. The FLOP of experts count as many as wide products would do in their time.
+    link that a group spans. `replica_bytes`: of the exchange between groups that each hold all parameters sharded
+    (HSDP); `host_bytes`: of activations, to host memory and back. The FLOP of experts count as many as wide products
+    would do in their time.
     """
 
     peak: Floats
@@ -113,6 +115,9 @@ class Quantities:
     compression_s: Floats
     optimizer_parameters: Floats
     offload_bytes: Floats
+    replica_bytes: Floats
+    link_replica: Floats
+    host_bytes: Floats
     tokens_per_step: Floats
     gpus: Floats
 
@@ -191,6 +196,17 @@ def _narrow(n: int, k: int) -> float:
     """How much longer the products of an expert take than wide ones: forward sums over k, backward over n and rows."""
     forward, backward = ((1.0 + HALF_RATE / min(size, WIDE)) / (1.0 + HALF_RATE / WIDE) for size in (k, n))
     return (forward + backward + 1.0) / 3.0
+
+
+def kept_bytes(plan: ShardingPlan, tokens: float) -> float:
+    """Bytes that a layer keeps of `tokens` for its backward pass, in 16 bits: five of width hidden, and inner ones."""
+    s, la = plan.shape, plan.layout
+    moe = s.moe_layers / s.layers
+    width = moe * (s.top_k + s.shared_experts) * s.expert_ffn + (1 - moe) * s.ffn
+    inner = 2 * s.query_width + 2 * s.key_value_width + width * (3 if s.gated else 2)
+    if la.recompute == "full":
+        return 2.0 * tokens * s.hidden / (la.tensor if la.sequence_parallel else 1)
+    return 2.0 * tokens * (5 * s.hidden / (la.tensor if la.sequence_parallel else 1) + inner / la.tensor)
 
 
 def _link(plan: ShardingPlan, ranks: int, stride: int, senders: int = 0) -> tuple[float, int]:
@@ -330,6 +346,9 @@ def _exchange(plan: ShardingPlan) -> dict[str, object]:
     link, _ = _link(plan, ranks, la.tensor)
     passes = {0: 0, 1: 0, 2: 2, 3: 3}[la.zero]
     width = 4.0 if la.precision == "fp32" else 2.0
+    groups = la.data * la.context // ranks
+    layers = max(plan.stage_layers())
+    tokens = la.micro_batch * plan.shape.sequence / la.context
     updated = common / la.shard_ranks + experts / la.expert_shard_ranks if la.zero >= 1 else held
     return {
         "stage_parameters": held,
@@ -342,4 +361,7 @@ def _exchange(plan: ShardingPlan) -> dict[str, object]:
         "compression_s": plan.compression_s,
         "optimizer_parameters": updated,
         "offload_bytes": 4.0 * updated if la.offload else 0.0,
+        "replica_bytes": width * 2.0 * (groups - 1) / groups * held / ranks,
+        "link_replica": _link(plan, groups, la.tensor * ranks)[0],
+        "host_bytes": 2.0 * layers * kept_bytes(plan, tokens) if la.offload_activations else 0.0,
     }

@@ -98,7 +98,7 @@ def step_times(q: Quantities, c: Stack) -> StepEstimate:
         products=passes * layer.products,
         attention=passes * layer.attention,
         elementwise=passes * layer.elementwise,
-        host=n * (stage - pace),
+        host=n * (stage - pace + _offloaded(q, stage)),
         head=n * (pace - paced_layers * layer.total),
         recompute=passes * layer.again,
         tensor=passes * layer.tensor,
@@ -227,11 +227,29 @@ def _sharded(q: Quantities, c: Stack, stage: Floats) -> Floats:
     return np.where(q.sharded_passes > 0, _shown(stage, _exchange_s(q, c), c.overlap), 0.0)
 
 
+def _offloaded(q: Quantities, stage: Floats) -> Floats:
+    """Exposed part of one micro-batch's activations to the host and back, which run beside the computing."""
+    return np.where(q.host_bytes > 0, np.maximum(0.0, q.host_bytes / HOST_LINK - stage), 0.0)
+
+
 def _gradients(q: Quantities, c: Stack, stage: Floats) -> Floats:
-    """The exchange of whole gradients once a step, beside the last backward pass (two thirds of a stage)."""
-    return np.where(q.sharded_passes > 0, 0.0, _shown(stage * 2 / 3, _exchange_s(q, c), c.overlap))
+    """The exchange of whole gradients once a step, beside the last backward pass (two thirds of a stage).
+
+    Sharded gradients are exchanged between the groups that each hold all of them.
+    """
+    whole = np.where(q.sharded_passes > 0, replicas_s(q, c), _exchange_s(q, c))
+    return np.where(whole > 0, _shown(stage * 2 / 3, whole, c.overlap), 0.0)
+
+
+def replicas_s(q: Quantities, c: Stack) -> Floats:
+    """Seconds of the exchange of sharded gradients between groups of ranks; 0 with one group."""
+    return np.where(q.sharded_passes > 0, q.replica_bytes / (c.exchange_efficiency * q.link_replica), 0.0)
+
+
+HOST_LINK = 32e9
+"""Bytes per second between a GPU and its host: PCIe 4.0 x16."""
 
 
 def _optimizer(q: Quantities, c: Stack) -> Floats:
-    """The update, at memory bandwidth; an offloaded one over a host link of 32e9 bytes/s (PCIe 4.0 x16)."""
-    return np.asarray(c.optimizer_bytes * q.optimizer_parameters / q.memory_rate + q.offload_bytes / 32e9)
+    """The update, at memory bandwidth; an offloaded one over the host link."""
+    return np.asarray(c.optimizer_bytes * q.optimizer_parameters / q.memory_rate + q.offload_bytes / HOST_LINK)

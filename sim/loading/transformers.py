@@ -274,7 +274,9 @@ def layout_spec(la: Layout) -> LayoutSpec:
         recompute=la.recompute,
         recompute_every=la.recompute_every,
         micro_batch=la.micro_batch,
+        shard=la.shard,
         offload=la.offload,
+        offload_activations=la.offload_activations,
     )
 
 

@@ -65,6 +65,9 @@ class Checkpoint(Section):
     size: Bytes | None = None  # size of a checkpoint; none: parameters x (4 + optimiser bytes)
     # time between two checkpoints; young-daly: optimum from write time and failure rate
     interval: Span | Literal["young-daly", "never"] = "young-daly"
+    # time that training stops for a checkpoint that is written beside it (asynchronous); none: until it is written. A
+    # crash during the writing is taken to lose no more
+    stall: Seconds | None = None
 
 
 class JobSpec(Section):

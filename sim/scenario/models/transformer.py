@@ -47,7 +47,10 @@ class LayoutSpec(Section):
     recompute: Literal["none", "selective", "full"] = "none"  # of activations
     recompute_every: Count = 1  # with full recomputation: only every n-th block is computed again
     micro_batch: Count = 1  # sequences of a micro-batch
+    # ranks over which ZeRO spreads, with a copy for each such group (HSDP); 0: all data and context ranks
+    shard: Natural = 0
     offload: bool = False  # offload the optimiser state to host memory
+    offload_activations: bool = False  # keep activations in host memory between forward and backward pass
 
     @property
     def replica_gpus(self) -> int:
@@ -190,7 +193,8 @@ class TransformerSpec(Section):
     def _check(self, layout: LayoutSpec, shape: Transformer) -> None:
         """What does not need the number of GPUs; expert ranks are checked with it."""
         try:
-            made = layout.layout(layout.ep, layout.ep * layout.micro_batch, "bf16")
+            dp = layout.ep * max(1, layout.shard)  # whole groups of any kind
+            made = layout.layout(dp, dp * layout.micro_batch, "bf16")
             with _renamed():
                 made.check(shape)
                 if layout.pp * layout.virtual > shape.layers:

@@ -50,6 +50,7 @@ def random_plan(random: Random) -> ShardingPlan:
     virtual = random.randint(1, shape.layers // pipeline) if pipeline > 1 else 1
     ranks = data * context * tensor
     experts = [n for n in range(1, shape.experts + 1) if shape.experts % n == 0 and ranks % n == 0]
+    recompute = random.choice(["none", "selective", "full"])
     layout = Layout(
         data=data,
         tensor=tensor,
@@ -60,7 +61,9 @@ def random_plan(random: Random) -> ShardingPlan:
         schedule="interleaved" if virtual > 1 else random.choice(["1f1b", "zero-bubble"]),
         sequence_parallel=random.random() < 0.5,
         zero=random.randint(0, 3),
-        recompute=random.choice(["none", "selective", "full"]),
+        recompute=recompute,
+        recompute_every=random.choice([1, 2, 3]) if recompute == "full" else 1,
+        offload_activations=random.random() < 0.1,
         precision=random.choice(["bf16", "fp8"]),
         micro_batch=micro,
         global_batch=data * micro * random.randint(1, 16),
