@@ -64,8 +64,8 @@ class Quantities:
     `elementwise_elements`, `tensor_bytes` (one all-reduce), `expert_bytes` (one all-to-all), `routed_bytes` (memory
     traffic of ordering tokens by expert and back). Rates are in units per second; `link_*` are bytes per second of the
     link that a group spans. `replica_bytes`: of the exchange between groups that each hold all parameters sharded
-    (HSDP); `host_bytes`: of activations, to host memory and back. The FLOP of experts count as many as wide products
-    would do in their time.
+    (HSDP); `host_bytes`: of a layer's activations, to host memory and back. The FLOP of experts count as many as
+    wide products would do in their time.
     """
 
     peak: Floats
@@ -347,7 +347,6 @@ def _exchange(plan: ShardingPlan) -> dict[str, object]:
     passes = {0: 0, 1: 0, 2: 2, 3: 3}[la.zero]
     width = 4.0 if la.precision == "fp32" else 2.0
     groups = la.data * la.context // ranks
-    layers = max(plan.stage_layers())
     tokens = la.micro_batch * plan.shape.sequence / la.context
     updated = common / la.shard_ranks + experts / la.expert_shard_ranks if la.zero >= 1 else held
     return {
@@ -363,5 +362,5 @@ def _exchange(plan: ShardingPlan) -> dict[str, object]:
         "offload_bytes": 4.0 * updated if la.offload else 0.0,
         "replica_bytes": width * 2.0 * (groups - 1) / groups * held / ranks,
         "link_replica": _link(plan, groups, la.tensor * ranks)[0],
-        "host_bytes": 2.0 * layers * kept_bytes(plan, tokens) if la.offload_activations else 0.0,
+        "host_bytes": 2.0 * kept_bytes(plan, tokens) if la.offload_activations else 0.0,
     }

@@ -90,15 +90,18 @@ def step_times(q: Quantities, c: Stack) -> StepEstimate:
     layer, send = _layer(q, c), _send(q, c)
     pace, paced_layers, stage, others = _pace(q, c, layer.total)
     hops = np.maximum(q.stages - 2, 0)  # one less than stages, and the pace has one with each micro-batch
+    moved = q.host_bytes / HOST_LINK  # activations go to the host and back while a stage computes
+    most = np.maximum(np.maximum(q.plain_layers, q.head_layers), q.loss_layers)
+    beside, others = np.maximum(stage, most * moved), np.maximum(others, (q.layers - most) * moved)
     bubble = c.bubble * q.bubble_share * (others + hops * send)
-    shown = _sharded(q, c, stage)
+    shown = _sharded(q, c, beside)
     n = q.micro_batches
     passes = n * paced_layers
     return StepEstimate(
         products=passes * layer.products,
         attention=passes * layer.attention,
         elementwise=passes * layer.elementwise,
-        host=n * (stage - pace + _offloaded(q, stage)),
+        host=n * (beside - pace),
         head=n * (pace - paced_layers * layer.total),
         recompute=passes * layer.again,
         tensor=passes * layer.tensor,
@@ -106,7 +109,7 @@ def step_times(q: Quantities, c: Stack) -> StepEstimate:
         expert=passes * layer.expert,
         send=n * send * np.where(q.virtual > 1, c.send_exposed * q.virtual, 1.0),
         bubble=bubble,
-        exchange=n * shown + _gradients(q, c, stage),
+        exchange=n * shown + _gradients(q, c, beside),
         optimizer=_optimizer(q, c),
         fixed=c.step_s + 0.0 * n,
     )
@@ -225,11 +228,6 @@ def _exchange_s(q: Quantities, c: Stack) -> Floats:
 def _sharded(q: Quantities, c: Stack, stage: Floats) -> Floats:
     """Exposed part of the gathers and scatters of one micro-batch with sharded parameters; else 0."""
     return np.where(q.sharded_passes > 0, _shown(stage, _exchange_s(q, c), c.overlap), 0.0)
-
-
-def _offloaded(q: Quantities, stage: Floats) -> Floats:
-    """Exposed part of one micro-batch's activations to the host and back, which run beside the computing."""
-    return np.where(q.host_bytes > 0, np.maximum(0.0, q.host_bytes / HOST_LINK - stage), 0.0)
 
 
 def _gradients(q: Quantities, c: Stack, stage: Floats) -> Floats:
