@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from equipoise.sim.cost.transformer import plan_of, section
+import numpy as np
+
+from equipoise.sim.cost.transformer import plan_of, section, stack_in_force
 from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
 from equipoise.sim.llm.certainty import FEWEST, Spread, StepCertainty, certainty, together
-from equipoise.sim.llm.quantities import ShardingPlan
+from equipoise.sim.llm.quantities import ShardingPlan, quantities
+from equipoise.sim.llm.stack import Stack
+from equipoise.sim.llm.step_time import stall, step_times
 from equipoise.sim.scenario.model import JobSpec, Model, NodeGroup, Scenario
 from equipoise.sim.scenario.models.transformer import StackSpec
 
@@ -22,11 +26,23 @@ def certainty_of(model: Model, plan: ShardingPlan, accelerator: str) -> StepCert
     spec = section(model)[0]
     name = spec.stack if isinstance(spec.stack, str) else ""
     sure = certainty(plan, accelerator, name, calibrated=spec.measured_step is not None)
+    sure = _with_stalls(sure, plan, stack_in_force(model))
     own = spec.stack.spread if isinstance(spec.stack, StackSpec) else None
     if own is None or spec.measured_step is not None:
         return sure
     text = "families left out of the fit to your steps"
     return replace(sure, spread=Spread.between(*own), rests_on=text, outside=())
+
+
+def _with_stalls(sure: StepCertainty, plan: ShardingPlan, stack: Stack) -> StepCertainty:
+    """Two-peaked, where pipelines of the stack stall at times."""
+    q = quantities([plan])
+    chance, longer_s = (float(part[0]) for part in stall(q, stack))
+    if not chance:
+        return sure
+    longer = 1.0 + longer_s / float(np.asarray(step_times(q, stack).total)[0])
+    text = f"{100 * chance:.0f} % of such pipelines stall and take {longer:.2g} times as long"
+    return replace(sure, spread=sure.spread.with_stall(chance, longer), outside=(*sure.outside, text))
 
 
 def how_sure(scenario: Scenario) -> Mapping[str, StepCertainty]:
@@ -57,7 +73,10 @@ def _on(model: Model, group: NodeGroup, profile: HardwareProfile) -> StepCertain
         return _of_kind(model, group.accelerator)
     if model.transformer.bound is None:
         return None
-    plan = plan_of(model, profile.accelerator(group.accelerator), link_bytes_per_s(group, profile))
+    bound = section(model)[1]
+    passes = max(1, bound.global_batch // (bound.dp * bound.layout.micro_batch))
+    accelerator = profile.accelerator(group.accelerator)
+    plan = plan_of(model, accelerator, link_bytes_per_s(group, profile), passes=passes)
     return certainty_of(model, plan, group.accelerator)
 
 

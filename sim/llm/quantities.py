@@ -120,6 +120,7 @@ class Quantities:
     host_bytes: Floats
     tokens_per_step: Floats
     gpus: Floats
+    nodes: Floats
 
     def take(self, rows: Sequence[int]) -> Quantities:
         """The rows of these indices."""
@@ -144,6 +145,7 @@ def _row(plan: ShardingPlan) -> dict[str, object]:
         **_exchange(plan),
         "tokens_per_step": plan.layout.global_batch * plan.shape.sequence,
         "gpus": plan.layout.gpus,
+        "nodes": math.ceil(plan.layout.gpus / plan.network.node_gpus),
     }
 
 

@@ -14,7 +14,7 @@ from equipoise.sim.llm.memory import MemoryStack, counts, peaks, usable_bytes
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Transformer
 from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.step_time import StepEstimate, step_times
+from equipoise.sim.llm.step_time import StepEstimate, stall, step_times
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 CHUNKS = 3
@@ -57,7 +57,9 @@ def search(
     frozen_parameters: float = 0.0,
     speed: float = 1.0,
 ) -> Search:
-    """Layouts of `gpus` accelerators for `global_batch` sequences. Raises ValueError where none is possible at all.
+    """Layouts of `gpus` accelerators for `global_batch` sequences, by their mean step with the stalls of pipelines.
+
+    Raises ValueError where none is possible at all.
 
     `speed` is that of the nodes: all but the exchange takes 1 / speed of its time. Tensor ranks stay inside a node;
     optimiser state is sharded; sequence parallelism goes with tensor parallelism.
@@ -73,8 +75,9 @@ def search(
     if not fitting:
         return Search((), len(plans), float(peak.min()))
     kept = [plans[i] for i in fitting]
-    times = step_times(quantities(kept), stack).at_speed(speed)
-    order = np.argsort(np.asarray(times.total), kind="stable").tolist()
+    q = quantities(kept)
+    times, (chance, longer_s) = step_times(q, stack).at_speed(speed), stall(q, stack)
+    order = np.argsort(np.asarray(times.total) + chance * longer_s, kind="stable").tolist()
     found = tuple(Found(kept[i], _row(times, i), float(peak[fitting[i]])) for i in order)
     return Search(found, len(plans), float(peak.min()))
 

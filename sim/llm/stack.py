@@ -36,6 +36,7 @@ class Stack:
     | head_bytes | memory traffic per logit, forward, loss and backward |
     | optimizer_bytes | memory traffic of the optimiser per parameter |
     | step_s | time per step beside everything else |
+    | stall_s, stall_chance | what a slot of a pipeline takes longer where it stalls, and how often, on one node |
     | selective_products | share of the products that selective recomputation repeats; 0: attention alone |
     """
 
@@ -64,3 +65,5 @@ class Stack:
     optimizer_bytes: Number = 32.0
     step_s: Number = 10e-3
     selective_products: Number = 0.0
+    stall_s: Number = 0.0
+    stall_chance: Number = 0.0

@@ -115,6 +115,17 @@ def step_times(q: Quantities, c: Stack) -> StepEstimate:
     )
 
 
+def stall(q: Quantities, c: Stack) -> tuple[Floats, Floats]:
+    """Chance that a pipeline stalls, and the seconds that a step then takes longer, shape (rows,); 0 without stages.
+
+    A slot of the schedule waits on each side of a stage; the chance grows by half with each doubling of the nodes.
+    """
+    chance = np.minimum(0.5, c.stall_chance * (1.0 + 0.5 * np.log2(np.maximum(1.0, q.nodes))))
+    slots = q.micro_batches + q.stages - 1
+    piped = q.stages > 1
+    return np.where(piped, chance, 0.0), np.where(piped, c.stall_s * np.minimum(q.stages - 1, 2) * slots, 0.0)
+
+
 def _rate(q: Quantities, c: Stack) -> Floats:
     return np.asarray(np.where(q.fp8 > 0, c.fp8_efficiency * q.fp8_peak, c.matmul_efficiency * q.peak))
 

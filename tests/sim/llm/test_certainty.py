@@ -239,3 +239,17 @@ def test_an_asynchronous_checkpoint_stops_training_for_its_stall_alone(
     saves = 4  # before the second to fifth step
     # 1 TB at 40 GB/s takes 25 s, of which 0.5 stop the training.
     assert seconds[0] - seconds[1] == pytest.approx(saves * 24.5, rel=0.02)
+
+
+def test_pipelines_that_stall_have_two_peaks_and_the_search_counts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """nanotron on 8 nodes, 4 stages, 16 micro-batches: 0.07 x (1 + 0.5 x 3) = 17.5 % stall, 2 x 0.53 x 19 = 20 s."""
+    layout = {"tp": 2, "pp": 4, "zero": 1, "micro_batch": 1}
+    found = asked(tmp_path, capsys, "h100_sxm", stack="nanotron/H100", layout=layout)
+    step_s, (_, high_s) = float(str(found["step_s"])), found["step_interval_s"]  # type: ignore[misc]
+    (text,) = [line for line in found["step_outside_the_fit"] if "stall" in line]  # type: ignore[attr-defined]
+    assert text.startswith("18 %")
+    assert high_s > step_s + 20  # type: ignore[operator]
+    found = asked(tmp_path, capsys, "h100_sxm", stack="nanotron/H100", layout=None, plan="auto")
+    assert found["layout"]["pipeline"] == 1  # type: ignore[index]
