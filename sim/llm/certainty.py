@@ -102,8 +102,8 @@ GPT 175B            | gpt3        | dense   | A100 | 12288 | 8.57  | 1.197 | Jia
 Llama 3.1 405B      | llama       | dense   | H100 |  8192 | 12.15 | 0.885 | Llama 3 paper 2024, table 4
 Nemotron-4 340B     | nemotron    | dense   | H100 |  1536 | 10.3  | 1.132 | Nemotron-4 340B report 2024
 Nemotron-4 15B      | nemotron    | dense   | H100 |  2304 | 0.64  | 1.161 | Nemotron-4 15B report 2024
-Llama 3.1 8B, FSDP  | llama-fsdp  | dense   | H100 |     8 | 2.844 | 1.119 | torchtitan, docs/performance.md
-Llama 3.1 8B, FSDP  | llama-fsdp  | dense   | H100 |   128 | 2.923 | 1.154 | torchtitan, docs/performance.md
+Llama 3.1 8B, FSDP  | llama-fsdp  | dense   | H100 |     8 | 2.844 | 1.076 | torchtitan, docs/performance.md
+Llama 3.1 8B, FSDP  | llama-fsdp  | dense   | H100 |   128 | 2.923 | 1.110 | torchtitan, docs/performance.md
 Llama 3 70B, fp8    | llama       | dense   | H100 |    64 | 10.23 | 0.939 | NVIDIA NeMo 25.11, performance summary
 Llama 3 8B, fp8     | llama3-8b   | dense   | B200 |     8 | 4.28  | 0.977 | NVIDIA NeMo 25.11, performance summary
 Llama 3.1 405B, fp8 | llama3-405b | dense   | B200 |   128 | 6.197 | 0.973 | NVIDIA NeMo 25.11, performance summary
