@@ -93,48 +93,6 @@ def test_other_conditions_are_never_mixed(tmp_path: Path, name: str) -> None:
         SampleWriter(a, other, {})
 
 
-HEADER = json.dumps({"schema_version": 1, "conditions": {}})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "s.jsonl:1: empty"),
-        ("{}\n", "s.jsonl:1: no header"),
-        (f'{HEADER}\nnonsense\n{{"kind": 1}}\n', "s.jsonl:2: not JSON"),
-        (f'{HEADER}\n{{"kind": "x"}}\n{HEADER}\n', "s.jsonl:2: needs kind, parameters and values"),
-        (f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": [NaN]}}\n{HEADER}\n', "s.jsonl:2: values"),
-        (f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": []}}\n{HEADER}\n', "s.jsonl:2: holds no value"),
-        (f'{HEADER}\n{{"kind": "x", "parameters": {{"a": [1]}}, "values": [1]}}\n{HEADER}\n', "s.jsonl:2: parameter a"),
-        (
-            f'{HEADER}\n{{"kind": "copy", "parameters": {{"bytes": 8}}, "values": [1]}}\n{HEADER}\n',
-            "s.jsonl:2: copy needs the parameter array_bytes, a number above 0",
-        ),
-        (
-            f'{HEADER}\n{{"kind": "fma", "parameters": {{"flop": 8, "precision": 1}}, "values": [1]}}\n{HEADER}\n',
-            "s.jsonl:2: fma needs the parameter precision, a text",
-        ),
-        (
-            f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": [1], "round": "2"}}\n{HEADER}\n',
-            "s.jsonl:2: round must be a whole number",
-        ),
-        (
-            f'{HEADER}\n{{"kind": "x", "parameters": {{}}, "values": [], "columns": {{"a": [1], "b": []}}}}\n'
-            f"{HEADER}\n",
-            "s.jsonl:2: values must be",
-        ),
-        ('{"schema_version": 1, "conditions": {"device": []}}\n', "s.jsonl:1: condition device"),
-        ('{"schema_version": 1, "conditions": {}, "versions": 3}\n', "s.jsonl:1: versions must be"),
-    ],
-)
-def test_damaged_files_are_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "s.jsonl"
-    path.write_text(text)
-    with pytest.raises(SamplesError, match=message) as error:
-        read_samples(path)
-    assert "\n" not in str(error.value)
-
-
 def test_missing_and_binary_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(SamplesError, match="No such file"):
         read_samples(tmp_path / "none.jsonl")

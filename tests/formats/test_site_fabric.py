@@ -69,22 +69,6 @@ def test_links_of_a_gpu_carry_what_its_data_sheet_says(
     assert (node.gpu_type, remarks) == (name, [])
 
 
-def test_links_of_an_unknown_kind_are_told_and_left_to_the_default() -> None:
-    node, remarks = node_of_nccl(
-        (device("gpu", sm="75"), device("gpu", sm="75"), device("nvlink", 0, count="6"), device("nvlink", 1, count="4"))
-    )
-    assert (node.gpu_type, node.fabric_bytes_per_s) == ("T4", None)
-    assert remarks == ["4 links per GPU of an unknown rate: the default fabric"]
-    new, remarks = node_of_nccl((device("gpu", sm="33"), device("nvlink", 0, count="6")))
-    assert (new.gpu_type, new.fabric_bytes_per_s) == ("", None)
-    assert remarks == ["6 links per GPU of an unknown rate: the default fabric"]
-    _, remarks = node_of_nccl((device("pci", rate=6e9, class_="0x030200"), device("nvlink", 0, count="3")))
-    assert remarks == ["3 links per GPU of an unknown rate: the default fabric"]
-    strange, remarks = node_of_nccl((device("gpu", sm="33"), device("gpu", sm="90")))
-    assert (strange.gpu_type, strange.gpus) == ("", 2)
-    assert remarks == ["no links between GPUs are listed: the default fabric"]
-
-
 def test_a_virtual_machine_shows_its_gpus_and_nics_by_their_pcie_alone() -> None:
     node, remarks = node_of_nccl(
         (
@@ -107,12 +91,6 @@ def test_a_virtual_machine_shows_its_gpus_and_nics_by_their_pcie_alone() -> None
         "no port rates: the NIC rate is that of their 2 PCIe links",
         "no links between GPUs are listed, as in virtual machines: the fabric is their PCIe",
     ]
-
-
-def test_ports_without_a_rate_are_not_said_to_be_missing() -> None:
-    node, remarks = node_of_nccl((device("net", name="a"), device("pci", rate=6e9, class_="0x020000")))
-    assert (node.nic_bytes_per_s, node.gpus) == (6e9, 0)
-    assert remarks == ["no links between GPUs are listed: the default fabric"]
 
 
 def test_a_matrix_tells_the_fewest_links_between_two_gpus() -> None:
@@ -168,18 +146,6 @@ def test_hosts_with_more_than_half_of_the_usual_rate_are_nodes() -> None:
         "Adapters without a host's name": ["3: left out"],
         "Hosts with few adapters, not taken as GPU nodes": ["half"],
     }
-
-
-def test_hosts_are_like_the_one_machine_that_was_seen() -> None:
-    site = Site(nodes=[SiteNodes((), 4, "A100", count=1)])
-    add_fabric(site, NetworkFabric((adapter("b mlx5_0"), adapter("a mlx5_0", ("A", 24e9))), ()), 6)
-    assert [(g.names, g.gpus, g.gpu_type, g.nic_bytes_per_s, g.remark) for g in site.nodes] == [
-        (("a",), 4, "A100", 3e9, "")
-    ]
-    assert site.aside == {"Hosts with few adapters, not taken as GPU nodes": ["b"]}
-    nothing = Site(nodes=[SiteNodes((), 4, "A100", count=1)])
-    add_fabric(nothing, NetworkFabric((), ()), 6)
-    assert (nothing.nodes, nothing.switches, nothing.aside) == ([], [], {})
 
 
 def test_nodes_that_were_told_are_parted_by_their_rates_and_the_others_stay() -> None:

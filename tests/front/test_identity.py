@@ -108,47 +108,6 @@ def test_a_script_counts_with_what_it_imports_beside_it(tmp_path: Path) -> None:
     assert found == ["deep/__init__.py", "deep/inner.py", "deep/other.py", "helper.py", "script.py"]
 
 
-INPUT = (
-    """
-LIMIT = {limit}
-WORDS = ("a", 1.5)
-def rule(x):
-    return x in {{"a", "b", "c", "d"}} or LIMIT
-"""
-    + STAGE.replace("{use}", "rule(1)").replace("assert rule.LIMIT", "WORDS")
-    + """
-from equipoise.policies.contract import Policy
-from equipoise.api import run
-print(run("s.yaml", policy=Policy("mine", (Mine(),))).identity)
-"""
-)
-
-
-def from_stdin(folder: Path, limit: int) -> str:
-    (folder / "s.yaml").write_text(SCENARIO)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    text = INPUT.format(limit=limit)
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=text,
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        timeout=120,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-@pytest.mark.long
-def test_a_stage_on_standard_input_has_an_identity(tmp_path: Path) -> None:
-    first = from_stdin(tmp_path, 1)
-    assert len(first) == 16
-    assert from_stdin(tmp_path, 1) == first
-    assert from_stdin(tmp_path, 2) != first  # what the stage uses from there counts
-
-
 @pytest.mark.long
 def test_a_kernel_from_elsewhere_is_compiled_anew_when_its_helper_changes(tmp_path: Path) -> None:
     kernel = "from equipoise.policies.kernels.jit import jit\n\n@jit\ndef {name}(x):\n    return {value}\n"

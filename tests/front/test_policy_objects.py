@@ -14,7 +14,6 @@ from equipoise.policies.contract import Allocation, AllocationStage, Policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import MissingError
 from equipoise.sim.run import RunFailed
-from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.engines.engine import EngineError
 from equipoise.study.runs.sweep import SweepOptions
 from equipoise.study.runs.sweep import sweep as make_sweep
@@ -110,22 +109,6 @@ def test_parameters_of_stages_are_keys_of_a_sweep(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("policy.srtf.placement", "no policy has that stage; allowed: las"),
-        ("policy.las", "write policy.STAGE.PARAMETER"),
-        ("policy.las.promot", "did you mean 'promote'?"),
-    ],
-)
-def test_keys_of_stages_that_mean_nothing_are_refused(tmp_path, key, said):
-    (tmp_path / "case.yaml").write_text(json.dumps(CASE))
-    spec = {"schema_version": 1, "name": "s", "scenario": "case.yaml", "policies": ["las"], "parameters": {key: [1.0]}}
-    (tmp_path / "sweep.yaml").write_text(json.dumps(spec))
-    with pytest.raises(InputError, match=rf"sweep.yaml:1:\d+: parameters.{re.escape(key)}: .*{re.escape(said)}"):
-        make_sweep(tmp_path / "sweep.yaml", tmp_path / "out")
-
-
-@pytest.mark.parametrize(
     ("how", "said"),
     [
         ("raises", r"stage last-first at 0 s: KeyError: 'nothing' \(test_policy_objects.py:LINE\)"),
@@ -148,19 +131,6 @@ def test_an_error_names_the_job_and_the_authors_line(how, said):
     line = next(k for k, row in enumerate(text, 1) if row.strip() == 'return {}["nothing"]')
     with pytest.raises(RunFailed, match=said.replace("LINE", str(line))):
         equipoise.run(CASE, policy=Policy("bad", (LastFirst(how=how),)))
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [("<stdin>", "(<stdin>:3)"), ("/tmp/ipykernel_12/345.py", "(line 3 of its cell)")],
-    ids=["standard input", "notebook"],
-)
-def test_an_error_names_the_line_where_there_is_no_file(file, said):
-    text = "class Typed(Stage):\n    def refine(self, observation, plan, memory):\n        return {}['nothing']\n"
-    space = {"__name__": "written_by_hand", "Stage": type(MINE.stages[0])}
-    exec(compile(text, file, "exec"), space)
-    with pytest.raises(RunFailed, match=re.escape(f"KeyError: 'nothing' {said}")):
-        equipoise.run(CASE, policy=Policy("typed", (space["Typed"](),)))
 
 
 @pytest.mark.parametrize(

@@ -56,15 +56,3 @@ def test_of_jobs_that_never_ran_no_ratio_is_shown(tmp_path: Path, capsys: pytest
     shown = capsys.readouterr().out
     assert "finish-time ratio" in shown
     assert "nan" not in shown
-
-
-def test_tables_and_report(tmp_path: object) -> None:
-    from equipoise.study.report.page import make_report
-
-    comparison = equipoise.compare(case(), ["fifo", "sjf"], seeds=1, out=str(tmp_path))
-    text = comparison.as_table()
-    assert "fairness, users" in text
-    assert "worst finish-time ratio" in text
-    page = make_report(str(tmp_path)).path.read_text(encoding="utf-8")
-    assert "GPU time by user and queue" in page
-    assert "sjf: finish ratio" in page

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 import equipoise
 from equipoise.cli import main
-from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import check_free, kind_of
 from equipoise.study.runs.store import StoreError, connect, is_current
@@ -101,15 +97,6 @@ def test_runs_that_were_put_aside_are_in_no_table(tmp_path: Path) -> None:
     with connect(out) as connection:
         pairs = connection.execute("SELECT count(*) FROM jobs LEFT JOIN runs r USING (id) WHERE r.id IS NULL")
         assert pairs.fetchone() == (0,)
-
-
-def test_runs_of_an_earlier_comparison_are_in_no_table(small: Path, tmp_path: Path) -> None:
-    out = str(tmp_path / "out")
-    assert main(["compare", str(small), "--policy", "fifo", "--policy", "sjf", "--out", out, "-q"]) == 0
-    assert count(Path(out), "jobs") == 2
-    assert main(["compare", str(small), "--policy", "las", "--out", out, "-q"]) == 0
-    assert len(list((Path(out) / "runs").iterdir())) == 3  # kept for the next time
-    assert [count(Path(out), table) for table in ("runs", "jobs")] == [1, 1]
 
 
 def test_a_run_directory_of_any_name_has_its_jobs(small: Path, tmp_path: Path) -> None:
@@ -207,15 +194,3 @@ def test_a_folder_whose_path_is_no_text_is_refused_before_the_run(tmp_path: Path
         with pytest.raises(InputError, match="the path is not UTF-8 text; choose another name"):
             make()
     assert not folder.exists()
-
-
-def test_a_table_that_the_disk_does_not_take_is_told_in_the_systems_words(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write_parquet(tmp_path / "jobs.parquet", {"a": np.random.default_rng(0).random(10_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "jobs.parquet"))
-    assert not list(tmp_path.iterdir())

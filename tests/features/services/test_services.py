@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from equipoise.policies.contract import Allocation, Policy, Stage
 from equipoise.policies.registry import make_policy
-from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.account import HELD_USES
-from equipoise.sim.job.paces import typical_speed
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.record import read_parquet
 from equipoise.sim.run import RunFailed, run
@@ -418,24 +416,3 @@ def test_the_shipped_scenario_shows_what_it_expects():
     assert own["service_latency_p99_s"] < lent["service_latency_p99_s"] < shared["service_latency_p99_s"] < 0.5
     assert min(row["service_goodput_ratio"] for row in (own, lent, shared)) > 0.999
     assert own["goodput_ratio"] < lent["goodput_ratio"]
-
-
-def test_the_note_on_guessed_speeds_gives_the_ratio_of_each_other_gpu():
-    kinds = {"a": "a100_sxm_40gb", "v": "v100_sxm2_32gb"}
-    groups = [{"name": name, "gpus": 2, "accelerator": kind} for name, kind in kinds.items()]
-    mixed = from_mapping(
-        {
-            "schema_version": 1,
-            "name": "mixed",
-            "cluster": {"nodes": groups},
-            "workload": {"models": {"m": {"sample_time": "5 ms"}}, "jobs": [{"duration": "10 s", "gpus": 1}]},
-            "services": [CHAT],
-        }
-    )
-    (line,) = (note for note in run(mixed, policy=make_policy("fifo"), seed=0).notes if "service chat" in note)
-    profile = load_profile(mixed.cluster.hardware)
-    by_hand = typical_speed(*(profile.accelerator(name) for name in ("v100_sxm2_32gb", "a100_sxm_40gb")))
-    assert 0.2 < by_hand < 0.9
-    assert f"(v100_sxm2_32gb {by_hand:.2f})" in line
-    assert "its times are of a100_sxm_40gb" in line
-    assert not any("guessed" in note for note in made({}).notes)

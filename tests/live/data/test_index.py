@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fsspec")
 
 from equipoise.live.data.formats import ShardError
-from equipoise.live.data.index import main, make_index, read_index
+from equipoise.live.data.index import main, read_index
 from tests.live.data.store import tar_of
 
 
@@ -78,14 +78,3 @@ def test_an_index_is_made_of_all_files_below(tmp_path: Path, capsys: pytest.Capt
         (f"{tmp_path}/a.bin", 1),
         (f"{tmp_path}/deep/b.tar", 2),
     ]
-
-
-def test_what_cannot_be_counted_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [main([]), main(["a", "b"]), main(["-h"])] == [2, 2, 2]
-    assert capsys.readouterr().err == "usage: python -m equipoise.live.data.index ROOT\n" * 3
-    with pytest.raises(ShardError, match=f"^{tmp_path}: no files$"):
-        make_index(str(tmp_path), {})
-    (tmp_path / "a.tar").write_bytes(b"no tar")
-    assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("equipoise: a.tar: not a tar file, or truncated")
-    assert not (tmp_path / "index.json").exists()

@@ -17,7 +17,6 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.record import WASTE
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.compare import compare
 from tests.scenarios import cases, model, simulate
 
@@ -71,28 +70,6 @@ def test_a_book_of_ones_own(tmp_path: Path) -> None:
     made = simulate(load(tmp_path / "case.yaml"))
     assert made.summary()["cost_usd"] == pytest.approx(1.0)
     assert any("prices of 2026-01 (catalogue, mine)" in note for note in made.notes)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("name: x\ngpu_hour: {t4: 1 USD/h}\n", "date: is missing"),
-        ('name: x\ndate: ""\n', "date: prices change"),
-        ('name: x\ndate: "2026"\ngpu_hour: {t4: 1 W}\n', "'1 W' is a power, a price is needed"),
-        ('name: x\ndate: "2026"\ntariff: 1 USD/h\n', "'1 USD/h' is a price, an energy price is needed"),
-        ('name: x\ndate: "2026"\nstorage: 1 USD/GB\n', "storage"),
-        ('name: x\ndate: "2026"\nprices: {}\n', "prices: unknown key"),
-        ('name: x\ndate: "2026"\ndiscounts: {owned: 5 %}\n', "'owned' is not a contract with a discount"),
-    ],
-)
-def test_a_mistake_in_a_book_is_one_line_with_its_place(tmp_path: Path, text: str, line: str) -> None:
-    path = tmp_path / "book.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError) as wrong:
-        load_book(str(path))
-    assert len(wrong.value.lines) == 1
-    assert wrong.value.lines[0].startswith(f"{path}:")
-    assert line in wrong.value.lines[0]
 
 
 # -- what a run costs ------------------------------------------------------------------------------------------
@@ -322,36 +299,6 @@ def test_only_spot_nodes_are_reclaimed() -> None:
     assert [run.totals["away_gpu_s"] > 0.0 for run in made] == [True, True, False, False, False]
     told = [note.rpartition(" is ")[2] for run in made for note in run.notes if "reclaims no node" in note]
     assert told == ["on demand", "reserved", "owned"]
-
-
-@pytest.mark.parametrize(
-    ("terms", "line"),
-    [
-        ("{h100_sxm: reservd}", "cost.terms.h100_sxm: 'reservd' is not a contract; known: on_demand, spot, reserved"),
-        ("{h100_sxm: reserved 5 y}", "no discount known for reserved 1825 d; give 'discount' (price book"),
-        ("{h100_sxm: reserved 3 GB}", "cost.terms.h100_sxm: '3 GB' is a size, a time is needed"),
-        ("{a100: spot}", "no node group or accelerator of the cluster is called 'a100'; known: h100_sxm, node"),
-        ("{node: owned}", "owned GPUs need their price: cost.capex.h100_sxm.price"),
-        (
-            "{node: {kind: committed}}",
-            "a committed contract needs 'gpus', the number committed to; other GPUs are on demand",
-        ),
-        ("{node: {kind: spot, upfront: 0.5}}", "'upfront' is for reserved and committed contracts"),
-        ("{node: {discount: 0.5}}", "'discount' is for spot, reserved and committed contracts"),
-        ("{node: {kind: spot, gpus: 4}}", "'gpus' is for committed contracts; this one is spot and covers all GPUs"),
-        ("{node: {kind: spot, discount: 1}}", "cost.terms.node.discount"),
-    ],
-)
-def test_a_mistake_in_a_contract_is_one_line(tmp_path: Path, terms: str, line: str) -> None:
-    (tmp_path / "case.yaml").write_text(
-        "schema_version: 1\nname: x\ncluster: {nodes: [{accelerator: h100_sxm}]}\n"
-        f"workload: {{jobs: [{{gpus: 1, duration: 1 h}}]}}\ncost: {{terms: {terms}}}\n",
-        "utf-8",
-    )
-    with pytest.raises(InputError) as wrong:
-        load(tmp_path / "case.yaml")
-    assert len(wrong.value.lines) == 1
-    assert line in wrong.value.lines[0]
 
 
 def test_a_run_with_contracts_is_read_again_from_its_own_config() -> None:

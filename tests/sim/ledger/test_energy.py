@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
 from equipoise.sim.cluster.throttle import shared_clock, warmed
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading import checks_energy
-from equipoise.sim.loading.file import from_mapping, load
+from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from tests.scenarios import cases, model, scenario, simulate
@@ -299,38 +298,6 @@ def test_throttling_ends_when_the_load_ends() -> None:
 
 
 # -- input -----------------------------------------------------------------------------------------------------
-
-
-BASE = """schema_version: 1
-name: case
-cluster:
-  nodes: [{name: n, count: 2, gpus: 4, accelerator: h100_sxm}]
-workload:
-  jobs: [{gpus: 2, duration: 1 h}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ("energy: {power_cap: 60 W}", "7:21: energy.power_cap: 60 W must be above the idle power of h100_sxm, 70 W"),
-        ("energy: {power_cap: 60 C}", "7:21: energy.power_cap: '60 C' is a temperature, a power is needed"),
-        ("energy: {cluster_power_cap: 500 W}", "7:29: energy.cluster_power_cap: 500 W must be above the"),
-        ("thermal: {every: 0 s}", "7:18: thermal.every: "),
-        ("thermal: {clock_min: 0}", "thermal.clock_min: "),
-        ("cost: {gpu_hour: {h100: 2 USD/h}}", "cost.gpu_hour.h100: unknown accelerator 'h100'; did you mean"),
-        ("cost: {book: nowhere}", "cost.book: price book 'nowhere': no such file"),
-        ("cost: {capex: {t4: {price: 3 USD/h}}}", "cost.capex.t4.price: '3 USD/h' is a price, an amount of"),
-        ("cost: {capex: {t4: {price: 1}}, gpu_hour: {t4: 1}}", "'t4' has both a 'gpu_hour' and a 'capex' price"),
-        ("energy: {tariff: 0.1 USD/kW}", "energy.tariff: '0.1 USD/kW': unit 'USD/kW' is not known"),
-    ],
-)
-def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, more: str, line: str) -> None:
-    path = tmp_path / "case.yaml"
-    path.write_text(BASE + more + "\n", encoding="utf-8")
-    with pytest.raises(InputError) as wrong:
-        load(path)
-    assert any(line in text for text in wrong.value.lines), wrong.value.lines
 
 
 def test_heat_needs_a_profile_that_states_its_constants() -> None:

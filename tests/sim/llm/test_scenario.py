@@ -512,13 +512,6 @@ def test_what_follows_from_the_shape_is_not_given_twice(model: dict[str, Any], m
         from_mapping(case)
 
 
-def test_a_counted_pool_has_no_network() -> None:
-    case = data()
-    case["cluster"] = {"gpus": 64}
-    with pytest.raises(InputError, match="a counted pool of GPUs has neither nodes nor NICs"):
-        from_mapping(case)
-
-
 def test_the_shipped_scenario_trains_at_a_plausible_rate() -> None:
     file = read_scenario("llm-13b", ["noise.step_cov=0", "workload.jobs.0.steps=20"])
     made = run(file.scenario.model_copy(update={"faults": type(file.scenario.faults)()}))
@@ -562,15 +555,6 @@ def test_a_target_in_tokens_is_as_many_samples(tmp_path: Path) -> None:
         from_mapping(given)
     given["workload"]["models"]["m"]["tokens_per_sample"] = 512
     assert from_mapping(given).workload.jobs[0].samples == 3907
-
-
-def test_who_knows_no_stack_and_no_name_is_told_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given = data(config="llama-13B")
-    with pytest.raises(InputError, match="unknown model 'llama-13B'; did you mean 'llama2-13b'\\? known: "):
-        from_mapping(given)
-    del given["workload"]["models"]["m"]["transformer"]["stack"]
-    with pytest.raises(InputError, match=r"stack: is missing; known: fsdp-eager/A100, .*megatron-core/H100"):
-        from_mapping(given)
 
 
 def test_a_config_named_on_the_command_line_is_found_in_the_working_folder(

@@ -59,10 +59,3 @@ def test_columns_that_nobody_knows_reach_a_stage(tmp_path: Path) -> None:
     kept = [entry.decision.observation.told for entry in read(journal)]
     assert [told["colour"].names for told in kept if len(told)] == [("", "blue", "pink")] * len(looks.seen)
     assert kept[-1]["colour"].codes.tolist() == [1, 0, 2]
-
-
-def test_without_a_trace_nothing_is_told() -> None:
-    looks = Looks()
-    jobs = {"workload": {"jobs": [{"name": "a", "gpus": 1, "duration": 60}]}}
-    run(from_mapping(CASE | jobs), policy=Policy("fifo, looks", (*make_policy("fifo").stages, looks)))
-    assert looks.seen[0].get("colour") is None

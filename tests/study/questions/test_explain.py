@@ -188,18 +188,6 @@ def told_in_words(folders: dict[str, Any]) -> None:
     assert told == {step for own in STEPS.values() for step in own} | {"S423"}
 
 
-def test_a_line_says_what_was_seen(shipped: dict[str, Any]) -> None:
-    folder = shipped["remote-storage"]
-    for busy in decisions(folder):
-        values = {key: value for reason in busy.plan.reasons for key, value in reason.values.items()}
-        if values.get("s113_moves"):
-            break
-    lines = stage_lines(folder, busy)
-    moved = next(line for line in lines if line.startswith("  S113"))
-    assert f"{values['s113_moves']} shard" in moved
-    assert any(f"S112 most uneven is {folder.name(values['s112_job'])}:" in line for line in lines)
-
-
 def test_what_was_changed_of_a_job_is_what_was_planned(shipped: dict[str, Any]) -> None:
     folder = shipped["slow-uplinks"]
     planned = [d for d in decisions(folder) if d.plan.allocation is not None and 0 in d.plan.allocation.job]

@@ -17,8 +17,6 @@ import pytest
 
 import equipoise
 from equipoise import cli
-from equipoise.sim.hardware.prices import load_book
-from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import LowerBound
 from equipoise.study.report.metrics import PAGE, definitions, metrics_page, page_html
@@ -109,19 +107,6 @@ def test_it_asks_nothing_from_any_network(page_text: str, page: Page) -> None:
     )
 
 
-def test_charts_and_runs_that_the_code_will_look_for_are_there(page: Page) -> None:
-    for chart in page.data["charts"]:
-        assert f"chart-{chart['id']}" in page.ids
-    assert [run["label"] for run in page.data["runs"]] == ["fifo, seed 0", "easy, seed 0"]
-    for run in page.data["runs"]:
-        content = json.loads(page.blob(f"run-{run['key']}"))
-        assert [chart["kind"] for chart in content["charts"]] == ["area", "area", "area", "heat"]
-        assert len(content["decisions"]["time"]) == 8
-        assert len(page.blob(f"bars-{run['key']}")) == 19 * run["bars"]["count"]
-        assert len(json.loads(page.blob(f"names-{run['key']}"))["names"]) == run["bars"]["rows"] == 12
-        assert set(run["bars"]["kinds"] + run["bars"]["uses"]) <= run["bars"]["words"].keys()
-
-
 # --- safety ---------------------------------------------------------------------------------------
 
 
@@ -197,42 +182,6 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
     assert "The run did not end: stage s9 at 1 s: out of <luck>." in page.text
     assert "There are no results." in page.text
     assert page.data["runs"][0]["bars"]["count"] == 12  # what was recorded up to then is shown
-
-
-def test_prices_say_where_they_come_from(tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=3, timeline=False, usd=10.0)
-    nodes = [{"name": kind, "count": 1, "gpus": 8, "accelerator": kind, "nics": 8} for kind in ("h100_sxm", "l40s")]
-    config = from_mapping(
-        {
-            "schema_version": 1,
-            "name": "made",
-            "cluster": {"nodes": nodes},
-            "cost": {"gpu_hour": {"l40s": 0.7}},
-            "workload": {"jobs": [{"gpus": 8, "duration": "1 h"}]},
-        }
-    ).model_dump_json()
-    (tmp_path / "config.yaml").write_text(config)
-    text = " ".join(page_of(tmp_path).text.split())
-    date = load_book("prices").date
-    listed = f"h100_sxm 3 USD per GPU hour (catalogue, {date}); l40s 0.7 USD per GPU hour (given)"
-    assert f"Prices {listed}" in text
-    assert "price: l40s, USD per GPU hour 0.7 given the scenario" in text
-    offers = "order of magnitude of public on-demand offers, rounded"
-    assert f"price: h100_sxm, USD per GPU hour 3 catalogue {offers} ({date})" in text
-    assert "Cost: 10.0 USD" in text
-
-
-def test_jobs_that_were_not_completed_are_told(tmp_path: Path) -> None:
-    make_comparison(tmp_path, ["fifo", "easy"], 1, jobs=4)
-    path = tmp_path / "comparison.json"
-    content = json.loads(path.read_text())
-    for row in content["rows"]:
-        if (row["metric"], row["policy"]) == ("completed", "easy"):
-            row["mean"] = 3.0
-    path.write_text(json.dumps(content))
-    text = page_of(tmp_path).text
-    assert "easy completes 3 of 4 jobs. Completion times count completed jobs only." in text
-    assert text.index("fifo has the shortest mean completion time") > 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -60,15 +59,6 @@ def test_offline_without_complaints(opened: Browser) -> None:
     assert opened.js("return document.querySelector('.decisions').hidden") is True
     assert opened.complaints() == []
     assert opened.requests() == []
-
-
-def test_charts_are_drawn_as_wide_as_their_place(browser: Browser, page: Path) -> None:
-    wrong = "return Charts.views.filter((v) => Math.abs(v.width - v.stage.clientWidth) > 1).map((v) => v.chart.id)"
-    for width in (1280, 700, 390):
-        browser.open(page, width=width)
-        assert browser.js(wrong) == []
-    browser.cdp("Emulation.setDeviceMetricsOverride", width=1000, height=900, deviceScaleFactor=1, mobile=False)
-    browser.until(wrong.replace("return", "return !") + ".length")  # after a change of size they follow
 
 
 def test_hover_reads_every_curve(opened: Browser) -> None:
@@ -277,39 +267,11 @@ def test_decisions_are_searched_and_only_those_in_view_exist(opened: Browser) ->
     assert span == pytest.approx(0.25)
 
 
-def test_the_theme_follows_the_system_and_the_button(browser: Browser, page: Path) -> None:
-    colour = "return getComputedStyle(document.body).backgroundColor"
-    browser.open(page)
-    light = browser.js(colour)
-    browser.js("document.getElementById('theme').click()")
-    dark = browser.js(colour)
-    browser.open(page, dark=True)
-    assert browser.js(colour) == dark != light
-    browser.js("document.getElementById('theme').click()")
-    assert browser.js(colour) == light
-    assert browser.complaints() == []
-
-
 def test_a_small_screen_needs_no_sideways_scrolling(browser: Browser, page: Path) -> None:
     browser.open(page, width=390)
     wide = browser.js("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1]
     assert browser.js("return Charts.views.every((v) => v.svg.getBoundingClientRect().right <= innerWidth)")
-
-
-def test_it_prints_light_and_whole(browser: Browser, page: Path) -> None:
-    browser.open(page, dark=True)
-    browser.js("window.dispatchEvent(new Event('beforeprint'))")
-    browser.cdp("Emulation.setEmulatedMedia", media="print")
-    assert browser.js("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    for hidden in (".top nav", ".tools", ".controls", ".list"):
-        assert browser.js("return getComputedStyle(document.querySelector(arguments[0])).display", hidden) == "none"
-    corner = browser.js(GANTT + "return Array.from(g.canvas.getContext('2d').getImageData(g.left + 9, 400, 1, 1).data)")
-    assert min(corner[:3]) > 100 or corner[3] == 0
-    pdf = base64.b64decode(browser.cdp("Page.printToPDF", printBackground=True)["data"])
-    assert pdf.startswith(b"%PDF")
-    browser.js("window.dispatchEvent(new Event('afterprint'))")
-    browser.cdp("Emulation.setEmulatedMedia", media="screen")
 
 
 def test_everything_that_can_be_used_has_a_name(opened: Browser) -> None:

@@ -14,17 +14,13 @@ import numpy as np
 import pytest
 
 from equipoise import cli
-from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.record import write_parquet
-from equipoise.sim.run import run
 from equipoise.study.report import figures as charts_figures
 from equipoise.study.report.breakdown import by_size
 from equipoise.study.report.chart import Chart
 from equipoise.study.report.charts.study import study_charts, usage_over_time
 from equipoise.study.report.read import read_study
-from equipoise.study.report.study import RunFolder, idle_after_last
-from equipoise.study.report.timeline import idle_tail
-from equipoise.study.report.words import headline
+from equipoise.study.report.study import RunFolder
 from equipoise.study.runs.compare import Comparison
 from tests.study.report.report_data import USES, make_run
 from tests.study.report.test_report import make_comparison
@@ -198,29 +194,3 @@ def test_a_run_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     assert float(str(cells["makespan_s"])) == pytest.approx(run.summary()["makespan_s"], rel=1e-5)
     assert "<script>" in "".join(root.itertext())
     assert "cost_usd" not in cells
-
-
-@pytest.mark.parametrize("timeline", [True, False])
-def test_idle_after_the_last_arrival_is_told_apart(tmp_path: Path, timeline: bool) -> None:
-    case = {
-        "schema_version": 1,
-        "name": "tail",
-        "cluster": {"gpus": 4},
-        "workload": {"jobs": [{"gpus": 1, "duration": "1 h"}, {"gpus": 2, "arrival": "1 h", "duration": "3 h"}]},
-    }
-    made = run(from_mapping(case), timeline=timeline)
-    made.write(tmp_path)
-    study = read_study(tmp_path)
-    # Of 4 GPUs over 4 h: 3 idle in the first hour, and 2 in the three hours in which nobody comes any more.
-    assert made.summary()["idle_late_ratio"] == pytest.approx(6 / 16)
-    assert idle_after_last(study, "fifo") == pytest.approx(6 / 16)
-    if timeline:  # what an older version recorded has only this
-        assert idle_tail(tmp_path) == pytest.approx(6 / 16, rel=2e-3)
-    shares = {s.name: s.y[0] for s in next(c for c in study_charts(study) if c.id == "uses").series}
-    assert shares["idle"] == pytest.approx(100 * 3 / 16)
-    assert shares["idle after the last arrival"] == pytest.approx(100 * 6 / 16)
-    assert "9.00 USD of it wasted (3.00 USD wasted, 6.00 USD idle after the last arrival)" in " ".join(
-        s.text for s in headline(study)
-    )
-    told = " ".join(sentence.text for sentence in headline(study))
-    assert "idle GPUs 56.2 % (37.5 % after the last arrival)" in told

@@ -115,19 +115,6 @@ def test_rows_over_all_count_each_scenario_once(together):
     )
 
 
-def test_the_table_names_scenarios_and_both_kinds_of_ratio(together):
-    text = together.as_table()
-    head, *rest = text.splitlines()
-    assert head.startswith("3 scenarios, 9 pairs of runs")
-    for name in ("small", "large", "sure", SEEDS, SCENARIOS):
-        assert sum(line.startswith(f"  {name} ") for line in rest) >= 3
-    latex = together.as_latex()
-    assert latex.count(r"\begin{table}") == 1
-    assert "±" not in latex
-    assert repr(together) == "<fifo, srtf, las on small, large, sure>"
-    assert {row["scenario"] for row in together.rows()} == {"small", "large", "sure", SEEDS, SCENARIOS}
-
-
 def line(scenario, policy, value=None, ratio=math.nan, p=math.nan, effect=math.nan, metric="makespan_s"):
     """A line whose intervals are 1 s to either side, and 0.1 of a ratio."""
     mean = _NONE if value is None else Interval(value, value - 1.0, value + 1.0, 4)
@@ -140,11 +127,6 @@ def test_a_table_for_programs(together):
     content = json.loads(text)
     assert (content["policies"], content["confidence"], content["failures"]) == (list(POLICIES), 0.95, [])
     assert len(content["rows"]) == len(together.lines)
-
-
-def test_the_rows_as_a_frame(together):
-    pytest.importorskip("pandas")
-    assert len(together.to_df()) == len(together.rows())
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv", "latex"])

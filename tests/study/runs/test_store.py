@@ -1,11 +1,10 @@
-import math
 import os
 import sqlite3
 
 import pytest
 
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.shards import ShardFile, merge, read_lines
+from equipoise.study.runs.shards import ShardFile, merge
 from equipoise.study.runs.store import Ledger, StoreError, connect, only_writer
 
 
@@ -17,21 +16,6 @@ def row(key, **changes):
 def put_one_by_one(ledger, rows):
     for each in rows:
         ledger.put(each)
-
-
-def test_rows_come_back_in_order_and_columns_appear_as_needed(tmp_path):
-    with Ledger(tmp_path) as ledger:
-        ledger.put(row("b", number=1))
-        ledger.put(row("a", number=0, **{"noise.step_cov": 0.1, 'odd " name': "x"}))
-        ledger.put(row("c", number=2, makespan_s=math.nan, lists=[1, 2], flag=True))
-    with Ledger(tmp_path) as ledger:
-        rows = ledger.rows()
-        assert [r["id"] for r in rows] == ["a", "b", "c"]
-        assert rows[0]["noise.step_cov"] == 0.1
-        assert rows[0]['odd " name'] == "x"
-        assert "noise.step_cov" not in rows[1]
-        assert "makespan_s" not in rows[2]
-        assert (rows[2]["lists"], rows[2]["flag"]) == ("[1, 2]", 1)
 
 
 def test_a_run_is_there_once_however_often_it_is_put(tmp_path):
@@ -99,21 +83,6 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 def test_no_sweep_to_query(tmp_path):
     with pytest.raises(InputError, match="no sweep, comparison or run here"):
         connect(tmp_path)
-
-
-def test_shard_file_drops_half_a_line_and_goes_on(tmp_path):
-    with ShardFile(tmp_path, 1, 2) as shard:
-        shard.put(row("a"))
-        shard.put(row("b", makespan_s=math.nan))
-    with open(shard.path, "ab") as file:
-        file.write(b'{"id": "c", "number')
-    with ShardFile(tmp_path, 1, 2) as shard:
-        assert set(shard.status()) == {"a", "b"}
-        shard.put(row("d"))
-    rows, size = read_lines(shard.path)
-    assert [r["id"] for r in rows] == ["a", "b", "d"]
-    assert size == shard.path.stat().st_size
-    assert rows[1]["makespan_s"] is None
 
 
 def test_merge_prefers_done_and_names_missing_shards(tmp_path):

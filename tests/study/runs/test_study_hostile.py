@@ -25,7 +25,6 @@ from equipoise.study.questions.size import SIZES_MOST, read_vary
 from equipoise.study.runs.compare import compare
 from equipoise.study.runs.engines import processes
 from equipoise.study.runs.engines.engine import EngineError
-from equipoise.study.runs.shards import merge
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import SweepOptions, sweep
 from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
@@ -107,20 +106,6 @@ def test_sizes_without_end_are_refused_at_once(small: Path, capsys: pytest.Captu
     assert len(read_vary(f"a=1:{SIZES_MOST}")[1]) == SIZES_MOST
 
 
-def test_a_size_that_cannot_be_is_told_with_its_reason(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["size", str(small), "--target", "makespan<=1h", "--seeds", "1", "-q"]
-    assert main([*asked, "--vary", "cluster.gpus=1:3"]) == 0
-    shown = capsys.readouterr().out
-    assert "cluster.gpus=2" in shown
-    assert "1 more was not possible: " in shown
-    assert "needs 2 GPUs, the cluster has 1" in shown
-    assert main([*asked, "--vary", "cluster.gpus=2,3x", "--format", "json"]) == 0
-    (why,) = json.loads(capsys.readouterr().out)["not_possible"]
-    assert "3x" in why
-    assert main([*asked, "--vary", "cluster.gpus=2:3", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["not_possible"] == []
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -180,19 +165,6 @@ def test_damaged_results_are_one_line(small: Path, tmp_path: Path, capsys: pytes
     sweep(tmp_path / "sweep.yaml", Path(many), runner=quick)  # makes the copy anew
     with connect(many) as connection:
         assert connection.execute("SELECT count(*) FROM runs").fetchone() == (4,)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plan": 3}'])
-def test_damaged_facts_of_shards(content: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    sweep(write_sweep(tmp_path, seeds=1), out, SweepOptions(shard=(1, 1)), runner=quick)
-    facts = out / "shards" / "about.json"
-    facts.write_text(content)
-    with pytest.raises(InputError, match=r"about\.json: is damaged: .*; start one of its shards again"):
-        merge(out, [out])
-    assert not (out / "sweep.db").exists()
-    sweep(tmp_path / "sweep.yaml", out, SweepOptions(shard=(1, 1)), runner=quick)
-    assert merge(out, [out]) == (4, 0, [])
 
 
 # -- full disks --------------------------------------------------------------------------------------------------

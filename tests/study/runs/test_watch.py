@@ -52,11 +52,6 @@ def test_the_pace_tells_what_is_left(done: int, failed: int, planned: int | None
     assert now.ended == (planned is not None and done + failed >= 8)
 
 
-def test_looking_once_at_what_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(ledger_in(tmp_path, 0, 8)), "--once"]) == OK
-    assert capsys.readouterr().out == "nightly: 0 of 8 runs, 0 failed\n"
-
-
 def test_nothing_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path), "--once"]) == WRONG_INPUT
     assert capsys.readouterr().err.count("\n") == 1

@@ -111,13 +111,6 @@ def test_a_fixed_part_that_matters_is_found_without_being_measured(tmp_path: Pat
     assert found.fixed_samples * found.reference_s == pytest.approx(50e-3, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_is_not_taken_for_a_fixed_part(seed: int, tmp_path: Path) -> None:
-    folder, _ = write_run(Truth(step_cov=0.15), tmp_path, seed)
-    found = measure(read_run(folder))
-    assert found.fixed_samples * found.reference_s == pytest.approx(1e-3, rel=0.5)
-
-
 # -- where decisions part ------------------------------------------------------------------------------------
 
 
@@ -337,21 +330,6 @@ def test_what_follows_a_change_of_the_group_is_left_out(record: Path, tmp_path: 
     assert run.points[-1].rounds == 20
     assert "the group changed after round 19" in run.notes[0]
     assert twin(run).step_error_median < 1e-6
-
-
-def test_too_little_is_told(record: Path, tmp_path: Path) -> None:
-    folder = copied(record, tmp_path / "none")
-    (folder / "decisions-0.jsonl").unlink()
-    with pytest.raises(InputError, match="no decision is recorded"):
-        twin(read_run(folder))
-    short = copied(record, tmp_path / "short")
-    lines = (short / "rounds-1.jsonl").read_text().splitlines(keepends=True)
-    for line in lines[:]:
-        if json.loads(line)["round"] >= 2:
-            lines.remove(line)
-    (short / "rounds-1.jsonl").write_text("".join(lines))
-    with pytest.raises(InputError, match=r"4 rounds|no decision"):
-        twin(read_run(short))
 
 
 # -- the command ---------------------------------------------------------------------------------------------
