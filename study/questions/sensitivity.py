@@ -17,12 +17,13 @@ from equipoise.base.json_values import plain
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.display import LABELS
+from equipoise.study.display import LABELS, show
 from equipoise.study.questions.sensitivity_keys import KeyRange, default_ranges, read_range
 from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "sensitivity.json"
+SMALL = 0.01  # of the result: what changes it by less is counted, not named
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Sensitivity:
         """Plain data, as in `sensitivity.json`; unknown values are None."""
         data = {
             "schema_version": 1,
+            "answer": answer(self),
             "scenario": self.scenario,
             "policy": self.policy,
             "metric": self.metric,
@@ -88,6 +90,24 @@ class Sensitivity:
         }
         found: dict[str, Any] = plain(data)
         return found
+
+
+def answer(found: Sensitivity) -> str:
+    """What the result depends on most, and on how many values it does not depend, in a sentence or two."""
+    what = f"{LABELS.get(found.metric, found.metric).strip()} of {found.scenario} under {found.policy}"
+    base = show(found.metric, found.base.mean, found.base.half_width)
+    bars = [bar for bar in found.bars if bar.length >= SMALL]
+    if not bars:
+        return f"{what} ({base}) changes by less than {SMALL:.0%} with each of the {len(found.bars)} values."
+    first, *others = bars
+    ends = [
+        f"{end.ratio.mean:.3g} times at {end.shown}" for end in (first.low, first.high) if math.isfinite(end.ratio.mean)
+    ]
+    text = f"{what} ({base}) depends most on {first.key}: {', '.join(ends)}"
+    if others:
+        text += f"; then on {' and '.join(bar.key for bar in others[:2])}"
+    small = len(found.bars) - len(bars)
+    return f"{text}." + (f" {small} of {len(found.bars)} values change it by less than {SMALL:.0%}." if small else "")
 
 
 def _row(bar: Bar) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from equipoise.sim.record import MissingError, undone
 from equipoise.sim.run import is_random
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import LARGEST
-from equipoise.study.display import METRICS, MORE_IS_BETTER
+from equipoise.study.display import LABELS, METRICS, MORE_IS_BETTER, show
 from equipoise.study.folders import TUNE, check_free
 from equipoise.study.questions.race import LEVEL, Values, expected, front, looks, p_better, surely_worse
 from equipoise.study.runs.make import How, Progress, make
@@ -127,9 +127,29 @@ class FoundParameters:
         """Whether some choice is significantly better than the start, in some objective."""
         return any(choice.trial is not self.trials[0] and choice.better_in() for choice in self.choices)
 
+    def answer(self) -> str:
+        """What the best point wins on fresh seeds, by the first objective, or that none does."""
+        metric = next(iter(self.start))
+        what = f"{LABELS.get(metric, metric).strip()} of {self.scenario} under {self.policy}"
+        others = [choice for choice in self.choices if choice.trial is not self.trials[0]]
+        sign = -1.0 if metric in MORE_IS_BETTER else 1.0
+        better = sorted((c for c in others if c.better_in()), key=lambda c: sign * c.ratios[metric].mean)
+        if not better:
+            tried = f"of {len(self.trials)} points none is certainly better on fresh seeds"
+            return f"Keep the scenario as it is: {tried} ({what}: {show(metric, self.start[metric])})."
+        best = better[0]
+        ratio, values = best.ratios[metric], ", ".join(f"{key}={value}" for key, value in best.trial.values.items())
+        interval = f" ({ratio.low:.3g} to {ratio.high:.3g})" if ratio.n > 1 else ""
+        seeds = "fresh seed" if ratio.n == 1 else "fresh seeds"
+        text = f"Set {values}: {what} is {ratio.mean:.3g} times{interval} that of now on {ratio.n} {seeds}"
+        for other in list(self.start)[1:]:
+            text += f", {LABELS.get(other, other).strip()} {best.ratios[other].mean:.3g} times"
+        more = len(better) - 1
+        return text + (f"; {more} other points are better in some objective." if more else ".")
+
     def as_json(self) -> str:
         """All results as JSON."""
-        content = {"schema_version": 2, "better": self.better, **asdict(self)}
+        content = {"schema_version": 2, "answer": self.answer(), "better": self.better, **asdict(self)}
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
 

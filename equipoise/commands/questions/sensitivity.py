@@ -16,6 +16,7 @@ from equipoise.exit_codes import OK
 if TYPE_CHECKING:
     from equipoise.study.questions.sensitivity import Bar, End, Sensitivity
 
+SHOWN = 18  # bars
 _HALF = 14  # characters of the bar on each side of the base
 
 
@@ -51,22 +52,23 @@ def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: 
 
 
 def as_text(found: Sensitivity) -> Iterator[str]:
-    """The tornado chart as text: key, low and high values, ratios, and a bar around the base."""
-    from equipoise.study.display import LABELS, show
+    """The answer, and the tornado chart as text: key, low and high values, ratios, and a bar around the base."""
+    from equipoise.study.questions.sensitivity import answer
 
-    seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
-    base = show(found.metric, found.base.mean, found.base.half_width)
-    yield f"{found.scenario}: {LABELS.get(found.metric, found.metric)} under {found.policy}, {seeds}, base {base}"
+    yield answer(found)
     yield ""
     reach = max((abs(_log(end)) for bar in found.bars for end in (bar.low, bar.high)), default=0.0)
     rows = [("", "low", "high", "at low", "at high", f"{'less':>{_HALF}} | more")]
     rows += [
         (bar.key, bar.low.shown, bar.high.shown, _ratio(bar.low), _ratio(bar.high), _drawn(bar, reach))
-        for bar in found.bars
+        for bar in found.bars[:SHOWN]
     ]
     cells = aligned([row[:5] for row in rows], [False, *[True] * 4])
     for cell, row in zip(cells, rows, strict=True):
         yield f"{cell}  {row[5]}".rstrip()
+    seeds = "one seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    more = f"; {len(found.bars) - SHOWN} shorter bars are in the JSON" if len(found.bars) > SHOWN else ""
+    yield f"{seeds}, ratios to the unchanged scenario{more}"
 
 
 def _ratio(end: End) -> str:

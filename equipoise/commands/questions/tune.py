@@ -116,6 +116,8 @@ def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
     metrics, start, early = search.metrics, found.trials[0], sum(trial.pruned for trial in found.trials)
     told = f", {early} of them stopped early" if early else ""
     what = " and ".join(LABELS.get(metric, metric).strip() for metric in metrics)
+    yield found.answer()
+    yield ""
     yield f"{what} under {found.policy}, {len(found.trials)} trials of {start.seeds} seeds{told}"
     names = [LABELS.get(metric, metric).strip() for metric in metrics]
     rows = [("", *names, *(f"{name}, fresh seeds" for name in names))]
@@ -126,10 +128,6 @@ def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
         fresh = [_ratio(choice, metric) for metric in metrics]
         rows.append((_values(choice.trial.values), *(show(m, choice.trial.means[m]) for m in metrics), *fresh))
     yield from aligned(rows)
-    if found.better:
-        yield f"found: {sum(bool(choice.better_in()) for choice in found.choices)} better than unchanged"
-    else:
-        yield "found nothing better than unchanged on fresh seeds"
 
 
 def _ratio(choice: Choice, metric: str) -> str:
