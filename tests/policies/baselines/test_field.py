@@ -231,6 +231,13 @@ def test_shockwave_sells_rounds_by_budget():
     assert rounds.tolist() == [0, 4], "the longest job first, where the makespan weighs"
 
 
+def test_shockwave_runs_the_job_that_has_waited_longer():
+    """An hour of work each on one GPU: rho is (0 + 2) / 2 = 1 and (2 + 2) / 2 = 2, so that the second buys more."""
+    observation = kinds([[2.0], [2.0]], gpus=(1,), arrival_s=np.array([0.0, -7200.0]))
+    plan, _ = make_stage("shockwave").refine(observation, UNCHANGED, {})
+    assert list(placed(plan, observation)) == [1]
+
+
 def test_shockwave_is_exact_for_equal_gangs():
     """Against all ways to share 6 rounds among three jobs."""
     ran, left, budget = np.array([0.0, 2.0, 5.0]), np.full(3, 9.0), np.array([0.2, 0.3, 0.5])
