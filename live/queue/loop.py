@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from equipoise.live.decide.decider import Decider
-from equipoise.live.queue.ahead import with_order
+from equipoise.live.queue.guard import Guard
 from equipoise.live.queue.lease import to_give_back
 from equipoise.live.queue.manager import ManagerError, NotAllowedError, QueueManager
 from equipoise.live.queue.options import QueueOptions
@@ -17,6 +17,7 @@ from equipoise.live.queue.record import Record
 from equipoise.live.queue.world import QueueWorld
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import RUNNING, WAITING, Gpus, Jobs, Nodes, Observation
+from equipoise.policies.queues.ahead import with_order
 
 _COMPILE_S = 300.0  # for the first decision, whose kernels have to be compiled
 _FAILURES = 3  # in a row: then the queue is given back until a decision succeeds
@@ -31,7 +32,11 @@ class Scheduler:
     stopped(): asked about ten times a second; true ends the run, after everything has been given back.
     """
 
-    def __init__(self, manager: QueueManager, policy: Policy, options: QueueOptions, record: Record) -> None:
+    def __init__(
+        self, manager: QueueManager, policy: Policy, options: QueueOptions, record: Record, guard: Guard | None = None
+    ) -> None:
+        """`guard`: ends a mode `act` that does worse than the manager's own order; the queue is observed then."""
+        self.guard, self.stepped_back = guard, False
         self.manager, self.options, self.record = manager, options, record
         self.world = QueueWorld(manager, options, record)
         self.decider = Decider(with_order(policy), options.budget_s)
@@ -52,6 +57,8 @@ class Scheduler:
             wait_s = min(self.options.every_s * 2.0 ** min(self._lost, 6), max(_LONGEST_WAIT_S, self.options.every_s))
             while not stopped() and time.monotonic() < begun_s + wait_s:
                 time.sleep(0.1)
+        if self.guard is not None:
+            self.guard.close()
         return self.give_back("stopped")
 
     def step(self) -> None:
@@ -66,7 +73,11 @@ class Scheduler:
                 self.decider.memory = dict(self.decider.policy.initial())
                 changed = True
             self.world.forget_ended()
-            if self.options.mode == "observe":
+            if self.guard is not None and (why := self.guard.ask(self.world.rows.ended)):
+                self.stepped_back |= self.give_back(why)
+                self.record.event("stepped back", why=why)
+                self.guard = None
+            if self.options.mode == "observe" or self.stepped_back:
                 return
             if changed or self.world.behind or self._due():
                 self._decide()

@@ -10,9 +10,10 @@ import numpy as np
 
 from equipoise.live.queue.manager import Phase, QueuedJob, QueueNode
 from equipoise.policies.observation import Gpus, Ints, Nodes
+from equipoise.policies.queues.ahead import FREE_NEXT
 
-FOREIGN, FREE_NEXT = -2, -3
-"""Stand in `Gpus.job` for jobs that are not ours, and for ours that are over but have not given their GPUs back."""
+FOREIGN = -2
+"""Stands in `Gpus.job` for jobs that the queue does not show."""
 
 
 class Machines:

@@ -49,6 +49,7 @@ class QueuedJob(NamedTuple):
     qos: str = ""
     ref: str = ""
     array: int = 0
+    account: str = ""
 
 
 class QueueNode(NamedTuple):

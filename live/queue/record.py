@@ -3,6 +3,7 @@
 DIR/decisions.jsonl   every decision, as `policies.record.journal` writes it
 DIR/events.jsonl      jobs that came, started and ended; every action with its reason; what went wrong
 DIR/touched.json      what Slurm has to get back: written before anything is changed
+DIR/site/             the configuration and the accounts of the site, for the twin
 DIR/lock              locked by the scheduler that writes here
 
 A .jsonl file that grows beyond its limit becomes NAME.1.jsonl, in place of the one before.
@@ -155,6 +156,12 @@ class Record:
             old_name(path)
             self._decisions = JournalWriter(path)
         self._decisions.write(decision, refused)
+
+    def site(self, files: Mapping[str, bytes]) -> None:
+        """Keep what the manager says of its site, for the twin."""
+        (self.folder / "site").mkdir(exist_ok=True)
+        for name, content in files.items():
+            write_whole(self.folder / "site" / name, content.decode(errors="replace"))
 
     def actions(self, changes: Sequence[QueueChange], event: str) -> None:
         """One line for each change."""

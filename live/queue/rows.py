@@ -28,6 +28,7 @@ class JobRows:
         self.table = Jobs()
         self.row: dict[int, int] = {}
         self.jobs: dict[int, QueuedJob] = {}  # by id, as last seen, all that have not ended
+        self.ended = 0  # jobs whose end was seen
         self._told: set[tuple[int, float]] = set()  # job and start (0: arrival) of what was told
         self._before_gpu_s: dict[int, float] = {}  # attained before the last start, by id
 
@@ -85,6 +86,10 @@ class JobRows:
                     id=job.id,
                     name=job.name,
                     user=job.user,
+                    account=job.account,
+                    partition=job.partition,
+                    qos=job.qos,
+                    limit_s=job.limit_s,
                     gpus=job.gpus,
                     submit_s=job.submit_s,
                     arrival_s=arrival_s,
@@ -169,6 +174,7 @@ class JobRows:
         if math.isfinite(job.start_s) and job.nodes:  # it may have started and ended between two looks
             self._tell_start(job)
         if job.mine:
+            self.ended += 1
             self.tell("end", id=job.id, start_s=job.start_s, end_s=end_s, state=state)
         if row is None:
             return False

@@ -6,6 +6,7 @@ of 22.05 writes it as an unsigned number, or not at all), and 10,000 jobs take a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
@@ -93,6 +94,13 @@ _FIRST_PRIORITY = 4294901760
 """priority/basic counts down from here."""
 _UNSURE_S = 60.0
 _FACTORS = "%i|%Y|%A|%F|%J|%P|%Q|%S"
+_DESCRIPTION = {
+    "config.txt": "scontrol show config",
+    "nodes.txt": "scontrol show node",
+    "partitions.txt": "scontrol show partition",
+    "qos.txt": "sacctmgr --parsable2 show qos",
+    "assoc.txt": "sacctmgr --parsable2 show assoc",
+}
 _DENIED = ("Access/permission denied", "Invalid user id")
 
 
@@ -149,6 +157,14 @@ class Slurm:
     def cluster(self) -> str:
         """Name and port of the cluster. Raises ManagerError."""
         return "-".join(self.settings().get(key, "") for key in ("ClusterName", "SlurmctldPort"))
+
+    def describe(self) -> dict[str, bytes]:
+        """Configuration, nodes, partitions, QOS and accounts as Slurm prints them, by file name, as far as it does."""
+        found = {}
+        for name, command in _DESCRIPTION.items():
+            with contextlib.suppress(ManagerError):
+                found[name] = self._run(command.split())
+        return found
 
     def unusable(self, *, act: bool, held: bool) -> str:
         """Why this Slurm cannot be scheduled so, or "". Raises ManagerError."""
@@ -338,7 +354,7 @@ def _jobs(table: JobTable, partition: str, account: str) -> tuple[QueuedJob, ...
         mine = partition in ("", *where.split(",")) and account in ("", charged)
         ref = re.sub(r"%\d+", "", shown)  # scontrol knows no limit of tasks
         known = rank, _whole(nice), held, limited, mine and not _whole(het), requeue == "1", why, where, qos
-        jobs.append(QueuedJob._make((*whose, *times_s, *known, ref, array if "_" in shown else 0)))
+        jobs.append(QueuedJob._make((*whose, *times_s, *known, ref, array if "_" in shown else 0, charged)))
     return tuple(jobs)
 
 

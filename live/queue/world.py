@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 
-from equipoise.live.queue.ahead import order_of
 from equipoise.live.queue.apply import exchange
 from equipoise.live.queue.machines import Machines
 from equipoise.live.queue.manager import (
@@ -24,6 +23,7 @@ from equipoise.live.queue.record import Record
 from equipoise.live.queue.rows import JobRows
 from equipoise.policies.contract import Plan, Refusal
 from equipoise.policies.observation import RUNNING, WAITING, Observation
+from equipoise.policies.queues.ahead import order_of
 
 _DONE_KEPT = 4096  # rows of ended jobs, before the tables are made anew
 _SET_KEPT = 64  # nice values per job

@@ -91,7 +91,7 @@ class Multifactor(AllocationStage):
         if not len(o.waiting):
             return unchanged(plan, self.name, NONE_WAITS), memory
         rows = o.waiting
-        priority = priorities(o, rows, usage["usage"])
+        priority, memory = self.steered(o, rows, priorities(o, rows, usage["usage"]), memory)
         claim = o.jobs.claim[rows]
         tier = np.where(claim >= 0, o.queues.tier[claim], 1) if len(o.queues.tier) else np.ones(len(rows))
         order = np.lexsort((rows, -priority, -tier))
@@ -127,6 +127,10 @@ class Multifactor(AllocationStage):
         if allocation is not None:
             plan = plan.with_(allocation=allocation)
         return plan.because(self.name, text, **values), memory
+
+    def steered(self, o: Observation, rows: Ints, priority: Floats, memory: Memory) -> tuple[Floats, Memory]:
+        """Priorities (of rows) as something in front of the queue has changed them; nothing does here."""
+        return priority, memory
 
     def _main(self, turn: _Turn, ranked: Ints) -> list[int]:
         """Start jobs in order, each partition up to the first that cannot be placed; returns the jobs left."""

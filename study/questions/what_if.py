@@ -101,6 +101,7 @@ def _changes(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) 
                 f"{fewer} GPUs in place of {gpus}, running longer in proportion", 1.0 - fewer / gpus, gpus=fewer
             )
     yield from _more_nodes(scenario, trace)
+    yield from _higher_limits(folder, scenario, trace, row)
     queues = scenario.queues
     names = {
         "partition": [p.name for p in queues.partitions],
@@ -138,6 +139,45 @@ def _more_nodes(scenario: Scenario, trace: Trace | None) -> Iterator[WhatIf]:
         more = cluster.model_copy(update=update)
         text = f"one more node of {group.name} ({group.gpus} GPUs)"
         yield WhatIf(text, group.gpus / total, scenario.model_copy(update={"cluster": more}), trace)
+
+
+_LIMITS = ("gpus", "jobs", "gpus_per_user", "jobs_per_user", "gpus_per_account", "jobs_per_account")
+
+
+def _higher_limits(folder: Folder, scenario: Scenario, trace: Trace | None, row: int) -> Iterator[WhatIf]:
+    """Each limit and quota of the job's QOS, partition, account, user and queue, raised so that it fits on top."""
+    queues, gpus = scenario.queues, int(folder.jobs["gpus"][row])
+    total = sum(group.count * group.gpus for group in scenario.cluster.groups)
+    who = {
+        kind: str(folder.jobs[kind][row]) if kind in folder.jobs else ""
+        for kind in ("user", "account", "partition", "qos", "queue")
+    }
+    partition = next(
+        (p for p in queues.partitions if p.name == who["partition"] or (p.default and not who["partition"])), None
+    )
+    above, accounts = who["account"], dict[str, str]()
+    while above and above not in accounts:
+        accounts[above] = next((a.parent for a in queues.accounts if a.name == above), "")
+        above = accounts[above]
+    mine: dict[str, Callable[[Any], bool]] = {
+        "qos": lambda one: one.name in (who["qos"], partition.qos if partition else ""),
+        "partitions": lambda one: one is partition,
+        "accounts": lambda one: one.name in accounts,
+        "users": lambda one: (one.name, one.account) == (who["user"], who["account"]),
+        "queues": lambda one: who["queue"] in (one.name, *one.names),
+    }
+    for section, applies in mine.items():
+        entries = getattr(queues, section)
+        for k, entry in enumerate(entries):
+            for key in _LIMITS if applies(entry) else ():
+                old = getattr(entry, key, None)
+                if not isinstance(old, (int, float)):
+                    continue
+                new = old + (gpus if key.startswith("gpus") else 1)
+                changed = (*entries[:k], entry.model_copy(update={key: new}), *entries[k + 1 :])
+                update = {"queues": queues.model_copy(update={section: changed})}
+                text = f"{section} {entry.name}: {key} {new:g} in place of {old:g}"
+                yield WhatIf(text, gpus / total, scenario.model_copy(update=update), trace)
 
 
 def _linked(topology: Explicit, like: str, name: str) -> Explicit:

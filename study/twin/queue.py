@@ -120,10 +120,10 @@ def twin(run: QueueRun, seed: int = 0) -> QueueTwin:
     as_live = Policy(run.policy.name, tuple(AsLiveQueue(stage, *known) for stage in stages))
     decisions, again, places, first_s = _decisions(run)
     as_started = Policy("as-started", (AsStarted(tuple(_decided_order(run, places))),))
-    last_s, waited = _reactions_s(run)
+    last_s, waited = reactions_s(run)
     reaction_s = float(last_s[waited].mean()) if waited.any() else 0.0
     seen_s = _seen_s(run, first_s, waited)
-    idle_s = _idle_s(run, last_s, reaction_s)
+    idle_s = _idle_s(run)
     return QueueTwin(
         run,
         reaction_s,
@@ -185,7 +185,7 @@ def _simulated(run: QueueRun, policy: Policy, came_s: Floats, idle_s: Floats, se
     return np.array([start_of[job] for job in run.id.tolist()])
 
 
-def _reactions_s(run: QueueRun) -> tuple[Floats, Bools]:
+def reactions_s(run: QueueRun) -> tuple[Floats, Bools]:
     """(time from the last end before each start to that start, whether the job had waited for that end)."""
     ends_s = np.sort(run.end_s)
     before = np.searchsorted(ends_s, run.start_s, side="right") - 1
@@ -193,11 +193,13 @@ def _reactions_s(run: QueueRun) -> tuple[Floats, Bools]:
     return run.start_s - last_s, last_s >= run.arrival_s
 
 
-def _idle_s(run: QueueRun, last_s: Floats, mean_s: float) -> Floats:
+def _idle_s(run: QueueRun) -> Floats:
     """Idle time (s) of the GPUs of each job after its end: until the next start, if jobs waited.
 
     The mean where no start shows it, because other jobs ended before the next start.
     """
+    last_s, waited = reactions_s(run)
+    mean_s = float(last_s[waited].mean()) if waited.any() else 0.0
     idle_s, before_s = np.full(len(run.id), mean_s), run.start_s - last_s
     for end_s in np.unique(run.end_s).tolist():
         after_s = last_s[before_s == end_s]

@@ -25,7 +25,7 @@ FORMAT = {"format": "equipoise-queue", "version": 1}
 class QueueRun:
     """Content of a scheduler's record. Arrays are per job, in order of (arrival, id); times in UTC seconds.
 
-    estimate_s: estimated duration, NaN if unknown. did_s: times of changes, ascending.
+    estimate_s: estimated duration, NaN if unknown; limit_s: time limit. did_s: times of changes, ascending.
     """
 
     folder: Path
@@ -39,6 +39,9 @@ class QueueRun:
     end_s: Floats
     estimate_s: Floats
     did_s: Floats
+    limit_s: Floats
+    claim: Mapping[str, tuple[str, ...]]  # user, account, partition and QOS of each
+    across_qos: bool
     notes: tuple[str, ...]
 
 
@@ -62,6 +65,8 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
     for event in chain.from_iterable(map(_events, parts(folder / EVENTS))):
         kind = event["event"]
         if kind == "begun":
+            if any(begun.get(key) != event.get(key) for key in ("policy", "mode")):
+                jobs.clear()  # of another scheduler
             begun = event
         elif kind == "nodes":
             nodes = event["nodes"]
@@ -96,6 +101,9 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
         end_s=_column(over, "end_s"),
         estimate_s=_column(over, "estimate_s"),
         did_s=np.array(sorted(did_s)),
+        limit_s=_column(over, "limit_s"),
+        claim={kind: tuple(str(job.get(kind, "")) for job in over) for kind in ("user", "account", "partition", "qos")},
+        across_qos=begun.get("across_qos") is True,
         notes=(f"{missing} jobs have not started and ended on record, and are left out",) if missing else (),
     )
 

@@ -41,11 +41,11 @@ class Row(NamedTuple):
 
 
 def workload(seed: int) -> list[Row]:
-    """Mix A: 60 jobs over eight minutes that run 20 to 120 s on 1 to 8 GPUs; every seventh is urgent."""
+    """Mix A: 60 jobs over six minutes that run 20 to 120 s on 1 to 8 GPUs; every seventh is urgent."""
     random = np.random.default_rng(seed)
-    submit_s = np.cumsum(random.exponential(8.0, JOBS))
+    submit_s = np.cumsum(random.exponential(6.0, JOBS))
     took_s = random.integers(20, 121, JOBS)
-    gpus = random.choice([1, 2, 4, 8], JOBS, p=[0.4, 0.3, 0.2, 0.1])
+    gpus = random.choice([1, 2, 4, 8], JOBS, p=[0.3, 0.3, 0.25, 0.15])
     loose = random.choice([1.0, 2.0, 4.0], JOBS)
     users = random.choice(len(USERS), JOBS, p=[0.4, 0.3, 0.2, 0.1])
     urgent = random.random(JOBS) < 1 / 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from equipoise.commands.live.policies import policy_of
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import FAILURE, OK
 from equipoise.formats.text.errors import FormatError
+from equipoise.live.queue.guard import Guard
 from equipoise.live.queue.lease import Watchdog
 from equipoise.live.queue.loop import Scheduler
 from equipoise.live.queue.manager import ManagerError
@@ -24,6 +26,7 @@ from equipoise.live.queue.slurm import Slurm
 from equipoise.live.queue.world import whom
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, say
 from equipoise.policies.contract import Policy
+from equipoise.sim.scenario.tree import InputError
 
 _above_zero = FloatRange(min=0.0, min_open=True)
 
@@ -166,11 +169,13 @@ def _run(
             raise WrongInputError(why)
         scope = lock_scope(manager.cluster(), partition) if act else []
         record = Record(folder, None if state.quiet else _echo)
+        record.site(manager.describe())
         for line in whom(manager.snapshot(), options) if act else ():
             note(state.quiet, line)
     except (BusyError, ManagerError, ValueError) as error:
         raise WrongInputError(str(error)) from error
-    scheduler = Scheduler(manager, policy, options, record)
+    judge = [sys.executable, "-m", "equipoise.study.twin.queue_order", str(folder)]
+    scheduler = Scheduler(manager, policy, options, record, Guard(judge) if act and not options.requeue else None)
     if problem := scheduler.warm_up():
         raise WrongInputError(f"{policy.name}: {problem}")
     record.event(
@@ -180,6 +185,7 @@ def _run(
         partition=partition,
         account=account,
         requeue=options.requeue,
+        across_qos=options.across_qos,
         every_s=options.every_s,
     )
     watchdog = Watchdog(folder, partition, account, scope) if act else None
@@ -188,9 +194,23 @@ def _run(
         watchdog.dismiss()
     record.close()
     note(state.quiet, f"{folder}: {scheduler.decisions} decisions")
+    if options.mode == "observe":
+        _say_change(state, folder, policy)
     if scheduler.problem:
         raise WrongInputError(scheduler.problem)
     return OK if given_back else FAILURE
+
+
+def _say_change(state: CommandState, folder: Path, policy: Policy) -> None:
+    """Print what the policy would have changed, where the record and the site allow to simulate it."""
+    from equipoise.sim.run import RunFailed
+    from equipoise.study.twin.queue_order import orders, sentence
+    from equipoise.study.twin.queue_record import read_queue
+
+    try:
+        say(sentence(orders(read_queue(folder, policy), policy)))
+    except (InputError, RunFailed) as error:
+        note(state.quiet, f"what {policy.name} would have changed is not known: {str(error).splitlines()[0]}")
 
 
 def _stopped() -> Callable[[], bool]:

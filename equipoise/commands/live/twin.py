@@ -11,10 +11,13 @@ from equipoise.base.files import write_whole
 from equipoise.commands.live.policies import policy_of
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK, OUTSIDE
-from equipoise.options import WrongInputError, common, say
+from equipoise.options import WrongInputError, common, note, say
 from equipoise.policies.contract import Policy
 from equipoise.sim.loading.file import dump
+from equipoise.sim.run import RunFailed
+from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin import queue, text
+from equipoise.study.twin.queue_order import SITE, as_data, orders, sentence
 from equipoise.study.twin.queue_record import is_queue, read_queue
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.twin import twin as compare_run
@@ -64,6 +67,16 @@ def _queue(
     """The twin of a queue: waiting and starts job by job."""
     if scenario is not None:
         raise click.UsageError("--scenario: allowed for the record of a training job only")
-    found = queue.twin(read_queue(Path(folder), policy), seed)
-    say(json.dumps(queue.as_data(found)) if form == "json" else queue.render(found), nl=form == "json")
+    run = read_queue(Path(folder), policy)
+    found = queue.twin(run, seed)
+    told = None
+    if (Path(folder) / SITE).is_dir():
+        try:
+            told = orders(run, run.policy)
+        except (InputError, RunFailed) as error:
+            note(False, f"{run.policy.name} in front of Slurm is not simulated: {str(error).splitlines()[0]}")
+    if form == "json":
+        say(json.dumps({**queue.as_data(found), **({} if told is None else {"orders": as_data(told)})}))
+    else:
+        say(queue.render(found) + (f"{sentence(told)}\n" if told is not None else ""), nl=False)
     return OK if tolerance is None or 1.0 - found.near_ratio(found.replayed_s) <= tolerance else OUTSIDE

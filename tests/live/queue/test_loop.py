@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +16,21 @@ import numpy as np
 import pytest
 
 from equipoise import cli
-from equipoise.live.queue.ahead import order_of, with_order
+from equipoise.live.queue.guard import Guard
 from equipoise.live.queue.lease import to_give_back
 from equipoise.live.queue.loop import Scheduler
-from equipoise.live.queue.machines import FOREIGN, FREE_NEXT
+from equipoise.live.queue.machines import FOREIGN
 from equipoise.live.queue.manager import Phase
 from equipoise.live.queue.options import QueueOptions
 from equipoise.live.queue.record import BusyError, Record, Touched
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine
 from equipoise.policies.observation import Observation, Refusal
+from equipoise.policies.queues.ahead import FREE_NEXT, order_of, with_order
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.twin.queue import twin
+from equipoise.study.twin.queue_order import orders, sentence, verdict
 from equipoise.study.twin.queue_record import read_queue
 from tests.live.queue.fake import FakeQueue
 
@@ -532,6 +536,24 @@ def test_two_schedulers_do_not_share_a_record(case: Make, monkeypatch: pytest.Mo
         Record(c.folder)
 
 
+def test_a_policy_that_does_worse_than_the_queues_own_order_steps_back(case: Make) -> None:
+    c = case("sjf", estimates=ESTIMATES)
+    c.scheduler.guard = Guard([sys.executable, "-c", 'print(\'{"why": "it waits longer"}\')'], least=1, every_s=0.0)
+    submit_all(c.queue)
+    c.step()
+    assert any(job["nice"] for job in c.queue.jobs.values())
+    for _ in range(2000):
+        if c.scheduler.stepped_back:
+            break
+        c.step(0.01 if c.queue.now_s > 1011.0 else 1.0)
+        time.sleep(0.01)
+    assert [e["why"] for e in c.events("given back")] == ["it waits longer"]
+    assert not any(job["nice"] for job in c.queue.jobs.values() if job["state"] == "PENDING")
+    made = len(c.events("did"))
+    c.until_over()
+    assert len(c.events("did")) == made
+
+
 # -- the twin ----------------------------------------------------------------------------------------------------
 
 
@@ -547,6 +569,44 @@ def test_the_twin_starts_every_job_when_the_queue_did(case: Make, policy: str) -
     assert found.decisions_again == found.decisions > 24
     assert abs(found.apart_s(found.replayed_s)).max() <= 1.0
     assert abs(found.apart_s(found.anew_s)).max() <= 1.0  # the queue is looked at every second
+
+
+SITE = """\
+ClusterName=lab
+SchedulerType=sched/backfill
+PriorityType=priority/multifactor
+PriorityWeightQOS=1000
+NodeName=vm Gres=gpu:8 CPUs=64 RealMemory=20000
+PartitionName=main Nodes=ALL Default=YES
+"""
+
+
+def test_a_record_says_what_a_policy_would_have_changed_and_for_whom(case: Make, capsys: Any) -> None:
+    """Behind one of 10 s wait, for all GPUs, a (60 s) and b (20 s), and c (40 s) and d (30 s) of QOS urgent.
+
+    Own order: c 9, d 49, a 79, b 139 s; sjf within a QOS: d 9, c 39, b 79, a 99 s. (226 - 276) / 5 = -10 s, urgent
+    (48 - 58) / 2 = -5 s.
+    """
+    c = case("sjf", mode="observe")
+    c.queue.submit(10.0, 8, "block", limit_s=60.0)
+    c.queue.advance(c.queue.now_s)
+    c.queue.advance(c.queue.now_s + 1.0)
+    for name in "abcd":
+        job = c.queue.submit(ESTIMATES[name], 8, name, limit_s=ESTIMATES[name])
+        c.queue.jobs[job]["qos"] = "urgent" if name in "cd" else "normal"
+        c.queue.jobs[job]["priority"] += 10**6 * (name in "cd")
+    c.step(0.0)
+    c.until_over()
+    c.scheduler.record.site({"conf.txt": SITE.encode(), "qos.txt": b"Name|Priority\nnormal|0\nurgent|5\n"})
+    found = orders(read_queue(c.folder, make_policy("sjf")), make_policy("sjf"))
+    assert found.measured_s.tolist() == [0.0, 79.0, 139.0, 9.0, 49.0]
+    assert np.abs(found.own_s - found.measured_s).max() < 1.5
+    assert np.abs(found.steered_s - [0.0, 99.0, 79.0, 39.0, 9.0]).max() < 1.5
+    assert "changed the mean wait of 5 jobs by -10 s" in sentence(found)
+    assert "of the 2 urgent ones by -5 s" in sentence(found)
+    assert verdict(read_queue(c.folder))["why"] == ""
+    assert cli.main(["twin", str(c.folder), "--policy", "sjf"]) == cli.OK
+    assert "changed the mean wait of 5 jobs by -10 s" in capsys.readouterr().out
 
 
 def test_the_command_twin_reads_the_record_of_a_queue(

@@ -108,6 +108,21 @@ def test_changes_are_run(tmp_path: Path) -> None:
     assert (best.text, best.start_s) == ("3 GPUs in place of 6, running longer in proportion", 10.0)
 
 
+def test_the_limit_that_binds_is_raised(tmp_path: Path) -> None:
+    """u holds its 4 of 8 GPUs to 100 s; with 3 more allowed, its job of 3 starts at once, by account or by QOS."""
+    jobs = [job("u1", 4, user="u", account="b", qos="q"), job("x", 3, 10, user="u", account="b", qos="q")]
+    accounts = [{"name": "a", "gpus": 5}, {"name": "b", "parent": "a", "jobs": 5}]
+    folder = made(tmp_path, jobs, "multifactor", qos=[{"name": "q", "gpus_per_user": 4}], accounts=accounts)
+    tried = {one.text: one.start_s for one in try_changes(folder, folder.row("x"))}
+    assert tried["qos q: gpus_per_user 7 in place of 4"] == 100.0  # the account binds, too
+    assert tried["accounts a: gpus 8 in place of 5"] == 100.0
+    assert tried["accounts b: jobs 6 in place of 5"] == 100.0
+    folder = made(tmp_path / "one", jobs, "multifactor", qos=[{"name": "q", "gpus_per_user": 4}])
+    best = smallest(try_changes(folder, folder.row("x")), 100.0, 10.0)
+    assert best is not None
+    assert (best.text, best.start_s) == ("qos q: gpus_per_user 7 in place of 4", 10.0)
+
+
 def test_the_own_queue_by_another_name_is_no_change(tmp_path: Path) -> None:
     jobs = [job("r", 4, queue="door"), job("x", 4, 5, queue="door")]
     queues = [{"name": "one", "gpus": 4, "names": ["door"]}, {"name": "two", "gpus": 4}]

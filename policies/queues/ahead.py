@@ -14,11 +14,12 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from equipoise.live.queue.machines import FREE_NEXT
 from equipoise.policies.contract import Allocation, Kind, Memory, Plan, Policy, Stage, refine
 from equipoise.policies.observation import DONE, RUNNING, WAITING, Observation, Table, writable
 
 ORDER = "order"
+FREE_NEXT = -3
+"""Stands in `Gpus.job` for jobs that are over and have not given their GPUs back."""
 _UNKNOWN_S = 3600.0  # a job without any estimate ends so much later
 
 

@@ -1,0 +1,140 @@
+"""What another order would do to a recorded queue: its site's own scheduler, and a policy in front of it, simulated.
+
+    found = orders(read_queue(Path("seen")), make_policy("s4"))
+    print(sentence(found))
+
+The site is imported from what its manager printed (DIR/site): nodes, partitions, QOS, limits, fair shares, weights,
+backfill. `python -m equipoise.study.twin.queue_order DIR` prints whether a policy that acts does worse than that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from equipoise.formats.text.columns import TextBuilder
+from equipoise.policies.contract import Policy
+from equipoise.policies.observation import Bools, Floats
+from equipoise.policies.queues.multifactor import Multifactor
+from equipoise.policies.queues.steered import Steered
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.loading.site.read import import_site
+from equipoise.sim.run import run as simulate
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.traces.read import make_trace
+from equipoise.study.twin.queue import reactions_s
+from equipoise.study.twin.queue_record import QueueRun, read_queue
+
+SITE = "site"
+_DRAWS, _MOST_IDLE_S = 2000, 10.0
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Waiting times (s) of the jobs of a record: measured, under the site's own order, and under the policy."""
+
+    policy: str
+    measured_s: Floats
+    own_s: Floats
+    steered_s: Floats
+    urgent: Bools  # of the QOS with the highest priority, where jobs of several were seen
+
+
+def orders(run: QueueRun, policy: Policy) -> Orders:
+    """Simulate the jobs of a record at its site. Raises InputError, RunFailed."""
+    scenario, urgent = _site(run)
+    steered = Steered(policy=policy, across_qos=run.across_qos)
+    arrival_s = run.arrival_s - run.arrival_s[0]
+    starts_s = [_starts_s(run, scenario, Policy(stage.name, (stage,))) for stage in (Multifactor(), steered)]
+    own_s, steered_s = (start_s - arrival_s for start_s in starts_s)
+    return Orders(policy.name, run.start_s - run.arrival_s, own_s, steered_s, urgent)
+
+
+def _site(run: QueueRun) -> tuple[Scenario, Bools]:
+    files = sorted((run.folder / SITE).glob("*.txt"))
+    if not files:
+        raise InputError([f"{run.folder / SITE}: no description of the site, which `schedule` keeps there"])
+    value = yaml.safe_load(import_site(files, out=run.folder / "site.yaml"))
+    scenario = from_mapping({**value, "name": "queue"})
+    priority = {qos.name: qos.priority for qos in scenario.queues.qos}
+    ranks = np.array([priority.get(name, 0.0) for name in run.claim["qos"]])
+    return scenario, (ranks == ranks.max()) & (ranks > ranks.min())
+
+
+def _starts_s(run: QueueRun, scenario: Scenario, policy: Policy) -> Floats:
+    """Start of each job (s) after the first arrival; GPUs stay idle after a job as they did at the site."""
+    before_s, waited = reactions_s(run)
+    quick = before_s[waited & (before_s <= _MOST_IDLE_S)]
+    took_s = np.maximum(run.end_s - run.start_s + (float(np.median(quick)) if len(quick) else 0.0), 1e-3)
+    columns: dict[str, Any] = {"time_limit_s": np.where(np.isfinite(run.limit_s), run.limit_s, np.nan)}
+    for kind, texts in run.claim.items():
+        builder = TextBuilder()
+        builder.add(texts)
+        columns[kind] = builder.finish()
+    arrival_s = run.arrival_s - run.arrival_s[0]
+    trace = make_trace(run.id, arrival_s, run.gpus, took_s, columns=columns, source=str(run.folder))
+    made = simulate(scenario, policy=policy, seed=0, trace=trace)
+    start_of = dict(zip(made.jobs["job_id"].tolist(), made.jobs["start_s"].tolist(), strict=True))
+    return np.array([start_of.get(job, np.nan) for job in run.id.tolist()])
+
+
+def change_s(found: Orders, which: Bools | None = None) -> tuple[float, float, float]:
+    """(mean change of the wait by the policy, and the bounds of its 90 % interval over draws of the jobs) in s."""
+    apart_s = found.steered_s - found.own_s
+    apart_s = apart_s[np.isfinite(apart_s) & (True if which is None else which)]
+    if not len(apart_s):
+        return np.nan, np.nan, np.nan
+    draws = np.random.default_rng(0).choice(apart_s, (_DRAWS, len(apart_s))).mean(axis=1)
+    low_s, high_s = np.percentile(draws, (5, 95)).tolist()
+    return float(apart_s.mean()), low_s, high_s
+
+
+def sentence(found: Orders) -> str:
+    """What the policy would have changed, in one sentence."""
+    own_s = float(np.nanmean(found.own_s))
+    mean_s, low_s, high_s = change_s(found)
+    text = (
+        f"{found.policy} would have changed the mean wait of {len(found.own_s)} jobs by {mean_s:+.0f} s "
+        f"({low_s:+.0f} to {high_s:+.0f} s; {_percent(mean_s, own_s)})"
+    )
+    if found.urgent.any():
+        theirs_s, low_s, high_s = change_s(found, found.urgent)
+        text += f", of the {found.urgent.sum()} urgent ones by {theirs_s:+.0f} s ({low_s:+.0f} to {high_s:+.0f} s)"
+    return f"{text}; Slurm's own order waits {own_s:.0f} s simulated, {found.measured_s.mean():.0f} s on record"
+
+
+def _percent(change_s: float, of_s: float) -> str:
+    return f"{100 * change_s / of_s:+.0f} %" if of_s > 0 else "nothing waited"
+
+
+def verdict(run: QueueRun) -> dict[str, float | str]:
+    """Whether the policy that acted did worse than the site's own order would have; `why` is "" if not.
+
+    Worse: its measured mean wait is above that of the simulated own order by more than the simulation is wrong about
+    the policy itself, and by more than a tenth.
+    """
+    found = orders(run, run.policy)
+    measured_s, own_s, same_s = (float(np.nanmean(x)) for x in (found.measured_s, found.own_s, found.steered_s))
+    worse = measured_s - own_s > max(abs(measured_s - same_s), 0.1 * own_s)
+    why = f"mean wait of {len(run.id)} jobs {measured_s:.0f} s, by Slurm's own order {own_s:.0f} s" if worse else ""
+    return {"measured_s": measured_s, "own_s": own_s, "steered_s": same_s, "why": why}
+
+
+def as_data(found: Orders) -> Mapping[str, Any]:
+    """Plain data: seconds."""
+    mean_s, low_s, high_s = change_s(found)
+    urgent_s = change_s(found, found.urgent)[0] if found.urgent.any() else None
+    own_s = float(np.nanmean(found.own_s))
+    return {"own_s": own_s, "change_s": mean_s, "low_s": low_s, "high_s": high_s, "urgent_change_s": urgent_s}
+
+
+if __name__ == "__main__":
+    print(json.dumps(verdict(read_queue(Path(sys.argv[1])))))
