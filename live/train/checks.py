@@ -22,15 +22,15 @@ _SURE = 3  # rounds after which a multiple of the samples is taken for the batch
 CHECK_COLUMNS = ("check_sum", "check_size", "check_stream")
 
 
-def batch_size(tree: Any) -> int:
-    """Length of the first tensor among a model's inputs; 0 without any."""
+def batch_size(tree: Any, dimension: int = 0) -> int:
+    """Length of the first tensor among a model's inputs in a dimension; 0 without any."""
     if isinstance(tree, torch.Tensor):
-        return tree.shape[0] if tree.ndim else 0
+        return tree.shape[dimension] if tree.ndim > dimension else 0
     parts: Iterable[Any] = tree if isinstance(tree, tuple | list) else ()
     if isinstance(tree, dict | Mapping):
         parts = tree.values()
     for part in parts:
-        if size := batch_size(part):
+        if size := batch_size(part, dimension):
             return size
     return 0
 
@@ -38,28 +38,31 @@ def batch_size(tree: Any) -> int:
 class BatchCheck:
     """Compares what a round forwards with its samples.
 
-    A model may see each sample several times in a round, or not at all by its first dimension (packed tokens): what the
-    first rounds do decides whether, and by which multiple, later ones are checked.
+    A model may see each sample several times in a round, in its second dimension (sequences first), or in none (packed
+    tokens): what the first rounds do decides whether, and by which multiple, later ones are checked.
     """
 
     def __init__(self) -> None:
-        self._seen, self._times, self._rounds = 0, 0, 0
+        self._seen, self._second, self._times, self._rounds = 0, 0, 0, 0
         self._unknown = False  # the first dimension is not the samples
 
     def forward(self, arguments: Any, named: Any) -> None:
         """A training forward pass begins."""
         if not self._unknown:
             self._seen += batch_size(arguments) or batch_size(named)
+            self._second += batch_size(arguments, 1) or batch_size(named, 1)
 
     def end_round(self, samples: int) -> None:
         """The round of `samples` (of this rank) ended. Raises RuntimeError for another batch."""
-        seen, self._seen = self._seen, 0
+        (seen, second), (self._seen, self._second) = (self._seen, self._second), (0, 0)
         if self._unknown or not seen:
             return
         first = not self._rounds
         times = seen // samples if first else self._times
         if seen == times * samples:
             self._times, self._rounds = times, self._rounds + 1
+        elif second == samples:
+            self._unknown = True
         elif self._rounds >= _SURE or (not first and times == 1):
             raise RuntimeError(
                 f"the round has {samples * times} samples for this rank, but {seen} were forwarded: a batch was "

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from equipoise.live.train.checks import BatchCheck  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 SAMPLES, BATCH = 65, 16
@@ -167,3 +168,18 @@ def other_weights(rank: int) -> float:
 
 def test_a_mean_over_an_epoch_takes_its_own_weights() -> None:
     assert live_ranks.run(other_weights, 2) == [(1 * 1 + 3 * 2) / 4] * 2
+
+
+def test_sequences_in_front_of_samples_are_no_wrong_batch() -> None:
+    """Inputs (16 steps, samples, 4): 16 is twice the 8 samples of the first rounds, and no multiple of 10."""
+    check = BatchCheck()
+    for samples in (8, 8, 8, 8, 10, 12):
+        check.forward((torch.zeros(16, samples, 4),), {})
+        check.end_round(samples)
+    check = BatchCheck()
+    for samples in (8, 8, 8, 8):
+        check.forward((torch.zeros(samples, 16, 4),), {})
+        check.end_round(samples)
+    check.forward((torch.zeros(6, 16, 4),), {})
+    with pytest.raises(RuntimeError, match="the round has 8 samples for this rank, but 6 were forwarded"):
+        check.end_round(8)
