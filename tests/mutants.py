@@ -22,7 +22,7 @@ CONFIGURATION = f"""
 module-path = ["policies", "sim"]
 timeout = 1200.0
 excluded-modules = []
-test-command = "{sys.executable} -m pytest -x -q -n 2 tests/policies tests/sim tests/formats"
+test-command = "{sys.executable} -m pytest -x -q -n 2 tests/policies tests/sim tests/formats tests/features"
 [cosmic-ray.distributor]
 name = "local"
 """

@@ -122,6 +122,7 @@ def test_a_wrong_or_missing_signature_is_refused(written: Path) -> None:
     [
         ({"format": 2}, "format 2"),
         ({"contract": 99}, "contract 99"),
+        ({"contract": 0}, "contract 0"),
         ({"surprise": 1}, "unknown key 'surprise'"),
         ({"policy": [{"os.system": {}}]}, "not built in"),
         ({"policy": [{"s2": {"mode": "fast"}}]}, "not one of formula, optimal"),
