@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 import equipoise
@@ -111,16 +110,3 @@ def test_what_a_function_cannot_take_is_one_line(tmp_path, call, said):
         call(tmp_path / "out")
     assert len(str(raised.value).splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_numbers_and_paths_of_other_libraries_do():
-    assert equipoise.run(CASE, seed=np.int64(3)).seed == 3
-    assert equipoise.load("quickstart", ("seed=4",)).seed == 4
-
-
-def test_an_answer_is_short(tmp_path):
-    (tmp_path / "x.yaml").write_text(str(CASE).replace("'", '"'))
-    made = equipoise.size(
-        tmp_path / "x.yaml", ["cluster.nodes.0.count=2:4"], ["makespan<=1h"], policy=Backwards(), seeds=1
-    )
-    assert repr(made) == f"<Answer: best cluster.nodes.0.count=3; {made.tried} of 3 sizes were run>"

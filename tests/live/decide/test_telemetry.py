@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
-import socket
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -62,39 +59,6 @@ def test_metrics_are_served_in_prometheus_format() -> None:
     assert [line for line in open_metrics.splitlines() if not line.startswith("#")] == [
         line for line in text.splitlines() if not line.startswith("#")
     ]
-
-
-def train_on_a_taken_port(rank: int, port: int) -> tuple[int, str]:
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from equipoise.live.attach import attach
-
-    torch.distributed.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        runtime = attach(model, optimizer, "none", global_batch=4, decide_every=2, prometheus_port=port)
-        data = TensorDataset(torch.randn(16, 2), torch.randn(16, 1))
-        for x, y in DataLoader(data, batch_sampler=runtime.sampler(data)):
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            runtime.step()
-        runtime.close()
-    return runtime.round, said.getvalue()
-
-
-def test_a_port_that_is_taken_costs_a_line_and_the_metrics() -> None:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        ((rounds, said),) = live_ranks.run(train_on_a_taken_port, 1, port)
-    assert rounds == 4
-    assert said.startswith(f"equipoise: Prometheus port {port} not served: ")
-    assert said.count("\n") == 1
 
 
 def test_metrics_are_copied_to_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,13 +72,6 @@ def test_a_wrong_row_is_named(tmp_path: Path, row: str, message: str) -> None:
         read_steps(write(tmp_path, row))
 
 
-def test_what_is_no_text_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_bytes(b"config\n\xff\n")
-    with pytest.raises(ValueError, match=r"steps.csv: not UTF-8 text \(byte 7\)"):
-        read_steps(path)
-
-
 def test_an_unknown_column_is_named(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text("config,speed\n")

@@ -442,6 +442,7 @@ def test_the_plan_that_is_searched_for_is_the_fastest_tried_and_says_why() -> No
     found = run(case)
     best = found.totals["makespan_s"] / 4
     assert any("the fastest of" in note and "% slower" in note for note in found.notes)
+    assert any("for 90 % of such runs" in note for note in found.notes)
     for keys in ({"tp": 4, "zero": 1}, {"tp": 8, "zero": 1}, {"tp": 2, "pp": 2, "zero": 1}):
         assert best <= step_s(from_mapping(data(keys))) * (1 + 1e-9)
     bound = case.workload.models["m"].transformer.bound  # type: ignore[union-attr]

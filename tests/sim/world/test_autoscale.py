@@ -231,32 +231,6 @@ def test_public_spot_series_as_they_stand(tmp_path):
     assert made.jobs["completion_s"][0] >= 3600.0
 
 
-@pytest.mark.parametrize(
-    ("group", "job", "message"),
-    [
-        ({"autoscale": {"min": 4}}, {}, "autoscale.min: 4 nodes, but the group's count is 3"),
-        ({"autoscale": {"max": 4}}, {}, "autoscale.max: unknown key"),
-        ({"available": {}}, {}, "needs either 'file' or 'supply'"),
-        ({"available": {"supply": [{"at": 5, "nodes": 1}, {"at": 4, "nodes": 1}]}}, {}, "must be sorted by 'at'"),
-        ({"available": {"nodes_each": 2, "supply": [{"at": 0, "nodes": 1}]}}, {}, "'nodes_each' needs 'file'"),
-        ({"available": {"file": "none.csv"}}, {}, "none.csv: no such file"),
-        ({"autoscale": {}}, {"kind": "nodes", "nodes": ["s-0"]}, "nodes of s can be absent and cannot store data"),
-        ({"autoscale": {}}, {"kind": "even", "over": "cluster"}, "nodes of s can be absent; allowed: job"),
-    ],
-)
-def test_mistakes_are_told(group, job, message):
-    training = {"model": "m", "steps": 1, "data": {"samples": 9, "placement": job}} if job else {"duration": 9}
-    data = {
-        "schema_version": 1,
-        "name": "x",
-        "cluster": {"nodes": [{"name": "s", "count": 3, "gpus": 1} | group]},
-        "workload": {"models": {"m": {"sample_time": 1}}, "jobs": [training]},
-    }
-    with pytest.raises(InputError) as error:
-        from_mapping(data)
-    assert message in str(error.value)
-
-
 def test_what_is_not_always_there_is_not_what_a_run_costs_at_least():
     data = {
         "schema_version": 1,

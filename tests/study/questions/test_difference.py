@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli import main
-from equipoise.exit_codes import OK, WRONG_INPUT
+from equipoise.exit_codes import OK
 from equipoise.study.questions.difference import Difference
 from tests.study.report.report_reader import Page
 
@@ -80,14 +80,3 @@ def test_two_runs_are_a_page_side_by_side(runs: tuple[Path, Path], tmp_path: Pat
     text = Page(again.read_text()).text
     assert "Both have the same completion mean, 90.0 s." in text
     assert "All results are equal." in text
-
-
-def test_what_is_no_run_is_one_line(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["diff", str(runs[0]), str(tmp_path)]) == WRONG_INPUT
-    assert "is no run directory" in capsys.readouterr().err
-    (runs[1] / "summary.json").unlink()
-    assert main(["diff", str(runs[0]), str(runs[1])]) == WRONG_INPUT
-    assert "has not ended (no summary.json)" in capsys.readouterr().err

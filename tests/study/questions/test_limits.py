@@ -13,11 +13,11 @@ from equipoise.cli import main
 from equipoise.commands.questions.limits import as_text
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.checks import problems
-from equipoise.sim.loading.file import from_mapping, load, read_scenario
+from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.run import run
 from equipoise.study.questions import levers as levers_module
 from equipoise.study.questions.levers import LIMITS, Lever, levers
-from equipoise.study.questions.limits import ALL, Effect, Limited, LimitReport, limits, times_by_limit
+from equipoise.study.questions.limits import Effect, Limited, LimitReport, limits, times_by_limit
 from equipoise.study.runs.variants import RunOptions
 from equipoise.study.statistics import Interval
 from tests.scenarios import cases
@@ -161,27 +161,6 @@ def test_shares_are_the_accounts(found):
     assert group.time_s.mean == pytest.approx(span[0])
 
 
-def test_groups_and_all_jobs(found):
-    content = case()
-    content["workload"] = {
-        "models": content["workload"]["models"],
-        "jobs": [
-            {**content["workload"]["jobs"][0], "name": "first"},
-            {"name": "tail", "count": 3, "gpus": 1, "duration": 5, "arrival": 1},
-        ],
-    }
-    result = found(content)
-    assert [(g.name, g.jobs) for g in result.groups] == [(ALL, 4), ("tail", 3), ("first", 1)] or [
-        (g.name, g.jobs) for g in result.groups
-    ] == [(ALL, 4), ("first", 1), ("tail", 3)]
-    by_name = {g.name: g for g in result.groups}
-    assert by_name["tail"].limit == "queue"
-    assert by_name["first"].limit == "compute"
-    mean = (by_name["first"].time_s.mean + 3 * by_name["tail"].time_s.mean) / 4
-    assert by_name[ALL].time_s.mean == pytest.approx(mean)
-    assert len(found(content, most=1).groups) == 2
-
-
 def test_jobs_of_a_trace_stand_alone(tmp_path, found):
     trace = tmp_path / "jobs.csv"
     trace.write_text("job_id,arrival_s,gpus,duration_s\n7,0,4,100\n8,1,4,10\n9,2,4,10\n")
@@ -283,10 +262,6 @@ def test_command_line(tmp_path, capsys):
     every = main(["limits", str(path), "-q", "--try", "s3", "--all"])
     assert every == 0
     assert "no effect: twice the nodes, " in capsys.readouterr().out
-
-
-def test_names_of_shipped_scenarios_work():
-    assert read_scenario("quickstart").scenario.name == "quickstart"
 
 
 def test_a_given_layout_is_held_against_the_fastest_that_fits():

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from equipoise.cli import main
 from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.formats.operations import COLUMNS, Operation, read_operations
-from equipoise.formats.text.errors import FormatError
 from equipoise.study.replay.graph import graphs
 from equipoise.study.replay.replay import NOTHING, STRAGGLER_FREE, ReplayChange, host_times, step_times, typical
 from equipoise.study.replay.summary import summarise
@@ -187,24 +186,6 @@ def test_a_wrong_what_if_is_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("a.csv", "step,rank\n1,2\n", "needs the columns step, rank, dp_rank"),
-        ("a.csv", ",".join(COLUMNS) + "\n", "holds no operations"),
-        ("a.csv", ",".join(COLUMNS) + "\n0,0,0,0,forward-compute,0,-1,0\n", "a time below 0"),
-        ("a.json", "{}", "no 'traceEvents'"),
-        ("a.json", "[1", "is not JSON"),
-        ("a.json", '{"traceEvents": []}', "holds no GPU kernels"),
-    ],
-)
-def test_files_that_are_something_else(name: str, content: str, told: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_text(content)
-    with pytest.raises(FormatError, match=told):
-        read_operations([path])
-
-
 # -- PyTorch profiler ------------------------------------------------------------------------------------------
 
 
@@ -240,14 +221,6 @@ def test_profiler_files_of_two_ranks(tmp_path: Path) -> None:
     assert times[:, 0] == pytest.approx([890e-6] * 2)
     # Then both post the all-reduce 400 us earlier; it takes what it took the slow rank.
     assert times[:, 1] == pytest.approx([490e-6] * 2)
-
-
-def test_one_rank_twice_is_refused(tmp_path: Path) -> None:
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    for path in paths:
-        path.write_text(json.dumps(kineto(0, 0.0, 300.0)))
-    with pytest.raises(FormatError, match="rank 0 is in two files"):
-        read_operations(paths)
 
 
 def test_a_circle_is_refused() -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise import cli
 from equipoise.sim.record import write_parquet
-from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report.perfetto import write_trace
 from tests.study.report.report_data import holdings, make_run, segments
 
@@ -86,20 +84,3 @@ def test_bytes_are_the_same_each_time(run: Path, tmp_path: Path) -> None:
     one, two = ((tmp_path / f"{name}.json.gz").read_bytes() for name in "ab")
     assert one == two
     assert one[4:8] == bytes(4)  # no time stamp in the gzip header
-
-
-def test_a_run_without_timeline_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(tmp_path / "run", jobs=2, timeline=False)
-    with pytest.raises(InputError, match="no timeline here"):
-        write_trace(tmp_path / "run", tmp_path / "t.json.gz")
-    assert not (tmp_path / "t.json.gz").exists()
-    assert cli.main(["timeline", str(tmp_path / "run")]) == 2
-    shown = capsys.readouterr()
-    assert shown.err == f"{tmp_path / 'run'}: no timeline here; make the run with --timeline\n"
-    assert shown.out == ""
-
-
-def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["timeline", str(run), "--out", str(tmp_path / "deep" / "t.json.gz")]) == 0
-    assert "slices" in capsys.readouterr().out
-    assert read(tmp_path / "deep" / "t.json.gz")

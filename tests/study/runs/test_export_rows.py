@@ -136,19 +136,6 @@ def test_jobs_written_to_csv_are_read_as_a_trace_again(table, tmp_path):
     assert list(named.columns["user"]) == ["@eve", "-bob"]
 
 
-def test_what_cannot_be_written(table, tmp_path, monkeypatch):
-    with pytest.raises(Exception, match=r"must end in \.csv, \.json, \.parquet, \.xlsx"):
-        export(table, "SELECT 1", tmp_path / "t.ods")
-    with pytest.raises(duckdb.Error):
-        export(table, "SELECT nope FROM t", tmp_path / "t.csv")
-    with pytest.raises(TableExportError, match="cannot be written"):
-        export(table, "SELECT 1", tmp_path / "no" / "such" / "t.csv")
-    monkeypatch.setitem(__import__("sys").modules, "xlsxwriter", None)
-    with pytest.raises(TableExportError, match=r"pip install 'equipoise\[report\]'"):
-        export(table, "SELECT 1", tmp_path / "t.xlsx")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """A sweep of real runs with everything kept."""
