@@ -25,7 +25,7 @@ from equipoise.sim.cost.transformer import (
     stack_in_force,
 )
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.llm.certainty import StepCertainty
+from equipoise.sim.llm.certainty import Spread, StepCertainty
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.memory_stacks import GENERAL
@@ -70,6 +70,13 @@ class Fits:
         """The 90 % interval of the step [s]."""
         sure = self.certainty
         return None if sure is None else (self.step_s * sure.low, self.step_s * sure.high)
+
+    @property
+    def fits_chance(self) -> float:
+        """Chance that the peak is within the usable memory."""
+        estimate = self.memory
+        spread = Spread.between(estimate.low / estimate.peak, estimate.high / estimate.peak)
+        return spread.chance_below(estimate.capacity / estimate.peak)
 
     @property
     def utilisation(self) -> float:
@@ -185,6 +192,7 @@ def as_dict(found: Fits) -> dict[str, Any]:
         "peak_low_bytes": estimate.low,
         "peak_high_bytes": estimate.high,
         "usable_bytes": estimate.capacity,
+        "fits_chance": found.fits_chance,
         "memory_measured_on_this_stack": found.measured,
         "stages": [{**asdict(stage), "total": stage.total} for stage in estimate.stages],
         "change": None if found.change is None else {k: list(v) for k, v in found.change.items()},

@@ -56,7 +56,7 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
     elif not found.stage_measured:
         yield "  the fullest stage of this stack was not measured: the interval of another stack"
     if estimate.fits and estimate.high > estimate.capacity:
-        yield "  not certain: the interval exceeds the memory"
+        yield f"  not certain: it fits with {100 * found.fits_chance:.0f} %, as the interval exceeds the memory"
     if found.change is None:
         yield "no single change makes it fit"
     elif found.change:
