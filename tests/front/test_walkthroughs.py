@@ -15,7 +15,8 @@ TOLERANCE = 0.2
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(f"{name}.md", marks=pytest.mark.long) for name in ("planning", "research", "site", "how-sure")]
+    "page",
+    [pytest.param(f"{name}.md", marks=pytest.mark.long) for name in ("planning", "research", "site", "how-sure")],
 )
 def test_every_command_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     follow(page, tmp_path, monkeypatch)
