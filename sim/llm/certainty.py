@@ -138,7 +138,7 @@ Qwen3 30B, fp8      | qwen3       | experts | GB200 |    8 | 6.564 | 0.864 | NVI
 Qwen3 30B, fp8      | qwen3       | experts | GB300 |    8 | 5.885 | 0.784 | NVIDIA Megatron-Bridge 26.08
 """
 """Model, family, dense or experts, GPU, GPUs, measured step (s), measured / predicted, source. The ratios are fitted:
-`python -m tests.bench.published_runs DATA`. One run is left out whose number of GPUs is not published."""
+`equipoise validate-against published --data DATA --rows FILE`. One run of unpublished size is left out."""
 
 DEEPSEEK_V3 = 671e9
 """Parameters of the one model whose name does not state them."""

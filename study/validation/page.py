@@ -16,7 +16,7 @@ SIDE, GAP = 230, 74
 MOST_POINTS = 300
 HEAD = (
     "| predicted | rows | naive | median of splits | worst split | 90th percentile | wanted | in the 90 % interval "
-    "| order of plans | picked plan |"
+    "| its width | order of plans | picked plan |"
 )
 INTRO = """# Predictions held against public measurements
 
@@ -150,8 +150,9 @@ def page(found: Mapping[str, Sequence[Line]], picture: str, left_out: Sequence[s
 def _row(one: Line) -> str:
     cells = [one.what, f"{one.rows:,}", *(_percent(v) for v in (one.naive, one.median, one.worst, one.p90, one.target))]
     order = "-" if np.isnan(one.spearman) else f"{one.spearman:.2f}"
+    wide = "-" if np.isnan(one.width) else f"{one.width:.2g}x"
     picked = "-" if np.isnan(one.picked) else f"+{_percent(one.picked)}"
-    return "| " + " | ".join([*cells, _percent(one.covered), order, picked]) + " |"
+    return "| " + " | ".join([*cells, _percent(one.covered), wide, order, picked]) + " |"
 
 
 def _percent(share: float) -> str:

@@ -18,6 +18,7 @@ from equipoise.study.validation.sets import (
     pollux,
     power,
     power_caps,
+    published,
     replayed,
     sailor,
     shockwave,
@@ -27,6 +28,9 @@ from equipoise.study.validation.sets import (
 )
 
 _SETS: dict[str, tuple[Callable[..., list[Line]], tuple[str, ...]]] = {
+    "published": (published.run, (published.FILE,)),
+    "peaks": (published.run_peaks, (published.PEAKS,)),
+    "networks": (published.run_networks, (published.NETWORKS,)),
     "dense-llm": (dense_llm.run, (dense_llm.FILE,)),
     "vtrain": (vtrain.run, (vtrain.SINGLE, vtrain.MULTI)),
     "playbook": (playbook.run, (playbook.FILE,)),
@@ -70,12 +74,14 @@ def run(name: str, data_dir: Path, fits: Mapping[str, Any] | None = None) -> lis
 def as_text(lines: list[Line]) -> str:
     """The lines as a table of columns, shares in percent."""
     names = [f.name for f in fields(Line) if f.name != "points"]
-    table = [names] + [[_cell(getattr(one, name)) for name in names] for one in lines]
+    table = [names] + [[_cell(name, getattr(one, name)) for name in names] for one in lines]
     widths = [max(len(row[i]) for row in table) for i in range(len(names))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
+    if isinstance(value, float) and name == "width":
+        return "-" if value != value else f"{value:.2g}x"
     if isinstance(value, float):
         return "-" if value != value else f"{100 * value:.1f} %"
     return str(value)

@@ -43,6 +43,7 @@ class Score:
     picked: float = np.nan
     points: Points | None = None
     p90: float = np.nan
+    width: float = np.nan  # of the intervals: median of high / low
 
 
 def judge(
@@ -72,6 +73,7 @@ def judge(
         picked,
         Points(tuple(keys), predicted, low, high, measured),
         float(np.quantile(np.abs(predicted / measured - 1), 0.9)),
+        float(np.median(high / np.maximum(low, 1e-300))) if np.isfinite(low).any() else np.nan,
     )
 
 
@@ -87,6 +89,7 @@ class Line:
     p90: float
     naive: float
     covered: float
+    width: float
     spearman: float
     picked: float
     points: Points | None = None
@@ -132,6 +135,7 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
         middle("p90"),
         middle("naive"),
         middle("covered"),
+        middle("width"),
         middle("spearman"),
         middle("picked"),
         scores[0].points,
