@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
+from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import LeftOutWarning, Row
 from equipoise.study.validation.splits import SPLITS
@@ -140,6 +141,16 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
         middle("picked"),
         scores[0].points,
     )
+
+
+def spread_of_others(residuals: Floats, groups: Sequence[str]) -> tuple[Floats, Floats]:
+    """Interval factors of every row from the residuals of the other groups; 1 where there are none."""
+    names, low, high = np.array(groups), np.ones(len(groups)), np.ones(len(groups))
+    for name in sorted(set(groups)):
+        own = names == name
+        if not own.all():
+            low[own], high[own] = spread(residuals[~own], names[~own].tolist())
+    return low, high
 
 
 def relative_error(predicted: Floats, measured: Floats) -> float:

@@ -1,4 +1,4 @@
-"""The rows that a validation may fit on. Choices made after looking at results are listed on the page (`page.NOTES`).
+"""The rows that a validation may fit on. Choices made after looking at results are listed on the page.
 
 A rule reads a row's key and the number of the split, never a measured value. The keys:
 

@@ -135,7 +135,8 @@ def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path)
 
     picture = target.with_suffix(".svg")
     write_whole(picture, scatter([one for each in found.values() for one in each]))
-    write_whole(target, page(found, picture.name, left_out))
+    before = target.read_text(encoding="utf-8") if target.exists() else ""
+    write_whole(target, page(found, picture.name, left_out, before))
 
 
 def _write_rows(lines: list[Line], target: Path) -> None:

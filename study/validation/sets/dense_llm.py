@@ -16,14 +16,13 @@ import numpy as np
 
 from equipoise.sim.llm.fit import fit
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout, Precision
 from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Transformer
 from equipoise.study.validation.predict import predicted, score
 from equipoise.study.validation.rows import Cells, Row, divided, labels, read_rows, seconds, stacked
-from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of_others
 from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/llm_training_throughput.csv"
@@ -209,13 +208,8 @@ def _scales(rows: list[Row]) -> list[Score]:
             measured += [r.seconds for r in asked]
             kept += asked
     guess, truth = np.array(guesses), np.array(measured)
-    residuals = np.log(truth / guess)
-    low, high = np.zeros(len(kept)), np.zeros(len(kept))
-    families = np.array([r.family for r in kept])
-    for family in sorted(set(families)):
-        own = families == family
-        low[own], high[own] = spread(residuals[~own], families[~own].tolist())
-    return [judge([r.key for r in kept], guess, np.array(naive), truth, (low, high))]
+    factors = spread_of_others(np.log(truth / guess), [r.family for r in kept])
+    return [judge([r.key for r in kept], guess, np.array(naive), truth, factors)]
 
 
 def _tokens(row: Row) -> float:

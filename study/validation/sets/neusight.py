@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
-from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.study.validation.rows import Cells, Row, read_rows, seconds
-from equipoise.study.validation.score import Line, judge, line
+from equipoise.study.validation.score import Line, judge, line, spread_of_others
 
 FILE = "throughput/neusight_e2e_latency.csv"
 GPUS = {
@@ -142,14 +141,11 @@ def run(data: Path) -> list[Line]:
     flop = np.array([row.plan.shape.train_flop_per_token() * row.plan.shape.sequence for row in asked])
     flop *= [row.plan.layout.global_batch / row.plan.layout.gpus for row in asked]
     naive = flop / np.array([0.25 * row.plan.accelerator.flop_per_s for row in asked])
-    names, keys, lines = np.array([row.stack for row in asked]), [row.key for row in asked], []
+    names, keys, lines = [row.stack for row in asked], [row.key for row in asked], []
     for what, predicted in (
         ("NeuSight: shapes and data sheets -> training steps", guess),
         ("NeuSight: and inference latencies -> training steps", guess * factor),
     ):
-        low, high = np.ones(len(asked)), np.ones(len(asked))
-        for name in sorted(set(names)):  # the interval of a GPU is that of the others' residuals
-            own = names == name
-            low[own], high[own] = spread(np.log(measured / predicted)[~own], names[~own].tolist())
-        lines.append(line(what, 0.10, [judge(keys, predicted, naive, measured, (low, high))]))
+        factors = spread_of_others(np.log(measured / predicted), names)
+        lines.append(line(what, 0.10, [judge(keys, predicted, naive, measured, factors)]))
     return lines

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.sim.llm.interval import spread
 from equipoise.study.validation.rows import Cells, read_rows
-from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of_others
 from equipoise.study.validation.splits import bucket
 
 FILE = "power/mlperf_power_summary.csv.gz"
@@ -119,10 +118,5 @@ def _score(each: Sequence[PowerRun], counted: Sequence[PowerRun], split: int) ->
         raise ValueError("no kind of node has two benchmarks")
     keys, *columns = zip(*rows, strict=True)
     guess, naive, measured = (np.array(column) for column in columns)
-    benchmarks = np.array([key.split()[-1] for key in keys])
-    residuals, low, high = np.log(measured / guess), np.ones(len(keys)), np.ones(len(keys))
-    for name in sorted(set(benchmarks)):  # the interval of a benchmark is that of the others' residuals
-        own = benchmarks == name
-        if not own.all():
-            low[own], high[own] = spread(residuals[~own], benchmarks[~own].tolist())
-    return judge(keys, guess, naive, measured, (low, high))
+    benchmarks = [key.split()[-1] for key in keys]
+    return judge(keys, guess, naive, measured, spread_of_others(np.log(measured / guess), benchmarks))
