@@ -35,7 +35,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Tried:
+class PublishedRow:
     """A row: its key, model, group, GPU, the measured value and what `fit` predicts."""
 
     key: str
@@ -91,13 +91,13 @@ def _layout(text: str) -> dict[str, Any]:
     return {"layout": given}
 
 
-def _of(key: str, model: object, accelerator: str, measured: float, found: Fits) -> Tried:
+def _of(key: str, model: object, accelerator: str, measured: float, found: Fits) -> PublishedRow:
     gpu = gpu_name(accelerator)
     kind = "experts" if found.plan.shape.experts else "dense"
-    return Tried(key, str(model), (kind, GENERATIONS.get(gpu, "")), gpu, measured, found)
+    return PublishedRow(key, str(model), (kind, GENERATIONS.get(gpu, "")), gpu, measured, found)
 
 
-def _run(row: Cells) -> Tried | None:
+def _run(row: Cells) -> PublishedRow | None:
     if "not published" in row["note"]:
         return None
     gpus, shape = row.whole("gpus"), json.loads(row["shape"])
@@ -113,7 +113,7 @@ def _run(row: Cells) -> Tried | None:
     return _of(row["run"], (shape["hidden"], shape["layers"]), row["accelerator"], row.measured("step_s"), found)
 
 
-def _network(row: Cells) -> Tried:
+def _network(row: Cells) -> PublishedRow:
     shape: dict[str, Any] = {"config": row["model"]}
     if row["model"] not in SHAPES:
         sizes = re.match(r"34B \((\d+) x (\d+); (\d+) heads; (\d+) kv; ffn (\d+)\)", row["model"])
@@ -133,7 +133,7 @@ def _network(row: Cells) -> Tried:
     return _of(f"{row['model']} on {gpus}", row["model"], row["accelerator"], measured, found)
 
 
-def _peak(row: Cells) -> Tried:
+def _peak(row: Cells) -> PublishedRow:
     if row["model"] not in SHAPES and not row["model"].startswith("{"):
         raise ValueError(f"model: {row['model']} has no shape here")
     shape = {"config": row["model"]} if row["model"] in SHAPES else {**json.loads(row["model"]), "gated": True}
@@ -149,7 +149,7 @@ def _peak(row: Cells) -> Tried:
     return _of(row["case"], row["model"], accelerator, GIB * row.measured("peak_GiB"), found)
 
 
-def _steps(rows: Sequence[Tried], others: Sequence[Tried]) -> Score:
+def _steps(rows: Sequence[PublishedRow], others: Sequence[PublishedRow]) -> Score:
     """The score of steps; intervals and the naive share of the peak rate are those of other models in `others`."""
     low, high, naive = list[float](), list[float](), list[float]()
     for row in rows:
@@ -189,7 +189,7 @@ def run_peaks(data: Path) -> list[Line]:
     return [line("torchtitan, litgpt: peak memory", 0.08, [_peaks(rows, lambda row: row.found.memory.peak)])]
 
 
-def _peaks(rows: Sequence[Tried], predict: Callable[[Tried], float]) -> Score:
+def _peaks(rows: Sequence[PublishedRow], predict: Callable[[PublishedRow], float]) -> Score:
     plans = [row.found.plan for row in rows]
     naive = np.array([16.0 * plan.shape.parameters / plan.layout.gpus for plan in plans])
     predicted, measured = np.array([predict(row) for row in rows]), np.array([row.measured for row in rows])
