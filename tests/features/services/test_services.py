@@ -97,6 +97,15 @@ def test_jobs_have_what_a_service_does_not_need_and_give_it_back_when_it_does():
     check_sums(result)
 
 
+def test_the_job_of_the_least_priority_gives_its_gpu():
+    """Two nodes of one GPU beside the one that serves: the job on the first may stay, the other one has less."""
+    busy = {"requests": QUIET_THEN_BUSY, "replicas": {"min": 1, "max": 2}}
+    for priorities in ((5.0, 1.0), (1.0, 5.0)):
+        jobs = [{"gpus": 1, "duration": "1000 s", "priority": priority} for priority in priorities]
+        result = made(busy, jobs=jobs, gpus=1, nodes=3)
+        assert result.jobs["preemptions"].tolist() == [int(priority == 1.0) for priority in priorities]
+
+
 def test_a_job_that_cannot_save_in_time_loses_its_work():
     slow = {"initialisation": "1 s"}
     job = {"name": "t", "model": "m", "gpus": 3, "global_batch": 12, "steps": 100_000, "checkpoint": {"size": "200 GB"}}
