@@ -290,7 +290,9 @@ def test_check_tells_of_twins_and_of_both_ends(tmp_path: Path) -> None:
     long = {"start": "2024-03-01T10:00:00", "end": "2024-03-01T22:00:00", "elapsed": "12:00:00"}
     path = sacct(tmp_path, sacct_row("1", **long), sacct_row("2"), sacct_row("3"))
     found = findings(path)
-    assert found["jobs alike in arrival, duration, GPUs and user"].count == 1
+    alike = found["jobs alike in arrival, duration, GPUs and user"]
+    assert alike.count == 1
+    assert "7.14 % of the load is counted twice" in alike.effect  # one of 12 + 1 + 1 h
     early = found["began before the first end in the record"]
     assert early.count == 3
     assert "jobs that ended before 2024-03-01T11:05:00Z are not in the record" in early.effect
