@@ -67,10 +67,11 @@ class BackwardProbe:
     `local_square` is |g|^2 of this rank's gradient, `mean_square` this rank's part (see `part`) of that of the
     exchanged one: tensors, which the device may not have computed yet.
 
-    Only the parameter whose gradient comes last has a hook; it is learnt in a pass in which every parameter has one,
-    again if it got no gradient in a pass. The local gradients are complete when the pass has ended, right before
-    DistributedDataParallel waits for the exchange: what a rank computes after its last gradient is its own time. Where
-    the exchange runs inside the pass (`exchanges_inside`), they are complete at the last gradient.
+    Only the parameter whose gradient comes last in a pass has a hook (one for each pass of a round); it is learnt
+    in a round in which every parameter has one, again if none of them got a gradient in a round. The local
+    gradients are complete when the pass has ended, right before DistributedDataParallel waits for the exchange:
+    what a rank computes after its last gradient is its own time. Where the exchange runs inside the pass
+    (`exchanges_inside`), they are complete at the last gradient.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class BackwardProbe:
         self._norms: list[torch.Tensor] = []
         self._handles: list[Any] = []
         self._queued = self._measuring = self._seen = False
-        self._last = 0
+        self._learning = True
+        self._latest, self._lasts = 0, set[int]()  # parameters: of this pass so far, and of each pass of a round
         self.part = (0, 1)  # this rank and the ranks in all
         self.local_square: Square = math.nan  # of the last pass, where it was measured
         self.mean_square: Square = math.nan
@@ -102,9 +104,12 @@ class BackwardProbe:
 
     def begin(self) -> None:
         """Begin a round, in which nothing is measured so far."""
-        if (self._measuring and self._one_by_one) or (len(self._handles) > 1 and self._seen):
-            self._watch([self._last])
-        elif not self._seen and len(self._handles) == 1:
+        if (self._measuring and self._one_by_one) or (self._learning and self._seen):
+            self._learning = False
+            self._watch(sorted(self._lasts))
+        elif not self._seen and not self._learning:
+            self._learning = True
+            self._lasts.clear()
             self._watch(range(len(self._parameters)))
         self._queued = self._measuring = self._seen = False
         self.local_square = self.mean_square = math.nan
@@ -132,7 +137,7 @@ class BackwardProbe:
         def ready(parameter: torch.Tensor) -> None:
             """Note a parameter's local gradient."""
             # Runs before the exchange reads the gradient, so this is the local one.
-            self._last, self._seen = k, True
+            self._latest, self._seen = k, True
             if self._measuring and self._one_by_one and parameter.grad is not None:
                 self._norms += _norms([parameter.grad])
             if self._inside():
@@ -140,13 +145,15 @@ class BackwardProbe:
             if not self._queued:
                 self._queued = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._computed)
-            if self._measuring and not self._one_by_one and len(self._handles) == 1:
+            if self._measuring and not self._one_by_one and not self._learning:
                 # All others are there, too, and stay in `.grad` until the exchange has ended.
                 self._norms = _norms([p.grad for p in self._parameters if p.grad is not None])
 
         return ready
 
     def _computed(self) -> None:
+        if self._learning:
+            self._lasts.add(self._latest)
         if not self._inside():
             self._on_local()
         if self._measuring or self._on_done is not None:

@@ -4,7 +4,8 @@ begin -> forward    waiting for data (stall_s)
 forward -> local    computing the local gradient (compute_s); local is the end of the backward pass, before its waits
 local -> done       waiting for the others and exchanging gradients (tail_s)
 enter -> leave      exchanging parameters instead, where local steps do (added to tail_s)
-wait -> waited      waiting for the others in the middle of computing, any number of times (moved to tail_s)
+wait -> waited      waiting for the others in the middle of computing, any number of times (moved to tail_s): also the
+                    exchange of each backward pass of a round but the last
 done -> end         optimiser and whatever else the script does, but for that (update_s)
 """
 
@@ -36,8 +37,16 @@ class HostTimer:
 
     def mark(self, name: str) -> None:
         """Mark the moment `name` of the running round; a later call replaces an earlier one, except for `forward`."""
+        self._end_pass(name)
         if name != "forward" or "forward" not in self._marks:
             self._marks[name] = self._moment()
+
+    def _end_pass(self, name: str) -> None:
+        """Before another backward pass of the round is marked: the exchange of the last one was a wait."""
+        if name == "local" and "done" in self._marks and f"wait{self._waits}" not in self._marks:
+            self._marks[f"wait{self._waits}"] = self._marks.pop("local")
+            self._marks[f"waited{self._waits}"] = self._marks.pop("done")
+            self._waits += 1
 
     def begin_wait(self) -> None:
         """Begin a wait for other ranks during computing; of two calls in a row, the first counts."""
@@ -89,6 +98,7 @@ class CudaTimer(HostTimer):
 
     def mark(self, name: str) -> None:
         """See `HostTimer`; begin and end are the host's."""
+        self._end_pass(name)
         if name in ("begin", "end"):
             self._marks[name] = time.perf_counter()
         elif name == "forward" and name not in self._marks:

@@ -47,6 +47,20 @@ def test_noise_statistics_are_unbiased_for_uneven_splits() -> None:
     assert square == pytest.approx(exact_square, rel=0.03)
 
 
+def test_every_backward_pass_of_a_round_is_marked() -> None:
+    """Two nets that are trained in turn: the second pass reaches both."""
+    makes, judges = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    marks: list[str] = []
+    leaves = [*makes.parameters(), *judges.parameters()]
+    probe = BackwardProbe(leaves, lambda: [], lambda: marks.append("local"), lambda: marks.append("done"))
+    for _ in range(3):
+        probe.begin()
+        marks.clear()
+        judges(makes(torch.ones(1, 3)).detach()).sum().backward()
+        judges(makes(torch.ones(1, 3))).sum().backward()
+        assert marks == ["local", "done"] * 2
+
+
 # -- real ranks ----------------------------------------------------------------------------------------------
 
 
