@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import stdtrit
 
 from equipoise.sim.llm.fit import PRIORS, FittedStack, Labels, Prior, fit, predict
 from equipoise.sim.llm.quantities import Quantities
@@ -48,10 +47,8 @@ def spread(residuals: Floats, families: Sequence[str], share: float = 0.90) -> t
     """Factors (low, high) by which a prediction is multiplied to hold `share` of measurements.
 
     Weighted quantiles of the residuals, every family of the same weight, and one family to come of unknown residual
-    (conformal prediction: Vovk et al. 2005): with few families the ends are the largest residuals met; of fewer than
-    `FEW` the interval is at least that of Student's t, of three degrees or more, for a row of a family to come.
-
-    Raises ValueError without a row.
+    (conformal prediction: Vovk et al. 2005): with few families the ends are the largest residuals met. Raises
+    ValueError without a row.
     """
     if len(residuals) == 0:
         raise ValueError("residuals: at least one row is needed")
@@ -61,13 +58,4 @@ def spread(residuals: Floats, families: Sequence[str], share: float = 0.90) -> t
     below = np.cumsum(weight[order]) - weight[order] / 2
     tail = (1 - share) / 2 - (1 + share) / 2 / len(names)
     low, high = np.interp([max(0.0, tail), min(1.0, 1 - tail)], below / weight.sum(), residuals[order])
-    if 1 < len(names) < FEW:
-        mean = float(weight @ residuals) / len(names)
-        squares = float(weight @ (residuals - mean) ** 2) / (len(names) - 1) * (1 + 1 / len(names))
-        half = float(stdtrit(max(3, len(names) - 1), (1 + share) / 2)) * squares**0.5
-        low, high = min(low, mean - half), max(high, mean + half)
     return float(np.exp(low)), float(np.exp(high))
-
-
-FEW = 10
-"""Families from which on the quantiles alone are taken."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from equipoise.sim.llm.fit import PRIORS, FittedStack, Prior, fit, predict
 from equipoise.sim.llm.fit_memory import fit_memory
-from equipoise.sim.llm.interval import left_out_residuals, spread
+from equipoise.sim.llm.interval import left_out_residuals
 from equipoise.sim.llm.memory import MemoryStack, counts, peaks
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Row, labels, left_out_groups, seconds, stacked
-from equipoise.study.validation.score import Score, judge, rank_correlation, regret
+from equipoise.study.validation.score import Score, judge, rank_correlation, regret, spread_of
 from equipoise.study.validation.splits import bucket
 
 KEEPS_SCORES = {**PRIORS, "score_bytes": Prior(8.0, 1.0, 40.0, "stack")}
@@ -39,7 +39,7 @@ def learn(rows: Sequence[Row], priors: Mapping[str, Prior] = PRIORS, by: str = "
     parts = groups if by == "family" else [str(bucket(key, 0, PARTS)) for key in groups]
     fitted = fit(q, measured, marks, priors)
     left = left_out_residuals(q, measured, marks, parts, fitted, priors)
-    return Prediction(fitted, spread(left, groups))
+    return Prediction(fitted, spread_of(left, groups))
 
 
 def predicted(fitted: FittedStack, rows: Sequence[Row]) -> Floats:
@@ -104,7 +104,7 @@ def memory_score(
     guess = peaks([counts(r.plan, stack) for r in asked], stack, stage)
     median = np.full(len(asked), np.median(measured_peaks(known)))
     left, families = _left_out(known, prior, stage, fixed)
-    return judge([r.key for r in asked], guess, median, truth, spread(left, families))
+    return judge([r.key for r in asked], guess, median, truth, spread_of(left, families))
 
 
 def _left_out(

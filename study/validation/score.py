@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 from scipy.stats import spearmanr
 
 from equipoise.sim.llm.interval import spread
@@ -143,13 +144,33 @@ def line(what: str, target: float, scores: Sequence[Score]) -> Line:
     )
 
 
+FEW = 10
+"""Families from which on quantiles alone are taken."""
+
+
+def spread_of(residuals: Floats, families: Sequence[str], share: float = 0.90) -> tuple[float, float]:
+    """Interval factors as `sim.llm.interval.spread`; of few families at least Student's t for a row of one to come.
+
+    Of three degrees or more: with two or three families their quantile would be a multiple of all residuals.
+    """
+    low, high = spread(residuals, families, share)
+    names, counts = np.unique(np.array(families), return_counts=True)
+    if not 1 < len(names) < FEW:
+        return low, high
+    weight = 1.0 / counts[np.searchsorted(names, np.array(families))]
+    mean = float(weight @ residuals) / len(names)
+    squares = float(weight @ (residuals - mean) ** 2) / (len(names) - 1) * (1 + 1 / len(names))
+    half = float(stdtrit(max(3, len(names) - 1), (1 + share) / 2)) * squares**0.5
+    return min(low, float(np.exp(mean - half))), max(high, float(np.exp(mean + half)))
+
+
 def spread_of_others(residuals: Floats, groups: Sequence[str]) -> tuple[Floats, Floats]:
     """Interval factors of every row from the residuals of the other groups; 1 where there are none."""
     names, low, high = np.array(groups), np.ones(len(groups)), np.ones(len(groups))
     for name in sorted(set(groups)):
         own = names == name
         if not own.all():
-            low[own], high[own] = spread(residuals[~own], names[~own].tolist())
+            low[own], high[own] = spread_of(residuals[~own], names[~own].tolist())
     return low, high
 
 

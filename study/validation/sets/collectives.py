@@ -12,10 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Cells, read_rows
-from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of
 from equipoise.study.validation.splits import fitted_half
 
 FILE = "comm/nccl_aiconfigurator.csv.gz"
@@ -73,7 +72,7 @@ def _score(curves: Mapping[str, tuple[Floats, Floats]], fit: Fit, split: int) ->
     if not parts:
         raise ValueError(f"no curve has {LEAST} sizes on either side")
     guess, naive, measured = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return judge(keys, guess, naive, measured, spread(np.concatenate(inner), groups))
+    return judge(keys, guess, naive, measured, spread_of(np.concatenate(inner), groups))
 
 
 def _left_out(size: Floats, seconds: Floats, fit: Fit) -> Floats:

@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.policies.kernels.jit import ZERO
-from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.sim.randomness import noise_key, noise_space, step_noise, step_noise_row
 from equipoise.study.validation.rows import Cells, read_rows
-from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of
 from equipoise.study.validation.splits import fitted_half
 
 PATTERN = "traces/alibaba2020_minibatch_job*.csv.gz"
@@ -126,7 +125,7 @@ def _score(
             residuals += [float(np.log(wait(b, group) / wait(a, group))) for a, b in pairs]
             whose += [keys[-1]] * len(pairs)
     guesses, naive, measured = np.array(columns).T
-    return judge(keys, guesses, naive, measured, spread(np.array(residuals), whose))
+    return judge(keys, guesses, naive, measured, spread_of(np.array(residuals), whose))
 
 
 def _parts(known: Bools) -> list[tuple[Bools, Bools]]:

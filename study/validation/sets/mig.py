@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Cells, read_rows
-from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of
 from equipoise.study.validation.splits import fitted_half
 
 FILE = "colocation/miso_mig_iteration_times.csv"
@@ -120,4 +119,4 @@ def _spread(known: Sequence[MigRow], curves: Mapping[str, Floats]) -> tuple[floa
         own = [r for r in known if r.workload == name]
         left = np.log(np.array([r.seconds for r in own]) / predict(own, curves, shares(rest, curves)))
         residuals[np.array(names) == name] = left
-    return spread(residuals, names)
+    return spread_of(residuals, names)

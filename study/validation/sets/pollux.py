@@ -17,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.sim.llm.interval import spread
 from equipoise.study.validation.rows import Cells, read_rows
-from equipoise.study.validation.score import Line, judge, line
+from equipoise.study.validation.score import Line, judge, line, spread_of
 
 FILE = "throughput/pollux_sia_profiles.csv.gz"
 
@@ -115,7 +114,7 @@ def run(data: Path) -> list[Line]:
     residuals = np.log(measured / predicted)
     for name in sorted(set(names)):  # the interval of a group is that of the others' residuals
         own = names == name
-        low[own], high[own] = spread(residuals[~own], names[~own].tolist())
+        low[own], high[own] = spread_of(residuals[~own], names[~own].tolist())
     keys = [s.key for s in asked]
     score = judge(keys, predicted, np.array(naive), measured, (low, high))
     return [line("Pollux, Sia: one node and pairs -> several nodes", 0.10, [score])]

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.sim.llm.interval import spread
 from equipoise.study.validation.rows import Cells, read_rows
-from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of
 from equipoise.study.validation.splits import bucket, fitted_half
 
 INPUT = "storage/mlperf_storage_input.csv.gz"
@@ -78,7 +77,7 @@ def _input(rows: Sequence[Fed], split: int) -> Score:
         return np.array([r.compute_s / (r.compute_s + x) for r, x in zip(of, stall, strict=True)])
 
     residuals = np.log([r.utilisation for r in known] / guess(known))
-    factors = spread(residuals, [r.system for r in known])
+    factors = spread_of(residuals, [r.system for r in known])
     measured = np.array([r.utilisation for r in asked])
     return judge([r.key for r in asked], guess(asked), np.ones(len(asked)), measured, factors)
 

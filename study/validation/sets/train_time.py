@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from equipoise.sim.llm.interval import spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Cells, read_rows
-from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of
 from equipoise.study.validation.splits import fitted_half
 
 FILE = "throughput/mlperf_runs.csv.gz"
@@ -123,4 +122,4 @@ def _spread(known: Sequence[Scaled]) -> tuple[float, float]:
         inner = [r for r in known if r.benchmark == name]
         law = learn([r for r in known if r.benchmark != name])
         residuals[out] = np.log(np.array([r.measured_s for r in inner]) / predict(law, inner))
-    return spread(residuals, names)
+    return spread_of(residuals, names)
