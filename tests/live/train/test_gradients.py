@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.train.gradients import noise_statistics  # noqa: E402
+from equipoise.live.train.gradients import BackwardProbe, noise_statistics  # noqa: E402
 from equipoise.live.train.weighting import contribution_scale  # noqa: E402
-from equipoise.live.train.gradients import BackwardProbe  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 
 STEPS, BATCH, FEATURES = 24, 24, 12
