@@ -242,11 +242,22 @@ class Declared:
 
     # -- nodes and limits of one claim -----------------------------------------------------------------------
 
+    def gpus_of_a_node(self, partition: str) -> int:
+        """GPUs per node of an exclusive partition, the fewest of its nodes; 0: its jobs share nodes."""
+        part = self.partitions.get(partition or next((p.name for p in self.spec.partitions if p.default), ""))
+        if part is None or not part.exclusive:
+            return 0
+        nodes = self.places.nodes(part.nodes, f"partitions: {part.name}") if part.nodes else slice(None)
+        sizes = self.cluster.nodes.gpus[nodes]
+        return int(sizes[sizes > 0].min(initial=self.cluster.nodes.gpus.max()))
+
     def _nodes_of(self, claim: Claim) -> Bools:
         """Nodes of its partition, of the flavors that its queue has quota of, and of the groups it is pinned to."""
         part, queue = self.partitions.get(claim[2]), self.queues.get(claim[4])
         nodes = np.ones(len(self.cluster.nodes), dtype=np.bool_)
-        if part is not None and part.nodes:
+        if part is not None and part.accounts and claim[1] not in part.accounts:
+            nodes[:] = False
+        elif part is not None and part.nodes:
             nodes &= self.places.nodes(part.nodes, f"partitions: {part.name}")
         if queue is not None and isinstance(queue.gpus, Mapping):
             words = [word for flavor in queue.gpus for word in self.spec.flavors.get(flavor, (flavor,))]

@@ -16,6 +16,7 @@ from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.step import replica_cost_s
 from equipoise.sim.job.claims import Claims, make_claims, refuse_too_large, texts_by_kind
+from equipoise.sim.job.declared import Declared
 from equipoise.sim.job.paces import Paces, make_paces
 from equipoise.sim.scenario.model import Checkpoint, Data, JobSpec, Model, Scenario, TraceSpec, TrainingJobs
 from equipoise.sim.scenario.names import unknown
@@ -143,6 +144,7 @@ def make_demand(scenario: Scenario, trace: Trace | None, cluster: Cluster) -> De
     )
     demand = replace(demand, shrinks=_shrinks(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)}))
     demand = _limited(demand, {back[k]: job for k, (_, _, job) in enumerate(listed)})
+    demand = _whole_nodes(scenario, demand, cluster, {back[k]: job for k, (_, _, job) in enumerate(listed)})
     _check_fits(scenario, demand, cluster)
     return _claimed(scenario, demand, cluster, {back[k]: job for k, (_, _, job) in enumerate(listed)})
 
@@ -160,6 +162,20 @@ def _shrinks(demand: Demand, listed: Mapping[int, JobSpec]) -> dict[int, tuple[i
     for row in demand.training:  # these say their fewest workers
         found.pop(row, None)
     return found
+
+
+def _whole_nodes(scenario: Scenario, demand: Demand, cluster: Cluster, listed: Mapping[int, JobSpec]) -> Demand:
+    """Give jobs of a duration in exclusive partitions all GPUs of their nodes."""
+    if not any(partition.exclusive for partition in scenario.queues.partitions):
+        return demand
+    declared, gpus = Declared(scenario, cluster), demand.gpus.copy()
+    texts = texts_by_kind(demand.columns, list(listed.values()), np.array(list(listed), dtype=np.int64), len(demand))
+    named = texts.get("partition", np.full(len(demand), "", dtype=object))
+    sizes = {name: declared.gpus_of_a_node(str(name)) for name in dict.fromkeys(named.tolist())}
+    for row, name in enumerate(named.tolist()):
+        if sizes[name] and row not in demand.training:
+            gpus[row] = -(-gpus[row] // sizes[name]) * sizes[name]
+    return replace(demand, gpus=gpus)
 
 
 def _limited(demand: Demand, listed: Mapping[int, JobSpec]) -> Demand:

@@ -74,6 +74,8 @@ class Partition(Limits):
     tier: Int = 1  # jobs of a higher tier are considered first
     priority: NotNegative = 1.0  # PriorityJobFactor
     qos: str = ""  # QOS whose limits apply to the partition
+    accounts: tuple[str, ...] = ()  # accounts whose jobs it takes; none: all
+    exclusive: bool = False  # its jobs of a `duration` are given whole nodes
     spared: bool = False  # its jobs are never preempted
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+import equipoise
 from equipoise.formats.accelerators import is_accelerator
 from equipoise.formats.read import read
 from equipoise.formats.recognise import recognise
@@ -381,3 +383,17 @@ def test_a_cordoned_node_and_gpu_memory_are_no_gpus(tmp_path: Path) -> None:
     assert "(1 nodes)" in text
     assert "count: 1 gpus: 8" in text
     assert "Cordoned nodes, left out: # b" in text
+
+
+def test_an_exclusive_partition_gives_whole_nodes_and_takes_only_its_accounts(tmp_path: Path) -> None:
+    """Two jobs of 1 GPU for 30 min on one node of 4: the second waits 30 min; one of another account never starts."""
+    slurm = tmp_path / "slurm.conf"
+    slurm.write_text(
+        "ClusterName=lab\nNodeName=a[1-2] Gres=gpu:4\n"
+        "PartitionName=p Nodes=a1 OverSubscribe=EXCLUSIVE AllowAccounts=x\n"
+    )
+    scenario = yaml.safe_load(import_site([slurm], out=tmp_path / "lab.yaml"))
+    job = {"gpus": 1, "duration": "30 min", "partition": "p"}
+    told = [{"name": "first", "account": "x"}, {"name": "second", "account": "x"}, {"name": "other", "account": "y"}]
+    run = equipoise.run({**scenario, "workload": {"jobs": [job | one for one in told]}}, policy="multifactor")
+    assert dict(zip(run.jobs["name"], run.jobs["start_s"], strict=True)) == {"first": 0.0, "second": 1800.0}

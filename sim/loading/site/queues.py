@@ -13,6 +13,7 @@ from equipoise.formats.kueue.objects import ClusterQueue, KueueObjects, KueueQuo
 from equipoise.formats.slurm.accounts import Accounts
 from equipoise.formats.slurm.config import SlurmConfig, SlurmPartition
 from equipoise.formats.slurm.hardware import SlurmQos
+from equipoise.formats.slurm.hostlist import split_list
 from equipoise.formats.slurm.values import parse_memory
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch, accelerator_of
 from equipoise.sim.scenario.queues import Limits
@@ -220,9 +221,17 @@ def add_partition(site: Site, partition: SlurmPartition) -> None:
             "tier": partition.priority_tier if partition.priority_tier != 1 else None,
             "priority": partition.priority_job_factor if partition.priority_job_factor != 1 else None,
             "qos": partition.qos,
+            "accounts": _allowed(partition),
+            "exclusive": partition.other.get("oversubscribe", "").upper() == "EXCLUSIVE" or None,
             "spared": partition.preempt_mode.upper() == "OFF" or None,
         },
     )
+
+
+def _allowed(partition: SlurmPartition) -> list[str]:
+    """Accounts that a partition takes; none: all."""
+    accounts = split_list(partition.other.get("allowaccounts", ""))
+    return [] if "ALL" in map(str.upper, accounts) else accounts
 
 
 def _plain(number: float | None) -> int | float | None:

@@ -66,7 +66,7 @@ def partition_line(partition: SlurmPartition) -> str:
         "longest": _hours(partition.max_time_s),
         "default time": _hours(partition.default_time_s),
         "preemption": "" if partition.preempt_mode.upper() == "OFF" else partition.preempt_mode,
-        **partition.other,
+        **{key: value for key, value in partition.other.items() if key != "allowaccounts" and value != "EXCLUSIVE"},
     }
     listed = ", ".join(f"{key} {value}" for key, value in told.items() if value)
     return f"{partition.name}: {listed}" if listed else ""
