@@ -290,6 +290,7 @@ class Jobs(Table):
     claim = _int("row in `Observation.queues.claims` (user, account, partition, QOS, queue); -1 not declared")
     gpu_types = _int("bit mask of the GPU models that it may run on, by index; -1 any")
     together = Column(np.int8, 0, "0 anywhere; in one rack: 1 preferred, 2 required; in one node: 3, 4")
+    segment = Column(np.int64, 0, "GPUs of each part of it that must be in one rack; 0 no parts")
 
 
 class Speeds(Table):

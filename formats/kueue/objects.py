@@ -85,7 +85,7 @@ class KubeTopology:
 class PodSet:
     """Equal pods. requests: of one pod. topology: `required`, `preferred`, `unconstrained` or ""; level: its label.
 
-    slice_level: of which label parts of the pods must stay within one place, "" for none.
+    slice_level: of which label parts of `slice_size` pods must stay within one place, "" for none.
     """
 
     name: str
@@ -95,6 +95,7 @@ class PodSet:
     topology: str = ""
     level: str = ""
     slice_level: str = ""
+    slice_size: int = 0
 
     @property
     def gpus(self) -> float:

@@ -30,7 +30,7 @@ from equipoise.formats.text.yamlfile import load_documents
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _TOPOLOGY = "kueue.x-k8s.io/podset-"
-_SLICES = f"{_TOPOLOGY}slice-required-topology"
+_SLICES, _SLICE_SIZE = f"{_TOPOLOGY}slice-required-topology", f"{_TOPOLOGY}slice-size"
 _MODES = ("required", "preferred", "unconstrained")
 _UNSET: tuple[Any, ...] = (None, "", "None", "Never", {}, [])
 
@@ -189,6 +189,7 @@ def _pod_set(part: Thing) -> PodSet:
     count = part.get("count").whole(1)
     asked = {f"{_TOPOLOGY}{mode}-topology": part.get("topologyRequest", mode).text() for mode in _MODES}
     asked[_SLICES] = part.get("topologyRequest", "podSetSliceRequiredTopology").text()
+    asked[_SLICE_SIZE] = part.get("topologyRequest", "podSetSliceSize").text()
     asked |= part.get("template", "metadata", "annotations").texts()
     return _placed(part.get("name").text("main"), count, part.get("minCount").whole(count), part.get("template"), asked)
 
@@ -204,6 +205,7 @@ def _placed(name: str, count: int, least: int, template: Thing, annotations: Map
         topology=mode,
         level=annotations.get(f"{_TOPOLOGY}{mode}-topology", "") if mode in _MODES[:2] else "",
         slice_level=annotations.get(_SLICES, ""),
+        slice_size=int(size) if (size := annotations.get(_SLICE_SIZE, "")).isdecimal() else 0,
     )
 
 

@@ -110,6 +110,7 @@ def _kinds(o: Observation, memory: Memory) -> Memory:
         jobs.priority,
         jobs.gpu_types,
         jobs.together,
+        jobs.segment,
         jobs.gpu_share_requested,
         jobs.workers_min,
         jobs.workers_max,

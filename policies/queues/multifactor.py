@@ -205,6 +205,8 @@ class _Turn:
         gpus = place_job(self.proposal, row, wanted, allowed=allowed)
         if gpus is not None and most is not None and node_class is not None:
             taken = np.bincount(node_class[self.o.gpus.node[gpus]], minlength=len(most))
+            if (taken > most).any() and self.o.jobs.segment[row]:
+                return False  # its parts are not spread by classes
             if (taken > most).any():  # spread as the profile says, class by class
                 gpus = self._by_class(row, spread(most, wanted), allowed, node_class)
         if gpus is None:

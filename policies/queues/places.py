@@ -30,6 +30,8 @@ def place_job(
     allowed = allowed_nodes(o, row) if allowed is None else allowed
     share = float(min(o.jobs.gpu_share_requested[row], 1.0)) if share is None else share
     memory = float(o.jobs.memory_bytes[row])
+    if segment := int(o.jobs.segment[row]):
+        return _place_segments(proposal, row, wanted, segment, rule, allowed, share)
     out = np.empty(wanted, dtype=np.int64)
     for mask in (one for some in of_one_model(o, row, allowed) for one in node_sets(o, row, some)):
         room = proposal.columns
@@ -39,6 +41,37 @@ def place_job(
         columns = working(room._replace(up=frozen(room.up & mask), free=frozen(left)))
         if place_gang(columns, wanted, share, memory, rule, out, False):
             return out
+    return None
+
+
+def _place_segments(
+    proposal: Proposal, row: int, wanted: int, segment: int, rule: int, allowed: Bools, share: float
+) -> Ints | None:
+    """GPUs for the parts of a job, each in one rack: the last part first where it fits best, then whole ones.
+
+    Racks with the fewest free GPUs that fit come first, so that large ones stay whole.
+    """
+    o, taken = proposal.observation, list[int]()
+    columns = proposal.columns
+    for mask in of_one_model(o, row, allowed):
+        taken = []
+        for part in [size for size in (wanted % segment,) if size] + [segment] * (wanted // segment):
+            used = np.bincount(o.gpus.node[np.array(taken, dtype=np.int64)], minlength=len(o.nodes))
+            left = np.where(mask & columns.up, columns.free - used, 0)
+            room = np.bincount(o.nodes.rack, weights=left).astype(np.int64)
+            shares = columns.room.copy()
+            shares[taken] = 0.0
+            out = np.empty(part, dtype=np.int64)
+            for rack in np.argsort(room, kind="stable")[np.sort(room) >= part].tolist():
+                up = columns.up & mask & (o.nodes.rack == rack)
+                own = columns._replace(up=frozen(up), free=frozen(np.where(up, left, 0)), room=frozen(shares))
+                if place_gang(working(own), part, share, float(o.jobs.memory_bytes[row]), rule, out, False):
+                    taken += out.tolist()
+                    break
+            else:
+                break
+        if len(taken) == wanted:
+            return np.array(taken, dtype=np.int64)
     return None
 
 

@@ -209,9 +209,9 @@ def node_sets(o: Observation, row: int, allowed: Bools) -> Iterator[Bools]:
 
 
 def restricted(o: Observation, rows: Ints) -> Bools:
-    """Whether each job may not use every node, or must have one rack or node."""
+    """Whether each job may not use every node, or must have racks or nodes to itself or its parts."""
     jobs, q = o.jobs, o.queues
-    found: Bools = (jobs.gpu_types[rows] != -1) | (jobs.together[rows] == RACK_REQUIRED)
+    found: Bools = (jobs.segment[rows] > 0) | (jobs.gpu_types[rows] != -1) | (jobs.together[rows] == RACK_REQUIRED)
     found |= jobs.together[rows] == NODE_REQUIRED
     if q.nodes.shape[1]:
         some: Bools = np.asarray(~q.nodes.all(axis=1))
@@ -228,6 +228,10 @@ def stands_well(o: Observation, row: int, gpus: Ints) -> bool:
         return False
     if together == NODE_REQUIRED and len(set(nodes.tolist())) > 1:
         return False
+    if segment := int(o.jobs.segment[row]):
+        parts = np.bincount(o.nodes.rack[nodes]) % segment
+        if int((parts > 0).sum()) > 1 or parts.max() != len(gpus) % segment:
+            return False
     return bool(allowed_nodes(o, row)[nodes].all())
 
 

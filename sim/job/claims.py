@@ -53,6 +53,7 @@ class Claims:
     claim: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     gpu_types: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     together: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
+    segment: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     too_large: Sequence[str] = ()
     smaller: Mapping[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -91,11 +92,16 @@ def make_claims(
     takes of RESOURCES. Raises InputError for wrong names.
     """
     jobs, declared = len(least), Declared(scenario, cluster)
-    asked = bool(listed) and any(job.gpu_types or job.together for job in listed.values())
-    asked = asked or "together" in told or ("gpu_type" in told and len(cluster.gpu_models) > 1)
+    asked = bool(listed) and any(job.gpu_types or job.together or job.segment for job in listed.values())
+    asked = asked or "together" in told or "segment" in told or ("gpu_type" in told and len(cluster.gpu_models) > 1)
     if not (texts or declared.weighs or asked or scenario.queues.gpu_types):
         return Claims()
     types, pins, together, notes = _types(scenario, Places(cluster), told, listed, jobs)
+    segment = np.zeros(jobs, dtype=np.int64)
+    if (parts := told.get("segment")) is not None and parts.dtype != object:
+        segment[:] = np.nan_to_num(parts.astype(np.float64))
+    for row, job in listed.items():
+        segment[row] = job.segment or 0
     none = np.full(jobs, "", dtype=object)
     names = zip(
         *(texts.get(kind, none).tolist() for kind in KINDS),
@@ -112,11 +118,11 @@ def make_claims(
         claim[row] = plain[raw]
     if len(number) > _MOST and not declared.weighs and not any(pins):
         return Claims()  # columns of that name which say something else, such as seconds in the queue
-    queues = declared.build(list(number), bool((types != -1).any() or together.any()))
+    queues = declared.build(list(number), bool((types != -1).any() or together.any() or segment.any()))
 
     def large(gpus: Ints, rows: Ints | slice = slice(None)) -> list[str]:
         """Why jobs (rows) can never start with the given GPUs, "" where they can."""
-        of = (claim[rows], types[rows], together[rows], gpus, share[rows])
+        of = (claim[rows], types[rows], together[rows], segment[rows], gpus, share[rows])
         return _too_large(declared, queues, cluster, list(number), *of)
 
     never, wanted = large(least), least.copy()
@@ -131,7 +137,7 @@ def make_claims(
     if smaller:
         notes.append(f"jobs that start with fewer GPUs than requested, because a limit allows no more: {len(smaller)}")
     return Claims(
-        queues, claim, types, together, never, smaller, (*notes, *_unknown(scenario, declared, queues, claim))
+        queues, claim, types, together, segment, never, smaller, (*notes, *_unknown(scenario, declared, queues, claim))
     )
 
 
@@ -200,6 +206,7 @@ def _too_large(
     claim: Ints,
     types: Ints,
     together: NDArray[np.int8],
+    segment: Ints,
     least: Ints,
     share: NDArray[np.float64],
 ) -> list[str]:
@@ -209,15 +216,15 @@ def _too_large(
     if not q.restricts and not any(gpus < np.inf or (most < np.inf).any() for gpus, most in alone):
         return why
     quota = Quota.unused(q, len(cluster.gpu_models))
-    kinds = np.unique(np.column_stack((claim, types, together, least, np.round(share * 1e6).astype(np.int64))), axis=0)
+    parts = (claim, types, together, segment, least, np.round(share * 1e6).astype(np.int64))
+    kinds = np.unique(np.column_stack(parts), axis=0)
     told: dict[tuple[int, ...], str] = {}
     for row in kinds.tolist():
-        one, bits, close, gpus, micro = row
+        one, bits, close, part, gpus, micro = row
         whole = gpus * micro / 1e6
-        told[tuple(row)] = _never(declared, q, cluster, quota, claims[one], one, bits, close, gpus, whole)
+        told[tuple(row)] = _never(declared, q, cluster, quota, claims[one], one, bits, close, part, gpus, whole)
     if not any(told.values()):
         return why
-    parts = (claim, types, together, least, np.round(share * 1e6).astype(np.int64))
     return [told[key] for key in zip(*(part.tolist() for part in parts), strict=True)]
 
 
@@ -230,6 +237,7 @@ def _never(
     claim: int,
     bits: int,
     close: int,
+    segment: int,
     gpus: int,
     whole: float,
 ) -> str:
@@ -253,6 +261,10 @@ def _never(
         here = int(np.bincount(cluster.nodes.rack, weights=sizes).max())
     elif close == NODE_REQUIRED:
         here = int(sizes.max())
+    elif segment:
+        racks = np.bincount(cluster.nodes.rack, weights=sizes).astype(np.int64)
+        rest = int((racks % segment).max())
+        here = int((racks // segment).sum()) * segment + rest
     return "" if gpus <= here else f"the nodes that it may use have {here}"
 
 

@@ -260,6 +260,7 @@ def _without(demand: Demand, stay: Bools) -> Demand:
             claim=claims.claim[kept],
             gpu_types=claims.gpu_types[kept],
             together=claims.together[kept],
+            segment=claims.segment[kept],
             too_large=(),
             smaller={new[row]: most for row, most in claims.smaller.items() if row in new},
         ),

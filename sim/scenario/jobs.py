@@ -114,6 +114,7 @@ class JobSpec(Section):
     gpu_types: tuple[str, ...] = ()  # allowed accelerators or node groups; none: all
     # required or preferred placement of its GPUs
     together: Literal["rack-preferred", "rack-required", "node-preferred", "node-required"] | None = None
+    segment: Count | None = None  # GPUs of each part of it that must be in one rack; the last may be smaller
     cpus: Count | None = None  # CPU cores that it requests; used by limits only
     host_memory: Bytes | None = None  # host memory that it requests; used by limits only
     nodes: Count | None = None  # nodes that it requests; used by limits only

@@ -42,7 +42,8 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
     numbers = {key: np.array([row[key] for row in made], dtype=np.float64) for key in _NUMBERS}
     texts: dict[str, Column] = {key: _text([str(row[key]) for row in made]) for key in _TEXTS}
     texts |= {"site_queueing_s": numbers["start"] - numbers["arrival"], "pods": numbers["pods"]}
-    texts |= {} if np.isnan(numbers["gpus_min"]).all() else {"gpus_min": numbers["gpus_min"]}
+    optional = {name: numbers[name] for name in ("gpus_min", "segment") if not np.isnan(numbers[name]).all()}
+    texts |= optional
     rows = Rows(
         name=_text([str(row["name"]) for row in made]),
         arrival_s=numbers["arrival"],
@@ -52,8 +53,8 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
         columns=texts,
         changes=(*found.changes, *gangs),
     )
-    sliced = [bool(row["slices"]) for row in made]
-    rows.count("requests pod slices that stay together: not simulated", np.array(sliced, dtype=np.bool_))
+    sliced = np.array([bool(row["slices"]) for row in made]) & ~(numbers["segment"] > 0)
+    rows.count("requests pod slices that stay within a node, or have no size: not simulated", sliced)
     order = np.array([float(str(row["priority"]) or 0.0) for row in made])
     if order.any():  # Kueue has 0 and below, a scenario is above 0
         rows.priority = order + max(0.0, 1.0 - float(order.min()))
@@ -66,7 +67,7 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
     return rows
 
 
-_NUMBERS = ("arrival", "start", "end", "units", "pods", "evictions", "gpus_min")
+_NUMBERS = ("arrival", "start", "end", "units", "pods", "evictions", "gpus_min", "segment")
 _TEXTS = ("account", "queue", "cluster_queue", "priority", "state", "kind", "together")
 _HOST = "kubernetes.io/hostname"
 
@@ -95,13 +96,23 @@ def _of_workload(workload: KueueWorkload, found: KueueObjects, unit: str) -> Row
         "state": workload.finished_reason,
         "kind": workload.kind,
         "slices": any(pod_set.slice_level for pod_set in workload.pod_sets),
+        "segment": next((size for pod_set in workload.pod_sets if (size := _segment(pod_set, unit))), np.nan),
         "together": next((word for pod_set in workload.pod_sets if (word := _together(pod_set))), ""),
     }
 
 
+def _segment(pod_set: PodSet, unit: str) -> float:
+    """GPUs of a slice of pods that must stay within one place above nodes, 0 without slices."""
+    above = pod_set.slice_level not in ("", _HOST) and unit == "GPUs"
+    return pod_set.slice_size * pod_set.gpus / max(pod_set.count, 1) if above else 0.0
+
+
 def _together(pod_set: PodSet) -> str:
-    """A pod set's topology request as a scenario value: one host, or a level above it as a rack."""
-    if pod_set.topology not in ("required", "preferred"):
+    """A pod set's topology request as a scenario value: one host, or a level above it as a rack.
+
+    Where slices have a level of their own, the level above that has no counterpart.
+    """
+    if pod_set.topology not in ("required", "preferred") or pod_set.slice_level not in ("", _HOST, pod_set.level):
         return ""
     return f"{'node' if pod_set.level == _HOST else 'rack'}-{pod_set.topology}"
 
@@ -136,6 +147,7 @@ def _of_gang(pods: Sequence[Pod], unit: str) -> Row:
         "state": next((pod.phase for pod in pods if pod.phase not in _ENDED), first.phase),
         "kind": first.owner.partition("/")[0] or "Pod",
         "slices": False,
+        "segment": np.nan,
         "together": "",
     }
 

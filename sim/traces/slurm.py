@@ -16,7 +16,7 @@ from equipoise.formats.text.columns import Text
 from equipoise.sim.traces.rows import Rows, further
 from equipoise.sim.traces.trace import Bools, Column, Floats, Ints
 
-_SEGMENTS = "requests segments of nodes within one block (--segment): not simulated"
+_SEGMENTS = "requests segments (--segment) without a size or a number of nodes: not simulated"
 _TEXTS = ("cluster", "user", "account", "partition", "qos", "state", "gpu_type", "reason", "node_list")
 
 
@@ -70,20 +70,31 @@ def from_accounting(jobs: JobTable, unit: str, *, queue: bool = False) -> Rows:
     rows.count("a slice of a GPU (MIG) counts as a GPU", sliced, "noted")
     several = jobs.gpu_type.floats(lambda kind: float("," in kind)) > 0
     rows.count("requests several GPU types at once: assumed to run on one of them", several)
-    rows.count(_SEGMENTS, _in_segments(jobs.other, len(jobs)))
+    _segment(rows, jobs.other)
     rows.count("arrival is the eligible time, which is after the submission", jobs.eligible_s > jobs.submit_s)
     return rows
 
 
-def _in_segments(columns: Mapping[str, Text], rows: int) -> Bools:
-    """Whether each job asks for segments of its nodes, each in one block (`sbatch --segment`)."""
-    found = np.zeros(rows, dtype=np.bool_)
+def _segment(rows: Rows, columns: Mapping[str, Text]) -> None:
+    """Add the GPUs of each segment of nodes that must be in one block (`sbatch --segment`) as a column."""
+    size = np.zeros(len(rows.units))
     for name, text in columns.items():
         if canonical(name) in ("segmentsize", "segment"):
-            found |= text.floats(lambda size: float(size.isdecimal() and int(size) > 0)) > 0
+            size = np.fmax(size, text.floats(lambda cell: float(cell) if cell.isdecimal() else 0.0))
         elif canonical(name) == "submitline":
-            found |= text.floats(lambda line: float(re.search(r"\s--segment[= ]", line) is not None)) > 0
-    return found
+            size = np.fmax(size, text.floats(_segment_of_line))
+    told = rows.columns["nodes"]
+    nodes = told if isinstance(told, np.ndarray) else np.full(len(size), np.nan)
+    known = (size > 0) & (nodes >= 1)
+    if known.any():
+        rows.columns["segment"] = np.where(known, size * rows.units / np.where(known, nodes, 1.0), np.nan)
+    rows.count(_SEGMENTS, (size != 0) & ~known)
+
+
+def _segment_of_line(line: str) -> float:
+    """The size in a command line, -1 for one that is not a number."""
+    found = re.search(r"\s--segment[= ](\d*)", line)
+    return 0.0 if found is None else float(found[1] or -1)
 
 
 def _given(counts: Ints) -> Floats:
@@ -155,7 +166,7 @@ def from_events(events: EventTable, unit: str) -> Rows:
     )
     rows.duration_s = np.where(np.isnan(events.run_s), np.nan, rows.duration_s)
     rows.count("ended at its time limit", events.run_s > events.time_limit_s)
-    rows.count(_SEGMENTS, _in_segments(events.options, len(events.line)))
+    _segment(rows, events.options)
     return rows
 
 

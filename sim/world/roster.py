@@ -61,7 +61,7 @@ class Roster:
             self.columns["workers_min"][row] = fewest // step
             self.columns["workers_max"][row] = self.columns["gpus_requested"][row] // step
         if len(demand.claims.claim):
-            for name in ("claim", "gpu_types", "together"):
+            for name in ("claim", "gpu_types", "together", "segment"):
                 self.columns[name][:] = getattr(demand.claims, name)
         resize(self.table, 0)
         self.cells = {name: cells(column) for name, column in self.columns.items()}

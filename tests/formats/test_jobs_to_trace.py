@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import equipoise
 from equipoise import cli
+from equipoise.formats.kueue.objects import PodSet
 from equipoise.formats.text.columns import Text
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping
@@ -218,18 +218,18 @@ def test_workloads_of_kueue(tmp_path: Path) -> None:
     assert read_trace(path, count="cpus").gpus.tolist() == [12]  # four pods of three
 
 
-def test_what_jobs_ask_for_and_do_not_get_here_is_noted(tmp_path: Path) -> None:
+def test_slices_of_pods_and_segments_of_nodes_are_parts_of_a_job(tmp_path: Path) -> None:
     """Slices of pods (a Workload's topologyRequest) and segments of nodes (sbatch --segment)."""
     slices = {"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 4}
     pods = {"count": 8, "topologyRequest": slices, "template": {"spec": containers(1)}}
     status = {"conditions": [condition("Admitted", "10:10:00"), condition("Finished", "10:30:00")]}
     (tmp_path / "w.json").write_text(json.dumps(kube("Workload", "w", {"podSets": [pods]}, status)))
-    assert "1 requests pod slices" in " ".join(read_trace(tmp_path / "w.json").notes)
+    assert read_trace(tmp_path / "w.json").columns["segment"].tolist() == [4.0]
     header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|SubmitLine"
     row = "2024-01-01T00:00:00|2024-01-01T00:00:00|2024-01-01T01:00:00|01:00:00|COMPLETED|gres/gpu=16"
     lines = [header, f"1|{row}|sbatch --segment=4 a.sh", f"2|{row}|sbatch a.sh --segmented"]
     (tmp_path / "s.txt").write_text("\n".join(lines))
-    assert "1 requests segments of nodes" in " ".join(read_trace(tmp_path / "s.txt").notes)
+    assert "1 requests segments (--segment) without" in " ".join(read_trace(tmp_path / "s.txt").notes)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_what_workloads_of_kueue_ask_for_travels_to_the_jobs(tmp_path: Path) -> 
     ],
 )
 def test_what_is_above_a_host_is_a_rack(level: str, word: str) -> None:
-    asked = [SimpleNamespace(topology=kind, level=level) for kind in ("required", "preferred", "unconstrained")]
-    assert [kubernetes._together(each) for each in asked] == [f"{word}-required", f"{word}-preferred", ""]  # type: ignore[arg-type]
+    asked = [PodSet("p", 1, 1, {}, kind, level) for kind in ("required", "preferred", "unconstrained")]
+    assert [kubernetes._together(each) for each in asked] == [f"{word}-required", f"{word}-preferred", ""]
 
 
 def test_pods_of_one_owner_are_one_gang(tmp_path: Path) -> None:
