@@ -245,6 +245,8 @@ def _cell(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if key == "gpus":
         return f"{value:,}"
+    if key == "chance":
+        return f"{100 * value:.0f} %"
     return format_scaled(value, "W") if key == "power_w" else shown("_usd" if key == "price_usd_per_h" else key, value)
 
 
