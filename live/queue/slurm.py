@@ -192,10 +192,10 @@ class Slurm:
             usual = range(_FIRST_PRIORITY - 2**31, _FIRST_PRIORITY + 1)
             waiting = (job for job in self._last[1] if job.phase is Phase.WAITING and job.priority)
             return frozenset(job.id for job in waiting if job.priority + job.nice not in usual)
-        found = set()
+        found, niced = set(), {job.id for job in self._last[1] if job.nice}  # setting a priority takes the nice
         for line in self._run(["sprio", "--noheader", f"--format={_FACTORS}"]).decode(errors="replace").splitlines():
             job, priority, *factors = (_whole(cell.strip()) for cell in line.split("|"))
-            if priority > 1 and not any(factors):
+            if priority > 1 and not any(factors) and job not in niced:
                 found.add(job)
         return frozenset(found)
 

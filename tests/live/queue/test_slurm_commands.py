@@ -115,7 +115,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str = "") -> t
     """A Slurm that shows the recorded queue and writes down what scontrol is told."""
     put(folder, "squeue", f"cat {RECORDED}/squeue.txt")
     put(folder, "sinfo", f"cat {RECORDED}/sinfo.txt")
-    put(folder, "sprio", "printf '19|4294901794|0|0|0|0|0|0\\n16|1200|900|300|0|0|0|0\\n'")
+    put(folder, "sprio", "printf '19|50|0|0|0|0|0|0\\n16|5000|0|0|0|0|0|0\\n18|1200|900|300|0|0|0|0\\n'")
     show = "PriorityType = priority/multifactor"
     log = folder / "log"
     put(folder, "scontrol", f'if [ "$1" = show ]; then echo "{show}"; else cat >> {log}; {says or "true"}; fi')
@@ -127,7 +127,8 @@ def test_tasks_are_named_one_by_one_and_what_changed_meanwhile_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm, log = recorded(tmp_path, monkeypatch)
-    assert slurm.set_directly() == {19}
+    slurm.snapshot()
+    assert slurm.set_directly() == {16}  # the nice of 19 alone makes its priority
     slurm.carry_out(
         [
             QueueChange(Verb.PRIORITY, 15, -3, 0),  # of an array, what still waits
