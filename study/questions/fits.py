@@ -72,6 +72,18 @@ class Fits:
         return None if sure is None else (self.step_s * sure.low, self.step_s * sure.high)
 
     @property
+    def memory_rests_on(self) -> str:
+        """What the interval of the peak is, in words."""
+        if not self.measured:
+            return "unknown: no peaks of this stack were measured; that of another stack"
+        if not self.stage_measured:
+            return "unknown: no peaks of the fullest stage were measured; that of another stack"
+        low, high = self.memory.low / self.memory.peak, self.memory.high / self.memory.peak
+        if math.isclose(high, GENERAL[1][1]) or math.isclose(low, GENERAL[1][0]):
+            return "unknown: fewer than three models, or no such layouts, were measured; that of another stack"
+        return "that of families left out of the fit"
+
+    @property
     def fits_chance(self) -> float:
         """Chance that the peak is within the usable memory."""
         estimate = self.memory
@@ -194,6 +206,7 @@ def as_dict(found: Fits) -> dict[str, Any]:
         "usable_bytes": estimate.capacity,
         "fits_chance": found.fits_chance,
         "memory_measured_on_this_stack": found.measured,
+        "memory_rests_on": found.memory_rests_on,
         "stages": [{**asdict(stage), "total": stage.total} for stage in estimate.stages],
         "change": None if found.change is None else {k: list(v) for k, v in found.change.items()},
         "step_s": found.step_s,

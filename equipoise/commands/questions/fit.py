@@ -51,10 +51,7 @@ def _text(found: Fits, plans: int) -> Iterator[str]:
     interval = f"{_gb(estimate.low)} .. {_gb(estimate.high)}"
     verb = "fits" if estimate.fits else "does not fit"
     yield f"{verb}: {_gb(estimate.peak)} (90 %: {interval}) of {_gb(estimate.capacity)} usable"
-    if not found.measured:
-        yield "  the memory of this stack was not measured: default constants, with the interval of another stack"
-    elif not found.stage_measured:
-        yield "  the fullest stage of this stack was not measured: the interval of another stack"
+    yield f"  the interval is {found.memory_rests_on}"
     if estimate.fits and estimate.high > estimate.capacity:
         yield f"  not certain: it fits with {100 * found.fits_chance:.0f} %, as the interval exceeds the memory"
     if found.change is None:
