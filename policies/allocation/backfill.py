@@ -180,8 +180,9 @@ def backfill(
     holder: Ints,
     requests: RequestColumns,
     columns: RoomColumns,
+    only: RoomColumns | None = None,
 ) -> tuple[GrantColumns, float]:
-    """Start jobs of queue[1:] that fit now and do not delay queue[0], which does not fit.
+    """Start jobs of queue[1:] that fit now, in the room `only` if given, and do not delay queue[0], which does not fit.
 
     `takes_s` is the (remaining) running time by row. `job` are the rows (ascending) of all running jobs, including
     those that this decision has started; `holder` is the row that holds each GPU. Returns the jobs started, and the
@@ -189,7 +190,7 @@ def backfill(
     """
     if len(queue) < 2 or not some_room(columns.free, columns.room):
         return NO_GRANTS, np.nan
-    room, later, running = working(columns), working(columns), _by_end(o, job, takes_s[job], holder)
+    room, later, running = working(only or columns), working(columns), _by_end(o, job, takes_s[job], holder)
     spare, failures = np.empty(max(len(holder), 1), dtype=np.int64), new_failures()
 
     def fill(at: int, reserved_s: float, grants: GrantColumns) -> tuple[int, int, float]:

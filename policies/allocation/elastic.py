@@ -316,7 +316,7 @@ def lost_there_s(o: Observation, nodes: NodeState, row: int, gpu: Ints, interval
     lost_s = service_s * max(best / float(nodes.speed[node].min()) - 1.0, 0.0)
     racks, size = np.unique(o.nodes.rack[o.gpus.node], return_counts=True)
     if len(racks) > 1 and size.max() >= len(gpu) and len(np.unique(o.nodes.rack[node])) > 1:
-        lost_s += lost_apart_s(o, row, len(gpu), interval)
+        lost_s += float(np.nan_to_num(lost_apart_s(o, row, len(gpu), interval)))
     return lost_s
 
 

@@ -20,7 +20,6 @@ from equipoise.policies.kernels.allocation import (
     model_speeds,
     priorities,
     remote_share,
-    worker_speeds,
 )
 from equipoise.policies.kernels.gangs import frozen
 from equipoise.policies.kernels.placement import WHOLE
@@ -39,6 +38,8 @@ class NodeState:
     efficiency: Floats  # share of time its GPUs were busy; NaN unknown
     speed: Floats  # relative to the fastest GPU model
     model_speed: Floats  # per GPU model
+    ratio: Floats  # measured speed over that of its GPU model
+    seen_s: Floats  # when it was last measured
 
     def values(self) -> dict[str, Any]:
         """Values for the reason of the plan."""
@@ -51,11 +52,12 @@ class NodeState:
 
 
 def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: bool = True) -> NodeState:
-    """Efficiency and speed of each node; without workers the last speed decays to its GPU model's.
+    """Efficiency and speed of each node; what was measured of one without workers fades to its GPU model's speed.
 
-    `measured`: use measured speeds; else the speed is that of the GPU model.
+    A node that was never measured counts as the median of the measured ones with its GPU model. `measured`: use
+    measured speeds; else the speed is that of the GPU model.
     """
-    nodes, gpus, workers, speeds = o.nodes, o.gpus, o.workers, o.speeds
+    nodes, gpus, speeds = o.nodes, o.gpus, o.speeds
     models = max(len(o.gpu_models), 1)
     model = np.zeros(len(nodes), dtype=np.int64)
     if len(gpus) and models > 1:
@@ -66,53 +68,34 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
         model_speed, count = np.zeros(models), np.zeros(models, dtype=np.int64)
         first, best = np.full(len(o.jobs), -1, dtype=np.int64), np.zeros(len(o.jobs))
         model_speeds(speeds.job, speeds.gpu_model, speeds.gpus, speeds.samples_per_s, first, best, model_speed, count)
-    speed: Floats = np.where(np.isnan(model_speed), 1.0, model_speed)[model]
-    old = memory.get("node_speed")
-    if measured and old is not None and len(old) == len(nodes):
-        fading = 0.5 ** (max(o.time_s - memory["time_s"], 0.0) / half_life_s)
-        speed = speed + (old - speed) * fading
-    if measured and len(workers):
-        own = np.empty(len(workers))
-        worker_speeds(workers.job, workers.node, workers.response_s_per_sample, model, frozen(model_speed), own)
-        if len(speeds):
-            own = np.fmin(own, _paces(o) * model_speed[model[workers.node]])
-        seen = _mean_by(workers.node, own, len(nodes))
-        speed = np.where(np.isnan(seen), speed, seen)
+    ratio = np.ones(len(nodes))
+    seen_s = _last_measured_s(o, memory)
+    if measured and not np.isnan(nodes.speed_ratio).all():
+        ratio = 1.0 + (nodes.speed_ratio - 1.0) * 0.5 ** (np.maximum(o.time_s - seen_s, 0.0) / half_life_s)
+        for m in range(models):
+            mine = ratio[(model == m) & ~np.isnan(ratio)]
+            ratio[(model == m) & np.isnan(ratio)] = min(float(np.median(mine)), 1.0) if len(mine) else 1.0
+    speed: Floats = np.where(np.isnan(model_speed), 1.0, model_speed)[model] * ratio
     efficiency = np.full(len(nodes), np.nan)
     if len(gpus) and np.isfinite(gpus.sm_active_ratio).any():
         efficiency = _mean_by(gpus.node, gpus.sm_active_ratio, len(nodes))
-    return NodeState(model, efficiency, speed, model_speed)
+    return NodeState(model, efficiency, speed, model_speed, ratio, seen_s)
+
+
+def _last_measured_s(o: Observation, memory: Memory) -> Floats:
+    """Time (s) at which a worker last ran on each node; now where none is known to have."""
+    seen_s = np.full(len(o.nodes), o.time_s)
+    old_s = memory.get("node_seen_s")
+    if old_s is not None and len(old_s) == len(o.nodes):
+        seen_s = old_s.copy()
+        seen_s[o.workers.node] = o.time_s
+    return seen_s
 
 
 def _between(value: Ints, least: Ints | int, most: Ints | int) -> Ints:
     """As `np.clip`, in half the time for a thousand values."""
     found: Ints = np.minimum(np.maximum(value, least), most)
     return found
-
-
-def _paces(o: Observation) -> Floats:
-    """Pace of each worker: step estimated for its GPU model over the measured step; NaN where one is unknown.
-
-    The measured step is scaled to an equal share of the batch, for which the estimate holds.
-    """
-    workers, jobs, speeds = o.workers, o.jobs, o.speeds
-    here = np.flatnonzero(speeds.gpus == jobs.gpus_held[speeds.job])
-    models = len(o.gpu_models)
-    key = speeds.job[here] * models + speeds.gpu_model[here]
-    order = np.argsort(key, kind="stable")
-    wanted = workers.job * models + o.gpus.model[workers.gpu]
-    at = np.minimum(np.searchsorted(key[order], wanted), max(len(key) - 1, 0))
-    if not len(key):
-        return np.full(len(workers), np.nan)
-    known, row = key[order][at] == wanted, workers.job
-    batch = jobs.global_batch[row]
-    count = np.maximum(jobs.gpus_held[row] // np.maximum(jobs.gpus_per_worker[row], 1), 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        expected_s = batch / speeds.samples_per_s[here][order][at]
-        even = -(-batch // count) / workers.samples_per_step
-        step_s = (workers.step_s - workers.fixed_s) * even + workers.fixed_s
-        pace: Floats = np.where(known & (workers.gpu_share >= WHOLE), expected_s / step_s, np.nan)
-    return np.where(np.isfinite(pace), pace, np.nan)
 
 
 def _mean_by(index: Ints, value: Floats, size: int) -> Floats:

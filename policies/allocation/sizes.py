@@ -248,6 +248,28 @@ def placed(proposal: Proposal, nodes: NodeState, row: int, gpus: int, model: int
     return NO_ROWS
 
 
+def movable(proposal: Proposal, ranking: Ranking, blocked: Bools, reluctance: float) -> Ints:
+    """Rows of running jobs of fixed size, on whole GPUs (up) of one model, that may change the model or stop.
+
+    `blocked` (per ranked running job) are excluded, and so are those that have worked less than `reluctance`
+    restarts since their last start.
+    """
+    o, jobs = proposal.observation, proposal.observation.jobs
+    rows = ranking.running[~blocked & ~proposal.touched(ranking.running)]
+    rows = rows[jobs.rigid[rows] | (jobs.workers_max[rows] <= jobs.workers_min[rows])]
+    rows = rows[jobs.gpu_share_requested[rows] >= WHOLE]
+    worked_s = o.time_s - jobs.started_s[rows]
+    rows = rows[~(worked_s < (1.0 + reluctance) * np.nan_to_num(jobs.restart_s[rows]))]
+    held = np.flatnonzero((proposal.holder >= 0) & o.nodes.up[o.gpus.node])
+    job, model = proposal.holder[held], o.gpus.model[held]
+    count = np.bincount(job, minlength=len(jobs))
+    low, high = np.full(len(jobs), len(o.gpu_models)), np.full(len(jobs), -1)
+    np.minimum.at(low, job, model)
+    np.maximum.at(high, job, model)
+    found: Ints = rows[(count[rows] == jobs.gpus_held[rows]) & (low[rows] == high[rows])]
+    return found
+
+
 def one_model(proposal: Proposal, elastic: ElasticColumns) -> Bools:
     """Whether each job's GPUs are all of one model; other jobs keep their GPUs."""
     _, offset, gpu, model, *_ = elastic

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.elastic import chosen, elastic_columns, elastic_rows, on_living_nodes
+from equipoise.policies.allocation.elastic import chosen, elastic_columns, on_living_nodes
 from equipoise.policies.allocation.proposal import Proposal
-from equipoise.policies.allocation.ranking import NodeState, gpus_wanted
+from equipoise.policies.allocation.ranking import NodeState
 from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import Floats, Ints
@@ -39,28 +39,6 @@ def quickest(
     ties = step_s <= least_s[index]
     np.minimum.at(best, index[ties], workers[ties])
     return best, least_s
-
-
-def start_widths(
-    proposal: Proposal, nodes: NodeState, rows: Ints, scaling: ScalingColumns, table: TableColumns
-) -> Ints:
-    """GPUs to ask for, by row of the jobs table: fewer where an elastic job of `rows` is quicker on fewer."""
-    o = proposal.observation
-    rows = elastic_rows(o, rows)
-    if not len(rows):
-        return o.jobs.gpus_requested
-    asked: Ints = o.jobs.gpus_requested.copy()
-    per = np.maximum(o.jobs.gpus_per_worker[rows], 1)
-    most, model = gpus_wanted(o, rows) // per, np.full(len(rows), _fastest(nodes))
-    best, _ = quickest(
-        rows, np.minimum(o.jobs.workers_min[rows], most), most, np.zeros_like(most), model, scaling, table
-    )
-    asked[rows] = best * per
-    return frozen(asked)
-
-
-def _fastest(nodes: NodeState) -> int:
-    return int(np.nan_to_num(nodes.model_speed, nan=0.0).argmax())
 
 
 def narrow_jobs(

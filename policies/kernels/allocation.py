@@ -58,30 +58,6 @@ def model_speeds(
 
 
 @jit_in_place
-def worker_speeds(
-    job: Ints, node: Ints, response_s: Floats, node_model: Ints, model_speed: Floats, speed: Floats
-) -> None:
-    """Write the speed of each worker (sorted by job) relative to the fastest GPU model; NaN unmeasured.
-
-    A job's fastest worker counts as its GPU model does, the others by their time per sample (s).
-    """
-    first = 0
-    while first < job.size:
-        end, best = first, -1
-        while end < job.size and job[end] == job[first]:
-            speed[end] = np.nan
-            if response_s[end] > 0.0 and (best < 0 or response_s[end] < response_s[best]):
-                best = end
-            end += 1
-        if best >= 0:
-            top = model_speed[node_model[node[best]]]
-            for w in range(first, end):
-                if response_s[w] > 0.0:
-                    speed[w] = response_s[best] / response_s[w] * (1.0 if np.isnan(top) else top)
-        first = end
-
-
-@jit_in_place
 def gpus_by_memory(memory_bytes: Floats, gpu_node: Ints, up: Bools, kind: Floats, count: Ints) -> int:
     """Write the distinct memory sizes of GPUs that are up, and how many there are of each; unknown: infinite.
 

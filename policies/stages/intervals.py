@@ -68,7 +68,7 @@ def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
     """`plan` with an interval for each training job that waits for its first start, by its estimates.
 
     Estimates are for the requested GPUs on the fastest GPU model; jobs without estimates keep their
-    interval, as do those whose data comes from a store.
+    interval, as do those whose stored data is to be read.
     """
     o, jobs, speeds = observation, observation.jobs, observation.speeds
     if not len(speeds) or not len(o.waiting):
@@ -76,8 +76,8 @@ def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
     known = (speeds.exchange_s >= 0.0) & (speeds.samples_per_s > 0.0)
     known &= (speeds.gpus == jobs.gpus_requested[speeds.job]) & (jobs.attained_gpu_s[speeds.job] == 0.0)
     known &= np.isin(speeds.job, o.waiting)
-    if len(o.stores):  # what comes from a store may set the pace, which is not known yet
-        known &= ~np.isin(speeds.job, o.stores.job[o.nodes.gpus[o.stores.node] == 0])
+    if len(o.stores):  # reading stored data may set the pace, which is not known yet
+        known &= ~np.isin(speeds.job, o.stores.job) | ~(jobs.input_bytes[speeds.job] > 0.0)
     if not known.any():
         return plan
     intervals = plan.intervals(o).copy()

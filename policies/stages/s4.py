@@ -16,26 +16,21 @@ import numpy as np
 from equipoise.policies.allocation.avoided_nodes import avoided, remember_nodes
 from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.elastic import (
-    elastic_columns,
     elastic_rows,
-    held_gpus,
     in_nobodys_way,
     parallel_work,
     scaling_columns,
     shrink_jobs,
-    slower,
-    slowest_models,
     table_columns,
 )
 from equipoise.policies.allocation.growing import grow_jobs
-from equipoise.policies.allocation.kinds import assign, movable
-from equipoise.policies.allocation.locality import start_near
 from equipoise.policies.allocation.planned import plan_jobs
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
 from equipoise.policies.allocation.proposal import Proposal
-from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, paces, rank, without_saved
-from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, resize_optimally
-from equipoise.policies.allocation.widths import narrow_jobs, start_widths
+from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, rank, without_saved
+from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, movable, resize_optimally
+from equipoise.policies.allocation.starts import Starts, takes_s_of
+from equipoise.policies.allocation.widths import narrow_jobs
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.arrays import sort_by
 from equipoise.policies.kernels.gangs import (
@@ -44,7 +39,6 @@ from equipoise.policies.kernels.gangs import (
     NO_VALUES,
     GrantColumns,
     RequestColumns,
-    asking_for,
     frozen,
     joined,
     request_columns,
@@ -53,7 +47,7 @@ from equipoise.policies.kernels.gangs import (
 )
 from equipoise.policies.kernels.placement import ANY, WEIGHTED
 from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns
-from equipoise.policies.observation import RUNNING, Floats, Ints, Observation
+from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
@@ -106,22 +100,24 @@ class NodeAllocation(AllocationStage):
     need m_i, waiting time w and remaining time s. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)),
     with u the share of node j's GPUs that the job uses, or could use while it waits, and d the share of a worker's
     data that is stored elsewhere, for a waiting job the time to fetch it over the time to compute; R_j is the
-    measured speed of the node. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs, on nodes by
-    descending R_ij, within one GPU model if possible. With several models, jobs of fixed size start, move and stop
-    by sqrt(p_i A_i) times their own speed on a model over their best, less a restart (a local search; under
-    `optimal` the integer programme, by A_i), unless a job is overdue. `optimal`: of up to six jobs the whole
+    measured speed of the node. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs. The first few
+    start where one estimate says that they end soonest (`allocation/starts.py`): it counts the GPU model, nodes that
+    were measured slow, data stored elsewhere, exchanges across nodes and racks, and the number of workers of an
+    elastic job. A node that was never measured counts as the others of its model do. What is not surely different
+    counts as equal: then fewer and slower GPUs are taken, on fewer nodes, or on those of highest R_ij by a job that
+    reads data. A job waits for better GPUs where it surely ends sooner. `optimal`: of up to six jobs the whole
     schedule with the least weighted sum of completion times, of more the sizes that maximise goodput by an integer
     programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with
     its variables and directions.
 
-    Order: as above. Blocking: jobs that do not fit are skipped until the first has waited `reserve_after_s`, or the
-    job of highest A that and its own duration: then it has a reservation until it starts. A job with a total wait
-    above min(reserve_after_s + slowdown * duration, longest_wait_s) is overdue: overdue jobs come first, the longest
-    overdue before the others, then the one with a reservation, and no start may delay the first of them that does not
-    fit: it ends before that one could start, or leaves it room. Placement: by R_ij. Preemption: a waiting job stops
-    running jobs of lower A that need longer by more than `reluctance` times their restart, but none that has worked
-    since its last start less than `run_s`, or less than `growth` times its earlier work. Elastic jobs are resized
-    where that gains more than their restart costs.
+    Order: as above. Blocking: jobs that do not fit are skipped until the first has waited for as long as it takes,
+    or `reserve_after_s`, or the job of highest A that and its own duration: then it has a reservation until it
+    starts. A job with a total wait above min(reserve_after_s + slowdown * duration, longest_wait_s) is overdue:
+    overdue jobs come first, the longest overdue before the others, then the one with a reservation, and no start
+    may delay the first of them that does not fit: it ends before that one could start, or leaves it room.
+    Placement: by R_ij. Preemption: a waiting job stops running jobs of lower A that need longer by more than
+    `reluctance` times their restart, but none that has worked since its last start less than `run_s`, or less than
+    `growth` times its earlier work. Elastic jobs are resized where that gains more than their restart costs.
 
     No job starves. With exact estimates and without faults a job starts at most (k + 1) * T after it is overdue: k is
     the number of starts of jobs overdue before it, T is the longest job with its restart. A reservation is for nodes
@@ -153,7 +149,7 @@ class NodeAllocation(AllocationStage):
     preempt_ratio: float = 0.5  # a job is stopped for one that needs less than this share of its time left
     reluctance: float = 2.0  # restarts that a preemption must gain
     horizon_s: float = 1800.0  # longest time over which the gain of a resize counts
-    margin: float = 0.05  # least relative gain in step time for which a job is resized
+    margin: float = 0.1  # least relative gain in step time for which a job is resized
     unknown_s: float = 3600.0  # remaining time of a job that has no estimate
     speed_memory_s: float = 600.0  # half-life of measurements of a node, or an exchange, that is idle now
     noise: float = 0.05  # a loss of goodput below this is noise
@@ -189,7 +185,7 @@ class NodeAllocation(AllocationStage):
         if not len(verdict.rollback) and unsound is None and self._nothing_to_do(o):
             return plan.because("s4", "no GPU is free, and no change would pay"), memory
         nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
-        memory = {**memory, "node_speed": nodes.speed, "time_s": o.time_s}
+        memory = {**memory, "node_seen_s": nodes.seen_s}
         ranking = rank(
             o,
             nodes,
@@ -208,7 +204,8 @@ class NodeAllocation(AllocationStage):
         memory = remember_nodes(proposal, memory, before, verdict.keep, verdict.rollback, self.noise)
         proposal.away = avoided(o, memory)
         able = elastic_rows(o, ranking.running)
-        able = able[~guard_blocked(memory["guard"], able, o.time_s) & measured(o, memory, able) & ~saved[able]]
+        able = able[measured(o, memory, able)]
+        able, narrows = able[~guard_blocked(memory["guard"], able, o.time_s) & ~saved[able]], able
         solved = {}
         if self.mode == "optimal" and self.frozen != "S422":
             solved = self._solve(proposal, nodes, ranking, scaling, table, able, memory)
@@ -216,13 +213,11 @@ class NodeAllocation(AllocationStage):
             proposal.start(start_in_order(ranking.waiting, False, ANY, request_columns(o), proposal.columns)[0])
             proposal.leave(np.arange(len(o.jobs)))
         by_formula = "s422_fallback" in solved or self.mode == "formula"
-        if by_formula and len(o.gpu_models) > 1 and self.frozen != "S422":
-            values |= self._assign(proposal, nodes, ranking, scaling, table, memory)
         started, takes_s = self._start(proposal, nodes, ranking, scaling, table)
         values |= solved | started
         if by_formula and self.frozen != "S422":
             values |= self._preempt(proposal, ranking, takes_s)
-            values |= self._resize(proposal, nodes, ranking, scaling, table, able, values["s422_overdue"])
+            values |= self._resize(proposal, nodes, ranking, scaling, table, able, narrows, values["s422_overdue"])
         kept = ranking.overdue[ranking.overdue == memory.get("reserved", -1)]
         if not len(kept) or proposal.touched(kept)[0]:  # else it waits on
             memory["reserved"] = values["s422_overdue"]
@@ -339,28 +334,6 @@ class NodeAllocation(AllocationStage):
             return {"s422_fallback": str(error)}
         return {"s422_configurations": configurations}
 
-    def _assign(
-        self,
-        proposal: Proposal,
-        nodes: NodeState,
-        ranking: Ranking,
-        scaling: ScalingColumns,
-        table: TableColumns,
-        memory: Memory,
-    ) -> dict[str, Any]:
-        """S422: assign GPU models to jobs by their own speeds, unless the free GPUs are reserved."""
-        o = proposal.observation
-        if len(ranking.overdue):
-            return {"s422_moved": NO_ROWS}
-        patient = ranking.running[self._bars(o, ranking.running) > -math.inf]
-        wanted = o.jobs.gpus_requested.copy()
-        wanted[ranking.waiting] = ranking.wanted
-        first = elastic_rows(o, ranking.waiting[:_PREEMPTING])
-        wanted[first] = start_widths(proposal, nodes, first, scaling, table)[first]
-        running = self._movable(proposal, ranking, memory)
-        moved = assign(proposal, nodes, ranking, wanted, running, patient, self.reluctance, self.horizon_s)
-        return {"s422_moved": moved}
-
     def _movable(self, proposal: Proposal, ranking: Ranking, memory: Memory) -> Ints:
         """Rows of running jobs of fixed size that may change their GPU model, or stop."""
         o = proposal.observation
@@ -377,28 +350,34 @@ class NodeAllocation(AllocationStage):
         """
         o = proposal.observation
         intervals = Scaling(*scaling).sync_interval
-        seen = np.concatenate((ranking.overdue[:_PREEMPTING], ranking.waiting[:_PREEMPTING]))
-        requests = asking_for(o, start_widths(proposal, nodes, seen, scaling, table))
+        starts, requests = Starts(proposal, nodes, scaling, table, intervals), request_columns(o)
         late = ranking.overdue
-        overdue = self._start_first(proposal, late[~proposal.touched(late)], requests, None)
+        overdue = self._start_first(starts, late[~proposal.touched(late)], requests, False)
         queue, first = ranking.waiting[~proposal.touched(ranking.waiting)], -1
         if overdue < 0:
             by_a = queue[np.lexsort((queue, -ranking.waiting_a[~proposal.touched(ranking.waiting)]))]
             after_s = self.reserve_after_s + np.nan_to_num(o.jobs.duration_s[by_a], nan=self.unknown_s)
             patient = np.logical_and.accumulate(_waited_s(o, by_a) > after_s)
-            overdue = self._start_first(proposal, by_a[patient], requests, intervals)
+            overdue = self._start_first(starts, by_a[patient], requests, True)
             queue = queue[~proposal.touched(queue)]
         if overdue < 0:
-            first = self._start_first(proposal, queue, requests, intervals)
-            if first >= 0 and _waited_s(o, np.array([first]))[0] > self.reserve_after_s:
+            first = self._start_first(starts, queue, requests, True)
+            if (
+                first >= 0
+                and not proposal.touched(np.array([first]))[0]
+                and (_waited_s(o, np.array([first]))[0] > min(self.reserve_after_s, starts.shortest_s(first)))
+            ):
                 overdue = first
             queue = queue[~proposal.touched(queue)]
         reserved_s, takes_s = math.nan, None
         if overdue >= 0:
             queue = _one_after_another(np.concatenate(([overdue], late, queue)), proposal)
             running = np.sort(np.concatenate((ranking.running, proposal.started())))
-            takes_s = _takes_s(proposal, nodes, running, queue, requests, scaling, table)
+            takes_s = takes_s_of(proposal, nodes, running, queue, requests, scaling, table)
             takes_s[running] = np.nan_to_num(takes_s[running], nan=self.unknown_s)
+            starts.behind(overdue, queue, requests, takes_s)
+            queue = np.concatenate(([overdue], queue[1:][~proposal.touched(queue[1:])]))
+            running = np.sort(np.concatenate((ranking.running, proposal.started())))
             takes_s = frozen(takes_s)
             more, reserved_s = backfill(
                 o, queue, takes_s, WEIGHTED, running, proposal.holder, requests, proposal.columns
@@ -406,8 +385,7 @@ class NodeAllocation(AllocationStage):
             proposal.start(more)
         elif first >= 0:
             queue = frozen(queue[1:])
-            start_near(proposal, queue, False, requests, intervals)
-            self._start_smaller(proposal, queue[~proposal.touched(queue)][:_SMALLER], requests)
+            starts.start(queue, False, requests, True)
         return {
             "s412_priority": ranking.waiting_a[:5],
             "s422_order": ranking.waiting[:5],
@@ -416,29 +394,10 @@ class NodeAllocation(AllocationStage):
             "s422_reserved_s": reserved_s,
         }, takes_s
 
-    def _start_first(self, proposal: Proposal, queue: Ints, requests: RequestColumns, intervals: Ints | None) -> int:
-        """Start jobs in order up to the first that cannot start even in a smaller size; returns it, or -1."""
-        while len(queue):
-            queue = queue[start_near(proposal, queue, True, requests, intervals) :]
-            if len(queue) and not self._start_smaller(proposal, queue[:1], requests):
-                return int(queue[0])
-            queue = queue[1:]
-        return -1
-
-    def _start_smaller(self, proposal: Proposal, rows: Ints, requests: RequestColumns) -> int:
-        """Start elastic jobs with a half, a quarter, ... of the requested workers; returns the number of starts."""
-        o, started = proposal.observation, 0
-        for row in elastic_rows(o, rows).tolist():
-            per, fewest = int(o.jobs.gpus_per_worker[row]), int(o.jobs.workers_min[row])
-            workers = int(requests[1][row]) // per // 2
-            while workers >= fewest and proposal.free >= fewest * per:
-                asked = requests[1].copy()
-                asked[row] = workers * per
-                if start_near(proposal, np.array([row]), True, asking_for(o, asked), None):
-                    started += 1
-                    break
-                workers //= 2
-        return started
+    def _start_first(self, starts: Starts, queue: Ints, requests: RequestColumns, may_wait: bool) -> int:
+        """Start jobs in order up to the first that cannot; returns it, or -1."""
+        started = starts.start(queue, True, requests, may_wait)
+        return int(queue[started]) if started < len(queue) else -1
 
     def _preempt(self, proposal: Proposal, ranking: Ranking, takes_s: Floats | None) -> dict[str, Any]:
         """S422: stop running jobs for waiting ones of higher priority that need much less time.
@@ -481,11 +440,12 @@ class NodeAllocation(AllocationStage):
         scaling: ScalingColumns,
         table: TableColumns,
         able: Ints,
+        narrows: Ints,
         overdue: int,
     ) -> dict[str, Any]:
         """S422: elastic jobs shrink for waiting ones, or grow onto GPUs that no waiting job could use."""
         o = proposal.observation
-        if not len(able) and o.jobs.rigid[o.waiting].all():
+        if not len(narrows) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
         rows = able[~proposal.touched(able)]
         narrowed = narrow_jobs(proposal, nodes, rows, scaling, table, self.horizon_s, self.margin)
@@ -494,15 +454,17 @@ class NodeAllocation(AllocationStage):
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
         if len(waits):
-            shrunk = shrink_jobs(proposal, nodes, ranking, scaling, table, rows, waits[:_SHRINKING], self.horizon_s)
+            may = narrows[~proposal.touched(narrows)]
+            shrunk = shrink_jobs(proposal, nodes, ranking, scaling, table, may, waits[:_SHRINKING], self.horizon_s)
             narrowed = np.concatenate((narrowed, shrunk))
         if overdue >= 0:
             return {"s422_grown": NO_ROWS, "s422_shrunk": narrowed}
         blocked = ranking.waiting[waits][~proposal.touched(ranking.waiting[waits])]
-        rows = np.concatenate((rows[~proposal.touched(rows)], elastic_rows(o, proposal.started())))
+        rows = rows[~proposal.touched(rows)]
         if len(blocked):
             rows = in_nobodys_way(proposal, nodes, rows, blocked, scaling, table)
-        grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin)
+        starts = Starts(proposal, nodes, scaling, table, Scaling(*scaling).sync_interval)
+        grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin, starts)
         return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
 
 
@@ -529,44 +491,6 @@ def _one_after_another(rows: Ints, proposal: Proposal) -> Ints:
     _, first = np.unique(rows, return_index=True)
     rows = rows[np.sort(first)]
     return frozen(rows[~proposal.touched(rows)])
-
-
-def _takes_s(
-    proposal: Proposal,
-    nodes: NodeState,
-    running: Ints,
-    queue: Ints,
-    requests: RequestColumns,
-    scaling: ScalingColumns,
-    table: TableColumns,
-) -> Floats:
-    """Time (s) that jobs will run, by row of the jobs table, with their present GPUs or those at start.
-
-    Restart costs are included. Waiting jobs count with the slowest GPU model that they may get.
-    """
-    o, jobs = proposal.observation, proposal.observation.jobs
-    takes_s = jobs.service_s.copy()
-    rows = np.concatenate((running, queue)).astype(np.int64)
-    ran_s = np.where(jobs.state[rows] == RUNNING, np.nan_to_num(o.time_s - jobs.started_s[rows]), 0.0)
-    again = jobs.attained_gpu_s[rows] > jobs.gpus_held[rows] * ran_s * (1.0 + 1e-9)
-    restart_s = np.nan_to_num(jobs.restart_s[rows])
-    begins_s = np.where(again, np.maximum(restart_s - ran_s, 0.0), 0.0)
-    begins_s = np.where(np.isin(rows, proposal.resized()), restart_s, begins_s)  # moved by this decision
-    if len(o.gpu_models) > 1:
-        pace = paces(o, nodes.model_speed, rows)
-        slowest = np.where(pace > 0.0, pace, np.inf).min(axis=1)
-        offset, gpu = held_gpus(proposal.holder, running)
-        own = pace[np.arange(len(running)), slowest_models(o, nodes, offset, gpu)]
-        slowest[: len(running)] = np.where((np.diff(offset) > 0) & (own > 0.0), own, slowest[: len(running)])
-        takes_s[rows] /= np.where(np.isfinite(slowest), slowest, 1.0)
-    held, waits = elastic_rows(o, running), elastic_rows(o, queue)
-    if len(held) or len(waits):
-        columns = elastic_columns(proposal, nodes, held)
-        takes_s[held] *= slower(columns, np.diff(columns[1]), o, scaling, table)
-        columns = elastic_columns(proposal, nodes, waits)
-        takes_s[waits] *= slower(columns, requests[1][waits], o, scaling, table)
-    takes_s[rows] += begins_s
-    return takes_s
 
 
 def _that_end_sooner(grants: GrantColumns, takes_s: Floats, holder: Ints) -> tuple[Ints, GrantColumns]:

@@ -115,7 +115,7 @@ def way_back(proposal: Proposal, memory: Memory, row: int) -> Ints | None:
 
 def going_back_pays(o: Observation, row: int, before: float) -> bool:
     """Whether the time saved on the remaining work exceeds another restart."""
-    left_s = o.jobs.remaining_samples[row] / o.jobs.goodput_samples_per_s[row]
+    left_s = o.jobs.remaining_samples[row] / max(float(o.jobs.goodput_samples_per_s[row]), 1e-9)
     saved_s = left_s * (1.0 - o.jobs.goodput_samples_per_s[row] / before)
     return not saved_s <= np.nan_to_num(o.jobs.restart_s[row])
 

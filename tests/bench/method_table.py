@@ -158,7 +158,7 @@ class Kept:
     """What runs made with this code are judged by, in a file of lines: a long run goes on."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.code = path, _code()
+        self.path, self.code = path, code_hash()
         self.found: dict[str, float] = {}
         if path is not None and path.exists():
             lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -181,7 +181,7 @@ class Kept:
         return self.found[key]
 
 
-def _code() -> str:
+def code_hash() -> str:
     """A hash of the code that results depend on."""
     rooms = (Path(equipoise.policies.__file__).parent, Path(equipoise.sim.__file__).parent)
     files = sorted(file for room in rooms for file in room.rglob("*.py"))

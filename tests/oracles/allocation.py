@@ -24,20 +24,6 @@ def model_speeds(table, models):
     return [s / fastest for s in speeds]
 
 
-def worker_speeds(workers, node_model, model_speed):
-    """workers: (job, node, seconds per sample)."""
-    result = []
-    for job, _, seconds in workers:
-        measured = [(s, node) for j, node, s in workers if j == job and s > 0]
-        if not measured or not seconds > 0:
-            result.append(math.nan)
-            continue
-        least = min(s for s, _ in measured)
-        top = model_speed[node_model[next(node for s, node in measured if s == least)]]
-        result.append(least / seconds * (1.0 if math.isnan(top) else top))
-    return result
-
-
 def known(value):
     return value if value > 0 else 0.0
 

@@ -46,12 +46,6 @@ def test_state_of_nodes(seed):
     kernels.model_speeds(*as_used("RRRRwwww", *columns, ints([-1] * 3), np.zeros(3), speed, count))
     expected = naive.model_speeds(rows, 3)
     assert speed == pytest.approx(expected, nan_ok=True)
-    job, node, model = np.sort(rng.integers(0, 3, n)), rng.integers(0, nodes, n), rng.integers(0, 3, nodes)
-    seconds = np.where(rng.random(n) < 0.2, np.nan, rng.integers(1, 5, n) * 1.0)
-    own = np.empty(n)
-    kernels.worker_speeds(*as_used("RRRwRw", job, node, seconds, model, speed, own))
-    plain = naive.worker_speeds(list(zip(job.tolist(), node.tolist(), seconds.tolist(), strict=True)), model, expected)
-    assert own == pytest.approx(plain, nan_ok=True)
 
 
 @MANY

@@ -182,9 +182,9 @@ def test_it_changes_a_decision(name):
 
 
 def test_a_nodes_speed_is_remembered_for_speed_memory_s():
-    memory = {"node_speed": np.array([0.25, 1.0]), "time_s": 900.0}
-    alone = queue({}, sizes=(2, 2))
-    fast, slow = (decisions(make_stage("s4", {"speed_memory_s": s}), alone, memory) for s in (1.0, 1e4))
+    alone = cluster([2, 2], [{}], ratio=[0.25, 1.0])
+    memory = {"node_seen_s": np.full(2, 900.0)}
+    fast, slow = (decisions(make_stage("s4", {"speed_memory_s": s}), [alone], memory) for s in (1.0, 1e4))
     assert not same(fast, slow)
 
 

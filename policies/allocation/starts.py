@@ -1,0 +1,379 @@
+"""S422 for waiting jobs: the GPUs that let a job end soonest, by one estimate of its time on them.
+
+The estimate counts the GPU model, nodes that were measured slow, the time to fetch data that is stored elsewhere,
+exchanges across more nodes or racks than needed or over slower interfaces, and for an elastic job its number of
+workers. What differs by less than `SURE` is not told apart: then the fewest and slowest GPUs are taken, on the fewest
+nodes, so that fast GPUs and whole nodes stay free. A job waits for better GPUs where that is surely quicker.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from equipoise.policies.allocation.backfill import backfill
+from equipoise.policies.allocation.elastic import elastic_columns, elastic_rows, held_gpus, slower, slowest_models
+from equipoise.policies.allocation.locality import delays, lost_apart_s, with_data
+from equipoise.policies.allocation.proposal import Proposal
+from equipoise.policies.allocation.ranking import NodeState, gpus_wanted, paces
+from equipoise.policies.allocation.widths import sizes_between
+from equipoise.policies.kernels.gangs import (
+    NO_ROWS,
+    GrantColumns,
+    RequestColumns,
+    RoomColumns,
+    frozen,
+    request_columns,
+    start_in_order,
+)
+from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
+from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, exchanging_of, times_of
+from equipoise.policies.observation import RUNNING, Bools, Floats, Ints
+from equipoise.policies.quotas.limits import allowed_nodes
+
+_OWN = 16  # first jobs that are placed each for itself...
+_OWN_NODES = 20_000  # ... and fewer on more nodes than this over their number
+SURE = 0.1  # relative difference between two estimates that counts
+_WAIT = 0.7  # of the time with the GPUs that are free, below which a job waits for others
+_RACKS = 64  # for which a job may wait
+_SLOW = 0.8  # measured speed of a node over that of its model from which on it counts as its model does
+
+
+class Option(NamedTuple):
+    """GPUs on which a job could start: its time there (s), their number, their worth, and their nodes."""
+
+    time_s: float
+    gpus: int
+    worth: float
+    nodes: Ints
+
+
+Behind = tuple[int, Floats]
+"""A job (row) that has a reservation, and the time (s) that each job takes, by row."""
+
+
+class Starts:
+    """Starts jobs of one decision."""
+
+    def __init__(
+        self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, intervals: Ints
+    ) -> None:
+        self.proposal, self.nodes, self.scaling, self.table = proposal, nodes, scaling, table
+        self.intervals = intervals
+        o = proposal.observation
+        self.worth: Floats = np.where(np.isnan(nodes.model_speed), 1.0, nodes.model_speed)[nodes.model]
+        self.ratio: Floats = np.where(nodes.ratio >= _SLOW, 1.0, np.maximum(nodes.ratio, 1e-3))
+        self.models = len(nodes.model_speed)
+        self.racks = len(o.nodes) > 0 and bool((o.nodes.rack != o.nodes.rack[0]).any())
+        self.largest: Ints = np.cumsum(-np.sort(-o.nodes.gpus))
+        self._frees: Floats | None = None
+
+    def start(self, queue: Ints, strict: bool, requests: RequestColumns, may_wait: bool) -> int:
+        """Start jobs of `queue` (rows) in order; `strict`: up to the first that cannot. Returns the number started."""
+        own = self._own(queue)
+        if not own.any():
+            return len(self._bulk(queue, strict, requests))
+        begun, at = 0, 0
+        while at < len(queue):
+            end = at + 1 if own[at] else at + int(np.argmax(np.append(own[at:], True)))
+            part = frozen(queue[at:end])
+            started = (
+                self._one(int(part[0]), requests, may_wait) if own[at] else len(self._bulk(part, strict, requests))
+            )
+            begun += max(started, 0)
+            if strict and started < len(part):
+                break
+            at = end
+        return begun
+
+    def _bulk(self, part: Ints, strict: bool, requests: RequestColumns) -> Ints:
+        grants, _ = start_in_order(frozen(part), strict, WEIGHTED, requests, self.proposal.columns)
+        return self.proposal.start(grants)
+
+    def _own(self, queue: Ints) -> Bools:
+        """Whether each job is placed for itself: the first few, of those for which places can differ."""
+        o = self.proposal.observation
+        own = np.ones(len(queue), dtype=np.bool_)
+        if self.models < 2 and not self.racks and (self.ratio == 1.0).all():
+            own = with_data(o, queue) | np.isin(queue, elastic_rows(o, queue))
+        own[np.flatnonzero(own)[max(min(_OWN, _OWN_NODES // max(len(o.nodes), 1)), 1) :]] = False
+        return np.asarray(own)
+
+    def _one(self, row: int, requests: RequestColumns, may_wait: bool, behind: Behind | None = None) -> int:
+        """Start a job where it ends soonest; 1, or 0 where it cannot, is to wait, or would delay the job `behind`."""
+        proposal, o = self.proposal, self.proposal.observation
+        found = self.options(row, int(requests[1][row]))
+        if not found:
+            return 0
+        best_s = min(option.time_s for option in found)
+        later_s, gpus = self._later(row) if may_wait else (np.inf, NO_ROWS)
+        if later_s + max(o.time_s - float(o.jobs.queued_since_s[row]), 0.0) < _WAIT * best_s:
+            assert self._frees is not None
+            self._frees[gpus] = later_s
+            proposal.leave(np.array([row]))
+            return 0
+        alike = [option for option in found if option.time_s <= (1.0 + SURE) * best_s]
+        asked, alone = int(gpus_wanted(o, np.array([row]))[0]), self._alone()
+        for option in sorted(alike, key=lambda k: (alone and k.gpus != asked, k.worth, len(k.nodes), k.time_s)):
+            sizes = o.jobs.gpus_requested.copy()
+            sizes[row] = option.gpus
+            here = np.zeros(len(o.nodes), dtype=np.bool_)
+            here[option.nodes] = True
+            only = proposal.columns._replace(order=frozen(option.nodes), up=frozen(proposal.columns.up & here))
+            own = (requests[0], frozen(sizes), *requests[2:])
+            if behind is None:
+                grants, _ = start_in_order(np.array([row]), True, WEIGHTED, own, only)
+            else:
+                grants = self._backfilled(row, option, own, behind, only)
+            if len(proposal.start(grants)):
+                if self._frees is not None:
+                    self._frees[grants[2]] = option.time_s
+                return 1
+        return 0 if behind is not None else len(self._bulk(np.array([row]), True, requests))
+
+    def _backfilled(
+        self, row: int, option: Option, requests: RequestColumns, behind: Behind, only: RoomColumns
+    ) -> GrantColumns:
+        """GPUs of one option for a job, none where that would delay the job that has the reservation."""
+        proposal, (head, takes_s) = self.proposal, behind
+        own_s = takes_s.copy()
+        own_s[row] = option.time_s
+        running = np.sort(np.concatenate((proposal.observation.running, proposal.started())))
+        gone = np.isin(running, proposal.stopped)
+        queue, own_s = frozen(np.array([head, row])), frozen(own_s)
+        return backfill(
+            proposal.observation,
+            queue,
+            own_s,
+            WEIGHTED,
+            running[~gone],
+            proposal.holder,
+            requests,
+            proposal.columns,
+            only,
+        )[0]
+
+    def behind(self, head: int, queue: Ints, requests: RequestColumns, takes_s: Floats) -> None:
+        """Start or hold the first jobs of a queue, of those that are placed each for itself, behind a reservation."""
+        for row in queue[self._own(queue)].tolist():
+            if row != head:
+                takes_s[row] = np.nan_to_num(takes_s[row], nan=np.inf)
+                self._one(row, requests, True, (head, takes_s))
+
+    def options(self, row: int, gpus: int) -> list[Option]:
+        """GPUs on which a job could start now: of each model, or of several where none has enough."""
+        o, jobs, nodes = self.proposal.observation, self.proposal.observation.jobs, self.nodes
+        free, share = self.proposal.columns.free, float(jobs.gpu_share_requested[row])
+        if share < WHOLE:
+            free = np.bincount(o.gpus.node, self.proposal.columns.room >= share - 1e-9, len(free)).astype(np.int64)
+        usable = np.where(allowed_nodes(o, row) & o.nodes.up, free, 0)
+        per = 1 if jobs.rigid[row] else max(int(jobs.gpus_per_worker[row]), 1)
+        sizes = self._sizes(row, gpus, per)
+        times = self._times_s(row, sizes, per)
+        found = []
+        for m in range(self.models):
+            here = np.where(nodes.model == m, usable, 0)
+            found += self._on(row, here, sizes, times[:, m], m)
+        if not found and self.models > 1 and not jobs.one_gpu_model[row]:
+            slowest = times.max(axis=1, initial=0.0, where=np.isfinite(times))
+            found = self._on(row, usable, sizes, slowest, -1)
+        return found
+
+    def _sizes(self, row: int, gpus: int, per: int) -> list[int]:
+        """Numbers of GPUs to start with: the request, or fewer for an elastic job, or more where no other waits."""
+        o, jobs = self.proposal.observation, self.proposal.observation.jobs
+        if not len(elastic_rows(o, np.array([row]))):
+            return [int(gpus_wanted(o, np.array([row]))[0])]
+        asked = min(max(gpus // per, int(jobs.workers_min[row])), int(jobs.workers_max[row]))
+        most = int(jobs.workers_max[row]) if self._alone() else asked
+        return [size * per for size in sizes_between(int(jobs.workers_min[row]), most)]
+
+    def _alone(self) -> bool:
+        """Whether no other job waits."""
+        waiting = self.proposal.observation.waiting
+        return bool(self.proposal.touched(waiting).sum() >= len(waiting) - 1)
+
+    def _times_s(self, row: int, sizes: list[int], per: int) -> Floats:
+        """Time (s) left with each number of GPUs on each GPU model; infinite where it cannot run."""
+        o = self.proposal.observation
+        rows, n = frozen(np.array([row])), self.models
+        pace = paces(o, self.nodes.model_speed, rows)[0]
+        left_s = float(np.nan_to_num(o.jobs.service_s[row], nan=3600.0))
+        with np.errstate(divide="ignore"):
+            times = np.tile(left_s / np.maximum(pace, 0.0), (len(sizes), 1))
+        if o.jobs.rigid[row]:
+            return times
+        asked = int(gpus_wanted(o, rows)[0]) // per
+        workers = np.repeat(np.array([*sizes, asked * per]) // per, n)
+        model, zero = np.tile(np.arange(n), len(sizes) + 1), np.zeros(1, dtype=np.int64)
+        step_s = np.empty(len(workers))
+        times_of(rows, zero, zero, np.zeros_like(workers), workers, model, self.scaling, self.table, step_s)
+        steps = step_s.reshape(-1, n)
+        return np.where(np.isfinite(times), times * steps[:-1] / steps[-1], np.inf)
+
+    def time_s(self, row: int, gpu: Ints) -> float:
+        """Estimated time (s) left of a training job with these whole GPUs."""
+        o, per = self.proposal.observation, max(int(self.proposal.observation.jobs.gpus_per_worker[row]), 1)
+        node = np.unique(o.gpus.node[gpu])
+        times = self._times_s(row, [len(gpu)], per)[0][self.nodes.model[node]]
+        free = np.bincount(o.gpus.node[gpu], minlength=len(o.nodes)).astype(np.int64)
+        slow = 1.0 / self.ratio[node]
+        if with_data(o, np.array([row]))[0]:
+            slow = slow * (1.0 + delays(o, row, len(gpu), node))
+        return float((times * slow).max()) + self._apart_s(row, len(gpu), node, free, int(self.nodes.model[node[0]]))
+
+    def _on(self, row: int, free: Ints, sizes: list[int], times: Floats, model: int) -> list[Option]:
+        """Options on nodes with these free GPUs: the fewest nodes, the quickest, and one rack."""
+        o, found = self.proposal.observation, list[Option]()
+        some, total = np.flatnonzero(free > 0), int(free.sum())
+        for size, time_s in zip(sizes, times.tolist(), strict=True):
+            if total < size or not time_s < np.inf:
+                continue
+            slow = 1.0 / self.ratio[some]
+            if with_data(o, np.array([row]))[0]:
+                slow = slow * (1.0 + delays(o, row, size, some))
+            sets = [some, _quickest(some, free, slow, size)]
+            if self.racks:
+                rack = np.bincount(o.nodes.rack[some], free[some]).astype(np.int64)
+                enough = np.flatnonzero(rack >= size)
+                if len(enough):
+                    sets.append(some[o.nodes.rack[some] == enough[rack[enough].argmin()]])
+            reads = self.proposal.columns.weight if o.jobs.input_bytes[row] > 0.0 else None
+            for part in sets:
+                chosen = _fewest(part, free[part], size, None if reads is None else reads[part])
+                at = np.searchsorted(some, chosen)
+                estimate_s = time_s * float(slow[at].max()) + self._apart_s(row, size, chosen, free, model)
+                worth = float((free[chosen] * self.worth[chosen]).sum())
+                if not any(np.array_equal(chosen, old.nodes) and old.gpus == size for old in found):
+                    found.append(Option(estimate_s, size, size * worth / max(free[chosen].sum(), 1), chosen))
+        return found
+
+    def _apart_s(self, row: int, gpus: int, chosen: Ints, free: Ints, model: int) -> float:
+        """Extra time (s) for exchanges across more nodes than needed, slower interfaces, or racks."""
+        o = self.proposal.observation
+        if o.jobs.rigid[row] or len(chosen) < 2:
+            return 0.0
+        per, m = max(int(o.jobs.gpus_per_worker[row]), 1), max(model, 0)
+        share = np.zeros(1)
+        rows, workers = frozen(np.array([row])), np.array([gpus // per])
+        exchanging_of(rows, np.zeros(1, np.int64), workers, np.array([m]), self.scaling, self.table, share)
+        service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=3600.0))
+        extra = 0.0
+        fewest = int(np.searchsorted(self.largest, gpus)) + 1
+        if len(chosen) > fewest:
+            extra += float(share[0])
+        nic, first = o.nodes.nic_bytes_per_s, int(np.where(self.nodes.model == m, o.nodes.gpus, -1).argmax())
+        if fewest > 1 and nic[chosen].min() > 0.0:  # the estimate is for the largest nodes of the model
+            extra += float(share[0]) * max(float(nic[first] / nic[chosen].min()) - 1.0, 0.0)
+        lost_s = service_s * extra
+        if self.racks and len(np.unique(o.nodes.rack[chosen])) > 1:
+            known_s = lost_apart_s(o, row, gpus, int(self.intervals[row]))
+            lost_s = max(lost_s, float(share[0]) * service_s if np.isnan(known_s) else known_s)
+        return lost_s
+
+    def shortest_s(self, row: int) -> float:
+        """Time (s) of a job on the model that is best for it."""
+        o = self.proposal.observation
+        pace = paces(o, self.nodes.model_speed, np.array([row]))[0].max()
+        left_s = float(np.nan_to_num(o.jobs.service_s[row], nan=3600.0))
+        return left_s / pace if pace > 0.0 else np.inf
+
+    def _later(self, row: int) -> tuple[float, Ints]:
+        """Time (s) until the job ends if it waits for its request on another model than those it can have, and where.
+
+        The GPUs are those that come free first; jobs that are to wait for them before this one are counted.
+        """
+        o = self.proposal.observation
+        if self.models < 2 and not self.racks:
+            return np.inf, NO_ROWS
+        gpus = int(gpus_wanted(o, np.array([row]))[0])
+        pace = paces(o, self.nodes.model_speed, np.array([row]))[0]
+        own_s = float(np.nan_to_num(o.jobs.service_s[row], nan=3600.0))
+        if self._frees is None:
+            running = np.sort(np.concatenate((o.running, self.proposal.started())))
+            left_s = takes_s_of(
+                self.proposal, self.nodes, running, NO_ROWS, request_columns(o), self.scaling, self.table
+            )
+            ends_s = np.nan_to_num(left_s, nan=np.inf)[np.maximum(self.proposal.holder, 0)]
+            ends_s = np.where(self.proposal.holder == -1, 0.0, ends_s)
+            ends_s[(self.proposal.holder < -1) | ~o.nodes.up[o.gpus.node]] = np.inf
+            self._frees = ends_s
+        allowed = allowed_nodes(o, row)[o.gpus.node]
+        best_s, best = np.inf, NO_ROWS
+        for m in range(self.models if not o.jobs.rigid[row] or self.models > 1 else 0):
+            places = np.flatnonzero(allowed & (o.gpus.model == m))
+            rack = o.nodes.rack[o.gpus.node[places]]
+            count = np.bincount(rack) if self.racks else np.zeros(1)
+            own = [places[rack == k] for k in np.flatnonzero(count >= gpus)[:_RACKS]] or [places]
+            for part in own if pace[m] > 0.0 and len(places) >= gpus else ():
+                soonest = part[np.argpartition(self._frees[part], gpus - 1)[:gpus]]
+                free_s = float(self._frees[soonest].max())
+                if free_s > 0.0 and free_s + own_s / pace[m] < best_s:  # else it can have them now
+                    best_s, best = free_s + own_s / pace[m], soonest
+        return best_s, best
+
+
+def takes_s_of(
+    proposal: Proposal,
+    nodes: NodeState,
+    running: Ints,
+    queue: Ints,
+    requests: RequestColumns,
+    scaling: ScalingColumns,
+    table: TableColumns,
+) -> Floats:
+    """Time (s) that jobs will run, by row of the jobs table, with their present GPUs or those at start.
+
+    Restart costs are included. Waiting jobs count with the slowest GPU model that they may get.
+    """
+    o, jobs = proposal.observation, proposal.observation.jobs
+    takes_s = jobs.service_s.copy()
+    measured_s = jobs.remaining_samples[running] / np.maximum(jobs.goodput_samples_per_s[running], 1e-9)
+    rows = np.concatenate((running, queue)).astype(np.int64)
+    ran_s = np.where(jobs.state[rows] == RUNNING, np.nan_to_num(o.time_s - jobs.started_s[rows]), 0.0)
+    again = jobs.attained_gpu_s[rows] > jobs.gpus_held[rows] * ran_s * (1.0 + 1e-9)
+    restart_s = np.nan_to_num(jobs.restart_s[rows])
+    begins_s = np.where(again, np.maximum(restart_s - ran_s, 0.0), 0.0)
+    begins_s = np.where(np.isin(rows, proposal.resized()), restart_s, begins_s)  # moved by this decision
+    if len(o.gpu_models) > 1:
+        pace = paces(o, nodes.model_speed, rows)
+        slowest = np.where(pace > 0.0, pace, np.inf).min(axis=1)
+        offset, gpu = held_gpus(proposal.holder, running)
+        own = pace[np.arange(len(running)), slowest_models(o, nodes, offset, gpu)]
+        slowest[: len(running)] = np.where((np.diff(offset) > 0) & (own > 0.0), own, slowest[: len(running)])
+        takes_s[rows] /= np.where(np.isfinite(slowest), slowest, 1.0)
+    held, waits = elastic_rows(o, running), elastic_rows(o, queue)
+    if len(held) or len(waits):
+        columns = elastic_columns(proposal, nodes, held)
+        takes_s[held] *= slower(columns, np.diff(columns[1]), o, scaling, table)
+        columns = elastic_columns(proposal, nodes, waits)
+        takes_s[waits] *= slower(columns, requests[1][waits], o, scaling, table)
+    takes_s[running] = np.fmax(takes_s[running], measured_s)
+    takes_s[rows] += begins_s
+    return takes_s
+
+
+def _quickest(nodes: Ints, free: Ints, slow: Floats, gpus: int) -> Ints:
+    """The nodes with least slow-down that have enough free GPUs in sum, with those like the last of them."""
+    order = np.argsort(slow, kind="stable")
+    enough = int(np.searchsorted(np.cumsum(free[nodes[order]]), gpus))
+    return np.asarray(nodes[slow <= (1.0 + SURE) * slow[order[min(enough, len(order) - 1)]]])
+
+
+def _fewest(nodes: Ints, free: Ints, gpus: int, weight: Floats | None = None) -> Ints:
+    """The fewest of these nodes with enough free GPUs, and of the last the fullest that has enough, or the heaviest.
+
+    weight: of nodes, for a job that reads its data and so shares their hosts.
+    """
+    value = -free if weight is None else weight
+    enough = np.flatnonzero(free >= gpus)
+    if len(enough):
+        return np.asarray(nodes[enough[[value[enough].argmax()]]])
+    order = np.lexsort((np.arange(len(free)), -value, -free))
+    last = int(np.searchsorted(np.cumsum(free[order]), gpus))
+    missing = gpus - int(free[order[:last]].sum())
+    rest = order[last:]
+    fit = rest[free[rest] >= missing]
+    chosen = np.append(order[:last], fit[[value[fit].argmax()]] if len(fit) else rest[:1])
+    return np.sort(nodes[chosen])
