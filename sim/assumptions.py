@@ -93,11 +93,7 @@ def by_curve(scenario: Scenario) -> list[str]:
     return [
         name
         for name, m in scenario.workload.models.items()
-        if m.flop_per_sample is not None
-        and m.transformer is None
-        and m.convolutional is None
-        and m.efficiency is None
-        and m.kind == LARGE_PRODUCTS
+        if m.flop_per_sample is not None and m.transformer is None and m.efficiency is None and m.kind == LARGE_PRODUCTS
     ]
 
 
@@ -127,11 +123,6 @@ def _efficiency(scenario: Scenario, cluster: Cluster) -> Iterator[str]:
         if (kind := KINDS.get(model.kind or "")) is not None:
             span = f"measured values were {kind.low:g} to {kind.high:g} times the assumed rate"
             yield f"model {name}: the rate of models of kind {model.kind!r}; {span} ({kind.origin})"
-        elif model.convolutional is not None and model.efficiency is None and model.kind is None:
-            yield (
-                f"model {name}: a roofline by its layers, which tuned software reaches (MLPerf, ResNet-50); "
-                "plain PyTorch reaches about half: give 'kind: convolutional'"
-            )
     named = by_curve(scenario)
     if not named:
         return

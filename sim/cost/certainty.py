@@ -82,7 +82,7 @@ def _on(model: Model, group: NodeGroup, profile: HardwareProfile) -> StepCertain
 
 def _of_kind(model: Model, accelerator: str) -> StepCertainty | None:
     """Of a model by its work: the measured range of its kind, of fewer than three families the widest of all kinds."""
-    if model.efficiency is not None or (model.flop_per_sample is None and model.convolutional is None):
+    if model.efficiency is not None or model.flop_per_sample is None:
         return None
     name = model.kind or "convolutional"
     work = (name, model.flop_per_sample)

@@ -237,7 +237,7 @@ def _plain(scenario: Scenario) -> Scenario:
     """Replace models given by their shape with placeholders, without reading their files and layouts."""
     models = dict(scenario.workload.models)
     for name, model in models.items():
-        if model.transformer is not None or model.convolutional is not None:
+        if model.transformer is not None:
             models[name] = Model(sample_time=1.0)
     workload = scenario.workload.model_copy(update={"models": models})
     return scenario.model_copy(update={"workload": workload})

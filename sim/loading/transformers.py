@@ -12,7 +12,6 @@ from pathlib import Path
 
 from equipoise.sim.cost.certainty import how_sure
 from equipoise.sim.cost.lighter import pruned_shape
-from equipoise.sim.cost.step import state_bytes
 from equipoise.sim.cost.transformer import accelerator_of, memory_stack, section
 from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s, link_bytes_per_s, load_profile
 from equipoise.sim.llm import search as llm
@@ -39,8 +38,8 @@ CHECKPOINT_BYTES = 10.0
 
 
 def has_transformers(scenario: Scenario) -> bool:
-    """Whether any model is given by its shape or its layers."""
-    return any(m.transformer or m.convolutional for m in scenario.workload.models.values())
+    """Whether any model is given by its shape."""
+    return any(m.transformer for m in scenario.workload.models.values())
 
 
 def read_files(scenario: Scenario, base: Path | None) -> tuple[Scenario, list[Problem]]:
@@ -109,9 +108,6 @@ def bind(scenario: Scenario, profile: HardwareProfile) -> tuple[Scenario, list[P
     models, jobs = dict(scenario.workload.models), list(scenario.workload.jobs)
     problems: list[Problem] = []
     for name, model in models.items():
-        if model.convolutional is not None:
-            update = model.convolutional.follows(model, state_bytes(model))
-            models[name] = model.model_copy(update=update)
         if model.transformer is None:
             continue
         path: KeyPath = ("workload", "models", name)

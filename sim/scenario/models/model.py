@@ -6,7 +6,6 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.models.convolutional import Convolutional
 from equipoise.sim.scenario.models.lighter import Lighter
 from equipoise.sim.scenario.models.transformer import TransformerSpec
 from equipoise.sim.scenario.section import Count, Section
@@ -67,7 +66,6 @@ class Model(Section):
     efficiency: Annotated[Share, Field(gt=0)] | None = None  # roofline: share of the peak rate, in place of `kind`
     step: str | None = None  # name of a measured step in the hardware profile, in the precision below
     transformer: TransformerSpec | None = None  # a large model given by its shape; all costs follow from it
-    convolutional: Convolutional | None = None  # an image model given by its layers; its cost follows from them
     bytes_per_sample: Bytes = 0.0  # memory traffic of a pass per sample, for the roofline
     precision: Precision = "bf16"  # precision of the pass
     # share of the dynamic power range (highest minus idle) that its GPUs draw while computing; none: that of `kind`
@@ -103,22 +101,18 @@ class Model(Section):
     def _cost_given(self) -> Self:
         if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
             raise ValueError("lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more")
-        work = self.flop_per_sample is not None or self.convolutional is not None
-        if self.kind is not None and not work:
-            raise ValueError("'kind' goes with 'flop_per_sample' or 'convolutional'")
+        if self.kind is not None and self.flop_per_sample is None:
+            raise ValueError("'kind' goes with 'flop_per_sample'")
         if self.kind not in (None, "large-products") and self.efficiency is not None:
             raise ValueError(f"'kind: {self.kind}' is used in place of 'efficiency'; give one")
         if self.transformer is not None:
             self.transformer.alone(self)
             return self
-        if self.convolutional is not None:
-            self.convolutional.alone(self)
-            return self
         costs = (self.sample_time, self.flop_per_sample, self.step)
         if sum(cost is not None for cost in costs) != 1:
             names = (
                 "'sample_time' (a fit), 'flop_per_sample' (a roofline), 'step' (of the hardware profile), "
-                "'transformer' (a shape), 'convolutional' (layers)"
+                "'transformer' (a shape)"
             )
             raise ValueError(f"needs exactly one of {names}")
         if self.flop_per_sample is not None and self.kind is None and self.efficiency is None:
