@@ -6,9 +6,8 @@ import yaml
 
 from equipoise.formats.slurm.hardware import Gres, SlurmTopology
 from equipoise.formats.slurm.hardware import Switch as SlurmSwitch
-from equipoise.formats.slurm.nodes import NodeRow
 from equipoise.sim.loading.site.cluster import Site, SiteNodes, SiteSwitch
-from equipoise.sim.loading.site.slurm import add_gres, add_nodes, add_topology
+from equipoise.sim.loading.site.slurm import add_gres, add_topology
 from equipoise.sim.loading.site.write import scenario_text
 
 
@@ -107,47 +106,3 @@ def test_switches_of_the_default_topology_hold_the_nodes_that_are_on_none_below(
     flat = Site()
     add_topology(flat, [SlurmTopology("u", "flat"), block])
     assert (flat.switches, flat.aside) == ([], {})
-
-
-def row(
-    names: str,
-    gpus: int,
-    count: int = 0,
-    state: str = "IDLE",
-    flags: tuple[str, ...] = (),
-    cpus: int = -1,
-    memory: int = -1,
-    kind: str = "",
-    features: tuple[str, ...] = (),
-    reason: str = "",
-) -> NodeRow:
-    own = tuple(names.split())
-    return NodeRow(own, count or len(own), (), state, flags, cpus, memory, gpus, 0, kind, features, reason, 1)
-
-
-def test_nodes_of_a_list_count_once_and_are_parted_by_what_they_have() -> None:
-    site = Site()
-    add_nodes(
-        site,
-        [
-            row("a b", 4, cpus=8, memory=30, kind="t4"),
-            row("b c", 4, cpus=8, memory=30, kind="t4", state="DOWN", reason="none"),
-            row("d", -1),
-            row("e f", 2, count=5, flags=("DRAIN",), reason="disk", features=("x", "y")),
-            row("g h", 3, state="FUTURE"),
-            row("a", 2, state="FAIL", features=("x",)),
-            row("i", 2, features=("x", "y")),
-        ],
-    )
-    told = [(g.names, g.gpus, g.gpu_type, g.cores, g.memory_bytes) for g in site.nodes]
-    assert told == [
-        (("a", "b", "c"), 4, "t4", 8, 30),
-        (("d",), 0, "", None, None),
-        (("e", "f", "i"), 2, "", None, None),
-    ]
-    assert site.aside == {
-        "States of nodes, all taken to be up": ["c: DOWN", "e to f: IDLE+DRAIN: disk"],
-        "Nodes without names": ["3 in state IDLE: left out"],
-        "Nodes that are not there yet": ["g to h: FUTURE"],
-        "Features of nodes": ["e to i: x,y"],
-    }

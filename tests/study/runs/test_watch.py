@@ -10,7 +10,7 @@ from equipoise.cli import main
 from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.store import Ledger
-from equipoise.study.runs.watch import Standing, standing
+from equipoise.study.runs.watch import standing
 
 
 def ledger_in(folder: Path, ended: int, planned: int, failed: int = 0) -> Path:
@@ -33,23 +33,6 @@ def test_a_study_half_way(tmp_path: Path) -> None:
         "nightly: 4 of 8 runs, 0 failed, 2 runs/s, 2.00 s left",
         "mean completion time so far: easy 40.0 s; fifo 50.0 s",
     ]
-
-
-@pytest.mark.parametrize(
-    ("done", "failed", "planned", "runs_per_s", "line"),
-    [
-        (4, 1, None, 0.5, "s: 5 runs, 1 failed, 0.5 runs/s"),
-        (4, 1, 8, 0.5, "s: 5 of 8 runs, 1 failed, 0.5 runs/s, 6.00 s left"),
-        (7, 1, 8, 0.5, "s: 8 of 8 runs, 1 failed, 0.5 runs/s"),
-        (9, 0, 8, 0.5, "s: 9 of 8 runs, 0 failed, 0.5 runs/s"),
-        (4, 0, 8, 0.0, "s: 4 of 8 runs, 0 failed"),
-        (4, 0, 8, float("nan"), "s: 4 of 8 runs, 0 failed"),
-    ],
-)
-def test_the_pace_tells_what_is_left(done: int, failed: int, planned: int | None, runs_per_s: float, line: str) -> None:
-    now = Standing("s", done, failed, planned, "", (), ())
-    assert now.text(runs_per_s) == line
-    assert now.ended == (planned is not None and done + failed >= 8)
 
 
 def test_nothing_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
