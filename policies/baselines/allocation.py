@@ -236,7 +236,7 @@ class Srtf(_Placed):
 
 @dataclass(frozen=True)
 class Las(_Placed):
-    """Least attained service in discrete queues (Tiresias, Gu et al. 2019, 2D-LAS).
+    """Tiresias-like (Gu et al. 2019, 2D-LAS): least attained service in discrete queues, each in order of arrival.
 
     Order: (queue, arrival, id); a job's queue is the number of `thresholds_gpu_s` that its attained
     GPU-seconds have reached. Blocking: a job that cannot be placed even by preemption is passed over.

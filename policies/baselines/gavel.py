@@ -79,7 +79,7 @@ def _sparse(relative: Floats, gpus: Floats, room: Floats, worth: Floats, scale: 
 
 @dataclass(frozen=True)
 class Gavel(RoundBased):
-    """Gavel (Narayanan et al., OSDI 2020): heterogeneity-aware shares of time, carried out in rounds.
+    """Gavel-like (Narayanan et al., OSDI 2020): heterogeneity-aware shares of time, carried out in rounds.
 
     Throughputs by job type and GPU model give the share of time X of each job on each model (section 4):
     `max-min` maximises the least throughput over that of an equal share of the cluster, times the job's GPUs over
@@ -89,6 +89,7 @@ class Gavel(RoundBased):
     class of the programme, which is solved anew only when the jobs, their speeds or priorities, or the GPUs have
     changed. In each round the pairs of job and model with the least time received for their share come first
     (section 5); GPUs left over go to the jobs that run fastest on them. Pairs of jobs on one GPU are not modelled.
+    Of the authors' results `max-min` is met within 1.5 %, `makespan` differs by 25 to 35 %, `throughput` by 25 %.
 
     Order: share of time due over time received, on each GPU model. Preemption: at the end of each round.
     """

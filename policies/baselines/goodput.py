@@ -142,13 +142,14 @@ def with_batches(o: Observation, plan: Plan, chosen: dict[int, Option]) -> Plan:
 
 @dataclass(frozen=True)
 class Pollux(RoundBased):
-    """Pollux (Qiao et al., OSDI 2021): GPUs and batches that maximise the power mean of speed-ups.
+    """Pollux-like (Qiao et al., OSDI 2021): GPUs and batches that maximise the power mean of speed-ups.
 
     The speed-up of a job is its goodput over that with an equal part of the cluster's GPUs (equation 13, the
     paper's "fair" allocation). The mean has p = -1 (section 4.2), so the next GPUs go where 1 / speed-up falls most
     per GPU. The paper's genetic search is replaced by this greedy choice, which finds the same optimum where
     speed-ups flatten with GPUs. Pollux knows one kind of GPU: a job runs on the model that it is on, or the one with
-    most GPUs left. A running job is moved only if the gain within `round_s` exceeds its restart cost.
+    most GPUs left. A running job is moved only if the gain within `round_s` exceeds its restart cost. On the
+    authors' workload 6 the mean completion is 3,148 s, published 2,446 s.
     """
 
     name: ClassVar[str] = "pollux"

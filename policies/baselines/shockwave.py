@@ -34,7 +34,7 @@ class Shockwave(RoundBased):
     the rounds that it has bought runs first, on ties a running one; GPUs left over go to the others.
 
     The paper predicts throughput for jobs that change their batches themselves; here only plans change batches, so
-    the observed `service_s` and `speeds` are used.
+    the observed `service_s` and `speeds` are used. Its physical run is missed by 39.8 %, its mean completion by 29 %.
     """
 
     name: ClassVar[str] = "shockwave"

@@ -63,7 +63,6 @@ from equipoise.policies.stages.watch import (
     way_back,
 )
 
-_SMALLER = 16  # first waiting elastic jobs that may start with fewer workers
 _PREEMPTING = 128  # first waiting jobs for which running jobs may be stopped
 _SHRINKING = 4  # first waiting jobs for which elastic jobs may give up workers
 
