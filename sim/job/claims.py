@@ -102,6 +102,7 @@ def make_claims(
         segment[:] = np.nan_to_num(parts.astype(np.float64))
     for row, job in listed.items():
         segment[row] = job.segment or 0
+    segment[(together == RACK_REQUIRED) | (together == NODE_REQUIRED)] = 0  # which is closer
     none = np.full(jobs, "", dtype=object)
     names = zip(
         *(texts.get(kind, none).tolist() for kind in KINDS),

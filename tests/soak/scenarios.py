@@ -178,13 +178,16 @@ def _declared(dice: random.Random, case: Plain) -> Plain:
         named = dice.sample(words, min(len(words), dice.randint(1, 2)))
         near = dice.choice(("rack-preferred", "node-preferred", "rack-required"))
         job |= _some(dice, 0.3, gpu_types=named, user=dice.choice(("ann", "bob")), together=near)
+        job |= _some(dice, 0.2, segment=dice.randint(1, 4))
         job |= _some(dice, 0.3, account="x", partition="p")
         if "duration" in job:
             job |= _some(dice, 0.4, time_limit=round(dice.uniform(1, 200), 3))
             job |= _some(dice, 0.2, gpus_min=dice.randint(1, job["gpus"]))
     queues = {
         "accounts": [{"name": "x", **_some(dice, 0.6, gpus_per_user=dice.randint(1, 4), jobs_per_user=2)}],
-        "partitions": [{"name": "p", "nodes": [groups[-1]["name"]]}],
+        "partitions": [
+            {"name": "p", "nodes": [groups[-1]["name"]], **_some(dice, 0.3, exclusive=True, accounts=["x"])}
+        ],
         "too_large": "leave-out",
     }
     if dice.random() < 0.4:
