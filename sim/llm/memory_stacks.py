@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from equipoise.sim.llm.memory import MemoryStack
 
-Spread = tuple[float, float]
-GENERAL: tuple[MemoryStack, Spread] = (MemoryStack(), (0.73, 1.60))
+GENERAL: tuple[MemoryStack, tuple[float, float]] = (MemoryStack(), (0.73, 1.60))
 EAGER = MemoryStack(
     optimizer_bytes=10.0, inner_bytes=2.9, logit_bytes=16.0, gathered_layers=2.0, selective="operations"
 )
@@ -41,7 +40,7 @@ UNFITTED = {
     "pytorch-compiled/H200": replace(COMPILED, optimizer_bytes=12.0, gathered_layers=1.0),
 }
 """Stacks whose memory is counted, not fitted; others take `GENERAL`."""
-MEMORY_STACKS: dict[str, tuple[MemoryStack, Spread]] = {
+MEMORY_STACKS: dict[str, tuple[MemoryStack, tuple[float, float]]] = {
     "nanotron/H100": (
         MemoryStack(
             gradient_bytes=6.0,

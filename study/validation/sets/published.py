@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,8 @@ class PublishedRow:
     @property
     def run(self) -> PublishedRun:
         """The row as a run whose ratio intervals are made from."""
-        la = self.found.plan.layout
-        return PublishedRun(self.key, self.model, *self._of(), la.gpus, self.measured, self.measured / self.step_s, "")
-
-    def _of(self) -> tuple[str, str]:
-        return self.group[0], self.gpu
+        gpus, ratio = self.found.plan.layout.gpus, self.measured / self.step_s
+        return PublishedRun(self.key, self.model, self.group[0], self.gpu, gpus, self.measured, ratio, "")
 
     @property
     def step_s(self) -> float:
@@ -186,11 +183,12 @@ def run_networks(data: Path) -> list[Line]:
 def run_peaks(data: Path) -> list[Line]:
     """Peaks of software whose memory was counted and not fitted."""
     rows = read_rows(data / PEAKS, _peak)
-    return [line("torchtitan, litgpt: peak memory", 0.08, [_peaks(rows, lambda row: row.found.memory.peak)])]
+    return [line("torchtitan, litgpt: peak memory", 0.08, [_peaks(rows)])]
 
 
-def _peaks(rows: Sequence[PublishedRow], predict: Callable[[PublishedRow], float]) -> Score:
+def _peaks(rows: Sequence[PublishedRow]) -> Score:
     plans = [row.found.plan for row in rows]
     naive = np.array([16.0 * plan.shape.parameters / plan.layout.gpus for plan in plans])
-    predicted, measured = np.array([predict(row) for row in rows]), np.array([row.measured for row in rows])
+    predicted = np.array([row.found.memory.peak for row in rows])
+    measured = np.array([row.measured for row in rows])
     return judge([row.key for row in rows], predicted, naive, measured, GENERAL[1])
