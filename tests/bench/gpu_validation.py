@@ -237,12 +237,6 @@ def ranks_rows(session: Session, found: Any) -> list[Row]:
     return gpu_rows.rank_rows(found) + gpu_rows.twin_rows(twins)
 
 
-def measure_kernels(session: Session) -> Any:
-    """Forms of the memory kernels, tensor instructions, large products over time."""
-    done = _run([sys.executable, "-m", "tests.bench.gpu.kernels"], session.left_s())
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure_adapter(session: Session) -> Any:
     """What a policy attached to a training costs."""
     whole = [sys.executable, "-m", "tests.bench.gpu.training", "adapter", "--device", session.device]
@@ -272,7 +266,6 @@ SECTIONS = (
     Section("doctor", "doctor", measure_doctor, doctor_rows),
     Section("activity", "counters under known loads", measure_activity, lambda _, found: gpu_rows.activity_rows(found)),
     Section("first", "first calibration", measure_first, first_rows),
-    Section("kernels", "forms of kernels", measure_kernels, lambda _, found: gpu_rows.kernel_rows(found)),
     Section("adapter", "adapter", measure_adapter, lambda _, found: gpu_rows.adapter_rows(found)),
     Section("popular", "popular models", measure_popular, lambda _, found: gpu_rows.popular_rows(found, PREDICTED)),
     Section(

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.calibrate.check import as_estimate
-from equipoise.calibrate.measure.microbench import COPY_THREADS
-from equipoise.calibrate.measure.verify import UNROLL
 from equipoise.calibrate.samples import SampleSet
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, load_profile
 from tests.bench.gpu.activity import EXPECTED
@@ -26,7 +24,6 @@ TRACED_STEP, TRACED_PEAK = 0.10, 0.08
 OVERHEAD = {"observe": 0.003, "act": 0.01}  # where a GPU bounds the step, observe's limit holds for act, too
 INTERVALS_LEAST = 0.9
 LARGE_PRODUCT = 4096
-SETTLED_S = 0.8  # of load, then power and clock are what they will be
 
 # Part of the device's name: the data sheet in the catalogue. The first that matches counts.
 DATA_SHEETS = (
@@ -110,41 +107,6 @@ def second_method_rows(profile: HardwareProfile) -> list[Row]:
     if not both:
         rows.append(not_run("products of cuBLASLt against PyTorch's", "needs PyTorch for CUDA"))
     return rows
-
-
-def kernel_rows(found: Mapping[str, Any]) -> list[Row]:
-    """The copy kernel as it is now, the tensor instructions, and what heat and power make of large products."""
-    rows = []
-    tried = found.get("memory", {}).get("found", [])
-    driver = {f["array_bytes"]: f["bytes_per_s"] for f in tried if f.get("kind") == "library_copy"}
-    mine = {f["array_bytes"]: f["bytes_per_s"] for f in tried if _is_own_copy(f)}
-    errors = [mine[size] / driver[size] - 1.0 for size in sorted(mine) if size in driver]
-    if errors:
-        text = ", ".join(f"{e:+.1%}" for e in errors)
-        what = f"copy kernel against the driver's copy, arrays of {min(mine) / 1e9:.1f} to {max(mine) / 1e9:.1f} GB"
-        rows.append(_judged(what, f"within {SECOND_METHOD:.0%}", text, max(map(abs, errors)) <= SECOND_METHOD))
-    for f in found.get("own", {}).get("found", []):
-        if f.get("instruction") not in (None, "mma.sync"):
-            what = f"{f['instruction']}, {f['precision']}"
-            text = f.get("error") or f"{f['median_per_s'] / 1e12:.0f} TFLOP/s, computes what NumPy computes"
-            rows.append(Row(what, "-", text, "stated"))
-    for f in found.get("products", {}).get("found", []):
-        if "error" in f:
-            continue
-        late = [s for s in f["sustained"] if s["time_s"] > SETTLED_S]
-        cold = statistics.median(f["cold"]["flop_per_s"]) / 1e12
-        long, clock, power = (
-            statistics.median(s[name] for s in late) for name in ("flop_per_s", "sm_clock_hz", "power_w")
-        )
-        text = f"{cold:.0f} cold, {long / 1e12:.0f} TFLOP/s after a second ({power:.0f} W, {clock / 1e9:.2f} GHz)"
-        rows.append(Row(f"bf16 product 8192 cubed, {f['library']}, {f['data']} data", "-", text, "stated"))
-    return rows
-
-
-def _is_own_copy(f: Mapping[str, Any]) -> bool:
-    """Whether a form of the copy is the one that is calibrated with."""
-    form = (f.get("kind"), f.get("unroll"), f.get("threads"), f.get("per_sm"))
-    return form == ("copy", UNROLL["copy"], COPY_THREADS, 0)
 
 
 def data_sheet(device: str) -> tuple[str, Accelerator] | None:
