@@ -93,6 +93,7 @@ _ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C
 _FIRST_PRIORITY = 4294901760
 """priority/basic counts down from here."""
 _UNSURE_S = 60.0
+_SHOWN = re.compile(r"JobId=(\d+) .*?\bNice=(-?\d+)", re.DOTALL)
 _FACTORS = "%i|%Y|%A|%F|%J|%P|%Q|%S"
 _DESCRIPTION = {
     "config.txt": "scontrol show config",
@@ -123,6 +124,7 @@ class Slurm:
         self._last: tuple[bytes, tuple[QueuedJob, ...]] = (b"", ())
         self._settings: dict[str, str] = {}
         self._allowed = False
+        self._shown: dict[int, int] = {}  # nice by job, as it was shown right before our change
         self._made: list[tuple[float, QueueChange, QueuedJob]] = []  # (time, change of nice, job before it)
 
     def snapshot(self) -> QueueSnapshot:
@@ -206,6 +208,7 @@ class Slurm:
         """All changes that still apply, through one `scontrol` that reads them line by line."""
         if not changes:
             return ""
+        self._shown.clear()
         jobs = {job.id: job for job in self._jobs()}
         lines = []
         for change in changes:
@@ -215,16 +218,23 @@ class Slurm:
             if change.verb is Verb.RESTORE and job.held and self._is_basic():
                 lines += _past_hold(change, job)
             elif change.verb is not Verb.PRIORITY or (not job.held and job.nice == change.was):
-                lines += _lines(change, job)
+                lines += [f"show job {job.id}"] * (change.verb is Verb.PRIORITY and not job.array) + _lines(change, job)
                 if change.verb in (Verb.PRIORITY, Verb.RESTORE) and not job.held and self._is_basic():
                     self._made.append((time.monotonic(), change._replace(was=job.nice), job))
         said = ""
         if lines and not self._allowed:  # try one that needs the rights, before any that could not be taken back
-            lines.sort(key=lambda line: "nice=-" not in line)
-            said = self._scontrol(lines.pop(0) + "\n")
+            first = next((k for k, line in enumerate(lines) if "nice=-" in line), len(lines) - 1)
+            said = self._scontrol(lines[first] + "\n")
+            del lines[first]
             self._allowed = True
         if lines:
             said = "; ".join(filter(None, [said, self._scontrol("\n".join(lines) + "\n")]))
+        # A nice that its user set after the look above is what Slurm showed right before ours: it gets it back.
+        theirs = [
+            c for c in changes if c.verb is Verb.PRIORITY and self._shown.get(c.job, c.was) not in (c.was, c.value)
+        ]
+        if theirs:
+            self._scontrol("".join(f"update jobid={c.job} nice={self._shown[c.job]}\n" for c in theirs))
         if self._made:
             self._renew_holds(self._jobs())
         return said
@@ -250,6 +260,7 @@ class Slurm:
 
     def _scontrol(self, text: str) -> str:
         done = self._process(["scontrol"], text.encode())
+        self._shown |= {int(job): int(nice) for job, nice in _SHOWN.findall(done.stdout.decode(errors="replace"))}
         said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
         if any("Unable to contact" in line for line in said):
             raise ManagerError(said[0])

@@ -241,7 +241,8 @@ def _said(queue: FakeQueue, name: str, arguments: list[str]) -> str:
         return "SchedulerType           = sched/backfill\nPriorityType            = priority/basic\n"
     if arguments[:2] == ["show", "partition"]:
         return "PartitionName=main PriorityJobFactor=1 PriorityTier=1 State=UP\n"
-    for line in sys.stdin.read().splitlines() if not arguments else [" ".join(arguments)]:
+    lines = sys.stdin.read().splitlines() if not arguments else [" ".join(arguments)]
+    for line in [line for line in lines if not line.startswith("show job")]:
         if text := queue.control(line):
             print(text, file=sys.stderr)
     return ""

@@ -148,6 +148,20 @@ def test_without_rights_nothing_but_the_first_line_is_tried(tmp_path: Path, monk
     assert log.read_text() == "update jobid=16 nice=-9\n"
 
 
+def test_a_nice_value_set_in_the_last_moment_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm shows right before our change that the user of 16 has set 7; that of 18 did nothing."""
+    shown = "echo 'JobId=16 JobName=x\n   Priority=5 Nice=7 A=b'; echo 'JobId=18 JobName=x\n   Priority=5 Nice=0 A=b'"
+    slurm, log = recorded(tmp_path, monkeypatch, shown)
+    slurm.carry_out([QueueChange(Verb.PRIORITY, 16, -9, 0), QueueChange(Verb.PRIORITY, 18, 9, 0)])
+    assert log.read_text().splitlines() == [
+        "update jobid=16 nice=-9",
+        "show job 16",
+        "show job 18",
+        "update jobid=18 nice=9",
+        "update jobid=16 nice=7",
+    ]
+
+
 def test_what_slurm_does_not_answer_is_one_line(fake: Path) -> None:
     (fake / "state.down").touch()
     with pytest.raises(ManagerError, match=r"^sinfo: slurm_load_jobs error: Unable to contact slurm controller"):
