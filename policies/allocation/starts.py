@@ -40,7 +40,7 @@ _RACKS = 64  # for which a job may wait
 _SLOW = 0.8  # measured speed of a node over that of its model from which on it counts as its model does
 
 
-class Option(NamedTuple):
+class GpuChoice(NamedTuple):
     """GPUs on which a job could start: its time there (s), their number, their worth, and their nodes."""
 
     time_s: float
@@ -133,7 +133,7 @@ class Starts:
         return 0 if behind is not None else len(self._bulk(np.array([row]), True, requests))
 
     def _backfilled(
-        self, row: int, option: Option, requests: RequestColumns, behind: Behind, only: RoomColumns
+        self, row: int, option: GpuChoice, requests: RequestColumns, behind: Behind, only: RoomColumns
     ) -> GrantColumns:
         """GPUs of one option for a job, none where that would delay the job that has the reservation."""
         proposal, (head, takes_s) = self.proposal, behind
@@ -161,7 +161,7 @@ class Starts:
                 takes_s[row] = np.nan_to_num(takes_s[row], nan=np.inf)
                 self._one(row, requests, True, (head, takes_s))
 
-    def options(self, row: int, gpus: int) -> list[Option]:
+    def options(self, row: int, gpus: int) -> list[GpuChoice]:
         """GPUs on which a job could start now: of each model, or of several where none has enough."""
         o, jobs, nodes = self.proposal.observation, self.proposal.observation.jobs, self.nodes
         free, share = self.proposal.columns.free, float(jobs.gpu_share_requested[row])
@@ -223,9 +223,9 @@ class Starts:
             slow = slow * (1.0 + delays(o, row, len(gpu), node))
         return float((times * slow).max()) + self._apart_s(row, len(gpu), node, free, int(self.nodes.model[node[0]]))
 
-    def _on(self, row: int, free: Ints, sizes: list[int], times: Floats, model: int) -> list[Option]:
+    def _on(self, row: int, free: Ints, sizes: list[int], times: Floats, model: int) -> list[GpuChoice]:
         """Options on nodes with these free GPUs: the fewest nodes, the quickest, and one rack."""
-        o, found = self.proposal.observation, list[Option]()
+        o, found = self.proposal.observation, list[GpuChoice]()
         some, total = np.flatnonzero(free > 0), int(free.sum())
         for size, time_s in zip(sizes, times.tolist(), strict=True):
             if total < size or not time_s < np.inf:
@@ -246,7 +246,7 @@ class Starts:
                 estimate_s = time_s * float(slow[at].max()) + self._apart_s(row, size, chosen, free, model)
                 worth = float((free[chosen] * self.worth[chosen]).sum())
                 if not any(np.array_equal(chosen, old.nodes) and old.gpus == size for old in found):
-                    found.append(Option(estimate_s, size, size * worth / max(free[chosen].sum(), 1), chosen))
+                    found.append(GpuChoice(estimate_s, size, size * worth / max(free[chosen].sum(), 1), chosen))
         return found
 
     def _apart_s(self, row: int, gpus: int, chosen: Ints, free: Ints, model: int) -> float:
