@@ -36,8 +36,9 @@ class MemoryStack:
     `gathered_bytes` per such activation of one layer that is gathered from the tensor group, `inner_bytes` per
     other activation, `score_bytes` per attention score, `head_bytes` per activation of width hidden around the
     head, which no rank divides, `logit_bytes` per logit, `base_bytes` per process (buffers of collectives,
-    workspaces, fragments). These are fitted; `gathered_layers` with sharded parameters are whole at once, and
-    `selective` is what selective recomputation drops: attention scores, or the results of every other operation.
+    workspaces, fragments). These are fitted; `gathered_layers` with sharded parameters are whole at once, a layer
+    that is computed again holds the inner activations of `recomputed_layers`, and `selective` is what selective
+    recomputation drops: attention scores, or the results of every other operation.
     """
 
     gradient_bytes: float = 4.0
@@ -50,6 +51,7 @@ class MemoryStack:
     logit_bytes: float = 8.0
     base_bytes: float = 2e9
     gathered_layers: float = 1.0
+    recomputed_layers: float = 2.0
     selective: Literal["scores", "operations"] = "scores"
 
     def with_bytes(self, values: Mapping[str, float]) -> MemoryStack:
@@ -170,7 +172,7 @@ def _activations(plan: ShardingPlan, kept: Floats, stack: MemoryStack) -> tuple[
     of layers.
 
     Experts keep the tokens that they were sent, in their order, and their results. Where a layer is computed again
-    its backward pass holds the gradients of its activations beside them.
+    its backward pass holds the gradients of its activations beside them, unless they are fused (compiled).
     """
     s, la = plan.shape, plan.layout
     tokens = la.micro_batch * s.sequence / la.context
@@ -184,7 +186,12 @@ def _activations(plan: ShardingPlan, kept: Floats, stack: MemoryStack) -> tuple[
     if la.recompute == "full":
         again = kept / la.recompute_every
         # A layer's input is one of the tensors of width hidden that `plain_bytes` weighs together.
-        return plain * (kept - 0.8 * again + 1), whole, inner * (kept - again + 2), scores * (kept - again + 1)
+        return (
+            plain * (kept - 0.8 * again + 1),
+            whole,
+            inner * (kept - again + stack.recomputed_layers),
+            scores * (kept - again + 1),
+        )
     if la.recompute == "selective" and stack.selective == "operations":
         products = s.hidden + s.query_width + 2 * s.key_value_width + width * (2 if s.gated else 1) + s.hidden
         saved = tokens * (products / 2 + s.query_width) / la.tensor

@@ -8,8 +8,6 @@ three times it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from equipoise.sim.llm.memory import MemoryStack
 
 GENERAL: tuple[MemoryStack, tuple[float, float]] = (MemoryStack(), (0.73, 1.60))
@@ -19,8 +17,6 @@ EAGER = MemoryStack(
 """Sharded 32-bit weights (FSDP), counted from what the operations of a Llama layer save: queries and keys in 32 bits
 beside their rotated copies, four tensors of a gated feed-forward; logits in 16 and 32 bits, their log-softmax and the
 gradients of both. On peaks of torchtitan within 3 % (its other layouts are kept)."""
-PLAIN = MemoryStack(inner_bytes=2.9, logit_bytes=10.0)
-"""One process with 32-bit weights under autocast, which keeps 16-bit copies of them."""
 COMPILED = MemoryStack(
     optimizer_bytes=10.0,
     plain_bytes=6.0,
@@ -36,8 +32,7 @@ UNFITTED = {
     "fsdp-eager/H100": EAGER,
     "fsdp-compiled/A100": COMPILED,
     "fsdp-compiled/H100": COMPILED,
-    "pytorch/H200": PLAIN,
-    "pytorch-compiled/H200": replace(COMPILED, optimizer_bytes=12.0, gathered_layers=1.0),
+    "pytorch-compiled/H200": MemoryStack(recomputed_layers=1.0),
 }
 """Stacks whose memory is counted, not fitted; others take `GENERAL`."""
 MEMORY_STACKS: dict[str, tuple[MemoryStack, tuple[float, float]]] = {

@@ -35,9 +35,10 @@ OF_EXCHANGES = frozenset(
         "exchange_latency_s",
         "overlap",
         "bubble",
+        "selective_products",
     )
 )
-"""Constants of which one GPU without fp8 says nothing."""
+"""Constants of which steps of one GPU without fp8 and selective recomputation say nothing."""
 
 
 def kept(gpu: str, name: str) -> Any:
