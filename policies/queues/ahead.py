@@ -2,7 +2,8 @@
 
 A queue manager starts the next job the moment that GPUs come free, long before a policy is asked again. So it has
 to know the order in advance. A stage behind the policy's own makes it: it carries the plan out on copies of the
-tables, lets the job end that ends first by its estimate, asks again, and so on.
+tables, lets the job end that ends first by its estimate, asks again, and so on. The policy asked there begins with
+what it remembers now (a reservation, say), so it decides each time a second time, for its memory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,11 +41,16 @@ class Ahead(Stage):
     least: int = 8
     most: int = 128
 
+    def initial(self) -> Memory:
+        """That of the policy."""
+        return self.policy.initial()
+
     def refine(self, observation: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """The plan with one more reason; it changes nothing else."""
         order = _started(plan.allocation, observation)
+        memory = refine(self.policy, observation, memory).memory
         if len(observation.waiting) > len(order) and len(order) < self.most:
-            order = _Future(observation, plan.allocation).starts(self, order)
+            order = _Future(observation, plan.allocation).starts(self, order, memory)
         rows = np.array(order[: self.most], dtype=np.int64)
         text = f"the next {len(rows)} of {len(observation.waiting)}"
         return plan.because(self.name, text, **{ORDER: rows}), memory
@@ -79,9 +85,9 @@ class _Future:
         self.state, self.left_s = writable(self.jobs, "state"), writable(self.jobs, "service_s")
         self._carry_out(allocation)
 
-    def starts(self, ahead: Ahead, order: list[int]) -> list[int]:
+    def starts(self, ahead: Ahead, order: list[int], memory: Mapping[str, Memory]) -> list[int]:
         """`order` and the starts that follow, in order. Raises StageError as the policy does."""
-        begin_s, memory = self.seen.time_s, cast(Mapping[str, Memory], ahead.policy.initial())
+        begin_s = self.seen.time_s
         for _ in range(4 * ahead.most):
             enough = len(order) >= ahead.least and self.seen.time_s > begin_s + ahead.horizon_s
             if enough or len(order) >= ahead.most or not len(self.seen.waiting) or not self._end_first():
