@@ -12,21 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.elastic import elastic_columns, elastic_rows, held_gpus, slower, slowest_models
 from equipoise.policies.allocation.locality import delays, lost_apart_s, with_data
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, gpus_wanted, paces
 from equipoise.policies.allocation.widths import sizes_between
-from equipoise.policies.kernels.gangs import (
-    NO_ROWS,
-    GrantColumns,
-    RequestColumns,
-    RoomColumns,
-    frozen,
-    request_columns,
-    start_in_order,
-)
+from equipoise.policies.kernels.gangs import NO_ROWS, RequestColumns, frozen, request_columns, start_in_order
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
 from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, exchanging_of, times_of
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints
@@ -47,10 +38,6 @@ class GpuChoice(NamedTuple):
     gpus: int
     worth: float
     nodes: Ints
-
-
-Behind = tuple[int, Floats]
-"""A job (row) that has a reservation, and the time (s) that each job takes, by row."""
 
 
 class Starts:
@@ -95,13 +82,15 @@ class Starts:
         """Whether each job is placed for itself: the first few, of those for which places can differ."""
         o = self.proposal.observation
         own = np.ones(len(queue), dtype=np.bool_)
-        if self.models < 2 and not self.racks and (self.ratio == 1.0).all():
+        if self.models < 2 and (self.ratio == 1.0).all():
             own = with_data(o, queue) | np.isin(queue, elastic_rows(o, queue))
+            if self.racks:  # a rigid job's exchanges are not known
+                own |= ~o.jobs.rigid[queue]
         own[np.flatnonzero(own)[max(min(_OWN, _OWN_NODES // max(len(o.nodes), 1)), 1) :]] = False
         return np.asarray(own)
 
-    def _one(self, row: int, requests: RequestColumns, may_wait: bool, behind: Behind | None = None) -> int:
-        """Start a job where it ends soonest; 1, or 0 where it cannot, is to wait, or would delay the job `behind`."""
+    def _one(self, row: int, requests: RequestColumns, may_wait: bool) -> int:
+        """Start a job where it ends soonest; 1, or 0 where it cannot or is to wait."""
         proposal, o = self.proposal, self.proposal.observation
         found = self.options(row, int(requests[1][row]))
         if not found:
@@ -122,44 +111,12 @@ class Starts:
             here[option.nodes] = True
             only = proposal.columns._replace(order=frozen(option.nodes), up=frozen(proposal.columns.up & here))
             own = (requests[0], frozen(sizes), *requests[2:])
-            if behind is None:
-                grants, _ = start_in_order(np.array([row]), True, WEIGHTED, own, only)
-            else:
-                grants = self._backfilled(row, option, own, behind, only)
+            grants, _ = start_in_order(np.array([row]), True, WEIGHTED, own, only)
             if len(proposal.start(grants)):
                 if self._frees is not None:
                     self._frees[grants[2]] = option.time_s
                 return 1
-        return 0 if behind is not None else len(self._bulk(np.array([row]), True, requests))
-
-    def _backfilled(
-        self, row: int, option: GpuChoice, requests: RequestColumns, behind: Behind, only: RoomColumns
-    ) -> GrantColumns:
-        """GPUs of one option for a job, none where that would delay the job that has the reservation."""
-        proposal, (head, takes_s) = self.proposal, behind
-        own_s = takes_s.copy()
-        own_s[row] = option.time_s
-        running = np.sort(np.concatenate((proposal.observation.running, proposal.started())))
-        gone = np.isin(running, proposal.stopped)
-        queue, own_s = frozen(np.array([head, row])), frozen(own_s)
-        return backfill(
-            proposal.observation,
-            queue,
-            own_s,
-            WEIGHTED,
-            running[~gone],
-            proposal.holder,
-            requests,
-            proposal.columns,
-            only,
-        )[0]
-
-    def behind(self, head: int, queue: Ints, requests: RequestColumns, takes_s: Floats) -> None:
-        """Start or hold the first jobs of a queue, of those that are placed each for itself, behind a reservation."""
-        for row in queue[self._own(queue)].tolist():
-            if row != head:
-                takes_s[row] = np.nan_to_num(takes_s[row], nan=np.inf)
-                self._one(row, requests, True, (head, takes_s))
+        return len(self._bulk(np.array([row]), True, requests))
 
     def options(self, row: int, gpus: int) -> list[GpuChoice]:
         """GPUs on which a job could start now: of each model, or of several where none has enough."""

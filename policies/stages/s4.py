@@ -374,9 +374,6 @@ class NodeAllocation(AllocationStage):
             running = np.sort(np.concatenate((ranking.running, proposal.started())))
             takes_s = takes_s_of(proposal, nodes, running, queue, requests, scaling, table)
             takes_s[running] = np.nan_to_num(takes_s[running], nan=self.unknown_s)
-            starts.behind(overdue, queue, requests, takes_s)
-            queue = np.concatenate(([overdue], queue[1:][~proposal.touched(queue[1:])]))
-            running = np.sort(np.concatenate((ranking.running, proposal.started())))
             takes_s = frozen(takes_s)
             more, reserved_s = backfill(
                 o, queue, takes_s, WEIGHTED, running, proposal.holder, requests, proposal.columns
