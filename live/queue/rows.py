@@ -73,13 +73,12 @@ class JobRows:
                 ("rigid", True),
                 ("gpus_requested", job.gpus),
                 ("gpus_held", job.gpus if state == RUNNING else 0),
-                ("duration_s", estimate_s),
-                ("service_s", estimate_s),
                 ("started_s", started_s),
                 ("queued_since_s", arrival_s if state == WAITING else started_s),
                 ("waited_s", max(started_s - arrival_s, 0.0) if state == RUNNING else 0.0),
             ):
                 self._set(row, name, value)
+            self._estimated(row, estimate_s)
             if job.mine and self._news(job.id, 0.0):
                 self.tell(
                     "job",
@@ -112,6 +111,12 @@ class JobRows:
     def forget(self) -> None:
         """Begin with an empty table; the next `see` fills it with what has not ended."""
         self.table, self.row, self.jobs = Jobs(), {}, {}
+
+    def _estimated(self, row: int, estimate_s: float) -> None:
+        """Write an estimate, which is the same on all GPUs, as a time limit is."""
+        self._set(row, "duration_s", estimate_s)
+        self._set(row, "service_s", estimate_s)
+        self._set(row, "limit_left_s", _bound_s(estimate_s))
 
     def _set(self, row: int, name: str, value: Any) -> None:
         writable(self.table, name)[row] = value
@@ -148,8 +153,8 @@ class JobRows:
         if (job.gpus, job.limit_s) == (before.gpus, before.limit_s):
             return False
         estimate_s, source = self._estimate(job)
-        for name, value in (("gpus_requested", job.gpus), ("duration_s", estimate_s), ("service_s", estimate_s)):
-            self._set(row, name, value)
+        self._set(row, "gpus_requested", job.gpus)
+        self._estimated(row, estimate_s)
         self.tell("changed", id=job.id, gpus=job.gpus, estimate_s=estimate_s, estimate_from=source)
         return True
 
@@ -160,8 +165,7 @@ class JobRows:
         attained_gpu_s = self._before_gpu_s.get(job.id, 0.0) + done_s * job.gpus
         self._before_gpu_s[job.id] = attained_gpu_s
         self._set(row, "attained_gpu_s", attained_gpu_s)
-        self._set(row, "duration_s", max(float(self.table.duration_s[row]) - kept_s, 0.0))
-        self._set(row, "service_s", self.table.duration_s[row])
+        self._estimated(row, max(float(self.table.duration_s[row]) - kept_s, 0.0))
         self._set(row, "queued_since_s", now_s)
         self._set(row, "gpus_held", 0)
         self.tell("requeued", id=job.id, start_s=start_s, end_s=now_s)
@@ -188,7 +192,9 @@ class JobRows:
         table, options = self.table, self.options
         running = np.flatnonzero(table.state == RUNNING)
         ran_s = np.maximum(now_s - table.started_s[running], 0.0)
-        writable(table, "service_s")[running] = np.maximum(table.duration_s[running] - ran_s, 0.0)
+        left_s = np.maximum(table.duration_s[running] - ran_s, 0.0)
+        writable(table, "service_s")[running] = left_s
+        writable(table, "limit_left_s")[running] = np.nan_to_num(left_s, nan=math.inf, posinf=math.inf)
         before_gpu_s = [self._before_gpu_s.get(job, 0.0) for job in table.id[running].tolist()]
         writable(table, "attained_gpu_s")[running] = before_gpu_s + ran_s * table.gpus_held[running]
         may = np.array([self._requeues(row) for row in running.tolist()], dtype=np.bool_)
@@ -204,6 +210,11 @@ def _state(job: QueuedJob, waits: Callable[[QueuedJob], bool]) -> int:
     if job.phase is Phase.RUNNING:
         return RUNNING
     return WAITING if job.phase is Phase.WAITING and waits(job) else DONE
+
+
+def _bound_s(estimate_s: float) -> float:
+    """Infinite where a job has no estimate."""
+    return math.inf if math.isnan(estimate_s) else estimate_s
 
 
 def _arrival_s(job: QueuedJob, latest_s: float, now_s: float) -> float:

@@ -299,7 +299,9 @@ def takes_s_of(
         offset, gpu = held_gpus(proposal.holder, running)
         own = pace[np.arange(len(running)), slowest_models(o, nodes, offset, gpu)]
         slowest[: len(running)] = np.where((np.diff(offset) > 0) & (own > 0.0), own, slowest[: len(running)])
-        takes_s[rows] /= np.where(np.isfinite(slowest), slowest, 1.0)
+        by_limit = takes_s[rows] >= jobs.limit_left_s[rows]  # a limit is the same on all GPUs
+        takes_s[rows] /= np.where(np.isfinite(slowest) & ~by_limit, slowest, 1.0)
+        takes_s[rows] = np.minimum(takes_s[rows], jobs.limit_left_s[rows])
     held, waits = elastic_rows(o, running), elastic_rows(o, queue)
     if len(held) or len(waits):
         columns = elastic_columns(proposal, nodes, held)

@@ -28,9 +28,9 @@ ROUNDING = 1e-9
 
 @jit
 def refresh(  # type: ignore[no-untyped-def]
-    now, rows, begin_s, rate, gpus, attained_base, left_s, factor, allowed_s, spare_s, attained, remaining
+    now, rows, begin_s, rate, gpus, attained_base, left_s, factor, allowed_s, spare_s, attained, remaining, limit_left
 ):
-    """Write attained GPU-seconds and remaining time (s) of running rigid jobs at `now`.
+    """Write attained GPU-seconds, remaining time and time to the limit (s) of running rigid jobs at `now`.
 
     begin_s is when work (re)started, gpus the sum of the shares held, allowed_s how long they may run from begin_s;
     rows whose rate is 0 are not rigid jobs under way.
@@ -41,16 +41,23 @@ def refresh(  # type: ignore[no-untyped-def]
             ran = max(0.0, now - begin_s[row])
             attained[row] = attained_base[row] + ran * gpus[row]
             left = max(0.0, left_s[row] - ran * rate[row])
-            remaining[row] = remaining_s(left * factor[row], allowed_s[row] - ran, spare_s[row])
+            limit_left[row] = limit_left_s(allowed_s[row] - ran, spare_s[row])
+            remaining[row] = remaining_s(left * factor[row], limit_left[row], spare_s[row])
 
 
 @jit
-def remaining_s(left_s: float, allowed_s: float, spare_s: float) -> float:
-    """Remaining time that policies assume for a job (s): its work, at most what its limit leaves, or all of that.
+def limit_left_s(allowed_s: float, spare_s: float) -> float:
+    """Time (s) that policies assume a job's limit to leave it; inf: no limit.
 
     spare_s: NaN, or what is to be added to `allowed_s` where policies plan with the time limit.
     """
-    return max(0.0, min(left_s, allowed_s) if math.isnan(spare_s) else allowed_s + spare_s)
+    return max(0.0, allowed_s if math.isnan(spare_s) else allowed_s + spare_s)
+
+
+@jit
+def remaining_s(left_s: float, limit_left_s: float, spare_s: float) -> float:
+    """Remaining time (s) that policies assume for a job: its work, at most what its limit leaves, or all of that."""
+    return max(0.0, min(left_s, limit_left_s)) if math.isnan(spare_s) else limit_left_s
 
 
 class RigidJobs:
@@ -97,8 +104,10 @@ class RigidJobs:
         rate = self.cluster.rigid_speed(holding.nodes, pace)
         return rate * holding.gpu.size / demand.gpus.item(row) if row in demand.shrinks else rate
 
-    def refresh(self, now_s: float, running: Ints, factor: Floats, attained: Floats, remaining: Floats) -> None:
-        """Write attained GPU-seconds and estimated remaining time (s) of the running rigid jobs, by row."""
+    def refresh(
+        self, now_s: float, running: Ints, factor: Floats, attained: Floats, remaining: Floats, limit_left: Floats
+    ) -> None:
+        """Write attained GPU-seconds, remaining time and time to the limit (s) of the running rigid jobs, by row."""
         refresh(
             now_s,
             running,
@@ -112,6 +121,7 @@ class RigidJobs:
             self.demand.spare_s,
             attained,
             remaining,
+            limit_left,
         )
 
 
@@ -325,7 +335,8 @@ class RigidJob:
         jobs, row = self.all, self.row
         cells["attained_gpu_s"][row] = jobs.attained_gpu_s[row]
         left_s = jobs.left_s[row] * factor
-        cells["service_s"][row] = remaining_s(left_s, jobs.allowed_s[row], jobs.spare_s[row])
+        cells["limit_left_s"][row] = limit_s = limit_left_s(jobs.allowed_s[row], jobs.spare_s[row])
+        cells["service_s"][row] = remaining_s(left_s, limit_s, jobs.spare_s[row])
 
     def utilisation(self, now_s: float) -> Floats:
         """Busy share of each GPU it holds (GPUs held,): all it holds, once it has restarted."""

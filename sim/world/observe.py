@@ -136,7 +136,8 @@ class Observer:
     def observe(self) -> Observation:
         """Return all current tables."""
         now_s, roster, columns = self.clock._now, self.roster, self.roster.columns
-        self.rigid.refresh(now_s, roster.running.rows, roster.factor, columns["attained_gpu_s"], columns["service_s"])
+        booked = (columns[name] for name in ("attained_gpu_s", "service_s", "limit_left_s"))
+        self.rigid.refresh(now_s, roster.running.rows, roster.factor, *booked)
         if roster.training:
             self._observe_training(now_s)
         if "speeds" in self._needs and (roster.training or len(self.cluster.gpu_models) > 1):

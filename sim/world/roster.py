@@ -51,6 +51,7 @@ class Roster:
             ("one_gpu_model", rigid & ~demand.mixes),
             ("duration_s", estimate_s),
             ("service_s", estimate_s),
+            ("limit_left_s", demand.limit_s + np.nan_to_num(demand.spare_s)),
             ("restart_s", initialisation_s),
         ):
             self.columns[name][:] = values
