@@ -10,16 +10,10 @@ A rule reads a row's key and the number of the split, never a measured value. Th
 | Ultra-Scale Playbook | model, tensor, pipeline, ZeRO stage of rows of the smallest model on <= 4 nodes | half |
 | Sailor plans | the whole configuration of the row | half of the rows |
 | NCCL | curve (system, version, operation, type, GPUs) and size | half of the sizes |
-| Pollux, Sia | - (no hash) | one node, and one GPU on each of two nodes |
-| MLPerf time to train | the benchmark | half of the benchmarks; of the others the smallest scale |
-| MLPerf HPC staging | system, benchmark, nodes | runs alone, and the contended point of least hash |
-| MIG slices | the workload | half of the workloads; of the others the whole GPU |
-| Alibaba jitter | - (no hash); job and stretch of 20 steps | the first half of the time; half of the stretches |
-| MLPerf power | kind of node and benchmark | the benchmark of least hash, and the idle power |
+| Alibaba jitter | job and stretch of 20 steps | half of the stretches |
 | Zeus, power limits | - (no hash) | each model's epoch and power at its highest limit |
 | Shockwave | - (no hash) | the authors' throughput inputs |
 | NeuSight | - (no hash) | shapes and data sheets; of the second line also inference latencies |
-| MLPerf Storage | submitter and system | half of the systems |
 
 A data set is split ten times, `SPLITS`; a table gives the median and the worst of them.
 """

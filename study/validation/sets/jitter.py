@@ -1,11 +1,8 @@
 """Alibaba's per-worker mini-batch times: the mean wait of n workers at a barrier, from other stretches of time.
 
-A worker's measured times in the fitted stretches represent its future times: with its speed, its tail, and its
-correlation with other workers in a step. One line predicts the second half of the time from the first, one divides
-stretches of `STRETCH` steps by a hash, which does not test permanent changes of a worker's speed. A third draws
-steps of the simulator's noise, as `equipoise calibrate fit-noise` fits it to those stretches, at each worker's
-level. Naive: independent normal jitter of the workers' common spread, which is what a coefficient of variation alone
-says.
+Stretches of `STRETCH` steps are divided by a hash. The prediction draws steps of the simulator's noise, as `equipoise
+calibrate fit-noise` fits it to the fitted stretches, at each worker's level. Naive: independent normal jitter of the
+workers' common spread, which is what a coefficient of variation alone says.
 """
 
 from __future__ import annotations
@@ -27,12 +24,9 @@ from equipoise.study.validation.score import Line, Score, judge, line, of_splits
 from equipoise.study.validation.splits import fitted_half
 
 PATTERN = "traces/alibaba2020_minibatch_job*.csv.gz"
-Bools = npt.NDArray[np.bool_]
 STRETCH = 20
 DRAWN = 4000
 """Number of steps of the simulator's noise that represent future times."""
-BLOCKS = 4
-"""Blocks of time in the fitted half; differences between later and earlier ones give the interval of the future."""
 MOST_GROUPS = 60
 """Most groups of workers of one size, the first in order of their numbers."""
 
@@ -84,40 +78,23 @@ def drawn(times: Floats, fit: Callable[[Floats], JitterNoise]) -> Floats:
 
 
 def run(data: Path, fit: Callable[[Floats], JitterNoise]) -> list[Line]:
-    """Some of the time predicts the barrier waits in the rest, for every number of workers from two."""
+    """Some stretches of time predict the barrier waits in the others, for every number of workers from two."""
     jobs = read(data)
-    hashed = of_splits(lambda split: _score(jobs, _hashed(jobs, split)))
-    simulated = of_splits(lambda split: _score(jobs, _hashed(jobs, split), lambda times: drawn(times, fit)))
-    first = {name: np.arange(len(times)) < len(times) // 2 for name, times in jobs.items()}
-    return [
-        line("Alibaba: barrier wait, first half of the time -> second", 0.08, [_score(jobs, first)]),
-        line("Alibaba: barrier wait, stretches of time -> others", 0.08, hashed),
-        line("Alibaba: barrier wait of the simulator's noise, stretches -> others", 0.08, simulated),
-    ]
+    scores = of_splits(lambda split: _score(jobs, split, fit))
+    return [line("Alibaba: barrier wait of the simulator's noise, stretches -> others", 0.08, scores)]
 
 
-def _hashed(jobs: dict[str, Floats], split: int) -> dict[str, Bools]:
-    return {
-        name: np.array([fitted_half(f"{name} {k // STRETCH}", split) for k in range(len(times))])
-        for name, times in jobs.items()
-    }
-
-
-def _score(
-    jobs: dict[str, Floats], fitted: dict[str, Bools], to_come: Callable[[Floats], Floats] = lambda times: times
-) -> Score:
-    """`fitted`: by job, which steps the prediction is made from, (steps,); `to_come`: times to come from those.
-
-    The interval is that of parts of the fitted steps, predicted from one another.
-    """
+def _score(jobs: dict[str, Floats], split: int, fit: Callable[[Floats], JitterNoise]) -> Score:
+    """The interval is that of halves of the fitted stretches, predicted from one another."""
     keys: list[str] = []
     columns: list[tuple[float, float, float]] = []
     residuals: list[float] = []
     whose: list[str] = []
     for name, times in jobs.items():
-        known = fitted[name]
-        expected = to_come(times[known])
-        pairs = [(to_come(times[a]), times[b]) for a, b in _parts(known)]
+        known = np.array([fitted_half(f"{name} {k // STRETCH}", split) for k in range(len(times))])
+        turn = known & (np.cumsum(known) % (2 * STRETCH) < STRETCH)
+        expected = drawn(times[known], fit)
+        pairs = [(drawn(times[a], fit), times[b]) for a, b in ((turn, known & ~turn), (known & ~turn, turn))]
         for group in _groups(times.shape[1]):
             guess, truth = wait(expected, group), wait(times[~known], group)
             columns.append((guess, _normal(times[known], len(group)), truth))
@@ -126,16 +103,6 @@ def _score(
             whose += [keys[-1]] * len(pairs)
     guesses, naive, measured = np.array(columns).T
     return judge(keys, guesses, naive, measured, spread_of(np.array(residuals), whose))
-
-
-def _parts(known: Bools) -> list[tuple[Bools, Bools]]:
-    """(from, to) of fitted steps: stretches by turns both ways, or, where the future is asked, blocks of time."""
-    order = np.cumsum(known)
-    if not known[: order[-1]].all():
-        turn = known & (order % (2 * STRETCH) < STRETCH)
-        return [(turn, known & ~turn), (known & ~turn, turn)]
-    blocks = [known & ((order - 1) * BLOCKS // order[-1] == k) for k in range(BLOCKS)]
-    return [(a, b) for k, a in enumerate(blocks) for b in blocks[k + 1 :]]
 
 
 def _groups(workers: int) -> list[tuple[int, ...]]:

@@ -34,7 +34,7 @@ def test_a_split_depends_on_key_and_number_alone() -> None:
 
 
 def test_an_unknown_data_set_is_named() -> None:
-    with pytest.raises(ValueError, match="nothing: no such data set; allowed: dense-llm, jitter, mig"):
+    with pytest.raises(ValueError, match="nothing: no such data set; allowed: dense-llm, jitter, nccl"):
         run("nothing", DATA)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from pathlib import Path
 
 import pytest
@@ -10,24 +11,22 @@ import pytest
 from equipoise.cli import main
 from equipoise.study.validation.rows import Cells, LeftOutWarning, read_rows
 from equipoise.study.validation.score import Score, of_splits
-from equipoise.study.validation.sets import mig
+from equipoise.study.validation.sets import power_caps
 
 Capture = pytest.CaptureFixture[str]
-SHARES = {"7g.40gb": 1.0, "3g.20gb": 0.45, "1g.5gb": 0.13}
 
 
-def slices(folder: Path, workloads: int, damage: str = "") -> Path:
-    """A made-up file of MIG slices; `damage` stands in place of one measured time."""
-    path = folder / mig.FILE
+def limits(folder: Path, damage: str = "") -> Path:
+    """A made-up file of epochs under power limits; `damage` stands in place of one measured time."""
+    path = folder / power_caps.FILE
     path.parent.mkdir(parents=True)
-    with path.open("w", newline="") as file:
+    with gzip.open(path, "wt", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["slice", "workload", "batch", "median", "of_a_later_year"])
-        for k in range(workloads):
-            for name, share in SHARES.items():
-                for batch in (1, 2, 4, 8):
-                    time = damage if damage and (k, batch, share) == (0, 8, 0.13) else 0.1 * batch / share
-                    writer.writerow([name, f"model {k}", batch, time, "x"])
+        writer.writerow([*power_caps.NAMES, "power_limit", "time_per_epoch", "average_power", "of_a_later_year"])
+        for k in range(6):
+            for limit_w in (300, 250, 200):
+                epoch_s = damage if damage and (k, limit_w) == (0, 250) else 10 * 300 / limit_w
+                writer.writerow(["V100", "d", f"model {k}", 32, "adam", limit_w, epoch_s, 0.9 * limit_w, "x"])
     return folder
 
 
@@ -35,34 +34,33 @@ def slices(folder: Path, workloads: int, damage: str = "") -> Path:
     ("damage", "reason"),
     [
         ("", ""),
-        ("0", "median: '0' is not above 0 (1)"),
-        ("1_0", "median: '1_0' is not a number; write it without '_' (1)"),
-        ("n/a", "median: 'n/a' is not a number (1)"),
-        (" ", "median: ' ' is not a number (1)"),
+        ("0", "time_per_epoch: '0' is not above 0 (1)"),
+        ("1_0", "time_per_epoch: '1_0' is not a number; write it without '_' (1)"),
+        ("n/a", "time_per_epoch: 'n/a' is not a number (1)"),
+        (" ", "time_per_epoch: ' ' is not a number (1)"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_counted(tmp_path: Path, capsys: Capture, damage: str, reason: str) -> None:
-    assert main(["validate-against", "mig", "--data", str(slices(tmp_path, 6, damage))]) == 0
-    shown = capsys.readouterr()
-    assert "MIG slices" in shown.out
-    told = [line for line in shown.err.splitlines() if "rows left out" in line]
-    wanted = f"note: mig: miso_mig_iteration_times.csv: 1 of 72 rows left out: {reason}"
-    assert told == ([wanted] if reason else [])
-
-
-def test_what_was_left_out_stands_on_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    folder = slices(tmp_path, 6, "n/a")
-    assert main(["validate-against", "mig", "--data", str(folder), "--write", str(page)]) == 0
-    assert "## Rows left out\n\n- mig: miso_mig" in page.read_text()
+    told = ["--write", str(page)]
+    assert main(["validate-against", "power-caps", "--data", str(limits(tmp_path, damage)), *told]) == 0
+    shown = capsys.readouterr()
+    assert "Zeus: power at the highest limit" in shown.out
+    left = f"zeus_power_limit.csv.gz: 1 of 18 rows left out: {reason}"
+    notes = [line for line in shown.err.splitlines() if "rows left out" in line]
+    assert notes == ([f"note: power-caps: {left}"] if reason else [])
+    assert (f"## Rows left out\n\n- power-caps: {left}" in page.read_text()) == bool(reason)
 
 
 def test_no_row_that_can_be_used_is_one_line(tmp_path: Path, capsys: Capture) -> None:
-    path = slices(tmp_path, 1) / mig.FILE
-    path.write_text("slice,workload,batch,median\nwhole,a,1,1\n")
-    assert main(["validate-against", "mig", "--data", str(tmp_path)]) == 2
+    path = limits(tmp_path) / power_caps.FILE
+    with gzip.open(path, "wt") as file:
+        file.write(
+            "gpu,dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\nV,d,n,1,a,x,1,1\n"
+        )
+    assert main(["validate-against", "power-caps", "--data", str(tmp_path)]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "equipoise: mig: miso_mig_iteration_times.csv: no row can be used: slice: 'whole' is not a number (1)"
+        "equipoise: power-caps: zeus_power_limit.csv.gz: no row can be used: power_limit: 'x' is not a number (1)"
     ]
 
 
