@@ -26,7 +26,6 @@ COMMANDS = {
     "compare": ("runs.compare", "compare", "Simulate several policies on the same seeds and compare them."),
     "sweep": ("runs.sweep", "sweep", "Run a sweep file; resumes by itself."),
     "watch": ("runs.watch", "watch", "Show how far a sweep has come, and its first results."),
-    "merge": ("runs.sweep", "merge", "Put the shards of a sweep together."),
     "query": ("runs.query", "query", "Query results with SQL."),
     "calibrate": ("hardware.calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
     "predict": ("hardware.predict", "predict", "Predict a PyTorch training step on a GPU that is not here."),

@@ -8,12 +8,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
@@ -122,10 +120,10 @@ def _with_trace_changes(ctx: click.Context, parameter: click.Parameter, value: t
     return (*ctx.meta.get(__name__, ()), *value)
 
 
-def output_options(command: F, more: Sequence[str] = ()) -> F:
-    """Adds --out and --format; more: further formats."""
+def output_options(command: F) -> F:
+    """Adds --out and --format."""
     out = click.option("--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the results.")
-    kinds = click.Choice(["table", "json", "csv", *more])
+    kinds = click.Choice(["table", "json", "csv"])
     form = click.option("--format", "form", type=kinds, default="table", show_default=True)
     return out(form(command))
 
@@ -136,32 +134,6 @@ def record_options(command: F) -> F:
     timeline = flag("--timeline", help="Also record a timeline (DIR/timeline/).")
     journal = flag("--journal", help="Also record every decision with its reasons (DIR/journal.jsonl).")
     return timeline(journal(command))
-
-
-def mlflow_option(command: F) -> F:
-    """Adds --mlflow, which raises an error at once if MLflow is not installed."""
-
-    def there(ctx: click.Context, parameter: click.Parameter, experiment: str | None) -> str | None:
-        """The experiment's name. Raises click.BadParameter without MLflow."""
-        if experiment is not None and find_spec("mlflow") is None:
-            raise click.BadParameter("MLflow is not installed: pip install 'equipoise[track]'")
-        return experiment
-
-    told = "Log parameters, metrics and the report to MLflow; with --out."
-    return click.option("--mlflow", metavar="EXPERIMENT", callback=there, help=told)(command)
-
-
-def to_mlflow(out: str, experiment: str | None) -> None:
-    """Log the results and report of a folder to MLflow, if requested."""
-    if experiment is None:
-        return
-
-    from equipoise.study.report.page import make_report
-    from equipoise.study.track import track
-
-    logged = track(Path(out), experiment, [make_report(out).path])
-    runs = "1 run" if logged == 1 else f"{logged} runs"
-    note(False, f"{runs} logged to MLflow experiment {experiment!r}")
 
 
 def need_out(out: str | None, **asked: bool) -> None:

@@ -23,7 +23,7 @@ from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.sim.scenario.tree import InputError
 
 Kind = Literal["run", "comparison", "sweep", "size"]
-LEDGER, RUNS = "sweep.db", "runs"
+LEDGER, RUNS, SHARDS = "sweep.db", "runs", "shards"
 COMPARISON, MANIFEST, SUMMARY = "comparison.json", "manifest.json", "summary.json"
 SIZE, TUNE = "size.json", "tune.json"
 _MARKS = {"sweep": LEDGER, "comparison": COMPARISON, "run": MANIFEST, "size": SIZE}

@@ -73,7 +73,6 @@ LONGEST = (
     "study/runs/sweeps/test_sweep_kills.py",
     "sim/world/test_starvation.py",
     "front/test_hostile.py",
-    "study/runs/sweeps/test_sweep_launch.py",
     "calibrate/test_kernels.py",
     "calibrate/test_monitor.py",
     "policies/test_physics.py",

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from equipoise.base.json_values import plain
-from equipoise.formats.text.spreadsheet import guarded
 
 
 def as_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A header and one line per row; unknown values are empty, and no text is read as a formula by spreadsheets."""
+    """A header and one line per row; unknown values are empty."""
     text = io.StringIO()
-    cells = [["" if plain(value) is None else guarded(value) for value in row] for row in rows]
-    csv.writer(text, lineterminator="\n").writerows([list(map(guarded, names)), *cells])
+    cells = [["" if plain(value) is None else value for value in row] for row in rows]
+    csv.writer(text, lineterminator="\n").writerows([list(names), *cells])
     return text.getvalue()
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from equipoise.formats.text.columns import Ints, Text, TextBuilder
 from equipoise.formats.text.delimited import Batch, batch_of
 from equipoise.formats.text.errors import shown
-from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 
@@ -66,7 +65,7 @@ def read_csv(
     for batch in even_batches(rows, len(header), tally):
         numbers += batch.lines
         for builder, column in zip(builders, batch.columns, strict=True):
-            builder.add([unguarded(cell.strip()) for cell in column])
+            builder.add([cell.strip() for cell in column])
     texts = {column: builder.finish() for column, builder in zip(header, builders, strict=True)}
     return CsvTable(texts, np.array(numbers, dtype=np.int64), tally, file.name)
 

@@ -20,7 +20,6 @@ from equipoise.base.numerals import strict_float
 from equipoise.base.regular import TABLE_BYTES, RefusedError, read_unpacked
 from equipoise.formats.text.columns import TextBuilder
 from equipoise.formats.text.errors import FormatError
-from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
 from equipoise.sim.scenario.names import nearest
@@ -81,7 +80,7 @@ class TextTable:
     def text(self, column: str) -> list[str]:
         """A column as text, without surrounding blanks and the apostrophe that keeps it from being a formula."""
         k = self.header.index(column)
-        return [unguarded(row[k].strip()) for row in self.rows]
+        return [row[k].strip() for row in self.rows]
 
     def further(self, used: Sequence[str]) -> dict[str, Column]:
         """The columns that are none of `used` and hold something, by the names that results give them."""

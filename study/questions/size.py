@@ -38,7 +38,7 @@ from equipoise.study.questions.targets import (
     supplied,
     with_rent,
 )
-from equipoise.study.runs.engines.engine import Engine
+from equipoise.study.runs.engine import Engine
 from equipoise.study.runs.make import Progress, workers
 from equipoise.study.runs.orders import Order, Shared, orders_at
 from equipoise.study.runs.variants import policy_text

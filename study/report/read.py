@@ -42,7 +42,7 @@ def read_study(folder: str | Path) -> Study:
     if (path / LEDGER).is_file():
         return read_sweep_study(path)
     if (path / "shards").is_dir():
-        raise InputError([f"{folder}: shards of a sweep; merge them first: equipoise merge {folder}"])
+        raise InputError([f"{folder}: shards of a sweep; start it without --shard, which takes what they made"])
     if (path / MANIFEST).is_file():
         return _run(path)
     if within := sorted(child for child in path.iterdir() if (child / COMPARISON).is_file()):

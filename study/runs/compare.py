@@ -21,7 +21,6 @@ from typing import Any
 
 from equipoise.base.files import write_whole
 from equipoise.base.json_values import from_json, number, plain
-from equipoise.formats.text.spreadsheet import guarded
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import WASTE, Run, data_frame, read_parquet, undone
@@ -49,7 +48,7 @@ from equipoise.study.statistics import (
     paired_ratio,
 )
 from equipoise.study.sure import certainty_of_times, note_of
-from equipoise.study.table import Cell, Precision, as_html, as_latex, as_text
+from equipoise.study.table import Cell, Precision, as_html, as_text
 
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
@@ -270,18 +269,12 @@ class Comparison:
             content["until"] = {**asdict(self.precision), "level": self.level}
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
 
-    def as_latex(self) -> str:
-        """A table for a paper; the others against the first policy."""
-        cells = (*self.cells, *self.group_cells)
-        several = f"{len(self.seeds)} {self.unit}s, paired"
-        return as_latex(f"{self.scenario_name}: {several if len(self.seeds) > 1 else f'one {self.unit}'}", cells)
-
     def as_csv(self) -> str:
-        """One line per metric and policy; unknown values are empty, and no text is a spreadsheet formula."""
+        """One line per metric and policy; unknown values are empty."""
         text, rows = io.StringIO(), self.rows()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: "" if value != value else guarded(value) for key, value in row.items()} for row in rows)
+        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
         return text.getvalue()
 
 

@@ -18,11 +18,11 @@ from typing import Any, NoReturn, TypeVar
 
 import duckdb
 
-from equipoise.base.files import draft_of
+from equipoise.base.database import writing
+from equipoise.base.files import draft_of, replacing
 from equipoise.exit_codes import INTERRUPTED
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.export import export, zones_as_text
-from equipoise.study.runs.store import connect
+from equipoise.study.runs.store import connect, quoted
 from equipoise.study.runs.views import text
 
 T = TypeVar("T")
@@ -31,15 +31,22 @@ MEMORY_BYTES = 4 * 2**30
 """Memory limit of a query; DuckDB spills to disk beyond half of it."""
 _ROWS_AT_ONCE = 10_000
 
+FORMATS = {".csv": "FORMAT csv, HEADER", ".json": "FORMAT json, ARRAY", ".parquet": "FORMAT parquet, COMPRESSION zstd"}
+"""How DuckDB writes a file, by its suffix."""
+
 Rows = tuple[list[str], list[tuple[Any, ...]]]
+
+
+class TableExportError(RuntimeError):
+    """A file cannot be written; the message is one line."""
 
 
 def ask(folder: Path, sql: str, to: Path | None = None, *, allow_files: bool = False) -> Rows:
     """(names, rows) of a query over a sweep, a comparison or a run; empty when written to the file `to`.
 
     allow_files: any SQL, including access to other files. Raises InputError for a statement that is not allowed or
-    empty, duckdb.Error for wrong SQL or too little memory, ExportError when `to` cannot be written. Ctrl-C ends the
-    process.
+    empty, duckdb.Error for wrong SQL or too little memory, TableExportError when `to` cannot be written. Ctrl-C ends
+    the process.
     """
     folder = folder.resolve() if folder.is_dir() else folder
     with connect(folder) as connection, memory_at_most(MEMORY_BYTES):
@@ -95,6 +102,39 @@ def _made(connection: duckdb.DuckDBPyConnection, sql: str, to: Path | None) -> R
     while part := cursor.fetchmany(_ROWS_AT_ONCE):
         rows += part
     return [column[0] for column in cursor.description or []], rows
+
+
+def export(connection: duckdb.DuckDBPyConnection, sql: str, target: Path) -> None:
+    """Write the result of `sql` to `target`, through a temporary file; the suffix sets the format.
+
+    Raises InputError for an unknown suffix or a statement without a result, TableExportError when the file cannot be
+    written, duckdb.Error for wrong SQL.
+    """
+    if (options := FORMATS.get(target.suffix.lower())) is None:
+        raise InputError([f"--to {target}: the name must end in {', '.join(FORMATS)}"])
+    relation = connection.sql(sql)
+    if relation is None:
+        raise InputError(["SQL: this statement has no result; write SELECT ..."])
+    try:
+        with replacing(target) as draft, writing(draft):
+            connection.execute(f"COPY ({relation.sql_query()}) TO {text(draft)} ({options})")
+    except OSError as error:
+        raise TableExportError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
+def zones_as_text(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """The query with time zone times as text, because DuckDB needs pytz to make Python objects of them."""
+    if connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
+        return sql
+    relation = connection.sql(sql)
+    zoned = ["TIMESTAMP WITH TIME ZONE" in str(kind) for kind in relation.types]
+    if not any(zoned):
+        return sql
+    shown = [
+        f"CAST(#{k} AS VARCHAR) AS {quoted(name)}" if cast else f"#{k}"
+        for k, (name, cast) in enumerate(zip(relation.columns, zoned, strict=True), start=1)
+    ]
+    return f"SELECT {', '.join(shown)} FROM ({relation.sql_query()})"
 
 
 def interruptible(work: Callable[[], T], left_over: Path | None = None) -> T:

@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,11 +25,10 @@ from equipoise.sim.loading.file import ScenarioFile, read_scenario, scenario_fil
 from equipoise.sim.record import Run, versions
 from equipoise.sim.run import is_random, run
 from equipoise.sim.scenario.tree import InputError, Tree, read_text, read_tree
-from equipoise.study.folders import LEDGER, RUNS, check_free
+from equipoise.study.folders import LEDGER, RUNS, SHARDS, check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at, trace_at
-from equipoise.study.runs.shards import FOLDER, ShardFile
-from equipoise.study.runs.store import PARQUET, Store, ledger_with_copy, only_writer
+from equipoise.study.runs.store import PARQUET, Ledger, ledger_with_copy, only_writer
 from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, place_of, read_sweep, what_can_be_read
 from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points
 
@@ -53,14 +51,13 @@ class SweepOutcome:
 class SweepOptions:
     """How to make a sweep.
 
-    jobs: processes here. dask: address of a scheduler instead. shard: (i, n), make the i-th of n parts.
+    jobs: processes. shard: (i, n), make the i-th of n parts.
     fresh: delete existing results. retry: make failed runs again. keep: write a run directory per run. timeline:
     also keep the timeline in each run directory. until: a condition as in study.runs.until; each point gets seeds,
     from the file's `seeds` up to `max_seeds`, until it holds there. policies: in place of the file's.
     """
 
     jobs: int = 1
-    dask: str | None = None
     shard: tuple[int, int] | None = None
     fresh: bool = False
     retry: bool = False
@@ -90,17 +87,18 @@ def sweep(
     unsure: tuple[int, ...] = ()
     keep = (out / RUNS).resolve() if options.keep else None
     shared = replace(shared, runner=runner, keep=keep, timeline=options.timeline)
-    how = How(options.jobs, options.dask, options.retry, progress, _label)
-    lock = "sweep.lock" if options.shard is None else f"shard-{options.shard[0]}-of-{options.shard[1]}.lock"
-    with only_writer(out, lock):
+    how = How(options.jobs, options.retry, progress, _label)
+    folder = out if options.shard is None else out / SHARDS / "{}-of-{}".format(*options.shard)
+    with only_writer(folder):
         if options.fresh:
-            forget(out, options.shard)
-        with _store(out, options.shard) as store:
+            forget(folder)
+        with ledger_with_copy(folder) as store:
             if away := store.keep_only(order.id for order in orders):
                 notes.append(f"{away} runs of an earlier file or earlier code were set aside")
             store.set_about(**_about(file, until), scenario=orders[0].scenario)
-            if options.shard is None:
-                store.set_about(planned=str(len(orders)))
+            store.set_about(planned=str(len(orders)))
+            if options.shard is None and not options.fresh:
+                take_shards(store, out, {order.id for order in orders})
             chosen, made = make(store, orders, shared, how, until)
             if until is not None:
                 store.keep_only(order.id for order in chosen)
@@ -284,21 +282,24 @@ def _override(key: str, value: object) -> str:
     return f"{key}={json.dumps(value)}"
 
 
+def take_shards(store: Ledger, out: Path, planned: set[str]) -> None:
+    """Take the planned runs that shards in `out` have made and the ledger lacks, or has as failed."""
+    for path in sorted((out / SHARDS).glob(f"*/{LEDGER}")):
+        known = store.status()
+        with Ledger(path.parent) as shard:
+            made = [row for row in shard.rows() if row["id"] in planned]
+        missing = [row for row in made if row["id"] not in known]
+        better = [row for row in made if row["status"] == "done" and known.get(row["id"], ("", 0))[0] == "failed"]
+        store.put_all(missing + better)
+
+
 def of_shard(orders: Sequence[Order], shard: int, shards: int) -> Iterator[Order]:
     """Every `shards`-th order, beginning with the `shard`-th (from 1), so that shards are alike in size."""
     yield from orders[shard - 1 :: shards]
 
 
-def _store(out: Path, shard: tuple[int, int] | None) -> AbstractContextManager[Store]:
-    return ledger_with_copy(out) if shard is None else ShardFile(out, *shard)
-
-
-def forget(out: Path, shard: tuple[int, int] | None) -> None:
-    """Delete the results of an earlier sweep (or of this shard) in `out`."""
-    if shard is not None:
-        for kind in ("jsonl", "former"):
-            (out / FOLDER / f"shard-{shard[0]}-of-{shard[1]}.{kind}").unlink(missing_ok=True)
-        return
+def forget(out: Path) -> None:
+    """Delete the results of an earlier sweep, or of a shard, in its folder."""
     for name in (LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", PARQUET):
         (out / name).unlink(missing_ok=True)
     for folder in (out / RUNS).glob("*"):

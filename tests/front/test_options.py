@@ -9,7 +9,7 @@ import pytest
 from equipoise.cli import cli, main
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.study.questions.tune import ParameterRange, ParameterSearch, tune
-from equipoise.study.runs.engines.engine import EngineError
+from equipoise.study.runs.engine import EngineError
 from equipoise.study.runs.make import How
 
 

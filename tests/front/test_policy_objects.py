@@ -14,7 +14,7 @@ from equipoise.policies.contract import Allocation, AllocationStage, Policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.record import MissingError
 from equipoise.sim.run import RunFailed
-from equipoise.study.runs.engines.engine import EngineError
+from equipoise.study.runs.engine import EngineError
 from equipoise.study.runs.sweep import SweepOptions
 from equipoise.study.runs.sweep import sweep as make_sweep
 

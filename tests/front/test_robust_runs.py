@@ -388,7 +388,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (f"run case.yaml --out {300 * 'x'}", "File name too long: 300 characters between slashes"),
         (f"query --out run 'select 1' --to {300 * 'x'}.csv", "File name too long"),
-        ("sweep sweep.yaml --out swept --dask nope", "nope: is not an address such as tcp://host:8786"),
         ("report damaged", "too small to be a Parquet file"),
     ],
 )

@@ -50,7 +50,7 @@ COMMANDS = {
     "compare more": "compare case.yaml --policy fifo --policy sjf --seeds 3 --out compared",
     "sweep": "sweep sweep.yaml --out new --keep",
     "shard": "sweep sweep.yaml --out new --shard 1/2",
-    "merge": "merge shards",
+    "sweep of shards": "sweep sweep.yaml --out shards",
     "sensitivity": "sensitivity case.yaml --vary noise.step_cov=0..0.3 --out new",
     "tune": "tune case.yaml --vary decide.every_steps=10,20 --trials 2 --seeds 1 --fresh 2 --out new",
     "fit-workload": "fit-workload trace.csv --out workload.yaml",
@@ -64,7 +64,7 @@ COMMANDS = {
     "timeline": "timeline kept",
     "timeline of steps": "replay steps.csv --timeline step.json.gz",
     "query parquet": "query --out compared --to rows.parquet FROM\tjobs",
-    "query xlsx": "query --out compared --to rows.xlsx FROM\truns",
+    "query csv": "query --out compared --to rows.csv FROM\truns",
     "export": "export case.yaml --out policy.yaml",
     "import": "import slurm.conf gres.conf --out site.yaml",
     "twin": "twin live --scenario twin.yaml",
@@ -128,9 +128,6 @@ def _held(path: Path) -> Any:
         return [_timeless(row) for row in rows]
     if path.suffix == ".json":
         return _timeless(json.loads(path.read_text()))
-    if path.suffix == ".jsonl" and "shard" in path.name:
-        rows = map(json.loads, path.read_text().splitlines())
-        return sorted((_timeless(row) for row in rows), key=lambda row: row["id"])
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 

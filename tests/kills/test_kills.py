@@ -26,7 +26,7 @@ HOW_ENDED = {
     signal.SIGTERM: (0, TERMINATED, INTERRUPTED, -signal.SIGTERM),
     signal.SIGKILL: (0, -signal.SIGKILL),
 }
-FEW = ("run over another", "compare more", "shard", "query xlsx", "import")
+FEW = ("run over another", "compare more", "shard", "query csv", "import")
 KEPT = ("case.yaml", "sweep.yaml", "slurm.conf", "live/manifest.json", "compared/comparison.json")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.named import path_of
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("dist", "report")
+EXTRAS = ("report",)
 TESTS = (
     "cli",
     "exit_codes",
@@ -29,7 +29,6 @@ TESTS = (
     "damaged",
     "export_rows",
     "sweep",
-    "sweep_dask",
     "report",
     "small_sums",
 )

@@ -15,7 +15,6 @@ import click
 from equipoise.base.files import replacing, write_whole
 from equipoise.base.json_values import plain
 from equipoise.exit_codes import OK
-from equipoise.formats.text.spreadsheet import guarded
 from equipoise.options import WrongInputError, common, say
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def _write_rows(lines: list[Line], target: Path) -> None:
                 continue
             p = one.points
             for row in zip(p.keys, p.predicted, p.low, p.high, p.measured, strict=True):
-                writer.writerow([guarded(one.what), guarded(row[0]), *(f"{v:.6g}" for v in row[1:])])
+                writer.writerow([one.what, row[0], *(f"{v:.6g}" for v in row[1:])])
 
 
 def _as_json(lines: list[Line]) -> str:

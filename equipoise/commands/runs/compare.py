@@ -21,7 +21,6 @@ from equipoise.options import (
     KEPT,
     CommandState,
     common,
-    mlflow_option,
     need_out,
     note,
     output_options,
@@ -29,7 +28,6 @@ from equipoise.options import (
     progress,
     record_options,
     scenario_options,
-    to_mlflow,
     writable,
 )
 from equipoise.policies.registry import make_policy
@@ -72,9 +70,8 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
     help="Also by group of jobs: gpus, ran_on, class, user, account, queue or partition; may be repeated.",
 )
 @click.option("--jobs", type=IntRange(min=1), default=1, show_default=True, help="Processes.")
-@partial(output_options, more=("latex",))
+@output_options
 @record_options
-@mlflow_option
 @common
 @pass_state
 def compare(
@@ -92,7 +89,6 @@ def compare(
     form: str,
     timeline: bool,
     journal: bool,
-    mlflow: str | None,
 ) -> int:
     """Simulate SCENARIO under several policies, with the same arrivals, faults and noise for each.
 
@@ -100,7 +96,7 @@ def compare(
     """
     from equipoise import api
 
-    need_out(out, timeline=timeline, journal=journal, mlflow=mlflow is not None)
+    need_out(out, timeline=timeline, journal=journal)
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
     if double:
         raise click.UsageError(f"policy {double[0]!r} is named twice")
@@ -145,8 +141,6 @@ def compare(
         else:
             note(state.quiet, *lines)
     note(False, *(f"equipoise: {text}" for one in made.values() for text in one.failures))
-    if out is not None:
-        to_mlflow(out, mlflow)
     if any(one.failures for one in made.values()):
         return SOME_FAILED
     met = all(one.precision is None or one.precision.met for one in made.values())
@@ -197,10 +191,7 @@ def _print(made: dict[str, Comparison], several: bool, form: str, state: Command
         sys.stdout.write(printable("\n".join(one.as_table(width) for one in tables.values())))
         return
     note(state.quiet, *dict.fromkeys(f"note: {text}" for one in made.values() for text in one.notes))
-    if form == "latex":
-        last = [tables["all scenarios"]] if several else tables.values()
-        sys.stdout.write("\n".join(one.as_latex() for one in last))
-    elif len(tables) == 1:
+    if len(tables) == 1:
         (only,) = made.values()
         sys.stdout.write(only.as_json() if form == "json" else only.as_csv())
     elif form == "json":

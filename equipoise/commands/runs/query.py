@@ -32,10 +32,7 @@ _BARE_USER = re.compile(r"""(?<![\w."])user(?![\w"(])""", re.IGNORECASE)
 )
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @click.option(
-    "--to",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="Write a file instead: .csv, .json, .parquet or .xlsx (Excel).",
+    "--to", metavar="FILE", type=click.Path(dir_okay=False), help="Write a file instead: .csv, .json or .parquet."
 )
 @click.option("--allow-files", is_flag=True, help="Allow any SQL, including SQL that reads or writes other files.")
 @common
@@ -62,7 +59,7 @@ def query(
         click.echo(render(("of", "hash, version or value"), identity_of(Path(out), str(run)), form), nl=False)
         return OK
     if to is not None:
-        check_target(to, (".csv", ".json", ".parquet", ".xlsx"))
+        check_target(to, (".csv", ".json", ".parquet"))
     try:
         names, rows = ask(Path(out), sql, None if to is None else Path(to), allow_files=allow_files)
     except duckdb.Error as error:

@@ -20,7 +20,6 @@ from equipoise.options import (
     CommandState,
     common,
     interruptible,
-    mlflow_option,
     need_out,
     note,
     output_options,
@@ -28,7 +27,6 @@ from equipoise.options import (
     progress,
     record_options,
     scenario_options,
-    to_mlflow,
     writable,
 )
 from equipoise.policies.registry import make_policy
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 @click.option("--seed", type=IntRange(min=0), help="Seed of the run. Default: the scenario's.")
 @output_options
 @record_options
-@mlflow_option
 @common
 @pass_state
 def run(
@@ -58,14 +55,13 @@ def run(
     form: str,
     timeline: bool,
     journal: bool,
-    mlflow: str | None,
 ) -> int:
     """Simulate SCENARIO under one policy and print the result."""
     from equipoise import api
     from equipoise.sim.run import RunFailed, RunInterrupted
     from equipoise.study.folders import only_run
 
-    need_out(out, timeline=timeline, journal=journal, mlflow=mlflow is not None)
+    need_out(out, timeline=timeline, journal=journal)
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
     chosen = None if policy is None else make_policy(policy)
@@ -102,8 +98,6 @@ def run(
         what = "interrupted" if code == INTERRUPTED else f"run failed: {why}"
         kept = "" if out is None else f"; records up to this time are in {api.unfinished(Path(out))}"
         note(False, f"equipoise: {what} at {made.totals['end_s']:.6g} s simulated{kept}")
-    elif out is not None:
-        to_mlflow(out, mlflow)
     return code
 
 

@@ -1,4 +1,4 @@
-"""sweep, merge: run a sweep file, here or in shards on many machines."""
+"""sweep: run a sweep file, here or in shards on many machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equipoise.base.numerals import is_index
 from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
-from equipoise.options import KEPT, CommandState, common, mlflow_option, note, pass_state, progress, say, to_mlflow
+from equipoise.options import KEPT, CommandState, common, note, pass_state, progress, say
 
 if TYPE_CHECKING:
     from equipoise.study.runs.sweep import SweepOutcome
@@ -33,18 +33,12 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.argument("file", metavar="SWEEP.yaml", type=click.Path(dir_okay=False))
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Folder for the results.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes here.")
-@click.option("--dask", metavar="ADDRESS", help="Use this Dask scheduler; 'local' starts one here.")
-@click.option("--shard", metavar="I/N", callback=_shard, help="Run only the I-th of N parts (then: merge).")
+@click.option("--shard", metavar="I/N", callback=_shard, help="Run only the I-th of N parts.")
 @click.option("--fresh", is_flag=True, help="Discard the runs in OUT and start anew. Default: keep them.")
 @click.option("--retry", is_flag=True, help="Run failed runs again.")
 @click.option("--keep", is_flag=True, help="Keep a run directory per run, in OUT/runs/ID/.")
 @click.option("--timeline", is_flag=True, help="With --keep: keep timelines as well.")
 @until_options
-@click.option("--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for --shards parts.")
-@click.option("--shards", type=IntRange(1), default=16, show_default=True, help="With --launch.")
-@click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
-@click.option("--claim", default="CLAIM", show_default=True, help="With --launch k8s: volume claim.")
-@mlflow_option
 @click.option("--dry-run", is_flag=True, help="Only show how many runs there are.")
 @common
 @pass_state
@@ -53,7 +47,6 @@ def sweep(
     file: str,
     out: str,
     jobs: int,
-    dask: str | None,
     shard: tuple[int, int] | None,
     fresh: bool,
     retry: bool,
@@ -61,31 +54,20 @@ def sweep(
     timeline: bool,
     until: str | None,
     max_seeds: int,
-    launch: str | None,
-    shards: int,
-    image: str,
-    claim: str,
-    mlflow: str | None,
     dry_run: bool,
 ) -> int:
-    """Run every point of SWEEP.yaml; a second start runs only the missing ones.
+    """Run every point of SWEEP.yaml; a second start runs only what it and its shards have not made.
 
     Exit code 3 when some runs failed: they are listed, and rerun with
     --retry. Exit code 5 when --until is not reached at every point.
     """
-    from equipoise.study.runs.launch import FORMS, SweepLaunch
     from equipoise.study.runs.sweep import SweepOptions, planned
     from equipoise.study.runs.sweep import sweep as make
 
     path = Path(file)
     if timeline and not keep:
         raise click.UsageError("--timeline needs --keep")
-    options = SweepOptions(jobs, dask, shard, fresh, retry, keep, timeline, until, max_seeds)
-    if launch is not None:
-        planned(path, options)  # report errors in the sweep here, not on sixteen machines
-        given = _kept_options(keep, timeline, retry, until, max_seeds)
-        say(FORMS[launch](SweepLaunch(file, out, shards, jobs, given, image, claim)), nl=False)
-        return OK
+    options = SweepOptions(jobs, shard, fresh, retry, keep, timeline, until, max_seeds)
     if dry_run:
         orders, _, notes, _ = planned(path, options)
         most = "" if until is None else "at most "
@@ -100,17 +82,9 @@ def sweep(
         raise
     note(state.quiet, *(f"note: {text}" for text in outcome.notes))
     say(_summary(outcome, out))
-    to_mlflow(out, mlflow)
     if outcome.failed:
         return SOME_FAILED
     return OUTSIDE if outcome.unsure else OK
-
-
-def _kept_options(keep: bool, timeline: bool, retry: bool, until: str | None, max_seeds: int) -> tuple[str, ...]:
-    """Options of the sweep that every shard needs as well."""
-    flags = {"--keep": keep, "--timeline": timeline, "--retry": retry}
-    chosen = [name for name, value in flags.items() if value]
-    return (*chosen, *(("--until", until, "--max-seeds", str(max_seeds)) if until is not None else ()))
 
 
 def _summary(outcome: SweepOutcome, out: str) -> str:
@@ -121,20 +95,3 @@ def _summary(outcome: SweepOutcome, out: str) -> str:
     if len(outcome.failed) > _FAILURES_SHOWN:
         lines.append(f"failed: and {len(outcome.failed) - _FAILURES_SHOWN} more (table runs, status 'failed')")
     return "\n".join(lines)
-
-
-@click.command()
-@click.argument("folders", metavar="OUT [DIR]...", nargs=-1, required=True, type=click.Path(file_okay=False))
-@common
-@pass_state
-def merge(state: CommandState, folders: tuple[str, ...]) -> int:
-    """Merge the shards in OUT and in each DIR into OUT/sweep.db.
-
-    Exit code 3 when runs failed or shards are missing.
-    """
-    from equipoise.study.runs.shards import merge as join
-
-    done, failed, notes = join(Path(folders[0]), [Path(folder) for folder in folders])
-    say(f"{done + failed} runs in {folders[0]}: {failed} failed")
-    note(state.quiet, *(f"note: {text}" for text in notes))
-    return SOME_FAILED if failed or notes else OK

@@ -188,7 +188,7 @@ def test_a_failed_run_says_why(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda p: None, "no results here; a run (manifest.json), a comparison (comparison.json) or a sweep"),
-        (lambda p: (p / "shards").mkdir(), "merge them first: equipoise merge"),
+        (lambda p: (p / "shards").mkdir(), "shards of a sweep"),
         (lambda p: (p / "comparison.json").write_text("{"), "comparison.json: is damaged"),
         (lambda p: (p / "comparison.json").write_text('{"policies": 3}'), "is damaged: TypeError"),
         (lambda p: (p / "sweep.db").write_text("no database, only text" * 100), "sweep.db: cannot be read"),

@@ -17,7 +17,6 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs import compare as compare_module
 from equipoise.study.runs.compare import Comparison, compare, is_random
-from equipoise.study.table import as_latex
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
 
@@ -158,7 +157,7 @@ def test_json_and_csv_hold_the_same_numbers(comparison):
     assert content["bound"]["makespan_s"] == 150.0
 
 
-def test_differences_are_tested_and_stand_in_a_table_for_papers(comparison):
+def test_differences_are_tested(comparison):
     noise = np.random.default_rng(1).lognormal(0.0, 0.2, len(comparison.results))
     results = [
         replace(r, metrics={**r.metrics, "makespan_s": r.metrics["makespan_s"] * factor})
@@ -170,18 +169,6 @@ def test_differences_are_tested_and_stand_in_a_table_for_papers(comparison):
     assert found.effect == pytest.approx(logs.mean() / logs.std(ddof=1))
     assert found.p == pytest.approx(ttest_rel(np.log(mine), np.log(first)).pvalue)
     assert math.isnan(cell(noisy, "makespan_s", "fifo").p)
-    text = as_latex("90 % of it", [replace(found, policy="first", p=math.nan), replace(found, policy="a_b", p=0.001)])
-    assert r"90 \% of it" in text
-    assert r"a\_b" in text
-    assert text.count("$^{**}$") == 1
-    for seeds, said in ((1, "one seed"), (2, "2 seeds, paired")):
-        made = compare(scenario(), ["fifo", "sjf"], seeds, runner=fake_run)
-        assert rf": {said}}}" in made.as_latex()
-    part = as_latex("t", [replace(found, metric="idle_late_ratio", policy="first")])
-    assert "\n\\quad after last arrival &" in part, "a part of idle, which stands above it"
-    hostile = as_latex("\\input{/etc/passwd} ~^ $x$ \x1b[2J\n%", [replace(found, policy="first")])
-    written = r"\caption{\textbackslash{}input\{/etc/passwd\} \textasciitilde{}\textasciicircum{} \$x\$ "
-    assert written + r"\textbackslash{}x1b[2J \%}" in hostile
 
 
 def test_a_row_gives_the_same_result_from_memory_and_from_a_ledger(tmp_path):

@@ -12,8 +12,8 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.read import read_trace
 from equipoise.study.folders import check_free, kind_of
 from equipoise.study.report.page import make_report
+from equipoise.study.runs import processes
 from equipoise.study.runs.compare import EveryPolicyFailed, compare
-from equipoise.study.runs.engines import processes
 from equipoise.study.runs.make import _at_most
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps.sweep_helpers import run_folder

@@ -1,33 +1,22 @@
-import csv
 import dataclasses
-import importlib.util
 import json
 import re
-import zipfile
-from xml.etree import ElementTree
 
 import duckdb
 import pytest
 
 from equipoise.base.database import own_database
 from equipoise.cli import main
-from equipoise.commands.tables import as_csv
-from equipoise.formats.text.spreadsheet import unguarded
 from equipoise.sim.run import RunFailed, run
 from equipoise.sim.scenario.model import Scenario
-from equipoise.sim.traces.read import read_trace
-from equipoise.study.runs import export as export_module
 from equipoise.study.runs.compare import compare
-from equipoise.study.runs.export import TableExportError, export
+from equipoise.study.runs.query import export
 from equipoise.study.runs.store import Ledger, connect
 from equipoise.study.runs.sweep import SweepOptions, sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
 
 ROWS = [("a", "=1+2", 0.25, 3, None), ("b", "https://example.org", float("nan"), -4, True)]
-HAS_EXCEL = importlib.util.find_spec("xlsxwriter") is not None
-needs_excel = pytest.mark.skipif(not HAS_EXCEL, reason="XlsxWriter is not installed")
-_NS = {"m": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
 
 
 @pytest.fixture
@@ -39,56 +28,6 @@ def table():
     connection.close()
 
 
-def cells_of(path):
-    """Cells of the first sheet by name: text, number or bool."""
-    with zipfile.ZipFile(path) as archive:
-        sheet = ElementTree.fromstring(archive.read("xl/worksheets/sheet1.xml"))
-    found = {}
-    for cell in sheet.iterfind(".//m:c", _NS):
-        assert cell.find("m:f", _NS) is None, "a formula"
-        if cell.get("t") == "inlineStr":
-            found[cell.get("r")] = cell.find(".//m:t", _NS).text
-        else:
-            value = cell.find("m:v", _NS).text
-            found[cell.get("r")] = bool(int(value)) if cell.get("t") == "b" else float(value)
-    return found
-
-
-@needs_excel
-def test_a_workbook_holds_the_rows_as_they_are(table, tmp_path):
-    export(table, "SELECT * FROM t ORDER BY id", tmp_path / "t.xlsx")
-    assert cells_of(tmp_path / "t.xlsx") == {
-        "A1": "id",
-        "B1": "words",
-        "C1": "share",
-        "D1": "n",
-        "E1": "flag",
-        "A2": "a",
-        "B2": "=1+2",
-        "C2": 0.25,
-        "D2": 3.0,
-        "A3": "b",
-        "B3": "https://example.org",
-        "D3": -4.0,
-        "E3": True,
-    }
-    again = tmp_path / "again.xlsx"
-    export(table, "SELECT * FROM t ORDER BY id", again)
-    assert again.read_bytes() == (tmp_path / "t.xlsx").read_bytes()
-
-
-@needs_excel
-def test_a_sheet_that_is_too_small_is_an_error_and_leaves_no_file(table, tmp_path, monkeypatch):
-    monkeypatch.setattr(export_module, "ROWS_MOST", 3)
-    export(table, "SELECT * FROM t", tmp_path / "two.xlsx")
-    with pytest.raises(TableExportError, match=r"more than 2 rows.*\.csv or \.parquet"):
-        export(table, "SELECT * FROM t UNION ALL SELECT * FROM t", tmp_path / "four.xlsx")
-    monkeypatch.setattr(export_module, "COLUMNS_MOST", 4)
-    with pytest.raises(TableExportError, match="5 columns; a sheet holds 4"):
-        export(table, "SELECT * FROM t", tmp_path / "wide.xlsx")
-    assert [path.name for path in tmp_path.iterdir()] == ["two.xlsx"]
-
-
 def test_csv_json_and_parquet(table, tmp_path):
     for kind in ("csv", "json", "parquet"):
         export(table, "SELECT id, n, flag FROM t ORDER BY id", tmp_path / f"t.{kind}")
@@ -96,44 +35,6 @@ def test_csv_json_and_parquet(table, tmp_path):
     assert json.loads((tmp_path / "t.json").read_text())[1] == {"id": "b", "n": -4, "flag": True}
     back = duckdb.execute(f"SELECT * FROM read_parquet('{tmp_path / 't.parquet'}') ORDER BY id").fetchall()
     assert back == [("a", 3, None), ("b", -4, True)]
-
-
-NAMES = ("=1+2", "+A1", "-A1", "@SUM(A1)", "\t=1", "'=1", "''=1", "＝1+2", "-", "--x", '=A1,"b"', "@\n=2")
-PLAIN = ("-4", "+1.5e-3", "a=1", "'a", "", "u-1")
-
-
-def test_a_name_in_csv_is_no_formula_and_comes_back(table, tmp_path):
-    table.execute("CREATE TABLE names (k INTEGER, name VARCHAR, kind ENUM('=x', 'y'), n DOUBLE)")
-    rows = [[k, name, "=x", -float(k)] for k, name in enumerate((*NAMES, *PLAIN))]
-    table.executemany("INSERT INTO names VALUES (?, ?, ?, ?)", rows)
-    target = tmp_path / "names.csv"
-    export(table, 'SELECT *, 1 AS "=y" FROM names ORDER BY k', target)
-    with target.open(newline="") as file:
-        head, *written = csv.reader(file)
-    assert head == ["k", "name", "kind", "n", "'=y"]
-    assert [row[1] for row in written] == [*(f"'{name}" for name in NAMES), *PLAIN]
-    assert [row[3] for row in written[:3]] == ["-0.0", "-1.0", "-2.0"]  # numbers are no formulas
-    assert {row[2] for row in written} == {"'=x"}
-    printed = list(csv.reader(as_csv(["k", "name", "kind", "n"], rows).splitlines(keepends=True)))
-    assert [row[:3] for row in printed[1:]] == [row[:3] for row in written]
-    stripped = [name.strip() for name in (*NAMES, *PLAIN)]  # readers take no notice of blanks at the ends
-    assert [unguarded(row[1]).strip() for row in written] == stripped
-
-
-def test_jobs_written_to_csv_are_read_as_a_trace_again(table, tmp_path):
-    table.execute(
-        "CREATE TABLE jobs AS SELECT * FROM (VALUES ('=a', '@eve', 0.0), ('b', '-bob', 5.0)) "
-        'AS t(job_id, "user", arrival_s)'
-    )
-    target = tmp_path / "jobs.csv"
-    export(table, "SELECT *, 1 AS gpus, 60.0 AS duration_s FROM jobs ORDER BY arrival_s", target)
-    assert "'=a,'@eve" in target.read_text()
-    trace = read_trace(target)
-    assert [trace.name_of(row) for row in range(2)] == ["=a", "b"]
-    assert list(trace.columns["user"]) == ["@eve", "-bob"]
-    columns = {"id": "job_id", "arrival": "arrival_s", "gpus": "gpus", "duration": "duration_s", "user": "user"}
-    named = read_trace(target, columns=columns)
-    assert list(named.columns["user"]) == ["@eve", "-bob"]
 
 
 @pytest.fixture(scope="module")
@@ -230,9 +131,6 @@ def test_command_line(kept, tmp_path, capsys):
     assert target.read_text() == "policy,n\nfifo,2\nsjf,2\n"
     assert main(["query", sql, "--out", str(kept), "--to", str(tmp_path / "t.doc")]) == 2
     assert main(["query", "SELECT nope FROM runs", "--out", str(kept), "--to", str(target)]) == 2
-    if HAS_EXCEL:
-        assert main(["query", sql, "--out", str(kept), "--to", str(tmp_path / "t.xlsx")]) == 0
-        assert cells_of(tmp_path / "t.xlsx")["B3"] == 2.0
     file = write_sweep(tmp_path / "s", seeds=1)
     assert main(["sweep", str(file), "--out", str(tmp_path / "o"), "--timeline"]) == 2
     assert "--timeline needs --keep" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_groups_sum_to_all_and_are_the_same_from_memory_and_disk(traces):
         api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=("size",))
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "latex"])
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
 def test_the_command_has_a_table_for_each_trace_and_one_for_all(traces, capsys, form):
     line = ["compare", str(traces / "x.yaml"), "--policy", "fifo", "--policy", "srtf", "--seeds", "2", "--by", "user"]
     files = [x for k in range(3) for x in ("--trace", str(traces / f"t{k}.csv"))]

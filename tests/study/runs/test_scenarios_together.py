@@ -129,7 +129,7 @@ def test_a_table_for_programs(together):
     assert len(content["rows"]) == len(together.lines)
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "latex"])
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
 def test_the_command_compares_several_scenarios(files, tmp_path, capsys, form):
     line = ["compare", str(files / "small.yaml"), str(files / "sure.yaml"), "--policy", "fifo", "--policy", "las"]
     assert main([*line, "--seeds", "2", "--format", form, "--out", str(tmp_path / "out"), "-q"]) == 0
@@ -139,9 +139,6 @@ def test_the_command_compares_several_scenarios(files, tmp_path, capsys, form):
         assert any(row["scenario"] == SEEDS for row in json.loads(out)["tables"]["all scenarios"]["rows"])
     elif form == "csv":
         assert out.splitlines()[0].startswith("metric,scenario,policy,pairs,mean")
-    elif form == "latex":
-        assert out.count(r"\begin{table}") == 1
-        assert SEEDS in out
     else:
         assert out.count("completion mean") == 3
     assert (tmp_path / "out" / "small" / "comparison.json").is_file()

@@ -4,7 +4,6 @@ import sqlite3
 import pytest
 
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.shards import ShardFile, merge
 from equipoise.study.runs.store import Ledger, StoreError, connect, only_writer
 
 
@@ -83,29 +82,3 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 def test_no_sweep_to_query(tmp_path):
     with pytest.raises(InputError, match="no sweep, comparison or run here"):
         connect(tmp_path)
-
-
-def test_merge_prefers_done_and_names_missing_shards(tmp_path):
-    with ShardFile(tmp_path / "x", 1, 3) as shard:
-        shard.put(row("a", status="failed", error="bad"))
-        shard.put(row("b", number=1))
-        shard.set_about(plan="p")
-    with ShardFile(tmp_path / "y", 2, 3) as shard:
-        shard.put(row("a"))
-        shard.set_about(plan="p")
-    assert (tmp_path / "y" / "shards" / "about.json").read_text() == '{\n  "plan": "p"\n}\n'
-    assert merge(tmp_path / "x", [tmp_path / "x", tmp_path / "y"]) == (2, 0, ["shards missing of 3: 3"])
-    with Ledger(tmp_path / "x") as ledger:
-        assert [(r["id"], r["status"]) for r in ledger.rows()] == [("a", "done"), ("b", "done")]
-        assert ledger.about() == {"plan": "p"}
-
-
-def test_shards_of_different_sweeps_are_not_merged(tmp_path):
-    for name in ("x", "y"):
-        with ShardFile(tmp_path / name, 1, 1) as shard:
-            shard.put(row(name))
-            shard.set_about(plan=name)
-    with pytest.raises(InputError, match="different sweeps"):
-        merge(tmp_path / "z", [tmp_path / "x", tmp_path / "y"])
-    with pytest.raises(InputError, match="here"):
-        merge(tmp_path / "z", [tmp_path])

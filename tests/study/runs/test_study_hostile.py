@@ -22,9 +22,9 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import only_run
 from equipoise.study.questions.size import SIZES_MOST, read_vary
+from equipoise.study.runs import processes
 from equipoise.study.runs.compare import compare
-from equipoise.study.runs.engines import processes
-from equipoise.study.runs.engines.engine import EngineError
+from equipoise.study.runs.engine import EngineError
 from equipoise.study.runs.store import connect
 from equipoise.study.runs.sweep import SweepOptions, sweep
 from equipoise.study.runs.sweep_spec import RUNS_MOST, read_sweep
@@ -87,7 +87,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *said: str
 
 
 @pytest.mark.parametrize("sql", ["", ";", "  ", "-- nothing"])
-@pytest.mark.parametrize("to", [None, "x.csv", "x.xlsx"])
+@pytest.mark.parametrize("to", [None, "x.csv"])
 def test_an_empty_question(sql: str, to: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep(write_sweep(tmp_path, seeds=1), tmp_path / "out", runner=quick)
     more = [] if to is None else ["--to", str(tmp_path / to)]

@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from equipoise.study.runs.engines.engine import EngineError
+from equipoise.study.runs.engine import EngineError
 from equipoise.study.runs.store import StoreError
 from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps import sweep_helpers

@@ -6,9 +6,8 @@ import pytest
 
 from equipoise.cli import main
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.runs.shards import FOLDER, merge
 from equipoise.study.runs.store import Ledger, connect
-from equipoise.study.runs.sweep import SweepOptions, check, forget, orders_of, sweep
+from equipoise.study.runs.sweep import SweepOptions, check, orders_of, sweep
 from equipoise.study.runs.sweep_spec import read_sweep
 from equipoise.study.runs.warm import _SMALL
 from tests.study.runs.sweeps import sweep_helpers
@@ -123,16 +122,16 @@ def test_real_runs_are_the_same_in_one_process_and_in_two(tmp_path):
     assert counted == (8, 8 * 5)
 
 
-def test_shards_merged_equal_one_sweep(tmp_path):
+def test_what_shards_have_made_is_taken_and_the_rest_is_made(tmp_path, command):
     file = write_sweep(tmp_path, seeds=5)
-    quick_sweep(file, tmp_path / "whole")
-    for part in (1, 2, 3):
-        quick_sweep(file, tmp_path / f"machine{part}", shard=(part, 3))
-    done, failed, notes = merge(tmp_path / "merged", [tmp_path / f"machine{part}" for part in (1, 2, 3)])
-    assert (done, failed, notes) == (20, 0, [])
-    assert results(tmp_path / "merged") == results(tmp_path / "whole")
-    assert quick_sweep(file, tmp_path / "machine2", shard=(2, 3)).made == 0
-    assert quick_sweep(file, tmp_path / "merged").made == 0
+    sweep(file, tmp_path / "whole")
+    for part in (1, 2):
+        assert command("sweep", "sweep.yaml", "--out", "parts", "--shard", f"{part}/3", "-q")[0] == 0
+    assert sweep(file, tmp_path / "parts", SweepOptions(shard=(2, 3))).made == 0
+    assert command("sweep", "sweep.yaml", "--out", "parts")[1] == "20 runs in parts: 6 run, 14 cached, 0 failed\n"
+    assert results(tmp_path / "parts") == results(tmp_path / "whole")
+    assert sweep(file, tmp_path / "parts").made == 0
+    assert command("sweep", "sweep.yaml", "--out", "parts", "--shard", "3/2")[0] == 2
 
 
 def test_points_without_anything_random_are_run_on_one_seed(tmp_path):
@@ -234,28 +233,6 @@ def test_sweep_and_query_on_the_command_line(tmp_path, command):
     code, _, said = command("query", "SELECT nope FROM runs", "--out", "out")
     assert (code, "nope" in said) == (2, True)
     assert command("query", "SELECT 1", "--out", "nowhere")[0] == 2
-
-
-def test_shards_and_merge_on_the_command_line(tmp_path, command):
-    write_sweep(tmp_path, seeds=2)
-    command("sweep", "sweep.yaml", "--out", "out")
-    assert command("sweep", "sweep.yaml", "--out", "parts", "--shard", "1/2")[0] == 0
-    code, text, said = command("merge", "parts")
-    assert (code, text, said) == (3, "4 runs in parts: 0 failed\n", "note: shards missing of 2: 2\n")
-    assert command("sweep", "sweep.yaml", "--out", "parts", "--shard", "2/2")[0] == 0
-    assert command("merge", "parts") == (0, "8 runs in parts: 0 failed\n", "")
-    assert results(tmp_path / "parts") == results(tmp_path / "out")
-    assert command("sweep", "sweep.yaml", "--out", "out", "--shard", "3/2")[0] == 2
-
-
-def test_a_shard_forgets_its_own_files_alone(tmp_path):
-    folder = tmp_path / FOLDER
-    folder.mkdir()
-    for shard in (1, 2):
-        for kind in ("jsonl", "former"):
-            (folder / f"shard-{shard}-of-2.{kind}").touch()
-    forget(tmp_path, (2, 2))
-    assert {path.name for path in folder.iterdir()} == {"shard-1-of-2.jsonl", "shard-1-of-2.former"}
 
 
 def test_failed_runs_are_listed_with_exit_code_3(tmp_path, command, monkeypatch):

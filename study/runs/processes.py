@@ -19,7 +19,7 @@ from multiprocessing.context import ForkServerProcess
 
 from equipoise.base.sources import in_environment
 from equipoise.exit_codes import FAILURE
-from equipoise.study.runs.engines.engine import EngineError
+from equipoise.study.runs.engine import EngineError
 from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
 from equipoise.study.signals import uninterrupted
 

@@ -1,7 +1,4 @@
-"""Engines for the runs of a sweep: this process, processes of this machine, or an existing Dask cluster.
-
-All have the same interface: orders in, rows out, in order of completion.
-"""
+"""Engines for the runs of a study, this process or several: orders in, rows out, in order of completion."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Engines that make the runs: this process, several processes, or a Dask cluster."""
