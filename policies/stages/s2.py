@@ -87,8 +87,9 @@ class Tasks(Stage):
         if not len(observation.workers):
             return plan.because("s2", "no training job runs"), memory
         groups = group_workers(observation)
-        plan, data = self._place_data(observation, groups, plan)
-        samples, state, tasks = self._deal(observation, groups, plan, memory)
+        rate, target = self._shares(observation, groups)
+        plan, data = self._place_data(observation, groups, plan, target)
+        samples, state, tasks = self._deal(observation, groups, plan, memory, rate, target)
         other = self._other_batches(observation, groups, plan)
         done = [
             what
@@ -120,8 +121,10 @@ class Tasks(Stage):
             return {}
         return best_batches(observation, groups)
 
-    def _place_data(self, observation: Observation, groups: WorkersByJob, plan: Plan) -> tuple[Plan, dict[str, Any]]:
-        """S211-S213: fetch order and moves of late shards, and the values."""
+    def _place_data(
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, target: Floats
+    ) -> tuple[Plan, dict[str, Any]]:
+        """S211-S213: fetch order and moves of late shards, and the values; target: shares that S222 moves towards."""
         shards, workers = observation.shards, observation.workers
         known = ~np.isnan(shards.needed_in_s)  # one whose need is not known keeps its place
         rows = np.flatnonzero(free_shards(observation, plan) & ~shards.local & known)
@@ -130,7 +133,7 @@ class Tasks(Stage):
             return plan, {"s211_fetch_s": 0.0, **nothing}
         links, owner = links_of(observation, measured=self.frozen != "S211"), shards.worker[rows]
         fetch_s = fetch_times(rows, shards.bytes, shards.node, workers.node[owner], links)
-        need_s = _needs(observation, groups)
+        need_s = _needs(observation, groups, target if self.frozen not in ("S221", "S222", "S223") else None)
         needed_s = need_s[rows]
         job = groups.spread(np.arange(len(groups.rows)))[owner]
         priority = shard_priority(
@@ -238,19 +241,29 @@ class Tasks(Stage):
                     chosen[n] = w
         return chosen
 
+    def _shares(self, observation: Observation, groups: WorkersByJob) -> tuple[Floats, Floats]:
+        """S221, S222: (samples a second that each worker can sustain, its share R of the batch)."""
+        workers = observation.workers
+        response_s, fixed_s = workers.response_s_per_sample, or_else(workers.fixed_s)
+        rate = np.where(workers.capacity_samples_per_s > 0, workers.capacity_samples_per_s, 1 / response_s)
+        rate = np.fmin(rate, workers.input_samples_per_s)
+        alpha, samples = self.rate_alpha, workers.samples_per_step
+        return rate, resource_shares(groups.first, rate, response_s, fixed_s, samples, alpha, 1 - alpha)
+
     def _deal(
-        self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory
+        self,
+        observation: Observation,
+        groups: WorkersByJob,
+        plan: Plan,
+        memory: Memory,
+        rate: Floats,
+        target: Floats,
     ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
         """S221-S223: (new samples per step or None, smoothed shares by worker, values)."""
         workers, jobs = observation.workers, observation.jobs
         measured = workers.samples_per_step
         response_s = workers.response_s_per_sample
         fixed_s = or_else(workers.fixed_s)
-        rate = np.where(workers.capacity_samples_per_s > 0, workers.capacity_samples_per_s, 1 / response_s)
-        rate = np.fmin(rate, workers.input_samples_per_s)  # what it can sustain
-        target = resource_shares(
-            groups.first, rate, response_s, fixed_s, measured, self.rate_alpha, 1 - self.rate_alpha
-        )
         batch = jobs.global_batch[groups.rows]
         known = groups.sound & ~np.isnan(target[groups.first[:-1]]) & (batch > 0)
         known &= self.frozen not in ("S221", "S222", "S223")
@@ -305,14 +318,20 @@ class Tasks(Stage):
         return state
 
 
-def _needs(observation: Observation, groups: WorkersByJob) -> Floats:
+def _needs(observation: Observation, groups: WorkersByJob, target: Floats | None) -> Floats:
     """Seconds until each shard is needed when workers of a job step together, at the pace of the slowest.
 
-    `needed_in_s` excludes waits for others. Input waits are not counted: they end once data arrives in time.
+    `needed_in_s` excludes waits for others. Input waits are not counted: they end once data arrives in time. target:
+    shares of the batch that are to come, so that a worker that gets fewer samples for its slow path keeps the shards
+    that it will then need later.
     """
-    step_s, owner = observation.workers.step_s, observation.shards.worker
+    workers, owner = observation.workers, observation.shards.worker
+    step_s, samples = workers.step_s, workers.samples_per_step
+    total = groups.spread(np.add.reduceat(samples, groups.first[:-1]))
     with np.errstate(invalid="ignore", divide="ignore"):
-        stretch = groups.spread(np.fmax.reduceat(step_s, groups.first[:-1])) / step_s
+        fewer = np.ones(len(step_s)) if target is None else samples / (target * total)
+        fewer = np.where(fewer > 1.0, fewer, 1.0)
+        stretch = fewer * groups.spread(np.fmax.reduceat(step_s, groups.first[:-1])) / step_s
     stretch = np.append(np.where(stretch < np.inf, stretch, 1.0), 1.0)  # the last is for shards without an owner
     needed_s: Floats = observation.shards.needed_in_s * stretch[owner]
     return needed_s
