@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -120,10 +120,10 @@ def _with_trace_changes(ctx: click.Context, parameter: click.Parameter, value: t
     return (*ctx.meta.get(__name__, ()), *value)
 
 
-def output_options(command: F) -> F:
-    """Adds --out and --format."""
+def output_options(command: F, more: Sequence[str] = ()) -> F:
+    """Adds --out and --format; more: further formats."""
     out = click.option("--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the results.")
-    kinds = click.Choice(["table", "json", "csv"])
+    kinds = click.Choice(["table", "json", "csv", *more])
     form = click.option("--format", "form", type=kinds, default="table", show_default=True)
     return out(form(command))
 

@@ -149,7 +149,7 @@ def _in_llvm(frame: FrameType | None) -> bool:
 
 _raised = False
 """Whether Ctrl-C, or SIGTERM, was raised within `terminable`."""
-_SAFE = frozenset(("equipoise", "simpy", "click", "yaml", "__main__"))
+_SAFE = frozenset(("equipoise", "simpy", "click", "yaml", "dask", "distributed", "tornado", "__main__"))
 """Pure Python packages that may be interrupted anywhere. The last is the calling program."""
 _LOADING = frozenset(
     f"{package}{part}" for package in ("_frozen_importlib", "importlib._bootstrap") for part in ("", "_external")

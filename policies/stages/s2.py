@@ -251,13 +251,7 @@ class Tasks(Stage):
         return rate, resource_shares(groups.first, rate, response_s, fixed_s, samples, alpha, 1 - alpha)
 
     def _deal(
-        self,
-        observation: Observation,
-        groups: WorkersByJob,
-        plan: Plan,
-        memory: Memory,
-        rate: Floats,
-        target: Floats,
+        self, observation: Observation, groups: WorkersByJob, plan: Plan, memory: Memory, rate: Floats, target: Floats
     ) -> tuple[Ints | None, dict[str, Any], dict[str, Any]]:
         """S221-S223: (new samples per step or None, smoothed shares by worker, values)."""
         workers, jobs = observation.workers, observation.jobs

@@ -25,6 +25,7 @@ from equipoise.study.statistics import (
     paired_ratio,
     stratified_ratio,
 )
+from equipoise.study.table import latex_table
 
 SEEDS, SCENARIOS = "all, over seeds", "all, over scenarios"
 """Names of the rows over all scenarios: for these scenarios, and for others of their kind."""
@@ -238,6 +239,10 @@ class Together:
             for row in rows
         ]
         return "\n".join([self.title, "", *(line.rstrip() for line in lines)]) + "\n"
+
+    def as_latex(self) -> str:
+        """The table in LaTeX (booktabs)."""
+        return latex_table(self.title, self.texts())
 
     def as_json(self) -> str:
         """The table as JSON; unknown values are null."""

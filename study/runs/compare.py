@@ -48,7 +48,7 @@ from equipoise.study.statistics import (
     paired_ratio,
 )
 from equipoise.study.sure import certainty_of_times, note_of
-from equipoise.study.table import Cell, Precision, as_html, as_text
+from equipoise.study.table import Cell, Precision, as_html, as_latex, as_text
 
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
@@ -268,6 +268,12 @@ class Comparison:
         if self.precision is not None:
             content["until"] = {**asdict(self.precision), "level": self.level}
         return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
+
+    def as_latex(self) -> str:
+        """A table for a paper; the others against the first policy."""
+        cells = (*self.cells, *self.group_cells)
+        several = f"{len(self.seeds)} {self.unit}s, paired"
+        return as_latex(f"{self.scenario_name}: {several if len(self.seeds) > 1 else f'one {self.unit}'}", cells)
 
     def as_csv(self) -> str:
         """One line per metric and policy; unknown values are empty."""

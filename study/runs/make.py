@@ -26,12 +26,13 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class How:
-    """jobs: processes. retry: make failed runs again.
+    """jobs: processes here. dask: address of a scheduler instead. retry: make failed runs again.
 
     label: name of a row in the progress, by default its policy and seed.
     """
 
     jobs: int = 1
+    dask: str | None = None
     retry: bool = False
     progress: Progress | None = None
     label: Callable[[Row], str] = lambda row: f"{row['policy']} seed {row['seed']}"
@@ -43,9 +44,19 @@ class How:
 
 
 @contextmanager
-def engine(shared: Shared, jobs: int = 1) -> Iterator[Engine]:
-    """The engine for `jobs` processes; 1: this one."""
-    if jobs == 1:
+def engine(shared: Shared, jobs: int = 1, dask: str | None = None) -> Iterator[Engine]:
+    """The engine for `jobs` processes here (1: this one), or for the Dask scheduler at address `dask`.
+
+    Raises EngineError when Dask is needed and not installed, or does not answer.
+    """
+    if dask is not None:
+        try:
+            from equipoise.study.runs.dask_cluster import on_cluster  # Dask need not be installed
+        except ImportError as error:
+            raise EngineError("Dask is not installed: pip install 'equipoise[dist]'") from error
+        with on_cluster(dask, shared) as cluster:
+            yield cluster
+    elif jobs == 1:
         yield InProcess(shared)
     else:
         from equipoise.study.runs.processes import Processes  # loads multiprocessing
@@ -55,15 +66,15 @@ def engine(shared: Shared, jobs: int = 1) -> Iterator[Engine]:
 
 
 @contextmanager
-def workers(shared: Shared, orders: Sequence[Order], jobs: int) -> Iterator[Engine]:
+def workers(shared: Shared, orders: Sequence[Order], jobs: int, dask: str | None = None) -> Iterator[Engine]:
     """The engine for these runs. Their kernels are compiled once, not by each of several processes.
 
     Simulations get at most one process per processor, but at least two, so that one may be killed.
     """
     policies = list({order.policy: order.given or order.policy for order in orders}.values())
-    if jobs > 1:
+    if jobs > 1 or dask is not None:
         _check_can_travel(policies)
-    compiled = shared.runner is run or getattr(shared.runner, "simulates", False)
+    compiled = dask is None and (shared.runner is run or getattr(shared.runner, "simulates", False))
     if compiled:
         jobs = _at_most(jobs, max(processors(), 2))
     with ExitStack() as stack:
@@ -73,7 +84,7 @@ def workers(shared: Shared, orders: Sequence[Order], jobs: int) -> Iterator[Engi
                 stack.enter_context(warming(policies, scenario))
             else:
                 warm(policies, scenario)
-        yield stack.enter_context(engine(shared, jobs))
+        yield stack.enter_context(engine(shared, jobs, dask))
 
 
 @cache  # told once: a search asks for workers at each trial
@@ -114,7 +125,7 @@ def make(
             missing = list({order.id: order for order in needed}.values())
             if missing and makers is None:
                 jobs = how.jobs if until is not None else min(how.jobs, len(missing))
-                makers = stack.enter_context(workers(shared, missing, jobs))
+                makers = stack.enter_context(workers(shared, missing, jobs, how.dask))
             done, failed = len(chosen) - len(missing), 0
             for row in makers.rows(missing) if makers is not None and missing else ():
                 store.put({**row, "attempts": status.get(row["id"], ("", 0))[1] + 1})

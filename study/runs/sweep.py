@@ -51,13 +51,14 @@ class SweepOutcome:
 class SweepOptions:
     """How to make a sweep.
 
-    jobs: processes. shard: (i, n), make the i-th of n parts.
+    jobs: processes here. dask: address of a scheduler instead. shard: (i, n), make the i-th of n parts.
     fresh: delete existing results. retry: make failed runs again. keep: write a run directory per run. timeline:
     also keep the timeline in each run directory. until: a condition as in study.runs.until; each point gets seeds,
     from the file's `seeds` up to `max_seeds`, until it holds there. policies: in place of the file's.
     """
 
     jobs: int = 1
+    dask: str | None = None
     shard: tuple[int, int] | None = None
     fresh: bool = False
     retry: bool = False
@@ -87,7 +88,7 @@ def sweep(
     unsure: tuple[int, ...] = ()
     keep = (out / RUNS).resolve() if options.keep else None
     shared = replace(shared, runner=runner, keep=keep, timeline=options.timeline)
-    how = How(options.jobs, options.retry, progress, _label)
+    how = How(options.jobs, options.dask, options.retry, progress, _label)
     folder = out if options.shard is None else out / SHARDS / "{}-of-{}".format(*options.shard)
     with only_writer(folder):
         if options.fresh:

@@ -45,16 +45,29 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write every held-out row of the first split: predicted, interval, measured.",
 )
+@click.option(
+    "--predictor",
+    metavar="FILE.csv|MODULE:FUNCTION",
+    help="Another predictor on the same rows: a file with line, key, predicted (as --rows writes them), or a function "
+    "of a line and a key.",
+)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 def validate_against(
-    name: str | None, data: Path | None, every: bool, target: Path | None, rows_file: Path | None, form: str
+    name: str | None,
+    data: Path | None,
+    every: bool,
+    target: Path | None,
+    rows_file: Path | None,
+    predictor: str | None,
+    form: str,
 ) -> int:
     """Compare predictions with public measurements that were not used in the fit.
 
     NAME is a data set: its file is read from DIR, split ten times by a hash of each row's key, and each split's
     held-out rows are predicted from the others. Without NAME and --all, the data sets are listed.
     """
+    from equipoise.study.validation.others import against, read_predictor
     from equipoise.study.validation.run import FILES, as_text
 
     if name is not None and every:
@@ -65,6 +78,10 @@ def validate_against(
         return OK
     if data is None:
         raise click.UsageError("needs --data DIR, the folder with the measurements")
+    try:
+        other = None if predictor is None else read_predictor(predictor)
+    except (ValueError, OSError) as error:
+        raise WrongInputError(str(error)) from None
     found, left_out = _found(name, data)
     lines = [one for each in found.values() for one in each]
     if target is not None:
@@ -72,6 +89,8 @@ def validate_against(
     if rows_file is not None:
         _write_rows(lines, rows_file)
     say(_as_json(lines) if form == "json" else as_text(lines))
+    if other is not None:
+        say("\n".join(against(lines, other)))
     return OK
 
 

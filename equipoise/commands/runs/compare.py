@@ -70,7 +70,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
     help="Also by group of jobs: gpus, ran_on, class, user, account, queue or partition; may be repeated.",
 )
 @click.option("--jobs", type=IntRange(min=1), default=1, show_default=True, help="Processes.")
-@output_options
+@partial(output_options, more=("latex",))
 @record_options
 @common
 @pass_state
@@ -191,7 +191,10 @@ def _print(made: dict[str, Comparison], several: bool, form: str, state: Command
         sys.stdout.write(printable("\n".join(one.as_table(width) for one in tables.values())))
         return
     note(state.quiet, *dict.fromkeys(f"note: {text}" for one in made.values() for text in one.notes))
-    if len(tables) == 1:
+    if form == "latex":
+        last = [tables["all scenarios"]] if several else tables.values()
+        sys.stdout.write("\n".join(one.as_latex() for one in last))
+    elif len(tables) == 1:
         (only,) = made.values()
         sys.stdout.write(only.as_json() if form == "json" else only.as_csv())
     elif form == "json":

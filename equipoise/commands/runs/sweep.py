@@ -33,6 +33,7 @@ def _shard(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.argument("file", metavar="SWEEP.yaml", type=click.Path(dir_okay=False))
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Folder for the results.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes here.")
+@click.option("--dask", metavar="ADDRESS", help="Use this Dask scheduler.")
 @click.option("--shard", metavar="I/N", callback=_shard, help="Run only the I-th of N parts.")
 @click.option("--fresh", is_flag=True, help="Discard the runs in OUT and start anew. Default: keep them.")
 @click.option("--retry", is_flag=True, help="Run failed runs again.")
@@ -47,6 +48,7 @@ def sweep(
     file: str,
     out: str,
     jobs: int,
+    dask: str | None,
     shard: tuple[int, int] | None,
     fresh: bool,
     retry: bool,
@@ -67,7 +69,7 @@ def sweep(
     path = Path(file)
     if timeline and not keep:
         raise click.UsageError("--timeline needs --keep")
-    options = SweepOptions(jobs, shard, fresh, retry, keep, timeline, until, max_seeds)
+    options = SweepOptions(jobs, dask, shard, fresh, retry, keep, timeline, until, max_seeds)
     if dry_run:
         orders, _, notes, _ = planned(path, options)
         most = "" if until is None else "at most "

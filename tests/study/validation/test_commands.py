@@ -167,3 +167,31 @@ def test_what_is_absent_or_unknown_is_named(tmp_path: Path, capsys: Capture) -> 
 def test_without_a_name_the_data_sets_are_listed(capsys: Capture) -> None:
     assert main(["validate-against"]) == 0
     assert "vtrain         throughput/vtrain_a100_single_node.csv, " in capsys.readouterr().out
+
+
+COLUMNS = (
+    "run,shape,accelerator,gpus,gpus_per_node,nic,fabric,precision,sequences_per_step,stack_tried,layout,step_s,note"
+)
+RUNS = (
+    COLUMNS
+    + """
+a,"{SHAPE}",h100_sxm,64,8,8x 400 Gbit/s,,bf16,128,megatron-core/H100,"{""tp"": 2}",5.0,
+b,"{SHAPE}",h100_sxm,64,8,8x 400 Gbit/s,,bf16,128,megatron-core/H100,"{""tp"": 4}",6.0,size not published
+"""
+)
+
+
+def test_another_predictor_is_tried_on_the_same_rows(tmp_path: Path, capsys: Capture) -> None:
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "sequence": 8192}
+    folder = tmp_path / "throughput"
+    folder.mkdir()
+    text = RUNS.replace("{SHAPE}", json.dumps({**shape, "gated": True}).replace('"', '""'))
+    (folder / "published_runs.csv").write_text(text)
+    line = "published runs, dense, A100 and H100: step"
+    (tmp_path / "other.csv").write_text(f'line,key,predicted\n"{line}",a,4.0\n')
+    asked = ["validate-against", "published", "--data", str(tmp_path), "--predictor"]
+    assert main([*asked, str(tmp_path / "other.csv")]) == 0
+    out = capsys.readouterr().out
+    assert "20.0 %" in out.splitlines()[-1]  # 4 of 5 s
+    assert main([*asked, "nowhere:nothing"]) == 2
+    assert "nowhere:nothing" in capsys.readouterr().err
