@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from equipoise.live import checkpoint
-from equipoise.live.data.dataset import ShardDataset
+from equipoise.live.data.movement import FileData
 from equipoise.live.options import Options
 from equipoise.live.parts import Parts
 from equipoise.live.status import Status
@@ -54,9 +54,9 @@ class Runtime(Status):
         whose samples have no indices.
         """
         samples = samples_of(dataset)
-        files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, ShardDataset) else None
+        files = Files(dataset.sizes, dataset.digest) if isinstance(dataset, FileData) else None
         sampler = self._stepping.deal(lambda **options: ShareSampler(samples, files=files, **options))
-        if isinstance(dataset, ShardDataset):
+        if isinstance(dataset, FileData):
             self._parts.agreement.move_data(dataset, sampler)
         self._begin(sampler, None if files is None else files.digest)
         return sampler

@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.live.data.dataset import ShardDataset
-from equipoise.live.data.plane import DataPlane
-from equipoise.live.data.view import DataView
+from equipoise.live.data.movement import DataPlane, DataView, FileData
 from equipoise.live.decide.leader import Leader, pack
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.group.group import Group
@@ -44,15 +42,11 @@ class Agreement:
                 device.index or 0, lambda problem: recorder.event("nvml", problem=problem)
             )
 
-    def move_data(self, data: ShardDataset, sampler: ShareSampler) -> None:
-        """Fetch the shards of `data` in the order of `sampler`, and show them to the policy. Raises ValueError."""
-        self.plane = DataPlane(data, sampler, self._ranks_here)
+    def move_data(self, data: FileData, sampler: ShareSampler) -> None:
+        """Fetch the files of `data` in the order of `sampler`, and show them to the policy."""
+        self.plane = DataPlane(data, sampler)
         if self.leader is not None:
-            self.leader.world.data = DataView(data.shards)
-
-    def _ranks_here(self) -> int:
-        places = self._group.places
-        return sum(place.host == places[self._group.rank].host for place in places)
+            self.leader.world.data = DataView(data.size_bytes, data.sizes, data.store)
 
     def report(
         self,

@@ -55,7 +55,7 @@ HEADER = (
 
 
 def pack(header: Sequence[float], rows: NDArray[np.float64], data: Floats = _NOTHING) -> Floats:
-    """One vector for the gather; `data` is the report of `live.data.plane`."""
+    """One vector for the gather; `data` is the report of a `live.data.movement.DataPlane`."""
     return np.concatenate([np.array(header, dtype=np.float64), data, rows.ravel()])
 
 

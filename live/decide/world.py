@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.live.data.available import FileReading, samples_available, samples_in_time
-from equipoise.live.data.view import DataView
+from equipoise.live.data.movement import DataView
 from equipoise.live.decide.window import Telemetry
 from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Lever, Options
@@ -225,7 +224,6 @@ class LiveWorld:
         owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(ranks, math.nan)
         limit, endless = self._limit(), np.full(ranks, UNBOUNDED, dtype=np.int64)
         most, each = (endless, limit) if self.options.takes_passes else (limit, endless)
-        most = self._at_hand(measured, most)
         return Workers.of(
             job=np.zeros(ranks, dtype=np.int64),
             index=[place.member for place in self.active],
@@ -257,41 +255,6 @@ class LiveWorld:
             samples_per_s=[self.batch / slowest_s],
             exchange_s=[self._exchange_alone_s],
             apart_exchange_s=[self._exchange_alone_s],
-        )
-
-    def _at_hand(self, measured: Mapping[str, Floats], most: Ints) -> Ints:
-        """The part of `most` samples per rank and round whose files arrive in time, (ranks,)."""
-        window, options = self.telemetry.window, self.options
-        if self.data is None or self.deal is None or not (window.rounds and self.deal.left):
-            return most
-        queues, data = self.deal.queues(), self.data
-        taking = [data.taking_samples_per_s(k, p.host, queues) for k, p in enumerate(self.active)]
-        soon = 2 * options.every + options.delay_rounds  # until the split after next takes effect
-        owned, capacity = self.deal.owned.astype(np.float64), measured["capacity_samples_per_s"]
-        at_hand = samples_available(owned, capacity, np.array(taking), self.batch, soon, UNBOUNDED)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            each_s = measured["step_s"] * window.rounds / window.samples
-            taking_s = float(data.samples.mean()) / np.array(taking)
-        readings = [
-            FileReading(
-                np.array([p.left for p in queue], dtype=np.float64),
-                data.arrivals_s(k, self.active[k].host, queue),
-                float(each_s[k]),
-                float(measured["input_samples_per_s"][k]),
-                float(taking_s[k]),
-            )
-            for k, queue in enumerate(queues)
-        ]
-        left, until = -(-self.deal.left // self.batch), options.every + options.delay_rounds
-        exchange_s = 0.0 if math.isnan(self._exchange_s) else self._exchange_s
-        return samples_in_time(
-            readings,
-            exchange_s,
-            self.shares,
-            np.minimum(most, at_hand),
-            min(until, left),
-            options.micro_batch,
-            last=left <= until,
         )
 
     def _limit(self) -> Ints:

@@ -140,15 +140,6 @@ class EpochSplit:
                 demand[worker] += unit
         return demand
 
-    def kept(self, demand: Ints, most: Ints, unit: int) -> Ints:
-        """`demand` of the last round, or the samples each worker owns, since moving a few would fetch a whole file.
-
-        The latter if that is at most 1.5 times the demand, at most `most` each, and in whole micro-batches of `unit`.
-        """
-        more = np.minimum(demand + np.maximum(demand // 2, 1), most)
-        fits = demand.sum() == self.left and (self.owned <= more).all() and not (self.owned % unit).any()
-        return self.owned.copy() if fits else demand
-
     def draw(self, demand: Ints, worker: int) -> Ints:
         """Take `demand` for all workers; returns the dataset indices of `worker`."""
         self._left -= int(demand.sum())

@@ -135,7 +135,6 @@ class ShareSampler:
         self.shares: Ints = deal(self.global_batch, equal, self.micro_batch)
         self.owner = block_owners(self.shards, ranks)
         self._pending.clear()
-        self._largest: Ints = np.zeros(ranks, dtype=np.int64)  # samples of every rank in a round so far
 
     @property
     def _least(self) -> int:
@@ -232,9 +231,6 @@ class ShareSampler:
                 self._apply(self._pending.pop(0), deal)
             demand = deal.demand(self.shares, self.micro_batch, merge=not self.drop_last)
             one = self.accumulation == 1  # as nearly always
-            if self._files is not None and one:
-                np.maximum(self._largest, demand, out=self._largest)
-                demand = deal.kept(demand, self._largest, self.micro_batch)
             self._passes = deque([demand]) if one else in_passes(demand, self.accumulation, self.micro_batch)
             self._of_step = (len(self._passes), tuple(demand.tolist()))
         demand = self._passes.popleft()
@@ -355,7 +351,6 @@ class ShareSampler:
         self.trained = self.boundary = rounds
         self._ahead = 0
         self._passes.clear()
-        self._largest[:] = 0
         self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
         self.watch()

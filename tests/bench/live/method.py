@@ -83,7 +83,7 @@ def _train(rank: int, run: Mapping[str, Any], root: Mapping[str, str], folder: P
     from torch.utils.data import DataLoader, TensorDataset
 
     from equipoise.live.attach import attach
-    from equipoise.live.data.dataset import ShardDataset
+    from equipoise.live.data.files import ShardDataset
 
     scenario = run["scenario"]
     torch.manual_seed(0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
-import os
 import tarfile
 import threading
 import time
@@ -111,12 +109,3 @@ class SlowStore:
 
 def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
-
-
-def taken_bytes(folder: Path) -> int:
-    """What a node's cache takes now, files that are being fetched with their full size."""
-    taken = 0
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
-            taken += entry.stat().st_size
-    return taken

@@ -16,11 +16,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("fsspec")
 
-from equipoise.live.data.index import Shard, main
-from equipoise.live.data.plane import HEAD, DataPlane, packed
-from equipoise.live.data.view import DataView
+from equipoise.live.data.movement import DataPlane, DataView, FileReport
 from equipoise.live.decide.window import Telemetry, measure
-from equipoise.live.decide.world import UNBOUNDED, LiveWorld
+from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options
 from equipoise.live.train.change import RoundChange
@@ -112,21 +110,22 @@ def test_a_checkpoint_of_other_files_is_refused() -> None:
 
 
 class Noted:
-    """Stands for a data set and its fetcher; keeps what was last wanted."""
+    """Another loader in the seam; keeps what was last wanted."""
 
     def __init__(self, sizes: Any, prefetch: int) -> None:
-        self.prefetch, self.cache_bytes, self._ends = prefetch, 10**6, np.cumsum(sizes)
-        self.shards = [Shard(f"{k}.tar", int(n), 100, None, 0) for k, n in enumerate(sizes)]
-        self.wanted: tuple[list[int], list[int], int] = ([], [], 0)
+        self.sizes, self.prefetch, self.digest = sizes, prefetch, "x"
+        self.size_bytes, self.store = np.full(len(sizes), 100.0), np.zeros(len(sizes), dtype=np.int64)
+        self.wanted: list[int] = []
 
-    def start(self) -> Any:
-        return self
+    def want(self, files: Any) -> None:
+        self.wanted = list(files)
 
-    def want(self, now: list[int], ahead: list[int], quota: int, later: set[int] | None) -> None:
-        self.wanted = (now, ahead, quota)
+    def report(self) -> FileReport:
+        nothing = np.zeros(len(self.sizes), dtype=np.bool_)
+        return FileReport(0.0, [], nothing, nothing)
 
-    def shards_of(self, indices: Any) -> list[int]:
-        return np.searchsorted(self._ends, indices, side="right").tolist()  # type: ignore[no-any-return]
+    def close(self) -> None:
+        pass
 
 
 def test_a_rank_without_samples_stands_in_with_one_of_its_last_file_and_fetches_no_other() -> None:
@@ -134,26 +133,18 @@ def test_a_rank_without_samples_stands_in_with_one_of_its_last_file_and_fetches_
     group = samplers(2, shuffle=False, files=Files(sizes, "x"))
     data = [Noted(sizes, prefetch=0) for _ in group]
     for d, s in zip(data, group, strict=True):
-        DataPlane(d, s, lambda: 1)  # type: ignore[arg-type]
+        DataPlane(d, s)
     seen = list[int]()
     draws = train_all(group, 1, seen)
     for sampler in group:
         sampler.schedule(RoundChange(1, shares=(BATCH, 0)))
     assert [next(d) for d in draws] == [[3, 4, 5, 6, 7, 8], [14]]
-    assert data[1].wanted[0] == [2]  # and not the epoch's first file, which the other rank has
+    assert data[1].wanted == [2]  # and not the epoch's first file, which the other rank has
     for sampler in group:
         sampler.finish()
     train_all(group, 9, seen, draws)
     assert group[0].deal is not None
     assert group[0].deal.left == 0
-
-
-def test_a_cache_too_small_for_the_ranks_on_a_node_is_refused() -> None:
-    (sampler,) = samplers(1)
-    noted = Noted(SIZES, prefetch=1)
-    noted.cache_bytes = 399
-    with pytest.raises(ValueError, match="cache_bytes: 399 is too small, 2 ranks"):
-        DataPlane(noted, sampler, lambda: 2)  # type: ignore[arg-type]
 
 
 # -- what is decided -----------------------------------------------------------------------------------------
@@ -167,19 +158,17 @@ def observed(
     `files` are (samples, bytes, store), rates[rank][store] in bytes/s, `held` in the cache of every node, `owners`
     the rank of each file (none: equal blocks).
     """
-    shards = [Shard(f"{k}.tar", n, size, None, store) for k, (n, size, store) in enumerate(files)]
     made = LiveWorld(Options(global_batch=20), [RankPlace(m, f"host-{m}", f"d{m}") for m in range(2)])
-    sizes = np.array([s.samples for s in shards])
+    sizes, size_bytes, store_of = (np.array(column) for column in zip(*files, strict=True))
     made.deal = EpochSplit.whole(np.arange(sizes.sum()), len(files), owners, 2, sizes=sizes)
     made.shares = np.array([10, 10])
-    made.data = DataView(shards)
+    made.data = DataView(size_bytes.astype(np.float64), sizes, store_of)
     view, stall_s = made.data, [0.0, 0.0]
     reports: Floats = np.zeros((2, view.length))
     for rank in range(2):
         for store in range(view.stores):
-            reports[rank, HEAD + 4 * store :][:4] = (1e6, 1e6 / rates[rank][store], 0.0, 1)
-        flags = np.isin(np.arange(len(files)), held)
-        reports[rank, HEAD + 4 * view.stores :] = np.concatenate([packed(flags), packed(flags & False)])
+            reports[rank, 1 + 4 * store :][:4] = (1e6, 1e6 / rates[rank][store], 0.0, 1)
+        reports[rank, 1 + 4 * view.stores :] = 2.0 * np.isin(np.arange(len(files)), held)
         stall_s[rank] = 0.2 if min(rates[rank]) < 1e5 else 0.0
         reports[rank, 0] = 5 * stall_s[rank]
     view.update(reports, ["host-0", "host-1"])
@@ -210,16 +199,6 @@ def test_waiting_for_shards_is_told_from_computing_as_in_a_simulation() -> None:
     assert not seen.shards.local.any()
 
 
-def test_the_first_deal_is_at_once_what_a_slow_path_can_bear() -> None:
-    seen, change = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST)
-    assert seen.workers.samples_max.tolist() == [UNBOUNDED, 3]  # 20 of 120 samples/s
-    assert change.shares == (17, 3)
-    seen, _ = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST, held=(20, 21, 22))
-    assert 3 < seen.workers.samples_max[1] < 10  # 30 samples of its own are here
-    seen, _ = observed("s2(frozen=S213)", EQUAL, SLOW_AND_FAST, held=tuple(range(20, 40)))
-    assert seen.workers.samples_max.tolist() == [UNBOUNDED] * 2
-
-
 def test_late_shards_go_from_the_slow_path_to_the_fast_one() -> None:
     _, change = observed("s1+s2", EQUAL, SLOW_AND_FAST)
     assert change.shares is not None
@@ -239,20 +218,6 @@ def test_equal_paths_or_cached_shards_change_nothing() -> None:
     assert seen.shards.local.all()
     assert (seen.workers.input_samples_per_s == np.inf).all()
     assert cached.is_empty()
-
-
-def test_the_last_samples_are_trained_on_where_they_are() -> None:
-    """Rank 1 reads 20 samples/s and has one file left, the other's 20 files come to it too late."""
-    files = [(10, 10_000, 0)] * 21
-
-    def dealt(rates: Any) -> Any:
-        seen, change = observed("s2", files, rates, owners=[0] * 20 + [1])
-        return seen.workers.samples_max.tolist(), change.shares
-
-    most, shares = dealt(SLOW_AND_FAST)
-    assert most == [UNBOUNDED, 0]  # less than one in each of the 11 rounds
-    assert shares == (20, 0)
-    assert dealt(((1e6,), (1e6,)))[0] == [UNBOUNDED] * 2
 
 
 def test_small_and_urgent_shards_are_fetched_first() -> None:
@@ -284,11 +249,14 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "store").mkdir()
     values = np.random.default_rng(0).standard_normal((60, 64)).astype("<f4")
+    entries = []
     for k in range(5):
         own = range(12 * k, 12 * k + 12)
         samples = {f"{n:02d}": {"x.f32": values[n].tobytes(), "cls": b"%d" % (n % 10)} for n in own}
-        (tmp_path / "store" / f"{k}.tar").write_bytes(tar_of(samples))
-    assert main([str(tmp_path / "store")]) == 0
+        content = tar_of(samples)
+        (tmp_path / "store" / f"{k}.tar").write_bytes(content)
+        entries.append({"url": f"{k}.tar", "nsamples": 12, "filesize": len(content)})
+    (tmp_path / "store" / "index.json").write_text(json.dumps({"shardlist": entries}))
     command = [
         sys.executable,
         "-m",
@@ -300,16 +268,3 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss " in done.stdout
-
-
-def test_a_rank_behind_a_slow_path_orders_its_queue_however_fast_the_others_path_is() -> None:
-    """Rank 1 reads 20 samples/s and computes 100: most of its files come late, the small ones by less."""
-    files = [(10, 10_000 * (1 + 5 * (k % 4 == 1)), 0) for k in range(16)]
-    seen, change = observed("s2(frozen=S213)", files, SLOW_AND_FAST)
-    assert (seen.shards.bytes > 0).all()
-    assert change.order is not None
-    own = [piece for piece in change.order if piece >= 8]
-    assert own.index(13) == len(own) - 1, "60 kB behind those of 10 kB, though needed before two of them"
-
-
-# -- what a rank tells ---------------------------------------------------------------------------------------

@@ -29,8 +29,7 @@ from equipoise.policies.queues.ahead import FREE_NEXT, order_of, with_order
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.queue import twin
-from equipoise.study.twin.queue_order import orders, sentence, verdict
+from equipoise.study.twin.queue import orders, sentence, verdict
 from equipoise.study.twin.queue_record import read_queue
 from tests.live.queue.fake import FakeQueue
 
@@ -381,7 +380,7 @@ def test_a_full_journal_is_put_aside_and_the_twin_reads_both_parts(case: Make) -
     kept = [c.folder / name for name in ("events.jsonl", "events.1.jsonl", "decisions.jsonl", "decisions.1.jsonl")]
     assert all(path.exists() for path in kept)
     assert sum(path.stat().st_size for path in kept[:2]) < 4000
-    assert twin(read_queue(c.folder)).decisions > 1
+    assert len(read_queue(c.folder).id) > 1
 
 
 def test_a_job_that_a_limit_keeps_is_not_there_until_it_may_start(case: Make) -> None:
@@ -557,24 +556,6 @@ def test_a_policy_that_does_worse_than_the_queues_own_order_steps_back(case: Mak
 # -- the twin ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sjf", "easy", "s4"])
-def test_the_twin_starts_every_job_when_the_queue_did(case: Make, policy: str) -> None:
-    estimates = {f"job-{k}": 20.0 + 7.0 * (k * 5 % 11) for k in range(24)}
-    c = case(policy, estimates=estimates)
-    for k, (name, seconds) in enumerate(estimates.items()):
-        c.queue.submit(seconds, (1, 2, 4)[k % 3], name)
-        c.step()
-    c.until_over()
-    found = twin(read_queue(c.folder))
-    assert found.decisions_again == found.decisions > 24
-    assert abs(found.apart_s(found.replayed_s)).max() <= 1.0
-    if policy == "s4":  # which of the waiting jobs has the reservation depends on when it was asked, to the second
-        again_s, live_s = found.waited_s(found.anew_s).mean(), found.waited_s(found.start_s).mean()
-        assert again_s == pytest.approx(live_s, rel=0.1)
-    else:
-        assert abs(found.apart_s(found.anew_s)).max() <= 1.0  # the queue is looked at every second
-
-
 SITE = """\
 ClusterName=lab
 SchedulerType=sched/backfill
@@ -611,21 +592,18 @@ def test_a_record_says_what_a_policy_would_have_changed_and_for_whom(case: Make,
     assert verdict(read_queue(c.folder))["why"] == ""
     assert cli.main(["twin", str(c.folder), "--policy", "sjf"]) == cli.OK
     assert "changed the mean wait of 5 jobs by -10 s" in capsys.readouterr().out
+    assert cli.main(["twin", str(c.folder), "--tolerance", "0.05", "--format", "json", "--policy", "sjf"]) == cli.OK
+    told = {job["name"]: job["steered_s"] for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert sorted(told, key=lambda name: told[name]) == ["block", *"dcba"[:2], "b", "a"]
 
 
-def test_the_command_twin_reads_the_record_of_a_queue(
-    case: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_twin_says_what_is_missing(case: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     c = case("sjf", estimates=ESTIMATES)
     submit_all(c.queue)
     c.step()
     c.until_over()
-    assert cli.main(["twin", str(c.folder), "--tolerance", "0.01"]) == cli.OK
-    assert "in the live order: mean waiting" in capsys.readouterr().out
-    assert cli.main(["twin", str(c.folder), "--format", "json", "--policy", "fifo"]) == cli.OK
-    found = json.loads(capsys.readouterr().out)
-    anew = {job["name"]: job["anew_s"] for job in found["jobs"]}
-    assert sorted(anew, key=lambda name: anew[name]) == ["block", *"abcd"]
+    assert cli.main(["twin", str(c.folder)]) == cli.WRONG_INPUT
+    assert "no description of the site" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "events.jsonl").write_text('{"format":"equipoise-queue","version":1}\n')
     assert cli.main(["twin", str(tmp_path / "empty")]) == cli.WRONG_INPUT
