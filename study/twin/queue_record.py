@@ -25,7 +25,7 @@ FORMAT = {"format": "equipoise-queue", "version": 1}
 class QueueRun:
     """Content of a scheduler's record. Arrays are per job, in order of (arrival, id); times in UTC seconds.
 
-    estimate_s: estimated duration, NaN if unknown; limit_s: time limit. did_s: times of changes, ascending.
+    limit_s: time limit, NaN if unknown.
     """
 
     folder: Path
@@ -37,10 +37,9 @@ class QueueRun:
     arrival_s: Floats
     start_s: Floats
     end_s: Floats
-    estimate_s: Floats
-    did_s: Floats
     limit_s: Floats
     claim: Mapping[str, tuple[str, ...]]  # user, account, partition and QOS of each
+    acted: bool  # the policy made the order of the record, not the manager
     across_qos: bool
     notes: tuple[str, ...]
 
@@ -60,7 +59,6 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
     jobs: dict[int, dict[str, Any]] = {}
     begun: dict[str, Any] = {}
     nodes: list[Any] = []
-    did_s: list[float] = []
     requeued = False
     for event in chain.from_iterable(map(_events, parts(folder / EVENTS))):
         kind = event["event"]
@@ -73,10 +71,8 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
         elif kind == "job":
             jobs.setdefault(event["id"], event)
         elif kind in ("start", "end", "changed") and event["id"] in jobs:
-            known = ("start_s", "end_s", "gpus", "estimate_s")
+            known = ("start_s", "end_s", "gpus")
             jobs[event["id"]].update({k: event[k] for k in known if k in event})
-        elif kind == "did":
-            did_s.append(float(event["time_s"]))
         requeued |= kind == "requeued"
     path = folder / EVENTS
     if not begun or not nodes:
@@ -99,10 +95,9 @@ def read_queue(folder: Path, policy: Policy | None = None) -> QueueRun:
         arrival_s=_column(over, "arrival_s"),
         start_s=_column(over, "start_s"),
         end_s=_column(over, "end_s"),
-        estimate_s=_column(over, "estimate_s"),
-        did_s=np.array(sorted(did_s)),
         limit_s=_column(over, "limit_s"),
         claim={kind: tuple(str(job.get(kind, "")) for job in over) for kind in ("user", "account", "partition", "qos")},
+        acted=begun.get("mode") == "act",
         across_qos=begun.get("across_qos") is True,
         notes=(f"{missing} jobs have not started and ended on record, and are left out",) if missing else (),
     )

@@ -174,7 +174,7 @@ def _run(
             note(state.quiet, line)
     except (BusyError, ManagerError, ValueError) as error:
         raise WrongInputError(str(error)) from error
-    judge = [sys.executable, "-m", "equipoise.study.twin.queue_order", str(folder)]
+    judge = [sys.executable, "-m", "equipoise.study.twin.queue", str(folder)]
     scheduler = Scheduler(manager, policy, options, record, Guard(judge) if act and not options.requeue else None)
     if problem := scheduler.warm_up():
         raise WrongInputError(f"{policy.name}: {problem}")
@@ -204,7 +204,7 @@ def _run(
 def _say_change(state: CommandState, folder: Path, policy: Policy) -> None:
     """Print what the policy would have changed, where the record and the site allow to simulate it."""
     from equipoise.sim.run import RunFailed
-    from equipoise.study.twin.queue_order import orders, sentence
+    from equipoise.study.twin.queue import orders, sentence
     from equipoise.study.twin.queue_record import read_queue
 
     try:
