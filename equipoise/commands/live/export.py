@@ -1,4 +1,4 @@
-"""export: a policy as a file for a real training job, and launch files for clusters."""
+"""export: a policy as a file for a real training job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import click
 from equipoise.base.regular import RefusedError, read_file
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.live.launch_files import Launch, kubernetes, slurm
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress, say
 from equipoise.policies.contract import Policy
 from equipoise.policies.record.export import ExportedPolicy, ExportError, load_policy, write_policy
@@ -39,9 +38,6 @@ _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio
 @click.option("--key-file", metavar="FILE", help="Sign (or check the signature) with the key in this file.")
 @click.option("--check", metavar="FILE", help="Check a policy file and show it, write nothing.")
 @click.option("--plugins", is_flag=True, help="With --check: accept stages of installed packages.")
-@click.option("--launch", type=click.Choice(["slurm", "k8s"]), help="Print a launch file for the policy as well.")
-@click.option("--script", metavar="FILE", default="train.py", show_default=True, help="With --launch.")
-@click.option("--image", default="IMAGE", show_default=True, help="With --launch k8s: container image.")
 @common
 @pass_state
 def export(
@@ -55,9 +51,6 @@ def export(
     key_file: str | None,
     check: str | None,
     plugins: bool,
-    launch: str | None,
-    script: str,
-    image: str,
 ) -> int:
     """Write the policy of SCENARIO with all its parameters, and with its simulated result.
 
@@ -85,8 +78,6 @@ def export(
     digest = _tried(lambda: write_policy(exported, Path(out), key))
     note(state.quiet, f"{out}: {made.policy_name}, digest {digest[:16]}, {_promised(exported)}")
     note(state.quiet, *_without_effect(exported.policy, out))
-    if launch is not None:
-        say(_launch_file(launch, ready, out, script, image), nl=False)
     return OK
 
 
@@ -154,18 +145,3 @@ def _without_effect(policy: Policy, out: str) -> list[str]:
 def _promised(exported: ExportedPolicy) -> str:
     shown = [f"{name} {value:.4g}" for name, value in exported.promise.items() if isinstance(value, float)]
     return "promises " + ", ".join(shown) if shown else "promises nothing: no job completed"
-
-
-def _launch_file(kind: str, scenario: Scenario, out: str, script: str, image: str) -> str:
-
-    groups = scenario.cluster.groups
-    launch = Launch(
-        name=scenario.name,
-        nodes=sum(group.count for group in groups),
-        gpus_per_node=max(group.gpus for group in groups),
-        script=script,
-        policy_file=out,
-        policy_text=Path(out).read_text(encoding="utf-8"),
-        image=image,
-    )
-    return slurm(launch) if kind == "slurm" else kubernetes(launch)
