@@ -66,11 +66,8 @@ def attach(
                         nothing if it takes no longer (0: training waits for it); less than decide_every
     decision_budget_s   longest time that training waits for a decision; a later one is ignored. warm_up_budget_s:
                         longest time that the policy may compile before the first round
-    allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch",
-                        "accumulation", "power": caps of GPUs, through NVML where the driver lets this
-                        process, put back by `close`), and hard bounds (`live.options.Bounds`). With "accumulation"
-                        a step is computed in as many batches as the plan says, and as memory needs: the script
-                        divides its loss by `runtime.passes` and steps where `runtime.ends_step`
+    allow, bounds       levers a policy may use ("samples", "moves", "order", "interval", "share", "batch"), and hard
+                        bounds (`live.options.Bounds`)
     drift               efficiency lost per extra local step (kappa_d); "measured": from how far replicas
                         diverge, beginning with two local steps; NaN (unknown): the interval is not changed
     batch_reference     batch at which the statistical efficiency is 1 (default: global_batch)

@@ -13,7 +13,7 @@ from equipoise.policies.plan import RULES, RateRule
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
-Lever = Literal["samples", "moves", "order", "interval", "share", "batch", "accumulation", "power"]
+Lever = Literal["samples", "moves", "order", "interval", "share", "batch"]
 Backend = Literal["none", "duty-cycle", "green-context", "mps"]
 LEVERS: tuple[Lever, ...] = get_args(Lever)
 
@@ -185,11 +185,6 @@ class Options:
                 f"batch_reference: {self.batch_reference} is not allowed; needed: at most global_batch "
                 f"({self.global_batch})"
             )
-        if self.takes_passes and (self.accumulation > 1 or self.weighted):
-            other = f"accumulation of {self.accumulation}" if self.accumulation > 1 else "weighted batches"
-            raise ValueError(
-                f"allow: 'accumulation' is not allowed with {other}: the script then sets the batches of a step"
-            )
         if self.batch_max is not None and self.batch_max < self.global_batch:
             raise ValueError(
                 f"batch_max: {self.batch_max} is not allowed; needed: at least global_batch ({self.global_batch})"
@@ -199,11 +194,6 @@ class Options:
     def every(self) -> int:
         """Rounds between decisions, or, if nothing is decided, between exchanges of what ranks measured."""
         return self.decide_every or (50 if self.mode == "observe" else 10)
-
-    @property
-    def takes_passes(self) -> bool:
-        """Whether a plan sets the number of batches per step, and the script follows it."""
-        return "accumulation" in self.allow
 
     @property
     def may_step_alone(self) -> bool:
@@ -222,5 +212,4 @@ class Options:
 
     def common(self) -> dict[str, Any]:
         """Options that must be equal on all ranks, because each rank splits the batch by itself."""
-        named = {name: getattr(self, name) for name in _COMMON}
-        return {**named, "'accumulation' in allow": self.takes_passes}
+        return {name: getattr(self, name) for name in _COMMON}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from equipoise.live.group.group import Group
 from equipoise.live.options import Options
 from equipoise.live.train.checks import ReplicaCheck
 from equipoise.live.train.optimizers import Optimizers, check_parameters
-from equipoise.live.train.power import make_power
 from equipoise.live.train.rounds import RoundMeter
 from equipoise.live.train.shares import HeldShare, make_backend
 from equipoise.live.train.sync import LocalSteps
@@ -53,7 +51,6 @@ class Parts:
         folder = None if options.run_dir is None else options.run_dir / self.group.run
         self.recorder = recorder = Recorder(folder, self.group.rank)
         self.share = HeldShare(backend, lambda why: recorder.event("refused", lever="share", why=why))
-        self.power = make_power("power" in options.allow and options.mode == "act", self.device, self._not_capped)
         self.share.share = self.group.places[self.group.rank].share
         self.agreement = Agreement(options, policy, self.group, recorder, self.device)
         self.local.near = near = self.group.near
@@ -69,18 +66,12 @@ class Parts:
             statistics_every=options.statistics_every if options.mode != "observe" else None,
         )
 
-    def _not_capped(self, why: str) -> None:
-        """Report why no cap is set, on every rank without one."""
-        print(f"equipoise: {why}", file=sys.stderr)
-        self.recorder.event("refused", lever="power", why=why)
-
     def close(self) -> None:
         """Write buffered records and stop the threads."""
         self.agreement.flush(self.meter)
         with contextlib.suppress(RuntimeError):
             self.group.control.gather(np.zeros(1))
         self.agreement.close()
-        self.power.close()
         self.meter.close()
         self.local.close()
         self.recorder.close()

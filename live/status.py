@@ -56,17 +56,8 @@ class Status:
         return self._stepping.rate()
 
     @property
-    def passes(self) -> int:
-        """Batches in which the running batch's optimiser step is computed: its loss is divided by them.
-
-        Set by a plan if "accumulation" is in `allow`; else 1.
-        """
-        current = self._stepping.sampler and self._stepping.sampler.current()
-        return current.passes if current else 1
-
-    @property
     def ends_step(self) -> bool:
-        """Whether the optimiser steps after the running batch: the last of its `passes`, or of `accumulation`."""
+        """Whether the optimiser steps after the running batch: the last of `accumulation`."""
         return self._parts.meter.is_last()
 
     @property

@@ -26,8 +26,6 @@ class Stepping:
         self._given: Callable[[], list[float]] | None = None  # weights of the running round, being gathered
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
         self._factor: float | None = None  # on this rank's gradients in the running round
-        if parts.options.takes_passes:
-            parts.meter.ends_step = lambda: self.current().ends_step
         self._last_weights: tuple[float, ...] = ()  # in the one before
 
     def dealt(self) -> ShareSampler:
@@ -51,7 +49,6 @@ class Stepping:
             drop_last=options.drop_last,
             seed=options.seed,
         )
-        self.sampler.takes_passes = options.takes_passes
         return self.sampler
 
     def current(self) -> Round:
@@ -81,21 +78,17 @@ class Stepping:
     def _scale(self, current: Round) -> float:
         group, reduction = self._parts.group, self._parts.options.loss_reduction
         weights = self._weigh(current)
-        # A pass counts by its samples, not by the script's equal weight per pass.
-        passes, of_step = current.passes, current.of_step if current.passes > 1 else weights
-        mine, total = weights[group.rank], math.fsum(of_step)
+        mine, total = weights[group.rank], math.fsum(weights)
         if mine == 0 and reduction == "sum":
             raise ValueError(
                 "loss_reduction: 'sum' is not allowed in a round without samples for this rank, which would count its "
                 "stand-in; needed: bounds with a samples_min of at least 1, and at least as many samples as ranks"
             )
         if not self._parts.local.alone:
-            return contribution_scale(mine, total / passes, group.ranks, reduction)
+            return contribution_scale(mine, total, group.ranks, reduction)
         if mine == 0:
             return 0.0
-        if reduction == "sum":
-            return total / (group.ranks * of_step[group.rank])
-        return mine * passes / of_step[group.rank]
+        return total / (group.ranks * mine) if reduction == "sum" else 1.0
 
     def give(self, weight: float) -> None:
         """Set the weight of this rank's batch in the running round. Collective, but it does not wait.
@@ -156,8 +149,6 @@ class Stepping:
         if not parts.options.weighted:
             meter.batches.end_round(len(current.read))
         local.count(weights)
-        if stepped is None and parts.options.takes_passes:
-            stepped = current.ends_step
         stepped, alone = meter.count(current.samples, weights, stepped), local.alone
         sampler.finish()
         exchanges = stepped and (not alone or local.will_exchange(current.last))
@@ -170,7 +161,6 @@ class Stepping:
             exchanged=exchanged,
             local=alone,
             near=exchanges and not exchanged,
-            ends_step=current.ends_step,
         )
         self.round, self._last_weights = self.round + 1, weights
         if met:
@@ -190,7 +180,6 @@ class Stepping:
                     self.dealt(),
                     intervals=(parts.local.interval, parts.local.far_every),
                     gpu_share=parts.share.share,
-                    power=parts.power.state,
                     movement=parts.local.movement,
                     trained=self.round,
                     checks=(*parts.replicas.take(), self.dealt().checksum(epoch)),
@@ -229,13 +218,11 @@ class Stepping:
 
     def carry_out(self, change: RoundChange) -> None:
         """Do what all ranks agreed on."""
-        dealt = (change.shares, change.order, change.accumulation, change.learning_rate)
+        dealt = (change.shares, change.order, change.learning_rate)
         if change.moves or any(part is not None for part in dealt):
             self.dealt().schedule(change)
         local = self._parts.local
         if change.interval is not None or change.far_every is not None:
             local.change(change.interval or local.interval, change.far_every or local.far_every)
-        if change.power_cap_w is not None:
-            self._parts.power.set(change.power_cap_w[self._parts.group.rank])
         if change.gpu_share is not None:
             self._parts.share.set(change.gpu_share[self._parts.group.rank])

@@ -55,7 +55,6 @@ class Agreement:
         *,
         intervals: tuple[int, int],
         gpu_share: float,
-        power: Sequence[float],
         movement: Movement | None,
         trained: int,
         checks: Sequence[float],
@@ -70,7 +69,7 @@ class Agreement:
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
             moved = (math.nan, math.nan) if movement is None else movement.take()
             queued_s = float(np.diff(self._queued_s)[0]) / max(1, len(infos))
-            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *power, *checks, queued_s)
+            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *checks, queued_s)
             data = self.plane.report() if self.plane is not None else np.empty(0)
             gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data))
             if self.leader is not None and gathered is not None:

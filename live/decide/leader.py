@@ -20,7 +20,7 @@ from equipoise.live.decide.decider import Decider
 from equipoise.live.decide.metrics import MlflowCopy, families
 from equipoise.live.decide.slow_ranks import SlowRanks
 from equipoise.live.decide.telemetry import Recorder
-from equipoise.live.decide.window import Telemetry, joined, measure
+from equipoise.live.decide.window import Telemetry, measure
 from equipoise.live.decide.world import LiveWorld
 from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Options, Reduction
@@ -30,7 +30,6 @@ from equipoise.live.train.devices import GPU_COLUMNS
 from equipoise.live.train.drift import Drift
 from equipoise.live.train.epoch_split import EpochSplit
 from equipoise.live.train.gradients import NoiseScale, noise_statistics
-from equipoise.live.train.power import POWER_COLUMNS
 from equipoise.live.train.rounds import COLUMNS, COMPUTE, LOCAL_SQUARE, MEAN_SQUARE, SAMPLES, RoundInfo
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Decision, Policy, Refusal
@@ -47,7 +46,6 @@ HEADER = (
     "gpu_share",
     "moved_apart",
     "moved_mean",
-    *POWER_COLUMNS,
     *CHECK_COLUMNS,
     "queued_s",  # per round, for the processor
     *GPU_COLUMNS,
@@ -98,7 +96,7 @@ class Leader:
         most = max(2, options.bounds.interval_max)
         self._drift = Drift(options.assumed_drift, least=0.1 / (most - 1))  # a smaller one bounds no interval
         self._slow = SlowRanks()
-        self._growth, self._passes = Growth(), 1
+        self._growth = Growth()
         self._cadence, self._took_s = Cadence(), 0.0  # the latter of the decision that is being made
         self._prometheus: MetricsServer | None = None
         self._mlflow: MlflowCopy | None = None
@@ -177,26 +175,16 @@ class Leader:
             world.data.update(reports, [place.host for place in world.active])
         world.interval, world.far_every = intervals
         world.deal, world.shares = sampler.deal, sampler.planned_shares()
-        world.batch, world.passes = sampler.planned_batch(), sampler.planned_accumulation()
-        world.rate = sampler.planned_rate()
+        world.batch, world.rate = sampler.planned_batch(), sampler.planned_rate()
         world.samples_done += int(np.nansum(rows[:, :, SAMPLES]))
-        steps = [r for r in rounds if r.ends_step]
-        window = measure(
-            joined(rows, [r.ends_step for r in rounds]),
-            [r.exchanged for r in steps],
-            [r.near for r in steps],
-            world.near,
-        )
+        window = measure(rows, [r.exchanged for r in rounds], [r.near for r in rounds], world.near)
         self._gradients(rows, rounds)
         self._note_drift(header, int(np.count_nonzero(world.shares)))
         self._refused_late(sampler.refused, header["gpu_share"])
         world.shares_of_gpu = header["gpu_share"]
-        world.power = [header[name] for name in POWER_COLUMNS]
         seen = window
         if world.data is None:  # otherwise waits for files vary
             each = window.each()
-            if sampler.accumulation != self._passes:  # the fixed part occurs once per pass
-                self._growth, self._passes = Growth(), sampler.accumulation
             if window.rounds >= LEAST_ROUNDS:
                 self._growth.learn(each, window.step_s)
             sure_s = self._growth.sure.fixed_s(each, window.step_s)

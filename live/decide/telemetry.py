@@ -162,7 +162,6 @@ def _line(values: Sequence[float], info: RoundInfo) -> dict[str, Any]:
         "local": info.local,
         "ranks": len(info.window),
         **({"near": True} if info.near else {}),
-        **({} if info.ends_step else {"ends_step": False}),
         **({"paused": True} if info.paused else {}),
     }
     return {**head, **dict(zip(COLUMNS, values, strict=True))}

@@ -69,17 +69,6 @@ class Telemetry:
         return cls(LiveWindow.unknown(ranks), nothing, nothing, nothing)
 
 
-def joined(rows: NDArray[np.float64], ends_step: list[bool]) -> NDArray[np.float64]:
-    """`rows` (ranks, rounds, columns) with the passes of a step merged: sums of their samples and times."""
-    ends = np.flatnonzero(ends_step)
-    if len(ends) == rows.shape[1]:
-        return rows
-    begins = np.concatenate(([0], ends[:-1] + 1))
-    whole = rows[:, ends].copy()
-    whole[:, :, SAMPLES : UPDATE + 1] = np.add.reduceat(rows, begins, axis=1)[:, :, SAMPLES : UPDATE + 1]
-    return whole
-
-
 def measure(
     rows: NDArray[np.float64], exchanged: list[bool], near: list[bool] | None = None, group: Ints | None = None
 ) -> LiveWindow:

@@ -51,7 +51,6 @@ class LiveWorld:
         self.rate = 1.0  # factor on the script's learning rate
         self.rate_rule = RULES.index(options.learning_rate or "adascale")
         self.far_every = 1  # intra-node exchanges per exchange of all ranks
-        self.passes = self.least_passes = 1  # batches of a step, and those requested by a plan
         self.near: Ints | None = None  # intra-node group by rank, if there are two levels
         self.far_ratio, self.near_exchange_s = (
             1.0,
@@ -63,7 +62,6 @@ class LiveWorld:
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = RoundChange(0)
         self._speed: dict[str, float] = {}  # samples/s of a GPU of each host, as last measured
-        self.power: list[Floats] = []  # least, most and present power cap (W) of each rank's GPU, if reported
         self._last_s = 0.0
         self._pieces: list[int] = []  # ids of the shards last observed
         self._exchange_s = self._exchange_alone_s = math.nan
@@ -156,9 +154,12 @@ class LiveWorld:
         if self.data is not None:  # add its stores
             none = np.zeros(self.data.stores, dtype=np.int64)
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
-        power, ratio = self._caps(len(count)), self._speed_ratios(len(count))
         return Nodes.of(
-            gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores, speed_ratio=ratio, **power
+            gpus=count,
+            first_gpu=np.cumsum(count) - count,
+            gpus_free=free,
+            cores=cores,
+            speed_ratio=self._speed_ratios(len(count)),
         )
 
     def _speed_ratios(self, nodes: int) -> Floats:
@@ -179,17 +180,6 @@ class LiveWorld:
                 for host in alike:
                     ratio[self._hosts.index(host)] = self._speed[host] / most
         return ratio
-
-    def _caps(self, nodes: int) -> dict[str, Floats]:
-        """Power columns of nodes (nodes,): limits and present cap over all ranks of a host."""
-        idle, most, cap = (np.full(nodes, math.nan) for _ in range(3))
-        if len(self.power) and len(self.power[0]) == len(self.active):
-            for k, host in enumerate(self._hosts):
-                mine = [rank for rank, place in enumerate(self.active) if place.host == host]
-                least_w, most_w, cap_w = (of[mine] for of in self.power)
-                if len(mine) and np.isfinite(cap_w).all():
-                    idle[k], most[k], cap[k] = np.nextafter(least_w.max(), 0.0), most_w.min(), cap_w.min()
-        return {"power_idle_w": idle, "power_max_w": most, "power_cap_w": cap}
 
     def _measured(self) -> dict[str, Floats]:
         """Columns of workers that the last window measured, by rank."""
@@ -222,8 +212,6 @@ class LiveWorld:
         seen, ranks = self.telemetry, len(self.active)
         window = seen.window
         owned = self.deal.owned.astype(np.float64) if self.deal is not None else np.full(ranks, math.nan)
-        limit, endless = self._limit(), np.full(ranks, UNBOUNDED, dtype=np.int64)
-        most, each = (endless, limit) if self.options.takes_passes else (limit, endless)
         return Workers.of(
             job=np.zeros(ranks, dtype=np.int64),
             index=[place.member for place in self.active],
@@ -231,8 +219,7 @@ class LiveWorld:
             node=[self._hosts.index(place.host) for place in self.active],
             gpu_share=self.shares_of_gpu,
             samples_per_step=self.shares,
-            samples_max=most,
-            samples_per_pass=each,
+            samples_max=self._limit(),
             samples_owned=owned,
             fixed_s=np.nan_to_num(window.fixed_s),
             wait_s=window.wait_s,
@@ -295,7 +282,7 @@ class LiveWorld:
             learning_rate=[self.rate],
             rate_rule=[self.rate_rule],
             micro_batch=[options.micro_batch],
-            accumulation=[self.least_passes if options.takes_passes else 0],
+            accumulation=[0],
             sync_interval=[self.interval],
             work_s=[work_s],
             far_every=[self.far_every],
@@ -365,8 +352,6 @@ class LiveWorld:
         if samples is not None:
             self._apply_samples(samples, refused)
         self._apply_batch(plan, samples, refused)
-        if self.options.takes_passes:
-            self._apply_passes(plan.accumulation, refused)
         pieces = self._pieces
         if plan.suspect is not None and plan.suspect.any():
             rows = ", ".join(str(k) for k in np.flatnonzero(plan.suspect))
@@ -381,9 +366,8 @@ class LiveWorld:
             self._apply_interval(int(plan.sync_interval[0]), refused)
         if plan.far_every is not None:
             self._apply_levels(int(plan.far_every[0]), refused)
-        if plan.power_cap_w is not None and self._allowed("power", refused):
-            by_rank = [float(plan.power_cap_w[self._hosts.index(place.host)]) for place in self.active]
-            self.change = replace(self.change, power_cap_w=tuple(by_rank))
+        if plan.power_cap_w is not None:
+            refused.append(Refusal("power", "a live job caps no GPU"))
         if plan.gpu_share is not None:
             self._apply_share(plan.gpu_share, refused)
         if plan.allocation is not None:
@@ -425,23 +409,12 @@ class LiveWorld:
             return
         dealt = self.shares if samples is None else samples
         shares = self._raised(deal(batch, dealt, self.options.micro_batch))
-        if (shares > self._limit()).any() and not self.options.takes_passes:
+        if (shares > self._limit()).any():
             refused.append(Refusal("batch", f"{batch} gives a rank more samples than allowed"))
         elif self._allowed("batch", refused):
             by_rank = tuple(shares.tolist())
             changed = None if rate == self.rate else rate
             self.change = replace(self.change, shares=by_rank, global_batch=batch, learning_rate=changed)
-
-    def _apply_passes(self, asked: Ints | None, refused: list[Refusal]) -> None:
-        """Set the passes: as requested, but at least as many as the largest share needs."""
-        if asked is not None and self._allowed("accumulation", refused):
-            self.least_passes = int(asked[0])
-        shares = self.shares if self.change.shares is None else np.array(self.change.shares)
-        unit = self.options.micro_batch
-        needed = np.ceil(np.ceil(shares / unit) / np.maximum(self._limit() // unit, 1))
-        passes = max(self.least_passes, int(needed.max()))
-        if passes != self.passes and self.options.mode == "act":
-            self.change = replace(self.change, accumulation=passes)
 
     def _apply_interval(self, interval: int, refused: list[Refusal]) -> None:
         most = self.options.bounds.interval_max

@@ -17,11 +17,9 @@ class RoundChange:
     order: tuple[int, ...] | None = None  # piece ids, first to read first
     interval: int | None = None  # local steps per exchange
     gpu_share: tuple[float, ...] | None = None  # per rank
-    power_cap_w: tuple[float, ...] | None = None  # of each rank's GPU
     global_batch: int | None = None  # samples per round over all ranks; never without shares
     far_every: int | None = None  # exchanges per exchange of all ranks; the others are intra-node
     learning_rate: float | None = None  # factor on the script's own, with the batch
-    accumulation: int | None = None  # batches in which a step is computed
 
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
@@ -35,7 +33,7 @@ class RoundChange:
     def from_json(cls, text: str) -> RoundChange:
         """The inverse of `to_json`."""
         raw = json.loads(text)
-        for key in ("shares", "order", "gpu_share", "power_cap_w"):
+        for key in ("shares", "order", "gpu_share"):
             raw[key] = None if raw[key] is None else tuple(raw[key])
         raw["moves"] = tuple((int(piece), int(rank)) for piece, rank in raw["moves"])
         return cls(**raw)

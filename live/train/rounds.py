@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,6 @@ class RoundInfo:
     paused: bool  # its times are not used
     weights: tuple[float, ...]  # weights of the losses: samples, if the script gives no weights
     near: bool = False  # only intra-node ranks exchanged at its end
-    ends_step: bool = True  # the last of the passes in which a step's batch was computed
 
 
 class RoundMeter:
@@ -74,7 +73,6 @@ class RoundMeter:
             *optimizer.on_state_dict(self._notice),
         ]
         self.batches = BatchCheck()
-        self.ends_step: Callable[[], bool | None] = lambda: None  # of the running round, if set by a plan
         self.clear()
 
     def clear(self) -> None:
@@ -133,16 +131,12 @@ class RoundMeter:
         yield
         self._timer.mark("leave")
 
-    def end(
-        self, number: int, samples: int, *, exchanged: bool, local: bool, near: bool = False, ends_step: bool = True
-    ) -> None:
+    def end(self, number: int, samples: int, *, exchanged: bool, local: bool, near: bool = False) -> None:
         """End the last counted round; `samples` are this rank's. The rest is as in `RoundInfo`."""
         self._timer.end_round()
         self._squares.append((self._probe.local_square, self._probe.mean_square))
         paused = self._pauses.end_round(exchanged)
-        self._infos.append(
-            RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights, near, ends_step)
-        )
+        self._infos.append(RoundInfo(number, samples, exchanged, local, self._window, paused, self._weights, near))
         self._waited.append(self._waited_s)
         self.rounds += 1
         if self._stepped:
@@ -180,8 +174,7 @@ class RoundMeter:
 
     def is_last(self) -> bool:
         """Whether the optimiser steps at the end of the running round."""
-        told = self.ends_step()
-        return self.in_window == self._accumulation - 1 if told is None else told
+        return self.in_window == self._accumulation - 1
 
     def _notice(self) -> None:
         self._pauses.notice(self._computing)

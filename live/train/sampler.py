@@ -1,8 +1,7 @@
 """A batch sampler whose share of the global batch may change between rounds, with every sample once per epoch.
 
-A round is one global batch, or one of the passes in which the global batch of a step is computed. A loader may draw
-rounds ahead of training (worker processes, prefetching); a change therefore names the first round it holds for, and
-is applied by every rank when it draws that round, or the first of the next step.
+A round is one global batch. A loader may draw rounds ahead of training (worker processes, prefetching); a change
+therefore names the first round it holds for, and is applied by every rank when it draws that round.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ class Round:
     total: int  # over all ranks
     indices: Ints  # dataset indices of this rank
     last: bool  # of its epoch
-    passes: int = 1  # rounds in which its optimiser step is computed
-    ends_step: bool = True
-    of_step: tuple[int, ...] = ()  # samples of every rank in that step
     rate: float = 1.0  # factor on the script's learning rate
     stand_in: int = 0  # the one that is read, without weight, by a rank that has none
 
@@ -55,17 +51,6 @@ class Files:
 
 def _nothing() -> None:
     """A callback that does nothing."""
-
-
-def in_passes(demand: Ints, passes: int, unit: int) -> deque[Ints]:
-    """`demand` (ranks,) split into at most `passes` passes, in multiples of `unit` except remainders; none is empty.
-
-    No rank takes more in one than ceil(its units / passes) units.
-    """
-    units = -(-demand // unit)
-    passes = max(1, min(passes, int(units.max(initial=0))))
-    ends = [np.minimum(k * units // passes * unit, demand) for k in range(1, passes)]
-    return deque(np.diff(np.stack([np.zeros_like(demand), *ends, demand]), axis=0))
 
 
 class ShareSampler:
@@ -104,11 +89,7 @@ class ShareSampler:
         if drop_last and samples < global_batch:
             raise ValueError(f"drop_last: leaves nothing of {samples} samples, the global batch is {global_batch}")
         self.drop_last, self._given_batch = drop_last, global_batch
-        self.takes_passes = False  # the script follows `accumulation`
-        self.accumulation = 1  # passes in which a step's batch is dealt
         self.rate = 1.0  # factor on the script's learning rate
-        self._passes: deque[Ints] = deque()  # of the step being drawn, what every rank takes in those to come
-        self._of_step: tuple[int, tuple[int, ...]] = (1, ())  # passes of that step, and samples of every rank
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
@@ -159,7 +140,7 @@ class ShareSampler:
     def __len__(self) -> int:
         left = self.deal.left if self._resume and self.deal is not None else self.samples
         few = few_samples(self.shares, self.micro_batch)
-        return rounds_in(left, self.global_batch, few, self.drop_last) * self.accumulation
+        return rounds_in(left, self.global_batch, few, self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
         if self._resume and self.deal is not None:
@@ -167,7 +148,7 @@ class ShareSampler:
         else:
             self.begin_epoch(self.epoch + 1)
         deal = self.deal
-        while deal is self.deal and deal is not None and (self._passes or deal.left >= self._least):
+        while deal is self.deal and deal is not None and deal.left >= self._least:
             drawn = self._draw(deal)
             yield drawn.read.tolist()
 
@@ -189,7 +170,6 @@ class ShareSampler:
                 stacklevel=3,
             )
         self.epoch, self.drawn, self._begun_at, self._ahead = epoch, self.trained, self.trained, 0
-        self._passes.clear()
         self._forget_rounds(self.trained)
         self.deal = self.whole_deal(epoch)
         self._next_id = self.deal.next_id
@@ -226,28 +206,19 @@ class ShareSampler:
         if self.before_draw is not None:
             self.before_draw()
             self.before_draw = None
-        if not self._passes:
-            while self._pending and self._pending[0].round <= self.drawn:
-                self._apply(self._pending.pop(0), deal)
-            demand = deal.demand(self.shares, self.micro_batch, merge=not self.drop_last)
-            one = self.accumulation == 1  # as nearly always
-            self._passes = deque([demand]) if one else in_passes(demand, self.accumulation, self.micro_batch)
-            self._of_step = (len(self._passes), tuple(demand.tolist()))
-        demand = self._passes.popleft()
+        while self._pending and self._pending[0].round <= self.drawn:
+            self._apply(self._pending.pop(0), deal)
+        demand = deal.demand(self.shares, self.micro_batch, merge=not self.drop_last)
         self._drawn_by = threading.get_ident()
         self._before[self.drawn] = (self.epoch, deal.copy())
         indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
-        ends, (passes, of_step) = not self._passes, self._of_step
         new = Round(
             self.drawn,
             self.epoch,
             samples,
             sum(samples),
             indices,
-            ends and deal.left < self._least,
-            passes,
-            ends,
-            of_step,
+            deal.left < self._least,
             self.rate,
             deal.any_sample() if self._stand_in < 0 else self._stand_in,
         )
@@ -266,8 +237,6 @@ class ShareSampler:
             self.global_batch = change.global_batch
         if change.learning_rate is not None:
             self.rate = change.learning_rate
-        if change.accumulation is not None:
-            self.accumulation = change.accumulation
         shard_of = {p.id: p.shard for queue in deal.queues() for p in queue} if change.moves else {}
         for piece, rank in change.moves:
             problem = deal.move(piece, rank)
@@ -293,11 +262,6 @@ class ShareSampler:
         """Factor on the learning rate once every scheduled change holds."""
         planned = [c.learning_rate for c in self._pending if c.learning_rate is not None]
         return planned[-1] if planned else self.rate
-
-    def planned_accumulation(self) -> int:
-        """Passes of a step once every scheduled change holds."""
-        planned = [c.accumulation for c in self._pending if c.accumulation is not None]
-        return planned[-1] if planned else self.accumulation
 
     def planned_shares(self) -> Ints:
         """Shares once every scheduled change holds."""
@@ -350,7 +314,6 @@ class ShareSampler:
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
         self.trained = self.boundary = rounds
         self._ahead = 0
-        self._passes.clear()
         self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
         self.watch()
@@ -378,7 +341,6 @@ class ShareSampler:
             "global_batch": self.planned_batch(),
             "given_batch": self._given_batch,
             "rate": self.planned_rate(),
-            "accumulation": self.planned_accumulation(),
             "owner": self.owner.tolist(),
         }
 
@@ -400,7 +362,6 @@ class ShareSampler:
         if state["given_batch"] == self._given_batch:  # else the script wants another one now
             self.global_batch, self.rate = state["global_batch"], state.get("rate", 1.0)
             self.set_world(self.rank, self.ranks)
-        self.accumulation = state.get("accumulation", 1) if self.takes_passes else 1
         deal = state["deal"]
         if deal is not None:
             deal = self.deal_of(deal, state["epoch"])

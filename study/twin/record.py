@@ -92,8 +92,6 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in members}
     if any(line.get("near") for found in lines.values() for line in found):
         raise InputError([f"{folder}: ranks exchanged at two levels; a twin has one interval for all"])
-    if any(line.get("ends_step") is False for found in lines.values() for line in found):
-        raise InputError([f"{folder}: a plan split steps into several passes; a twin of these is not possible"])
     rows, changed = _rounds_of(lines)
     columns, exchanged = _columns(rows, members)
     leader = int(manifest["members"][0]["member"])

@@ -67,10 +67,7 @@ OPTIONS = {
     "outer_momentum": (1, "1 is not allowed; needed: a number of at least 0 and under 1"),
     "prometheus_port": (99999, "99999 is not allowed; needed: a whole number, 0 to 65535, or None"),
     "share_backend": ("gpu", "'gpu' is not allowed; needed: one of none, duty-cycle, green-context, mps"),
-    "allow": (
-        "samples",
-        "'samples' is not allowed; needed: a set of samples, moves, order, interval, share, batch, accumulation, power",
-    ),
+    "allow": ("samples", "'samples' is not allowed; needed: a set of samples, moves, order, interval, share, batch"),
     "batch_max": (10, "10 is not allowed; needed: at least global_batch (20)"),
     "seed": (-1, "-1 is not allowed; needed: a whole number of at least 0"),
     "shuffle": ("no", "'no' is not allowed; needed: one of True, False"),

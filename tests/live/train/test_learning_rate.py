@@ -22,8 +22,19 @@ from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.learning import with_rates
 from equipoise.policies.observation import Observation
 from tests.live import ranks as live_ranks
-from tests.live.train.test_passes import SAMPLES, make_net
-from tests.live.train.test_passes import make_data as around_zero
+
+SAMPLES = 100
+
+
+def make_net() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1)).double()
+
+
+def around_zero() -> tuple[Any, Any]:
+    x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return x, x.sum(dim=1, keepdim=True).sin()
+
 
 BATCH, LARGE = 16, 40
 
