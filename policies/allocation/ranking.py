@@ -28,6 +28,14 @@ from equipoise.policies.quotas.limits import Quota
 
 RANKED = 2048
 """Number of waiting jobs that are ranked; the others follow unranked."""
+UNKNOWN_S = 3600.0
+"""Time of a job that has no estimate."""
+_RESPONSE = 4.0  # weight of the response ratio in A
+_DEMAND = 0.1  # exponent of data and compute demand in A
+_LEAD_S = 360000.0  # initial waiting time of every job: larger values favour short jobs
+_PATIENCE_S = 86400.0  # waiting time that adds 1 to A
+MEMORY_S = 600.0
+"""Half-life of the measurements of a node, or of an exchange, that is idle now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class NodeState:
         }
 
 
-def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: bool = True) -> NodeState:
+def node_state(o: Observation, memory: Memory, *, measured: bool = True) -> NodeState:
     """Efficiency and speed of each node; what was measured of one without workers fades to its GPU model's speed.
 
     A node that was never measured counts as the median of the measured ones with its GPU model. `measured`: use
@@ -71,7 +79,7 @@ def node_state(o: Observation, memory: Memory, half_life_s: float, *, measured: 
     ratio = np.ones(len(nodes))
     seen_s = _last_measured_s(o, memory)
     if measured and not np.isnan(nodes.speed_ratio).all():
-        ratio = 1.0 + (nodes.speed_ratio - 1.0) * 0.5 ** (np.maximum(o.time_s - seen_s, 0.0) / half_life_s)
+        ratio = 1.0 + (nodes.speed_ratio - 1.0) * 0.5 ** (np.maximum(o.time_s - seen_s, 0.0) / MEMORY_S)
         for m in range(models):
             mine = ratio[(model == m) & ~np.isnan(ratio)]
             ratio[(model == m) & np.isnan(ratio)] = min(float(np.median(mine)), 1.0) if len(mine) else 1.0
@@ -105,20 +113,12 @@ def _mean_by(index: Ints, value: Floats, size: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Ageing:
-    """Growth of a job's priority with its waiting time, and its longest wait.
+class Patience:
+    """A job is overdue when its total wait is longer than min(after_s + slowdown * duration, longest_s)."""
 
-    A job is overdue when its total wait is longer than min(after_s + slowdown * duration, longest_s).
-    """
-
-    response: float  # weight of the response ratio
-    demand: float  # exponent of the demand for data and for compute
-    lead_s: float  # waiting that every job starts with, for the response ratio
-    patience_s: float  # waiting that adds 1 to a claim
     after_s: float
     slowdown: float
     longest_s: float
-    unknown_s: float  # time of a job that has no estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def _fits(o: Observation, rows: Ints) -> Bools:
 def rank(
     o: Observation,
     nodes: NodeState,
-    ageing: Ageing,
+    patience: Patience,
     reserved: int = -1,
     *,
     arrival_order: bool = False,
@@ -228,12 +228,12 @@ def rank(
     fit[len(o.waiting) :] = True
     service_s = jobs.service_s if len(o.gpu_models) < 2 else _own_service_s(o, nodes.model_speed, rows)
     claims = (jobs.state, service_s, jobs.duration_s, jobs.queued_since_s, jobs.waited_s)
-    a, n, worth = np.empty(len(rows)), len(o.waiting), _worth(o, rows, fit, ageing.demand)
-    priorities(rows, worth, claims, o.time_s, ageing.response, ageing.lead_s, ageing.patience_s, ageing.unknown_s, a)
+    a, n, worth = np.empty(len(rows)), len(o.waiting), _worth(o, rows, fit)
+    priorities(rows, worth, claims, o.time_s, _RESPONSE, _LEAD_S, _PATIENCE_S, UNKNOWN_S, a)
     if arrival_order:
         a = np.where(fit, o.time_s - np.nan_to_num(jobs.arrival_s[rows]) + 1.0, 0.0)
     able = rows[:n][fit[:n]]
-    overdue = _overdue(able, claims, o.time_s, ageing)
+    overdue = _overdue(able, claims, o.time_s, patience)
     if reserved in able and reserved not in overdue:
         overdue = frozen(np.append(overdue, reserved))
     free = o.nodes.gpus_free
@@ -250,8 +250,8 @@ def rank(
     return Ranking(o.waiting[order], waiting_a[order], ratio[order], wanted[order], running, running_a, overdue, weight)
 
 
-def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
-    """The part of A_i that is constant while a job waits: p_i * ((D_i/D) * (C_i/C))^demand * M / (M + m_i).
+def _worth(o: Observation, rows: Ints, fit: Bools) -> Floats:
+    """The part of A_i that is constant while a job waits: p_i * ((D_i/D) * (C_i/C))^0.1 * M / (M + m_i).
 
     p is priority, D and C data and compute demand over their geometric means (a job without one counts as the mean),
     M the memory of a GPU and m the job's need. 0: it fits on no GPU.
@@ -260,7 +260,7 @@ def _worth(o: Observation, rows: Ints, fit: Bools, demand: float) -> Floats:
     worth = np.where(np.isnan(jobs.priority[rows]), 1.0, jobs.priority[rows])
     data, compute = jobs.data_demand_bytes[rows], jobs.compute_demand_flops[rows]
     if (data > 0.0).any() or (compute > 0.0).any():
-        worth *= (_over_mean(data) * _over_mean(compute)) ** demand
+        worth *= (_over_mean(data) * _over_mean(compute)) ** _DEMAND
     need = jobs.memory_bytes[rows]
     if need.any():
         need = np.nan_to_num(need)
@@ -279,15 +279,15 @@ def _over_mean(demand: Floats) -> Floats:
     return ratio
 
 
-def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, ageing: Ageing) -> Ints:
+def _overdue(rows: Ints, claims: ClaimColumns, now_s: float, patience: Patience) -> Ints:
     """The overdue jobs among some waiting ones, the longest overdue first, then ascending."""
     late_s = np.empty(len(rows))
-    lateness(rows, claims, now_s, ageing.after_s, ageing.slowdown, ageing.longest_s, ageing.unknown_s, late_s)
+    lateness(rows, claims, now_s, patience.after_s, patience.slowdown, patience.longest_s, UNKNOWN_S, late_s)
     late = np.flatnonzero(late_s > 0.0)
     return frozen(rows[late[np.lexsort((rows[late], -late_s[late]))]])
 
 
-def without_saved(o: Observation, ageing: Ageing) -> tuple[Observation, Bools]:
+def without_saved(o: Observation, patience: Patience) -> tuple[Observation, Bools]:
     """(the observation, jobs that may not grow) that leaves room under the limits of overdue jobs.
 
     A job that a limit holds back has no reservation. Once it is overdue, waiting jobs that count under that limit are
@@ -301,8 +301,8 @@ def without_saved(o: Observation, ageing: Ageing) -> tuple[Observation, Bools]:
     late_s = np.full(len(jobs), -np.inf)
     for rows in (held, o.waiting):
         waited_s = np.nan_to_num(jobs.waited_s[rows]) + np.maximum(o.time_s - jobs.queued_since_s[rows], 0.0)
-        duration_s = np.nan_to_num(jobs.duration_s[rows], nan=ageing.unknown_s)
-        late_s[rows] = waited_s - np.minimum(ageing.after_s + ageing.slowdown * duration_s, ageing.longest_s)
+        duration_s = np.nan_to_num(jobs.duration_s[rows], nan=UNKNOWN_S)
+        late_s[rows] = waited_s - np.minimum(patience.after_s + patience.slowdown * duration_s, patience.longest_s)
     late = held[(late_s[held] > 0.0) & (jobs.claim[held] >= 0)]
     quota = Quota.now(o) if len(late) else None
     for row, gpus in zip(late.tolist(), gpus_wanted(o, late).tolist(), strict=True):

@@ -68,13 +68,11 @@ def nothing_printed() -> Iterator[None]:
         os.close(null)
 
 
-def best_sizes(
-    gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, search_limit: int, limit_s: float
-) -> Bools:
+def best_sizes(gpus: Ints, model: Ints, worth: Floats, index: Ints, must: Bools, room: Ints, limit_s: float) -> Bools:
     """Configurations (entries) of highest total worth: at most one per job `index`, exactly one if `must`.
 
     Those on GPU model m use at most room[m] GPUs in total. Raises ValueError when HiGHS has not proved an optimum
-    within `search_limit` nodes of its search (the same on every machine), or there is no solution; TimeoutError
+    within SEARCH_LIMIT nodes of its search (the same on every machine), or there is no solution; TimeoutError
     after `limit_s` of wall time, which also bounds presolving and the first relaxation.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -89,12 +87,12 @@ def best_sizes(
             integrality=np.ones(n, dtype=np.int64),
             bounds=Bounds(0.0, 1.0),
             constraints=[LinearConstraint(one, lb=must.astype(np.float64), ub=1.0), LinearConstraint(held, ub=room)],
-            options={"node_limit": search_limit, "time_limit": limit_s},
+            options={"node_limit": SEARCH_LIMIT, "time_limit": limit_s},
         )
     if solved.status == _TIME_LIMIT:
         raise TimeoutError(f"no optimum within {limit_s:g} s")
     if solved.status == _OTHER and "limit reached" in solved.message:
-        raise ValueError(f"no optimum within {search_limit} nodes of its search")
+        raise ValueError(f"no optimum within {SEARCH_LIMIT} nodes of its search")
     if solved.x is None:
         raise ValueError(str(solved.message))
     return np.asarray(solved.x > 0.5)
@@ -290,7 +288,6 @@ def resize_optimally(
     waits: bool,
     horizon_s: float,
     reluctance: float,
-    search_limit: int,
     limit_s: float,
 ) -> int:
     """Give each job the size and GPU model of the integer programme; returns the number of configurations.
@@ -315,6 +312,6 @@ def resize_optimally(
     room += np.bincount(o.gpus.model[elastic[2]], minlength=len(room))
     must = np.arange(len(c.row)) < len(elastic[0])
     must &= ~np.isin(c.row, np.intersect1d(fixed, patient))
-    picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, search_limit, limit_s))
+    picked = np.flatnonzero(best_sizes(c.gpus, c.model, c.worth, c.index, must, room, limit_s))
     _carry_out(proposal, nodes, elastic, c, picked)
     return len(c.index)

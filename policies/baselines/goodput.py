@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.policies.allocation.ranking import gpus_wanted
-from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, best_sizes
+from equipoise.policies.allocation.sizes import WALL_LIMIT_S, best_sizes
 from equipoise.policies.baselines.rounds import (
     Grant,
     RoundBased,
@@ -246,7 +246,7 @@ class Sia(RoundBased):
     job there (batch adapted) over the least goodput of that job, times (age - restarts x cost) / (age + cost) where
     the job would have to move. The sum of worth^p - worth of none (p = -0.5, lambda 1.1) over jobs is minimised: at
     most one configuration per job, no more GPUs of a model than available. The restart discount uses the job's last
-    start only. Beyond `search_limit` nodes of the programme's search nothing changes; nor beyond `time_limit_s` of
+    start only. Beyond 1,000 nodes of the programme's search nothing changes; nor beyond `time_limit_s` of
     wall time, which the notes of a run report.
     """
 
@@ -257,14 +257,12 @@ class Sia(RoundBased):
     round_s: float = 60.0
     power: float = -0.5
     penalty: float = 1.1  # lambda: what a job without GPUs costs
-    search_limit: int = SEARCH_LIMIT
     time_limit_s: float = WALL_LIMIT_S
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("search_limit", "time_limit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0")
+        if not self.time_limit_s > 0:
+            raise ValueError("time_limit_s must be above 0")
 
     def decide(self, o: Observation, plan: Plan, memory: Memory) -> tuple[Plan, Memory]:
         """Solve for one configuration per job."""
@@ -280,8 +278,7 @@ class Sia(RoundBased):
         must = np.zeros(len(rows), dtype=np.bool_)
         gpus, model = (np.array([getattr(way, name) for way in flat]) for name in ("gpus", "model"))
         try:
-            limits = (self.search_limit, self.time_limit_s)
-            picked = np.flatnonzero(best_sizes(gpus, model, worth, index, must, room, *limits))
+            picked = np.flatnonzero(best_sizes(gpus, model, worth, index, must, room, self.time_limit_s))
         except (TimeoutError, ValueError) as error:
             by_clock = {BY_CLOCK: self.time_limit_s} if isinstance(error, TimeoutError) else {}
             return plan.because(self.name, f"no change: {error}", **by_clock), {}

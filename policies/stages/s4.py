@@ -27,9 +27,17 @@ from equipoise.policies.allocation.growing import grow_jobs
 from equipoise.policies.allocation.planned import plan_jobs
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
 from equipoise.policies.allocation.proposal import Proposal
-from equipoise.policies.allocation.ranking import Ageing, NodeState, Ranking, node_state, rank, without_saved
-from equipoise.policies.allocation.sizes import SEARCH_LIMIT, WALL_LIMIT_S, movable, resize_optimally
-from equipoise.policies.allocation.starts import Starts, takes_s_of
+from equipoise.policies.allocation.ranking import (
+    UNKNOWN_S,
+    NodeState,
+    Patience,
+    Ranking,
+    node_state,
+    rank,
+    without_saved,
+)
+from equipoise.policies.allocation.sizes import WALL_LIMIT_S, movable, resize_optimally
+from equipoise.policies.allocation.starts import SURE, Starts, takes_s_of
 from equipoise.policies.allocation.widths import narrow_jobs
 from equipoise.policies.contract import AllocationStage, Memory, Plan
 from equipoise.policies.kernels.arrays import sort_by
@@ -64,39 +72,20 @@ from equipoise.policies.stages.watch import (
 )
 
 _PREEMPTING = 128  # first waiting jobs for which running jobs may be stopped
+_PREEMPT_RATIO = 0.5  # a job is stopped for one that needs less than this share of its time left
 _SHRINKING = 4  # first waiting jobs for which elastic jobs may give up workers
 
-_ABOVE_ZERO = (
-    "ageing",
-    "patience_s",
-    "run_s",
-    "growth",
-    "horizon_s",
-    "unknown_s",
-    "speed_memory_s",
-    "search_limit",
-    "time_limit_s",
-)
-_NOT_NEGATIVE = (
-    "demand",
-    "lead_s",
-    "reserve_after_s",
-    "slowdown",
-    "longest_wait_s",
-    "reluctance",
-    "margin",
-    "noise",
-    "backoff_s",
-)
+_ABOVE_ZERO = ("run_s", "growth", "horizon_s", "time_limit_s")
+_NOT_NEGATIVE = ("reserve_after_s", "slowdown", "longest_wait_s", "reluctance", "noise", "backoff_s")
 
 
 @dataclass(frozen=True)
 class NodeAllocation(AllocationStage):
     """Allocates GPUs to jobs by priority and ratio, resizes elastic jobs, and undoes harmful changes.
 
-    S412: A_i = p_i * (D_i/D * C_i/C)^demand * M/(M + m_i) * (ageing * (1 + (lead_s + w_i)/s_i) +
-    w_i/patience_s), with data and compute demand D_i and C_i over their geometric means, memory M of a GPU and
-    need m_i, waiting time w and remaining time s. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)),
+    S412: A_i = p_i * (D_i/D * C_i/C)^0.1 * M/(M + m_i) * (4 * (1 + (100 h + w_i)/s_i) + w_i/24 h), with data and
+    compute demand D_i and C_i over their geometric means, memory M of a GPU and need m_i, waiting time w and
+    remaining time s. S422: R_ij = R_j * (u_ij*A_i/(1+d_ij)) / sum_k(u_kj*A_k/(1+d_kj)),
     with u the share of node j's GPUs that the job uses, or could use while it waits, and d the share of a worker's
     data that is stored elsewhere, for a waiting job the time to fetch it over the time to compute; R_j is the
     measured speed of the node. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs. The first few
@@ -136,24 +125,15 @@ class NodeAllocation(AllocationStage):
     places: ClassVar[str] = "whole gangs, on nodes by descending R_ij"
 
     mode: str = "formula"
-    ageing: float = 4.0  # weight of the response ratio in A
-    demand: float = 0.1  # exponent of data and compute demand in A
-    lead_s: float = 360000.0  # initial waiting time of every job: larger values favour short jobs
-    patience_s: float = 86400.0  # waiting time that adds 1 to A
     reserve_after_s: float = 3600.0  # a job is overdue after this...
     slowdown: float = 10.0  # ... plus this many times its duration,
     longest_wait_s: float = 1814400.0  # but at the latest after this
     run_s: float = 600.0  # least work between two preemptions of a job...
     growth: float = 0.1  # ... and least relative to its work before
-    preempt_ratio: float = 0.5  # a job is stopped for one that needs less than this share of its time left
     reluctance: float = 2.0  # restarts that a preemption must gain
     horizon_s: float = 1800.0  # longest time over which the gain of a resize counts
-    margin: float = 0.1  # least relative gain in step time for which a job is resized
-    unknown_s: float = 3600.0  # remaining time of a job that has no estimate
-    speed_memory_s: float = 600.0  # half-life of measurements of a node, or an exchange, that is idle now
     noise: float = 0.05  # a loss of goodput below this is noise
     backoff_s: float = 600.0  # least first back-off after a roll-back; doubles each time
-    search_limit: int = SEARCH_LIMIT  # nodes of the integer programme's search; beyond it the formula decides
     time_limit_s: float = WALL_LIMIT_S  # wall-time limit of the search, as a last resort; reported in a run's notes
     frozen: str = ""  # a sub-step to replace by a simple default: see `policies.stages.frozen`
 
@@ -175,7 +155,7 @@ class NodeAllocation(AllocationStage):
             return plan.because("s4", "an earlier stage has already allocated GPUs"), memory
         if not len(o.waiting) and not len(o.running):
             return plan.because("s4", "no job waits or runs"), memory
-        o, saved = without_saved(o, self._ageing)
+        o, saved = without_saved(o, self._patience)
         before = memory.get("guard") or guard_empty()
         verdict, memory = review(o, memory, self.noise, self.backoff_s)
         if self.frozen == "S413":
@@ -183,17 +163,17 @@ class NodeAllocation(AllocationStage):
         unsound = avoided_gpus(o, plan)
         if not len(verdict.rollback) and unsound is None and self._nothing_to_do(o):
             return plan.because("s4", "no GPU is free, and no change would pay"), memory
-        nodes = node_state(o, memory, self.speed_memory_s, measured=self.frozen != "S411")
+        nodes = node_state(o, memory, measured=self.frozen != "S411")
         memory = {**memory, "node_seen_s": nodes.seen_s}
         ranking = rank(
             o,
             nodes,
-            self._ageing,
+            self._patience,
             memory.get("reserved", -1),
             arrival_order=self.frozen == "S412",
             use=self.frozen != "S421",
         )
-        memory = remember_exchanges(o, memory, self.speed_memory_s)
+        memory = remember_exchanges(o, memory)
         scaling = scaling_columns(o, plan.intervals(o))
         table = corrected(table_columns(o, nodes), o, memory)
         order = _heaviest_first(ranking.weight, o.nodes.gpus_free)
@@ -242,27 +222,18 @@ class NodeAllocation(AllocationStage):
 
     def _bars(self, o: Observation, running: Ints) -> Floats:
         """Bar of each running job (s): a waiting job that needs less may stop it."""
-        return patient_bars(o, running, self.preempt_ratio, self.reluctance, self.run_s, self.growth)
+        return patient_bars(o, running, _PREEMPT_RATIO, self.reluctance, self.run_s, self.growth)
 
     def _may_be_stopped(self, o: Observation, running: Ints) -> Ints:
         """Running jobs that a whole schedule may stop: they have worked `reluctance` restarts since their last."""
-        bars = patient_bars(o, running, self.preempt_ratio, self.reluctance, 1e-9, self.growth)
+        bars = patient_bars(o, running, _PREEMPT_RATIO, self.reluctance, 1e-9, self.growth)
         worked_s = o.time_s - o.jobs.started_s[running]
         least_s = (1.0 + self.reluctance) * np.nan_to_num(o.jobs.restart_s[running])
         return running[(bars > -math.inf) & ~(worked_s < least_s)]
 
     @cached_property
-    def _ageing(self) -> Ageing:
-        return Ageing(
-            self.ageing,
-            self.demand,
-            self.lead_s,
-            self.patience_s,
-            self.reserve_after_s,
-            self.slowdown,
-            self.longest_wait_s,
-            self.unknown_s,
-        )
+    def _patience(self) -> Patience:
+        return Patience(self.reserve_after_s, self.slowdown, self.longest_wait_s)
 
     def _undo(
         self, proposal: Proposal, verdict: Verdict, memory: Memory, before: Record, reserved: bool
@@ -306,7 +277,7 @@ class NodeAllocation(AllocationStage):
         patient = self._may_be_stopped(proposal.observation, ranking.running)
         if not overdue:
             try:
-                schedule = plan_jobs(proposal, nodes, ranking, scaling, table, able, patient, self.margin)
+                schedule = plan_jobs(proposal, nodes, ranking, scaling, table, able, patient, SURE)
                 return {"s422_schedule_s": np.array(schedule.begin_s)}
             except (TimeoutError, ValueError):  # as with many jobs: sizes only
                 pass
@@ -324,7 +295,6 @@ class NodeAllocation(AllocationStage):
                 not overdue,
                 self.horizon_s,
                 self.reluctance,
-                self.search_limit,
                 self.time_limit_s,
             )
         except TimeoutError as error:
@@ -355,7 +325,7 @@ class NodeAllocation(AllocationStage):
         queue, first = ranking.waiting[~proposal.touched(ranking.waiting)], -1
         if overdue < 0:
             by_a = queue[np.lexsort((queue, -ranking.waiting_a[~proposal.touched(ranking.waiting)]))]
-            after_s = self.reserve_after_s + np.nan_to_num(o.jobs.duration_s[by_a], nan=self.unknown_s)
+            after_s = self.reserve_after_s + np.nan_to_num(o.jobs.duration_s[by_a], nan=UNKNOWN_S)
             patient = np.logical_and.accumulate(_waited_s(o, by_a) > after_s)
             overdue = self._start_first(starts, by_a[patient], requests, True)
             queue = queue[~proposal.touched(queue)]
@@ -373,7 +343,7 @@ class NodeAllocation(AllocationStage):
             queue = _one_after_another(np.concatenate(([overdue], late, queue)), proposal)
             running = np.sort(np.concatenate((ranking.running, proposal.started())))
             takes_s = takes_s_of(proposal, nodes, running, queue, requests, scaling, table)
-            takes_s[running] = np.nan_to_num(takes_s[running], nan=self.unknown_s)
+            takes_s[running] = np.nan_to_num(takes_s[running], nan=UNKNOWN_S)
             takes_s = frozen(takes_s)
             more, reserved_s = backfill(
                 o, queue, takes_s, WEIGHTED, running, proposal.holder, requests, proposal.columns
@@ -444,7 +414,7 @@ class NodeAllocation(AllocationStage):
         if not len(narrows) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
         rows = able[~proposal.touched(able)]
-        narrowed = narrow_jobs(proposal, nodes, rows, scaling, table, self.horizon_s, self.margin)
+        narrowed = narrow_jobs(proposal, nodes, rows, scaling, table, self.horizon_s, SURE)
         rows = rows[~proposal.touched(rows)]
         waits = np.flatnonzero(~proposal.touched(ranking.waiting))
         if overdue >= 0:
@@ -460,7 +430,7 @@ class NodeAllocation(AllocationStage):
         if len(blocked):
             rows = in_nobodys_way(proposal, nodes, rows, blocked, scaling, table)
         starts = Starts(proposal, nodes, scaling, table, Scaling(*scaling).sync_interval)
-        grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, self.margin, starts)
+        grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, SURE, starts)
         return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
 
 

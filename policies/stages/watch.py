@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.policies.allocation.elastic import held_gpus, slowest_models
 from equipoise.policies.allocation.proposal import Proposal
-from equipoise.policies.allocation.ranking import NodeState
+from equipoise.policies.allocation.ranking import MEMORY_S, NodeState
 from equipoise.policies.contract import Memory
 from equipoise.policies.kernels.dataflow import match_sorted
 from equipoise.policies.kernels.gangs import frozen
@@ -64,14 +64,14 @@ def review(o: Observation, memory: Memory, noise: float, backoff_s: float) -> tu
     return verdict, memory
 
 
-def remember_exchanges(o: Observation, memory: dict[str, Any], half_life_s: float) -> dict[str, Any]:
+def remember_exchanges(o: Observation, memory: dict[str, Any]) -> dict[str, Any]:
     """Measured over estimated time of each job's exchanges, at the last measurement; decays to 1.
 
     Without it a job that gave up its GPUs, because its links are slower than estimated, would take them again.
     """
     over = np.ones(len(o.jobs))
     if "exchange_over" in memory:
-        faded = 0.5 ** (max(o.time_s - memory["exchange_s"], 0.0) / half_life_s)
+        faded = 0.5 ** (max(o.time_s - memory["exchange_s"], 0.0) / MEMORY_S)
         before = memory["exchange_over"][: len(over)]
         some = np.flatnonzero(before != 1.0)  # few of all that have ever arrived
         over[some] = before[some] ** faded

@@ -41,13 +41,12 @@ BORDERS: dict[str, dict[str, tuple[list[float], list[float]]]] = {
         "backoff_windows": ([0], [-1]),
     },
     "s4": {
-        **dict.fromkeys(("ageing", "patience_s", "run_s", "growth", "horizon_s"), ([0.01], [0.0])),
-        "speed_memory_s": ([0.01], [0.0]),
-        **dict.fromkeys(("unknown_s", "search_limit", "time_limit_s"), ([1], [0])),
-        **dict.fromkeys(("demand", "lead_s", "reserve_after_s", "slowdown", "longest_wait_s"), ([0.0], [-0.01])),
-        **dict.fromkeys(("reluctance", "margin", "noise", "backoff_s"), ([0.0], [-0.01])),
+        **dict.fromkeys(("run_s", "growth", "horizon_s"), ([0.01], [0.0])),
+        "time_limit_s": ([1], [0]),
+        **dict.fromkeys(("reserve_after_s", "slowdown", "longest_wait_s"), ([0.0], [-0.01])),
+        **dict.fromkeys(("reluctance", "noise", "backoff_s"), ([0.0], [-0.01])),
     },
-    "sia": dict.fromkeys(("search_limit", "time_limit_s"), ([1], [0])),
+    "sia": {"time_limit_s": ([1], [0])},
     "las": {"promote": ([0.0], [-0.01])},
 }
 """By stage and parameter: the last values that are taken, and the first that are not."""

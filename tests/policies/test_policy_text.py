@@ -22,8 +22,8 @@ from equipoise.study.runs.variants import policy_text
         ("fifo+fifo", "stage 'fifo' is listed twice; give each stage once"),
         ("s1+s2+s1(threshold=0.2)", "stage 's1' is listed twice; give each stage once"),
         ("s2(epsilon=inf)", "s2.epsilon: 'inf' is not a float"),
-        ("s4(ageing=nan)", "s4.ageing: 'nan' is not a float"),
-        ("s4(margin=-inf)", "s4.margin: '-inf' is not a float"),
+        ("s4(growth=nan)", "s4.growth: 'nan' is not a float"),
+        ("s4(run_s=-inf)", "s4.run_s: '-inf' is not a float"),
     ],
 )
 def test_what_is_no_policy(text: str, wrong: str) -> None:

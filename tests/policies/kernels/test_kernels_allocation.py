@@ -139,7 +139,7 @@ def test_worth(seed):
     )
     known = None if np.isnan(memory) else float(memory)
     plain = [naive.worth(job, jobs, 0.1, known) for job in jobs]
-    assert _worth(o, np.arange(n), column("fit"), 0.1) == pytest.approx(plain)
+    assert _worth(o, np.arange(n), column("fit")) == pytest.approx(plain)
 
 
 @MANY
@@ -372,8 +372,8 @@ def test_sizes_of_most_worth(seed):
     expected = naive.best_worth(list(zip(index, gpus, model, worth, strict=True)), jobs, must, room)
     if expected == -math.inf:
         with pytest.raises(ValueError, match=r"."):
-            best_sizes(gpus, model, worth, index, must, room, 1000, 10.0)
+            best_sizes(gpus, model, worth, index, must, room, 10.0)
         return
-    picked = best_sizes(gpus, model, worth, index, must, room, 1000, 10.0)
+    picked = best_sizes(gpus, model, worth, index, must, room, 10.0)
     assert worth[picked].sum() == pytest.approx(expected)
     assert (np.bincount(index[picked], minlength=jobs) <= 1).all()

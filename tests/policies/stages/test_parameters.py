@@ -153,20 +153,13 @@ CASES = {
     "s3.power_least": ((1 / 3, 0.9), [waiting()] * 2),
     "s3.noise": ((0.01, 0.3), shares_undone(0.1)),
     "s3.backoff_windows": ((1, 100), shares_undone(0.5, 140.0, 150.0)),
-    "s4.ageing": ((1e-4, 4.0), queue(LONG, BRIEF)),
-    "s4.demand": ((0.0, 0.5), queue({"data_demand_bytes": 1e9, "priority": 1.1}, {"data_demand_bytes": 9e9})),
-    "s4.lead_s": ((0.0, 360000.0), queue({**BRIEF, "service_s": 600.0, "waited_s": 2000.0, "duration_s": 6e3}, BRIEF)),
-    "s4.patience_s": ((1.0, 86400.0), queue(LONG, BRIEF)),
     "s4.reserve_after_s": ((3600.0, 1e5), queue(LATE, BRIEF)),
     "s4.slowdown": ((10.0, 1000.0), queue(LATE, BRIEF)),
     "s4.longest_wait_s": ((1000.0, 1814400.0), queue({**LATE, "duration_s": 1e6}, BRIEF)),
     "s4.run_s": ((600.0, 5000.0), queue(BUSY, BRIEF)),
     "s4.growth": ((0.1, 10.0), queue(BUSY, BRIEF)),
-    "s4.preempt_ratio": ((0.001, 0.5), queue(BUSY, BRIEF)),
     "s4.reluctance": ((2.0, 1000.0), queue(BUSY, BRIEF)),
     "s4.horizon_s": ((10.0, 1800.0), queue(ONE, sizes=(4, 2))),
-    "s4.margin": ((0.05, 0.9), queue(ONE, sizes=(4, 2))),
-    "s4.unknown_s": ((10.0, 1e5), queue({"service_s": np.nan}, {"service_s": 600.0})),
     "s4.noise": ((0.01, 0.3), grown(10.0)),
     "s4.backoff_s": ((10.0, 5000.0), grown(40.0, 2500.0)),
 }
@@ -179,13 +172,6 @@ def test_it_changes_a_decision(name):
     mode = {"mode": "optimal"} if name in OPTIMAL else {}
     one, other = (decisions(make_stage(stage, {parameter: v, **mode}), observations) for v in values)
     assert not same(one, other)
-
-
-def test_a_nodes_speed_is_remembered_for_speed_memory_s():
-    alone = cluster([2, 2], [{}], ratio=[0.25, 1.0])
-    memory = {"node_seen_s": np.full(2, 900.0)}
-    fast, slow = (decisions(make_stage("s4", {"speed_memory_s": s}), [alone], memory) for s in (1.0, 1e4))
-    assert not same(fast, slow)
 
 
 def test_the_integer_programme_has_a_time_limit():
@@ -207,7 +193,7 @@ def test_s3_waits_for_a_new_deal_above_spread():
 
 
 def test_every_parameter_is_here():
-    elsewhere = {"s4.speed_memory_s", "s4.time_limit_s", "s4.search_limit", "s3.spread"}
+    elsewhere = {"s4.time_limit_s", "s3.spread"}
     for stage in ("s1", "s2", "s3", "s4"):
         for field in dataclasses.fields(make_stage(stage)):
             if field.name not in ("mode", "frozen"):
