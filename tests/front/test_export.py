@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -54,10 +55,10 @@ def written(tmp_path: Path) -> Path:
 
 def changed(path: Path, **values: object) -> None:
     """Change keys of the file and make its digest right again."""
-    data = yaml.safe_load(path.read_text())
+    data = json.loads(path.read_text())
     data |= values
     content = {k: v for k, v in data.items() if k not in ("digest", "signature")}
-    path.write_text(yaml.safe_dump({**content, "digest": digest_of(content)}))
+    path.write_text(json.dumps({**content, "digest": digest_of(content)}))
 
 
 def refused(path: Path, key: bytes | None = None) -> str:
@@ -99,7 +100,7 @@ def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, dat
 
 
 @settings(max_examples=60, deadline=None)
-@given(cut=st.integers(0, 600))
+@given(cut=st.integers(0, 1200))
 def test_a_torn_file_is_found(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.getbasetemp() / "torn.yaml"
     write_policy(exported(), path)
@@ -118,7 +119,7 @@ def test_a_wrong_or_missing_signature_is_refused(written: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"format": 2}, "format 2"),
+        ({"format": 1}, "format 1"),
         ({"contract": 99}, "contract 99"),
         ({"contract": 0}, "contract 0"),
         ({"surprise": 1}, "unknown key 'surprise'"),
@@ -128,7 +129,6 @@ def test_a_wrong_or_missing_signature_is_refused(written: Path) -> None:
         ({"policy": "s1"}, "needs a list of stages"),
         ({"profile": {"path": "x"}}, "name and digest only"),
         ({"promise": {"x": [1]}}, "numbers and texts"),
-        ({"promise": {str(k): k for k in range(2500)}}, "too many"),
     ],
 )
 def test_wrong_content_is_refused(written: Path, values: dict[str, object], said: str) -> None:
@@ -139,20 +139,15 @@ def test_wrong_content_is_refused(written: Path, values: dict[str, object], said
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("!!python/object/apply:os.system ['true']", "not YAML"),
-        ("a: &x [1]\nb: *x", "aliases are not allowed"),
-        ("[" * 3000 + "]" * 3000, "deep"),
-        ("format: .nan", "'.nan' is not a number"),
-        ("format: 1.0e+999", "not a finite number"),
-        ("format: 1_0", "'1_0' is not a whole number"),
-        ("format: 2020-01-01", "not plain data"),
-        ("- 1", "a mapping is needed"),
+        ("!!python/object/apply:os.system ['true']", "not a policy file"),
+        ("[" * 3000 + "]" * 3000, "deeply"),
+        ('{"format": 2, "policy": ' + "[" * 30_000, "deeply"),
+        ('{"format": NaN}', "format nan"),
+        ('{"format": 1e999}', "format inf"),
+        ("- 1", "not a policy file"),
         ("x" * (MAX_BYTES + 1), "larger than"),
-        ("{a: " * 9 + "1" + "}" * 9, "nested too deeply"),
-        ("format: !!int x", "not YAML"),
-        ("format: 0x1" + "f" * 20_000, "is not a whole number"),
-        ("format: " + "9" * 30, "more than 64 bits"),
-        ("format: !!set {a}", "not plain data"),
+        ('{"format": ' + "9" * 20_000 + "}", ""),
+        ('{"format": "\\ud800"}', "surrogate"),
     ],
 )
 def test_hostile_files_are_refused(tmp_path: Path, text: str, said: str) -> None:

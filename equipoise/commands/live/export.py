@@ -87,7 +87,7 @@ def _check_target(path: Path) -> None:
         raise click.UsageError("--out: a file name is needed")
     if path.is_file():
         with path.open("rb") as file:
-            if file.read(7) not in (b"format:", b""):
+            if file.read(11) not in (b'{\n "format"', b""):
                 raise WrongInputError(f"{path}: exists and is not a policy file; choose another name")
 
 
