@@ -200,8 +200,8 @@ class Leader:
         )
         world.gpu_s += (window.span_s if window.rounds else 0.0) * len(world.active)
         self._trained = rounds[-1].number + 1 if rounds else self._trained
-        for rank, cause, evidence in self._slow.news(window, header, self._growth.law):
-            self._warn(f"rank {rank} is slow: {cause} ({evidence})")
+        for rank, slow in self._slow.news(window, header, self._growth.law):
+            self._warn(f"rank {rank} is slow: {slow.cause} ({slow.times:.2f} times; {slow.evidence})")
         if self.options.mode != "observe" and self.decider is not None:
             self.points += 1
             error = window.step_cov / math.sqrt(max(1, window.rounds))

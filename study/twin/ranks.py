@@ -1,13 +1,10 @@
-"""Diagnosis of slow ranks of a live run from their records: compute, input, host or heat.
+"""Diagnosis of slow ranks of a live run from their records; `policies.slow_ranks` says who is slow, and why.
 
-A rank is slow when it takes more than `SLOW` times the median of the others for equal work. The fixed part of a round
-is learnt from the rounds around changes of shares (`policies.growth`); if these never changed, a rank that is slower
-per sample but not per round is neither slow nor cleared. The part of its round that exceeds the others' most is the
-cause. Slow computing is attributed to heat when the clock is lower, and to the host when the rank waited for a
-processor for at least half of the extra time, beyond what its longer computing explains. The exchange is the time of
+The fixed part of a round is learnt from the rounds around changes of shares (`policies.growth`); if these never
+changed, a rank that is slower per sample but not per round is neither slow nor cleared. The exchange is the time of
 the rank that waits least: a slow link delays all ranks equally, so it is shown for the job, not for a rank. What a
-rank computes after its last gradient is recorded as computing (`live.train.gradients`), except with `fully_shard` or
-a communication hook, where it is a part of the exchange, and the text says so.
+rank computes after its last gradient is recorded as computing, except with `fully_shard` or a communication hook,
+where it is a part of the exchange, and the text says so.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from equipoise.base.json_values import plain
 from equipoise.policies.growth import LEAST_ROUNDS as LEAST_LEARNT
 from equipoise.policies.growth import Growth, Law
 from equipoise.policies.observation import Floats
+from equipoise.policies.slow_ranks import of_others, slow_ranks
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import format_seconds, format_share
 from equipoise.study.twin.record import lines_of, manifest_of, the_run_in
@@ -33,10 +31,12 @@ LEAST_ROUNDS = 8
 STRETCHES = 10  # of a run, in which speeds are shown
 _PIECE = 8  # rounds of the same shares that are looked at together
 _UNEQUAL = 1.1  # times the others' samples
-_HOST = 0.5  # least part of the extra time for which other programs had the processor
-_LOW_CLOCK = 0.95  # of the others' clock
 _NETWORK = 0.3  # of a round
 _PARTS = {"compute": "compute_s", "input": "stall_s", "host": "update_s"}
+_SHOWN = (
+    *("samples", "per_sample_s", "fixed_s", "compute_s", "stall_s", "update_s", "wait_s"),
+    *("clock_ratio", "temperature_c", "queued_s"),
+)
 _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
 
 
@@ -107,7 +107,7 @@ def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
     spent = sum(table[name] for name in _TIMES)
     law = growth.law
     usual = [_usual(table, k, tail[k] - shortest, _device(lines[m]), law) for k, m in enumerate(rows)]
-    found = [_judged(m, places[m], k, usual, law, known=growth.is_known) for k, m in enumerate(rows)]
+    found = _judged(list(rows), places, usual, law, known=growth.is_known)
     each = float(np.mean(table["samples"]))
     return RankDiagnosis(
         folder,
@@ -170,22 +170,25 @@ def _is_timed(line: Mapping[str, Any]) -> bool:
 
 
 def _usual(table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str, float], law: Law) -> dict[str, float]:
+    """Medians of a rank's rounds; NaN for what it has none of."""
     samples = table["samples"][k]
     some = samples > 0
-    if not some.any():
-        return {"samples": 0.0, "wait_s": float(np.median(wait_s)), **device}
     work = law.work(samples[some])
     parts = {name: table[name][k][some] for name in _PARTS.values()}
     busy_s = np.asarray(sum(parts.values()))
+
+    def median(values: Floats) -> float:
+        """NaN for none."""
+        return float(np.median(values)) if len(values) else math.nan
+
     return {
-        **{name: float(np.median(part / samples[some])) for name, part in parts.items()},
-        **{f"unit_{name}": float(np.median(part / work)) for name, part in parts.items()},
-        "samples": float(np.median(samples)),
-        "work": float(np.median(work)),
-        "round_s": float(np.median(busy_s)),
-        "per_sample_s": float(np.median(busy_s / samples[some])),
-        "unit_s": float(np.median(busy_s / work)),
-        "fixed_s": float(np.median(law.fixed_s(samples[some], busy_s))),
+        **{name: median(part / samples[some]) for name, part in parts.items()},
+        **{cause: median(parts[name] / work) for cause, name in _PARTS.items()},
+        "samples": float(np.median(samples)) if some.any() else 0.0,
+        "round_s": median(busy_s),
+        "per_sample_s": median(busy_s / samples[some]),
+        "unit_s": median(busy_s / work),
+        "fixed_s": median(law.fixed_s(samples[some], busy_s)),
         "wait_s": float(np.median(wait_s)),
         **device,
     }
@@ -204,51 +207,31 @@ def _device(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _judged(member: int, host: str, k: int, usual: Sequence[Mapping[str, float]], law: Law, *, known: bool) -> Rank:
-    units = [f"unit_{name}" for name in _PARTS.values()]
-    shown = ("per_sample_s", "fixed_s", *_PARTS.values())
-    mine = dict.fromkeys((*shown, *units, "unit_s", "round_s", "work"), math.nan) | dict(usual[k])
-    others = [u for j, u in enumerate(usual) if j != k and u["samples"] > 0]
-
-    def theirs(name: str) -> float:
-        """Median over the other ranks."""
-        values = [u[name] for u in others if math.isfinite(u[name])]
-        return float(np.median(values)) if values else math.nan
-
-    slower = mine["unit_s"] / theirs("unit_s") if others else math.nan
-    cause, evidence = None, ""
-    if slower > SLOW:
-        excess = {part: mine[f"unit_{column}"] - theirs(f"unit_{column}") for part, column in _PARTS.items()}
-        cause = max(excess, key=lambda part: excess[part])
-        column = f"unit_{_PARTS[cause]}"
-        times, per = (1.0, "sample") if law.fixed_samples == 0.0 else (mine["work"], _round_of(mine["samples"]))
-        own_s, their_s = mine[column] * times, theirs(column) * times
-        evidence = f"{format_seconds(own_s)} per {per}, the others {format_seconds(their_s)}"
-        fewer = mine["samples"] * _UNEQUAL < theirs("samples")
-        if not known and fewer and not mine["round_s"] > SLOW * theirs("round_s"):
+def _judged(
+    members: Sequence[int], hosts: Mapping[int, str], usual: Sequence[Mapping[str, float]], law: Law, *, known: bool
+) -> list[Rank]:
+    columns = {name: np.array([one[name] for one in usual]) for name in usual[0]}
+    slow = slow_ranks(columns["samples"], {cause: columns[cause] for cause in _PARTS}, columns, law, SLOW)
+    found = []
+    for k, member in enumerate(members):
+        why = slow.get(k)
+        cause, evidence = (why.cause, why.evidence) if why is not None else (None, "")
+        fewer = usual[k]["samples"] * _UNEQUAL < of_others(columns["samples"], k)
+        if (
+            why is not None
+            and not known
+            and fewer
+            and not usual[k]["round_s"] > SLOW * of_others(columns["round_s"], k)
+        ):
             cause = "unclear"
-        elif cause == "compute":
-            cause, more = _why_computing(mine, theirs("clock_ratio"), theirs("queued_s"), theirs("unit_s"))
-            evidence += more
-    values = {name: mine[name] for name in (*shown, "samples", "wait_s")}
-    device = {name: mine[name] for name in ("clock_ratio", "temperature_c", "queued_s")}
-    return Rank(member=member, host=host, **values, **device, slower=slower, cause=cause, evidence=evidence)
+        slower = usual[k]["unit_s"] / of_others(columns["unit_s"], k)
+        shown = {name: usual[k][name] for name in _SHOWN}
+        found.append(Rank(member, hosts[member], **shown, slower=slower, cause=cause, evidence=evidence))
+    return found
 
 
 def _round_of(samples: float) -> str:
     return f"round of {samples:.0f} samples"
-
-
-def _why_computing(mine: Mapping[str, float], clock: float, queued_s: float, unit_s: float) -> tuple[str, str]:
-    if mine["clock_ratio"] < _LOW_CLOCK * clock:
-        heat = f" at {mine['temperature_c']:.0f} degrees" if math.isfinite(mine["temperature_c"]) else ""
-        return "thermal", f"; clock at {mine['clock_ratio']:.0%} of its highest{heat}, the others {clock:.0%}"
-    theirs_s, mine_s = unit_s * mine["work"], mine["unit_s"] * mine["work"]
-    computed = max(0.0, mine_s - mine["queued_s"]) / max(theirs_s - queued_s, 1e-9)
-    if mine["queued_s"] - queued_s * computed > _HOST * (mine_s - theirs_s):
-        taken = f"{format_seconds(mine['queued_s'])} per round, the others' for {format_seconds(queued_s)}"
-        return "host", f"; other programs had its processor for {taken}"
-    return "compute", ""
 
 
 def as_data(found: RankDiagnosis) -> dict[str, Any]:

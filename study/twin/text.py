@@ -8,10 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from equipoise.sim.scenario.units import format_seconds, format_share
-from equipoise.study.twin.words import reason
 
 if TYPE_CHECKING:
-    from equipoise.study.twin.compare import Parting
+    from equipoise.study.twin.compare import ComparedColumn, Parting
     from equipoise.study.twin.twin import Twin, TwinWindow
 
 _HEADER = ("decision", "rounds", "samples", "H", "measured", "predicted", "error", "decides")
@@ -132,6 +131,35 @@ def _parting(parting: Parting, alike: int) -> Iterator[str]:
         for column in columns:
             since = f"apart since decision {column.since}" if column.since else "never differ by more than 1 %"
             yield f"    ({column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since})"
+
+
+def reason(parting: Parting, columns: Sequence[ComparedColumn]) -> str:
+    """One sentence: the field in which the live decision differs from the simulated one, and the columns behind it."""
+    head = f"decision {parting.decision} has another {parting.what} live"
+    if not columns:
+        return f"{head}; the difference comes from counters and memory, not from a measured column"
+    return f"{head}, because {' and '.join(_was(column) for column in columns)}"
+
+
+def _was(column: ComparedColumn) -> str:
+    """The row of a column that is furthest apart, and by how much."""
+    pairs = list(zip(column.live, column.simulated, strict=False))
+    k = max(range(len(pairs)), key=lambda i: _apart(*pairs[i]), default=-1)
+    if k < 0:
+        return f"{column.name} had no rows in common"
+    live, simulated = pairs[k]
+    apart = _apart(live, simulated)
+    if not math.isfinite(apart):
+        return f"{column.name} of row {k} was {live:.3g} live and {simulated:.3g} in the simulation"
+    return f"{column.name} of row {k} was {apart:.1%} {'higher' if live > simulated else 'lower'} live"
+
+
+def _apart(live: float, simulated: float) -> float:
+    """Relative difference; infinite where there is none, because one is unknown or the simulated one zero."""
+    if live == simulated or (math.isnan(live) and math.isnan(simulated)):
+        return 0.0
+    ratio = live / simulated - 1.0 if simulated else math.inf
+    return math.inf if math.isnan(ratio) else abs(ratio)
 
 
 def _few(values: Sequence[float]) -> str:

@@ -42,7 +42,7 @@ def write(folder: Path, ranks: list[dict[str, Any]], devices: list[dict[str, Any
         ({"compute_s": 0.2}, {"queued_s": 0.07}, "host", "other programs had its processor for 70 ms per round"),
         # It takes 0.2 - 0.08 = 0.12 s longer than the others; half of that is 0.06 s.
         ({"compute_s": 0.2}, {"queued_s": 0.05}, "compute", "25 ms per sample, the others 10 ms"),
-        ({"compute_s": 0.2}, {"clock_ratio": 0.6, "temperature_c": 91}, "thermal", "60% of its highest at 91 degrees"),
+        ({"compute_s": 0.2}, {"clock_ratio": 0.6, "temperature_c": 91}, "thermal", "; clock at 60% of its highest"),
     ],
 )
 def test_the_slow_rank_is_named_with_its_cause(
