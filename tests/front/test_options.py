@@ -38,7 +38,7 @@ def test_every_number_of_every_command_has_a_bound_and_is_read_strictly():
 @pytest.mark.parametrize("option", ["--jobs", "--trials", "--seeds", "--fresh"])
 @pytest.mark.parametrize("number", ["0", "-1", "1_0", "2.5", "nan"])
 def test_tune_refuses_numbers_that_mean_nothing(option, number, capsys):
-    assert main(["tune", "quickstart", "--vary", "policy.s4.margin=0:1", option, number]) == 2
+    assert main(["tune", "quickstart", "--vary", "policy.s4.slowdown=0:1", option, number]) == 2
     assert option in capsys.readouterr().err
 
 
@@ -49,7 +49,7 @@ def test_no_process_makes_no_run_and_says_so():
     with pytest.raises(EngineError, match="jobs: 0"):
         tune(
             ParameterSearch(
-                Path("quickstart"), {"policy.s4.margin": ParameterRange(0, 1, False, "linear")}, "s4", jobs=0
+                Path("quickstart"), {"policy.s4.slowdown": ParameterRange(0, 1, False, "linear")}, "s4", jobs=0
             )
         )
 

@@ -8,18 +8,17 @@ import shutil
 import sys
 import time
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 import click
 
 from equipoise import __version__
 from equipoise.calibrate.device import nvrtc
 from equipoise.calibrate.device.libraries import LibraryMissingError
-from equipoise.calibrate.device.nvml import GpmSampler, GpuLostError
+from equipoise.calibrate.device.nvml import GpmSampler, Gpu, GpuLostError
+from equipoise.calibrate.measure import cublaslt
 from equipoise.options import common, say
-
-if TYPE_CHECKING:
-    from equipoise.calibrate.device.nvml import Gpu
+from equipoise.sim.hardware.profile import list_profiles, scenarios_dir
+from equipoise.sim.scenario.units import format_bytes
 
 PACKAGES = ("numpy", "numba", "scipy", "simpy", "pydantic", "pyyaml", "duckdb", "click", "rich")
 OPTIONAL = ("nvidia-ml-py", "torch")
@@ -104,7 +103,6 @@ def _counters(gpu: Gpu) -> str:
 
 def _calibration() -> list[str]:
     """What `equipoise calibrate` would use on a GPU, or what is missing."""
-    from equipoise.calibrate.measure import cublaslt
 
     found = []
     for name, version in (("NVRTC", nvrtc.version), ("cuBLASLt", cublaslt.version)):
@@ -117,13 +115,11 @@ def _calibration() -> list[str]:
 
 
 def _memory(size_bytes: float | None) -> str:
-    from equipoise.sim.scenario.units import format_bytes
 
     return "memory unknown" if size_bytes is None else format_bytes(size_bytes)
 
 
 def _scenarios() -> str:
-    from equipoise.sim.hardware.profile import list_profiles, scenarios_dir
 
     count = len(list(scenarios_dir().glob("*.yaml")))
     return f"{scenarios_dir()}, {count} scenarios, hardware profiles: {', '.join(list_profiles())}"

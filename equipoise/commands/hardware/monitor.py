@@ -6,7 +6,9 @@ import math
 
 import click
 
+from equipoise.base.metrics_server import ListenError
 from equipoise.base.numerals import is_index
+from equipoise.calibrate.monitor.view import show
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.options import WrongInputError, common
 
@@ -43,8 +45,6 @@ def monitor(
     traffic (hardware counters on Hopper and later; column "from" says gpm), power, temperature, clock,
     memory, processes. A dash means that the device does not give the value.
     """
-    from equipoise.base.metrics_server import ListenError
-    from equipoise.calibrate.monitor.view import show
 
     if not math.isfinite(interval_s) or math.isnan(price or 0.0):
         raise click.UsageError("--interval and --price: nan and inf are not allowed")

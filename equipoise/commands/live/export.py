@@ -6,10 +6,11 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from equipoise import api
 from equipoise.base.regular import RefusedError, read_file
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
@@ -17,10 +18,9 @@ from equipoise.options import CommandState, WrongInputError, common, note, pass_
 from equipoise.policies.contract import Policy
 from equipoise.policies.record.export import ExportedPolicy, ExportError, load_policy, write_policy
 from equipoise.policies.registry import make_policy
-
-if TYPE_CHECKING:
-    from equipoise.sim.record import Run
-    from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.hardware.profile import load_profile, profile_path
+from equipoise.sim.record import Run
+from equipoise.sim.scenario.model import Scenario
 
 _KEY_BYTES = 65_536
 _PROMISED = ("makespan_s", "completion_mean_s", "goodput_ratio", "gpu_busy_ratio")
@@ -63,7 +63,6 @@ def export(
     if scenario is None:
         raise click.UsageError("needs SCENARIO to export from, or --check FILE")
     _check_target(Path(out))
-    from equipoise import api
 
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
@@ -120,7 +119,6 @@ def _check(path: str, key: bytes | None, plugins: bool) -> None:
 
 
 def _exported(scenario: Scenario, made: Run, policy: str | None) -> ExportedPolicy:
-    from equipoise.sim.hardware.profile import load_profile, profile_path
 
     hardware = scenario.cluster.hardware
     profile = hashlib.sha256(profile_path(hardware).read_bytes()).hexdigest()

@@ -26,7 +26,10 @@ from equipoise.live.queue.slurm import Slurm
 from equipoise.live.queue.world import whom
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, say
 from equipoise.policies.contract import Policy
+from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.twin.queue import orders, sentence
+from equipoise.study.twin.queue_record import read_queue
 
 _above_zero = FloatRange(min=0.0, min_open=True)
 
@@ -203,9 +206,6 @@ def _run(
 
 def _say_change(state: CommandState, folder: Path, policy: Policy) -> None:
     """Print what the policy would have changed, where the record and the site allow to simulate it."""
-    from equipoise.sim.run import RunFailed
-    from equipoise.study.twin.queue import orders, sentence
-    from equipoise.study.twin.queue_record import read_queue
 
     try:
         say(sentence(orders(read_queue(folder, policy), policy)))

@@ -9,7 +9,9 @@ import click
 
 from equipoise.exit_codes import FAILURE
 from equipoise.options import common, say
+from equipoise.policies.blame import place_of
 from equipoise.policies.registry import make_policy
+from equipoise.study.stage_check.rules import rules_for
 
 
 @click.command("check-stage")
@@ -21,7 +23,6 @@ def check_stage(ctx: click.Context, stage: str) -> None:
 
     STAGE is a name, optionally with parameters: las or 'las(promote=0)'.
     """
-    from equipoise.study.stage_check.rules import rules_for
 
     made, broken = make_policy(stage).stages[0], 0
     for rule in rules_for(made):
@@ -35,7 +36,6 @@ def check_stage(ctx: click.Context, stage: str) -> None:
 
 def _problem(rule: Any, stage: Any) -> str | None:
     """The violation that a rule finds, in one line; None: no violation."""
-    from equipoise.policies.blame import place_of
 
     try:
         rule(stage)
