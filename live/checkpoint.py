@@ -29,7 +29,6 @@ def save(parts: Parts, stepping: Stepping) -> dict[str, Any]:
         )
     sampler, control = stepping.dealt(), parts.group.control
     parts.local.meet()
-    sampler.commit()
     leader = parts.agreement.leader
     policy = json.dumps(leader.state() if leader is not None else None).encode()
     return {

@@ -164,7 +164,6 @@ class Stepping:
         )
         self.round, self._last_weights = self.round + 1, weights
         if met:
-            sampler.commit()
             self._decide(current.epoch)
 
     def _decide(self, epoch: int) -> None:
@@ -212,7 +211,6 @@ class Stepping:
         """Carry out a decision that was begun, if there is one, with all replicas equal. Collective."""
         if self._begun_at is not None:
             self._parts.local.meet()
-            self.dealt().commit()
             self._carry_out_begun()
             self.begin()
 

@@ -61,7 +61,6 @@ class LiveWorld:
         self.data: DataView | None = None  # if the data lies in files
         self.shares: Ints = np.empty(0, dtype=np.int64)
         self.change = RoundChange(0)
-        self._speed: dict[str, float] = {}  # samples/s of a GPU of each host, as last measured
         self._last_s = 0.0
         self._pieces: list[int] = []  # ids of the shards last observed
         self._exchange_s = self._exchange_alone_s = math.nan
@@ -154,32 +153,7 @@ class LiveWorld:
         if self.data is not None:  # add its stores
             none = np.zeros(self.data.stores, dtype=np.int64)
             count, free, cores = np.append(count, none), np.append(free, none), [*cores, *(none * math.nan)]
-        return Nodes.of(
-            gpus=count,
-            first_gpu=np.cumsum(count) - count,
-            gpus_free=free,
-            cores=cores,
-            speed_ratio=self._speed_ratios(len(count)),
-        )
-
-    def _speed_ratios(self, nodes: int) -> Floats:
-        """Speed of each host over the fastest with its GPU model; NaN unless two were measured (nodes,)."""
-        window, ratio = self.telemetry.window, np.full(nodes, math.nan)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = window.samples / window.rounds / (window.step_s - window.stall_s - window.fixed_s)
-        whole = np.isfinite(rate) & (rate > 0.0) & (self.shares_of_gpu >= 1.0)
-        for host in self._hosts:
-            mine = [rate[k] for k, place in enumerate(self.active) if place.host == host and whole[k]]
-            if mine:
-                self._speed[host] = float(np.mean(mine))
-        model = {place.host: place.model for place in reversed(self.active)}
-        for kind in self._models:
-            alike = [host for host in self._hosts if host in self._speed and model[host] == kind]
-            if len(alike) > 1:
-                most = max(self._speed[host] for host in alike)
-                for host in alike:
-                    ratio[self._hosts.index(host)] = self._speed[host] / most
-        return ratio
+        return Nodes.of(gpus=count, first_gpu=np.cumsum(count) - count, gpus_free=free, cores=cores)
 
     def _measured(self) -> dict[str, Floats]:
         """Columns of workers that the last window measured, by rank."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-GPU_COLUMNS = ("sm_active_ratio", "dram_active_ratio", "power_w", "temperature_c", "clock_ratio")
+GPU_COLUMNS = ("power_w", "temperature_c", "clock_ratio")
 UNKNOWN: Mapping[str, float] = dict.fromkeys(GPU_COLUMNS, math.nan)
 
 
@@ -22,7 +22,6 @@ class DeviceSampler:
         self._latest: Mapping[str, float] = UNKNOWN
         self._stop = threading.Event()
         self._told: set[str] = set()
-        self._gpm: list[Any] = []
         self._thread = threading.Thread(target=self._run, name="equipoise-nvml", daemon=True)
         self._thread.start()
 
@@ -58,7 +57,6 @@ class DeviceSampler:
                 self._latest = self._sample(handle)
             except Exception as error:
                 handle, self._latest = None, UNKNOWN
-                self._gpm.clear()
                 self._tell(f"NVML: {type(error).__name__}: {error}")
 
     def _tell(self, problem: str) -> None:
@@ -76,10 +74,7 @@ class DeviceSampler:
         nvml = self._nvml
         clock = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
         nominal = self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-        sm_active, dram_active = self._active(handle)
         return {
-            "sm_active_ratio": sm_active,
-            "dram_active_ratio": dram_active,
             "power_w": self._ask(nvml.nvmlDeviceGetPowerUsage, handle) / 1e3,
             "temperature_c": self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             "clock_ratio": clock / nominal if nominal > 0 else math.nan,
@@ -92,30 +87,3 @@ class DeviceSampler:
             if getattr(error, "value", None) == getattr(self._nvml, "NVML_ERROR_GPU_IS_LOST", 15):
                 raise
             return math.nan  # this device does not have it
-
-    def _active(self, handle: Any) -> tuple[float, float]:
-        """SM and memory activity between this sample and the last one (NVML GPM, Hopper and later)."""
-        nvml = self._nvml
-        try:
-            if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return math.nan, math.nan
-            sample = self._gpm.pop(0) if len(self._gpm) == 2 else nvml.nvmlGpmSampleAlloc()
-            self._gpm.append(sample)
-            nvml.nvmlGpmSampleGet(handle, sample)
-            if len(self._gpm) < 2:
-                return math.nan, math.nan
-            wanted = nvml.c_nvmlGpmMetricsGet_t()
-            wanted.version = nvml.NVML_GPM_METRICS_GET_VERSION
-            wanted.sample1, wanted.sample2 = self._gpm
-            ids = (nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
-            wanted.numMetrics = len(ids)
-            for k, metric in enumerate(ids):
-                wanted.metrics[k].metricId = metric
-            nvml.nvmlGpmMetricsGet(wanted)
-            sm, dram = (
-                float(wanted.metrics[k].value) / 100.0 if wanted.metrics[k].nvmlReturn == 0 else math.nan
-                for k in range(len(ids))
-            )
-            return sm, dram
-        except (nvml.NVMLError, AttributeError):
-            return math.nan, math.nan

@@ -93,7 +93,6 @@ class ShareSampler:
         self.epoch = -1
         self.drawn = 0  # rounds drawn since the start
         self.trained = 0  # rounds finished since the start
-        self.boundary = 0  # of those, the ones whose result all ranks share
         self.refused: list[str] = []  # moves that came too late
         self._next_id = 0
         self._begun_at = 0  # rounds trained when the running epoch began
@@ -289,30 +288,19 @@ class ShareSampler:
             )
         self._ahead = self._ahead or ahead
         self.trained += 1
+        while self._rounds and self._rounds[0].number < self.trained:
+            self._before.pop(self._rounds.popleft().number, None)
         self.watch()
 
     def to_read(self) -> list[Ints]:
         """Dataset indices that this rank reads in the rounds that were drawn and are not trained yet."""
-        return [r.read for r in self._rounds if r.number >= self.trained]
-
-    def commit(self) -> None:
-        """All rounds trained on so far are in the state of every rank, and can no longer be lost."""
-        self.boundary = self.trained
-        while self._rounds and self._rounds[0].number < self.trained:
-            self._before.pop(self._rounds.popleft().number, None)
-
-    def rest_at(self, boundary: int) -> tuple[int, EpochSplit] | None:
-        """Epoch and split before round `boundary` was drawn; None before the first epoch."""
-        if boundary in self._before:
-            epoch, deal = self._before[boundary]
-            return epoch, deal.copy()
-        return (self.epoch, self.deal.copy()) if self.deal is not None else None
+        return [r.read for r in self._rounds]
 
     def resume(self, epoch: int, deal: EpochSplit | None, rounds: int) -> None:
         """Resume with split `deal` at round `rounds`; the next iteration continues the epoch."""
         self._forget_rounds(0)
         self.epoch, self.deal, self.drawn = epoch, deal, rounds
-        self.trained = self.boundary = rounds
+        self.trained = rounds
         self._ahead = 0
         self._resume = deal is not None and deal.left >= self._least
         self._next_id = max(self._next_id, deal.next_id if deal is not None else 0)
@@ -328,13 +316,13 @@ class ShareSampler:
     # -- in a checkpoint -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The state after the last safe round, as plain data, the same on every rank."""
-        rest = self.rest_at(self.boundary)
-        epoch, deal = rest if rest is not None else (self.epoch, None)
+        """The state after the last trained round, as plain data, the same on every rank."""
+        # As it was before the first round that was drawn and is not trained yet.
+        epoch, deal = self._before.get(self.trained, (self.epoch, self.deal))
         return {
             **self._data(),
             "ranks": self.ranks,
-            "round": self.boundary,
+            "round": self.trained,
             "epoch": epoch,
             "deal": None if deal is None else deal.to_data(),
             "shares": self.planned_shares().tolist(),

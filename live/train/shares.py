@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,16 +21,17 @@ MPS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _SAME = 0.005  # of a device: so near to the percentage of MPS, a share is that
 
 
-class ShareBackend(Protocol):
-    """Limits one rank to a fraction of its device."""
+class ShareBackend:
+    """The whole device; what limits a rank to a fraction of it is derived from this."""
 
-    quantum: float
+    quantum = 1.0
     """Smallest step of a share; 1: there is no choice."""
-    fixed: float | None
+    fixed: float | None = None
     """The share that cannot change, where that is so."""
 
     def set(self, share: float) -> str | None:
         """Use `share` from the next round on; returns why that is not possible, or None."""
+        return None if share == 1.0 else "this run was attached without a back end for shares"
 
     def begin(self) -> None:
         """The first forward of a round begins."""
@@ -39,28 +40,10 @@ class ShareBackend(Protocol):
         """The local gradient is computed; may be called several times, the last counts."""
 
 
-class WholeDevice:
-    """No sharing."""
-
-    quantum = 1.0
-    fixed: float | None = None
-
-    def set(self, share: float) -> str | None:
-        """See `ShareBackend`."""
-        return None if share == 1.0 else "this run was attached without a back end for shares"
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def end(self) -> None:
-        """Nothing to do."""
-
-
-class DutyCycle:
+class DutyCycle(ShareBackend):
     """Sleeps before each round for what the last one computed, times (1 - share) / share."""
 
     quantum = 0.01
-    fixed: float | None = None
 
     def __init__(self) -> None:
         self.share = 1.0
@@ -83,17 +66,15 @@ class DutyCycle:
         self._busy_s = time.perf_counter() - self._began_s
 
 
-class MpsAtStart:
+class MpsAtStart(ShareBackend):
     """The share that `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` gave this process."""
-
-    quantum = 1.0
 
     def __init__(self) -> None:
         text = os.environ.get(MPS_VARIABLE)
         if text is None:
             raise ValueError(f"share_backend mps: {MPS_VARIABLE} is not set")
         try:
-            self.fixed: float | None = strict_float(text) / 100.0
+            self.fixed = strict_float(text) / 100.0
         except ValueError as error:
             raise ValueError(f"share_backend mps: {MPS_VARIABLE}: {error}") from None
 
@@ -103,17 +84,9 @@ class MpsAtStart:
             return None
         return f"an MPS percentage is fixed when the process starts; restart with {MPS_VARIABLE}={share:.0%}"
 
-    def begin(self) -> None:
-        """Nothing to do."""
 
-    def end(self) -> None:
-        """Nothing to do."""
-
-
-class GreenContexts:
+class GreenContexts(ShareBackend):
     """One green context per share, made when first asked for and kept. `api` is torch's class."""
-
-    fixed: float | None = None
 
     def __init__(self, device: torch.device, api: Any = None, processors: int | None = None) -> None:
         if api is None:
@@ -152,9 +125,6 @@ class GreenContexts:
                 self._wanted.set_context()
             self._current = self._wanted
 
-    def end(self) -> None:
-        """Nothing to do: the context stays until another share is asked for."""
-
 
 def make_backend(name: str, device: torch.device) -> ShareBackend:
     """The back end called `name`. Raises ValueError when it is not possible here."""
@@ -164,7 +134,7 @@ def make_backend(name: str, device: torch.device) -> ShareBackend:
         return MpsAtStart()
     if name == "green-context":
         return GreenContexts(device)
-    return WholeDevice()
+    return ShareBackend()
 
 
 class HeldShare:

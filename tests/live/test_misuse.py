@@ -204,7 +204,6 @@ def epoch(dealt: ShareSampler, *, trained: bool = True) -> list[int]:
         read += batch
         if trained:
             dealt.finish()
-            dealt.commit()
     return read
 
 

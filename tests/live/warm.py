@@ -7,4 +7,3 @@ _sampler = ShareSampler(
 )
 for _ in _sampler:
     _sampler.finish()
-    _sampler.commit()

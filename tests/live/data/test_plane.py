@@ -56,7 +56,6 @@ def train_all(group: list[ShareSampler], rounds: int, seen: list[int], draws: Dr
             assert current is not None
             seen += drawn[: len(current.indices)]
             sampler.finish()
-            sampler.commit()
     return draws
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,19 +114,6 @@ def test_ranks_on_one_device_share_it() -> None:
     assert seen.gpus.share_free.tolist() == [0.0, 0.0]
     assert seen.nodes.gpus.tolist() == [1, 1]
     assert seen.nodes.first_gpu.tolist() == [0, 1]
-
-
-def test_a_node_is_as_fast_as_its_ranks_that_have_whole_gpus_beside_the_fastest_of_its_model() -> None:
-    active = places(0, 1, 2, 3, hosts="aabc")
-    active[3] = replace(active[3], model="other")
-    made = world(active)
-    # 3 samples in 0.1, 0.2, 0.3 and 0.4 s; the third host has the only GPU of its model
-    expected = [1.0, (1 / 0.3) / ((1 / 0.1 + 1 / 0.2) / 2), NAN]
-    np.testing.assert_allclose(made.observe().nodes.speed_ratio, expected)
-    made.telemetry = Telemetry.unknown(4)
-    np.testing.assert_allclose(made.observe().nodes.speed_ratio, expected, err_msg="the last that was measured")
-    shared = world(places(0, 1, 2, hosts="abb", devices=["x", "y", "y"]))
-    assert np.isnan(shared.observe().nodes.speed_ratio).all()
 
 
 @pytest.mark.parametrize("policy", ["s1+s2+s3", "s1(mode=optimal)+s2(mode=optimal)+s3(mode=optimal)", "none"])

@@ -205,7 +205,6 @@ def test_between_two_epochs_the_next_one_begins() -> None:
     first = sampler()
     for _ in first:
         first.finish()
-        first.commit()
     second = sampler()
     second.load(first.state())
     assert not second.resumes

@@ -115,7 +115,6 @@ def test_every_sample_once_with_prefetching_and_changing_shares(data: st.DataObj
                 assert batch_here == current.indices.tolist() or (len(batch_here) == 1 and not len(current.indices))
                 seen += current.indices.tolist()
                 sampler.finish()
-                sampler.commit()
             left = samples - len(seen) + demand.sum()
             assert min(batch, left) <= demand.sum() < batch + ranks * unit
             if data.draw(st.booleans()):
@@ -133,7 +132,6 @@ def test_a_script_may_break_off_an_epoch() -> None:
         for _ in range(4):
             next(stream)
         sampler.finish()
-        sampler.commit()
     seen = [i for sampler in some for part in sampler for i in part]
     assert sorted(seen) == list(range(100))
 
@@ -167,7 +165,6 @@ def test_every_sample_once_through_checkpoints_on_other_ranks(data: st.DataObjec
         since += [i for s in some for i in s.current().indices.tolist()]  # type: ignore[union-attr]
         for sampler in some:
             sampler.finish()
-            sampler.commit()
         if data.draw(st.booleans()):
             saved, counted, since = json.dumps(some[0].state()), counted + since, []
         if saved is not None and data.draw(st.integers(0, 3)) == 0:

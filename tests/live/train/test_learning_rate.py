@@ -202,7 +202,6 @@ def test_the_factor_goes_with_its_round_and_into_a_checkpoint() -> None:
     sampler.schedule(RoundChange(3, learning_rate=1.7))
     assert (sampler.rate, sampler.planned_rate()) == (1.5, 1.7)
     sampler.finish()
-    sampler.commit()
     again = ShareSampler(96, rank=0, ranks=2, global_batch=12)
     again.load(sampler.state())
     assert (again.global_batch, again.rate) == (24, 1.7)

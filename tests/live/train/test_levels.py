@@ -56,7 +56,7 @@ def trained(policy: str) -> dict[str, Any]:
             if runtime.round in SHARES:
                 sampler.schedule(RoundChange(sampler.drawn, shares=SHARES[runtime.round]))
             runtime.step()
-            log["met"].append(sampler.boundary == sampler.trained)
+            log["met"].append(not runtime._parts.local.has_apart)
             if runtime.round == ROUNDS:
                 break
     saved = runtime.state_dict()  # here all meet

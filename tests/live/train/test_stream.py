@@ -64,7 +64,6 @@ def train(all_ranks: list[tuple[StreamLoader, StreamSampler]], deals: list[list[
             if deals:
                 sampler.schedule(RoundChange(sampler.drawn, shares=tuple(deals[len(rounds) % len(deals)])))
             sampler.finish()
-            sampler.commit()
     return rounds
 
 
