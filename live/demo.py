@@ -8,25 +8,20 @@ simulated twin of the second run shows how well the simulation predicts it.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from equipoise.base.numerals import plain_numbers
-from equipoise.base.sources import environment as own_environment
-from equipoise.base.sources import search_path
+from equipoise.base.sources import environment, search_path
 
 _FEATURES = 64
 REACTION = 20  # rounds after the slowdown that are ignored, in which the policy adapts
-INTERRUPTED = 130
 
 
 def bound(ranks: int, slowdown: float) -> float:
@@ -109,28 +104,16 @@ def train(given: argparse.Namespace) -> None:
 
 
 def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
-    """One training run in separate processes; returns the result of rank 0. Raises RuntimeError."""
+    """One training run in separate processes; returns the result of rank 0. Raises CalledProcessError."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
     command += ["-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
     for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every", "delay_rounds"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
-    environment = {**os.environ, "PYTHONPATH": _search_path(), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    torchrun = subprocess.Popen(command, env=environment)
-    try:
-        code = torchrun.wait()
-    finally:
-        torchrun.terminate()  # it ends its ranks
-        torchrun.wait()
-    result = folder / "result.json"
-    if code != 0 or not result.exists():
-        raise RuntimeError(f"the {mode} run failed with exit code {code}")
-    return dict(json.loads(result.read_text(encoding="utf-8")))
-
-
-def _search_path() -> str:
-    """PYTHONPATH on which Python finds this package from any folder."""
-    return os.pathsep.join([str(search_path()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(search_path()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env={**os.environ, **quiet}, check=True)
+    return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
 
 
 def throughput(result: dict[str, Any]) -> float:
@@ -140,34 +123,29 @@ def throughput(result: dict[str, Any]) -> float:
     return float(result["batch"] * len(counted) / sum(counted))
 
 
-def twin(folder: Path, form: str) -> str | None:
-    """Output of `equipoise twin` for a run, as `table` or `json`; None, with the error on stderr, if it fails."""
-    command = [sys.executable, "-m", "equipoise.cli", "twin", str(folder), "--format", form]
-    environment = own_environment()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    return done.stdout if done.returncode == 0 else None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the command line; returns the exit code."""
-    given = _arguments(arguments)
+    given = _arguments()
     if given.worker:
         train(given)
         return 0
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the ranks as Ctrl-C does
-    try:
-        return _demonstrate(given)
-    except KeyboardInterrupt:
-        print("equipoise: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except RuntimeError as error:
-        print(f"equipoise: {error}", file=sys.stderr)
-        return 1
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with tempfile.TemporaryDirectory(prefix="equipoise-demo-") as scratch:
+        folder = Path(given.run_dir or scratch)
+        print(f"equipoise: {given.ranks} ranks, plain data-parallel training ...", file=sys.stderr)
+        static = run(given, "plain", folder / "static")
+        print(f"equipoise: {given.ranks} ranks, {given.policy} ...", file=sys.stderr)
+        policy = run(given, "act", folder / "policy")
+        before, now = throughput(static), throughput(policy)
+        print(f"after rank 0 slowed down, {given.ranks} ranks trained, in samples per second,")
+        print(f"  with plain DDP      {before:8.1f}")
+        print(f"  with the policy     {now:8.1f}   {now / before:.2f} times plain DDP")
+        print(f"  at best                        {bound(given.ranks, given.slowdown):.2f} times plain DDP")
+        print(f"shares at the end: {policy['shares'][-1]}\n", flush=True)
+        twin = [sys.executable, "-m", "equipoise.cli", "twin", str(folder / "policy")]
+        return subprocess.run(twin, env=environment(), check=False).returncode
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m equipoise.live.demo", description=__doc__.splitlines()[0])
     plain_numbers(parser)
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
@@ -179,54 +157,13 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--delay-rounds", type=int, default=0, help="rounds trained while a decision is made")
     parser.add_argument("--slowdown", type=float, default=2.0, help="factor by which rank 0 slows down half-way")
     parser.add_argument("--run-dir", help="folder for the records")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--mode", default="act", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     least = 2 * (REACTION + 1)
     if given.rounds < least or given.batch < 1 or given.sample_ms <= 0 or given.slowdown < 1:
         parser.error(f"--rounds must be at least {least}, --batch and --slowdown at least 1, --sample-ms above 0")
-    if not given.worker and given.run_dir and any(Path(given.run_dir, k).exists() for k in ("static", "policy")):
-        parser.error(f"--run-dir {given.run_dir} already contains a run")
-    if importlib.util.find_spec("torch") is None:
-        parser.error("PyTorch is needed: pip install 'equipoise[live]', or make live-demo")
     return given
-
-
-def _demonstrate(given: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="equipoise-demo-") as scratch:
-        folder = Path(given.run_dir) if given.run_dir else Path(scratch)
-        print(f"equipoise: {given.ranks} ranks, plain data-parallel training ...", file=sys.stderr)
-        static = run(given, "plain", folder / "static")
-        print(f"equipoise: {given.ranks} ranks, {given.policy} ...", file=sys.stderr)
-        policy = run(given, "act", folder / "policy")
-        print("equipoise: simulating the second run ...", file=sys.stderr)
-        told = twin(folder / "policy", "json" if given.format == "json" else "table")
-    rates = throughput(static), throughput(policy)
-    summary = {
-        "ranks": given.ranks,
-        "throughput_static": rates[0],
-        "throughput_policy": rates[1],
-        "ratio": rates[1] / rates[0],
-        "bound": bound(given.ranks, given.slowdown),
-    }
-    if given.format == "json":
-        found = {} if told is None else json.loads(told)
-        summary["twin_step_error_median"] = found.get("step_error_median")
-        summary["decisions_identical"] = found.get("decisions_identical")
-        print(json.dumps(summary))
-    else:
-        _print(summary, policy["shares"][-1])
-        print("" if told is None else f"\n{told.rstrip()}")
-    return 0 if told is not None else 1
-
-
-def _print(summary: dict[str, Any], shares: Sequence[int]) -> None:
-    print(f"after rank 0 slowed down, {summary['ranks']} ranks trained, in samples per second,")
-    print(f"  with plain DDP      {summary['throughput_static']:8.1f}")
-    print(f"  with the policy     {summary['throughput_policy']:8.1f}   {summary['ratio']:.2f} times plain DDP")
-    print(f"  at best                        {summary['bound']:.2f} times plain DDP")
-    print(f"shares at the end: {list(shares)}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,10 +52,6 @@ _RULES = {
 
 class ShardError(RuntimeError):
     """A file or an index that cannot be fetched or read; one line that names it and the reason."""
-
-
-class _StoppedError(Exception):
-    """The file is not wanted any more."""
 
 
 class _Entry(BaseModel):
@@ -214,22 +211,22 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def _begin(self) -> None:
         self._open: OrderedDict[int, Samples] = OrderedDict()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._wanted: tuple[int, ...] = ()
-        self._here: dict[int, None] = {}  # least recently wanted first
-        self._coming: set[int] = set()
-        self._failed: set[int] = set()
+        self._jobs: dict[int, Future[None]] = {}  # of files that are here, coming, or could not be fetched
         self._fetches: list[tuple[int, float, float, float]] = []
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_changed"}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_lock", "_pool", "_jobs", "_open")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()  # a spawned worker process has none of the threads and open files
+        self._begin()
 
     def __getitem__(self, index: int) -> Any:
         """One sample, after waiting for its file. Raises ShardError if that cannot be fetched or read."""
@@ -265,100 +262,79 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def want(self, files: Sequence[int]) -> None:
         """See `FileData`; of those that exceed the cache's limit, the last are left out."""
-        with self._changed:
+        with self._lock:
             if self._owner != os.getpid():
                 self._start()
-            total, kept = np.cumsum(self.size_bytes[list(files)]), list(files)
-            wanted = tuple(kept[: max(1, int((total <= self.cache_bytes).sum()))])
-            for number in self._failed & (set(wanted[:1]) | (set(wanted) - set(self._wanted))):
-                self._failed.discard(number)  # tried again, now that it is needed
-                _beside(self._places[number], ".error").unlink(missing_ok=True)
-            for number in wanted:
-                if number in self._here:
-                    del self._here[number]
-                    self._here[number] = None
-            self._wanted = wanted
-            self._changed.notify_all()
+            fits = int((np.cumsum(self.size_bytes[list(files)]) <= self.cache_bytes).sum())
+            before, self._wanted = self._wanted, tuple(files[: max(1, fits)])
+            for number, job in list(self._jobs.items()):
+                again = number in self._wanted and (number not in before or number == self._wanted[0])
+                if job.cancel() or (again and job.done() and job.exception() is not None):
+                    del self._jobs[number]
+            self._make_room()
+            for number in self._wanted:
+                if number not in self._jobs:
+                    _beside(self._places[number], ".error").unlink(missing_ok=True)
+                    self._jobs[number] = self._pool.submit(self._bring, number)
+
+    def _make_room(self) -> None:
+        """Delete files that are not wanted, those first that came first, as far as the wanted ones need their room."""
+        free = self.cache_bytes - float(self.size_bytes[list({*self._jobs, *self._wanted})].sum())
+        for number in [n for n, job in self._jobs.items() if n not in self._wanted and job.done()]:
+            if free < 0:
+                del self._jobs[number]
+                self._places[number].unlink(missing_ok=True)
+                free += float(self.size_bytes[number])
 
     def _start(self) -> None:
-        """Take over what an earlier process left in the folder, and start the threads."""
+        """Take over what an earlier process left in the folder."""
         for left in (*self.folder.glob("*.part"), *self.folder.glob("*.error")):
             left.unlink(missing_ok=True)
         for number, place in enumerate(self._places):
             if place.exists() and place.stat().st_size == self.size_bytes[number]:
-                self._here[number] = None
+                self._jobs[number] = Future()
+                self._jobs[number].set_result(None)
+        self._pool = ThreadPoolExecutor(self.connections, thread_name_prefix="equipoise-fetch")
         self._owner = os.getpid()
-        for _ in range(self.connections):
-            threading.Thread(target=self._run, name="equipoise-fetch", daemon=True).start()
 
     def report(self) -> FileReport:
         """See `FileData`."""
-        with self._changed:
+        with self._lock:
             fetches, self._fetches = self._fetches, []
             here, coming = np.zeros((2, len(self.shards)), dtype=np.bool_)
-            here[list(self._here)], coming[list(self._coming)] = True, True
+            for number, job in self._jobs.items():
+                here[number] = job.done() and job.exception() is None
+                coming[number] = job.running()
         waited_s, self._waited_s.value = self._waited_s.value, 0.0
         return FileReport(float(waited_s), fetches, here, coming)
 
     def close(self) -> None:
         """Stop fetching."""
-        with self._changed:
+        with self._lock:
+            if self._owner == os.getpid():
+                self._pool.shutdown(wait=False, cancel_futures=True)
             self._owner, self._wanted = 0, ()
-            self._changed.notify_all()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while self._owner and (number := self._next()) is None:
-                    self._changed.wait()
-                if not self._owner:
-                    return
-                assert number is not None
-                self._coming.add(number)
-            why = self._bring(number)
-            with self._changed:
-                self._coming.discard(number)
-                if why is None:
-                    self._here[number] = None
-                elif why:
-                    self._failed.add(number)
-                    _beside(self._places[number], ".error").write_text(why, encoding="utf-8")
-                self._changed.notify_all()
-
-    def _next(self) -> int | None:
-        """The first wanted file that is neither here nor coming, with room made for it; None if there is none."""
-        missing = (n for n in self._wanted if n not in self._here and n not in self._coming and n not in self._failed)
-        number = next(missing, None)
-        if number is None:
-            return None
-        free = self.cache_bytes - float(self.size_bytes[[*self._here, *self._coming, number]].sum())
-        for old in [n for n in self._here if n not in self._wanted]:
-            if free >= 0:
-                break
-            del self._here[old]
-            self._places[old].unlink(missing_ok=True)
-            free += float(self.size_bytes[old])
-        return number if free >= 0 else None
-
-    def _bring(self, number: int) -> str | None:
-        """Fetch a file; returns why it failed, "" when it is not wanted any more, None when it is here."""
+    def _bring(self, number: int) -> None:
+        """Fetch a file. Raises ShardError after the last attempt, which other processes find beside its place."""
         shard, place = self.shards[number], self._places[number]
         part = _beside(place, ".part")
         for attempt in range(self.retries + 1):
             try:
                 self._copy(number, part)
                 os.replace(part, place)
-                return None
-            except _StoppedError:
+                return
+            except Exception as error:
                 part.unlink(missing_ok=True)
-                return ""
-            except Exception as error:  # a thread that died silently would leave its file pending for ever
+                if number not in self._wanted:
+                    raise
                 gone = isinstance(error, FileNotFoundError)
                 text = "no longer exists" if gone else " ".join(str(error).split()) or type(error).__name__
-                part.unlink(missing_ok=True)
             if attempt < self.retries:
                 time.sleep(_BACK_OFF_S * 2**attempt)
-        return f"{shard.url}: {text} ({self.retries + 1} attempts)"
+        why = f"{shard.url}: {text} ({self.retries + 1} attempts)"
+        _beside(place, ".error").write_text(why, encoding="utf-8")
+        raise ShardError(why)
 
     def _copy(self, number: int, part: Path) -> None:
         """Copy a file from its store, whole. Raises ShardError for another content than the index lists."""
@@ -374,7 +350,7 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
                 target.write(chunk)
                 checksum.update(chunk)
                 if number not in self._wanted:
-                    raise _StoppedError
+                    raise ShardError("not wanted any more")
         if done != shard.size_bytes:
             got = f"{done} bytes received" if done < shard.size_bytes else "more bytes received"
             raise ShardError(f"{got}, the index lists {shard.size_bytes}: truncated, or changed since")
