@@ -290,25 +290,6 @@ def _free_by(proposal: Proposal, left_s: Floats, gpus: int) -> float:
     return float(np.partition(ends_s, gpus - 1)[gpus - 1]) if gpus <= len(ends_s) else math.inf
 
 
-def in_nobodys_way(
-    proposal: Proposal, nodes: NodeState, rows: Ints, waiting: Ints, scaling: ScalingColumns, table: TableColumns
-) -> Ints:
-    """Elastic jobs (rows) that end before any job of `waiting` could start, free GPUs included.
-
-    No other job could use their GPUs until then. Jobs with an unknown end may end at any time.
-    """
-    o, jobs = proposal.observation, proposal.observation.jobs
-    if not len(rows) or not proposal.free:
-        return NO_ROWS
-    columns = elastic_columns(proposal, nodes, rows)
-    own_s = _left_s(o, columns, scaling, table)
-    left_s = np.nan_to_num(jobs.service_s, nan=0.0)
-    left_s[rows] = np.where(np.isfinite(own_s), own_s, 0.0)
-    fewest = jobs.workers_min[waiting] * jobs.gpus_per_worker[waiting]
-    fewest = np.where(jobs.rigid[waiting], gpus_wanted(o, waiting), fewest)
-    return rows[own_s <= _free_by(proposal, left_s, max(int(fewest.min()), 1))]
-
-
 def lost_there_s(o: Observation, nodes: NodeState, row: int, gpu: Ints, interval: int, service_s: float) -> float:
     """Extra time (s) of a job on these GPUs over as many of the fastest ones, in one rack if possible."""
     speed, node = np.where(o.nodes.up, nodes.speed, 0.0)[o.gpus.node], o.gpus.node[gpu]

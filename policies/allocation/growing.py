@@ -51,7 +51,7 @@ def grow_jobs(
     others, grown, gains = Exchanges(proposal, nodes, scaling, table), list[int](), list[float]()
     for k, row in enumerate(columns[0].tolist()):
         one = chosen(columns, np.array([k]))
-        closed, rack = proposal.away | ~allowed_nodes(o, row), o.nodes.rack[o.gpus.node[one[2]]]
+        closed, rack = ~allowed_nodes(o, row), o.nodes.rack[o.gpus.node[one[2]]]
         if (rack == rack[0]).all():
             closed |= o.nodes.rack != rack[0]
         new, alone_s = _granted(proposal, nodes, scaling, table, one, horizon_s, margin, closed)
@@ -82,7 +82,7 @@ def _granted(
     open_nodes = proposal.columns.order[~closed[proposal.columns.order]]
     by_model = open_nodes[np.argsort(nodes.model[open_nodes], kind="stable")]
     first = np.searchsorted(nodes.model[by_model], np.arange(models + 1)).astype(np.int64)
-    free = np.where(closed, 0, proposal.free_to_grow)
+    free = np.where(closed, 0, proposal.columns.free)
     free = np.bincount(nodes.model, weights=free, minlength=models).astype(np.int64)
     grants, gain_s = new_grants(1, 2 * len(o.gpus) + 1), np.empty(1)
     n = grow(

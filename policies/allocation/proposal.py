@@ -54,7 +54,6 @@ class Proposal:
         o = observation
         self.observation, self.avoided = o, avoided
         self.speed: Floats = np.ones(len(o.nodes)) if speed is None else speed
-        self.away: Bools = np.zeros(len(o.nodes), dtype=np.bool_)  # nodes onto which no job grows
         self._free, self._room = o.nodes.gpus_free.copy(), o.gpus.share_free.copy()
         if avoided is not None:
             self._free -= np.bincount(o.gpus.node, avoided & (o.gpus.job == -1), len(o.nodes)).astype(np.int64)
@@ -94,11 +93,6 @@ class Proposal:
     def free(self) -> int:
         """Whole GPUs that are free now."""
         return int(self._free.sum())
-
-    @property
-    def free_to_grow(self) -> Ints:
-        """Whole free GPUs of each node onto which jobs may grow."""
-        return np.where(self.away, 0, self._free)
 
     def without_free(self) -> RoomColumns:
         """The room in which nothing is free: only GPUs released by running jobs can be allocated."""

@@ -23,7 +23,7 @@ from equipoise.policies.allocation.ranking import NodeState, Ranking, paces
 from equipoise.policies.kernels.gangs import NO_ROWS, frozen, place_gang, working
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
 from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, times_of
-from equipoise.policies.observation import RUNNING, Bools, Floats, Ints, Observation
+from equipoise.policies.observation import Bools, Floats, Ints, Observation
 
 _WAITING = 200
 """Number of first waiting jobs in the programme."""
@@ -227,18 +227,14 @@ def _fixed(proposal: Proposal, row: int) -> bool:
 
 
 def placed(proposal: Proposal, nodes: NodeState, row: int, gpus: int, model: int) -> Ints:
-    """This many free GPUs of one model, close to the job's data or else on the heaviest nodes; none if too few.
-
-    For a running job, nodes closed to growth are excluded.
-    """
+    """This many free GPUs of one model, close to the job's data or else on the heaviest nodes; none if too few."""
     o, need = proposal.observation, float(proposal.observation.jobs.memory_bytes[row])
-    closed = proposal.away & (o.jobs.state[row] == RUNNING)
     rooms = [proposal.columns]
     if with_data(o, np.array([row]))[0]:
         rooms.insert(0, own_room(proposal, row, gpus))
     for columns in rooms:
         order = columns.order
-        only = frozen(order[(nodes.model[order] == model) & ~closed[order]])
+        only = frozen(order[nodes.model[order] == model])
         out = np.empty(gpus, dtype=np.int64)
         room = working(columns._replace(group=NO_ROWS, order=only))
         if place_gang(room, gpus, 1.0, need, WEIGHTED, out, False):
@@ -305,7 +301,7 @@ def resize_optimally(
     if not len(elastic[0]) and not len(first):
         return 0
     c = choices(proposal, nodes, ranking, scaling, table, elastic, first, horizon_s, reluctance)
-    free = proposal.columns.free if len(first) else proposal.free_to_grow
+    free = proposal.columns.free
     if not waits:  # what is free is reserved
         free = np.zeros_like(free)
     room = np.bincount(nodes.model, weights=free, minlength=len(nodes.model_speed))

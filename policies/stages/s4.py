@@ -13,18 +13,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.policies.allocation.avoided_nodes import avoided, remember_nodes
 from equipoise.policies.allocation.backfill import backfill
 from equipoise.policies.allocation.elastic import (
     elastic_rows,
-    in_nobodys_way,
     parallel_work,
     scaling_columns,
     shrink_jobs,
     table_columns,
 )
 from equipoise.policies.allocation.growing import grow_jobs
-from equipoise.policies.allocation.planned import plan_jobs
 from equipoise.policies.allocation.preemption import patient_bars, start_with_preemption
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import (
@@ -62,6 +59,7 @@ from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guar
 from equipoise.policies.stages.power import at_full_clock
 from equipoise.policies.stages.unhealthy import avoided_gpus, replace_suspects
 from equipoise.policies.stages.watch import (
+    back_off,
     corrected,
     going_back_pays,
     measured,
@@ -93,10 +91,9 @@ class NodeAllocation(AllocationStage):
     were measured slow, data stored elsewhere, exchanges across nodes and racks, and the number of workers of an
     elastic job. A node that was never measured counts as the others of its model do. What is not surely different
     counts as equal: then fewer and slower GPUs are taken, on fewer nodes, or on those of highest R_ij by a job that
-    reads data. A job waits for better GPUs where it surely ends sooner. `optimal`: of up to six jobs the whole
-    schedule with the least weighted sum of completion times, of more the sizes that maximise goodput by an integer
-    programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with
-    its variables and directions.
+    reads data. A job waits for better GPUs where it surely ends sooner. `optimal`: the sizes that maximise
+    goodput by an integer programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the
+    forms are ours, with its variables and directions.
 
     Order: as above. Blocking: jobs that do not fit are skipped until the first has waited for as long as it takes,
     or `reserve_after_s`, or the job of highest A that and its own duration: then it has a reservation until it
@@ -111,7 +108,7 @@ class NodeAllocation(AllocationStage):
     the number of starts of jobs overdue before it, T is the longest job with its restart. A reservation is for nodes
     that the job may use. Under a limit that holds an overdue job back only what ends in time starts, so that it is
     free T later: the bound is then twice as long. A job of s seconds is stopped at most 1 + log(s / run_s) / log(1 +
-    growth) times; a whole schedule may stop it once it has worked for `reluctance` restarts instead of run_s.
+    growth) times; `optimal` may stop it once it has worked for `reluctance` restarts instead of run_s.
     """
 
     name: ClassVar[str] = "s4"
@@ -180,8 +177,7 @@ class NodeAllocation(AllocationStage):
         proposal = Proposal(o, ranking.weight, nodes.model, order, unsound, nodes.speed)
         values = nodes.values() | _use(o) | self._undo(proposal, verdict, memory, before, len(ranking.overdue) > 0)
         values["s413_replaced"] = replace_suspects(proposal)
-        memory = remember_nodes(proposal, memory, before, verdict.keep, verdict.rollback, self.noise)
-        proposal.away = avoided(o, memory)
+        memory = back_off(o, memory, before, verdict.rollback, self.noise)
         able = elastic_rows(o, ranking.running)
         able = able[measured(o, memory, able)]
         able, narrows = able[~guard_blocked(memory["guard"], able, o.time_s) & ~saved[able]], able
@@ -225,7 +221,7 @@ class NodeAllocation(AllocationStage):
         return patient_bars(o, running, _PREEMPT_RATIO, self.reluctance, self.run_s, self.growth)
 
     def _may_be_stopped(self, o: Observation, running: Ints) -> Ints:
-        """Running jobs that a whole schedule may stop: they have worked `reluctance` restarts since their last."""
+        """Running jobs that `optimal` may stop: they have worked `reluctance` restarts since their last."""
         bars = patient_bars(o, running, _PREEMPT_RATIO, self.reluctance, 1e-9, self.growth)
         worked_s = o.time_s - o.jobs.started_s[running]
         least_s = (1.0 + self.reluctance) * np.nan_to_num(o.jobs.restart_s[running])
@@ -267,20 +263,13 @@ class NodeAllocation(AllocationStage):
         able: Ints,
         memory: Memory,
     ) -> dict[str, Any]:
-        """S422, optimal: a whole schedule of few jobs, else sizes by an integer programme.
+        """S422, optimal: sizes by an integer programme; the reason where the formula decides instead.
 
-        Returns the reason where the formula decides instead. Waiting jobs are left to the formula while one of them
-        is overdue and so may have a reservation.
+        Waiting jobs are left to the formula while one of them is overdue and so may have a reservation.
         """
         overdue = len(ranking.overdue) > 0
         fixed = NO_ROWS if overdue else self._movable(proposal, ranking, memory)
         patient = self._may_be_stopped(proposal.observation, ranking.running)
-        if not overdue:
-            try:
-                schedule = plan_jobs(proposal, nodes, ranking, scaling, table, able, patient, SURE)
-                return {"s422_schedule_s": np.array(schedule.begin_s)}
-            except (TimeoutError, ValueError):  # as with many jobs: sizes only
-                pass
         blocked = ~np.isin(ranking.running, able)
         try:
             configurations = resize_optimally(
@@ -414,24 +403,21 @@ class NodeAllocation(AllocationStage):
         if not len(narrows) and o.jobs.rigid[o.waiting].all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": NO_ROWS}
         rows = able[~proposal.touched(able)]
-        narrowed = narrow_jobs(proposal, nodes, rows, scaling, table, self.horizon_s, SURE)
+        shrunk = narrow_jobs(proposal, nodes, rows, scaling, table, self.horizon_s, SURE)
         rows = rows[~proposal.touched(rows)]
         waits = np.flatnonzero(~proposal.touched(ranking.waiting))
         if overdue >= 0:
             waits = waits[ranking.waiting[waits] == overdue]  # what is free is reserved for it
         if len(waits):
             may = narrows[~proposal.touched(narrows)]
-            shrunk = shrink_jobs(proposal, nodes, ranking, scaling, table, may, waits[:_SHRINKING], self.horizon_s)
-            narrowed = np.concatenate((narrowed, shrunk))
-        if overdue >= 0:
-            return {"s422_grown": NO_ROWS, "s422_shrunk": narrowed}
-        blocked = ranking.waiting[waits][~proposal.touched(ranking.waiting[waits])]
+            for_others = shrink_jobs(proposal, nodes, ranking, scaling, table, may, waits[:_SHRINKING], self.horizon_s)
+            shrunk = np.concatenate((shrunk, for_others))
+        if overdue >= 0 or not proposal.touched(ranking.waiting[waits]).all():
+            return {"s422_grown": NO_ROWS, "s422_shrunk": shrunk}
         rows = rows[~proposal.touched(rows)]
-        if len(blocked):
-            rows = in_nobodys_way(proposal, nodes, rows, blocked, scaling, table)
         starts = Starts(proposal, nodes, scaling, table, Scaling(*scaling).sync_interval)
         grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, SURE, starts)
-        return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": narrowed}
+        return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": shrunk}
 
 
 def _heaviest_first(weight: Floats, free: Ints) -> Ints:
