@@ -65,6 +65,5 @@ def load(parts: Parts, stepping: Stepping, state: Mapping[str, Any]) -> None:
         else:
             randomness.seed(parts.options.seed, stepping.round, rank)
 
-    sampler.before_draw = (
-        draw_on  # a loader draws a random number when it begins to iterate, also in the middle of an epoch
-    )
+    # A loader draws a random number when it begins to iterate, also in the middle of an epoch.
+    sampler.before_draw = draw_on

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.numerals import plain_numbers
-from equipoise.base.sources import environment, search_path
+from equipoise.base.sources import environment
 
 _FEATURES = 64
 REACTION = 20  # rounds after the slowdown that are ignored, in which the policy adapts
@@ -110,9 +109,7 @@ def run(given: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
     command += ["-m", "equipoise.live.demo", "--worker", "--mode", mode, "--run-dir", str(folder)]
     for name in ("policy", "rounds", "batch", "sample_ms", "slowdown", "decide_every", "delay_rounds"):
         command += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
-    path = os.pathsep.join([str(search_path()), *filter(None, [os.environ.get("PYTHONPATH")])])
-    quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env={**os.environ, **quiet}, check=True)
+    subprocess.run(command, env={**environment(), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}, check=True)
     return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
 
 

@@ -84,7 +84,8 @@ class Agreement:
             payload = None
             if self.leader is not None:
                 known = self.leader.world.telemetry.first_free_round
-                payload = _encoded(self.leader.answer(known if drawn is None else drawn.max()))
+                decided = self.leader.answer(known if drawn is None else drawn.max())
+                payload = b"" if decided.is_empty() else decided.to_json().encode()
             agreed = self._group.control.broadcast(payload)
         return RoundChange.from_json(agreed.decode()) if agreed else None
 
@@ -118,7 +119,3 @@ def _queued_s() -> float:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return math.nan
-
-
-def _encoded(change: RoundChange) -> bytes:
-    return b"" if change.is_empty() else change.to_json().encode()

@@ -8,14 +8,19 @@ the interpreter lock cannot be contained inside a process.)
 
 from __future__ import annotations
 
+import math
 import queue
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from equipoise.policies.contract import Decision, Memory, Policy, Refusal, World, decide, refine
-from equipoise.policies.observation import Observation
+from equipoise.policies.observation import Floats, Observation
 
 _MOST_SKIPPED = 64
 
@@ -82,14 +87,14 @@ class _Worker:
 class Decider:
     """A policy, its memory, and its record of failures."""
 
-    def __init__(self, policy: Policy, budget_s: float, memory: Mapping[str, Memory] | None = None) -> None:
+    def __init__(self, policy: Policy, budget_s: float) -> None:
         self.policy, self.budget_s = policy, budget_s
         self.failures = 0  # in a row
         self._skip = 0
         self._begun: tuple[Observation, float, bool] | None = None  # observation, time, whether the policy was idle
         self._worker = _Worker(policy)
         try:
-            self.memory: dict[str, Memory] = dict(policy.initial() if memory is None else memory)
+            self.memory: dict[str, Memory] = dict(policy.initial())
         except Exception as error:
             raise ValueError(f"policy {policy.name}: initial memory: {error}") from error
 
@@ -147,3 +152,41 @@ class Decider:
             self._skip = min(2**self.failures - 1, _MOST_SKIPPED)
             return DecisionAnswer(problem=str(problem))
         return DecisionAnswer(decision, refused=tuple(refused))
+
+
+_FIRST = 10  # decisions that are always asked for
+_WANTED = 0.002  # share of training time
+_LONGEST = 64  # windows between two
+_JUMP, _SURE = 0.1, 4.0  # relative change of a rank's time per sample, at least, and in standard errors
+
+
+class Cadence:
+    """Decides window by window, from what earlier decisions took, whether to ask the policy."""
+
+    def __init__(self) -> None:
+        self._shares: deque[float] = deque(maxlen=_FIRST)  # of training time, of the last decisions
+        self._windows = self._asked = 0  # windows since the last decision; decisions
+        self._seen: Floats = np.empty(0)  # time per sample of each rank at the last decision
+
+    def took(self, took_s: float, trained_s: float) -> None:
+        """A decision took `took_s`, after `trained_s` of rounds."""
+        if trained_s > 0.0:
+            self._shares.append(took_s / trained_s)
+
+    def is_due(self, each_s: Floats, error: Floats, changed: bool) -> bool:
+        """Whether to ask now.
+
+        `each_s`: time per sample of each rank, `error`: relative standard error of it; `changed`: the last decision
+        changed something.
+        """
+        self._windows += 1
+        # The median ignores decisions next to a pause.
+        usual = statistics.median(self._shares) if self._shares else 0.0
+        wait = min(_LONGEST, math.ceil(usual / _WANTED))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            known = len(self._seen) == len(each_s)
+            jumped = not known or bool((np.abs(each_s / self._seen - 1.0) > np.fmax(_JUMP, _SURE * error)).any())
+        if self._asked >= _FIRST and self._windows < wait and not changed and not jumped:
+            return False
+        self._windows, self._asked, self._seen = 0, self._asked + 1, each_s.copy()
+        return True

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from equipoise.base.metrics_server import MetricsServer
-from equipoise.live.decide.cadence import Cadence
-from equipoise.live.decide.decider import Decider
+from equipoise.live.decide.decider import Cadence, Decider
 from equipoise.live.decide.metrics import MlflowCopy, families
 from equipoise.live.decide.slow_ranks import SlowRanks
 from equipoise.live.decide.telemetry import Recorder

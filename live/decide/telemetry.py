@@ -30,7 +30,7 @@ from equipoise.policies.contract import Decision, Refusal
 from equipoise.policies.observation import Floats
 from equipoise.policies.record.journal import append
 
-_Work = tuple[Callable[[], object], int]  # the action, and the lines lost if it fails
+_Work = Callable[[], object]
 
 
 class Recorder:
@@ -38,7 +38,6 @@ class Recorder:
 
     def __init__(self, folder: Path | None, member: int) -> None:
         self.folder, self.member = folder, member
-        self.lost = 0  # lines that could not be written
         self._told = False
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._held: deque[_Work] = deque()
@@ -47,7 +46,7 @@ class Recorder:
         if folder is not None:
             threading.Thread(target=self._run, name="equipoise-record", daemon=True).start()
             atexit.register(self.close)
-            self._put(lambda: folder.mkdir(parents=True, exist_ok=True), 0)
+            self._put(lambda: folder.mkdir(parents=True, exist_ok=True))
 
     def manifest(self, content: Mapping[str, Any]) -> None:
         """Write the manifest, completely or not at all."""
@@ -61,7 +60,7 @@ class Recorder:
             draft.write_text(json.dumps(plain(content), indent=1) + "\n", encoding="utf-8")
             draft.replace(folder / "manifest.json")
 
-        self._put(write, 1)
+        self._put(write)
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
@@ -79,12 +78,12 @@ class Recorder:
                 while self._held and not self._holders:
                     self._work.put(self._held.popleft())
 
-    def _put(self, write: Callable[[], object], lines: int) -> None:
+    def _put(self, write: _Work) -> None:
         with self._lock:
             if self._holders:
-                self._held.append((write, lines))
+                self._held.append(write)
             else:
-                self._work.put((write, lines))
+                self._work.put(write)
 
     def rounds(self, rows: Floats, infos: Sequence[RoundInfo]) -> None:
         """Record finished rounds (this rank's rows, `live.train.rounds.COLUMNS`)."""
@@ -99,13 +98,13 @@ class Recorder:
         """Append a decision to the journal."""
         if self.folder is not None:
             path = self.folder / f"decisions-{self.member}.jsonl"
-            self._put(lambda: append(path, decision, refused), 1)
+            self._put(lambda: append(path, decision, refused))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Wait until everything is written, or until the time-out."""
         if self.folder is not None:
             done = threading.Event()
-            self._put(done.set, 0)
+            self._put(done.set)
             done.wait(timeout_s)
 
     def _append(self, make: Callable[[], list[dict[str, Any]]]) -> None:
@@ -118,15 +117,13 @@ class Recorder:
             lines = [json.dumps(plain(line), separators=(",", ":")) for line in make()]
             _append_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
-        self._put(write, 1)
+        self._put(write)
 
     def _run(self) -> None:
         while True:
-            write, lines = self._work.get()
             try:
-                write()
+                self._work.get()()
             except (OSError, ValueError, TypeError) as error:
-                self.lost += lines
                 if not self._told:
                     self._told = True
                     print(f"equipoise: {self._incomplete(error)}", file=sys.stderr)

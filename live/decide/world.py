@@ -16,7 +16,7 @@ from equipoise.live.group.places import RankPlace
 from equipoise.live.options import Lever, Options
 from equipoise.live.train.change import RoundChange
 from equipoise.live.train.epoch_split import EpochSplit
-from equipoise.live.train.host_groups import Near
+from equipoise.live.train.sync import Near
 from equipoise.policies.contract import Allocation, Plan, Refusal
 from equipoise.policies.levels import mean_interval
 from equipoise.policies.observation import (
@@ -52,10 +52,7 @@ class LiveWorld:
         self.rate_rule = RULES.index(options.learning_rate or "adascale")
         self.far_every = 1  # intra-node exchanges per exchange of all ranks
         self.near: Ints | None = None  # intra-node group by rank, if there are two levels
-        self.far_ratio, self.near_exchange_s = (
-            1.0,
-            math.nan,
-        )  # part of the drift left by intra-node exchanges; seconds of one
+        self.far_ratio, self.near_exchange_s = 1.0, math.nan  # drift left by intra-node exchanges; seconds of one
         self.drift = options.assumed_drift
         self.deal: EpochSplit | None = None
         self.data: DataView | None = None  # if the data lies in files
@@ -298,10 +295,8 @@ class LiveWorld:
             for piece in queues[rank]:
                 started, local, size = self.deal.begun(piece), True, piece.left * self.options.sample_bytes
                 if data is not None:
-                    started, local = (
-                        started or data.is_on_its_way(rank, piece.shard),
-                        data.is_local(rank, piece.shard),
-                    )
+                    started = started or data.is_on_its_way(rank, piece.shard)
+                    local = data.is_local(rank, piece.shard)
                     node, size = len(self._hosts) + int(data.store[piece.shard]), data.left_bytes(rank, piece)
                 needed_s = ahead * each_s if ahead else 0.0
                 rows.append((piece.id, rank, node, piece.left, size, started, local, needed_s))
@@ -401,11 +396,8 @@ class LiveWorld:
         interval = self.interval if self.change.interval is None else self.change.interval
         most = self.options.bounds.interval_max
         if interval * far_every > most and far_every > 1:
-            refused.append(
-                Refusal(
-                    "interval", f"{interval * far_every} steps per exchange of all ranks are above the bound of {most}"
-                )
-            )
+            steps = f"{interval * far_every} steps per exchange of all ranks"
+            refused.append(Refusal("interval", f"{steps} are above the bound of {most}"))
         elif far_every != self.far_every and self._allowed("interval", refused):
             self.change = replace(self.change, far_every=far_every)
 

@@ -14,8 +14,8 @@ import torch
 
 from equipoise.live.group.control import Control
 from equipoise.live.group.places import my_place, places_from
-from equipoise.live.train.host_groups import Near, groups_by_host
 from equipoise.live.train.shares import ShareBackend
+from equipoise.live.train.sync import Near, groups_by_host
 from equipoise.policies.record.export import ExportError
 
 

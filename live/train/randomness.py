@@ -28,7 +28,7 @@ def load(saved: Mapping[str, Any], device: torch.device) -> None:
     version, words, gauss = saved["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = saved["numpy"]
-    words32 = np.frombuffer(_bytes(keys), dtype="<u4").astype(np.uint32)
+    words32 = np.frombuffer(base64.b64decode(keys), dtype="<u4").astype(np.uint32)
     np.random.set_state((name, words32, *rest))  # noqa: NPY002
     torch.set_rng_state(_tensor(saved["torch"]))
     if saved["cuda"] is not None and device.type == "cuda":
@@ -47,9 +47,5 @@ def _text(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
 def _tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_bytes(text)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -252,22 +252,22 @@ class ShareSampler:
             raise ValueError(f"round {change.round} is already drawn (next is {self.drawn})")
         self._pending.append(change)
 
+    def _planned(self, name: str, now: Any) -> Any:
+        """A value once every scheduled change holds."""
+        planned = [getattr(change, name) for change in self._pending]
+        return next((value for value in reversed(planned) if value is not None), now)
+
     def planned_batch(self) -> int:
         """Samples of a round once every scheduled change holds."""
-        planned = [c.global_batch for c in self._pending if c.global_batch is not None]
-        return planned[-1] if planned else self.global_batch
+        return int(self._planned("global_batch", self.global_batch))
 
     def planned_rate(self) -> float:
         """Factor on the learning rate once every scheduled change holds."""
-        planned = [c.learning_rate for c in self._pending if c.learning_rate is not None]
-        return planned[-1] if planned else self.rate
+        return float(self._planned("learning_rate", self.rate))
 
     def planned_shares(self) -> Ints:
         """Shares once every scheduled change holds."""
-        for change in reversed(self._pending):
-            if change.shares is not None:
-                return np.array(change.shares, dtype=np.int64)
-        return self.shares
+        return np.array(self._planned("shares", self.shares), dtype=np.int64)
 
     # -- training ------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ H = 1 is plain data-parallel training: gradients are exchanged in backward. With
 its own mean gradient, and after H steps every replica becomes sum_r w_r theta_r, w_r = rank r's part of the
 samples of the period (Stich 2019, for unequal batches). For one step of plain SGD both are the same.
 
-With two levels only the ranks of a host (`live.train.host_groups`) exchange after H steps, and all of them at every
+With two levels only the ranks of a host exchange after H steps, and all of them at every
 `far_every`th exchange (Lin et al. 2020, hierarchical local SGD): a group's mean weighs its samples since all met.
 
 An outer optimiser (Nesterov momentum on the mean movement, Douillard et al. 2023) may follow the mean. Its
@@ -15,17 +15,19 @@ H steps, is rescaled with H.
 
 from __future__ import annotations
 
+import datetime
 import math
+import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from equipoise.live.train.drift import Movement
-from equipoise.live.train.host_groups import Near
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.wrapped import Replicated
+from equipoise.policies.levels import far_ratio, near_groups
 
 _REFERENCE_INTERVAL = 16
 
@@ -38,15 +40,15 @@ def average(tensors: Iterable[torch.Tensor], weight: float, group: dist.ProcessG
     """
     batches, means = _by_kind(tensors), []
     for batch in batches:
-        flat = _flatten_dense_tensors(batch)
+        flat = torch.cat([tensor.reshape(-1) for tensor in batch])
         flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
-        # Not in place: what is flattened of a single tensor is that tensor.
         flat = flat.mul(weight) if weight != 0.0 else torch.zeros_like(flat)
         dist.all_reduce(flat, group=group)
         means.append(flat)
     for batch, flat in zip(batches, means, strict=True):
-        for old, new in zip(batch, _unflatten_dense_tensors(flat, batch), strict=True):
-            old.copy_(new)
+        parts = flat.split([tensor.numel() for tensor in batch])
+        for old, new in zip(batch, parts, strict=True):
+            old.copy_(new.view_as(old))
 
 
 def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -66,6 +68,47 @@ def optimizer_tensors(optimizer: Optimizers) -> list[torch.Tensor]:
             tensors = [state[key] for key in sorted(state) if key != "step" and isinstance(state[key], torch.Tensor)]
             found += [tensor for tensor in tensors if tensor.ndim or tensor.shape == parameter.shape]
     return found
+
+
+_PROBES = 3  # exchanges; the first sets up connections
+
+
+class Near:
+    """The intra-node groups of a job and the communication inside this rank's group."""
+
+    def __init__(self, group: Sequence[int], timeout: datetime.timedelta) -> None:
+        """`group` of every rank, from 0. Collective; connecting takes at most `timeout`."""
+        self.group = tuple(group)
+        self.ratio = far_ratio(np.array(group))  # fraction of the drift left by intra-node exchanges
+        rank = dist.get_rank()
+        for k in range(max(group) + 1):
+            # In the same order on all ranks, as PyTorch requires.
+            made = dist.new_group([r for r, g in enumerate(group) if g == k], timeout=timeout)
+            if group[rank] == k:
+                self.own: dist.ProcessGroup | None = made
+
+    def peers(self, rank: int) -> list[int]:
+        """The ranks of a rank's group, including itself."""
+        return [r for r, g in enumerate(self.group) if g == self.group[rank]]
+
+    def exchange_s(self, like: Sequence[torch.Tensor]) -> float:
+        """Seconds of one exchange of tensors like these inside this rank's group. Collective."""
+        flat = torch.zeros(sum(t.numel() for t in like), dtype=like[0].dtype, device=like[0].device)
+        took_s = []
+        for _ in range(_PROBES):
+            dist.barrier(self.own)
+            began_s = time.perf_counter()
+            dist.all_reduce(flat, group=self.own)
+            float(flat[0])  # waits for the device
+            took_s.append(time.perf_counter() - began_s)
+        return min(took_s)
+
+
+def groups_by_host(hosts: Sequence[str]) -> list[int] | None:
+    """Intra-node group of each rank on these hosts; None: one host, or one rank per host."""
+    node = np.unique(np.array(hosts), return_inverse=True)[1].astype(np.int64)
+    found = near_groups(node, np.zeros(int(node.max()) + 1, dtype=np.int64))
+    return None if found is None else found.tolist()
 
 
 class LocalSteps:

@@ -135,7 +135,7 @@ def test_what_is_not_supported_is_told_with_what_to_do_instead(told: dict[str, s
     assert told[what] == says
 
 
-def fill(rank: int, folder: str) -> int:
+def fill(rank: int, folder: str) -> None:
     """Files may grow to 1000 bytes, as if the disk were full then, and later without bound."""
     recorder = Recorder(Path(folder), 0)
     recorder.event("first")
@@ -147,12 +147,11 @@ def fill(rank: int, folder: str) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     recorder.event("last")
     recorder.close()
-    return recorder.lost
 
 
 def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     """A part of the long line fits: it must not stand before what is written when there is room again."""
-    assert live_ranks.run(fill, 1, str(tmp_path)) == [1]
+    live_ranks.run(fill, 1, str(tmp_path))
     lines = (tmp_path / "rounds-0.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["first", "last"]
 

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from equipoise.live.train.host_groups import groups_by_host  # noqa: E402
+from equipoise.live.train.sync import groups_by_host  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
 from tests.live.train.test_sync import BATCH, LR, make_data, make_net  # noqa: E402
 

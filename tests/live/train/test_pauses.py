@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from equipoise.live.train.pauses import Pauses  # noqa: E402
+from equipoise.live.train.rounds import Pauses  # noqa: E402
 from equipoise.study.twin.ranks import diagnose  # noqa: E402
 from equipoise.study.twin.record import read_run  # noqa: E402
 from tests.live import ranks as live_ranks  # noqa: E402
