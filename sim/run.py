@@ -279,11 +279,6 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
         "hardware profile": load_profile(scenario.cluster.hardware).model_dump_json(),
         "price book": load_book(scenario.cost.book).model_dump_json(),
         **({} if (carbon := load_carbon(scenario.energy)) is None else {"carbon": carbon[0].model_dump_json()}),
-        **{
-            name: hashlib.sha256(content).hexdigest()
-            for feature in features()
-            for name, content in feature.inputs(scenario).items()
-        },
         "parameters of the stages": json.dumps(
             [[type(s).__qualname__, {f.name: getattr(s, f.name) for f in fields(s)}] for s in policy.stages],
             default=lambda value: type(value).__qualname__,

@@ -246,8 +246,7 @@ def target_samples(spec: JobSpec) -> float:
 def worker_range(spec: JobSpec, model: Model) -> tuple[int, int]:
     """The fewest and the most data-parallel workers that a job may have."""
     asked = max(1, spec.gpus // (model.parallel.tensor * model.parallel.pipeline))
-    alone = 1 if spec.on_worker_loss == "regroup" else asked  # goes on with those that are left
-    return min(asked, spec.workers_min or alone), max(asked, spec.workers_max or asked)
+    return min(asked, spec.workers_min or asked), max(asked, spec.workers_max or asked)
 
 
 def best_efficiency(spec: JobSpec, model: Model) -> float:
@@ -255,7 +254,7 @@ def best_efficiency(spec: JobSpec, model: Model) -> float:
 
     With the largest noise scale; the last batch of an epoch can be smaller.
     """
-    phi = -1.0 if model.noise_scale is None else model.noise_scale * (1.0 + model.noise_scale_growth)
+    phi = -1.0 if model.noise_scale is None else model.noise_scale
     reference = float(spec.batch_reference or spec.global_batch)
     whole = efficiency(float(spec.global_batch), 1.0, phi, reference, 0.0)
     if spec.data is None:

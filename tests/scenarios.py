@@ -86,7 +86,6 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
         "overlap": draw(st.sampled_from([1.0, 1.7, 8.0])),
         "noise_scale": draw(st.sampled_from([None, 300.0])),
         "preprocess_time": draw(st.sampled_from([None, 0.02])),
-        "noise_scale_growth": draw(st.sampled_from([0.0, 2.0])),
         "staleness": 0.01,
         "drift": draw(st.sampled_from([0.0, 0.03])),
         "samples_per_pass": draw(st.sampled_from([None, 8])),
@@ -115,7 +114,6 @@ def training_jobs(draw: st.DrawFn, index: int, gpus: int) -> dict[str, Any]:
         "model": "m",
         "global_batch": batch,
         "sync_interval": draw(st.integers(1, 4)),
-        "on_worker_loss": draw(st.sampled_from(["restart", "regroup"])),
         "checkpoint": {"interval": draw(st.sampled_from(["never", "young-daly", 7.77])), "size": 1e9},
     }
     if job["gpus"] > 1:

@@ -62,7 +62,7 @@ class EventByEvent:
         self._asynchronous = Asynchronous(clock, network)
 
     def begin(self, job: TrainingJob) -> None:
-        """Run a job that was started or regrouped."""
+        """Run a job that was started."""
         self.clock.process(self._life(job, job.generation))
 
     def halt(self, job: TrainingJob) -> None:

@@ -49,7 +49,7 @@ class Fast(EventByEvent):
     # -- what the world tells ------------------------------------------------------------------------------
 
     def begin(self, job: TrainingJob) -> None:
-        """Run a job that was started or regrouped."""
+        """Run a job that was started."""
         self._jobs[job.row] = job
         self._exchange_changed(job)
         super().begin(job)

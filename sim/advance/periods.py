@@ -38,8 +38,7 @@ class Fixed(NamedTuple):
     alone_s: float  # of the exchange of all workers, uncontended
     near_s: float  # the same of near ones
     gamma: float
-    noise_scale: float  # at the start of training; negative: none
-    noise_scale_growth: float
+    noise_scale: float  # negative: none
     reference: float
     drift: float
     learning_rate: float  # factor on its own, which is for the batch `given`
@@ -207,13 +206,11 @@ def meet(n: int, scratch: Scratch, alone_s: float, gamma: float) -> tuple[float,
 
 
 @jit_in_place
-def gain(fixed: Fixed, useful: float) -> float:
-    """Statistical efficiency after a number of useful samples."""
-    phi = fixed.noise_scale
-    if phi >= 0.0:
-        phi *= 1.0 + fixed.noise_scale_growth * min(1.0, useful / fixed.target)
-    worth = rate_worth(fixed.learning_rate, float(fixed.batch), fixed.given, phi, fixed.rate_rule)
-    return efficiency(float(fixed.batch), fixed.mean_interval, phi, fixed.reference, fixed.drift) * worth
+def gain(fixed: Fixed) -> float:
+    """Statistical efficiency of a sample."""
+    batch, phi = float(fixed.batch), fixed.noise_scale
+    worth = rate_worth(fixed.learning_rate, batch, fixed.given, phi, fixed.rate_rule)
+    return efficiency(batch, fixed.mean_interval, phi, fixed.reference, fixed.drift) * worth
 
 
 @jit_inside
@@ -285,9 +282,9 @@ def advance(
     least = steps if fixed.far_every == 1 else steps + 1  # the last exchange is of all workers
     start, finished = moving.start_s, moving.done
     arrival = duration = 0.0
+    each = gain(fixed)
     done = 0
     while done < periods:
-        each = gain(fixed, useful)
         if math.ceil((goal - useful) / (fixed.batch * each)) < least:
             break
         far = turn + 1 >= fixed.far_every

@@ -98,9 +98,8 @@ class Cluster:
         model = np.array([self.gpu_models.index(g.accelerator) if g.gpus else 0 for g in groups], dtype=np.int64)
         memory = np.array([a.memory_bytes.value for a in self.accelerators])
         sharing = np.repeat([g.sharing for g in groups], counts)
-        self.in_turns = sharing == "time-slice"  # (gpus,)
         self.gpus = Gpus.of(
-            share_quantum=np.where(sharing == "mig", 1.0 / 7.0, np.where(self.in_turns, 1.0, 0.01)),
+            share_quantum=np.where(sharing == "mig", 1.0 / 7.0, 0.01),
             mig=sharing == "mig",
             node=np.repeat(np.arange(len(groups)), counts),
             model=np.repeat(model, counts),
@@ -221,10 +220,6 @@ class Cluster:
             if other != job:
                 shared += float(held.share[held.gpu == gpu].sum())
         return shared
-
-    def share_in_force(self, gpu: int, share: float) -> float:
-        """Effective part of a GPU for a holder of `share`: with time slicing all holders get equal parts."""
-        return 1.0 / float(self._holders[gpu]) if self.in_turns[gpu] else share
 
     def take_down(self, node: int) -> None:
         """Take a node down; its jobs must have been released before."""

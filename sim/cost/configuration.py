@@ -98,7 +98,6 @@ class Configuration:
     def set_batch(self, batch: int) -> None:
         """Set another batch, split in the present proportions."""
         self.batch = batch
-        self._cost.cache_clear()  # an evaluation's time falls on a step by its batch
         self.set_samples(deal(batch, self.samples, self.spec.micro_batch))
 
     def set_accumulation(self, passes: int) -> None:
@@ -120,10 +119,9 @@ class Configuration:
         spoilt = (self.gradient_factor() != 1.0) & (self.gradient_weight > 0.0)
         if spoilt.any():
             return 0.0
-        plain = 1.0 / self.model.lighter.samples_factor
         if (self.gradient_weight == 1.0).all():
-            return plain
-        return plain * float(self.gradient_weight @ self.samples) / float(self.samples.sum())
+            return 1.0
+        return float(self.gradient_weight @ self.samples) / float(self.samples.sum())
 
     def set_share(self, share: Floats) -> None:
         """Set the shares of the GPUs (workers,)."""
@@ -138,8 +136,7 @@ class Configuration:
         speed: Floats = of_gpu.min(axis=1)  # a replica runs at its slowest GPU's pace
         for i in range(self.workers):
             if self.share[i] < 1.0:
-                part = cluster.share_in_force(int(self.gpu[i]), float(self.share[i]))
-                speed[i] *= speed_at(part, float(self.share_kappa[i]))
+                speed[i] *= speed_at(float(self.share[i]), float(self.share_kappa[i]))
             if self.interference[i]:
                 speed[i] /= 1.0 + self.interference[i] * cluster.co_located(int(self.gpu[i]), self.row)
         links = self._links_now()
@@ -364,14 +361,7 @@ class Configuration:
             shorter = max(1, -(-samples // self.accumulation))
             limit = min(shorter, limited.samples_per_pass or shorter)
             limited = limited.model_copy(update={"samples_per_pass": limit})
-        fixed_s, total_s = replica_cost_s(
-            limited, accelerator, samples, *(links or (self.fabric_bytes_per_s, self.links))
-        )
-        evaluation = self.model.evaluation
-        if evaluation is None or samples == 0:
-            return fixed_s, total_s
-        own_s = evaluation.time * self.batch / evaluation.every  # of each step, on every worker
-        return fixed_s + own_s, total_s + own_s
+        return replica_cost_s(limited, accelerator, samples, *(links or (self.fabric_bytes_per_s, self.links)))
 
     def _in_passes_uncached(self, gpu_model: int, workers: int) -> Model:
         """The model with passes that fit into the memory of a GPU model; one that holds none takes one each."""

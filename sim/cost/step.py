@@ -11,7 +11,6 @@ import numpy as np
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cost import transformer
-from equipoise.sim.cost.lighter import compressed, exchange_kept, kept, moment_bytes_saved, teacher_s
 from equipoise.sim.hardware.kinds import KINDS
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile
 from equipoise.sim.llm.hardware import GroupLinks
@@ -20,8 +19,6 @@ from equipoise.sim.scenario.model import Model
 
 PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
 """Bytes of one weight, gradient or activation: fp8 applies to matrix products only, the rest is bf16."""
-PASSES = 3.0
-"""Work of a training sample over that of an evaluated one: backward costs twice the forward pass."""
 
 
 def passes(samples: int, samples_per_pass: int | None) -> int:
@@ -30,13 +27,7 @@ def passes(samples: int, samples_per_pass: int | None) -> int:
 
 
 def single_gpu_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple[float, float]:
-    """(fixed, total) seconds of one step of `samples` samples on one whole GPU at speed 1, lighter or not."""
-    fixed_s, total_s = _plain_cost_s(model, accelerator, samples)
-    return fixed_s, fixed_s + (total_s - fixed_s) * kept(model) + teacher_s(model, accelerator, samples)
-
-
-def _plain_cost_s(model: Model, accelerator: Accelerator, samples: int) -> tuple[float, float]:
-    """As `single_gpu_cost_s`, without pruning or distillation.
+    """(fixed, total) seconds of one step of `samples` samples on one whole GPU at speed 1.
 
     Fitted, by the scenario or in the hardware profile: a * alpha_c + beta_c * b. Roofline (Williams et al.
     2009) with size-dependent efficiency (Isaev et al. 2023): per pass, launch latency + max(flop / (peak *
@@ -75,32 +66,16 @@ def replica_cost_s(
 
     The work is divided; the pipeline adds its bubble (p - 1) / microbatches (Narayanan et al. 2021, section
     2.2.1); tensor parallelism adds ring all-reduces of `tensor_bytes_per_sample`, every stage those of its layers.
-    Samples that are evaluated between steps cost a third of their pass. links: of a large model that is placed.
+    links: of a large model that is placed.
     """
-    fixed_s, total_s = _training_cost_s(model, accelerator, samples, fabric_bytes_per_s, links)
-    if model.evaluation is not None:
-        total_s += (total_s - fixed_s) * model.evaluation.samples / model.evaluation.every / PASSES
-    return fixed_s, total_s
-
-
-def _training_cost_s(
-    model: Model, accelerator: Accelerator, samples: int, fabric_bytes_per_s: float, links: GroupLinks | None = None
-) -> tuple[float, float]:
-    """The same without evaluations."""
     if model.transformer is not None:
-        fixed_s, total_s = transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s, links)
-        return fixed_s, total_s + replica_teacher_s(model, accelerator, samples)
+        return transformer.replica_cost_s(model, accelerator, samples, fabric_bytes_per_s, links)
     fixed_s, total_s = single_gpu_cost_s(model, accelerator, samples)
     p = model.parallel
     bubble = 1.0 + (p.pipeline - 1) / p.pipeline_microbatches
     stretch = bubble / (p.tensor * p.pipeline)
     reduce_bytes = 2.0 * (p.tensor - 1) / p.tensor * p.tensor_bytes_per_sample * samples
     return fixed_s * stretch, total_s * stretch + reduce_bytes * (bubble / p.pipeline) / fabric_bytes_per_s
-
-
-def replica_teacher_s(model: Model, accelerator: Accelerator, samples: int) -> float:
-    """Seconds of the teacher's forward passes in a step of a replica, shared by its tensor and pipeline ranks."""
-    return teacher_s(model, accelerator, samples) / (model.parallel.tensor * model.parallel.pipeline)
 
 
 def replica_shares(
@@ -128,13 +103,11 @@ def memory_need_bytes(model: Model, samples: int, workers: int) -> float:
     if model.transformer is not None:
         return transformer.memory_need_bytes(model, samples, workers)
     p, size = model.parallel, state_bytes(model)
-    parameters = model.parameters * kept(model) / (p.tensor * p.pipeline)
-    optimizer = model.memory.optimizer_bytes_per_parameter - moment_bytes_saved(model)
-    state = [parameters * optimizer, parameters * size, parameters * size]
+    parameters = model.parameters / (p.tensor * p.pipeline)
+    state = [parameters * model.memory.optimizer_bytes_per_parameter, parameters * size, parameters * size]
     held = math.fsum(part / workers if p.zero > k else part for k, part in enumerate(state))
-    held += model.lighter.teacher_parameters * size / (p.tensor * p.pipeline)
     per_pass = min(samples, model.samples_per_pass or samples)
-    activations = model.memory.activation_per_sample * kept(model) * per_pass / (p.tensor * p.pipeline)
+    activations = model.memory.activation_per_sample * per_pass / (p.tensor * p.pipeline)
     return held + activations / (math.sqrt(model.memory.layers) if model.memory.recompute else 1.0)
 
 
@@ -145,15 +118,12 @@ def state_bytes(model: Model) -> int:
 
 def gradient_bytes(model: Model) -> float:
     """Bytes of gradient of one exchange, before any compression."""
-    size = model.parameters * state_bytes(model)
-    size = model.gradient if model.gradient is not None else size
-    return size * kept(model)
+    return model.gradient if model.gradient is not None else model.parameters * state_bytes(model)
 
 
 def checkpoint_bytes(model: Model) -> float:
     """Bytes of a checkpoint: weights in fp32 and optimiser state."""
-    optimizer = model.memory.optimizer_bytes_per_parameter - moment_bytes_saved(model)
-    return model.parameters * kept(model) * (4.0 + optimizer)
+    return model.parameters * (4.0 + model.memory.optimizer_bytes_per_parameter)
 
 
 @dataclass(frozen=True)
@@ -195,7 +165,7 @@ def make_exchange(
     if n < 2 or (size == 0.0 and not model.exchange.alpha):
         return NO_EXCHANGE
     spec, gpus = model.exchange, model.parallel.tensor * model.parallel.pipeline
-    size, lighter_s = _lighter(model, n, profile, accelerator, size)
+    size, packing_s = _compressed(model, size), model.exchange.compression_time
     alpha_s, cap = _constants(model, profile, "inter" if len(set(nodes)) > 1 else "intra", accelerator, size)
     if spec.algorithm == "tree":
         rounds, volume = 2 * math.ceil(math.log2(n)), 2.0 * size
@@ -207,14 +177,14 @@ def make_exchange(
         servers = [nodes[k * n // spec.servers] for k in range(spec.servers)]
         links, usage = topology.parameter_server_usage(nodes, servers)
         cap = min(cap, gradients * _pushed(nodes, servers, gpus, topology))
-        return flow(rounds * alpha_s + lighter_s, volume, cap, links, usage, topology)
+        return flow(rounds * alpha_s + packing_s, volume, cap, links, usage, topology)
     elif spec.algorithm == "hierarchical":
-        return _hierarchical(model, nodes, topology, profile, accelerator, size, lighter_s)
+        return _hierarchical(model, nodes, topology, profile, accelerator, size, packing_s)
     else:
         rounds, volume = 2 * (n - 1), 2.0 * (n - 1) / n * size
         links, usage = topology.ring_usage(nodes)
     cap = min(cap, through_nics(nodes, gpus, links, usage, topology))
-    return flow(rounds * alpha_s + lighter_s, volume, cap, links, usage, topology)
+    return flow(rounds * alpha_s + packing_s, volume, cap, links, usage, topology)
 
 
 def through_nics(nodes: Sequence[int] | Ints, gpus: int, links: Ints, usage: Floats, topology: Topology) -> float:
@@ -233,17 +203,13 @@ def _pushed(nodes: Sequence[int], servers: Sequence[int], gpus: int, topology: T
     return min((gpus * rate / part for rate, part in zip(rates, away, strict=True) if part), default=math.inf)
 
 
-def _lighter(
-    model: Model, workers: int, profile: HardwareProfile, accelerator: str, size: float
-) -> tuple[float, float]:
-    """(bytes of an all-reduce of equal traffic, seconds of compression) of a gradient of `size` bytes.
+def _compressed(model: Model, size: float) -> float:
+    """Bytes of an all-reduce of equal traffic of a gradient of `size` bytes.
 
     ZeRO 3 gathers parameters twice: Rajbhandari et al. 2020, section 7.2.2.
     """
-    share, seconds = compressed(model, workers, profile.accelerator(accelerator), size, state_bytes(model))
-    share = exchange_kept(model.parallel.zero, share * model.exchange.compression)
-    passes = 1.5 if model.parallel.zero == 3 else 1.0
-    return size * passes * share, seconds + model.exchange.compression_time
+    zero = model.parallel.zero
+    return size * (1.5 if zero == 3 else 1.0) * transformer.exchange_kept(zero, model.exchange.compression)
 
 
 def make_near_exchange(
@@ -274,13 +240,13 @@ def make_push(
     size = gradient_bytes(model)
     if size == 0.0 and not model.exchange.alpha:
         return NO_EXCHANGE
-    size, lighter_s = _lighter(model, 2, profile, accelerator, size)
+    size, packing_s = _compressed(model, size), model.exchange.compression_time
     tier: Literal["intra", "inter"] = "intra" if set(servers) == {node} else "inter"
     alpha_s, cap = _constants(model, profile, tier, accelerator, size)
     links, usage = topology.parameter_server_usage([node], list(servers))
     gpus = model.parallel.tensor * model.parallel.pipeline
     cap = min(cap, 2.0 * _pushed([node], servers, gpus, topology))  # push and pull
-    return flow(2.0 * alpha_s + lighter_s, 2.0 * size, cap, links, usage, topology)
+    return flow(2.0 * alpha_s + packing_s, 2.0 * size, cap, links, usage, topology)
 
 
 def _constants(
@@ -311,7 +277,7 @@ def _hierarchical(
     profile: HardwareProfile,
     accelerator: str,
     size: float,
-    lighter_s: float,
+    packing_s: float,
 ) -> Exchange:
     """Reduce-scatter inside each node, g rings over the nodes on 1/g of the data each, all-gather inside."""
     places = list(dict.fromkeys(nodes))
@@ -328,5 +294,5 @@ def _hierarchical(
     links, usage = topology.ring_usage(places)
     usage *= g
     cap = min(cap, through_nics(nodes, model.parallel.tensor * model.parallel.pipeline, links, usage, topology))
-    delay_s = inside_s + 2.0 * (m - 1) * alpha_s + lighter_s
+    delay_s = inside_s + 2.0 * (m - 1) * alpha_s + packing_s
     return flow(delay_s, 2.0 * (m - 1) / m * size / g, cap, links, usage, topology)

@@ -8,12 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from equipoise.sim.cost.lighter import compressed, exchange_kept, moment_bytes_saved, pruned_shape
 from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
 from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
 from equipoise.sim.llm.memory_stacks import COMPILED, EAGER
-from equipoise.sim.llm.quantities import ShardingPlan, quantities, stage_parameters
+from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, replicas_s, step_time
 from equipoise.sim.scenario.model import Model
@@ -107,14 +106,18 @@ def plan_of(
     dp = replicas or section(model)[1].dp
     machine = accelerator_of(accelerator, model.precision, fabric_bytes_per_s, section(model)[0])
     plan = _plain_plan(model, machine, dp, passes, links)
-    width = 4 if plan.layout.precision == "fp32" else 2
-    kept, taken_s = compressed(model, dp, accelerator, width * max(map(sum, stage_parameters(plan))), width)
-    kept *= model.exchange.compression
-    return replace(
-        plan,
-        exchange_kept=exchange_kept(plan.layout.zero, kept),
-        compression_s=taken_s + model.exchange.compression_time,
-    )
+    kept = exchange_kept(plan.layout.zero, model.exchange.compression)
+    return replace(plan, exchange_kept=kept, compression_s=model.exchange.compression_time)
+
+
+def exchange_kept(zero: int, gradient_kept: float) -> float:
+    """Bytes of an exchange over those without compression, which leaves `gradient_kept` of a gradient's.
+
+    Parameters are gathered whole: half of the bytes of ZeRO 1 and 2, two thirds of ZeRO 3 (Rajbhandari et al. 2020,
+    section 7).
+    """
+    of_gradients = (1.0, 1 / 2, 1 / 2, 1 / 3)[zero]
+    return 1.0 - of_gradients * (1.0 - gradient_kept)
 
 
 def _plain_plan(
@@ -128,11 +131,10 @@ def _plain_plan(
     spec, bound = section(model)
     batch = replicas * passes * bound.layout.micro_batch
     return ShardingPlan(
-        pruned_shape(spec.shape(), model.lighter.pruned),
+        spec.shape(),
         bound.layout.layout(replicas, batch, model.precision),
         machine,
         hardware.NetworkRates(bound.node_gpus, bound.nic, bound.gpu_nic, bound.rack_gpus, bound.rack, links),
-        frozen_parameters=model.lighter.teacher_parameters,
     )
 
 
@@ -235,8 +237,8 @@ def memory_stack(spec: TransformerSpec, model: Model) -> MemoryStack:
     if spec.optimizer == "adam-16bit":
         return replace(stack, gradient_bytes=2.0, optimizer_bytes=4.0)
     if spec.optimizer == "muon":
-        stack = replace(stack, optimizer_bytes=stack.optimizer_bytes - MOMENT)
-    return replace(stack, optimizer_bytes=stack.optimizer_bytes - moment_bytes_saved(model))
+        return replace(stack, optimizer_bytes=stack.optimizer_bytes - MOMENT)
+    return stack
 
 
 MOMENT = 4.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cluster.cluster import Holding
 
 
@@ -31,10 +31,6 @@ class Job(Protocol):
     @property
     def gpu_s(self) -> Floats:
         """Its account of GPU-seconds by `Use`, up to the last booking."""
-
-    @property
-    def elastic(self) -> Elastic | None:
-        """The job itself if it can continue with fewer GPUs after a node failure, else None."""
 
     @property
     def kept(self) -> float:
@@ -88,16 +84,3 @@ class Job(Protocol):
 
     def not_metered(self) -> tuple[Ints, Floats]:
         """(nodes, GPU-seconds of computing there) that are not metered yet."""
-
-
-class Elastic(Job, Protocol):
-    """A job that can continue with some of its GPUs."""
-
-    def survivors(self, lost: Bools) -> Bools | None:
-        """Which of its GPUs remain usable without the `lost` ones, (GPUs held,); None: too few to continue."""
-
-    def cut(self, now_s: float) -> None:
-        """Drop the running period after some GPUs were lost; `regroup` follows."""
-
-    def regroup(self, holding: Holding, now_s: float, delay_s: float) -> None:
-        """Continue with the remaining GPUs, `delay_s` from now."""

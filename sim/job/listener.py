@@ -20,11 +20,8 @@ class Listener:
     def ended(self, job: Job, reason: str, now_s: float) -> None:
         """A job has given back its GPUs: completed, timeout, preempted, resized, fault; `open`: the run ends."""
 
-    def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job continues with its remaining GPUs after a fault."""
-
     def rolled_back(self, job: Job) -> None:
-        """A fault has stopped a job, or made it regroup, and that is all done."""
+        """A fault has stopped a job, and that is all done."""
 
     def looked_at(self, job: Job, now_s: float) -> None:
         """The account of a running job has been brought up to date."""
@@ -80,7 +77,6 @@ class Listeners:
 
     began: tuple[Any, ...]
     ended: tuple[Any, ...]
-    regrouped: tuple[Any, ...]
     rolled_back: tuple[Any, ...]
     looked_at: tuple[Any, ...]
     checkpointing: tuple[Any, ...]

@@ -49,9 +49,8 @@ class Progress:
 
     @property
     def noise_scale(self) -> float:
-        """Gradient noise scale now (samples); -1 when the job has none."""
-        phi = self.model.noise_scale
-        return -1.0 if phi is None else phi * (1.0 + self.model.noise_scale_growth * self.ratio)
+        """Gradient noise scale (samples); -1 when the job has none."""
+        return -1.0 if self.model.noise_scale is None else self.model.noise_scale
 
     def efficiency(self, batch: float) -> float:
         """Statistical efficiency of a batch, now; asynchronous workers have no interval.

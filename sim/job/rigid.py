@@ -131,7 +131,6 @@ class RigidJob:
     __slots__ = ("_earlier", "_end", "_metered_gpu_s", "all", "holding", "row")
 
     rigid = True
-    elastic = None
     save_s = 0.0  # what it needs to save is not known
     exchanges = 0
     traffic: tuple[float, int] = (0, 0)

@@ -9,13 +9,13 @@ import numpy as np
 
 from equipoise.policies.observation import Floats
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.hardware.prices import Prices
 from equipoise.sim.job.account import WASTED_USES
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.ledger.costs import CostAccounts
 from equipoise.sim.ledger.gpu_account import GpuAccount
-from equipoise.sim.ledger.meter import Meter
 
 RESIDUE = 1e-9
 """Rounding of a difference of sums, relative to them."""

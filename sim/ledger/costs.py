@@ -11,10 +11,10 @@ import numpy as np
 from equipoise.policies.observation import Floats
 from equipoise.sim.cells import cells
 from equipoise.sim.cluster.cluster import Holding
+from equipoise.sim.cluster.meter import Meter, mean_over
 from equipoise.sim.job.account import HELD
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listener
-from equipoise.sim.ledger.meter import Meter, mean_over
 
 
 class CostAccounts(Listener):
@@ -47,8 +47,3 @@ class CostAccounts(Listener):
             paid_w = power.idle_w * self.meter.pays
             self.paid_idle_j[row] += held_s * mean_over(paid_w, holding, node_of_gpu)
         self.used_usd[row] += held * mean_over(self.usd_per_gpu_s, holding, node_of_gpu)
-
-    def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job continues with its remaining GPUs."""
-        self.ended(job, "fault", now_s)
-        self.began(job, holding, now_s)

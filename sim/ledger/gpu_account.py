@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from equipoise.policies.observation import Floats
-from equipoise.sim.ledger.meter import Meter
+from equipoise.sim.cluster.meter import Meter
 
 
 @dataclass

@@ -23,8 +23,3 @@ class HeldLate(Listener):
         gpus, since_s = self._open.pop(job.row)
         if now_s > self.after_s:
             self.gpu_s += gpus * (now_s - max(since_s, self.after_s))
-
-    def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job continues with its remaining GPUs."""
-        self.ended(job, "fault", now_s)
-        self.began(job, holding, now_s)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from equipoise.policies.observation import Floats, Ints
 from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.job.account import BUSY, HELD, LOST_TO_FAULTS, RESTART, WORK
 from equipoise.sim.job.demand import Demand
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listener
 from equipoise.sim.ledger.buckets import Buckets
-from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.ledger.tables import (
     DOWN_GPU_S,
     DOWN_J,
@@ -62,7 +62,6 @@ class _Open:
     start_s: float
     holding: Holding
     account: list[float]  # by use, as the segment began
-    earlier: list[int]  # rows of the job's earlier segments whose work may still be lost
     looked_s: float
     looked_j: float
     looked: Floats | list[float]  # the account then
@@ -99,16 +98,10 @@ class Timeline(Listener):
         queued_s = self._queued_s[job.row]
         if now_s > queued_s:
             self._queued(job.row, queued_s, now_s, "started")
-        self._begin(job, holding, now_s)
-
-    def _begin(self, job: Job, holding: Holding, now_s: float) -> _Open:
         row, account = job.row, job.gpu_s.tolist()[:HELD]
         drawn_j = self.meter.drawn_j(row, job.computed_gpu_s)
-        opened = self._open[row] = _Open(
-            self._count[row], now_s, holding, account, [], now_s, drawn_j, account, job.traffic
-        )
+        self._open[row] = _Open(self._count[row], now_s, holding, account, now_s, drawn_j, account, job.traffic)
         self._count[row] += 1
-        return opened
 
     def ended(self, job: Job, reason: str, now_s: float) -> None:
         """A job has given back its GPUs."""
@@ -124,15 +117,6 @@ class Timeline(Listener):
         self._commit(opened.to_be_written + opened.unsaved)
         self._queued_s[row] = now_s
 
-    def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job continues with fewer GPUs; unsaved work can still be lost."""
-        before = self._open[job.row]
-        self._segment(job, before, now_s, "fault")
-        self._look(job, before, now_s)
-        self.usage.add(before.start_s, now_s, RUNNING, now_s - before.start_s)
-        opened = self._begin(job, holding, now_s)
-        opened.earlier, opened.unsaved = before.earlier, before.to_be_written + before.unsaved
-
     def _queued(self, row: int, start_s: float, end_s: float, reason: str) -> None:
         self._segments.extend((row, self._count[row], 0, start_s, end_s, 0, 0, -1, _REASON[reason], *_NO_USE))
         self._count[row] += 1
@@ -141,11 +125,7 @@ class Timeline(Listener):
     def _segment(self, job: Job, opened: _Open, end_s: float, reason: str) -> list[float]:
         """Add a running segment; returns its GPU time by use."""
         used = [after - before for after, before in zip(job.gpu_s.tolist(), opened.account, strict=False)]
-        listed = used
-        if opened.earlier and min(used[:WORK]) < 0.0:
-            listed = self._taken_back(opened.earlier, used)
         held, gpus = opened.holding, opened.holding.gpu.size
-        opened.earlier.append(len(self._segments) // ROW_FIELDS)
         self._segments.extend(
             (
                 job.row,
@@ -157,25 +137,10 @@ class Timeline(Listener):
                 held.nodes.size,
                 held.gpu.item() if gpus == 1 else int(held.gpu.min()),
                 _REASON[reason],
-                *listed,
+                *used,
             )
         )
         self._holdings.add(job.row, opened.segment, held.gpu, held.share)
-        return used
-
-    def _taken_back(self, earlier: list[int], used: list[float]) -> list[float]:
-        """Charge work that a fault took back beyond this segment to earlier segments."""
-        used = used.copy()
-        for use in range(WORK):
-            for index in reversed(earlier):
-                if used[use] >= 0.0:
-                    break
-                at = index * ROW_FIELDS + ROW_FIELDS - HELD
-                taken = min(-used[use], self._segments[at + use])
-                self._segments[at + use] -= taken
-                self._segments[at + LOST_TO_FAULTS] += taken
-                used[use] += taken
-                used[LOST_TO_FAULTS] -= taken
         return used
 
     def _charge_rigid(self, row: int, opened: _Open, end_s: float, used: list[float]) -> None:
@@ -215,7 +180,6 @@ class Timeline(Listener):
         opened = self._open[job.row]
         self._commit(opened.to_be_written)
         opened.to_be_written = []
-        opened.earlier = []
 
     def _look(self, job: Job, opened: _Open, end_s: float) -> None:
         account = job.gpu_s[:HELD].copy()

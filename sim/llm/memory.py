@@ -146,7 +146,7 @@ def counts(plan: ShardingPlan, stack: MemoryStack) -> tuple[Floats, Floats]:
     gathered = one * (layers if kept else np.minimum(stack.gathered_layers, np.maximum(1, layers)))
     summed = gathered if kept else one
     width = 4.0 if la.precision == "fp32" else 2.0
-    weights = width * (of_weights + gathered + plan.frozen_parameters / (la.tensor * la.pipeline))
+    weights = width * (of_weights + gathered)
     ends = np.zeros(len(layers))
     ends[[plan.head_stage % la.pipeline, plan.loss_stage % la.pipeline]] = 1.0
     around = la.micro_batch * s.sequence / la.context * s.hidden

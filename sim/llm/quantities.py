@@ -26,9 +26,8 @@ class ShardingPlan:
     excluded.
 
     Empty `stages`: layers are split evenly, and the first stages take the remainder. `head_stage` and `loss_stage` are
-    where the logits and the loss are computed, counted from the end (-1: the last). `frozen_parameters` are those
-    of a model beside it that only computes forwards (a teacher), spread like the pipeline and tensor ranks. Of the
-    bytes of an exchange `exchange_kept` are left by compression, which takes `compression_s`.
+    where the logits and the loss are computed, counted from the end (-1: the last). Of the bytes of
+    an exchange `exchange_kept` are left by compression, which takes `compression_s`.
     """
 
     shape: Transformer
@@ -38,7 +37,6 @@ class ShardingPlan:
     stages: tuple[int, ...] = ()
     head_stage: int = -1
     loss_stage: int = -1
-    frozen_parameters: float = 0.0
     exchange_kept: float = 1.0
     compression_s: float = 0.0
 

@@ -54,7 +54,6 @@ def search(
     stack: Stack,
     memory: MemoryStack,
     precision: Precision = "bf16",
-    frozen_parameters: float = 0.0,
     speed: float = 1.0,
 ) -> Search:
     """Layouts of `gpus` accelerators for `global_batch` sequences, by their mean step with the stalls of pipelines.
@@ -65,7 +64,7 @@ def search(
     optimiser state is sharded; sequence parallelism goes with tensor parallelism.
     """
     plans = [
-        ShardingPlan(shape, layout, accelerator, network, frozen_parameters=frozen_parameters)
+        ShardingPlan(shape, layout, accelerator, network)
         for layout in _layouts(shape, network.node_gpus, gpus, global_batch, precision)
     ]
     if not plans:

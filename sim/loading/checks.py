@@ -241,7 +241,7 @@ def _accelerators(scenario: Scenario, profile: HardwareProfile) -> Iterator[Prob
 def _slices(scenario: Scenario, group: NodeGroup, profiles: tuple[str, ...], k: int) -> Iterator[Problem]:
     """Problems with MIG: groups must support it, and every requested part must be a slice."""
     if group.gpus and not profiles:
-        yield ("cluster", "nodes", k, "sharing"), f"{group.accelerator} has no MIG; allowed: mps, time-slice"
+        yield ("cluster", "nodes", k, "sharing"), f"{group.accelerator} has no MIG; allowed: mps"
     for j, job in enumerate(scenario.workload.jobs):
         if group.gpus and profiles and job.gpu_share < 1.0 and not is_slice(job.gpu_share):
             text = f"{job.gpu_share:g} of a GPU is not a MIG slice of {group.name}; allowed: 1/7, 2/7, 3/7, 4/7, 1"

@@ -26,7 +26,6 @@ from equipoise.sim.scenario.model import Model, Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, WrongValueError, read_text, read_tree, write_tree
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import features
 
 __all__ = ["InputError", "ScenarioFile", "dump", "from_mapping", "json_schema", "load", "read_scenario", "to_trace"]
 
@@ -174,8 +173,6 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
         raise InputError(_lines(tree, wrong))
     try:
         scenario = with_availability(with_rates(scenario, base), base)
-        for feature in features():
-            scenario = feature.located(scenario, base)
     except WrongValueError as error:
         raise InputError(_lines(tree, [(error.path, str(error))])) from None
     if wrong := problems(scenario, base, fits=fits):

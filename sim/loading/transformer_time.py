@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from equipoise.policies.physics import overlapped_s
-from equipoise.sim.cost.step import replica_teacher_s
 from equipoise.sim.cost.transformer import capped, exchange_s, plan_of, replica_cost_s, section, stack_in_force
 from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s
 from equipoise.sim.llm.quantities import ShardingPlan
@@ -21,7 +20,7 @@ LEAST_FACTOR = 1e-4
 
 
 def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: KeyPath) -> Model:
-    """With the factor that the measured step, less its teacher's forward passes, sets."""
+    """With the factor that the measured step sets."""
     spec, bound = section(model)
     if spec.measured_step is None:
         return model
@@ -37,12 +36,7 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
         raise WrongValueError((*path, "measured_step", "global_batch"), text)
     accelerator = profile.accelerator(group.accelerator)
     plan = plan_of(model, accelerator, link_bytes_per_s(group, profile), dp, passes)
-    beside_s = replica_teacher_s(model, accelerator, passes * layout.micro_batch)
-    if beside_s >= own.time:
-        took = f"the teacher's forward passes take, {format_seconds(beside_s)}"
-        text = f"{format_seconds(own.time)} is less than {took}"
-        raise WrongValueError((*path, "measured_step", "time"), text)
-    factor = _factor(plan, spec.constants(), own.time - beside_s, path)
+    factor = _factor(plan, spec.constants(), own.time, path)
     scaled = bound.model_copy(update={"factor": factor})
     return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})
 
@@ -81,8 +75,7 @@ def overlap_of(model: Model, profile: HardwareProfile, group: NodeGroup) -> floa
     passes = max(1, math.ceil(bound.global_batch / (bound.dp * bound.layout.micro_batch)))
     link = link_bytes_per_s(group, profile)
     plan = plan_of(model, accelerator, link, passes=passes)
-    samples = passes * bound.layout.micro_batch
-    work_s = replica_cost_s(model, accelerator, samples, link)[1] + replica_teacher_s(model, accelerator, samples)
+    work_s = replica_cost_s(model, accelerator, passes * bound.layout.micro_batch, link)[1]
     beside_s = bound.factor * exchange_s(plan, stack)
     shown_s = bound.factor * float(step_time(plan, stack).exchange)
     if beside_s <= 0.0 or shown_s >= beside_s * (1 - 1e-9):

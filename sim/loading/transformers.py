@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from equipoise.sim.cost.certainty import how_sure
-from equipoise.sim.cost.lighter import pruned_shape
 from equipoise.sim.cost.transformer import accelerator_of, memory_stack, section
 from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s, link_bytes_per_s, load_profile
 from equipoise.sim.llm import search as llm
@@ -190,7 +189,7 @@ def _bound(scenario: Scenario, profile: HardwareProfile, model: Model, jobs: lis
         rack=network.rack_bytes_per_s,
         why=why,
     )
-    shape = pruned_shape(spec.shape(), model.lighter.pruned)
+    shape = spec.shape()
     made = model.model_copy(
         update={
             "transformer": spec.model_copy(update={"bound": bound}),
@@ -226,7 +225,7 @@ def _layout(
     gpus, batch = sizes.pop()
     try:
         found = _search(
-            pruned_shape(spec.shape(), model.lighter.pruned),
+            spec.shape(),
             machine,
             network,
             gpus,
@@ -234,7 +233,6 @@ def _layout(
             spec.constants(),
             memory_stack(spec, model),
             precision_of(model.precision),
-            model.lighter.teacher_parameters,
             speed,
         )
     except ValueError as error:
@@ -245,9 +243,7 @@ def _layout(
             (*path, "plan"), f"none of {found.tried} layouts fits: the least needs {least:.4g} bytes on a GPU"
         )
     why = llm.why(found)
-    if model.lighter.teacher_flop_per_sample:
-        why += "; the teacher's forward passes come on top"
-    if model.lighter.gradients is not None or model.exchange.compression < 1.0:
+    if model.exchange.compression < 1.0:
         why += "; searched with gradients as they are, not compressed"
     return layout_spec(found.found[0].plan.layout), why
 

@@ -104,8 +104,6 @@ class JobSpec(Section):
     sync_interval: Count = 1  # local steps between gradient exchanges, or per round of asynchronous workers
     data: Data | None = None  # the dataset; none: input costs nothing
     checkpoint: Checkpoint = Checkpoint()  # its checkpoints
-    # restart from the checkpoint, or continue with the remaining workers
-    on_worker_loss: Literal["restart", "regroup"] = "restart"
     user: str = ""  # user that submitted it
     account: str = ""  # account of the user
     partition: str = ""  # partition that it requests

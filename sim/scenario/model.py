@@ -68,8 +68,7 @@ class NodeGroup(Section):
     fabric: BytesPerS | None = None  # rate from a GPU to others of its node, one direction; none: its link
     ingest: Rate | None = None  # samples/s that the host can prepare; none: unlimited
     price: UsdPerHour | None = None  # per node; none: per GPU, from `cost` or the price book
-    # How jobs that request a part of a GPU share it: by percentages, by slices, or in equal time slices.
-    sharing: Literal["mps", "mig", "time-slice"] = "mps"
+    sharing: Literal["mps", "mig"] = "mps"  # how jobs that request a part of a GPU share it: by percentages or slices
     available: Available | None = None  # how many of its nodes are available over time; none: always all
     autoscale: Autoscale | None = None  # rents nodes when jobs wait, returns them when idle; none: all nodes stay
 

@@ -1,4 +1,4 @@
-"""Allocation of GPUs to jobs: starts, stops, ends, and regrouping after a fault."""
+"""Allocation of GPUs to jobs: starts, stops and ends."""
 
 from __future__ import annotations
 
@@ -116,27 +116,6 @@ class Allocator:
         if self.roster.training:
             self._neighbours_changed(job, holding)
             self._input_changed(job, holding)
-
-    def regroup(self, job: Job, node: int) -> bool:
-        """Continue a job on its remaining nodes if possible; returns whether it continues."""
-        held, elastic = self.cluster.holding[job.row], job.elastic
-        alive = elastic.survivors(self.cluster.gpus.node[held.gpu] == node) if elastic is not None else None
-        if elastic is None or alive is None:
-            return False
-        now_s = self.clock._now
-        elastic.cut(now_s)
-        self.cluster.release(job.row)
-        holding = self.cluster.book(job.row, held.gpu[alive], held.share[alive])
-        for tell in self.listeners.regrouped:
-            tell(job, holding, now_s)
-        elastic.regroup(holding, now_s, self.restart.detection + self.restart.initialisation)
-        self._input_changed(job, held)
-        self.roster.regrouped(job, holding, now_s)
-        if self.changed is not None:
-            self.changed()
-        for tell in self.listeners.rolled_back:
-            tell(job)
-        return True
 
     def close(self, time_s: float) -> None:
         """Book the work of jobs that are still running at the end of the run, `time_s`."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from equipoise.policies.observation import Bools, Columns, Floats
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.discover import parts
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.job.listener import Listener
 from equipoise.sim.ledger.bill import Biller
 from equipoise.sim.ledger.gpu_account import GpuAccount
-from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import KeyPath
@@ -102,10 +101,7 @@ class Feature:
     # what makes its keys impossible to run, and what is allowed but looks like a mistake
     problems: Callable[[Scenario, HardwareProfile], Iterable[tuple[KeyPath, str]]] = lambda *_: ()
     doubts: Callable[[Scenario, HardwareProfile], Iterable[tuple[KeyPath, str]]] = lambda *_: ()
-    # the scenario with the paths of files that stand beside it in a folder; raises InputError, WrongValueError
-    located: Callable[[Scenario, Path | None], Scenario] = lambda scenario, _: scenario
     is_random: Callable[[Scenario], bool] = lambda _: False  # whether runs with different seeds can differ by it
-    inputs: Callable[[Scenario], Mapping[str, bytes]] = lambda _: {}  # contents of files, for the run's identity
     start: Callable[[WorldParts], FeatureRun | None] = lambda _: None  # None where the scenario does not use it
     notes: Callable[[Scenario, Cluster], Iterable[str]] = lambda *_: ()  # for the reader of the results
 

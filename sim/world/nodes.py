@@ -9,9 +9,9 @@ import numpy as np
 from equipoise.policies.observation import Floats, writable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.job.job import Job
 from equipoise.sim.job.listener import Listeners
-from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT
 from equipoise.sim.network.transfers import Transfers
 from equipoise.sim.world.allocate import Allocator
@@ -19,7 +19,7 @@ from equipoise.sim.world.roster import Roster
 
 
 class NodeEvents:
-    """Changes nodes, and informs their jobs and listeners; the part that `sim.cluster.faults` and `.throttle` act on.
+    """Changes nodes, and informs their jobs and listeners; the part that `sim.world.faults` and `.throttle` act on.
 
     set_capacity(link, bytes/s) changes a link, event() tells that policies should look.
     """
@@ -59,9 +59,8 @@ class NodeEvents:
         if not self.cluster.up[node]:
             return
         for job in self._jobs_on(node):
-            if not self.allocator.regroup(job, node):
-                self.allocator.stop(job, "preempted" if saved else "fault")
-                self.roster.preemptions[job.row] += saved
+            self.allocator.stop(job, "preempted" if saved else "fault")
+            self.roster.preemptions[job.row] += saved
         self._off(node)
 
     def node_up(self, node: int) -> None:

@@ -24,12 +24,12 @@ from equipoise.policies.observation import (
 from equipoise.policies.physics import response_s_per_sample, sustainable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.job.gradients import mean_norm, norm_noise
 from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.ledger.meter import Meter
 from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
 from equipoise.sim.network.transfers import Transfer
 from equipoise.sim.world.paths import PathWatch

@@ -95,13 +95,6 @@ class Roster:
         if self.start_s[row] == now_s:
             self.start_s[row] = until_s
 
-    def regrouped(self, job: Job, holding: Holding, now_s: float) -> None:
-        """A job continues with fewer GPUs, without having been in the queue."""
-        row = job.row
-        self.restarts[row] += 1
-        self._held[row] = holding.gpu.size
-        self._since_s[row] = self._started_s[row] = now_s
-
     def stopped(self, job: Job, now_s: float, cost_s: float) -> None:
         """A job is back in the queue; its next start costs `cost_s`."""
         row = job.row

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from equipoise.policies.observation import Bools, Floats, Ints, Shards, Speeds, Stores, Table, Workers, resize, writable
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.cost.memory import UNBOUNDED
 from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.ledger.meter import Meter
 
 Member = tuple[TrainingJob, slice]
 """A job and its rows in the table of workers."""

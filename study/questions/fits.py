@@ -14,7 +14,6 @@ from equipoise.policies.physics import overlapped_s
 from equipoise.sim.assumptions import assumed_draw
 from equipoise.sim.cost.certainty import certainty_of
 from equipoise.sim.cost.configuration import Configuration
-from equipoise.sim.cost.step import replica_cost_s, replica_teacher_s
 from equipoise.sim.cost.transformer import (
     INSIDE,
     fitted_gpu,
@@ -129,11 +128,7 @@ def _each(scenario: Scenario, plans: int) -> Iterator[Fits]:
         change = {} if estimate.fits else None if changed is None else _difference(plan.layout, changed.layout)
         machines = (plan.shape, plan.accelerator, plan.network)
         speed, precision = 1.0 / float(config.scale.max()), precision_of(model.precision)
-        other = (
-            search(*machines, job.gpus, job.global_batch, stack, keeps, precision, plan.frozen_parameters, speed)
-            if plans
-            else None
-        )
+        other = search(*machines, job.gpus, job.global_batch, stack, keeps, precision, speed) if plans else None
         yield Fits(
             job.name,
             job.model or "",
@@ -155,7 +150,7 @@ def _parts_s(config: Configuration) -> dict[str, float]:
     """Parts of a mean step [s] of the slowest worker, with the exchange overlapped as in a run."""
     model = config.model
     slowest = int(np.maximum(config.compute_s, config.input_s).argmax())
-    samples, scale, rate = int(config.samples[slowest]), float(config.scale[slowest]), config.fabric_bytes_per_s
+    samples, rate = int(config.samples[slowest]), config.fabric_bytes_per_s
     accelerator = config.cluster.accelerators[int(config.cluster.node_model[config.nodes[slowest]])]
     spec, bound = section(model)
     passes = -(-samples // bound.layout.micro_batch)
@@ -164,13 +159,8 @@ def _parts_s(config: Configuration) -> dict[str, float]:
     parts = {f.name: float(getattr(step, f.name)) for f in fields(StepEstimate) if f.name != "exchange"}
     parts |= {name: parts[name] / spec.replica_links for name in INSIDE}
     work_s = float(config.compute_s[slowest])
-    beside_s = {"teacher": scale * replica_teacher_s(model, accelerator, samples)}
-    if model.evaluation is not None:
-        plain = model.model_copy(update={"evaluation": None})
-        beside_s["evaluation"] = work_s - scale * replica_cost_s(plain, accelerator, samples, rate, config.links)[1]
-    own_s = (work_s - math.fsum(beside_s.values())) / math.fsum(parts.values())
-    parts = {name: own_s * part for name, part in parts.items()}
-    parts |= {name: part_s for name, part_s in beside_s.items() if part_s}
+    scale = work_s / math.fsum(parts.values())
+    parts = {name: scale * part for name, part in parts.items()}
     if (waits_s := float(config.input_s[slowest]) - work_s) > 0.0:
         parts["input"] = waits_s
         work_s += waits_s

@@ -42,22 +42,12 @@ def levers(scenario: Scenario, policy: str, policies: Sequence[str] = POLICIES) 
         ("GPUs twice as fast", "compute", faster_gpus),
         ("twice the GPUs per training job", "compute", larger_jobs),
         ("products in 8 bits", "compute", fp8_products),
-        ("half of each layer pruned (learning not priced)", "compute", lambda s: smaller_models(s, taught=False)),
-        (
-            "half of each layer, distilled from the whole model (learning not priced)",
-            "compute",
-            lambda s: smaller_models(s, taught=True),
-        ),
-        ("optimiser's moments in 8 bits", "memory", smaller_moments),
         ("twice the GPU memory and its bandwidth", "memory", more_memory),
         ("storage and host input twice as fast", "input", faster_input),
         ("data spread evenly over each job's nodes", "input", data_at_hand),
         ("no jitter", "barrier", no_jitter),
         ("equal nodes, same total speed", "barrier", equal_nodes),
         ("network twice as fast", "network", faster_network),
-        ("gradients in 8 bits", "network", lambda s: lighter_gradients(s, "int8")),
-        ("the largest 1 % of the gradients", "network", lambda s: lighter_gradients(s, "top-k")),
-        ("gradients as factors of rank 4", "network", lambda s: lighter_gradients(s, "powersgd")),
         ("twice the micro-batches in a pipeline", "layout", more_micro_batches),
         ("the fastest layout that fits", "layout", fastest_layout),
         ("twice the nodes", "queue", more_nodes),
@@ -233,20 +223,6 @@ def faster_network(scenario: Scenario) -> Scenario:
     return _models(changed, change)
 
 
-def lighter_gradients(scenario: Scenario, how: str) -> Scenario:
-    """Gradients are compressed, with the time of compression; the effect on learning is not modelled."""
-
-    def change(model: Model) -> Model:
-        """The section with the change applied."""
-        if model.lighter.gradients or model.exchange.compression < 1.0:
-            return model
-        if model.gradient == 0.0 or (model.gradient is None and model.parameters == 0.0):
-            return model
-        return _with(model, lighter=_with(model.lighter, gradients=how))  # type: ignore[no-any-return]
-
-    return _models(scenario, change)
-
-
 def fp8_products(scenario: Scenario) -> Scenario:
     """Matrix products of models of known shape run in 8 bits, if every accelerator can; others were not measured."""
     profile = load_profile(scenario.cluster.hardware)
@@ -259,36 +235,6 @@ def fp8_products(scenario: Scenario) -> Scenario:
         if model.transformer is None or model.precision not in ("bf16", "fp16"):
             return model
         return _with(model, precision="fp8")  # type: ignore[no-any-return]
-
-    return _models(scenario, change)
-
-
-def smaller_models(scenario: Scenario, taught: bool) -> Scenario:
-    """Models with half of each layer; taught: distilled from the whole model. The effect on learning is not
-    modelled."""
-
-    def change(model: Model) -> Model:
-        """The section with the change applied."""
-        known = model.parameters and (model.flop_per_sample or not taught)
-        if model.lighter.pruned or model.lighter.teacher_parameters or not known:
-            return model
-        own = {"pruned": 0.5}
-        if taught:
-            flop = (model.flop_per_sample or 0.0) / 3.0  # the forward pass
-            own |= {"teacher_flop_per_sample": flop, "teacher_parameters": model.parameters}
-        return _with(model, lighter=_with(model.lighter, **own))  # type: ignore[no-any-return]
-
-    return _models(scenario, change)
-
-
-def smaller_moments(scenario: Scenario) -> Scenario:
-    """Adam's moments in 8 bits, so that more samples fit into a pass."""
-
-    def change(model: Model) -> Model:
-        """The section with the change applied."""
-        if not model.parameters or model.memory.optimizer_bytes_per_parameter < 8:
-            return model
-        return _with(model, lighter=_with(model.lighter, moments="int8"))  # type: ignore[no-any-return]
 
     return _models(scenario, change)
 

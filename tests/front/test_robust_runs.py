@@ -203,8 +203,7 @@ def test_a_job_that_faults_throw_back_for_ever_is_named() -> None:
     assert "with 60 s between failures of a node it never reaches a checkpoint" in str(failed.value)
 
 
-@pytest.mark.parametrize("on_worker_loss", ["restart", "regroup"])
-def test_a_training_job_that_never_ends_a_period_is_named(on_worker_loss: str) -> None:
+def test_a_training_job_that_never_ends_a_period_is_named() -> None:
     job = {
         "name": "big",
         "gpus": 2,
@@ -212,7 +211,6 @@ def test_a_training_job_that_never_ends_a_period_is_named(on_worker_loss: str) -
         "steps": 10,
         "global_batch": 20,
         "workers_min": 1,
-        "on_worker_loss": on_worker_loss,
         "checkpoint": {"interval": "never", "size": 1e6},
     }
     case = scenario(

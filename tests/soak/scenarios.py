@@ -78,7 +78,6 @@ def _model(dice: random.Random) -> Plain:
             dice,
             0.3,
             noise_scale=300.0,
-            noise_scale_growth=2.0,
             drift=0.03,
             staleness=0.01,
             samples_per_pass=8,
@@ -112,7 +111,6 @@ def _training(dice: random.Random, k: int, gpus: int, node: str) -> Plain:
         "model": dice.choice(("m0", "m1")),
         "global_batch": batch,
         "sync_interval": dice.randint(1, 4),
-        "on_worker_loss": dice.choice(("restart", "regroup")),
         "priority": dice.choice((1.0, 2.0)),
         "checkpoint": {"interval": dice.choice(("never", "young-daly", 7.77)), "size": 1e9},
     }

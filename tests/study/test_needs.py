@@ -147,7 +147,6 @@ def test_no_interval_beats_the_best(work_s, exchange_s, overlap, drift, interval
 def test_more_workers_than_asked_count_only_when_the_job_is_elastic():
     assert worker_range(job(), fitted()) == (8, 8)
     assert worker_range(job(workers_min=2, workers_max=20), fitted()) == (2, 20)
-    assert worker_range(job(on_worker_loss="regroup"), fitted()) == (1, 8)
     assert worker_range(job(), fitted(parallel={"tensor": 2, "pipeline": 2})) == (2, 2)
     four, eight = ({"count": n} for n in (4, 8))
     assert capacity(eight).training(job(gpus=4), fitted())[0] == capacity(four).training(job(), fitted())[0]
@@ -158,8 +157,6 @@ def test_best_efficiency():
     model = fitted(noise_scale=48.0)
     assert best_efficiency(job(batch_reference=48), model) == pytest.approx(2 / 3)
     assert best_efficiency(job(batch_reference=48), fitted()) == 1.0
-    grown = fitted(noise_scale=48.0, noise_scale_growth=1.0)
-    assert best_efficiency(job(batch_reference=48), grown) == pytest.approx(144 / 192)
     # An epoch of 240: 96 + 96 + 48, and the last batch is the reference batch itself.
     uneven = job(batch_reference=48, data={"samples": 240})
     assert best_efficiency(uneven, model) == pytest.approx((192 * 2 / 3 + 48) / 240)

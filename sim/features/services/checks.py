@@ -85,7 +85,7 @@ def best_speed(scenario: Scenario, profile: HardwareProfile, spec: Service) -> f
     for group in groups:
         accelerator = profile.accelerator(group.accelerator)
         kappa = share_kappa(spec.share_kappa, accelerator)
-        part = 1.0 if spec.share == 1.0 or group.sharing == "time-slice" else speed_at(spec.share, kappa)
+        part = 1.0 if spec.share == 1.0 else speed_at(spec.share, kappa)
         found.append(group.speed * part * (1.0 if said else typical_speed(accelerator, base)))
     return max(found)
 

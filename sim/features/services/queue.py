@@ -26,7 +26,7 @@ LOWEST, OCTAVES = -20, 44
 CLASSES = OCTAVES * PER_OCTAVE
 _NOISE = 4096  # factors drawn at a time
 
-ARRIVED, FIRST, LAST, DRAWN, SERVED, WITHIN, REFUSED = range(7)
+ARRIVED, FIRST, LAST, DRAWN, SERVED, WITHIN = range(6)
 """Entries of the counter: requests of the window that have come, the queue's ends, factors used, and results."""
 
 
@@ -86,7 +86,6 @@ def _dispatch(
 def serve(
     until_s: float,
     within_s: float,
-    queue_most: int,
     arrival_s: Floats,
     waiting_s: Floats,
     batch_s: Floats,
@@ -134,9 +133,6 @@ def serve(
         counter[ARRIVED] += 1
         waits = counter[LAST] - counter[FIRST]
         free = -1 if waits else _fastest_idle(there, done_s, factor)
-        if queue_most > 0 and waits >= queue_most:
-            counter[REFUSED] += 1
-            continue
         waiting_s[counter[LAST]] = come_s
         counter[LAST] += 1
         if free >= 0:
@@ -152,15 +148,15 @@ def serve(
 class RequestQueue:
     """Requests of one service and the slots of its replicas.
 
-    batch_s (most + 1,): time of a batch by its requests, at factor 1; cov: its coefficient of variation;
-    queue_most: requests that may wait, 0: all. busy_s (slots,): time spent on batches; the reader resets it.
+    batch_s (most + 1,): time of a batch by its requests, at factor 1; cov: its coefficient of variation.
+    busy_s (slots,): time spent on batches; the reader resets it.
     """
 
-    def __init__(self, batch_s: Floats, within_s: float, queue_most: int, cov: float, random: Generator) -> None:
-        self.batch_s, self.within_s, self.queue_most = batch_s, within_s, queue_most
+    def __init__(self, batch_s: Floats, within_s: float, cov: float, random: Generator) -> None:
+        self.batch_s, self.within_s = batch_s, within_s
         self._cov, self._random = cov, random
         self._arrival_s, self._waiting_s = np.empty(0), np.empty(256)
-        self._counter = np.zeros(7, dtype=np.int64)
+        self._counter = np.zeros(6, dtype=np.int64)
         self._sum_s, self._classes = np.zeros(1), np.zeros(CLASSES, dtype=np.int64)
         self._noise: Floats = self._draw()
         self._there: Bools = np.zeros(0, dtype=np.bool_)
@@ -246,7 +242,6 @@ class RequestQueue:
         while serve(
             until_s,
             self.within_s,
-            self.queue_most,
             self._arrival_s,
             self._waiting_s,
             self.batch_s,
@@ -282,14 +277,8 @@ class RequestQueue:
     def take(self) -> Tally:
         """Return and reset the tally since the last call."""
         counter = self._counter
-        found = Tally(
-            int(counter[SERVED]),
-            int(counter[WITHIN]),
-            int(counter[REFUSED]),
-            float(self._sum_s[0]),
-            self._classes.copy(),
-        )
-        counter[SERVED : REFUSED + 1] = 0
+        found = Tally(int(counter[SERVED]), int(counter[WITHIN]), float(self._sum_s[0]), self._classes.copy())
+        counter[SERVED : WITHIN + 1] = 0
         self._sum_s[0] = 0.0
         self._classes[:] = 0
         return found
@@ -302,19 +291,16 @@ def _grown(array: NDArray[S], more: int, value: float) -> NDArray[S]:
 
 
 class Tally:
-    """Requests answered, those of them in time, those turned away, their latencies' sum (s) and classes."""
+    """Requests answered, those of them in time, their latencies' sum (s) and classes."""
 
-    def __init__(
-        self, served: int = 0, within: int = 0, refused: int = 0, latency_s: float = 0.0, classes: Ints | None = None
-    ) -> None:
-        self.served, self.within, self.refused, self.latency_s = served, within, refused, latency_s
+    def __init__(self, served: int = 0, within: int = 0, latency_s: float = 0.0, classes: Ints | None = None) -> None:
+        self.served, self.within, self.latency_s = served, within, latency_s
         self.classes: Ints = np.zeros(CLASSES, dtype=np.int64) if classes is None else classes
 
     def add(self, other: Tally) -> None:
         """Count another tally in."""
         self.served += other.served
         self.within += other.within
-        self.refused += other.refused
         self.latency_s += other.latency_s
         self.classes += other.classes
 

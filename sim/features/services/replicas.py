@@ -76,20 +76,16 @@ class Tenant:
 
 
 class ServicesRun(FeatureRun):
-    """All services of a run. times: of requests from files, by name of the service."""
+    """All services of a run."""
 
-    def __init__(self, parts: WorldParts, times: Mapping[str, Floats]) -> None:
+    def __init__(self, parts: WorldParts) -> None:
         scenario, self.cluster, self.roster = parts.scenario, parts.cluster, parts.roster
         self.clock, self.allocator, self.meter = parts.clock, parts.allocator, parts.meter
         self.usd_per_gpu_s, self._timeline, self.event = parts.usd_per_gpu_s, parts.timeline, parts.decisions.event
         self.restart, self.begin_s = scenario.restart, float(self.roster.demand.arrival_s[0])
         self.holds_open = scenario.horizon is not None
         self.tenants = [
-            Tenant(
-                ServiceState(spec, parts.seed, self.begin_s, times.get(spec.name)),
-                self.cluster,
-                speeds(spec, scenario, self.cluster),
-            )
+            Tenant(ServiceState(spec, parts.seed, self.begin_s), self.cluster, speeds(spec, scenario, self.cluster))
             for spec in services_of(scenario)
         ]
         self.short = False  # some service has fewer replicas than it wants
@@ -290,9 +286,8 @@ class ServicesRun(FeatureRun):
         iota = interference(tenant.spec.interference, accelerator)
         for gpu, share in zip(replica.holding.gpu.tolist(), replica.holding.share.tolist(), strict=True):
             own = 1.0 / cluster.gpu_time.item(gpu)
-            part = cluster.share_in_force(gpu, share)
-            if part < 1.0:
-                own *= speed_at(part, kappa)
+            if share < 1.0:
+                own *= speed_at(share, kappa)
             if iota:
                 own /= 1.0 + iota * cluster.co_located(gpu, replica.key)
             slowest = min(slowest, own)

@@ -16,30 +16,21 @@ DAYS = 7
 
 
 class RequestTimes:
-    """Draws the requests of a service from `begin_s` on; times (n,): those of a file, counted from there."""
+    """Draws the requests of a service from `begin_s` on."""
 
-    def __init__(self, spec: Requests, seed: int, name: str, begin_s: float, times: Floats | None) -> None:
+    def __init__(self, spec: Requests, seed: int, name: str, begin_s: float) -> None:
         self.spec, self._until_s = spec, begin_s
         self._random = stream(seed, f"service:{name}:requests")
-        self._times = None if times is None else times + begin_s
-        self._taken = 0
         self._late: Floats = np.empty(0)  # of bursts that began in earlier windows
-        self._scale = math.nan if spec.rate is None else spec.rate / mean_rate(spec)
+        self._scale = spec.rate / mean_rate(spec)
 
     def rate_per_s(self, time_s: float) -> float:
-        """Expected requests per second at a time; for a file, the mean of the minute that starts then."""
-        if self._times is not None:
-            first, end = np.searchsorted(self._times, (time_s, time_s + 60.0))
-            return float(end - first) / 60.0
+        """Expected requests per second at a time."""
         return self._scale * float(relative_rate(self.spec, np.array([time_s]))[0])
 
     def window(self, end_s: float) -> Floats:
         """Times (n,) of the requests from the end of the last window up to `end_s`, ascending."""
         begin_s, self._until_s = self._until_s, end_s
-        if self._times is not None:
-            first = self._taken
-            self._taken = int(np.searchsorted(self._times, end_s))
-            return self._times[first : self._taken]
         edges, cumulative = self._expected(begin_s, end_s)
         spec = self.spec
         count = int(self._random.poisson(cumulative[-1] / spec.burst))

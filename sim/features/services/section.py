@@ -62,20 +62,9 @@ class BatchLatency(Section):
 
 
 class Requests(Arrivals):
-    """Arrival times of requests, drawn for each seed and the same under every policy, or read from a file."""
+    """Arrival times of requests, drawn for each seed and the same under every policy."""
 
-    rate: RequestRate | None = None  # mean request rate; for `diurnal` over whole days or weeks
-    file: str | None = None  # CSV with a column time_s, counted from the first job arrival; in place of `rate`
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.rate is None) == (self.file is None):
-            raise ValueError("needs either 'rate' (e.g. 40/s) or 'file' (times of requests)")
-        if self.file is not None and self.model_fields_set - {"file"}:
-            raise ValueError(
-                f"{min(self.model_fields_set - {'file'})}: has no effect with 'file', which holds the times"
-            )
-        return self
+    rate: RequestRate  # mean request rate; for `diurnal` over whole days or weeks
 
 
 class LatencyTarget(Section):
@@ -169,7 +158,6 @@ class Service(Section):
     autoscaler: Autoscaler = Autoscaler()
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # speed on a part of a GPU, as for a model
     interference: Annotated[Float, Field(ge=0)] | None = None  # slowdown by others on the same GPU, as for a model
-    queue_most: Count | None = None  # most requests in the queue; more are refused; none: unlimited
 
     @property
     def kept(self) -> int:

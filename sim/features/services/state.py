@@ -58,20 +58,16 @@ class ServiceWindow:
 
 
 class ServiceState:
-    """A service while a run goes on. times: of its requests from a file, or None; begin_s: of the run."""
+    """A service while a run goes on. begin_s: of the run."""
 
-    def __init__(self, spec: Service, seed: int, begin_s: float, times: Floats | None) -> None:
+    def __init__(self, spec: Service, seed: int, begin_s: float) -> None:
         self.spec = spec
         self.batch_s = batch_times_s(spec.batch_latency)
         self.within_s = spec.latency.within_s
         self.queue = RequestQueue(
-            self.batch_s,
-            self.within_s,
-            spec.queue_most or 0,
-            spec.batch_latency.cov,
-            stream(seed, f"service:{spec.name}:batches"),
+            self.batch_s, self.within_s, spec.batch_latency.cov, stream(seed, f"service:{spec.name}:batches")
         )
-        self.requests = RequestTimes(spec.requests, seed, spec.name, begin_s, times)
+        self.requests = RequestTimes(spec.requests, seed, spec.name, begin_s)
         self.begin_s, self.windows = begin_s, 0
         self.total, self.arrived = Tally(), 0
         self.last: ServiceWindow | None = None

@@ -59,7 +59,7 @@ def observed_columns(services: Sequence[tuple[ServiceState, int]]) -> Columns:
         }
         if window is not None:
             passed_s = max(window.end_s - window.start_s, math.ulp(1.0))
-            answered = window.tally.served + window.tally.refused
+            answered = window.tally.served
             row["requests_per_s"] = window.arrived / passed_s
             row["waiting"] = window.waiting
             row["latency_p99_s"] = window.percentile_s(0.99)
@@ -76,12 +76,12 @@ def service_row(
 ) -> dict[str, Any]:
     """One service over a whole run; taken: jobs that were stopped for it.
 
-    requests came; of them `answered`, `within` the target, `refused` at a full queue, and `unanswered` when the run
+    requests came; of them `answered`, `within` the target, and `unanswered` when the run
     ended, of which `late` had waited for longer than the target. What was not yet due does not count against it.
     """
     spec, total = state.spec, state.total
     unanswered, late = state.queue.unanswered(end_s)
-    due = total.served + total.refused + late
+    due = total.served + late
     p50_s, p95_s, p99_s = total.percentiles_s(0.5, 0.95, 0.99)
     span_s = end_s - state.begin_s
     return {
@@ -89,7 +89,6 @@ def service_row(
         "requests": state.arrived,
         "answered": total.served,
         "within": total.within,
-        "refused": total.refused,
         "unanswered": unanswered,
         "late": late,
         "target_s": spec.latency.within_s,
@@ -120,7 +119,6 @@ def window_row(name: str, window: ServiceWindow) -> dict[str, Any]:
         "requests": window.arrived,
         "answered": tally.served,
         "within": tally.within,
-        "refused": tally.refused,
         "waiting": window.waiting,
         "latency_p50_s": p50_s,
         "latency_p95_s": p95_s,

@@ -1,1 +1,1 @@
-"""Models: by their figures, by their shape, from their layers, and compressed."""
+"""Models: by their figures, by their shape, and from their layers."""

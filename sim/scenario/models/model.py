@@ -6,10 +6,9 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.models.lighter import Lighter
 from equipoise.sim.scenario.models.transformer import TransformerSpec
 from equipoise.sim.scenario.section import Count, Section
-from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Seconds, Share
+from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Seconds, Share
 
 ModelKind = Literal["convolutional", "small-transformer", "recommender", "diffusion", "large-products"]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -46,14 +45,6 @@ class MemorySpec(Section):
     layers: Count = 24  # with recomputation, 1 / sqrt(layers) of the activations are kept
 
 
-class Evaluation(Section):
-    """Evaluation of a model while it trains, on the GPUs that train it; its time is spread over the steps."""
-
-    every: Count  # samples of training between two evaluations
-    samples: Annotated[Int, Field(ge=0)] = 0  # each costs a forward pass, a third of a training sample
-    time: Seconds = 0.0  # fixed time of each evaluation, independent of the number of GPUs
-
-
 class Model(Section):
     """One training workload: the cost of a step, and the convergence."""
 
@@ -84,11 +75,8 @@ class Model(Section):
     share_kappa: Annotated[Float, Field(gt=0)] | None = None  # none: the profile's, else proportional
     interference: Annotated[Float, Field(ge=0)] | None = None  # slowdown iota; none: the profile's, else 0
     noise_scale: Annotated[Float, Field(ge=0)] | None = None  # gradient noise scale phi in samples; none: efficiency 1
-    noise_scale_growth: Annotated[Float, Field(ge=0)] = 0.0  # phi grows by this factor over the run
     drift: Annotated[Float, Field(ge=0)] | None = None  # kappa_d; without it a run loses nothing, and s3 keeps H
     staleness: Annotated[Float, Field(ge=0)] = 0.0  # penalty per missed update, asynchronous only
-    evaluation: Evaluation | None = None  # evaluation during training; none: takes no time
-    lighter: Lighter = Lighter()  # compressed gradients, pruning, quantisation, distillation
 
     @property
     def tokens(self) -> int:
@@ -99,8 +87,6 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _cost_given(self) -> Self:
-        if self.lighter.moments == "int8" and self.memory.optimizer_bytes_per_parameter < 8:
-            raise ValueError("lighter.moments: int8 needs 'memory.optimizer_bytes_per_parameter' of 8 or more")
         if self.kind is not None and self.flop_per_sample is None:
             raise ValueError("'kind' goes with 'flop_per_sample'")
         if self.kind not in (None, "large-products") and self.efficiency is not None:

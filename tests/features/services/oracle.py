@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 
-def answer(arrivals, times, ready, factors, queue_most=0, noise=None, until=math.inf):
-    """(latencies in order of answers, batches as (start, slot, size), refused, still waiting or in a batch).
+def answer(arrivals, times, ready, factors, noise=None, until=math.inf):
+    """(latencies in order of answers, batches as (start, slot, size), still waiting or in a batch).
 
     times: by requests of a batch, from 0 on. ready, factors: by replica. noise: factors of batches in their order.
     """
@@ -14,7 +14,7 @@ def answer(arrivals, times, ready, factors, queue_most=0, noise=None, until=math
     noise = iter(noise) if noise is not None else None
     ends = dict(enumerate(ready))  # when a replica is free again; None: it is
     under_way = {slot: [] for slot in ends}
-    coming, latencies, batches, refused = list(arrivals), [], [], 0
+    coming, latencies, batches = list(arrivals), [], []
 
     def begin(slot, now):
         batch = [queue.pop(0) for _ in range(min(most, len(queue)))]
@@ -36,10 +36,7 @@ def answer(arrivals, times, ready, factors, queue_most=0, noise=None, until=math
             continue
         coming.pop(0)
         idle = sorted((factors[slot], slot) for slot, end in ends.items() if end is None)
-        if not idle and queue_most and len(queue) >= queue_most:
-            refused += 1
-            continue
         queue.append(come)
         if idle and len(queue) == 1:
             begin(idle[0][1], come)
-    return latencies, batches, refused, len(queue) + sum(map(len, under_way.values()))
+    return latencies, batches, len(queue) + sum(map(len, under_way.values()))

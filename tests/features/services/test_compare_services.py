@@ -78,9 +78,8 @@ def test_a_report_shows_each_service(tmp_path):
 
 def test_the_gantt_chart_has_a_row_for_each_replica(tmp_path):
     """Two replicas, one of which ends before the run: when each had its GPUs, and in which node."""
-    (tmp_path / "times.csv").write_text("time_s\n" + "".join(f"{k / 200:.3f}\n" for k in range(20_000)) + "299\n")
     lent = CHAT | {
-        "requests": {"file": str(tmp_path / "times.csv")},
+        "requests": {"rate": 200 / 3, "kind": "profile", "every": "100 s", "weights": [1, 0, 0]},
         "autoscaler": {"every": "10 s", "hold": "20 s"},
         "batch_latency": {"measured": {1: "10 ms"}},
         "replicas": {"min": 1, "max": 3},

@@ -13,9 +13,9 @@ from tests.features.services.oracle import answer
 REQUESTS = 400_000
 
 
-def queue_of(times, within_s=1.0, queue_most=0, cov=0.0, replicas=((0.0, 1.0),), seed=5):
+def queue_of(times, within_s=1.0, cov=0.0, replicas=((0.0, 1.0),), seed=5):
     random = np.random.default_rng(1000 + seed)
-    queue = RequestQueue(np.array([0.0, *times]), within_s, queue_most, cov, random)
+    queue = RequestQueue(np.array([0.0, *times]), within_s, cov, random)
     for ready_s, factor in replicas:
         queue.add(ready_s, factor)
     return queue
@@ -42,23 +42,21 @@ def cases(draw):
     gaps = draw(st.lists(st.floats(0.0, 2.0), min_size=0, max_size=60))
     steps = draw(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=5))
     replicas = draw(st.lists(st.tuples(st.floats(0.0, 5.0), st.sampled_from([1.0, 0.5, 2.0])), min_size=1, max_size=4))
-    return np.cumsum(gaps), np.cumsum(steps), replicas, draw(st.integers(0, 4)), draw(st.floats(0.0, 60.0))
+    return np.cumsum(gaps), np.cumsum(steps), replicas, draw(st.floats(0.0, 60.0))
 
 
 @given(cases(), st.lists(st.floats(0.0, 60.0), max_size=5))
 def test_the_kernel_does_as_its_plain_twin_wherever_time_is_cut(case, cuts):
-    arrivals, times, replicas, queue_most, until = case
+    arrivals, times, replicas, until = case
     ready, factors = [r for r, _ in replicas], [f for _, f in replicas]
-    latencies, batches, refused, left = answer(
-        arrivals.tolist(), [0.0, *times.tolist()], ready, factors, queue_most, until=until
-    )
-    queue = queue_of(times, queue_most=queue_most, replicas=replicas)
+    latencies, batches, left = answer(arrivals.tolist(), [0.0, *times.tolist()], ready, factors, until=until)
+    queue = queue_of(times, replicas=replicas)
     queue.open(arrivals)
     for cut in sorted(c for c in cuts if c < until):
         queue.advance(cut)
     queue.advance(until)
     tally = queue.take()
-    assert (tally.served, tally.refused) == (len(latencies), refused)
+    assert tally.served == len(latencies)
     assert queue.unanswered(until)[0] == left
     assert tally.within == sum(latency <= 1.0 for latency in latencies)
     summed = 0.0
@@ -144,12 +142,12 @@ def test_a_lost_replica_puts_its_batch_back_and_a_leaving_one_ends_it():
 
 
 def test_requests_are_late_once_they_have_waited_for_longer_than_the_target():
-    queue = queue_of([10.0], within_s=2.0, queue_most=2)
-    queue.open(np.array([0.0, 1.0, 2.0, 3.0]))
+    queue = queue_of([10.0], within_s=2.0)
+    queue.open(np.array([0.0, 1.0, 2.0]))
     queue.advance(3.0)
     assert [queue.unanswered(at) for at in (2.0, 3.0, 3.5)] == [(3, 0), (3, 1), (3, 2)]
     queue.advance(4.0)
-    assert (queue.waiting, queue.take().refused) == (2, 1)
+    assert queue.waiting == 2
     assert queue.busy_s[0] == 4.0
     queue.advance(10.0)
     assert queue.take().served == 0  # answers of the instant come after it

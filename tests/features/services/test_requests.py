@@ -13,7 +13,7 @@ DAY = 86400.0
 
 
 def drawn(spec, window_s=600.0, length_s=DAY, seed=0, begin_s=0.0):
-    times = RequestTimes(Requests.model_validate(spec), seed, "chat", begin_s, None)
+    times = RequestTimes(Requests.model_validate(spec), seed, "chat", begin_s)
     ends = begin_s + window_s * np.arange(1, round(length_s / window_s) + 1)
     found = []
     for start, end in zip([begin_s, *ends], ends, strict=False):
@@ -69,21 +69,11 @@ def test_other_seeds_draw_others_and_the_same_seed_the_same():
     assert drawn(spec, seed=1).tolist() != drawn(spec).tolist()
 
 
-def test_times_of_a_file_count_from_the_beginning_of_the_run():
-    spec = Requests.model_validate({"file": "requests.csv"})
-    times = RequestTimes(spec, 0, "chat", 100.0, np.array([0.0, 1.0, 10.0, 70.0]))
-    assert times.rate_per_s(100.0) == 3 / 60
-    assert [times.rate_per_s(at) for at in (100.5, 105.0, 110.0, 110.5)] == [2 / 60, 1 / 60, 1 / 60, 1 / 60]
-    assert times.window(110.0).tolist() == [100.0, 101.0]
-    assert times.window(120.0).tolist() == [110.0]
-    assert times.window(500.0).tolist() == [170.0]
-
-
 def test_requests_are_drawn_as_said_and_no_others():
     """A number by Poisson, places in the expected number that has come, uniform; once more in the next window."""
     spec = Requests(rate=2.0, kind="profile", every=10.0, weights=(1.0, 3.0))
     drawn_by = stream(4, "service:chat:requests")
-    times = RequestTimes(spec, 4, "chat", 0.0, None)
+    times = RequestTimes(spec, 4, "chat", 0.0)
     for begin_s in (0.0, 40.0):
         count = drawn_by.poisson(80.0)
         came = np.sort(drawn_by.random(count)) * 80.0
@@ -95,7 +85,7 @@ def test_requests_are_drawn_as_said_and_no_others():
 def test_bursts_follow_their_begin():
     """Half of the requests begin a burst; the others come 0.1 s after the one before in the mean."""
     spec = Requests(rate=5.0, burst=2.0, within=0.1)
-    found = RequestTimes(spec, 0, "chat", 0.0, None).window(2000.0)
+    found = RequestTimes(spec, 0, "chat", 0.0).window(2000.0)
     gaps = np.diff(found)
     assert len(found) == pytest.approx(10_000, rel=0.1)
     neither = (1 - 0.5 * (1 - np.exp(-0.2))) * np.exp(-0.1)  # its follower within 20 ms, or any other at 5/s

@@ -55,8 +55,6 @@ def lines_of(path: Path) -> list[str]:
             "9:5: services.0.latency: needs exactly one of 'p50', 'p95', 'p99', e.g. p99: 200 ms",
         ),
         ("requests", "{rate: 0}", "8:22: services.0.requests.rate: 0 is too small, a rate of requests must be above 0"),
-        ("requests", "{}", "8:5: services.0.requests: needs either 'rate' (e.g. 40/s) or 'file' (times of requests)"),
-        ("requests", "{file: none.csv}", "8:22: services.0.requests.file: none.csv: no such file in FOLDER"),
         ("replicas", "{min: 3, max: 2}", "10:29: services.0.replicas.max: 2 replicas are fewer than the 3 of 'min'"),
         ("replicas", "{max: 9}", "10:21: services.0.replicas.max: 9 replicas, but there is room for 8"),
         (

@@ -151,12 +151,6 @@ def pair(sharing, accelerator="a100_sxm_80gb", share=0.43, steps=(400, 800), exc
     )
 
 
-def test_turns_are_equal_and_whoever_is_alone_has_all():
-    """Half the speed for both until the first is done at 2 * 400 * 40 ms, then all of it for the other."""
-    made = run(pair("time-slice", share=0.2), policy=make_policy("fifo"), seed=0)
-    assert made.jobs["completion_s"].tolist() == pytest.approx([32.0, 48.0], rel=1e-3)
-
-
 def test_another_slice_costs_a_restart_in_both_time_advances():
     spec = pair("mig", steps=(400, 4000))
     both = [run(spec, policy=make_policy("s3+fifo"), seed=0, event_by_event=slow).jobs for slow in (False, True)]

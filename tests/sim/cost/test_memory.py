@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
@@ -130,26 +129,3 @@ def test_a_job_of_which_one_sample_does_not_fit_is_an_input_error(changes: dict[
     with pytest.raises(InputError) as error:
         case(**changes)
     assert line in error.value.lines[0]
-
-
-def test_a_job_does_not_go_on_with_fewer_workers_than_memory_allows() -> None:
-    """ZeRO 3: three of eight workers would hold 86 GB each. The fifth crash stops it until four nodes are up."""
-    sharded = {"parameters": 16e9, "precision": "bf16", "gradient": 0.0, "parallel": {"zero": 3}}
-    job = {"gpus": 8, "workers_min": 1, "on_worker_loss": "regroup", "model": "m", "steps": 5000, "global_batch": 64}
-    crashes = [{"kind": "crash", "node": f"node-{k}", "at": 1.0 + k, "duration": 1000.0} for k in range(5)]
-    spec = from_mapping(
-        {
-            "schema_version": 1,
-            "name": "memory",
-            "cluster": {"nodes": [{"count": 8, "gpus": 1, "accelerator": "a100_sxm_80gb"}]},
-            "workload": {"models": {"m": model(**sharded, memory={"activation_per_sample": 1e9})}, "jobs": [job]},
-            "faults": {"events": crashes},
-            "restart": {"detection": 0.0, "initialisation": 0.0},
-            "horizon": 500.0,
-        }
-    )
-    look = Look()
-    run(spec, policy=Policy("look", (make_stage("fifo"), look)))
-    counts = [len(dealt) for dealt, _, _ in look.seen]
-    assert min(counts) == 4
-    assert all(np.array(free).min() >= 0.0 for _, _, free in look.seen)

@@ -49,9 +49,7 @@ def test_a_plan_that_leaves_the_rate_pays_for_it():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_both_ways_of_advancing_time_agree(rule):
-    """The noise scale grows by 40 in the run, so that the best rate moves away and stages follow it."""
     spec = case(batch_max=256, learning_rate=rule, steps=400)
-    spec["workload"]["models"]["m"]["noise_scale_growth"] = 40.0
     spec["workload"]["models"]["m"]["noise_scale"] = 50.0
     spec["noise"] = {"step_cov": 0.1}
     spec["faults"] = {"crash": {"mtbf": "20 s", "repair": "1 s"}}

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from equipoise.sim.cluster import power
 from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
-from equipoise.sim.cluster.throttle import shared_clock, warmed
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.loading import checks_energy
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.world.throttle import shared_clock, warmed
 from tests.scenarios import cases, model, scenario, simulate
 from tests.sim.advance.test_advance import assert_equal
 from tests.sim.ledger.test_timeline import assert_kept

@@ -121,35 +121,6 @@ def test_work_that_a_crash_takes_back_is_lost_when_it_was_done() -> None:
     assert usage["down_gpu_s"].sum() == pytest.approx(3.0)
 
 
-def test_a_crash_after_a_regrouping_takes_back_what_both_segments_did() -> None:
-    training = {
-        "gpus": 3,
-        "model": "m",
-        "steps": 400,
-        "global_batch": 30,
-        "workers_min": 2,
-        "on_worker_loss": "regroup",
-        "checkpoint": {"interval": "never", "size": 1e6},
-    }
-    events = [
-        {"kind": "crash", "node": "node-0", "at": 5.05, "duration": 1e4},
-        {"kind": "crash", "node": "node-1", "at": 30.0, "duration": 1.0},
-    ]
-    case = scenario(
-        cluster={"nodes": [{"count": 3}]},
-        workload={"models": {"m": model()}, "jobs": [training]},
-        faults={"events": events},
-        restart={"detection": 0.0, "initialisation": 1.0},
-        horizon=40.0,
-    )
-    made = simulate(case, timeline=True)
-    segments = table(made, "segments")
-    assert segments["end_reason"].tolist()[:2] == ["fault", "fault"]
-    assert segments["busy_gpu_s"][:2].tolist() == pytest.approx([0.0, 0.0])
-    assert (segments["lost_to_faults_gpu_s"][:2] > 0.0).all()
-    assert_kept(made)
-
-
 def test_links_carry_what_the_exchange_sends() -> None:
     case = scenario(
         cluster={"nodes": [{"count": 2, "nic": 1e9}]},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +20,6 @@ from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.published import SHAPES
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.stacks import STACKS
@@ -110,21 +108,6 @@ def test_a_measured_step_sets_one_factor() -> None:
     assert twice / plain == pytest.approx(7.5 / small, rel=1e-3)
 
 
-@pytest.mark.parametrize("stack", ["megatron-core/H100", "megatron/A100"])
-def test_a_measured_step_contains_the_passes_of_the_teacher(stack: str) -> None:
-    """The run takes the step named, with its teacher, also where the exchange runs beside the passes of both.
-
-    A step shorter than the teacher's passes is refused.
-    """
-    own = {"time": 7.5, "gpus": 64, "global_batch": 128}
-    given = data(measured_step=own, stack=stack)
-    lighter = given["workload"]["models"]["m"]["lighter"] = {"teacher_flop_per_sample": 1e14}
-    assert step_s(from_mapping(given)) == pytest.approx(7.5, rel=1e-6)
-    lighter["teacher_flop_per_sample"] = 1e18
-    with pytest.raises(InputError, match=r"measured_step\.time: 7\.5 s is less than the teacher's forward passes"):
-        from_mapping(given)
-
-
 def test_a_measured_step_never_makes_links_faster() -> None:
     """What the exchange takes at its links' rate stays; the rest of the step gives way."""
     layout = {"tp": 4, "pp": 4, "zero": 2}
@@ -141,17 +124,6 @@ def test_a_measured_step_never_makes_links_faster() -> None:
         from_mapping(data(layout, measured_step=own))
 
 
-LIGHTER = st.fixed_dictionaries(
-    {},
-    optional={
-        "gradients": st.sampled_from(["int8", "top-k", "powersgd"]),
-        "pruned": st.just(0.25),
-        "moments": st.just("int8"),
-        "teacher_flop_per_sample": st.just(1e14),
-    },
-)
-
-
 def _of(values: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={key: st.sampled_from(some) for key, some in values.items()})
 
@@ -159,14 +131,12 @@ def _of(values: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, Any]]:
 @settings(max_examples=40)
 @given(
     st.fixed_dictionaries({"tp": st.sampled_from([4, 8]), "pp": st.sampled_from([1, 2]), "zero": st.integers(0, 3)}),
-    LIGHTER,
     st.sampled_from(["megatron-core/H100", "megatron/A100", "fsdp-eager/H100"]),
     _of({"measured_step": [{"time": 9.0, "gpus": 64, "global_batch": 128}], "replica_links": [0.5]}),
     _of(
         {
             "power_share": [0.7],
             "preprocess_time": ["20 ms"],
-            "evaluation": [{"every": 1000, "samples": 100}, {"every": 1000, "time": "5 s"}],
             "exchange": [{"compression": 0.5, "compression_time": "50 ms"}],
         }
     ),
@@ -186,7 +156,6 @@ def _of(values: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, Any]]:
 )
 def test_fit_shows_the_step_that_is_simulated(
     layout: dict[str, Any],
-    lighter: dict[str, Any],
     stack: str,
     section: dict[str, Any],
     model: dict[str, Any],
@@ -197,7 +166,7 @@ def test_fit_shows_the_step_that_is_simulated(
 ) -> None:
     """Whatever else is declared: its mean step is that of a run of the job alone, without faults and noise."""
     case = data({**layout, "recompute": "full"}, stack=stack, **section)
-    case["workload"]["models"]["m"] |= {**model, "lighter": lighter}
+    case["workload"]["models"]["m"] |= model
     case["workload"]["jobs"][0] |= job
     node = {**case["cluster"]["nodes"][0], "count": 8, "accelerator": "h200_sxm"}
     case["cluster"] |= {"nodes": [{**node, "name": f"g{k}", **group} for k, group in enumerate(groups)], **cluster}
@@ -520,28 +489,6 @@ def test_the_shipped_scenario_trains_at_a_plausible_rate() -> None:
     utilisation = 6 * 13.0e9 * 1024 * 4096 / (step * 256 * 989.5e12)
     assert 0.40 < utilisation < 0.60
     assert np.isfinite(step)
-
-
-def test_a_teacher_takes_memory_and_time_in_fit_and_run_alike(tmp_path: Path) -> None:
-    """The teacher's weights decide which layouts fit; its forward passes are part of the step."""
-    path = tmp_path / "case.yaml"
-    found = {}
-    for parameters in (0.0, 13e9):
-        case = data(batch=512)
-        spec = case["workload"]["models"]["m"]
-        del spec["transformer"]["layout"]
-        spec["transformer"]["plan"] = "auto"
-        spec["lighter"] = {"teacher_parameters": parameters, "teacher_flop_per_sample": 1e4 * parameters}
-        path.write_text(yaml.safe_dump(case))
-        (found[parameters],) = fits(path)
-        assert found[parameters].memory.fits
-        assert step_s(load(path)) == pytest.approx(found[parameters].step_s, rel=1e-6)
-    alone, taught = found[0.0].plan, found[13e9].plan
-    ranks = taught.layout.tensor * taught.layout.pipeline
-    beside = memory(taught, MemoryStack()).peak - memory(replace(taught, frozen_parameters=0.0), MemoryStack()).peak
-    assert beside == pytest.approx(2 * 13e9 / ranks)
-    assert alone.layout != taught.layout  # the fastest layout of the pupil alone has no room for the teacher
-    assert "teacher" in found[13e9].parts_s
 
 
 def test_a_target_in_tokens_is_as_many_samples(tmp_path: Path) -> None:

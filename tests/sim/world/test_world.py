@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import os
 import subprocess
@@ -130,25 +129,6 @@ def test_a_crash_throws_a_training_job_back_to_its_checkpoint() -> None:
     assert result.jobs["lost_to_faults_gpu_s"][0] == pytest.approx(2 * 1.0)
     again_s = 4.05 + 5 + 2 + 0.5
     assert result.jobs["completion_s"][0] == pytest.approx(again_s + 8.0 + 7 * 0.5)
-
-
-def test_regrouping_loses_the_running_period_only() -> None:
-    case = scenario(
-        cluster={"nodes": [{"count": 2, "gpus": 1}]},
-        workload={
-            "models": {"m": model()},
-            "jobs": [
-                training(
-                    workers_min=1, on_worker_loss="regroup", data={"samples": 500, "shards": 5}, steps=None, epochs=4
-                )
-            ],
-        },
-        faults=crash(4.05, 1000.0),
-        restart=EXACT,
-    )
-    result = simulate(case)
-    assert result.jobs["lost_samples"][0] == 0
-    assert result.jobs["completion_s"][0] == pytest.approx(4.05 + 7 + 60 * 0.2)
 
 
 def test_preemption_saves_and_costs_save_reload_and_start() -> None:
@@ -434,60 +414,12 @@ def test_staleness_costs_efficiency() -> None:
 
 
 def test_an_asynchronous_job_survives_a_crash_with_every_sample_once() -> None:
-    job = {
-        "steps": None,
-        "epochs": 2,
-        "data": {"samples": 3000, "sample_size": 1e5, "shards": 7},
-        "workers_min": 1,
-        "on_worker_loss": "regroup",
-    }
+    job = {"steps": None, "epochs": 2, "data": {"samples": 3000, "sample_size": 1e5, "shards": 7}, "workers_min": 1}
     case = asynchronous(**job)
     faults = case.faults.model_validate(crash(5.0, 1000.0, "fast-1"))
     result = simulate(case.model_copy(update={"faults": faults}))
     assert result.jobs["samples"][0] == 6000
     assert result.jobs["restarts"][0] == 1
-
-
-@pytest.mark.parametrize("event_by_event", [False, True])
-@pytest.mark.parametrize("policy", ["fifo", "easy", "las"])
-def test_a_worker_over_two_nodes_is_lost_with_either(policy: str, event_by_event: bool) -> None:
-    """Three workers of two GPUs on nodes of three: a crash leaves one worker, and a GPU that nobody holds."""
-    train = {
-        "name": "t",
-        "gpus": 6,
-        "model": "m",
-        "global_batch": 12,
-        "steps": 1000,
-        "workers_min": 1,
-        "on_worker_loss": "regroup",
-    }
-    case = scenario(
-        cluster={"nodes": [{"count": 2, "gpus": 3, "name": "node", "accelerator": "h100_sxm"}]},
-        workload={
-            "models": {"m": model(parallel={"tensor": 2})},
-            "jobs": [train, rigid("one", 6, 1, 500), rigid("three", 6, 3, 500)],
-        },
-        faults=crash(5.0, 10.0, "node-1"),
-    )
-    made = simulate(case, policy, event_by_event=event_by_event, timeline=True)
-    held = made.timeline["holdings"]
-    later = (held["job_id"] == 0) & (held["segment"] > 0)
-    assert held["gpu"][later].tolist() == [0, 1]
-    assert (made.timeline["usage"]["idle_gpu_s"] >= -1e-9).all()
-    segments = made.timeline["segments"]
-    spans = {
-        (job, part): (start_s, end_s)
-        for job, part, start_s, end_s in zip(
-            *(segments[name].tolist() for name in ("job_id", "segment", "start_s", "end_s")), strict=True
-        )
-    }
-    by_gpu: dict[int, list[tuple[float, float]]] = {}
-    for job, part, gpu in zip(*(held[name].tolist() for name in ("job_id", "segment", "gpu")), strict=True):
-        by_gpu.setdefault(gpu, []).append(spans[job, part])
-    for spans_of_gpu in by_gpu.values():
-        spans_of_gpu.sort()
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans_of_gpu)), "a GPU is held by one at a time"
-    assert made.jobs["energy_j"].sum() <= made.totals["energy_j"]
 
 
 def test_a_horizon_before_the_first_arrival_makes_nothing_negative() -> None:

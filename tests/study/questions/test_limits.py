@@ -54,7 +54,7 @@ CASES = {
     "layout": case({"parallel": {"pipeline": 4, "pipeline_microbatches": 1}}),
     "queue": case(workload=MANY),
     "faults": case(
-        job={"checkpoint": {"interval": "never"}, "on_worker_loss": "restart"},
+        job={"checkpoint": {"interval": "never"}},
         faults={"events": CRASHES},
         restart={"detection": 20, "initialisation": 20},
     ),

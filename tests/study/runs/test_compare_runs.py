@@ -159,7 +159,6 @@ MODELS = st.builds(
         "overlap": overlap,
         "parameters": 1e6,
         "noise_scale": phi,
-        "noise_scale_growth": 0.5,
         "drift": 0.01,
     },
     st.sampled_from([0.0, 5e-3]),

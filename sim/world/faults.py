@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator
@@ -28,48 +27,18 @@ from equipoise.sim.scenario.faults import (
 )
 from equipoise.sim.scenario.model import NodeGroup
 from equipoise.sim.scenario.pools import Available
+from equipoise.sim.world.nodes import NodeEvents
 
 HOUR_S = 3600.0
 Change = Callable[[int, float], None]
 """A spell of this factor begins or ends on a node."""
 
 
-class Victim(Protocol):
-    """The interface that faults act on."""
-
-    def node_down(self, node: int, *, saved: bool) -> None:
-        """Take a node down; its jobs lose unsaved work unless they could save first."""
-
-    def node_up(self, node: int) -> None:
-        """A node is repaired."""
-
-    def reclaimed(self, node: int) -> None:
-        """A spot node goes back to its owner: it is not paid for until it is `returned`."""
-
-    def returned(self, node: int) -> None:
-        """Return a reclaimed spot node."""
-
-    def set_slow(self, node: int, factor: float) -> None:
-        """A node computes `factor` times slower from now on (1: healthy)."""
-
-    def set_nics(self, node: int, share: float) -> None:
-        """The NICs of a node have this share of their rate from now on."""
-
-    def set_corrupt(self, gpu: int, factor: float) -> None:
-        """A GPU multiplies gradients by this from now on (1: sound)."""
-
-    def can_save(self, node: int, notice_s: float) -> bool:
-        """Whether every job on the node can write a checkpoint within the notice."""
-
-    def happened(self, kind: str, node: int, value: float) -> None:
-        """Record an event for the reader of the run."""
-
-
 class Faults:
     """Schedules the faults of a scenario on a clock."""
 
-    def __init__(self, faults: FaultsSpec, clock: Clock, cluster: Cluster, victim: Victim, seed: int) -> None:
-        self.clock, self.cluster, self.victim, self.seed = clock, cluster, victim, seed
+    def __init__(self, faults: FaultsSpec, clock: Clock, cluster: Cluster, nodes: NodeEvents, seed: int) -> None:
+        self.clock, self.cluster, self.nodes, self.seed = clock, cluster, nodes, seed
         self._slow: dict[int, list[float]] = {}  # factors of the episodes under way, by node
         self._weak: dict[int, list[float]] = {}
         self._down: dict[int, int] = {}  # causes that keep a node down
@@ -90,8 +59,8 @@ class Faults:
                 self._next_corrupt(gpu, faults.corrupt_gradient, self._stream("corrupt", node, place))
         if faults.rack:
             for rack in sorted(set(cluster.nodes.rack.tolist())):
-                nodes = np.flatnonzero(cluster.nodes.rack == rack).tolist()
-                self._next_rack(nodes, faults.rack, self._stream("rack", nodes[0]))
+                members = np.flatnonzero(cluster.nodes.rack == rack).tolist()
+                self._next_rack(members, faults.rack, self._stream("rack", members[0]))
         for event in faults.events:
             self._planned(event)
         first = 0
@@ -108,39 +77,39 @@ class Faults:
     def _take_down(self, node: int, *, saved: bool = False) -> None:
         self._down[node] = self._down.get(node, 0) + 1
         if self._down[node] == 1:
-            self.victim.happened("reclaim" if saved else "crash", node, 0.0)
-        self.victim.node_down(node, saved=saved)
+            self.nodes.happened("reclaim" if saved else "crash", node, 0.0)
+        self.nodes.node_down(node, saved=saved)
 
     def _bring_up(self, node: int) -> None:
         self._down[node] -= 1
         if self._down[node] == 0:
-            self.victim.happened("repair", node, 0.0)
-            self.victim.node_up(node)
+            self.nodes.happened("repair", node, 0.0)
+            self.nodes.node_up(node)
 
     def _begin_slow(self, node: int, factor: float) -> None:
         self._slow.setdefault(node, []).append(factor)
-        self.victim.happened("fail_slow", node, factor)
-        self.victim.set_slow(node, math.prod(self._slow[node]))
+        self.nodes.happened("fail_slow", node, factor)
+        self.nodes.set_slow(node, math.prod(self._slow[node]))
 
     def _end_slow(self, node: int, factor: float) -> None:
         self._slow[node].remove(factor)
-        self.victim.happened("fail_slow_end", node, factor)
-        self.victim.set_slow(node, math.prod(self._slow[node]))
+        self.nodes.happened("fail_slow_end", node, factor)
+        self.nodes.set_slow(node, math.prod(self._slow[node]))
 
     def _corrupt(self, gpu: int, factor: float) -> None:
         node = int(self.cluster.gpus.node[gpu])
-        self.victim.happened("corrupt_gradient_end" if factor == 1.0 else "corrupt_gradient", node, factor)
-        self.victim.set_corrupt(gpu, factor)
+        self.nodes.happened("corrupt_gradient_end" if factor == 1.0 else "corrupt_gradient", node, factor)
+        self.nodes.set_corrupt(gpu, factor)
 
     def _begin_link(self, node: int, factor: float) -> None:
         self._weak.setdefault(node, []).append(factor)
-        self.victim.happened("link_degraded", node, factor)
-        self.victim.set_nics(node, math.prod(self._weak[node]))
+        self.nodes.happened("link_degraded", node, factor)
+        self.nodes.set_nics(node, math.prod(self._weak[node]))
 
     def _end_link(self, node: int, factor: float) -> None:
         self._weak[node].remove(factor)
-        self.victim.happened("link_restored", node, factor)
-        self.victim.set_nics(node, math.prod(self._weak[node]))
+        self.nodes.happened("link_restored", node, factor)
+        self.nodes.set_nics(node, math.prod(self._weak[node]))
 
     # -- when it happens -----------------------------------------------------------------------------------
 
@@ -213,8 +182,8 @@ class Faults:
         changes = spec.changes()
         for node in order[changes[0][1] :]:
             self._down[node] = self._down.get(node, 0) + 1
-            self.victim.node_down(node, saved=True)
-            self.victim.reclaimed(node)
+            self.nodes.node_down(node, saved=True)
+            self.nodes.reclaimed(node)
 
         def change(last: int, count: int, _: Event) -> None:
             """Change the number of available nodes from the old to the new count."""
@@ -230,12 +199,12 @@ class Faults:
 
     def _reclaim(self, node: int, notice_s: float) -> None:
         """The provider takes a node, after its notice."""
-        self._take_down(node, saved=self.victim.can_save(node, notice_s))
-        self.victim.reclaimed(node)
+        self._take_down(node, saved=self.nodes.can_save(node, notice_s))
+        self.nodes.reclaimed(node)
 
     def _give_back(self, node: int) -> None:
         """Make the node available again."""
-        self.victim.returned(node)
+        self.nodes.returned(node)
         self._bring_up(node)
 
     def _next_spell(

@@ -9,7 +9,6 @@ hottest GPU, held or not; a lower clock acts as a fail-slow factor does, from th
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 from simpy.events import Event
@@ -17,9 +16,11 @@ from simpy.events import Event
 from equipoise.policies.observation import Floats, writable
 from equipoise.sim.clock import DECISION, Clock
 from equipoise.sim.cluster.cluster import Cluster
+from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.cluster.power import EXPONENT, NodePower, clock_under_cap
 from equipoise.sim.hardware.kinds import power_share
 from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.world.nodes import NodeEvents
 
 _SAME_CLOCK = 1e-3
 """Clocks that differ by less are left as they are."""
@@ -54,34 +55,6 @@ def warmed(temperature_c: Floats, settles_c: Floats, tau_s: Floats, seconds: flo
     return after
 
 
-class BusyPower(Protocol):
-    """The power of computing, at the present clocks."""
-
-    @property
-    def busy_w(self) -> Floats:
-        """Highest power above idle of a busy GPU of each node (W), (nodes,)."""
-
-    @property
-    def share(self) -> Floats:
-        """Share of that power that each job's computing draws, (jobs,)."""
-
-
-class Computing(Protocol):
-    """The interface to the nodes whose clocks are set."""
-
-    def set_clocks(self, clock: Floats) -> None:
-        """Nodes compute at these clocks, relative to their highest, from now on; (nodes,)."""
-
-    def drawn_share(self, now_s: float) -> Floats:
-        """Share of its highest power above idle that each GPU drew since the last call, (gpus,)."""
-
-    def happened(self, kind: str, node: int, value: float) -> None:
-        """Something that a reader of the run should see."""
-
-    def event(self) -> None:
-        """Ask for a decision, because something happened."""
-
-
 def clocks_vary(scenario: Scenario) -> bool:
     """Whether clocks change during the run."""
     energy = scenario.energy
@@ -97,17 +70,11 @@ class Throttle:
     """
 
     def __init__(
-        self,
-        scenario: Scenario,
-        clock: Clock,
-        cluster: Cluster,
-        power: NodePower,
-        meter: BusyPower,
-        computing: Computing,
+        self, scenario: Scenario, clock: Clock, cluster: Cluster, power: NodePower, meter: Meter, nodes: NodeEvents
     ) -> None:
         self.energy, self.thermal = scenario.energy, scenario.thermal
         self.clock, self.cluster = clock, cluster
-        self.power, self.meter, self.computing = power, meter, computing
+        self.power, self.meter, self.nodes = power, meter, nodes
         self.uneven = bool((meter.share < 1.0).any())  # jobs do not all draw the highest power
         self.draw_w = power.max_w  # of the GPU of each node that would draw most at the highest clock
         site_w = math.inf if self.energy.power_cap is None else self.energy.power_cap
@@ -122,7 +89,7 @@ class Throttle:
         self.next_look_s = math.inf
         if self.thermal is not None:
             self._prepare_heat()
-        computing.set_clocks(self._limit())
+        nodes.set_clocks(self._limit())
 
     def changed(self) -> None:
         """Update clocks after jobs took or released GPUs, or nodes came or went."""
@@ -150,7 +117,7 @@ class Throttle:
         self.gpu_cap_w = np.fmin(cap_w, self.site_w)
         self._share_out(None)
         for node in changed.tolist():
-            self.computing.happened("power_cap", node, float(cap_w[node]))
+            self.nodes.happened("power_cap", node, float(cap_w[node]))
 
     def _limit(self) -> Floats:
         """Clocks (nodes,) that the caps of GPUs allow."""
@@ -186,7 +153,7 @@ class Throttle:
             clock = shared_clock(
                 self.power, cluster.up.astype(float), held, cluster.nodes.gpus.astype(float), clock, self.cap_w
             )
-        self.computing.set_clocks(clock)
+        self.nodes.set_clocks(clock)
 
     # -- heat ------------------------------------------------------------------------------------------------
 
@@ -230,15 +197,15 @@ class Throttle:
         self._share_out(None)
         for kind, nodes in (("throttle", began), ("throttle_end", ended)):
             for node in np.flatnonzero(nodes).tolist():
-                self.computing.happened(kind, node, float(self.hot[node]))
+                self.nodes.happened(kind, node, float(self.hot[node]))
         if began.any() or ended.any():
-            self.computing.event()
+            self.nodes.event()
 
     def _warm(self, *, utilised: bool) -> None:
         """Bring temperatures up to now."""
         now_s = self.clock.now
         seconds, self._looked_s = now_s - self._looked_s, now_s
-        busy = self.computing.drawn_share(now_s) if utilised else np.zeros(len(self.node))
+        busy = self.nodes.drawn_share(now_s) if utilised else np.zeros(len(self.node))
         drawn_w = self.power.idle_w[self.node] + self.meter.busy_w[self.node] * np.minimum(1.0, busy)
         drawn_w *= self.cluster.up[self.node]
         settles_c = self.energy.ambient + self.c_per_w * drawn_w
