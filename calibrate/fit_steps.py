@@ -15,10 +15,9 @@ import numpy as np
 
 from equipoise.base.numerals import is_index, strict_float
 from equipoise.calibrate.fit.csv_rows import CsvRows
-from equipoise.sim.llm.fit import FittedStack, fit, predict
+from equipoise.sim.llm.fit import FittedStack, fit, left_out_residuals, predict, spread
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
-from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats

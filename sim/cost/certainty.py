@@ -15,7 +15,7 @@ from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import stall, step_times
 from equipoise.sim.scenario.model import JobSpec, Model, NodeGroup, Scenario
-from equipoise.sim.scenario.models.transformer import StackSpec
+from equipoise.sim.scenario.models.model import StackSpec
 
 LARGE = Spread.between(0.77 / 0.57, 0.77 / 0.38)
 """Of steps timed at the rate of large products, 0.77 of the peak: whole steps of large models reach 0.38 to 0.57."""

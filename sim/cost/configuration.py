@@ -20,12 +20,12 @@ from equipoise.sim.cost.step import (
     make_exchange,
     make_near_exchange,
     make_push,
+    make_transformer_exchange,
     memory_need_bytes,
     replica_cost_s,
     replica_shares,
 )
 from equipoise.sim.cost.transformer import section
-from equipoise.sim.cost.transformer_exchange import make_transformer_exchange
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.llm.hardware import GroupLinks
 from equipoise.sim.network.topology import Topology

@@ -10,13 +10,12 @@ import numpy as np
 
 from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
-from equipoise.sim.llm.memory import USABLE, MemoryStack, memory
-from equipoise.sim.llm.memory_stacks import COMPILED, EAGER
+from equipoise.sim.llm.memory import COMPILED, EAGER, USABLE, MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, replicas_s, step_time
 from equipoise.sim.scenario.model import Model
-from equipoise.sim.scenario.models.transformer import Bound, TransformerSpec
+from equipoise.sim.scenario.models.model import Bound, TransformerSpec
 
 IN_PASS = ("products", "attention", "elementwise", "host", "head", "recompute", "tensor", "context", "expert", "send")
 IN_STEP = ("bubble", "optimizer", "fixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,22 @@ from equipoise.sim.job.listener import Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.scenario.model import Restart
 from equipoise.sim.world.roster import Roster
-from equipoise.sim.world.writes import Writes
+
+
+class Writes:
+    """A bucket of `burst` writes, refilled at `per_s`, first come first served."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self.per_s, self.burst = per_s, burst
+        self._last_s = -math.inf
+
+    def take(self, now_s: float, count: int = 1) -> float:
+        """Add `count` writes; returns the time of the last one (s)."""
+        if not count:
+            return now_s
+        # As the generic cell rate algorithm has it: the time at which the bucket would be full again, and no later.
+        self._last_s = max(self._last_s, now_s - self.burst / self.per_s) + count / self.per_s
+        return self._last_s if self._last_s > now_s + 1e-9 else now_s
 
 
 class Allocator:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.policies.contract import Policy
+from equipoise.policies.kernels.jit import ZERO
 from equipoise.policies.observation import (
     Floats,
     Ints,
@@ -21,18 +24,18 @@ from equipoise.policies.observation import (
     Workers,
     writable,
 )
+from equipoise.policies.paths import PathSpeeds
 from equipoise.policies.physics import response_s_per_sample, sustainable
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.meter import Meter
-from equipoise.sim.job.gradients import mean_norm, norm_noise
 from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.measurements import JobWindow
 from equipoise.sim.job.rigid import RigidJobs
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS
+from equipoise.sim.network.topology import NIC_IN, NIC_OUT, NODE_LINKS, Topology
 from equipoise.sim.network.transfers import Transfer
-from equipoise.sim.world.paths import PathWatch
+from equipoise.sim.randomness import noise_row, noise_space
 from equipoise.sim.world.roster import Roster
 from equipoise.sim.world.tables import (
     Member,
@@ -43,8 +46,77 @@ from equipoise.sim.world.tables import (
     fill_speeds,
     fill_stores,
     fill_workers,
+    refill,
 )
-from equipoise.sim.world.trace_columns import TraceColumns
+
+
+class PathWatch(Listener):
+    """Watches transfers end, and fills the table of paths. Both time advances let them end at the same times."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology, self.speeds = topology, PathSpeeds()
+
+    def transferred(self, transfer: Transfer, now_s: float) -> None:
+        """A transfer of data has arrived."""
+        waited_s = transfer.begin_s - transfer.asked_s
+        self.speeds.finished(transfer.source, transfer.target, transfer.size_bytes, transfer.alone_s, waited_s)
+
+    def path(self, source: int, target: int) -> tuple[float, float]:
+        """Recent (bytes/s, delay in s) from a node's disk to another node."""
+        links, latency_s = self.topology.read_route(source, target)
+        promised = float(self.topology.capacity_bytes_per_s[links].min())
+        return self.speeds.at(source, target, promised, latency_s)
+
+    def bytes_per_s(self, source: int, target: int) -> float:
+        """The rate of `path`."""
+        return self.path(source, target)[0]
+
+    def fill(self, table: Paths, jobs: Sequence[TrainingJob]) -> None:
+        """One row per pair of a node that stores data and another one that reads it."""
+        pairs = set()
+        for job in jobs:
+            if job.data is not None and job.data.bytes_per_sample > 0.0:
+                homes = {home for shard in job.data.homes for home in shard}
+                nodes = set(job.config.nodes.tolist())
+                pairs |= {(home, node) for home in homes for node in nodes if home != node}
+        rows: dict[str, list[float]] = {name: [] for name in Paths.columns}
+        for source, target in sorted(pairs):
+            rate, delay_s = self.path(source, target)
+            for name, value in (("source", source), ("target", target), ("bytes_per_s", rate), ("latency_s", delay_s)):
+                rows[name].append(value)
+        refill(table, rows)
+
+
+class TraceColumns(Mapping[str, Labels | Floats]):
+    """The columns of the first `rows` jobs, each coded when it is first read; `coded` keeps that."""
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]], rows: int, coded: dict[str, Labels | Floats]) -> None:
+        self._columns, self._rows, self._coded = columns, rows, coded
+
+    def __getitem__(self, name: str) -> Labels | Floats:
+        whole = self._coded.get(name)
+        if whole is None:
+            whole = self._coded[name] = _coded(self._columns[name])
+        if isinstance(whole, Labels):
+            return Labels(whole.codes[: self._rows], whole.names)
+        return whole[: self._rows]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+def _coded(column: NDArray[Any]) -> Labels | Floats:
+    if column.dtype.kind not in "OU":
+        numbers = column.astype(np.float64)
+        numbers.flags.writeable = False
+        return numbers
+    names, codes = np.unique(column.astype(np.str_), return_inverse=True)
+    codes = codes.astype(np.int64)
+    codes.flags.writeable = False
+    return Labels(codes, tuple(names.tolist()))
 
 
 class Traffic(Listener):
@@ -279,3 +351,31 @@ def worker_columns(job: TrainingJob, window: JobWindow, bytes_per_s: Callable[[i
             "gradient_norm": norm * job.config.gradient_factor(),
             "push_s": window.each_push_s(job.measured.columns["push_s"]),
         }
+
+
+DIMENSIONS = 100
+"""Assumed number of independent parts of a gradient's noise: of the many parameters few directions vary."""
+
+
+def mean_norm(progress: float, noise_ratio: Floats) -> Floats:
+    """G * sqrt(1 + r) with G = exp(-progress) and r = phi / b (`noise_ratio`), (workers,).
+
+    It falls as training goes on, its noise with the samples (McCandlish et al. 2018, section 2.2).
+    """
+    norm: Floats = math.exp(-progress) * np.sqrt(1.0 + noise_ratio)
+    return norm
+
+
+def norm_noise(key: int, exchanges: int, noise_ratio: Floats, steps: int) -> Floats:
+    """Random factor of the gradient norm averaged over a number of steps, (workers,), with mean 1.
+
+    The part r / (1 + r) of the squared norm is noise. Like that of a vector with `DIMENSIONS` independent parts it
+    varies by sqrt(2 / DIMENSIONS), its root by half of that. The draw depends only on the number of exchanges.
+    """
+    part = np.nan_to_num(noise_ratio / (1.0 + noise_ratio), nan=1.0)
+    n = len(part)
+    row = np.empty(n + n % 2)
+    noise_row(key, exchanges, ZERO, 0.0, 1.0, noise_space(n), row)
+    variance = np.log1p((0.5 * part) ** 2 * 2.0 / DIMENSIONS / max(1, steps))
+    factor: Floats = np.exp(np.sqrt(variance) * np.log(row[:n]) - 0.5 * variance)
+    return factor

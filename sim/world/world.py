@@ -19,7 +19,6 @@ from equipoise.sim.advance.event_by_event import EventByEvent
 from equipoise.sim.advance.fast import Fast
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.cluster.losses import LossRates
 from equipoise.sim.cluster.meter import Meter
 from equipoise.sim.cluster.power import node_power
 from equipoise.sim.hardware.contracts import acting_faults
@@ -31,8 +30,7 @@ from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.costs import CostAccounts
-from equipoise.sim.ledger.late import HeldLate
-from equipoise.sim.ledger.ran_on import RanOn
+from equipoise.sim.ledger.late import HeldLate, RanOn
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.network.network import Network
 from equipoise.sim.network.topology import Topology
@@ -40,20 +38,18 @@ from equipoise.sim.network.transfers import Transfer, Transfers
 from equipoise.sim.randomness import estimate_factors, stream
 from equipoise.sim.scenario.model import Data, FaultsSpec, Scenario
 from equipoise.sim.shown import all_shown
-from equipoise.sim.world.allocate import Allocator
+from equipoise.sim.world.allocate import Allocator, Writes
 from equipoise.sim.world.apply import hand_over
 from equipoise.sim.world.arrivals import JobArrivals, place_data
 from equipoise.sim.world.autoscale import NodeAutoscaler
 from equipoise.sim.world.decisions import Decisions
-from equipoise.sim.world.faults import Faults
+from equipoise.sim.world.faults import Faults, LossRates
 from equipoise.sim.world.feature import FeatureRun, WorldParts, features
 from equipoise.sim.world.nodes import NodeEvents
-from equipoise.sim.world.observe import Observer, Traffic
-from equipoise.sim.world.paths import PathWatch
+from equipoise.sim.world.observe import Observer, PathWatch, Traffic
 from equipoise.sim.world.roster import Roster
 from equipoise.sim.world.stall import StallDetection, Stalled
 from equipoise.sim.world.throttle import Throttle, clocks_vary
-from equipoise.sim.world.writes import Writes
 
 DecisionHook = Callable[[Decision, list[Refusal]], None]
 

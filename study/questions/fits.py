@@ -26,15 +26,14 @@ from equipoise.sim.cost.transformer import (
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.certainty import Spread, StepCertainty
 from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.memory import MemoryEstimate, memory, smallest_change
-from equipoise.sim.llm.memory_stacks import GENERAL
+from equipoise.sim.llm.memory import GENERAL, MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, search
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.run import placed_alone
 from equipoise.sim.scenario.model import JobSpec, Scenario
-from equipoise.sim.scenario.models.transformer import NAMES, precision_of
+from equipoise.sim.scenario.models.model import NAMES, precision_of
 from equipoise.sim.scenario.tree import InputError
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.sim.llm.fit import PRIORS, FittedStack, Prior, fit, predict
+from equipoise.sim.llm.fit import PRIORS, FittedStack, Prior, fit, left_out_residuals, predict
 from equipoise.sim.llm.fit_memory import fit_memory
-from equipoise.sim.llm.interval import left_out_residuals
 from equipoise.sim.llm.memory import MemoryStack, counts, peaks
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import Row, labels, left_out_groups, seconds, stacked

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import stdtrit
 from scipy.stats import spearmanr
 
-from equipoise.sim.llm.interval import spread
+from equipoise.sim.llm.fit import spread
 from equipoise.sim.llm.stack import Floats
 from equipoise.study.validation.rows import LeftOutWarning, Row
 from equipoise.study.validation.splits import SPLITS

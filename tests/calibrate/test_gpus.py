@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.sim.llm.stacks import STACKS
+from equipoise.sim.llm.stack import STACKS
 from tests.bench.gpu import predicted
 from tests.bench.gpu import ranks as gpu_ranks
 from tests.bench.gpu import shares as gpu_shares

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from equipoise.sim.features.services.checks import doubts, problems
 from equipoise.sim.features.services.replicas import ServicesRun
+from equipoise.sim.features.services.room import service_notes
 from equipoise.sim.features.services.section import services_of
-from equipoise.sim.features.services.speeds import service_notes
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.world.feature import Feature, WorldParts
 

@@ -13,9 +13,8 @@ from equipoise.policies.observation import Columns, Floats, Ints
 from equipoise.policies.physics import speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost.measured import interference, share_kappa
-from equipoise.sim.features.services.room import cheapest_victims, free_room, room_on
+from equipoise.sim.features.services.room import allowed_gpus, cheapest_victims, free_room, room_on, speeds
 from equipoise.sim.features.services.section import services_of
-from equipoise.sim.features.services.speeds import allowed_gpus, speeds
 from equipoise.sim.features.services.state import ServiceState, ServiceWindow
 from equipoise.sim.features.services.tables import (
     columns_of,

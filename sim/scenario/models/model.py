@@ -2,13 +2,309 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from equipoise.sim.scenario.models.transformer import TransformerSpec
-from equipoise.sim.scenario.section import Count, Section
-from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Seconds, Share
+from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.layout import Precision as Numbers
+from equipoise.sim.llm.memory import FITTED, GENERAL, MEMORY_STACKS, STAGE_MEASURED, UNFITTED, MemoryStack
+from equipoise.sim.llm.published import SHAPES, with_sequence
+from equipoise.sim.llm.shape import LatentAttention, Transformer
+from equipoise.sim.llm.stack import STACKS, Stack
+from equipoise.sim.scenario.section import Count, Section, Span
+from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Seconds, Share
+
+Natural = Annotated[Int, Field(ge=0)]
+Positive = Annotated[Float, Field(gt=0)]
+NAMES = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "expert_tensor_ranks": "etp"}
+"""Key of the scenario by field of `Layout`."""
+NEEDED = ("layers", "hidden", "heads", "vocab", "sequence")
+
+
+class LayoutSpec(Section):
+    """How a model is spread. One replica takes tp x cp x pp GPUs; the job's GPUs make dp."""
+
+    tp: Count = 1  # tensor parallelism
+    pp: Count = 1  # pipeline parallelism
+    cp: Count = 1  # context parallelism
+    ep: Count = 1  # expert parallelism
+    etp: Count | None = (
+        None  # ranks that one expert is split over; none: the tensor ranks that other experts leave free
+    )
+    virtual: Count = 1  # model chunks per pipeline stage
+    schedule: Literal["1f1b", "interleaved", "zero-bubble"] | None = None  # none: interleaved with virtual > 1
+    sequence_parallel: bool | None = None  # sequence parallelism; none: on with tp > 1
+    zero: Literal[0, 1, 2, 3] = 0  # ZeRO stage
+    recompute: Literal["none", "selective", "full"] = "none"  # of activations
+    recompute_every: Count = 1  # with full recomputation: only every n-th block is computed again
+    micro_batch: Count = 1  # sequences of a micro-batch
+    # ranks over which ZeRO spreads, with a copy for each such group (HSDP); 0: all data and context ranks
+    shard: Natural = 0
+    offload: bool = False  # offload the optimiser state to host memory
+    offload_activations: bool = False  # keep activations in host memory between forward and backward pass
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.cp * self.pp
+
+    def layout(self, dp: int, global_batch: int, precision: str) -> Layout:
+        """The layout of `dp` replicas. Raises ValueError, its first word the key that is wrong."""
+        given: dict[str, Any] = {name: getattr(self, NAMES.get(name, name)) for name in _LAYOUT}
+        given["expert_tensor_ranks"] = self.etp or 0
+        given["schedule"] = self.schedule or ("interleaved" if self.virtual > 1 else "1f1b")
+        if self.sequence_parallel is None:
+            given["sequence_parallel"] = self.tp > 1
+        with _renamed():
+            return Layout(data=dp, global_batch=global_batch, precision=precision_of(precision), **given)
+
+
+_LAYOUT = [NAME for NAME in (f.name for f in fields(Layout)) if NAMES.get(NAME, NAME) in LayoutSpec.model_fields]
+
+
+class LatentSpec(Section):
+    """Multi-head latent attention; sizes per head, ranks per layer."""
+
+    query_rank: Natural  # rank of the compressed query; 0: not compressed
+    key_value_rank: Count  # rank of the compressed keys and values
+    nope_size: Natural  # size per head of the key part without position
+    rope_size: Natural  # size per head of the key part with rotary position
+    value_size: Count  # size per head of the value
+
+
+class MeasuredStep(Section):
+    """One measured step: it sets one factor on every predicted time of the model."""
+
+    time: Span  # time of the step
+    gpus: Count  # GPUs that it ran on
+    global_batch: Count  # sequences of the step
+
+
+class StackSpec(Section):
+    """A software stack's constants, by name, as `equipoise calibrate fit-steps` writes them."""
+
+    name: str = ""  # name of a built-in software stack
+    constants: dict[str, Positive]  # constants of the step time, in place of the named stack's
+    memory: dict[str, Positive] = Field(default_factory=dict)  # constants of its memory
+    spread: tuple[Positive, Positive] | None = None  # 5 % and 95 % quantiles of measured / predicted for unseen models
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for section, allowed in (("constants", [f.name for f in fields(Stack)]), ("memory", FITTED)):
+            for key in getattr(self, section):
+                if key not in allowed:
+                    raise ValueError(f"{section}.{key}: unknown constant; allowed: {', '.join(allowed)}")
+        return self
+
+
+class Bound(Section):
+    """Values that loading derives from the section, the jobs and the cluster."""
+
+    layout: LayoutSpec
+    dp: Count
+    global_batch: Count
+    node_gpus: Count
+    nic: BytesPerS
+    gpu_nic: Annotated[Float, Field(ge=0)] = 0.0  # what one GPU drives of the node's network; 0: its part
+    rack_gpus: Natural = 0  # of a rack; 0: there are none
+    rack: Annotated[Float, Field(ge=0)] = 0.0  # of its uplink
+    factor: Positive = 1.0
+    why: str = ""
+
+
+class TransformerSpec(Section):
+    """A decoder-only transformer. Either `config` (a published name, or the path of a config.json) or its shape."""
+
+    config: str | None = None  # config.json of a published model, in place of the shape
+    layers: Natural = 0  # transformer blocks
+    hidden: Natural = 0  # width of the model
+    heads: Natural = 0  # attention heads
+    kv_heads: Natural = 0  # 0: as many as heads
+    head_size: Natural = 0  # 0: hidden / heads
+    ffn: Natural = 0  # width of the feed-forward layer
+    vocab: Natural = 0  # tokens of the vocabulary
+    sequence: Natural = 0  # tokens
+    gated: bool = False  # feed-forward with a gate (SwiGLU)
+    tied: bool = False  # input and output embeddings are one
+    norm: Literal["layer", "rms"] = "rms"  # kind of normalisation
+    norms: Natural = 2  # normalisations of a block
+    bias: bool = False  # biases in every linear layer
+    qkv_bias: bool = False  # biases in the attention's input projections
+    qk_norm: bool = False  # normalises queries and keys
+    learned_positions: Natural = 0  # positions with a learned embedding
+    embedding_norm: bool = False  # normalises the embedding
+    experts: Natural = 0  # experts of a mixture of experts; 0: dense
+    top_k: Natural = 0  # active experts per token
+    expert_ffn: Natural = 0  # width of an expert
+    shared_experts: Natural = 0  # experts that are active for every token
+    dense_layers: Natural = 0  # first blocks without experts
+    latent: LatentSpec | None = None  # multi-head latent attention
+    window: Natural = 0  # tokens that a local block attends to (sliding window)
+    local_layers: Natural = 0  # blocks with such attention
+    linear_layers: Natural = 0  # blocks with linear attention or a state space in place of attention
+    linear_weights: Natural = 0  # parameters of such a block's projections
+    mtp_layers: Natural = 0  # further blocks that predict further tokens (multi-token prediction)
+    layout: LayoutSpec | None = None  # how the model is split over GPUs
+    plan: Literal["auto"] | None = None  # auto: the fastest layout that fits
+    stack: str | StackSpec = Field(examples=list(STACKS))  # software stack: a name, or a file written by `fit-steps`
+    # adam-16bit: gradients and moments in 16 bits and no 32-bit weights; muon: one moment of the layers' matrices
+    optimizer: Literal["adam", "adam-16bit", "muon"] = "adam"
+    measured_step: MeasuredStep | None = None  # one measured step, which scales all predicted times
+    replica_links: Positive = 1.0  # what-if factor on the rate of the links inside a replica
+    bound: Bound | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if (self.layout is None) == (self.plan is None):
+            raise ValueError("needs either 'layout' (tp, pp, ...) or 'plan: auto' (the fastest layout that fits)")
+        if isinstance(self.stack, str) and not is_file(self.stack) and self.stack not in STACKS:
+            raise ValueError(f"stack: unknown stack {self.stack!r}; known: {', '.join(STACKS)}, or the path of a file")
+        if self.config is not None:
+            self._only_config()
+        if self.config is None or not is_file(self.config):
+            shape = self.shape()
+            if self.layout is not None:
+                self._check(self.layout, shape)
+        return self
+
+    def _only_config(self) -> None:
+        for name in _SHAPE:
+            if (
+                name not in ("sequence", "mtp_layers")
+                and getattr(self, name) != TransformerSpec.model_fields[name].default
+            ):
+                raise ValueError(f"{name}: 'config' already sets it; leave one of the two out")
+        if not is_file(str(self.config)) and self.config not in SHAPES:
+            close = get_close_matches(str(self.config).lower(), SHAPES, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ";"
+            raise ValueError(
+                f"config: unknown model {self.config!r}{meant} known: {', '.join(SHAPES)}, or a config.json"
+            )
+
+    def _check(self, layout: LayoutSpec, shape: Transformer) -> None:
+        """What does not need the number of GPUs; expert ranks are checked with it."""
+        try:
+            dp = layout.ep * max(1, layout.shard)  # whole groups of any kind
+            made = layout.layout(dp, dp * layout.micro_batch, "bf16")
+            with _renamed():
+                made.check(shape)
+                if layout.pp * layout.virtual > shape.layers:
+                    chunks = layout.pp * layout.virtual
+                    raise ValueError(f"pipeline: {chunks} chunks are more than the {shape.layers} layers")
+        except ValueError as error:
+            raise ValueError(f"layout.{error}") from None
+
+    def shape(self) -> Transformer:
+        """The model's shape. Raises ValueError, its first word the key that is wrong."""
+        if self.config is not None:
+            if is_file(self.config):
+                raise ValueError(f"config: {self.config} has not been read; load the scenario from its file")
+            shape = replace(SHAPES[self.config], mtp_layers=self.mtp_layers)
+            return with_sequence(shape, self.sequence) if self.sequence else shape
+        for name in NEEDED:
+            if not getattr(self, name):
+                raise ValueError(f"needs {name!r} of the shape, or 'config'")
+        values = {name: getattr(self, name) for name in _SHAPE}
+        if self.latent is not None:
+            values["latent"] = LatentAttention(**self.latent.model_dump())
+        return Transformer(**values)
+
+    def constants(self) -> Stack:
+        """The stack's constants. Raises ValueError for a file that has not been read."""
+        if isinstance(self.stack, StackSpec):
+            return Stack(**self.stack.constants)
+        if self.stack not in STACKS:
+            raise ValueError(f"stack: {self.stack} has not been read; load the scenario from its file")
+        return STACKS[self.stack]
+
+    def memory_constants(self) -> MemoryStack:
+        """Memory constants of the stack; general values for a stack without measured peaks."""
+        if isinstance(self.stack, StackSpec):
+            return GENERAL[0].with_bytes(self.stack.memory)
+        return MEMORY_STACKS.get(self.stack, (UNFITTED.get(self.stack, GENERAL[0]), GENERAL[1]))[0]
+
+    @property
+    def memory_measured(self) -> bool:
+        """Whether peaks of the stack were measured."""
+        return bool(self.stack.memory) if isinstance(self.stack, StackSpec) else self.stack in MEMORY_STACKS
+
+    def memory_spread(self, layout: Layout, experts: bool) -> tuple[float, float]:
+        """Measured over predicted peak, at 5 % and at 95 %; general where no such layout was measured."""
+        unseen = experts or layout.recompute != "none" or layout.context > 1 or layout.precision == "fp8"
+        if unseen or isinstance(self.stack, StackSpec):
+            return GENERAL[1]
+        return MEMORY_STACKS.get(self.stack, GENERAL)[1]
+
+    @property
+    def memory_stage(self) -> int | None:
+        """The stage whose peaks were measured, None: the fullest."""
+        return STAGE_MEASURED.get(self.stack) if isinstance(self.stack, str) else None
+
+    def alone(self, model: BaseModel) -> None:
+        """Raises ValueError where the model states what follows from this section. What loading wrote may stay."""
+        if self.bound is not None:
+            return
+        for name in DERIVED:
+            if getattr(model, name) != type(model).model_fields[name].default:
+                raise ValueError(f"{name}: follows from 'transformer'; leave it out")
+        if getattr(model, "exchange").algorithm != "ring":  # noqa: B009 (a model's, which this room's parent defines)
+            raise ValueError("exchange.algorithm: a 'transformer' exchanges its gradients in rings")
+
+    def with_shape(self, shape: Transformer) -> TransformerSpec:
+        """With a shape that was read from `config`."""
+        values = {name: getattr(shape, name) for name in _SHAPE} | {"mtp_layers": self.mtp_layers}
+        if shape.latent is not None:
+            values["latent"] = LatentSpec(**{f.name: getattr(shape.latent, f.name) for f in fields(shape.latent)})
+        return self.model_copy(update={**values, "config": None})
+
+
+_SHAPE = [f.name for f in fields(Transformer)]
+DERIVED = (
+    "sample_time",
+    "fixed_time",
+    "flop_per_sample",
+    "step",
+    "bytes_per_sample",
+    "parameters",
+    "gradient",
+    "overlap",
+    "samples_per_pass",
+    "parallel",
+    "memory",
+    "tokens_per_sample",
+    "efficiency",
+)
+"""Keys of a model that follow from its `transformer`."""
+
+
+def is_file(text: str) -> bool:
+    """Whether the text is a path, not a built-in name."""
+    return text.endswith((".json", ".yaml", ".yml")) or text.startswith((".", "/"))
+
+
+def precision_of(text: str) -> Numbers:
+    """A model's precision as a layout has it. Raises ValueError."""
+    for allowed in ("bf16", "fp16", "fp8", "fp32"):
+        if text == allowed:
+            return allowed
+    raise ValueError(f"precision: {text!r} is not possible for a 'transformer'; allowed: bf16, fp16, fp8, fp32")
+
+
+class _renamed:  # noqa: N801 (used as a function)
+    """Gives the errors of a `Layout` the keys of the scenario."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError):
+            key, colon, rest = str(error).partition(": ")
+            if colon and key in NAMES:
+                raise ValueError(f"{NAMES[key]}: {rest}") from None
+
 
 ModelKind = Literal["convolutional", "small-transformer", "recommender", "diffusion", "large-products"]
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]

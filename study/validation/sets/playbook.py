@@ -16,7 +16,7 @@ from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Transformer
-from equipoise.sim.llm.stacks import STACKS
+from equipoise.sim.llm.stack import STACKS
 from equipoise.sim.llm.step_time import step_times
 from equipoise.study.validation.predict import fit_rows, memory_score, score
 from equipoise.study.validation.rows import Cells, Row, partition, read_rows, seconds, stacked
@@ -116,7 +116,7 @@ def run(data: Path) -> list[Line]:
     rows = [row for row, ran in everything if ran]
     small, asked = partition(rows, _fitted)
     if not small:
-        return [line("playbook: constants of equipoise.sim.llm.stacks -> all rows, step", 0.08, [_shipped(rows)])]
+        return [line("playbook: constants of equipoise.sim.llm.stack -> all rows, step", 0.08, [_shipped(rows)])]
 
     def half(split: int) -> list[Row]:
         """The fitted half of the smallest model's rows."""

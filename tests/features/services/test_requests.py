@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from equipoise.sim.features.services.requests import RequestTimes
 from equipoise.sim.features.services.section import Requests
+from equipoise.sim.features.services.state import RequestTimes
 from equipoise.sim.randomness import stream
 
 DAY = 86400.0

@@ -18,7 +18,7 @@ from equipoise.sim.loading.file import from_mapping, load
 from equipoise.sim.loading.site.read import import_site
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Decide
-from equipoise.sim.world.writes import Writes
+from equipoise.sim.world.allocate import Writes
 from tests.policies.queues.test_limits import case
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "formats"

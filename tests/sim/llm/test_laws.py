@@ -15,8 +15,7 @@ from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import LatentAttention, Transformer
-from equipoise.sim.llm.stack import Floats, Stack
-from equipoise.sim.llm.stacks import STACKS
+from equipoise.sim.llm.stack import STACKS, Floats, Stack
 from equipoise.sim.llm.step_time import step_times
 
 SHAPES = (

@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.llm.fit import PRIORS, FittedStack, fit, predict
+from equipoise.sim.llm.fit import PRIORS, FittedStack, fit, left_out_residuals, predict, spread
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.interval import left_out_residuals, spread
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory, smallest_change, usable_bytes
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.shape import Transformer
-from equipoise.sim.llm.stack import Stack
-from equipoise.sim.llm.stacks import STACKS
+from equipoise.sim.llm.stack import STACKS, Stack
 from equipoise.sim.llm.step_time import StepEstimate, step_time, step_times
 
 SHAPE = Transformer(32, 4096, 32, 14_336, 128_256, 4096, kv_heads=8, gated=True)
