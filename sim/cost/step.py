@@ -1,4 +1,4 @@
-"""Cost of a training step, as pure functions of the model and the hardware."""
+"""Cost of a training step and of its exchange, as pure functions of the model and the hardware."""
 
 from __future__ import annotations
 

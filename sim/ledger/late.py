@@ -1,4 +1,4 @@
-"""GPU time held after the last arrival; idle time then cannot be used by any order of the jobs."""
+"""What jobs held: the GPU models of each job, and the GPU time after the last arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fitted constants of a software stack on an accelerator."""
+"""Fitted constants of a software stack on an accelerator, and the stacks that the simulator knows."""
 
 from __future__ import annotations
 

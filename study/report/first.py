@@ -12,14 +12,11 @@ from equipoise.base.database import database
 from equipoise.study.display import digits, show
 from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.study import Point, Study
-from equipoise.study.report.tables import prices_of
 from equipoise.study.report.timeline import literal
 from equipoise.study.report.words import NOUNS, best_point, best_policy
 from equipoise.study.sure import between, read_certainty
 
 MOST_FIGURES = 6
-PRICES_MOST = 4
-"""Most prices on the first screen; all are listed below."""
 _LABELS = {
     "completion_mean_s": "Mean completion time",
     "makespan_s": "Makespan",
@@ -180,7 +177,7 @@ def _span(study: Study, k: int) -> float:
 
 
 def context(study: Study) -> list[tuple[str, str]]:
-    """(heading, text) of cluster, workload, disturbances and prices; [] without a stored scenario."""
+    """(heading, text) of cluster, workload and disturbances; [] without a stored scenario."""
     config = study.config or {}
     cluster = config.get("cluster")
     if not isinstance(cluster, Mapping):
@@ -189,7 +186,6 @@ def context(study: Study) -> list[tuple[str, str]]:
         ("Cluster", cluster_line(cluster)),
         ("Workload", _workload(study)),
         ("Disturbances", _faults(config)),
-        ("Prices", "; ".join(price.short for price in prices_of(study)[:PRICES_MOST])),
         ("Varied (the above is the first point)", ", ".join(study.points[0].values) if study.points else ""),
     ]
     return [(name, text) for name, text in lines if text]

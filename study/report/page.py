@@ -290,8 +290,7 @@ def _provenance(study: Study, notes: Sequence[str]) -> str:
     legend = (
         "<p>All results are <strong>simulated</strong>. They depend on hardware numbers, marked measured "
         "or fitted (on a machine, by calibration), catalogue (a vendor's published figure) or assumed, and on "
-        "prices, marked given (in the scenario) or as in their price book; everything else is what the scenario "
-        "says.</p>"
+        "the prices of the scenario or of its price book; everything else is what the scenario says.</p>"
     )
     missing = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     return legend + origins(study) + provenance(study) + _config(study) + missing

@@ -7,12 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from pydantic import ValidationError
-
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, load_profile
-from equipoise.sim.hardware.used_prices import UsedPrice, used_prices
 from equipoise.sim.record import WASTE
-from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import LABELS, PER_JOB, digits, show
 from equipoise.study.display import folded as left_out
@@ -231,7 +227,7 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, str]]:
 
 
 def origins(study: Study) -> str:
-    """The hardware numbers and prices used by the simulation, each with its origin."""
+    """The hardware numbers used by the simulation, each with its origin."""
     cluster = (study.config or {}).get("cluster")
     if not isinstance(cluster, Mapping) or not study.folders:
         return '<p class="note">No run directory was kept, so the hardware that was simulated is not listed.</p>'
@@ -241,7 +237,7 @@ def origins(study: Study) -> str:
     except InputError:
         return f'<p class="note">Hardware profile {escape(name)} is not installed any more: origins are not known.</p>'
     used = {str(node.get("accelerator")) for node in cluster.get("nodes") or () if isinstance(node, Mapping)}
-    rows = _origin_rows(profile, used) + _price_rows(study)
+    rows = _origin_rows(profile, used)
     if not rows:
         why = "No accelerator of a hardware profile was simulated: all speeds come from the scenario."
         return f'<p class="note">{why}</p>'
@@ -251,7 +247,7 @@ def origins(study: Study) -> str:
         f"<td>{tag(kind)}</td><td>{escape(source)}</td></tr>"
         for what, value, kind, source in rows
     )
-    caption = f"Numbers of hardware profile {name} that were used, and prices, as these read now"
+    caption = f"Numbers of hardware profile {name} that were used, as these read now"
     return _frame(caption, "".join(f'<th scope="col">{text}</th>' for text in heads), body, "texts")
 
 
@@ -267,32 +263,10 @@ def _origin_rows(profile: HardwareProfile, used: set[str]) -> list[tuple[str, st
     return rows
 
 
-def prices_of(study: Study) -> list[UsedPrice]:
-    """The prices used by a study's first run or point; [] without its scenario or price book."""
-    if study.config is None:
-        return []
-    try:
-        return used_prices(Scenario.model_validate(study.config), study.folders[0].path if study.folders else None)
-    except (InputError, ValidationError):
-        return []
-
-
-def _price_rows(study: Study) -> list[tuple[str, str, str, str]]:
-    return [
-        (
-            f"price: {price.what}, {price.unit}",
-            f"{price.value:.6g}",
-            price.origin,
-            price.source + (f" ({price.date})" if price.date else ""),
-        )
-        for price in prices_of(study)
-    ]
-
-
 def _measured(part: Any) -> Iterable[tuple[str, Measured]]:
     for name in type(part).model_fields:
         value = getattr(part, name)
-        if name == "price_usd_per_gpu_h":  # prices that apply are listed apart
+        if name == "price_usd_per_gpu_h":  # that of the scenario or its book comes before it
             continue
         if isinstance(value, Measured):
             yield name, value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options
-from equipoise.sim.hardware.used_prices import used_prices
 from equipoise.sim.scenario.units import format_scaled, format_share
 from equipoise.study.display import UNKNOWN, show
 from equipoise.study.folders import SIZE, check_free
@@ -303,9 +301,6 @@ def kept(
         "changed": list(question.overrides),
         "rank": question.every,
     }
-    paid = dict.fromkeys(
-        p for trial in answer.trials for p in used_prices(trial.candidate.scenario, question.file.parent)
-    )
     simulated: dict[str, str] = {}
     if found is not None:
         simulated["cluster"] = cluster_line(found.candidate.scenario.cluster.model_dump(mode="json"))
@@ -315,7 +310,6 @@ def kept(
     about: dict[str, Any] = simulated | {
         "schema_version": 1,
         "scenario": found.candidate.scenario.name if found else question.file.stem,
-        "prices": [asdict(price) for price in paid],
     }
     told = _content(answer, rows, changes, doubtful, question.targets)
     content = about | {"question": asked, "said": list(said)} | told

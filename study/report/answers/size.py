@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.base.json_values import number
-from equipoise.sim.hardware.used_prices import UsedPrice
 from equipoise.sim.scenario.units import format_scaled
 from equipoise.study.folders import SIZE
 from equipoise.study.questions.ranking import TITLES
@@ -23,7 +22,6 @@ from equipoise.study.report.tables import table
 
 KEYS = (
     "scenario",
-    "prices",
     "question",
     "said",
     "met",
@@ -35,7 +33,6 @@ KEYS = (
     "sizes_excluded",
 )
 BARS_MOST = 20
-PRICES_MOST = 8
 _STRIP = {
     "makespan_s": "Time",
     "cost_usd": "Cost",
@@ -102,7 +99,6 @@ def _answer(content: Row, targets: Sequence[Target], picture: Chart | None) -> s
         ("Policy", str(asked["policy"])),
         ("Runs", f"{asked['seeds']} of each size; {100 * asked['confidence']:g} % of them must meet the targets"),
         ("Changed first", ", ".join(asked["changed"])),
-        ("Prices", "; ".join(UsedPrice(**price).short for price in content["prices"][:PRICES_MOST])),
     ]
     return answer_html(f"Size: {content['scenario']}", _lead(content, targets), figures[:6], picture, because, context)
 
