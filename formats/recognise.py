@@ -136,7 +136,7 @@ _TESTS: tuple[tuple[str, Callable[[Head], bool]], ...] = (
 )
 
 _NODE_COLUMNS = ({"sn", "gpu", "model"}, {"node_name", "gpu_capacity_num"})
-PUBLISHED_FORMATS = ("helios", "acme", "pai-tasks", "pai-jobs", "openb-pods", "dlrm", "spot")
+PUBLISHED_FORMATS = ("philly", "helios", "acme", "pai-tasks", "pai-jobs", "openb-pods", "dlrm", "spot")
 FORMATS = tuple(sorted({*(name for name, _ in _TESTS), *_JSON_KEYS, *PUBLISHED_FORMATS, "trace-nodes"}))
 """Every name that `recognise` can give."""
 

@@ -47,6 +47,11 @@ _PAI_JOBS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 _PODS = {"job_id": "name", "submit": "creation_time", "start": "scheduled_time", "end": "deletion_time"}
 
 PUBLISHED: dict[str, Published] = {
+    "philly": Published(
+        ("timestamp", "duration", "num_gpus"),
+        {"submit": "timestamp", "duration": "duration", "gpus": "num_gpus"},
+        "Jeon et al., ATC 2019: Analysis of Large-Scale Multi-Tenant GPU Clusters, as tables of it are passed on",
+    ),
     "helios": Published(
         ("job_id", "vc", "gpu_num", "node_num", "submit_time", "duration"),
         {**_JOB, **_TIMES, "group": "vc"},

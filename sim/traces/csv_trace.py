@@ -35,7 +35,7 @@ def read_csv(
     columns = table.further((*COLUMNS, "model"))
     kept, dropped = left_out(
         {"equal to an earlier row": again, "zero duration": duration_s == 0, "no GPUs": gpus == 0}
-        | {reason: ~rows for reason, rows in chosen(columns, keep, (), table.name).items()}
+        | {reason: ~rows for reason, rows in chosen(columns, keep, clusters, table.name).items()}
     )
     return make_trace(
         job_id,
@@ -46,7 +46,7 @@ def read_csv(
         model=table.text("model") if "model" in table.header else None,
         name=names,
         columns=columns,
-        keep=kept & table.select("cluster", clusters),
+        keep=kept,
         limit=limit,
         time_scale=time_scale,
         notes=[*notes, *dropped],

@@ -10,15 +10,14 @@ from equipoise.formats.recognise import recognise
 from equipoise.formats.text.errors import FormatError
 from equipoise.sim.scenario.model import TraceSpec
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces import csv_trace, philly
+from equipoise.sim.traces.csv_trace import COLUMNS, read_csv
 from equipoise.sim.traces.site import JOB_FORMATS, read_rows
 from equipoise.sim.traces.table import TextTable, header_of
 from equipoise.sim.traces.trace import Trace, make_trace
 
 __all__ = ["FORMATS", "Trace", "check_format", "make_trace", "read_spec", "read_trace", "trace_format"]
 
-_OWN = {"csv": (csv_trace.COLUMNS, csv_trace.read_csv), "philly": (philly.COLUMNS, philly.read_philly)}
-FORMATS = (*_OWN, *JOB_FORMATS)
+FORMATS = ("csv", *JOB_FORMATS)
 _UNITS = {"gpus": "GPUs", "cpus": "CPUs"}
 
 
@@ -50,11 +49,11 @@ def read_trace(
     if columns and format not in ("auto", "csv"):
         raise InputError([f"{path}: columns are for CSV files, not for the format {format!r}"])
     form = "columns" if columns else trace_format(path) if format == "auto" else format
-    if form in _OWN:
+    if form == "csv":
         if zone or count != "gpus":
             given = f"zone {zone!r}" if zone else f"count {count!r}"
             raise InputError([f"{path}: {given} has no effect on the format {form!r}; give columns"])
-        trace = _OWN[form][1](TextTable(path), limit, clusters, time_scale, keep)
+        trace = read_csv(TextTable(path), limit, clusters, time_scale, keep)
         if not len(trace):
             raise InputError([f"{path}: no jobs in it"])
         return trace
@@ -88,15 +87,14 @@ def read_spec(spec: TraceSpec, path: str | Path) -> Trace:
 def trace_format(path: Path) -> str:
     """Which of FORMATS a file has. Raises InputError, one line on what it looks like, when it has none."""
     header = header_of(path)
-    fit = {name: sum(c in header for c in columns) for name, (columns, _) in _OWN.items()}
-    best = max(fit, key=lambda name: fit[name])
-    if fit[best] == len(_OWN[best][0]):
-        return best
+    fit = len({*COLUMNS} & {*header}) / len(COLUMNS)
+    if fit == 1:
+        return "csv"
     try:
         found = recognise(path)
     except FormatError as error:
-        if 2 * fit[best] > len(_OWN[best][0]) or not header:
-            return best  # whose reader says what is missing
+        if fit > 0.5 or not header:
+            return "csv"  # whose reader says what is missing
         raise InputError([f"{error}; {_known(header)}"]) from error
     if found not in JOB_FORMATS:
         raise InputError([f"{path}: looks like {found}, which holds no jobs"])
@@ -104,6 +102,5 @@ def trace_format(path: Path) -> str:
 
 
 def _known(header: Sequence[str]) -> str:
-    own = "; ".join(f"{name}: {','.join(columns)}" for name, (columns, _) in _OWN.items())
     more = "; or name them: --columns arrival=COLUMN,gpus=COLUMN,duration=COLUMN" if len(header) > 2 else ""
-    return f"columns needed: {own}{more}"
+    return f"columns needed: csv: {','.join(COLUMNS)}{more}"

@@ -13,6 +13,7 @@ from equipoise.base.numerals import is_index
 from equipoise.formats.text.columns import Text
 from equipoise.formats.text.tally import ACTIONS, RowTally, TextChange
 from equipoise.sim.scenario.tree import InputError
+from equipoise.sim.scenario.units import MAX_TIME_S
 from equipoise.sim.traces.keep import chosen
 from equipoise.sim.traces.trace import Bools, Column, Floats, Ints, Trace, column_name, make_trace
 
@@ -78,6 +79,8 @@ class Rows:
         self.drop(NO_GPUS if unit == "GPUs" else f"no {unit}", ~(self.units > 0))
         self.drop("no submit time", np.isnan(self.arrival_s))
         self.drop("no duration: the end of the job is not given", ~np.isfinite(self.duration_s))
+        beyond = (np.abs(self.arrival_s) > MAX_TIME_S) | (self.duration_s > MAX_TIME_S)
+        self.drop(f"a time above {MAX_TIME_S:g} s", beyond)
         self.drop("a duration below 0", self.duration_s < 0)
         self.drop("zero duration", self.duration_s == 0)
         part = (self.units < 1) & (self.units > 0)

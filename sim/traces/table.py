@@ -22,7 +22,6 @@ from equipoise.formats.text.columns import TextBuilder
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.text.tally import RowTally
 from equipoise.formats.text.textfile import TextFile
-from equipoise.sim.scenario.names import nearest
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.rows import further
 from equipoise.sim.traces.trace import Bools, Column, Floats, Ints
@@ -135,22 +134,6 @@ class TextTable:
         if mistakes:
             rest = [f"{self.name}: and {more} more lines like these"] if more > 0 else []
             raise InputError([*mistakes[:MAX_LINES], *rest])
-
-    def repeated(self) -> int:
-        """Number of rows that equal an earlier one in every field."""
-        return len(self.rows) - len(set(map(tuple, self.rows)))
-
-    def select(self, column: str, wanted: Sequence[str]) -> Bools:
-        """Rows whose field is one of `wanted` (all when empty). Raises InputError for a name not there."""
-        if not wanted:
-            return np.ones(len(self), dtype=np.bool_)
-        if column not in self.header:
-            raise InputError([f"{self.name}:1:1: column {column!r} is missing, clusters cannot be chosen"])
-        texts = self.text(column)
-        known = sorted(set(texts))
-        absent = [name for name in wanted if name not in known]
-        self.fail([f"{self.name}: no cluster {name!r}; {nearest(name, known)}" for name in absent])
-        return np.isin(np.array(texts), list(wanted))
 
 
 def header_of(path: Path) -> list[str]:

@@ -89,8 +89,9 @@ def test_columns_that_are_missing_stand_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1\n1,2,3\n")
     with pytest.raises(InputError) as caught:
-        read_trace(path, "philly")
-    assert caught.value.lines == [f"{path}:1:1: columns 'timestamp', 'duration', 'num_gpus' are missing; found: a, b"]
+        read_trace(path, "csv")
+    missing = "columns 'job_id', 'arrival_s', 'gpus', 'duration_s' are missing"
+    assert caught.value.lines == [f"{path}:1:1: {missing}; found: a, b"]
     with pytest.raises(FormatError, match="no row of the 6 columns of pai-jobs: job_name, inst_id, user"):
         read(b"a,b\n1,2\n", "pai-jobs")
 

@@ -7,7 +7,6 @@ import pytest
 
 from equipoise.sim.features.services.section import services_of
 from equipoise.sim.loading.file import dump, load, read_scenario
-from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
 
 LINES = {
@@ -130,27 +129,6 @@ def test_more_requests_than_all_replicas_can_answer_is_a_warning(tmp_path):
 
     assert warnings("10/s") == ()
     assert "500/s arrive on average; 1 replicas answer at most 160/s" in warnings("500/s")[0]
-
-
-def test_a_file_of_requests_with_a_wrong_line(tmp_path):
-    for text, problem in (
-        ("time_s\n1\n0.5\n", "requests.csv:3:1: time_s: 0.5 is earlier than the line above"),
-        ("time_s\n", "requests.csv:1:1: no requests in it"),
-        ("when\n1\n", "column 'time_s' is missing; found: when"),
-        ("time_s\n-1\n", "requests.csv:2:1: time_s: "),
-    ):
-        (tmp_path / "requests.csv").write_text(text)
-        assert problem in lines_of(written(tmp_path, [{"requests": "{file: requests.csv}"}]))[0]
-
-
-def test_requests_of_a_file_are_those_that_come_and_part_of_the_identity(tmp_path):
-    (tmp_path / "requests.csv").write_text("time_s\n0\n0\n50\n99.99\n500\n")
-    case = load(written(tmp_path, [{"requests": "{file: requests.csv}"}]))
-    first = run(case)
-    assert first.tables["services"]["requests"].tolist() == [4]
-    assert first.tables["services"]["latency_p50_s"].item() == pytest.approx(0.02, rel=0.01)
-    (tmp_path / "requests.csv").write_text("time_s\n0\n0\n50\n\n")
-    assert run(case).identity != first.identity
 
 
 def test_what_is_written_is_read_back_equal(tmp_path):
