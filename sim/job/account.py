@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -65,15 +65,7 @@ class GpuTimeAccount:
 
     def copy(self) -> GpuTimeAccount:
         """An independent copy."""
-        return GpuTimeAccount(
-            self.gpu_s.copy(),
-            self.samples,
-            self.useful_samples,
-            self.lost_samples,
-            self.steps,
-            self.exchanges,
-            self.near_exchanges,
-        )
+        return replace(self, gpu_s=self.gpu_s.copy())
 
     def back_to(self, saved: GpuTimeAccount) -> GpuTimeAccount:
         """The account after a crash: work since `saved` is lost; time of restarts stays booked."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,48 +35,16 @@ Claim = tuple[str, str, str, str, str, tuple[float, ...], tuple[str, ...]]
 """Names in the order of KINDS, what a job takes of each of RESOURCES (none where no limit asks), and its pin."""
 
 
-@dataclass
-class _Limits:
-    """Limits as rows, parents first."""
-
-    name: list[str] = field(default_factory=list)
-    parent: list[int] = field(default_factory=list)
-    gpus: list[float] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)
-    nominal: list[float] = field(default_factory=list)
-    jobs: list[float] = field(default_factory=list)
-    models: list[int] = field(default_factory=list)
-    owner: list[int] = field(default_factory=list)
-    resource: list[int] = field(default_factory=list)
-    rows: dict[str, int] = field(default_factory=dict)
-
-    def add(
-        self,
-        name: str,
-        gpus: float | None,
-        jobs: float | None = None,
-        *,
-        parent: int = -1,
-        kept: float = 0.0,
-        nominal: float | None = None,
-        models: int = -1,
-        owner: int = -1,
-        resource: int = -1,
-    ) -> int:
-        """The row of the limit of that name, made once."""
-        if name not in self.rows:
-            self.rows[name] = len(self.name)
-            most = math.inf if gpus is None else gpus
-            self.name.append(name)
-            self.parent.append(parent)
-            self.gpus.append(most)
-            self.kept.append(kept)
-            self.nominal.append(most if nominal is None else nominal)
-            self.jobs.append(math.inf if jobs is None else jobs)
-            self.models.append(models)
-            self.owner.append(owner)
-            self.resource.append(resource)
-        return self.rows[name]
+class _Limit(NamedTuple):
+    row: int
+    gpus: float
+    jobs: float
+    nominal: float
+    parent: int = -1
+    kept: float = 0.0
+    models: int = -1
+    owner: int = -1
+    resource: int = -1
 
 
 class Places:
@@ -140,7 +108,7 @@ class Declared:
         self.queues = {name: queue for queue in self.spec.queues for name in copies(queue)}
         self.queue_of = {name: name for name in self.queues}
         self.queue_of |= {alias: q.name for q in self.spec.queues for alias in q.names if alias not in self.queues}
-        self.limits = _Limits()
+        self.limits: dict[str, _Limit] = {}  # by name, parents first
         self._flavors = {
             name: self.places.models(words, f"flavors.{name}") for name, words in self.spec.flavors.items()
         }
@@ -162,28 +130,28 @@ class Declared:
         most = max(map(len, leaves), default=0)
         nodes = np.array([self._nodes_of(claim) for claim in claims], dtype=np.bool_)
         whole = nodes.all() if nodes.size else True
-        limits, share = self.limits, _Shares(self, claims)
+        limits, share = list(self.limits.values()), _Shares(self, claims)
         tops = max((p.priority for p in self.spec.partitions), default=0.0)
         best = max((q.priority for q in self.spec.qos), default=0.0)
         partition = [self.partitions.get(claim[2]) for claim in claims]
         qos = [self.qos.get(claim[3]) for claim in claims]
         known = [self.queues.get(name) for name in names["queue"]]
         return Queues(
-            names={**names, "limit": tuple(limits.name)},
+            names={**names, "limit": tuple(self.limits)},
             claims=np.array(table, dtype=np.int64).reshape(len(claims), len(KINDS)),
             nodes=np.empty((len(claims), 0), dtype=np.bool_) if whole else nodes,
             leaf=np.array([row + [-1] * (most - len(row)) for row in leaves], dtype=np.int64).reshape(
                 len(leaves), most
             ),
-            parent=np.array(limits.parent, dtype=np.int64),
-            gpus_max=np.array(limits.gpus, dtype=np.float64),
-            gpus_kept=np.array(limits.kept, dtype=np.float64),
-            gpus_nominal=np.array(limits.nominal, dtype=np.float64),
-            jobs_max=np.array(limits.jobs, dtype=np.float64),
-            models=np.array(limits.models, dtype=np.int64),
-            resource=np.array(limits.resource, dtype=np.int64),
+            parent=np.array([limit.parent for limit in limits], dtype=np.int64),
+            gpus_max=np.array([limit.gpus for limit in limits], dtype=np.float64),
+            gpus_kept=np.array([limit.kept for limit in limits], dtype=np.float64),
+            gpus_nominal=np.array([limit.nominal for limit in limits], dtype=np.float64),
+            jobs_max=np.array([limit.jobs for limit in limits], dtype=np.float64),
+            models=np.array([limit.models for limit in limits], dtype=np.int64),
+            resource=np.array([limit.resource for limit in limits], dtype=np.int64),
             tres=np.array([claim[5] for claim in claims]) if self.counts_tres else np.empty((0, 0)),
-            owner=np.array(limits.owner, dtype=np.int64),
+            owner=np.array([limit.owner for limit in limits], dtype=np.int64),
             tier=np.array([p.tier if p else 1 for p in partition], dtype=np.int64),
             partition_factor=np.array([p.priority / tops if p and tops else 0.0 for p in partition]),
             qos_factor=np.array([q.priority / best if q and best else 0.0 for q in qos]),
@@ -205,7 +173,7 @@ class Declared:
             within=np.array([_POLICIES[q.within] if q else NEVER for q in known], dtype=np.int64),
             weight=np.array([q.weight if q else 1.0 for q in known]),
             borrows_below=np.array([_borrows_below(q) for q in known]),
-            restricts=bool(limits.name) or not whole or restricts,
+            restricts=bool(limits) or not whole or restricts,
         )
 
     def _names_of(self, kind: str, told: Sequence[str]) -> tuple[str, ...]:
@@ -277,14 +245,20 @@ class Declared:
         if queue in self.queues:
             yield from self._queue_leaves(queue)
 
+    def _limit(self, name: str, gpus: float | None, jobs: float | None = None, **other: Any) -> int:
+        """The row of the limit of that name, made once."""
+        most = math.inf if gpus is None else gpus
+        one = _Limit(len(self.limits), most, math.inf if jobs is None else jobs, **({"nominal": most} | other))
+        return self.limits.setdefault(name, one).row
+
     def _group(self, name: str, spec: Limits, user: str, account: str) -> Iterator[int]:
         """Limits of all jobs together, of each user and of each account."""
         if spec.gpus is not None or spec.jobs is not None:
-            yield self.limits.add(name, spec.gpus, spec.jobs)
+            yield self._limit(name, spec.gpus, spec.jobs)
         if user and (spec.gpus_per_user is not None or spec.jobs_per_user is not None):
-            yield self.limits.add(f"{name}, user {user}", spec.gpus_per_user, spec.jobs_per_user)
+            yield self._limit(f"{name}, user {user}", spec.gpus_per_user, spec.jobs_per_user)
         if account and (spec.gpus_per_account is not None or spec.jobs_per_account is not None):
-            yield self.limits.add(f"{name}, account {account}", spec.gpus_per_account, spec.jobs_per_account)
+            yield self._limit(f"{name}, account {account}", spec.gpus_per_account, spec.jobs_per_account)
         yield from self._typed(name, spec)
         yield from self._tres(name, spec.tres)
         if user:
@@ -295,7 +269,7 @@ class Declared:
     def _tres(self, name: str, spec: Tres) -> Iterator[int]:
         for resource, key in enumerate(RESOURCES):
             if (most := getattr(spec, key)) is not None:
-                yield self.limits.add(f"{name}, {key}", most, resource=resource)
+                yield self._limit(f"{name}, {key}", most, resource=resource)
 
     def _typed(self, name: str, spec: Limits) -> Iterator[int]:
         for word, gpus in spec.gpus_of_type.items():
@@ -303,7 +277,7 @@ class Declared:
             if self.places.pin((word,)):
                 text = f"queues: {name}: gpus_of_type: other groups have the accelerator of {word!r}"
                 raise InputError([f"{text}; name the accelerator, or make the group a partition with a limit"])
-            yield self.limits.add(f"{name}, {word}", gpus, models=models)
+            yield self._limit(f"{name}, {word}", gpus, models=models)
 
     def _account_leaves(self, user: str, account: str) -> Iterator[int]:
         own, each = self.users.get((account, user)), self.accounts[account]
@@ -311,7 +285,7 @@ class Declared:
         jobs = own.jobs if own is not None and own.jobs is not None else each.jobs_per_user
         above = self._account(account)
         if user and (gpus is not None or jobs is not None):
-            yield self.limits.add(f"account {account}, user {user}", gpus, jobs, parent=above)
+            yield self._limit(f"account {account}, user {user}", gpus, jobs, parent=above)
         elif above >= 0:
             yield above
         if user:
@@ -332,7 +306,7 @@ class Declared:
         above = self._account(spec.parent)
         if spec.gpus is None and spec.jobs is None:
             return above
-        return self.limits.add(f"account {name}", spec.gpus, spec.jobs, parent=above)
+        return self._limit(f"account {name}", spec.gpus, spec.jobs, parent=above)
 
     # -- queues ----------------------------------------------------------------------------------------------
 
@@ -355,7 +329,7 @@ class Declared:
             own, kept = _of(spec.gpus, flavor), _kept(spec, flavor)
             most = own if above < 0 else own + _borrow(spec, flavor)
             title = f"quota of {name}" + (f" for {flavor}" if flavor else "")
-            yield self.limits.add(
+            yield self._limit(
                 title,
                 most,
                 parent=above,
@@ -374,7 +348,7 @@ class Declared:
         most = own if above < 0 else own + _borrow(spec, flavor)
         kept = max(0.0, own - _lend(spec, flavor)) if above >= 0 else 0.0
         title = f"quota of cohort {name}" + (f" for {flavor}" if flavor else "")
-        return self.limits.add(title, most, parent=above, kept=kept, nominal=own, models=mask)
+        return self._limit(title, most, parent=above, kept=kept, nominal=own, models=mask)
 
     def _subtree(self, spec: Cohort, flavor: str) -> float:
         """A cohort's own quota and what its members lend it (SubtreeQuota of Kueue)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -241,21 +241,18 @@ def _without(demand: Demand, stay: Bools) -> Demand:
     first, claims = int(out[0]), demand.claims
     note = f"{len(out)} jobs left out: they can never start; first {demand.name[first]}: {claims.too_large[first]}"
     new = {old: k for k, old in enumerate(kept.tolist())}
-    return Demand(
-        demand.id[kept],
-        [demand.name[k] for k in kept],
-        demand.arrival_s[kept],
-        demand.gpus[kept],
-        demand.gpu_share[kept],
-        demand.priority[kept],
-        demand.duration_s[kept],
-        [demand.checkpoint[k] for k in kept],
-        {new[row]: job for row, job in demand.training.items() if row in new},
-        (*demand.notes, note),
-        demand.mixes[kept],
-        replace(demand.paces, kind=demand.paces.kind[kept]),
-        {name: column[kept] for name, column in demand.columns.items()},
-        replace(
+    part: dict[str, Any] = {}
+    for name, value in ((f.name, getattr(demand, f.name)) for f in fields(demand)):
+        if isinstance(value, list | np.ndarray):
+            part[name] = [value[k] for k in kept] if isinstance(value, list) else value[kept]
+    return replace(
+        demand,
+        **part,
+        training={new[row]: job for row, job in demand.training.items() if row in new},
+        notes=(*demand.notes, note),
+        paces=replace(demand.paces, kind=demand.paces.kind[kept]),
+        columns={name: column[kept] for name, column in demand.columns.items()},
+        claims=replace(
             claims,
             claim=claims.claim[kept],
             gpu_types=claims.gpu_types[kept],
@@ -264,9 +261,7 @@ def _without(demand: Demand, stay: Bools) -> Demand:
             too_large=(),
             smaller={new[row]: most for row, most in claims.smaller.items() if row in new},
         ),
-        demand.limit_s[kept],
-        demand.by_limit,
-        {new[row]: pair for row, pair in demand.shrinks.items() if row in new},
+        shrinks={new[row]: pair for row, pair in demand.shrinks.items() if row in new},
     )
 
 

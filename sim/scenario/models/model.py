@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.layout import Precision as Numbers
@@ -243,14 +243,14 @@ class TransformerSpec(Section):
         """The stage whose peaks were measured, None: the fullest."""
         return STAGE_MEASURED.get(self.stack) if isinstance(self.stack, str) else None
 
-    def alone(self, model: BaseModel) -> None:
+    def alone(self, model: Model) -> None:
         """Raises ValueError where the model states what follows from this section. What loading wrote may stay."""
         if self.bound is not None:
             return
         for name in DERIVED:
             if getattr(model, name) != type(model).model_fields[name].default:
                 raise ValueError(f"{name}: follows from 'transformer'; leave it out")
-        if getattr(model, "exchange").algorithm != "ring":  # noqa: B009 (a model's, which this room's parent defines)
+        if model.exchange.algorithm != "ring":
             raise ValueError("exchange.algorithm: a 'transformer' exchanges its gradients in rings")
 
     def with_shape(self, shape: Transformer) -> TransformerSpec:
