@@ -18,8 +18,8 @@ from equipoise.calibrate.fit.csv_rows import CsvRows
 from equipoise.sim.llm.fit import FittedStack, fit, left_out_residuals, predict, spread
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
+from equipoise.sim.llm.shape import Layout
 from equipoise.sim.llm.stack import Floats
 from equipoise.sim.scenario.tree import read_text
 

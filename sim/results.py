@@ -14,7 +14,7 @@ from equipoise.policies.contract import AllocationStage
 from equipoise.sim.assumptions import assumptions, failures
 from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.measured import measured_notes
-from equipoise.sim.cost.memory import UNBOUNDED, samples_per_pass
+from equipoise.sim.cost.step import UNBOUNDED, samples_per_pass
 from equipoise.sim.hardware.carbon import KWH_J, emitted_kg, load_carbon
 from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use

@@ -26,7 +26,7 @@ from equipoise.sim.hardware.contracts import acting_faults
 from equipoise.sim.hardware.prices import load_book, make_prices
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.demand import make_demand
-from equipoise.sim.loading.measured import with_measured
+from equipoise.sim.loading.file import with_measured
 from equipoise.sim.loading.transformers import bound_scenario, plan_notes
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.randomness import gpu_times

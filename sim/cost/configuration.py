@@ -12,11 +12,12 @@ from equipoise.policies.observation import Floats, Ints
 from equipoise.policies.physics import deal, speed_at
 from equipoise.sim.cluster.cluster import Cluster, Holding
 from equipoise.sim.cost import measured
-from equipoise.sim.cost.memory import UNBOUNDED, fewest_workers, samples_per_pass
 from equipoise.sim.cost.replica_links import group_links, ring_bytes_per_s
 from equipoise.sim.cost.step import (
     NO_EXCHANGE,
+    UNBOUNDED,
     Exchange,
+    fewest_workers,
     make_exchange,
     make_near_exchange,
     make_push,
@@ -24,6 +25,7 @@ from equipoise.sim.cost.step import (
     memory_need_bytes,
     replica_cost_s,
     replica_shares,
+    samples_per_pass,
 )
 from equipoise.sim.cost.transformer import section
 from equipoise.sim.hardware.profile import Accelerator

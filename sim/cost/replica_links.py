@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.policies.observation import Ints
 from equipoise.sim.llm.hardware import GroupLinks
-from equipoise.sim.llm.layout import Layout
+from equipoise.sim.llm.shape import Layout
 from equipoise.sim.network.topology import Topology
 
 

@@ -12,7 +12,7 @@ from equipoise.policies.observation import Bools, Floats, Ints
 from equipoise.policies.physics import overlapped_s
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.configuration import Configuration
-from equipoise.sim.cost.memory import samples_per_pass
+from equipoise.sim.cost.step import samples_per_pass
 from equipoise.sim.hardware.profile import Accelerator
 from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.throughputs import ModelRates

@@ -1,4 +1,4 @@
-"""Energy and cost of a run from its accounts: per job, in total, and by use."""
+"""Energy and cost of a run: of each job's GPU time, in total, and by use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,49 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.policies.observation import Floats
-from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.cluster.meter import Meter
+from equipoise.sim.cells import cells
+from equipoise.sim.cluster.cluster import Cluster, Holding
+from equipoise.sim.cluster.meter import Meter, mean_over
 from equipoise.sim.hardware.contracts import HOUR_S
 from equipoise.sim.hardware.prices import Prices
-from equipoise.sim.job.account import WASTED_USES
+from equipoise.sim.job.account import HELD, WASTED_USES
 from equipoise.sim.job.demand import Demand
-from equipoise.sim.ledger.costs import CostAccounts
+from equipoise.sim.job.job import Job
+from equipoise.sim.job.listener import Listener
 from equipoise.sim.ledger.gpu_account import GpuAccount
+
+
+class CostAccounts(Listener):
+    """Books running jobs as they stop or change.
+
+    idle_j (jobs,): what the GPUs that a job held draw idling; paid_idle_j (jobs,): the part of it on nodes whose
+    electricity is charged, where not all are (`Prices.pays_energy`); used_usd (jobs, uses): money by use.
+    usd_per_gpu_s (nodes,): NaN where not known.
+    """
+
+    def __init__(self, jobs: int, meter: Meter, usd_per_gpu_s: Floats) -> None:
+        self.meter, self.usd_per_gpu_s = meter, usd_per_gpu_s
+        self.idle_j, self.paid_idle_j, self.used_usd = np.zeros(jobs), np.zeros(jobs), np.zeros((jobs, HELD))
+        self._idle_j = cells(self.idle_j)
+        self._open: dict[int, tuple[Holding, Floats]] = {}  # what a job holds, and its account as it began to
+
+    def began(self, job: Job, holding: Holding, now_s: float) -> None:
+        """A job takes GPUs."""
+        self._open[job.row] = (holding, job.gpu_s[:HELD].copy())
+
+    def ended(self, job: Job, reason: str, now_s: float) -> None:
+        """A job has released its GPUs."""
+        row = job.row
+        holding, before = self._open.pop(row)
+        held = job.gpu_s[:HELD] - before
+        held_s = float(np.add.reduce(held))  # half the time of its method
+        node_of_gpu, power = self.meter.node_of_gpu, self.meter.power
+        self._idle_j[row] += held_s * mean_over(power.idle_w, holding, node_of_gpu)
+        if self.meter.pays is not None:
+            paid_w = power.idle_w * self.meter.pays
+            self.paid_idle_j[row] += held_s * mean_over(paid_w, holding, node_of_gpu)
+        self.used_usd[row] += held * mean_over(self.usd_per_gpu_s, holding, node_of_gpu)
+
 
 RESIDUE = 1e-9
 """Rounding of a difference of sums, relative to them."""

@@ -19,8 +19,8 @@ from typing import Literal
 import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import ShardingPlan, stage_parameters
+from equipoise.sim.llm.shape import Layout
 from equipoise.sim.llm.stack import Floats
 
 USABLE = 0.97

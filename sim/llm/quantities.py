@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
-from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.shape import Layout, Transformer
 from equipoise.sim.llm.stack import Floats
 
 PRODUCTS = 8

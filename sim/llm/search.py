@@ -9,10 +9,9 @@ from itertools import product
 import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
-from equipoise.sim.llm.layout import Layout, Precision, Recompute
 from equipoise.sim.llm.memory import MemoryStack, counts, peaks, usable_bytes
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.shape import Layout, Precision, Recompute, Transformer
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import StepEstimate, stall, step_times
 

@@ -9,23 +9,62 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from equipoise.sim.hardware.carbon import carbon_path
 from equipoise.sim.hardware.prices import book_path
-from equipoise.sim.hardware.profile import is_path, profile_path, shipped
+from equipoise.sim.hardware.profile import HardwareProfile, Measured, is_path, load_profile, profile_path, shipped
 from equipoise.sim.loading.availability import with_availability
 from equipoise.sim.loading.checks import doubts, problems, trace_problems
-from equipoise.sim.loading.measured import with_measured
 from equipoise.sim.loading.throughputs import with_rates
 from equipoise.sim.loading.transformers import bound_scenario, has_transformers, read_files, with_samples
 from equipoise.sim.scenario.errors import describe
-from equipoise.sim.scenario.model import Model, Scenario, TraceSpec
+from equipoise.sim.scenario.model import Model, NodeGroup, Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, WrongValueError, read_text, read_tree, write_tree
 from equipoise.sim.traces.trace import Trace
+
+_Section = TypeVar("_Section", Model, NodeGroup)
+
+
+def with_measured(scenario: Scenario) -> Scenario:
+    """With the measured storage and overlap where the scenario names none; data sheets do not count."""
+    profile = load_profile(scenario.cluster.hardware)
+    groups = tuple(_group(group, profile) for group in scenario.cluster.nodes)
+    models = {name: _model(model, scenario, profile) for name, model in scenario.workload.models.items()}
+    return scenario.model_copy(
+        update={
+            "cluster": scenario.cluster.model_copy(update={"nodes": groups}),
+            "workload": scenario.workload.model_copy(update={"models": models}),
+        }
+    )
+
+
+def _group(group: NodeGroup, profile: HardwareProfile) -> NodeGroup:
+    read = profile.storage_read_bytes_per_s if group.gpus else None
+    return _filled(group, {"local_read": read, "storage_rate": read})
+
+
+def _model(model: Model, scenario: Scenario, profile: HardwareProfile) -> Model:
+    """With the overlap measured on the first group's accelerator that has the model's step."""
+    if model.step is None:
+        return model
+    names = [group.accelerator for group in scenario.cluster.groups if group.gpus]
+    step = profile.accelerator(names[0]).step(model.step, model.precision)
+    return _filled(model, {"overlap": step.overlap})
+
+
+def _filled(section: _Section, found: dict[str, Measured | None]) -> _Section:
+    """The section with the found values for keys that it does not set."""
+    update = {
+        key: number.value
+        for key, number in found.items()
+        if number is not None and number.kind in ("measured", "fitted") and key not in section.model_fields_set
+    }
+    return section.model_copy(update=update) if update else section
+
 
 __all__ = ["InputError", "ScenarioFile", "dump", "from_mapping", "json_schema", "load", "read_scenario", "to_trace"]
 

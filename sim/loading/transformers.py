@@ -29,9 +29,8 @@ from equipoise.sim.hardware.profile import HardwareProfile, gpu_nic_bytes_per_s,
 from equipoise.sim.llm import search as llm
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
 from equipoise.sim.llm.hf_config import from_config
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.quantities import ShardingPlan
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.shape import Layout, Transformer
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.scenario.errors import read_model

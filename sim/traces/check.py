@@ -12,9 +12,8 @@ import numpy as np
 from equipoise.formats.text.columns import Text, TextBuilder
 from equipoise.sim.scenario.model import ClusterSpec, TraceSpec
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.keep import chosen
 from equipoise.sim.traces.read import FORMATS, check_format, read_spec, trace_format
-from equipoise.sim.traces.rows import Rows, moment
+from equipoise.sim.traces.rows import Rows, chosen, moment
 from equipoise.sim.traces.site import JOB_FORMATS, read_rows
 from equipoise.sim.traces.trace import Floats
 

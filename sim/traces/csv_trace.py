@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.base.numerals import is_index
 from equipoise.sim.scenario.units import MAX_TIME_S
-from equipoise.sim.traces.keep import chosen
+from equipoise.sim.traces.rows import chosen
 from equipoise.sim.traces.table import TextTable, left_out
 from equipoise.sim.traces.trace import Bools, Ints, Trace, make_trace
 

@@ -16,7 +16,7 @@ from equipoise.policies.physics import deal, overlapped_s
 from equipoise.sim.cells import cells
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.cost.memory import least_bytes
+from equipoise.sim.cost.step import least_bytes
 from equipoise.sim.job.dataset import JobData, place_shards
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.network.transfers import Transfers

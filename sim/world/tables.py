@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from equipoise.policies.observation import Bools, Floats, Ints, Shards, Speeds, Stores, Table, Workers, resize, writable
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.meter import Meter
-from equipoise.sim.cost.memory import UNBOUNDED
+from equipoise.sim.cost.step import UNBOUNDED
 from equipoise.sim.job.paces import Paces
 from equipoise.sim.job.training import TrainingJob
 

@@ -29,7 +29,7 @@ from equipoise.sim.job.demand import Demand
 from equipoise.sim.job.listener import Listener, Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.job.training import TrainingJob
-from equipoise.sim.ledger.costs import CostAccounts
+from equipoise.sim.ledger.bill import CostAccounts
 from equipoise.sim.ledger.late import HeldLate, RanOn
 from equipoise.sim.ledger.timeline import Timeline
 from equipoise.sim.network.network import Network

@@ -25,10 +25,10 @@ from equipoise.sim.cost.transformer import (
 )
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.certainty import Spread, StepCertainty
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import GENERAL, MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, search
+from equipoise.sim.llm.shape import Layout
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.run import placed_alone

@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.llm.layout import Layout
-from equipoise.sim.llm.layout import Precision as Numbers
 from equipoise.sim.llm.memory import FITTED, GENERAL, MEMORY_STACKS, STAGE_MEASURED, UNFITTED, MemoryStack
 from equipoise.sim.llm.published import SHAPES, with_sequence
-from equipoise.sim.llm.shape import LatentAttention, Transformer
+from equipoise.sim.llm.shape import LatentAttention, Layout, Transformer
+from equipoise.sim.llm.shape import Precision as Numbers
 from equipoise.sim.llm.stack import STACKS, Stack
 from equipoise.sim.scenario.section import Count, Section, Span
 from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Seconds, Share

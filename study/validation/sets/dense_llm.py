@@ -16,10 +16,9 @@ import numpy as np
 
 from equipoise.sim.llm.fit import fit
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.layout import Layout, Precision
 from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.quantities import ShardingPlan
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.shape import Layout, Precision, Transformer
 from equipoise.study.validation.predict import predicted, score
 from equipoise.study.validation.rows import Cells, Row, divided, labels, read_rows, seconds, stacked
 from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of_others

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import ShardingPlan
+from equipoise.sim.llm.shape import Layout
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.study.validation.rows import Cells, Row, read_rows, seconds

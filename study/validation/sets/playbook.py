@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.shape import Layout, Transformer
 from equipoise.sim.llm.stack import STACKS
 from equipoise.sim.llm.step_time import step_times
 from equipoise.study.validation.predict import fit_rows, memory_score, score

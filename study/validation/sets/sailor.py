@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack
 from equipoise.sim.llm.published import GPT_NEO_2_7B, OPT_350M
 from equipoise.sim.llm.quantities import ShardingPlan
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.shape import Layout, Transformer
 from equipoise.study.validation.predict import KEEPS_SCORES, memory_score, score
 from equipoise.study.validation.rows import Cells, Row, divided, read_rows
 from equipoise.study.validation.score import Line, Score, line, of_splits

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import ShardingPlan
+from equipoise.sim.llm.shape import Layout
 from equipoise.study.validation.predict import score
 from equipoise.study.validation.rows import Cells, Row, divided, read_rows
 from equipoise.study.validation.score import Line, line, of_splits

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import equipoise
 from equipoise.sim.cost.replica_links import group_links
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import gpt
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
+from equipoise.sim.llm.shape import Layout
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import ClusterSpec
 

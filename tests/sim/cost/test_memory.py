@@ -10,7 +10,7 @@ import pytest
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import Observation
 from equipoise.policies.registry import make_policy, make_stage
-from equipoise.sim.cost.memory import UNBOUNDED, fewest_workers, least_bytes, samples_per_pass
+from equipoise.sim.cost.step import UNBOUNDED, fewest_workers, least_bytes, samples_per_pass
 from equipoise.sim.loading.file import from_mapping
 from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Model, Scenario

@@ -11,10 +11,9 @@ import pytest
 
 from equipoise.sim.llm.fit import PRIORS
 from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.memory import MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
-from equipoise.sim.llm.shape import LatentAttention, Transformer
+from equipoise.sim.llm.shape import LatentAttention, Layout, Transformer
 from equipoise.sim.llm.stack import STACKS, Floats, Stack
 from equipoise.sim.llm.step_time import step_times
 

@@ -18,9 +18,9 @@ from equipoise.sim.cost.configuration import Configuration
 from equipoise.sim.cost.step import NO_EXCHANGE, make_transformer_exchange
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
-from equipoise.sim.llm.layout import Layout
 from equipoise.sim.llm.published import SHAPES
 from equipoise.sim.llm.quantities import ShardingPlan
+from equipoise.sim.llm.shape import Layout
 from equipoise.sim.llm.stack import STACKS
 from equipoise.sim.llm.step_time import step_time
 from equipoise.sim.loading.file import dump, from_mapping, load, read_scenario
