@@ -6,10 +6,12 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from equipoise.live.rules import Rule, follow, one_of, optional, real, whole
-from equipoise.policies.plan import RULES, RateRule
+from pydantic import BeforeValidator, Field, InstanceOf, PlainValidator, StrictBool
+
+from equipoise.live.rules import Count, Positive, Real, Whole, follow
+from equipoise.policies.plan import RateRule
 
 Reduction = Literal["mean", "sum"]
 Mode = Literal["observe", "advise", "act"]
@@ -20,67 +22,16 @@ LEVERS: tuple[Lever, ...] = get_args(Lever)
 
 def _levers(value: Any) -> frozenset[Any]:
     if isinstance(value, str) or not set(value) <= set(LEVERS):
-        raise ValueError
+        raise ValueError(f"a set of {', '.join(LEVERS)}")
     return frozenset(value)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError
-    return value
-
-
 def _drift(value: Any) -> float | str:
-    if value == "measured" and isinstance(value, str):
+    if isinstance(value, str) and value == "measured":
         return value
     if isinstance(value, bool | str) or not (math.isnan(value) or 0 <= value < math.inf):
-        raise ValueError
+        raise ValueError('a finite number of at least 0, NaN (unknown), or "measured"')
     return float(value)
-
-
-_POSITIVE = real(lambda v: 0 < v < math.inf, "a finite number above 0")
-_BOUNDS_RULES: dict[str, Rule] = {
-    "samples_min": whole(0),
-    "samples_max": optional(whole(1)),
-    "interval_max": whole(1),
-    "share_min": real(lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
-}
-_RULES: dict[str, Rule] = {
-    "global_batch": whole(1),
-    "mode": one_of(*get_args(Mode)),
-    "micro_batch": whole(1),
-    "accumulation": whole(1),
-    "loss_reduction": one_of(*get_args(Reduction)),
-    "batch_reference": optional(whole(1)),
-    "batch_max": optional(whole(1)),
-    "learning_rate": optional(one_of(*RULES)),
-    "decide_every": optional(whole(1)),
-    "delay_rounds": whole(0),
-    "statistics_every": whole(1),
-    "decision_budget_s": _POSITIVE,
-    "warm_up_budget_s": _POSITIVE,
-    "control_timeout_s": _POSITIVE,
-    "allow": (_levers, f"a set of {', '.join(LEVERS)}"),
-    "bounds": (lambda value: value if isinstance(value, Bounds) else int("no"), "an equipoise.live.options.Bounds"),
-    "drift": (_drift, 'a finite number of at least 0, NaN (unknown), or "measured"'),
-    "samples_target": optional(whole(1)),
-    "weighted": one_of(True, False),
-    "sample_bytes": real(lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
-    "shards": whole(1),
-    "shuffle": one_of(True, False),
-    "drop_last": one_of(True, False),
-    "seed": whole(0),
-    "outer_lr": _POSITIVE,
-    "outer_momentum": real(lambda v: 0 <= v < 1, "a number of at least 0 and under 1"),
-    "run_dir": optional((lambda value: Path(os.fspath(value)), "a path")),
-    "prometheus_port": optional(whole(0, 65535)),
-    "prometheus_host": (_text, "the name or address of a network interface"),
-    "mlflow": one_of(True, False),
-    "nvml": one_of(True, False),
-    "plugins": one_of(True, False),
-    "strict": one_of(True, False),
-    "share_backend": one_of(*get_args(Backend)),
-}
 
 
 @dataclass(frozen=True)
@@ -90,13 +41,13 @@ class Bounds:
     Raises ValueError for a bound that is not allowed.
     """
 
-    samples_min: int = 1  # per rank and round; 0: a rank without samples reads one without weight
-    samples_max: int | None = None  # per rank and round; none: as many as fit into memory, if measured
-    interval_max: int = 64
-    share_min: float = 0.05
+    samples_min: Whole = 1  # per rank and round; 0: a rank without samples reads one without weight
+    samples_max: Count | None = None  # per rank and round; none: as many as fit into memory, if measured
+    interval_max: Count = 64
+    share_min: Annotated[Positive, Field(le=1)] = 0.05
 
     def __post_init__(self) -> None:
-        follow(_BOUNDS_RULES, self, "bounds: ")
+        follow(self, "bounds: ")
         if self.samples_max is not None and self.samples_min > self.samples_max:
             raise ValueError(f"bounds: minimum {self.samples_min} is above maximum {self.samples_max}")
 
@@ -127,43 +78,43 @@ class Options:
     Raises ValueError for the first that is not allowed, in one line: its name, its value, the allowed values.
     """
 
-    global_batch: int
+    global_batch: Count
     mode: Mode = "act"
-    micro_batch: int = 1
-    accumulation: int = 1
+    micro_batch: Count = 1
+    accumulation: Count = 1
     loss_reduction: Reduction = "mean"
-    weighted: bool = False
-    batch_reference: int | None = None
-    batch_max: int | None = None
+    weighted: StrictBool = False
+    batch_reference: Count | None = None
+    batch_max: Count | None = None
     learning_rate: RateRule | None = None
-    decide_every: int | None = None
-    delay_rounds: int = 0
-    statistics_every: int = 10
-    decision_budget_s: float = 0.25
-    warm_up_budget_s: float = 30.0
-    control_timeout_s: float = 1800.0
-    allow: frozenset[Lever] = frozenset(("samples", "moves", "order", "interval", "share", "batch"))
-    bounds: Bounds = Bounds()
-    drift: float | Literal["measured"] = math.nan
-    samples_target: int | None = None
-    sample_bytes: float = 0.0
-    shards: int = 64
-    shuffle: bool = True
-    drop_last: bool = False
-    seed: int = 0
-    outer_lr: float = 1.0
-    outer_momentum: float = 0.0
-    run_dir: Path | None = None
-    prometheus_port: int | None = None
-    prometheus_host: str = "127.0.0.1"
-    mlflow: bool = False
-    nvml: bool = True
-    plugins: bool = False
-    strict: bool = False
+    decide_every: Count | None = None
+    delay_rounds: Whole = 0
+    statistics_every: Count = 10
+    decision_budget_s: Positive = 0.25
+    warm_up_budget_s: Positive = 30.0
+    control_timeout_s: Positive = 1800.0
+    allow: Annotated[frozenset[Lever], PlainValidator(_levers)] = frozenset(LEVERS)
+    bounds: InstanceOf[Bounds] = Bounds()
+    drift: Annotated[float | Literal["measured"], PlainValidator(_drift)] = math.nan
+    samples_target: Count | None = None
+    sample_bytes: Annotated[Real, Field(ge=0, allow_inf_nan=False)] = 0.0
+    shards: Count = 64
+    shuffle: StrictBool = True
+    drop_last: StrictBool = False
+    seed: Whole = 0
+    outer_lr: Positive = 1.0
+    outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0
+    run_dir: Annotated[Path, BeforeValidator(os.fspath)] | None = None
+    prometheus_port: Annotated[Whole, Field(le=65535)] | None = None
+    prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    mlflow: StrictBool = False
+    nvml: StrictBool = True
+    plugins: StrictBool = False
+    strict: StrictBool = False
     share_backend: Backend = "none"
 
     def __post_init__(self) -> None:
-        follow(_RULES, self)
+        follow(self)
         if self.micro_batch > self.global_batch:
             raise ValueError(
                 f"micro_batch: {self.micro_batch} is not allowed; needed: at most global_batch ({self.global_batch})"

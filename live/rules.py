@@ -1,69 +1,54 @@
-"""Rules for settings: the allowed values, as text and as code."""
+"""Types of settings that are checked where they are given, with an error in one line."""
 
 from __future__ import annotations
 
-import math
+import functools
 import operator
 import reprlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
 
-# Conversion of a value (TypeError or ValueError: not allowed), and the allowed values as text.
-Rule = tuple[Callable[[Any], Any], str]
-
-
-def whole(low: int, high: float = math.inf) -> Rule:
-    """A whole number of any integer type, `low` and `high` included; no boolean."""
-
-    def take(value: Any) -> int:
-        """The value, or ValueError if it is not allowed."""
-        number = operator.index(value)
-        if isinstance(value, bool) or not low <= number <= high:
-            raise ValueError
-        return number
-
-    return (take, f"a whole number of at least {low}" if high == math.inf else f"a whole number, {low} to {high}")
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 
-def real(holds: Callable[[float], bool], text: str) -> Rule:
-    """A number for which `holds` is true; no boolean and no text."""
-
-    def take(value: Any) -> float:
-        """The value, or ValueError if it is not allowed."""
-        if isinstance(value, bool | str) or not holds(float(value)):
-            raise ValueError
-        return float(value)
-
-    return take, text
+def _whole(value: Any) -> int:
+    """A whole number of any integer type; no boolean."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError("a whole number")
+    return operator.index(value)
 
 
-def one_of(*allowed: Any) -> Rule:
-    """One of these values, of exactly its type."""
-
-    def take(value: Any) -> Any:
-        """The value, or ValueError if it is not allowed."""
-        found = next((a for a in allowed if type(value) is type(a) and value == a), None)
-        if found is None:
-            raise ValueError
-        return found
-
-    return take, f"one of {', '.join(str(a) for a in allowed)}"
+def _real(value: Any) -> float:
+    """A number; no boolean and no text."""
+    if isinstance(value, bool | str) or (not hasattr(value, "__float__") and not hasattr(value, "__index__")):
+        raise ValueError("a number")
+    return float(value)
 
 
-def optional(rule: Rule) -> Rule:
-    """None, or a value that the rule allows."""
-    return (lambda value: None if value is None else rule[0](value)), f"{rule[1]}, or None"
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Real = Annotated[float, BeforeValidator(_real)]
+Positive = Annotated[float, BeforeValidator(_real), Field(gt=0, allow_inf_nan=False)]
 
 
-def follow(rules: Mapping[str, Rule], settings: Any, where: str = "") -> None:
-    """Convert all settings of a frozen object to their plain types.
+@functools.cache
+def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: TypeAdapter(hints[field.name]) for field in fields(kind)}
 
-    Raises ValueError for the first that is not allowed, in one line: its name, its value, the allowed values.
+
+def follow(settings: Any, where: str = "") -> None:
+    """Check a frozen dataclass by the types of its fields, and convert the values to these.
+
+    Raises ValueError for the first that is not allowed, in one line: its name, its value, what is allowed.
     """
-    for name, (take, text) in rules.items():
+    kind: Any = type(settings)
+    for name, adapter in _adapters(kind).items():
         value = getattr(settings, name)
         try:
-            object.__setattr__(settings, name, take(value))
-        except (TypeError, ValueError, AttributeError, OverflowError):
+            object.__setattr__(settings, name, adapter.validate_python(value))
+        except (ValidationError, TypeError) as error:
+            found = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else "another type"
+            needed = found.removeprefix("Value error, ").removeprefix("Input should be ")
             given = " ".join(reprlib.repr(value).split())
-            raise ValueError(f"{where}{name}: {given} is not allowed; needed: {text}") from None
+            raise ValueError(f"{where}{name}: {given} is not allowed; needed: {needed}") from None

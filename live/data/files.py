@@ -29,7 +29,7 @@ import torch.utils.data
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equipoise.live.data.movement import FileReport
-from equipoise.live.rules import follow, optional, real, whole
+from equipoise.live.rules import Count, Positive, Whole, follow
 from equipoise.policies.observation import Ints
 
 Sample = dict[str, Any]
@@ -40,18 +40,24 @@ _CHUNK_BYTES = 1 << 18
 _POLL_S = 0.02
 _BACK_OFF_S = 0.2  # before the second attempt; doubled each time
 _OPEN_MOST = 4  # files whose tables of contents a process keeps
-_RULES = {
-    "cache_bytes": real(lambda v: 1 <= v < float("inf"), "a finite number of at least 1"),
-    "prefetch": whole(0),
-    "connections": whole(1, 64),
-    "retries": whole(0, 20),
-    "stalled_s": real(lambda v: 0 < v < float("inf"), "a finite number above 0"),
-    "decode": optional((lambda f: f if callable(f) else int("no"), "a function that takes a sample")),
-}
 
 
 class ShardError(RuntimeError):
     """A file or an index that cannot be fetched or read; one line that names it and the reason."""
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """How files are fetched; see `ShardDataset`. Raises ValueError for what is not allowed."""
+
+    cache_bytes: Positive
+    prefetch: Whole
+    connections: Annotated[Count, Field(le=64)]
+    retries: Annotated[Whole, Field(le=20)]
+    stalled_s: Positive
+
+    def __post_init__(self) -> None:
+        follow(self)
 
 
 class _Entry(BaseModel):
@@ -185,15 +191,14 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
         Raises ValueError for an option that is not allowed, ShardError for an index or store that cannot be read.
         """
-        self.cache_bytes, self.prefetch, self.connections = cache_bytes, prefetch, connections
-        self.retries, self.stalled_s, self.decode, self.opens = retries, stalled_s, decode, opens
-        follow(_RULES, self)
+        self.fetching = FetchOptions(cache_bytes, prefetch, connections, retries, stalled_s)
+        self.prefetch, self.decode, self.opens = self.fetching.prefetch, decode, opens
         self._options = dict(storage_options or {})
         self.shards = read_index(os.fspath(root), self._options)
         largest = max(self.shards, key=lambda shard: shard.size_bytes)
-        if 2 * largest.size_bytes > self.cache_bytes:
+        if 2 * largest.size_bytes > self.fetching.cache_bytes:
             raise ValueError(
-                f"cache_bytes: {self.cache_bytes:.0f} is not allowed; needed: two files of the largest size "
+                f"cache_bytes: {self.fetching.cache_bytes:.0f} is not allowed; needed: two files of the largest size "
                 f"({largest.size_bytes} bytes, {largest.url})"
             )
         self.sizes: Ints = np.array([shard.samples for shard in self.shards], dtype=np.int64)
@@ -252,8 +257,8 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
                     continue
             if (error := _beside(place, ".error")).exists():
                 raise ShardError(error.read_text(encoding="utf-8"))
-            if time.time() - max(began_s, _touched_s(_beside(place, ".part"))) > self.stalled_s:
-                raise ShardError(f"{shard.url}: no bytes received for {self.stalled_s:g} s")
+            if time.time() - max(began_s, _touched_s(_beside(place, ".part"))) > self.fetching.stalled_s:
+                raise ShardError(f"{shard.url}: no bytes received for {self.fetching.stalled_s:g} s")
             time.sleep(_POLL_S)
         self._waited_s.value += time.time() - began_s
         if len(found) != shard.samples:
@@ -265,7 +270,7 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         with self._lock:
             if self._owner != os.getpid():
                 self._start()
-            fits = int((np.cumsum(self.size_bytes[list(files)]) <= self.cache_bytes).sum())
+            fits = int((np.cumsum(self.size_bytes[list(files)]) <= self.fetching.cache_bytes).sum())
             before, self._wanted = self._wanted, tuple(files[: max(1, fits)])
             for number, job in list(self._jobs.items()):
                 again = number in self._wanted and (number not in before or number == self._wanted[0])
@@ -279,7 +284,7 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def _make_room(self) -> None:
         """Delete files that are not wanted, those first that came first, as far as the wanted ones need their room."""
-        free = self.cache_bytes - float(self.size_bytes[list({*self._jobs, *self._wanted})].sum())
+        free = self.fetching.cache_bytes - float(self.size_bytes[list({*self._jobs, *self._wanted})].sum())
         for number in [n for n, job in self._jobs.items() if n not in self._wanted and job.done()]:
             if free < 0:
                 del self._jobs[number]
@@ -294,7 +299,7 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
             if place.exists() and place.stat().st_size == self.size_bytes[number]:
                 self._jobs[number] = Future()
                 self._jobs[number].set_result(None)
-        self._pool = ThreadPoolExecutor(self.connections, thread_name_prefix="equipoise-fetch")
+        self._pool = ThreadPoolExecutor(self.fetching.connections, thread_name_prefix="equipoise-fetch")
         self._owner = os.getpid()
 
     def report(self) -> FileReport:
@@ -319,7 +324,7 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         """Fetch a file. Raises ShardError after the last attempt, which other processes find beside its place."""
         shard, place = self.shards[number], self._places[number]
         part = _beside(place, ".part")
-        for attempt in range(self.retries + 1):
+        for attempt in range(self.fetching.retries + 1):
             try:
                 self._copy(number, part)
                 os.replace(part, place)
@@ -330,9 +335,9 @@ class ShardDataset(torch.utils.data.Dataset):  # type: ignore[misc]
                     raise
                 gone = isinstance(error, FileNotFoundError)
                 text = "no longer exists" if gone else " ".join(str(error).split()) or type(error).__name__
-            if attempt < self.retries:
+            if attempt < self.fetching.retries:
                 time.sleep(_BACK_OFF_S * 2**attempt)
-        why = f"{shard.url}: {text} ({self.retries + 1} attempts)"
+        why = f"{shard.url}: {text} ({self.fetching.retries + 1} attempts)"
         _beside(place, ".error").write_text(why, encoding="utf-8")
         raise ShardError(why)
 

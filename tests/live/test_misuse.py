@@ -60,19 +60,19 @@ def test_ranks_that_were_given_different_things_say_so_before_the_first_round() 
 # -- what attach refuses -------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "decide_every": (1.5, "1.5 is not allowed; needed: a whole number of at least 1, or None"),
-    "bounds": ({"samples_min": 1}, "{'samples_min': 1} is not allowed; needed: an equipoise.live.options.Bounds"),
+    "decide_every": (1.5, "1.5 is not allowed; needed: a whole number"),
+    "bounds": ({"samples_min": 1}, "{'samples_min': 1} is not allowed; needed: an instance of Bounds"),
     "drift": (-1, '-1 is not allowed; needed: a finite number of at least 0, NaN (unknown), or "measured"'),
-    "outer_lr": (float("nan"), "nan is not allowed; needed: a finite number above 0"),
-    "outer_momentum": (1, "1 is not allowed; needed: a number of at least 0 and under 1"),
-    "prometheus_port": (99999, "99999 is not allowed; needed: a whole number, 0 to 65535, or None"),
-    "share_backend": ("gpu", "'gpu' is not allowed; needed: one of none, duty-cycle, green-context, mps"),
+    "outer_lr": (float("nan"), "nan is not allowed; needed: greater than 0"),
+    "outer_momentum": (1, "1 is not allowed; needed: less than 1"),
+    "prometheus_port": (99999, "99999 is not allowed; needed: less than or equal to 65535"),
+    "share_backend": ("gpu", "'gpu' is not allowed; needed: 'none', 'duty-cycle', 'green-context' or 'mps'"),
     "allow": ("samples", "'samples' is not allowed; needed: a set of samples, moves, order, interval, share, batch"),
     "batch_max": (10, "10 is not allowed; needed: at least global_batch (20)"),
-    "seed": (-1, "-1 is not allowed; needed: a whole number of at least 0"),
-    "shuffle": ("no", "'no' is not allowed; needed: one of True, False"),
-    "control_timeout_s": (float("inf"), "inf is not allowed; needed: a finite number above 0"),
-    "run_dir": (5, "5 is not allowed; needed: a path, or None"),
+    "seed": (-1, "-1 is not allowed; needed: greater than or equal to 0"),
+    "shuffle": ("no", "'no' is not allowed; needed: a valid boolean"),
+    "control_timeout_s": (float("inf"), "inf is not allowed; needed: a finite number"),
+    "run_dir": (5, "5 is not allowed; needed: another type"),
     "key": ("secret", "a str is not allowed; needed: bytes"),
 }
 
