@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from equipoise.base.sources import environment
 from equipoise.live.decide.decider import Decider
-from equipoise.live.queue.guard import Guard
 from equipoise.live.queue.lease import to_give_back
 from equipoise.live.queue.manager import ManagerError, NotAllowedError, QueueManager
 from equipoise.live.queue.options import QueueOptions
@@ -18,6 +20,43 @@ from equipoise.live.queue.world import QueueWorld
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import RUNNING, WAITING, Gpus, Jobs, Nodes, Observation
 from equipoise.policies.queues.ahead import with_order
+
+
+class Guard:
+    """Runs `command`, which prints JSON with a key `why`: "" while the policy may go on.
+
+    It runs when `least` more jobs have ended, but not more often than every `every_s`. A command that fails says
+    nothing.
+    """
+
+    def __init__(self, command: Sequence[str], least: int = 20, every_s: float = 600.0) -> None:
+        self.command, self.least, self.every_s = list(command), least, every_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended, self._asked_s = 0, time.monotonic()
+
+    def ask(self, ended: int) -> str:
+        """Why to step back, as far as is known, or "". ended: jobs so far."""
+        if self._process is None:
+            if ended >= self._ended + self.least and time.monotonic() >= self._asked_s + self.every_s:
+                self._ended, self._asked_s = ended, time.monotonic()
+                none, pipe = subprocess.DEVNULL, subprocess.PIPE
+                env = environment()
+                self._process = subprocess.Popen(self.command, stdin=none, stdout=pipe, stderr=none, env=env)
+            return ""
+        if self._process.poll() is None:
+            return ""
+        said, self._process = self._process.communicate()[0], None
+        try:
+            return str(json.loads(said)["why"])
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+    def close(self) -> None:
+        """End a command that still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
 
 _COMPILE_S = 300.0  # for the first decision, whose kernels have to be compiled
 _FAILURES = 3  # in a row: then the queue is given back until a decision succeeds

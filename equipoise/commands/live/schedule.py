@@ -16,9 +16,8 @@ from equipoise.commands.live.policies import policy_of
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import FAILURE, OK
 from equipoise.formats.text.errors import FormatError
-from equipoise.live.queue.guard import Guard
 from equipoise.live.queue.lease import Watchdog
-from equipoise.live.queue.loop import Scheduler
+from equipoise.live.queue.loop import Guard, Scheduler
 from equipoise.live.queue.manager import ManagerError
 from equipoise.live.queue.options import Mode, QueueOptions, read_estimates
 from equipoise.live.queue.record import BusyError, Record, lock_scope
@@ -28,8 +27,7 @@ from equipoise.options import CommandState, WrongInputError, common, note, pass_
 from equipoise.policies.contract import Policy
 from equipoise.sim.run import RunFailed
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.queue import orders, sentence
-from equipoise.study.twin.queue_record import read_queue
+from equipoise.study.twin.queue import orders, read_queue, sentence
 
 _above_zero = FloatRange(min=0.0, min_open=True)
 

@@ -16,7 +16,7 @@ from equipoise.policies.contract import Policy
 from equipoise.sim.loading.file import dump
 from equipoise.sim.run import RunFailed
 from equipoise.study.twin import queue, text
-from equipoise.study.twin.queue_record import is_queue, read_queue
+from equipoise.study.twin.queue import is_queue, read_queue
 from equipoise.study.twin.record import read_run
 from equipoise.study.twin.twin import twin as compare_run
 

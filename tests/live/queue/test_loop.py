@@ -16,21 +16,19 @@ import numpy as np
 import pytest
 
 from equipoise import cli
-from equipoise.live.queue.guard import Guard
 from equipoise.live.queue.lease import to_give_back
-from equipoise.live.queue.loop import Scheduler
-from equipoise.live.queue.machines import FOREIGN
+from equipoise.live.queue.loop import Guard, Scheduler
 from equipoise.live.queue.manager import Phase
 from equipoise.live.queue.options import QueueOptions
 from equipoise.live.queue.record import BusyError, Record, Touched
+from equipoise.live.queue.rows import FOREIGN
 from equipoise.policies.contract import Kind, Memory, Plan, Policy, Stage, refine
 from equipoise.policies.observation import Observation, Refusal
 from equipoise.policies.queues.ahead import FREE_NEXT, order_of, with_order
 from equipoise.policies.record.journal import read, replay
 from equipoise.policies.registry import make_policy
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.queue import orders, sentence, verdict
-from equipoise.study.twin.queue_record import read_queue
+from equipoise.study.twin.queue import orders, read_queue, sentence, verdict
 from tests.live.queue.fake import FakeQueue
 
 

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.live.queue.apply import exchange
 from equipoise.live.queue.manager import Phase, QueuedJob
+from equipoise.live.queue.world import exchange
 
 
 def job(number: int, priority: int, nice: int = 0, qos: str = "normal", partition: str = "main") -> QueuedJob:
