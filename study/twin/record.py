@@ -7,22 +7,132 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from equipoise.base.json_values import from_json
 from equipoise.base.regular import RECORD_BYTES, RefusedError, read_file
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Bools, Floats, Ints
+from equipoise.policies.plan import RateRule
 from equipoise.policies.record.journal import Entry, JournalError, read
 from equipoise.policies.registry import PolicyError, make_policy
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.twin.checked import check_line, check_manifest
+
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e12, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+
+
+NEEDED = ("members", "policy", "global_batch", "micro_batch", "decide_every", "samples", "shards", "mode")
+"""Keys of every manifest."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Place(_Part):
+    member: Count
+    host: str
+    device: str
+    model: str = ""
+    share: Annotated[float, Field(ge=0.0, le=1e3, allow_inf_nan=False)] = 1.0  # of the device
+    share_fixed: bool = False
+
+
+class _Manifest(_Part):
+    members: list[_Place] = Field(min_length=1)
+    policy: str | None
+    stages: list[Any] | None = None
+    mode: str
+    allow: list[str] = []
+    global_batch: Count | None
+    batch_max: Count | None = None
+    learning_rate: RateRule | None = None
+    micro_batch: Count | None
+    accumulation: Count = 1
+    decide_every: Count | None
+    samples: Count | None
+    sample_bytes: Seconds = 0.0
+    shards: Count | None
+    unix_s: Time = 0.0
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> _Manifest:
+        """Whether the manifest is complete; a run in mode observe needs no batch."""
+        unknown = [k for k in NEEDED if k != "policy" and getattr(self, k) is None]
+        if self.policy is not None and unknown:
+            raise ValueError(f"{unknown[0]} is null")
+        return self
+
+
+class _Round(_Part):
+    round: Count
+    exchanged: bool
+    samples: Seconds
+    stall_s: Seconds | None
+    compute_s: Seconds | None
+    tail_s: Seconds | None
+    update_s: Seconds | None
+
+
+class _Event(_Part):
+    event: str
+    unix_s: Time
+
+
+class _Decision(_Event):
+    event: Literal["decision"]
+    number: Count
+    point: Count
+    rounds: Count
+    time_s: Time
+    refused: list[str] = []
+
+
+class _Device(_Event):
+    event: Literal["device"]
+    rounds: Count = 0
+    queued_s: Seconds | None = None
+    clock_ratio: Seconds | None = None
+    temperature_c: Time | None = None
+
+
+_LINES: dict[str, type[_Part]] = {"decision": _Decision, "device": _Device}
+
+
+def check_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Raises InputError, one line with the key, when the manifest of a live run is damaged."""
+    missing = [name for name in NEEDED if name not in manifest]
+    if missing:
+        raise InputError([f"{path}: {missing[0]}: is missing"])
+    _validated(_Manifest, str(path), manifest)
+    members = [place["member"] for place in manifest["members"]]
+    if len(set(members)) < len(members):
+        raise InputError([f"{path}: members: a rank is listed twice"])
+
+
+def check_line(place: str, line: dict[str, Any]) -> None:
+    """Raises InputError, one line, when a line of a member's record is damaged."""
+    event = line.get("event")
+    kind = _Round if event is None else _LINES.get(event, _Event) if isinstance(event, str) else _Event
+    _validated(kind, place, line)
+
+
+def _validated(kind: type[_Part], place: str, value: dict[str, Any]) -> None:
+    try:
+        kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise InputError([": ".join(filter(None, (place, key, first["msg"])))]) from None
+
 
 FORMAT = 2
 _TIMES = ("stall_s", "compute_s", "tail_s", "update_s")
-_GROUP_CHANGES = ("regrouped", "exchange-broken")
 _ROUNDING = 1e-9  # of shares that are added up
 
 
@@ -37,7 +147,7 @@ class DecisionPoint:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A live run up to the first change of its group. Arrays are (ranks, rounds); ranks by member id."""
+    """A live run. Arrays are (ranks, rounds); ranks by member id."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -92,12 +202,10 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
     lines = {member: list(lines_of(folder / f"rounds-{member}.jsonl")) for member in members}
     if any(line.get("near") for found in lines.values() for line in found):
         raise InputError([f"{folder}: ranks exchanged at two levels; a twin has one interval for all"])
-    rows, changed = _rounds_of(lines)
+    rows = _rounds_of(lines)
     columns, exchanged = _columns(rows, members)
     leader = int(manifest["members"][0]["member"])
     notes = []
-    if changed:
-        notes.append(f"the group changed after round {len(exchanged) - 1}: later rounds are not simulated")
     failed = sum(line.get("event") == "decision-failed" for line in lines[leader])
     if failed:
         notes.append(f"{failed} decisions failed or were late live; the twin leaves them out, too")
@@ -207,23 +315,14 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def _rounds_of(lines: Mapping[int, Sequence[Mapping[str, Any]]]) -> tuple[dict[int, list[Mapping[str, Any]]], bool]:
-    """Rounds of every member up to the first change of the group, and whether there was one."""
+def _rounds_of(lines: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[int, list[Mapping[str, Any]]]:
+    """Rounds of every member."""
     rows: dict[int, list[Mapping[str, Any]]] = {}
-    changed = False
     for member, found in lines.items():
-        kept: list[Mapping[str, Any]] = []
-        for line in found:
-            if line.get("event") in _GROUP_CHANGES:
-                changed = True
-                break
-            if "round" in line:
-                kept.append(line)
-        numbers = [line["round"] for line in kept]
-        if numbers != list(range(len(numbers))):
+        rows[member] = [line for line in found if "round" in line]
+        if [line["round"] for line in rows[member]] != list(range(len(rows[member]))):
             raise InputError([f"rounds-{member}.jsonl: rounds are not 0, 1, 2, ...: several runs in one folder?"])
-        rows[member] = kept
-    return rows, changed
+    return rows
 
 
 def _columns(rows: Mapping[int, Sequence[Mapping[str, Any]]], members: Sequence[int]) -> tuple[list[Floats], Bools]:
@@ -245,7 +344,7 @@ def _number(value: Any) -> float:
 
 
 def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], rounds: int) -> Iterator[DecisionPoint]:
-    """The decisions of the first leading rank, while the group was the first one."""
+    """The decisions of the leading rank."""
     path = folder / f"decisions-{leader}.jsonl"
     try:
         entries = {e.decision.observation.time_s: e for e in read(path)} if path.exists() else {}

@@ -97,7 +97,7 @@ DAMAGED = [
     ("live/rounds-0.jsonl", WHOLE(DEEP + "\n"), "ranks live"),
     ("live/rounds-0.jsonl", changed("round", "x"), "report live"),
     ("live/rounds-0.jsonl", changed("compute_s", float("nan")), "twin live"),
-    ("live/rounds-0.jsonl", lambda text: '{"event": "regrouped", "unix_s": 1}\n' + text, "report live"),
+    ("live/rounds-0.jsonl", lambda text: '{"event": "decision", "unix_s": 1}\n' + text, "report live"),
     ("live/rounds-0.jsonl", lambda text: '{"event": "device", "unix_s": 1, "queued_s": -1}\n' + text, "ranks live"),
 ]
 

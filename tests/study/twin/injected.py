@@ -115,7 +115,6 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         rows.append(row)
         assert row.shape == (ranks, len(COLUMNS))
         sampler.finish()
-        sampler.commit()
         if begun_at is not None and k + 1 - begun_at >= options.delay_rounds:
             _act(leader, sampler)
             begun_at = None

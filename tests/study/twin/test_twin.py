@@ -313,22 +313,6 @@ def test_a_lost_line_of_the_journal_costs_that_decision_only(tmp_path: Path) -> 
     assert found.step_error_median < 1e-6
 
 
-def test_what_follows_a_change_of_the_group_is_left_out(record: Path, tmp_path: Path) -> None:
-    folder = copied(record, tmp_path / "run")
-    for rank in range(2):
-        path = folder / f"rounds-{rank}.jsonl"
-        lines = path.read_text().splitlines()
-        at = next(k for k, line in enumerate(lines) if '"round": 20,' in line)
-        path.write_text(
-            "\n".join([*lines[:at], '{"event": "exchange-broken", "unix_s": 3.0}', *lines[at - 3 :]]) + "\n"
-        )
-    run = read_run(folder)
-    assert run.rounds == 20
-    assert run.points[-1].rounds == 20
-    assert "the group changed after round 19" in run.notes[0]
-    assert twin(run).step_error_median < 1e-6
-
-
 # -- the command ---------------------------------------------------------------------------------------------
 
 
