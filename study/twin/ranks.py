@@ -106,7 +106,9 @@ def diagnose(folder: Path, last: int | None = None) -> RankDiagnosis:
     exchange_s = float(np.median(shortest[exchanged])) if exchanged.any() else math.nan
     spent = sum(table[name] for name in _TIMES)
     law = growth.law
-    usual = [_usual(table, k, tail[k] - shortest, _device(lines[m]), law) for k, m in enumerate(rows)]
+    devices = [_device(lines[member]) for member in rows]
+    usual = _usual(table, law) | {name: np.array([device[name] for device in devices]) for name in devices[0]}
+    usual["wait_s"] = _medians(tail - shortest)
     found = _judged(list(rows), places, usual, law, known=growth.is_known)
     each = float(np.mean(table["samples"]))
     return RankDiagnosis(
@@ -154,14 +156,11 @@ def _speeds(table: Mapping[str, Floats], rounds: Sequence[int], law: Law, each: 
         unit_s = np.where(samples > 0, _busy_s(table) / law.work(samples), np.nan)
     per_s = each / float(law.work(np.array(each)))
     for part in np.array_split(np.arange(len(rounds)), max(1, min(STRETCHES, len(rounds) // LEAST_ROUNDS))):
-        usual = [
-            float(np.median(row[np.isfinite(row)])) if np.isfinite(row).any() else math.nan for row in unit_s[:, part]
-        ]
         yield RankStretch(
             rounds[part[0]],
             rounds[part[-1]],
             tuple(np.median(samples[:, part], axis=1).tolist()),
-            tuple(per_s / value for value in usual),
+            tuple((per_s / _medians(unit_s[:, part])).tolist()),
         )
 
 
@@ -169,28 +168,25 @@ def _is_timed(line: Mapping[str, Any]) -> bool:
     return all(line.get(name) is not None for name in _TIMES)
 
 
-def _usual(table: Mapping[str, Floats], k: int, wait_s: Floats, device: dict[str, float], law: Law) -> dict[str, float]:
-    """Medians of a rank's rounds; NaN for what it has none of."""
-    samples = table["samples"][k]
-    some = samples > 0
-    work = law.work(samples[some])
-    parts = {name: table[name][k][some] for name in _PARTS.values()}
-    busy_s = np.asarray(sum(parts.values()))
+def _medians(values: Floats) -> Floats:
+    """The median of each rank's known values, (ranks,); NaN for none."""
+    found = np.ma.median(np.ma.masked_invalid(values), axis=1)  # type: ignore[no-untyped-call]
+    return np.asarray(found.filled(np.nan))
 
-    def median(values: Floats) -> float:
-        """NaN for none."""
-        return float(np.median(values)) if len(values) else math.nan
 
+def _usual(table: Mapping[str, Floats], law: Law) -> dict[str, Floats]:
+    """Medians of each rank's rounds with samples, (ranks,) each."""
+    some = table["samples"] > 0
+    samples = np.where(some, table["samples"], np.nan)
+    work, busy_s = np.where(some, law.work(samples), np.nan), np.where(some, _busy_s(table), np.nan)
     return {
-        **{name: median(part / samples[some]) for name, part in parts.items()},
-        **{cause: median(parts[name] / work) for cause, name in _PARTS.items()},
-        "samples": float(np.median(samples)) if some.any() else 0.0,
-        "round_s": median(busy_s),
-        "per_sample_s": median(busy_s / samples[some]),
-        "unit_s": median(busy_s / work),
-        "fixed_s": median(law.fixed_s(samples[some], busy_s)),
-        "wait_s": float(np.median(wait_s)),
-        **device,
+        **{name: _medians(table[name] / samples) for name in _PARTS.values()},
+        **{cause: _medians(table[name] / work) for cause, name in _PARTS.items()},
+        "samples": np.median(table["samples"], axis=1),
+        "round_s": _medians(busy_s),
+        "per_sample_s": _medians(busy_s / samples),
+        "unit_s": _medians(busy_s / work),
+        "fixed_s": _medians(law.fixed_s(samples, busy_s)),
     }
 
 
@@ -208,24 +204,19 @@ def _device(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _judged(
-    members: Sequence[int], hosts: Mapping[int, str], usual: Sequence[Mapping[str, float]], law: Law, *, known: bool
+    members: Sequence[int], hosts: Mapping[int, str], usual: Mapping[str, Floats], law: Law, *, known: bool
 ) -> list[Rank]:
-    columns = {name: np.array([one[name] for one in usual]) for name in usual[0]}
-    slow = slow_ranks(columns["samples"], {cause: columns[cause] for cause in _PARTS}, columns, law, SLOW)
+    slow = slow_ranks(usual["samples"], {cause: usual[cause] for cause in _PARTS}, usual, law, SLOW)
     found = []
     for k, member in enumerate(members):
         why = slow.get(k)
         cause, evidence = (why.cause, why.evidence) if why is not None else (None, "")
-        fewer = usual[k]["samples"] * _UNEQUAL < of_others(columns["samples"], k)
-        if (
-            why is not None
-            and not known
-            and fewer
-            and not usual[k]["round_s"] > SLOW * of_others(columns["round_s"], k)
-        ):
+        fewer = usual["samples"][k] * _UNEQUAL < of_others(usual["samples"], k)
+        longer = usual["round_s"][k] > SLOW * of_others(usual["round_s"], k)
+        if why is not None and not known and fewer and not longer:
             cause = "unclear"
-        slower = usual[k]["unit_s"] / of_others(columns["unit_s"], k)
-        shown = {name: usual[k][name] for name in _SHOWN}
+        slower = float(usual["unit_s"][k]) / of_others(usual["unit_s"], k)
+        shown = {name: float(usual[name][k]) for name in _SHOWN}
         found.append(Rank(member, hosts[member], **shown, slower=slower, cause=cause, evidence=evidence))
     return found
 
