@@ -56,7 +56,9 @@ def adapted(
         counts &= np.abs(faster - predicted) <= np.abs(predicted) + noise
         counts &= np.abs(faster - better) <= np.abs(predicted) + noise
     for name, value in zip(_SUMS, (predicted, faster, faster - better), strict=True):
-        seen[name] = np.where(counts, _KEPT * seen[name] + np.nan_to_num(value) * predicted, seen[name])
+        seen[name] = np.where(
+            counts, _KEPT * seen[name] + np.nan_to_num(value, posinf=0.0, neginf=0.0) * predicted, seen[name]
+        )
     prior = max(noise, 1e-3) ** 2
     beta = (seen["faster"] + prior) / (seen["predicted"] + prior)
     alpha = 1.0 + seen["lost"] / (prior + seen["predicted"])
