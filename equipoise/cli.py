@@ -29,7 +29,6 @@ COMMANDS = {
     "query": ("runs.query", "query", "Query results with SQL."),
     "calibrate": ("hardware.calibrate", "calibrate", "Measure this machine and fit a hardware profile."),
     "predict": ("hardware.predict", "predict", "Predict a PyTorch training step on a GPU that is not here."),
-    "monitor": ("hardware.monitor", "monitor", "Monitor the utilization of this machine's GPUs."),
     "export": ("live.export", "export", "Write a policy as a file for a live training job."),
     "schedule": ("live.schedule", "schedule", "Let a policy schedule the jobs of a running Slurm."),
     "twin": ("live.twin", "twin", "Compare a live run with its simulation, decision by decision."),

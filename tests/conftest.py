@@ -74,7 +74,6 @@ LONGEST = (
     "sim/world/test_starvation.py",
     "front/test_hostile.py",
     "calibrate/test_kernels.py",
-    "calibrate/test_monitor.py",
     "policies/test_physics.py",
     "policies/stages/test_unsound.py",
     "sim/cost/test_bottlenecks.py",

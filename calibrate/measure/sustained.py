@@ -93,7 +93,7 @@ def record(device: Device, gpu: nvml.Gpu, tensor: TensorKernel, phases: tuple[fl
         if loaded:
             load.top_up()
         time.sleep(SAMPLE_S / 2 if loaded else SAMPLE_S)
-        readings.append((time.monotonic() - start, float(loaded), nvml.counters(gpu, {})))
+        readings.append((time.monotonic() - start, float(loaded), nvml.counters(gpu)))
     device.wait(device.stream)
     return Series(_columns(readings))
 

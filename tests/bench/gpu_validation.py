@@ -33,7 +33,6 @@ from equipoise.calibrate.measure.measure import MeasureMissingError
 from equipoise.calibrate.profile import build_profile
 from equipoise.calibrate.samples import SampleSet, SampleWriter, read_samples
 from equipoise.sim.hardware.profile import HardwareProfile, load_profile, save_profile
-from tests.bench.gpu import activity as gpu_activity
 from tests.bench.gpu import predicted as gpu_predicted
 from tests.bench.gpu import ranks as gpu_ranks
 from tests.bench.gpu import rows as gpu_rows
@@ -45,7 +44,7 @@ DOCS = ROOT / "docs" / "validation-gpu.md"
 PREDICTED = ROOT / "tests" / "data" / "popular_predicted.csv"
 KEPT_VALUES = 15  # of each sample, in the file that is small enough to be kept
 # Seconds of measuring; starting processes, loading libraries and compiling come on top.
-FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, POPULAR_S, WATCH_S = 90.0, 40.0, 80.0, 1.0, 15.0, 60.0, 2.0
+FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, POPULAR_S = 90.0, 40.0, 80.0, 1.0, 15.0, 60.0
 LEAST_S = 0.5  # of a calibration
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
 ALL_BUT_SLOW = (
@@ -124,11 +123,6 @@ def doctor_rows(session: Session, found: Any) -> list[Row]:
     """The GPUs and their driver."""
     line = next((line for line in found if line.startswith("GPUs")), "GPUs none")
     return [Row("doctor", "-", " ".join(line.split()[1:]), "stated")]
-
-
-def measure_activity(session: Session) -> Any:
-    """The counters under known loads."""
-    return gpu_activity.measure(WATCH_S * session.scale, session.scale)
 
 
 def _calibrate(session: Session, name: str, seconds: float, only: str | None) -> Any:
@@ -264,7 +258,6 @@ class Section:
 
 SECTIONS = (
     Section("doctor", "doctor", measure_doctor, doctor_rows),
-    Section("activity", "counters under known loads", measure_activity, lambda _, found: gpu_rows.activity_rows(found)),
     Section("first", "first calibration", measure_first, first_rows),
     Section("adapter", "adapter", measure_adapter, lambda _, found: gpu_rows.adapter_rows(found)),
     Section("popular", "popular models", measure_popular, lambda _, found: gpu_rows.popular_rows(found, PREDICTED)),

@@ -47,17 +47,12 @@ def _compile(compiler: str, source: str, name: str, *flags: str) -> Path:
     return target
 
 
-def nvml(old_driver: bool = False) -> Path:
-    """Folder with a fake libnvidia-ml.so.1; `old_driver` has no GPM functions."""
-    return _nvml(old_driver)
-
-
-@lru_cache(maxsize=2)
-def _nvml(old_driver: bool) -> Path:
-    here = folder() / ("old" if old_driver else "nvml")
+@lru_cache(maxsize=1)
+def nvml() -> Path:
+    """Folder with a fake libnvidia-ml.so.1."""
+    here = folder() / "nvml"
     here.mkdir()
-    flags = ("-DOLD_DRIVER",) if old_driver else ()
-    _compile("gcc", "fake_nvml.c", f"{here.name}/libnvidia-ml.so.1", *flags)
+    _compile("gcc", "fake_nvml.c", f"{here.name}/libnvidia-ml.so.1")
     return here
 
 

@@ -69,7 +69,6 @@ def test_what_is_no_plain_number_is_a_name(tmp_path: Path, name: str) -> None:
         ["compare", "s.yaml", "--seeds", "１０"],
         ["size", "s.yaml", "--confidence", "0.9_5"],
         ["sweep", "w.yaml", "--out", "o", "--shard", "٣/4"],
-        ["monitor", "--interval", "1_0"],
         ["calibrate", "--seconds", "inf"],
     ],
 )

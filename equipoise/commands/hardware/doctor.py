@@ -14,7 +14,6 @@ import click
 from equipoise import __version__
 from equipoise.calibrate.device import nvrtc
 from equipoise.calibrate.device.libraries import LibraryMissingError
-from equipoise.calibrate.device.nvml import GpmSampler, Gpu, GpuLostError
 from equipoise.calibrate.measure import cublaslt
 from equipoise.options import common, say
 from equipoise.sim.hardware.profile import list_profiles, scenarios_dir
@@ -79,26 +78,12 @@ def _gpus() -> list[str]:
         from equipoise.calibrate.device import nvml
 
         with nvml.session() as versions:
-            found = [(gpu, _counters(gpu)) for gpu in nvml.gpus()]
+            found = nvml.gpus()
     except Exception as error:
         return [f"none: {error}"]
     first = f"{len(found)}, driver {versions.driver}, CUDA {versions.cuda_driver}"
-    return [first, *(f"  {gpu.label}: {gpu.name}, {_memory(gpu.memory_bytes)}, {why}" for gpu, why in found)]
-
-
-def _counters(gpu: Gpu) -> str:
-    """Whether the hardware counters are available, or why not."""
-
-    if gpu.handle is None:
-        return "lost"
-    try:
-        sampler = GpmSampler(gpu)
-        missing: dict[str, str] = {}
-        sampler.read(missing)  # missing permissions show at the first sample
-        sampler.close()
-    except GpuLostError as error:
-        return str(error)
-    return "hardware counters available" if sampler.supported else f"no hardware counters ({sampler.reason})"
+    of = ((gpu, ", lost" if gpu.handle is None else "") for gpu in found)
+    return [first, *(f"  {gpu.index}: {gpu.name}, {_memory(gpu.memory_bytes)}{lost}" for gpu, lost in of)]
 
 
 def _calibration() -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from equipoise.calibrate.check import as_estimate
 from equipoise.calibrate.samples import SampleSet
 from equipoise.sim.hardware.profile import Accelerator, HardwareProfile, Measured, load_profile
-from tests.bench.gpu.activity import EXPECTED
 from tests.bench.gpu.predicted import FITTED, Stacks, from_shape, measured_s
 from tests.bench.gpu.ranks import throughput
 from tests.bench.gpu.shares import HELD_OUT, curves, held_out_shares, pair_goodput
@@ -62,23 +61,6 @@ def not_run(what: str, why: object) -> Row:
 
 def _judged(what: str, wanted: str, found: str, good: bool) -> Row:
     return Row(what, wanted, found, "holds" if good else "FAILS")
-
-
-def activity_rows(found: Mapping[str, Any]) -> list[Row]:
-    """Counters under known loads, and how many counters answer."""
-    rows = []
-    for e in EXPECTED:
-        value = found["readings"][e.load].get(f"DCGM_FI_{e.counter}")
-        what = f"{e.counter} during {'nothing' if e.load == 'idle' else 'a ' + e.load}"
-        if value is None:
-            why = found["missing"].get(f"DCGM_FI_{e.counter}", "no value")
-            rows.append(not_run(what, why))
-        else:
-            rows.append(_judged(what, e.text, f"{value:.3f}", e.holds(value)))
-    answers, missing = found["answers"], found["missing"]
-    absent = f"; not: {', '.join(sorted(missing))}" if missing else ""
-    rows.append(Row("counters that answer", "-", f"{len(answers)} of {len(answers) + len(missing)}{absent}", "stated"))
-    return rows
 
 
 def _ratio_row(what: str, one: Measured, other: Measured) -> Row:
