@@ -8,14 +8,13 @@ means (Law 2015, Simulation Modeling and Analysis, section 11.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 CONFIDENCE = 0.95
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,118 +87,11 @@ def paired_difference(values: ArrayLike, reference: ArrayLike, confidence: float
     return mean_interval(x - y, confidence)
 
 
-def paired_bootstrap(
-    values: ArrayLike,
-    reference: ArrayLike,
-    statistic: Callable[[NDArray[np.float64], NDArray[np.float64]], float],
-    confidence: float = CONFIDENCE,
-    *,
-    resamples: int = _RESAMPLES,
-    key: int = 0,
-) -> Interval:
-    """Percentile bootstrap of `statistic(values, reference)`, both (n,), whose pairs are drawn together.
-
-    For what has no t interval, such as the difference of two medians; drawing pairs keeps the gain of common random
-    numbers (Efron and Tibshirani 1993, section 8.3). Raises ValueError when the lengths differ.
-    """
-    x, y = _pair(values, reference)
-    if x.size < 2:
-        return Interval(statistic(x, y) if x.size else math.nan, math.nan, math.nan, x.size)
-    drawn = np.array([statistic(x[rows], y[rows]) for rows in _draws(x.size, resamples, key)])
-    return _percentile_interval(statistic(x, y), drawn, confidence, x.size)
-
-
-def pooled_percentile(
-    groups: Sequence[ArrayLike], q: float, confidence: float = CONFIDENCE, *, resamples: int = _RESAMPLES, key: int = 0
-) -> Interval:
-    """The q-th percentile (0 to 100) of all values of all groups, e.g. of the jobs of all seeds.
-
-    Jobs of one run depend on each other, runs do not: the bootstrap draws whole groups (Davison and Hinkley
-    1997, section 3.8). `n` is the number of groups. Linear between neighbours, as `numpy.percentile`.
-    """
-    pool = _Pool(groups, q)
-    estimate = pool.percentile(np.ones(pool.groups, dtype=np.int64))
-    if pool.groups < 2:
-        return Interval(estimate, math.nan, math.nan, pool.groups)
-    drawn = [pool.percentile(counts) for counts in _counts(pool.groups, resamples, key)]
-    return _percentile_interval(estimate, np.array(drawn), confidence, pool.groups)
-
-
-def pooled_percentile_ratio(
-    groups: Sequence[ArrayLike],
-    reference: Sequence[ArrayLike],
-    q: float,
-    confidence: float = CONFIDENCE,
-    *,
-    resamples: int = _RESAMPLES,
-    key: int = 0,
-) -> Interval:
-    """`pooled_percentile` of `groups` over that of `reference`, whose groups are paired by position.
-
-    Both are drawn with the same groups. Raises ValueError when their numbers differ.
-    """
-    if len(groups) != len(reference):
-        raise ValueError(f"{len(groups)} groups cannot be paired with {len(reference)}")
-    mine, other = _Pool(groups, q), _Pool(reference, q)
-
-    def ratio(counts: NDArray[np.int64]) -> float:
-        """Ratio of the percentiles with these multiplicities of groups."""
-        below = other.percentile(counts)
-        return mine.percentile(counts) / below if below > 0 else math.nan
-
-    estimate = ratio(np.ones(mine.groups, dtype=np.int64))
-    if mine.groups < 2:
-        return Interval(estimate, math.nan, math.nan, mine.groups)
-    drawn = np.array([ratio(counts) for counts in _counts(mine.groups, resamples, key)])
-    return _percentile_interval(estimate, drawn, confidence, mine.groups)
-
-
-class _Pool:
-    """Values of all groups in ascending order, of which percentiles are taken with groups counted n times."""
-
-    def __init__(self, groups: Sequence[ArrayLike], q: float) -> None:
-        if not 0.0 <= q <= 100.0:
-            raise ValueError(f"percentile {q}: allowed is 0 to 100")
-        parts = [np.asarray(group, dtype=np.float64) for group in groups]
-        values = np.concatenate(parts) if parts else np.empty(0)
-        order = np.argsort(values, kind="stable")
-        self.groups, self.share = len(parts), q / 100.0
-        self.values = values[order]
-        self.group = np.repeat(np.arange(len(parts)), [part.size for part in parts])[order]
-
-    def percentile(self, counts: NDArray[np.int64]) -> float:
-        """Percentile of the values with each group taken `counts[group]` times; NaN without any."""
-        upto = np.cumsum(counts[self.group])
-        if upto.size == 0 or upto[-1] == 0:
-            return math.nan
-        place = self.share * float(upto[-1] - 1)
-        low = math.floor(place)
-        below, above = self.values[np.searchsorted(upto, [low, min(low + 1, upto[-1] - 1)], side="right")]
-        return float(below + (place - low) * (above - below))
-
-
-def _draws(n: int, resamples: int, key: int) -> NDArray[np.int64]:
-    """Row numbers (resamples, n), drawn with replacement."""
-    return np.random.Generator(np.random.Philox(key=key)).integers(0, n, (resamples, n))
-
-
-def _counts(n: int, resamples: int, key: int) -> NDArray[np.int64]:
-    """How often each of n is drawn (resamples, n)."""
-    drawn = _draws(n, resamples, key)
-    return np.stack([np.bincount(rows, minlength=n) for rows in drawn])
-
-
 def _pair(values: ArrayLike, reference: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     x, y = np.asarray(values, dtype=np.float64), np.asarray(reference, dtype=np.float64)
     if x.shape != y.shape:
         raise ValueError(f"{x.size} values cannot be paired with {y.size}")
     return x, y
-
-
-def _percentile_interval(estimate: float, drawn: NDArray[np.float64], confidence: float, n: int) -> Interval:
-    tail = 50.0 * (1.0 - confidence)
-    low, high = np.percentile(drawn, [tail, 100.0 - tail])
-    return Interval(estimate, float(low), float(high), n)
 
 
 def paired_effect(values: ArrayLike, reference: ArrayLike) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = Sequence[float] | NDArray[np.float64]
-Kind = Literal["line", "step", "area", "scatter", "bars", "ranked", "tornado", "heat", "parallel"]
+Kind = Literal["line", "step", "area", "scatter", "bars", "ranked", "tornado", "heat"]
 DIGITS = 5
 
 

@@ -110,7 +110,7 @@ def figure_charts(study: Study) -> list[Chart]:
 def _write(chart: Chart, path: Path, form: str) -> None:
     from matplotlib.figure import Figure
 
-    rows = 0 if chart.kind == "parallel" else len(chart.y.ticks)
+    rows = len(chart.y.ticks)
     height = max(1.6, 0.5 + 0.3 * rows) if rows else SIZE_IN[1]
     figure = Figure(figsize=(SIZE_IN[0], height))
     axes = figure.add_subplot()
@@ -224,16 +224,6 @@ def _tornado(chart: Chart, axes: Axes) -> None:
     _rows(chart, axes)
 
 
-def _parallel(chart: Chart, axes: Axes) -> None:
-    for k, series in enumerate(chart.series):
-        axes.plot(series.x, series.y, color=_colour(series), linestyle=DASHES[k % 8], alpha=0.6, label=series.name)
-    axes.set_xticks([at for at, _ in chart.x.ticks], [text for _, text in chart.x.ticks])
-    axes.set_yticks([])
-    for at, text in chart.y.ticks:
-        axis = round(at / 10.0)
-        axes.annotate(text, (axis, at - 10.0 * axis), fontsize=6)
-
-
 def _heat(chart: Chart, axes: Axes) -> None:
     edges = np.asarray(chart.series[0].x)
     load = np.array([series.y for series in chart.series], dtype=float)
@@ -253,5 +243,4 @@ _DRAW = {
     "ranked": _ranked,
     "tornado": _tornado,
     "heat": _heat,
-    "parallel": _parallel,
 }

@@ -25,7 +25,7 @@ from equipoise.study.report.detail import Detail, read_detail
 from equipoise.study.report.fairness import fairness_tables
 from equipoise.study.report.features import feature_tables
 from equipoise.study.report.first import context_html, picture, strip_html
-from equipoise.study.report.metrics import page_html
+from equipoise.study.report.metrics import definitions
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study
 from equipoise.study.report.tables import failures, folded, origins, points, provenance, results, table
@@ -174,17 +174,11 @@ def _sections(
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),
-        *_charts(
-            "depends",
-            "Sensitivity",
-            "What the result depends on",
-            [by.get("parallel"), *trends, by.get("tornado")],
-            points(study),
-        ),
+        *_charts("depends", "Sensitivity", "What the result depends on", [*trends, by.get("tornado")], points(study)),
         *_changes(study),
         *([("closely", "One run", _closely(details, notes))] if details else []),
         ("provenance", "Provenance", section("provenance", "Where these numbers come from", _provenance(study, notes))),
-        ("definitions", "Definitions", section("definitions", "What each metric means", page_html())),
+        ("definitions", "Definitions", section("definitions", "What each metric means", _definitions())),
     ]
 
 
@@ -246,6 +240,11 @@ def _answer(study: Study, shown: Chart | None) -> str:
         f'<section id="answer" aria-label="The answer"><h1>{what}</h1>{lead}{strip_html(study)}'
         f'<div class="first"><div>{left}</div><div>{right}</div></div></section>'
     )
+
+
+def _definitions() -> str:
+    """Metrics and the values of comparisons with their meaning."""
+    return table("Metrics", ("metric", "meaning"), list(definitions().items()), "texts")
 
 
 def _noted(notes: Sequence[str]) -> str:

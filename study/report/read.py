@@ -14,7 +14,6 @@ from equipoise.base.json_values import number
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import COMPARISON, LEDGER, MANIFEST, RUNS, SUMMARY, read_json, read_manifest
 from equipoise.study.report.study import (
-    UNKNOWN,
     FailedRun,
     RunFolder,
     Study,
@@ -27,7 +26,7 @@ from equipoise.study.report.study import (
 from equipoise.study.report.sweep import read_sweep_study
 from equipoise.study.runs.across import across
 from equipoise.study.runs.compare import Comparison
-from equipoise.study.statistics import CONFIDENCE, Interval, paired_ratio
+from equipoise.study.statistics import CONFIDENCE, Interval
 
 _NAMED = 3  # folders, in one line
 
@@ -83,7 +82,6 @@ def _run(path: Path) -> Study:
         tuple(rows),
         folders,
         folders,
-        lambda *_: UNKNOWN,
         failures,
         len(failures),
         notes,
@@ -142,19 +140,11 @@ def _comparison(path: Path, content: Mapping[str, Any]) -> Study:
         rows = tuple(_row(row) for row in content["rows"])
         noise_free = bool(content["bound"]["noise_free"])
         level = float((content.get("until") or {}).get("level") or content.get("confidence") or CONFIDENCE)
-        runs = [(str(run["policy"]), int(run["seed"]), dict(run["metrics"])) for run in content["runs"]]
         found = [_folder_of(path, run) for run in content["runs"]]
         exact = content.get("random") is False
         scenario, notes = str(content["scenario"]), tuple(map(str, content.get("notes", ())))
         gpus = {number((run.get("totals") or {}).get("gpus")) for run in content["runs"]}
-    values = {(policy, seed): metrics for policy, seed, metrics in runs}
     folders = tuple(folder for folder in found if folder is not None)
-
-    def versus(policy: str, other: str, metric: str) -> Interval:
-        """Ratio of two policies' results, seed by seed."""
-        both = [s for s in seeds if (policy, s) in values and (other, s) in values]
-        mine, theirs = ([number(values[p, s].get(metric)) for s in both] for p in (policy, other))
-        return paired_ratio(mine, theirs, level)
 
     failures = _failures(content, folders)
     return Study(
@@ -166,7 +156,6 @@ def _comparison(path: Path, content: Mapping[str, Any]) -> Study:
         rows,
         folders,
         first_of_each_policy(folders),
-        versus,
         failures,
         len(failures),
         notes,
@@ -176,6 +165,7 @@ def _comparison(path: Path, content: Mapping[str, Any]) -> Study:
         level,
         tornado=read_tornado(path),
         config=read_config(folders),
+        answer=str(content.get("answer") or ""),
     )
 
 

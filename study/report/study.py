@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,10 +87,9 @@ class Study:
     """All data of a report.
 
     policies: ratios refer to the first. folders: run directories with per-job records. detail: those of them to show
-    in detail. exact: the scenario is not random. versus: versus(policy, other, metric) is the paired ratio. gpus: of
-    the cluster, NaN when unknown or different. level: of the intervals. about: facts in the ledger of a sweep.
-    points, trends: of a sweep. tornado: of a sensitivity study. unit: the unit of `seeds`, by which results are
-    paired: seeds, or traces.
+    in detail. exact: the scenario is not random. gpus: of the cluster, NaN when unknown or different. level: of the
+    intervals. about: facts in the ledger of a sweep. answer: of a comparison. points, trends: of a sweep. tornado: of
+    a sensitivity study. unit: the unit of `seeds`, by which results are paired: seeds, or traces.
     """
 
     kind: Literal["run", "comparison", "sweep"]
@@ -101,7 +100,6 @@ class Study:
     rows: tuple[StudyRow, ...]
     folders: tuple[RunFolder, ...]
     detail: tuple[RunFolder, ...]
-    versus: Callable[[str, str, str], Interval]
     failures: tuple[FailedRun, ...] = ()
     failed: int = 0
     notes: tuple[str, ...] = ()
@@ -115,6 +113,7 @@ class Study:
     about: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     unit: str = "seed"
+    answer: str = ""
 
     def row(self, metric: str, policy: str) -> StudyRow | None:
         """That metric under that policy, or None."""

@@ -104,7 +104,6 @@ def _study(
     judged = "completion_mean_s" if jobs > 1 else "makespan_s"
     folders = _folders(path, db)
     points = _points(db, varied, metrics)
-    ratios = _pair_ratios(db, policies, [m for m in ("makespan_s", "completion_mean_s") if m in metrics])
     notes = [f"{runs} runs of {_count(db, 'point')} points"]
     if len(points) == POINTS_READ:
         notes.append(f"trade-off and list of points: the first {POINTS_READ} pairs of point and policy")
@@ -117,7 +116,6 @@ def _study(
         rows,
         folders,
         first_of_each_policy(folders),
-        lambda a, b, m: ratios.get((a, b, m), UNKNOWN),
         failures,
         failed,
         tuple(notes),
@@ -218,18 +216,6 @@ def _ratios(db: duckdb.DuckDBPyConnection, metric: str, first: str) -> dict[str,
         policy: Interval(math.exp(i.mean), math.exp(i.low), math.exp(i.high), i.n)
         for policy, i in _intervals(db, source).items()
     }
-
-
-def _pair_ratios(
-    db: duckdb.DuckDBPyConnection, policies: Sequence[str], metrics: Sequence[str]
-) -> dict[tuple[str, str, str], Interval]:
-    """Paired ratios of every policy to every other."""
-    found = {}
-    for metric in metrics:
-        for other in policies if len(policies) <= 12 else policies[:1]:
-            for policy, interval in _ratios(db, metric, other).items():
-                found[policy, other, metric] = interval
-    return found
 
 
 def _points(db: duckdb.DuckDBPyConnection, varied: Sequence[str], metrics: Sequence[str]) -> tuple[Point, ...]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from equipoise.study.display import digits, show
 from equipoise.study.report.study import Point, Study, idle_after_last
-from equipoise.study.statistics import Interval
 
 WASTED = {
     "idle_ratio": "idle GPUs",
@@ -83,78 +82,17 @@ def _compared(study: Study) -> list[Sentence]:
     metric, best = study.main_metric, best_policy(study)
     if math.isnan(study.mean(metric, best)):
         return [Sentence("No policy completed a job.", True)]
-    ranked = sorted((p for p in study.policies if p != best), key=lambda p: _last_if_nan(study.mean(metric, p)))
-    second, first = ranked[0], study.policies[0]
-    other = second if best == first else first
-    ratio = study.versus(second, best, metric)
-    lead = _lead(study, metric, best, second, ratio)
-    # A ratio to the baseline is the inverse of the baseline's to the best, so that the table says the same.
-    behind = ratio if best == first else _inverse(study.versus(best, first, metric))
-    alike = behind.mean == behind.low == behind.high == 1.0
-    gap = "" if alike else f"; {other} takes {_times(behind, study.level)}"
-    told = [Sentence(f"{lead}{gap}.", True)]
-    certain = _certainty(study, best, second, ratio, told_already=second == other)
-    told += [Sentence(certain)] if certain else []
+    value = show(metric, study.mean(metric, best))
+    told = [Sentence(study.answer or f"{best} has the shortest {NOUNS[metric]}, {value}.", True)]
+    if study.exact:
+        told.append(Sentence("Nothing in this scenario is random: the numbers are exact for this trace."))
+    elif study.seeds == 1:
+        told.append(Sentence(f"One {study.unit} was run, so the effect of chance is unknown."))
     row = study.row(metric, best)
     if row is not None and row.over_bound > 0:
         noise = " (without noise)" if study.noise_free else ""
         told.append(Sentence(f"{best} takes {digits(row.over_bound)}x the lower bound{noise}."))
     return told
-
-
-def _lead(study: Study, metric: str, best: str, second: str, ratio: Interval) -> str:
-    """The policy with the shortest time, or that the seeds do not tell policies apart."""
-    noun = NOUNS[metric]
-    value = show(metric, study.mean(metric, best), _half(study, metric, best))
-    if _same(ratio):
-        return f"{best} and {second} have the same {noun}, {value}"
-    known = math.isfinite(ratio.low) and math.isfinite(ratio.high)
-    if known and not ratio.low > 1:
-        return f"{study.seeds} {study.unit}s do not tell {best} and {second} apart: {noun} {value} under {best}"
-    return f"{best} has the shortest {noun}, {value}"
-
-
-def _certainty(study: Study, best: str, second: str, ratio: Interval, *, told_already: bool) -> str:
-    """Whether the best differs significantly from the next best, in words; "" if the headline says so already."""
-    if study.exact:
-        return "Nothing in this scenario is random: the numbers are exact for this trace."
-    if _same(ratio):
-        return f"{second} does exactly as well on every {study.unit}."
-    if not (math.isfinite(ratio.low) and math.isfinite(ratio.high)):
-        few = f"One {study.unit} was run" if study.seeds == 1 else f"Too few {study.unit}s were run"
-        return f"{few}, so the effect of chance is unknown."
-    takes = f"{second}, the next best, takes {_times(ratio, study.level)}"
-    if ratio.low > 1:
-        return "" if told_already else f"{takes}."
-    more = "seeds (--seeds)" if study.unit == "seed" else f"{study.unit}s"
-    return f"More {more} may tell them apart." if told_already else f"{takes}."
-
-
-def _same(ratio: Interval) -> bool:
-    return ratio.mean == ratio.low == ratio.high == 1.0
-
-
-def _half(study: Study, metric: str, policy: str) -> float:
-    row = study.row(metric, policy)
-    return row.value.half_width if row is not None else math.nan
-
-
-def _inverse(ratio: Interval) -> Interval:
-    """The ratio the other way round. A bound that is not above 0 has no inverse: the interval is unknown."""
-    low, high = ratio.low, ratio.high
-    if not (low > 0 and high > 0):
-        low = high = math.nan
-    mean = 1 / ratio.mean if ratio.mean > 0 else math.nan
-    return Interval(mean, 1 / high, 1 / low, ratio.n)
-
-
-def _times(ratio: Interval, level: float) -> str:
-    if math.isnan(ratio.mean):
-        return "an unknown multiple of it"
-    text = f"{digits(ratio.mean)} times as long"
-    if math.isfinite(ratio.low) and math.isfinite(ratio.high) and ratio.low < ratio.high:
-        text += f" ({100 * level:g} % interval {digits(ratio.low)} to {digits(ratio.high)})"
-    return text
 
 
 # -- a sweep ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ COMMANDS = {
     "report of a comparison": "report compared",
     "figures": "report kept --figures drawn",
     "watched page": "watch compared --once --page watched.html",
-    "page of two runs": "diff kept kept --page two.html",
     "timeline": "timeline kept",
     "timeline of steps": "replay steps.csv --timeline step.json.gz",
     "query parquet": "query --out compared --to rows.parquet FROM\tjobs",

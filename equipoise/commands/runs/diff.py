@@ -23,24 +23,13 @@ def _short(value: str) -> str:
 @click.argument("first", metavar="RUN", type=click.Path(file_okay=False))
 @click.argument("second", metavar="RUN", type=click.Path(file_okay=False))
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option(
-    "--page",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.html",
-    help="Also write a page that shows both side by side.",
-)
 @common
-def diff(first: str, second: str, form: str, page: Path | None) -> None:
+def diff(first: str, second: str, form: str) -> None:
     """Show what differs between two run directories: keys of the scenario, and metrics with their ratio."""
     from equipoise.study.display import LABELS, digits, show
     from equipoise.study.questions.difference import difference
 
     found = difference(Path(first), Path(second))
-    if page is not None:
-        from equipoise.study.report.answers.diff import difference_page
-
-        a, b = Path(first).name, Path(second).name
-        difference_page(found, *((a, b) if a and b and a != b else (first, second)), page)
     if form == "json":
         content = {"inputs": found.inputs, "metrics": found.metrics}
         say(json.dumps(plain(content), indent=2, allow_nan=False))

@@ -1,16 +1,12 @@
-"""The page of `equipoise tune`: the best point, also on unseen seeds, its flatness, and the importance of
-parameters."""
+"""The page of `equipoise tune`: the best point, also on unseen seeds, and all trials."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from equipoise.base.json_values import number
 from equipoise.study.display import MORE_IS_BETTER, digits
@@ -22,13 +18,8 @@ from equipoise.study.report.charts.tune import objectives
 from equipoise.study.report.first import Figure
 from equipoise.study.report.page import composed, figure, section
 from equipoise.study.report.tables import table
-from equipoise.study.report.words import FLAT
 
-KEYS = ("scenario", "policy", "vary", "better", "trials", "choices", "start", "notes")
-GROUPS_MOST = 5
-"""Most ranges of a parameter's values for its importance."""
-DISTINCT_MOST = 8
-"""Most distinct values for which each is its own group."""
+KEYS = ("scenario", "policy", "vary", "answer", "trials", "choices", "start", "notes")
 
 Row = Mapping[str, Any]
 
@@ -37,38 +28,28 @@ def tune_page(folder: Path) -> str:
     """The page of the search in a folder. Raises InputError when its file is damaged."""
     content = read_answer(folder / TUNE, KEYS)
     metrics = list(content["start"])
-    matters = importance(content["trials"], metrics[0])
-    keys = [key for key, _ in matters] or list(content["vary"])
-    over = [chart for k, key in enumerate(keys) if (chart := over_key(content, key, metrics[0], k)) is not None]
-    trade = objectives(content, metrics) if len(metrics) > 1 else None
-    charts = [chart for chart in (trade, *over) if chart is not None]
+    over = [chart for k, key in enumerate(content["vary"]) if (chart := over_key(content, key, metrics[0], k))]
+    charts = [*([objectives(content, metrics)] if len(metrics) > 1 else []), *over]
     title = str(content["scenario"])
     drawn = "".join(figure(chart) for chart in charts[1:])
-    rest = f'<div class="pair"><div>{_matters(matters)}</div>{drawn}</div>'
     sections = [
-        ("answer", "", _answer(content, metrics, matters, charts[0] if charts else None)),
+        ("answer", "", _answer(content, metrics, charts[0] if charts else None)),
         ("fresh", "Unseen seeds", section("fresh", "On seeds that no trial has seen", _fresh(content, metrics))),
-        ("matters", "Parameters", section("matters", "What matters", rest)),
         ("trials", "Trials", section("trials", "All trials, the best first", _trials(content, metrics))),
     ]
+    if drawn:
+        sections.insert(
+            2, ("keys", "Parameters", section("keys", "Each parameter", f'<div class="pair">{drawn}</div>'))
+        )
     return composed(
         title, sections, charts, f"Equipoise report of the tuning of {title}. This file asks nothing from any network."
     )
 
 
-def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, float]], picture: Chart | None) -> str:
-    metric, trials, choices = metrics[0], content["trials"], content["choices"]
-    best = min(choices, key=lambda choice: _order(metric, choice["trial"]))
-    ratio = best["ratios"][metric]
-    where = _point(best["trial"])
-    if content["better"]:
-        lead = f"{where}: {name(metric)} x {digits(ratio['mean'])} of what it is now, on unseen seeds."
-    elif not best["trial"]["values"]:
-        now = shown(metric, best["means"][metric])
-        lead = f"Nothing was found: no trial beats the scenario as it is ({name(metric)} {now})."
-    else:
-        lead = f"Nothing was found that is significantly better than the scenario as it is; the best trial: {where}."
-    near = [trial for trial in trials if _near(metric, trial, best["trial"])]
+def _answer(content: Row, metrics: Sequence[str], picture: Chart | None) -> str:
+    metric, trials = metrics[0], content["trials"]
+    best = min(content["choices"], key=lambda choice: _order(metric, choice["trial"]))
+    ratio, p = best["ratios"][metric], best["p"][metric]
     figures = [
         Figure(
             f"{_begin(name(metric))}, unseen seeds",
@@ -76,18 +57,9 @@ def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, f
             f"as it is: {shown(metric, content['start'][metric])}",
         ),
         Figure("Ratio on unseen seeds", f"x {digits(ratio['mean'])}", _interval(ratio)),
-        *(
-            [Figure("p-value", _p(best["p"][metric]), f"that it is no better; significant below {SURE:g}")]
-            if best["p"][metric] is not None
-            else []
-        ),
+        Figure("p-value", _p(p), f"that it is no better; significant below {SURE:g}"),
         Figure("Trials", f"{len(trials)}", f"{sum(trial['pruned'] for trial in trials)} stopped early"),
-        Figure(f"Within {100 * FLAT:g} % of the best", f"{len(near)}", "trials, the best included"),
     ]
-    because = list(_flat(metric, near, content))
-    if matters:
-        listed = ", ".join(f"{key} {100 * share:.0f} %" for key, share in matters)
-        because.append(f"Share of the differences between trials that goes with one parameter alone: {listed}.")
     context = [
         ("Policy", str(content["policy"])),
         ("Minimised" if metric not in MORE_IS_BETTER else "Maximised", ", ".join(map(name, metrics))),
@@ -95,70 +67,13 @@ def _answer(content: Row, metrics: Sequence[str], matters: Sequence[tuple[str, f
         ("Seeds", f"{trials[0]['seeds']} of each trial, {ratio['n']} others for the figures above"),
         ("Notes", " ".join(f"{_begin(note)}." for note in content["notes"])),
     ]
-    return answer_html(f"Tuning: {content['scenario']}", lead, figures, picture, because, context)
-
-
-def _flat(metric: str, near: Sequence[Row], content: Row) -> Iterator[str]:
-    """Range of each parameter in which trials are about as good as the best."""
-    if len(near) < 2:
-        yield f"No other trial is within {100 * FLAT:g} % of the best: it is isolated, or was found late."
-        return
-    parts = []
-    for key in content["vary"]:
-        values = [trial["values"][key] for trial in near if key in trial["values"]]
-        if values and all(isinstance(value, int | float) for value in values):
-            ends = dict.fromkeys((_text(min(values)), _text(max(values))))
-            parts.append(f"{key} {'from ' * (len(ends) > 1)}{' to '.join(ends)}")
-        elif values:
-            parts.append(f"{key} {' or '.join(sorted({str(value) for value in values}))}")
-    yield f"{len(near)} trials are within {100 * FLAT:g} % of the best: {', '.join(parts)}."
-
-
-def _near(metric: str, trial: Row, best: Row) -> bool:
-    mine, top = number(trial["means"][metric]), number(best["means"][metric])
-    return math.isfinite(mine) and abs(mine - top) <= FLAT * abs(top)
+    return answer_html(f"Tuning: {content['scenario']}", content["answer"], figures, picture, [], context)
 
 
 def _order(metric: str, trial: Row) -> float:
     """Key to sort trials by, the best first; failed ones last."""
     value = number(trial["means"][metric])
     return math.inf if math.isnan(value) else -value if metric in MORE_IS_BETTER else value
-
-
-def importance(trials: Sequence[Row], metric: str) -> list[tuple[str, float]]:
-    """(parameter, share of the variance of a metric over the trials that it explains alone), the largest first.
-
-    Numbers are divided into ranges of equally many trials. The share is Kelley's epsilon squared (1935,
-    PNAS 21:554), which is 0 in the mean where a parameter does nothing. Trials are denser where results are good, so
-    this holds for this search only. [] with too few trials.
-    """
-    done = [trial for trial in trials if trial["values"] and math.isfinite(number(trial["means"][metric]))]
-    y = np.array([number(trial["means"][metric]) for trial in done])
-    if len(done) < 8 or not np.ptp(y) > 0.0:
-        return []
-    found = []
-    for key in done[0]["values"]:
-        groups = _groups([trial["values"][key] for trial in done])
-        number_of = len(set(groups))
-        if number_of < 2 or len(done) <= number_of:
-            continue
-        by = [y[np.array(groups) == group] for group in sorted(set(groups))]
-        total = float(((y - y.mean()) ** 2).sum())
-        within = math.fsum(float(((of - of.mean()) ** 2).sum()) for of in by)
-        found.append((key, max(0.0, 1.0 - (within / (len(y) - number_of)) / (total / (len(y) - 1)))))
-    return sorted(found, key=lambda one: -one[1])
-
-
-def _groups(values: Sequence[Any]) -> list[int]:
-    """The group of each trial: of a choice its value, of a number its range."""
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        texts = sorted({str(value) for value in values})
-        return [texts.index(str(value)) for value in values]
-    if len(values) >= 2 * len(distinct := sorted(set(values))) and len(distinct) <= DISTINCT_MOST:
-        return [distinct.index(value) for value in values]
-    many = min(GROUPS_MOST, max(2, len(values) // 6))
-    edges = np.unique(np.quantile(np.asarray(values, dtype=float), np.linspace(0, 1, many + 1)[1:-1]))
-    return np.searchsorted(edges, np.asarray(values, dtype=float), side="right").tolist()  # type: ignore[no-any-return]
 
 
 def over_key(content: Row, key: str, metric: str, number_: int) -> Chart | None:
@@ -212,18 +127,6 @@ def _fresh(content: Row, metrics: Sequence[str]) -> str:
         least = min((p for m in metrics if (p := choice["p"][m]) is not None), default=None)
         rows.append([_point(choice["trial"]), *(shown(m, choice["means"][m]) for m in metrics), *ratios, _p(least)])
     return table("The best points against the scenario as it is, seed by seed; p after Holm", head, rows)
-
-
-def _matters(found: Sequence[tuple[str, float]]) -> str:
-    if not found:
-        return '<p class="note">Too few trials to tell which parameter matters.</p>'
-    rows = [(key, f"{100 * share:.0f} %") for key, share in found]
-    note = (
-        "Share of the variance over the trials that goes with ranges of this parameter alone (epsilon squared, "
-        "Kelley 1935). Trials lie closer where results are good, so it describes this search only; "
-        "shares may add up to more than 100 %, because the search changes parameters together."
-    )
-    return table("Importance of the parameters", ("parameter", "share"), rows) + f'<p class="note">{escape(note)}</p>'
 
 
 def _trials(content: Row, metrics: Sequence[str]) -> str:

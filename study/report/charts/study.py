@@ -14,7 +14,7 @@ from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
-from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last, in_order
+from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last
 from equipoise.study.report.timeline import USES, USES_OF_FEATURES, link_load, literal, read, usage_shares
 from equipoise.study.report.words import NOUNS
 
@@ -37,7 +37,6 @@ USE_LABELS = {
     "down": "node down",
 }
 _USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], *USES_OF_FEATURES, "idle")}
-PARALLEL_LINES = 600
 
 
 def _colour(use: str) -> str:
@@ -46,60 +45,9 @@ def _colour(use: str) -> str:
 
 def study_charts(study: Study) -> list[Chart]:
     """All charts for which the study has numbers."""
-    made = [
-        ranking(study),
-        where_time_goes(study),
-        completion_times(study),
-        trade_off(study),
-        *fairness_charts(study),
-        parallel(study),
-    ]
+    made = [ranking(study), where_time_goes(study), completion_times(study), trade_off(study), *fairness_charts(study)]
     made.append(tornado(study))
     return [chart for chart in (*made, *(trend(t, k) for k, t in enumerate(study.trends))) if chart is not None]
-
-
-def parallel(study: Study) -> Chart | None:
-    """A line for each point and policy of a sweep across its keys and the main metric (Inselberg 1985)."""
-    metric = study.main_metric
-    known = [p for p in study.points if math.isfinite(p.means.get(metric, math.nan))][:PARALLEL_LINES]
-    keys = [k for k in (study.points[0].values if study.points else ()) if len({p.values[k] for p in known}) > 1]
-    if len(known) < 3 or len(keys) < 2:
-        return None
-    values = {k: sorted({p.values[k] for p in known}, key=in_order) for k in keys}
-    ends = [p.means[metric] for p in known]
-    low, high = min(ends), max(ends)
-    scale = high - low if high > low else 1.0
-    ticks = [(10.0 * axis + place, text) for axis, key in enumerate(keys) for place, text in _spread(values[key])]
-    ticks += [(10.0 * len(keys) + place, show(metric, low + place * (high - low))) for place in (0.0, 0.5, 1.0)]
-    where = {k: {text: at for at, text in _spread(values[k])} for k in keys}
-    series = list[ChartSeries]()
-    for policy in study.policies:
-        x, y, labels = list[float](), list[float](), list[str]()
-        for point in (p for p in known if p.policy == policy):
-            places = [where[k][point.values[k]] for k in keys]
-            end = (point.means[metric] - low) / scale
-            told = "; ".join([*(f"{k}: {point.values[k]}" for k in keys), show(metric, point.means[metric])])
-            x += [*map(float, range(len(keys) + 1)), math.nan]
-            y += [*places, end, math.nan]
-            labels += [told] * (len(keys) + 2)
-        series.append(ChartSeries(policy, x, y, colour=len(series), labels=labels))
-    noun = NOUNS.get(metric, metric)
-    left = len(study.points) - len(known)
-    return Chart(
-        "parallel",
-        "parallel",
-        f"All points, from the varied keys to the {noun}",
-        f"{len(known)} lines, one for each point under a policy, across {', '.join(keys)} and the {noun}.",
-        Axis("", ticks=tuple((float(k), name) for k, name in enumerate([*(k.rpartition(".")[2] for k in keys), noun]))),
-        Axis("", ticks=tuple(ticks)),
-        tuple(series),
-        note="A line is a point under a policy." + (f" {left} more are not drawn." if left else ""),
-    )
-
-
-def _spread(texts: Sequence[str]) -> list[tuple[float, str]]:
-    """(place from 0 to 1, text), evenly apart."""
-    return [(k / max(len(texts) - 1, 1), text) for k, text in enumerate(texts)]
 
 
 def where_time_goes(study: Study) -> Chart | None:

@@ -89,7 +89,7 @@ const Charts = (() => {
       this.live = html("p", "hidden", this.box);
       this.live.setAttribute("aria-live", "polite");
       this.rowed = ["bars", "ranked", "tornado", "heat"].includes(chart.kind);
-      this.still = ["bars", "ranked", "tornado", "parallel"].includes(chart.kind); // nothing to zoom
+      this.still = ["bars", "ranked", "tornado"].includes(chart.kind); // nothing to zoom
       this.full = this.bounds();
       this.view = { ...this.full };
       this.cursor = null;
@@ -118,9 +118,6 @@ const Charts = (() => {
         const pad = (x[1] - x[0]) * 0.2; // room for the labels at the ends
         x = [x[0] - pad, x[1] + pad];
         y = [-0.5, chart.y.ticks.length - 0.5];
-      } else if (chart.kind === "parallel") {
-        x = [-0.15, chart.x.ticks.length - 0.85];
-        y = [-0.04, 1.04];
       } else if (chart.kind === "heat") {
         x = extent([chart.series[0].x], false);
         y = [-0.5, chart.series.length - 0.5];
@@ -147,7 +144,7 @@ const Charts = (() => {
         button.type = "button";
         button.setAttribute("aria-pressed", "true");
         const mark = svg("svg", { width: 22, height: 12, "aria-hidden": "true" }, button);
-        if (["line", "step", "parallel"].includes(this.chart.kind)) {
+        if (["line", "step"].includes(this.chart.kind)) {
           const stroke = `stroke:${colour(series.colour)};stroke-width:2.5`;
           svg("line", { x1: 0, y1: 6, x2: 22, y2: 6, style: stroke, "stroke-dasharray": DASHES[k % 8] }, mark);
         } else if (chart.kind === "scatter" && series.colour !== "front") {
@@ -249,7 +246,7 @@ const Charts = (() => {
       const group = svg("g", { class: "axes", "aria-hidden": "true" }, this.svg);
       const bottom = this.top + this.inner;
       const places = chart.x.ticks || this.places();
-      const every = chart.x.ticks && chart.kind !== "parallel" ? Math.ceil((places.length * this.widest(places)) / this.plotWidth) : 1;
+      const every = chart.x.ticks ? Math.ceil((places.length * this.widest(places)) / this.plotWidth) : 1;
       places.forEach(([at, text], k) => {
         const x = this.px(at);
         if (x < this.left - 1 || x > this.width - this.right + 1 || k % every) return;
@@ -259,7 +256,7 @@ const Charts = (() => {
         if (x + half > this.width) label.setAttribute("x", this.width - half);
       });
       if (this.rowed) this.rowLabels(group);
-      else if (chart.kind !== "parallel") {
+      else {
         const { y0, y1 } = this.view;
         for (const [at, text] of chart.y.log ? this.decades(y0, y1, 5) : ticks(y0, y1, 5).map((t) => [t, digits(t)])) {
           const y = this.py(at);
@@ -312,30 +309,6 @@ const Charts = (() => {
 
     line() {
       this.curves((s) => s.x.map((x, k) => [x, s.y[k]]));
-    }
-
-    parallel() {
-      // A line for each point under a policy, axis by axis; null ends a line.
-      this.chart.series.forEach((series, k) => {
-        if (this.hidden.has(series.name)) return;
-        let path = "";
-        let pen = "M";
-        series.x.forEach((x, i) => {
-          const y = series.y[i];
-          if (x === null || y === null) { pen = "M"; return; }
-          path += `${pen}${this.px(x).toFixed(1)} ${this.py(y).toFixed(1)}`;
-          pen = "L";
-        });
-        const style = `fill:none;stroke-width:1.6;stroke-opacity:.6;stroke:${colour(series.colour)}`;
-        svg("path", { d: path, style, "stroke-dasharray": DASHES[k % 8] }, this.layer);
-      });
-      const last = this.chart.x.ticks.length - 1;
-      for (const [at, text] of this.chart.y.ticks) { // 10 times the number of the axis, and the place on it
-        const axis = Math.round(at / 10);
-        const x = this.px(axis) + (axis === last ? -6 : 6);
-        const y = this.py(at - 10 * axis) + 4;
-        svg("text", { x, y, "text-anchor": axis === last ? "end" : "start", class: "on-axis" }, this.layer, text);
-      }
     }
 
     step() {
@@ -633,7 +606,7 @@ const Charts = (() => {
 
     readout(x, y, value) {
       const { chart } = this;
-      if (chart.kind === "scatter" || chart.kind === "parallel") return this.nearest(x, y);
+      if (chart.kind === "scatter") return this.nearest(x, y);
       const row = Math.round(this.view.y0 + ((y - this.top) / this.inner) * (this.view.y1 - this.view.y0));
       if (this.still) {
         const name = (chart.y.ticks[row] || [])[1];
@@ -683,7 +656,6 @@ const Charts = (() => {
       if (!best) return null;
       svg("circle", { cx: best.px, cy: best.py, r: 8, class: "ring" }, this.marks);
       const { series, k } = best;
-      if (this.chart.kind === "parallel") return [series.name, ...series.labels[k].split("; ")];
       return [series.name, ...((series.labels || [])[k] ? [series.labels[k]] : []),
         `${this.chart.x.label}: ${digits(this.real(series.x[k]))}`, `${this.chart.y.label}: ${digits(this.chart.y.log ? Math.pow(10, series.y[k]) : series.y[k])}`];
     }

@@ -10,7 +10,6 @@ import pytest
 from equipoise.cli import main
 from equipoise.exit_codes import OK
 from equipoise.study.questions.difference import Difference
-from tests.study.report.report_reader import Page
 
 SCENARIO = (
     "schema_version: 1\nname: s\ncluster: {nodes: [{name: n, count: 1, gpus: 2}]}\n"
@@ -63,20 +62,3 @@ def test_inputs_and_metrics_that_differ(runs: tuple[Path, Path], capsys: pytest.
     assert "makespan" in out
     assert "x 0.500" in out
     assert "jobs completed" not in out
-
-
-def test_two_runs_are_a_page_side_by_side(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    page = tmp_path / "pages" / "both.html"
-    assert main(["diff", *map(str, runs), "--page", str(page)]) == OK
-    read = Page(page.read_text())
-    assert {"answer", "inputs", "metrics"} <= set(read.ids)
-    assert "Completion mean is 60.0 s in b, 90.0 s in a (x 0.667)." in read.text
-    assert "cluster.nodes.0.gpus" in read.text
-    (chart,) = read.data["charts"]
-    shares = {series["name"]: series["y"] for series in chart["series"]}
-    assert shares == {"computing": [100, 100]}  # the same work on all GPUs of each
-    again = tmp_path / "same.html"
-    assert main(["diff", str(runs[0]), str(runs[0]), "--page", str(again)]) == OK
-    text = Page(again.read_text()).text
-    assert "Both have the same completion mean, 90.0 s." in text
-    assert "All results are equal." in text

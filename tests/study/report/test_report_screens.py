@@ -1,4 +1,4 @@
-"""The nine pages in Chromium on three screens, light and dark, held to docs/decisions/020-report-pages.md.
+"""The eight pages in Chromium on three screens, light and dark, held to docs/decisions/020-report-pages.md.
 
 With EQUIPOISE_SCREENSHOTS=FOLDER the pictures are kept, to be looked at.
 """
@@ -80,7 +80,6 @@ PAGES = {
 WRITTEN = {"sweep.yaml": SWEEP, "queue.yaml": QUEUE}
 
 WATCHED = "sweep under way"
-TWO = "two runs"
 
 CUT = """
 const wrong = [];
@@ -129,13 +128,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name] = (answer_report(folder) or make_report(folder)).path
         if command == "sweep":  # the page that `watch` keeps up to date
             made[WATCHED] = make_report(folder, folder / "watched.html", refresh_s=600.0).path
-    made[TWO] = tmp_path_factory.mktemp("page") / "two.html"
-    runs = [str(made[name].parent) for name in ("one run", "large model")]
-    assert main(["diff", *runs, "--page", str(made[TWO])]) == 0
     return made
 
 
-@pytest.mark.parametrize("name", [*PAGES, WATCHED, TWO])
+@pytest.mark.parametrize("name", [*PAGES, WATCHED])
 def test_a_page_holds_to_the_checklist(browser: Browser, pages: dict[str, Path], name: str) -> None:
     if name not in pages:
         pytest.skip("needs Optuna")

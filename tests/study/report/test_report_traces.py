@@ -48,9 +48,6 @@ def test_its_numbers_are_those_of_the_table_over_all_traces(made: Path) -> None:
         cell = cells[row.metric, row.policy]
         assert row.value.mean == pytest.approx(cell.value.mean, nan_ok=True)
         assert row.ratio.low == pytest.approx(cell.ratio.low, nan_ok=True)
-    versus = study.versus("sjf", "fifo", "completion_mean_s")
-    assert versus.low == pytest.approx(cells["completion_mean_s", "sjf"].ratio.low)
-    assert versus.low < versus.mean < versus.high
     assert (study.seeds, study.unit, len(study.folders)) == (3, "trace", 6)
 
 
