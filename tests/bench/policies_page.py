@@ -30,7 +30,7 @@ import numpy as np
 
 import equipoise
 from equipoise.policies.contract import Stage
-from equipoise.study.stage_check.rules import rules_for
+from equipoise.study.stage_check import rules_for
 
 
 @dataclass(frozen=True)

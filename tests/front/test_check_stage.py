@@ -1,5 +1,6 @@
 """`equipoise check-stage`: the rules of the contract without the repository, and what breaks them."""
 
+import importlib.metadata
 import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -11,7 +12,7 @@ import pytest
 
 from equipoise import cli
 from equipoise.policies.contract import Stage
-from equipoise.study.stage_check.rules import rules_for
+from equipoise.study.stage_check import rules_for
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ class Installed(Stage):
 
 @pytest.fixture
 def plugin(monkeypatch):
-    def found(group):
-        return [EntryPoint("installed", f"{__name__}:Installed", group)]
+    of_all = importlib.metadata.entry_points
+
+    def found(**asked):
+        ours = EntryPoint("installed", f"{__name__}:Installed", "equipoise.stages")
+        return [ours] if asked == {"group": ours.group} else of_all(**asked)
 
     monkeypatch.setattr("importlib.metadata.entry_points", found)
 

@@ -9,7 +9,7 @@ import pytest
 
 from equipoise import api
 from equipoise.policies.contract import Policy
-from equipoise.study.stage_check.rules import rules_for
+from equipoise.study.stage_check import rules_for
 from tests.bench import policies_page
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.sim.loading.file import read_scenario
-from equipoise.study.stage_check.rules import rules_for
+from equipoise.study.stage_check import rules_for
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -6,18 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from equipoise.policies.observation import TABLES, Gpus, Jobs, JobState, Nodes, Observation, Workers
-from equipoise.study.stage_check.observations import (  # noqa: F401 (tests find them all here)
-    FREE,
-    MEASURED,
-    SHARED,
-    MadeCluster,
-    change,
-    even_deal,
-    one_job,
-    with_dead_nodes,
-    without_telemetry,
-)
-from equipoise.study.stage_check.same import freeze, only, same  # noqa: F401
+from equipoise.study.stage_check import MEASURED, change, freeze, only, same, with_dead_nodes, without_telemetry  # noqa: F401 (tests find them all here)
+from tests.policies.made_clusters import FREE, SHARED, MadeCluster, even_deal, one_job  # noqa: F401
 
 
 def shared_gpu(shares, steps_s, *, others_s=None, goodput=None, kappa=np.nan, stall_s=0.0, quantum=0.01, time_s=100.0):

@@ -11,7 +11,7 @@ from equipoise.exit_codes import FAILURE
 from equipoise.options import common, say
 from equipoise.policies.blame import place_of
 from equipoise.policies.registry import make_policy
-from equipoise.study.stage_check.rules import rules_for
+from equipoise.study.stage_check import rules_for
 
 
 @click.command("check-stage")

@@ -1,35 +1,14 @@
-"""Builders of observations: one training job with known speeds, shared GPUs, and random but consistent clusters."""
+"""Builders of observations: one training job with known speeds, and random but consistent clusters."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 
-from equipoise.policies.observation import (
-    Gpus,
-    Jobs,
-    JobState,
-    Nodes,
-    Observation,
-    Paths,
-    Shards,
-    Speeds,
-    Workers,
-    writable,
-)
+from equipoise.policies.observation import Gpus, Jobs, JobState, Nodes, Observation, Paths, Shards, Speeds, Workers
 
-FREE, SHARED, NO_JOB = -1, -2, -3
-
-
-def change(observation: Any, table: Any, **columns: Any) -> Any:
-    """A deep copy with some columns of one table replaced."""
-    other = copy.deepcopy(observation)
-    for name, values in columns.items():
-        target = getattr(other, table)
-        writable(target, name)[: len(target)] = values
-    return other
+FREE, SHARED = -1, -2
 
 
 def even_deal(batch: Any, workers: Any) -> Any:
@@ -352,91 +331,3 @@ def _table(kind: Any, rows: Any) -> Any:
     """A table from dicts; missing keys take the column's default."""
     names = sorted({name for row in rows for name in row})
     return kind.of(**{name: [row.get(name, kind.columns[name].default) for row in rows] for name in names})
-
-
-def with_dead_nodes(observation: Any, dead: Any) -> Any:
-    """The observation with the nodes of workers `dead` down: nothing on them is free or up."""
-    up = observation.nodes.up.copy()
-    up[dead] = False
-    gpu_up = up[observation.gpus.node]
-    other = change(observation, "nodes", up=up, gpus_free=np.where(up, observation.nodes.gpus_free, 0))
-    other = change(other, "gpus", share_free=np.where(gpu_up, observation.gpus.share_free, 0.0))
-    return change(other, "shards", node=np.where(up[other.shards.node], other.shards.node, -1))
-
-
-def with_gpus_beside(observation: Any, every: Any = 2) -> Any:
-    """The observation with each `every`-th free GPU held by a feature, which no job may have."""
-    free = np.flatnonzero((observation.gpus.job == FREE) & observation.nodes.up[observation.gpus.node])[::every]
-    job, share = observation.gpus.job.copy(), observation.gpus.share_free.copy()
-    job[free], share[free] = NO_JOB, 0.0
-    taken = np.bincount(observation.gpus.node[free], minlength=len(observation.nodes))
-    other = change(observation, "nodes", gpus_free=observation.nodes.gpus_free - taken)
-    other = change(other, "gpus", job=job, share_free=share)
-    other.beside = {"feature": {"gpus": np.array([len(free)])}}
-    return other
-
-
-def without_telemetry(observation: Any) -> Any:
-    """The observation with all measurements unknown (NaN)."""
-    other = copy.deepcopy(observation)
-    for name in ("workers", "jobs", "nodes", "gpus", "paths", "shards", "speeds"):
-        for column in MEASURED.get(name, ()):
-            table = getattr(other, name)
-            writable(table, column)[: len(table)] = np.nan
-    return other
-
-
-MEASURED = {
-    "nodes": ("nic_busy_ratio", "ingest_samples_per_s", "speed_ratio"),
-    "gpus": ("sm_active_ratio", "dram_active_ratio", "power_w", "temperature_c", "clock_ratio"),
-    "workers": (
-        "samples_owned",
-        "capacity_samples_per_s",
-        "step_s",
-        "step_cov",
-        "wait_s",
-        "input_stall_s",
-        "response_s_per_sample",
-        "gradient_rate_per_s",
-        "gradient_norm",
-        "memory_free_bytes",
-        "load_ratio",
-    ),
-    "jobs": (
-        "work_s",
-        "exchange_s",
-        "exchange_alone_s",
-        "noise_scale",
-        "throughput_samples_per_s",
-        "goodput_samples_per_s",
-        "remaining_samples",
-        "data_demand_bytes",
-        "compute_demand_flops",
-    ),
-    "speeds": ("samples_per_s",),
-    "shards": ("needed_in_s",),
-    "paths": ("bytes_per_s", "latency_s"),
-}
-
-
-def random_cluster(seed: Any, jobs_most: Any = 8) -> Any:
-    """A random consistent observation: waiting, running and done jobs, rigid, training and fractional."""
-    rng = np.random.default_rng(seed)
-    if rng.random() < 0.3:
-        sizes, up = [int(rng.integers(1, 25))], [True]  # a counted pool
-    else:
-        sizes = rng.choice([1, 2, 4, 8], int(rng.integers(1, 7))).tolist()
-        up = (rng.random(len(sizes)) < 0.75).tolist()
-    cluster = MadeCluster(rng, sizes, up)
-    states = (JobState.WAITING, JobState.RUNNING, JobState.RUNNING, JobState.DONE)
-    for _ in range(int(rng.integers(0, jobs_most + 1))):
-        rigid, share = bool(rng.integers(2)), float(rng.choice([1.0, 1.0, 0.5, 0.25]))
-        cluster.add(
-            states[rng.integers(4)],
-            rigid=rigid,
-            gpus=1 if share < 1 else int(rng.integers(1, 11)),
-            share=share,
-            per_worker=1 if rigid or share < 1 else int(rng.choice([1, 1, 2])),
-            elastic=not rigid and bool(rng.integers(2)),
-        )
-    return cluster.observe(time_s=float(rng.choice([60.0, 100.0, 5000.0])))
