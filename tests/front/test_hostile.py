@@ -86,7 +86,6 @@ DAMAGED = [
     ("kept/journal.jsonl", lambda text: text + DEEP + "\n", "explain kept"),
     ("compared/comparison.json", changed("rows", [3]), "report compared"),
     ("compared/comparison.json", changed("bound", "x"), "report compared"),
-    ("compared/comparison.json", changed("runs.0.metrics", "x"), "report compared"),
     ("live/manifest.json", WHOLE(DEEP), "twin live"),
     ("live/manifest.json", changed("members", True), "twin live"),
     ("live/manifest.json", changed("members", []), "ranks live"),
