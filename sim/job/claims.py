@@ -123,8 +123,9 @@ def make_claims(
 
     def large(gpus: Ints, rows: Ints | slice = slice(None)) -> list[str]:
         """Why jobs (rows) can never start with the given GPUs, "" where they can."""
-        of = (claim[rows], types[rows], together[rows], segment[rows], gpus, share[rows])
-        return _too_large(declared, queues, cluster, list(number), *of)
+        millionths = np.round(share[rows] * 1e6).astype(np.int64)
+        of = (claim[rows], types[rows], together[rows], segment[rows], gpus, millionths)
+        return _too_large(declared, queues, cluster, list(number), of)
 
     never, wanted = large(least), least.copy()
     for row, size in sizes.items():
@@ -200,48 +201,27 @@ def _unknown(scenario: Scenario, declared: Declared, q: Queues, claim: Ints) -> 
 
 
 def _too_large(
-    declared: Declared,
-    q: Queues,
-    cluster: Cluster,
-    claims: Sequence[Claim],
-    claim: Ints,
-    types: Ints,
-    together: NDArray[np.int8],
-    segment: Ints,
-    least: Ints,
-    share: NDArray[np.float64],
+    declared: Declared, q: Queues, cluster: Cluster, claims: Sequence[Claim], asked: Sequence[Texts]
 ) -> list[str]:
-    """Why each job can never start, "" for all others: a limit is below its request, or its nodes are too few."""
-    why = [""] * len(claim)
+    """Why each job can never start, "" for all others: a limit is below its request, or its nodes are too few.
+
+    asked: by job its claim, GPU models, closeness, segment, GPUs, and millionths of each.
+    """
+    why = [""] * len(asked[0])
     alone = [declared.of_one_job(c) for c in claims]
     if not q.restricts and not any(gpus < np.inf or (most < np.inf).any() for gpus, most in alone):
         return why
     quota = Quota.unused(q, len(cluster.gpu_models))
-    parts = (claim, types, together, segment, least, np.round(share * 1e6).astype(np.int64))
-    kinds = np.unique(np.column_stack(parts), axis=0)
-    told: dict[tuple[int, ...], str] = {}
-    for row in kinds.tolist():
-        one, bits, close, part, gpus, micro = row
-        whole = gpus * micro / 1e6
-        told[tuple(row)] = _never(declared, q, cluster, quota, claims[one], one, bits, close, part, gpus, whole)
+    kinds = np.unique(np.column_stack(asked), axis=0).tolist()
+    told = {tuple(row): _never(declared, q, cluster, quota, claims[row[0]], row) for row in kinds}
     if not any(told.values()):
         return why
-    return [told[key] for key in zip(*(part.tolist() for part in parts), strict=True)]
+    return [told[key] for key in zip(*(part.tolist() for part in asked), strict=True)]
 
 
-def _never(
-    declared: Declared,
-    q: Queues,
-    cluster: Cluster,
-    quota: Quota,
-    names: Claim,
-    claim: int,
-    bits: int,
-    close: int,
-    segment: int,
-    gpus: int,
-    whole: float,
-) -> str:
+def _never(declared: Declared, q: Queues, cluster: Cluster, quota: Quota, names: Claim, asked: Sequence[int]) -> str:
+    claim, bits, close, segment, gpus, millionths = asked
+    whole = gpus * millionths / 1e6
     room = [left if bits >> model & 1 else 0.0 for model, left in enumerate(quota.room(claim))]
     if whole > max(room) + 1e-9:
         limit = quota.first(claim, whole)

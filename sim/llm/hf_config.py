@@ -61,30 +61,37 @@ def _flag(config: Config, name: str, default: bool) -> bool:
     return value
 
 
+def _common(config: Config, sequence: int | None, *, tied: bool, longest: int | None = None) -> dict[str, Any]:
+    """What every family says; tied, longest: where its file leaves them out."""
+    positions = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
+    return {
+        "layers": _count(config, "num_hidden_layers", "n_layer"),
+        "hidden": _count(config, "hidden_size", "n_embd", "n_embed"),
+        "heads": _count(config, "num_attention_heads", "n_head"),
+        "vocab": _count(config, "vocab_size"),
+        "sequence": sequence or _count(config, *positions, default=longest),
+        "tied": _flag(config, "tie_word_embeddings", tied),
+    }
+
+
 def _llama(config: Config, sequence: int | None) -> Transformer:
     """Llama, Mistral, Qwen, Phi-3, Gemma 3, GLM-4.5, gpt-oss and their like: RMS norms, rotary positions, gated."""
     family = config["model_type"]
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    common = _common(config, sequence, tied=family.startswith("gemma3"))
+    layers, hidden, heads, length = (common[name] for name in ("layers", "hidden", "heads", "sequence"))
     experts = _count(config, "num_local_experts", "num_experts", "n_routed_experts", default=0)
     ffn = _count(config, "intermediate_size", default=0)
     own = ffn if family in ("mixtral", "gpt_oss", "llama4", "llama4_text", "minimax", "minimax_m2") else 0
     expert_ffn = _count(config, "moe_intermediate_size", default=own) if experts else 0
-    layers = _count(config, "num_hidden_layers")
-    length = sequence or _count(config, "max_position_embeddings")
     shared, dense, dense_ffn = _beside(config, family, layers, expert_ffn) if experts else (0, 0, ffn)
     window, local = _window(config, family, layers, length)
     linear, weights = _linear(config, family, layers, hidden, heads)
     return Transformer(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
+        **common,
         kv_heads=_count(config, "num_key_value_heads", default=heads),
         head_size=_count(config, "head_dim", default=0),
         ffn=dense_ffn if dense or not experts else 0,
-        vocab=_count(config, "vocab_size"),
-        sequence=length,
         gated=True,
-        tied=_flag(config, "tie_word_embeddings", family.startswith("gemma3")),
         norms=4 if family.startswith("gemma3") else 2,
         bias=family == "gpt_oss",
         qkv_bias=family != "gpt_oss" and _flag(config, "attention_bias", family in ("qwen2", "qwen2_moe")),
@@ -176,15 +183,10 @@ def _hybrid(config: Config, sequence: int | None) -> Transformer:
     mixers = pattern.count("M") * mamba + pattern.count("*") * full
     local = max(0, layers - pattern.count("*"))
     return Transformer(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
+        **(_common({**config, "num_hidden_layers": layers}, sequence, tied=False)),
         kv_heads=kv_heads,
         head_size=size,
         ffn=_count(config, "intermediate_size"),
-        vocab=_count(config, "vocab_size"),
-        sequence=sequence or _count(config, "max_position_embeddings"),
-        tied=_flag(config, "tie_word_embeddings", False),
         window=STATE if local else 0,
         local_layers=local,
         linear_layers=layers,
@@ -197,21 +199,15 @@ def _deepseek(config: Config, sequence: int | None) -> Transformer:
 
     V3.2 attends to the chosen `index_topk` tokens; the parameters of its index (0.1 %) are left out.
     """
-    layers, length = _count(config, "num_hidden_layers"), sequence or _count(config, "max_position_embeddings")
-    chosen = _count(config, "index_topk", default=0)
-    near = 0 < chosen < length
+    common, chosen = _common(config, sequence, tied=False), _count(config, "index_topk", default=0)
+    near = 0 < chosen < common["sequence"]
     return Transformer(
-        layers=layers,
+        **common,
         window=chosen if near else 0,
-        local_layers=layers if near else 0,
-        hidden=_count(config, "hidden_size"),
-        heads=_count(config, "num_attention_heads"),
+        local_layers=common["layers"] if near else 0,
         head_size=_count(config, "v_head_dim"),
         ffn=_count(config, "intermediate_size"),
-        vocab=_count(config, "vocab_size"),
-        sequence=sequence or _count(config, "max_position_embeddings"),
         gated=True,
-        tied=_flag(config, "tie_word_embeddings", False),
         experts=_count(config, "n_routed_experts"),
         top_k=_count(config, "num_experts_per_tok"),
         expert_ffn=_count(config, "moe_intermediate_size"),
@@ -228,87 +224,41 @@ def _deepseek(config: Config, sequence: int | None) -> Transformer:
 
 
 def _gpt2(config: Config, sequence: int | None) -> Transformer:
-    hidden, positions = _count(config, "n_embd"), _count(config, "n_positions", "n_ctx")
-    return Transformer(
-        layers=_count(config, "n_layer"),
-        hidden=hidden,
-        heads=_count(config, "n_head"),
-        ffn=_count(config, "n_inner", default=4 * hidden),
-        vocab=_count(config, "vocab_size"),
-        sequence=sequence or positions,
-        tied=_flag(config, "tie_word_embeddings", True),
-        norm="layer",
-        bias=True,
-        learned_positions=positions,
-    )
+    common, positions = _common(config, sequence, tied=True), _count(config, "n_positions", "n_ctx")
+    ffn = _count(config, "n_inner", default=4 * common["hidden"])
+    return Transformer(**common, ffn=ffn, norm="layer", bias=True, learned_positions=positions)
 
 
 def _neox(config: Config, sequence: int | None) -> Transformer:
-    return Transformer(
-        layers=_count(config, "num_hidden_layers"),
-        hidden=_count(config, "hidden_size"),
-        heads=_count(config, "num_attention_heads"),
-        ffn=_count(config, "intermediate_size"),
-        vocab=_count(config, "vocab_size"),
-        sequence=sequence or _count(config, "max_position_embeddings"),
-        tied=_flag(config, "tie_word_embeddings", False),
-        norm="layer",
-        bias=True,
-    )
+    ffn = _count(config, "intermediate_size")
+    return Transformer(**_common(config, sequence, tied=False), ffn=ffn, norm="layer", bias=True)
 
 
 def _opt(config: Config, sequence: int | None) -> Transformer:
     """OPT; its table of positions has two rows more than its longest sequence."""
-    hidden, positions = _count(config, "hidden_size"), _count(config, "max_position_embeddings")
-    if _count(config, "word_embed_proj_dim", default=hidden) != hidden:
+    common, positions = _common(config, sequence, tied=True), _count(config, "max_position_embeddings")
+    if _count(config, "word_embed_proj_dim", default=common["hidden"]) != common["hidden"]:
         raise ValueError("word_embed_proj_dim: only the width of hidden_size is modelled")
-    return Transformer(
-        layers=_count(config, "num_hidden_layers"),
-        hidden=hidden,
-        heads=_count(config, "num_attention_heads"),
-        ffn=_count(config, "ffn_dim"),
-        vocab=_count(config, "vocab_size"),
-        sequence=sequence or positions,
-        tied=_flag(config, "tie_word_embeddings", True),
-        norm="layer",
-        bias=True,
-        learned_positions=positions + 2,
-    )
+    ffn = _count(config, "ffn_dim")
+    return Transformer(**common, ffn=ffn, norm="layer", bias=True, learned_positions=positions + 2)
 
 
 def _bloom(config: Config, sequence: int | None) -> Transformer:
     """BLOOM: ALiBi instead of positions, and a norm behind the embedding."""
-    hidden = _count(config, "hidden_size", "n_embed")
-    return Transformer(
-        layers=_count(config, "n_layer", "num_hidden_layers"),
-        hidden=hidden,
-        heads=_count(config, "n_head", "num_attention_heads"),
-        ffn=4 * hidden,
-        vocab=_count(config, "vocab_size"),
-        sequence=sequence or _count(config, "seq_length"),
-        tied=_flag(config, "tie_word_embeddings", True),
-        norm="layer",
-        bias=True,
-        embedding_norm=True,
-    )
+    common = _common(config, sequence, tied=True)
+    return Transformer(**common, ffn=4 * common["hidden"], norm="layer", bias=True, embedding_norm=True)
 
 
 def _falcon(config: Config, sequence: int | None) -> Transformer:
     """Falcon: attention and feed-forward side by side, behind one norm or (new architecture) two."""
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads", "n_head")
-    new = _flag(config, "new_decoder_architecture", False)
-    kv_heads = _count(config, "num_kv_heads", "n_head_kv", default=heads) if new else heads
+    common, new = _common(config, sequence, tied=True, longest=2048), _flag(config, "new_decoder_architecture", False)
+    kv_heads = _count(config, "num_kv_heads", "n_head_kv", default=common["heads"]) if new else common["heads"]
     if not new and _flag(config, "multi_query", True):
         kv_heads = 1
     return Transformer(
-        layers=_count(config, "num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
+        **common,
         kv_heads=kv_heads,
-        ffn=_count(config, "ffn_hidden_size", default=4 * hidden),
-        vocab=_count(config, "vocab_size"),
-        sequence=sequence or _count(config, "max_position_embeddings", default=2048),
-        tied=_flag(config, "tie_word_embeddings", True),
+        ffn=_count(config, "ffn_hidden_size", default=4 * common["hidden"]),
         norm="layer",
         norms=1 if _flag(config, "parallel_attn", True) and not new else 2,
         bias=_flag(config, "bias", False),

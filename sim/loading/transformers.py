@@ -44,7 +44,16 @@ from equipoise.sim.scenario.model import (
     Scenario,
     TreeTopology,
 )
-from equipoise.sim.scenario.models.model import Bound, LayoutSpec, StackSpec, TransformerSpec, is_file, precision_of
+from equipoise.sim.scenario.models.model import (
+    LAYOUT,
+    NAMES,
+    Bound,
+    LayoutSpec,
+    StackSpec,
+    TransformerSpec,
+    is_file,
+    precision_of,
+)
 from equipoise.sim.scenario.tree import InputError, KeyPath, WrongValueError, read_text
 from equipoise.sim.scenario.units import format_seconds
 
@@ -340,25 +349,10 @@ def _layout(
 _search = lru_cache(maxsize=64)(llm.search)
 
 
-def layout_spec(la: Layout) -> LayoutSpec:
+def layout_spec(layout: Layout) -> LayoutSpec:
     """A layout as a scenario writes it."""
-    return LayoutSpec(
-        tp=la.tensor,
-        pp=la.pipeline,
-        cp=la.context,
-        ep=la.expert,
-        etp=la.expert_tensor_ranks or None,
-        virtual=la.virtual,
-        schedule=la.schedule,
-        sequence_parallel=la.sequence_parallel,
-        zero=la.zero,
-        recompute=la.recompute,
-        recompute_every=la.recompute_every,
-        micro_batch=la.micro_batch,
-        shard=la.shard,
-        offload=la.offload,
-        offload_activations=la.offload_activations,
-    )
+    values = {NAMES.get(name, name): getattr(layout, name) for name in LAYOUT}
+    return LayoutSpec(**values | {"etp": layout.expert_tensor_ranks or None})
 
 
 def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer, path: KeyPath) -> None:
@@ -371,12 +365,8 @@ def _possible(job: JobSpec, layout: LayoutSpec, model: Model, shape: Transformer
         made = layout.layout(job.gpus // size, job.global_batch, model.precision)
         made.check(shape)
     except ValueError as error:
-        text = (
-            str(error)
-            .replace("data x micro_batch", "dp x micro_batch")
-            .replace("expert: ", "ep: ")
-            .replace("expert_tensor_ranks: ", "etp: ")
-        )
+        text = str(error).replace("data x micro_batch", "dp x micro_batch").replace("expert: ", "ep: ")
+        text = text.replace("expert_tensor_ranks: ", "etp: ")
         raise WrongValueError((*path, "transformer", "layout"), f"job {job.name!r}: {text}") from None
 
 

@@ -52,7 +52,7 @@ class LayoutSpec(Section):
 
     def layout(self, dp: int, global_batch: int, precision: str) -> Layout:
         """The layout of `dp` replicas. Raises ValueError, its first word the key that is wrong."""
-        given: dict[str, Any] = {name: getattr(self, NAMES.get(name, name)) for name in _LAYOUT}
+        given: dict[str, Any] = {name: getattr(self, NAMES.get(name, name)) for name in LAYOUT}
         given["expert_tensor_ranks"] = self.etp or 0
         given["schedule"] = self.schedule or ("interleaved" if self.virtual > 1 else "1f1b")
         if self.sequence_parallel is None:
@@ -61,7 +61,7 @@ class LayoutSpec(Section):
             return Layout(data=dp, global_batch=global_batch, precision=precision_of(precision), **given)
 
 
-_LAYOUT = [NAME for NAME in (f.name for f in fields(Layout)) if NAMES.get(NAME, NAME) in LayoutSpec.model_fields]
+LAYOUT = [NAME for NAME in (f.name for f in fields(Layout)) if NAMES.get(NAME, NAME) in LayoutSpec.model_fields]
 
 
 class LatentSpec(Section):
