@@ -108,6 +108,18 @@ Efficiency = Annotated[Measured, _read_by(replace(SHARE, above=True))]
 ThermalResistance = Annotated[Measured, _read_by(THERMAL_RESISTANCE)]
 
 
+class _Sourced(_Part):
+    """A section that says kind and source of its numbers without their own."""
+
+    source: str = ""
+    kind: Kind | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hand_down(cls, raw: Any) -> Any:
+        return _with_origin(raw, cls, {})
+
+
 class EfficiencyPoint(_Part):
     """Share of the peak rate reached by one pass of `flop` FLOP."""
 
@@ -115,7 +127,7 @@ class EfficiencyPoint(_Part):
     efficiency: Efficiency
 
 
-class Accelerator(_Part):
+class Accelerator(_Sourced):
     """One accelerator. None: not known, which is never treated as 0.
 
     `flop_per_s` holds dense peak rates by precision; `efficiency` is the share of them reached by size of
@@ -125,8 +137,6 @@ class Accelerator(_Part):
     """
 
     vendor: str = ""
-    source: str = ""
-    kind: Kind | None = None
     flop_per_s: Annotated[dict[str, FlopRate], Field(min_length=1)]
     hbm_bytes_per_s: ByteRate
     memory_bytes: ByteCount
@@ -147,11 +157,6 @@ class Accelerator(_Part):
     price_usd_per_gpu_h: Price | None = None
     price_date: str | None = None
     _steps: tuple[StepTime, ...] = PrivateAttr(())  # the profile's, of this accelerator
-
-    @model_validator(mode="before")
-    @classmethod
-    def _hand_down(cls, raw: Any) -> Any:
-        return _with_origin(raw, cls, {})
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -206,7 +211,7 @@ class FabricRange(_Part):
     bytes_per_s: ByteRate
 
 
-class Fabric(_Part):
+class Fabric(_Sourced):
     """One collective on one tier: `alpha_s` per message and the highest rate B that a flow reaches.
 
     `pieces` refine them by message size. `accelerator` "" means any.
@@ -215,16 +220,9 @@ class Fabric(_Part):
     tier: Tier
     collective: Collective
     accelerator: str = ""
-    source: str = ""
-    kind: Kind | None = None
     alpha_s: Duration
     bytes_per_s: ByteRate
     pieces: tuple[FabricRange, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _hand_down(cls, raw: Any) -> Any:
-        return _with_origin(raw, cls, {})
 
     @model_validator(mode="after")
     def _sorted(self) -> Self:
@@ -241,7 +239,7 @@ class Fabric(_Part):
         return alpha, rate
 
 
-class StepTime(_Part):
+class StepTime(_Sourced):
     """Time of one forward-backward pass of a workload: alpha_s + beta_s * samples.
 
     `residual_cov` is the coefficient of variation of measured over fitted steps, `overlap` the exponent gamma
@@ -251,17 +249,10 @@ class StepTime(_Part):
     workload: str
     accelerator: str
     precision: str
-    source: str = ""
-    kind: Kind | None = None
     alpha_s: Duration
     beta_s: Duration
     residual_cov: Number | None = None
     overlap: Number | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _hand_down(cls, raw: Any) -> Any:
-        return _with_origin(raw, cls, {})
 
 
 class HardwareProfile(_Part):

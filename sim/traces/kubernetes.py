@@ -39,8 +39,8 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
         raise InputError([f"{file}: Kubernetes objects without workloads or pods: {found.seen}"])
     more = 0 if found.workloads else len(found.pods) - len(made)
     gangs = (TextChange("merged", "a further pod of a gang", more, 1),) if more else ()
-    numbers = {key: np.array([row[key] for row in made], dtype=np.float64) for key in _NUMBERS}
-    texts: dict[str, Column] = {key: _text([str(row[key]) for row in made]) for key in _TEXTS}
+    numbers = {key: np.array([row.get(key, np.nan) for row in made], dtype=np.float64) for key in _NUMBERS}
+    texts: dict[str, Column] = {key: _text([str(row.get(key, "")) for row in made]) for key in _TEXTS}
     texts |= {"site_queueing_s": numbers["start"] - numbers["arrival"], "pods": numbers["pods"]}
     optional = {name: numbers[name] for name in ("gpus_min", "segment") if not np.isnan(numbers[name]).all()}
     texts |= optional
@@ -53,9 +53,9 @@ def from_kueue(found: KueueObjects, unit: str, file: str) -> Rows:
         columns=texts,
         changes=(*found.changes, *gangs),
     )
-    sliced = np.array([bool(row["slices"]) for row in made]) & ~(numbers["segment"] > 0)
+    sliced = np.array([bool(row.get("slices")) for row in made]) & ~(numbers["segment"] > 0)
     rows.count("requests pod slices that stay within a node, or have no size: not simulated", sliced)
-    order = np.array([float(str(row["priority"]) or 0.0) for row in made])
+    order = np.array([float(str(row.get("priority", "")) or 0.0) for row in made])
     if order.any():  # Kueue has 0 and below, a scenario is above 0
         rows.priority = order + max(0.0, 1.0 - float(order.min()))
     kinds = np.array([str(row["kind"]) for row in made])
@@ -73,9 +73,8 @@ _HOST = "kubernetes.io/hostname"
 
 
 def _of_workload(workload: KueueWorkload, found: KueueObjects, unit: str) -> Row:
-    priority = workload.priority
-    if priority is None:
-        priority = found.priority_classes.get(workload.priority_class)
+    by_class = found.priority_classes.get(workload.priority_class)
+    priority = by_class if workload.priority is None else workload.priority
     return {
         "name": f"{workload.namespace}/{workload.name}",
         "arrival": workload.created_s,
@@ -138,17 +137,10 @@ def _of_gang(pods: Sequence[Pod], unit: str) -> Row:
         "end": np.maximum.reduce([pod.finished_s for pod in pods]),
         "units": math.fsum(pod.requests.get("cpu", 0.0) if unit == "CPUs" else pod.gpus for pod in pods),
         "pods": len(pods),
-        "gpus_min": np.nan,
-        "evictions": 0,
         "account": first.namespace,
         "queue": first.labels.get("kueue.x-k8s.io/queue-name", ""),
-        "cluster_queue": "",
-        "priority": "",
         "state": next((pod.phase for pod in pods if pod.phase not in _ENDED), first.phase),
         "kind": first.owner.partition("/")[0] or "Pod",
-        "slices": False,
-        "segment": np.nan,
-        "together": "",
     }
 
 

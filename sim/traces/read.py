@@ -71,17 +71,8 @@ def check_format(format: str) -> None:
 def read_spec(spec: TraceSpec, path: str | Path) -> Trace:
     """Jobs of the file at `path` as a scenario's `workload.trace` says. Raises InputError."""
     check_format(spec.format)
-    return read_trace(
-        path,
-        spec.format,
-        spec.limit,
-        spec.clusters,
-        spec.time_scale,
-        columns=spec.columns,
-        zone=spec.zone,
-        keep=spec.keep,
-        count=spec.count,
-    )
+    given = ("format", "limit", "clusters", "time_scale", "columns", "zone", "keep", "count")
+    return read_trace(path, **{key: getattr(spec, key) for key in given})
 
 
 def trace_format(path: Path) -> str:

@@ -26,7 +26,7 @@ from equipoise.sim.hardware.kinds import power_share
 from equipoise.sim.hardware.prices import Prices
 from equipoise.sim.job.dataset import JobData
 from equipoise.sim.job.demand import Demand
-from equipoise.sim.job.listener import Listener, Listeners
+from equipoise.sim.job.listener import Listeners
 from equipoise.sim.job.rigid import RigidJob, RigidJobs
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import CostAccounts
@@ -168,16 +168,8 @@ class SimWorld:
         self.ran_on = RanOn(len(demand), cluster.gpu_models, cluster.gpus.model) if several else None
         self.held_late = HeldLate(float(demand.arrival_s[-1]))
         stall = StallDetection(demand, roster.waiting, roster.running, losses.worst_s)
-        listening: list[Listener | None] = [
-            self.costs,
-            traffic,
-            paths,
-            self.timeline,
-            stall,
-            self.ran_on,
-            self.held_late,
-        ]
-        self.listeners = Listeners(listener for listener in listening if listener is not None)
+        heard = (self.costs, traffic, paths, self.timeline, stall, self.ran_on, self.held_late)
+        self.listeners = Listeners(listener for listener in heard if listener is not None)
         self.rigid = RigidJobs(
             clock,
             cluster,

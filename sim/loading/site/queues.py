@@ -39,7 +39,7 @@ _OF_USER = {"grptres": "gpus", "grpjobs": "jobs", "maxjobs": "jobs", "maxtres": 
 """Limits of an association of a user; of an account's, `MaxJobs` is each user's."""
 
 
-def tell(site: Site, section: str, entry: Mapping[str, Any]) -> None:
+def tell(site: Site, section: str, **entry: Any) -> None:
     """Add an entry without its empty values; entries without a name and repeated ones are skipped."""
     full = {key: value for key, value in entry.items() if value not in (None, "", (), {}, [])}
     told = site.queues.setdefault(section, [])
@@ -114,7 +114,7 @@ def add_qos(site: Site, rows: Sequence[SlurmQos], unit: str) -> None:
     for qos in rows:
         limits = _limits(site, f"QOS {qos.name}", qos.limits, qos.counts, unit, _AMOUNTS, _COUNTS)
         preempts = [name for name in qos.preempt if name in known]
-        tell(site, "qos", {"name": qos.name, "priority": qos.priority or None, "preempts": preempts, **limits})
+        tell(site, "qos", name=qos.name, priority=qos.priority or None, preempts=preempts, **limits)
         strange = ",".join(name for name in qos.preempt if name not in known)
         other = {
             "preempts a QOS that is not in these files": strange,
@@ -134,7 +134,7 @@ def add_accounts(site: Site, found: Accounts, unit: str) -> None:
     add_qos(site, found.qos, unit)
     known = {a.account for a in found.associations if not a.user}
     for name in dict.fromkeys(a.account for a in found.associations if a.user and a.account not in known):
-        tell(site, "accounts", {"name": name})
+        tell(site, "accounts", name=name)
     account = {**_OF_USER, "grptres": "gpus", "maxtres": "gpus_per_job"}
     numbers = {"grpjobs": "jobs", "maxjobs": "jobs_per_user"}
     parents = 0
@@ -145,10 +145,10 @@ def add_accounts(site: Site, found: Accounts, unit: str) -> None:
         shares = None if a.shares in (None, 1.0) else a.shares
         parents += bool(a.user) and a.shares is None
         if a.user:
-            tell(site, "users", {"name": a.user, "account": a.account, "shares": shares, **limits})
+            tell(site, "users", name=a.user, account=a.account, shares=shares, **limits)
         else:
             parent = a.parent if a.parent in known else ""
-            tell(site, "accounts", {"name": a.account, "parent": parent, "shares": shares, **limits})
+            tell(site, "accounts", name=a.account, parent=parent, shares=shares, **limits)
     if parents:
         site.add_aside("Shares", f"{parents} users share with their account (Fairshare=parent): taken as 1 share each")
     for change in found.changes:
@@ -214,17 +214,15 @@ def add_partition(site: Site, partition: SlurmPartition) -> None:
     tell(
         site,
         "partitions",
-        {
-            "name": partition.name,
-            "nodes": None if partition.nodes.upper() == "ALL" else frozenset(partition.node_names),
-            "default": partition.default or None,
-            "tier": partition.priority_tier if partition.priority_tier != 1 else None,
-            "priority": partition.priority_job_factor if partition.priority_job_factor != 1 else None,
-            "qos": partition.qos,
-            "accounts": _allowed(partition),
-            "exclusive": partition.other.get("oversubscribe", "").upper() == "EXCLUSIVE" or None,
-            "spared": partition.preempt_mode.upper() == "OFF" or None,
-        },
+        name=partition.name,
+        nodes=None if partition.nodes.upper() == "ALL" else frozenset(partition.node_names),
+        default=partition.default or None,
+        tier=partition.priority_tier if partition.priority_tier != 1 else None,
+        priority=partition.priority_job_factor if partition.priority_job_factor != 1 else None,
+        qos=partition.qos,
+        accounts=_allowed(partition),
+        exclusive=partition.other.get("oversubscribe", "").upper() == "EXCLUSIVE" or None,
+        spared=partition.preempt_mode.upper() == "OFF" or None,
     )
 
 
@@ -276,17 +274,15 @@ def add_queues(site: Site, found: KueueObjects, unit: str, kinds: Mapping[str, s
         tell(
             site,
             "cohorts",
-            {
-                "name": cohort.name,
-                "parent": cohort.parent,
-                **_quotas(cohort.quotas, unit, flavor_of),
-                "weight": None if cohort.weight == 1.0 else cohort.weight,
-            },
+            name=cohort.name,
+            parent=cohort.parent,
+            **_quotas(cohort.quotas, unit, flavor_of),
+            weight=None if cohort.weight == 1.0 else cohort.weight,
         )
     known = {cohort.name for cohort in found.cohorts}
     named = [*(c.parent for c in found.cohorts), *(q.cohort for q in found.cluster_queues)]
     for name in dict.fromkeys(name for name in named if name and name not in known):
-        tell(site, "cohorts", {"name": name})
+        tell(site, "cohorts", name=name)
     for queue in found.cluster_queues:
         _add_queue(site, queue, unit, flavor_of, [name for name in doors.get(queue.name, ()) if name not in double])
 
@@ -330,17 +326,16 @@ def _add_queue(site: Site, queue: ClusterQueue, unit: str, flavor_of: Mapping[st
     tell(
         site,
         "queues",
-        {
-            "name": queue.name,
-            "cohort": queue.cohort,
-            **quotas,
-            "order": "strict" if queue.strategy == "StrictFIFO" else None,
-            "reclaim": _PREEMPT.get(queue.reclaim_within_cohort),
-            "within": _PREEMPT.get(queue.within_cluster_queue),
-            **({"borrow_within": "lower-priority", "borrow_within_most": queue.borrow_within_most} if borrows else {}),
-            "weight": None if queue.weight == 1.0 else queue.weight,
-            "names": [n for n in names if n != queue.name],
-        },
+        name=queue.name,
+        cohort=queue.cohort,
+        **quotas,
+        order="strict" if queue.strategy == "StrictFIFO" else None,
+        reclaim=_PREEMPT.get(queue.reclaim_within_cohort),
+        within=_PREEMPT.get(queue.within_cluster_queue),
+        borrow_within="lower-priority" if borrows else None,
+        borrow_within_most=queue.borrow_within_most if borrows else None,
+        weight=None if queue.weight == 1.0 else queue.weight,
+        names=[n for n in names if n != queue.name],
     )
     others = sorted({quota.resource for quota in queue.quotas if not counts(quota.resource, unit)})
     more = [*queue.rest, *([f"quotas of {', '.join(others)}"] if others else [])]
@@ -355,7 +350,7 @@ def add_generated(site: Site, test: GeneratedTest) -> None:
     for cohort in test.cohorts:
         for c in range(cohort.count):
             title = f"{cohort.name}-{c}"
-            tell(site, "cohorts", {"name": title})
+            tell(site, "cohorts", name=title)
             for group in cohort.queues:
                 for k in range(group.count):
                     name = f"{title}-{group.name}-{k}"
@@ -363,14 +358,12 @@ def add_generated(site: Site, test: GeneratedTest) -> None:
                     tell(
                         site,
                         "queues",
-                        {
-                            "name": name,
-                            "cohort": title,
-                            "gpus": _plain(group.nominal_quota),
-                            "borrow": _plain(group.borrowing_limit),
-                            "reclaim": _PREEMPT.get(group.reclaim_within_cohort),
-                            "within": _PREEMPT.get(group.within_cluster_queue),
-                        },
+                        name=name,
+                        cohort=title,
+                        gpus=_plain(group.nominal_quota),
+                        borrow=_plain(group.borrowing_limit),
+                        reclaim=_PREEMPT.get(group.reclaim_within_cohort),
+                        within=_PREEMPT.get(group.within_cluster_queue),
                     )
                     site.jobs += [
                         {
