@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from equipoise.calibrate.trace import fuse
 from equipoise.calibrate.trace.rates import OperationRates, rates_of
 from equipoise.calibrate.trace.record import CannotTraceError, MakeStep, StepTrace, record
 from equipoise.calibrate.trace.step import StepTimes, step_times
@@ -36,14 +39,19 @@ class StepPrediction:
     largest: int | None = None  # largest batch that fits, where it was asked for
 
     @property
+    def error(self) -> float:
+        """Relative half-width of the step's 90 % interval."""
+        return math.hypot(self.rates.error, fuse.ERROR) if self.trace.compiled else self.rates.error
+
+    @property
     def low_s(self) -> float:
         """Lower end of the step's 90 % interval (s)."""
-        return self.times.step_s / (1.0 + self.rates.error)
+        return self.times.step_s / (1.0 + self.error)
 
     @property
     def high_s(self) -> float:
         """Upper end of the step's 90 % interval (s)."""
-        return self.times.step_s * (1.0 + self.rates.error)
+        return self.times.step_s * (1.0 + self.error)
 
     @property
     def usable_bytes(self) -> float:
@@ -96,6 +104,9 @@ class StepPrediction:
             "kept_bytes": self.trace.kept_bytes,
             "host_reads": self.trace.host_reads,
             "parameters": self.trace.parameters,
+            "compiled": self.trace.compiled,
+            "ranks": self.trace.ranks,
+            "exchanged_bytes": self.trace.exchanged,
             "origin": self.rates.origin,
         }
 
@@ -108,6 +119,7 @@ def predict(
     *,
     largest: bool = False,
     hardware: str = "catalogue",
+    ranks: int = 1,
 ) -> list[StepPrediction]:
     """StepTrace each batch once and cost it on every GPU.
 
@@ -116,38 +128,41 @@ def predict(
     rates = [rates_of(gpu, hardware) for gpu in gpus]
     profile = load_profile(hardware)
     places = [one.name if one.name in profile.accelerators else f"{one.name}_sxm" for one in rates]
-    traces = [record(make, batch) for batch in batches]
+    tracing = partial(record, make, ranks=ranks)
+    traces = [tracing(batch) for batch in batches]
     found = []
     for of, place in zip(rates, places, strict=True):
         gpu = profile.accelerator(place)
-        most = largest_batch(make, traces, gpu.memory_bytes.value - CONTEXT_BYTES) if largest else None
+        most = largest_batch(tracing, traces, gpu.memory_bytes.value - CONTEXT_BYTES) if largest else None
         found += [
             StepPrediction(name, trace, of, step_times(trace.operations, of), gpu, place, most) for trace in traces
         ]
     return found
 
 
-def largest_batch(make: MakeStep, traces: Sequence[StepTrace], usable_bytes: float) -> int:
+def largest_batch(tracing: Callable[[int], StepTrace], traces: Sequence[StepTrace], usable_bytes: float) -> int:
     """The largest batch whose peak fits: along the line of two traces, then checked by tracing; 0: none fits."""
     known = {trace.batch: trace.peak_bytes for trace in traces}
     for batch in (1, 2):
         if len(known) < 2 and batch not in known:
-            known[batch] = record(make, batch).peak_bytes
+            known[batch] = tracing(batch).peak_bytes
     for _ in range(8):
         (a, at_a), (b, at_b) = sorted(known.items())[-2:]
         per_sample = max((at_b - at_a) / (b - a), 1.0)
         guess = min(MOST, max(1, int(a + (usable_bytes - at_a) / per_sample)))
         if guess in known:
             break
-        known[guess] = record(make, guess).peak_bytes
-        if known[guess] <= usable_bytes and _no_longer_fits(make, guess + 1, usable_bytes, known):
+        known[guess] = tracing(guess).peak_bytes
+        if known[guess] <= usable_bytes and _no_longer_fits(tracing, guess + 1, usable_bytes, known):
             return guess
     return max((batch for batch, peak in known.items() if peak <= usable_bytes), default=0)
 
 
-def _no_longer_fits(make: MakeStep, batch: int, usable_bytes: float, known: dict[int, float]) -> bool:
+def _no_longer_fits(
+    tracing: Callable[[int], StepTrace], batch: int, usable_bytes: float, known: dict[int, float]
+) -> bool:
     """Whether the next batch no longer fits."""
-    known[batch] = record(make, batch).peak_bytes
+    known[batch] = tracing(batch).peak_bytes
     return known[batch] > usable_bytes
 
 

@@ -7,17 +7,24 @@ operations of one call each.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch._dynamo  # loaded now: it lists the functions of PyTorch, which are replaced below
+import torch.distributed as distributed
 import torch.nn.functional as functional
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 LIBRARY = "equipoise"
 CPU = torch.device("cpu")
@@ -138,7 +145,11 @@ def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float 
 
 
 class CudaFunctions(TorchFunctionMode):  # type: ignore[misc]
-    """Functions of PyTorch as they act on CUDA tensors."""
+    """Functions of PyTorch as they act on CUDA tensors; on a CPU only device arguments change."""
+
+    def __init__(self, on_cpu: bool) -> None:
+        super().__init__()
+        self._on_cpu = on_cpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
@@ -148,6 +159,8 @@ class CudaFunctions(TorchFunctionMode):  # type: ignore[misc]
             args = tuple(CPU if isinstance(a, str | torch.device) and _is_cuda(a) else a for a in args)
         if name == "cuda":
             return args[0]
+        if self._on_cpu:
+            return func(*args, **kwargs)
         if name in ("grouped_mm", "_grouped_mm"):
             return grouped_product(args[0], args[1], kwargs.get("offs", args[2] if len(args) > 2 else None))
         if name == "scaled_dot_product_attention":
@@ -292,9 +305,16 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def _uncompiled(model: Any = None, **_: Any) -> Any:
-    """`torch.compile` without effect: no kernels are fused."""
-    return (lambda function: function) if model is None else model
+@dataclass
+class Pretence:
+    """What the script asked for. compiled: it called `torch.compile`."""
+
+    compiled: bool = False
+
+    def compile(self, model: Any = None, **_: Any) -> Any:
+        """`torch.compile`, which is noted: kernels are fused in the record of the step."""
+        self.compiled = True
+        return (lambda function: function) if model is None else model
 
 
 class _Event:
@@ -307,16 +327,94 @@ class _Event:
         return 1.0
 
 
+class _Replica(torch.nn.Module):  # type: ignore[misc]
+    """DistributedDataParallel without its buckets: the gradients are recorded in their order anyway."""
+
+    def __init__(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> ExitStack:
+        return ExitStack()
+
+
+_mesh = DeviceMesh.__init__
+
+
+def _real_mesh(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
+    """A mesh of the fake ranks; its table of ranks is real."""
+    with _disable_current_modes():
+        if isinstance(known := kwargs.get("_rank_map"), FakeTensor):  # PyTorch's own: 0, 1, 2, ...
+            kwargs["_rank_map"] = torch.arange(known.numel(), dtype=torch.int)
+        _mesh(self, "cpu" if _is_cuda(device_type) else device_type, *args, **kwargs)
+
+
+_whole_shapes = ShardingPropagator._propagate_tensor_meta_non_cached
+
+
+def _unrecorded_shapes(self: Any, schema: Any) -> Any:
+    """Shapes of sharded tensors as wholes, which no GPU allocates."""
+    with _disable_current_modes():
+        return _whole_shapes(self, schema)
+
+
 @contextmanager
-def pretending() -> Iterator[None]:
-    """Fake tensors, and PyTorch as it acts on one CUDA device."""
-    functions = CudaFunctions()
+def ranks_of(count: int) -> Iterator[None]:
+    """The first of `count` ranks of a process group that exchanges nothing (PyTorch's fake process group)."""
+    world = {"WORLD_SIZE": str(count), "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(min(count, 8))}
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, world))
+        end, start = distributed.destroy_process_group, distributed.init_process_group
+
+        def begin(*_: Any, **__: Any) -> None:
+            if not distributed.is_initialized():
+                start("fake", store=FakeStore(), rank=0, world_size=count)
+                stack.callback(end)
+
+        if count > 1:
+            begin()
+        stack.enter_context(patch.object(distributed, "init_process_group", begin))
+        stack.enter_context(patch.object(distributed, "destroy_process_group", _nothing))
+        stack.enter_context(patch.object(DeviceMesh, "__init__", _real_mesh))
+        stack.enter_context(patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", _unrecorded_shapes))
+        stack.enter_context(patch.object(torch.nn.parallel, "DistributedDataParallel", _Replica))
+        yield
+
+
+@contextmanager
+def pretending(ranks: int = 1, device: str = "cuda") -> Iterator[Pretence]:
+    """Fake tensors, and PyTorch as it acts on one CUDA device (or CPU), that of the first of `ranks`."""
+    functions, pretence = CudaFunctions(device == "cpu"), Pretence()
     engine = torch.autograd.graph._engine_run_backward
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         with functions:  # calls inside a function of PyTorch do not pass the mode, recomputation has to
             return engine(*args, **kwargs)
 
+    inits = [n for n in vars(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
+    with ExitStack() as stack:
+        stack.enter_context(ranks_of(ranks))
+        for name in inits:
+            stack.enter_context(patch.object(torch.nn.init, name, lambda tensor, *_, **__: tensor))
+        for place in (torch.autograd, torch.autograd.graph):
+            stack.enter_context(patch.object(place, "_engine_run_backward", backward))
+        stack.enter_context(patch.object(torch.nn.Module, "_apply", apply))
+        stack.enter_context(patch.object(torch, "compile", pretence.compile))
+        stack.enter_context(patch.object(torch.nn.Module, "compile", lambda *_, **__: pretence.compile()))
+        if device != "cpu":
+            stack.enter_context(_cuda_patches())
+        stack.enter_context(patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True))
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(functions)
+        yield pretence
+
+
+@contextmanager
+def _cuda_patches() -> Iterator[None]:
+    """One CUDA device, and what PyTorch does otherwise there than on a CPU."""
     cuda = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -332,24 +430,14 @@ def pretending() -> Iterator[None]:
         "manual_seed_all": _nothing,
         "Event": _Event,
     }
-    inits = [n for n in vars(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
     with ExitStack() as stack:
-        for name in inits:
-            stack.enter_context(patch.object(torch.nn.init, name, lambda tensor, *_, **__: tensor))
         for name, value in cuda.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         for place in (torch, torch.amp, torch.amp.autocast_mode):
             stack.enter_context(patch.object(place, "autocast", CudaAutocast))
-        for place in (torch.autograd, torch.autograd.graph):
-            stack.enter_context(patch.object(place, "_engine_run_backward", backward))
-        stack.enter_context(patch.object(torch.nn.Module, "_apply", apply))
-        stack.enter_context(patch.object(torch, "compile", _uncompiled))
-        stack.enter_context(patch.object(torch.nn.Module, "compile", _nothing))
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
         stack.enter_context(patch.object(functional, "cross_entropy", cross_entropy))
         # On CUDA optimisers go over lists of tensors unless told otherwise.
         stack.enter_context(patch.object(optimizer, "_foreach_supported_types", [FakeTensor, torch.nn.Parameter]))
         stack.enter_context(patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]))
-        stack.enter_context(FakeTensorMode())
-        stack.enter_context(functions)
         yield

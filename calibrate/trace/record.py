@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from equipoise.calibrate.trace.fuse import Flow, fused
 from equipoise.calibrate.trace.memory import CachingAllocator
 from equipoise.calibrate.trace.pretend import pretending
 from equipoise.calibrate.trace.work import READ, Pass, Shape, TracedOperation, operation
@@ -28,6 +33,9 @@ MakeStep = Callable[[int], Callable[[], object]]
 
 COLLECTED = 100
 """Calls between two collections of cycles; Python's own threshold is reached about as often."""
+
+
+COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "alltoall", "all_to_all")
 
 
 class CannotTraceError(ValueError):
@@ -41,6 +49,8 @@ class StepTrace:
     operations: in the order of calls. peak_bytes, reserved_bytes: of the allocator, over the step; kept_bytes: held
     before it begins (parameters, states). host_reads: values that the host waited for. parameters: that are trained.
     gradients: (operations before it was complete, bytes) of each trained parameter's, in the order of completion.
+    exchanged: bytes of the whole tensors by collective, of a step of `ranks` ranks.
+    compiled: operations are fused by the rule of `fuse`.
     """
 
     operations: Sequence[TracedOperation]
@@ -51,6 +61,9 @@ class StepTrace:
     host_reads: int
     parameters: int
     gradients: Sequence[tuple[int, int]] = ()
+    ranks: int = 1
+    exchanged: Mapping[str, float] = field(default_factory=dict)
+    compiled: bool = False
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
@@ -62,26 +75,47 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.memory = CachingAllocator()
         self.host_reads = 0
         self.updating = False  # an optimiser steps: what it reads, its count of steps, is the host's own
-        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.exchanged: Counter[str] = Counter()
+        self.flows: list[Flow] = []
+        self._known: weakref.WeakKeyDictionary[Any, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._later: list[Any] = []
-        self._calls = 0
+        self._calls = self._count = 0
 
     def __enter__(self) -> Any:
         # Cycles hold tensors until they are collected: at the same calls, whatever ran before, and about as often.
         self._collects = gc.isenabled()
         gc.collect()
         gc.disable()
+        self._resizes = ExitStack()
+        self._resizes.enter_context(patch.object(torch.UntypedStorage, "resize_", self._resize))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        self._resizes.close()
         if self._collects:
             gc.enable()
 
     def _allocate(self, storage: Any) -> None:
         if storage not in self._known:
-            block = self._known[storage] = self.memory.allocate(storage.nbytes())
-            weakref.finalize(storage, self.memory.free, block)
+            block = self.memory.allocate(storage.nbytes())
+            self._known[storage] = weakref.finalize(storage, self.memory.free, block)
+
+    @property
+    def _resize(self) -> Any:
+        """`UntypedStorage.resize_`, by which sharded training frees and allocates whole parameters."""
+        known, allocate, plain = self._known, self._allocate, torch.UntypedStorage.resize_
+
+        def resize(storage: Any, size: int) -> Any:
+            if storage in known:
+                known.pop(storage)()
+            out = plain(storage, size)
+            if size:
+                allocate(storage)
+            return out
+
+        return resize
 
     def _settle(self) -> None:
         """Allocate the sum of gradients that the autograd engine would have added in place."""
@@ -92,6 +126,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._later.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented  # its local tensors come next
         self._settle()
         self._calls += 1
         if self._calls % COLLECTED == 0:
@@ -101,7 +137,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         if name == "_local_scalar_dense":
             return self._read(args[0])
         out = func(*args, **(kwargs or {}))
-        if namespace not in ("aten", "equipoise"):
+        if namespace in ("c10d", "_c10d_functional") and name.strip("_").startswith(COLLECTIVES):
+            whole = max((x.nbytes for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor)), default=0)
+            self.exchanged[name.strip("_").removesuffix("_base_").removesuffix("_base")] += whole
+        if namespace not in ("aten", "equipoise", "fsdp"):
             return out
         ins = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         outs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
@@ -117,14 +156,31 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         during: Pass = "backward" if backward else "forward"
         changes = bool(func._schema.is_mutable)
         one = operation(name, shapes(ins), shapes(outs), during, changes, scalars)
-        self.operations.extend(each_group(one) if name == "grouped_product" and one.kind != "product" else [one])
+        made = each_group(one) if name == "grouped_product" and one.kind != "product" else [one]
+        self.operations.extend(made)
+        written = [*outs, *ins[:1]] if changes else outs
+        elements = max((x.numel() for x in (*ins, *outs)), default=0)
+        self.flows.extend([Flow(self._storages(ins), self._storages(written), elements)] * len(made))
         return out
+
+    def _storages(self, tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+        """Bytes that are touched of each storage, by its number."""
+        found: dict[int, int] = {}
+        for one, shape in zip(tensors, shapes(tensors), strict=True):
+            storage = one.untyped_storage()
+            if storage not in self._numbers:
+                self._count += 1
+                self._numbers[storage] = self._count
+            number = self._numbers[storage]
+            found[number] = max(found.get(number, 0), shape.memory_bytes)
+        return found
 
     def _read(self, tensor: Any) -> Any:
         """A value that the script reads: 1, as no value exists."""
         if not self.updating:
             self.host_reads += 1
             self.operations.append(TracedOperation("item", READ, "forward"))
+            self.flows.append(Flow({}, {}, 0))
         return True if tensor.dtype is torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
 
 
@@ -144,8 +200,8 @@ def shapes(tensors: Sequence[torch.Tensor]) -> list[Shape]:
     ]
 
 
-def record(make: MakeStep, batch: int) -> StepTrace:
-    """Record the second training step of `make(batch)`. Raises CannotTraceError, one line."""
+def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> StepTrace:
+    """Record the second training step of `make(batch)` on the first of `ranks`. Raises CannotTraceError, one line."""
     trained: dict[int, int] = {}
     gradients: dict[int, tuple[int, int]] = {}
 
@@ -167,14 +223,16 @@ def record(make: MakeStep, batch: int) -> StepTrace:
 
     hooks: list[Any] = [register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)]
     try:
-        with pretending(), recorder:
+        with pretending(ranks, device) as pretence, recorder:
             step = make(batch)
             step()
             recorder._settle()
             kept = recorder.memory.allocated_bytes
             recorder.operations.clear()
+            recorder.flows.clear()
             recorder.memory.reset_peak()
             recorder.host_reads = 0
+            recorder.exchanged.clear()
             step()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CannotTraceError(
@@ -184,14 +242,20 @@ def record(make: MakeStep, batch: int) -> StepTrace:
     finally:
         for hook in hooks:
             hook.remove()
-    memory = recorder.memory
+    memory, operations, complete_at = recorder.memory, recorder.operations, list(gradients.values())
+    if pretence.compiled:
+        operations, done = fused(operations, recorder.flows)
+        complete_at = [(done[min(at, len(done)) - 1], size) for at, size in complete_at]
     return StepTrace(
-        tuple(recorder.operations),
+        tuple(operations),
         batch,
         memory.peak_bytes,
         memory.peak_reserved_bytes,
         kept,
         recorder.host_reads,
         sum(trained.values()),
-        tuple(gradients.values()),
+        tuple(complete_at),
+        ranks,
+        dict(recorder.exchanged),
+        pretence.compiled,
     )

@@ -49,7 +49,7 @@ class TracedLine:
     def step(self) -> StepTime:
         """The line as a step of a hardware profile; the interval is that of models left out of the rates' fit."""
         rates, source = self.few.rates, f"traced at batches {self.few.trace.batch} and {self.many.trace.batch}"
-        wide = 1.0 + rates.error
+        wide = 1.0 + self.few.error
 
         def measured(value: float) -> Measured:
             return Measured(value=value, low=value / wide, high=value * wide, n=2, source=source, kind="fitted")

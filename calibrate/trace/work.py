@@ -114,7 +114,8 @@ _KINDS: Mapping[str, str] = {
         ],
         "reduction",
     ),
-    **dict.fromkeys(("cat", "stack"), "concatenation"),
+    **dict.fromkeys(("cat", "stack", "chunk_cat", "split_with_sizes_copy"), "concatenation"),
+    "all_gather_copy_in": "concatenation",
     **dict.fromkeys(
         [
             "zeros",
@@ -140,6 +141,7 @@ NARROW = 512
 """Elements of a row below which norms of rows use the device worse."""
 _PARTS = (
     ("attention", "attention"),
+    ("mkldnn_rnn_layer", "recurrent"),
     ("batch_norm", "batch_norm"),
     ("layer_norm", "layer_norm"),
     ("rms_norm", "layer_norm"),
@@ -229,7 +231,10 @@ def _flop(
     if name == "convolution_backward":
         pieces = sum(len(out.sizes) >= 3 for out in outs)
         return 2.0 * math.prod(ins[0].sizes) * math.prod(ins[2].sizes[1:]) * pieces
-    if name.startswith("attention"):  # two products forward, five backward (FlashAttention-2, Dao 2023, section 3)
+    if name.startswith("mkldnn_rnn_layer"):  # every weight meets every sample of every time
+        x, *weights = ins[:3]
+        return (4.0 if "backward" in name else 2.0) * math.prod(x.sizes[:2]) * sum(w.elements for w in weights)
+    if "attention" in name:  # two products forward, five backward (FlashAttention-2, Dao 2023, section 3)
         back = "backward" in name
         q, k = ins[1:3] if back else ins[:2]
         return (10.0 if back else 4.0) * math.prod(q.sizes) * k.sizes[-2] * (0.5 if causal else 1.0)

@@ -31,6 +31,13 @@ LISTED = 6
     help="Tokens of a sample, for models by their configuration.",
 )
 @click.option("--largest", is_flag=True, help="Also find the largest batch that fits (traces a few more).")
+@click.option(
+    "--ranks",
+    type=IntRange(1, 1 << 16),
+    default=1,
+    show_default=True,
+    help="Ranks of the script's process group (fully_shard); the first one is traced.",
+)
 @click.option("--hardware", default="catalogue", show_default=True, help="Profile with memory, prices and data sheets.")
 @click.option(
     "--scenario",
@@ -48,6 +55,7 @@ def predict(
     gpus: tuple[str, ...],
     length: int,
     largest: bool,
+    ranks: int,
     hardware: str,
     folder: Path | None,
     form: str,
@@ -77,13 +85,15 @@ def predict(
     written: list[Path] = []
     if folder is not None and len(set(batches)) < 2:
         raise WrongInputError("--scenario: needs two batches, between which steps are known best: give --batch twice")
+    if folder is not None and ranks > 1:
+        raise WrongInputError("--scenario: shards by its own model of parallel training: trace one rank (--ranks 1)")
     with progress(state.quiet, "predict", "traced") as tell, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for k, model in enumerate(models):
             tell(k, len(models), model)
             try:
                 name, make = load_step(model, length)
-                of = predicted(name, make, batches or (1,), wanted, largest=largest, hardware=hardware)
+                of = predicted(name, make, batches or (1,), wanted, largest=largest, hardware=hardware, ranks=ranks)
                 if folder is not None:
                     written.append(write_scenario(of, folder, hardware))
                 found += of
@@ -150,6 +160,13 @@ def _text(found: list[StepPrediction]) -> str:
     missing = sorted({kind for one in found for kind in one.rates.unmeasured(one.trace.operations)})
     if missing:
         lines.append(f"not measured, taken as elementwise: {', '.join(kind.replace('_', ' ') for kind in missing)}")
+    if sizes := found[0].trace.exchanged:
+        each = ", ".join(f"{size / 1e9:.3g} GB by {name}" for name, size in sizes.items())
+        lines.append(f"{found[0].trace.ranks} ranks exchange {each} in a step; the step is without their time")
+    if found[0].trace.compiled:
+        lines.append(
+            "compiled: pointwise chains are counted as fused by a rule, not by Inductor; memory as not compiled"
+        )
     if reads := found[0].trace.host_reads:
         lines.append(f"the script reads {reads} values in a step; each was taken to be 1")
     return "\n".join(lines)

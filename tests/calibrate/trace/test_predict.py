@@ -74,6 +74,50 @@ def blocks(batch, again=False):
         return loss.item()
     return step
 
+def sharded(batch):
+    from torch.distributed.fsdp import fully_shard
+    torch.distributed.init_process_group("nccl")
+    net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)]).to("cuda")
+    for layer in (*net, net):
+        fully_shard(layer)
+    optimiser = torch.optim.AdamW(net.parameters(), fused=True)
+    x = torch.randn(batch, 1024, device="cuda")
+    def step():
+        optimiser.zero_grad()
+        net(x).sum().backward()
+        optimiser.step()
+    return step
+
+def chained(batch, compiled=True):
+    x = torch.randn(batch, 1024, device="cuda")
+    function = lambda x: (x.relu() * 2 + 1).sum()
+    function = torch.compile(function) if compiled else function
+    return lambda: function(x)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+def updated(net, batch, *shape):
+    net, x, labels = net.to(DEVICE), torch.randn(batch, *shape, device=DEVICE), torch.zeros(batch, dtype=torch.long)
+    optimiser = torch.optim.AdamW(net.parameters())
+    def step():
+        optimiser.zero_grad()
+        F.cross_entropy(net(x).flatten(1), labels.to(DEVICE)).backward()
+        optimiser.step()
+    return step
+
+def perceptron(batch):
+    net = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    return updated(net, batch, 784)
+
+def convolutional(batch):
+    first, pool = torch.nn.Conv2d(3, 24, 3, padding=1), torch.nn.MaxPool2d(2)
+    net = torch.nn.Sequential(first, torch.nn.BatchNorm2d(24), torch.nn.ReLU(), pool, torch.nn.Conv2d(24, 48, 3, 4))
+    return updated(net, batch, 3, 32, 32)
+
+def encoder(batch):
+    layer = torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+    return updated(torch.nn.TransformerEncoder(layer, 3), batch, 32, 128)
+
 def by_data(batch):
     x = torch.randn(batch, device="cuda")
     return lambda: x[x > 0]
@@ -181,9 +225,47 @@ def test_fit_finds_the_rates_it_was_made_of() -> None:
     assert fit_kinds(rows, found)["layer_norm"].bytes_per_s == pytest.approx(2e12, rel=0.01)
 
 
+def test_shards_and_their_exchanges(made: object) -> None:
+    """Of 4 x 1024 x 1024 parameters in 32 bits, one of 8 ranks keeps an eighth, with two moments, and its input."""
+    whole = 4 * 1024**2 * 4
+    trace = record(made.sharded, 16, ranks=8)
+    assert trace.kept_bytes == pytest.approx(whole / 8 * 4, rel=0.02)  # and the gradient's eighth
+    # Every layer but the last is gathered again for the backward pass; all gradients are reduced once.
+    assert trace.exchanged == {"allgather": pytest.approx(2 * whole, rel=0.26), "reduce_scatter": whole}
+    assert trace.kept_bytes < trace.peak_bytes < trace.kept_bytes + whole
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_compiled_chain_reads_once_and_writes_what_is_used(made: object) -> None:
+    traces = [record(lambda batch, c=c: made.chained(batch, c), 512) for c in (False, True)]
+    moved = [sum(one.bytes for one in trace.operations) for trace in traces]
+    size = 512 * 1024 * 4
+    assert moved == [pytest.approx(7 * size, rel=1e-3), pytest.approx(size, rel=1e-3)]
+    assert [one.name for one in traces[1].operations] == ["fused"]
+
+
+@pytest.mark.parametrize("name", ["perceptron", "convolutional", "encoder"])
+def test_peak_as_the_allocator_of_the_cpu_recorded_it(made: object, name: str) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    mark = 12347  # bytes that nothing else allocates: the second step begins
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step = getattr(made, name)(32)
+        step()
+        torch.zeros(mark, dtype=torch.uint8)
+        step()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now, peak, second = 0, 0, False
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        second = second or event.nbytes() == mark
+        peak = max(peak, now) if second else 0
+    assert record(getattr(made, name), 32, device="cpu").peak_bytes == pytest.approx(peak, rel=0.05)
+
+
 def test_largest_batch_is_the_last_that_fits(made: object) -> None:
     traces = [record(made.blocks, batch) for batch in (64, 128)]
-    most = largest_batch(made.blocks, traces, 5e8)
+    most = largest_batch(lambda batch: record(made.blocks, batch), traces, 5e8)
     assert record(made.blocks, most).peak_bytes <= 5e8 < record(made.blocks, most + 1).peak_bytes
 
 
