@@ -6,14 +6,17 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.calibrate.trace.predict import StepPrediction
 from equipoise.commands.tables import aligned
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, SOME_FAILED
 from equipoise.options import CommandState, WrongInputError, common, pass_state, progress, say
+
+if TYPE_CHECKING:
+    from equipoise.calibrate.trace.predict import StepPrediction  # loads PyTorch, which may be missing
 
 LISTED = 6
 """Kinds of operations of the first screen."""
