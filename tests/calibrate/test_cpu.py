@@ -149,9 +149,7 @@ def test_check_measures_three_numbers_again_and_reports_drift(session: Any) -> N
 @pytest.mark.long
 def test_check_without_drift_is_code_0(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     within = ProfileDrift("copy_bytes_per_s", Estimate(2.0, 1.0, 3.0, 9), Estimate(2.2, 2.1, 2.3, 9))
-    monkeypatch.setattr(
-        "equipoise.commands.hardware.calibrate.check", lambda profile, progress: ([within], ["driver: 1 and 2"])
-    )
+    monkeypatch.setattr("equipoise.calibrate.check.check", lambda profile, progress: ([within], ["driver: 1 and 2"]))
     done = CliRunner().invoke(command, ["--check", str(session[2] / "cpu.yaml")])
     assert done.exit_code == 0
     assert "+10.0%" in done.stdout

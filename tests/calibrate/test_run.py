@@ -125,7 +125,7 @@ def test_a_session_that_is_complete_measures_nothing_and_says_so(
         conditions = {**CONDITIONS, "memory_bytes": 1e9}
         yield SessionPlan([copy, fixed("fma", 1e-3, precision="fp32", flop=1e9)], conditions, {}, lambda: conditions)
 
-    monkeypatch.setattr("equipoise.commands.hardware.calibrate.plan_for", fake_plan)
+    monkeypatch.setattr("equipoise.calibrate.run.plan_for", fake_plan)
     arguments = ["--device", "cpu", "--quick", "--out", str(tmp_path / "p.yaml")]
     first, second = (CliRunner().invoke(command, arguments) for _ in range(2))
     assert (first.exit_code, second.exit_code) == (0, 0), first.output + second.output

@@ -78,7 +78,7 @@ def test_a_fault_is_seen(
     def fails(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr("equipoise.commands.scenario.validate.read_scenario", fails)
+    monkeypatch.setattr("equipoise.sim.loading.file.read_scenario", fails)
     fault = judge(folder / "quickstart.yaml", "yaml")
     assert fault is not None
     assert fault.kind.startswith(kind)

@@ -9,23 +9,23 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.calibrate.check import ProfileDrift, check
-from equipoise.calibrate.fit.levels import LevelPrediction, Report
-from equipoise.calibrate.profile import build_profile
-from equipoise.calibrate.run import BUDGET_S, FULL_ROUNDS, QUICK_ROUNDS, DeviceKind, SessionOutcome, plan_for
-from equipoise.calibrate.run import calibrate as run_calibration
-from equipoise.calibrate.samples import SamplesError, SampleSet, SampleWriter, merge, read_samples
+from equipoise.calibrate.samples import SamplesError, SampleWriter, merge, read_samples
 from equipoise.commands.hardware.fit_noise import fit_noise
 from equipoise.commands.hardware.fit_steps import fit_steps
 from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import OK, OUTSIDE
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress
-from equipoise.sim.hardware.profile import load_profile, save_profile
+
+if TYPE_CHECKING:
+    from equipoise.calibrate.check import ProfileDrift
+    from equipoise.calibrate.fit.levels import LevelPrediction, Report
+    from equipoise.calibrate.run import SessionOutcome
+    from equipoise.calibrate.samples import SampleSet
 
 
 @click.group(invoke_without_command=True)
@@ -129,6 +129,8 @@ def _read(origins: tuple[Path, ...]) -> SampleSet:
 def _measure(
     device: str, quick: bool, path: Path, kinds: frozenset[str], seconds: float | None, folder: Path | None, quiet: bool
 ) -> SessionOutcome:
+    from equipoise.calibrate.run import BUDGET_S, FULL_ROUNDS, QUICK_ROUNDS, DeviceKind, plan_for
+    from equipoise.calibrate.run import calibrate as run_calibration
 
     kind: DeviceKind = "cpu" if device == "cpu" else "cuda"
     rounds, budget_s = QUICK_ROUNDS if quick else FULL_ROUNDS, BUDGET_S[kind, quick]
@@ -154,6 +156,8 @@ def _measure(
 
 
 def _fit(samples: SampleSet, out: Path, missing: list[str], form: str) -> int:
+    from equipoise.calibrate.profile import build_profile
+    from equipoise.sim.hardware.profile import save_profile
 
     try:
         profile, report = build_profile(samples, out.stem)
@@ -252,6 +256,8 @@ def _interval_ms(e: Any) -> str:
 
 
 def _check(name: str, form: str, quiet: bool) -> int:
+    from equipoise.calibrate.check import check
+    from equipoise.sim.hardware.profile import load_profile
 
     profile = load_profile(name)
     with progress(quiet, name, "measured") as tell:

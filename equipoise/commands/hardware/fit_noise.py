@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-from equipoise.calibrate.fit.step_noise import fit_noise as fit
-from equipoise.calibrate.fit.step_noise import read_worker_times
 from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common, say
 
@@ -23,6 +21,8 @@ def fit_noise(times: Path, form: str) -> int:
     CSV has the columns worker, step and seconds: the compute time of each worker in a step, without waiting for the
     others, all with the same amount of work.
     """
+    from equipoise.calibrate.fit.step_noise import fit_noise as fit
+    from equipoise.calibrate.fit.step_noise import read_worker_times
 
     try:
         measured = read_worker_times(times)

@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from equipoise.base.files import write_whole
-from equipoise.calibrate.fit_steps import StepFit, TimedStep, predicted_steps, read_steps
-from equipoise.calibrate.fit_steps import fit_steps as fit
 from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common, say
+
+if TYPE_CHECKING:
+    from equipoise.calibrate.fit_steps import StepFit, TimedStep
 
 
 @click.command("fit-steps")
@@ -35,6 +37,8 @@ def fit_steps(steps: Path, out: Path | None, wanted: str | None, form: str) -> i
     micro_batch, global_batch, recompute, zero and so on. At least two models are needed: the interval is the
     error for models left out of the fit.
     """
+    from equipoise.calibrate.fit_steps import fit_steps as fit
+    from equipoise.calibrate.fit_steps import read_steps
 
     try:
         rows = read_steps(steps)
@@ -82,6 +86,8 @@ def _write(content: dict[str, object], out: Path) -> None:
 
 def _text(rows: list[TimedStep], found: StepFit, content: dict[str, object]) -> Iterator[str]:
     import numpy as np
+
+    from equipoise.calibrate.fit_steps import predicted_steps
 
     guess = predicted_steps(found, rows)
     error = np.abs(guess / np.array([row.seconds for row in rows]) - 1.0)

@@ -11,11 +11,6 @@ import click
 from equipoise.commands.tables import aligned
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, pass_state, progress, say
-from equipoise.sim.scenario.units import Seconds, format_seconds
-from equipoise.sim.shown import all_shown
-from equipoise.study.display import digits
-from equipoise.study.questions.explain import at_time, done_to_job, read_folder, stage_lines, why_it_waited
-from equipoise.study.questions.what_if import smallest, try_changes
 
 _LISTED = 8
 _DONE = 20
@@ -38,6 +33,8 @@ def explain(
     Also lists the changes made to it, by sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
     what each stage saw, computed and did at a given time.
     """
+    from equipoise.sim.shown import all_shown
+    from equipoise.study.questions.explain import at_time, done_to_job, read_folder, stage_lines, why_it_waited
 
     if job is not None and at is not None:
         raise click.UsageError("--at is not allowed with JOB")
@@ -54,6 +51,8 @@ def explain(
     wait = why_it_waited(folder, row)
     tried = []
     if not no_try and wait.span_s:
+        from equipoise.study.questions.what_if import try_changes
+
         with progress(state.quiet, folder.name(row), "changes") as tell:
             tried = try_changes(folder, row, trace, tell)
     told = _told(folder, row, wait, tried)
@@ -67,6 +66,8 @@ def _time_s(text: str | None) -> float | None:
         return None
     from pydantic import TypeAdapter, ValidationError
 
+    from equipoise.sim.scenario.units import Seconds
+
     try:
         return float(TypeAdapter(Seconds).validate_python(text))
     except ValidationError as error:
@@ -74,12 +75,14 @@ def _time_s(text: str | None) -> float | None:
 
 
 def _span(time_s: float) -> str:
+    from equipoise.sim.scenario.units import format_seconds
 
     return format_seconds(time_s)
 
 
 def _told(folder: Any, row: int, wait: Any, tried: list[Any]) -> dict[str, Any]:
     """The explanation as plain data."""
+    from equipoise.study.questions.what_if import smallest
 
     jobs = folder.jobs
     arrival_s, start_s = float(jobs["arrival_s"][row]), float(jobs["start_s"][row])
@@ -111,6 +114,7 @@ def _told(folder: Any, row: int, wait: Any, tried: list[Any]) -> dict[str, Any]:
 
 
 def _text(told: dict[str, Any]) -> str:
+    from equipoise.study.display import digits
 
     arrival_s, start_s = told["arrival_s"], told["start_s"]
     who = ", ".join(f"{kind} {told[kind]}" for kind in ("user", "account", "partition", "qos", "queue") if kind in told)

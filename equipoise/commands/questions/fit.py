@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import common, say
-from equipoise.sim.llm.search import describe, why
-from equipoise.study.questions.fits import Fits, as_dict, fits
+
+if TYPE_CHECKING:
+    from equipoise.study.questions.fits import Fits
 
 _COLUMNS = ("weights", "gradients", "optimizer", "activations", "logits", "base", "total")
 
@@ -30,6 +32,7 @@ def fit(scenario: str, overrides: tuple[str, ...], plans: int, form: str) -> int
     activations, logits, and the overhead of the process. The interval of the peak holds 90 % of measured peaks of
     models that the constants were not fitted to. Exit code 4: a job does not fit.
     """
+    from equipoise.study.questions.fits import as_dict, fits
 
     found = fits(Path(scenario), overrides, plans)
     if form == "json":
@@ -40,6 +43,7 @@ def fit(scenario: str, overrides: tuple[str, ...], plans: int, form: str) -> int
 
 
 def _text(found: Fits, plans: int) -> Iterator[str]:
+    from equipoise.sim.llm.search import describe
 
     la, estimate = found.plan.layout, found.memory
     yield f"{found.job}: {found.model} on {la.gpus} GPUs, {la.global_batch:,} sequences a step: {describe(la)}"
@@ -85,6 +89,7 @@ def _parts(found: Fits) -> str:
 
 
 def _plans(found: Fits, plans: int) -> Iterator[str]:
+    from equipoise.sim.llm.search import describe, why
 
     other = found.other
     assert other is not None

@@ -13,12 +13,6 @@ from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, note, pass_state, say
-from equipoise.sim.loading.file import from_mapping
-from equipoise.sim.scenario.tree import write_tree
-from equipoise.sim.scenario.units import format_seconds
-from equipoise.sim.traces.read import read_trace
-from equipoise.sim.traces.redraw import sessions
-from equipoise.study.questions.workload import compared, fitted, likest, moved
 
 NODE_GPUS = 8
 """GPUs per node in the written scenario, if that divides the number needed."""
@@ -106,6 +100,12 @@ def fit_workload(
     """
     import numpy as np
 
+    from equipoise.sim.loading.file import from_mapping
+    from equipoise.sim.scenario.tree import write_tree
+    from equipoise.sim.traces.read import read_trace
+    from equipoise.sim.traces.redraw import sessions
+    from equipoise.study.questions.workload import compared, fitted, likest, moved
+
     if calibrate and (kind != "sessions" or calibrate < seeds):
         raise click.UsageError("--calibrate: needs --model sessions, and at least as many draws as --seeds")
     if alike and kind != "sessions":
@@ -151,6 +151,7 @@ def fit_workload(
 
 
 def _table(found: list) -> str:  # type: ignore[type-arg]  # of Likeness, which is not loaded for the help
+    from equipoise.sim.scenario.units import format_seconds
 
     rows = [["", "trace", "drawn", "ratio", "spread of seeds"]]
     for one in found:

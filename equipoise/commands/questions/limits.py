@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from equipoise.commands.types import IntRange
 from equipoise.commands.variants import Given, variant_options
 from equipoise.exit_codes import OK
-from equipoise.sim.llm.certainty import StepCertainty
-from equipoise.study.display import digits, show
-from equipoise.study.questions.levers import POLICIES
-from equipoise.study.questions.limits import FILE, Effect, Limited, LimitReport
-from equipoise.study.questions.limits import limits as find
+
+if TYPE_CHECKING:
+    from equipoise.sim.llm.certainty import StepCertainty
+    from equipoise.study.questions.limits import Effect, Limited, LimitReport
 
 _SMALL_SHARE = 0.005
 
@@ -37,6 +37,9 @@ def limits(given: Given, tried: tuple[str, ...], most: int, every: bool) -> int:
     levers are found by running the scenario with each of them on the same seeds: resources doubled, faults and noise
     removed, other policies.
     """
+    from equipoise.study.questions.levers import POLICIES
+    from equipoise.study.questions.limits import FILE
+    from equipoise.study.questions.limits import limits as find
 
     with given.run_options() as options:
         found = find(
@@ -64,6 +67,7 @@ def as_text(found: LimitReport, every: bool = False) -> Iterator[str]:
 
 
 def _group(group: Limited, every: bool, sure: StepCertainty | None) -> Iterator[str]:
+    from equipoise.study.display import show
     from equipoise.study.sure import between
 
     jobs = "1 job" if group.jobs == 1 else f"{group.jobs} jobs"
@@ -106,6 +110,7 @@ def _mark(effect: Effect, group: Limited) -> str:
 
 
 def _effect(effect: Effect, certainty: StepCertainty | None = None) -> str:
+    from equipoise.study.display import digits
 
     if effect.problem is not None:
         return effect.problem

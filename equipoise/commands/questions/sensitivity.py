@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from equipoise.commands.tables import aligned
 from equipoise.commands.variants import Given, variant_options
 from equipoise.exit_codes import OK
-from equipoise.study.display import digits
-from equipoise.study.questions.sensitivity import FILE, Bar, End, Sensitivity, answer
-from equipoise.study.questions.sensitivity import sensitivity as find
+
+if TYPE_CHECKING:
+    from equipoise.study.questions.sensitivity import Bar, End, Sensitivity
 
 SHOWN = 18  # bars
 _HALF = 14  # characters of the bar on each side of the base
@@ -33,6 +33,8 @@ def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: 
     All runs have the same arrivals, faults and noise. Longest bars first (a tornado chart); ratios are to the
     unchanged scenario, with 95 % intervals.
     """
+    from equipoise.study.questions.sensitivity import FILE
+    from equipoise.study.questions.sensitivity import sensitivity as find
 
     with given.run_options() as options:
         found = find(
@@ -51,6 +53,7 @@ def sensitivity(given: Given, vary: tuple[str, ...], default_set: bool, metric: 
 
 def as_text(found: Sensitivity) -> Iterator[str]:
     """The answer, and the tornado chart as text: key, low and high values, ratios, and a bar around the base."""
+    from equipoise.study.questions.sensitivity import answer
 
     yield answer(found)
     yield ""
@@ -69,6 +72,7 @@ def as_text(found: Sensitivity) -> Iterator[str]:
 
 
 def _ratio(end: End) -> str:
+    from equipoise.study.display import digits
 
     if not math.isfinite(end.ratio.mean):
         return "-"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,16 +15,12 @@ from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options
-from equipoise.sim.scenario.units import format_scaled, format_share
-from equipoise.study.display import UNKNOWN, show
-from equipoise.study.folders import SIZE, check_free
-from equipoise.study.questions.ranking import TITLES
-from equipoise.study.questions.size import Answer, Candidate, Question, Trial, doubts, needed, read_vary
-from equipoise.study.questions.size import size as find
-from equipoise.study.questions.targets import Target, read_supply, read_target
-from equipoise.study.report.first import cluster_line
-from equipoise.study.runs.variants import policy_text
-from equipoise.study.sure import as_dict, between
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from equipoise.study.questions.size import Answer, Candidate, Question, Trial
+    from equipoise.study.questions.targets import Target
 
 
 @click.command()
@@ -102,7 +97,11 @@ def size(
     wait_p95[8 GPUs] or of `workload.generate`), goodput, gpu_busy (shares), cost and energy (of the run), committed
     (sum committed by contracts), price (per hour), power (peak of the site). Exit code 4 if no size meets them.
     """
+    from equipoise.study.folders import SIZE, check_free
     from equipoise.study.questions.ranking import changes, ranked, undecided
+    from equipoise.study.questions.size import Question, doubts, needed, read_vary
+    from equipoise.study.questions.size import size as find
+    from equipoise.study.questions.targets import read_supply, read_target
 
     if math.isnan(confidence):
         raise click.UsageError("--confidence: nan is not in the range 0<x<=1")
@@ -184,6 +183,7 @@ def as_text(answer: Answer, targets: Sequence[Target]) -> Iterator[str]:
 
 def _predicted(found: Trial, targets: Sequence[Target]) -> Iterator[str]:
     """The chance of the targets, the interval of each result, and their reason, where steps are predicted."""
+    from equipoise.study.sure import between
 
     sure = found.certainty
     if sure is None or not found.runs:
@@ -210,6 +210,7 @@ def _values(candidate: Candidate) -> str:
 
 def _results(found: Trial, targets: Sequence[Target]) -> str:
     """Each target's result and limit: the mean of the runs, or the bound without runs."""
+    from equipoise.sim.scenario.units import format_share
 
     texts = []
     for target in targets:
@@ -243,6 +244,9 @@ def _sure(answer: Answer) -> str:
 
 def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Iterator[str]:
     """The sizes that were run as a table, without columns that are unknown throughout."""
+    from equipoise.sim.scenario.units import format_scaled
+    from equipoise.study.display import UNKNOWN, show
+    from equipoise.study.questions.ranking import TITLES
 
     asked = {target.measure.key: target for target in targets if target.measure.key not in TITLES}
     titles = {key: TITLES[key] for key in ("rank", "values", "meets")}
@@ -266,6 +270,7 @@ def _ranking(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> Itera
 
 def _changes(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The price or speed change that would rank each of the others first, as text."""
+    from equipoise.study.display import show
 
     if found:
         yield f"single changes that would alter the ranking ({rows[0]['values']} is first):"
@@ -288,6 +293,8 @@ def kept(
     doubtful: Sequence[str],
 ) -> str:
     """The result with its options, for the page that `report` makes of it."""
+    from equipoise.study.report.first import cluster_line
+    from equipoise.study.runs.variants import policy_text
 
     found = answer.best or answer.closest
     policy = question.policy if isinstance(question.policy, str) else None  # as given on the command line
@@ -334,6 +341,7 @@ def _content(
     doubtful: Sequence[str],
     targets: Sequence[Target],
 ) -> dict[str, Any]:
+    from equipoise.study.sure import as_dict
 
     found = answer.best or answer.closest
     content: dict[str, Any] = {

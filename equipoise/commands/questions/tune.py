@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,11 +13,9 @@ from equipoise.commands.tables import aligned
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, pass_state, progress, say
-from equipoise.study.display import LABELS, show
-from equipoise.study.questions.tune import Choice, FoundParameters, ParameterSearch, read_range
-from equipoise.study.questions.tune import tune as find
-from equipoise.study.report.charts.tune import objectives
-from equipoise.study.report.figures import write_chart
+
+if TYPE_CHECKING:
+    from equipoise.study.questions.tune import Choice, FoundParameters, ParameterSearch
 
 
 @click.command()
@@ -84,6 +83,8 @@ def tune(
     The best point (with several metrics, each point of the Pareto front) is compared with the unchanged scenario on
     fresh seeds; a point counts as found if it is better there with p < 0.01.
     """
+    from equipoise.study.questions.tune import ParameterSearch, read_range
+    from equipoise.study.questions.tune import tune as find
 
     if picture is not None and len(metrics) < 2:
         raise click.UsageError("--picture plots objectives against each other: needs --metric twice or more")
@@ -101,12 +102,16 @@ def tune(
         for line in _lines(found, search):
             say(line)
     if picture is not None:
+        from equipoise.study.report.charts.tune import objectives
+        from equipoise.study.report.figures import write_chart
+
         write_chart(objectives(json.loads(found.as_json()), metrics), picture)
     return OK
 
 
 def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
     """The result as a table: the unchanged scenario and each choice, on the trials' seeds and on fresh ones."""
+    from equipoise.study.display import LABELS, show
 
     metrics, start, early = search.metrics, found.trials[0], sum(trial.pruned for trial in found.trials)
     told = f", {early} of them stopped early" if early else ""

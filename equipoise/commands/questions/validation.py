@@ -8,20 +8,17 @@ import sys
 import warnings
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from equipoise.base.files import replacing, write_whole
 from equipoise.base.json_values import plain
-from equipoise.calibrate.fit.fits import collective_predictor
-from equipoise.calibrate.fit.step_noise import fit_noise
 from equipoise.exit_codes import OK
 from equipoise.options import WrongInputError, common, say
-from equipoise.study.validation.others import against, read_predictor
-from equipoise.study.validation.page import page
-from equipoise.study.validation.rows import LeftOutWarning
-from equipoise.study.validation.run import FILES, as_text, run
-from equipoise.study.validation.score import Line
+
+if TYPE_CHECKING:
+    from equipoise.study.validation.score import Line
 
 
 @click.command()
@@ -70,6 +67,8 @@ def validate_against(
     NAME is a data set: its file is read from DIR, split ten times by a hash of each row's key, and each split's
     held-out rows are predicted from the others. Without NAME and --all, the data sets are listed.
     """
+    from equipoise.study.validation.others import against, read_predictor
+    from equipoise.study.validation.run import FILES, as_text
 
     if name is not None and every:
         raise click.UsageError("needs NAME or --all, not both")
@@ -100,6 +99,10 @@ def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[st
 
     Raises WrongInputError, one line.
     """
+    from equipoise.calibrate.fit.fits import collective_predictor
+    from equipoise.calibrate.fit.step_noise import fit_noise
+    from equipoise.study.validation.rows import LeftOutWarning
+    from equipoise.study.validation.run import FILES, run
 
     found: dict[str, list[Line]] = {}
     left_out: list[str] = []
@@ -127,6 +130,7 @@ def _found(name: str | None, data: Path) -> tuple[dict[str, list[Line]], list[st
 
 
 def _write_page(found: dict[str, list[Line]], left_out: list[str], target: Path) -> None:
+    from equipoise.study.validation.page import page
 
     before = target.read_text(encoding="utf-8") if target.exists() else ""
     write_whole(target, page(found, left_out, before))

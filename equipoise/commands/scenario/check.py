@@ -9,9 +9,6 @@ import click
 
 from equipoise.exit_codes import OK
 from equipoise.options import common, say, trace_changes, trace_options
-from equipoise.sim.loading.file import read_scenario
-from equipoise.sim.scenario.model import TraceSpec
-from equipoise.sim.traces.check import check_trace
 
 
 @click.command()
@@ -32,6 +29,9 @@ def check(ctx: click.Context, trace: str, scenario: str | None, count: str | Non
     Times with more GPUs in use than the scenario has, missing submit times, jobs cut off at both ends of the
     trace, clock jumps, duplicates, jobs that fit on no node.
     """
+    from equipoise.sim.loading.file import read_scenario
+    from equipoise.sim.scenario.model import TraceSpec
+    from equipoise.sim.traces.check import check_trace
 
     changes = trace_changes(ctx) | ({"count": count} if count else {})
     cluster, spec = None, TraceSpec(file=trace)

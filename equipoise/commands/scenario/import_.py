@@ -10,7 +10,6 @@ from equipoise.base.files import write_whole
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import common, say, trace_changes, trace_options
-from equipoise.sim.loading.site.read import import_site
 
 
 @click.command("import")
@@ -38,6 +37,7 @@ def import_(
     Kueue's flavors, queues and nodes; NCCL's topology XML, `nvidia-smi topo -m`, ibnetdiscover. What a scenario
     cannot express is written as comments.
     """
+    from equipoise.sim.loading.site.read import import_site
 
     target = Path(out)
     if target.exists() and not force:

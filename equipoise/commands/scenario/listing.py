@@ -11,11 +11,7 @@ from typing import Any
 import click
 
 from equipoise.options import common, say
-from equipoise.policies.kernels.placement import PLACEMENTS
 from equipoise.policies.registry import BUILT_IN, PolicyError, available, stage_class
-from equipoise.sim.hardware.prices import load_book
-from equipoise.sim.hardware.profile import list_profiles, load_profile, shipped
-from equipoise.sim.scenario.tree import read_text, read_tree
 
 WHAT = ("stages", "hardware", "scenarios", "sweeps", "prices", "carbon")
 _BY_KEY = {"scenario": "sweeps", "cluster": "scenarios", "regions": "carbon"}
@@ -61,6 +57,7 @@ def stages() -> list[dict[str, Any]]:
 
 
 def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
+    from equipoise.policies.kernels.placement import PLACEMENTS
 
     parameters = {f.name: f.default for f in dataclasses.fields(cls)}
     doc = (cls.__doc__ or "").strip().split("\n\n")[0]
@@ -75,6 +72,7 @@ def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
 
 def hardware() -> list[dict[str, Any]]:
     """Every hardware profile included in the package, with its accelerators."""
+    from equipoise.sim.hardware.profile import list_profiles, load_profile
 
     profiles = [(name, load_profile(name)) for name in list_profiles()]
     return [{"name": n, "what": p.why, "kind": p.kind, "accelerators": ", ".join(p.accelerators)} for n, p in profiles]
@@ -82,6 +80,8 @@ def hardware() -> list[dict[str, Any]]:
 
 def files(kind: str) -> list[dict[str, Any]]:
     """Every scenario, sweep, price book or file of CO2 included in the package."""
+    from equipoise.sim.hardware.profile import shipped
+    from equipoise.sim.scenario.tree import read_text, read_tree
 
     rows = []
     for path in shipped():
@@ -95,6 +95,7 @@ def files(kind: str) -> list[dict[str, Any]]:
 
 def _amounts(path: Path) -> dict[str, str]:
     """The prices of a book, with their date."""
+    from equipoise.sim.hardware.prices import load_book
 
     book = load_book(str(path))
     rents = ", ".join(f"{name} {price.value:g}" for name, price in book.gpu_hour.items())

@@ -12,13 +12,6 @@ import click
 from equipoise.commands.tables import aligned
 from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.options import common, note, say
-from equipoise.sim.hardware.carbon import read_carbon
-from equipoise.sim.hardware.prices import load_book
-from equipoise.sim.hardware.profile import load_profile
-from equipoise.sim.loading.file import json_schema, read_scenario
-from equipoise.sim.scenario import reference
-from equipoise.sim.scenario.tree import InputError, read_text, read_tree
-from equipoise.study.runs.sweep import check
 
 
 @click.command()
@@ -26,6 +19,7 @@ from equipoise.study.runs.sweep import check
 @common
 def validate(files: tuple[str, ...]) -> int:
     """Check FILES: scenarios, sweeps, hardware profiles, price books; every mistake is one line on stderr."""
+    from equipoise.sim.scenario.tree import InputError
 
     code = OK
     for name in files:
@@ -40,6 +34,9 @@ def validate(files: tuple[str, ...]) -> int:
 
 
 def _validate(name: str) -> tuple[str, tuple[str, ...]]:
+    from equipoise.sim.hardware.profile import load_profile
+    from equipoise.sim.loading.file import read_scenario
+    from equipoise.sim.scenario.tree import read_text, read_tree
 
     tree = read_tree(read_text(Path(name)), name)
     data = tree.data
@@ -47,12 +44,18 @@ def _validate(name: str) -> tuple[str, tuple[str, ...]]:
         load_profile(Path(name).resolve())
         return "hardware profile", ()
     if isinstance(data, dict) and "scenario" in data:
+        from equipoise.study.runs.sweep import check
+
         check(Path(name))
         return "sweep", ()
     if isinstance(data, dict) and "cluster" not in data and {"gpu_hour", "tariff", "storage"} & set(data):
+        from equipoise.sim.hardware.prices import load_book
+
         load_book(str(Path(name).resolve()))
         return "price book", ()
     if isinstance(data, dict) and "cluster" not in data and "regions" in data:
+        from equipoise.sim.hardware.carbon import read_carbon
+
         read_carbon(Path(name).resolve())
         return "carbon file", ()
     file = read_scenario(name, tree=tree)
@@ -74,8 +77,11 @@ def schema(key: str | None, form: str | None) -> None:
     """
     form = form or ("json" if key is None else "table")
     if form == "json" and key is None:
+        from equipoise.sim.loading.file import json_schema
+
         say(json.dumps(json_schema(), indent=2))
         return
+    from equipoise.sim.scenario import reference
 
     if form == "markdown" and key is None:
         say(reference.page(), nl=False)
