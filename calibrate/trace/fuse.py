@@ -1,8 +1,8 @@
 """Operations of a compiled step, by a stated rule: chains of pointwise operations and reductions become one kernel.
 
-Inductor's own plan needs a GPU. As it does, consecutive operations over as many elements are fused, whose results are
-read by nothing else; the kernel reads what comes from before the chain, and writes what is read after it. Products,
-convolutions, attention, sorting and scattering stay kernels of their own.
+Inductor's own plan needs a GPU. Here consecutive operations over equally many elements become one kernel, which reads
+what comes from before the chain and writes what is read after it. Products, convolutions, attention, sorting and
+scattering stay kernels of their own.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def fused(operations: Sequence[TracedOperation], flows: Sequence[Flow]) -> tuple
     chain: list[int] = []
 
     def close() -> None:
+        """End the chain: its kernel is an operation of the step."""
         if not chain:
             return
         inside: set[int] = set()

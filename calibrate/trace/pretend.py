@@ -335,9 +335,11 @@ class _Replica(torch.nn.Module):  # type: ignore[misc]
         self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> ExitStack:
+        """Accumulate gradients without an exchange, of which there is none here."""
         return ExitStack()
 
 

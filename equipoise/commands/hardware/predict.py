@@ -163,10 +163,14 @@ def _text(found: list[StepPrediction]) -> str:
     missing = sorted({kind for one in found for kind in one.rates.unmeasured(one.trace.operations)})
     if missing:
         lines.append(f"not measured, taken as elementwise: {', '.join(kind.replace('_', ' ') for kind in missing)}")
-    if sizes := found[0].trace.exchanged:
-        each = ", ".join(f"{size / 1e9:.3g} GB by {name}" for name, size in sizes.items())
-        lines.append(f"{found[0].trace.ranks} ranks exchange {each} in a step; the step is without their time")
-    if found[0].trace.compiled:
+    for name, trace in {one.model: one.trace for one in found}.items():
+        if trace.ranks > 1:
+            each = ", ".join(f"{size / 1e9:.3g} GB by {what}" for what, size in trace.exchanged.items())
+            lines.append(
+                f"{name}: {trace.ranks} ranks exchange {each or 'their gradients'} in a step; the step is without the "
+                "time for it"
+            )
+    if any(one.trace.compiled for one in found):
         lines.append(
             "compiled: pointwise chains are counted as fused by a rule, not by Inductor; memory as not compiled"
         )
