@@ -208,13 +208,13 @@ def _charts(
     return [(key, name, section(key, title, (f'<div class="pair">{inner}</div>' if len(found) > 1 else inner) + more))]
 
 
-def figure(chart: Chart, origin: str = "simulated") -> str:
-    """A place for a chart, with its numbers as a table for accessibility; `origin` of its numbers."""
+def figure(chart: Chart) -> str:
+    """A place for a chart, with its numbers as a table for accessibility."""
     note = f'<span class="note">{escape(chart.note)}</span>' if chart.note else ""
     numbers = table(chart.title, chart.header, chart.rows) if chart.rows else ""
     return (
         f'<figure class="chart" id="chart-{escape(chart.id)}"><figcaption><strong>{escape(chart.title)}</strong>'
-        f'<span class="tag">{escape(origin)}</span>{note}</figcaption>'
+        f'<span class="tag">simulated</span>{note}</figcaption>'
         f'<div class="plot"><p class="note">{escape(chart.text)}</p></div>'
         f'<details class="numbers"><summary>The numbers as a table</summary>{numbers}</details></figure>'
     )

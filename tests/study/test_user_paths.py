@@ -182,8 +182,3 @@ def test_an_engineer_takes_a_policy_into_training_and_its_twin_back(
     assert found["ranks"][1]["slower"] > 1.5
     twin = json.loads(told(capsys, "twin", "runs", "--format", "json"))
     assert (twin["ranks"], twin["rounds"], twin["replay_equal"]) == (2, 120, True)
-    (run,) = Path("runs").iterdir()
-    told(capsys, "report", str(run), "--out", "run.html", "--gpu-hour-usd", "2.5")
-    page = Path("run.html").read_text(encoding="utf-8")
-    assert "Which rank is slow, and why" in page
-    assert "USD" in page

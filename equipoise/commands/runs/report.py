@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from equipoise.commands.types import FloatRange
 from equipoise.options import CommandState, common, note, pass_state, say
 
 
@@ -20,14 +19,6 @@ def _written(option: str) -> Iterator[None]:
     except OSError as error:
         where = error.filename or "the result"
         raise click.BadParameter(f"{where}: {error.strerror or error}", param_hint=f"'{option}'") from error
-
-
-def _live(folder: str) -> Path | None:
-    """The live run that DIR names, if any."""
-    from equipoise.study.live.account import is_live
-    from equipoise.study.twin.record import the_run_in
-
-    return the_run_in(Path(folder)) if is_live(Path(folder)) else None
 
 
 @click.command()
@@ -47,13 +38,10 @@ def _live(folder: str) -> Path | None:
     show_default=True,
     help="Format of the figures.",
 )
-@click.option("--gpu-hour-usd", type=FloatRange(min=0.0), help="Price of a GPU-hour, for the report of a live run.")
 @common
 @pass_state
-def report(
-    state: CommandState, folder: str, out: str | None, figures: str | None, form: str, gpu_hour_usd: float | None
-) -> None:
-    """Write the results in DIR (run, compare, sweep, size, tune, live run) as one HTML file that opens offline.
+def report(state: CommandState, folder: str, out: str | None, figures: str | None, form: str) -> None:
+    """Write the results in DIR (run, compare, sweep, size, tune) as one HTML file that opens offline.
 
     With --figures, draw its charts with matplotlib (pip install 'equipoise[report]').
     """
@@ -69,21 +57,6 @@ def report(
 
     if out is not None:
         check_target(out, (".html", ".htm"))
-    live = _live(folder)
-    if live is not None:
-        from equipoise.study.live.page import live_report
-
-        target = live / "report.html" if out is None else Path(out)
-        with _written("--out"):
-            size_bytes, notes = live_report(live, target, gpu_hour_usd)
-        note(state.quiet, *(f"note: {text}" for text in notes))
-        say(f"{target}: {size_bytes / 1e6:.2f} MB")
-        return
-    if gpu_hour_usd is not None:
-        raise click.BadParameter(
-            f"{folder}: not a live run; prices of a simulated run are set in its scenario",
-            param_hint="'--gpu-hour-usd'",
-        )
     from equipoise.study.report.answers.page import answer_report
     from equipoise.study.report.page import make_report
 
@@ -101,23 +74,14 @@ def report(
 def timeline(state: CommandState, folder: str, out: str | None) -> None:
     """Write the timeline of the run in DIR as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and others.
 
-    A process is a node, a thread is a GPU, a slice is an interval of a job; for a live run, a thread is a rank, and a
-    slice is a part of its round. A simulated run must have been made with --timeline.
+    A process is a node, a thread is a GPU, a slice is an interval of a job. The run must have been made with
+    --timeline.
     """
     from equipoise.study.folders import check_target
     from equipoise.study.report.perfetto import MANY, write_trace
 
     if out is not None:
         check_target(out, (".json", ".json.gz"))
-    live = _live(folder)
-    if live is not None:
-        from equipoise.study.live.trace import write_live_trace
-
-        target = live / "trace.json.gz" if out is None else Path(out)
-        with _written("--out"):
-            slices, instants = write_live_trace(live, target)
-        say(f"{target}: {slices} slices, {instants} instants")
-        return
     with _written("--out"):
         written = write_trace(folder, Path(folder) / "trace.json.gz" if out is None else out)
     if written.slices > MANY:
