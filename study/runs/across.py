@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.base.json_values import plain
+from equipoise.base.tables import aligned
 from equipoise.sim.record import data_frame
 from equipoise.study.bounds import LowerBound
 from equipoise.study.display import MAIN_OF_FEATURES, METRICS, UNKNOWN, digits, label, plus_minus, show
@@ -232,13 +233,8 @@ class Together:
 
     def as_table(self, width: int = 100) -> str:
         """Plain text: scenarios as rows, policies as columns; `width` is ignored."""
-        rows = self.texts()
-        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            (row[0].ljust(wide[0]) + "".join(f"  {c.rjust(w)}" for c, w in zip(row[1:], wide[1:], strict=True)))
-            for row in rows
-        ]
-        return "\n".join([self.title, "", *(line.rstrip() for line in lines)]) + "\n"
+        right = [False, *(True for _ in self.policies)]
+        return "\n".join([self.title, "", *aligned(self.texts(), right)]) + "\n"
 
     def as_latex(self) -> str:
         """The table in LaTeX (booktabs)."""

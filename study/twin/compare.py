@@ -11,23 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.policies.contract import Decision, Memory, Policy, StageError, refine
 from equipoise.policies.observation import Observation, Table, writable
 
-PARTED = 0.01  # relative difference from which on a column counts as parted
 _SCALARS = ("time_s", "window_s")
-
-
-@dataclass(frozen=True)
-class ComparedColumn:
-    """A column whose simulated values alone make the policy decide differently from live."""
-
-    name: str  # table.column
-    since: int  # first decision at which it differed by more than `PARTED` (0: it never did)
-    live: list[float]  # at the decision that differs
-    simulated: list[float]
 
 
 @dataclass(frozen=True)
@@ -38,8 +26,7 @@ class Parting:
     what: str  # field of the plan
     live: str
     simulated: str
-    columns: tuple[ComparedColumn, ...]  # each makes the difference alone; the one that parted first comes first
-    together: tuple[ComparedColumn, ...] = ()  # where none does: those that do so together, each of which is needed
+    columns: tuple[str, ...]  # observed, as table.column: each alone, taken from the simulation, changes the decision
 
 
 def actions(decision: Decision) -> dict[str, Any]:
@@ -92,25 +79,9 @@ def parting(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decisi
     what = first_difference(mine, other)
     assert what is not None
     before, after = live[: k + 1], simulated[: k + 1]
-    found = [_column(n, before, after) for n in _candidates(live[k].observation, simulated[k].observation)]
-    found.sort(key=lambda c: (c.since if c.since else len(live), c.name))
-    columns = tuple(c for c in found if _flips(policy, before, after, [c.name]))
-    together = () if columns else _together(policy, before, after, found)
-    return Parting(k + 1, what, str(mine.get(what)), str(other.get(what)), columns, together)
-
-
-def _together(
-    policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], found: Sequence[ComparedColumn]
-) -> tuple[ComparedColumn, ...]:
-    """A minimal set of columns that causes the difference, by leaving out one after another; else none."""
-    kept = list(found)
-    if not _flips(policy, live, simulated, [c.name for c in kept]):
-        return ()
-    for column in reversed(found):  # those that parted first are kept where they suffice
-        fewer = [c for c in kept if c is not column]
-        if _flips(policy, live, simulated, [c.name for c in fewer]):
-            kept = fewer
-    return tuple(kept)
+    candidates = _candidates(live[k].observation, simulated[k].observation)
+    columns = tuple(name for name in candidates if _flips(policy, before, after, name))
+    return Parting(k + 1, what, str(mine.get(what)), str(other.get(what)), columns)
 
 
 def _candidates(live: Observation, simulated: Observation) -> Iterator[str]:
@@ -132,14 +103,12 @@ def _equal(table: Table, other: Table, column: str) -> bool:
     return np.array_equal(getattr(table, column), getattr(other, column), equal_nan=True)
 
 
-def _flips(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], names: Sequence[str]) -> bool:
-    """Whether the policy decides differently on the live run with these columns simulated."""
+def _flips(policy: Policy, live: Sequence[Decision], simulated: Sequence[Decision], name: str) -> bool:
+    """Whether the policy decides differently on the live run with this column simulated."""
     memory: Mapping[str, Memory] = live[0].memory_before
     decided = None
     for a, b in zip(live, simulated, strict=True):
-        seen = a.observation
-        for name in names:
-            seen = _with_column(seen, b.observation, name)
+        seen = _with_column(a.observation, b.observation, name)
         try:
             decided = refine(policy, seen, memory)
         except StageError:
@@ -161,24 +130,3 @@ def _with_column(live: Observation, simulated: Observation, name: str) -> Observ
     writable(changed, column)[:] = getattr(other, column)
     new: Any = {table_name: changed}
     return replace(live, **new)
-
-
-def _column(name: str, live: Sequence[Decision], simulated: Sequence[Decision]) -> ComparedColumn:
-    pairs = [(_values(a.observation, name), _values(b.observation, name)) for a, b in zip(live, simulated, strict=True)]
-    since = next((k for k, pair in enumerate(pairs, start=1) if _apart(*pair) > PARTED), 0)
-    return ComparedColumn(name, since, pairs[-1][0].tolist(), pairs[-1][1].tolist())
-
-
-def _values(observation: Observation, name: str) -> NDArray[Any]:
-    table, _, column = name.partition(".")
-    return np.atleast_1d(getattr(getattr(observation, table), column) if column else getattr(observation, name))
-
-
-def _apart(live: NDArray[Any], simulated: NDArray[Any]) -> float:
-    """Largest relative difference; infinite where only one side knows a value, or the rows differ."""
-    if live.shape != simulated.shape or (np.isfinite(live) != np.isfinite(simulated)).any():
-        return float("inf")
-    known = np.isfinite(live)
-    largest = np.maximum(np.abs(live[known]), np.abs(simulated[known]))
-    difference = np.abs(live[known] - simulated[known])
-    return float(np.max(np.where(largest > 0, difference / np.maximum(largest, 1e-300), 0.0), initial=0.0))

@@ -22,6 +22,7 @@ import numpy as np
 import yaml
 
 from equipoise.base.json_values import from_json
+from equipoise.base.tables import aligned
 from equipoise.formats.text.columns import TextBuilder
 from equipoise.policies.contract import Policy
 from equipoise.policies.observation import Bools, Floats, Ints
@@ -287,13 +288,15 @@ def render(found: Orders) -> str:
     """The waiting times of each job, how far the simulation is from the record, and what the policy would change."""
     run, near = found.run, np.abs(found.same_s - found.measured_s) <= NEAR_S
     columns = (run.gpus.tolist(), found.measured_s, found.own_s, found.steered_s)
-    rows = zip(run.id.tolist(), run.name, *columns, strict=True)
+    rows = [
+        (str(job), name[:20], str(gpus), *(f"{value:.0f} s" for value in waits))
+        for job, name, gpus, *waits in zip(run.id.tolist(), run.name, *columns, strict=True)
+    ]
     order = found.policy if run.acted else "Slurm's own order"
     lines = [
         f"twin of {run.folder}: {len(run.id)} jobs on {sum(gpus for _, gpus in run.nodes)} GPUs",
         "",
-        f"{'job':>8}  {'name':<20}  {'GPUs':>4}  {'waited':>8}  {'own order':>9}  {found.policy:>8.8}",
-        *(f"{i:>8}  {n:<20.20}  {g:>4}  {a:>6.0f} s  {b:>7.0f} s  {c:>6.0f} s" for i, n, g, a, b, c in rows),
+        *aligned([("job", "name", "GPUs", "waited", "own order", found.policy), *rows], [True, False, *[True] * 4]),
         "",
         f"on record, under {order}: mean wait {found.measured_s.mean():.1f} s; "
         f"simulated {np.nanmean(found.same_s):.1f} s, {near.mean():.0%} of the starts within {NEAR_S:g} s",

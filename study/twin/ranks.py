@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.base.json_values import plain
+from equipoise.base.tables import aligned
 from equipoise.policies.growth import LEAST_ROUNDS as LEAST_LEARNT
 from equipoise.policies.growth import Growth, Law
 from equipoise.policies.observation import Floats
@@ -271,6 +272,4 @@ def _speed_lines(found: RankDiagnosis) -> Iterator[str]:
         )
         for s in found.speeds
     ]
-    widths = [max(len(row[k]) for row in (header, *rows)) for k in range(len(header))]
-    for row in (header, *rows):
-        yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    yield from (f"  {line}" for line in aligned([header, *rows], [True] * len(header)))

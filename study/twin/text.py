@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from equipoise.base.tables import aligned
 from equipoise.sim.scenario.units import format_seconds, format_share
 
 if TYPE_CHECKING:
-    from equipoise.study.twin.compare import ComparedColumn, Parting
+    from equipoise.study.twin.compare import Parting
     from equipoise.study.twin.twin import Twin, TwinWindow
 
 _HEADER = ("decision", "rounds", "samples", "H", "measured", "predicted", "error", "decides")
@@ -32,7 +33,7 @@ def as_data(twin: Twin) -> dict[str, Any]:
         "decisions_identical": twin.decisions_identical,
         "replay_equal": not twin.replay_differences,
         "replay_differences": list(twin.replay_differences),
-        "parted": None if twin.parted is None else _parted(twin.parted),
+        "parted": None if twin.parted is None else asdict(twin.parted),
         "measured": {
             "speeds": [asdict(speeds) for speeds in twin.measured.speeds],
             "fixed_s": twin.measured.fixed_samples * twin.measured.reference_s,
@@ -46,14 +47,6 @@ def as_data(twin: Twin) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _parted(parting: Parting) -> dict[str, Any]:
-    data = asdict(parting)
-    for column in (*data["columns"], *data["together"]):
-        for side in ("live", "simulated"):
-            column[side] = [_finite(float(v)) for v in column[side]]
-    return data
 
 
 def render(twin: Twin) -> str:
@@ -101,9 +94,7 @@ def _table(windows: Sequence[TwinWindow]) -> Iterator[str]:
     if len(rows) > _SHOWN:
         left_out = ("...",) * len(_HEADER)
         rows = [*rows[: _SHOWN // 2], left_out, *rows[-(_SHOWN // 2) :]]
-    widths = [max(len(row[k]) for row in [_HEADER, *rows]) for k in range(len(_HEADER))]
-    for row in [_HEADER, *rows]:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    yield from aligned([_HEADER, *rows], [True] * len(_HEADER))
 
 
 def _conclusion(twin: Twin) -> Iterator[str]:
@@ -125,43 +116,7 @@ def _parting(parting: Parting, alike: int) -> Iterator[str]:
         f"decisions: the first {alike} alike, at {parting.decision} {parting.what} parts: "
         f"live {parting.live}, simulated {parting.simulated}"
     )
-    causes = [[column] for column in parting.columns[:_COLUMNS_SHOWN]] or [list(parting.together)]
-    for columns in causes:
-        yield f"  {reason(parting, columns)}"
-        for column in columns:
-            since = f"apart since decision {column.since}" if column.since else "never differ by more than 1 %"
-            yield f"    ({column.name}: live {_few(column.live)}, simulated {_few(column.simulated)}; {since})"
-
-
-def reason(parting: Parting, columns: Sequence[ComparedColumn]) -> str:
-    """One sentence: the field in which the live decision differs from the simulated one, and the columns behind it."""
-    head = f"decision {parting.decision} has another {parting.what} live"
-    if not columns:
-        return f"{head}; the difference comes from counters and memory, not from a measured column"
-    return f"{head}, because {' and '.join(_was(column) for column in columns)}"
-
-
-def _was(column: ComparedColumn) -> str:
-    """The row of a column that is furthest apart, and by how much."""
-    pairs = list(zip(column.live, column.simulated, strict=False))
-    k = max(range(len(pairs)), key=lambda i: _apart(*pairs[i]), default=-1)
-    if k < 0:
-        return f"{column.name} had no rows in common"
-    live, simulated = pairs[k]
-    apart = _apart(live, simulated)
-    if not math.isfinite(apart):
-        return f"{column.name} of row {k} was {live:.3g} live and {simulated:.3g} in the simulation"
-    return f"{column.name} of row {k} was {apart:.1%} {'higher' if live > simulated else 'lower'} live"
-
-
-def _apart(live: float, simulated: float) -> float:
-    """Relative difference; infinite where there is none, because one is unknown or the simulated one zero."""
-    if live == simulated or (math.isnan(live) and math.isnan(simulated)):
-        return 0.0
-    ratio = live / simulated - 1.0 if simulated else math.inf
-    return math.inf if math.isnan(ratio) else abs(ratio)
-
-
-def _few(values: Sequence[float]) -> str:
-    shown = " ".join(f"{v:.5g}" for v in values[:8])
-    return shown if len(values) <= 8 else f"{shown} ..."
+    for column in parting.columns[:_COLUMNS_SHOWN]:
+        yield f"  decision {parting.decision} has another {parting.what} live, because {column} was different"
+    if not parting.columns:
+        yield "  no observed column alone makes the difference"

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from equipoise.base.tables import aligned
 from equipoise.study.validation.score import Line
 from equipoise.study.validation.sets import (
     collectives,
@@ -64,8 +65,7 @@ def as_text(lines: list[Line]) -> str:
     """The lines as a table of columns, shares in percent."""
     names = [f.name for f in fields(Line) if f.name != "points"]
     table = [names] + [[_cell(name, getattr(one, name)) for name in names] for one in lines]
-    widths = [max(len(row[i]) for row in table) for i in range(len(names))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)
+    return "\n".join(aligned(table))
 
 
 def _cell(name: str, value: object) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equipoise.base.tables import aligned
 from equipoise.calibrate.samples import SamplesError, SampleWriter, merge, read_samples
 from equipoise.commands.hardware.fit_noise import fit_noise
 from equipoise.commands.hardware.fit_steps import fit_steps
-from equipoise.commands.tables import aligned
 from equipoise.commands.types import FloatRange
 from equipoise.exit_codes import OK, OUTSIDE
 from equipoise.options import CommandState, WrongInputError, common, note, pass_state, progress

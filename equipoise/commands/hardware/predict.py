@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, SOME_FAILED
 from equipoise.options import CommandState, WrongInputError, common, pass_state, progress, say

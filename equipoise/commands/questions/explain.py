@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, pass_state, progress, say
 

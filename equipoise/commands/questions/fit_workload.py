@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from equipoise.base.files import write_whole
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, note, pass_state, say

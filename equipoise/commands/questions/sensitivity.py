@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.commands.variants import Given, variant_options
 from equipoise.exit_codes import OK
 

@@ -11,7 +11,7 @@ import click
 
 from equipoise.base.files import write_whole
 from equipoise.base.json_values import plain
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.commands.types import FloatRange, IntRange
 from equipoise.exit_codes import IMPOSSIBLE, OK
 from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options

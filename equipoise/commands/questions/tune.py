@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, pass_state, progress, say

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equipoise.commands.tables import as_csv
+from equipoise.base.tables import as_csv
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
 from equipoise.options import (

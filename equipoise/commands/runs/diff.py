@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from equipoise.base.json_values import plain
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.options import common, say
 
 _WIDEST = 40

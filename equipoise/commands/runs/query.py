@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from equipoise.base.json_values import plain
-from equipoise.commands.tables import aligned, as_csv
+from equipoise.base.tables import aligned, as_csv
 from equipoise.exit_codes import OK
 from equipoise.options import CommandState, common, note, pass_state
 from equipoise.study.terminal import printable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equipoise.base.json_values import plain
-from equipoise.commands.tables import aligned, as_csv
+from equipoise.base.tables import aligned, as_csv
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK
 from equipoise.options import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from equipoise.commands.tables import aligned
+from equipoise.base.tables import aligned
 from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.options import common, note, say
 
