@@ -1,4 +1,4 @@
-"""A comparison as a table of metrics by policies: plain text for terminals, HTML for notebooks."""
+"""A comparison as a table of metrics by policies: plain text for terminals, LaTeX for papers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 from textwrap import wrap
 from typing import Any
@@ -18,8 +17,6 @@ from equipoise.study.terminal import printable
 
 _GAP = 2
 _TOLD_AT_0 = ("jobs", "completed", "makespan_s", "cost_usd")
-_CELL = "text-align:right;padding:0.2em 0.9em"
-_SOFT = "opacity:0.65;font-size:0.9em"
 
 
 @dataclass(frozen=True)
@@ -197,30 +194,3 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "±": r"$\pm$",
     "\n": " ",
 }
-
-
-def as_html(title: str, cells: Sequence[Cell], notes: Sequence[str]) -> str:
-    """Metrics as rows, policies as columns, each value with its ratio to the first policy."""
-    policies = dict.fromkeys(cell.policy for cell in cells)
-    heads = "".join(f'<th scope="col" style="{_CELL}">{escape(policy)}</th>' for policy in policies)
-    by_metric = [list(group) for _, group in groupby(cells, key=lambda cell: cell.metric)]
-    rows = "".join(_html_row(found) for found in by_metric if any(c.value.mean == c.value.mean for c in found))
-    below = "".join(f"<br>{escape(note)}" for note in notes)
-    return (
-        f"<table><caption>{escape(title)}{below}</caption>"
-        f'<thead><tr><th scope="col">metric</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    )
-
-
-def _html_row(cells: Sequence[Cell]) -> str:
-    metric = cells[0].metric
-    texts = "".join(f'<td style="{_CELL}">{_html_cell(c, k > 0)}</td>' for k, c in enumerate(cells))
-    return f'<tr><th scope="row" style="text-align:left">{escape(LABELS.get(metric, metric))}</th>{texts}</tr>'
-
-
-def _html_cell(cell: Cell, compared: bool) -> str:
-    text = escape(show(cell.metric, cell.value.mean, cell.value.half_width))
-    ratio = cell.ratio.mean
-    if compared and ratio == ratio and cell.metric.endswith(("_s", "_usd", "_j", "goodput_ratio")):
-        text += f' <span style="{_SOFT}">× {ratio:.3g}</span>'
-    return text

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = Sequence[float] | NDArray[np.float64]
-Kind = Literal["line", "step", "area", "scatter", "bars", "ranked", "tornado", "heat"]
+Kind = Literal["line", "step", "area", "scatter", "bars", "ranked", "tornado"]
 DIGITS = 5
 
 
@@ -34,7 +34,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class ChartSeries:
-    """Equal-length x and y; for `area` and `heat` x has the edges, one more than y.
+    """Equal-length x and y; for `area` x has the edges, one more than y.
 
     colour: number of the colour, or the name of a use of GPU time. labels: names of points. half: half width of the
     interval of each y.

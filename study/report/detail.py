@@ -14,7 +14,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
 from equipoise.study.questions.sub_steps import done_to, touched
 from equipoise.study.report.chart import Chart
-from equipoise.study.report.charts.study import jobs_over_time, load_of_links, power_over_time, usage_over_time
+from equipoise.study.report.charts.study import jobs_over_time, power_over_time, usage_over_time
 from equipoise.study.report.features import over_time
 from equipoise.study.report.study import RunFolder
 from equipoise.study.report.timeline import FOLDER, Bars, bars, events, job_names, squeeze
@@ -56,7 +56,6 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
         usage_over_time(folder, f"usage-{key}"),
         jobs_over_time(folder, f"jobs-{key}"),
         power_over_time(folder, f"power-{key}"),
-        load_of_links(folder, f"links-{key}"),
         *over_time(folder, key),
     ]
     drawn = tuple(chart for chart in charts if chart is not None)

@@ -10,13 +10,7 @@ import numpy as np
 from equipoise.base.files import replacing
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report.chart import PALETTE, Chart, ChartSeries
-from equipoise.study.report.charts.study import (
-    jobs_over_time,
-    load_of_links,
-    power_over_time,
-    study_charts,
-    usage_over_time,
-)
+from equipoise.study.report.charts.study import jobs_over_time, power_over_time, study_charts, usage_over_time
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study
 
@@ -97,12 +91,7 @@ def figure_charts(study: Study) -> list[Chart]:
     charts = study_charts(study)
     folder = next((folder for folder in study.detail if folder.timeline), None)
     if folder is not None:
-        found = (
-            usage_over_time(folder, "usage"),
-            jobs_over_time(folder, "jobs"),
-            power_over_time(folder, "power"),
-            load_of_links(folder, "links"),
-        )
+        found = (usage_over_time(folder, "usage"), jobs_over_time(folder, "jobs"), power_over_time(folder, "power"))
         charts += [chart for chart in found if chart is not None]
     return charts
 
@@ -116,8 +105,8 @@ def _write(chart: Chart, path: Path, form: str) -> None:
     axes = figure.add_subplot()
     _DRAW[chart.kind](chart, axes)
     axes.set_xlabel(chart.x.label)
-    axes.set_ylabel("" if chart.kind in ("bars", "ranked", "tornado", "heat") else chart.y.label)
-    if chart.kind not in ("heat", "tornado", "ranked") and len(chart.series) > 1:
+    axes.set_ylabel("" if chart.kind in ("bars", "ranked", "tornado") else chart.y.label)
+    if chart.kind not in ("tornado", "ranked") and len(chart.series) > 1:
         axes.legend(fontsize=7, ncols=2 if len(chart.series) > 4 else 1)
     dates = {"Date": None} if form == "svg" else {"CreationDate": None, "ModDate": None}
     with replacing(path) as draft:
@@ -224,16 +213,6 @@ def _tornado(chart: Chart, axes: Axes) -> None:
     _rows(chart, axes)
 
 
-def _heat(chart: Chart, axes: Axes) -> None:
-    edges = np.asarray(chart.series[0].x)
-    load = np.array([series.y for series in chart.series], dtype=float)
-    rows = np.arange(len(chart.series) + 1) - 0.5
-    mesh = axes.pcolormesh(edges, rows, load, cmap="cividis", vmin=0, vmax=100, rasterized=True)
-    axes.figure.colorbar(mesh, ax=axes, label=chart.y.label)
-    axes.grid(False)
-    _rows(chart, axes)
-
-
 _DRAW = {
     "line": _curves,
     "step": _curves,
@@ -242,5 +221,4 @@ _DRAW = {
     "bars": _bars,
     "ranked": _ranked,
     "tornado": _tornado,
-    "heat": _heat,
 }

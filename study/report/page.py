@@ -17,12 +17,9 @@ from string import Template
 from typing import Any
 
 from equipoise.base.files import write_whole
-from equipoise.study.report.breakdown import by_size, by_type
-from equipoise.study.report.changes import NOTE, changes_html
 from equipoise.study.report.chart import Chart
 from equipoise.study.report.charts.study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
-from equipoise.study.report.fairness import fairness_tables
 from equipoise.study.report.features import feature_tables
 from equipoise.study.report.first import context_html, picture, strip_html
 from equipoise.study.report.metrics import definitions
@@ -163,32 +160,15 @@ def _sections(
     return [
         ("answer", "", _answer(study, shown)),
         ("results", "Results", section("results", "Results", _results(study, by.get("ranking")))),
-        *_charts(
-            "fairness",
-            "Fairness",
-            "GPU time by user and queue",
-            [chart for chart in charts if chart.id.startswith("fairness-")],
-            fairness_tables(study),
-        ),
         *(part for heading, content in feature_tables(study) for part in _charts(*heading, [], content)),
         *_charts("use", "GPU time", "Where the GPU time goes", [by.get("uses")]),
         *_charts("completion", "Completion", "When jobs are done", [by.get("completion")], _no_jobs(study)),
         *_charts("tradeoff", "Trade-off", "What it takes", [by.get("pareto")]),
         *_charts("depends", "Sensitivity", "What the result depends on", [*trends, by.get("tornado")], points(study)),
-        *_changes(study),
         *([("closely", "One run", _closely(details, notes))] if details else []),
         ("provenance", "Provenance", section("provenance", "Where these numbers come from", _provenance(study, notes))),
         ("definitions", "Definitions", section("definitions", "What each metric means", _definitions())),
     ]
-
-
-def _changes(study: Study) -> list[tuple[str, str, str]]:
-    """S4's changes to running jobs, from journals."""
-    content = changes_html(study.detail)
-    if not content:
-        return []
-    title = "Effects of changes to running jobs"
-    return [("changes", "Changes", section("changes", title, f'<p class="note">{escape(NOTE)}</p>{content}'))]
 
 
 def section(key: str, title: str, content: str) -> str:
@@ -259,14 +239,10 @@ def _noted(notes: Sequence[str]) -> str:
 
 def _results(study: Study, ranked: Chart | None) -> str:
     chart = figure(ranked) if ranked is not None else ""
-    sizes = by_size(study) + by_type(study)
     made = results(study) + failures(study)
-    if sizes and len(study.policies) > 1:  # a table of few columns leaves room beside it
-        made = f'<div class="beside"><div>{made}</div><div>{sizes}</div></div>'
-        sizes = ""
-    elif 1 < len(study.policies) <= POLICIES_BESIDE and chart:
-        return f'<div class="pair"><div>{made}</div><div>{chart}</div></div>{sizes}'
-    return made + sizes + chart
+    if 1 < len(study.policies) <= POLICIES_BESIDE and chart:
+        return f'<div class="pair"><div>{made}</div><div>{chart}</div></div>'
+    return made + chart
 
 
 POLICIES_BESIDE = 3

@@ -12,7 +12,7 @@ from equipoise.base.numerals import strict_float
 from equipoise.sim.scenario.tree import InputError, read_text, read_tree
 from equipoise.sim.scenario.units import DATA_RATE, SHARE, SIZE, TIME
 from equipoise.study.folders import MANIFEST, read_json, read_manifest
-from equipoise.study.report.timeline import has_timeline, idle_tail
+from equipoise.study.report.timeline import has_timeline
 from equipoise.study.statistics import CONFIDENCE, Interval
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
@@ -187,14 +187,3 @@ def in_order(text: str) -> tuple[float, str]:
         except ValueError:
             continue
     return math.inf, text
-
-
-def idle_after_last(study: Study, policy: str) -> float:
-    """Share of GPU time that was idle after the last arrival, mean over runs; NaN if unknown."""
-    known = study.mean("idle_late_ratio", policy)
-    if math.isfinite(known):
-        return known
-    found = [  # what an older version recorded, or a live run
-        idle_tail(folder.path) for folder in study.folders if folder.policy == policy and folder.timeline
-    ]
-    return math.fsum(found) / len(found) if found else math.nan

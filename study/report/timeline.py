@@ -122,66 +122,6 @@ def usage_shares(folder: Path) -> tuple[NDArray[np.float64], dict[str, NDArray[n
     return edges, {name: values / safe for name, values in used.items()}
 
 
-def idle_tail(folder: Path) -> float:
-    """Share of the GPU time of a run that was idle after the last arrival.
-
-    Raises InputError when a table is not there.
-    """
-    edges, shares = usage_shares(folder)
-    with database() as connection:
-        query = f"SELECT max(arrival_s) FROM read_parquet({literal(folder / 'jobs.parquet')})"
-        last_s = float(connection.execute(query).fetchall()[0][0])
-    length_s = np.diff(edges)
-    after_s = np.clip(edges[1:] - last_s, 0.0, length_s)
-    whole_s = float(length_s.sum())
-    return float(shares["idle"] @ after_s) / whole_s if whole_s > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class LinkLoad:
-    """Load of links over buckets.
-
-    edges_s (n + 1,); names in order of bytes carried, most first; load (links, n): share of the capacity;
-    total: links with traffic, of which these are the most loaded.
-    """
-
-    edges_s: NDArray[np.float64]
-    names: tuple[str, ...]
-    load: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    peak: NDArray[np.float64]
-    total: int
-
-
-def link_load(folder: Path, most: int = 40) -> LinkLoad | None:
-    """The `most` links with most traffic, or None without traffic.
-
-    Raises InputError when the table is not there.
-    """
-    source = table(folder, "links")
-    buckets = read(folder, "usage", "start_s, end_s", "ORDER BY start_s")
-    edges = np.append(buckets["start_s"], buckets["end_s"][-1:])
-    with database() as connection:
-        ranked = connection.execute(f"SELECT link, sum(bytes) b FROM {source} GROUP BY link ORDER BY b DESC, link")
-        rows = ranked.fetchall()
-        if not rows:
-            return None
-        names = [name for name, _ in rows[:most]]
-        chosen = connection.execute(
-            f"SELECT link, start_s, bytes / greatest(capacity_bytes_per_s * (end_s - start_s), 1e-300) AS load "
-            f"FROM {source} WHERE link IN (SELECT unnest(?)) ORDER BY link, start_s",
-            [names],
-        ).fetchnumpy()
-    load = np.zeros((len(names), len(edges) - 1))
-    row_of = {name: k for k, name in enumerate(names)}
-    row = np.array([row_of[name] for name in chosen["link"]], dtype=np.int64)
-    column = np.searchsorted(edges, np.asarray(chosen["start_s"]), side="right") - 1
-    np.add.at(load, (row, np.clip(column, 0, load.shape[1] - 1)), np.asarray(chosen["load"]))
-    width = np.diff(edges)
-    mean = load @ width / max(float(width.sum()), 1e-300)
-    return LinkLoad(edges, tuple(names), load, mean, load.max(axis=1), len(rows))
-
-
 def job_names(folder: Path) -> list[str]:
     """Names of the jobs of a run directory by row."""
     source = f"read_parquet({literal(folder / 'jobs.parquet')}, file_row_number = true)"

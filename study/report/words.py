@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.study.display import digits, show
-from equipoise.study.report.study import Point, Study, idle_after_last
+from equipoise.study.report.study import Point, Study
 
 WASTED = {
     "idle_ratio": "idle GPUs",
@@ -169,7 +169,7 @@ def _waste(study: Study) -> list[Sentence]:
 
 def _wasted(study: Study, policy: str, metric: str, share: float) -> str:
     """The uses that waste time; idle GPUs after the last arrival are listed separately."""
-    late = idle_after_last(study, policy) if metric == "idle_ratio" else math.nan
+    late = study.mean("idle_late_ratio", policy) if metric == "idle_ratio" else math.nan
     tail = f" ({show('x_ratio', late)} after the last arrival)" if late > 5e-4 else ""
     return f"{WASTED[metric]} {show('x_ratio', share)}{tail}"
 
@@ -177,7 +177,7 @@ def _wasted(study: Study, policy: str, metric: str, share: float) -> str:
 def _late_usd(study: Study, policy: str) -> float:
     """Cost of idle GPUs after the last arrival, at the price of all idle time; 0 where unknown."""
     usd, idle = study.mean("idle_usd", policy), study.mean("idle_ratio", policy)
-    late = idle_after_last(study, policy)
+    late = study.mean("idle_late_ratio", policy)
     return usd * min(1.0, late / idle) if idle > 0 and math.isfinite(usd * late) else 0.0
 
 

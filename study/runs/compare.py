@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from equipoise.study.statistics import (
     paired_ratio,
 )
 from equipoise.study.sure import certainty_of_times, note_of
-from equipoise.study.table import Cell, Precision, as_html, as_latex, as_text
+from equipoise.study.table import Cell, Precision, as_latex, as_text
 
 BOUNDED = ("makespan_s", "completion_mean_s")
 _RESIDUE = 1e-12
@@ -245,9 +246,7 @@ class Comparison:
         return as_text(title, cells, self.notes, self.bound.noise_free, width)
 
     def _repr_html_(self) -> str:
-        n = len(self.seeds)
-        seeds = "one seed" if n == 1 else f"{n} seeds, mean and {100 * self.level:g} % interval"
-        return as_html(f"{self.scenario_name}: {seeds}", self.cells, self.notes)
+        return f"<pre>{escape(self.as_table())}</pre>"
 
     def as_json(self) -> str:
         """All results as JSON; unknown values are null."""

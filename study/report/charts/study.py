@@ -12,10 +12,9 @@ from equipoise.base.database import database
 from equipoise.base.json_values import number
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
-from equipoise.study.report.fairness import fairness_charts
 from equipoise.study.report.first import ranking
-from equipoise.study.report.study import Point, RunFolder, Study, Trend, idle_after_last
-from equipoise.study.report.timeline import USES, USES_OF_FEATURES, link_load, literal, read, usage_shares
+from equipoise.study.report.study import Point, RunFolder, Study, Trend
+from equipoise.study.report.timeline import USES, USES_OF_FEATURES, literal, read, usage_shares
 from equipoise.study.report.words import NOUNS
 
 QUANTILES = 400
@@ -45,14 +44,14 @@ def _colour(use: str) -> str:
 
 def study_charts(study: Study) -> list[Chart]:
     """All charts for which the study has numbers."""
-    made = [ranking(study), where_time_goes(study), completion_times(study), trade_off(study), *fairness_charts(study)]
+    made = [ranking(study), where_time_goes(study), completion_times(study), trade_off(study)]
     made.append(tornado(study))
     return [chart for chart in (*made, *(trend(t, k) for k, t in enumerate(study.trends))) if chart is not None]
 
 
 def where_time_goes(study: Study) -> Chart | None:
     """Shares of GPU time by use, one bar per policy."""
-    late = [idle_after_last(study, p) for p in study.policies]
+    late = [study.mean("idle_late_ratio", p) for p in study.policies]
     return shares_of_time("policy", study.policies, study.mean, late, "Means over runs. ")
 
 
@@ -448,39 +447,5 @@ def power_over_time(folder: RunFolder, identifier: str) -> Chart | None:
         ("", "mean", "highest"),
         (row,),
         "",
-        unit.seconds,
-    )
-
-
-def load_of_links(folder: RunFolder, identifier: str) -> Chart | None:
-    """Share of each link's capacity used over time; None when no link carried anything."""
-    load = link_load(folder.path)
-    if load is None:
-        return None
-    unit = time_unit(float(load.edges_s[-1] - load.edges_s[0]))
-    series = tuple(
-        ChartSeries(name, load.edges_s / unit.seconds if k == 0 else (), 100 * load.load[k], colour=0)
-        for k, name in enumerate(load.names)
-    )
-    rows = tuple(
-        (name, show("x_ratio", float(load.mean[k])), show("x_ratio", float(load.peak[k])))
-        for k, name in enumerate(load.names)
-    )
-    text = "Busiest: " + "; ".join(f"{row[0]}: mean {row[1]}, highest {row[2]}" for row in rows[:5])
-    left = load.total - len(load.names)
-    note = "The darker, the fuller: white is 0 %, full colour 100 % of the link's capacity."
-    note += f" The {len(load.names)} of {load.total} links that carried most." if left else ""
-    ticks = tuple((float(k), name) for k, name in enumerate(load.names))
-    return Chart(
-        identifier,
-        "heat",
-        "Load of the links",
-        text,
-        Axis(f"simulated time ({unit.name})"),
-        Axis("load (% of capacity)", ticks=ticks, high=100.0),
-        series,
-        ("link", "mean", "highest"),
-        rows,
-        note,
         unit.seconds,
     )

@@ -1,5 +1,5 @@
 "use strict";
-// Small SVG charts: line, step, area (stacked), scatter, bars (stacked), ranked, tornado, heat.
+// Small SVG charts: line, step, area (stacked), scatter, bars (stacked), ranked, tornado.
 // Along a log axis a view holds logarithms; texts show the numbers themselves.
 // All texts are set as text, never as markup, so names from scenarios cannot become code.
 const Charts = (() => {
@@ -88,8 +88,7 @@ const Charts = (() => {
       this.tip.hidden = true;
       this.live = html("p", "hidden", this.box);
       this.live.setAttribute("aria-live", "polite");
-      this.rowed = ["bars", "ranked", "tornado", "heat"].includes(chart.kind);
-      this.still = ["bars", "ranked", "tornado"].includes(chart.kind); // nothing to zoom
+      this.rowed = ["bars", "ranked", "tornado"].includes(chart.kind);
       this.full = this.bounds();
       this.view = { ...this.full };
       this.cursor = null;
@@ -118,9 +117,6 @@ const Charts = (() => {
         const pad = (x[1] - x[0]) * 0.2; // room for the labels at the ends
         x = [x[0] - pad, x[1] + pad];
         y = [-0.5, chart.y.ticks.length - 0.5];
-      } else if (chart.kind === "heat") {
-        x = extent([chart.series[0].x], false);
-        y = [-0.5, chart.series.length - 0.5];
       } else {
         x = extent(xs, chart.kind !== "area" && chart.x.zero && !chart.x.ticks && !chart.x.log);
         y = extent(chart.kind === "area" ? [this.stacked().map((band) => Math.max(0, ...band.above))] : ys, chart.y.zero);
@@ -138,7 +134,7 @@ const Charts = (() => {
 
     buildLegend() {
       const { chart } = this;
-      if (chart.kind === "heat" || chart.kind === "ranked" || (chart.series.length === 1 && chart.kind !== "area")) return;
+      if (chart.kind === "ranked" || (chart.series.length === 1 && chart.kind !== "area")) return;
       for (const [k, series] of chart.series.entries()) {
         const button = html("button", "key", this.legend);
         button.type = "button";
@@ -165,7 +161,7 @@ const Charts = (() => {
     }
 
     buildTools() {
-      if (this.still) return;
+      if (this.rowed) return;
       const tools = html("div", "tools", this.box);
       const add = (text, label, act) => {
         const button = html("button", "tool", tools, text);
@@ -203,12 +199,11 @@ const Charts = (() => {
       const { chart } = this;
       const width = Math.max(280, this.stage.clientWidth || 720);
       const narrow = width < 520;
-      const rows = chart.kind === "heat" ? chart.series.length : (chart.y.ticks || []).length;
+      const rows = (chart.y.ticks || []).length;
       const labels = this.rowed ? chart.y.ticks.map((t) => t[1]) : [digits(this.view.y1) + "00"];
       const widest = Math.max(...labels.map((t) => t.length), 3) * 7 + 14;
       const left = Math.min(widest, width * (narrow ? 0.34 : 0.28)) + (this.rowed ? 0 : 14);
-      const rowHeight = chart.kind === "heat" ? Math.max(8, Math.min(18, 320 / rows)) : 34;
-      const inner = this.rowed ? rows * rowHeight : narrow ? 200 : 260;
+      const inner = this.rowed ? rows * 34 : narrow ? 200 : 260;
       Object.assign(this, { width, left, right: 14, top: 10, inner, bottom: 44, height: inner + 54 });
       this.plotWidth = width - left - this.right;
     }
@@ -502,25 +497,6 @@ const Charts = (() => {
       svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, style: "stroke:var(--text)" }, this.layer);
     }
 
-    heat() {
-      const edges = this.chart.series[0].x;
-      const height = this.inner / this.chart.series.length;
-      this.chart.series.forEach((series, row) => {
-        // Neighbours of the same shade become one rectangle.
-        for (let k = 0; k < series.y.length;) {
-          const shade = Math.min(10, Math.round((series.y[k] || 0) / 10 + (series.y[k] > 0 ? 0.5 : 0)));
-          let end = k + 1;
-          while (end < series.y.length && Math.min(10, Math.round((series.y[end] || 0) / 10 + (series.y[end] > 0 ? 0.5 : 0))) === shade) end++;
-          const [a, b] = [this.px(edges[k]), this.px(edges[end])];
-          if (shade && b > this.left && a < this.width) {
-            const style = `fill:var(--heat);fill-opacity:${shade / 10}`;
-            svg("rect", { x: a.toFixed(1), y: (this.py(row) - height / 2).toFixed(1), width: Math.max(0.5, b - a).toFixed(1), height: (height - 0.5).toFixed(1), style }, this.layer);
-          }
-          k = end;
-        }
-      });
-    }
-
     listen() {
       const node = this.svg;
       const at = (event) => {
@@ -536,7 +512,7 @@ const Charts = (() => {
       });
       node.addEventListener("pointerleave", () => this.leave());
       node.addEventListener("pointerdown", (event) => {
-        if (this.still || event.button) return;
+        if (this.rowed || event.button) return;
         this.dragged = at(event)[0];
         node.setPointerCapture(event.pointerId);
       });
@@ -552,7 +528,7 @@ const Charts = (() => {
 
     key(event) {
       const span = this.view.x1 - this.view.x0;
-      const zooms = !this.still;
+      const zooms = !this.rowed;
       const act = {
         "+": () => zooms && this.zoom(0.5), "=": () => zooms && this.zoom(0.5), "-": () => zooms && this.zoom(2),
         0: () => this.reset(), Escape: () => this.leave(),
@@ -608,7 +584,7 @@ const Charts = (() => {
       const { chart } = this;
       if (chart.kind === "scatter") return this.nearest(x, y);
       const row = Math.round(this.view.y0 + ((y - this.top) / this.inner) * (this.view.y1 - this.view.y0));
-      if (this.still) {
+      if (this.rowed) {
         const name = (chart.y.ticks[row] || [])[1];
         if (name === undefined) return null;
         if (chart.kind === "ranked") return [name, chart.series[0].labels[row]];
@@ -619,11 +595,6 @@ const Charts = (() => {
       svg("line", { x1: x, x2: x, y1: this.top, y2: this.top + this.inner, class: "cross" }, this.marks);
       const [, name, unit] = chart.x.label.match(/^(.*?)(?: \(([^()]*)\))?$/);
       const where = `${name} ${digits(this.real(value))} ${unit || ""}`;
-      if (chart.kind === "heat") {
-        const series = chart.series[row];
-        const k = lastAtMost(chart.series[0].x, value);
-        return series ? [series.name, where, `${digits(series.y[Math.min(k, series.y.length - 1)])} % of capacity`] : null;
-      }
       return [this.placeName(value, where), ...this.shown.map((s) => `${s.name}: ${this.valueAt(s, value)}`)];
     }
 

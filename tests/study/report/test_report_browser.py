@@ -52,7 +52,7 @@ def opened(browser: Browser, page: Path) -> Browser:
 
 def test_offline_without_complaints(opened: Browser) -> None:
     ids = opened.js("return [...document.querySelectorAll('figure svg.drawing')].length")
-    assert ids == len(opened.js("return Charts.views.map((v) => v.chart.id)")) == 9
+    assert ids == len(opened.js("return Charts.views.map((v) => v.chart.id)")) == 8
     assert opened.js("return document.querySelector('.failed').textContent") == ""
     opened.js("document.getElementById('run').selectedIndex = 1; document.getElementById('run').onchange()")
     opened.until("return document.getElementById('closely').dataset.run === '1'")

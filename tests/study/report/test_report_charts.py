@@ -16,7 +16,6 @@ import pytest
 from equipoise import cli
 from equipoise.sim.record import write_parquet
 from equipoise.study.report import figures as charts_figures
-from equipoise.study.report.breakdown import by_size
 from equipoise.study.report.chart import Chart
 from equipoise.study.report.charts.study import study_charts, usage_over_time
 from equipoise.study.report.read import read_study
@@ -25,7 +24,7 @@ from equipoise.study.runs.compare import Comparison
 from tests.study.report.report_data import USES, make_run
 from tests.study.report.test_report import make_comparison
 
-FIGURES = ("uses", "completion", "usage", "jobs", "power", "links")
+FIGURES = ("uses", "completion", "usage", "jobs", "power")
 ROOT = Path(__file__).resolve().parents[3]
 TORNADO = {
     "metric": "makespan_s",
@@ -59,7 +58,6 @@ def test_a_policy_in_other_words_than_its_own_has_its_curve_and_its_rows(tmp_pat
     assert cli.main(["compare", str(tmp_path / "s.yaml"), *words, "--out", str(tmp_path / "out")]) == 0
     study = read_study(tmp_path / "out")
     assert [series.name for series in chart(tmp_path / "out", "completion").series] == asked
-    assert all(policy in by_size(study) for policy in asked)
     assert [folder.policy for folder in study.detail] == asked
 
 
@@ -177,8 +175,7 @@ def test_figures_by_command(
 
 def test_a_comparison_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     made: Comparison = make_comparison(tmp_path, ["a<b>", "easy"], 2, jobs=4, name="<i>x</i>")
-    root = ET.fromstring(made._repr_html_().replace("<br>", "<br/>"))
-    assert root.tag == "table"
+    root = ET.fromstring(made._repr_html_())
     text = "".join(root.itertext())
     assert "<i>x</i>: 2 seeds" in text
     assert "a<b>" in text

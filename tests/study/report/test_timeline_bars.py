@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.sim.record import write_parquet
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.report.timeline import KINDS, TICKS, USES, bars, link_load, pack, usage_shares
+from equipoise.study.report.timeline import KINDS, TICKS, USES, bars, pack, usage_shares
 from tests.study.report.report_data import make_run
 from tests.study.report.report_data import segments as made_segments
 
@@ -84,30 +83,6 @@ def test_bars_of_a_run_directory(tmp_path: Path) -> None:
         expected = "queued" if rows["state"][k] == "queued" else rows["end_reason"][k]
         assert KINDS[kind] == expected
         assert found.start_s + start * found.tick_s == pytest.approx(rows["start_s"][k], abs=found.tick_s)
-
-
-def test_link_load_is_bytes_over_capacity(tmp_path: Path) -> None:
-    make_run(tmp_path, jobs=5, buckets=32)
-    write_parquet(
-        tmp_path / "timeline" / "links.parquet",
-        {
-            "link": np.array(["a", "b", "b"], dtype=object),
-            "capacity_bytes_per_s": np.array([10.0, 20.0, 20.0]),
-            "start_s": usage_shares(tmp_path)[0][[3, 0, 1]],
-            "end_s": usage_shares(tmp_path)[0][[4, 1, 2]],
-            "bytes": np.array([1.0, 40.0, 20.0]),
-        },
-    )
-    width = float(np.diff(usage_shares(tmp_path)[0])[0])
-    load = link_load(tmp_path)
-    assert load is not None
-    assert load.names == ("b", "a")
-    assert load.load[0, :3] == pytest.approx([2 / width, 1 / width, 0])
-    assert load.load[1, 3] == pytest.approx(0.1 / width)
-    assert load.mean[0] == pytest.approx(3 / width / 32)
-    only = link_load(tmp_path, 1)
-    assert only is not None
-    assert (only.names, only.total) == (("b",), 2)
 
 
 def test_what_is_missing_or_damaged_is_one_line(tmp_path: Path) -> None:
