@@ -128,6 +128,11 @@ def output_options(command: F, more: Sequence[str] = ()) -> F:
     return out(form(command))
 
 
+def wide_option(command: F) -> F:
+    """Adds --wide."""
+    return click.option("--wide", is_flag=True, help="Print all lines and columns, not the first screen only.")(command)
+
+
 def record_options(command: F) -> F:
     """Adds --timeline and --journal, which are kept with each run; `need_out` checks them."""
     flag = partial(click.option, is_flag=True)

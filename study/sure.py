@@ -21,14 +21,20 @@ def certainty_of_times(scenario: Scenario) -> StepCertainty | None:
     return together(found) if found else None
 
 
-def read_certainty(config: Mapping[str, Any] | None) -> StepCertainty | None:
-    """The same of a stored scenario with its derived values."""
+def scenario_of_config(config: Mapping[str, Any] | None) -> Scenario | None:
+    """A stored scenario with its derived values; None where it cannot be read."""
     if config is None:
         return None
     try:
-        return certainty_of_times(Scenario.model_validate(config))
+        return Scenario.model_validate(config)
     except (ValueError, OSError):  # stored by another version, or its hardware profile is elsewhere
         return None
+
+
+def read_certainty(config: Mapping[str, Any] | None) -> StepCertainty | None:
+    """How sure the times of a stored scenario are."""
+    scenario = scenario_of_config(config)
+    return None if scenario is None else certainty_of_times(scenario)
 
 
 def power_of(metric: str) -> int:

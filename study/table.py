@@ -11,11 +11,41 @@ from textwrap import wrap
 from typing import Any
 
 from equipoise.sim.scenario.units import format_share
-from equipoise.study.display import IN_DETAIL, LABELS, PER_JOB, UNKNOWN, digits, folded, label, of_all, plus_minus, show
+from equipoise.study.display import (
+    IN_DETAIL,
+    LABELS,
+    MAIN_OF_FEATURES,
+    PER_JOB,
+    UNKNOWN,
+    digits,
+    folded,
+    label,
+    of_all,
+    plus_minus,
+    show,
+)
 from equipoise.study.statistics import Interval
 from equipoise.study.terminal import printable
 
 _GAP = 2
+COST = "cost_usd"
+_OF_GROUPS = ("completion_mean_s", "queueing_p95_s")
+MAIN = (
+    "completion_mean_s",
+    "completion_p95_s",
+    "makespan_s",
+    "queueing_mean_s",
+    "queueing_p95_s",
+    "goodput_ratio",
+    "idle_ratio",
+    "energy_j",
+    "cost_usd",
+    "mfu_ratio",
+    "tokens_per_s",
+    "cost_per_million_tokens_usd",
+    *MAIN_OF_FEATURES,
+)
+"""Metrics of the first screen."""
 _TOLD_AT_0 = ("jobs", "completed", "makespan_s", "cost_usd")
 
 
@@ -77,13 +107,15 @@ class Precision:
         return f"{LABELS.get(self.metric, self.metric)}{ratio} within ±{half}: {end}"
 
 
-def as_text(title: str, cells: Sequence[Cell], notes: Sequence[str], noise_free: bool, width: int) -> str:
+def as_text(title: str, cells: Sequence[Cell], notes: Sequence[str], noise_free: bool, width: int, wide: bool) -> str:
     """The table; policies that do not fit into `width` characters follow below.
 
-    cells: by metric, and of each metric the policies in order. noise_free: whether the bound ignores noise.
+    cells: by metric, and of each metric the policies in order. noise_free: whether the bound ignores noise. wide: all
+    metrics, not only `MAIN`.
     """
     policies = list(dict.fromkeys(cell.policy for cell in cells))
-    shown = list(_shown(cells))
+    grouped = any("[" in cell.metric for cell in cells)
+    shown = [found for found in _shown(cells) if wide or is_main(found[0].metric, found, grouped)]
     nothing = [found[0].metric for found in shown if found[0].metric not in _TOLD_AT_0 and _all_0(found)]
     lines = [line for found in shown if found[0].metric not in nothing for line in _lines(found, noise_free)]
     header = ["", *policies]
@@ -101,6 +133,16 @@ def as_text(title: str, cells: Sequence[Cell], notes: Sequence[str], noise_free:
     return "\n".join(text) + "\n"
 
 
+def is_main(metric: str, cells: Sequence[Cell] = (), grouped: bool = False) -> bool:
+    """Whether a metric is on the first screen; jobs completed are where some policy leaves jobs undone.
+
+    grouped: the table is also by group of jobs, and has fewer metrics in return.
+    """
+    if grouped:
+        return metric in ("completion_mean_s", "makespan_s", COST) or ("[" in metric and of_all(metric) in _OF_GROUPS)
+    return metric in MAIN or (metric == "completed" and len({cell.value.mean for cell in cells}) > 1)
+
+
 def _all_0(cells: Sequence[Cell]) -> bool:
     return all(cell.value.mean == 0.0 for cell in cells)
 
@@ -110,7 +152,7 @@ def _shown(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     one_job = all(cell.value.mean == 1 for cell in cells if cell.metric == "jobs")
     for metric, group in groupby(cells, key=lambda cell: cell.metric):
         found = list(group)
-        detail = metric in IN_DETAIL or (one_job and metric in PER_JOB)  # percentiles of one job are its time
+        detail = metric in IN_DETAIL or (one_job and metric in (*PER_JOB, "completion_mean_s"))  # the one job's time
         if not detail and not folded(metric, *(cell.value.mean for cell in found)):
             yield found
 

@@ -14,9 +14,20 @@ import click
 
 from equipoise.base.files import write_whole
 from equipoise.commands.types import IntRange
-from equipoise.options import CommandState, common, note, pass_state, progress, say, scenario_options, writable
+from equipoise.options import (
+    CommandState,
+    common,
+    note,
+    pass_state,
+    progress,
+    say,
+    scenario_options,
+    wide_option,
+    writable,
+)
 
 if TYPE_CHECKING:
+    from equipoise.study.findings import Findings
     from equipoise.study.runs.variants import RunOptions
 
 
@@ -32,6 +43,7 @@ class Given:
     jobs: int
     out: str | None
     form: str
+    wide: bool
     quiet: bool
 
     @contextmanager
@@ -42,18 +54,17 @@ class Given:
         with progress(self.quiet, Path(self.scenario).stem) as tell:
             yield RunOptions(self.seeds, jobs=self.jobs, progress=tell)
 
-    def tell(self, result: Mapping[str, Any], file: str, lines: Iterable[str], notes: Iterable[str]) -> None:
+    def tell(self, result: Mapping[str, Any], file: str, found: Findings, notes: Iterable[str]) -> None:
         """Print a result, as text or as JSON, keep it as `file` in the folder of --out, print notes to stderr."""
-
         text = json.dumps(result, indent=2) + "\n"
-        say(text if self.form == "json" else "".join(f"{line}\n" for line in lines), nl=False)
+        say(text if self.form == "json" else "".join(f"{line}\n" for line in found.lines(self.wide)), nl=False)
         note(self.quiet, *(f"note: {text}" for text in notes))
         if self.out is not None:
             write_whole(Path(self.out) / file, text)
 
 
 def variant_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command SCENARIO, --policy, --seeds, --set, --trace, --jobs, --out, --format, --quiet and --debug.
+    """Gives a command SCENARIO, --policy, --seeds, --set, --trace, --jobs, --out, --format, --wide and `common`.
 
     They are passed as its first argument, `Given`; the folder of --out is made before the command runs, so that no
     result is lost later. Raises click.BadParameter if it cannot be made.
@@ -75,6 +86,7 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes."),
         click.option("--out", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the result, as JSON."),
         click.option("--format", "form", type=kinds, default="table", show_default=True),
+        wide_option,
         common,
     )
     wrapped: Callable[..., int] = pass_state(with_options)

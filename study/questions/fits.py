@@ -27,7 +27,7 @@ from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.llm.certainty import Spread, StepCertainty
 from equipoise.sim.llm.memory import GENERAL, MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.quantities import ShardingPlan
-from equipoise.sim.llm.search import Search, search
+from equipoise.sim.llm.search import Search, describe, search, why
 from equipoise.sim.llm.shape import Layout
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.loading.file import read_scenario
@@ -35,6 +35,13 @@ from equipoise.sim.run import placed_alone
 from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.models.model import NAMES, precision_of
 from equipoise.sim.scenario.tree import InputError
+from equipoise.study.findings import Findings, FindingsTable
+
+_COLUMNS = ("total", "weights", "gradients", "optimizer", "activations", "logits", "base")
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,59 @@ class Fits:
         estimate = self.memory
         spread = Spread.between(estimate.low / estimate.peak, estimate.high / estimate.peak)
         return spread.chance_below(estimate.capacity / estimate.peak)
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """Whether it fits, how long a step takes, and what would change that."""
+        estimate, la = self.memory, self.plan.layout
+        interval = f"{_gb(estimate.low)} .. {_gb(estimate.high)}"
+        verb = "fits" if estimate.fits else "does not fit"
+        told = f"{self.model} {verb} on {la.gpus:,} GPUs: {_gb(estimate.peak)} (90 %: {interval}) of "
+        told += f"{_gb(estimate.capacity)} usable; the interval is {self.memory_rests_on}."
+        if estimate.fits and estimate.high > estimate.capacity:
+            told += f" It is not certain: it fits with {100 * self.fits_chance:.0f} %."
+        if self.change is None:
+            told += " No single change makes it fit."
+        elif self.change:
+            listed = ", ".join(f"{key} {a} -> {b}" for key, (a, b) in self.change.items())
+            told += f" The smallest change that makes it fit: {listed}."
+        ends = self.step_interval_s
+        between = f" (90 %: {ends[0]:.4g} .. {ends[1]:.4g} s)" if ends is not None else ""
+        shares = {name: part_s / self.step_s for name, part_s in self.parts_s.items()}
+        most = sorted(((s, name) for name, s in shares.items() if s >= 0.005), reverse=True)
+        parts = ", ".join(f"{name} {100 * share:.0f} %" for share, name in most)
+        step = f"A step takes {self.step_s:.4g} s{between}, {100 * self.utilisation:.1f} % of the peak rate: {parts}."
+        if self.other is not None and self.other.found:
+            return told, step, f"The fastest layout is {why(self.other)}."
+        return told, step
+
+    def findings(self, plans: int = 0) -> Findings:
+        """The answer, the memory of each stage, and the fastest layouts that fit."""
+        la = self.plan.layout
+        remarks = [f"{self.job}: {la.global_batch:,} sequences a step, {describe(la)}"]
+        remarks += self.certainty.lines() if self.certainty is not None else ()
+        remarks += [f"note: {note}" for note in self.notes]
+        tables = [FindingsTable("", self._stages(), [False, *(True for _ in _COLUMNS)])]
+        other = self.other
+        if other is not None and not other.found:
+            remarks.append(f"none of {other.tried} layouts fits: the smallest needs {_gb(other.smallest_bytes)}")
+        elif other is not None:
+            found = other.found[:plans]
+            rows = [(f"{self.factor * f.seconds:.4g} s", _gb(f.peak_bytes), describe(f.plan.layout)) for f in found]
+            tables.append(
+                FindingsTable("fastest layouts", [("a step", "memory", "layout"), *rows], [True, True, False])
+            )
+        return Findings(f"Fit: {self.job}", self.answer, tuple(tables), tuple(remarks))
+
+    def _stages(self) -> list[list[str]]:
+        """A row per stage; equal neighbouring stages share one."""
+        found: list[tuple[int, int, list[str]]] = []
+        for index, stage in enumerate(self.memory.stages):
+            cells = [f"{getattr(stage, name) / 1e9:.2f}" for name in _COLUMNS]
+            first = found.pop()[0] if found and found[-1][2] == cells else index
+            found.append((first, index, cells))
+        rows = [[str(first) if first == last else f"{first}-{last}", *cells] for first, last, cells in found]
+        return [["stage [GB]", *_COLUMNS], *rows]
 
     @property
     def utilisation(self) -> float:
@@ -185,6 +245,7 @@ def as_dict(found: Fits) -> dict[str, Any]:
     """The answer as plain data, in base units."""
     estimate = found.memory
     return {
+        "answer": " ".join(found.answer),
         "job": found.job,
         "model": found.model,
         "fits": estimate.fits,

@@ -29,13 +29,16 @@ from equipoise.sim.run import run
 from equipoise.sim.scenario.model import JobSpec, Model, Scenario
 from equipoise.sim.scenario.units import format_bytes, format_scaled
 from equipoise.sim.traces.trace import Trace
+from equipoise.study.display import digits, show
+from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.questions.levers import LIMITS, POLICIES, STAGE, Lever, levers
 from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
-from equipoise.study.sure import certainty_of_times, ends, reasons
+from equipoise.study.sure import between, certainty_of_times, ends, reasons
 
 FILE = "limits.json"
 ALL = "all jobs"
+_SMALL_SHARE = 0.005
 _OF_STEP = ("compute", "memory", "network", "layout")
 NOTHING = 5e-4
 """Relative change of the time below which a lever has no effect."""
@@ -123,6 +126,13 @@ class Limited:
         """The stage missing in the policy that helps most against the limit; None when none does."""
         return next((e for e in self.effects if e.helps and e.lever.against == STAGE), None)
 
+    @property
+    def worth_showing(self) -> list[Effect]:
+        """The three best levers, and the best one against the named limit."""
+        helping = [e for e in self.effects if e.helps and e.lever.against != STAGE]
+        against = self.best_against(self.limit)
+        return helping[:3] if against is None or against in helping[:3] else [*helping[:3], against]
+
     def best_against(self, limit: str) -> Effect | None:
         """The lever against one limit that helps most; None when none helps."""
         return next((e for e in self.effects if e.helps and e.lever.against == limit), None)
@@ -139,10 +149,60 @@ class LimitReport:
     notes: tuple[str, ...]
     certainty: StepCertainty | None = None  # of times; None where each step was measured
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """What limits the jobs, what would help most, and whether a stage would."""
+        first = self.groups[0]
+        many = f"The job of {self.scenario}" if first.jobs == 1 else f"The {first.jobs} jobs of {self.scenario}"
+        limit = first.limit if first.limit == first.account else f"{first.limit} (which makes workers wait for others)"
+        told = [
+            f"{many} under {self.policy} {'is' if first.jobs == 1 else 'are'} limited by {limit}: "
+            f"{100 * first.shares[first.account]:.0f} % of the {self._time(first)} from arrival to completion."
+        ]
+        best = [effect for effect in first.effects if effect.helps and effect.lever.against != STAGE]
+        if best:
+            listed = "; ".join(f"{e.lever.name}, {_effect(e, self.certainty)}" for e in best[:2])
+            told.append(f"What would help most: {listed}.")
+        else:
+            told.append("No change that was tried certainly helps; more seeds may tell.")
+        if first.stage is not None:
+            told.append(f"Stage {first.stage.lever.name} would reduce it: {_effect(first.stage)}.")
+        elif any(effect.lever.against == STAGE for effect in first.effects):
+            told.append("No stage (s1 to s4) reduces it.")
+        return tuple(told)
+
+    def _time(self, group: Limited) -> str:
+        sure = self.certainty
+        between_ = "" if sure is None else between("completion_mean_s", group.time_s.mean, sure.spread)
+        time = show("time_s", group.time_s.mean, group.time_s.half_width)
+        return time + (f" (90 %: {between_})" if between_ else "")
+
+    def findings(self, every: bool = False) -> Findings:
+        """The answer, the time of each group by limit, and the levers that help, best first; every: all of them."""
+        times = [("jobs", "", "time", "limited by", "where the time goes")]
+        levers_ = [("jobs", "change", "time with it")]
+        remarks = list(self.certainty.lines()) if self.certainty is not None else []
+        for group in self.groups:
+            shares = sorted(group.shares.items(), key=lambda item: -item[1])
+            told = ", ".join(f"{limit} {100 * share:.1f} %" for limit, share in shares[:4] if share >= _SMALL_SHARE)
+            times.append((group.name, f"{group.jobs:,}", self._time(group), group.limit, told))
+            shown = [effect for effect in group.effects if not effect.idle] if every else group.worth_showing
+            levers_ += [(group.name, effect.lever.name, _effect(effect, self.certainty)) for effect in shown]
+            remarks += [f"{group.name}: {group.host}"] if group.host else []
+            if every and (idle := [effect.lever.name for effect in group.effects if effect.idle]):
+                remarks.append(f"{group.name}: no effect: {', '.join(idle)}")
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        tables = (
+            FindingsTable(f"time from arrival to completion, {seeds}", times, [False, True, True, False, False]),
+            FindingsTable("", levers_, [False, False, False]),
+        )
+        return Findings(f"Limits: {self.scenario}", self.answer, tables[: 1 + (len(levers_) > 1)], tuple(remarks))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in `limits.json`; unknown values are None."""
         data = {
             "schema_version": 1,
+            "answer": " ".join(self.answer),
             "scenario": self.scenario,
             "policy": self.policy,
             "seeds": self.seeds,
@@ -153,6 +213,18 @@ class LimitReport:
         }
         found: dict[str, Any] = plain(data)
         return found
+
+
+def _effect(effect: Effect, certainty: StepCertainty | None = None) -> str:
+    """The ratio of the time with a lever to that without it."""
+    if effect.problem is not None:
+        return effect.problem
+    half = effect.ratio.half_width
+    sure = f" ±{digits(half, 2)}" if half >= 5e-4 else ""
+    ends_ = effect.between(certainty)
+    between_ = f" (90 %: x{digits(ends_[0])} .. x{digits(ends_[1])})" if ends_ else ""
+    doubt = ", not certain" if ends_ and ends_[0] < 1.0 < ends_[1] else ""
+    return f"x{digits(effect.ratio.mean)}{sure}{between_}{doubt}"
 
 
 def _group_dict(group: Limited, sure: StepCertainty | None) -> dict[str, Any]:

@@ -21,20 +21,20 @@ TITLES = {
     "meets": "meets",
     "chance": "chance",
     "gpus": "GPUs",
-    "layout": "layout",
-    "mfu_ratio": "MFU",
-    "memory_ratio": "memory",
     "makespan_s": "time",
     "makespan_between": "90 %",
     "cost_usd": "cost",
-    "cost_between": "90 %",
+    "mfu_ratio": "MFU",
+    "memory_ratio": "memory",
+    **{key: LABELS[key] for key in MAIN_OF_FEATURES},
+    "cost_between": "of cost, 90 %",
     "price_usd_per_h": "an hour",
     "committed_usd": "committed",
     "power_w": "power",
     "carbon_kg": "CO2",
-    **{key: LABELS[key] for key in MAIN_OF_FEATURES},
+    "layout": "layout",
 }
-"""Columns of the table with their titles."""
+"""Columns of the table with their titles, the most important first."""
 
 
 def ranked(trials: Sequence[Trial], question: Question, needed: int) -> list[dict[str, Any]]:

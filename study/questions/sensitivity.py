@@ -17,12 +17,14 @@ from equipoise.base.json_values import plain
 from equipoise.sim.loading.file import ScenarioFile, read_scenario
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.display import LABELS, show
+from equipoise.study.display import LABELS, UNKNOWN, digits, show
+from equipoise.study.findings import Findings, FindingsTable
 from equipoise.study.questions.sensitivity_keys import KeyRange, default_ranges, read_range
 from equipoise.study.runs.variants import DEFAULT, RunOptions, Variant, VariantOutcome, policy_text, run_all
 from equipoise.study.statistics import CONFIDENCE, Interval, mean_interval, paired_ratio
 
 FILE = "sensitivity.json"
+_HALF = 14  # characters of the bar on each side of the base
 SMALL = 0.01  # of the result: what changes it by less is counted, not named
 
 
@@ -39,10 +41,22 @@ class End:
     problem: str | None = None
 
     @property
+    def log(self) -> float:
+        """Logarithm of the ratio; 0 when unknown."""
+        return math.log(self.ratio.mean) if self.ratio.mean > 0 else 0.0
+
+    @property
     def away(self) -> float:
         """Distance of the result from the base, as |log ratio|; 0 when unknown."""
-        mean = self.ratio.mean
-        return abs(math.log(mean)) if mean > 0 else 0.0
+        return abs(self.log)
+
+    @property
+    def text(self) -> str:
+        """The ratio with its interval."""
+        if not math.isfinite(self.ratio.mean):
+            return UNKNOWN
+        half = self.ratio.half_width
+        return f"x{digits(self.ratio.mean)}" + (f" ±{digits(half, 2)}" if half >= 5e-4 else "")
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,18 @@ class Sensitivity:
     bars: tuple[Bar, ...]
     notes: tuple[str, ...]
 
+    def findings(self) -> Findings:
+        """The answer, and the tornado chart as text: key, low and high values, ratios, and a bar around the base."""
+        reach = max((end.away for bar in self.bars for end in (bar.low, bar.high)), default=0.0)
+        rows = [("", "low", "high", "at low", "at high", f"{'less':>{_HALF}} | more")]
+        rows += [
+            (bar.key, bar.low.shown, bar.high.shown, bar.low.text, bar.high.text, _drawn(bar, reach))
+            for bar in self.bars
+        ]
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        table = FindingsTable(f"ratios to the unchanged scenario, {seeds}", rows, [False, *[True] * 4, False])
+        return Findings(f"Sensitivity: {self.scenario}", (answer(self),), (table,))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as in `sensitivity.json`; unknown values are None."""
         data = {
@@ -92,13 +118,25 @@ class Sensitivity:
         return found
 
 
+def _drawn(bar: Bar, reach: float) -> str:
+    """The bar: `L` cells up to the result at the low value, `H` cells up to that at the high value, log scale."""
+    cells = [" "] * (2 * _HALF + 1)
+    cells[_HALF] = "|"
+    ends = sorted((("L", bar.low.log), ("H", bar.high.log)), key=lambda end: -abs(end[1]))
+    for letter, log in ends:  # the shorter one last, so that both can be seen on one side
+        length = round(_HALF * abs(log) / reach) if reach > 0 else 0
+        for k in range(1, length + 1):
+            cells[_HALF + (k if log > 0 else -k)] = letter
+    return "".join(cells)
+
+
 def answer(found: Sensitivity) -> str:
     """What the result depends on most, and on how many values it does not depend, in a sentence or two."""
     what = f"{LABELS.get(found.metric, found.metric).strip()} of {found.scenario} under {found.policy}"
     base = show(found.metric, found.base.mean, found.base.half_width)
     bars = [bar for bar in found.bars if bar.length >= SMALL]
     if not bars:
-        return f"{what} ({base}) changes by less than {SMALL:.0%} with each of the {len(found.bars)} values."
+        return f"{what} ({base}) changes by less than {100 * SMALL:.0f} % with each of the {len(found.bars)} values."
     first, *others = bars
     ends = [
         f"{end.ratio.mean:.3g} times at {end.shown}" for end in (first.low, first.high) if math.isfinite(end.ratio.mean)
@@ -107,7 +145,9 @@ def answer(found: Sensitivity) -> str:
     if others:
         text += f"; then on {' and '.join(bar.key for bar in others[:2])}"
     small = len(found.bars) - len(bars)
-    return f"{text}." + (f" {small} of {len(found.bars)} values change it by less than {SMALL:.0%}." if small else "")
+    return f"{text}." + (
+        f" {small} of {len(found.bars)} values change it by less than {100 * SMALL:.0f} %." if small else ""
+    )
 
 
 def _row(bar: Bar) -> dict[str, Any]:

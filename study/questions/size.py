@@ -154,7 +154,7 @@ class Answer:
 
     def __repr__(self) -> str:
         found = self.best or self.closest
-        values = "" if found is None else ", ".join(f"{key}={value}" for key, value in found.candidate.values.items())
+        values = "" if found is None else named(found.candidate.values)
         which = "nothing" if found is None else f"best {values}" if self.best else f"none, closest {values}"
         return f"<Answer: {which}; {self.tried} of {self.sizes} sizes were run>"
 
@@ -226,9 +226,9 @@ def _search(question: Question, progress: Progress | None, *, faults: bool) -> A
             if best is not None and not question.every and not _can_beat(candidate, best, question.objective):
                 break
             if progress is not None:
-                progress(number, len(candidates), _named(candidate.values))
+                progress(number, len(candidates), named(candidate.values))
             if candidate.missing:
-                impossible.append(f"{_named(candidate.values)}: {candidate.missing}")
+                impossible.append(f"{named(candidate.values)}: {candidate.missing}")
                 continue
             if not question.every and _cannot(candidate, question.targets, random):
                 excluded.append(candidate)
@@ -271,7 +271,8 @@ def _alike(one: Candidate, other: Candidate, objective: Objective) -> bool:
     return one.score(objective)[0] == other.score(objective)[0]
 
 
-def _named(values: Mapping[str, Any]) -> str:
+def named(values: Mapping[str, Any]) -> str:
+    """Varied values as text."""
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -313,7 +314,7 @@ def try_out(candidate: Candidate, question: Question, made: Engine, trace: Trace
     for first in range(0, len(orders), step):
         for row in made.rows(orders[first : first + step]):
             if row["status"] != "done":
-                raise RuntimeError(f"{_named(candidate.values)}, seed {row['seed']}: {row['error']}")
+                raise RuntimeError(f"{named(candidate.values)}, seed {row['seed']}: {row['error']}")
             known = {"price_usd_per_h": candidate.price_usd_per_h, "power_w": candidate.power_w}
             known["done_s"] = candidate.after_s + row["makespan_s"]
             _check_classes(row, question.targets)

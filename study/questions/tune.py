@@ -2,11 +2,10 @@
 
 Optuna's tree-structured Parzen estimator (Bergstra et al. 2011; of several objectives Ozaki et al. 2022) proposes
 points and receives their results. Each is run on the same seeds through the engine and the ledger of a sweep, so a
-second call makes only the missing runs and proposes the same points. The first point is the unchanged scenario. A
-point that is significantly worse than another is not run on all seeds (study.questions.race). The best point, or for
-several objectives each point of the Pareto front, is then compared with the start on seeds that no trial has used:
-it counts as found when it is better there with p < 0.01 (one-sided paired t-test on log ratios, Student 1908; after
-Holm over points and objectives).
+second call makes only the missing runs and proposes the same points. The first point is the unchanged scenario. The
+best point, or for several objectives each point of the Pareto front, is then compared with the start on seeds that no
+trial has used: it counts as found when it is better there with p < 0.01 (one-sided paired t-test on log ratios,
+Student 1908; after Holm over points and objectives).
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equipoise.base.files import write_whole
 from equipoise.base.json_values import plain
 from equipoise.base.numerals import strict_float
 from equipoise.policies.parameters import check_used, split_point, with_parameters
@@ -32,8 +30,8 @@ from equipoise.sim.run import is_random
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.scenario.units import LARGEST
 from equipoise.study.display import LABELS, METRICS, MORE_IS_BETTER, show
-from equipoise.study.folders import TUNE, check_free
-from equipoise.study.questions.race import LEVEL, Values, expected, front, looks, p_better, surely_worse
+from equipoise.study.findings import Findings, FindingsTable
+from equipoise.study.folders import check_free
 from equipoise.study.runs.make import How, Progress, make
 from equipoise.study.runs.orders import Order, Shared, orders_at, trace_at
 from equipoise.study.runs.store import MemoryStore, Store, ledger_with_copy, only_writer
@@ -41,6 +39,8 @@ from equipoise.study.runs.variants import policy_text
 from equipoise.study.statistics import Interval, holm, paired_ratio
 
 SURE = 0.01
+Values = Mapping[str, Sequence[float]]
+"""Results by objective: one per seed, or infinite where the run failed."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,7 @@ Varied = Mapping[str, ParameterRange | Sequence[str]]
 
 @dataclass(frozen=True)
 class ParameterSearch:
-    """A search. seeds: per trial; fresh: seeds of the final comparison, not used by any trial.
-
-    metrics: the objectives. prune: stop a significantly worse trial before it has run on all seeds.
-    """
+    """A search. seeds: per trial; fresh: seeds of the final comparison, not used by any trial. metrics: objectives."""
 
     file: Path
     vary: Varied
@@ -74,20 +71,14 @@ class ParameterSearch:
     overrides: tuple[str, ...] = ()
     jobs: int = 1
     out: Path | None = None
-    prune: bool = True
 
 
 @dataclass(frozen=True)
 class ParameterTrial:
-    """One point, the means of the objectives over the seeds of the trials, and its number of seeds.
-
-    Infinite: a run failed. For a trial stopped early, an extrapolation by its ratio to a better one.
-    """
+    """One point, and the means of the objectives over the seeds of the trials; infinite: a run failed."""
 
     values: dict[str, Any]
     means: dict[str, float]
-    seeds: int
-    pruned: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +112,12 @@ class FoundParameters:
     notes: tuple[str, ...]
     scenario: str  # its name
     vary: dict[str, Any]
+    seeds: int  # of each trial
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The objectives."""
+        return tuple(self.start)
 
     @property
     def better(self) -> bool:
@@ -132,8 +129,7 @@ class FoundParameters:
         metric = next(iter(self.start))
         what = f"{LABELS.get(metric, metric).strip()} of {self.scenario} under {self.policy}"
         others = [choice for choice in self.choices if choice.trial is not self.trials[0]]
-        sign = -1.0 if metric in MORE_IS_BETTER else 1.0
-        better = sorted((c for c in others if c.better_in()), key=lambda c: sign * c.ratios[metric].mean)
+        better = sorted((c for c in others if c.better_in()), key=lambda c: -_sign(metric) * c.ratios[metric].mean)
         if not better:
             tried = f"of {len(self.trials)} points none is certainly better on fresh seeds"
             return f"Keep the scenario as it is: {tried} ({what}: {show(metric, self.start[metric])})."
@@ -147,10 +143,93 @@ class FoundParameters:
         more = len(better) - 1
         return text + (f"; {more} other points are better in some objective." if more else ".")
 
-    def as_json(self) -> str:
-        """All results as JSON."""
-        content = {"schema_version": 2, "answer": self.answer(), "better": self.better, **asdict(self)}
-        return json.dumps(plain(content), indent=2, allow_nan=False) + "\n"
+    def findings(self) -> Findings:
+        """The answer, with a table of the choices on the trials' seeds and on fresh ones, and all trials."""
+        names = [LABELS.get(metric, metric).strip() for metric in self.metrics]
+        start = self.trials[0]
+        rows = [["", *names, *(f"{name}, fresh seeds" for name in names)]]
+        rows.append(["unchanged", *self._shown(start), *("" for _ in names)])
+        for choice in (choice for choice in self.choices if choice.trial is not start):
+            fresh = [_ratio(choice, metric) for metric in self.metrics]
+            rows.append([point_text(choice.trial.values), *self._shown(choice.trial), *fresh])
+        best = sorted(self.trials, key=lambda trial: -_sign(self.metrics[0]) * trial.means[self.metrics[0]])
+        tried = [["trial", *names], *([point_text(trial.values), *self._shown(trial)] for trial in best)]
+        right = [False, *(True for _ in names)]
+        what = f"{' and '.join(names)} under {self.policy}"
+        many = f"{len(self.trials)} trials of {self.seeds} seed{'s' * (self.seeds > 1)}"
+        return Findings(
+            f"Tuning: {self.scenario}",
+            (self.answer(),),
+            (
+                FindingsTable(f"{what}, the best points", rows, [*right, *right[1:]]),
+                FindingsTable(f"{what}, {many}, the best first", tried, right, more=True),
+            ),
+            self.notes,
+            tuple((key, _range_text(allowed)) for key, allowed in self.vary.items()),
+        )
+
+    def _shown(self, trial: ParameterTrial) -> list[str]:
+        return [show(metric, trial.means[metric]) for metric in self.metrics]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All results as plain data."""
+        found = {"schema_version": 2, "answer": self.answer(), "better": self.better, **asdict(self)}
+        data: dict[str, Any] = plain(found)
+        return data
+
+
+def _sign(metric: str) -> float:
+    """1 where more of a metric is better, -1 where less is."""
+    return 1.0 if metric in MORE_IS_BETTER else -1.0
+
+
+def _ratio(choice: Choice, metric: str) -> str:
+    ratio, p = choice.ratios[metric], choice.p[metric]
+    if ratio.n < 2:
+        return f"x{ratio.mean:.3f}"
+    return f"x{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), p {p:.2g}"
+
+
+def point_text(values: Mapping[str, Any]) -> str:
+    """The values of a point as short text."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in values.items()) or "unchanged"
+
+
+def _range_text(allowed: ParameterRange | Sequence[str]) -> str:
+    if isinstance(allowed, ParameterRange):
+        return f"{allowed.low:g} to {allowed.high:g} ({allowed.scale})"
+    return ", ".join(allowed)
+
+
+def p_better(metric: str, mine: Sequence[float], other: Sequence[float]) -> float:
+    """One-sided p of a paired t-test (Student 1908) that `mine` is no better than `other`; NaN for one pair."""
+    if len(mine) < 2:
+        return math.nan
+    if not (np.isfinite(mine).all() and np.isfinite(other).all()):
+        return 1.0
+    x, y = (np.maximum(np.asarray(values, dtype=np.float64), 1e-300) for values in (mine, other))
+    log = -_sign(metric) * (np.log(x) - np.log(y))  # above 0: worse
+    spread = float(log.std(ddof=1))
+    if spread == 0.0:
+        return 0.0 if log.mean() < 0 else 1.0
+    from scipy.special import stdtr
+
+    return float(stdtr(len(log) - 1, log.mean() / (spread / math.sqrt(len(log)))))
+
+
+def front(means: Sequence[Mapping[str, float]]) -> list[int]:
+    """Points that no other dominates (Pareto front); of equals the first."""
+    costs = [[-_sign(metric) * value for metric, value in of.items()] for of in means]
+
+    def beaten(k: int) -> bool:
+        """Whether another point dominates this one."""
+        return any(
+            all(a <= b for a, b in zip(other, costs[k], strict=True)) and (other != costs[k] or j < k)
+            for j, other in enumerate(costs)
+            if j != k
+        )
+
+    return [k for k, cost in enumerate(costs) if all(map(math.isfinite, cost)) and not beaten(k)]
 
 
 def read_range(text: str) -> tuple[str, ParameterRange | tuple[str, ...]]:
@@ -188,16 +267,15 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
         notes.append("not random: there are no unseen seeds, and the figure holds for this scenario only")
     study = _study(search)
     with _store(search.out) as store:
-        race = _Race(store, search, seeds, progress)
+        trials = list[ParameterTrial]()
         for number in range(search.trials):
             asked = study.ask()
-            trial = race.run({} if number == 0 else _suggest(asked, search.vary), number)
+            trial = _trial(store, search, {} if number == 0 else _suggest(asked, search.vary), seeds, number, progress)
             if number == 0 and not all(map(math.isfinite, trial.means.values())):
                 raise RuntimeError(f"the scenario as it is cannot be run: {store.failures()[0]['error']}")
             study.tell(asked, [_told(metric, mean) for metric, mean in trial.means.items()])
-        trials = race.trials
-        whole = [trial for trial in trials if not trial.pruned]
-        best = [whole[k] for k in front([trial.means for trial in whole])]
+            trials.append(trial)
+        best = [trials[k] for k in front([trial.means for trial in trials])]
         fresh = range(seeds, seeds + search.fresh) if random else range(1)
         start, *found = [
             _values(store, search, values, fresh, search.trials + k, _of_trials(progress, search, search.trials))
@@ -208,7 +286,7 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
         notes.append(f"all {len(fresh)} fresh seeds gave the same: the runs are not random and count as one")
     if failed := sum(math.inf in map(abs, trial.means.values()) for trial in trials):
         notes.append(f"{failed} of {len(trials)} points could not be run")
-    answer = FoundParameters(
+    return FoundParameters(
         first.policy,
         tuple(trials),
         _choices(search.metrics, best, found, start),
@@ -216,10 +294,8 @@ def tune(search: ParameterSearch, progress: Progress | None = None) -> FoundPara
         tuple(notes),
         scenario.name,
         dict(search.vary),
+        seeds,
     )
-    if search.out is not None:
-        write_whole(search.out / TUNE, answer.as_json())
-    return answer
 
 
 def _of_trials(progress: Progress | None, search: ParameterSearch, done: int) -> Progress | None:
@@ -236,7 +312,7 @@ def _means(values: Values) -> dict[str, float]:
 
 def _told(metric: str, mean: float) -> float:
     """The value reported to Optuna, which does not accept infinite numbers."""
-    return mean if math.isfinite(mean) else (-1e300 if metric in MORE_IS_BETTER else 1e300)
+    return mean if math.isfinite(mean) else -_sign(metric) * 1e300
 
 
 def _choices(
@@ -260,45 +336,24 @@ def _choices(
     )
 
 
-class _Race:
-    """Runs trials one after the other, each on as many seeds as it needs to be judged."""
-
-    def __init__(self, store: Store, search: ParameterSearch, seeds: int, progress: Progress | None) -> None:
-        self.store, self.search, self.seeds, self.progress = store, search, seeds, progress
-        self.trials: list[ParameterTrial] = []
-        self._whole: list[Values] = []  # results of the trials that have had all seeds
-
-    def run(self, values: dict[str, Any], number: int) -> ParameterTrial:
-        """Run a point and record it."""
-        trial = self._made(values, number)
-        self.trials.append(trial)
-        return trial
-
-    def _made(self, values: dict[str, Any], number: int) -> ParameterTrial:
-        metrics, early = self.search.metrics, looks(self.seeds) if self.search.prune and number else ()
-        found: dict[str, list[float]] = {metric: [] for metric in metrics}
-        for upto in (*early, self.seeds):
-            seeds = range(len(found[metrics[0]]), upto)
-            try:
-                told = _of_trials(self.progress, self.search, number)
-                made = _values(self.store, self.search, values, seeds, number, told)
-            except (InputError, PolicyError):
-                if not values:
-                    raise
-                made = {metric: [_worst(metric)] * len(seeds) for metric in metrics}  # it makes no scenario
-            for metric in metrics:
-                found[metric] += made[metric]
-            if not all(np.isfinite(of).all() for of in found.values()):
-                return ParameterTrial(values, {metric: _worst(metric) for metric in metrics}, upto)
-            if upto < self.seeds and surely_worse(found, self._whole, LEVEL / len(early)):
-                best = next(other for other in self._whole if surely_worse(found, [other], LEVEL / len(early)))
-                return ParameterTrial(values, expected(found, best), upto, pruned=True)
-        self._whole.append(found)
-        return ParameterTrial(values, _means(found), self.seeds)
+def _trial(
+    store: Store, search: ParameterSearch, values: dict[str, Any], seeds: int, number: int, progress: Progress | None
+) -> ParameterTrial:
+    """A point on all seeds; infinite where it makes no scenario, or a run failed."""
+    told = _of_trials(progress, search, number)
+    try:
+        found = _values(store, search, values, range(seeds), number, told)
+    except (InputError, PolicyError):
+        if not values:
+            raise
+        found = {}
+    if not found or not all(np.isfinite(of).all() for of in found.values()):
+        return ParameterTrial(values, {metric: _worst(metric) for metric in search.metrics})
+    return ParameterTrial(values, _means(found))
 
 
 def _worst(metric: str) -> float:
-    return -math.inf if metric in MORE_IS_BETTER else math.inf
+    return -_sign(metric) * math.inf
 
 
 def _check(search: ParameterSearch) -> None:

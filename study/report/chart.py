@@ -78,7 +78,7 @@ class Chart:
     link_s: float = 0.0
 
     def plain(self) -> dict[str, Any]:
-        """The chart as JSON for the browser."""
+        """The chart as JSON for the browser, with its numbers and its remark."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -88,6 +88,9 @@ class Chart:
             "y": _axis(self.y),
             "series": [series.plain() for series in self.series],
             "link": self.link_s,
+            "header": self.header,
+            "rows": self.rows,
+            "note": self.note,
         }
 
 

@@ -59,16 +59,12 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
         *over_time(folder, key),
     ]
     drawn = tuple(chart for chart in charts if chart is not None)
-    content = {"charts": [_whole(c) for c in drawn], "decisions": decisions, "events": _events(folder)}
+    content = {"charts": [chart.plain() for chart in drawn], "decisions": decisions, "events": _events(folder)}
     packed = bars(folder.path, most_bars)
     header: dict[str, Any] = {"key": key, "label": folder.label, "bars": packed.header()}
     header |= {"note": _bars_note(packed), "faults": fault_times(folder)}
     blobs = ((f"run-{key}", _json(content)), (f"bars-{key}", packed.packed), (f"names-{key}", packed.names))
     return Detail(header, blobs, drawn)
-
-
-def _whole(chart: Chart) -> dict[str, Any]:
-    return chart.plain() | {"header": chart.header, "rows": chart.rows, "note": chart.note}
 
 
 def _json(content: Any) -> bytes:

@@ -9,7 +9,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -79,19 +79,19 @@ def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tu
         if detail.header["bars"] is not None:
             detail.header["bars"]["words"] = {**KIND_LABELS, "beside": HELD_BESIDE, **USE_LABELS}
     sections = _sections(study, charts, details, notes)
-    return composed(study.title, sections, charts, _foot(study), details, refresh_s), notes
+    return composed(study.title, sections, [chart.plain() for chart in charts], _foot(study), details, refresh_s), notes
 
 
 def composed(
     title: str,
     sections: Sequence[tuple[str, str, str]],
-    charts: Sequence[Chart],
+    charts: Sequence[Mapping[str, Any]],
     foot: str,
     details: Sequence[Detail] = (),
     refresh_s: float | None = None,
 ) -> str:
     """A page of `sections`: (identifier, name in the navigation, HTML) each."""
-    data = {"charts": [chart.plain() for chart in charts], "runs": [d.header for d in details]}
+    data = {"charts": list(charts), "runs": [d.header for d in details]}
     return _template("report.html").substitute(
         title=escape(f"{title}: Equipoise report"),
         refresh="" if refresh_s is None else f'<meta http-equiv="refresh" content="{math.ceil(refresh_s)}">\n',
@@ -184,18 +184,18 @@ def _charts(
     found = [chart for chart in charts if chart is not None]
     if not found and not more:
         return []
-    inner = "".join(figure(chart) for chart in found)
+    inner = "".join(figure(chart.plain()) for chart in found)
     return [(key, name, section(key, title, (f'<div class="pair">{inner}</div>' if len(found) > 1 else inner) + more))]
 
 
-def figure(chart: Chart) -> str:
-    """A place for a chart, with its numbers as a table for accessibility."""
-    note = f'<span class="note">{escape(chart.note)}</span>' if chart.note else ""
-    numbers = table(chart.title, chart.header, chart.rows) if chart.rows else ""
+def figure(chart: Mapping[str, Any]) -> str:
+    """A place for a chart (`Chart.plain`), with its numbers as a table for accessibility."""
+    note = f'<span class="note">{escape(chart["note"])}</span>' if chart["note"] else ""
+    numbers = table(chart["title"], chart["header"], chart["rows"]) if chart["rows"] else ""
     return (
-        f'<figure class="chart" id="chart-{escape(chart.id)}"><figcaption><strong>{escape(chart.title)}</strong>'
+        f'<figure class="chart" id="chart-{escape(chart["id"])}"><figcaption><strong>{escape(chart["title"])}</strong>'
         f'<span class="tag">simulated</span>{note}</figcaption>'
-        f'<div class="plot"><p class="note">{escape(chart.text)}</p></div>'
+        f'<div class="plot"><p class="note">{escape(chart["text"])}</p></div>'
         f'<details class="numbers"><summary>The numbers as a table</summary>{numbers}</details></figure>'
     )
 
@@ -212,7 +212,7 @@ def _answer(study: Study, shown: Chart | None) -> str:
     lead = "".join(f'<p class="answer">{_wrapping(s.text)}</p>' for s in told if s.strong)
     rest = "".join(f'<p class="because">{escape(s.text)}</p>' for s in told if not s.strong)
     listed = _noted(study.notes)
-    drawn = figure(shown) if shown is not None else ""
+    drawn = figure(shown.plain()) if shown is not None else ""
     about = context_html(study)
     left, right = (drawn + rest, about + listed) if about else (drawn, rest + listed)
     what = escape(f"{kinds[study.kind]}: {study.title}")
@@ -238,7 +238,7 @@ def _noted(notes: Sequence[str]) -> str:
 
 
 def _results(study: Study, ranked: Chart | None) -> str:
-    chart = figure(ranked) if ranked is not None else ""
+    chart = figure(ranked.plain()) if ranked is not None else ""
     made = results(study) + failures(study)
     if 1 < len(study.policies) <= POLICIES_BESIDE and chart:
         return f'<div class="pair"><div>{made}</div><div>{chart}</div></div>'

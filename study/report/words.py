@@ -8,17 +8,9 @@ from dataclasses import dataclass
 
 from equipoise.study.display import digits, show
 from equipoise.study.report.study import Point, Study
+from equipoise.study.runs.answer import losses, of_run
+from equipoise.study.sure import scenario_of_config
 
-WASTED = {
-    "idle_ratio": "idle GPUs",
-    "input_stall_ratio": "waiting for training data",
-    "barrier_wait_ratio": "waiting for slower workers",
-    "exposed_communication_ratio": "exposed communication",
-    "pipeline_bubble_ratio": "pipeline bubble",
-    "tensor_exchange_ratio": "tensor exchange",
-    "restart_ratio": "restarts and checkpoints",
-    "lost_to_faults_ratio": "work lost to faults",
-}
 NOUNS = {"makespan_s": "makespan", "completion_mean_s": "mean completion time"}
 FLAT = 0.02
 """Points within this share of the best count as good as the best."""
@@ -42,8 +34,8 @@ def headline(study: Study) -> list[Sentence]:
     if best is not None:
         told = _swept(study, best)
     else:
-        told = [Sentence(_alone(study), True)] if len(study.policies) == 1 else _compared(study)
-    return [*told, *_waste(study), *_money(study), *_trouble(study)]
+        told = _alone(study) if len(study.policies) == 1 else [*_compared(study), *_waste(study)]
+    return [*told, *_trouble(study)]
 
 
 def best_policy(study: Study) -> str:
@@ -63,16 +55,10 @@ def _done_share(study: Study, policy: str) -> float:
     return study.mean("completed", policy) / jobs if jobs > 0 else math.nan
 
 
-def _alone(study: Study) -> str:
+def _alone(study: Study) -> list[Sentence]:
     policy = study.policies[0]
-    metric = study.main_metric
-    value = show(metric, study.mean(metric, policy))
-    jobs, done = study.mean("jobs", policy), study.mean("completed", policy)
-    if math.isnan(study.mean(metric, policy)):
-        return f"Under {policy}, no job was completed."
-    which = f"all {jobs:.0f}" if done == jobs else f"{done:.0f} of {jobs:.0f}"
-    subject = "the job finishes in" if jobs == 1 else f"the mean completion time of {which} jobs is"
-    return f"Under {policy}, {subject} {value}."
+    means = {row.metric: row.value.mean for row in study.rows if row.policy == policy}
+    return [Sentence(text, k == 0) for k, text in enumerate(of_run(means, policy, scenario_of_config(study.config)))]
 
 
 # -- a comparison ----------------------------------------------------------------------------------------------
@@ -152,49 +138,16 @@ def _values(point: Point) -> str:
     return ", ".join(f"{key} = {value}" for key, value in point.values.items())
 
 
-# -- waste, money, trouble -------------------------------------------------------------------------------------
+# -- waste, trouble --------------------------------------------------------------------------------------------
 
 
 def _waste(study: Study) -> list[Sentence]:
     """The largest use of GPU time that trains nothing, under the best and under the first policy."""
     parts = []
     for policy in dict.fromkeys((best_policy(study), study.policies[0])):
-        shares = {metric: study.mean(metric, policy) for metric in WASTED}
-        known = sorted((m for m in shares if shares[m] > 0), key=lambda m: -shares[m])[:2]
-        if known:
-            listed = ", ".join(_wasted(study, policy, m, shares[m]) for m in known)
-            parts.append(listed if len(study.policies) == 1 else f"{listed} under {policy}")
+        found = losses({row.metric: row.value.mean for row in study.rows if row.policy == policy})
+        parts += [f"{found} under {policy}"] if found else []
     return [Sentence(f"Largest losses of GPU time: {'; '.join(parts)}.")] if parts else []
-
-
-def _wasted(study: Study, policy: str, metric: str, share: float) -> str:
-    """The uses that waste time; idle GPUs after the last arrival are listed separately."""
-    late = study.mean("idle_late_ratio", policy) if metric == "idle_ratio" else math.nan
-    tail = f" ({show('x_ratio', late)} after the last arrival)" if late > 5e-4 else ""
-    return f"{WASTED[metric]} {show('x_ratio', share)}{tail}"
-
-
-def _late_usd(study: Study, policy: str) -> float:
-    """Cost of idle GPUs after the last arrival, at the price of all idle time; 0 where unknown."""
-    usd, idle = study.mean("idle_usd", policy), study.mean("idle_ratio", policy)
-    late = study.mean("idle_late_ratio", policy)
-    return usd * min(1.0, late / idle) if idle > 0 and math.isfinite(usd * late) else 0.0
-
-
-def _money(study: Study) -> list[Sentence]:
-    """Cost of the work under the best and under the first policy, where prices are known."""
-    parts = []
-    for policy in dict.fromkeys((best_policy(study), study.policies[0])):
-        cost, wasted = study.mean("cost_usd", policy), study.mean("waste_usd", policy)
-        if math.isfinite(cost):
-            late = _late_usd(study, policy)
-            lost = f", {show('waste_usd', wasted)} of it wasted" if wasted > 0 else ""
-            if late > 5e-4 * cost:
-                apart = f"{show('waste_usd', wasted - late)} wasted, {show('waste_usd', late)} idle"
-                lost = f", {show('waste_usd', wasted)} of it wasted ({apart} after the last arrival)"
-            under = "" if len(study.policies) == 1 else f" under {policy}"
-            parts.append(f"{show('cost_usd', cost)}{under}{lost}")
-    return [Sentence(f"Cost: {'; '.join(parts)}.")] if parts else []
 
 
 def _trouble(study: Study) -> list[Sentence]:

@@ -217,10 +217,10 @@ class Together:
             f"{self.policies[0]}, Cohen's d; * p < 0.05, ** p < 0.01 after Holm"
         )
 
-    def texts(self) -> list[list[str]]:
-        """The table as texts: a header, and for each metric in `SHOWN` a row per scenario and the rows over all."""
+    def texts(self, shown: Sequence[str] = SHOWN) -> list[list[str]]:
+        """The table as texts: a header, and for each of these metrics a row per scenario and the rows over all."""
         rows = [["", *self.policies]]
-        for metric in dict.fromkeys(line.metric for line in self.lines if line.metric in SHOWN):
+        for metric in dict.fromkeys(line.metric for line in self.lines if line.metric in shown):
             mine = [line for line in self.lines if line.metric == metric]
             if all(not line.value.mean > 0 for line in mine if line.value is not _NONE):
                 continue
@@ -231,10 +231,27 @@ class Together:
                     rows.append([f"  {name}", *cells])
         return rows
 
-    def as_table(self, width: int = 100) -> str:
-        """Plain text: scenarios as rows, policies as columns; `width` is ignored."""
+    @cached_property
+    def answer(self) -> str:
+        """Which policy is fastest over all scenarios, by how much and at what cost; "" where none can be said."""
+        known = {(line.metric, line.policy): line.ratio for line in self.lines if line.scenario == SEEDS}
+        times = [p for p in self.policies if math.isfinite(known["completion_mean_s", p].mean)]
+        if len(times) < 2:
+            return ""
+        best = min(times, key=lambda policy: known["completion_mean_s", policy].mean)
+        ratio, cost = known["completion_mean_s", best], known.get(("cost_usd", best))
+        said = f"{digits(ratio.mean)}{plus_minus(ratio.half_width)} times that of {self.policies[0]}"
+        if best == self.policies[0]:
+            return f"No policy is faster than {best} over {len(self.comparisons)} scenarios."
+        price = f", at {digits(cost.mean)} times its cost" if cost is not None and math.isfinite(cost.mean) else ""
+        return f"Over {len(self.comparisons)} scenarios {best} has the shortest mean completion, {said}{price}."
+
+    def as_table(self, width: int = 100, wide: bool = False) -> str:
+        """Plain text: scenarios as rows, policies as columns; wide: more metrics. `width` is ignored."""
         right = [False, *(True for _ in self.policies)]
-        return "\n".join([self.title, "", *aligned(self.texts(), right)]) + "\n"
+        head = [self.answer, ""] if self.answer else []
+        texts = self.texts(SHOWN if wide else ("completion_mean_s", "makespan_s", "cost_usd"))
+        return "\n".join([*head, self.title, "", *aligned(texts, right)]) + "\n"
 
     def as_latex(self) -> str:
         """The table in LaTeX (booktabs)."""

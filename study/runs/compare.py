@@ -235,15 +235,15 @@ class Comparison:
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         return f"<Comparison of {self.scenario_name!r}: {', '.join(self.policies)}; {seeds}{failed}>"
 
-    def as_table(self, width: int = 100) -> str:
-        """Plain text: metrics as rows, policies as columns, readable units."""
+    def as_table(self, width: int = 100, wide: bool = False) -> str:
+        """Plain text: metrics as rows (wide: all of them), policies as columns, readable units."""
         n = len(self.seeds)
         runs = f"{n} {self.unit}s, mean ± 95 % interval, ratios paired by {self.unit}" if n > 1 else f"one {self.unit}"
         ended = "" if self.precision is None else f"\n{self.precision.text(self.policies[0])}"
         title = f"{self.scenario_name}: {runs}{ended}"
         title = f"{textwrap.fill(self.answer, width)}\n\n{title}" if self.answer else title
         cells = (*self.cells, *self.group_cells)
-        return as_text(title, cells, self.notes, self.bound.noise_free, width)
+        return as_text(title, cells, self.notes, self.bound.noise_free, width, wide)
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.as_table())}</pre>"

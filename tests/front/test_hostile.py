@@ -89,14 +89,14 @@ DAMAGED = [
     ("live/manifest.json", WHOLE(DEEP), "twin live"),
     ("live/manifest.json", changed("members", True), "twin live"),
     ("live/manifest.json", changed("members", []), "ranks live"),
-    ("live/manifest.json", changed("members.1", {"member": 1}), "report live"),
-    ("live/manifest.json", changed("members.1.host", "\ud800"), "report live"),
+    ("live/manifest.json", changed("members.1", {"member": 1}), "ranks live"),
+    ("live/manifest.json", changed("members.1.host", "\ud800"), "ranks live"),
     ("live/manifest.json", changed("global_batch", None), "twin live"),
     ("live/manifest.json", changed("samples", 1e308), "twin live"),
     ("live/rounds-0.jsonl", WHOLE(DEEP + "\n"), "ranks live"),
-    ("live/rounds-0.jsonl", changed("round", "x"), "report live"),
+    ("live/rounds-0.jsonl", changed("round", "x"), "ranks live"),
     ("live/rounds-0.jsonl", changed("compute_s", float("nan")), "twin live"),
-    ("live/rounds-0.jsonl", lambda text: '{"event": "decision", "unix_s": 1}\n' + text, "report live"),
+    ("live/rounds-0.jsonl", lambda text: '{"event": "decision", "unix_s": 1}\n' + text, "ranks live"),
     ("live/rounds-0.jsonl", lambda text: '{"event": "device", "unix_s": 1, "queued_s": -1}\n' + text, "ranks live"),
 ]
 

@@ -75,7 +75,7 @@ def test_a_signal_keeps_what_has_been_simulated(
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith(f"equipoise: {last}")
     assert "records up to this time are in " in said
-    assert "jobs completed" in printed
+    assert " jobs are done " in printed
     assert json.loads((out / "manifest.json").read_text())["status"] == INTERRUPTED
     assert not (out / "summary.json").exists()
     done, busy_gpu_s = duckdb.sql(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from equipoise.base.tables import aligned
+from equipoise.base.files import write_whole
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import OK
-from equipoise.options import CommandState, common, pass_state, progress, say
-
-if TYPE_CHECKING:
-    from equipoise.study.questions.tune import Choice, FoundParameters, ParameterSearch
+from equipoise.options import CommandState, common, pass_state, progress, say, wide_option
 
 
 @click.command()
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", type=IntRange(1), default=3, show_default=True, help="Seeds of each trial.")
 @click.option("--fresh", type=IntRange(1), default=10, show_default=True, help="Unseen seeds for the final comparison.")
-@click.option("--no-prune", is_flag=True, help="Run every trial on all seeds, even when it is already clearly worse.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the scenario first.")
 @click.option("--jobs", type=IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for all runs; a second start continues there.")
@@ -60,6 +56,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Format of the output.",
 )
+@wide_option
 @common
 @pass_state
 def tune(
@@ -71,71 +68,44 @@ def tune(
     trials: int,
     seeds: int,
     fresh: int,
-    no_prune: bool,
     overrides: tuple[str, ...],
     jobs: int,
     out: Path | None,
     picture: Path | None,
     form: str,
+    wide: bool,
 ) -> int:
     """Search for the values of SCENARIO and parameters of its stages that give the best result.
 
     The best point (with several metrics, each point of the Pareto front) is compared with the unchanged scenario on
     fresh seeds; a point counts as found if it is better there with p < 0.01.
     """
+    from equipoise.study.folders import TUNE
     from equipoise.study.questions.tune import ParameterSearch, read_range
     from equipoise.study.questions.tune import tune as find
 
     if picture is not None and len(metrics) < 2:
         raise click.UsageError("--picture plots objectives against each other: needs --metric twice or more")
     ranges = dict(map(read_range, vary))
-    search = ParameterSearch(
-        Path(scenario), ranges, policy, metrics, trials, seeds, fresh, overrides, jobs, out, not no_prune
-    )
+    search = ParameterSearch(Path(scenario), ranges, policy, metrics, trials, seeds, fresh, overrides, jobs, out)
     with progress(state.quiet, Path(scenario).stem, "trials") as tell:
         found = find(search, tell)
-    for note in found.notes:
-        say(f"note: {note}", err=True)
-    if form == "json":
-        click.echo(found.as_json(), nl=False)
-    else:
-        for line in _lines(found, search):
-            say(line)
-    if picture is not None:
-        from equipoise.study.report.charts.tune import objectives
+    if out is not None or picture is not None:
+        from equipoise.study.report.charts.tune import tune_charts
         from equipoise.study.report.figures import write_chart
 
-        write_chart(objectives(json.loads(found.as_json()), metrics), picture)
+        charts = tune_charts(found)
+        if picture is not None:
+            write_chart(charts[0], picture)
+        if out is not None:
+            page = replace(found.findings(), charts=tuple(chart.plain() for chart in charts))
+            write_whole(out / TUNE, _as_json(found.as_dict() | {"page": page.plain()}))
+    if form == "json":
+        say(_as_json(found.as_dict()), nl=False)
+    else:
+        say("\n".join(found.findings().lines(wide)))
     return OK
 
 
-def _lines(found: FoundParameters, search: ParameterSearch) -> Iterator[str]:
-    """The result as a table: the unchanged scenario and each choice, on the trials' seeds and on fresh ones."""
-    from equipoise.study.display import LABELS, show
-
-    metrics, start, early = search.metrics, found.trials[0], sum(trial.pruned for trial in found.trials)
-    told = f", {early} of them stopped early" if early else ""
-    what = " and ".join(LABELS.get(metric, metric).strip() for metric in metrics)
-    yield found.answer()
-    yield ""
-    yield f"{what} under {found.policy}, {len(found.trials)} trials of {start.seeds} seeds{told}"
-    names = [LABELS.get(metric, metric).strip() for metric in metrics]
-    rows = [("", *names, *(f"{name}, fresh seeds" for name in names))]
-    rows.append(("unchanged", *(show(m, start.means[m]) for m in metrics), *("" for _ in metrics)))
-    for choice in found.choices:
-        if choice.trial is start:
-            continue
-        fresh = [_ratio(choice, metric) for metric in metrics]
-        rows.append((_values(choice.trial.values), *(show(m, choice.trial.means[m]) for m in metrics), *fresh))
-    yield from aligned(rows)
-
-
-def _ratio(choice: Choice, metric: str) -> str:
-    ratio, p = choice.ratios[metric], choice.p[metric]
-    if ratio.n < 2:
-        return f"x{ratio.mean:.3f}"
-    return f"x{ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), p {p:.2g}"
-
-
-def _values(values: dict[str, object]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items()) or "(unchanged)"
+def _as_json(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"

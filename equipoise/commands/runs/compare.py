@@ -28,6 +28,7 @@ from equipoise.options import (
     progress,
     record_options,
     scenario_options,
+    wide_option,
     writable,
 )
 from equipoise.policies.registry import make_policy
@@ -72,6 +73,7 @@ def until_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--jobs", type=IntRange(min=1), default=1, show_default=True, help="Processes.")
 @partial(output_options, more=("latex",))
 @record_options
+@wide_option
 @common
 @pass_state
 def compare(
@@ -89,6 +91,7 @@ def compare(
     form: str,
     timeline: bool,
     journal: bool,
+    wide: bool,
 ) -> int:
     """Simulate SCENARIO under several policies, with the same arrivals, faults and noise for each.
 
@@ -133,7 +136,7 @@ def compare(
         made[name] = found
     if len(scenarios) == 1 and many:
         made = {k: replace(one, scenario_name=f"{one.scenario_name}, {k}") for k, one in made.items()}
-    _print(made, len(scenarios) > 1, form, state)
+    _print(made, len(scenarios) > 1, form, wide, state)
     if len(scenarios) > 1:
         lines = list(_plans({name: prepared[name][0] for name in made}, made))
         if form == "table":
@@ -177,20 +180,27 @@ def _named(files: tuple[str, ...], what: str) -> dict[str, str]:
     return dict(zip(names, files, strict=True))
 
 
-def _print(made: dict[str, Comparison], several: bool, form: str, state: CommandState) -> None:
+def _print(made: dict[str, Comparison], several: bool, form: str, wide: bool, state: CommandState) -> None:
     """Print a table for each scenario or trace, and one over all of them."""
+    from equipoise.study.findings import first_screen
     from equipoise.study.runs.across import Together, across
+    from equipoise.study.runs.compare import Comparison
 
     tables: dict[str, Comparison | Together] = dict(made)
     if several:
         tables["all scenarios"] = Together(made)
     elif len(made) > 1:
         tables["all traces"] = across(made)
+    note(state.quiet, *dict.fromkeys(f"note: {text}" for one in made.values() for text in one.notes))
     if form == "table":
         width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
-        sys.stdout.write(printable("\n".join(one.as_table(width) for one in tables.values())))
+        shown = list(tables.values()) if wide else list(tables.values())[-1:]  # the last is over all
+        texts = [
+            (replace(one, notes=()) if isinstance(one, Comparison) else one).as_table(width, wide) for one in shown
+        ]
+        lines = first_screen("\n".join(texts).splitlines(), wide)
+        sys.stdout.write(printable("".join(f"{line}\n" for line in lines)))
         return
-    note(state.quiet, *dict.fromkeys(f"note: {text}" for one in made.values() for text in one.notes))
     if form == "latex":
         last = [tables["all scenarios"]] if several else tables.values()
         sys.stdout.write("\n".join(one.as_latex() for one in last))

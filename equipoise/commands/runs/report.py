@@ -57,7 +57,7 @@ def report(state: CommandState, folder: str, out: str | None, figures: str | Non
 
     if out is not None:
         check_target(out, (".html", ".htm"))
-    from equipoise.study.report.answers.page import answer_report
+    from equipoise.study.report.answers import answer_report
     from equipoise.study.report.page import make_report
 
     with _written("--out"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equipoise.base.json_values import plain
-from equipoise.base.tables import aligned, as_csv
+from equipoise.base.tables import as_csv
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK
 from equipoise.options import (
@@ -27,6 +27,7 @@ from equipoise.options import (
     progress,
     record_options,
     scenario_options,
+    wide_option,
     writable,
 )
 from equipoise.policies.registry import make_policy
@@ -34,6 +35,7 @@ from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
     from equipoise.sim.record import Run
+    from equipoise.study.findings import Findings, FindingsTable
 
 
 @click.command()
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=IntRange(min=0), help="Seed of the run. Default: the scenario's.")
 @output_options
 @record_options
+@wide_option
 @common
 @pass_state
 def run(
@@ -55,6 +58,7 @@ def run(
     form: str,
     timeline: bool,
     journal: bool,
+    wide: bool,
 ) -> int:
     """Simulate SCENARIO under one policy and print the result."""
     from equipoise import api
@@ -92,7 +96,10 @@ def run(
                 raise
             made = error.run
     note(state.quiet, *(f"note: {text}" for text in made.notes))
-    sys.stdout.write(printable(_shown(made, form)) if form == "table" else _shown(made, form))
+    if form == "table":
+        sys.stdout.write(printable("".join(f"{line}\n" for line in _findings(made, wide).lines(wide))))
+    else:
+        sys.stdout.write(_as_csv(made) if form == "csv" else _as_json(made))
     if made.stopped:
         why = " ".join(made.stopped.split())
         what = "interrupted" if code == INTERRUPTED else f"run failed: {why}"
@@ -101,24 +108,20 @@ def run(
     return code
 
 
-_GROUPS = 12
-
-
 def _plain_rows(columns: Any) -> list[dict[str, Any]]:
     """Columns as rows of plain values."""
     values = [column.tolist() for column in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _fairness_rows(made: Run) -> dict[str, Any]:
-    """Rows by user, account, queue and partition, if jobs name them; by GPU type if there are several."""
-    from equipoise.sim.fairness import KINDS, groups
+def _table(rows: Sequence[Sequence[str]], title: str = "") -> FindingsTable:
+    from equipoise.study.findings import FindingsTable
 
-    return {kind: rows for kind in (*KINDS, "ran_on") if (rows := groups(made.jobs, kind))}
+    return FindingsTable(title, rows, [False, *(True for _ in rows[0][1:])])
 
 
-def _groups(made: Run) -> Iterator[str]:
-    """Table lines by user, account, queue and GPU type, those with the most GPU time first."""
+def _groups(made: Run) -> Iterator[FindingsTable]:
+    """By user, account, queue and GPU type, those with the most GPU time first."""
     from equipoise.sim.fairness import KINDS, groups
     from equipoise.study.display import digits, show
 
@@ -135,15 +138,12 @@ def _groups(made: Run) -> Iterator[str]:
                 show("_s", r["queueing_mean_s"]),
                 *(digits(r[k]) if math.isfinite(r[k]) else "-" for k in ("finish_ratio_mean", "finish_ratio_worst")),
             )
-            for r in rows[:_GROUPS]
+            for r in rows
         ]
-        yield ""
-        yield from aligned([head, *lines], (False, True, True, True, True, True))
-        if len(rows) > _GROUPS:
-            yield f"and {len(rows) - _GROUPS} more"
+        yield _table([head, *lines])
 
 
-def _classes(made: Run) -> Iterator[str]:
+def _classes(made: Run) -> Iterator[FindingsTable]:
     """Percentiles of waiting and completion by class of jobs, if the workload is described by classes."""
     from equipoise.study.display import show
 
@@ -156,66 +156,76 @@ def _classes(made: Run) -> Iterator[str]:
         ranks = ("p50", "p95", "p99")
         keys = [f"{what}_{rank}_s" for what in ("queueing", "completion") for rank in ranks]
         head = ("jobs", "waiting p50", "p95", "p99", "completion p50", "p95", "p99")
-        lines = [(name, *(show(k, of.get(k, math.nan)) for k in keys)) for name, of in found.items()]
-        yield ""
-        yield from aligned([head, *lines], (False, *(True for _ in keys)))
+        yield _table([head, *((name, *(show(k, of.get(k, math.nan)) for k in keys)) for name, of in found.items())])
 
 
-def _pools(made: Run) -> Iterator[str]:
-    """Rented node hours of each elastic group of nodes."""
-    from equipoise.study.display import show
-
-    if rows := made.pools():
-        lines = [(r["group"], f"{r['node_h']:.1f}", show("_usd", r["gpu_usd"])) for r in rows]
-        yield ""
-        yield from aligned([("nodes", "hours", "cost"), *lines], (False, True, True))
-
-
-def _features(made: Run) -> Iterator[str]:
-    """The tables of features."""
+def _others(made: Run) -> Iterator[FindingsTable]:
+    """The tables of features, and rented node hours of each elastic group of nodes."""
     from equipoise.sim.shown import all_shown
+    from equipoise.study.display import show
     from equipoise.study.report.features import texts
 
     for shown in all_shown():
         if rows := texts(shown.rows(made.tables)):
-            yield ""
-            yield from aligned(rows, (False, *(True for _ in rows[0][1:])))
+            yield _table(rows)
+    if pools := made.pools():
+        lines = [(r["group"], f"{r['node_h']:.1f}", show("_usd", r["gpu_usd"])) for r in pools]
+        yield _table([("nodes", "hours", "cost"), *lines])
 
 
-def _shown(made: Run, form: str) -> str:
-    from equipoise.sim.shown import all_shown
-    from equipoise.study.sure import as_dict, read_certainty
+def _findings(made: Run, wide: bool) -> Findings:
+    """The answer, and the metrics; unless wide, those of the first screen."""
+    from equipoise.study.display import METRICS, PER_JOB, folded, label, show
+    from equipoise.study.findings import Findings
+    from equipoise.study.runs.answer import LOSSES, of_run
+    from equipoise.study.sure import between, read_certainty, scenario_of_config
+    from equipoise.study.table import is_main
 
-    sure = read_certainty(json.loads(made.config)) if form != "csv" else None
+    config, found = json.loads(made.config), made.summary()
+    row = {k: found[k] for k in METRICS if k in found and not folded(k, found[k])}
+    if row["jobs"] == 1:  # the percentiles of one job all equal its time
+        row = {k: v for k, v in row.items() if k not in (*PER_JOB, "completion_mean_s")}
+    nothing = [k for k, v in row.items() if v == 0 and k not in ("jobs", "completed", "makespan_s")]
+    shown = {k: v for k, v in row.items() if k not in nothing and (wide or is_main(k) or k in LOSSES)}
+    sure = read_certainty(config)
+    ends = {k: text for k, v in shown.items() if sure is not None and (text := between(k, v, sure.spread))}
+    head = ("", "result", "90 %") if ends else ("", "result")
+    lines = [(label(k), show(k, v), ends.get(k, ""))[: len(head)] for k, v in shown.items()]
+    zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd")) if wide else ""
+    return Findings(
+        made.scenario_name,
+        of_run(found, made.policy_name, scenario_of_config(config)),
+        (_table([head, *lines]), *_classes(made), *_others(made), *_groups(made)),
+        (*([f"0: {zeros}"] if zeros else []), f"{made.scenario_name}: {made.policy_name}, seed {made.seed}"),
+    )
 
+
+def _row(made: Run) -> dict[str, Any]:
     head = {"scenario": made.scenario_name, "policy": made.policy_name, "seed": made.seed}
-    row: dict[str, Any] = {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
-    if form == "table":
-        from equipoise.study.display import METRICS, PER_JOB, folded, label, show
-        from equipoise.study.sure import between
+    return {**head, "identity": made.identity, "cpu_s": made.cpu_s, **made.summary()}
 
-        found = made.summary()
-        row = {k: found[k] for k in METRICS if k in found and not folded(k, found[k])}
-        if row["jobs"] == 1:  # the percentiles of one job all equal its time
-            row = {k: v for k, v in row.items() if k not in PER_JOB}
-        nothing = [k for k, v in row.items() if v == 0 and k not in ("jobs", "completed", "makespan_s")]
-        ends = {k: f"90 %: {text}" for k, v in row.items() if sure and (text := between(k, v, sure.spread))}
-        lines = [(label(k), f"{show(k, v):>12}", ends.get(k, "")) for k, v in row.items() if k not in nothing]
-        title = f"{made.scenario_name}: {made.policy_name}, seed {made.seed}, {made.cpu_s:.2f} s of CPU"
-        zeros = ", ".join(label(k).strip() for k in nothing if not k.endswith("_usd"))
-        told = [f"0: {zeros}"] if zeros else []
-        told += [*_classes(made), *_features(made), *_pools(made), *_groups(made)]
-        return "\n".join([title, "", *aligned(lines), *told]) + "\n"
-    if form == "csv":
-        return as_csv(list(row), [list(row.values())])
+
+def _as_csv(made: Run) -> str:
+    row = _row(made)
+    return as_csv(list(row), [list(row.values())])
+
+
+def _as_json(made: Run) -> str:
+    from equipoise.sim.fairness import KINDS, groups
+    from equipoise.sim.shown import all_shown
+    from equipoise.study.runs.answer import of_run
+    from equipoise.study.sure import as_dict, read_certainty, scenario_of_config
+
+    config, found = json.loads(made.config), made.summary()
     first = [shown.tables[0] for shown in all_shown() if shown.tables]
     more = {
-        "fairness": _fairness_rows(made),
+        "answer": " ".join(of_run(found, made.policy_name, scenario_of_config(config))),
+        "fairness": {kind: rows for kind in (*KINDS, "ran_on") if (rows := groups(made.jobs, kind))},
         "pools": made.pools(),
         **{name: _plain_rows(made.tables[name]) for name in first if name in made.tables},
         "totals": dict(made.totals),
-        "sure": as_dict(sure, made.summary()),
+        "sure": as_dict(read_certainty(config), found),
         "notes": list(made.notes),
         "stopped": made.stopped,
     }
-    return json.dumps(plain({"schema_version": 1, **row, **more}), indent=2) + "\n"
+    return json.dumps(plain({"schema_version": 1, **_row(made), **more}), indent=2) + "\n"

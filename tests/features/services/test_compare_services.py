@@ -53,7 +53,7 @@ def test_a_comparison_has_the_metrics_of_services_only_where_there_are_some():
         if name in ("gpu_busy_ratio", "idle_ratio", "serving_ratio", "restart_ratio", "lost_to_faults_ratio")
     ]
     assert math.fsum(parts) == pytest.approx(1.0)
-    text = found.as_table()
+    text = found.as_table(wide=True)
     for label in ("answered in time", "latency p99", "cost per 1e6 requests", "  serving"):
         assert label in text
     without = compare(case([]), ["fifo"], seeds=1)
@@ -122,7 +122,7 @@ def test_run_compare_and_report_show_goodput_latency_and_cost(capsys, tmp_path):
         ["compare", str(file), "--policy", "fifo", "--policy", "las", "--seeds", "2"],
         ["compare", str(file), str(other), "--policy", "fifo", "--policy", "las", "--seeds", "2"],
     ):
-        assert main([*command, "-q"]) == 0
+        assert main([*command, "--wide", "-q"]) == 0
         text = capsys.readouterr().out
         assert [told for told in TOLD if told not in text] == [], command[0]
     assert main(["sweep", str(tmp_path / "sweep.yaml"), "--out", str(out), "-q"]) == 0  # prints no figures

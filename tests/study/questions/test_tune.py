@@ -8,7 +8,6 @@ import pytest
 from equipoise import cli
 from equipoise.policies.registry import PolicyError
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.questions.race import LEVEL, looks, surely_worse
 from equipoise.study.questions.tune import ParameterRange, ParameterSearch, read_range, tune
 
 JOB = {"gpus": 2, "model": "m", "steps": 200, "global_batch": 16}
@@ -67,7 +66,6 @@ def test_killed_and_resumed_gives_the_same_trials(case, tmp_path):
     tune(search(case, out=tmp_path / "out"), lambda done, total, what: third.append(what))
     assert third == [], "all runs are kept"
     assert len(again) + 5 <= len(whole.trials) * 2 + 10
-    assert json.loads((tmp_path / "out" / "tune.json").read_text())["trials"][0]["values"] == {}
 
 
 def test_a_scenario_without_chance_says_so(tmp_path):
@@ -148,38 +146,9 @@ def test_several_objectives_give_the_points_that_no_other_beats(case, tmp_path, 
     picture = tmp_path / "front.svg"
     line = ["tune", str(case), "--vary", "policy.fixed-h.interval=1:64:log", "--trials", "6", "--fresh", "3"]
     assert cli.main([*line, *(x for m in TWO for x in ("--metric", m)), "--picture", str(picture)]) == 0
-    answer = capsys.readouterr().out.splitlines()[0]
+    answer = " ".join(capsys.readouterr().out.split())
     assert answer.startswith("Set ")
     assert "are better in some objective" in answer
-    assert "exposed comm." in picture.read_text()
+    assert "Exposed comm." in picture.read_text()
     assert cli.main([*line, "--picture", str(picture)]) == 2
     assert "needs --metric twice" in capsys.readouterr().err
-
-
-def test_what_is_surely_worse_is_not_run_on_all_seeds(case):
-    vary = {"policy.fixed-h.interval": ParameterRange(1, 64, True, "log")}
-    early = tune(search(case, seeds=8, trials=8, vary=vary))
-    whole = tune(search(case, seeds=8, trials=8, vary=vary, prune=False))
-    stopped = [trial for trial in early.trials if trial.pruned]
-    assert stopped
-    assert {trial.seeds for trial in stopped} <= {3, 5}
-    assert all(trial.seeds == 8 for trial in whole.trials)
-    by_value = {str(trial.values): trial.means["completion_mean_s"] for trial in whole.trials}
-    for trial in stopped:
-        assert trial.means["completion_mean_s"] > min(by_value.values())
-        known = by_value.get(str(trial.values), trial.means["completion_mean_s"])
-        assert trial.means["completion_mean_s"] == pytest.approx(known, rel=0.05)
-    assert early.choices[0].trial.values == whole.choices[0].trial.values
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_an_equal_point_is_seldom_stopped(seed):
-    """One of no difference is stopped with at most 5 %: here counted over 200 pairs."""
-    dice = np.random.default_rng(seed)
-    early, stopped = looks(20), 0
-    for _ in range(200):
-        best, other = (np.exp(0.1 * dice.standard_normal(20)).tolist() for _ in range(2))
-        stopped += any(
-            surely_worse({"makespan_s": other[:n]}, [{"makespan_s": best}], LEVEL / len(early)) for n in early
-        )
-    assert stopped <= 0.05 * 200 + 3 * (200 * 0.05 * 0.95) ** 0.5

@@ -95,8 +95,11 @@ def test_the_command_has_a_table_for_each_trace_and_one_for_all(traces, capsys, 
     elif form == "csv":
         assert {row.split(",")[0] for row in out.splitlines()} == {"trace", "t0", "t1", "t2", "all traces"}
     else:
-        assert out.count("waiting p95 [user a]") == 4
+        assert out.count("waiting p95 [user a]") == 1  # the first screen is over all traces
         assert "all traces: 3 traces" in out
+        assert len(out.splitlines()) <= 25
+        assert main([*line, *files, "--wide"]) == 0
+        assert capsys.readouterr().out.count("waiting p95 [user a]") == 4
 
 
 def test_two_traces_of_one_name_are_refused(traces, capsys):

@@ -1,1 +1,0 @@
-"""Pages of the answers of `size` and `tune`: a figure strip, one picture, then the tables behind it."""
