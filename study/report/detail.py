@@ -14,8 +14,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.study.display import digits, show
 from equipoise.study.questions.sub_steps import done_to, touched
 from equipoise.study.report.chart import Chart
-from equipoise.study.report.charts.study import jobs_over_time, power_over_time, usage_over_time
-from equipoise.study.report.features import over_time
+from equipoise.study.report.charts.over_time import charts_over_time
 from equipoise.study.report.study import RunFolder
 from equipoise.study.report.timeline import FOLDER, Bars, bars, events, job_names, squeeze
 
@@ -52,13 +51,7 @@ def read_detail(folder: RunFolder, key: str, most_bars: int | None) -> Detail | 
             return None
         content: dict[str, Any] = {"charts": [], "decisions": decisions, "events": None}
         return Detail({"key": key, "label": folder.label, "bars": None}, ((f"run-{key}", _json(content)),), ())
-    charts = [
-        usage_over_time(folder, f"usage-{key}"),
-        jobs_over_time(folder, f"jobs-{key}"),
-        power_over_time(folder, f"power-{key}"),
-        *over_time(folder, key),
-    ]
-    drawn = tuple(chart for chart in charts if chart is not None)
+    drawn = tuple(charts_over_time(folder, f"-{key}"))
     content = {"charts": [chart.plain() for chart in drawn], "decisions": decisions, "events": _events(folder)}
     packed = bars(folder.path, most_bars)
     header: dict[str, Any] = {"key": key, "label": folder.label, "bars": packed.header()}

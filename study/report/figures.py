@@ -10,7 +10,8 @@ import numpy as np
 from equipoise.base.files import replacing
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.report.chart import PALETTE, Chart, ChartSeries
-from equipoise.study.report.charts.study import jobs_over_time, power_over_time, study_charts, usage_over_time
+from equipoise.study.report.charts.over_time import charts_over_time
+from equipoise.study.report.charts.study import study_charts
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study
 
@@ -91,8 +92,7 @@ def figure_charts(study: Study) -> list[Chart]:
     charts = study_charts(study)
     folder = next((folder for folder in study.detail if folder.timeline), None)
     if folder is not None:
-        found = (usage_over_time(folder, "usage"), jobs_over_time(folder, "jobs"), power_over_time(folder, "power"))
-        charts += [chart for chart in found if chart is not None]
+        charts += charts_over_time(folder, "")
     return charts
 
 

@@ -10,10 +10,8 @@ from equipoise.formats.operations import read_operations
 from equipoise.formats.text.errors import FormatError
 from equipoise.options import CommandState, common, pass_state, progress, say
 from equipoise.sim.scenario.tree import InputError
-from equipoise.study.folders import check_target
 from equipoise.study.replay.graph import graphs
 from equipoise.study.replay.summary import parse_change, summarise
-from equipoise.study.replay.timeline import write_timeline
 
 
 @click.command()
@@ -21,21 +19,16 @@ from equipoise.study.replay.timeline import write_timeline
 @click.option(
     "--what-if", "asked", metavar="CLASS[@RANK]=FACTOR", multiple=True, help="E.g. backward-compute@3=typical."
 )
-@click.option("--timeline", metavar="FILE.json.gz", type=click.Path(dir_okay=False), help="First step for Perfetto.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 @pass_state
-def replay(
-    state: CommandState, files: tuple[str, ...], asked: tuple[str, ...], timeline: str | None, form: str
-) -> None:
+def replay(state: CommandState, files: tuple[str, ...], asked: tuple[str, ...], form: str) -> None:
     """Replay recorded training steps operation by operation: cost and causes of stragglers, what-if analysis.
 
     FILEs are PyTorch profiler or Chakra traces, one per rank, or one table (CSV, Parquet) with columns step, rank,
     dp_rank, stage, optype, start_ts, duration, seq_id.
     """
 
-    if timeline is not None:
-        check_target(timeline, (".json.gz",))
     try:
         operations = read_operations([Path(name) for name in files])
         found = graphs(operations)
@@ -47,5 +40,3 @@ def replay(
     with progress(state.quiet, "replay", "steps") as tell:
         summary = summarise(found, changes, told=lambda done: tell(done, len(found), f"step {done}"))
     say(summary.as_json() if form == "json" else summary.as_text())
-    if timeline is not None:
-        write_timeline(found, Path(timeline))

@@ -13,8 +13,8 @@ from equipoise.base.json_values import number
 from equipoise.study.display import LABELS, digits, show
 from equipoise.study.report.chart import Axis, Chart, ChartSeries, time_unit
 from equipoise.study.report.first import ranking
-from equipoise.study.report.study import Point, RunFolder, Study, Trend
-from equipoise.study.report.timeline import USES, USES_OF_FEATURES, literal, read, usage_shares
+from equipoise.study.report.study import Point, Study, Trend
+from equipoise.study.report.timeline import USES, USES_OF_FEATURES, literal
 from equipoise.study.report.words import NOUNS
 
 QUANTILES = 400
@@ -38,7 +38,8 @@ USE_LABELS = {
 _USE_METRICS = {"gpu_busy_ratio": "busy"} | {f"{use}_ratio": use for use in (*USES[1:], *USES_OF_FEATURES, "idle")}
 
 
-def _colour(use: str) -> str:
+def colour_of(use: str) -> str:
+    """The name of the colour of a use of GPU time."""
     return "beside" if use in USES_OF_FEATURES else use
 
 
@@ -67,7 +68,7 @@ def shares_of_time(
         shares["idle"] = [idle - v for idle, v in zip(shares["idle"], late, strict=True)]
         shares["late"] = list(late)
     series = tuple(
-        ChartSeries(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=_colour(use))
+        ChartSeries(USE_LABELS[use], at, [100 * max(v, 0.0) for v in values], colour=colour_of(use))
         for use, values in shares.items()
         if any(v > 5e-4 for v in values)
     )
@@ -361,91 +362,3 @@ def trend(found: Trend, number: int) -> Chart:
 def _sure(found: Trend) -> bool:
     """Whether any interval is known and above zero."""
     return any(half > 0.0 for halves in found.halves.values() for half in halves)
-
-
-def usage_over_time(folder: RunFolder, identifier: str) -> Chart:
-    """GPU time by use over time, stacked. Raises InputError when the run holds no timeline."""
-    edges, shares = usage_shares(folder.path)
-    unit = time_unit(float(edges[-1] - edges[0]) if len(edges) > 1 else 0.0)
-    width = np.diff(edges)
-    mean = {use: float(values @ width / max(width.sum(), 1e-300)) for use, values in shares.items()}
-    series = tuple(
-        ChartSeries(USE_LABELS[use], edges / unit.seconds, 100 * shares[use], colour=_colour(use))
-        for use in shares
-        if mean[use] > 0
-    )
-    rows = tuple(
-        (USE_LABELS[use], show("x_ratio", mean[use]), show("x_ratio", float(shares[use].max(initial=0.0))))
-        for use in shares
-        if mean[use] > 0
-    )
-    text = ", ".join(f"{row[0]} {row[1]}" for row in rows) + " of all GPU time on average"
-    return Chart(
-        identifier,
-        "area",
-        "What the GPUs did",
-        text,
-        Axis(f"simulated time ({unit.name})"),
-        Axis("GPUs (%)", high=100.0),
-        series,
-        ("use", "mean", "highest"),
-        rows,
-        "",
-        unit.seconds,
-    )
-
-
-def jobs_over_time(folder: RunFolder, identifier: str) -> Chart:
-    """Running and waiting jobs over time, stacked. Raises InputError when the run holds no timeline."""
-    usage = read(folder.path, "usage", "start_s, end_s, jobs_running, jobs_waiting", "ORDER BY start_s")
-    edges = np.append(usage["start_s"], usage["end_s"][-1:])
-    unit = time_unit(float(edges[-1] - edges[0]) if len(edges) > 1 else 0.0)
-    width = np.diff(edges)
-    series, rows = [], []
-    for name, colour in (("running", "busy"), ("waiting", "idle")):
-        count = np.asarray(usage[f"jobs_{name}"], dtype=np.float64)
-        series.append(ChartSeries(name, edges / unit.seconds, count, colour=colour))
-        mean = float(count @ width / max(width.sum(), 1e-300))
-        rows.append((name, digits(mean), digits(float(count.max(initial=0.0)))))
-    text = "; ".join(f"{row[0]}: mean {row[1]}, highest {row[2]}" for row in rows)
-    return Chart(
-        identifier,
-        "area",
-        "Jobs in the system",
-        text,
-        Axis(f"simulated time ({unit.name})"),
-        Axis("jobs"),
-        tuple(series),
-        ("jobs", "mean", "highest"),
-        tuple(rows),
-        "",
-        unit.seconds,
-    )
-
-
-def power_over_time(folder: RunFolder, identifier: str) -> Chart | None:
-    """Power of the cluster over time; None when the profile has no power numbers.
-
-    Raises InputError when the run holds no timeline.
-    """
-    usage = read(folder.path, "usage", "start_s, end_s, energy_j", "WHERE end_s > start_s ORDER BY start_s")
-    edges = np.append(usage["start_s"], usage["end_s"][-1:])
-    power_w = np.asarray(usage["energy_j"], dtype=np.float64) / np.diff(edges)
-    if not np.isfinite(power_w).any():
-        return None
-    unit = time_unit(float(edges[-1] - edges[0]))
-    mean_w = float(np.nansum(usage["energy_j"]) / (edges[-1] - edges[0]))
-    row = ("power", *(f"{digits(value / 1e3)} kW" for value in (mean_w, float(np.nanmax(power_w)))))
-    return Chart(
-        identifier,
-        "area",
-        "Power of the cluster",
-        f"mean {row[1]}, highest {row[2]}",
-        Axis(f"simulated time ({unit.name})"),
-        Axis("power (kW)"),
-        (ChartSeries("power", edges / unit.seconds, power_w / 1e3, colour=5),),
-        ("", "mean", "highest"),
-        (row,),
-        "",
-        unit.seconds,
-    )

@@ -17,7 +17,8 @@ from equipoise import cli
 from equipoise.sim.record import write_parquet
 from equipoise.study.report import figures as charts_figures
 from equipoise.study.report.chart import Chart
-from equipoise.study.report.charts.study import study_charts, usage_over_time
+from equipoise.study.report.charts.over_time import charts_over_time
+from equipoise.study.report.charts.study import study_charts
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import RunFolder
 from equipoise.study.runs.compare import Comparison
@@ -108,7 +109,7 @@ def test_the_tornado_is_sorted_by_swing_and_in_human_units(folder: Path) -> None
 
 
 def test_usage_over_time_is_in_percent_of_all_gpus(folder: Path) -> None:
-    found = usage_over_time(first_run(folder), "usage")
+    found = charts_over_time(first_run(folder), "")[0]
     assert found.kind == "area"
     assert np.sum([s.y for s in found.series], axis=0) == pytest.approx(np.full(64, 100.0))
     assert all(len(s.x) == len(s.y) + 1 for s in found.series)
