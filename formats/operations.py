@@ -2,7 +2,7 @@
 
 Two forms: the per-operation tables of ByteDance's straggler study (CSV or Parquet; Lin et al. 2025, "Understanding
 Stragglers in Large Model Training Using What-if Analysis"), and one file a rank of the PyTorch profiler (Kineto
-JSON) or of Chakra (`formats.chakra`).
+JSON).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 from equipoise.base.regular import RECORD_BYTES, RefusedError, opened, read_unpacked
-from equipoise.formats import chakra
 from equipoise.formats.text.errors import FormatError, shown
 
 COLUMNS = ("step", "rank", "dp_rank", "stage", "optype", "start_ts", "duration", "seq_id")
@@ -56,11 +55,11 @@ def read_operations(paths: Sequence[Path]) -> list[Operation]:
     """The operations in the files, of one form. Raises FormatError, OSError."""
     if not paths:
         raise FormatError("no file of operations was given")
-    single = [path for path in paths if ".json" in path.name.lower() or path.suffix == ".et"]
+    single = [path for path in paths if ".json" in path.name.lower()]
     if single and len(single) < len(paths):
         raise FormatError(f"{paths[0]}: tables and profiler files cannot be read together")
     if single:
-        ranks = [_read_rank(path, number) for number, path in enumerate(paths)]
+        ranks = [read_kineto(path, number) for number, path in enumerate(paths)]
         if twice := [rank for rank, count in Counter(ops[0].rank for ops in ranks).items() if count > 1]:
             raise FormatError(f"{paths[0]}: rank {twice[0]} is in two files")
         return _aligned(ranks)
@@ -136,39 +135,13 @@ def _group(row: Mapping[str, Any], stages: int) -> str:
 # -- one file a rank ------------------------------------------------------------------------------------------
 
 
-def _read_rank(path: Path, number: int) -> list[Operation]:
-    """A profiler's or a Chakra file."""
-    if path.suffix == ".et":
-        return read_chakra(path, chakra.from_protobuf(path), number)
-    content = _json(path)
-    if "workload_graph" in content:
-        return read_chakra(path, chakra.from_json(path, content), number)
-    return read_kineto(path, number, content)
-
-
-def read_chakra(path: Path, nodes: Sequence[chakra.Node], number: int = 0) -> list[Operation]:
-    """The timed nodes of a rank as one step, with the lanes host, computing and network.
-
-    Raises FormatError.
-    """
-    placed = chakra.timed(path, nodes)
-    if not placed:
-        raise FormatError(f"{path}: no node has a duration")
-    first_s, rank = placed[0][0], chakra.rank_of(path, number)
-    names = chakra.labels([node for _, node in placed])
-    return [
-        Operation(0, rank, node.lane, kind, start_s - first_s, node.duration_s, group, like)
-        for (start_s, node), (kind, group, like) in zip(placed, names, strict=True)
-    ]
-
-
-def read_kineto(path: Path, number: int = 0, content: Mapping[str, Any] | None = None) -> list[Operation]:
+def read_kineto(path: Path, number: int = 0) -> list[Operation]:
     """Kernels and copies of one rank, by step and stream; `number`: its rank where the file does not say.
 
     Collectives are grouped by their process group, name and order. Without `ProfilerStep` marks the whole file is
     one step. Raises FormatError, OSError.
     """
-    content = _json(path) if content is None else content
+    content = _json(path)
     events = content.get("traceEvents")
     if not isinstance(events, list):
         raise FormatError(f"{path}: no 'traceEvents': not a PyTorch profiler file")

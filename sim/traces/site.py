@@ -15,7 +15,7 @@ from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.kubernetes import from_kueue
 from equipoise.sim.traces.published import from_published, from_swf
 from equipoise.sim.traces.rows import Rows
-from equipoise.sim.traces.slurm import from_accounting, from_events
+from equipoise.sim.traces.slurm import from_accounting
 
 _ZONED = ("philly-log", "sacct", "squeue", "scontrol")
 """Formats whose times have no zone of their own."""
@@ -24,7 +24,6 @@ _QUEUES = ("squeue", "squeue-json", "scontrol")
 _READERS: dict[str, Callable[[Any, str], Rows]] = {
     "sacct": from_accounting,
     "sacct-json": from_accounting,
-    "slurm-events": from_events,
     "swf": from_swf,
     "philly-log": from_published,
     **dict.fromkeys(PUBLISHED_FORMATS, from_published),

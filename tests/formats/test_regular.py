@@ -12,7 +12,7 @@ import pytest
 from equipoise import cli
 from equipoise.base import regular
 from equipoise.base.regular import RefusedError, read_file, read_unpacked
-from equipoise.formats import chakra, operations
+from equipoise.formats import operations
 from equipoise.formats.text.errors import FormatError
 from equipoise.sim.scenario.tree import InputError, read_text
 from equipoise.sim.traces import table
@@ -110,12 +110,11 @@ def test_no_command_waits_for_somebody_to_write_into_a_pipe(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("name", ["step.json", "step.json.gz", "step.et"])
+@pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
 def test_a_profiled_step_that_unfolds_or_never_ends_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (operations, chakra):
-        monkeypatch.setattr(module, "RECORD_BYTES", 1_000_000)
+    monkeypatch.setattr(operations, "RECORD_BYTES", 1_000_000)
     bomb = tmp_path / name
     bomb.write_bytes(gzip.compress(b" " * 10_000_000) if name.endswith("gz") else b" " * 2_000_000)
     endless = tmp_path / f"endless-{name}"

@@ -25,7 +25,7 @@ from equipoise.study.replay.summary import parse_change, summarise
 def replay(state: CommandState, files: tuple[str, ...], asked: tuple[str, ...], form: str) -> None:
     """Replay recorded training steps operation by operation: cost and causes of stragglers, what-if analysis.
 
-    FILEs are PyTorch profiler or Chakra traces, one per rank, or one table (CSV, Parquet) with columns step, rank,
+    FILEs are PyTorch profiler traces, one per rank, or one table (CSV, Parquet) with columns step, rank,
     dp_rank, stage, optype, start_ts, duration, seq_id.
     """
 
