@@ -60,8 +60,8 @@ def attach(
                         over tokens
     decide_every        rounds between decisions (10; with "observe", 50 between exchanges of measurements); after the
                         first ten the policy is asked when a rank's speed changes, else as seldom as keeps decisions at
-                        0.2 % of training; statistics_every: optimiser steps between measurements of
-                        gradient norms and noise scale
+                        0.2 % of training; statistics_every: optimiser steps between measurements of gradient norms
+                        and noise scale (10 with `drift` or `batch_max`, which need them, else 50)
     delay_rounds        rounds trained while a decision is made, which then acts that many rounds later and delays
                         nothing if it takes no longer (0: training waits for it); less than decide_every
     decision_budget_s   longest time that training waits for a decision; a later one is ignored. warm_up_budget_s:

@@ -98,6 +98,10 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 
+    if trainer.args.world_size > 1 and _counts_items(trainer) and not trainer.args.average_tokens_across_devices:
+        raise ValueError(
+            "average_tokens_across_devices: False is not allowed, it weighs ranks with uneven samples equally"
+        )
     arguments, dataset, own_loader = trainer.args, trainer.train_dataset, trainer.get_train_dataloader
     arguments.ignore_data_skip = True
     batch = arguments.per_device_train_batch_size * max(1, arguments.world_size)
@@ -156,6 +160,14 @@ def policy_for_trainer(trainer: Any, policy: Any = None, **options: Any) -> Defe
             """After the last."""
             sampler.close()
 
+    train = trainer.training_step
+
+    def training_step(*given: Any, **named: Any) -> Any:
+        """The loss that Trainer logs, of which it takes the ranks' plain mean."""
+        loss = train(*given, **named)
+        return loss if sampler.runtime is None else loss * sampler.runtime.weight_of_loss
+
+    trainer.training_step = training_step
     trainer.get_train_dataloader = lambda: rebuilt(own_loader(), sampler)
     trainer.add_callback(TrainerSteps())
     return sampler
@@ -179,8 +191,12 @@ def rebuilt(loader: Any, sampler: DeferredSampler) -> DataLoader[Any]:
 
 def _normalises_itself(trainer: Any) -> bool:
     """Whether Trainer divides the summed loss by the items of all processes."""
-    by_items = getattr(trainer, "model_accepts_loss_kwargs", False) or trainer.compute_loss_func is not None
-    return bool(by_items and getattr(trainer.args, "average_tokens_across_devices", False))
+    return _counts_items(trainer) and bool(trainer.args.average_tokens_across_devices)
+
+
+def _counts_items(trainer: Any) -> bool:
+    """Whether Trainer's loss is a sum over the batch divided by a number of items."""
+    return bool(getattr(trainer, "model_accepts_loss_kwargs", False) or trainer.compute_loss_func is not None)
 
 
 def lightning_callback(policy: Any = None, *, global_batch: int, **options: Any) -> Any:

@@ -22,10 +22,11 @@ def save(parts: Parts, stepping: Stepping) -> dict[str, Any]:
 
     Raises RuntimeError in the middle of a round, or of an optimiser step's accumulated rounds.
     """
-    if parts.meter.in_round or parts.meter.in_window:
+    if parts.meter.in_round or parts.meter.in_window or parts.meter.lacks_step():
         raise RuntimeError(
             "runtime.state_dict() in the middle of an optimiser's step: call it after runtime.step(), when the "
-            "optimiser has made its step"
+            "optimiser has made its step (a script that accumulates gradients names `accumulation`, or says "
+            "runtime.step(stepped=False))"
         )
     sampler, control = stepping.dealt(), parts.group.control
     parts.local.meet()

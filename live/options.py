@@ -89,7 +89,7 @@ class Options:
     learning_rate: RateRule | None = None
     decide_every: Count | None = None
     delay_rounds: Whole = 0
-    statistics_every: Count = 10
+    statistics_every: Count | None = None
     decision_budget_s: Positive = 0.25
     warm_up_budget_s: Positive = 30.0
     control_timeout_s: Positive = 1800.0
@@ -139,6 +139,11 @@ class Options:
     def every(self) -> int:
         """Rounds between decisions, or, if nothing is decided, between exchanges of what ranks measured."""
         return self.decide_every or (50 if self.mode == "observe" else 10)
+
+    @property
+    def gradients_every(self) -> int:
+        """Optimiser steps between measurements of gradients: fewer where batch or interval depend on their noise."""
+        return self.statistics_every or (10 if self.local_steps or self.batch_max is not None else 50)
 
     @property
     def may_step_alone(self) -> bool:

@@ -63,7 +63,7 @@ class Parts:
             optimizer,
             self.share,
             accumulation=options.accumulation,
-            statistics_every=options.statistics_every if options.mode != "observe" else None,
+            statistics_every=options.gradients_every if options.mode != "observe" else None,
         )
 
     def close(self) -> None:

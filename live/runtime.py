@@ -117,6 +117,11 @@ class Runtime:
         value = float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss)
         return self._stepping.mean(value, weight)
 
+    @property
+    def weight_of_loss(self) -> float:
+        """Factor on this rank's loss in the running round, for loggers that take the ranks' plain mean."""
+        return self._stepping.weight_of_loss()
+
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Mark a block that is not part of a step: evaluation, a checkpoint. Rounds delayed by it are not timed.

@@ -26,6 +26,7 @@ class Stepping:
         self._given: Callable[[], list[float]] | None = None  # weights of the running round, being gathered
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
         self._factor: float | None = None  # on this rank's gradients in the running round
+        self._known: tuple[int, ...] = ()  # samples of the round for which the weights were computed
         self._last_weights: tuple[float, ...] = ()  # in the one before
 
     def dealt(self) -> ShareSampler:
@@ -106,7 +107,8 @@ class Stepping:
     def _weigh(self, current: Round) -> tuple[float, ...]:
         """Weights of all ranks' batches in the running round; the first call waits for them."""
         if not self._parts.options.weighted:
-            self._weights = tuple(float(n) for n in current.samples)
+            if current.samples is not self._known:
+                self._known, self._weights = current.samples, tuple(map(float, current.samples))
         elif self._given is not None:
             with self._parts.meter.waiting():
                 self._weights, self._given = tuple(self._given()), None
@@ -132,10 +134,18 @@ class Stepping:
             return float(losses[some].sum() / len(weights))
         return float((losses[some] * weights[some]).sum() / weights.sum())
 
+    def weight_of_loss(self) -> float:
+        """Factor on this rank's loss with which the ranks' plain mean is that of a single process."""
+        weights, options = self._weigh(self.current()), self._parts.options
+        rank, ranks = self._parts.group.rank, self._parts.group.ranks
+        return contribution_scale(weights[rank], math.fsum(weights), ranks, options.loss_reduction)
+
     def begin(self) -> None:
         """Begin the next round."""
         group, self._given = self._parts.group, None
-        self._weights, self._factor = (), None
+        self._factor = None
+        if self._parts.options.weighted:
+            self._weights = ()
         self._parts.meter.begin(group.rank, group.ranks)
 
     def finish(self, stepped: bool | None) -> None:
@@ -164,9 +174,9 @@ class Stepping:
         )
         self.round, self._last_weights = self.round + 1, weights
         if met:
-            self._decide(current.epoch)
+            self._decide()
 
-    def _decide(self, epoch: int) -> None:
+    def _decide(self) -> None:
         """Carry out a decision that is due, and begin the next one if it is time. Collective."""
         parts = self._parts
         if self._begun_at is not None and self.round - self._begun_at >= parts.options.delay_rounds:
@@ -181,7 +191,7 @@ class Stepping:
                     gpu_share=parts.share.share,
                     movement=parts.local.movement,
                     trained=self.round,
-                    checks=(*parts.replicas.take(), self.dealt().checksum(epoch)),
+                    checks=(*parts.replicas.take(), self.dealt().checksum()),
                 )
                 self._begun_at = self.round if decides else None
                 if decides and not parts.options.delay_rounds:

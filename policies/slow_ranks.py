@@ -56,6 +56,8 @@ def slow_ranks(
     """
     found: dict[int, SlowRank] = {}
     unit_s = np.asarray(sum(parts_s[cause] for cause in CAUSES))
+    if not np.fmax.reduce(unit_s) > ratio * np.fmin.reduce(unit_s):
+        return found
     work = np.where(samples > 0, law.work(samples), np.nan)
     unknown = np.full(len(samples), np.nan)
     clock, queued_s = device.get("clock_ratio", unknown), device.get("queued_s", unknown)

@@ -23,6 +23,8 @@ from equipoise.live.train.rounds import RoundMeter
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.contract import Policy
 
+_LOOK_S = 0.25
+
 
 class Agreement:
     """Decisions that rank 0 makes and all ranks carry out at the same round."""
@@ -34,7 +36,8 @@ class Agreement:
         self._device = device
         leads = group.rank == 0
         self.leader = Leader(options, policy, recorder, group.places) if leads else None  # on rank 0
-        self._queued_s = math.nan, _queued_s()  # at the last two reports
+        self._queued_s, self._queued_each_s = _queued_s(), math.nan  # at the last look; per round before it
+        self._looked_s, self._rounds = time.monotonic(), 0  # when that was, and rounds since
         self.plane: DataPlane | None = None  # where the data lies in files
         self.devices: DeviceSampler | None = None
         if options.nvml and device.type == "cuda":
@@ -64,12 +67,11 @@ class Agreement:
             rows, infos = meter.take()
             self._recorder.rounds(rows, infos)
             device = self.devices.latest() if self.devices is not None else UNKNOWN
-            self._queued_s = self._queued_s[1], _queued_s()
+            self._look(len(infos))
             self._note_device(device, trained)
             free_bytes, bound = samples_bound(self._device, int(sampler.shares[self._group.rank]))
             moved = (math.nan, math.nan) if movement is None else movement.take()
-            queued_s = float(np.diff(self._queued_s)[0]) / max(1, len(infos))
-            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *checks, queued_s)
+            own = (float(sampler.drawn), free_bytes, bound, gpu_share, *moved, *checks, self._queued_each_s)
             data = self.plane.report() if self.plane is not None else np.empty(0)
             gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data))
             if self.leader is not None and gathered is not None:
@@ -89,11 +91,20 @@ class Agreement:
             agreed = self._group.control.broadcast(payload)
         return RoundChange.from_json(agreed.decode()) if agreed else None
 
+    def _look(self, rounds: int) -> None:
+        """Note how long this rank has waited for its processor; not more often than costs next to nothing."""
+        self._rounds += rounds
+        if time.monotonic() - self._looked_s >= _LOOK_S and self._rounds:
+            before, self._queued_s = self._queued_s, _queued_s()
+            self._queued_each_s = (self._queued_s - before) / self._rounds
+            self._looked_s, self._rounds = time.monotonic(), 0
+
     def _note_device(self, device: Mapping[str, float], trained: int) -> None:
         """Record evidence for slow ranks: device readings and the rank's share of its processors."""
         if self._recorder.folder is None:
             return
-        known = {name: value for name, value in (*device.items(), ("queued_s", self._queued_s[1])) if value == value}
+        known = {name: value for name, value in device.items() if value == value}
+        known |= {} if self._rounds or math.isnan(self._queued_s) else {"queued_s": self._queued_s}
         self._recorder.event("device", rounds=trained, cpu_s=time.process_time(), **known)
 
     def flush(self, meter: RoundMeter) -> None:

@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from equipoise.policies.observation import Floats
 
+_SHORT = 1000
+
 
 class Control:
     """A separate process group on the host network, so that it never waits behind gradients."""
@@ -57,15 +59,15 @@ class Control:
         return np.stack([part.numpy() for part in parts])
 
     def broadcast(self, payload: bytes | None) -> bytes:
-        """Rank 0's payload, on every rank."""
+        """Rank 0's payload, on every rank; a second message only if it is longer than `_SHORT` bytes."""
         content = payload if payload is not None else b""
-        size = torch.tensor([len(content)], dtype=torch.int64)
-        dist.broadcast(size, src=0, group=self._group)
-        if int(size) == 0:
-            return b""
-        data = torch.empty(int(size), dtype=torch.uint8)
-        if self.rank == 0:
-            data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        begin = bytearray(len(content).to_bytes(8, "big") + content[:_SHORT].ljust(_SHORT))
+        short = torch.frombuffer(begin, dtype=torch.uint8)
+        dist.broadcast(short, src=0, group=self._group)
+        size = int.from_bytes(begin[:8], "big")
+        if size <= _SHORT:
+            return bytes(begin[8 : 8 + size])
+        data = torch.frombuffer(bytearray(content.ljust(size)), dtype=torch.uint8)
         dist.broadcast(data, src=0, group=self._group)
         return bytes(data.numpy())
 

@@ -16,23 +16,23 @@ import torch
 
 from equipoise.policies.observation import Floats
 
-_TENSORS, _ELEMENTS = 8, 64  # looked at in each check, in turn
+_TENSORS, _ELEMENTS = 3, 64  # looked at in each check, in turn
 _SAME = 1e-5  # of the sum of magnitudes
 _SURE = 3  # rounds after which a multiple of the samples is taken for the batch
 CHECK_COLUMNS = ("check_sum", "check_size", "check_stream")
 
 
-def batch_size(tree: Any, dimension: int = 0) -> int:
-    """Length of the first tensor among a model's inputs in a dimension; 0 without any."""
+def batch_shape(tree: Any) -> tuple[int, ...]:
+    """Shape of the first tensor with dimensions among a model's inputs; empty without any."""
     if isinstance(tree, torch.Tensor):
-        return tree.shape[dimension] if tree.ndim > dimension else 0
+        return tuple(tree.shape)
     parts: Iterable[Any] = tree if isinstance(tree, tuple | list) else ()
     if isinstance(tree, dict | Mapping):
         parts = tree.values()
     for part in parts:
-        if size := batch_size(part, dimension):
-            return size
-    return 0
+        if shape := batch_shape(part):
+            return shape
+    return ()
 
 
 class BatchCheck:
@@ -49,8 +49,9 @@ class BatchCheck:
     def forward(self, arguments: Any, named: Any) -> None:
         """A training forward pass begins."""
         if not self._unknown:
-            self._seen += batch_size(arguments) or batch_size(named)
-            self._second += batch_size(arguments, 1) or batch_size(named, 1)
+            shape = batch_shape(arguments) or batch_shape(named)
+            self._seen += shape[0] if shape else 0
+            self._second += shape[1] if len(shape) > 1 else 0
 
     def end_round(self, samples: int) -> None:
         """The round of `samples` (of this rank) ended. Raises RuntimeError for another batch."""
@@ -87,8 +88,8 @@ class ReplicaCheck:
         self._turn = self._turn + _TENSORS if self._turn + _TENSORS < len(self._parameters) else 0
         if chosen:
             with torch.no_grad():
-                flat = [p.detach().reshape(-1)[:: max(1, p.numel() // _ELEMENTS)] for p in chosen]
-                values = torch.cat([f[:_ELEMENTS].double() for f in flat])
+                flat = [p.reshape(-1)[:: max(1, p.numel() // _ELEMENTS)] for p in chosen]
+                values = torch.cat([f[:_ELEMENTS] for f in flat]).double()
                 found = torch.stack((values.sum(), values.abs().sum()))
                 self._last = found.to("cpu", non_blocking=True)
         return (math.nan, math.nan) if last is None else (float(last[0]), float(last[1]))

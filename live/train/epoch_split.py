@@ -60,9 +60,24 @@ class EpochSplit:
         self._queues: list[tuple[LivePiece, ...]] = [tuple(queue) for queue in queues]
         self._begun = begun  # ids of partly read pieces, in addition to those whose cursor shows it
         self.next_id = next_id
-        self.owned: Ints = np.array([sum(p.left for p in queue) for queue in self._queues], dtype=np.int64)
+        # Draws of equal shares of the same pieces: how many are still possible, and how many `_owned` lacks.
+        self._owned: Ints = np.empty(0, dtype=np.int64)
+        self._steady = self._late = self._begin = self._mine = 0  # `_mine`: the worker that draws
+        self.owned = np.array([sum(p.left for p in queue) for queue in self._queues], dtype=np.int64)
         self._left = int(self.owned.sum())
+        self._demand, self._batch = self.owned, self._left  # the last shares, and their sum
         self._recount()
+
+    @property
+    def owned(self) -> Ints:
+        """Samples not drawn yet, of every worker."""
+        if self._late:
+            self._owned, self._late = self._owned - self._late * self._demand, 0
+        return self._owned
+
+    @owned.setter
+    def owned(self, samples: Ints) -> None:
+        self._owned, self._late, self._steady = samples, 0, 0
 
     @classmethod
     def whole(
@@ -103,11 +118,9 @@ class EpochSplit:
         return int(self.order[0])
 
     def copy(self) -> EpochSplit:
-        """An independent copy; the pieces and the order, which never change, are shared."""
-        other = object.__new__(EpochSplit)
-        other.order, other.next_id, other._begun = self.order, self.next_id, self._begun
-        other._queues, other.owned = list(self._queues), self.owned.copy()
-        other._behind, other._left = self._behind.copy(), self._left
+        """An independent copy, which shares everything: lists and arrays are replaced, not changed."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
         return other
 
     def queues(self) -> list[tuple[LivePiece, ...]]:
@@ -127,7 +140,10 @@ class EpochSplit:
         `merge`: a rest that would leave a worker without samples is added to the batch before it, and a worker with a
         share gets a micro-batch of `unit` at least, if there are as many.
         """
-        left, batch = self.left, int(shares.sum())
+        if shares is not self._demand:
+            self.owned = self.owned  # of the draws before
+            self._demand, self._batch = shares, int(shares.sum())
+        left, batch = self.left, self._batch
         if left >= batch + len(shares) * unit:  # as nearly always
             return shares
         merged = merge and batch < left < batch + few_samples(shares, unit)
@@ -142,12 +158,16 @@ class EpochSplit:
 
     def draw(self, demand: Ints, worker: int) -> Ints:
         """Take `demand` for all workers; returns the dataset indices of `worker`."""
-        self._left -= int(demand.sum())
-        ahead = self.owned - self._behind  # left in the piece at the head of each queue
-        if (ahead > demand).all():
-            begin = self._queues[worker][0].end - int(ahead[worker]) if demand[worker] else 0
-            self.owned -= demand
-            return self.order[begin : begin + int(demand[worker])]
+        same, mine = demand is self._demand, int(demand[worker])
+        self._left -= self._batch if same else int(demand.sum())
+        if same and not (self._steady and worker == self._mine):
+            ahead = self.owned - self._behind  # left in the piece at the head of each queue
+            self._steady, self._mine = int(((ahead - 1) // np.maximum(demand, 1)).min()), worker
+            self._begin = self._queues[worker][0].end - int(ahead[worker]) if self._steady > 0 and mine else 0
+        if same and self._steady > 0:
+            self._steady, self._late, begin = self._steady - 1, self._late + 1, self._begin
+            self._begin += mine
+            return self.order[begin : begin + mine]
         return self._draw_across(demand, worker)
 
     def _draw_across(self, demand: Ints, worker: int) -> Ints:
@@ -174,10 +194,12 @@ class EpochSplit:
 
     def _recount(self) -> None:
         """Samples of each queue behind its head: the head's cursor follows from `owned`."""
+        self._steady = 0
         self._behind = np.array([sum(p.left for p in queue[1:]) for queue in self._queues], dtype=np.int64)
 
     def _settle(self) -> None:
         """Write the cursors that `owned` implies into the heads."""
+        self._queues = list(self._queues)
         for w, queue in enumerate(self._queues):
             if queue:
                 head, left = queue[0], int(self.owned[w] - self._behind[w])
@@ -200,6 +222,7 @@ class EpochSplit:
 
     def _hand_over(self, source: int, target: int, piece: LivePiece, part: LivePiece) -> None:
         rest = LivePiece(piece.id, piece.shard, piece.begin, part.begin)
+        self._queues, self.owned = list(self._queues), self.owned.copy()
         kept = tuple(p for p in self._queues[source] if p.id != piece.id)
         at = [p.id for p in self._queues[source]].index(piece.id)
         if rest.left > 0 and part.id != piece.id:

@@ -91,7 +91,7 @@ class BackwardProbe:
         """
         self._parameters, self._exchanged = [p for p in leaves if p.requires_grad], exchanged
         self._on_local, self._on_done, self._one_by_one = on_local, on_done, one_by_one
-        self._inside = exchanges_inside
+        self._inside, self._is_inside = exchanges_inside, exchanges_inside()  # the latter in this round
         self._norms: list[torch.Tensor] = []
         self._handles: list[Any] = []
         self._queued = self._measuring = self._seen = False
@@ -112,6 +112,7 @@ class BackwardProbe:
             self._lasts.clear()
             self._watch(range(len(self._parameters)))
         self._queued = self._measuring = self._seen = False
+        self._is_inside = self._inside()
         self.local_square = self.mean_square = math.nan
 
     def measure(self) -> None:
@@ -140,7 +141,7 @@ class BackwardProbe:
             self._latest, self._seen = k, True
             if self._measuring and self._one_by_one and parameter.grad is not None:
                 self._norms += _norms([parameter.grad])
-            if self._inside():
+            if self._is_inside:
                 self._on_local()
             if not self._queued:
                 self._queued = True
@@ -154,7 +155,7 @@ class BackwardProbe:
     def _computed(self) -> None:
         if self._learning:
             self._lasts.add(self._latest)
-        if not self._inside():
+        if not self._is_inside:
             self._on_local()
         if self._measuring or self._on_done is not None:
             # The exchange ends in a callback that is queued after this one; ours must follow it.

@@ -34,6 +34,10 @@ class Optimizers:
         """Register a call for whenever a state dict is taken."""
         return [optimizer.register_state_dict_pre_hook(lambda _: call()) for optimizer in self.all]
 
+    def on_step(self, call: Callable[[], None]) -> list[Any]:
+        """Register a call for after each step."""
+        return [optimizer.register_step_post_hook(lambda *_: call()) for optimizer in self.all]
+
     @property
     def rate_rule(self) -> RateRule:
         """Default rule by which the learning rate follows the batch: square root if one is like Adam, else AdaScale."""

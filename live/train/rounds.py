@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ COLUMNS = ("samples", "stall_s", "compute_s", "tail_s", "update_s", "local_squar
 SAMPLES, STALL, COMPUTE, TAIL, UPDATE, LOCAL_SQUARE, MEAN_SQUARE = range(len(COLUMNS))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundInfo:
     """A finished round as a rank knows it, without its times."""
 
@@ -99,17 +100,19 @@ class RoundMeter:
             wrapper.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
             wrapper.module.register_state_dict_pre_hook(lambda *_: self._notice()),
             *optimizer.on_state_dict(self._notice),
+            *optimizer.on_step(self._note_step),
         ]
         self.batches = BatchCheck()
         self.clear()
 
     def clear(self) -> None:
         """Discard the running window of rounds."""
-        self.in_window = 0  # rounds since the last optimiser step
+        self.in_window = self._counted = 0  # rounds since the last optimiser step, and in all
         self._computing = False
         self._pauses = Pauses()
         self._steps = 0  # optimiser steps
         self._stepped = False  # an optimiser step ended the last counted round
+        self._made = -1  # the round after which the optimiser last made a step; -1: it was not seen to
         self._window: tuple[int, ...] = ()
         self._weights: tuple[float, ...] = ()
         self._waited: list[float] = []
@@ -141,7 +144,7 @@ class RoundMeter:
             self._weights = tuple(a + b for a, b in zip(self._weights, weights, strict=True))
         else:
             self._window, self._weights = tuple(samples), tuple(weights)
-        self.in_window += 1
+        self.in_window, self._counted = self.in_window + 1, self._counted + 1
         self._stepped = self.in_window == self._accumulation if stepped is None else stepped
         return self._stepped
 
@@ -203,6 +206,15 @@ class RoundMeter:
     def is_last(self) -> bool:
         """Whether the optimiser steps at the end of the running round."""
         return self.in_window == self._accumulation - 1
+
+    def _note_step(self) -> None:
+        self._made = self._counted
+
+    def lacks_step(self) -> bool:
+        """Whether gradients of trained rounds still wait for the script's own count to reach an optimiser step."""
+        if self._made < 0 or self._made == self._counted - 1:
+            return False
+        return 0.0 < sum(float(gradient.abs().sum()) for gradient in self._wrapper.exchanged()) < math.inf
 
     def _notice(self) -> None:
         self._pauses.notice(self._computing)

@@ -22,14 +22,13 @@ from equipoise.policies.observation import Ints
 from equipoise.policies.physics import deal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made in every round: not frozen, which takes three times as long
 class Round:
     """The samples drawn for one round."""
 
     number: int
     epoch: int
     samples: tuple[int, ...]  # of every rank
-    total: int  # over all ranks
     indices: Ints  # dataset indices of this rank
     last: bool  # of its epoch
     rate: float = 1.0  # factor on the script's learning rate
@@ -103,6 +102,7 @@ class ShareSampler:
         self._ahead = 0  # rounds that the loader draws ahead, seen at the first step of an epoch
         self._drawn_by = 0  # the thread that drew last
         self._stand_in = -1  # the last sample that was drawn, if any
+        self._demand, self._samples = np.empty(0, dtype=np.int64), ()  # the last one, as an array and a tuple
         self.before_draw: Callable[[], None] | None = None  # called once
         self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
         self.set_world(rank, ranks)
@@ -126,8 +126,8 @@ class ShareSampler:
         """Whether the next iteration continues an epoch."""
         return self._resume
 
-    def checksum(self, epoch: int) -> float:
-        """Checksum of what this rank read in an epoch, equal on all ranks; NaN: nothing that could differ."""
+    def checksum(self) -> float:
+        """Checksum of what was read since the last call, equal on all ranks; NaN: nothing that could differ."""
         return math.nan
 
     def preview(self) -> EpochSplit | None:
@@ -210,16 +210,17 @@ class ShareSampler:
         demand = deal.demand(self.shares, self.micro_batch, merge=not self.drop_last)
         self._drawn_by = threading.get_ident()
         self._before[self.drawn] = (self.epoch, deal.copy())
-        indices, samples = deal.draw(demand, self.rank), tuple(demand.tolist())
+        indices = deal.draw(demand, self.rank)
+        if demand is not self._demand:
+            self._demand, self._samples = demand, tuple(demand.tolist())
         new = Round(
             self.drawn,
             self.epoch,
-            samples,
-            sum(samples),
+            self._samples,
             indices,
             deal.left < self._least,
             self.rate,
-            deal.any_sample() if self._stand_in < 0 else self._stand_in,
+            -1 if len(indices) else deal.any_sample() if self._stand_in < 0 else self._stand_in,
         )
         if self._files is not None and len(indices):
             self._stand_in = int(indices[-1])  # of a file that is here
@@ -307,11 +308,13 @@ class ShareSampler:
         self.watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: `runtime.state_dict()` holds the position. A StatefulDataLoader that asks skips no batches then."""
-        return {}
+        """No position, which `runtime.state_dict()` holds: a StatefulDataLoader that asks skips no batches then."""
+        return {"trained": self.trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `state_dict`."""
+        """Raises RuntimeError when only the loader resumes: its epoch would be trained on again."""
+        if state.get("trained", 0) and not self.trained:
+            raise RuntimeError("the loader's state alone is not enough: load runtime.state_dict() as well, before it")
 
     # -- in a checkpoint -----------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from equipoise.live.train.epoch_split import EpochSplit, few_samples
 from equipoise.live.train.sampler import ShareSampler
 from equipoise.policies.observation import Ints
 
-_CHECKED = 8  # samples whose checksum all ranks compare
 ENDLESS = 2**40  # samples that a stream of unknown length is said to have
 
 
@@ -37,7 +36,7 @@ class Reader:
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
-        self.checksums: dict[int, int] = {}  # of the first samples of each epoch that was read from its beginning
+        self.checksums: dict[int, int] = {}  # of the first sample of each round
         self.rewind(0, 0)
 
     def rewind(self, epoch: int, position: int) -> None:
@@ -47,7 +46,6 @@ class Reader:
         self.end: int | None = None  # positions in all, once the end was seen
         self._read: Iterator[Any] | None = None  # opened when the first sample is asked for
         self._held: deque[Any] = deque()
-        self._epoch = epoch
         self.first = position  # of those held
 
     def reaches(self, position: int) -> bool:
@@ -57,15 +55,14 @@ class Reader:
         while self.end is None and self.first + len(self._held) < position:
             try:
                 self._held.append(next(self._read))
-                if self.first + len(self._held) <= _CHECKED:
-                    self.checksums[self._epoch] = crc_of(self._held[-1], self.checksums.get(self._epoch, 0))
             except StopIteration:
                 self.end = self.first + len(self._held)
         return self.first + len(self._held) >= position
 
-    def take(self, positions: Sequence[int], upto: int) -> list[Any]:
-        """The samples at some positions; all before `upto` are let go."""
+    def take(self, positions: Sequence[int], upto: int, number: int) -> list[Any]:
+        """The samples of round `number` at some positions; all before `upto` are let go."""
         self.reaches(max(positions) + 1)
+        self.checksums[number] = crc_of(self._held[0])
         taken = [self._held[position - self.first] for position in positions]
         while self.first < upto and self._held:
             self._held.popleft()
@@ -93,7 +90,7 @@ class StreamSplit(EpochSplit):
 
     def demand(self, shares: Ints, unit: int, merge: bool = False) -> Ints:
         """See `EpochSplit`."""
-        self._batch, self._few = int(shares.sum()), few_samples(shares, unit)
+        self._few = few_samples(shares, unit)
         return super().demand(shares, unit, merge)
 
     def any_sample(self) -> int:
@@ -129,9 +126,11 @@ class StreamSampler(ShareSampler):
         super().__init__(length or ENDLESS, **{**options, "shards": 1, "shuffle": False})
         self.shards = 0
 
-    def checksum(self, epoch: int) -> float:
-        """See `ShareSampler`."""
-        return float(self._reader.checksums.get(epoch, math.nan))
+    def checksum(self) -> float:
+        """See `ShareSampler`: the first sample of each round, which has the same position on all ranks."""
+        known = self._reader.checksums
+        trained = [known.pop(number) for number in list(known) if number < self.trained]
+        return float(sum(trained)) if trained else math.nan
 
     def preview(self) -> None:
         """See `ShareSampler`: reading a stream only to look at it could not be undone."""
@@ -157,4 +156,4 @@ class StreamLoader:
         for positions in rounds:
             deal = self._sampler.deal
             assert isinstance(deal, StreamSplit)
-            yield self._collate(self._reader.take(positions, deal.at))
+            yield self._collate(self._reader.take(positions, deal.at, self._sampler.drawn - 1))

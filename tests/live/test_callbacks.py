@@ -28,7 +28,7 @@ def record(sampler: Any, seen: list[list[int]]) -> None:
 
 def hugging_face(
     rank: int, folder: str, accumulation: int, stop: int = 0, resume: int = 0
-) -> tuple[list[list[int]], list[Any], float]:
+) -> tuple[list[list[int]], list[Any], float, list[float]]:
     """Stops after so many steps, and resumes from a checkpoint of so many (0: neither)."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -59,6 +59,7 @@ def hugging_face(
         save_steps=max(1, stop),
         report_to=[],
         disable_tqdm=True,
+        logging_steps=1,
         learning_rate=LR,
         optim="sgd",
         lr_scheduler_type="constant",
@@ -81,7 +82,8 @@ def hugging_face(
 
     sampler.step = recorded  # type: ignore[method-assign]
     trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{resume}" if resume else None)
-    return seen, [p.detach().clone() for p in net.parameters()], trainer.state.epoch
+    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    return seen, [p.detach().clone() for p in net.parameters()], trainer.state.epoch, logged
 
 
 def lightning(
@@ -195,12 +197,17 @@ def test_training_equals_one_process(tmp_path: Any, package: str, script: Any, a
     layer = torch.nn.Linear(FEATURES, 2)
     x, y = torch.randn(SAMPLES, FEATURES), torch.arange(SAMPLES) % 2
     optimizer = torch.optim.SGD(layer.parameters(), lr=LR)
+    losses = []
     for k, batch in enumerate(batches, start=1):
-        (torch.nn.functional.cross_entropy(layer(x[batch]), y[batch]) / accumulation).backward()
+        losses.append(torch.nn.functional.cross_entropy(layer(x[batch]), y[batch]))
+        (losses[-1] / accumulation).backward()
         if k % accumulation == 0:
             optimizer.step()
             optimizer.zero_grad()
-    for _, weights, _ in results:
+    for _, weights, _, *logged in results:
+        if rank_0 := [line for lines in logged for line in lines]:  # Trainer's own log, of each optimiser step
+            expected = torch.stack(losses).view(-1, accumulation).mean(dim=1).tolist()
+            assert rank_0 == pytest.approx(expected, abs=1e-6)
         for found, expected in zip(weights, layer.parameters(), strict=True):
             torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-6)
 

@@ -86,11 +86,31 @@ def changes_a_replica() -> None:
 
 
 def shuffles_by_rank() -> None:
+    """A buffer of the stream is shuffled with a seed of the rank's own: the first batches are the same."""
     model, optimizer, runtime = start()
-    data = torch.randn(400, 4, generator=torch.Generator().manual_seed(torch.distributed.get_rank()))
-    for x in runtime.stream(list(data)):
+    first = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    data = torch.randn(336, 4, generator=torch.Generator().manual_seed(torch.distributed.get_rank()))
+    for x in runtime.stream([*first, *data]):
         step(model, optimizer, x)
         runtime.step()
+
+
+def counts_by_itself() -> None:
+    """An optimiser step for every third batch, which `attach` does not know: a checkpoint would lose gradients."""
+    model, optimizer, runtime = start()
+    loader = torch.utils.data.DataLoader(torch.randn(SAMPLES, 4), batch_sampler=runtime.sampler(SAMPLES))
+    for k, x in enumerate(loader, 1):
+        model(x).square().mean().backward()
+        if k % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        runtime.step()
+    runtime.state_dict()
+
+
+def resumes_the_loader_alone() -> None:
+    _, _, runtime = start()
+    runtime.sampler(SAMPLES).load_state_dict({"trained": 3})
 
 
 REFUSED = {
@@ -99,6 +119,8 @@ REFUSED = {
     drops_samples: "has 8 samples for this rank, but 7 were forwarded",
     wraps_a_part: r"DistributedDataParallel over ranks \[0\] of 2 is not supported",
     changes_a_replica: r"the replicas of ranks \[1\] differ from that of rank 0",
+    counts_by_itself: "middle of an optimiser's step: .* names `accumulation`",
+    resumes_the_loader_alone: r"load runtime\.state_dict\(\) as well",
     shuffles_by_rank: r"the stream of rank 0 differs from that of ranks \[1\]",
 }
 

@@ -33,14 +33,16 @@ def test_deal_equals_its_plain_twin(data: st.DataObject) -> None:
     order = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(samples)
     deal = EpochSplit.whole(order, shards, None, workers)
     naive = NaiveDeal(order.tolist(), min(shards, samples), workers)
+    shares, watched = np.ones(workers, dtype=np.int64), 0
     while deal.left:
         match data.draw(st.sampled_from(["draw", "draw", "draw", "move", "reorder", "copy"])):
             case "draw":
-                shares = np.array(data.draw(st.lists(st.integers(0, 6), min_size=workers, max_size=workers)))
-                shares = shares if shares.any() else np.ones(workers, dtype=np.int64)
+                if data.draw(st.booleans()):  # else the same once more, as in nearly all rounds
+                    shares = np.array(data.draw(st.lists(st.integers(0, 6), min_size=workers, max_size=workers)))
+                    shares = shares if shares.any() else np.ones(workers, dtype=np.int64)
+                    watched = data.draw(st.integers(0, workers - 1))
                 demand = deal.demand(shares, 1)
                 taken = naive.draw(demand.tolist())
-                watched = data.draw(st.integers(0, workers - 1))
                 assert deal.draw(demand, watched).tolist() == taken[watched]
             case "move":
                 piece = data.draw(st.integers(0, naive.next_id))
