@@ -21,6 +21,7 @@ from equipoise.sim.job.account import BUSY, HELD, HELD_USES, LOST_TO_FAULTS, Use
 from equipoise.sim.job.training import TrainingJob
 from equipoise.sim.ledger.bill import RESIDUE, Biller
 from equipoise.sim.ledger.gpu_account import GpuAccount
+from equipoise.sim.llm.shape import NARROW
 from equipoise.sim.scenario.units import format_seconds
 from equipoise.sim.world.feature import features
 from equipoise.sim.world.world import SimWorld
@@ -227,7 +228,7 @@ class Results:
         for row, job in sorted(world.roster.training.items()):
             model, account = job.model, job.progress.account
             if model.flop_per_sample is not None:
-                precision = "bf16" if model.precision == "fp8" else model.precision
+                precision = "bf16" if model.precision in NARROW else model.precision
                 peaks = [a.flop_per_s[precision].value for a in world.cluster.accelerators if precision in a.flop_per_s]
                 if len(peaks) == len(counts):
                     flop.append(account.samples * model.flop_per_sample)

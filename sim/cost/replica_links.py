@@ -9,6 +9,7 @@ import numpy as np
 
 from equipoise.policies.observation import Ints
 from equipoise.sim.llm.hardware import GroupLinks
+from equipoise.sim.llm.quantities import ALL_TO_ALL
 from equipoise.sim.llm.shape import Layout
 from equipoise.sim.network.topology import Topology
 
@@ -25,7 +26,9 @@ def group_links(gpu_nodes: Ints, layout: Layout, topology: Topology) -> GroupLin
     return GroupLinks(
         tensor=min(own, ring_bytes_per_s(tensor, topology)),
         context=min(own, ring_bytes_per_s(context, topology, alone=True)),
-        expert=own if layout.expert == 1 else min(_all_to_all(expert, topology), own * _inside(expert)),
+        expert=min(_all_to_all(expert, topology), ALL_TO_ALL * own * _inside(expert))
+        if layout.expert > 1
+        else ALL_TO_ALL * own,
         send=min(own, *(_sent(source, target, topology) for source, target in ahead)) if ahead else own,
     )
 

@@ -20,8 +20,8 @@ from equipoise.sim.llm.step_time import exchange
 from equipoise.sim.network.topology import Topology
 from equipoise.sim.scenario.model import Model
 
-PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2}
-"""Bytes of one weight, gradient or activation: fp8 applies to matrix products only, the rest is bf16."""
+PRECISION_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2}
+"""Bytes of one weight, gradient or activation: fp8, mxfp8 and nvfp4 apply to matrix products only, the rest is bf16."""
 
 
 def passes(samples: int, samples_per_pass: int | None) -> int:

@@ -12,6 +12,7 @@ from equipoise.sim.hardware.profile import Accelerator, Measured
 from equipoise.sim.llm import hardware
 from equipoise.sim.llm.memory import COMPILED, EAGER, USABLE, MemoryStack, memory
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
+from equipoise.sim.llm.shape import NARROW
 from equipoise.sim.llm.stack import Stack
 from equipoise.sim.llm.step_time import exchange, replicas_s, step_time
 from equipoise.sim.scenario.model import Model
@@ -47,13 +48,14 @@ def accelerator_of(
     fitted_on = fitted_gpu(spec)
     best = PRODUCT_OF_SHEET.get(fitted_on, PRODUCT_OF_SHEET[""])
     rate = (2.0 if precision == "fp32" else 1.0) * _by_sheet(accelerator.flop_per_s[plain], best)
-    fp8, reached = accelerator.flop_per_s.get("fp8"), reached_share(accelerator, fitted_on)
+    fp8, faster = accelerator.flop_per_s.get("fp8"), accelerator.sustained.value if accelerator.sustained else 1.0
+    reached = faster * reached_share(accelerator, fitted_on)
     return hardware.AcceleratorRates(
         "",
         reached * rate,
         reached * _by_sheet(fp8, best) if fp8 else 0.0,
         accelerator.memory_bytes.value,
-        _by_sheet(accelerator.hbm_bytes_per_s, MEMORY_OF_SHEET),
+        faster * _by_sheet(accelerator.hbm_bytes_per_s, MEMORY_OF_SHEET),
         fabric_bytes_per_s,
     )
 
@@ -231,7 +233,7 @@ def memory_need_bytes(model: Model, samples: int, replicas: int) -> float:
 def memory_stack(spec: TransformerSpec, model: Model) -> MemoryStack:
     """The memory constants of this model's software stack."""
     stack = spec.memory_constants()
-    if stack is EAGER and model.precision == "fp8":
+    if stack is EAGER and model.precision in NARROW:
         stack = COMPILED
     if spec.optimizer == "adam-16bit":
         return replace(stack, gradient_bytes=2.0, optimizer_bytes=4.0)

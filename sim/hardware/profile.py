@@ -144,6 +144,7 @@ class Accelerator(_Sourced):
     pcie_bytes_per_s: ByteRate | None = None  # to its host and to NICs, one direction
     launch_latency_s: Duration | None = None
     efficiency: tuple[EfficiencyPoint, ...] = ()
+    sustained: Number | None = None  # speed of training steps over what the rates say, as those of its relatives do
     share_kappa: Number | None = None
     interference: Number | None = None
     mig: tuple[str, ...] = ()  # profiles of its slices, as 3g.40gb

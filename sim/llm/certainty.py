@@ -20,6 +20,7 @@ from itertools import combinations
 from scipy.special import ndtri, stdtr, stdtrit
 
 from equipoise.sim.llm.quantities import ShardingPlan
+from equipoise.sim.llm.shape import NARROW
 
 FAR = 4
 """Times the largest fitted scale from which on a plan counts as outside."""
@@ -110,32 +111,32 @@ Llama 3.1 405B, fp8 | llama3-405b | dense   | B200 |   128 | 6.197 | 0.973 | NVI
 Llama 3 8B, fp8     | llama3-8b   | dense   | GB200 |    8 | 4.16  | 1.021 | NVIDIA NeMo 25.11, performance summary
 Llama 3.1 405B      | llama3-405b | dense   | GB200 |  128 | 9.347 | 1.064 | NVIDIA dgxc-benchmarking
 Nemotron-4 340B     | nemotron    | dense   | GB200 |  128 | 32.66 | 1.144 | NVIDIA dgxc-benchmarking
-Mixtral 8x7B        | mixtral     | experts | H100 |    64 | 2.791 | 0.963 | Megatron Core, README of its experts
-Mixtral 8x22B       | mixtral     | experts | H100 |   128 | 4.067 | 0.967 | Liu et al. 2025, MoE parallel folding
-Grok-1 314B         | grok        | experts | H100 |   512 | 15.94 | 0.957 | NVIDIA dgxc-benchmarking
-GPT-OSS 120B        | gpt-oss     | experts | H100 |    64 | 5.82  | 1.327 | NVIDIA Megatron-Bridge, performance summary
-Qwen3 235B, fp8     | qwen3       | experts | H100 |   256 | 20.81 | 0.958 | NVIDIA Megatron-Bridge, performance summary
-DeepSeek-V3, fp8    | deepseek    | experts | H800 |  2048 | 19.91 | 0.730 | DeepSeek-V3 report 2024, table 1
-Qwen3 30B, fp8      | qwen3       | experts | B200 |     8 | 9.76  | 1.234 | NVIDIA Megatron-Bridge, performance summary
-DeepSeek-V3, fp8    | deepseek    | experts | GB200 |  256 | 16.31 | 1.165 | NVIDIA Megatron-Bridge, performance summary
-DeepSeek-V3         | deepseek    | experts | GB200 |  256 | 20.88 | 1.199 | NVIDIA Megatron-Bridge, performance summary
-GPT-OSS 120B        | gpt-oss     | experts | GB200 |   64 | 5.16  | 1.603 | NVIDIA Megatron-Bridge, performance summary
+Mixtral 8x7B        | mixtral     | experts | H100 |    64 | 2.791 | 0.948 | Megatron Core, README of its experts
+Mixtral 8x22B       | mixtral     | experts | H100 |   128 | 4.067 | 0.951 | Liu et al. 2025, MoE parallel folding
+Grok-1 314B         | grok        | experts | H100 |   512 | 15.94 | 0.945 | NVIDIA dgxc-benchmarking
+GPT-OSS 120B        | gpt-oss     | experts | H100 |    64 | 5.82  | 1.284 | NVIDIA Megatron-Bridge, performance summary
+Qwen3 235B, fp8     | qwen3       | experts | H100 |   256 | 20.81 | 0.947 | NVIDIA Megatron-Bridge, performance summary
+DeepSeek-V3, fp8    | deepseek    | experts | H800 |  2048 | 19.91 | 0.728 | DeepSeek-V3 report 2024, table 1
+Qwen3 30B, fp8      | qwen3       | experts | B200 |     8 | 9.76  | 1.092 | NVIDIA Megatron-Bridge, performance summary
+DeepSeek-V3, fp8    | deepseek    | experts | GB200 |  256 | 16.31 | 1.089 | NVIDIA Megatron-Bridge, performance summary
+DeepSeek-V3         | deepseek    | experts | GB200 |  256 | 20.88 | 1.130 | NVIDIA Megatron-Bridge, performance summary
+GPT-OSS 120B        | gpt-oss     | experts | GB200 |   64 | 5.16  | 1.498 | NVIDIA Megatron-Bridge, performance summary
 Llama 3.1 405B, fp8 | llama3-405b | dense   | GB200 |  256 | 58.31 | 0.941 | NVIDIA Megatron-Bridge 26.06
-Llama 3 70B, fp8    | llama3-70b  | dense   | GB200 |   64 | 7.758 | 1.067 | NVIDIA Megatron-Bridge 26.04
-Llama 3.1 405B, fp8 | llama3-405b | dense   | GB300 |  256 | 46.9  | 0.773 | NVIDIA Megatron-Bridge 26.06
-Llama 3 70B, fp8    | llama3-70b  | dense   | GB300 |   64 | 6.244 | 0.859 | NVIDIA Megatron-Bridge 26.04
-DeepSeek-V3, fp8    | deepseek    | experts | B200 |   256 | 23.28 | 1.381 | NVIDIA Megatron-Bridge 26.04
-DeepSeek-V3, fp8    | deepseek    | experts | B300 |   256 | 18.51 | 1.181 | NVIDIA Megatron-Bridge 26.06
-DeepSeek-V3, fp8    | deepseek    | experts | GB200 |  256 | 13.34 | 1.002 | NVIDIA Megatron-Bridge 26.08
-DeepSeek-V3, fp8    | deepseek    | experts | GB300 |  256 | 10.42 | 0.814 | NVIDIA Megatron-Bridge 26.08
-GPT-OSS 120B        | gpt-oss     | experts | B200 |    64 | 6.038 | 1.768 | NVIDIA Megatron-Bridge 26.04
-GPT-OSS 120B, fp8   | gpt-oss     | experts | GB200 |   64 | 2.857 | 1.177 | NVIDIA Megatron-Bridge 26.08
-GPT-OSS 120B, fp8   | gpt-oss     | experts | GB300 |   64 | 2.481 | 1.012 | NVIDIA Megatron-Bridge 26.08
-Qwen3 235B, fp8     | qwen3       | experts | B200 |   256 | 34.71 | 1.596 | NVIDIA Megatron-Bridge 26.04
-Qwen3 235B, fp8     | qwen3       | experts | GB200 |  256 | 18.0  | 0.887 | NVIDIA Megatron-Bridge 26.08
-Qwen3 235B, fp8     | qwen3       | experts | GB300 |  256 | 14.87 | 0.746 | NVIDIA Megatron-Bridge 26.08
-Qwen3 30B, fp8      | qwen3       | experts | GB200 |    8 | 6.564 | 0.864 | NVIDIA Megatron-Bridge 26.08
-Qwen3 30B, fp8      | qwen3       | experts | GB300 |    8 | 5.885 | 0.784 | NVIDIA Megatron-Bridge 26.08
+Llama 3 70B, fp8    | llama3-70b  | dense   | GB200 |   64 | 7.758 | 0.884 | NVIDIA Megatron-Bridge 26.04
+Llama 3.1 405B, fp8 | llama3-405b | dense   | GB300 |  256 | 46.9  | 0.918 | NVIDIA Megatron-Bridge 26.06
+Llama 3 70B, fp8    | llama3-70b  | dense   | GB300 |   64 | 6.244 | 0.851 | NVIDIA Megatron-Bridge 26.04
+DeepSeek-V3, fp8    | deepseek    | experts | B200 |   256 | 23.28 | 1.273 | NVIDIA Megatron-Bridge 26.04
+DeepSeek-V3, fp8    | deepseek    | experts | B300 |   256 | 18.51 | 1.167 | NVIDIA Megatron-Bridge 26.06
+DeepSeek-V3, fp8    | deepseek    | experts | GB200 |  256 | 13.34 | 1.102 | NVIDIA Megatron-Bridge 26.08
+DeepSeek-V3, fp8    | deepseek    | experts | GB300 |  256 | 10.42 | 1.073 | NVIDIA Megatron-Bridge 26.08
+GPT-OSS 120B        | gpt-oss     | experts | B200 |    64 | 6.038 | 0.879 | NVIDIA Megatron-Bridge 26.04
+GPT-OSS 120B, fp8   | gpt-oss     | experts | GB200 |   64 | 2.857 | 1.269 | NVIDIA Megatron-Bridge 26.08
+GPT-OSS 120B, fp8   | gpt-oss     | experts | GB300 |   64 | 2.481 | 1.311 | NVIDIA Megatron-Bridge 26.08
+Qwen3 235B, fp8     | qwen3       | experts | B200 |   256 | 34.71 | 1.417 | NVIDIA Megatron-Bridge 26.04
+Qwen3 235B, fp8     | qwen3       | experts | GB200 |  256 | 18.0  | 1.007 | NVIDIA Megatron-Bridge 26.08
+Qwen3 235B, fp8     | qwen3       | experts | GB300 |  256 | 14.87 | 1.016 | NVIDIA Megatron-Bridge 26.08
+Qwen3 30B, fp8      | qwen3       | experts | GB200 |    8 | 6.564 | 1.027 | NVIDIA Megatron-Bridge 26.08
+Qwen3 30B, fp8      | qwen3       | experts | GB300 |    8 | 5.885 | 1.133 | NVIDIA Megatron-Bridge 26.08
 """
 """Model, family, dense or experts, GPU, GPUs, measured step (s), measured / predicted, source. The ratios are fitted:
 `equipoise validate-against published --data DATA --rows FILE`. One run of unpublished size is left out."""
@@ -348,8 +349,8 @@ def _outside(plan: ShardingPlan, gpu: str, stack: str) -> list[str]:
         found.append("experts: the stack was fitted to dense models")
     if plan.layout.gpus > FAR * LARGEST.get(stack, plan.layout.gpus):
         found.append(f"{plan.layout.gpus:,} GPUs: fitted to at most {LARGEST[stack]}")
-    if plan.layout.precision == "fp8" and stack and not stack.startswith("megatron-core"):
-        found.append("fp8: the stack was fitted to 16-bit products")
+    if plan.layout.precision in NARROW and stack and not stack.startswith("megatron-core"):
+        found.append(f"{plan.layout.precision}: the stack was fitted to 16-bit products")
     return found
 
 

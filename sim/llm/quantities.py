@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from equipoise.sim.llm.hardware import AcceleratorRates, NetworkRates
-from equipoise.sim.llm.shape import Layout, Transformer
+from equipoise.sim.llm.shape import NARROW, Layout, Transformer
 from equipoise.sim.llm.stack import Floats
 
 PRODUCTS = 8
@@ -74,6 +74,7 @@ class Quantities:
     product_count: Floats
     attention_flop: Floats
     score_elements: Floats
+    scores_written: Floats
     elementwise_elements: Floats
     layer_parameters: Floats
     head_parameters: Floats
@@ -89,6 +90,7 @@ class Quantities:
     expert_bytes: Floats
     link_expert: Floats
     routed_bytes: Floats
+    expert_hidden: Floats
     head_flop: Floats
     head_elements: Floats
     stages: Floats
@@ -147,11 +149,13 @@ def _row(plan: ShardingPlan) -> dict[str, object]:
 
 
 def _rates(plan: ShardingPlan) -> dict[str, object]:
-    a, fp8 = plan.accelerator, plan.layout.precision == "fp8"
-    if fp8 and not a.fp8_flop_per_s:
+    a, precision = plan.accelerator, plan.layout.precision
+    over_fp8 = NARROW.get(precision, 0.0)
+    if over_fp8 and not a.fp8_flop_per_s:
         raise ValueError(f"precision: {a.name} has no fp8")
-    peak = a.flop_per_s / 2 if plan.layout.precision == "fp32" else a.flop_per_s
-    return {"peak": peak, "fp8": fp8, "fp8_peak": a.fp8_flop_per_s, "memory_rate": a.memory_bytes_per_s}
+    peak = a.flop_per_s / 2 if precision == "fp32" else a.flop_per_s
+    fp8_peak = over_fp8 * a.fp8_flop_per_s
+    return {"peak": peak, "fp8": over_fp8 > 0, "fp8_peak": fp8_peak, "memory_rate": a.memory_bytes_per_s}
 
 
 def _layer(plan: ShardingPlan) -> dict[str, object]:
@@ -160,9 +164,10 @@ def _layer(plan: ShardingPlan) -> dict[str, object]:
     products = [(tokens, n, k, 1.0, 1.0) for n, k in s.attention_products()]
     moe = s.moe_layers / s.layers
     held = s.experts / (la.expert * la.expert_tensor / la.tensor) + s.shared_experts
+    half = _half_rate(plan)
     for n, k in s.feed_forward_products(s.expert_ffn if moe else s.ffn):
         rows = tokens * (s.top_k + s.shared_experts if moe else 1)
-        products.append((rows, n, k, held, _narrow(n, k)) if moe else (rows, n, k, 1.0, 1.0))
+        products.append((rows, n, k, held, _narrow(n, k, half)) if moe else (rows, n, k, 1.0, 1.0))
     width = (s.top_k + s.shared_experts) * s.expert_ffn if moe else s.ffn
     plain = s.hidden / (la.tensor if la.sequence_parallel else 1)
     inner = (width * (3 if s.gated else 1) + s.query_width) / la.tensor
@@ -175,6 +180,7 @@ def _layer(plan: ShardingPlan) -> dict[str, object]:
         "product_count": len(products),
         "attention_flop": 2.0 * tokens * s.attended * s.score_width / la.tensor,
         "score_elements": tokens * s.attended * s.heads / la.tensor,
+        "scores_written": not la.fused_attention,
         "elementwise_elements": tokens * (plain + inner / 2),
         "layer_parameters": sum(_layer_parameters(plan)),
         "head_parameters": s.vocab * s.hidden / la.tensor,
@@ -188,12 +194,21 @@ def _layer(plan: ShardingPlan) -> dict[str, object]:
 HALF_RATE = 170.0
 """Length of sums at which products of 16-bit numbers lose half of the rate of long ones: `calibrate predict`'s fit to
 181 shapes on an H100 (`calibrate/trace/measured`)."""
+HALF_RATE_FP8 = 650.0
+"""Of 8-bit ones on an H100, 980 on a B200: medians over outputs of at least 2048 x 1024 of the kernel table of NVIDIA
+aiconfigurator (16 bits there: 230 and 210). In between and beyond as the root of the peak rate."""
 WIDE = 4096.0
 
 
-def _narrow(n: int, k: int) -> float:
+def _half_rate(plan: ShardingPlan) -> float:
+    if plan.layout.precision not in NARROW:
+        return HALF_RATE
+    return HALF_RATE_FP8 * math.sqrt(plan.accelerator.fp8_flop_per_s / 1979e12)
+
+
+def _narrow(n: int, k: int, half: float) -> float:
     """How much longer the products of an expert take than wide ones: forward sums over k, backward over n and rows."""
-    forward, backward = ((1.0 + HALF_RATE / min(size, WIDE)) / (1.0 + HALF_RATE / WIDE) for size in (k, n))
+    forward, backward = ((1.0 + half / min(size, WIDE)) / (1.0 + half / WIDE) for size in (k, n))
     return (forward + backward + 1.0) / 3.0
 
 
@@ -225,9 +240,15 @@ def _link(plan: ShardingPlan, ranks: int, stride: int, senders: int = 0) -> tupl
     return rate, math.ceil(ranks * stride / net.node_gpus)
 
 
+ALL_TO_ALL = 0.68
+ALL_TO_ALL_S = 30e-6
+"""Share of a GPU's links, and time beside, of an all-to-all inside a node: 16 to 512 MB on 8 A100, H100 and B200, 0.70,
+0.72 and 0.66, in the table of NCCL operations of NVIDIA aiconfigurator."""
+
+
 def _all_to_all(plan: ShardingPlan, ranks: int) -> float:
     """Bytes/s of one rank that sends equally to `ranks` neighbours, while all ranks of its node do so."""
-    net, rate = plan.network, plan.accelerator.link_bytes_per_s
+    net, rate = plan.network, ALL_TO_ALL * plan.accelerator.link_bytes_per_s
     if ranks <= net.node_gpus:
         return rate
     away = (ranks - net.node_gpus) / (ranks - 1)  # of what a rank sends, to other nodes
@@ -259,6 +280,7 @@ def _groups(plan: ShardingPlan) -> dict[str, object]:
         "link_context": link_context,
         "expert_bytes": moe * routed * (la.expert - 1) / la.expert,
         "link_expert": link_expert,
+        "expert_hidden": la.overlap_experts,
         "routed_bytes": moe * routed * (8.0 if la.expert > 1 else 4.0),
     }
 

@@ -259,7 +259,11 @@ def _check_experts(shape: Transformer) -> None:
 
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Recompute = Literal["none", "selective", "full"]
-Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
+NARROW = {"fp8": 1.0, "mxfp8": 0.88, "nvfp4": 1.5}
+"""Rate of products in formats of 8 and 4 bits over that of FP8 with one scale a tensor. NVFP4: large products on a B200
+in the kernel table of NVIDIA aiconfigurator; MXFP8, with its casts: steps of Llama 3.1 405B on GB200, 1.08 times as
+long (NVIDIA Megatron-Bridge 26.02 to 26.06)."""
 _DEGREES = ("data", "tensor", "context", "pipeline", "expert", "virtual")
 _AT_LEAST_1 = (*_DEGREES, "micro_batch", "global_batch", "recompute_every")
 
@@ -271,10 +275,11 @@ class Layout:
     `zero` is the ZeRO stage (Rajbhandari et al. 2020): 0 none, 1 optimiser, 2 and gradients, 3 and parameters
     (FSDP); `shard` is the number of ranks over which that is spread (0: all data and context ranks).
     `expert_tensor_ranks` is the number over which one expert is split (0: the tensor ranks that other experts leave
-    free). `virtual` is the number of model chunks per pipeline stage, above 1 only with the interleaved schedule. fp8
-    applies to the layers' products alone; weights and gradients stay bf16. `offload` moves the optimiser and its state
-    to the host, `offload_activations` what layers keep for their backward pass, all but two layers' at a time; full
-    recomputation is of every `recompute_every`-th layer. Raises ValueError, one clear line, on a
+    free). `virtual` is the number of model chunks per pipeline stage, above 1 only with the interleaved schedule. fp8,
+    mxfp8 and nvfp4 apply to the layers' products alone; weights and gradients stay bf16. `overlap_experts` hides
+    all-to-alls behind computing; without `fused_attention` scores are written to memory. `offload` moves the optimiser
+    and its state to the host, `offload_activations` what layers keep for their backward pass, all but two layers' at a
+    time; full recomputation is of every `recompute_every`-th layer. Raises ValueError, one clear line, on a
     layout that cannot exist.
     """
 
@@ -296,6 +301,8 @@ class Layout:
     offload: bool = False
     offload_activations: bool = False
     expert_tensor_ranks: int = 0
+    overlap_experts: bool = False
+    fused_attention: bool = True
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_1:

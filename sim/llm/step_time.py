@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from equipoise.sim.llm.quantities import Quantities, ShardingPlan, quantities
+from equipoise.sim.llm.quantities import ALL_TO_ALL_S, Quantities, ShardingPlan, quantities
 from equipoise.sim.llm.stack import Floats, Number, Stack
 
 
@@ -135,13 +135,16 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     each = np.maximum(q.product_flop / rate, q.product_bytes / q.memory_rate[:, None]).sum(axis=1)
     products = each + q.product_count * c.matmul_overhead_s
     backward = 2.0 * each + 2.0 * q.product_count * c.matmul_overhead_s
-    attention = q.attention_flop / (c.attention_efficiency * q.peak) + c.score_bytes * q.score_elements / q.memory_rate
+    score_bytes = np.where(q.scores_written > 0, np.maximum(c.score_bytes, SCORE_BYTES), c.score_bytes)
+    attention = q.attention_flop / (c.attention_efficiency * q.peak) + score_bytes * q.score_elements / q.memory_rate
     moved = (c.elementwise_bytes * q.elementwise_elements + q.routed_bytes) / q.memory_rate
     tensor = _tensor(q, c)
     link = c.exchange_efficiency * q.link_context
     context = 3.0 * q.context_bytes / link
-    expert = 4.0 * q.expert_bytes / (c.exchange_efficiency * q.link_expert)
+    expert = 4.0 * (q.expert_bytes / q.link_expert + np.where(q.expert_bytes > 0, ALL_TO_ALL_S, 0.0))
     forward = products + attention + moved
+    beside = products + backward + 3.5 * attention + 3.0 * moved
+    expert = np.where(q.expert_hidden > 0, np.maximum(0.0, expert - beside), expert)
     half = c.selective_products  # of the products, with all that is between them, in place of attention
     again = (1.0 - 2.0 * half) * attention + half * (products + 2.0 * moved)
     return _Layer(
@@ -255,6 +258,8 @@ def replicas_s(q: Quantities, c: Stack) -> Floats:
     return np.where(q.sharded_passes > 0, q.replica_bytes / (c.exchange_efficiency * q.link_replica), 0.0)
 
 
+SCORE_BYTES = 9.83
+"""Memory traffic per score of a forward pass where attention writes them, fitted to Megatron-DeepSpeed on A100."""
 HOST_LINK = 32e9
 """Bytes per second between a GPU and its host: PCIe 4.0 x16."""
 

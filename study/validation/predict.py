@@ -66,10 +66,15 @@ def _flop(row: Row) -> float:
 
 
 def score(
-    known: Sequence[Row], asked: Sequence[Row], priors: Mapping[str, Prior] = PRIORS, by: str = "family"
+    known: Sequence[Row],
+    asked: Sequence[Row],
+    priors: Mapping[str, Prior] = PRIORS,
+    by: str = "family",
+    learned: Prediction | None = None,
 ) -> Score:
-    """The score of predicting `asked` from `known`; rows were divided `by` family or key."""
-    learned = learn(known, priors, by)
+    """The score of predicting `asked` from `known`, or by what was `learned` of them; rows were divided `by` family or
+    key."""
+    learned = learned or learn(known, priors, by)
     guess, measured = predicted(learned.fitted, asked), seconds(asked)
     return judge(
         [row.key for row in asked],

@@ -27,6 +27,7 @@ _SETS: dict[str, tuple[Callable[..., list[Line]], tuple[str, ...]]] = {
     "published": (published.run, (published.FILE,)),
     "peaks": (published.run_peaks, (published.PEAKS,)),
     "networks": (published.run_networks, (published.NETWORKS,)),
+    "recipes": (published.run_recipes, (published.LLM, published.FILE)),
     "dense-llm": (dense_llm.run, (dense_llm.FILE,)),
     "vtrain": (vtrain.run, (vtrain.SINGLE, vtrain.MULTI)),
     "playbook": (playbook.run, (playbook.FILE,)),

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from equipoise.sim.llm.memory import FITTED, GENERAL, MEMORY_STACKS, STAGE_MEASURED, UNFITTED, MemoryStack
 from equipoise.sim.llm.published import SHAPES, with_sequence
-from equipoise.sim.llm.shape import LatentAttention, Layout, Transformer
+from equipoise.sim.llm.shape import NARROW, LatentAttention, Layout, Transformer
 from equipoise.sim.llm.shape import Precision as Numbers
 from equipoise.sim.llm.stack import STACKS, Stack
 from equipoise.sim.scenario.section import Count, Section, Span
@@ -43,6 +43,9 @@ class LayoutSpec(Section):
     # ranks over which ZeRO spreads, with a copy for each such group (HSDP); 0: all data and context ranks
     shard: Natural = 0
     offload: bool = False  # offload the optimiser state to host memory
+    overlap_experts: bool = False  # all-to-alls of experts run beside the computing of other tokens
+    # false where the software has no fused kernel, as for learned sinks (NVIDIA TransformerEngine, issue 2318)
+    fused_attention: bool = True
     offload_activations: bool = False  # keep activations in host memory between forward and backward pass
 
     @property
@@ -232,7 +235,7 @@ class TransformerSpec(Section):
 
     def memory_spread(self, layout: Layout, experts: bool) -> tuple[float, float]:
         """Measured over predicted peak, at 5 % and at 95 %; general where no such layout was measured."""
-        unseen = experts or layout.recompute != "none" or layout.context > 1 or layout.precision == "fp8"
+        unseen = experts or layout.recompute != "none" or layout.context > 1 or layout.precision in NARROW
         if unseen or isinstance(self.stack, StackSpec):
             return GENERAL[1]
         return MEMORY_STACKS.get(self.stack, GENERAL)[1]
@@ -286,10 +289,12 @@ def is_file(text: str) -> bool:
 
 def precision_of(text: str) -> Numbers:
     """A model's precision as a layout has it. Raises ValueError."""
-    for allowed in ("bf16", "fp16", "fp8", "fp32"):
+    for allowed in get_args(Numbers):
         if text == allowed:
-            return allowed
-    raise ValueError(f"precision: {text!r} is not possible for a 'transformer'; allowed: bf16, fp16, fp8, fp32")
+            return allowed  # type: ignore[no-any-return]
+    raise ValueError(
+        f"precision: {text!r} is not possible for a 'transformer'; allowed: {', '.join(get_args(Numbers))}"
+    )
 
 
 class _renamed:  # noqa: N801 (used as a function)
@@ -306,7 +311,7 @@ class _renamed:  # noqa: N801 (used as a function)
 
 
 ModelKind = Literal["convolutional", "small-transformer", "recommender", "diffusion", "large-products"]
-Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
+Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"]
 
 
 class ExchangeSpec(Section):

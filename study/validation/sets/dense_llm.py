@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from equipoise.sim.llm.hardware import ACCELERATORS, NetworkRates
 from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Layout, Precision, Transformer
-from equipoise.study.validation.predict import predicted, score
+from equipoise.study.validation.predict import learn, predicted, score
 from equipoise.study.validation.rows import Cells, Row, divided, labels, read_rows, seconds, stacked
 from equipoise.study.validation.score import Line, Score, judge, line, of_splits, spread_of_others
 from equipoise.study.validation.splits import fitted_half
@@ -184,11 +185,19 @@ def _configuration(family: str, stack: str, plan: ShardingPlan) -> str:
 
 
 def run(data: Path) -> list[Line]:
-    """The two lines of this data set: unseen families, and larger scales from one step of each configuration."""
+    """The lines of this data set: unseen families, those in fp8, and larger scales of a configuration."""
     rows = read(data)
-    halves = of_splits(lambda split: score(*divided(rows, split, fitted_half, "family")))
+    learned = lru_cache(maxsize=None)(lambda split: learn(divided(rows, split, fitted_half, "family")[0]))
+
+    def half(split: int, *, fp8: bool) -> Score:
+        known, asked = divided(rows, split, fitted_half, "family")
+        chosen = [row for row in asked if not fp8 or row.plan.layout.precision == "fp8"]
+        return score(known, chosen, learned=learned(split))
+
+    halves, narrow = of_splits(partial(half, fp8=False)), of_splits(partial(half, fp8=True))
     return [
         line("dense LLM: half of the families -> the others", 0.05, halves),
+        line("dense LLM in fp8: half of the families -> the others", 0.08, narrow),
         line("dense LLM: other sources, one step of a configuration -> its larger scales", 0.018, _scales(rows)),
     ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,13 @@ from equipoise.sim.llm.memory import GENERAL
 from equipoise.sim.llm.published import SHAPES
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.fits import Fits, fits
-from equipoise.study.validation.rows import Cells, read_rows
+from equipoise.study.validation.rows import Cells, read_csv, read_rows
 from equipoise.study.validation.score import Line, Score, judge, line
 
 FILE = "throughput/published_runs.csv"
 PEAKS = "throughput/peak_memory_public.csv"
 NETWORKS = "throughput/fsdp_on_ordinary_networks.csv"
+LLM = "throughput/llm_training_throughput.csv"
 WANTED = {"dense, A100 and H100": 0.06}
 OTHERS = 0.12
 GIB = 2**30
@@ -144,6 +146,55 @@ def _peak(row: Cells) -> PublishedRow:
     precision = row["precision"].split()[0]
     found = _fit(model, accelerator, gpus, "400 Gbit/s", row.whole("global_batch"), precision, nics=8)
     return _of(row["case"], row["model"], accelerator, GIB * row.measured("peak_GiB"), found)
+
+
+_RECIPES = {
+    "LLAMA3_70B": "llama3-70b",
+    "LLAMA3.1_405B": "llama3-405b",
+    "DeepSeekV3": "DeepSeek-V3",
+    "GPT OSS 120B": "GPT-OSS 120B",
+    "Qwen3_30B_a3B": "Qwen3-30B",
+    "Qwen3_235B_a22B": "Qwen3-235B",
+}
+"""Names of models in NVIDIA's recipes: a shape's, or with what the runs of `FILE` begin whose shape it is."""
+NEW_RELEASE, SINKS = "26.06", "GPT-OSS 120B"
+"""From when on all-to-alls in a rack are hidden, and the model whose learned sinks had no fused kernel before."""
+
+
+def _recipe(row: Cells, shapes: Mapping[str, Any]) -> tuple[str, PublishedRow] | None:
+    """Group and row of a recipe of NVIDIA Megatron-Bridge; None for what is not one of pre-training."""
+    if row["source_repo"] != "NVIDIA-NeMo+Megatron-Bridge" or "Pre-Training" not in row["heading"]:
+        return None
+    if row["model"] not in _RECIPES:
+        raise ValueError("model: not named, or without a shape here")
+    gpu, release, name = row["gpu"].removeprefix("DGX-"), row["heading"].partition(" ")[0], _RECIPES[row["model"]]
+    gpus, batch, sequence = (row.whole(key) for key in ("num_gpus", "gbs", "seq_len"))
+    rack = {"fabric": "900 GB/s"} if gpu.startswith("GB") else {}
+    each = min(64 if rack else 8, gpus)
+    columns = {"tp": "tp", "pp": "pp", "cp": "cp", "vp": "virtual", "ep": "ep"}
+    layout = {key: row.whole(column) for column, key in columns.items() if row[column]}
+    new = release >= NEW_RELEASE
+    layout |= {"overlap_experts": new and bool(rack), "fused_attention": new or name != SINKS}
+    layout |= {"zero": 3 if re.search("fsdp=[1-9]", row["notes"]) else 1, "micro_batch": row.whole("mbs")}
+    shape = {"config": name} if name in SHAPES else shapes[name]
+    model = {**shape, "sequence": sequence, "stack": "megatron-core/H100", "layout": layout}
+    found = _fit(model, gpu.lower(), gpus, f"{400 * each} Gbit/s", batch, row["precision"].lower(), each=each, **rack)
+    measured = batch * sequence / (row.measured("tokens_per_s_per_gpu") * gpus)
+    made = _of(f"{row['model']} {row['precision']} on {gpus} {gpu}, {release}", name, gpu, measured, found)
+    return f"{made.group[0]}, releases {'from' if new else 'before'} {NEW_RELEASE}", made
+
+
+def run_recipes(data: Path) -> list[Line]:
+    """Steps of NVIDIA's recipes on Blackwell, by kind and release."""
+    known = [(row["run"], row["shape"]) for row in read_csv(data / FILE)]
+    shapes: dict[str, Any] = {
+        name: next((json.loads(s) for run, s in known if run.startswith(name)), {}) for name in _RECIPES.values()
+    }
+    groups = defaultdict[str, list[PublishedRow]](list)
+    for group, row in read_rows(data / LLM, lambda row: _recipe(row, shapes)):
+        groups[group].append(row)
+    every = [row for rows in groups.values() for row in rows]
+    return [line(f"Blackwell, {name}: step", OTHERS, [_steps(groups[name], every)]) for name in sorted(groups)]
 
 
 def _steps(rows: Sequence[PublishedRow], others: Sequence[PublishedRow]) -> Score:

@@ -143,8 +143,8 @@ def test_all_to_alls_meet_nics_and_racks() -> None:
     """
     rack = {"kind": "tree", "nodes_per_rack": 2}
     inside = [experts_s(topology=rack | {"oversubscription": over})[1] for over in (1, 2, 8)]
-    assert np.array(inside) / inside[0] == pytest.approx([1.0, 2 * 48 / 56, 8 * 48 / 56])
-    assert experts_s(nic="100 Gbit/s")[1] == pytest.approx(2.0 * inside[0])
+    assert np.array(inside) / inside[0] == pytest.approx([1.0, 2 * 48 / 56, 8 * 48 / 56], rel=0.003)  # and 30 us each
+    assert experts_s(nic="100 Gbit/s")[1] == pytest.approx(2.0 * inside[0], rel=0.003)
     assert experts_s(expert=8, nic="100 Gbit/s")[1] == experts_s(expert=8)[1]  # each group in its node
 
 

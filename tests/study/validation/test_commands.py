@@ -52,7 +52,7 @@ def test_the_smallest_change_makes_it_fit(tmp_path: Path, capsys: Capture) -> No
     change = {key: after for key, (_, after) in found["change"].items()}
     assert main(["fit", scenario(tmp_path, {"tp": 2, **change})]) == 0
     shown = capsys.readouterr().out
-    assert "fits: " in shown
+    assert " fits on " in shown
     assert "smallest change" not in shown
 
 
