@@ -142,19 +142,20 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     link = c.exchange_efficiency * q.link_context
     context = 3.0 * q.context_bytes / link
     expert = 4.0 * (q.expert_bytes / q.link_expert + np.where(q.expert_bytes > 0, ALL_TO_ALL_S, 0.0))
+    expert = (1.0 + q.recompute_full / 2.0) * expert
     forward = products + attention + moved
-    beside = products + backward + 3.5 * attention + 3.0 * moved
-    expert = np.where(q.expert_hidden > 0, np.maximum(0.0, expert - beside), expert)
     half = c.selective_products  # of the products, with all that is between them, in place of attention
     again = (1.0 - 2.0 * half) * attention + half * (products + 2.0 * moved)
+    again = q.recompute_full * forward + q.recompute_selective * again
+    beside = products + backward + 3.5 * attention + 3.0 * moved + again
     return _Layer(
         products=products + backward,
         attention=3.5 * attention,
         elementwise=3.0 * moved + _kept_bytes(q, c) / q.memory_rate,
-        again=q.recompute_full * forward + q.recompute_selective * again,
+        again=again,
         tensor=(4.0 + 2.0 * q.recompute_full) * tensor,
         context=(1.0 + q.recompute_full / 3.0) * context,
-        expert=(1.0 + q.recompute_full / 2.0) * expert,
+        expert=np.where(q.expert_hidden > 0, np.maximum(0.0, expert - beside), expert),
     )
 
 

@@ -62,7 +62,9 @@ def random_plan(random: Random) -> ShardingPlan:
         recompute=recompute,
         recompute_every=random.choice([1, 2, 3]) if recompute == "full" else 1,
         offload_activations=random.random() < 0.1,
-        precision=random.choice(["bf16", "fp8"]),
+        overlap_experts=random.random() < 0.3,
+        fused_attention=random.random() < 0.7,
+        precision=random.choice(["bf16", "fp8", "mxfp8", "nvfp4"]),
         micro_batch=micro,
         global_batch=data * micro * random.randint(1, 16),
     )
