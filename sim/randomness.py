@@ -255,13 +255,19 @@ def step_noise(
     )
 
 
-def gpu_times(seed: int, nodes: Mapping[str, int], cov: float) -> Floats:
-    """Persistent time of each GPU over that of the typical one: log-normal, mean 1; nodes: GPUs by name."""
+def gpu_times(seed: int, nodes: Mapping[str, int], cov: float, slow: float = 0.0, slow_speed: float = 1.0) -> Floats:
+    """Persistent time of each GPU over that of the typical one: log-normal, mean 1; nodes: GPUs by name.
+
+    A share `slow` of the nodes has in addition `slow_speed`, drawn by node.
+    """
     mu, sigma = lognormal_parameters(cov)
-    if not cov:
-        return np.ones(sum(nodes.values()))
-    drawn = [stream(seed, f"gpu speed:{name}").standard_normal(gpus) for name, gpus in nodes.items()]
-    times: Floats = np.exp(mu + sigma * np.concatenate(drawn))
+    times: Floats = np.ones(sum(nodes.values()))
+    if cov:
+        drawn = [stream(seed, f"gpu speed:{name}").standard_normal(gpus) for name, gpus in nodes.items()]
+        times = np.exp(mu + sigma * np.concatenate(drawn))
+    if slow:
+        is_slow = [stream(seed, f"slow node:{name}").random() < slow for name in nodes]
+        times[np.repeat(is_slow, list(nodes.values()))] /= slow_speed
     return times
 
 

@@ -106,7 +106,8 @@ def run(
     topology = Topology(scenario.cluster, profile)
     cluster = Cluster(scenario.cluster, profile, topology)
     gpus = dict(zip(topology.node_names, cluster.nodes.gpus.tolist(), strict=True))
-    cluster.gpu_time = gpu_times(seed, gpus, scenario.noise.gpu_cov)
+    noise = scenario.noise
+    cluster.gpu_time = gpu_times(seed, gpus, noise.gpu_cov, noise.slow_nodes, noise.slow_speed)
     demand = make_demand(scenario, drawn, cluster)
     writer = _journal(journal)
     initialise()

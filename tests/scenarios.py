@@ -46,6 +46,8 @@ NOISES: list[dict[str, float]] = [
         "tail_chance": 0.02,
         "tail_factor": 4.0,
         "gpu_cov": 0.05,
+        "slow_nodes": 0.3,
+        "slow_speed": 0.8,
     },
 ]
 

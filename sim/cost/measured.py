@@ -36,7 +36,7 @@ def _either(said: float | None, found: Measured | None, otherwise: float) -> flo
 
 def has_step_noise(noise: Noise, models: Iterable[Model], accelerators: Iterable[Accelerator]) -> bool:
     """Whether steps vary, by the scenario or by the profile's measured steps of some model."""
-    if noise.gpu_cov > 0.0 or (noise.tail_chance > 0.0 and noise.tail_factor > 1.0):
+    if noise.gpu_cov > 0.0 or noise.slow_nodes > 0.0 or (noise.tail_chance > 0.0 and noise.tail_factor > 1.0):
         return True
     if noise.step_cov is not None:
         return noise.step_cov > 0.0

@@ -202,11 +202,15 @@ class Noise(Section):
     tail_chance: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # probability of a rare long step, in addition to `step_cov`
     tail_factor: Annotated[Float, Field(ge=1)] = 1.0  # how many times as long that step is
     gpu_cov: Annotated[Float, Field(ge=0, le=1)] = 0.0  # coefficient of variation of the persistent speeds of GPUs
+    slow_nodes: Annotated[Share, Field(ge=0, lt=1)] = 0.0  # probability that a node is a slow one
+    slow_speed: Annotated[Float, Field(gt=0, le=1)] = 1.0  # speed of a slow node
 
     @model_validator(mode="after")
     def _whole_tail(self) -> Self:
         if (self.tail_chance > 0.0) != (self.tail_factor > 1.0):
             raise ValueError("a tail needs both 'tail_chance' above 0 and 'tail_factor' above 1")
+        if (self.slow_nodes > 0.0) != (self.slow_speed < 1.0):
+            raise ValueError("slow nodes need both 'slow_nodes' above 0 and 'slow_speed' below 1")
         if (self.lasting_share or self.common_share) and self.step_cov == 0.0:
             raise ValueError("'lasting_share' and 'common_share' are parts of 'step_cov', which is 0")
         return self

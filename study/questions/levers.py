@@ -179,13 +179,15 @@ def no_jitter(scenario: Scenario) -> Scenario:
     """Steps have no random variation; permanent differences between GPUs are kept."""
     if not step_noise(scenario):
         return scenario
-    return _with(scenario, noise=Noise(step_cov=0.0, gpu_cov=scenario.noise.gpu_cov))  # type: ignore[no-any-return]
+    kept = scenario.noise.model_dump(include={"gpu_cov", "slow_nodes", "slow_speed"})
+    noise = Noise(step_cov=0.0, **kept)
+    return _with(scenario, noise=noise)  # type: ignore[no-any-return]
 
 
 def equal_nodes(scenario: Scenario) -> Scenario:
     """All GPUs of one accelerator compute at their mean speed, so the total is unchanged."""
-    if scenario.noise.gpu_cov:
-        scenario = _with(scenario, noise=_with(scenario.noise, gpu_cov=0.0))
+    if scenario.noise.gpu_cov or scenario.noise.slow_nodes:
+        scenario = _with(scenario, noise=_with(scenario.noise, gpu_cov=0.0, slow_nodes=0.0, slow_speed=1.0))
     speeds: dict[str, list[float]] = {}
     for group in scenario.cluster.groups:
         speeds.setdefault(group.accelerator, []).extend([group.speed] * (group.count * group.gpus))

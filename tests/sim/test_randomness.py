@@ -140,6 +140,10 @@ def test_lasting_common_and_tailed_noise_have_the_figures_that_were_asked_for() 
 def test_gpus_have_persistent_speeds_of_the_given_spread() -> None:
     times = gpu_times(3, {"a": 10_000, "b": 10_000}, 0.02)
     assert (times.mean(), times.std()) == pytest.approx((1.0, 0.02), rel=0.02)
+    slow = gpu_times(3, {f"n{k}": 8 for k in range(10_000)}, 0.0, 0.03, 0.8).reshape(-1, 8)
+    assert sorted(set(slow.ravel().tolist())) == [1.0, 1.25]
+    assert (slow == slow[:, :1]).all()
+    assert (slow[:, 0] > 1.0).mean() == pytest.approx(0.03, abs=0.006)
     assert gpu_times(3, {"front": 2, "b": 5}, 0.02)[2:].tolist() == times[10_000:10_005].tolist()
     assert gpu_times(3, {"a": 9}, 0.0).tolist() == [1.0] * 9
 
