@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -62,7 +63,7 @@ _GPU = (
 )
 KINDS: dict[DeviceKind, tuple[str, ...]] = {
     "cuda": (*_GPU, *_HOST),
-    "cpu": ("copy", "read", "add", "gemm", "share", "interference", *_HOST),
+    "cpu": ("copy", "read", "add", "gemm", "share", "interference", "operation", *_HOST),
 }
 """What can be measured on each kind of device."""
 
@@ -122,12 +123,22 @@ def _training(device: DeviceKind, quick: bool, only: frozenset[str]) -> list[Mea
     return training_measures(device, quick) if not only or "training" in only else []
 
 
+def _operations() -> list[Measure]:
+    """Kinds of operation of a training step, if PyTorch is installed."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    from equipoise.calibrate.trace.cpu import operation_measures
+
+    return operation_measures()
+
+
 def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str]) -> SessionPlan:
     bench = HostBench(quick, folder)
     stack.callback(bench.close)
     groups = stack.enter_context(open_groups("cpu", 0))
     measures = [
         *bench.measures(),
+        *(_operations() if not quick and (not only or "operation" in only) else []),
         *_training("cpu", quick, only),
         *collective_measures(groups, quick),
         *overlap_measures(groups, quick),

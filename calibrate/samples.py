@@ -215,6 +215,7 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "interference": (("others_utilisation",), ("kernel", "neighbour")),
     "collective": (("bytes", "ranks"), ("collective", "backend")),
     "overlap": (("batch", "ranks"), ("workload", "precision", "backend")),
+    "operation": (("threads",), ("case", "size")),
     "training": (("batch",), ("workload", "precision", "framework")),
     "storage_write": (("bytes",), ()),
     "storage_read": (("bytes",), ()),

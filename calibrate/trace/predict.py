@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from equipoise.calibrate.trace import fuse
+from equipoise.calibrate.trace.pretend import CannotTraceError
 from equipoise.calibrate.trace.rates import OperationRates, rates_of
-from equipoise.calibrate.trace.record import CannotTraceError, MakeStep, StepTrace, record
+from equipoise.calibrate.trace.record import MakeStep, StepTrace, record
 from equipoise.calibrate.trace.step import StepTimes, step_times
 from equipoise.sim.hardware.profile import Accelerator, load_profile
 
@@ -40,8 +41,10 @@ class StepPrediction:
 
     @property
     def error(self) -> float:
-        """Relative half-width of the step's 90 % interval."""
-        return math.hypot(self.rates.error, fuse.ERROR) if self.trace.compiled else self.rates.error
+        """Relative half-width of the step's 90 % interval; the time of kinds that were not measured may be double."""
+        by_kind, unknown = self.times.by_kind, self.rates.unmeasured(self.trace.operations)
+        guessed = sum(by_kind.get(kind, 0.0) for kind in unknown) / max(sum(by_kind.values()), 1e-12)
+        return math.hypot(self.rates.error, fuse.ERROR if self.trace.compiled else 0.0, guessed)
 
     @property
     def low_s(self) -> float:
@@ -65,13 +68,10 @@ class StepPrediction:
 
     @property
     def mfu(self) -> float:
-        """FLOP of products, convolutions and attention over the dense 16-bit peak of the data sheet."""
+        """FLOP of products, convolutions and attention over the dense 16-bit peak of the data sheet (CPU: 32-bit)."""
         flop = sum(one.flop for one in self.trace.operations)
-        return flop / self.times.step_s / self.accelerator.peak_flop_per_s("bf16" if self._bf16 else "fp16")
-
-    @property
-    def _bf16(self) -> bool:
-        return "bf16" in self.accelerator.flop_per_s
+        precision = next(one for one in ("bf16", "fp16", "fp32") if one in self.accelerator.flop_per_s)
+        return flop / self.times.step_s / self.accelerator.peak_flop_per_s(precision)
 
     @property
     def usd_per_million(self) -> float | None:
@@ -126,13 +126,17 @@ def predict(
     Raises CannotTraceError when the step cannot be traced, ValueError for an unknown GPU; both are one line.
     """
     rates = [rates_of(gpu, hardware) for gpu in gpus]
-    profile = load_profile(hardware)
-    places = [one.name if one.name in profile.accelerators else f"{one.name}_sxm" for one in rates]
-    tracing = partial(record, make, ranks=ranks)
-    traces = [tracing(batch) for batch in batches]
+    traced: dict[str, list[StepTrace]] = {}
     found = []
-    for of, place in zip(rates, places, strict=True):
-        gpu = profile.accelerator(place)
+    for gpu_name, of in zip(gpus, rates, strict=True):
+        profile = load_profile(gpu_name if gpu_name.endswith(".yaml") else hardware)
+        names = (of.name, f"{of.name}_sxm", *profile.accelerators)  # a calibrated profile has one
+        place = next(name for name in names if name in profile.accelerators)
+        gpu, device = profile.accelerator(place), "cpu" if of.serial else "cuda"
+        if device not in traced:
+            traced[device] = [record(make, batch, ranks, device) for batch in batches]
+        traces = traced[device]
+        tracing = partial(record, make, ranks=ranks, device=device)
         most = largest_batch(tracing, traces, gpu.memory_bytes.value - CONTEXT_BYTES) if largest else None
         found += [
             StepPrediction(name, trace, of, step_times(trace.operations, of), gpu, place, most) for trace in traces

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -144,6 +144,14 @@ def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float 
     return rms_norm(input, weight, input.numel() // max(1, weight.numel()))[0]
 
 
+class CannotTraceError(ValueError):
+    """The script cannot be traced; one line that says why and what to do."""
+
+
+CHECKS = ("isnan", "isinf", "any", "logical_or")
+"""Functions by which scripts look for numbers that are none; a trace finds none."""
+
+
 class CudaFunctions(TorchFunctionMode):  # type: ignore[misc]
     """Functions of PyTorch as they act on CUDA tensors; on a CPU only device arguments change."""
 
@@ -157,8 +165,16 @@ class CudaFunctions(TorchFunctionMode):  # type: ignore[misc]
             kwargs["device"] = CPU
         if name == "to":
             args = tuple(CPU if isinstance(a, str | torch.device) and _is_cuda(a) else a for a in args)
-        if name == "cuda":
+        if name in ("cuda", "pin_memory"):
             return args[0]
+        if name in CHECKS:
+            out = func(*args, **kwargs)
+            out.is_check = name in ("isnan", "isinf") or getattr(next(iter(args), None), "is_check", False)
+            return out
+        if name == "numpy":
+            raise CannotTraceError(
+                "numpy(): the values of a tensor exist on a GPU only; keep them in PyTorch in the step"
+            )
         if self._on_cpu:
             return func(*args, **kwargs)
         if name in ("grouped_mm", "_grouped_mm"):
@@ -318,29 +334,51 @@ class Pretence:
 
 
 class _Event:
-    """An event of CUDA that measures nothing."""
+    """An event or a stream of CUDA: all work is one stream, and nothing is measured."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.record = self.synchronize = self.wait = _nothing
+        self.record = self.synchronize = self.wait = self.wait_stream = self.wait_event = _nothing
+        self.record_event = _Event
 
     def elapsed_time(self, _: Any) -> float:
         return 1.0
 
 
-class _Replica(torch.nn.Module):  # type: ignore[misc]
-    """DistributedDataParallel without its buckets: the gradients are recorded in their order anyway."""
+def _scaled_step(_: Any, optimiser: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GradScaler.step` where no gradient is infinite; it reads whether one is."""
+    for found in state["found_inf_per_device"].values():
+        found.item()
+    return optimiser.step(*args, **kwargs)
 
-    def __init__(self, module: torch.nn.Module, *_: Any, **__: Any) -> None:
+
+class _Replica(torch.nn.Module):  # type: ignore[misc]
+    """DistributedDataParallel: one exchange of each gradient, and buckets that hold the gradients once more."""
+
+    def __init__(self, module: torch.nn.Module, *_: Any, gradient_as_bucket_view: bool = False, **__: Any) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.exchanges = module, True
+        if distributed.is_initialized() and distributed.get_world_size() > 1:
+            trained = [p for p in module.parameters() if p.requires_grad]
+            self._buckets = [] if gradient_as_bucket_view else [torch.empty_like(p) for p in trained]
+            for parameter in trained:
+                parameter.register_post_accumulate_grad_hook(self._exchange)
+
+    def _exchange(self, parameter: torch.Tensor) -> None:
+        if self.exchanges:
+            distributed.all_reduce(parameter.grad)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
         return self.module(*args, **kwargs)
 
-    def no_sync(self) -> ExitStack:
-        """Accumulate gradients without an exchange, of which there is none here."""
-        return ExitStack()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients without an exchange."""
+        self.exchanges = False
+        try:
+            yield
+        finally:
+            self.exchanges = True
 
 
 _mesh = DeviceMesh.__init__
@@ -431,6 +469,10 @@ def _cuda_patches() -> Iterator[None]:
         "memory_allocated": lambda *_: 0,
         "manual_seed_all": _nothing,
         "Event": _Event,
+        "Stream": _Event,
+        "stream": lambda _: nullcontext(),
+        "current_stream": _Event,
+        "default_stream": _Event,
     }
     with ExitStack() as stack:
         for name, value in cuda.items():
@@ -439,6 +481,7 @@ def _cuda_patches() -> Iterator[None]:
             stack.enter_context(patch.object(place, "autocast", CudaAutocast))
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
         stack.enter_context(patch.object(functional, "cross_entropy", cross_entropy))
+        stack.enter_context(patch.object(torch.amp.GradScaler, "_maybe_opt_step", _scaled_step))
         # On CUDA optimisers go over lists of tensors unless told otherwise.
         stack.enter_context(patch.object(optimizer, "_foreach_supported_types", [FakeTensor, torch.nn.Parameter]))
         stack.enter_context(patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]))

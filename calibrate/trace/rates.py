@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from equipoise.calibrate.trace.work import READ, TracedOperation
+from equipoise.base.files import write_whole
+from equipoise.calibrate.trace.work import READ, TracedOperation, kind_on_core
 from equipoise.sim.hardware.profile import Accelerator, load_profile
 
 FOLDER = Path(__file__).parent / "measured"
@@ -54,16 +55,21 @@ def _padded(size: int) -> int:
 
 @dataclass(frozen=True)
 class KindRates:
-    """Time beyond the launch: bytes / bytes_per_s + FLOP / flop_per_s; None: that part takes none."""
+    """Time beyond the launch: bytes / bytes_per_s + FLOP / flop_per_s; None: that part takes none.
+
+    The first cache_bytes of an operation move at cached_bytes_per_s.
+    """
 
     bytes_per_s: float | None = None
     flop_per_s: float | None = None
+    cached_bytes_per_s: float | None = None
+    cache_bytes: float = 0.0
 
     def seconds(self, moved: float, flop: float) -> float:
         """Seconds to move the given bytes and compute the given FLOP."""
-        return (moved / self.bytes_per_s if self.bytes_per_s else 0.0) + (
-            flop / self.flop_per_s if self.flop_per_s else 0.0
-        )
+        cached = min(moved, self.cache_bytes)
+        parts = (cached, self.cached_bytes_per_s), (moved - cached, self.bytes_per_s), (flop, self.flop_per_s)
+        return sum(amount / rate for amount, rate in parts if rate)
 
 
 @dataclass(frozen=True)
@@ -82,38 +88,41 @@ class OperationRates:
 
     name: str
     launch_s: float
-    product: ProductRates
+    product: ProductRates | None
     kinds: Mapping[str, KindRates]
     host: HostRates
     error: float
     origin: str
+    serial: bool = False  # a CPU core, which runs each operation before it goes on
 
     def seconds(self, work: TracedOperation) -> float:
         """Seconds of the GPU for one operation; a kind that was not measured counts as an elementwise one."""
         if not work.kind or work.kind == READ:
             return 0.0
-        if work.kind == "product" and work.product is not None:
+        if work.kind == "product" and work.product is not None and self.product is not None:
             return self.launch_s + self.product.seconds(*work.product)
-        return self.launch_s + self.kind(work.kind).seconds(work.bytes, work.flop)
+        return self.launch_s + self.kind(work).seconds(work.bytes, work.flop)
 
-    def kind(self, name: str) -> KindRates:
-        """Rates of a kind, or of the nearest one that was measured."""
-        return self.kinds.get(name) or self.kinds["elementwise"]
+    def kind(self, work: TracedOperation) -> KindRates:
+        """Rates of an operation's kind, or of the nearest one that was measured."""
+        return self.kinds.get(self.named(work)) or self.kinds.get(work.kind) or self.kinds["elementwise"]
 
     def unmeasured(self, operations: Iterable[TracedOperation]) -> list[str]:
         """Kinds of operations without a measured rate."""
-        known = {"", "product", READ, *self.kinds}
-        return sorted({work.kind for work in operations} - known)
+        known = {"", READ, *self.kinds} | ({"product"} if self.product is not None else set())
+        return sorted({self.named(work) for work in operations if work.kind and work.kind != READ} - known)
+
+    def named(self, work: TracedOperation) -> str:
+        """The kind of an operation by which its time is known."""
+        return kind_on_core(work) if self.serial else work.kind
 
     def scaled(self, name: str, products: float, memory: float, origin: str) -> OperationRates:
         """Rates of another GPU: `products` times the FLOP and `memory` times the bytes a second."""
-        product = self.product
+        of = self.product
         return replace(
             self,
             name=name,
-            product=replace(
-                product, flop_per_s=product.flop_per_s * products, bytes_per_s=product.bytes_per_s * memory
-            ),
+            product=of and replace(of, flop_per_s=of.flop_per_s * products, bytes_per_s=of.bytes_per_s * memory),
             kinds={
                 kind: KindRates(
                     None if rates.bytes_per_s is None else rates.bytes_per_s * memory,
@@ -135,15 +144,38 @@ def read_rates(path: Path) -> OperationRates:
     """Rates in a file."""
     raw: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     kinds = {kind: KindRates(**rates) for kind, rates in raw.pop("kinds").items()}
-    product, host = ProductRates(**raw.pop("product")), HostRates(**raw.pop("host"))
-    return OperationRates(kinds=kinds, product=product, host=host, **raw)
+    product, host = raw.pop("product", None), HostRates(**raw.pop("host"))
+    return OperationRates(kinds=kinds, product=product and ProductRates(**product), host=host, **raw)
+
+
+def write_rates(rates: OperationRates, path: Path) -> None:
+    """Write rates with six digits."""
+    write_whole(path, yaml.safe_dump(_digits(asdict(rates)), sort_keys=False, width=120))
+
+
+def _digits(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _digits(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def beside(profile: Path) -> Path:
+    """The file of a calibrated profile's rates of operations."""
+    return profile.with_suffix(".operations.yaml")
 
 
 def rates_of(gpu: str, hardware: str = "catalogue") -> OperationRates:
-    """Rates of a GPU by the name of its file (h100) or of its accelerator (h100_sxm).
+    """Rates of a GPU by the name of its file (h100), of its accelerator (h100_sxm) or of a calibrated PROFILE.yaml.
 
     Raises ValueError, one line, for a name that no profile knows.
     """
+    if gpu.endswith(".yaml"):
+        path = beside(Path(gpu))
+        if not path.is_file():
+            raise ValueError(f"{path}: there is no such file; 'equipoise calibrate --device cpu' writes it")
+        return read_rates(path)
     known = measured_rates()
     for name in known:
         if gpu == name or gpu == f"{name}_sxm":

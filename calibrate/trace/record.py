@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from equipoise.calibrate.trace.fuse import Flow, fused
 from equipoise.calibrate.trace.memory import CachingAllocator
-from equipoise.calibrate.trace.pretend import pretending
+from equipoise.calibrate.trace.pretend import CannotTraceError, pretending
 from equipoise.calibrate.trace.work import READ, Pass, Shape, TracedOperation, operation
 
 MakeStep = Callable[[int], Callable[[], object]]
@@ -38,10 +38,6 @@ COLLECTED = 100
 COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "alltoall", "all_to_all")
 
 
-class CannotTraceError(ValueError):
-    """The script cannot be traced; one line that says why and what to do."""
-
-
 @dataclass(frozen=True)
 class StepTrace:
     """One training step.
@@ -49,7 +45,7 @@ class StepTrace:
     operations: in the order of calls. peak_bytes, reserved_bytes: of the allocator, over the step; kept_bytes: held
     before it begins (parameters, states). host_reads: values that the host waited for. parameters: that are trained.
     gradients: (operations before it was complete, bytes) of each trained parameter's, in the order of completion.
-    exchanged: bytes of the whole tensors by collective, of a step of `ranks` ranks.
+    sent: (operations before it, collective, bytes of the whole tensor) of each exchange of a step of `ranks` ranks.
     compiled: operations are fused by the rule of `fuse`.
     """
 
@@ -62,8 +58,16 @@ class StepTrace:
     parameters: int
     gradients: Sequence[tuple[int, int]] = ()
     ranks: int = 1
-    exchanged: Mapping[str, float] = field(default_factory=dict)
+    sent: Sequence[tuple[int, str, int]] = ()
     compiled: bool = False
+
+    @property
+    def exchanged(self) -> Mapping[str, float]:
+        """Bytes by collective."""
+        found: Counter[str] = Counter()
+        for _, name, size in self.sent:
+            found[name] += size
+        return dict(found)
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
@@ -75,7 +79,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.memory = CachingAllocator()
         self.host_reads = 0
         self.updating = False  # an optimiser steps: what it reads, its count of steps, is the host's own
-        self.exchanged: Counter[str] = Counter()
+        self.sent: list[tuple[int, str, int]] = []
         self.flows: list[Flow] = []
         self._known: weakref.WeakKeyDictionary[Any, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -139,7 +143,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         out = func(*args, **(kwargs or {}))
         if namespace in ("c10d", "_c10d_functional") and name.strip("_").startswith(COLLECTIVES):
             whole = max((x.nbytes for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor)), default=0)
-            self.exchanged[name.strip("_").removesuffix("_base_").removesuffix("_base")] += whole
+            plain = name.strip("_").removesuffix("_base_").removesuffix("_base")
+            self.sent.append((len(self.operations), plain, whole))
         if namespace not in ("aten", "equipoise", "fsdp"):
             return out
         ins = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -181,7 +186,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             self.host_reads += 1
             self.operations.append(TracedOperation("item", READ, "forward"))
             self.flows.append(Flow({}, {}, 0))
-        return True if tensor.dtype is torch.bool else 1.0 if tensor.dtype.is_floating_point else 1
+        if tensor.dtype is torch.bool:
+            return not getattr(tensor, "is_check", False)
+        return 1.0 if tensor.dtype.is_floating_point else 1
 
 
 def each_group(one: TracedOperation) -> list[TracedOperation]:
@@ -225,6 +232,8 @@ def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> 
     try:
         with pretending(ranks, device) as pretence, recorder:
             step = make(batch)
+            if not callable(step):
+                raise CannotTraceError(f"it returned {type(step).__name__}, not a function that does one step")
             step()
             recorder._settle()
             kept = recorder.memory.allocated_bytes
@@ -232,7 +241,7 @@ def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> 
             recorder.flows.clear()
             recorder.memory.reset_peak()
             recorder.host_reads = 0
-            recorder.exchanged.clear()
+            recorder.sent.clear()
             step()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CannotTraceError(
@@ -243,9 +252,12 @@ def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> 
         for hook in hooks:
             hook.remove()
     memory, operations, complete_at = recorder.memory, recorder.operations, list(gradients.values())
+    sent = recorder.sent
     if pretence.compiled:
         operations, done = fused(operations, recorder.flows)
-        complete_at = [(done[min(at, len(done)) - 1], size) for at, size in complete_at]
+        after = [0, *done]
+        complete_at = [(after[min(at, len(done))], size) for at, size in complete_at]
+        sent = [(after[min(at, len(done))], name, size) for at, name, size in sent]
     return StepTrace(
         tuple(operations),
         batch,
@@ -256,6 +268,6 @@ def record(make: MakeStep, batch: int, ranks: int = 1, device: str = "cuda") -> 
         sum(trained.values()),
         tuple(complete_at),
         ranks,
-        dict(recorder.exchanged),
+        tuple(sent),
         pretence.compiled,
     )

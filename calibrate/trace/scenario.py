@@ -15,10 +15,11 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from equipoise.base.files import write_whole
+from equipoise.calibrate.trace.blocks import transformer_of
 from equipoise.calibrate.trace.predict import StepPrediction
 from equipoise.calibrate.trace.rates import OperationRates
 from equipoise.calibrate.trace.record import StepTrace
-from equipoise.calibrate.trace.step import reached_s
+from equipoise.calibrate.trace.step import Send, exchanging_s
 from equipoise.policies.physics import overlapped_each
 from equipoise.sim.hardware.profile import HardwareProfile, Measured, StepTime, load_profile, save_profile
 from equipoise.sim.scenario.tree import write_tree
@@ -29,6 +30,8 @@ RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Exchange times, in steps without exchange, at which the exponent of overlap is fitted."""
 LARGEST_EXPONENT = 20.0
 GPUS_PER_NODE = 8
+STACK = "pytorch/H200"
+"""Of a model by its shape."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +71,32 @@ class TracedLine:
         )
 
 
-def overlap(trace: StepTrace, rates: OperationRates) -> float:
-    """Exponent gamma of (L^g + X^g)^(1/g) nearest to DistributedDataParallel's buckets, sent as they fill.
+def exchanges(trace: StepTrace) -> list[Send]:
+    """The exchanges of a step: of `fully_shard` as traced, else of DistributedDataParallel's buckets as they fill."""
+    if sharded(trace):
+        return [Send(at, size, "gather" in name) for at, name, size in trace.sent]
+    found: list[Send] = []
+    filled, limit = 0, FIRST_BUCKET_BYTES
+    for at, size in trace.gradients:
+        filled += size
+        if filled >= limit:
+            found.append(Send(at, filled))
+            filled, limit = 0, BUCKET_BYTES
+    return [*found, Send(trace.gradients[-1][0], filled)]
 
-    Buckets fill in the order of the trace's gradients and go one after another; the optimiser waits for the last one.
-    """
-    marks, sizes = zip(*trace.gradients, strict=True)
-    total = float(sum(sizes))
-    *ready_s, step_s = reached_s(trace.operations, rates, marks)
-    with_exchange = []
-    for ratio in RATIOS:
-        rate, sent_s, limit, filled = total / (ratio * step_s), 0.0, FIRST_BUCKET_BYTES, 0.0
-        for at_s, size in zip(ready_s, sizes, strict=True):
-            filled += size
-            if filled >= limit:
-                sent_s, filled, limit = max(sent_s, at_s) + filled / rate, 0.0, BUCKET_BYTES
-        sent_s = max(sent_s, ready_s[-1]) + filled / rate if filled else sent_s
-        with_exchange.append(step_s + max(0.0, sent_s - ready_s[-1]))
+
+def sharded(trace: StepTrace) -> bool:
+    """Whether ranks gather parameters."""
+    return any("gather" in name for name in trace.exchanged)
+
+
+def overlap(trace: StepTrace, rates: OperationRates) -> float:
+    """Exponent gamma of (L^g + X^g)^(1/g) nearest to the exchanges of the trace at several rates of the network."""
+    sends = exchanges(trace)
+    step_s = exchanging_s(trace.operations, rates)
     exchange_s = np.array(RATIOS) * step_s
+    total = sum(send.bytes for send in sends)
+    with_exchange = [exchanging_s(trace.operations, rates, sends, total / s) for s in exchange_s]
 
     def error(gamma: float) -> float:
         return float(np.square(np.log(overlapped_each(step_s, exchange_s, gamma) / with_exchange)).sum())
@@ -114,13 +125,29 @@ def write_scenario(found: Sequence[StepPrediction], folder: Path, hardware: str)
     return folder / f"{name}.yaml"
 
 
+def _by_layers(trace: StepTrace, name: str) -> dict[str, Any]:
+    """The model by its shape alone, for tensor and pipeline parallelism; none where no blocks repeat."""
+    shape = transformer_of(trace) if trace.ranks == 1 else None
+    if shape is None:
+        return {}
+    section = {**shape, "layout": {"micro_batch": trace.batch}, "stack": STACK}
+    return {f"{name}-layers": {"precision": "bf16", "transformer": section}}
+
+
 def _scenario(line: TracedLine, name: str) -> dict[str, Any]:
     trace = line.many.trace
     gradient = float(sum(size for _, size in trace.gradients))
     held, each = line.values("peak_bytes")
-    # The simulator counts weights and gradients in 16 bits; DistributedDataParallel's buckets hold the gradient again.
-    state = max(0.0, (held + gradient) / trace.parameters - 4.0)
-    gpus = 2 * GPUS_PER_NODE
+    gpus = trace.ranks if trace.ranks > 1 else 2 * GPUS_PER_NODE
+    parallel = {}
+    if sharded(trace):
+        # ZeRO 3 is simulated as 3/2 of an all-reduce, which sends all bytes twice; its ranks divide all that is held.
+        gradient, parallel = sum(trace.exchanged.values()) / 3.0, {"parallel": {"zero": 3}}
+        held *= trace.ranks
+    elif trace.ranks == 1:
+        held += gradient  # DistributedDataParallel's buckets hold the gradient again
+    state = max(0.0, held / trace.parameters - 4.0)  # the simulator counts weights and gradients in 16 bits
+    per_node = min(GPUS_PER_NODE, gpus)
     return {
         "schema_version": 1,
         "name": name,
@@ -130,26 +157,28 @@ def _scenario(line: TracedLine, name: str) -> dict[str, Any]:
             "nodes": [
                 {
                     "name": "node",
-                    "count": 2,
-                    "gpus": GPUS_PER_NODE,
+                    "count": -(-gpus // per_node),
+                    "gpus": per_node,
                     "accelerator": line.few.place,
-                    "nics": GPUS_PER_NODE,
+                    "nics": per_node,
                     "nic": "400 Gbit/s",
                 }
             ],
         },
         "workload": {
             "models": {
+                **_by_layers(trace, name),
                 name: {
                     "step": name,
                     "precision": "bf16",
                     "parameters": trace.parameters,
                     "gradient": gradient,
+                    **parallel,
                     "memory": {
                         "optimizer_bytes_per_parameter": float(f"{state:.6g}"),
                         "activation_per_sample": float(f"{each:.6g}"),
                     },
-                }
+                },
             },
             "jobs": [{"name": name, "gpus": gpus, "model": name, "steps": 1000, "global_batch": gpus * trace.batch}],
         },

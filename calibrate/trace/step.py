@@ -1,20 +1,31 @@
 """The law of a training step: the host queues operations, the GPU runs them in order, each waits for the other.
 
 An operation begins when it is queued and the one before has ended (as in Daydream, Zhu et al., USENIX ATC 2020,
-section 4). A value that the host reads lets the host wait until the GPU has done all before it.
+section 4). A value that the host reads lets the host wait until the GPU has done all before it. A CPU core is both:
+its step is the sum of its operations.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from equipoise.calibrate.trace.rates import OperationRates
 from equipoise.calibrate.trace.work import READ, TracedOperation
 
 STEPS = 3
 """Steps in a row; the last one counts, as the host may run ahead of the GPU."""
+
+
+class Send(NamedTuple):
+    """An exchange before operation `at`. gathers: what comes next needs it, and it waits for no gradient."""
+
+    at: int
+    bytes: float
+    gathers: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,31 +52,46 @@ def step_times(operations: Sequence[TracedOperation], rates: OperationRates) -> 
     """Times of a step made of these operations."""
     by_kind: dict[str, float] = defaultdict(float)
     for one in operations:
-        by_kind[one.kind] += rates.seconds(one)
-    by_kind.pop("", None)
-    (step_s,) = reached_s(operations, rates)
+        if one.kind:
+            by_kind[rates.named(one)] += rates.seconds(one)
+    by_kind.pop(READ, None)
+    step_s = exchanging_s(operations, rates)
     host_s = rates.host.step_s + sum(queueing_s(one, rates) for one in operations)
     return StepTimes(step_s, host_s, sum(by_kind.values()), dict(by_kind))
 
 
-def reached_s(operations: Sequence[TracedOperation], rates: OperationRates, marks: Sequence[int] = ()) -> list[float]:
-    """Seconds from the end of the step before until that many operations (ascending) have run; last, until all have."""
-    work = [(queueing_s(one, rates), rates.seconds(one), one.kind == READ) for one in operations]
-    host = gpu = begun = 0.0
-    reached: list[float] = []
+def exchanging_s(
+    operations: Sequence[TracedOperation], rates: OperationRates, sends: Sequence[Send] = (), rate: float = math.inf
+) -> float:
+    """Seconds from one step's end to the next one's, with exchanges at `rate` bytes/s, one after another."""
+    before: dict[int, list[Send]] = defaultdict(list)
+    for send in sends:
+        before[send.at].append(send)
+    needed = max((send.at for send in sends), default=-1)
+    host = gpu = link = begun = 0.0
     for step in range(STEPS):
         if step == STEPS - 1:
             begun = max(host, gpu)
         host += rates.host.step_s
-        for k, (queue_s, gpu_s, waits) in enumerate(work, start=1):
-            host += queue_s
-            if waits:
+        for k in range(len(operations) + 1):
+            for send in before.get(k, ()):
+                link = max(link, host if send.gathers else gpu) + send.bytes / rate
+                if send.gathers:
+                    gpu = max(gpu, link)
+            if k == needed:
+                gpu = max(gpu, link)
+            if k == len(operations):
+                break
+            one = operations[k]
+            host += queueing_s(one, rates)
+            gpu_s = rates.seconds(one)
+            if one.kind == READ:
                 host = max(host, gpu)
+            elif rates.serial:
+                host = gpu = host + gpu_s
             elif gpu_s:
                 gpu = max(gpu, host) + gpu_s
-            while step == STEPS - 1 and len(reached) < len(marks) and marks[len(reached)] <= k:
-                reached.append(max(0.0, gpu - begun))
-    return [*reached, max(host, gpu) - begun]
+    return max(host, gpu) - begun
 
 
 def queueing_s(one: TracedOperation, rates: OperationRates) -> float:

@@ -45,7 +45,10 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TracedOperation:
-    """What one call does. kind "": it only makes a view. product: (groups, m, n, k) of a matrix product."""
+    """What one call does. kind "": it only makes a view.
+
+    product: (groups, m, n, k) of a matrix product; of an attention (heads of all samples, queries, keys, size).
+    """
 
     name: str
     kind: str
@@ -165,6 +168,8 @@ def operation(
     product = _product(name, ins)
     flop = _flop(name, ins, outs, product, bool(scalars and scalars[0]))
     kind = _kind(name, ins, outs, scalars)
+    if "attention" in name and "backward" not in name and len(ins[0].sizes) == 4:
+        product = ins[0].sizes[0] * ins[0].sizes[1], ins[0].sizes[-2], ins[1].sizes[-2], ins[0].sizes[-1]
     return TracedOperation(name, kind, during, flop, _bytes(name, ins, outs, changes), product)
 
 
@@ -206,6 +211,14 @@ def _kind(name: str, ins: Sequence[Shape], outs: Sequence[Shape], scalars: Seque
     whole = [x for x in (*ins, *outs) if x.sizes]
     alike = all(x.gapless and x.sizes == whole[0].sizes and x.order == whole[0].order for x in whole)
     return "elementwise" if alike else "elementwise_broadcast"
+
+
+def kind_on_core(one: TracedOperation) -> str:
+    """The kind of an operation on a CPU, where elementwise functions differ and thin products are slow."""
+    if one.kind.startswith("elementwise"):
+        return f"elementwise_{one.name}"
+    thin = one.kind.startswith("product") and one.product is not None and min(one.product[1:3]) < 8
+    return f"{one.kind}_thin" if thin else one.kind
 
 
 def _product(name: str, ins: Sequence[Shape]) -> tuple[int, int, int, int] | None:
@@ -256,6 +269,8 @@ def _bytes(name: str, ins: Sequence[Shape], outs: Sequence[Shape], changes: bool
     if name == "nll_loss_backward":
         return out
     read = float(sum(x.memory_bytes for x in ins))
+    if name.startswith("mkldnn_rnn_layer"):  # weights are read again at every time
+        return read + out + (ins[0].sizes[0] - 1) * sum(w.memory_bytes for w in ins[1:3])
     if not changes:
         return read + out
     if name.startswith("_fused_adam"):  # parameter, gradient and two moments; all but the gradient are written

@@ -166,10 +166,27 @@ def _fit(samples: SampleSet, out: Path, missing: list[str], form: str) -> int:
     report.missing[:0] = missing
     try:
         save_profile(profile, out)
+        if samples.of("operation"):
+            report.notes.append(_fit_operations(samples, out))
     except OSError as error:
         raise WrongInputError(f"--out {out}: {error.strerror or error}") from None
     print(json.dumps(_as_json(report, out), indent=2) if form == "json" else _as_text(report, out))
     return OK
+
+
+def _fit_operations(samples: SampleSet, out: Path) -> str:
+    """Write the rates of a CPU's operations next to its profile; returns a line that says so."""
+    try:
+        from equipoise.calibrate.trace.cpu import fit_operations
+        from equipoise.calibrate.trace.rates import beside, write_rates
+    except ImportError:
+        return "rates of operations need PyTorch; not fitted"
+    try:
+        rates = fit_operations(samples, out.stem)
+    except ValueError as error:
+        return f"rates of operations not fitted: {error}"
+    write_rates(rates, beside(out))
+    return f"{beside(out)}: rates of operations, for predict --gpu {out}; a step is within {rates.error:.0%} (90 %)"
 
 
 def _as_json(report: Report, out: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ LISTED = 6
 @click.command()
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
 @click.option("--batch", "batches", type=IntRange(1, 65536), multiple=True, help="Samples of a step; may be repeated.")
-@click.option("--gpu", "gpus", multiple=True, help="h100, h200, or an accelerator of the profile; may be repeated.")
+@click.option("--gpu", "gpus", multiple=True, help="h100, h200, an accelerator of the profile, or a CPU.yaml.")
 @click.option(
     "--length",
     type=IntRange(1, 1 << 20),
@@ -88,8 +88,6 @@ def predict(
     written: list[Path] = []
     if folder is not None and len(set(batches)) < 2:
         raise WrongInputError("--scenario: needs two batches, between which steps are known best: give --batch twice")
-    if folder is not None and ranks > 1:
-        raise WrongInputError("--scenario: shards by its own model of parallel training: trace one rank (--ranks 1)")
     with progress(state.quiet, "predict", "traced") as tell, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for k, model in enumerate(models):
@@ -157,7 +155,7 @@ def _text(found: list[StepPrediction]) -> str:
     kinds = found[0].times.by_kind
     most = sorted(kinds, key=lambda kind: -kinds[kind])[:LISTED]
     shares = ", ".join(f"{kind.replace('_', ' ')} {100 * kinds[kind] / found[0].times.gpu_s:.0f} %" for kind in most)
-    lines += ["", f"GPU time of {found[0].model}: {shares}"]
+    lines += ["", f"time of {found[0].model} by kind: {shares}"]
     for origin in dict.fromkeys(f"{one.rates.name}: {one.rates.origin}" for one in found):
         lines.append(origin)
     missing = sorted({kind for one in found for kind in one.rates.unmeasured(one.trace.operations)})

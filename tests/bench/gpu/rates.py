@@ -18,16 +18,15 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from equipoise.calibrate.trace.pretend import pretending
-from equipoise.calibrate.trace.rates import FOLDER, HostRates, OperationRates, rates_of
+from equipoise.calibrate.trace.rates import FOLDER, HostRates, OperationRates, rates_of, write_rates
 from equipoise.calibrate.trace.record import StepRecorder, StepTrace, record
 from equipoise.calibrate.trace.step import step_times
 from equipoise.calibrate.trace.work import TracedOperation
@@ -165,19 +164,6 @@ def joined(
         label = family(key[0])
         rows[key] = [TimedWork(label, ops, inside[key][g]) for g, ops in by_group.items() if inside[key][g] > 3e-5]
     return rows, [(m, n, k, s) for (m, n, k), s in products.items() if s > 3e-6]
-
-
-def write_rates(rates: OperationRates, path: Path) -> None:
-    """Write rates with six digits."""
-    path.write_text(yaml.safe_dump(_digits(asdict(rates)), sort_keys=False, width=120), encoding="utf-8")
-
-
-def _digits(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, Mapping):
-        return {key: _digits(inner) for key, inner in value.items() if inner is not None}
-    return value
 
 
 def main() -> None:

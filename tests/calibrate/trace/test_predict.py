@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ torch = pytest.importorskip("torch")
 
 import equipoise  # noqa: E402
 from equipoise.api import prepare  # noqa: E402
+from equipoise.calibrate.samples import Sample, SampleWriter  # noqa: E402
+from equipoise.calibrate.trace.cpu import operation_measures, traced  # noqa: E402
 from equipoise.calibrate.trace.memory import MIB, CachingAllocator  # noqa: E402
-from equipoise.calibrate.trace.predict import largest_batch, predict  # noqa: E402
+from equipoise.calibrate.trace.predict import largest_batch, load_step, predict  # noqa: E402
+from equipoise.calibrate.trace.pretend import CannotTraceError  # noqa: E402
 from equipoise.calibrate.trace.rates import HostRates, KindRates, OperationRates, ProductRates, rates_of  # noqa: E402
-from equipoise.calibrate.trace.record import CannotTraceError, record  # noqa: E402
+from equipoise.calibrate.trace.record import record  # noqa: E402
 from equipoise.calibrate.trace.step import step_times  # noqa: E402
 from equipoise.calibrate.trace.work import READ, TracedOperation  # noqa: E402
 from equipoise.cli import main  # noqa: E402
@@ -88,6 +92,19 @@ def sharded(batch):
         optimiser.step()
     return step
 
+def replicated(batch):
+    torch.distributed.init_process_group("nccl")
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).to("cuda"))
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(batch, 1024, device="cuda")
+    def step():
+        optimiser.zero_grad()
+        with net.no_sync():
+            net(x).sum().backward()
+        net(x).sum().backward()
+        optimiser.step()
+    return step
+
 def chained(batch, compiled=True):
     x = torch.randn(batch, 1024, device="cuda")
     function = lambda x: (x.relu() * 2 + 1).sum()
@@ -117,6 +134,51 @@ def convolutional(batch):
 def encoder(batch):
     layer = torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
     return updated(torch.nn.TransformerEncoder(layer, 3), batch, 32, 128)
+
+def decoder(batch):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inputs = torch.nn.ModuleList([torch.nn.Linear(512, n, bias=False) for n in (512, 256, 256)])
+            self.out, self.down = torch.nn.Linear(512, 512, bias=False), torch.nn.Linear(1024, 512, bias=False)
+            self.ups = torch.nn.ModuleList([torch.nn.Linear(512, 1024, bias=False) for _ in range(2)])
+            self.norms = torch.nn.ModuleList([torch.nn.RMSNorm(512) for _ in range(2)])
+        def forward(self, x):
+            y = self.norms[0](x)
+            q, k, v = (f(y).unflatten(-1, (-1, 64)).transpose(1, 2) for f in self.inputs)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + self.out(y.transpose(1, 2).flatten(2))
+            y = self.norms[1](x)
+            return x + self.down(F.silu(self.ups[0](y)) * self.ups[1](y))
+    net = torch.nn.Sequential(torch.nn.Embedding(1000, 512), *[Block() for _ in range(3)], torch.nn.RMSNorm(512))
+    net = net.append(torch.nn.Linear(512, 1000, bias=False)).to("cuda")
+    x = torch.randint(1000, (batch, 128), device="cuda")
+    optimiser = torch.optim.AdamW(net.parameters())
+    def step():
+        optimiser.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(net(x).flatten(0, 1), x.flatten())
+        loss.backward()
+        optimiser.step()
+    return step
+
+def scaled(batch):
+    net = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cuda")
+    x = torch.randn(batch, 1024).pin_memory().to("cuda", non_blocking=True)
+    def step():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            loss = net(x).sum()
+        if torch.isnan(loss).any() or not torch.isfinite(loss):
+            raise RuntimeError("no number")
+        scaler.scale(loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+    return step
+
+def no_step(batch):
+    return batch
 
 def by_data(batch):
     x = torch.randn(batch, device="cuda")
@@ -236,6 +298,13 @@ def test_shards_and_their_exchanges(made: object) -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_replicas_exchange_once_and_hold_their_buckets(made: object) -> None:
+    """A gradient of 1024 x 1024 numbers in 32 bits; the first of two passes accumulates without an exchange."""
+    alone, many = (record(made.replicated, 16, ranks=ranks) for ranks in (1, 8))
+    assert (alone.exchanged, many.exchanged) == ({}, {"allreduce": 4 * 1024**2})
+    assert many.kept_bytes - alone.kept_bytes == 4 * 1024**2
+
+
 def test_a_compiled_chain_reads_once_and_writes_what_is_used(made: object) -> None:
     traces = [record(lambda batch, c=c: made.chained(batch, c), 512) for c in (False, True)]
     moved = [sum(one.bytes for one in trace.operations) for trace in traces]
@@ -267,6 +336,15 @@ def test_largest_batch_is_the_last_that_fits(made: object) -> None:
     traces = [record(made.blocks, batch) for batch in (64, 128)]
     most = largest_batch(lambda batch: record(made.blocks, batch), traces, 5e8)
     assert record(made.blocks, most).peak_bytes <= 5e8 < record(made.blocks, most + 1).peak_bytes
+
+
+def test_values_that_a_script_checks_are_sound(made: object) -> None:
+    """No loss is NaN, and no gradient is infinite: the scaler lets the optimiser step."""
+    trace = record(made.scaled, 16)
+    assert [one.kind for one in trace.operations].count("optimiser_fused") == 1
+    assert trace.host_reads == 2  # both checks; a fused optimiser reads on the GPU
+    with pytest.raises(CannotTraceError, match="returned int"):
+        record(made.no_step, 16)
 
 
 def test_what_depends_on_data_is_refused(made: object) -> None:
@@ -329,3 +407,60 @@ def test_a_traced_model_trains_on_many_gpus(script: Path, tmp_path: Path, capsys
     held, each = memory_need_bytes(model, 0, 16), memory_need_bytes(model, 1, 16)
     # In data-parallel training the buckets hold the gradient once more.
     assert held + 512 * (each - held) == pytest.approx(few["peak_bytes"] + model.gradient, rel=1e-3)
+
+
+def test_a_sharded_model_in_a_scenario(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A ring of 8 ranks sends 7/8 of each tensor that is gathered or reduced; memory is the traced one."""
+    arguments = ["predict", f"{script}:sharded", "--ranks", "8", "--format", "json", "--batch", "512", "--batch"]
+    arguments.append("4096")
+    assert main([*arguments, "--scenario", str(tmp_path)]) == 0
+    few, _ = json.loads(capsys.readouterr().out)
+    path = tmp_path / "sharded.yaml"
+    model = prepare(path)[0].workload.models["sharded"]
+    assert memory_need_bytes(model, 512, 8) == pytest.approx(few["peak_bytes"], rel=0.01)
+    found = equipoise.run(path, policy="fifo", overrides=["workload.jobs.0.steps=10"])
+    assert found.totals["exchanged_bytes"] == pytest.approx(10 * 7 / 8 * sum(few["exchanged_bytes"].values()), rel=1e-3)
+    assert found.summary()["makespan_s"] > 10 * few["step_s"]
+
+
+def test_blocks_that_repeat_are_the_layers_of_a_transformer(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three blocks of 8 heads of 64 that share 4 keys and values, with a gate; its other layouts can be simulated."""
+    arguments = ["predict", f"{script}:decoder", "--batch", "2", "--batch", "8", "--format", "json", "-q"]
+    assert main([*arguments, "--scenario", str(tmp_path)]) == 0
+    few, _ = json.loads(capsys.readouterr().out)
+    path = tmp_path / "decoder.yaml"
+    section = prepare(path)[0].workload.models["decoder-layers"].transformer
+    assert section is not None
+    shape = section.shape()
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn) == (3, 512, 8, 4, 1024)
+    assert (shape.gated, shape.tied, shape.norm, shape.parameters) == (True, False, "rms", few["parameters"])
+    by_layers = ["workload.jobs.0.model=decoder-layers", "workload.jobs.0.steps=10"]
+    by_layers.append("workload.models.decoder-layers.transformer.layout.tp=2")
+    assert equipoise.run(path, policy="fifo", overrides=by_layers).totals["exchanged_bytes"] > 0
+
+
+def test_rates_of_a_cpu_from_its_samples(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cases timed by a known law tell a step of another model: 2 us an operation, 10 GB/s, 50 GFLOP/s."""
+
+    def seconds(operations: Sequence[TracedOperation]) -> float:
+        return sum(2e-6 + one.bytes / 1e10 + one.flop / 5e10 for one in operations)
+
+    wanted = ("linear", "add", "relu", "adamw", "cross_entropy", "perceptron")
+    writer = SampleWriter(tmp_path / "samples.jsonl", {"device": "x", "cores": 1, "memory_bytes": 8e9}, {})
+    writer.add(Sample("copy", {"bytes": 2e9, "array_bytes": 1e9}, (0.1,) * 5))
+    writer.add(Sample("gemm", {"precision": "fp32", "m": 512, "n": 512, "k": 512, "library": "x"}, (0.01,) * 5))
+    for measure in operation_measures():
+        case, size = str(measure.parameters["case"]), str(measure.parameters["size"])
+        if case in wanted:
+            writer.add(Sample("operation", measure.parameters, (seconds(traced(case, size)),)))
+    writer.close()
+    profile = tmp_path / "cpu.yaml"
+    assert main(["calibrate", "--from", str(writer.path), "--out", str(profile)]) == 0
+    capsys.readouterr()
+    model = f"{script}:perceptron"
+    assert main(["predict", model, "--batch", "96", "--gpu", str(profile), "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    truth = seconds(record(load_step(model)[1], 96, device="cpu").operations)
+    assert found["step_s"] == pytest.approx(truth, rel=0.05)
