@@ -35,7 +35,6 @@ COMMANDS = {
     "replay": ("live.replay", "replay", "Replay recorded steps: cost of stragglers, what-if analysis."),
     "ranks": ("live.ranks", "ranks", "Find which rank of a live run is slow, and why."),
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
-    "fit-workload": ("questions.fit_workload", "fit_workload", "Describe a job trace, and compare jobs drawn from it."),
     "fit": ("questions.fit", "fit", "Check whether a large model fits into memory, and what would make it fit."),
     "limits": ("questions.limits", "limits", "Find what limits each job, and what would help most."),
     "explain": ("questions.explain", "explain", "Explain why a job waited, or what each stage did at a given time."),

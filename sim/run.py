@@ -44,7 +44,6 @@ from equipoise.sim.scenario.model import (
 )
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.generate import generate
-from equipoise.sim.traces.redraw import redrawn
 from equipoise.sim.traces.trace import Trace
 from equipoise.sim.world.feature import features
 from equipoise.sim.world.stall import Stalled
@@ -229,12 +228,10 @@ def trace_of(scenario: Scenario) -> Trace | None:
 
 
 def drawn_jobs(scenario: Scenario, seed: int, trace: Trace | None = None) -> Trace | None:
-    """The jobs of a seed: of the trace, as it is or redrawn, or as described; None without any."""
-    of, spec = scenario.workload.trace, scenario.workload.generate
-    if trace is not None:
-        return trace if of is None or of.redraw is None else redrawn(trace, of.redraw, seed)
-    if spec is None:
-        return None
+    """The jobs of a seed: of the trace, or as described; None without any."""
+    spec = scenario.workload.generate
+    if trace is not None or spec is None:
+        return trace
     return generate(spec, sum(group.count * group.gpus for group in scenario.cluster.groups), seed)
 
 
@@ -302,14 +299,9 @@ def is_random(scenario: Scenario) -> bool:
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
     supply = any(group.available is not None for group in scenario.cluster.groups)
-    if scenario.workload.generate is not None or redraws(scenario) or supply:
+    if scenario.workload.generate is not None or supply:
         return True
     return bool(step_noise(scenario) or scenario.decide.estimate_error or spread or any(random))
-
-
-def redraws(scenario: Scenario) -> bool:
-    """Whether the jobs of the trace are redrawn for each seed."""
-    return scenario.workload.trace is not None and scenario.workload.trace.redraw is not None
 
 
 def step_noise(scenario: Scenario) -> bool:

@@ -24,7 +24,7 @@ from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
 from equipoise.sim.job.demand import Demand, make_demand
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.run import redraws, step_noise, trace_of
+from equipoise.sim.run import step_noise, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.needs import Capacity
@@ -72,7 +72,7 @@ class Needs:
 def lower_bound(scenario: Scenario, trace: Trace | None = None) -> LowerBound:
     """Lower bounds of a scenario for all policies. Raises InputError when it has no jobs."""
     trace = trace if trace is not None else trace_of(scenario)
-    if redraws(scenario) or (trace is None and scenario.workload.generate is not None):
+    if trace is None and scenario.workload.generate is not None:
         return LowerBound(math.nan, math.nan, noise_free=True)  # other jobs on every seed, other bounds
     profile = load_profile(scenario.cluster.hardware)
     cluster = Cluster(scenario.cluster, profile, Topology(scenario.cluster, profile))

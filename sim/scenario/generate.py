@@ -80,7 +80,6 @@ class JobClass(Section):
     duration: Durations
     gpus: dict[Count, Weight] = Field(default_factory=lambda: {1: 1.0})  # relative frequency by GPU count
     priority: Positive = 1.0  # priority of its jobs
-    exact: bool = False  # same number of jobs for every seed and profile step, evenly spread durations
 
     @field_validator("gpus")
     @classmethod

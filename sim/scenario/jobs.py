@@ -141,21 +141,6 @@ class JobSpec(Section):
         return self
 
 
-class Redraw(Section):
-    """Redraws the trace for each seed: its sessions, in another order.
-
-    Sessions (jobs of one user and size, each soon after the one before) stay whole and change places with others
-    that begin in the same window, so that the load of each window stays what it was.
-    """
-
-    window: Span = 86400.0  # sessions are reordered within this window; a shorter one keeps more of the trace
-    together: Span = 600.0  # longest gap between jobs of a session
-    scale: Positive = 1.0  # factor on the number of jobs: sessions are repeated or dropped
-    # sessions are exchanged only within groups of this many with similar GPU time; none: with any
-    alike: Annotated[Int, Field(ge=2)] | None = None
-    draws: tuple[Annotated[Int, Field(ge=0)], ...] = ()  # numbers of the orders that seeds use in turn; none: any order
-
-
 class TraceSpec(Section):
     """Jobs from a file. `training` turns every k-th job into a training job of the named models."""
 
@@ -171,7 +156,6 @@ class TraceSpec(Section):
     time_scale: Positive = 1.0  # multiplies arrivals: below 1 raises the load
     mix_gpus: bool = False  # as for a job; a column job_type names the rates of `workload.throughputs`
     checkpoint: Checkpoint = Checkpoint()  # checkpoints of all jobs of the trace
-    redraw: Redraw | None = None  # reorders the trace for each seed; none: every seed has the trace as recorded
     # jobs of the trace that train a model
     training: TrainingJobs = Field(default_factory=lambda: TrainingJobs())
 

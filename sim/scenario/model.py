@@ -18,7 +18,6 @@ from equipoise.sim.scenario.jobs import Data as Data
 from equipoise.sim.scenario.jobs import Even as Even
 from equipoise.sim.scenario.jobs import JobSpec as JobSpec
 from equipoise.sim.scenario.jobs import OnNodes as OnNodes
-from equipoise.sim.scenario.jobs import Redraw as Redraw
 from equipoise.sim.scenario.jobs import Skewed as Skewed
 from equipoise.sim.scenario.jobs import SpreadSizes as SpreadSizes
 from equipoise.sim.scenario.jobs import TraceSpec as TraceSpec

@@ -83,17 +83,15 @@ def _class(spec: Generate, kind: JobClass, gpus: int, seed: int) -> tuple[Floats
     if expected > JOBS_MOST:
         raise InputError([f"workload.generate: {expected:.0f} jobs of class {kind.name!r}; at most {JOBS_MOST}"])
     random = {what: stream(seed, f"generate:{kind.name}:{what}") for what in ("arrivals", "durations", "gpus")}
-    arrival_s = _arrivals(kind.arrivals, expected, spec.length, random["arrivals"], exact=kind.exact)
+    arrival_s = _arrivals(kind.arrivals, expected, spec.length, random["arrivals"])
     n = len(arrival_s)
     share = random["durations"].random(n)
-    if kind.exact:
-        share = (random["durations"].permutation(n) + share) / n
     counts, weights = np.array(list(kind.gpus), dtype=np.int64), np.array(list(kind.gpus.values()))
     wanted = random["gpus"].choice(counts, size=n, p=weights / weights.sum())
     return arrival_s, quantile_s(kind.duration, share), wanted
 
 
-def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.random.Generator, *, exact: bool) -> Floats:
+def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.random.Generator) -> Floats:
     """Arrivals (n,), not in order. A Poisson process of rate 1 on the expected number that has come so far.
 
     Cinlar 1975, Introduction to stochastic processes, section 4.7: the inverse of the cumulative rate makes of it
@@ -104,19 +102,10 @@ def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.rando
     unit = np.cumsum(random.exponential(1.0, many))
     time_s, cumulative = _cumulative(spec, length_s)
     came = unit[unit < bursts] / max(bursts, 1e-300)
-    if exact:  # a Poisson process of which the number is known: independent and uniform (the same, section 4.1)
-        came = random.random(many if spec.burst > 1.0 else round(expected))
-        if spec.kind == "profile" and spec.burst == 1.0:  # known of each of its steps: its counts were drawn once
-            last = np.rint(cumulative / cumulative[-1] * len(came)).astype(np.int64)
-            step = np.repeat(np.arange(len(last) - 1), np.diff(last))
-            came = (cumulative[step] + came * np.diff(cumulative)[step]) / cumulative[-1]
-        came = np.sort(came)
     begin_s = np.interp(came * cumulative[-1], cumulative, time_s)
     if spec.burst == 1.0:
         return np.asarray(begin_s)
     sizes = random.geometric(1.0 / spec.burst, len(begin_s))
-    if exact:
-        sizes, begin_s = _just(sizes, begin_s, round(expected), random)
     gap_s = random.exponential(spec.within, int(sizes.sum()))
     first = np.cumsum(sizes) - sizes
     gap_s[first] = 0.0
@@ -124,16 +113,6 @@ def _arrivals(spec: Arrivals, expected: float, length_s: float, random: np.rando
     late_s = passed_s - np.repeat(passed_s[first], sizes)
     arrival_s: Floats = np.repeat(begin_s, sizes) + late_s
     return arrival_s
-
-
-def _just(sizes: Ints, begin_s: Floats, jobs: int, random: np.random.Generator) -> tuple[Ints, Floats]:
-    """Randomly chosen bursts that hold `jobs` jobs together; the last one is cut."""
-    chosen = random.permutation(len(sizes))
-    total = np.cumsum(sizes[chosen])
-    chosen = chosen[: int(np.searchsorted(total, jobs)) + 1]
-    kept = sizes[chosen]
-    kept[-1] -= max(0, int(kept.sum()) - jobs)
-    return kept[kept > 0], begin_s[chosen[kept > 0]]
 
 
 def _cumulative(spec: Arrivals, length_s: float) -> tuple[Floats, Floats]:

@@ -39,7 +39,6 @@ COLUMNS = ("--columns", "arrival=a,gpus=b,duration=c")
         ("check", "FILE", "--trace-format", "pai-jobs"),
         ("run", "lab.yaml", "--trace", "FILE"),
         ("import", "FILE"),
-        ("fit-workload", "FILE"),
         ("import", "slurm.conf", "--trace", "FILE"),
     ],
     ids=lambda command: " ".join(command[:3]),

@@ -334,4 +334,3 @@ def test_a_file_of_jobs_alone_says_what_to_do_with_it(tmp_path):
         import_site([path], out=tmp_path / "site.yaml")
     assert len(wrong.value.lines) == 1
     assert "give it as --trace with a file that does" in wrong.value.lines[0]
-    assert f"equipoise fit-workload {path} --gpus NUMBER" in wrong.value.lines[0]

@@ -53,7 +53,6 @@ COMMANDS = {
     "sweep of shards": "sweep sweep.yaml --out shards",
     "sensitivity": "sensitivity case.yaml --vary noise.step_cov=0..0.3 --out new",
     "tune": "tune case.yaml --vary decide.every_steps=10,20 --trials 2 --seeds 1 --fresh 2 --out new",
-    "fit-workload": "fit-workload trace.csv --out workload.yaml",
     "size": "size case.yaml --vary cluster.nodes.0.count=1:2 --target makespan<=24h --seeds 1 --out new",
     "limits": "limits case.yaml --out new",
     "report": "report kept --out page.html",

@@ -108,10 +108,7 @@ def _kind(file: str | Path) -> str:
     if kind not in _ORDER:
         how = f"read here: {', '.join(_ORDER)}"
         if kind in JOB_FORMATS:
-            how = (
-                "give it as --trace with a file that does (slurm.conf, sinfo, ...), or run its jobs on NUMBER "
-                f"GPUs: equipoise fit-workload {file} --gpus NUMBER --out FILE"
-            )
+            how = "give it as --trace with a file that does (slurm.conf, sinfo, ...)"
         raise InputError([f"{file}: looks like {kind}, which describes no cluster; {how}"])
     return kind
 
