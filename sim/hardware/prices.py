@@ -10,36 +10,34 @@ scenario says so. An unknown price is None or NaN, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from equipoise.policies.observation import Bools, Floats
 from equipoise.sim.hardware.contracts import HOUR_S, Bond, bond, of_on_demand, owned_usd_per_h, terms_of
-from equipoise.sim.hardware.profile import HardwareProfile, Kind, Measured, file_of, price_of, scenarios_dir
+from equipoise.sim.hardware.profile import (
+    HardwareProfile,
+    Kind,
+    Measured,
+    Sourced,
+    file_of,
+    price_of,
+    read_by,
+    scenarios_dir,
+)
 from equipoise.sim.scenario.errors import read_model
 from equipoise.sim.scenario.model import NodeGroup, Scenario
 from equipoise.sim.scenario.money import Cost, Terms, read_terms
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.scenario.units import SHARE, STORAGE_PRICE, TARIFF, Quantity
+from equipoise.sim.scenario.units import SHARE, STORAGE_PRICE, TARIFF
 
 
-def _number(quantity: Quantity) -> BeforeValidator:
-    def read(raw: object) -> object:
-        """A number with its unit, or a mapping that holds one."""
-        if isinstance(raw, Mapping):
-            return {**raw, "value": quantity.parse(raw.get("value"))}
-        return raw if isinstance(raw, Measured) else {"value": quantity.parse(raw)}
-
-    return BeforeValidator(read)
-
-
-class PriceBook(BaseModel):
+class PriceBook(Sourced):
     """Prices of one date. Each number may state its own source and kind; the default is the book's.
 
     gpu_hour: rent of one GPU with its share of the node, by accelerator; discounts: off that rent, by contract
@@ -47,36 +45,16 @@ class PriceBook(BaseModel):
     USD/(byte s); network: USD/h per node, beyond what the GPUs' prices include.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
-
     schema_version: Literal[1] = 1
     name: str
     why: str = ""
     date: str
     kind: Kind = "catalogue"
-    source: str = ""
-    gpu_hour: dict[str, Annotated[Measured, price_of]] = {}
-    discounts: dict[str, Annotated[Measured, _number(SHARE)]] = {}
-    tariff: Annotated[Measured, _number(TARIFF)] | None = None
-    storage: Annotated[Measured, _number(STORAGE_PRICE)] | None = None
+    gpu_hour: dict[str, Annotated[Measured, price_of]] = Field(default_factory=dict)
+    discounts: dict[str, Annotated[Measured, read_by(SHARE)]] = Field(default_factory=dict)
+    tariff: Annotated[Measured, read_by(TARIFF)] | None = None
+    storage: Annotated[Measured, read_by(STORAGE_PRICE)] | None = None
     network: Annotated[Measured, price_of] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _hand_down(cls, raw: Any) -> Any:
-        if not isinstance(raw, Mapping):
-            return raw
-        origin = {k: raw[k] for k in ("kind", "source") if isinstance(raw.get(k), str)}
-
-        def with_origin(value: Any) -> Any:
-            """The price with the kind and source of its section."""
-            return {**origin, **value} if isinstance(value, Mapping) else {**origin, "value": value}
-
-        done = dict(raw)
-        for section in ("gpu_hour", "discounts"):
-            if isinstance(raw.get(section), Mapping):
-                done[section] = {name: with_origin(value) for name, value in raw[section].items()}
-        return done | {k: with_origin(raw[k]) for k in ("tariff", "storage", "network") if raw.get(k) is not None}
 
     @field_validator("discounts")
     @classmethod

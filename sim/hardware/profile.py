@@ -81,7 +81,7 @@ class Measured(_Part):
         return self
 
 
-def _read_by(quantity: Quantity) -> BeforeValidator:
+def read_by(quantity: Quantity) -> BeforeValidator:
     """Reads value, low and high in the human units of one quantity."""
 
     def read(raw: object) -> object:
@@ -94,21 +94,21 @@ def _read_by(quantity: Quantity) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-ByteCount = Annotated[Measured, _read_by(SIZE)]
-ByteRate = Annotated[Measured, _read_by(DATA_RATE)]
-Duration = Annotated[Measured, _read_by(TIME)]
-FlopRate = Annotated[Measured, _read_by(WORK_RATE)]
-FlopCount = Annotated[Measured, _read_by(WORK)]
-Power = Annotated[Measured, _read_by(POWER)]
-Temperature = Annotated[Measured, _read_by(TEMPERATURE)]
-price_of = _read_by(PRICE)
+ByteCount = Annotated[Measured, read_by(SIZE)]
+ByteRate = Annotated[Measured, read_by(DATA_RATE)]
+Duration = Annotated[Measured, read_by(TIME)]
+FlopRate = Annotated[Measured, read_by(WORK_RATE)]
+FlopCount = Annotated[Measured, read_by(WORK)]
+Power = Annotated[Measured, read_by(POWER)]
+Temperature = Annotated[Measured, read_by(TEMPERATURE)]
+price_of = read_by(PRICE)
 Price = Annotated[Measured, price_of]
-Number = Annotated[Measured, _read_by(NUMBER)]
-Efficiency = Annotated[Measured, _read_by(replace(SHARE, above=True))]
-ThermalResistance = Annotated[Measured, _read_by(THERMAL_RESISTANCE)]
+Number = Annotated[Measured, read_by(NUMBER)]
+Efficiency = Annotated[Measured, read_by(replace(SHARE, above=True))]
+ThermalResistance = Annotated[Measured, read_by(THERMAL_RESISTANCE)]
 
 
-class _Sourced(_Part):
+class Sourced(_Part):
     """A section that says kind and source of its numbers without their own."""
 
     source: str = ""
@@ -127,7 +127,7 @@ class EfficiencyPoint(_Part):
     efficiency: Efficiency
 
 
-class Accelerator(_Sourced):
+class Accelerator(Sourced):
     """One accelerator. None: not known, which is never treated as 0.
 
     `flop_per_s` holds dense peak rates by precision; `efficiency` is the share of them reached by size of
@@ -212,7 +212,7 @@ class FabricRange(_Part):
     bytes_per_s: ByteRate
 
 
-class Fabric(_Sourced):
+class Fabric(Sourced):
     """One collective on one tier: `alpha_s` per message and the highest rate B that a flow reaches.
 
     `pieces` refine them by message size. `accelerator` "" means any.
@@ -240,7 +240,7 @@ class Fabric(_Sourced):
         return alpha, rate
 
 
-class StepTime(_Sourced):
+class StepTime(Sourced):
     """Time of one forward-backward pass of a workload: alpha_s + beta_s * samples.
 
     `residual_cov` is the coefficient of variation of measured over fitted steps, `overlap` the exponent gamma
@@ -425,7 +425,7 @@ def _with_origin(section: Any, model: type[BaseModel], outer: Mapping[str, str])
         return section
     origin = {**outer, **{k: section[k] for k in ("kind", "source") if section.get(k)}}
     plain = {"vendor", "source", "kind", "price_date", "tier", "collective", "accelerator"}
-    plain |= {"workload", "precision", "mig"}
+    plain |= {"workload", "precision", "mig", "schema_version", "name", "why", "date"}
     numbers = [k for k in model.model_fields if k in section and k not in plain]
     return {**section, **{k: _number_origin(section[k], origin) for k in numbers}}
 
