@@ -1,7 +1,7 @@
 """Restoring a queue: at the end, after failures, and by a watchdog process if the scheduler was killed.
 
-Nothing that waits depends on any of it. A job that was submitted held has a start time in the near future in place
-of its hold, which Slurm itself lets pass. What is given back here sooner are those start times, and nice values.
+Nothing that waits depends on any of it: what is given back are nice values, and start times of requeued jobs, which
+Slurm itself lets pass.
 """
 
 from __future__ import annotations

@@ -120,8 +120,6 @@ class Scheduler:
                 return
             if changed or self.world.behind or self._due():
                 self._decide()
-            else:
-                self._renew()
         except NotAllowedError as error:
             self.problem = str(error)
             self.record.event("refused", why=self.problem)
@@ -142,7 +140,6 @@ class Scheduler:
                 self.give_back(f"the policy failed {_FAILURES} times in a row")
                 return
         if answer.decision is None:
-            self._renew()
             return
         self.decisions += 1
         self._revisit_s = answer.decision.plan.revisit_s
@@ -150,10 +147,6 @@ class Scheduler:
             self.record.decision(answer.decision, answer.refused)
         except TypeError as error:
             self.record.event("not recorded", why=str(error))
-
-    def _renew(self) -> None:
-        """Put off what was submitted held, unless the policy keeps failing: then it is let go."""
-        self.world.carry_out(self.world.renewals(failing=self.decider.failures >= _FAILURES))
 
     def give_back(self, why: str) -> bool:
         """Restore the manager's own order of the queue; returns whether that succeeded."""

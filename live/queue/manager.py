@@ -1,4 +1,4 @@
-"""Interface of a queue manager: a snapshot of queue and nodes, and four actions. Slurm is implemented."""
+"""Interface of a queue manager: a snapshot of queue and nodes, and what can be done to jobs. Slurm is implemented."""
 
 from __future__ import annotations
 
@@ -77,13 +77,12 @@ class Verb(StrEnum):
 
     PRIORITY = "priority"  # value: its nice; not done if the job is held, or its nice is not `was`, by then
     RESTORE = "restore"  # value: its nice; a hold stays as it is
-    HOLD = "hold"  # value: for so many seconds, then the manager itself lets it go
     RELEASE = "release"
     REQUEUE = "requeue"
 
 
 class QueueChange(NamedTuple):
-    """One thing to do to one job. was: the nice value before; of HOLD, 1 where it was submitted held."""
+    """One thing to do to one job. was: the nice value before."""
 
     verb: Verb
     job: int
@@ -101,7 +100,7 @@ class NotAllowedError(ManagerError):
 
 
 class QueueManager(Protocol):
-    """A queue manager that can be steered. Nothing that `hold` does may outlast its seconds."""
+    """A queue manager that can be steered."""
 
     name: str
 

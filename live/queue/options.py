@@ -20,22 +20,20 @@ class QueueOptions:
 
     requeue: running jobs may be stopped and queued again; what they have done since their start is lost, unless
     `restart_s` says what going on from a checkpoint costs them. across_qos: jobs exchange places with those of
-    another QOS, too. held: jobs that were submitted held are taken, too.
+    another QOS, too.
     every_s: between two looks; decide_s: the longest time between two decisions. budget_s: a decision that takes
-    longer does not count. changes_per_s: at most, on average. lease_s: what was submitted held starts so long after
-    the last sign of life. estimates: duration (s) by job name, in place of the time limit.
+    longer does not count. changes_per_s: at most, on average. estimates: duration (s) by job name, in place of the
+    time limit.
     """
 
     mode: Mode = "advise"
     requeue: bool = False
     across_qos: bool = False
     restart_s: float | None = None
-    held: bool = False
     every_s: float = 2.0
     decide_s: float = 30.0
     budget_s: float = 2.0
     changes_per_s: float = 20.0
-    lease_s: float = 120.0
     estimates: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -168,7 +168,7 @@ class Slurm:
                 found[name] = self._run(command.split())
         return found
 
-    def unusable(self, *, act: bool, held: bool) -> str:
+    def unusable(self, *, act: bool) -> str:
         """Why this Slurm cannot be scheduled so, or "". Raises ManagerError."""
         partitions = self._run(["scontrol", "show", "partition", "--oneliner"]).decode(errors="replace")
         names = re.findall(r"(?m)^PartitionName=(\S+)", partitions)
@@ -178,11 +178,11 @@ class Slurm:
             return f"--partition: {self.partition!r} is not a partition of this cluster; {hint}"
         kinds = self.settings().get("SchedulerType"), self.settings().get("PriorityType")
         tiers = set(re.findall(r"\bPriorityTier=(\d+)", partitions))
-        if not act or held or kinds != ("sched/builtin", "priority/basic") or len(tiers) > 1:
+        if not act or kinds != ("sched/builtin", "priority/basic") or len(tiers) > 1:
             return ""
         return (
             "sched/builtin with priority/basic starts jobs in order of submission, whatever their priority; "
-            "use sched/backfill or priority/multifactor, or jobs submitted held with --held"
+            "use sched/backfill or priority/multifactor"
         )
 
     def set_directly(self) -> frozenset[int]:
@@ -297,8 +297,6 @@ def _lines(change: QueueChange, job: QueuedJob) -> list[str]:
     ref = job.ref or str(job.id)
     if change.verb in (Verb.PRIORITY, Verb.RESTORE):
         return [f"update jobid={ref} nice={change.value}"]
-    if change.verb is Verb.HOLD:  # first the time, then the hold that was submitted goes
-        return [f"update jobid={ref} StartTime=now+{change.value}", *([f"release {ref}"] if change.was else [])]
     if change.verb is Verb.RELEASE:
         return [f"update jobid={ref} StartTime=now"]
     return [f"requeue {ref}"]

@@ -25,6 +25,7 @@ from equipoise.policies.queues.ahead import order_of
 
 _DONE_KEPT = 4096  # rows of ended jobs, before the tables are made anew
 _SET_KEPT = 64  # nice values per job
+_QUEUED_AGAIN_S = 120.0  # Slurm starts no requeued job before
 
 
 class QueueWorld:
@@ -43,7 +44,7 @@ class QueueWorld:
         self.refused: list[Refusal] = []  # since the last observation
         self.behind = False  # some changes were put off
         self._expected: dict[int, tuple[int, int]] = {}  # nice before and after the last change
-        self._until_s: dict[int, float] = {}  # ends of leases
+        self._until_s: dict[int, float] = {}  # when requeued jobs may start by themselves
         self._machines = Machines()
         self._nodes: tuple[QueueNode, ...] = ()
         self._names: list[str] = []
@@ -98,12 +99,8 @@ class QueueWorld:
     def _leased(self, job: QueuedJob) -> bool:
         return bool(self.record.touched.get(job.id, {}).get("lease")) and not job.held
 
-    def _lendable(self, job: QueuedJob) -> bool:
-        """Whether it was submitted held, by its user, and was never free since."""
-        return self.options.held and job.held and math.isnan(job.eligible_s) and job.reason == "JobHeldUser"
-
     def _waits(self, job: QueuedJob) -> bool:
-        if job.id not in self.by_hand and (self._leased(job) or self._lendable(job)):
+        if job.id not in self.by_hand and self._leased(job):
             return True
         return not job.held and not job.limited and job.eligible_s <= self.snapshot.time_s
 
@@ -134,7 +131,7 @@ class QueueWorld:
         What the manager says against it, the next observation tells.
         """
         refused: list[Refusal] = []
-        changes = [*self.renewals(), *self._stops_and_starts(plan, refused), *self._places(plan)]
+        changes = [*self._stops_and_starts(plan, refused), *self._places(plan)]
         self.carry_out(changes)
         return refused
 
@@ -179,24 +176,10 @@ class QueueWorld:
         others = [job for job in self.snapshot.jobs if job.phase is Phase.WAITING and job.id not in free]
         return [*released, *exchange(order, list(free.values()), others, self.options.across_qos)]
 
-    def renewals(self, failing: bool = False) -> list[QueueChange]:
-        """Leases to begin, and those that have used up half of their time; `failing`: all are let go."""
-        now_s, lease_s = self.snapshot.time_s, 0 if failing else int(self.options.lease_s)
-        due = []
-        for job in self.rows.jobs.values():
-            if job.phase is not Phase.WAITING or job.id in self.by_hand:
-                continue
-            lendable = self._lendable(job)
-            ends_s = self._until_s.get(job.id, 0.0)
-            if lendable or (not failing and self._leased(job) and ends_s < now_s + lease_s / 2):
-                why = "was submitted held" if lendable else "still waits"
-                due.append(QueueChange(Verb.HOLD, job.id, lease_s, int(lendable), why))
-        return due
-
     def carry_out(self, changes: Sequence[QueueChange]) -> None:
         """Make the changes, in mode `act` and at the allowed rate; else record them once. Raises ManagerError."""
         if self.options.mode != "act":
-            news = [c for c in changes if c.verb is not Verb.HOLD and self._advised.get((c.verb, c.job)) != c.value]
+            news = [c for c in changes if self._advised.get((c.verb, c.job)) != c.value]
             self._advised = {(c.verb, c.job): c.value for c in changes}
             self.record.actions(news, "would")
             return
@@ -238,10 +221,9 @@ class QueueWorld:
         elif change.verb is Verb.RELEASE:
             was["lease"] = False
             self._until_s.pop(change.job, None)
-        else:  # what is queued again starts by itself after two minutes, too
+        else:  # what is queued again starts by itself after two minutes
             was["lease"] = True
-            lasts_s = change.value if change.verb is Verb.HOLD else self.options.lease_s
-            self._until_s[change.job] = self.snapshot.time_s + lasts_s
+            self._until_s[change.job] = self.snapshot.time_s + _QUEUED_AGAIN_S
 
     def forget_touched(self) -> None:
         """Clear the record after everything was restored."""

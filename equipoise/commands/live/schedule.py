@@ -53,7 +53,6 @@ _above_zero = FloatRange(min=0.0, min_open=True)
     help="With --requeue: seconds lost by a job that resumes from a checkpoint. Default: all its work so far.",
 )
 @click.option("--across-qos", is_flag=True, help="Also let jobs go before those of a higher QOS.")
-@click.option("--held", is_flag=True, help="Also schedule jobs submitted held; their hold becomes a lease.")
 @click.option(
     "--every",
     type=_above_zero,
@@ -72,14 +71,6 @@ _above_zero = FloatRange(min=0.0, min_open=True)
 )
 @click.option(
     "--changes", type=_above_zero, default=20.0, show_default=True, help="Maximum changes to the queue per second."
-)
-@click.option(
-    "--lease",
-    type=FloatRange(min=20.0),
-    default=120.0,
-    show_default=True,
-    metavar="S",
-    help="With --held: seconds after which a job may start if this scheduler stops.",
 )
 @click.option(
     "--timeout",
@@ -102,11 +93,9 @@ def schedule(
     requeue: bool,
     restart: float | None,
     across_qos: bool,
-    held: bool,
     every: float,
     budget: float,
     changes: float,
-    lease: float,
     timeout: float,
 ) -> int:
     """Let POLICY (an exported file, or stages such as sjf or s4) decide which waiting jobs of a Slurm start next.
@@ -123,11 +112,9 @@ def schedule(
         requeue=requeue,
         restart_s=restart,
         across_qos=across_qos,
-        held=held,
         every_s=every,
         budget_s=budget,
         changes_per_s=changes,
-        lease_s=lease,
         estimates=_estimates(estimates),
     )
     chosen = policy_of(policy)
@@ -166,7 +153,7 @@ def _run(
 ) -> int:
     try:
         manager, act = Slurm(partition, account, timeout_s), options.mode == "act"
-        if why := manager.unusable(act=act, held=options.held):
+        if why := manager.unusable(act=act):
             raise WrongInputError(why)
         scope = lock_scope(manager.cluster(), partition) if act else []
         record = Record(folder, None if state.quiet else _echo)

@@ -1,4 +1,4 @@
-"""The loop in front of a fake queue, whose clock the tests set: order, failures, leases, requeues, twins."""
+"""The loop in front of a fake queue, whose clock the tests set: order, failures, requeues, twins."""
 
 from __future__ import annotations
 
@@ -199,15 +199,13 @@ class Stuck(Failing):
 @pytest.mark.parametrize("stage", [Failing(), Stuck()])
 def test_a_policy_that_fails_or_is_slow_leaves_the_queue_to_slurm(case: Make, stage: Stage) -> None:
     Stuck.held.clear()
-    c = case(Policy("bad", (stage,)), held=True, decide_s=1.0, budget_s=0.05)
+    c = case(Policy("bad", (stage,)), decide_s=1.0, budget_s=0.05)
     submit_all(c.queue)
-    c.queue.submit(5.0, 8, "held", hold=True)
     for _ in range(12):
         c.step(0.1)
-    c.queue.submit(5.0, 8, "held, too", hold=True)
     c.until_over()
     Stuck.held.set()
-    assert c.starts() == ["block", *"abcd", "held", "held, too"]
+    assert c.starts() == ["block", *"abcd"]
     assert c.events("failed")
 
 
@@ -238,73 +236,50 @@ def test_a_lost_connection_is_waited_for(case: Make) -> None:
 
 
 def test_the_end_gives_everything_back(case: Make) -> None:
-    c = case("sjf", estimates=ESTIMATES, held=True)
+    c = case("sjf", estimates=ESTIMATES)
     submit_all(c.queue)
-    held = c.queue.submit(5.0, 8, "held", hold=True)
     c.step()
+    assert any(job["nice"] for job in c.queue.jobs.values())
     assert c.scheduler.give_back("stopped")
     assert not any(job["nice"] for job in c.queue.jobs.values())
-    assert c.queue.jobs[held]["eligible"] <= c.queue.now_s
     assert Touched.read(c.folder) == {}
 
 
-# -- leases ----------------------------------------------------------------------------------------------------
+# -- what others do ---------------------------------------------------------------------------------------------
 
 
-def test_a_job_submitted_held_starts_when_the_policy_says_so(case: Make) -> None:
-    c = case("sjf", held=True, lease_s=40.0, estimates=ESTIMATES)
-    submit_all(c.queue, hold=True)
-    c.step()
-    c.until_over()
-    assert c.starts() == ["block", *"bdca"]
-    assert {e["verb"] for e in c.events("did")} >= {"hold", "release"}
-
-
-def test_without_held_a_job_submitted_held_stays_its_users(case: Make) -> None:
+def test_a_job_submitted_held_stays_its_users(case: Make) -> None:
     c = case("sjf", estimates=ESTIMATES)
     held = c.queue.submit(5.0, 1, "held", hold=True)
     c.step()
     assert (c.queue.jobs[held]["priority"], c.events("did")) == (0, [])
 
 
-def test_leases_are_renewed_and_pass_when_nobody_renews_them(case: Make) -> None:
-    c = case("sjf", held=True, lease_s=40.0, estimates={"block": 200.0})
-    c.queue.submit(200.0, 8, "block")
-    held = c.queue.submit(5.0, 4, "held", hold=True)
-    for _ in range(150):
-        c.step()
-        assert c.queue.now_s < c.queue.jobs[held]["eligible"] <= c.queue.now_s + 41.0
-    c.queue.advance(c.queue.now_s + 300.0)  # nobody looks any more
-    assert c.starts() == ["block", "held"]
-
-
 def test_what_a_killed_scheduler_left_is_given_back_by_whoever_comes(case: Make) -> None:
-    c = case("sjf", held=True, estimates=ESTIMATES)
+    c = case("sjf", estimates=ESTIMATES)
     submit_all(c.queue)
-    held = c.queue.submit(5.0, 8, "held", hold=True)
     c.step()
     left = Touched.read(c.folder)  # the process is gone, this is what there is
-    assert set(left) > {held}
+    assert left
     c.queue.carry_out(to_give_back(c.queue, left))
     assert not any(job["nice"] for job in c.queue.jobs.values())
     assert to_give_back(c.queue, left) == []  # though they wait
     c.queue.advance(c.queue.now_s + 1000.0)
-    assert c.starts() == ["block", *"abcd", "held"]
+    assert c.starts() == ["block", *"abcd"]
 
 
 def test_a_new_scheduler_takes_over_what_the_last_one_left(case: Make) -> None:
-    first = case("sjf", held=True, estimates=ESTIMATES)
+    first = case("sjf", estimates=ESTIMATES)
     submit_all(first.queue)
-    first.queue.submit(25.0, 8, "held", hold=True)
     first.step()
-    second = case("sjf", first.queue, held=True, estimates=ESTIMATES | {"held": 25.0})
+    second = case("sjf", first.queue, estimates=ESTIMATES)
     second.until_over()
-    assert second.starts() == ["block", "b", "held", "d", "c", "a"]
+    assert second.starts() == ["block", *"bdca"]
     assert second.events("left alone") == []
 
 
 def test_a_job_held_by_hand_is_not_set_free(case: Make) -> None:
-    c = case("sjf", held=True, estimates=ESTIMATES)
+    c = case("sjf", estimates=ESTIMATES)
     submit_all(c.queue)
     c.step()
     c.queue.control("hold 3")

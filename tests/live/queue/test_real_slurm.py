@@ -138,10 +138,6 @@ def test_what_cannot_be_scheduled_is_refused_in_one_line(tmp_path: Path) -> None
         assert refused(slurm, *act).startswith("equipoise: sched/builtin with priority/basic starts jobs in")
         said = refused(slurm, "--partition", "mian")
         assert said == "equipoise: --partition: 'mian' is not a partition of this cluster; did you mean 'main'?"
-        schedule = Schedule(slurm, "sjf", "--mode", "act", "--held")
-        said = refused(slurm, *act, "--held", "--journal", str(slurm.folder / "another"))
-        assert "another scheduler, or the watchdog of one that was killed, acts on these jobs" in said
-        schedule.end()
     finally:
         slurm.stop()
 
@@ -270,14 +266,10 @@ def test_what_users_do_meanwhile_stays_as_they_did_it(tmp_path: Path, priority: 
         slurm.stop()
 
 
-def test_killed_in_the_middle_everything_ends_and_nothing_stays_held(slurm: RealSlurm) -> None:
-    schedule = Schedule(
-        slurm, "sjf", "--mode", "act", "--held", "--lease", "20", "--estimates", estimates(slurm.folder, TOOK)
-    )
+def test_killed_in_the_middle_everything_ends_as_slurm_orders_it(slurm: RealSlurm) -> None:
+    schedule = Schedule(slurm, "sjf", "--mode", "act", "--estimates", estimates(slurm.folder, TOOK))
     given_back = slurm.folder / "given-back"
     submit(slurm, {"block": given_back, **dict.fromkeys("abcde", 0.1)})
-    held = slurm.submit(0.1, 8, "held", "--hold")
-    slurm.wait_for(lambda: slurm.jobs()[held]["PriorityLong"] != "0", 60.0, "the hold became a lease")
     slurm.wait_for(lambda: nices(slurm) > {"0"}, 60.0, "the order was changed")
     watchdog = os.pidfd_open(schedule.watchdog())
     schedule.process.kill()
@@ -287,23 +279,6 @@ def test_killed_in_the_middle_everything_ends_and_nothing_stays_held(slurm: Real
     assert select.select([watchdog], [], [], 60.0)[0], "the watchdog ends while there is a Slurm"
     os.close(watchdog)
     given_back.touch()
-    slurm.wait_for(lambda: all_over(slurm), 120.0, "all jobs have ended")
-    assert {job["State"] for job in slurm.jobs().values()} == {"COMPLETED"}
-
-
-@long
-def test_without_the_watchdog_slurm_itself_lets_the_held_jobs_go(slurm: RealSlurm) -> None:
-    schedule = Schedule(slurm, "sjf", "--mode", "act", "--held", "--lease", "20")
-    free = slurm.folder / "free"
-    block = slurm.submit(free, 8, "block")
-    slurm.wait_for(lambda: slurm.jobs()[block]["State"] == "RUNNING", 30.0, "the first job runs")
-    held = [slurm.submit(0.5, 8, f"held-{k}", "--hold") for k in range(3)]
-    slurm.wait_for(lambda: all(slurm.jobs()[job]["PriorityLong"] != "0" for job in held), 30.0, "holds are leases")
-    os.kill(schedule.watchdog(), signal.SIGKILL)
-    schedule.process.kill()
-    schedule.process.wait(10)
-    assert {slurm.jobs()[job]["State"] for job in held} == {"PENDING"}
-    free.touch()
     slurm.wait_for(lambda: all_over(slurm), 120.0, "all jobs have ended")
     assert {job["State"] for job in slurm.jobs().values()} == {"COMPLETED"}
 
