@@ -83,11 +83,7 @@ def figures(samples: SampleSet, report: Report) -> dict[str, Measured]:
         if estimate:
             name = f"gemm_{library}_{first['precision']}_{first['m']}_flop_per_s"
             found[name] = measured(estimate, str(first["library"]))
-    for kind in ("launch_pipelined", "launch_round_trip"):
-        found[f"{kind}_s"] = level_number(samples.of(kind), kind.replace("_", " "))
-    for size in samples.distinct("load_latency", "bytes"):
-        chosen = samples.of("load_latency", bytes=size)
-        found[f"load_latency_{size}_bytes_s"] = level_number(chosen, f"pointer chase through {size} bytes")
+    found["launch_pipelined_s"] = level_number(samples.of("launch_pipelined"), "launch pipelined")
     for memory in samples.distinct("transfer", "memory"):
         for way in samples.distinct("transfer", "direction"):
             chosen = samples.of("transfer", memory=memory, direction=way)

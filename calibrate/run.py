@@ -52,8 +52,6 @@ _GPU = (
     "fma",
     "tensor",
     "launch_pipelined",
-    "launch_round_trip",
-    "load_latency",
     "transfer",
     "gemm",
     "share",

@@ -206,9 +206,8 @@ def _parsed(line: str, path: str | Path, number: int) -> dict[str, Any]:
 NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("copy", "read", "triad", "add", "library_copy"), (("bytes", "array_bytes"), ())),
     **dict.fromkeys(("fma", "tensor"), (("flop",), ("precision",))),
-    **dict.fromkeys(("launch_pipelined", "launch_round_trip", "sustained"), ((), ())),
+    **dict.fromkeys(("launch_pipelined", "sustained"), ((), ())),
     "gemm": (("m", "n", "k"), ("precision", "library")),
-    "load_latency": (("bytes",), ()),
     "transfer": (("bytes",), ("direction", "memory")),
     "peer": (("bytes",), ()),
     "share": (("share",), ("kernel",)),

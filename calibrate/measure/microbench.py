@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_longlong, c_uint
 from functools import cached_property, partial
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from equipoise.calibrate.device.cuda import Buffer, Device, PinnedBuffer
 from equipoise.calibrate.measure.measure import Measure, Outcome
 from equipoise.calibrate.measure.tensor import TensorKernel
 from equipoise.calibrate.measure.timing import DeviceTimer, time_calls, time_calls_batched
-from equipoise.calibrate.measure.verify import CHAINS, UNROLL, chain, stations
+from equipoise.calibrate.measure.verify import CHAINS, UNROLL
 
 MIB = 2**20
 BLOCKS_PER_SM = 4
@@ -28,7 +27,6 @@ ARENA_L2_MULTIPLE = 8
 ARENA_LEAST_BYTES = 256 * MIB
 # Bytes moved per byte of one array: read + write, read, two reads + write.
 TRAFFIC = {"copy": 2, "read": 1, "triad": 3}
-CHASE_STEPS = 4096  # loads in one launch of the pointer chase
 KERNEL_S = 5e-4  # about how long one launch of an arithmetic kernel should take
 
 
@@ -155,13 +153,8 @@ class Microbench:
         return Measure("tensor", {"precision": tensor.precision, "instruction": tensor.instruction, "flop": flop}, run)
 
     def latency(self) -> list[Measure]:
-        """Launches (queued one by one; and one with its wait) and dependent loads in L1, L2 and memory."""
-        sizes = [16 * 1024, self.device.l2_bytes // 4, self.arena_bytes]
-        return [
-            Measure("launch_pipelined", {}, self._launch_pipelined),
-            Measure("launch_round_trip", {}, self._launch_round_trip),
-            *(Measure("load_latency", {"bytes": size}, partial(self._chase, size)) for size in sizes),
-        ]
+        """Launches, queued one by one."""
+        return [Measure("launch_pipelined", {}, self._launch_pipelined)]
 
     def _launch_pipelined(self, budget_s: float) -> Outcome:
         kernel = self.device.kernel("latency", "nothing")
@@ -173,30 +166,6 @@ class Microbench:
             self.device.wait(self.device.stream)
 
         return tuple(t / 200 for t in time_calls(burst, budget_s))
-
-    def _launch_round_trip(self, budget_s: float) -> Outcome:
-        kernel = self.device.kernel("latency", "nothing")
-
-        def one() -> None:
-            """One launch, waited for."""
-            self.device.launch(kernel, 1, 32, [])
-            self.device.wait(self.device.stream)
-
-        return time_calls_batched(one, budget_s)
-
-    def _chase(self, size: int, budget_s: float) -> Outcome:
-        line_words, steps = 32, CHASE_STEPS
-        lines = max(size // (4 * line_words), 2)
-        table, end = Buffer(4 * lines * line_words).write(chain(lines, line_words)), Buffer(4)
-        kernel = self.device.kernel("latency", "chase")
-        starts = cycle(stations(lines, line_words, steps))
-
-        def queue(k: int) -> None:
-            """Go on where the launch before ended: its lines would be in the L2 by now."""
-            self.device.launch(kernel, 1, 1, [table, end, c_uint(next(starts)), c_int(steps)])
-
-        times = self.timer.times(queue, budget_s)
-        return tuple(t / steps for t in times)
 
     def transfers(self) -> list[Measure]:
         """Host to device and back, from page-locked and from ordinary memory."""

@@ -103,39 +103,6 @@ def check_arithmetic(device: Device) -> None:
     same("fma_fp16", out.read(np.float16, 64 * CHAINS * 2), np.tile(x, 64), 4e-3)
 
 
-def chain(lines: int, line_words: int, seed: int = 3) -> Array:
-    """`next` for a pointer chase that visits `lines` cache lines in one random cycle."""
-    order = _tour(lines, line_words, seed)
-    following = np.zeros(lines * line_words, np.uint32)
-    following[order] = np.roll(order, -1)
-    return following
-
-
-def stations(lines: int, line_words: int, steps: int, seed: int = 3) -> list[int]:
-    """Where chases of `steps` loads through that chain begin so that each goes on where the last one ended.
-
-    They go round once, then begin again; a chain shorter than `steps` has one station.
-    """
-    return [int(at) for at in _tour(lines, line_words, seed)[::steps]]
-
-
-def _tour(lines: int, line_words: int, seed: int) -> Array:
-    return np.random.default_rng(seed).permutation(lines).astype(np.uint32) * np.uint32(line_words)
-
-
-def check_latency(device: Device) -> None:
-    """The pointer chase arrives where NumPy's does. Raises VerificationError."""
-    following = chain(64, 32)
-    at = 0
-    for _ in range(77):
-        at = int(following[at])
-    end = Buffer(4).fill(0xFFFFFFFF)
-    table = Buffer(following.nbytes).write(following)
-    device.launch(device.kernel("latency", "chase"), 1, 1, [table, end, c_uint(0), c_int(77)])
-    _wait(device)
-    same("chase", end.read(np.uint32, 1), np.array([at]), 0.0)
-
-
 def check_all(device: Device) -> None:
     """Every kernel but those of the tensor cores (`tensor.checked_kernels`).
 
@@ -143,7 +110,6 @@ def check_all(device: Device) -> None:
     """
     check_bandwidth(device)
     check_arithmetic(device)
-    check_latency(device)
 
 
 def _wait(device: Device) -> None:

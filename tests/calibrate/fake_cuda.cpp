@@ -34,7 +34,7 @@ namespace {
 
 constexpr int ONCE_AROUND = 512;  // of launches on 64 KiB, slot after slot of an arena of 32 MiB, so many are run
 constexpr double COPY = 400e9, READ = 420e9, TRIAD = 390e9, DTOD = 398e9;  // bytes/s
-constexpr double LAUNCH = 1e-6, LOAD = 5e-7;                              // s
+constexpr double LAUNCH = 1e-6;                                           // s
 constexpr double TO_DEVICE = 20e9, TO_HOST = 18e9, PEER = 90e9;           // bytes/s
 constexpr double KAPPA_COMPUTE = 5.0, KAPPA_MEMORY = 0.3;
 constexpr int SMS = 16, SM_STEP = 4;
@@ -160,8 +160,6 @@ void call_kernel(const std::string& name, Arguments a) {
     if (name == "fma_fp16")
         return fma_fp16(argument<u32*>(a, 0), argument<u32>(a, 1), argument<u32>(a, 2), argument<u32>(a, 3),
                         argument<int>(a, 4));
-    if (name == "chase")
-        return chase(argument<u32*>(a, 0), argument<u32*>(a, 1), argument<u32>(a, 2), argument<int>(a, 3));
     if (name == "tensor_fp64" || name == "tensor_fp64_wide")
         return (name == "tensor_fp64" ? tensor_fp64 : tensor_fp64_wide)(argument<double*>(a, 0), argument<double*>(a, 1), argument<double*>(a, 2),
                            argument<int>(a, 3));
@@ -194,7 +192,6 @@ double flop(const std::string& name, double threads, Arguments a) {
 }
 
 bool small(const std::string& name, double threads, Arguments a) {
-    if (name == "chase") return true;
     if (is_stream(name)) {
         static std::map<std::string, int> launched;
         const long long count = argument<long long>(a, name == "triad" ? 4 : 2);
@@ -205,7 +202,6 @@ bool small(const std::string& name, double threads, Arguments a) {
 
 double seconds(const std::string& name, double threads, double share, Arguments a) {
     if (name == "nothing") return LAUNCH;
-    if (name == "chase") return LAUNCH + LOAD * argument<int>(a, 3);
     if (is_stream(name)) {
         const double count = (double)argument<long long>(a, name == "triad" ? 4 : 2) * 16;
         const double at = name == "copy" ? 2 / COPY : name == "read" ? 1 / READ : 3 / TRIAD;
@@ -336,7 +332,7 @@ int cuLibraryLoadData(void** library, const char* code, void*, void*, unsigned, 
     return *library = (void*)code, OK;
 }
 int cuLibraryGetKernel(void** kernel, void*, const char* name) {
-    const std::string known = " copy read triad fma_fp32 fma_fp64 fma_fp16 nothing chase hold tensor_fp16 "
+    const std::string known = " copy read triad fma_fp32 fma_fp64 fma_fp16 nothing hold tensor_fp16 "
                               "tensor_bf16 tensor_tf32 tensor_fp8 tensor_fp64 tensor_fp64_wide warpgroup_fp16 "
                               "warpgroup_bf16 warpgroup_tf32 warpgroup_fp8 ";
     if (known.find(" " + std::string(name) + " ") == std::string::npos) return NOT_FOUND;

@@ -13,13 +13,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from equipoise.calibrate.device import nvrtc
 from equipoise.calibrate.device.libraries import LibraryMissingError, load_library
 from equipoise.calibrate.measure.tensor import hopper_kernel
-from equipoise.calibrate.measure.verify import chain, operands, to_bits
+from equipoise.calibrate.measure.verify import operands, to_bits
 from tests.calibrate import fakes as calibrate_fakes
 from tests.oracles import gpu_kernels as naive_kernels
 
@@ -217,22 +215,3 @@ def test_warpgroup_products_equal_their_twins(warpgroup_products: dict[str, list
     a, b = operands(k, rows, columns)
     product = naive_kernels.matrix_product(a.tolist(), b.tolist(), 2 * kernel.adds)
     assert warpgroup_products[precision] == np.ravel(product).tolist() * 2
-
-
-def test_the_pointer_chase_equals_its_twin(compiler: str) -> None:
-    following = chain(50, 32)
-    arguments = [["in", ["uint32", following.tolist()]], ["out", ["uint32", 1]], ["u", 0], ["i", 333]]
-    (end,) = launches([{"file": "latency", "name": "chase", "blocks": 1, "threads": 1, "arguments": arguments}])
-    assert end == [naive_kernels.chase(following.tolist(), 0, 333)]
-
-
-@given(st.integers(2, 60), st.sampled_from([1, 4, 32]), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_a_chain_visits_every_line_once_before_it_returns(lines: int, words: int, seed: int) -> None:
-    following = chain(lines, words, seed)
-    at, seen = 0, []
-    for _ in range(lines):
-        seen.append(at)
-        at = int(following[at])
-    assert at == 0
-    assert sorted(seen) == [k * words for k in range(lines)]

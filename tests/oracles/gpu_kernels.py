@@ -73,14 +73,6 @@ def matrix_product(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], t
     return [[times * sum(row[k] * b[k][column] for k in range(inner)) for column in range(len(b[0]))] for row in a]
 
 
-def chase(following: Sequence[int], start: int, steps: int) -> int:
-    """Where `steps` steps along `following` lead."""
-    at = start
-    for _ in range(steps):
-        at = following[at]
-    return at
-
-
 def encode(value: float, precision: str) -> int:
     """A value exact in the format, as its bits: sign, biased exponent and mantissa."""
     exponent_bits, mantissa_bits = {"fp16": (5, 10), "bf16": (8, 7), "tf32": (8, 23), "fp8": (4, 3)}[precision]
