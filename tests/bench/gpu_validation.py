@@ -47,10 +47,7 @@ KEPT_VALUES = 15  # of each sample, in the file that is small enough to be kept
 FIRST_S, SECOND_S, LARGE_S, TRAINING_S, ADAPTER_S, POPULAR_S = 90.0, 40.0, 80.0, 1.0, 15.0, 60.0
 LEAST_S = 0.5  # of a calibration
 RUNS, RANKS_S = ("plain", "s1+s2", "plain", "s1+s2+s3"), 120.0
-ALL_BUT_SLOW = (
-    "copy,read,triad,library_copy,fma,tensor,launch_pipelined,transfer,gemm,"
-    "share,interference,training"
-)
+ALL_BUT_SLOW = "copy,read,triad,library_copy,fma,tensor,launch_pipelined,transfer,gemm,share,interference,training"
 
 
 @dataclass
