@@ -53,7 +53,8 @@ class Findings:
         for table in self.tables:
             if wide or not table.more:
                 lines += ["", *([f"{table.title}:"] if table.title else []), *table.lines(wide)]
-        return first_screen(lines, wide)
+        more = [table.title for table in self.tables if table.more and not wide]
+        return first_screen([*lines, *([f"also with --wide: {', '.join(more)}"] if more else [])], wide)
 
     def plain(self) -> dict[str, Any]:
         """Plain data, from which `study.report.answers` makes a page."""

@@ -13,6 +13,14 @@ from equipoise.study.display import LABELS, digits, of_all, show
 
 _AS_LONG = ("makespan_s", "done_s", "completion_", "cost_usd", "energy_j", "carbon_kg", "cost_per_", "energy_per_")
 _SHORTER = ("mfu_ratio", "tokens_per_s")
+HIGHEST = {
+    ("dense", "A100"): (0.642, "LLM Foundry, MPT 7B on 8"),
+    ("dense", "H100"): (0.48, "Megatron-LM, weak scaling"),
+    ("dense", "B200"): (0.442, "NVIDIA dgxc-benchmarking, 405B on 128 GB200"),
+    ("experts", "H100"): (0.542, "NVIDIA dgxc-benchmarking, Grok-1 on 512"),
+}
+"""Highest MFU of a public run in 16 bits, by model and GPU."""
+_LIKE = {"H200": "H100", "H800": "H100", "GB200": "B200"}
 
 
 def certainty_of_times(scenario: Scenario) -> StepCertainty | None:
@@ -68,6 +76,20 @@ def between(metric: str, value: float, spread: Spread) -> str:
     """The interval as text; "" without one."""
     found = ends(metric, value, spread)
     return "" if found is None else f"{show(metric, found[0])} .. {show(metric, found[1])}"
+
+
+def above_public(scenario: Scenario, mfu: float) -> str:
+    """That the MFU of a run is above that of every public run of the kind; "" where it is not, or none is known."""
+    found, models = how_sure(scenario), scenario.workload.models
+    if len(found) != 1:
+        return ""
+    ((name, sure),) = found.items()
+    kind, gpu = sure.group[0], _LIKE.get(sure.gpu, sure.gpu)
+    highest, source = HIGHEST.get((kind, gpu), (math.inf, ""))
+    if models[name].precision not in ("bf16", "fp16") or not mfu > highest:
+        return ""
+    most = f"{show('mfu_ratio', highest)}, the highest of public runs of {kind} models on {gpu} in 16 bits"
+    return f"MFU {show('mfu_ratio', mfu)} is above {most} ({source})"
 
 
 def as_dict(sure: StepCertainty | None, row: Mapping[str, float]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from equipoise.study.questions.ranking import TITLES
 from equipoise.study.questions.size import Answer, Question, Trial, named, needed
 from equipoise.study.questions.targets import Target
 from equipoise.study.runs.variants import policy_text
-from equipoise.study.sure import as_dict, between
+from equipoise.study.sure import above_public, as_dict, between
 
 Row = Mapping[str, Any]
 _BEST = {"nodes": "fewest nodes", "price": "lowest price of an hour", "cost": "lowest cost"}
@@ -30,10 +30,7 @@ def findings(
     if many := len(answer.impossible):
         remarks.append(f"{many} more {'was' if many == 1 else 'were'} not possible: {answer.impossible[0]}")
     remarks += found.certainty.lines() if found is not None and found.runs and found.certainty is not None else ()
-    remarks += [
-        *(doubtful if answer.spares else doubtful[1:]),
-        *(f"{change['values']}: {_change(change)}" for change in changes),
-    ]
+    remarks += _too_fast(answer.trials, found)
     scenario = found.candidate.scenario if found is not None else None
     policy = question.policy if isinstance(question.policy, str) else None
     asked = {
@@ -46,10 +43,21 @@ def findings(
     return Findings(
         f"Size: {scenario.name if scenario is not None else question.file.stem}",
         tuple(sentences),
-        (_table(rows, question.targets),) if rows else (),
+        tuple(_tables(rows, question.targets, changes, doubtful)),
         tuple(remarks),
         tuple((key, text) for key, text in asked.items() if text),
     )
+
+
+def _too_fast(trials: Sequence[Trial], found: Trial | None) -> Iterator[str]:
+    """That no public run of the kind reached the MFU of the size found, and of how many others."""
+    said = {id(t): above_public(t.candidate.scenario, t.mean("mfu_ratio")) for t in trials if t.runs}
+    if text := said.pop(id(found), ""):
+        yield text
+    others = [t for t in trials if said.get(id(t))]
+    if others:
+        many = "size is" if len(others) == 1 else "sizes is"
+        yield f"MFU of {len(others)} other {many} above that of any public run of the kind: look at the column MFU"
 
 
 def _wanted(question: Question) -> str:
@@ -138,8 +146,22 @@ def _name(target: Target) -> str:
     return target.text.partition("<" if target.at_most else ">")[0]
 
 
-def _table(rows: Sequence[Row], targets: Sequence[Target]) -> FindingsTable:
-    """The sizes that were run, without columns that are unknown throughout."""
+def _tables(
+    rows: Sequence[Row], targets: Sequence[Target], changes: Sequence[Row], doubtful: Sequence[str]
+) -> Iterator[FindingsTable]:
+    """The sizes that were run, what would put each first, and how sure their order is."""
+    if rows:
+        yield _sizes(rows, targets)
+    if changes:
+        lines = [("size", "would be first if it were"), *((change["values"], _change(change)) for change in changes)]
+        yield FindingsTable("What would change the order", lines, [False, False], more=True)
+    if doubtful:
+        paired = [("against the first",), *((line,) for line in doubtful)]
+        yield FindingsTable("How sure the order is", paired, [False], more=True)
+
+
+def _sizes(rows: Sequence[Row], targets: Sequence[Target]) -> FindingsTable:
+    """Without columns that are unknown throughout."""
     asked = {target.measure.key: target for target in targets if target.measure.key not in TITLES}
     titles = {key: TITLES[key] for key in ("rank", "values", "meets")}
     titles |= {key: _name(target) for key, target in asked.items()} | TITLES

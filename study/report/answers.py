@@ -46,9 +46,15 @@ def answer_page(page: Mapping[str, Any]) -> str:
         head, *rows = one["rows"]
         cut = f" The first {ROWS_MOST} of {len(rows)}." if len(rows) > ROWS_MOST else ""
         name = str(one["title"] or "All that was run")
-        content = table(f"{name}.{cut}", head, rows[:ROWS_MOST])
+        shown = [[_whole(text) for text in row] for row in rows[:ROWS_MOST]]
+        content = table(f"{name}.{cut}", head, shown, "wraps" if any(one["right"]) else "texts")
         parts.append((f"table-{number}", name, section(f"table-{number}", name, content)))
     return composed(title, parts, charts, f"Equipoise report: {title}. This file asks nothing from any network.")
+
+
+def _whole(text: str) -> str:
+    """A short text on one line: no number without its unit."""
+    return text.replace(" ", "\u00a0") if len(text) <= 12 else text
 
 
 def _first(

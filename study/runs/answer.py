@@ -11,7 +11,7 @@ from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.units import format_seconds
 from equipoise.study.display import digits, show
 from equipoise.study.statistics import Interval
-from equipoise.study.sure import between, certainty_of_times
+from equipoise.study.sure import above_public, between, certainty_of_times
 from equipoise.study.table import COST, Cell
 
 TIMES = (("completion_mean_s", "mean completion"), ("makespan_s", "makespan"))
@@ -37,7 +37,9 @@ def of_run(row: Mapping[str, float], policy: str, scenario: Scenario | None) -> 
     if sure is not None:
         low, high = sure.spread.interval()
         outside = f"; outside the fit: {'; '.join(sure.outside)}" if sure.outside else ""
-        told.append(f"Steps are predicted, {low:.2f} to {high:.2f} times the figure: {sure.rests_on}{outside}.")
+        above = above_public(scenario, row.get("mfu_ratio", math.nan)) if scenario is not None else ""
+        doubt = f"{outside}; {above}" if above else outside
+        told.append(f"Steps are predicted, {low:.2f} to {high:.2f} times the figure: {sure.rests_on}{doubt}.")
     elif scenario is not None and is_random(scenario):
         told.append("It is one run of a scenario with chance in it: compare shows the spread over seeds.")
     found = losses(row)

@@ -5,7 +5,17 @@
 const Charts = (() => {
   const NS = "http://www.w3.org/2000/svg";
   const DASHES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2", "12 4", "6 2 1 2"];
+  const LINE = 13; // px, of a label with several lines
   const views = [];
+
+  function wrapped(text, room) {
+    const lines = [""];
+    for (const word of text.match(/[^,\s._=]*[,\s._=]*/g)) {
+      if (lines.at(-1) && (lines.at(-1) + word.trimEnd()).length > room) lines.push("");
+      lines[lines.length - 1] += word;
+    }
+    return lines.map((line) => line.trimEnd());
+  }
 
   function svg(name, attributes, parent, text) {
     const node = document.createElementNS(NS, name);
@@ -203,8 +213,10 @@ const Charts = (() => {
       const labels = this.rowed ? chart.y.ticks.map((t) => t[1]) : [digits(this.view.y1) + "00"];
       const widest = Math.max(...labels.map((t) => t.length), 3) * 7 + 14;
       const left = Math.min(widest, width * (narrow ? 0.34 : 0.28)) + (this.rowed ? 0 : 14);
-      const inner = this.rowed ? rows * 34 : narrow ? 200 : 260;
-      Object.assign(this, { width, left, right: 14, top: 10, inner, bottom: 44, height: inner + 54 });
+      const room = Math.max(4, Math.floor((left - 12) / 6.4));
+      const most = this.rowed ? Math.max(1, ...labels.map((text) => wrapped(text, room).length)) : 1;
+      const inner = this.rowed ? rows * Math.max(34, LINE * most + 8) : narrow ? 200 : 260;
+      Object.assign(this, { width, left, room, right: 14, top: 10, inner, bottom: 44, height: inner + 54 });
       this.plotWidth = width - left - this.right;
     }
 
@@ -291,14 +303,12 @@ const Charts = (() => {
     }
 
     rowLabels(group) {
-      const room = Math.max(4, Math.floor((this.left - 12) / 6.4));
-      const apart = this.inner / Math.max(1, this.chart.y.ticks.length);
-      const every = Math.ceil(11 / apart);
       for (const [at, text] of this.chart.y.ticks) {
-        if (at % every) continue;
-        const short = text.length > room ? text.slice(0, room - 1) + "\u2026" : text;
-        const label = svg("text", { x: this.left - 6, y: this.py(at) + 4, "text-anchor": "end" }, group, short);
-        if (short !== text) svg("title", {}, label, text);
+        const lines = wrapped(text, this.room);
+        lines.forEach((line, k) => {
+          const y = this.py(at) + 4 + LINE * (k - (lines.length - 1) / 2);
+          svg("text", { x: this.left - 6, y, "text-anchor": "end" }, group, line);
+        });
       }
     }
 
