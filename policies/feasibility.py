@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.policies.kernels.placement import allocation_fault
 from equipoise.policies.observation import DONE, Floats, Ints, Observation
 from equipoise.policies.plan import CHANGES, SCRIPT, UNCHANGED, Allocation, Moves, Plan
-from equipoise.policies.quotas.feasible import breaches
+from equipoise.policies.quotas.limits import breaches
 
 
 def check(plan: Plan, observation: Observation, before: Plan = UNCHANGED) -> str | None:

@@ -13,8 +13,7 @@ from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.contract import Allocation, AllocationStage, Memory, Plan, Policy, Stage
 from equipoise.policies.observation import HELD, RUNNING, WAITING, Floats, Ints, Observation
 from equipoise.policies.queues.places import least_gpus, place_job, start_on
-from equipoise.policies.quotas.feasible import breaches, may_start
-from equipoise.policies.quotas.limits import Quota, restricted, stands_well
+from equipoise.policies.quotas.limits import Quota, breaches, may_start, restricted, stands_well
 
 _ROUNDS = 8
 """Most repeats of a stage without the jobs that broke a limit; after these nothing changes."""

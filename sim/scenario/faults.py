@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.section import Count, Positive, Section, Span
-from equipoise.sim.scenario.units import Float, Seconds
+from equipoise.sim.scenario.units import Count, Float, Positive, Seconds, Section, Span
 
 
 class JobFailure(Section):

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from equipoise.sim.scenario.section import Count, Positive, Section, Span
-from equipoise.sim.scenario.units import Float, JobRate, Seconds, Share
+from equipoise.sim.scenario.units import Count, Float, JobRate, Positive, Seconds, Section, Share, Span
 
 Weight = Annotated[Float, Field(ge=0)]
 

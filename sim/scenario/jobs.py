@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from equipoise.policies.plan import RateRule
-from equipoise.sim.scenario.section import Count, Positive, Section, Span
-from equipoise.sim.scenario.units import Bytes, Float, Int, Seconds, Share
+from equipoise.sim.scenario.units import Bytes, Count, Float, Int, Positive, Seconds, Section, Share, Span
 
 
 class Even(Section):

@@ -29,18 +29,21 @@ from equipoise.sim.scenario.money import Cost as Cost
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.pools import Autoscale, Available
 from equipoise.sim.scenario.queues import QueuesSpec
-from equipoise.sim.scenario.section import Count, Positive, Section, Span
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
 from equipoise.sim.scenario.units import (
     Bytes,
     BytesPerS,
     Celsius,
+    Count,
     Float,
     GramsPerKwh,
     Int,
+    Positive,
     Rate,
     Seconds,
+    Section,
     Share,
+    Span,
     UsdPerHour,
     UsdPerJoule,
     Watts,

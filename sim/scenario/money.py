@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.section import Section, Span
-from equipoise.sim.scenario.units import TIME, Int, Share, Usd, UsdPerByteSecond, UsdPerHour
+from equipoise.sim.scenario.units import TIME, Int, Section, Share, Span, Usd, UsdPerByteSecond, UsdPerHour
 
 YEAR_S = 365 * 86400.0
 

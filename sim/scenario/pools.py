@@ -8,8 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from equipoise.sim.scenario.section import Count, Section
-from equipoise.sim.scenario.units import Int, Seconds
+from equipoise.sim.scenario.units import Count, Int, Seconds, Section
 
 
 class Supply(Section):

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from equipoise.sim.scenario.names import nearest
-from equipoise.sim.scenario.section import Count, Positive, Section, Span
-from equipoise.sim.scenario.units import Bytes, Float, Int, Seconds
+from equipoise.sim.scenario.units import Bytes, Count, Float, Int, Positive, Seconds, Section, Span
 
 NotNegative = Annotated[Float, Field(ge=0)]
 Number = Annotated[Int, Field(ge=0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.sim.scenario.section import Count, Positive, Section
+from equipoise.sim.scenario.units import Count, Positive, Section
 
 
 class Rate(Section):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import core_schema
 
 from equipoise.base.numerals import strict_float, strict_int
@@ -407,3 +407,14 @@ def _digits(value: float, digits: int = 3) -> str:
     whole = math.floor(math.log10(abs(value))) + 1 if value else 1
     text = f"{value:.{max(0, digits - whole)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+Positive = Annotated[Float, Field(gt=0)]
+Span = Annotated[Seconds, Field(gt=0)]
+Count = Annotated[Int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values are immutable once loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)

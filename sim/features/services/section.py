@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from equipoise.sim.scenario.generate import Arrivals
-from equipoise.sim.scenario.section import Count, Section, Span
-from equipoise.sim.scenario.units import Float, Int, RequestRate, Seconds, Share
+from equipoise.sim.scenario.units import Count, Float, Int, RequestRate, Seconds, Section, Share, Span
 
 BATCH_MOST = 4096
 """Requests of the largest batch; more is most likely a number meant for something else."""

@@ -13,8 +13,7 @@ from equipoise.sim.llm.published import SHAPES, with_sequence
 from equipoise.sim.llm.shape import NARROW, LatentAttention, Layout, Transformer
 from equipoise.sim.llm.shape import Precision as Numbers
 from equipoise.sim.llm.stack import STACKS, Stack
-from equipoise.sim.scenario.section import Count, Section, Span
-from equipoise.sim.scenario.units import Bytes, BytesPerS, Float, Flop, Int, Seconds, Share
+from equipoise.sim.scenario.units import Bytes, BytesPerS, Count, Float, Flop, Int, Seconds, Section, Share, Span
 
 Natural = Annotated[Int, Field(ge=0)]
 Positive = Annotated[Float, Field(gt=0)]

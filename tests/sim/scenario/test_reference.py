@@ -16,7 +16,7 @@ from equipoise.exit_codes import OK, WRONG_INPUT
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.reference import all_keys, under
 from equipoise.sim.scenario.reference import page as reference_page
-from equipoise.sim.scenario.section import Section
+from equipoise.sim.scenario.units import Section
 
 
 def test_a_key_has_its_unit_limits_default_and_meaning() -> None:
