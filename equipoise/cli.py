@@ -45,6 +45,7 @@ COMMANDS = {
     "report": ("runs.report", "report", "Write results as one HTML file, or as figures for papers."),
     "timeline": ("runs.report", "timeline", "Write a run's timeline for Perfetto."),
     "validate-against": ("questions.validation", "validate_against", "Compare predictions with public measurements."),
+    "init": ("scenario.init", "init", "Write a commented first scenario, from five answers or options."),
     "validate": ("scenario.validate", "validate", "Check scenarios, sweeps and hardware profiles."),
     "import": ("scenario.import_", "import_", "Write a scenario from a site's own files."),
     "check": ("scenario.check", "check", "Find what is missing in a job trace, and how that affects results."),
