@@ -79,16 +79,10 @@ def _speed(element: ElementTree.Element) -> float:
 
 @dataclass(frozen=True)
 class TopologyMatrix:
-    """`nvidia-smi topo -m`: links[i][j] is how device i reaches device j (`NV18`, `PIX`, `SYS` ...; `X` itself).
-
-    other: the columns after the links by name (`CPU Affinity`, `NUMA Affinity`), one cell per row. legend: the
-    names that the file gives its NICs.
-    """
+    """`nvidia-smi topo -m`: links[i][j] is how device i reaches device j (`NV18`, `PIX`, `SYS` ...; `X` itself)."""
 
     devices: tuple[str, ...]
     links: tuple[tuple[str, ...], ...]
-    other: Mapping[str, tuple[str, ...]]
-    legend: Mapping[str, str]
 
 
 def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> TopologyMatrix:
@@ -101,10 +95,7 @@ def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> Topol
     if begin < 0:
         raise file.error(0, "no header GPU0 GPU1 ... of `nvidia-smi topo -m`")
     devices = tuple(word for word in lines[begin].split() if _DEVICE.fullmatch(word))
-    titles = [cell.strip() for cell in re.split(r"\t+| {2,}", lines[begin])]
-    named = [title for title in titles if title and title not in devices]
     rows: list[tuple[str, ...]] = []
-    rest: list[list[str]] = []
     for number, line in enumerate(lines[begin + 1 :], begin + 2):
         words = line.split()
         if not words or words[0] not in devices or len(rows) == len(devices):
@@ -114,12 +105,9 @@ def read_topology_matrix(source: str | Path | bytes, *, name: str = "") -> Topol
             counted = f"{len(cells)} links for the {len(devices)} devices of the header"
             raise file.error(number, f"row {words[0]} has {counted}")
         rows.append(tuple(cells[: len(devices)]))
-        rest.append(line.split("\t")[len(devices) + 1 :] if "\t" in line else words[len(devices) + 1 :])
     if len(rows) < len(devices):
         raise file.error(0, f"{len(rows)} rows for the {len(devices)} devices of the header")
-    other = {title: tuple(row[k].strip() if k < len(row) else "" for row in rest) for k, title in enumerate(named)}
-    legend = dict(re.findall(r"^\s*(NIC[0-9]+):\s*(\S+)", "\n".join(lines[begin:]), re.MULTILINE))
-    return TopologyMatrix(devices, tuple(rows), other, legend)
+    return TopologyMatrix(devices, tuple(rows))
 
 
 @dataclass(frozen=True)

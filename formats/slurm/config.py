@@ -14,27 +14,6 @@ from equipoise.formats.text.numbers import decimal, limit_s
 from equipoise.formats.text.tally import RowTally, TextChange
 from equipoise.formats.text.textfile import called
 
-_NODE_KEYS = frozenset(
-    {
-        "nodename",
-        "nodehostname",
-        "nodeaddr",
-        "boards",
-        "corespersocket",
-        "cpus",
-        "procs",
-        "feature",
-        "features",
-        "gres",
-        "realmemory",
-        "sockets",
-        "socketsperboard",
-        "state",
-        "threadspercore",
-        "tmpdisk",
-        "weight",
-    }
-)
 _TABLES = ("nodename", "partitionname", "frontendname", "nodeset", "downnodes", "switchname", "blockname")
 
 
@@ -43,7 +22,7 @@ class ConfiguredNodes:
     """Nodes of one NodeName line, DEFAULT lines above it applied.
 
     cpus: what Slurm schedules; sockets x cores x threads where `CPUs` is not given. memory_bytes: RealMemory.
-    gpus: of each node; gpu_type as in Gres. other: further keys by their lower-case names.
+    gpus: of each node; gpu_type as in Gres.
     """
 
     names: tuple[str, ...]
@@ -54,8 +33,6 @@ class ConfiguredNodes:
     features: tuple[str, ...]
     weight: int
     state: str
-    other: Mapping[str, str]
-    line: int
     by_type: tuple[tuple[str, int], ...] = ()
 
 
@@ -181,8 +158,6 @@ def _nodes(line: ConfigLine, values: Mapping[str, str]) -> ConfiguredNodes:
         features=tuple(split_list(values.get("features", values.get("feature", "")))),
         weight=_whole(values, "weight", 1),
         state=values.get("state", "UNKNOWN"),
-        other={key: value for key, value in values.items() if key not in _NODE_KEYS},
-        line=line.line,
         by_type=gres_by_type(values.get("gres", "")),
     )
 

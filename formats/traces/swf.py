@@ -43,13 +43,11 @@ class SwfTable:
     """Jobs as equal-length columns, `table["wait_s"]`, by FIELDS; -1 stands for unknown, as in the file.
 
     submit_s: from the start of the log. memory_kib: per processor. status: 1 completed, 0 failed, 5 cancelled, 2
-    to 4 parts of a job. header: what the comment lines `; Name: value` say, the first of each name. line: where
-    each row stands.
+    to 4 parts of a job. line: where each row stands.
     """
 
     columns: Mapping[str, Floats | Ints]
     line: Ints
-    header: Mapping[str, str]
     changes: tuple[TextChange, ...]
 
     def __len__(self) -> int:
@@ -64,13 +62,9 @@ def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
     tally, file = RowTally(), TextFile(source, name)
     rows: list[Sequence[float]] = []
     lines: list[int] = []
-    header: dict[str, str] = {}
     for first, texts in file.chunks(tally):
         for number, line in enumerate(texts, first):
-            if line.lstrip().startswith((";", "#")):
-                key, colon, value = line.lstrip("; \t#").partition(":")
-                header.setdefault(key.strip(), value.strip()) if colon else None
-            elif line.strip():
+            if line.strip() and not line.lstrip().startswith((";", "#")):
                 _add(line, number, rows, lines, tally)
     if not rows:
         raise file.error(0, f"not a line of {len(FIELDS)} numbers, as in SWF")
@@ -78,7 +72,7 @@ def read_swf(source: str | Path | bytes, *, name: str = "") -> SwfTable:
     columns = {
         field: table[:, k].astype(np.int64) if field in _WHOLE else table[:, k] for k, field in enumerate(FIELDS)
     }
-    return SwfTable(columns, np.array(lines, dtype=np.int64), header, tally.changes())
+    return SwfTable(columns, np.array(lines, dtype=np.int64), tally.changes())
 
 
 def _add(line: str, number: int, rows: list[Sequence[float]], lines: list[int], tally: RowTally) -> None:

@@ -219,7 +219,7 @@ MATRIX = "GPU0\tCPU Affinity\tNUMA Affinity{}\nGPU0\t X \t0-15\t0\n"
 def test_a_matrix_whose_header_was_underlined(marks: tuple[str, str]) -> None:
     text = f"\t{marks[0]}{MATRIX.format(marks[1])}".encode()
     assert recognise(text) == "nvidia-smi-topo"
-    assert read(text).other == {"CPU Affinity": ("0-15",), "NUMA Affinity": ("0",)}
+    assert read(text).devices == ("GPU0",)
 
 
 def test_a_matrix_of_another_tool_is_refused() -> None:

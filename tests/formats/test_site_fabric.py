@@ -100,13 +100,13 @@ def test_a_matrix_tells_the_fewest_links_between_two_gpus() -> None:
         ("PIX", "NV12", "X", "NV6"),
         ("NV2", "NV4", "NV6", "X"),
     )
-    node, remarks = node_of_matrix(TopologyMatrix(("NIC0", "GPU0", "GPU1", "GPU2"), rows, {}, {}))
+    node, remarks = node_of_matrix(TopologyMatrix(("NIC0", "GPU0", "GPU1", "GPU2"), rows))
     assert (node.names, node.gpus, node.count) == ((), 3, 1)
     assert remarks == [
         "1 NICs without stated rates",
         "NV4: the link rate depends on the GPU type, which is not given; the default fabric",
     ]
-    _, remarks = node_of_matrix(TopologyMatrix(("GPU0", "GPU1"), (("X", "SYS"), ("SYS", "X")), {}, {}))
+    _, remarks = node_of_matrix(TopologyMatrix(("GPU0", "GPU1"), (("X", "SYS"), ("SYS", "X"))))
     assert remarks == [
         "no NIC is listed",
         "no NVLink between its GPUs: the default fabric is too fast for PCIe; set 'fabric'",
