@@ -146,12 +146,6 @@ def request_columns(o: Observation, rows: Ints | None = None) -> RequestColumns:
     )
 
 
-def asking_for(o: Observation, gpus: Ints) -> RequestColumns:
-    """The same columns with other numbers of requested GPUs, by row of the jobs table."""
-    requests = request_columns(o)
-    return (requests[0], frozen(gpus), *requests[2:])
-
-
 def room_columns(o: Observation) -> RoomColumns:
     """Columns of the nodes and GPUs tables that make up `Room`, as observed and without weights of nodes."""
     nodes, gpus = o.nodes, o.gpus
