@@ -45,6 +45,7 @@ def operation_measures() -> list[Measure]:
             "operation",
             {"case": name, "size": " ".join(map(str, size)), "threads": threads},
             partial(_timed, partial(case, *size), threads),
+            weight=0.5 if name in STEPS else 0.25,
         )
         for name, (case, sizes) in CASES.items()
         for size in sizes
