@@ -28,7 +28,7 @@ class Parts:
     def __init__(
         self, wrapper: Replicated, optimizer: Optimizers, policy: Policy | None, options: Options, problem: str | None
     ) -> None:
-        self.model, self.optimizer, self.options = wrapper.model, optimizer, options
+        self.options = options
         self.wrapper, self.leaves = wrapper, wrapper.leaves()
         check_parameters(wrapper, self.leaves, optimizer, options)
         self.device = next(wrapper.module.parameters()).device

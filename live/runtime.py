@@ -65,7 +65,7 @@ class Runtime:
 
         A loader, in place of a DataLoader over `sampler`. Every rank must read the same samples in the same order (a
         `set_epoch` method is called), and keeps those assigned to it; costly work belongs in `collate`, which makes
-        a batch of the rank's samples. To read ahead: `DataLoader(stream, batch_size=None, num_workers=1)`.
+        a batch of the rank's samples.
         Collective. Raises TypeError for an object that can be read only once.
         """
         if isinstance(samples, Iterator):
@@ -179,11 +179,6 @@ class Runtime:
     # -- status, which can be read at any time, on every rank --------------------------------------------------
 
     @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self._parts.device
-
-    @property
     def rank(self) -> int:
         """This process's rank."""
         return self._parts.group.rank
@@ -218,11 +213,6 @@ class Runtime:
     def learning_rate(self) -> float:
         """Factor on the script's learning rate in the running round, applied in optimizer steps."""
         return self._stepping.rate()
-
-    @property
-    def ends_step(self) -> bool:
-        """Whether the optimiser steps after the running batch: the last of `accumulation`."""
-        return self._parts.meter.is_last()
 
     @property
     def shares(self) -> list[int]:

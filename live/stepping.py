@@ -136,9 +136,10 @@ class Stepping:
 
     def weight_of_loss(self) -> float:
         """Factor on this rank's loss with which the ranks' plain mean is that of a single process."""
-        weights, options = self._weigh(self.current()), self._parts.options
-        rank, ranks = self._parts.group.rank, self._parts.group.ranks
-        return contribution_scale(weights[rank], math.fsum(weights), ranks, options.loss_reduction)
+        weights, group = self._weigh(self.current()), self._parts.group
+        return contribution_scale(
+            weights[group.rank], math.fsum(weights), group.ranks, self._parts.options.loss_reduction
+        )
 
     def begin(self) -> None:
         """Begin the next round."""
@@ -180,7 +181,7 @@ class Stepping:
         """Carry out a decision that is due, and begin the next one if it is time. Collective."""
         parts = self._parts
         if self._begun_at is not None and self.round - self._begun_at >= parts.options.delay_rounds:
-            self._carry_out_begun()
+            self.carry_out(self._agreed())
         if self._begun_at is None and parts.meter.rounds >= self.decide_after():
             change, decides = None, parts.options.mode != "observe"
             with parts.recorder.holding():
@@ -196,8 +197,7 @@ class Stepping:
                 self._begun_at = self.round if decides else None
                 if decides and not parts.options.delay_rounds:
                     change = self._agreed()
-            if change is not None:
-                self.carry_out(change)
+            self.carry_out(change)
 
     def decide_after(self) -> int:
         """Rounds between decisions; fewer at first if data lies in files, since a slow path delays every round."""
@@ -211,21 +211,17 @@ class Stepping:
         self._begun_at = None
         return change
 
-    def _carry_out_begun(self) -> None:
-        """Carry out the pending decision. Collective."""
-        change = self._agreed()
-        if change is not None:
-            self.carry_out(change)
-
     def settle(self) -> None:
         """Carry out a decision that was begun, if there is one, with all replicas equal. Collective."""
         if self._begun_at is not None:
             self._parts.local.meet()
-            self._carry_out_begun()
+            self.carry_out(self._agreed())
             self.begin()
 
-    def carry_out(self, change: RoundChange) -> None:
-        """Do what all ranks agreed on."""
+    def carry_out(self, change: RoundChange | None) -> None:
+        """Do what all ranks agreed on, if anything."""
+        if change is None:
+            return
         dealt = (change.shares, change.order, change.learning_rate)
         if change.moves or any(part is not None for part in dealt):
             self.dealt().schedule(change)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 
 from equipoise.live.options import Options
-from equipoise.live.train.wrapped import Replicated
+from equipoise.live.train.wrapped import Replicated, has_kind
 
 _SHARDS = [("Shard",), ("Replicate", "Shard")]  # a one-dimensional mesh, or replicated over the first dimension
 
@@ -19,20 +19,20 @@ _SHARDS = [("Shard",), ("Replicate", "Shard")]  # a one-dimensional mesh, or rep
 def check_model(model: Any) -> None:
     """Raises TypeError for a model whose gradients are not exchanged over all ranks, by DDP or `fully_shard`."""
     inside = getattr(model, "_orig_mod", None)
-    if isinstance(inside, DistributedDataParallel) or _is(inside, "FSDPModule"):
+    if isinstance(inside, DistributedDataParallel) or has_kind(inside, "FSDPModule"):
         raise TypeError(
             "model: torch.compile(...) around DistributedDataParallel or fully_shard is not allowed; attach that "
             "wrapper and compile inside it: DistributedDataParallel(torch.compile(module)), "
             "fully_shard(torch.compile(layer))"
         )
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
-    if any(_is(part, "FullyShardedDataParallel") for part in parts):
+    if any(has_kind(part, "FullyShardedDataParallel") for part in parts):
         raise TypeError("model: FullyShardedDataParallel is not supported; use fully_shard (FSDP2)")
-    if not isinstance(model, DistributedDataParallel) and not _is(model, "FSDPModule"):
-        shards = isinstance(model, torch.nn.Module) and any(_is(part, "FSDPModule") for part in model.modules())
+    if not isinstance(model, DistributedDataParallel) and not has_kind(model, "FSDPModule"):
+        shards = isinstance(model, torch.nn.Module) and any(has_kind(part, "FSDPModule") for part in model.modules())
         needed = "fully_shard(model) after its parts" if shards else "DistributedDataParallel or fully_shard"
         raise TypeError(f"model: not wrapped; needed: {needed}")
-    if isinstance(model, DistributedDataParallel) and any(_is(part, "FSDPModule") for part in model.modules()):
+    if isinstance(model, DistributedDataParallel) and any(has_kind(part, "FSDPModule") for part in model.modules()):
         raise TypeError("model: fully_shard inside DistributedDataParallel is not allowed; needed: one of them")
     for name, p in model.named_parameters():
         if hasattr(p, "device_mesh"):
@@ -44,11 +44,6 @@ def check_model(model: Any) -> None:
                 f"model: DistributedDataParallel over ranks {ranks} of {dist.get_world_size()} is not supported, "
                 "shares are assigned to all ranks (tensor or pipeline parallel); needed: its default process group"
             )
-
-
-def _is(module: Any, name: str) -> bool:
-    """Whether the class has this name, whose module differs between versions of PyTorch."""
-    return any(kind.__name__ == name for kind in type(module).__mro__)
 
 
 def _check_mesh(name: str, parameter: Any) -> None:

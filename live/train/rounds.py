@@ -103,10 +103,6 @@ class RoundMeter:
             *optimizer.on_step(self._note_step),
         ]
         self.batches = BatchCheck()
-        self.clear()
-
-    def clear(self) -> None:
-        """Discard the running window of rounds."""
         self.in_window = self._counted = 0  # rounds since the last optimiser step, and in all
         self._computing = False
         self._pauses = Pauses()

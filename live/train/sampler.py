@@ -48,10 +48,6 @@ class Files:
     digest: str  # another one for other files
 
 
-def _nothing() -> None:
-    """A callback that does nothing."""
-
-
 class ShareSampler:
     """Yields this rank's part of every global batch, as lists of dataset indices, one epoch per iteration.
 
@@ -104,7 +100,7 @@ class ShareSampler:
         self._stand_in = -1  # the last sample that was drawn, if any
         self._demand, self._samples = np.empty(0, dtype=np.int64), ()  # the last one, as an array and a tuple
         self.before_draw: Callable[[], None] | None = None  # called once
-        self.watch: Callable[[], None] = _nothing  # called whenever rounds were dealt or trained
+        self.watch: Callable[[], None] = lambda: None  # called whenever rounds were dealt or trained
         self.set_world(rank, ranks)
         self.deal: EpochSplit | None = None
 

@@ -144,11 +144,6 @@ class LocalSteps:
         return self.interval > 1 or self.far_every > 1
 
     @property
-    def has_apart(self) -> bool:
-        """Whether replicas differ now."""
-        return self.alone and (self.done > 0 or self._turn > 0)
-
-    @property
     def has_outer(self) -> bool:
         """Whether an outer optimiser follows the mean."""
         return self.outer_lr != 1.0 or self.outer_momentum != 0.0
@@ -218,7 +213,7 @@ class LocalSteps:
         """Make all replicas and their optimisers' moments equal now. Collective."""
         if not self.alone:
             return
-        if self.has_apart:
+        if self.done > 0 or self._turn > 0:  # replicas differ
             self._exchange()
             self._begin_period()
         if self._last_weights:

@@ -70,7 +70,7 @@ class Sharded(Replicated):
 
     def _units(self) -> Iterator[tuple[str, Any]]:
         """The modules whose parameters are gathered together, with their names."""
-        return ((name, m) for name, m in self.model.named_modules() if _has_kind(m, "FSDPModule"))
+        return ((name, m) for name, m in self.model.named_modules() if has_kind(m, "FSDPModule"))
 
     def leaves(self) -> dict[str, torch.Tensor]:
         """See `Replicated`; gathers one unit after the other. Collective."""
@@ -154,7 +154,7 @@ def wrapped(model: Any) -> Replicated:
     return Replicated(model)
 
 
-def _has_kind(module: Any, name: str) -> bool:
+def has_kind(module: Any, name: str) -> bool:
     """Whether a module is of a class of that name, which moved between modules of PyTorch."""
     return any(kind.__name__ == name for kind in type(module).__mro__)
 

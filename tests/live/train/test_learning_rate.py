@@ -100,7 +100,7 @@ def on_a_rank(rank: int, kind: str, rule: str | None, restart: bool, epochs: int
             runtime.load_state_dict(kept["runtime"])
         data = TensorDataset(*make_data())
         sampler = runtime.sampler(data)
-        model = runtime._parts.model
+        model = runtime._parts.wrapper.model
         left = False
         for _ in runtime.epochs(epochs):
             for x, y in DataLoader(data, batch_sampler=sampler):

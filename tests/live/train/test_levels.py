@@ -56,7 +56,8 @@ def trained(policy: str) -> dict[str, Any]:
             if runtime.round in SHARES:
                 sampler.schedule(RoundChange(sampler.drawn, shares=SHARES[runtime.round]))
             runtime.step()
-            log["met"].append(not runtime._parts.local.has_apart)
+            local = runtime._parts.local
+            log["met"].append(not (local.alone and (local.done or local._turn)))
             if runtime.round == ROUNDS:
                 break
     saved = runtime.state_dict()  # here all meet

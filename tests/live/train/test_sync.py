@@ -68,7 +68,8 @@ def train(rounds: int, intervals: dict[int, int], samples: int = SAMPLES, **oute
                 sampler.schedule(RoundChange(sampler.drawn, shares=SHARES[done]))
             runtime.step()
             log["losses"].append(float(loss.detach()))
-            log["met"].append(not runtime._parts.local.has_apart)
+            local = runtime._parts.local
+            log["met"].append(not (local.alone and (local.done or local._turn)))
             done += 1
             if done == rounds:
                 break
