@@ -21,13 +21,10 @@ _DONE = 20
 @click.argument("job", metavar="[JOB]", required=False)
 @click.option("--at", metavar="TIME", help="Without JOB: the last decision up to then, e.g. '3 h'. Default: the last.")
 @click.option("--trace", metavar="FILE", help="The run's job trace, if it is not found under its recorded name.")
-@click.option("--no-try", is_flag=True, help="Do not run the changes that might have started the job sooner.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @common
 @pass_state
-def explain(
-    state: CommandState, run_dir: str, job: str | None, at: str | None, trace: str | None, no_try: bool, form: str
-) -> int:
+def explain(state: CommandState, run_dir: str, job: str | None, at: str | None, trace: str | None, form: str) -> int:
     """Explain why JOB of the run in RUN waited, which jobs went first, and what would have started it sooner.
 
     Also lists the changes made to it, by sub-step. RUN is the folder of `run --out DIR --journal`. Without JOB:
@@ -50,7 +47,7 @@ def explain(
     row = folder.row(job)
     wait = why_it_waited(folder, row)
     tried = []
-    if not no_try and wait.span_s:
+    if wait.span_s:
         from equipoise.study.questions.what_if import try_changes
 
         with progress(state.quiet, folder.name(row), "changes") as tell:

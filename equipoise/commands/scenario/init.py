@@ -25,7 +25,7 @@ cluster:
 """
 _JOBS = """\
 workload:
-  generate:  # made-up jobs; `equipoise fit-workload TRACE` describes those of a real trace in these terms
+  generate:  # made-up jobs; for real ones, put `trace: {{file: jobs.csv}}` in the place of `generate`
     length: 2 d
     classes:
       - name: small

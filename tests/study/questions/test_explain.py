@@ -230,7 +230,7 @@ def test_a_job_that_lost_its_node_is_told_of_that_and_waited_again(
         (600.0, "lost its GPUs, and waits again"),
         (1800.0, "started on 2 GPUs of node 0"),
     ]
-    assert cli.main(["explain", str(tmp_path), "a", "--no-try"]) == 0
+    assert cli.main(["explain", str(tmp_path), "a"]) == 0
     told = capsys.readouterr().out
     assert "waited 0 s, and 20 min more after it had lost its GPUs" in told
     assert "It did not wait." not in told
