@@ -13,6 +13,7 @@ from equipoise.formats.recognise import FORMATS, PUBLISHED_FORMATS, recognise
 from equipoise.formats.slurm.accounting import read_accounting
 from equipoise.formats.slurm.accounts import read_associations, read_dump, read_script
 from equipoise.formats.slurm.config import read_slurm_conf
+from equipoise.formats.slurm.events import read_events
 from equipoise.formats.slurm.hardware import read_gres_conf, read_qos, read_topology_conf, read_topology_yaml
 from equipoise.formats.slurm.json_output import read_accounting_json
 from equipoise.formats.slurm.nodes import read_nodes_json, read_sinfo
@@ -41,6 +42,7 @@ READERS: dict[str, Callable[..., Any]] = {
     "sacctmgr-script": read_script,
     "scontrol": read_blocks,
     "sinfo": read_sinfo,
+    "slurm-events": read_events,
     "slurm.conf": read_slurm_conf,
     "squeue": read_queue,
     "squeue-json": read_queue_json,

@@ -19,7 +19,7 @@ from equipoise.formats.traces.swf import SwfTable
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.kubernetes import from_kueue
 from equipoise.sim.traces.rows import Rows, further
-from equipoise.sim.traces.slurm import from_accounting
+from equipoise.sim.traces.slurm import from_accounting, from_events
 from equipoise.sim.traces.trace import Column
 
 _SWF_STATES = {0: "FAILED", 1: "COMPLETED", 2: "PARTIAL", 3: "PARTIAL", 4: "PARTIAL", 5: "CANCELLED"}
@@ -97,6 +97,7 @@ _ZONED = ("philly-log", "sacct", "squeue", "scontrol")
 
 _QUEUES = ("squeue", "squeue-json", "scontrol")
 _READERS: dict[str, Callable[[Any, str], Rows]] = {
+    "slurm-events": from_events,
     "sacct": from_accounting,
     "sacct-json": from_accounting,
     "swf": from_swf,

@@ -1,4 +1,4 @@
-"""Jobs of `sacct`, `squeue` and `scontrol show job`, as rows of a trace."""
+"""Jobs of `sacct`, `squeue`, `scontrol show job`, and of the Slurm simulator's events, as rows of a trace."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from equipoise.formats.accelerators import is_slice
 from equipoise.formats.slurm.columns import canonical
+from equipoise.formats.slurm.events import EventTable
 from equipoise.formats.slurm.jobs import JobTable
 from equipoise.formats.slurm.values import NOT_GIVEN
 from equipoise.formats.text.columns import Text
@@ -143,3 +144,31 @@ def _groups(rows: Ints, jobs: JobTable, key: object) -> list[list[int]]:
     for k in rows.tolist():
         found.setdefault((jobs.cluster[k], key(k)), []).append(k)
     return [group for group in found.values() if len(group) > 1]
+
+
+def from_events(events: EventTable, unit: str) -> Rows:
+    """Submissions to the Slurm simulator; one that would run beyond its time limit is ended there."""
+    tasks, each = np.maximum(events.tasks, 1), np.maximum(events.cpus_per_task, 1)
+    columns: dict[str, Column] = {
+        name: getattr(events, name) for name in ("user", "account", "partition", "qos", "gpu_type")
+    }
+    columns["time_limit_s"] = np.where(np.isfinite(events.time_limit_s), events.time_limit_s, np.nan)
+    columns |= {"cpus": (tasks * each).astype(np.float64), "nodes": _given(events.nodes)}
+    columns["host_memory_bytes"] = _given(events.memory_bytes)
+    rows = Rows(
+        name=events.name,
+        arrival_s=events.submit_s,
+        duration_s=np.fmin(events.run_s, events.time_limit_s),
+        units=(tasks * each).astype(np.float64) if unit == "CPUs" else _given(events.gpus),
+        line=events.line,
+        columns=columns | further(_options(events.options), columns),
+        changes=events.changes,
+    )
+    rows.duration_s = np.where(np.isnan(events.run_s), np.nan, rows.duration_s)
+    rows.count("ended at its time limit", events.run_s > events.time_limit_s)
+    _segment(rows, events.options)
+    return rows
+
+
+def _options(options: Mapping[str, Text]) -> dict[str, Text]:
+    return {name: text for name, text in options.items() if not name.startswith("-")}

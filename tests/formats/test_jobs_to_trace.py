@@ -171,7 +171,16 @@ def test_what_squeue_shows_runs_for_its_time_limit(tmp_path: Path) -> None:
     assert "2 rows, 3 jobs; left out: 1 no duration" in trace.notes[0]
 
 
-def test_swf(tmp_path: Path) -> None:
+def test_events_of_the_slurm_simulator_and_swf(tmp_path: Path) -> None:
+    path = tmp_path / "week.events"
+    path.write_text(
+        "-dt 10.5 -e submit_batch_job | -sim-walltime 90000 --uid=u1 -J j1 -N 2 -n 64 -t 10 --gres=gpu:2 x.job\n"
+        "-dt 20 -e submit_batch_job | -sim-walltime 60 --uid=u2 -J j2 -n 4 -t 1-0 x.job\n",
+        encoding="utf-8",
+    )
+    trace = read_trace(path)
+    assert (trace.name, trace.gpus.tolist(), trace.duration_s.tolist()) == (("j1",), [4], [600.0])
+    assert read_trace(path, count="cpus").gpus.tolist() == [64, 4]
     path = tmp_path / "log.swf"
     row = "{} {} 10 100 8 -1 -1 8 3600 -1 {} 3 1 -1 1 1 -1 -1\n"
     path.write_text("; Version: 2.2\n" + row.format(1, 50, 1) + row.format(2, 40, 5), encoding="utf-8")

@@ -243,6 +243,21 @@ def test_slow_ports_of_a_machine_are_left_out(tmp_path: Path) -> None:
     assert "fabric: 350 GB/s" in imported(tmp_path, amd.replace('"942"', '"910"'))
 
 
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        ("-N 2 -n 8 --gpus-per-task=2", 16),
+        ("-N 3 --ntasks-per-node=2 --gpus-per-task=h100:1", 6),
+        ("-N 3 --tres-per-node=gres/gpu:2", 6),
+        ("-n 4 --tres-per-task=cpu=4,gres/gpu:a100:1", 4),
+        ("-G4 -N 2", 4),
+    ],
+)
+def test_gpus_of_submissions_in_all_their_ways(options: str, gpus: int) -> None:
+    event = f"-dt 1 -e submit_batch_job | -J a -sim-walltime 5 {options} x.job\n"
+    assert read(event.encode()).gpus.tolist() == [gpus]
+
+
 def test_queues_of_several_clusters(tmp_path: Path) -> None:
     head = "JOBID|USER|STATE|SUBMIT_TIME|TIME_LIMIT|NODES|TRES_PER_NODE"
     rows = "1|ada|RUNNING|2024-03-01T10:00:00|2:00:00|{}|gres:gpu:4"

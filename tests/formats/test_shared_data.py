@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not FORMATS.is_dir(), reason="the public data are not beside the checkout"),
 ]
 FILES = sorted(path for path in FORMATS.rglob("*") if path.is_file()) if FORMATS.is_dir() else []
-NOT_READ = {"kineto", "slurm-events"}
+NOT_READ = {"kineto"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -89,6 +89,9 @@ def test_a_cluster_from_its_configuration() -> None:
     assert conf.priority_weights["fairshare"] == 120_000
     tree = read(FORMATS / "medium-topology.conf")
     assert [len(switch.nodes) for switch in tree.switches] == [102, 100, 32, 0]
+    events = read(FORMATS / "medium-workload_5k.events.gz")
+    assert len(events) == 5_000
+    assert events.changes == ()
 
 
 def test_live_state_of_a_large_gpu_cluster() -> None:

@@ -302,9 +302,14 @@ def test_check_tells_of_twins_and_of_both_ends(tmp_path: Path) -> None:
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public data are not beside the checkout")
 def test_files_of_a_university(tmp_path: Path) -> None:
     files = [DATA / f"medium-{name}.conf" for name in ("slurm", "gres", "topology")]
-    out = tmp_path / "s.yaml"
-    out.write_text(import_site(files, out=out, count="cpus"), encoding="utf-8")
-    assert sum(group.count * group.gpus for group in read_scenario(out).scenario.cluster.nodes) == 7968
+    trace, out = DATA / "medium-workload_5k.events.gz", tmp_path / "s.yaml"
+    out.write_text(import_site(files, out=out, trace=str(trace), count="cpus"), encoding="utf-8")
+    read = read_scenario(out)
+    assert sum(group.count * group.gpus for group in read.scenario.cluster.nodes) == 7968
+    jobs = read.trace()
+    assert jobs is not None
+    assert len(jobs) == 4975
+    assert "5000 rows, 4975 jobs; left out: 25 zero duration" in jobs.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Published traces in their own columns, any CSV, SWF, recognition."""
+"""Published traces in their own columns, any CSV, SWF, the Slurm simulator's events, recognition."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from equipoise.formats.read import read
 from equipoise.formats.recognise import FORMATS, recognise
+from equipoise.formats.slurm.events import read_events
 from equipoise.formats.text.errors import FormatError
 from equipoise.formats.traces.philly import read_philly_log
 from equipoise.formats.traces.published import read_csv_trace, read_published, read_trace_nodes
@@ -38,6 +39,11 @@ SWF = b"""; Version: 2.2
 ; MaxProcs: 128
 1 0 10 100 4 -1 -1 4 200 -1 1 3 1 -1 0 0 -1 -1
 2 5 0 50 8 -1 -1 8 60 -1 5 4 1 -1 0 0 -1 -1
+"""
+EVENTS = b"""-dt  10.50 -e submit_batch_job | -sim-walltime 100.00 \
+--uid=ann -J job1 -N 2 -n 32 -t 3-00:00:00 -q q -p main --mem=5G pseudo.job
+-dt 11 -e submit_batch_job | --uid=bob -n4 --gres=gpu:a100:2 --exclusive -t 30 job.sh arg
+-dt 12 -e cancel_job | 1
 """
 PHILLY = [
     {
@@ -156,6 +162,17 @@ def test_swf() -> None:
     }
 
 
+def test_events_of_the_slurm_simulator() -> None:
+    jobs = read_events(EVENTS)
+    assert jobs.submit_s.tolist() == [10.5, 11.0]
+    assert jobs.time_limit_s.tolist() == [259200.0, 1800.0]
+    assert (jobs.run_s[0], jobs.nodes[0], jobs.tasks[0], jobs.memory_bytes[0]) == (100.0, 2, 32, 2 * 5 * 2**30)
+    assert (jobs.gpus.tolist(), jobs.gpu_type.tolist(), jobs.tasks[1]) == ([0, 2], ["", "a100"], 4)
+    assert jobs.user.tolist() == ["ann", "bob"]
+    assert jobs.options["script"].tolist() == ["pseudo.job", "job.sh arg"]
+    assert [(c.reason, c.first_line) for c in jobs.changes] == [("another event than submit_batch_job: cancel_job", 3)]
+
+
 SAMPLES = {
     "helios": HELIOS,
     "acme": SEREN,
@@ -165,6 +182,7 @@ SAMPLES = {
     "trace-nodes": b"sn,cpu_milli,memory_mib,gpu,model\na,64000,1024,2,P100\n",
     "philly-log": json.dumps(PHILLY).encode(),
     "swf": SWF,
+    "slurm-events": EVENTS,
     "sacct": b"JobID|State|Start\n1|FAILED|Unknown\n",
     "sacct-json": b'{"jobs": [{"job_id": 1, "association": {"user": "a"}, "time": {}}]}',
     "squeue": b"  JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n 1 a b c R 0:01 1 n\n",
