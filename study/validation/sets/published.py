@@ -180,12 +180,13 @@ def _recipe(row: Cells, shapes: Mapping[str, Any]) -> tuple[str, PublishedRow] |
     model = {**shape, "sequence": sequence, "stack": "megatron-core/H100", "layout": layout}
     found = _fit(model, gpu.lower(), gpus, f"{400 * each} Gbit/s", batch, row["precision"].lower(), each=each, **rack)
     measured = batch * sequence / (row.measured("tokens_per_s_per_gpu") * gpus)
-    made = _of(f"{row['model']} {row['precision']} on {gpus} {gpu}, {release}", name, gpu, measured, found)
+    key, sizes = f"{row['model']} {row['precision']} on {gpus} {gpu}, {release}", found.plan.shape
+    made = _of(key, (sizes.hidden, sizes.layers), gpu, measured, found)
     return f"{made.group[0]}, releases {'from' if new else 'before'} {NEW_RELEASE}", made
 
 
 def run_recipes(data: Path) -> list[Line]:
-    """Steps of NVIDIA's recipes on Blackwell, by kind and release."""
+    """Steps of NVIDIA's recipes on Blackwell, by kind and release; intervals are those of published runs."""
     known = [(row["run"], row["shape"]) for row in read_csv(data / FILE)]
     shapes: dict[str, Any] = {
         name: next((json.loads(s) for run, s in known if run.startswith(name)), {}) for name in _RECIPES.values()
@@ -193,8 +194,8 @@ def run_recipes(data: Path) -> list[Line]:
     groups = defaultdict[str, list[PublishedRow]](list)
     for group, row in read_rows(data / LLM, lambda row: _recipe(row, shapes)):
         groups[group].append(row)
-    every = [row for rows in groups.values() for row in rows]
-    return [line(f"Blackwell, {name}: step", OTHERS, [_steps(groups[name], every)]) for name in sorted(groups)]
+    others = read_rows(data / FILE, _run)
+    return [line(f"Blackwell, {name}: step", OTHERS, [_steps(groups[name], others)]) for name in sorted(groups)]
 
 
 def _steps(rows: Sequence[PublishedRow], others: Sequence[PublishedRow]) -> Score:
