@@ -270,7 +270,7 @@ def test_killed_in_the_middle_everything_ends_as_slurm_orders_it(slurm: RealSlur
     schedule = Schedule(slurm, "sjf", "--mode", "act", "--estimates", estimates(slurm.folder, TOOK))
     given_back = slurm.folder / "given-back"
     submit(slurm, {"block": given_back, **dict.fromkeys("abcde", 0.1)})
-    slurm.wait_for(lambda: nices(slurm) > {"0"}, 60.0, "the order was changed")
+    slurm.wait_for(lambda: nices(slurm) - {"0"}, 60.0, "the order was changed")
     watchdog = os.pidfd_open(schedule.watchdog())
     schedule.process.kill()
     schedule.process.wait(10)
