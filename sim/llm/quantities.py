@@ -90,6 +90,7 @@ class Quantities:
     expert_bytes: Floats
     link_expert: Floats
     routed_bytes: Floats
+    expert_away: Floats
     expert_hidden: Floats
     head_flop: Floats
     head_elements: Floats
@@ -280,6 +281,7 @@ def _groups(plan: ShardingPlan) -> dict[str, object]:
         "link_context": link_context,
         "expert_bytes": moe * routed * (la.expert - 1) / la.expert,
         "link_expert": link_expert,
+        "expert_away": la.expert > plan.network.node_gpus,
         "expert_hidden": la.overlap_experts,
         "routed_bytes": moe * routed * (8.0 if la.expert > 1 else 4.0),
     }

@@ -141,7 +141,8 @@ def _layer(q: Quantities, c: Stack) -> _Layer:
     tensor = _tensor(q, c)
     link = c.exchange_efficiency * q.link_context
     context = 3.0 * q.context_bytes / link
-    expert = 4.0 * (q.expert_bytes / q.link_expert + np.where(q.expert_bytes > 0, ALL_TO_ALL_S, 0.0))
+    expert_link = np.where(q.expert_away > 0, c.exchange_efficiency, 1.0) * q.link_expert  # the share of NICs
+    expert = 4.0 * (q.expert_bytes / expert_link + np.where(q.expert_bytes > 0, ALL_TO_ALL_S, 0.0))
     expert = (1.0 + q.recompute_full / 2.0) * expert
     forward = products + attention + moved
     half = c.selective_products  # of the products, with all that is between them, in place of attention
