@@ -25,10 +25,11 @@ def certainty_of(model: Model, plan: ShardingPlan, accelerator: str) -> StepCert
     """How sure the steps of a large model are on an accelerator of that name; a fitted file has its own interval."""
     spec = section(model)[0]
     name = spec.stack if isinstance(spec.stack, str) else ""
-    sure = certainty(plan, accelerator, name, calibrated=spec.measured_step is not None)
+    own_step = spec.measured_step
+    sure = certainty(plan, accelerator, name, measured_on="" if own_step is None else own_step.accelerator)
     sure = _with_stalls(sure, plan, stack_in_force(model))
     own = spec.stack.spread if isinstance(spec.stack, StackSpec) else None
-    if own is None or spec.measured_step is not None:
+    if own is None or own_step is not None:
         return sure
     text = "families left out of the fit to your steps"
     return replace(sure, spread=Spread.between(*own), rests_on=text, outside=())

@@ -87,9 +87,6 @@ class Spread:
         return Spread((*((w * (1.0 - chance), m, s, d) for w, m, s, d in self.parts), *stalled))
 
 
-CALIBRATED = Spread.between(0.96, 1.04)
-"""Of a plan whose own step was measured: 4 % (docs/validation-public.md, larger scales of one step)."""
-
 _RUNS = """
 Megatron 7.5B       | megatron    | dense   | A100 |   128 | 3.696 | 1.041 | Narayanan et al. 2021, table 1
 Megatron 39B        | megatron    | dense   | A100 |   512 | 14.45 | 0.999 | Narayanan et al. 2021, table 1
@@ -148,6 +145,14 @@ GENERATIONS = {
     **dict.fromkeys(("A100", "H100", "H200", "H800"), AMPERE_HOPPER),
     **dict.fromkeys(("B200", "B300", "GB200", "GB300"), BLACKWELL),
 }
+CALIBRATED = {
+    ("dense", AMPERE_HOPPER): Spread.between(0.96, 1.04),
+    ("dense", BLACKWELL): Spread.between(0.90, 1.11),
+    ("experts", BLACKWELL): Spread.between(0.76, 1.32),
+}
+"""Of a plan one step of which was measured, by group: dense on A100 and H100 at larger scales of that step; on
+Blackwell under other releases of its software (pooled by family, Student's t; docs/validation-public.md). Other groups
+have the widest of these."""
 LARGEST = {
     "fsdp-eager/A100": 128,
     "fsdp-eager/H100": 512,
@@ -205,6 +210,7 @@ class StepCertainty:
     group: tuple[str, str] = ("", "")
     gpu: str = ""
     layout: object = None
+    calibrated: bool = False
 
     @property
     def low(self) -> float:
@@ -277,7 +283,7 @@ def ratio_of(one: StepCertainty, other: StepCertainty) -> Spread:
     if one == other:
         return Spread(((1.0, 0.0, 0.0, NORMAL),))
     alone = Spread(((1.0, centre, math.hypot(one.spread.scale, other.spread.scale), NORMAL),))
-    if one.group[0] != other.group[0] or CALIBRATED in (one.spread, other.spread):
+    if one.group[0] != other.group[0] or one.calibrated or other.calibrated:
         return alone
     pairs = _pairs(one.group[0], one.model == other.model, one.gpu == other.gpu)
     if len(pairs) < FEWEST:
@@ -309,15 +315,15 @@ def gpu_name(accelerator: str) -> str:
     return next((word.upper() for word in words if word.upper() in GENERATIONS), "")
 
 
-def certainty(plan: ShardingPlan, accelerator: str, stack: str, *, calibrated: bool) -> StepCertainty:
-    """How sure a step is; stack: its name, "" for a file; calibrated: one step of the model was measured."""
+def certainty(plan: ShardingPlan, accelerator: str, stack: str, *, measured_on: str) -> StepCertainty:
+    """How sure a step is; stack: its name, "" for a file; measured_on: accelerator of a measured step, "" without."""
     kind = "experts" if plan.shape.experts else "dense"
     gpu = gpu_name(accelerator)
     group = (kind, GENERATIONS.get(gpu, ""))
     alike = [run for run in published_runs() if run.group == group]
     families = len({run.family for run in alike})
-    if calibrated:
-        spread, rests_on = CALIBRATED, "one measured step of this model"
+    if measured_on:
+        spread, rests_on = _by_measured_step(group, gpu or accelerator, gpu_name(measured_on) or measured_on)
     elif families >= FEWEST:
         spread = spread_of(published_runs(), group)
         rests_on = f"{len(alike)} published runs of {families} families: {kind}, {group[1]}"
@@ -325,7 +331,27 @@ def certainty(plan: ShardingPlan, accelerator: str, stack: str, *, calibrated: b
         spread = widest()
         rests_on = f"unknown: no published runs of {kind} models on {accelerator}; the widest interval of all groups"
     outside, nearest = tuple(_outside(plan, gpu or accelerator, stack)), _nearest(plan, kind, gpu)
-    return StepCertainty(spread, rests_on, outside, nearest, plan.shape, group, gpu or accelerator, plan.layout)
+    return StepCertainty(
+        spread, rests_on, outside, nearest, plan.shape, group, gpu or accelerator, plan.layout, bool(measured_on)
+    )
+
+
+def _by_measured_step(group: tuple[str, str], gpu: str, measured_on: str) -> tuple[Spread, str]:
+    """The spread of a model's steps when one was measured, and what it rests on.
+
+    On another GPU it is that of runs of one family on two GPUs, of fewer than three families the widest of all groups.
+    """
+    if gpu == measured_on:
+        return CALIBRATED.get(group, CALIBRATED["experts", BLACKWELL]), f"one measured step of this model on {gpu}"
+    elsewhere = (group[0], GENERATIONS.get(measured_on, ""))
+    groups = {run.group for run in published_runs()}
+    pairs = _pairs(group[0], True, False) if {group, elsewhere} <= groups else ()
+    text = f"a step measured on {measured_on}, not on {gpu}"
+    if len(pairs) < FEWEST:
+        return widest(), f"unknown: {text}; the widest interval of all groups"
+    centre, scale = _mean(group) - _mean(elsewhere), math.sqrt(math.fsum(pairs) / len(pairs))
+    text += f"; {len(pairs)} families of published runs on two GPUs"
+    return Spread(((1.0, centre, scale, float(len(pairs) - 1)),)), text
 
 
 def together(found: Iterable[StepCertainty]) -> StepCertainty:

@@ -61,7 +61,7 @@ LEAST_FACTOR = 1e-4
 
 
 def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: KeyPath) -> Model:
-    """With the factor that the measured step sets."""
+    """With the factor that the measured step sets, on its accelerator and over the links of `group`."""
     spec, bound = section(model)
     if spec.measured_step is None:
         return model
@@ -75,8 +75,12 @@ def with_factor(model: Model, profile: HardwareProfile, group: NodeGroup, path: 
     if rest or not passes:
         text = f"{own.global_batch} is not a multiple of dp x micro_batch ({dp} x {layout.micro_batch})"
         raise WrongValueError((*path, "measured_step", "global_batch"), text)
-    accelerator = profile.accelerator(group.accelerator)
-    plan = plan_of(model, accelerator, link_bytes_per_s(group, profile), dp, passes)
+    try:
+        accelerator = profile.accelerator(own.accelerator)
+    except ValueError as error:
+        raise WrongValueError((*path, "measured_step", "accelerator"), str(error)) from None
+    there = group.model_copy(update={"accelerator": own.accelerator})
+    plan = plan_of(model, accelerator, link_bytes_per_s(there, profile), dp, passes)
     factor = _factor(plan, spec.constants(), own.time, path)
     scaled = bound.model_copy(update={"factor": factor})
     return model.model_copy(update={"transformer": spec.model_copy(update={"bound": scaled})})

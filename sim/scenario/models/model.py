@@ -80,7 +80,8 @@ class MeasuredStep(Section):
     """One measured step: it sets one factor on every predicted time of the model."""
 
     time: Span  # time of the step
-    gpus: Count  # GPUs that it ran on
+    accelerator: Annotated[str, Field(min_length=1)]  # accelerator that it ran on
+    gpus: Count  # how many of them
     global_batch: Count  # sequences of the step
 
 

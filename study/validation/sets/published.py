@@ -13,19 +13,21 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from equipoise.sim.llm.certainty import FEWEST, GENERATIONS, PublishedRun, gpu_name, spread_of, widest
+from equipoise.sim.llm.certainty import CALIBRATED, FEWEST, GENERATIONS, PublishedRun, gpu_name, spread_of, widest
 from equipoise.sim.llm.memory import GENERAL
 from equipoise.sim.llm.published import SHAPES
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.questions.fits import Fits, fits
 from equipoise.study.validation.rows import Cells, read_csv, read_rows
-from equipoise.study.validation.score import Line, Score, judge, line
+from equipoise.study.validation.score import Line, Score, judge, line, of_splits
+from equipoise.study.validation.splits import bucket
 
 FILE = "throughput/published_runs.csv"
 PEAKS = "throughput/peak_memory_public.csv"
@@ -186,7 +188,10 @@ def _recipe(row: Cells, shapes: Mapping[str, Any]) -> tuple[str, PublishedRow] |
 
 
 def run_recipes(data: Path) -> list[Line]:
-    """Steps of NVIDIA's recipes on Blackwell, by kind and release; intervals are those of published runs."""
+    """Steps of NVIDIA's recipes on Blackwell, by kind and release; intervals are those of published runs.
+
+    Then, for each kind, steps when one of the same model, GPU and precision was measured, which scales the others.
+    """
     known = [(row["run"], row["shape"]) for row in read_csv(data / FILE)]
     shapes: dict[str, Any] = {
         name: next((json.loads(s) for run, s in known if run.startswith(name)), {}) for name in _RECIPES.values()
@@ -195,7 +200,37 @@ def run_recipes(data: Path) -> list[Line]:
     for group, row in read_rows(data / LLM, lambda row: _recipe(row, shapes)):
         groups[group].append(row)
     others = read_rows(data / FILE, _run)
-    return [line(f"Blackwell, {name}: step", OTHERS, [_steps(groups[name], others)]) for name in sorted(groups)]
+    lines = [line(f"Blackwell, {name}: step", OTHERS, [_steps(groups[name], others)]) for name in sorted(groups)]
+    for kind in ("dense", "experts"):
+        rows = [row for name in sorted(groups) for row in groups[name] if row.group[0] == kind]
+        if len({row.model for row in rows}) > 1:
+            what = f"Blackwell, {kind}: one measured step -> other layouts and releases"
+            lines.append(line(what, 0.04, of_splits(partial(_by_one_step, rows))))
+    return lines
+
+
+def _by_one_step(rows: Sequence[PublishedRow], split: int) -> Score:
+    """The score of scaling by one step of each model, GPU and precision, chosen by a hash; naive: its time a sample.
+
+    The interval is the shipped one, which these rows gave.
+    """
+    alike = defaultdict[tuple[str, str, str], list[PublishedRow]](list)
+    for row in rows:
+        alike[str(row.model), row.gpu, row.found.plan.layout.precision].append(row)
+    asked, factors, naive = list[PublishedRow](), list[float](), list[float]()
+    for members in alike.values():
+        known = min(members, key=lambda row: bucket(row.key, split, 2**32))
+        for row in members:
+            if row is not known:
+                asked.append(row)
+                factors.append(known.measured / known.step_s)
+                naive.append(known.measured * _sequences(row) / _sequences(known))
+    predicted, measured = np.array([r.step_s for r in asked]) * factors, np.array([r.measured for r in asked])
+    return judge([row.key for row in asked], predicted, np.array(naive), measured, CALIBRATED[rows[0].group].interval())
+
+
+def _sequences(row: PublishedRow) -> float:
+    return row.found.plan.layout.global_batch / row.found.plan.layout.gpus
 
 
 def _steps(rows: Sequence[PublishedRow], others: Sequence[PublishedRow]) -> Score:

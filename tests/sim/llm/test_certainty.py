@@ -101,11 +101,16 @@ def test_what_a_fit_has_not_seen_widens_and_says_so(tmp_path: Path, capsys: pyte
 
 def test_one_measured_step_makes_it_sure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = asked(tmp_path, capsys, "h100_sxm")
-    told = {"time": 1.1 * float(str(known["step_s"])), "gpus": 64, "global_batch": 128}
+    told = {"time": 1.1 * float(str(known["step_s"])), "accelerator": "h100_sxm", "gpus": 64, "global_batch": 128}
     again = asked(tmp_path, capsys, "h100_sxm", measured_step=told)
     low, high = again["step_interval_s"]
     assert again["step_s"] == pytest.approx(told["time"], rel=1e-6)
     assert high / low < 1.1
+    elsewhere, plain = (asked(tmp_path, capsys, "b200", **more) for more in ({"measured_step": told}, {}))
+    low, high = elsewhere["step_interval_s"]
+    # a step measured on an H100 scales that of a B200 by the same factor, and says less of it
+    assert elsewhere["step_s"] == pytest.approx(1.1 * float(str(plain["step_s"])), rel=1e-3)
+    assert high / low > 1.5
 
 
 def written(folder: Path, name: str = "sure", **changes: object) -> Path:

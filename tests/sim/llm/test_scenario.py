@@ -99,8 +99,11 @@ def test_a_simulated_step_is_the_predicted_one(keys: dict[str, Any], layout: Lay
     assert step_s(case) == pytest.approx(float(step_time(plan, STACKS[stack]).total), rel=2e-6)
 
 
+OWN_STEP = {"time": 9.0, "accelerator": "h100_sxm", "gpus": 64, "global_batch": 128}
+
+
 def test_a_measured_step_sets_one_factor() -> None:
-    own = {"time": 7.5, "gpus": 64, "global_batch": 128}
+    own = OWN_STEP | {"time": 7.5}
     assert step_s(from_mapping(data(measured_step=own))) == pytest.approx(7.5, rel=1e-6)
     plain, twice = (step_s(from_mapping(data(batch=256, **more))) for more in ({}, {"measured_step": own}))
     small = step_s(from_mapping(data()))
@@ -111,7 +114,7 @@ def test_a_measured_step_never_makes_links_faster() -> None:
     """What the exchange takes at its links' rate stays; the rest of the step gives way."""
     layout = {"tp": 4, "pp": 4, "zero": 2}
     plain = step_s(from_mapping(data(layout)))
-    own = {"time": 0.8 * plain, "gpus": 64, "global_batch": 128}
+    own = OWN_STEP | {"time": 0.8 * plain}
     case = from_mapping(data(layout, measured_step=own))
     assert step_s(case) == pytest.approx(0.8 * plain, rel=1e-6)
     spec = case.workload.models["m"].transformer
@@ -131,7 +134,12 @@ def _of(values: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, Any]]:
 @given(
     st.fixed_dictionaries({"tp": st.sampled_from([4, 8]), "pp": st.sampled_from([1, 2]), "zero": st.integers(0, 3)}),
     st.sampled_from(["megatron-core/H100", "megatron/A100", "fsdp-eager/H100"]),
-    _of({"measured_step": [{"time": 9.0, "gpus": 64, "global_batch": 128}], "replica_links": [0.5]}),
+    _of(
+        {
+            "measured_step": [{"time": 9.0, "accelerator": "h100_sxm", "gpus": 64, "global_batch": 128}],
+            "replica_links": [0.5],
+        }
+    ),
     _of(
         {
             "power_share": [0.7],
@@ -454,7 +462,7 @@ def test_a_config_and_a_stack_are_read_beside_the_scenario(tmp_path: Path) -> No
         (None, {"hidden": 100}, r"transformer.hidden: 'config' already sets it"),
         (
             None,
-            {"measured_step": {"time": 1, "gpus": 3, "global_batch": 8}},
+            {"measured_step": {"time": 1, "accelerator": "h100_sxm", "gpus": 3, "global_batch": 8}},
             r"measured_step.gpus: 3 is not a multiple of 2",
         ),
     ],
