@@ -101,3 +101,4 @@ def test_the_wheel_of_the_archive_of_sources_makes_the_run_of_the_checkout(tmp_p
     do(sys.executable, "-c", from_here, *run_it, outside / "checkout", cwd=tree)
     wheel, checkout = (json.loads((outside / name / "summary.json").read_text()) for name in ("wheel", "checkout"))
     assert wheel["identity"] == checkout["identity"]
+    do(tmp_path / "use/bin/equipoise", "rerun", "checkout", cwd=outside)  # equal to the byte, or it fails

@@ -16,7 +16,7 @@ from equipoise.options import CommandState, common, note, pass_state, say
 @common
 @pass_state
 def rerun(state: CommandState, run_dir: str) -> int:
-    """Make the run recorded in RUN again and compare its tables byte by byte.
+    """Make the run recorded in RUN again and compare its results byte by byte.
 
     Names the inputs that have changed since (code, trace, hardware profile, ...) and does not run if there are any.
     """
@@ -37,8 +37,10 @@ def rerun(state: CommandState, run_dir: str) -> int:
         note(False, *(f"equipoise: {folder}: changed since: {name}" for name in changed))
         return WRONG_INPUT
     with tempfile.TemporaryDirectory() as again:
-        api.run(case, policy=policy, seed=seed, trace=trace, out=again, timeline=(folder / "timeline").is_dir())
-        tables = sorted(path.relative_to(folder) for path in folder.rglob("*.parquet"))
+        timeline, journal = (folder / "timeline").is_dir(), (folder / "journal.jsonl").is_file()
+        api.run(case, policy=policy, seed=seed, trace=trace, out=again, timeline=timeline, journal=journal)
+        tables = [folder / "summary.json", *folder.glob("journal.jsonl"), *sorted(folder.rglob("*.parquet"))]
+        tables = [path.relative_to(folder) for path in tables]
         differ = [t for t in tables if not _equal(folder / t, Path(again) / t)]
     for table in tables:
         say(f"{table}: {'differs' if table in differ else 'equal'}")
