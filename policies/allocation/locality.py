@@ -29,8 +29,8 @@ def with_data(o: Observation, rows: Ints) -> Bools:
     return np.asarray(known[rows] & (o.jobs.input_bytes[rows] > 0.0))
 
 
-def delays(o: Observation, row: int, gpus: int, nodes: Ints) -> Floats:
-    """d of a job (row) with these GPU counts on `nodes`: seconds of fetching per second of work.
+def fetch_s_of(o: Observation, row: int, gpus: int, nodes: Ints) -> Floats:
+    """Time (s) for which a job (row) with this many GPUs would fetch what is not stored on each of `nodes`.
 
     A node with u of the job's n GPUs reads u/n of its data. The part that it does not store comes over its
     interface, or at the rate of the storing nodes if these are slower.
@@ -43,10 +43,8 @@ def delays(o: Observation, row: int, gpus: int, nodes: Ints) -> Floats:
     remote = np.maximum(taken - stored[nodes], 0.0)
     s_per_byte = 1.0 / _free_rate(o)
     source_s = float((ratio * s_per_byte[homes]).max())
-    fetch_s = np.maximum(remote * s_per_byte[nodes], remote / taken * source_s)
-    work_s = max(float(np.nan_to_num(o.jobs.service_s[row], nan=1.0)), 1e-9)
-    delay: Floats = float(o.jobs.input_bytes[row]) * fetch_s / work_s
-    return delay
+    fetch_s: Floats = np.maximum(remote * s_per_byte[nodes], remote / taken * source_s)
+    return float(o.jobs.input_bytes[row]) * fetch_s
 
 
 def _free_rate(o: Observation) -> Floats:
@@ -68,7 +66,8 @@ def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
     near[o.stores.node[first:end]] = True
     looked_at = some[near[some] | (np.cumsum(~near[some]) <= gpus)]
     own = weight.copy()
-    own[looked_at] = weight[looked_at] / (1.0 + delays(o, row, gpus, looked_at))
+    work_s = max(float(np.nan_to_num(o.jobs.service_s[row], nan=1.0)), 1e-9)
+    own[looked_at] = weight[looked_at] / (1.0 + fetch_s_of(o, row, gpus, looked_at) / work_s)
     ranked = looked_at[np.lexsort((free[looked_at], -own[looked_at]))]
     return columns._replace(weight=frozen(own), order=frozen(ranked))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.policies.allocation.elastic import elastic_columns, elastic_rows, held_gpus, slower, slowest_models
-from equipoise.policies.allocation.locality import delays, lost_apart_s, with_data
+from equipoise.policies.allocation.locality import fetch_s_of, lost_apart_s, with_data
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, gpus_wanted, paces
 from equipoise.policies.allocation.widths import sizes_between
@@ -175,10 +175,8 @@ class Starts:
         node = np.unique(o.gpus.node[gpu])
         times = self._times_s(row, [len(gpu)], per)[0][self.nodes.model[node]]
         free = np.bincount(o.gpus.node[gpu], minlength=len(o.nodes)).astype(np.int64)
-        slow = 1.0 / self.ratio[node]
-        if with_data(o, np.array([row]))[0]:
-            slow = slow * (1.0 + delays(o, row, len(gpu), node))
-        return float((times * slow).max()) + self._apart_s(row, len(gpu), node, free, int(self.nodes.model[node[0]]))
+        own_s = times / self.ratio[node] + self._fetch_s(row, len(gpu), node)
+        return float(own_s.max()) + self._apart_s(row, len(gpu), node, free, int(self.nodes.model[node[0]]))
 
     def _on(self, row: int, free: Ints, sizes: list[int], times: Floats, model: int) -> list[GpuChoice]:
         """Options on nodes with these free GPUs: the fewest nodes, the quickest, and one rack."""
@@ -187,10 +185,8 @@ class Starts:
         for size, time_s in zip(sizes, times.tolist(), strict=True):
             if total < size or not time_s < np.inf:
                 continue
-            slow = 1.0 / self.ratio[some]
-            if with_data(o, np.array([row]))[0]:
-                slow = slow * (1.0 + delays(o, row, size, some))
-            sets = [some, _quickest(some, free, slow, size)]
+            own_s = time_s / self.ratio[some] + self._fetch_s(row, size, some)
+            sets = [some, _quickest(some, free, own_s, size)]
             if self.racks:
                 rack = np.bincount(o.nodes.rack[some], free[some]).astype(np.int64)
                 enough = np.flatnonzero(rack >= size)
@@ -200,11 +196,15 @@ class Starts:
             for part in sets:
                 chosen = _fewest(part, free[part], size, None if reads is None else reads[part])
                 at = np.searchsorted(some, chosen)
-                estimate_s = time_s * float(slow[at].max()) + self._apart_s(row, size, chosen, free, model)
+                estimate_s = float(own_s[at].max()) + self._apart_s(row, size, chosen, free, model)
                 worth = float((free[chosen] * self.worth[chosen]).sum())
                 if not any(np.array_equal(chosen, old.nodes) and old.gpus == size for old in found):
                     found.append(GpuChoice(estimate_s, size, size * worth / max(free[chosen].sum(), 1), chosen))
         return found
+
+    def _fetch_s(self, row: int, gpus: int, nodes: Ints) -> Floats | float:
+        o = self.proposal.observation
+        return fetch_s_of(o, row, gpus, nodes) if with_data(o, np.array([row]))[0] else 0.0
 
     def _apart_s(self, row: int, gpus: int, chosen: Ints, free: Ints, model: int) -> float:
         """Extra time (s) for exchanges across more nodes than needed, slower interfaces, or racks."""
@@ -313,11 +313,11 @@ def takes_s_of(
     return takes_s
 
 
-def _quickest(nodes: Ints, free: Ints, slow: Floats, gpus: int) -> Ints:
-    """The nodes with least slow-down that have enough free GPUs in sum, with those like the last of them."""
-    order = np.argsort(slow, kind="stable")
+def _quickest(nodes: Ints, free: Ints, own_s: Floats, gpus: int) -> Ints:
+    """The nodes on which a job takes least that have enough free GPUs in sum, with those like the last of them."""
+    order = np.argsort(own_s, kind="stable")
     enough = int(np.searchsorted(np.cumsum(free[nodes[order]]), gpus))
-    return np.asarray(nodes[slow <= (1.0 + SURE) * slow[order[min(enough, len(order) - 1)]]])
+    return np.asarray(nodes[own_s <= (1.0 + SURE) * own_s[order[min(enough, len(order) - 1)]]])
 
 
 def _fewest(nodes: Ints, free: Ints, gpus: int, weight: Floats | None = None) -> Ints:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise import run
-from equipoise.policies.allocation.locality import delays
+from equipoise.policies.allocation.locality import fetch_s_of
 from equipoise.policies.contract import UNCHANGED
 from equipoise.policies.observation import Jobs, Nodes, Observation, Speeds, Stores
 from equipoise.policies.registry import make_stage
@@ -56,15 +56,15 @@ def test_b_an_idle_cluster_starts_a_job_where_its_data_is(policy):
 
 
 def test_b_the_delay_of_each_node_follows_data_and_links():
-    """d: seconds of fetching per second of work; each of what it is made of changes it alone."""
+    """Each of what the seconds of fetching are made of changes them alone."""
 
-    def delay(nic=1e9, busy=0.0, ratio=1.0, input_bytes=1e12, service_s=1000.0, gpus=1):
+    def delay(nic=1e9, busy=0.0, ratio=1.0, input_bytes=1e12, gpus=1):
         o = Observation.of(
             nodes=Nodes.of(gpus=[2, 2], gpus_free=[2, 2], nic_bytes_per_s=[1e9, nic], nic_busy_ratio=[0.0, busy]),
-            jobs=Jobs.of(id=[0], input_bytes=[input_bytes], service_s=[service_s]),
+            jobs=Jobs.of(id=[0], input_bytes=[input_bytes]),
             stores=Stores.of(job=[0, 0], node=[0, 1], ratio=[1.0, 1.0 - ratio]),
         )
-        return delays(o, 0, gpus, np.array([0, 1])).tolist()
+        return (fetch_s_of(o, 0, gpus, np.array([0, 1])) / 1e3).tolist()
 
     assert delay()[0] == 0.0
     assert delay()[1] == pytest.approx(1.0)
@@ -72,7 +72,7 @@ def test_b_the_delay_of_each_node_follows_data_and_links():
     assert delay(nic=4e9)[1] == pytest.approx(1.0), "the other end is no faster"
     assert delay(busy=0.5)[1] == pytest.approx(2.0)
     assert delay(ratio=0.25)[1] == pytest.approx(0.25)
-    assert delay(input_bytes=2e12)[1] == delay(service_s=500.0)[1] == pytest.approx(2.0)
+    assert delay(input_bytes=2e12)[1] == pytest.approx(2.0)
     assert delay(gpus=4)[1] == pytest.approx(1.0), "half of the data goes there, all of it comes from node 0"
 
 
