@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -64,6 +65,8 @@ KINDS: dict[DeviceKind, tuple[str, ...]] = {
     "cpu": ("copy", "read", "add", "gemm", "share", "interference", "operation", *_HOST),
 }
 """What can be measured on each kind of device."""
+BANDWIDTHS, RATES = frozenset(("copy", "triad", "add", "library_copy")), frozenset(("gemm", "fma", "tensor"))
+"""Kinds of which a profile needs one each."""
 
 Progress = Callable[[int, int, str], None]
 """Called as progress(measurements done, total, next measurement)."""
@@ -96,7 +99,9 @@ class SessionOutcome:
 def plan_for(
     device: DeviceKind, quick: bool, only: frozenset[str] = frozenset(), folder: Path | None = None, part: float = 1.0
 ) -> Iterator[SessionPlan]:
-    """All measurements of a device, or only those of the named kinds. Frees processes and memory on exit.
+    """All measurements of a device, or only those of the named kinds and the rate and bandwidth that profiles need.
+
+    Frees processes and memory on exit.
 
     `part`: length of the session over the usual one; sustained loads are shortened by it.
 
@@ -106,13 +111,16 @@ def plan_for(
     unknown = only - set(KINDS[device])
     if unknown:
         raise SamplesError(f"unknown kind: {', '.join(sorted(unknown))}; known: {', '.join(KINDS[device])}")
+    if only:
+        only |= {"copy"} if not only & BANDWIDTHS else set()
+        only |= {"gemm"} if not only & RATES else set()
     with ExitStack() as stack:
         if device == "cuda":
             plan = _cuda_plan(stack, quick, folder, only, part)
         else:
             plan = _cpu_plan(stack, quick, folder, only)
         kept = [m for m in plan.measures if not only or m.kind in only]
-        missing = tuple(line for line in plan.missing if not only or line.partition(" ")[0] in only)
+        missing = tuple(line for line in plan.missing if not only or re.split("[ ,:]", line)[0] in only)
         yield replace(plan, measures=kept, missing=missing)
 
 
@@ -142,7 +150,8 @@ def _cpu_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozense
         *overlap_measures(groups, quick),
     ]
     conditions = inventory.cpu_conditions()
-    return SessionPlan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions)
+    missing = () if importlib.util.find_spec("torch") else ("training, operation: need PyTorch",)
+    return SessionPlan(measures, conditions, inventory.software_versions(), inventory.cpu_conditions, missing)
 
 
 def _cuda_plan(stack: ExitStack, quick: bool, folder: Path | None, only: frozenset[str], part: float) -> SessionPlan:

@@ -1,8 +1,4 @@
-"""Real training steps over batch sizes and precisions: forward, backward, optimiser.
-
-Through PyTorch where it is installed. Otherwise a multilayer perceptron with its gradients written out in
-NumPy, labelled as that, so that the method can be tried without it.
-"""
+"""Real training steps of PyTorch over batch sizes and precisions: forward, backward, optimiser."""
 
 from __future__ import annotations
 
@@ -14,8 +10,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from equipoise.calibrate.measure.measure import Measure, Outcome
 from equipoise.calibrate.measure.timing import time_calls
 from equipoise.calibrate.samples import Scalar
@@ -23,7 +17,6 @@ from equipoise.calibrate.samples import Scalar
 if TYPE_CHECKING:
     import torch
 
-MLP_WIDTHS = (256, 512, 512, 10)
 WORKLOADS = ("mlp", "conv", "transformer")
 
 
@@ -56,7 +49,7 @@ FRAMEWORK, ONE_CORE = "PyTorch", "PyTorch on one core, CPU time"
 def training_measures(device: str, quick: bool) -> list[Measure]:
     """Steps of each workload over batch sizes; on a GPU in fp32, tf32 and bf16."""
     if importlib.util.find_spec("torch") is None:
-        return [] if device == "cuda" else _numpy_measures(quick)
+        return []
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -205,50 +198,3 @@ def _transformer(size: Size) -> torch.nn.Module:
             return logits.transpose(1, 2)
 
     return Decoder()
-
-
-def _numpy_measures(quick: bool) -> list[Measure]:
-    batches = SIZES["cpu", quick].batches
-    return [
-        Measure(
-            "training",
-            {"workload": "mlp", "precision": "fp32", "batch": batch, "framework": "NumPy"},
-            partial(_numpy_step, batch),
-        )
-        for batch in batches
-    ]
-
-
-def _numpy_step(batch: int, budget_s: float) -> Outcome:
-    return time_calls(numpy_mlp(batch), budget_s)
-
-
-def numpy_mlp(batch: int, learning_rate: float = 1e-2) -> Callable[[], float]:
-    """A step of a ReLU perceptron with softmax cross-entropy and plain SGD; each call returns the loss."""
-    random = np.random.default_rng(0)
-    weights: list[Any] = [
-        (random.standard_normal((a, b)) * np.sqrt(2.0 / a)).astype(np.float32) for a, b in pairwise(MLP_WIDTHS)
-    ]
-    x = random.standard_normal((batch, MLP_WIDTHS[0])).astype(np.float32)
-    labels = random.integers(0, MLP_WIDTHS[-1], batch)
-
-    def step() -> float:
-        """Forward, backward, plain SGD; returns the loss."""
-        activations = [x]
-        for k, w in enumerate(weights):
-            z = activations[-1] @ w
-            activations.append(np.maximum(z, 0.0) if k < len(weights) - 1 else z)
-        logits = activations[-1] - activations[-1].max(axis=1, keepdims=True)
-        probability = np.exp(logits)
-        probability /= probability.sum(axis=1, keepdims=True)
-        loss = float(-np.log(probability[np.arange(batch), labels] + 1e-12).mean())
-        gradient = probability
-        gradient[np.arange(batch), labels] -= 1.0
-        gradient /= batch
-        for k in range(len(weights) - 1, -1, -1):
-            update = activations[k].T @ gradient
-            gradient = (gradient @ weights[k].T) * (activations[k] > 0)
-            weights[k] -= learning_rate * update
-        return loss
-
-    return step

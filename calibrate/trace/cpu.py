@@ -93,8 +93,13 @@ def _fitted(rows: Sequence[tuple[Work, float]]) -> dict[tuple[str, str], float]:
     return dict(zip(columns, (float(v) for v in x / scale), strict=True))
 
 
-def fit_operations(samples: SampleSet, name: str) -> OperationRates:
-    """Rates of the CPU that the samples of operations are of. Raises ValueError, one line, where they do not fit."""
+def fit_operations(
+    samples: SampleSet, name: str, tell: Callable[[int, int, str], None] = lambda done, total, case: None
+) -> OperationRates:
+    """Rates of the CPU that the samples of operations are of. Raises ValueError, one line, where they do not fit.
+
+    tell: called with the number of cases that were traced, their total, and the next one.
+    """
     measured: defaultdict[tuple[Scalar, ...], list[float]] = defaultdict(list)
     for one in samples.of("operation"):
         measured[one["case"], one["size"], one["threads"]].append(float(np.median(one.values)))
@@ -103,7 +108,8 @@ def fit_operations(samples: SampleSet, name: str) -> OperationRates:
         raise ValueError(f"operations on {threads} and on {others[0]} threads; fit one count at a time")
     pieces: list[tuple[Work, float]] = []
     steps: list[tuple[Work, float]] = []
-    for (case, size, _), seconds in measured.items():
+    for done, ((case, size, _), seconds) in enumerate(measured.items()):
+        tell(done, len(measured), f"{case} {size}")
         # Other work only ever makes a round slower.
         row = _work(traced(str(case), str(size))), float(np.quantile(seconds, 0.25))
         (steps if case in STEPS else pieces).append(row)

@@ -88,9 +88,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __enter__(self) -> Any:
         # Cycles hold tensors until they are collected: at the same calls, whatever ran before, and about as often.
+        # What was made before is left out, as looking through it takes longer than most traces.
         self._collects = gc.isenabled()
-        gc.collect()
         gc.disable()
+        gc.freeze()
         self._resizes = ExitStack()
         self._resizes.enter_context(patch.object(torch.UntypedStorage, "resize_", self._resize))
         return super().__enter__()
@@ -98,6 +99,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._resizes.close()
+        gc.unfreeze()
         if self._collects:
             gc.enable()
 

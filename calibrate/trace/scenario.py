@@ -50,12 +50,13 @@ class TracedLine:
         return (fixed, slope) if fixed >= 0.0 else (0.0, at_b / b.trace.batch)
 
     def step(self) -> StepTime:
-        """The line as a step of a hardware profile; the interval is that of models left out of the rates' fit."""
-        rates, source = self.few.rates, f"traced at batches {self.few.trace.batch} and {self.many.trace.batch}"
-        wide = 1.0 + self.few.error
+        """The line as a step of a hardware profile; the interval is the wider one of both predictions."""
+        rates, wide = self.few.rates, 1.0 + max(self.few.error, self.many.error)
+        batches = f"{self.few.trace.batch} and {self.many.trace.batch}"
+        source = f"operations traced at batches {batches}, rates of {rates.name}"
 
-        def measured(value: float) -> Measured:
-            return Measured(value=value, low=value / wide, high=value * wide, n=2, source=source, kind="fitted")
+        def predicted(value: float) -> Measured:
+            return Measured(value=value, low=value / wide, high=value * wide, n=2, source=source, kind="predicted")
 
         fixed_s, sample_s = self.values("step_s")
         gamma = Measured(value=overlap(self.many.trace, rates), source=source, kind="fitted")
@@ -64,9 +65,9 @@ class TracedLine:
             accelerator=self.few.place,
             precision="bf16",
             source=source,
-            kind="fitted",
-            alpha_s=measured(fixed_s),
-            beta_s=measured(sample_s),
+            kind="predicted",
+            alpha_s=predicted(fixed_s),
+            beta_s=predicted(sample_s),
             overlap=gamma,
         )
 

@@ -1,4 +1,5 @@
-"""How sure the steps of a scenario's models are: of large models by published runs, of others by their kind."""
+"""How sure the steps of a scenario's models are: of large models by published runs, of traced ones by the error of
+their rates, of others by their kind."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from equipoise.sim.cost.transformer import plan_of, section, stack_in_force
 from equipoise.sim.hardware.kinds import KINDS, LARGE_PRODUCTS
-from equipoise.sim.hardware.profile import HardwareProfile, link_bytes_per_s, load_profile
+from equipoise.sim.hardware.profile import HardwareProfile, StepTime, link_bytes_per_s, load_profile
 from equipoise.sim.llm.certainty import FEWEST, Spread, StepCertainty, certainty, together
 from equipoise.sim.llm.quantities import ShardingPlan, quantities
 from equipoise.sim.llm.stack import Stack
@@ -70,6 +71,8 @@ def _may_use(job: JobSpec, group: NodeGroup) -> bool:
 
 
 def _on(model: Model, group: NodeGroup, profile: HardwareProfile) -> StepCertainty | None:
+    if model.step is not None:
+        return _of_step(profile.accelerator(group.accelerator).step(model.step, model.precision), group.accelerator)
     if model.transformer is None:
         return _of_kind(model, group.accelerator)
     if model.transformer.bound is None:
@@ -79,6 +82,15 @@ def _on(model: Model, group: NodeGroup, profile: HardwareProfile) -> StepCertain
     accelerator = profile.accelerator(group.accelerator)
     plan = plan_of(model, accelerator, link_bytes_per_s(group, profile), passes=passes)
     return certainty_of(model, plan, group.accelerator)
+
+
+def _of_step(step: StepTime, accelerator: str) -> StepCertainty | None:
+    """Of a step in a hardware profile: its own interval where it was predicted; None where it was measured."""
+    time_s = step.beta_s if step.beta_s.value > 0.0 else step.alpha_s
+    if step.kind != "predicted" or time_s.low is None or time_s.high is None or not time_s.low > 0.0:
+        return None
+    spread = Spread.between(time_s.low / time_s.value, time_s.high / time_s.value)
+    return StepCertainty(spread, step.source, model=step.workload, group=("traced", ""), gpu=accelerator)
 
 
 def _of_kind(model: Model, accelerator: str) -> StepCertainty | None:

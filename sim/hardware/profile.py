@@ -41,7 +41,7 @@ from equipoise.sim.scenario.units import (
     Quantity,
 )
 
-Kind = Literal["measured", "fitted", "catalogue", "assumed"]
+Kind = Literal["measured", "fitted", "predicted", "catalogue", "assumed"]
 Tier = Literal["intra", "inter"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
 
@@ -58,8 +58,9 @@ class _Part(BaseModel):
 class Measured(_Part):
     """A number and its origin.
 
-    `low` and `high` bound it (95 % interval of n samples for measured and fitted numbers; None: not known).
-    `kind`: measured or fitted on a machine, `catalogue` (a vendor's published figure) or `assumed`.
+    `low` and `high` bound it (95 % interval of n samples for measured and fitted numbers, 90 % for predicted ones;
+    None: not known). `kind`: measured or fitted on a machine, predicted from a trace, `catalogue` (a vendor's
+    published figure) or `assumed`.
     """
 
     value: Float

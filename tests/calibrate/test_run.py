@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from equipoise.calibrate.measure.measure import Measure, MeasureMissingError, Series
-from equipoise.calibrate.run import ConditionsChangedError, SessionPlan, calibrate
+from equipoise.calibrate.run import ConditionsChangedError, SessionPlan, calibrate, plan_for
 from equipoise.calibrate.samples import SampleWriter, read_samples
 from equipoise.commands.hardware.calibrate import calibrate as command
 
@@ -133,3 +133,10 @@ def test_a_session_that_is_complete_measures_nothing_and_says_so(
     assert "nothing new" not in first.stdout
     assert f"{tmp_path / 'p.samples.jsonl'} is complete" in second.stdout
     assert "memory bandwidth  1 T bytes/s" in second.stdout
+
+
+def test_only_some_kinds_take_what_a_profile_needs_too() -> None:
+    """A profile needs an arithmetic rate and a memory bandwidth."""
+    for asked, more in (({"share"}, {"copy", "gemm"}), ({"add", "share"}, {"gemm"}), ({"copy", "gemm"}, set())):
+        with plan_for("cpu", True, frozenset(asked)) as plan:
+            assert {measure.kind for measure in plan.measures} == asked | more

@@ -90,11 +90,11 @@ def calibrate(
         for name, path in (("--out", out), ("--samples", samples_path or out)):
             _check_writable(name, path)
         if origins:
-            return _fit(_read(origins), out, [], form)
+            return _fit(_read(origins), out, [], form, state.quiet)
         path = samples_path or out.with_suffix(".samples.jsonl")
         kinds = frozenset(k.strip() for k in (only or "").split(",") if k.strip())
         outcome = _measure(device, quick, path, kinds, seconds, folder, state.quiet)
-        return _fit(outcome.samples, out, outcome.missing, form)
+        return _fit(outcome.samples, out, outcome.missing, form, state.quiet)
     except SamplesError as error:
         raise WrongInputError(str(error)) from None
 
@@ -155,7 +155,7 @@ def _measure(
     return outcome
 
 
-def _fit(samples: SampleSet, out: Path, missing: list[str], form: str) -> int:
+def _fit(samples: SampleSet, out: Path, missing: list[str], form: str, quiet: bool) -> int:
     from equipoise.calibrate.profile import build_profile
     from equipoise.sim.hardware.profile import save_profile
 
@@ -167,14 +167,14 @@ def _fit(samples: SampleSet, out: Path, missing: list[str], form: str) -> int:
     try:
         save_profile(profile, out)
         if samples.of("operation"):
-            report.notes.append(_fit_operations(samples, out))
+            report.notes.append(_fit_operations(samples, out, quiet))
     except OSError as error:
         raise WrongInputError(f"--out {out}: {error.strerror or error}") from None
     print(json.dumps(_as_json(report, out), indent=2) if form == "json" else _as_text(report, out))
     return OK
 
 
-def _fit_operations(samples: SampleSet, out: Path) -> str:
+def _fit_operations(samples: SampleSet, out: Path, quiet: bool) -> str:
     """Write the rates of a CPU's operations next to its profile; returns a line that says so."""
     try:
         from equipoise.calibrate.trace.cpu import fit_operations
@@ -182,7 +182,8 @@ def _fit_operations(samples: SampleSet, out: Path) -> str:
     except ImportError:
         return "rates of operations need PyTorch; not fitted"
     try:
-        rates = fit_operations(samples, out.stem)
+        with progress(quiet, out.stem, "operations traced") as tell:
+            rates = fit_operations(samples, out.stem, tell)
     except ValueError as error:
         return f"rates of operations not fitted: {error}"
     write_rates(rates, beside(out))

@@ -402,6 +402,13 @@ def test_a_traced_model_trains_on_many_gpus(script: Path, tmp_path: Path, capsys
         alone["workload.models.deep.memory.optimizer_bytes_per_parameter"] = 8  # no buckets
         found = equipoise.run(path, policy="fifo", overrides=[f"{k}={v}" for k, v in alone.items()])
         assert found.summary()["makespan_s"] == pytest.approx(10 * one["step_s"], rel=1e-3)
+    # What rests on the step is as sure as the step: the wider interval of both batches, in proportion.
+    assert main(["run", str(path), "--format", "json"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    assert run["sure"]["rests_on"] == "operations traced at batches 512 and 4096, rates of h100"
+    factors = [few[end] / few["step_s"] for end in ("step_low_s", "step_high_s")]
+    ends = [factor * run["makespan_s"] for factor in factors]
+    assert run["sure"]["intervals"]["makespan_s"] == pytest.approx(ends)
     model = prepare(path)[0].workload.models["deep"]
     assert model.gradient == 24 * 2048 * 2049 * 4
     held, each = memory_need_bytes(model, 0, 16), memory_need_bytes(model, 1, 16)
