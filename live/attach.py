@@ -83,7 +83,7 @@ def attach(
     run_dir             folder for the records of runs, each in a folder of its own (named `runtime.run`);
                         default: nothing is written
     prometheus_port     rank 0 serves metrics there, on the interface prometheus_host (127.0.0.1)
-    mlflow, nvml        further telemetry
+    nvml                read the GPU's clock, power and temperature
     share_backend       "none", "duty-cycle", "green-context", "mps"
     control_timeout_s   longest wait for the other ranks at a decision (s)
 

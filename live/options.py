@@ -107,7 +107,6 @@ class Options:
     run_dir: Annotated[Path, BeforeValidator(os.fspath)] | None = None
     prometheus_port: Annotated[Whole, Field(le=65535)] | None = None
     prometheus_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    mlflow: StrictBool = False
     nvml: StrictBool = True
     plugins: StrictBool = False
     strict: StrictBool = False

@@ -76,7 +76,7 @@ class Agreement:
             gathered = self._group.control.collect(pack((*own, *(device[n] for n in GPU_COLUMNS)), rows, data))
             if self.leader is not None and gathered is not None:
                 self.leader.begin(gathered, infos, sampler, intervals)
-                self.leader.show(trained)
+                self.leader.show()
             sampler.refused.clear()
 
     def change(self, sampler: ShareSampler, *, later: bool) -> RoundChange | None:

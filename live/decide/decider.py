@@ -112,13 +112,8 @@ class Decider:
                 return str(problem)
         return None
 
-    def decide(self, world: World) -> DecisionAnswer:
-        """Ask for a decision on the present observation of `world`, and let `world` apply the plan."""
-        self.begin(world)
-        return self.answer(world)
-
     def begin(self, world: World) -> None:
-        """The first half of `decide`: start the policy on the present observation, without waiting."""
+        """Start the policy on the present observation of `world`, without waiting."""
         self._begun = None
         if self._skip > 0:
             self._skip -= 1
@@ -132,7 +127,7 @@ class Decider:
         self._begun = None
 
     def answer(self, world: World) -> DecisionAnswer:
-        """The second half: let `world` apply the plan, if it is ready in time."""
+        """Let `world` apply the plan of the decision that was begun, if it is ready in time."""
         if self._begun is None:
             return DecisionAnswer()
         (seen, since_s, free), self._begun = self._begun, None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from equipoise.base.metrics_server import MetricsServer
 from equipoise.live.decide.decider import Cadence, Decider
-from equipoise.live.decide.metrics import MlflowCopy, families
+from equipoise.live.decide.metrics import families
 from equipoise.live.decide.slow_ranks import SlowRanks
 from equipoise.live.decide.telemetry import Recorder
 from equipoise.live.decide.window import Telemetry, measure
@@ -98,8 +98,11 @@ class Leader:
         self._growth = Growth()
         self._cadence, self._took_s = Cadence(), 0.0  # the latter of the decision that is being made
         self._prometheus: MetricsServer | None = None
-        self._mlflow: MlflowCopy | None = None
-        self._open_sinks()
+        if options.prometheus_port is not None:
+            try:
+                self._prometheus = MetricsServer(options.prometheus_host, options.prometheus_port)
+            except OSError as error:
+                self._warn(f"Prometheus port {options.prometheus_port} not served: {error}")
         self._norm: Floats = np.full(len(places), math.nan)
         self.decider = Decider(policy, options.decision_budget_s) if policy is not None else None
 
@@ -119,7 +122,8 @@ class Leader:
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume from a `state`; the memory of a policy with other stages is dropped, with a note."""
         world = self.world
-        world.continue_from(state["time_s"])
+        world.started_s = time.perf_counter() - state["time_s"]
+        world.forget()
         world.samples_done, world.gpu_s = state["samples_done"], state["gpu_s"]
         self._noise.parts = tuple(state["noise"])
         self._drift.parts = tuple(state.get("drift", self._drift.parts))
@@ -328,33 +332,14 @@ class Leader:
             }
         )
 
-    def _open_sinks(self) -> None:
-        options = self.options
-        if options.prometheus_port is not None:
-            try:
-                self._prometheus = MetricsServer(options.prometheus_host, options.prometheus_port)
-            except OSError as error:
-                self._warn(f"Prometheus port {options.prometheus_port} not served: {error}")
-        if options.mlflow:
-            try:
-                self._mlflow = MlflowCopy()
-            except ImportError as error:
-                self._warn(f"MLflow is not used: {error}")
-
     def _warn(self, text: str) -> None:
         print(f"equipoise: {text}", file=sys.stderr)
         self.recorder.event("warning", text=text)
 
-    def show(self, round_number: int) -> None:
-        """Update Prometheus and MLflow with the latest metrics."""
+    def show(self) -> None:
+        """Update Prometheus with the latest metrics."""
         if self._prometheus is not None:
             self._prometheus.update(families(self.metrics()))
-        if self._mlflow is not None:
-            try:
-                self._mlflow.update(self.metrics(), round_number)
-            except Exception as error:  # a tracking server must not stop training
-                self._warn(f"MLflow: {error}; nothing more is sent")
-                self._mlflow = None
 
     def close(self) -> None:
         """Stop serving metrics."""

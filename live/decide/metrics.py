@@ -1,4 +1,4 @@
-"""Prometheus metrics of the whole job, served by rank 0, and copied to MLflow if requested."""
+"""Prometheus metrics of the whole job, served by rank 0."""
 
 from __future__ import annotations
 
@@ -40,22 +40,3 @@ def families(values: Mapping[str, float | Sequence[float]]) -> Iterator[Metric]:
                 if not math.isnan(one):
                     metric.add_sample(name, labels, one)
             yield metric
-
-
-class MlflowCopy:
-    """Sends the job's metrics to the active MLflow run. Raises ImportError when MLflow is missing."""
-
-    def __init__(self) -> None:
-        import mlflow  # type: ignore[import-not-found, unused-ignore]
-
-        self._mlflow = mlflow
-
-    def update(self, values: Mapping[str, float | Sequence[float]], step: int) -> None:
-        """Log scalars as they are and per-rank values as `name.rank`."""
-        flat: dict[str, float] = {}
-        for name, value in values.items():
-            if isinstance(value, Sequence):
-                flat |= {f"{name}.{rank}": float(v) for rank, v in enumerate(value)}
-            else:
-                flat[name] = float(value)
-        self._mlflow.log_metrics({k: v for k, v in flat.items() if not math.isnan(v)}, step=step)

@@ -80,11 +80,6 @@ class LiveWorld:
         self._exchange_s = self._exchange_alone_s = math.nan
         self._last_s = self.now_s()
 
-    def continue_from(self, time_s: float) -> None:
-        """Set the clock to `time_s`, to continue the clock of the former rank 0."""
-        self.started_s = time.perf_counter() - time_s
-        self._last_s = time_s
-
     def now_s(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self.started_s

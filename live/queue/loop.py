@@ -132,7 +132,8 @@ class Scheduler:
         return now_s >= self._revisit_s or now_s >= self._decided_s + self.options.decide_s
 
     def _decide(self) -> None:
-        answer = self.decider.decide(self.world)
+        self.decider.begin(self.world)
+        answer = self.decider.answer(self.world)
         self._decided_s = self.world.snapshot.time_s
         if answer.problem is not None:
             self.record.event("failed", why=answer.problem)

@@ -1,11 +1,12 @@
 """Cheap checks of what exact weights rest on: an error in one line in place of wrong weights.
 
-Each batch that is forwarded is as large as the round that was drawn for it, replicas are equal at every decision, and
-every rank reads the same stream.
+Each batch that is forwarded is as large as the round that was drawn for it, no forward pass is shared by some ranks,
+replicas are equal at every decision, and every rank reads the same stream.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Iterable, Mapping
@@ -13,12 +14,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from equipoise.policies.observation import Floats
 
 _TENSORS, _ELEMENTS = 3, 64  # looked at in each check, in turn
 _SAME = 1e-5  # of the sum of magnitudes
 _SURE = 3  # rounds after which a multiple of the samples is taken for the batch
+_SHARED = (
+    "model: its forward pass is shared by some ranks (context, tensor or expert parallel), but each rank draws samples "
+    "of its own; needed: whole sequences and the whole model on every rank"
+)
 CHECK_COLUMNS = ("check_sum", "check_size", "check_stream")
 
 
@@ -72,6 +78,43 @@ class BatchCheck:
             )
         else:
             self._unknown = True
+
+
+class ForwardCheck:
+    """Finds ranks that share samples in the first forward passes: some of them exchange inside the model.
+
+    So do context, sequence, tensor and expert parallel models. The exchanges of `fully_shard` and SyncBatchNorm do not
+    count, nor those of all ranks: the features of the whole batch, say.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._passes = 0
+        self._own = [m.process_group for m in model.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+        for mesh in {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}:
+            self._own += mesh.get_all_groups()
+
+    def begin(self) -> None:
+        """A training forward pass begins. Raises RuntimeError inside PyTorch's `context_parallel`."""
+        attention = torch.nn.functional.scaled_dot_product_attention
+        if (attention.__module__ or "").startswith("torch.distributed"):
+            raise RuntimeError(_SHARED)
+        self._before = self._exchanges() if self._passes < _SURE else {}
+
+    def end(self) -> None:
+        """The pass ended. Raises RuntimeError if some ranks exchanged in it."""
+        if self._passes < _SURE:
+            self._passes += 1
+            if any(n > self._before.get(group, 0) for group, n in self._exchanges().items()):
+                raise RuntimeError(_SHARED)
+
+    def _exchanges(self) -> dict[Any, int]:
+        """Number of exchanges of every group of some ranks."""
+        found = {}
+        for group in dist.distributed_c10d._world.pg_map:
+            if 1 < group.size() < dist.get_world_size() and group not in self._own:
+                with contextlib.suppress(RuntimeError):  # a backend that does not count
+                    found[group] = group._get_sequence_number_for_group()
+        return found
 
 
 class ReplicaCheck:

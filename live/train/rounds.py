@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.live.train.checks import BatchCheck
+from equipoise.live.train.checks import BatchCheck, ForwardCheck
 from equipoise.live.train.gradients import BackwardProbe, Square
 from equipoise.live.train.optimizers import Optimizers
 from equipoise.live.train.shares import HeldShare
@@ -98,13 +98,13 @@ class RoundMeter:
         self._handles = [
             *(wrapper.watch(timer.begin_wait, timer.end_wait) if acts or device.type == "cpu" else []),
             wrapper.model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
+            wrapper.model.register_forward_hook(self._after_forward),
             wrapper.module.register_state_dict_pre_hook(lambda *_: self._notice()),
             *optimizer.on_state_dict(self._notice),
             *optimizer.on_step(self._note_step),
         ]
-        self.batches = BatchCheck()
+        self.batches, self._alone = BatchCheck(), ForwardCheck(wrapper.model)
         self.in_window = self._counted = 0  # rounds since the last optimiser step, and in all
-        self._computing = False
         self._pauses = Pauses()
         self._steps = 0  # optimiser steps
         self._stepped = False  # an optimiser step ended the last counted round
@@ -220,12 +220,17 @@ class RoundMeter:
             self._notice()
             return
         self.batches.forward(arguments, named)
+        self._alone.begin()
         if not self._computing:
             self._computing = True
             if self._every is not None and self._steps % self._every == 0 and self.is_last():
                 self._probe.measure()
             self._timer.mark("forward")
             self._share.begin()
+
+    def _after_forward(self, module: Any, arguments: Any, result: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._alone.end()
 
     def _gradient_ready(self) -> None:
         self._timer.mark("local")

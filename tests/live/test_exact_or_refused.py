@@ -113,6 +113,40 @@ def resumes_the_loader_alone() -> None:
     runtime.sampler(SAMPLES).load_state_dict({"trained": 3})
 
 
+def shares_sequences() -> None:
+    """PyTorch's context parallel over all ranks, each of which draws sequences of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    model, optimizer, runtime = start()
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for x in torch.utils.data.DataLoader(torch.randn(64, 4, 4), batch_sampler=runtime.sampler(64)):
+        with context_parallel(mesh, buffers=[x], buffer_seq_dims=[1]):
+            step(model, optimizer, x)
+        runtime.step()
+
+
+class Exchanges(torch.nn.Module):  # type: ignore[misc]
+    """A layer whose output is exchanged between two ranks, as by context or tensor parallel code of a script's own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.group, _ = torch.distributed.new_subgroups(size)
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        from torch.distributed.nn.functional import all_reduce
+
+        return all_reduce(self.layer(x), group=self.group)
+
+
+def exchanges_in_pairs() -> None:
+    model, optimizer, runtime = start(Exchanges(2))
+    for x in torch.utils.data.DataLoader(torch.randn(64, 4), batch_sampler=runtime.sampler(64)):
+        step(model, optimizer, x)
+        runtime.step()
+
+
 REFUSED = {
     skips_a_batch: "more batches were drawn than rounds trained",
     shards_again: "more batches were drawn|were forwarded",
@@ -122,6 +156,8 @@ REFUSED = {
     counts_by_itself: "middle of an optimiser's step: .* names `accumulation`",
     resumes_the_loader_alone: r"load runtime\.state_dict\(\) as well",
     shuffles_by_rank: r"the stream of rank 0 differs from that of ranks \[1\]",
+    shares_sequences: "its forward pass is shared by some ranks",
+    exchanges_in_pairs: "its forward pass is shared by some ranks",
 }
 
 
@@ -136,7 +172,7 @@ def said(rank: int, script: str) -> str:
 
 @pytest.mark.parametrize("script", REFUSED, ids=lambda script: script.__name__)
 def test_wrong_weights_are_an_error(script: Any) -> None:
-    first, _ = live_ranks.run(said, 2, script.__name__)
+    first, *_ = live_ranks.run(said, 4 if script is exchanges_in_pairs else 2, script.__name__)
     assert re.search(REFUSED[script], first), first
     assert "\n" not in first
 

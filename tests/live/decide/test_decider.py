@@ -38,6 +38,12 @@ class Still:
         return [Refusal("all", "nothing moves here")]
 
 
+def decided(decider: Decider) -> Any:
+    world = Still()
+    decider.begin(world)
+    return decider.answer(world)
+
+
 @dataclass(frozen=True)
 class Counting(Stage):
     """Counts its decisions in memory; raises while `broken` is set."""
@@ -55,7 +61,7 @@ class Counting(Stage):
 @pytest.mark.parametrize("what", KINDS)
 def test_no_faulty_policy_gets_through(what: str) -> None:
     decider = Decider(faulty(what), budget_s=0.1 if what == "sleeps" else 60.0)
-    answer = decider.decide(Still())
+    answer = decided(decider)
     if what in ("interval", "unjournaled"):  # feasible by the contract; bounds and journal deal with them
         assert answer.decision is not None
         return
@@ -64,19 +70,19 @@ def test_no_faulty_policy_gets_through(what: str) -> None:
     assert decider.memory == {"0:faulty": {}}
     if what == "sleeps":
         decider._skip = 0
-        assert "busy" in str(decider.decide(Still()).problem)  # it was not waited for
+        assert "busy" in str(decided(decider).problem)  # it was not waited for
 
 
 def test_memory_goes_on_after_a_failure_from_where_it_was() -> None:
     broken = threading.Event()
     decider = Decider(Policy("x", (Counting(broken),)), budget_s=60.0)
     for _ in range(3):
-        decider.decide(Still())
+        decided(decider)
     broken.set()
-    assert decider.decide(Still()).problem is not None
+    assert decided(decider).problem is not None
     broken.clear()
-    assert decider.decide(Still()).decision is None  # one is skipped
-    answer = decider.decide(Still())
+    assert decided(decider).decision is None  # one is skipped
+    answer = decided(decider)
     assert answer.decision is not None
     assert decider.memory["0:counting"] == {"count": 4}
     assert decider.failures == 0
@@ -95,16 +101,16 @@ def test_a_late_answer_is_discarded_and_a_busy_policy_not_asked_again() -> None:
             return plan, {"count": memory.get("count", 0) + 1}
 
     decider = Decider(Policy("x", (Slow(),)), budget_s=0.02)
-    assert "within" in str(decider.decide(Still()).problem)
+    assert "within" in str(decided(decider).problem)
     decider._skip = 0
-    assert "busy" in str(decider.decide(Still()).problem)
+    assert "busy" in str(decided(decider).problem)
     release.set()
     deadline = time.monotonic() + 60.0
-    answer = decider.decide(Still())
+    answer = decided(decider)
     while answer.decision is None and time.monotonic() < deadline:
         time.sleep(0.01)
         decider._skip = 0
-        answer = decider.decide(Still())
+        answer = decided(decider)
     assert decider.memory["0:slow"] == {"count": 1}  # the late one left no trace
 
 

@@ -61,23 +61,6 @@ def test_metrics_are_served_in_prometheus_format() -> None:
     ]
 
 
-def test_metrics_are_copied_to_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    import types
-
-    from equipoise.live.decide.metrics import MlflowCopy
-
-    sent: list[Any] = []
-    fake = types.ModuleType("mlflow")
-    fake.log_metrics = lambda values, step: sent.append((values, step))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mlflow", fake)
-    MlflowCopy().update({"equipoise_ranks": 2.0, "equipoise_wait_seconds": [0.5, math.nan]}, step=7)
-    assert sent == [({"equipoise_ranks": 2.0, "equipoise_wait_seconds.0": 0.5}, 7)]
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ImportError):
-        MlflowCopy()
-
-
 # -- devices -------------------------------------------------------------------------------------------------
 
 
