@@ -33,6 +33,7 @@ from equipoise.sim.randomness import gpu_times
 from equipoise.sim.record import Run
 from equipoise.sim.results import Results
 from equipoise.sim.scenario.model import (
+    GROUPS_WITHOUT_FEATURES,
     WITHOUT_FEATURES,
     Decide,
     FaultsSpec,
@@ -164,7 +165,7 @@ def placed_alone(scenario: Scenario, job: JobSpec) -> Configuration:
     Nothing else acts: no faults, noise, heat, features or limits of memory. Raises InputError when the job cannot
     start, as by a limit of its queue.
     """
-    groups = tuple(g.model_copy(update={"available": None, "autoscale": None}) for g in scenario.cluster.nodes)
+    groups = tuple(g.model_copy(update={"available": None, **GROUPS_WITHOUT_FEATURES}) for g in scenario.cluster.nodes)
     of_job = {"count": 1, "arrival": 0.0, "workers_min": None, "workers_max": None}
     workload = scenario.workload.model_copy(
         update={"jobs": (job.model_copy(update=of_job),), "trace": None, "generate": None}

@@ -59,6 +59,9 @@ class Listener:
     def gpus_released(self) -> None:
         """A job has ended, or policies are about to decide: GPUs may be free."""
 
+    def decided(self) -> None:
+        """Policies have decided, and what they planned is begun."""
+
     def add_utilisation(self, busy: Floats, now_s: float) -> None:
         """Add the busy share of each GPU since the last call to (gpus,)."""
 
@@ -90,6 +93,7 @@ class Listeners:
     speeds_changed: tuple[Any, ...]
     shares_changed: tuple[Any, ...]
     gpus_released: tuple[Any, ...]
+    decided: tuple[Any, ...]
     add_utilisation: tuple[Any, ...]
     happened: tuple[Any, ...]
 

@@ -135,8 +135,6 @@ def pool_problems(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """Problems with nodes that come and go where they are needed permanently."""
     for k, group in enumerate(scenario.cluster.nodes):
         at: KeyPath = ("cluster", "nodes", k)
-        if group.autoscale is not None and group.autoscale.min > group.count:
-            yield ((*at, "autoscale", "min"), f"{group.autoscale.min} nodes, but the group's count is {group.count}")
         spot = scenario.faults.spot
         if group.available is not None and spot is not None and spot.group == group.name:
             yield (*at, "available"), "'faults.spot' already reclaims nodes of this group; leave out one of the two"

@@ -27,7 +27,7 @@ from equipoise.sim.scenario.models.model import Model as Model
 from equipoise.sim.scenario.models.model import Parallel as Parallel
 from equipoise.sim.scenario.money import Cost as Cost
 from equipoise.sim.scenario.names import unknown
-from equipoise.sim.scenario.pools import Autoscale, Available
+from equipoise.sim.scenario.pools import Available
 from equipoise.sim.scenario.queues import QueuesSpec
 from equipoise.sim.scenario.throughputs import Throughputs as Throughputs
 from equipoise.sim.scenario.units import (
@@ -50,8 +50,8 @@ from equipoise.sim.scenario.units import (
 )
 
 
-class NodeGroup(Section):
-    """Identical nodes."""
+class PlainGroup(Section):
+    """Identical nodes; without the keys of features."""
 
     name: str = "node"  # nodes are NAME-0, NAME-1, ...
     count: Count = 1  # nodes of the group
@@ -72,17 +72,36 @@ class NodeGroup(Section):
     price: UsdPerHour | None = None  # per node; none: per GPU, from `cost` or the price book
     sharing: Literal["mps", "mig"] = "mps"  # how jobs that request a part of a GPU share it: by percentages or slices
     available: Available | None = None  # how many of its nodes are available over time; none: always all
-    autoscale: Autoscale | None = None  # rents nodes when jobs wait, returns them when idle; none: all nodes stay
+
+    @property
+    def rented(self) -> bool:
+        """Whether its nodes are there only while they are needed; a feature may say so."""
+        return False
 
     @property
     def may_be_away(self) -> bool:
         """Whether its nodes come and go, and are paid for only while present."""
-        return self.available is not None or self.autoscale is not None
+        return self.available is not None or self.rented
 
     @property
     def network(self) -> float:
         """Bytes/s of a node's NICs together, one direction."""
         return self.nic * self.nics
+
+
+_OF_GROUPS = tuple(module.GROUP_KEYS for module in parts("section") if hasattr(module, "GROUP_KEYS"))
+GROUPS_WITHOUT_FEATURES = {name: field.default for keys in _OF_GROUPS for name, field in keys.model_fields.items()}
+"""The values of features' keys of a group where none is used."""
+if TYPE_CHECKING:
+    _GroupKeys = PlainGroup
+else:
+
+    class _GroupKeys(*_OF_GROUPS, PlainGroup):
+        """The keys of features, too."""
+
+
+class NodeGroup(_GroupKeys):
+    """Identical nodes."""
 
 
 class Star(Section):
@@ -290,7 +309,7 @@ class CaseKeys(Section):
     workload: Workload
 
 
-_FEATURES = tuple(module.KEYS for module in parts("section"))
+_FEATURES = tuple(module.KEYS for module in parts("section") if hasattr(module, "KEYS"))
 WITHOUT_FEATURES = {name: field.default for keys in _FEATURES for name, field in keys.model_fields.items()}
 """The values of features' keys where none is used."""
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Nodes that come and go: those of a spot market, and those rented when jobs wait."""
+"""Nodes that come and go, such as those of a spot market."""
 
 from __future__ import annotations
 
@@ -62,16 +62,3 @@ class Available(Section):
         lost = sum(max(0, before - after) for (_, before), (_, after) in steps)
         node_s = math.fsum(before * (end - start) for (start, before), (end, _) in steps)
         return lost / node_s if node_s > 0.0 else 0.0
-
-
-class Autoscale(Section):
-    """Nodes of a group are rented when jobs wait for them, up to its `count`, and given back when idle.
-
-    A group that stands first is taken first. A node is paid for while it is present.
-    """
-
-    min: Annotated[Int, Field(ge=0)] = 0  # fewest nodes; `count` is the most
-    wait: Seconds = 0.0  # waiting time of a job before nodes are ordered for it
-    delay: Seconds = 180.0  # time between the order of a node and its use
-    idle: Seconds = 600.0  # idle time before a node is returned
-    cool_down: Seconds = 0.0  # time between two orders of the group

@@ -28,23 +28,6 @@ from equipoise.sim.world.roster import Roster
 
 
 @dataclass(frozen=True)
-class WorldParts:
-    """The parts of a world that a feature may use. timeline: None unless it is recorded."""
-
-    scenario: Scenario
-    seed: int
-    clock: Clock
-    cluster: Cluster
-    roster: Roster
-    allocator: Allocator
-    nodes: NodeEvents
-    decisions: Decisions
-    meter: Meter
-    usd_per_gpu_s: Floats
-    timeline: Timeline | None
-
-
-@dataclass(frozen=True)
 class Lack:
     """Room that a feature wants and does not have: `count` times GPUs of one node, a share of each.
 
@@ -57,13 +40,41 @@ class Lack:
     allowed: Bools
 
 
+@dataclass(frozen=True)
+class WorldParts:
+    """The parts of a world that a feature may use.
+
+    timeline: None unless it is recorded. lacks: room that any feature wants and does not have.
+    """
+
+    scenario: Scenario
+    seed: int
+    clock: Clock
+    cluster: Cluster
+    roster: Roster
+    allocator: Allocator
+    nodes: NodeEvents
+    decisions: Decisions
+    meter: Meter
+    usd_per_gpu_s: Floats
+    timeline: Timeline | None
+    lacks: Callable[[], Iterable[Lack]]
+
+
 class FeatureRun(Listener):
     """A feature in one run: it hears all events of a listener, and answers what the engine asks."""
 
     holds_open = False  # whether the run continues to its horizon after all jobs are done
 
+    def begin(self) -> None:
+        """The world is complete, and its time is 0."""
+
     def may_release(self) -> bool:
         """Whether it may release GPUs later, for which jobs wait."""
+        return False
+
+    def brings_nodes(self) -> bool:
+        """Whether it may bring back a node that is away."""
         return False
 
     def lacks(self) -> Iterable[Lack]:

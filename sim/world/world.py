@@ -41,7 +41,6 @@ from equipoise.sim.shown import all_shown
 from equipoise.sim.world.allocate import Allocator, Writes
 from equipoise.sim.world.apply import hand_over
 from equipoise.sim.world.arrivals import JobArrivals, place_data
-from equipoise.sim.world.autoscale import NodeAutoscaler
 from equipoise.sim.world.decisions import Decisions
 from equipoise.sim.world.faults import Faults, LossRates
 from equipoise.sim.world.feature import FeatureRun, WorldParts, features
@@ -109,8 +108,8 @@ class SimWorld:
         )
         self._starts_only = all(isinstance(stage, AllocationStage) and stage.starts_only for stage in policy.stages)
         self._fractions = bool((demand.gpu_share < 1.0).any())
-        scales = any(group.autoscale is not None for group in scenario.cluster.groups)
-        self._fixed_gangs = self._starts_only and not self._fractions and not demand.training and not scales
+        rented = any(group.rented for group in scenario.cluster.groups)
+        self._fixed_gangs = self._starts_only and not self._fractions and not demand.training and not rented
         per_s = scenario.decide.writes_per_s
         self.writes = None if per_s is None else Writes(per_s, scenario.decide.writes_burst)
         self._horizon_s = math.inf if scenario.horizon is None else scenario.horizon
@@ -124,9 +123,8 @@ class SimWorld:
         self.arrivals.plan_next()
         self.decisions.begin()
         self.faults = Faults(acting_faults(scenario), self.clock, cluster, self.nodes, seed)
-        self.autoscaler = (
-            NodeAutoscaler(self.clock, cluster, self.roster, self.nodes, self.runtimes) if scales else None
-        )
+        for runtime in self.runtimes:
+            runtime.begin()
 
     def _make_engine(self, event_by_event: bool, topology: Topology) -> EventByEvent:
         if event_by_event:
@@ -221,6 +219,7 @@ class SimWorld:
             self.meter,
             self.prices.usd_per_gpu_s,
             self.timeline,
+            lambda: (lack for runtime in self.runtimes for lack in runtime.lacks()),
         )
         started = tuple(one for feature in features() if (one := feature.start(engine)) is not None)
         for runtime in started:
@@ -337,8 +336,8 @@ class SimWorld:
         for tell in self.listeners.gpus_released:
             tell()
         self._ask_policy()
-        if self.autoscaler is not None:
-            self.autoscaler.look()
+        for tell in self.listeners.decided:
+            tell()
         if self._idle:
             self._check_not_stalled()
 
@@ -384,10 +383,11 @@ class SimWorld:
     def _nodes_may_come(self) -> bool:
         """Whether a node is away that something may bring back."""
         away = set(np.flatnonzero(~self.cluster.up).tolist()) - self.faults.gone
-        if self.autoscaler is None:
-            return bool(away)
         nodes = self.nodes
-        return self.autoscaler.pending or bool(away & nodes.reclaimed_nodes) or not away <= nodes.released_nodes
+        if not nodes.scaled:
+            return bool(away)
+        coming = any(runtime.brings_nodes() for runtime in self.runtimes)
+        return coming or bool(away & nodes.reclaimed_nodes) or not away <= nodes.released_nodes
 
     def close(self, time_s: float) -> None:
         """The run ends at `time_s` with jobs still running: book what they have done by then."""

@@ -174,9 +174,10 @@ def _paid(case: Scenario, of: Run) -> Iterator[str]:
             yield f"{group.name}: {pool['node_h']} h cost {pool['gpu_usd']} USD"
         if not -1e-9 <= pool["node_h"] <= group.count * span_h + 1e-9:
             yield f"{group.name}: {pool['node_h']} node hours of {group.count} nodes in {span_h} h"
-        if group.autoscale is None or group.available is not None or case.faults.model_fields_set - {"events"}:
+        autoscale = getattr(group, "autoscale", None)
+        if autoscale is None or group.available is not None or case.faults.model_fields_set - {"events"}:
             continue
-        rented_s = group.autoscale.min * (of.totals["end_s"] - origin_s)
+        rented_s = autoscale.min * (of.totals["end_s"] - origin_s)
         for kind, at_s in zip(
             *((events[n][_of(events["subject"], group.name)]) for n in ("kind", "time_s")), strict=True
         ):

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from equipoise.policies.registry import BUILT_IN
+from equipoise.sim.scenario.model import NodeGroup
 
 Plain = dict[str, Any]
 ORDERS = ("fifo", "fifo-greedy", "sjf", "sjf-greedy", "easy", "srtf", "las", "s4")
@@ -145,7 +146,7 @@ def _faults(dice: random.Random, nodes: list[str], group: str) -> Plain:
 def _pools(dice: random.Random, groups: list[Plain], job_data: bool) -> None:
     """Let nodes come and go; not where data may lie on them."""
     for group in groups if not job_data else ():
-        if group["gpus"] and dice.random() < 0.5:
+        if group["gpus"] and dice.random() < 0.5 and "autoscale" in NodeGroup.model_fields:
             group["autoscale"] = {
                 "min": dice.randint(0, group["count"]),
                 "delay": dice.choice((0.0, 7.7)),

@@ -88,7 +88,7 @@ class ServicesRun(FeatureRun):
             for spec in services_of(scenario)
         ]
         self.short = False  # some service has fewer replicas than it wants
-        self.scales = any(group.autoscale is not None for group in scenario.cluster.groups)
+        self.scales = any(group.rented for group in scenario.cluster.groups)
         self._made = 0
         self._begun = False
         self._idle_since_s = math.inf

@@ -10,7 +10,7 @@ may give.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,13 +18,10 @@ import numpy as np
 from simpy.events import Event
 
 from equipoise.policies.observation import Bools, Floats
-from equipoise.sim.clock import FAULTS, Clock
+from equipoise.sim.clock import FAULTS
 from equipoise.sim.cluster.cluster import Cluster
-from equipoise.sim.scenario.model import NodeGroup
-from equipoise.sim.scenario.pools import Autoscale
-from equipoise.sim.world.feature import FeatureRun, Lack
-from equipoise.sim.world.nodes import NodeEvents
-from equipoise.sim.world.roster import Roster
+from equipoise.sim.features.autoscale.section import Autoscale, autoscale_of
+from equipoise.sim.world.feature import FeatureRun, WorldParts
 
 _NEAR = 1e-9
 
@@ -44,26 +41,27 @@ class Pool:
         return now_s if self.ordered_s == now_s else self.ordered_s + self.spec.cool_down
 
 
-class NodeAutoscaler:
-    """Rents and returns nodes; `look()` is called after each decision of a policy.
+class NodeRenting(FeatureRun):
+    """Rents and returns nodes; looks at what waits after each decision of a policy.
 
     A unit is the nodes of one group that the same jobs may use, by partitions, flavors and pins; unit (nodes,).
     """
 
-    def __init__(
-        self, clock: Clock, cluster: Cluster, roster: Roster, nodes: NodeEvents, runtimes: Sequence[FeatureRun]
-    ) -> None:
-        self.clock, self.cluster, self.roster, self.nodes = clock, cluster, roster, nodes
-        self.runtimes = runtimes
-        self.pools = list(_pools(cluster))
-        self._idle_since_s = np.full(len(cluster.nodes), math.inf)
+    def __init__(self, parts: WorldParts) -> None:
+        self.clock, self.cluster, self.roster, self.nodes = parts.clock, parts.cluster, parts.roster, parts.nodes
+        self._lacks = parts.lacks
+        self.pools = list(_pools(self.cluster))
+        self._idle_since_s = np.full(len(self.cluster.nodes), math.inf)
         self._timer: Event | None = None
         self._make_units()
-        nodes.scaled = {node for pool in self.pools for node in pool.nodes}
+
+    def begin(self) -> None:
+        """Return all nodes but the fewest that stay."""
+        self.nodes.scaled = {node for pool in self.pools for node in pool.nodes}
         for pool in self.pools:
-            there = [node for node in pool.nodes if node not in nodes.reclaimed_nodes]
+            there = [node for node in pool.nodes if node not in self.nodes.reclaimed_nodes]
             for node in set(pool.nodes) - set(there[: pool.spec.min]):
-                nodes.released(node)
+                self.nodes.released(node)
 
     def _make_units(self) -> None:
         """Number the units, in the order in which they are used: what does not scale, then by pool."""
@@ -78,12 +76,11 @@ class NodeAutoscaler:
         self._unit_model = cluster.node_model[first]
         self._unit_claims = may_use[:, first] if may_use.shape[1] else may_use  # (claims, units); (claims, 0): all
 
-    @property
-    def pending(self) -> bool:
+    def brings_nodes(self) -> bool:
         """Whether nodes are on their way, or may be ordered at a later time."""
         return any(pool.coming for pool in self.pools) or self._timer is not None
 
-    def look(self) -> None:
+    def decided(self) -> None:
         """Order nodes that waiting jobs need, return idle ones, and plan the next look."""
         now_s = self.clock.now
         for pool in self.pools:
@@ -97,7 +94,7 @@ class NodeAutoscaler:
 
     def _on_timer(self, _: Event) -> None:
         self._timer = None
-        self.look()
+        self.decided()
 
     # -- more nodes ----------------------------------------------------------------------------------------
 
@@ -152,9 +149,6 @@ class NodeAutoscaler:
                 first = coming[id(pool)]
                 np.add.at(kept, self.unit[sorted(pool.coming)[first : first + taken]], pool.gpus)
         return kept, later_s
-
-    def _lacks(self) -> Iterator[Lack]:
-        return (lack for runtime in self.runtimes for lack in runtime.lacks())
 
     def _rent(self, now_s: float, kept: Floats) -> float:
         """Order nodes for waiting jobs; returns when the next of them will have waited for long enough (s).
@@ -272,13 +266,10 @@ class NodeAutoscaler:
 def _pools(cluster: Cluster) -> Iterator[Pool]:
     first = 0
     for group in cluster.spec.groups:
-        if group.autoscale is not None:
-            yield _pool(group, group.autoscale, first)
+        spec = autoscale_of(group)
+        if spec is not None:
+            yield Pool(spec, range(first, first + group.count), group.gpus)
         first += group.count
-
-
-def _pool(group: NodeGroup, spec: Autoscale, first: int) -> Pool:
-    return Pool(spec, range(first, first + group.count), group.gpus)
 
 
 def _take(free: Floats, units: list[int], need: float) -> bool:
