@@ -196,7 +196,7 @@ def _function(file: str, name: str) -> MakeStep:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises is named in one line
+    except (Exception, SystemExit) as error:  # whatever the user's file raises is named in one line
         raise CannotTraceError(f"{file}: {type(error).__name__}: {_first_line(error)}") from error
     finally:
         sys.path.pop(0)
@@ -207,7 +207,7 @@ def _function(file: str, name: str) -> MakeStep:
     return make
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0]
 
 

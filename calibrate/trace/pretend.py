@@ -185,6 +185,8 @@ class CudaFunctions(TorchFunctionMode):  # type: ignore[misc]
             return torch.native_dropout(args[0], kwargs.get("p", args[1] if len(args) > 1 else 0.5), True)[0]
         if name == "rms_norm":
             return _rms_norm(*args, **kwargs)
+        if name in RECURRENT and isinstance(args[2], list | tuple):
+            return recurrent(name, *args)
         if name in WIDE and _casts() and not ("softmax" in name and kwargs.get("dtype") is not None):
             args = tuple(_wide(a) for a in args)
         return func(*args, **kwargs)
@@ -265,6 +267,61 @@ def _grouped_gradients(ctx: Any, gradient: Any) -> Any:
 
 
 grouped_product.register_autograd(_grouped_gradients, setup_context=_keep_grouped)
+
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+@torch.library.custom_op(f"{LIBRARY}::recurrence", mutates_args=())  # type: ignore[untyped-decorator]
+def recurrence(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """States (times, batch, out) of a recurrent layer, one time after another; x: its gates before that."""
+    raise NotImplementedError
+
+
+@recurrence.register_fake  # type: ignore[untyped-decorator]
+def _(x: Any, weight: Any) -> Any:
+    return x.new_empty(*x.shape[:-1], weight.shape[1])
+
+
+def _keep_recurrence(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _recurrence_gradients(ctx: Any, gradient: Any) -> Any:
+    x, weight = ctx.saved_tensors
+    return recurrence(gradient, weight.t()), x.flatten(0, -2).t() @ gradient.flatten(0, -2)
+
+
+recurrence.register_autograd(_recurrence_gradients, setup_context=_keep_recurrence)
+
+
+def recurrent(
+    name: str,
+    x: Any,
+    _: Any,
+    weights: Any,
+    bias: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> Any:
+    """Layers of an LSTM, GRU or RNN as cuDNN runs them: the inputs of all times in one product, then the states."""
+    x = x.transpose(0, 1) if batch_first else x
+    each, last = len(weights) // (layers * (1 + both)), []
+    for layer in range(layers):
+        states = []
+        for way in range(1 + both):
+            into, within, *biases = weights[each * (layer * (1 + both) + way) :][:each]
+            gates = functional.linear(x, into, biases[0] + biases[1] if bias else None)
+            states.append(recurrence(gates, within.to(gates.dtype)))
+        x = torch.cat(states, -1) if both else states[0]
+        last += [one[-1] for one in states]
+        if train and dropout and layer < layers - 1:
+            x = torch.native_dropout(x, dropout, True)[0]
+    ends = torch.stack(last)
+    return (x.transpose(0, 1) if batch_first else x), *([ends] * (2 if name == "lstm" else 1))
 
 
 def attend(

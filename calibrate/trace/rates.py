@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from equipoise.base.files import write_whole
-from equipoise.calibrate.trace.work import READ, TracedOperation, kind_on_core
+from equipoise.calibrate.trace.work import LINEAR_ALGEBRA, READ, RECURRENCE, TracedOperation, kind_on_core
 from equipoise.sim.hardware.profile import Accelerator, load_profile
 
 FOLDER = Path(__file__).parent / "measured"
@@ -23,6 +23,10 @@ NEAREST = "h100"
 """Whose shares a GPU without a file takes."""
 EXTRAPOLATED = 0.3
 """Relative half-width of the interval where shares are another GPU's; assumed."""
+RECURRENCE_S = 15e-6
+"""Least seconds of one time of a recurrent layer on a GPU: a small product and what follows it; assumed."""
+FACTORISED = 2e11
+"""FLOP/s of factorisations of a matrix; assumed."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,16 @@ class OperationRates:
     serial: bool = False  # a CPU core, which runs each operation before it goes on
 
     def seconds(self, work: TracedOperation) -> float:
-        """Seconds of the GPU for one operation; a kind that was not measured counts as an elementwise one."""
+        """Seconds of the GPU for one operation; most kinds that were not measured count as elementwise ones."""
         if not work.kind or work.kind == READ:
             return 0.0
         if work.kind == "product" and work.product is not None and self.product is not None:
             return self.launch_s + self.product.seconds(*work.product)
+        if work.kind == RECURRENCE and work.product is not None and self.product is not None:
+            times, *each = work.product
+            return times * max(RECURRENCE_S, self.product.seconds(1, *each))
+        if work.kind == LINEAR_ALGEBRA:
+            return self.launch_s + work.flop / FACTORISED
         return self.launch_s + self.kind(work).seconds(work.bytes, work.flop)
 
     def kind(self, work: TracedOperation) -> KindRates:

@@ -31,6 +31,8 @@ MakeStep = Callable[[int], Callable[[], object]]
 """make(batch) returns a function that runs one training step of `batch` samples."""
 
 
+READS = 5000
+"""Values that a step may read: beyond that it waits in a loop for one that never comes."""
 COLLECTED = 100
 """Calls between two collections of cycles; Python's own threshold is reached about as often."""
 
@@ -151,6 +153,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             return out
         ins = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         outs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        if any(x.layout is not torch.strided for x in outs):
+            raise CannotTraceError("a sparse tensor, whose size depends on data (sparse=True?): use a dense one")
         backward = torch._C._current_graph_task_id() != -1
         adds = backward and name == "add" and len(ins) == 2 and ins[0].shape == ins[1].shape
         for x in outs:
@@ -186,6 +190,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         """A value that the script reads: 1, as no value exists."""
         if not self.updating:
             self.host_reads += 1
+            if self.host_reads > READS:
+                raise CannotTraceError(
+                    f"it reads more than {READS} values in a step: in a loop until a value is reached? A trace has no "
+                    "values and takes each to be 1; give the loop a number of turns"
+                )
             self.operations.append(TracedOperation("item", READ, "forward"))
             self.flows.append(Flow({}, {}, 0))
         if tensor.dtype is torch.bool:

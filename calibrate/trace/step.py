@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from equipoise.calibrate.trace.rates import OperationRates
-from equipoise.calibrate.trace.work import READ, TracedOperation
+from equipoise.calibrate.trace.work import LINEAR_ALGEBRA, READ, RECURRENCE, TracedOperation
 
+COMPUTE = ("product", "convolution", "attention", RECURRENCE, LINEAR_ALGEBRA)
+"""Beginnings of kinds that compute more than they read and write."""
 STEPS = 3
 """Steps in a row; the last one counts, as the host may run ahead of the GPU."""
 
@@ -42,9 +44,7 @@ class StepTimes:
         """What a faster step would need most: "host", "products" or "memory"."""
         if self.host_s > self.gpu_s:
             return "host"
-        products = sum(
-            s for kind, s in self.by_kind.items() if kind.startswith(("product", "convolution", "attention"))
-        )
+        products = sum(s for kind, s in self.by_kind.items() if kind.startswith(COMPUTE))
         return "products" if products > self.gpu_s / 2.0 else "memory"
 
 

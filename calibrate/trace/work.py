@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 
 READ = "read by the host"
 """The kind of an operation whose value the host waits for."""
+RECURRENCE, LINEAR_ALGEBRA = "recurrence", "linear_algebra"
+"""Kinds whose time no tensor's size tells: times one after another, and factorisations."""
 Pass = Literal["forward", "backward"]
 
 
@@ -47,7 +49,8 @@ class Shape(NamedTuple):
 class TracedOperation:
     """What one call does. kind "": it only makes a view.
 
-    product: (groups, m, n, k) of a matrix product; of an attention (heads of all samples, queries, keys, size).
+    product: (groups, m, n, k) of a matrix product; of an attention (heads of all samples, queries, keys, size); of a
+    recurrence its groups are times one after another.
     """
 
     name: str
@@ -170,6 +173,8 @@ def operation(
     kind = _kind(name, ins, outs, scalars)
     if "attention" in name and "backward" not in name and len(ins[0].sizes) == 4:
         product = ins[0].sizes[0] * ins[0].sizes[1], ins[0].sizes[-2], ins[1].sizes[-2], ins[0].sizes[-1]
+    if kind == LINEAR_ALGEBRA:  # about 10 n^3 for the factors of a matrix (Golub and Van Loan, table 8.6.1)
+        flop = 10.0 * max((x.elements * min(x.sizes[-2:]) for x in (*ins, *outs) if len(x.sizes) >= 2), default=0.0)
     return TracedOperation(name, kind, during, flop, _bytes(name, ins, outs, changes), product)
 
 
@@ -187,6 +192,8 @@ def _kind(name: str, ins: Sequence[Shape], outs: Sequence[Shape], scalars: Seque
         size = (ins[1] if back else ins[0]).sizes[-1]
         form = "_dropout" if len(scalars) > 1 and scalars[1] else "" if size in (64, 128) else "_other_size"
         return f"attention{form}{back}"
+    if name == RECURRENCE:
+        return RECURRENCE
     if name.startswith("_fused_"):
         return "optimiser_fused"
     if name in ("_to_copy", "copy_", "clone", "copy"):
@@ -208,6 +215,8 @@ def _kind(name: str, ins: Sequence[Shape], outs: Sequence[Shape], scalars: Seque
             return kind + (back if kind != "dropout" else "")
     if name.startswith("_foreach_"):
         return "optimiser_lists"
+    if name.strip("_").startswith(("linalg_", "cholesky", "lu_", "triangular_solve", "ormqr", "geqrf")):
+        return LINEAR_ALGEBRA
     whole = [x for x in (*ins, *outs) if x.sizes]
     alike = all(x.gapless and x.sizes == whole[0].sizes and x.order == whole[0].order for x in whole)
     return "elementwise" if alike else "elementwise_broadcast"
@@ -228,6 +237,9 @@ def _product(name: str, ins: Sequence[Shape]) -> tuple[int, int, int, int] | Non
         if len(b.sizes) == 3:
             return groups, max(1, a.sizes[0] // groups), b.sizes[-1], a.sizes[1]
         return groups, a.sizes[0], b.sizes[-1], max(1, a.sizes[1] // groups)
+    if name == RECURRENCE:
+        (times, batch, _), (inner, out) = ins[0].sizes, ins[1].sizes
+        return times, batch, out, inner
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         a, b = ins[-2:]
         return (a.sizes[0] if name[-3:] == "bmm" else 1), a.sizes[-2], b.sizes[-1], a.sizes[-1]

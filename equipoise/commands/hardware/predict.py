@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,8 +90,10 @@ def predict(
     written: list[Path] = []
     if folder is not None and len(set(batches)) < 2:
         raise WrongInputError("--scenario: needs two batches, between which steps are known best: give --batch twice")
-    with progress(state.quiet, "predict", "traced") as tell, warnings.catch_warnings():
+    # What scripts print is not the command's answer.
+    with progress(state.quiet, "predict", "traced") as tell, warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         for k, model in enumerate(models):
             tell(k, len(models), model)
             try:
@@ -98,7 +102,7 @@ def predict(
                 if folder is not None:
                     written.append(write_scenario(of, folder, hardware))
                 found += of
-            except Exception as error:  # one model's fault costs no other model its result
+            except (Exception, SystemExit) as error:  # one model's fault costs no other model its result
                 if state.debug:
                     raise
                 line = (str(error).splitlines() or [""])[0]
@@ -160,7 +164,7 @@ def _text(found: list[StepPrediction]) -> str:
         lines.append(origin)
     missing = sorted({kind for one in found for kind in one.rates.unmeasured(one.trace.operations)})
     if missing:
-        lines.append(f"not measured, taken as elementwise: {', '.join(kind.replace('_', ' ') for kind in missing)}")
+        lines.append(f"not measured, a rate is assumed: {', '.join(kind.replace('_', ' ') for kind in missing)}")
     for name, trace in {one.model: one.trace for one in found}.items():
         if trace.ranks > 1:
             each = ", ".join(f"{size / 1e9:.3g} GB by {what}" for what, size in trace.exchanged.items())

@@ -183,6 +183,25 @@ def no_step(batch):
 def by_data(batch):
     x = torch.randn(batch, device="cuda")
     return lambda: x[x > 0]
+
+def waiting(batch):
+    x = torch.randn(batch, device="cuda")
+    def step():
+        while x.norm() > 0.5:
+            print("not yet")
+    return step
+
+def sparse(batch):
+    net = torch.nn.Embedding(1000, 8, sparse=True).to("cuda")
+    return lambda: net(torch.arange(batch, device="cuda")).sum().backward()
+
+def recurrent(batch):
+    net = torch.nn.LSTM(64, 96, 2, bidirectional=True, dropout=0.1, batch_first=True).to("cuda")
+    x = torch.randn(batch, 50, 64, device="cuda")
+    def step():
+        out, (state, _) = net(x)
+        (out.sum() + state.sum()).backward()
+    return step
 """
 
 
@@ -348,8 +367,16 @@ def test_values_that_a_script_checks_are_sound(made: object) -> None:
 
 
 def test_what_depends_on_data_is_refused(made: object) -> None:
-    with pytest.raises(CannotTraceError, match="depends on data"):
-        record(made.by_data, 4)
+    for name, why in (("by_data", "depends on data"), ("sparse", "a sparse tensor"), ("waiting", "until a value is")):
+        with pytest.raises(CannotTraceError, match=why):
+            record(getattr(made, name), 4)
+
+
+def test_a_recurrent_layer_takes_one_time_after_another(made: object) -> None:
+    """2 layers, 2 directions, 50 times, forward and backward: 400 small products of 15 us or more, queued at once."""
+    found = step_times(record(made.recurrent, 16).operations, rates_of("h100"))
+    assert found.by_kind["recurrence"] == pytest.approx(400 * 15e-6)
+    assert found.host_s < 0.5 * found.gpu_s
 
 
 def test_command_keeps_what_could_be_traced(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
