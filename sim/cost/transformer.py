@@ -49,7 +49,7 @@ def accelerator_of(
     best = PRODUCT_OF_SHEET.get(fitted_on, PRODUCT_OF_SHEET[""])
     rate = (2.0 if precision == "fp32" else 1.0) * _by_sheet(accelerator.flop_per_s[plain], best)
     fp8, faster = accelerator.flop_per_s.get("fp8"), accelerator.sustained.value if accelerator.sustained else 1.0
-    reached = faster * reached_share(accelerator, fitted_on)
+    reached = reached_share(accelerator, fitted_on)
     return hardware.AcceleratorRates(
         "",
         reached * rate,
@@ -80,11 +80,13 @@ _LARGE_FLOP = 1e12
 
 
 def reached_share(accelerator: Accelerator, fitted_on: str = "") -> float:
-    """Peak share of an accelerator relative to that of the fit; 1 where it is not stated."""
+    """Rate of products over the data sheet's, relative to that of the fit: by the share of the peak that is reached (1
+    where it is not stated), and by what the accelerator sustains beyond its relatives."""
+    faster = accelerator.sustained.value if accelerator.sustained else 1.0
     points = accelerator.efficiency
     known = bool(points) and points[-1].efficiency.kind != "assumed"
     fitted = FITTED_EFFICIENCY.get(fitted_on if known else "", FITTED_EFFICIENCY[""])
-    return min(1.0, accelerator.efficiency_at(_LARGE_FLOP) / fitted)
+    return faster * min(1.0, accelerator.efficiency_at(_LARGE_FLOP) / fitted)
 
 
 def fitted_gpu(spec: TransformerSpec) -> str:

@@ -28,7 +28,7 @@ from equipoise.sim.llm.certainty import Spread, StepCertainty
 from equipoise.sim.llm.memory import GENERAL, MemoryEstimate, memory, smallest_change
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.search import Search, describe, search, why
-from equipoise.sim.llm.shape import Layout
+from equipoise.sim.llm.shape import NARROW, Layout
 from equipoise.sim.llm.step_time import StepEstimate, step_time
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.run import placed_alone
@@ -115,7 +115,8 @@ class Fits:
         shares = {name: part_s / self.step_s for name, part_s in self.parts_s.items()}
         most = sorted(((s, name) for name, s in shares.items() if s >= 0.005), reverse=True)
         parts = ", ".join(f"{name} {100 * share:.0f} %" for share, name in most)
-        step = f"A step takes {self.step_s:.4g} s{between}, {100 * self.utilisation:.1f} % of the peak rate: {parts}."
+        of = "16-bit peak rate" if la.precision in NARROW else "peak rate"
+        step = f"A step takes {self.step_s:.4g} s{between}, {100 * self.utilisation:.1f} % of the {of}: {parts}."
         if self.other is not None and self.other.found:
             return told, step, f"The fastest layout is {why(self.other)}."
         return told, step

@@ -19,6 +19,8 @@ from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import Layout
 from equipoise.sim.llm.stack import STACKS
 from equipoise.sim.llm.step_time import step_time
+from equipoise.sim.loading.file import from_mapping
+from equipoise.sim.run import run as simulate
 
 SCENARIO = {
     "schema_version": 1,
@@ -97,6 +99,18 @@ def test_what_a_fit_has_not_seen_widens_and_says_so(tmp_path: Path, capsys: pyte
     experts = asked(tmp_path, capsys, "b200", **EXPERTS)
     assert any(line.startswith("experts") for line in experts["step_outside_the_fit"])
     assert any("B200" in line for line in experts["step_outside_the_fit"])
+
+
+@pytest.mark.parametrize("accelerator", ["a100_sxm_80gb", "h200_sxm", "b200", "gb300", "mi300x", "h20"])
+def test_fit_and_run_say_the_same_share_of_the_peak(
+    accelerator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model FLOP over what the data sheet's rate would have done: whatever part of that rate is reached."""
+    predicted = asked(tmp_path, capsys, accelerator)["utilisation"]
+    tree = json.loads(json.dumps(SCENARIO))
+    tree["cluster"]["nodes"][0]["accelerator"] = accelerator
+    made = simulate(from_mapping(tree)).summary()["mfu_ratio"]
+    assert predicted == pytest.approx(made, rel=1e-3)
 
 
 def test_one_measured_step_makes_it_sure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
