@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equipoise.sim.llm.shape import Transformer
+from equipoise.sim.llm.shape import LatentAttention, Transformer
 
 
 def gpt(layers: int, hidden: int, heads: int, vocab: int, sequence: int, tied: bool = True) -> Transformer:
@@ -33,6 +33,14 @@ def nemotron(layers: int, hidden: int, heads: int, kv_heads: int) -> Transformer
     return Transformer(layers, hidden, heads, 4 * hidden, 256_000, 4096, kv_heads=kv_heads, norm="layer")
 
 
+def qwen3(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, experts: int = 0) -> Transformer:
+    """Qwen3: heads of 128, normalised queries and keys; of its experts eight are active. ffn: of an expert, if any."""
+    dense = Transformer(
+        layers, hidden, heads, ffn, 151_936, 4096, kv_heads=kv_heads, head_size=128, gated=True, qk_norm=True
+    )
+    return replace(dense, ffn=0, experts=experts, top_k=8, expert_ffn=ffn) if experts else dense
+
+
 MPT = {
     "mpt-125m": (12, 768, 12),
     "mpt-350m": (24, 1024, 16),
@@ -59,6 +67,24 @@ SHAPES: dict[str, Transformer] = {
     "llama3-8b": llama(32, 4096, 32, 8, 14_336, 128_256, 8192),
     "llama3-70b": llama(80, 8192, 64, 8, 28_672, 128_256, 8192),
     "llama3-405b": llama(126, 16_384, 128, 8, 53_248, 128_256, 8192),
+    "qwen3-32b": qwen3(64, 5120, 64, 8, 25_600),
+    "qwen3-30b-a3b": qwen3(48, 2048, 32, 4, 768, 128),
+    "qwen3-235b-a22b": qwen3(94, 4096, 64, 4, 1536, 128),
+    "deepseek-v3": Transformer(
+        61,
+        7168,
+        128,
+        18_432,
+        129_280,
+        4096,
+        gated=True,
+        experts=256,
+        top_k=8,
+        expert_ffn=2048,
+        shared_experts=1,
+        dense_layers=3,
+        latent=LatentAttention(1536, 512, 128, 64, 128),
+    ),
     "nemotron-8b": nemotron(32, 4096, 32, 32),
     "nemotron-15b": nemotron(32, 6144, 48, 8),
     "nemotron-22b": nemotron(40, 6144, 48, 48),

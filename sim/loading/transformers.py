@@ -280,10 +280,11 @@ def _bound(scenario: Scenario, profile: HardwareProfile, model: Model, jobs: lis
         raise WrongValueError((*path, "precision"), str(error).removeprefix("precision: ")) from None
     layout, why = _layout(spec, model, jobs, machine, network, groups[0].speed, inner)
     first = jobs[0] if jobs else None
+    fewest = layout.ep * max(1, layout.shard)  # whole groups of any kind
     bound = Bound(
         layout=layout,
-        dp=max(1, first.gpus // layout.replica_gpus) if first else 1,
-        global_batch=first.global_batch if first else layout.micro_batch,
+        dp=max(1, first.gpus // layout.replica_gpus) if first else fewest,
+        global_batch=first.global_batch if first else fewest * layout.micro_batch,
         node_gpus=network.node_gpus,
         nic=network.node_bytes_per_s,
         gpu_nic=network.gpu_bytes_per_s,
