@@ -36,6 +36,7 @@ COMMANDS = {
     "ranks": ("live.ranks", "ranks", "Find which rank of a live run is slow, and why."),
     "size": ("questions.size", "size", "Find the fewest or cheapest nodes that meet a target."),
     "fit": ("questions.fit", "fit", "Check whether a large model fits into memory, and what would make it fit."),
+    "post-train": ("questions.post_train", "post_train", "Split GPUs between rollouts and training of a model."),
     "limits": ("questions.limits", "limits", "Find what limits each job, and what would help most."),
     "explain": ("questions.explain", "explain", "Explain why a job waited, or what each stage did at a given time."),
     "tune": ("questions.tune", "tune", "Search for the best parameters of a policy."),

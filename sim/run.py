@@ -46,7 +46,7 @@ from equipoise.sim.scenario.model import (
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import features
+from equipoise.sim.world.feature import features, with_jobs
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
 
@@ -98,8 +98,9 @@ def run(
     RunInterrupted when `stop` said so.
     """
     policy = policy if policy is not None else make_policy(list(scenario.policy))
-    scenario = bound_scenario(with_measured(scenario))
     seed = scenario.seed if seed is None else seed
+    asked = bound_scenario(with_measured(scenario))
+    scenario = with_jobs(asked, seed)
     trace = trace if trace is not None else trace_of(scenario)
     drawn = drawn_jobs(scenario, seed, trace)
     profile = load_profile(scenario.cluster.hardware)
@@ -137,7 +138,7 @@ def run(
     if stopped is not None:
         world.close(world.clock.now)
     cpu_s = time.process_time() - began
-    results, inputs = Results(world, keeps_timeline=timeline), run_inputs(scenario, policy, seed, trace)
+    results, inputs = Results(world, keeps_timeline=timeline), run_inputs(asked, policy, seed, trace)
     jobs, totals = results.billed()
     result = Run(
         scenario_name=scenario.name,

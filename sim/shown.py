@@ -64,3 +64,19 @@ class Shown:
 def all_shown() -> tuple[Shown, ...]:
     """Of every feature that is there."""
     return tuple(module.SHOWN for module in parts("shown") if isinstance(module.SHOWN, Shown))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A feature's answer to a question of its own, as plain data. rows: of texts, the head first.
+
+    along: what the picture's x axis shows, "" without one; lines: (x, y) of each line in it, y in seconds.
+    """
+
+    title: str
+    sentences: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...]
+    data: Mapping[str, Any]
+    along: str = ""
+    lines: Mapping[str, Mapping[float, float]] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from equipoise.sim.scenario.model import Model, NodeGroup, Scenario, TraceSpec
 from equipoise.sim.scenario.override import assign, override
 from equipoise.sim.scenario.tree import InputError, Place, Tree, WrongValueError, read_text, read_tree, write_tree
 from equipoise.sim.traces.trace import Trace
+from equipoise.sim.world.feature import with_jobs
 
 _Section = TypeVar("_Section", Model, NodeGroup)
 
@@ -228,7 +229,7 @@ def _scenario(tree: Tree, base: Path | None, *, fits: bool = True) -> Scenario:
     if base is not None and is_path(energy.carbon_book):
         found = str(carbon_path(energy.carbon_book, base))
         scenario = scenario.model_copy(update={"energy": energy.model_copy(update={"carbon_book": found})})
-    return bound_scenario(with_measured(scenario))
+    return with_jobs(bound_scenario(with_measured(scenario)), scenario.seed)
 
 
 def _also_wrong(tree: Tree, base: Path | None, error: ValidationError) -> list[str]:

@@ -19,7 +19,7 @@ from equipoise.sim.job.listener import Listener
 from equipoise.sim.ledger.bill import Biller
 from equipoise.sim.ledger.gpu_account import GpuAccount
 from equipoise.sim.ledger.timeline import Timeline
-from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.model import JobSpec, Scenario
 from equipoise.sim.scenario.tree import KeyPath
 from equipoise.sim.world.allocate import Allocator
 from equipoise.sim.world.decisions import Decisions
@@ -115,8 +115,20 @@ class Feature:
     is_random: Callable[[Scenario], bool] = lambda _: False  # whether runs with different seeds can differ by it
     start: Callable[[WorldParts], FeatureRun | None] = lambda _: None  # None where the scenario does not use it
     notes: Callable[[Scenario, Cluster], Iterable[str]] = lambda *_: ()  # for the reader of the results
+    # jobs that it submits beside those of the workload, for a seed
+    jobs: Callable[[Scenario, int], Iterable[JobSpec]] = lambda *_: ()
 
 
 def features() -> tuple[Feature, ...]:
     """Every feature that is there."""
     return tuple(module.FEATURE for module in parts("feature") if isinstance(module.FEATURE, Feature))
+
+
+def with_jobs(scenario: Scenario, seed: int) -> Scenario:
+    """With the jobs of features, in place of those that they submitted for another seed."""
+    made = {job.name: job for feature in features() for job in feature.jobs(scenario, seed)}
+    if not made:
+        return scenario
+    others = tuple(job for job in scenario.workload.jobs if job.name not in made)
+    workload = scenario.workload.model_copy(update={"jobs": (*others, *made.values())})
+    return scenario.model_copy(update={"workload": workload})

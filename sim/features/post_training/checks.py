@@ -1,0 +1,63 @@
+"""Checks of a scenario's post-training loops on its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equipoise.sim.features.post_training.certainty import certainty_of
+from equipoise.sim.features.post_training.phases import decode_for, phases
+from equipoise.sim.features.post_training.section import Loop, loops_of
+from equipoise.sim.hardware.profile import HardwareProfile
+from equipoise.sim.scenario.model import Scenario
+from equipoise.sim.scenario.names import unknown
+from equipoise.sim.scenario.tree import KeyPath
+
+Problem = tuple[KeyPath, str]
+
+
+def problems(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
+    """Models that are not there or have no shape, GPUs that layouts cannot use, and weights that do not fit."""
+    seen: set[str] = set()
+    for k, loop in enumerate(loops_of(scenario)):
+        path: KeyPath = ("post_training", k)
+        if loop.name in seen:
+            yield (*path, "name"), f"{loop.name!r} is the name of two loops"
+        seen.add(loop.name)
+        found = list(_models(loop, scenario, path)) or list(_room(loop, scenario, path))
+        yield from found
+
+
+def _models(loop: Loop, scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
+    models = scenario.workload.models
+    for key in ("model", "reward", "critic"):
+        name = getattr(loop, key)
+        if name is not None and name not in models:
+            yield (*path, key), unknown("model", name, sorted(models))
+        elif name is not None and models[name].transformer is None:
+            yield (*path, key), f"model {name!r} has no 'transformer' section, from which its phases are predicted"
+
+
+def _room(loop: Loop, scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
+    groups = scenario.cluster.groups
+    total = sum(group.count * group.gpus for group in groups)
+    if loop.gpus > total:
+        yield (*path, "gpus"), f"{loop.gpus} GPUs, the cluster has {total}"
+    elif len({(group.accelerator, group.speed, group.gpus) for group in groups if group.gpus}) > 1:
+        yield (*path, "gpus"), "the cluster has several kinds of nodes; a loop needs one kind"
+    elif any(scenario.workload.models[n].transformer.bound is None for n in (loop.model,)):  # type: ignore[union-attr]
+        return  # its own section is wrong, which is said there
+    elif loop.generates and not decode_for(loop, scenario).slots:
+        text = f"the weights and one response do not fit on {loop.rollout.tensor} GPUs; more are needed"
+        yield (*path, "rollout", "tensor"), text
+    else:
+        try:
+            phases(loop, scenario, scenario.seed)
+        except ValueError as error:
+            yield (*path, "gpus"), str(error).replace("data x", "dp x")
+
+
+def doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
+    """Warnings on loops that no published run is like."""
+    for k, loop in enumerate(loops_of(scenario)):
+        if loop.model in scenario.workload.models and (outside := certainty_of(loop, scenario).outside):
+            yield ("post_training", k), f"outside of what was measured: {'; '.join(outside)}"

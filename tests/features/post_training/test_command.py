@@ -1,0 +1,62 @@
+"""The command `post-train`, and wrong input of the section."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli import main
+from equipoise.exit_codes import OK, WRONG_INPUT
+
+SCENARIO = "grpo-32b"
+
+
+def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The best split in the first sentence, with its interval; one screen; the page has the picture."""
+    page = tmp_path / "page.html"
+    assert main(["post-train", SCENARIO, "--out", str(page)]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Of 64 GPUs, 32 for rollouts and 32 for training are fastest with rollouts 1 step ahead")
+    assert len(lines) <= 25
+    assert "GPUs that roll out" in page.read_text()
+
+
+def test_the_same_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every split, the best first; chances sum to 1; an interval holds its step."""
+    assert main(["post-train", SCENARIO, "--format", "json"]) == OK
+    found = json.loads(capsys.readouterr().out)
+    splits = found["splits"]
+    assert [s["step_s"] for s in splits] == sorted(s["step_s"] for s in splits)
+    assert {s["rollout_gpus"] + s["trainer_gpus"] for s in splits if not s["colocated"]} == {64}
+    assert sum(s["chance_best"] for s in splits) == pytest.approx(1.0)
+    assert all(s["step_interval_s"][0] < s["step_s"] < s["step_interval_s"][1] for s in splits)
+    assert "Qwen3 32B" in found["nearest_measurement"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("post_training.0.model=polcy", "did you mean 'policy'?"),
+        ("post_training.0.gpus=65", "65 GPUs, the cluster has 64"),
+        ("post_training.0.rollout.gpus=64", "leave none to train"),
+        ("post_training.0.rollout.gpus=28", "36 GPUs that train are not a multiple of 8 (tp x cp x pp)"),
+        ("workload.models.policy.transformer.config=llama3-405b", "one response do not fit on 4 GPUs"),
+        ("post_training.0.algorithm=dpo", "'dpo' generates nothing"),
+        ("post_training.0.response.mean=5000", "is not below 'most', 4096"),
+        ("post_training.0.critic=policy", "allowed with ppo"),
+    ],
+)
+def test_wrong_input(change: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the key, what is wrong and what is allowed."""
+    assert main(["run", SCENARIO, "--set", change]) == WRONG_INPUT
+    error = capsys.readouterr().err
+    assert said in error
+    assert "post_training.0" in error
+
+
+def test_a_scenario_without_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said what is missing."""
+    assert main(["post-train", "quickstart"]) == WRONG_INPUT
+    assert "needs a section 'post_training'" in capsys.readouterr().err
