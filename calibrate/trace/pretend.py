@@ -25,6 +25,7 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader
 
 LIBRARY = "equipoise"
 CPU = torch.device("cpu")
@@ -146,6 +147,11 @@ def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float 
 
 class CannotTraceError(ValueError):
     """The script cannot be traced; one line that says why and what to do."""
+
+
+def _listed(sizes: Any, value: Any) -> Any:
+    """Nested lists of one value, which is read once."""
+    return [_listed(sizes[1:], value) for _ in range(sizes[0])] if len(sizes) else value
 
 
 CHECKS = ("isnan", "isinf", "any", "logical_or")
@@ -378,6 +384,14 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+_loader = DataLoader.__init__
+
+
+def _without_workers(self: Any, *args: Any, **kwargs: Any) -> None:
+    """A loader of data in this process: others would not know the fake tensors."""
+    _loader(self, *args, **kwargs | {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False})
+
+
 @dataclass
 class Pretence:
     """What the script asked for. compiled: it called `torch.compile`."""
@@ -491,7 +505,8 @@ def pretending(ranks: int = 1, device: str = "cuda") -> Iterator[Pretence]:
         with functions:  # calls inside a function of PyTorch do not pass the mode, recomputation has to
             return engine(*args, **kwargs)
 
-    inits = [n for n in vars(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
+    # The inner ones too: transformers calls the outer ones as they were when it was loaded.
+    inits = [n for n in vars(torch.nn.init) if n.endswith("_") and (n.startswith("_no_grad_") or n[0] != "_")]
     with ExitStack() as stack:
         stack.enter_context(ranks_of(ranks))
         for name in inits:
@@ -499,6 +514,8 @@ def pretending(ranks: int = 1, device: str = "cuda") -> Iterator[Pretence]:
         for place in (torch.autograd, torch.autograd.graph):
             stack.enter_context(patch.object(place, "_engine_run_backward", backward))
         stack.enter_context(patch.object(torch.nn.Module, "_apply", apply))
+        stack.enter_context(patch.object(FakeTensor, "tolist", lambda x: _listed(x.shape, x.new_zeros(()).item())))
+        stack.enter_context(patch.object(DataLoader, "__init__", _without_workers))
         stack.enter_context(patch.object(torch, "compile", pretence.compile))
         stack.enter_context(patch.object(torch.nn.Module, "compile", lambda *_, **__: pretence.compile()))
         if device != "cpu":

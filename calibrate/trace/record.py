@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from equipoise.calibrate.trace.fuse import Flow, fused
 from equipoise.calibrate.trace.memory import CachingAllocator
@@ -32,7 +33,7 @@ MakeStep = Callable[[int], Callable[[], object]]
 
 
 READS = 5000
-"""Values that a step may read: beyond that it waits in a loop for one that never comes."""
+"""Numbers and conditions that a step may read: beyond that it waits for one that never comes. Integers are indices."""
 COLLECTED = 100
 """Calls between two collections of cycles; Python's own threshold is reached about as often."""
 
@@ -80,13 +81,14 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.operations: list[TracedOperation] = []
         self.memory = CachingAllocator()
         self.host_reads = 0
+        self._loading = False
         self.updating = False  # an optimiser steps: what it reads, its count of steps, is the host's own
         self.sent: list[tuple[int, str, int]] = []
         self.flows: list[Flow] = []
         self._known: weakref.WeakKeyDictionary[Any, weakref.finalize[..., Any]] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._later: list[Any] = []
-        self._calls = self._count = 0
+        self._calls = self._count = self._looked = 0
 
     def __enter__(self) -> Any:
         # Cycles hold tensors until they are collected: at the same calls, whatever ran before, and about as often.
@@ -94,13 +96,16 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._collects = gc.isenabled()
         gc.disable()
         gc.freeze()
-        self._resizes = ExitStack()
-        self._resizes.enter_context(patch.object(torch.UntypedStorage, "resize_", self._resize))
+        self._patches = ExitStack()
+        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", self._resize))
+        for name in ("__init__", "__next__"):
+            plain = getattr(_BaseDataLoaderIter, name)
+            self._patches.enter_context(patch.object(_BaseDataLoaderIter, name, self._loads(plain)))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._resizes.close()
+        self._patches.close()
         gc.unfreeze()
         if self._collects:
             gc.enable()
@@ -125,6 +130,22 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
 
         return resize
 
+    def _loads(self, plain: Any) -> Any:
+        """A function of a loader of data, whose work other processes do; only its result counts."""
+
+        def load(*args: Any) -> Any:
+            self._loading = True
+            try:
+                found = plain(*args)
+            finally:
+                self._loading = False
+            for x in tree_leaves(found):
+                if isinstance(x, torch.Tensor):
+                    self._allocate(x.untyped_storage())
+            return found
+
+        return load
+
     def _settle(self) -> None:
         """Allocate the sum of gradients that the autograd engine would have added in place."""
         for kept in self._later:
@@ -145,6 +166,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         if name == "_local_scalar_dense":
             return self._read(args[0])
         out = func(*args, **(kwargs or {}))
+        if self._loading:
+            return out
         if namespace in ("c10d", "_c10d_functional") and name.strip("_").startswith(COLLECTIVES):
             whole = max((x.nbytes for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor)), default=0)
             plain = name.strip("_").removesuffix("_base_").removesuffix("_base")
@@ -188,9 +211,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _read(self, tensor: Any) -> Any:
         """A value that the script reads: 1, as no value exists."""
-        if not self.updating:
+        if not self.updating and not self._loading:
             self.host_reads += 1
-            if self.host_reads > READS:
+            self._looked += tensor.dtype is torch.bool or tensor.dtype.is_floating_point
+            if self._looked > READS:
                 raise CannotTraceError(
                     f"it reads more than {READS} values in a step: in a loop until a value is reached? A trace has no "
                     "values and takes each to be 1; give the loop a number of turns"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import textwrap
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 LISTED = 6
 """Kinds of operations of the first screen."""
+LONGEST = 300
+"""Characters of an error of a script or of PyTorch."""
 
 
 @click.command()
@@ -105,7 +108,7 @@ def predict(
             except (Exception, SystemExit) as error:  # one model's fault costs no other model its result
                 if state.debug:
                     raise
-                line = (str(error).splitlines() or [""])[0]
+                line = textwrap.shorten((str(error).splitlines() or [""])[0], LONGEST, placeholder=" ...")
                 failed.append(line if line.startswith(model) else f"{model}: {line or type(error).__name__}")
         tell(len(models), len(models), "")
     for line in failed:

@@ -184,6 +184,20 @@ def by_data(batch):
     x = torch.randn(batch, device="cuda")
     return lambda: x[x > 0]
 
+def loaded(batch):
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 9000
+        def __getitem__(self, k):
+            return torch.randn(1024) * 2
+    loader = torch.utils.data.DataLoader(Samples(), batch, shuffle=True, num_workers=2)
+    net = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+    def step():
+        x = next(iter(loader)).to("cuda")
+        loss = net(x).sum()
+        assert len(loss.expand(3000).tolist()) == 3000
+    return step
+
 def waiting(batch):
     x = torch.randn(batch, device="cuda")
     def step():
@@ -370,6 +384,13 @@ def test_what_depends_on_data_is_refused(made: object) -> None:
     for name, why in (("by_data", "depends on data"), ("sparse", "a sparse tensor"), ("waiting", "until a value is")):
         with pytest.raises(CannotTraceError, match=why):
             record(getattr(made, name), 4)
+
+
+def test_samples_are_made_elsewhere(made: object) -> None:
+    """A loader's workers make the samples: of a step the host queues the product and the sum, and reads once."""
+    trace = record(made.loaded, 16)
+    assert [one.name for one in trace.operations if one.kind][:2] == ["mm", "sum"]
+    assert trace.host_reads == 1
 
 
 def test_a_recurrent_layer_takes_one_time_after_another(made: object) -> None:
