@@ -19,10 +19,10 @@ from equipoise.study.folders import SUMMARY, check_free
 from equipoise.study.questions.size import Answer, Question, read_vary
 from equipoise.study.questions.size import size as find_size
 from equipoise.study.questions.targets import read_target
-from equipoise.study.runs.compare import Comparison
 from equipoise.study.runs.compare import compare as compare_policies
+from equipoise.study.runs.comparison import Comparison
 from equipoise.study.runs.make import Progress
-from equipoise.study.runs.orders import UNFINISHED, make_run
+from equipoise.study.runs.perform import UNFINISHED, make_run
 from equipoise.study.runs.sweep import SweepOptions, SweepOutcome
 from equipoise.study.runs.sweep import sweep as make_sweep
 from equipoise.study.runs.until import read_until

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from equipoise.base.sources import COMPUTING, code_hash, combined
+from equipoise.base.sources import combined
 from equipoise.policies.contract import Policy, StageError
 from equipoise.policies.kernels.jit import initialise
-from equipoise.policies.record.foreign import foreign_sources
 from equipoise.policies.registry import PolicyError, make_policy, stages_of
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cost.configuration import Configuration
-from equipoise.sim.cost.measured import has_step_noise
-from equipoise.sim.hardware.carbon import load_carbon
-from equipoise.sim.hardware.contracts import acting_faults
-from equipoise.sim.hardware.prices import load_book, make_prices
+from equipoise.sim.hardware.prices import make_prices
 from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.inputs import drawn_jobs, is_random, run_inputs, trace_of
 from equipoise.sim.job.demand import make_demand
 from equipoise.sim.loading.file import with_measured
 from equipoise.sim.loading.transformers import bound_scenario, plan_notes
@@ -41,12 +35,10 @@ from equipoise.sim.scenario.model import (
     Noise,
     Restart,
     Scenario,
-    SpreadSizes,
 )
 from equipoise.sim.scenario.tree import InputError
-from equipoise.sim.traces.generate import generate
 from equipoise.sim.traces.trace import Trace
-from equipoise.sim.world.feature import features, with_jobs
+from equipoise.sim.world.feature import with_jobs
 from equipoise.sim.world.stall import Stalled
 from equipoise.sim.world.world import SimWorld
 
@@ -219,24 +211,6 @@ def _journal(path: Path | None) -> Any:
     return JournalWriter(path)
 
 
-def trace_of(scenario: Scenario) -> Trace | None:
-    """The trace that a scenario names, read from its file."""
-    spec = scenario.workload.trace
-    if spec is None:
-        return None
-    from equipoise.sim.traces.read import read_spec  # takes a while, and most scenarios name no trace
-
-    return read_spec(spec, spec.file)
-
-
-def drawn_jobs(scenario: Scenario, seed: int, trace: Trace | None = None) -> Trace | None:
-    """The jobs of a seed: of the trace, or as described; None without any."""
-    spec = scenario.workload.generate
-    if trace is not None or spec is None:
-        return trace
-    return generate(spec, sum(group.count * group.gpus for group in scenario.cluster.groups), seed)
-
-
 def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None, stop: Callable[[], bool] | None) -> bool:
     """Step until all jobs are done or the horizon is reached; False when `stop` said so before."""
     clock, queue, done, total = world.clock, world.clock._queue, world.done, len(world.demand)
@@ -260,54 +234,3 @@ def _advance(world: SimWorld, scenario: Scenario, progress: Progress | None, sto
     if progress is not None:
         progress(clock.now, world.roster.completed, total)
     return True
-
-
-def run_identities(scenario: Scenario, policy: Policy, seeds: Iterable[int], trace: Trace | None) -> list[str]:
-    """Identities of runs that differ only in their seeds; shared inputs are hashed once."""
-    shared = _inputs(scenario, policy, trace)
-    return [combined({**shared, "seed": str(seed)}.items()) for seed in seeds]
-
-
-def run_inputs(scenario: Scenario, policy: Policy, seed: int, trace: Trace | None) -> dict[str, str]:
-    """Hash or version of everything that the run's records depend on; the run's identity is their hash."""
-    return {**_inputs(scenario, policy, trace), "seed": str(seed)}
-
-
-def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str, str]:
-    texts = {
-        "scenario with its defaults": scenario.model_dump_json(exclude={"policy", "seed"}),  # those that ran count
-        "hardware profile": load_profile(scenario.cluster.hardware).model_dump_json(),
-        "price book": load_book(scenario.cost.book).model_dump_json(),
-        **({} if (carbon := load_carbon(scenario.energy)) is None else {"carbon": carbon[0].model_dump_json()}),
-        "parameters of the stages": json.dumps(
-            [[type(s).__qualname__, {f.name: getattr(s, f.name) for f in fields(s)}] for s in policy.stages],
-            default=lambda value: type(value).__qualname__,
-        ),
-    }
-    return {
-        **{name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()},
-        "trace": trace.digest().hex()[:16] if trace is not None else "none",
-        "policy": policy.name,
-        f"all files of {' and '.join(COMPUTING)}": code_hash(),
-        **{f"stage: {name}": value for name, value in foreign_sources(policy)},
-    }
-
-
-def is_random(scenario: Scenario) -> bool:
-    """Whether runs with different seeds can differ."""
-    faults = acting_faults(scenario)
-    if any(feature.is_random(scenario) for feature in features()):
-        return True
-    random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
-    spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)
-    supply = any(group.available is not None for group in scenario.cluster.groups)
-    if scenario.workload.generate is not None or supply:
-        return True
-    return bool(step_noise(scenario) or scenario.decide.estimate_error or spread or any(random))
-
-
-def step_noise(scenario: Scenario) -> bool:
-    """Whether steps of its models vary, as declared or measured."""
-    profile = load_profile(scenario.cluster.hardware)
-    on = [profile.accelerator(group.accelerator) for group in scenario.cluster.groups if group.gpus]
-    return has_step_noise(scenario.noise, scenario.workload.models.values(), on)

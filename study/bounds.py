@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.inputs import step_noise, trace_of
 from equipoise.sim.job.demand import Demand, make_demand
 from equipoise.sim.network.topology import Topology
-from equipoise.sim.run import step_noise, trace_of
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.needs import Capacity

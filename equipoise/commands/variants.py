@@ -93,3 +93,16 @@ def variant_options(command: Callable[..., int]) -> Callable[..., int]:
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped
+
+
+def until_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds --until and --max-seeds."""
+    until = click.option(
+        "--until",
+        metavar="ci:SHARE[:METRIC[:ratio]]",
+        help="Add seeds until every 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s; exit code 5 if not.",
+    )
+    most = click.option(
+        "--max-seeds", type=IntRange(min=1), default=100, show_default=True, help="Maximum seeds for --until."
+    )
+    return until(most(command))

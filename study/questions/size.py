@@ -21,10 +21,11 @@ from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.assumptions import assumed_draw, by_curve, curve_origin, unlike_curves
 from equipoise.sim.hardware.profile import load_profile
+from equipoise.sim.inputs import is_random
 from equipoise.sim.llm.certainty import StepCertainty
 from equipoise.sim.loading.file import ScenarioFile, changed_tree, read_scenario
 from equipoise.sim.record import Run, undone
-from equipoise.sim.run import is_random, run
+from equipoise.sim.run import run
 from equipoise.sim.scenario.model import FaultsSpec, NodeGroup, Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.sim.traces.trace import Trace
@@ -40,7 +41,8 @@ from equipoise.study.questions.targets import (
 )
 from equipoise.study.runs.engine import Engine
 from equipoise.study.runs.make import Progress, workers
-from equipoise.study.runs.orders import Order, Shared, orders_at
+from equipoise.study.runs.orders import Order
+from equipoise.study.runs.perform import Shared, orders_at
 from equipoise.study.runs.variants import policy_text
 from equipoise.study.sure import certainty_of_times, chance
 

@@ -10,7 +10,7 @@ from typing import Any
 from equipoise.base.files import write_whole
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.folders import SIZE, TUNE, read_json
-from equipoise.study.report.page import Made, composed, figure, section
+from equipoise.study.report.html import Made, composed, figure, section
 from equipoise.study.report.tables import table
 
 ROWS_MOST = 400

@@ -5,16 +5,10 @@ The same folder gives the same bytes.
 
 from __future__ import annotations
 
-import base64
-import json
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
-from typing import Any
 
 from equipoise.base.files import write_whole
 from equipoise.study.report.chart import Chart
@@ -22,6 +16,7 @@ from equipoise.study.report.charts.study import USE_LABELS, study_charts
 from equipoise.study.report.detail import Detail, read_detail
 from equipoise.study.report.features import feature_tables
 from equipoise.study.report.first import context_html, picture, strip_html
+from equipoise.study.report.html import Made, composed, figure, section, template
 from equipoise.study.report.metrics import definitions
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import Study
@@ -29,7 +24,6 @@ from equipoise.study.report.tables import failures, folded, origins, points, pro
 from equipoise.study.report.timeline import HELD_BESIDE
 from equipoise.study.report.words import headline
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 DETAIL_BYTES = 3_000_000
 """Total size of run details when there are several: the file stays below 5 MB."""
 BARS_EACH = 100_000
@@ -44,15 +38,6 @@ KIND_LABELS = {
 }
 CONFIG_CHARS = 200_000
 NOTES_SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Made:
-    """A written report, with notes on omitted parts."""
-
-    path: Path
-    size_bytes: int
-    notes: tuple[str, ...]
 
 
 def make_report(folder: str | Path, out: str | Path | None = None, refresh_s: float | None = None) -> Made:
@@ -80,49 +65,6 @@ def render_report(study: Study, refresh_s: float | None = None) -> tuple[str, tu
             detail.header["bars"]["words"] = {**KIND_LABELS, "beside": HELD_BESIDE, **USE_LABELS}
     sections = _sections(study, charts, details, notes)
     return composed(study.title, sections, [chart.plain() for chart in charts], _foot(study), details, refresh_s), notes
-
-
-def composed(
-    title: str,
-    sections: Sequence[tuple[str, str, str]],
-    charts: Sequence[Mapping[str, Any]],
-    foot: str,
-    details: Sequence[Detail] = (),
-    refresh_s: float | None = None,
-) -> str:
-    """A page of `sections`: (identifier, name in the navigation, HTML) each."""
-    data = {"charts": list(charts), "runs": [d.header for d in details]}
-    return _template("report.html").substitute(
-        title=escape(f"{title}: Equipoise report"),
-        refresh="" if refresh_s is None else f'<meta http-equiv="refresh" content="{math.ceil(refresh_s)}">\n',
-        style=_text("report.css"),
-        nav="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name, _ in sections if name),
-        main="\n".join(content for _, _, content in sections),
-        foot=escape(foot),
-        data=embedded(data),
-        blobs="\n".join(_blob(key, content) for detail in details for key, content in detail.blobs),
-        script="\n".join(_text(name) for name in ("charts.js", "gantt.js", "page.js")),
-    )
-
-
-def _text(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8").strip()
-
-
-def _template(name: str) -> Template:
-    return Template(_text(name) + "\n")
-
-
-def embedded(data: Any) -> str:
-    """JSON escaped so that no text in it ends the surrounding script element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for mark in "<>&":
-        text = text.replace(mark, f"\\u{ord(mark):04x}")
-    return text
-
-
-def _blob(key: str, content: bytes) -> str:
-    return f'<script type="text/plain" id="{escape(key)}">{base64.b64encode(content).decode()}</script>'
 
 
 def _details(study: Study) -> tuple[list[Detail], tuple[str, ...]]:
@@ -171,12 +113,6 @@ def _sections(
     ]
 
 
-def section(key: str, title: str, content: str) -> str:
-    """A landmark of the page with its heading."""
-    head = f'<h2 id="{key}-title">{escape(title)}</h2>'
-    return f'<section id="{key}" aria-labelledby="{key}-title">{head}{content}</section>'
-
-
 def _charts(
     key: str, name: str, title: str, charts: Sequence[Chart | None], more: str = ""
 ) -> list[tuple[str, str, str]]:
@@ -186,18 +122,6 @@ def _charts(
         return []
     inner = "".join(figure(chart.plain()) for chart in found)
     return [(key, name, section(key, title, (f'<div class="pair">{inner}</div>' if len(found) > 1 else inner) + more))]
-
-
-def figure(chart: Mapping[str, Any]) -> str:
-    """A place for a chart (`Chart.plain`), with its numbers as a table for accessibility."""
-    note = f'<span class="note">{escape(chart["note"])}</span>' if chart["note"] else ""
-    numbers = table(chart["title"], chart["header"], chart["rows"]) if chart["rows"] else ""
-    return (
-        f'<figure class="chart" id="chart-{escape(chart["id"])}"><figcaption><strong>{escape(chart["title"])}</strong>'
-        f'<span class="tag">simulated</span>{note}</figcaption>'
-        f'<div class="plot"><p class="note">{escape(chart["text"])}</p></div>'
-        f'<details class="numbers"><summary>The numbers as a table</summary>{numbers}</details></figure>'
-    )
 
 
 def _wrapping(text: str) -> str:
@@ -258,7 +182,7 @@ def _no_jobs(study: Study) -> str:
 
 def _closely(details: Sequence[Detail], notes: Sequence[str]) -> str:
     options = "".join(f"<option>{escape(d.header['label'])}</option>" for d in details)
-    return _template("closely.html").substitute(options=options, note=escape(" ".join(notes)))
+    return template("closely.html").substitute(options=options, note=escape(" ".join(notes)))
 
 
 def _provenance(study: Study, notes: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from equipoise.study.report.study import (
 )
 from equipoise.study.report.sweep import read_sweep_study
 from equipoise.study.runs.across import across
-from equipoise.study.runs.compare import Comparison
+from equipoise.study.runs.comparison import Comparison
 from equipoise.study.statistics import CONFIDENCE, Interval
 
 _NAMED = 3  # folders, in one line

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from equipoise.sim.inputs import is_random
 from equipoise.sim.llm.certainty import StepCertainty
-from equipoise.sim.run import is_random
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.units import format_seconds
 from equipoise.study.display import digits, show

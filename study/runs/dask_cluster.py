@@ -16,7 +16,8 @@ from distributed import Client, Future, KilledWorker, WorkerPlugin, as_completed
 
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs.engine import EngineError
-from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
+from equipoise.study.runs.orders import Order, Row
+from equipoise.study.runs.perform import Shared, failed, perform
 
 AHEAD = 3
 """Orders queued per worker beyond the current one, so that no worker waits for the coordinator."""

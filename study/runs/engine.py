@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from equipoise.study.runs.orders import Order, Row, Shared, perform
+from equipoise.study.runs.orders import Order, Row
 
 
 class EngineError(RuntimeError):
@@ -17,15 +17,3 @@ class Engine(Protocol):
 
     def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
         """The row of every order, each as soon as it is complete."""
-
-
-class InProcess:
-    """Makes one run after the other in this process."""
-
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
-
-    def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
-        """Rows in the order of `orders`."""
-        for order in orders:
-            yield perform(order, self.shared)

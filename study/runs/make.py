@@ -14,8 +14,9 @@ from functools import cache
 from equipoise.policies.contract import Policy
 from equipoise.policies.parameters import AnyPolicy
 from equipoise.sim.run import run
-from equipoise.study.runs.engine import Engine, EngineError, InProcess
-from equipoise.study.runs.orders import Order, Row, Shared, scenario_of
+from equipoise.study.runs.engine import Engine, EngineError
+from equipoise.study.runs.orders import Order, Row
+from equipoise.study.runs.perform import Shared, perform, scenario_of
 from equipoise.study.runs.store import Store
 from equipoise.study.runs.until import Until, looks
 from equipoise.study.runs.warm import processors, warm, warming
@@ -41,6 +42,18 @@ class How:
         """Raises EngineError for fewer than one process."""
         if self.jobs < 1:
             raise EngineError(f"jobs: {self.jobs!r} processes; at least 1 is needed")
+
+
+class InProcess:
+    """Makes one run after the other in this process."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+
+    def rows(self, orders: Sequence[Order]) -> Iterator[Row]:
+        """Rows in the order of `orders`."""
+        for order in orders:
+            yield perform(order, self.shared)
 
 
 @contextmanager

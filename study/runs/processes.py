@@ -20,7 +20,8 @@ from multiprocessing.context import ForkServerProcess
 from equipoise.base.sources import in_environment
 from equipoise.exit_codes import FAILURE
 from equipoise.study.runs.engine import EngineError
-from equipoise.study.runs.orders import Order, Row, Shared, failed, perform
+from equipoise.study.runs.orders import Order, Row
+from equipoise.study.runs.perform import Shared, failed, perform
 from equipoise.study.signals import uninterrupted
 
 KILLS = 3

@@ -20,14 +20,16 @@ from equipoise.policies.parameters import AnyPolicy, check_used, split_point, wi
 from equipoise.policies.registry import PolicyError, make_policy, parameters_of
 from equipoise.sim.assumptions import curve_origins, unlike_curves
 from equipoise.sim.hardware.profile import is_path
+from equipoise.sim.inputs import is_random
 from equipoise.sim.loading.checks import trace_problems
 from equipoise.sim.loading.file import ScenarioFile, read_scenario, scenario_file
 from equipoise.sim.record import Run, versions
-from equipoise.sim.run import is_random, run
+from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError, Tree, read_text, read_tree
 from equipoise.study.folders import LEDGER, RUNS, SHARDS, check_free
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import Order, Row, Shared, name_of, orders_at, trace_at
+from equipoise.study.runs.orders import Order, Row, name_of
+from equipoise.study.runs.perform import Shared, orders_at, trace_at
 from equipoise.study.runs.store import PARQUET, Ledger, ledger_with_copy, only_writer
 from equipoise.study.runs.sweep_spec import RUNS_MOST, Point, SweepSpec, place_of, read_sweep, what_can_be_read
 from equipoise.study.runs.until import MOST, Until, check_policies, how_it_ended, read_until, whole_points

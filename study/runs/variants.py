@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.policies.registry import make_policy
+from equipoise.sim.inputs import is_random
 from equipoise.sim.record import Run
-from equipoise.sim.run import is_random, run
+from equipoise.sim.run import run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.runs.make import How, Progress, make
-from equipoise.study.runs.orders import Row, Shared, orders_at
+from equipoise.study.runs.orders import Row
+from equipoise.study.runs.perform import Shared, orders_at
 from equipoise.study.runs.store import MemoryStore
 
 

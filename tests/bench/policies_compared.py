@@ -22,7 +22,7 @@ from equipoise.policies.registry import make_stage
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.traces.trace import Trace, make_trace
 from equipoise.study.display import digits
-from equipoise.study.runs.compare import Comparison
+from equipoise.study.runs.comparison import Comparison
 from equipoise.study.statistics import holm, paired_p, paired_ratio
 from tests.bench.speed.cases import queueing_trace, scenario
 

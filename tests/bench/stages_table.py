@@ -19,7 +19,8 @@ from equipoise.sim.hardware.profile import scenarios_dir
 from equipoise.sim.loading.file import read_scenario
 from equipoise.sim.record import versions
 from equipoise.study.display import LABELS, PER_JOB, digits, show
-from equipoise.study.runs.compare import Comparison, compare
+from equipoise.study.runs.compare import compare
+from equipoise.study.runs.comparison import Comparison
 from equipoise.study.runs.make import Progress
 from equipoise.study.statistics import Interval, paired_ratio
 from equipoise.study.table import Cell

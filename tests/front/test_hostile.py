@@ -212,7 +212,7 @@ def test_no_module_is_taken_out_of_the_working_folder(folder: Path) -> None:
     code = (
         "import os, sys; sys.path.remove(''); from equipoise.base.json_values import plain;"
         "from equipoise.study.runs.processes import Processes;"
-        "from equipoise.study.runs.orders import Shared;"
+        "from equipoise.study.runs.perform import Shared;"
         "w = Processes(Shared(), 1).workers[0]; assert w.pipe.recv() == 'ready'; w.stop()"
     )
     done = subprocess.run(

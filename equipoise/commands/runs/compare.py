@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import click
 
 from equipoise.base.tables import as_csv
 from equipoise.commands.types import IntRange
+from equipoise.commands.variants import until_options
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
 from equipoise.options import (
     KEPT,
@@ -36,20 +37,7 @@ from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
     from equipoise.sim.scenario.model import Scenario
-    from equipoise.study.runs.compare import Comparison
-
-
-def until_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds --until and --max-seeds."""
-    until = click.option(
-        "--until",
-        metavar="ci:SHARE[:METRIC[:ratio]]",
-        help="Add seeds until every 95 % interval is within ±SHARE, e.g. ci:2%:makespan_s; exit code 5 if not.",
-    )
-    most = click.option(
-        "--max-seeds", type=IntRange(min=1), default=100, show_default=True, help="Maximum seeds for --until."
-    )
-    return until(most(command))
+    from equipoise.study.runs.comparison import Comparison
 
 
 @click.command()
@@ -184,7 +172,7 @@ def _print(made: dict[str, Comparison], several: bool, form: str, wide: bool, st
     """Print a table for each scenario or trace, and one over all of them."""
     from equipoise.study.findings import first_screen
     from equipoise.study.runs.across import Together, across
-    from equipoise.study.runs.compare import Comparison
+    from equipoise.study.runs.comparison import Comparison
 
     tables: dict[str, Comparison | Together] = dict(made)
     if several:

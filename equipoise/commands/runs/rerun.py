@@ -22,8 +22,8 @@ def rerun(state: CommandState, run_dir: str) -> int:
     """
     from equipoise import api
     from equipoise.policies.registry import make_policy
+    from equipoise.sim.inputs import run_inputs
     from equipoise.sim.record import versions
-    from equipoise.sim.run import run_inputs
     from equipoise.study.folders import read_manifest
 
     folder = Path(run_dir)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise.base.numerals import is_index
-from equipoise.commands.runs.compare import until_options
 from equipoise.commands.types import IntRange
+from equipoise.commands.variants import until_options
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
 from equipoise.options import KEPT, CommandState, common, note, pass_state, progress, say
 

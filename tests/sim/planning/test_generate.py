@@ -10,8 +10,9 @@ import yaml
 
 from equipoise.cli import main
 from equipoise.policies.registry import make_policy
+from equipoise.sim.inputs import drawn_jobs
 from equipoise.sim.loading.file import from_mapping
-from equipoise.sim.run import drawn_jobs, run
+from equipoise.sim.run import run
 from equipoise.sim.scenario.tree import InputError
 
 LOGNORMAL = {"kind": "lognormal", "median": "1 h", "sigma": 1.6, "low": "60 s", "high": "5 d"}

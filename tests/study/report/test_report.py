@@ -19,9 +19,10 @@ import equipoise
 from equipoise import cli
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.bounds import LowerBound
+from equipoise.study.report.html import embedded
 from equipoise.study.report.metrics import PAGE, definitions
-from equipoise.study.report.page import embedded, make_report
-from equipoise.study.runs.compare import Comparison, Result
+from equipoise.study.report.page import make_report
+from equipoise.study.runs.comparison import Comparison, Result
 from tests.study.report.report_data import make_run
 from tests.study.report.report_reader import Page
 

@@ -21,7 +21,7 @@ from equipoise.study.report.charts.over_time import charts_over_time
 from equipoise.study.report.charts.study import study_charts
 from equipoise.study.report.read import read_study
 from equipoise.study.report.study import RunFolder
-from equipoise.study.runs.compare import Comparison
+from equipoise.study.runs.comparison import Comparison
 from tests.study.report.report_data import USES, make_run
 from tests.study.report.test_report import make_comparison
 

@@ -11,7 +11,7 @@ import pytest
 from equipoise import api, cli
 from equipoise.study.report.read import read_study
 from equipoise.study.runs.across import across
-from equipoise.study.runs.compare import Comparison
+from equipoise.study.runs.comparison import Comparison
 
 LENGTHS = {"long": 900, "mid": 500, "short": 200}
 

@@ -16,7 +16,8 @@ from equipoise.sim.record import Run
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import InputError
 from equipoise.study.runs import compare as compare_module
-from equipoise.study.runs.compare import Comparison, compare, is_random
+from equipoise.study.runs.compare import compare, is_random
+from equipoise.study.runs.comparison import Comparison
 
 SPEED = {"fifo": 1.0, "sjf": 0.5, "las": 0.8, "easy": 0.9}
 

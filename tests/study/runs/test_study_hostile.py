@@ -43,7 +43,7 @@ def test_ctrl_c_that_duckdb_hears_within_a_run_is_no_failed_run(small, tmp_path,
                 raise ValueError("the run failed") from error
             raise
 
-    monkeypatch.setattr("equipoise.study.runs.orders.make_run", interrupted)
+    monkeypatch.setattr("equipoise.study.runs.perform.make_run", interrupted)
     out = tmp_path / "out"
     assert main(["compare", str(small), "--policy", "fifo", "--out", str(out), "-q"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "equipoise: interrupted"

@@ -16,7 +16,7 @@ from distributed import Client
 from equipoise.study.runs import dask_cluster
 from equipoise.study.runs.engine import EngineError
 from equipoise.study.runs.make import engine
-from equipoise.study.runs.orders import Shared
+from equipoise.study.runs.perform import Shared
 from equipoise.study.runs.sweep import SweepOptions, sweep
 from tests.study.runs.sweeps import sweep_helpers
 from tests.study.runs.sweeps.sweep_helpers import write_sweep
