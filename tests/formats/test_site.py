@@ -213,6 +213,19 @@ def test_types_of_gpus_by_the_names_of_sites() -> None:
     assert accelerator_of("NVIDIA-H100-80GB-HBM3") == ("h100_sxm", "")
     assert accelerator_of("tesla_v100-pcie-32gb")[1] == "tesla_v100-pcie-32gb taken as v100_sxm2_32gb: guessed"
     assert accelerator_of("a10") == ("a10", "")
+    for name in (
+        "gb200",
+        "NVIDIA-GB300",
+        "b300",
+        "nvidia_h20",
+        "h800",
+        "mi355x",
+        "rtx_4090",
+        "NVIDIA-GeForce-RTX-4090",
+    ):
+        assert accelerator_of(name)[0] in name.lower().replace("-", "_"), name
+    assert accelerator_of("NVIDIA-GH200-480GB")[0] == "h100_sxm"
+    assert accelerator_of("h100_pcie")[0] == "h100_pcie"
     assert accelerator_of("a1000")[0] == "generic"
     assert accelerator_of("P100") == ("generic", "P100 is not in the hardware profile: generic")
 

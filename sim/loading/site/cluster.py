@@ -14,10 +14,16 @@ NIC_BYTES_PER_S = 12.5e9
 """Assumed where no file tells a network's rate: 100 Gbit/s."""
 
 _KNOWN = (  # (pattern in the site's name, name in the catalogue, what makes it exact)
+    ("gh200", "h100_sxm", "sxm"),
     ("h200", "h200_sxm", "sxm|h200$|141gb"),
     ("h100.*pcie", "h100_pcie", ""),
-    ("h100|gh200", "h100_sxm", "sxm|hbm3"),
-    ("gb200|b200", "b200", r"\bb200"),
+    ("h100", "h100_sxm", "sxm|hbm3"),
+    ("h800", "h800", ""),
+    ("h20", "h20", ""),
+    ("gb300", "gb300", ""),
+    ("gb200", "gb200", ""),
+    ("b300", "b300", ""),
+    ("b200", "b200", ""),
     ("a100.*40gb", "a100_sxm_40gb", "sxm"),
     ("a100", "a100_sxm_80gb", "sxm.*80gb"),
     ("v100", "v100_sxm2_32gb", "sxm2.*32gb"),
@@ -25,6 +31,9 @@ _KNOWN = (  # (pattern in the site's name, name in the catalogue, what makes it 
     ("a10", "a10", ""),
     ("t4", "t4", ""),
     ("mi300x", "mi300x", ""),
+    ("mi325x", "mi325x", ""),
+    ("mi355x", "mi355x", ""),
+    ("rtx-?4090(?!-?(?:d|laptop))", "rtx_4090", ""),
 )
 
 
