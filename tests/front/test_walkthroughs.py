@@ -16,7 +16,10 @@ TOLERANCE = 0.2
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(f"{name}.md", marks=pytest.mark.long) for name in ("planning", "research", "site", "how-sure")],
+    [
+        pytest.param(f"{name}.md", marks=pytest.mark.long)
+        for name in ("planning", "research", "site", "how-sure", "post-training")
+    ],
 )
 def test_every_command_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     follow(page, tmp_path, monkeypatch)

@@ -133,21 +133,25 @@ def _sentences(loop: Loop, found: list[Split], likely: Mapping[int, float], sure
     best, step = found[0], found[0].step
     low, high = sure.spread.interval()
     between = f"(90 %: {_time(step.step_s * low)} .. {_time(step.step_s * high)})"
-    how = f"{best.name} is fastest" if best.loop.colocated or not loop.generates else ""
-    ahead = f" with rollouts {loop.behind} step{'s' if loop.behind > 1 else ''} ahead" if best.loop.behind else ""
-    told = f"{best.loop.rollout_gpus} for rollouts and {best.loop.trainer_gpus} for training are fastest"
-    yield (
-        f"Of {loop.gpus} GPUs, {how or told}{ahead}: a step takes {_time(step.step_s)} {between}, "
-        f"{DAY_S / step.step_s:,.0f} steps and {best.tokens_a_day / 1e9:.3g} billion tokens a day, "
-        f"for {format_usd(best.usd)} a day."
+    fastest = (
+        f"Of {loop.gpus} GPUs, {best.loop.rollout_gpus} for rollouts and {best.loop.trainer_gpus} for training are "
     )
-    held = sorted(found[k].loop.rollout_gpus for k, chance in likely.items() if chance >= 0.05)
+    fastest += f"fastest with rollouts {loop.behind} step{'s' * (loop.behind > 1)} ahead" if loop.behind else "fastest"
+    if best.loop.colocated or not loop.generates:
+        fits = "are fastest where all roll out and train in turn" if loop.generates else "train on given responses"
+        fastest = f"{loop.gpus} GPUs {fits}"
+    yield (
+        f"{fastest}: a step takes {_time(step.step_s)} {between}, {DAY_S / step.step_s:,.0f} steps and "
+        f"{best.tokens_a_day / 1e9:.3g} billion tokens a day, for {format_usd(best.usd)} a day."
+    )
     if loop.generates and len(found) > 1:
-        ends = f"{held[0]} to {held[-1]} GPUs for rollouts" if held[0] < held[-1] else "that split"
-        second = f"; second is {found[1].name}, {_time(found[1].step.step_s)}"
-        together = [s for s in found if s.loop.colocated]
-        turn = f"; all {loop.gpus} in turn take {_time(together[0].step.step_s)}" if together else ""
-        yield f"As surely as the phases are predicted, the best is {ends}{second}{turn if best.loop.behind else ''}."
+        gpus = sorted((found[k].loop.rollout_gpus, chance) for k, chance in likely.items())
+        reached = np.cumsum([chance for _, chance in gpus])
+        least, most = (gpus[int(np.searchsorted(reached, share - 1e-9))][0] for share in (0.05, 0.95))
+        ends = f"{least} to {most} GPUs that roll out (90 %)" if least < most else "that split (90 %)"
+        others = [f"second is {found[1].name}, {_time(found[1].step.step_s)}"]
+        others += [f"all in turn take {_time(s.step.step_s)}" for s in found[2:] if s.loop.colocated]
+        yield f"As phases are predicted, the best is {ends}; {'; '.join(others)}."
     yield _waits(best)
 
 
@@ -155,7 +159,8 @@ def _waits(best: Split) -> str:
     """What waits in the best split, and for what."""
     step = best.step
     if not best.loop.generates:
-        return f"Training takes {_time(step.training_s)} and scoring {_time(step.scoring_s)} of it."
+        scored = f", scoring {_time(step.scoring_s)}" if step.scoring_s else ""
+        return f"Training takes {_time(step.training_s)} of it{scored}."
     tail = f"replicas are done {_time(step.tail_s)} before the last response in the mean"
     if best.loop.colocated:
         return f"GPUs wait {100 * step.waiting:.0f} % of the time: {tail}."

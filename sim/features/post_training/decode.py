@@ -97,8 +97,8 @@ def rollout_s(loop: Loop, decode: Decode, count: int, seed: int, step: int) -> t
     """
     replicas = loop.rollout_gpus // loop.rollout.tensor
     tokens = lengths(loop.response, count, seed, f"post_training:{loop.name}:{step}")
-    waits = loop.rollout.tool_calls * loop.rollout.tool_time
-    tools = waits * stream(seed, f"post_training:{loop.name}:{step}:tools").standard_gamma(1.0, count) if waits else 0.0
+    calls, waited = loop.rollout.tool_calls, stream(seed, f"post_training:{loop.name}:{step}:tools")
+    tools = loop.rollout.tool_time * waited.standard_gamma(calls, count) if calls else 0.0
     done, ends = np.empty(count), np.zeros(replicas)
     for k in range(min(replicas, count)):
         own = np.ascontiguousarray(tokens[k::replicas])

@@ -26,7 +26,7 @@ class Rollout(Section):
     tensor: Count = 1  # GPUs of a replica
     slots: Annotated[Int, Field(ge=1, le=4096)] = 256  # most responses that a replica generates at once
     tool_calls: Annotated[Float, Field(ge=0)] = 0.0  # calls of tools per response, in the mean
-    tool_time: Seconds = 0.0  # time of a call, during which the response waits
+    tool_time: Seconds = 0.0  # time of a call in the mean (exponential), during which the response waits
 
 
 class Handover(Section):
