@@ -28,13 +28,7 @@ SPLITS_MOST = 31
 
 def _time(value_s: float) -> str:
     """Seconds up to ten minutes, so that times of one table compare at sight."""
-    return (
-        f"{value_s:.0f} s"
-        if 9.95 <= value_s < 600.0
-        else f"{value_s:.1f} s"
-        if value_s < 9.95
-        else format_seconds(value_s)
-    )
+    return f"{value_s:.{0 if value_s >= 9.95 else 1}f} s" if value_s < 600.0 else format_seconds(value_s)
 
 
 @dataclass(frozen=True)

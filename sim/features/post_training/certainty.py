@@ -19,9 +19,11 @@ _RUNS = """
 Llama 3.1 8B        | llama3-8b  | dense   | H100   |    8 |   112 | 0.979 | NVIDIA NeMo-RL 0.3
 Llama 3.1 70B       | llama3-70b | dense   | H100   |   64 |   147 | 1.036 | NVIDIA NeMo-RL 0.3
 Qwen3 32B           | qwen3-32b  | dense   | H100   |   64 |   213 | 0.925 | NVIDIA NeMo-RL 0.3
+Llama 3.1 8B        | llama3-8b  | dense   | H100   |    8 |   116 | 1.010 | NVIDIA-NeMo/RL issue 959, another site
+Llama 3.1 70B       | llama3-70b | dense   | H100   |   64 |   178 | 1.275 | NVIDIA-NeMo/RL issue 959, another site
 Llama 3.1 8B        | llama3-8b  | dense   | H100   |   16 |  97.7 | 1.087 | NVIDIA NeMo-RL 0.4
 Llama 3.1 8B, apart | llama3-8b  | dense   | H100   |   16 |  74.6 | 0.992 | NVIDIA NeMo-RL 0.4
-Qwen3 32B           | qwen3-32b  | dense   | H100   |   32 |   393 | 1.076 | NVIDIA NeMo-RL 0.4
+Qwen3 32B           | qwen3-32b  | dense   | H100   |   32 |   393 | 1.075 | NVIDIA NeMo-RL 0.4
 Qwen3 32B, apart    | qwen3-32b  | dense   | H100   |   64 |   215 | 0.940 | NVIDIA NeMo-RL 0.4
 Qwen3 30B           | qwen3-30b  | experts | H100   |   32 |   225 | 0.995 | NVIDIA NeMo-RL 0.4
 Qwen3 30B, apart    | qwen3-30b  | experts | H100   |   32 |   244 | 1.005 | NVIDIA NeMo-RL 0.4
@@ -99,9 +101,8 @@ def certainty_of(loop: Loop, scenario: Scenario) -> StepCertainty:
         runs, key=lambda run: math.log(run.parameters / size) ** 2 + math.log(run.gpus / loop.gpus) ** 2 / 4.0
     )
     families = len({run.family for run in runs})
-    software = len({run.source.rpartition(" ")[0] for run in runs}) > 1
     rests_on = f"{len(runs)} published runs of {families} families of {kind} models that were not fitted"
-    rests_on += "" if software else f", all with NVIDIA NeMo-RL; {OTHER_SOFTWARE}"
+    rests_on += f", all with NVIDIA NeMo-RL; {OTHER_SOFTWARE}" if kind == "dense" else ""
     return StepCertainty(_spread(kind), rests_on, tuple(outside), nearest, group=(kind, "post-training"), gpu=gpu)
 
 

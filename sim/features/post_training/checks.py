@@ -44,8 +44,6 @@ def _room(loop: Loop, scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
         yield (*path, "gpus"), f"{loop.gpus} GPUs, the cluster has {total}"
     elif len({(group.accelerator, group.speed, group.gpus) for group in groups if group.gpus}) > 1:
         yield (*path, "gpus"), "the cluster has several kinds of nodes; a loop needs one kind"
-    elif any(scenario.workload.models[n].transformer.bound is None for n in (loop.model,)):  # type: ignore[union-attr]
-        return  # its own section is wrong, which is said there
     elif loop.generates and not decode_for(loop, scenario).slots:
         text = f"the weights and one response do not fit on {loop.rollout.tensor} GPUs; more are needed"
         yield (*path, "rollout", "tensor"), text

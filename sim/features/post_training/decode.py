@@ -8,7 +8,7 @@ and two all-reduces a layer (roofline: Williams et al. 2009; batching: Yu et al.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
@@ -32,8 +32,7 @@ DRAWN = 16
 """Steps whose lengths are drawn; later steps repeat them."""
 
 
-@dataclass(frozen=True)
-class Decode:
+class Decode(NamedTuple):
     """Seconds of an iteration of one replica with n responses: fixed + n x response + the cache's tokens x token, and
     the longer of reading weights (dense, and of experts the part that n responses use) and n x product."""
 
@@ -104,17 +103,12 @@ def rollout_s(loop: Loop, decode: Decode, count: int, seed: int, step: int) -> t
         own = np.ascontiguousarray(tokens[k::replicas])
         out = np.empty(own.size)
         room = np.empty((3, max(1, decode.slots)))
-        _generate(own, loop.prompt_tokens, decode_array(decode), room, out)
+        _generate(own, loop.prompt_tokens, np.array(decode[:-1]), room, out)
         done[k::replicas] = out + own.size * loop.prompt_tokens * decode.product_s
     done += tools
     for k in range(min(replicas, count)):
         ends[k] = done[k::replicas].max()
     return float(ends.max()), float(ends.max() - ends.mean()), tokens
-
-
-def decode_array(d: Decode) -> Floats:
-    """The seconds of an iteration as the kernel takes them."""
-    return np.array([d.fixed_s, d.response_s, d.token_s, d.dense_s, d.experts_s, d.used, d.product_s])
 
 
 @jit_in_place

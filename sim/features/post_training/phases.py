@@ -79,13 +79,13 @@ def phases(loop: Loop, scenario: Scenario, seed: int) -> Phases:
     given = [tokens for _, _, tokens in rolled]
     every = np.concatenate(given) + loop.prompt_tokens
     model = scenario.workload.models[loop.model]
-    work = _work(loop, model, scenario, every, drawn)
-    training_s, scoring_s = work.training_s, loop.scorings * work.forward_s
+    training_s, forward_s = _work_s(loop, model, scenario, every, drawn)
+    scoring_s = loop.scorings * forward_s
     if loop.algorithm == "ppo":
-        critic = _work(loop, scenario.workload.models[loop.critic or loop.model], scenario, every, drawn)
-        training_s, scoring_s = training_s + critic.training_s, scoring_s + critic.forward_s
+        critic = _work_s(loop, scenario.workload.models[loop.critic or loop.model], scenario, every, drawn)
+        training_s, scoring_s = training_s + critic[0], scoring_s + critic[1]
     if loop.reward is not None:
-        scoring_s += _work(loop, scenario.workload.models[loop.reward], scenario, every, drawn).forward_s
+        scoring_s += _work_s(loop, scenario.workload.models[loop.reward], scenario, every, drawn)[1]
     return Phases(
         np.array([end for end, _, _ in rolled]) if loop.generates else np.zeros(drawn),
         np.array([tail for _, tail, _ in rolled]) if loop.generates else np.zeros(drawn),
@@ -118,14 +118,8 @@ def decode_for(loop: Loop, scenario: Scenario) -> Decode:
     return decode_of(spec.shape(), machine, loop)
 
 
-@dataclass(frozen=True)
-class _Work:
-    training_s: float
-    forward_s: float
-
-
-def _work(loop: Loop, model: Model, scenario: Scenario, tokens: Floats, steps: int) -> _Work:
-    """Training on, and one forward pass over, the responses of a step; tokens (n,): of all drawn ones, with prompts.
+def _work_s(loop: Loop, model: Model, scenario: Scenario, tokens: Floats, steps: int) -> tuple[float, float]:
+    """(training on, one forward pass over) the responses of a step; tokens (n,): of all drawn ones, with prompts.
 
     Responses are packed into the micro-batches that the model states; attention costs as much as sequences of the
     mean length of a token's own.
@@ -151,10 +145,8 @@ def _work(loop: Loop, model: Model, scenario: Scenario, tokens: Floats, steps: i
     longer = loop.longer or LONGER["experts" if shape.experts else "dense"]
     held = shape.parameters / bound.layout.tp / bound.layout.pp / plan.accelerator.memory_bytes_per_s
     full = longer * bound.factor / group.speed
-    return _Work(
-        full * loop.updates * (float(times.total) - _saved_s(loop, times, held * passes)),
-        full * loop.updates * _forward_s(times),
-    )
+    trained_s = float(times.total) - _saved_s(loop, times, held * passes)
+    return full * loop.updates * trained_s, full * loop.updates * _forward_s(times)
 
 
 def _forward_s(t: StepEstimate) -> float:

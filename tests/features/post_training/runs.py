@@ -13,6 +13,7 @@ from equipoise.sim.scenario.model import Scenario
 
 BLOG = "NVIDIA NeMo-RL 0.3 blog, table 1 (July 2025)"
 V04, V06 = "NVIDIA NeMo-RL 0.4, performance summary", "NVIDIA NeMo-RL 0.6, performance summary"
+RERUN = "another site's rerun of NeMo-RL 0.3, issue 959 of NVIDIA-NeMo/RL"
 MILES = "AMD and Miles, 17 March 2026"
 
 
@@ -92,6 +93,8 @@ FITTED = {
 _30B, _32B, _235B, _V3 = "qwen3-30b-a3b", "qwen3-32b", "qwen3-235b-a22b", "deepseek-v3"
 _P = {"tp": 4, "pp": 4}
 TESTED = [
+    PublishedStep("llama3-8b", 8, 0, 1, {}, 2048, 4, 961, 4096, (116.0, 56.0, 27.0, 18.0, 8.0), RERUN),
+    PublishedStep("llama3-70b", 64, 0, 4, _P, 2048, 4, 546, 4096, (178.0, 87.0, 31.0, 20.0, 26.0), RERUN),
     PublishedStep("llama3-8b", 16, 0, 1, {"pp": 2}, 2048, 4, 1060, 4096, (97.7,), V04),
     PublishedStep("llama3-8b", 16, 8, 1, {"pp": 2}, 2048, 4, 1129, 4096, (74.6,), V04),
     PublishedStep(_32B, 32, 0, 4, _P, 2048, 4, 3206, 4096, (393.0,), V04),

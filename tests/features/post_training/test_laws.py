@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import run
-from equipoise.sim.features.post_training.decode import Decode, decode_array, lengths, rollout_s
+from equipoise.sim.features.post_training.decode import Decode, lengths, rollout_s
 from equipoise.sim.features.post_training.decode import _generate as generate
 from equipoise.sim.features.post_training.phases import Phases, decode_for, parts, phases
 from equipoise.sim.features.post_training.section import Loop, Response, loops_of
@@ -104,7 +104,7 @@ def test_batching_is_what_a_plain_loop_does(tokens: list[int], slots: int, promp
     """One iteration after the other: each response in progress gets a token; the next one takes a free slot."""
     d = Decode(0.5, 0.25, 0.001, 0.3, 0.4, 0.25, 0.07, slots)
     out = np.empty(len(tokens))
-    generate(np.array(tokens, dtype=float), prompt, decode_array(d), np.empty((3, slots)), out)
+    generate(np.array(tokens, dtype=float), prompt, np.array(d[:-1]), np.empty((3, slots)), out)
     waiting, active, done, now_s = list(enumerate(tokens)), dict[int, list[int]](), [0.0] * len(tokens), 0.0
     while waiting or active:
         while waiting and len(active) < slots:
