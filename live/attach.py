@@ -58,10 +58,10 @@ def attach(
                         through the model's outputs, or a rank without samples raises ValueError)
     weighted            the script gives every batch a weight by `runtime.weigh`: tokens, where the loss is a mean
                         over tokens
-    decide_every        rounds between decisions (10; with "observe", 50 between exchanges of measurements); after the
-                        first ten the policy is asked when a rank's speed changes, else as seldom as keeps decisions at
-                        0.2 % of training; statistics_every: optimiser steps between measurements of gradient norms
-                        and noise scale (10 with `drift` or `batch_max`, which need them, else 50)
+    decide_every        rounds between decisions (10, and 5 after a change; with "observe", 50 between exchanges of
+                        measurements); after the first ten the policy is asked when a rank's speed changes, else as
+                        seldom as keeps decisions at 0.2 % of training; statistics_every: optimiser steps between
+                        measurements of gradient norms and noise scale (10 with `drift` or `batch_max`, else 50)
     delay_rounds        rounds trained while a decision is made, which then acts that many rounds later and delays
                         nothing if it takes no longer (0: training waits for it); less than decide_every
     decision_budget_s   longest time that training waits for a decision; a later one is ignored. warm_up_budget_s:

@@ -140,6 +140,11 @@ class Options:
         return self.decide_every or (50 if self.mode == "observe" else 10)
 
     @property
+    def half(self) -> int:
+        """Rounds up to the next decision after one that changed something."""
+        return max(self.every // 2, min(self.every, 4), self.delay_rounds + 1)
+
+    @property
     def gradients_every(self) -> int:
         """Optimiser steps between measurements of gradients: fewer where batch or interval depend on their noise."""
         return self.statistics_every or (10 if self.local_steps or self.batch_max is not None else 50)

@@ -23,6 +23,7 @@ class Stepping:
         self.round = 0  # rounds trained since the start
         self.first = 0  # of those, the ones before the checkpoint that this run began with
         self._begun_at: int | None = None  # round at which a pending decision was begun
+        self._changed = False  # by the last decision
         self._given: Callable[[], list[float]] | None = None  # weights of the running round, being gathered
         self._weights: tuple[float, ...] = ()  # of every rank in the running round
         self._factor: float | None = None  # on this rank's gradients in the running round
@@ -200,15 +201,16 @@ class Stepping:
             self.carry_out(change)
 
     def decide_after(self) -> int:
-        """Rounds between decisions; fewer at first if data lies in files, since a slow path delays every round."""
-        every = self._parts.options.every
+        """Rounds between decisions: fewer after a change, and at first if data lies in files, on slow paths perhaps."""
+        options = self._parts.options
+        every = options.half if self._changed else options.every
         return min(every, max(2, self.round // 2)) if self._parts.agreement.plane is not None else every
 
     def _agreed(self) -> RoundChange | None:
         """The decision, once it is due. Collective."""
         later = self.round != self._begun_at
         change = self._parts.agreement.change(self.dealt(), later=later)
-        self._begun_at = None
+        self._begun_at, self._changed = None, change is not None
         return change
 
     def settle(self) -> None:

@@ -31,12 +31,8 @@ def families(values: Mapping[str, float | Sequence[float]]) -> Iterator[Metric]:
         value = values.get(name)
         if value is not None:
             metric = Metric(name.removesuffix("_total"), text, kind)
-            ranks = (
-                [({"rank": str(rank)}, float(one)) for rank, one in enumerate(value)]
-                if isinstance(value, Sequence)
-                else [({}, float(value))]
-            )
-            for labels, one in ranks:
+            by_rank = [({"rank": str(k)}, one) for k, one in enumerate(value)] if isinstance(value, Sequence) else []
+            for labels, one in by_rank if isinstance(value, Sequence) else [({}, value)]:
                 if not math.isnan(one):
-                    metric.add_sample(name, labels, one)
+                    metric.add_sample(name, labels, float(one))
             yield metric

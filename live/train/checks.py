@@ -88,7 +88,7 @@ class ForwardCheck:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._passes = 0
+        self._passes, self._before = 0, dict[Any, int]()
         self._own = [m.process_group for m in model.modules() if isinstance(m, torch.nn.SyncBatchNorm)]
         for mesh in {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}:
             self._own += mesh.get_all_groups()
@@ -98,19 +98,18 @@ class ForwardCheck:
         attention = torch.nn.functional.scaled_dot_product_attention
         if (attention.__module__ or "").startswith("torch.distributed"):
             raise RuntimeError(_SHARED)
-        self._before = self._exchanges() if self._passes < _SURE else {}
+        self._before = self._exchanges()
 
     def end(self) -> None:
         """The pass ended. Raises RuntimeError if some ranks exchanged in it."""
-        if self._passes < _SURE:
-            self._passes += 1
-            if any(n > self._before.get(group, 0) for group, n in self._exchanges().items()):
-                raise RuntimeError(_SHARED)
+        if any(n > self._before.get(group, 0) for group, n in self._exchanges().items()):
+            raise RuntimeError(_SHARED)
+        self._passes += 1
 
     def _exchanges(self) -> dict[Any, int]:
-        """Number of exchanges of every group of some ranks."""
+        """Number of exchanges of every group of some ranks; none are counted after the first passes."""
         found = {}
-        for group in dist.distributed_c10d._world.pg_map:
+        for group in dist.distributed_c10d._world.pg_map if self._passes < _SURE else ():
             if 1 < group.size() < dist.get_world_size() and group not in self._own:
                 with contextlib.suppress(RuntimeError):  # a backend that does not count
                     found[group] = group._get_sequence_number_for_group()

@@ -39,7 +39,7 @@ class Progress:
         self.accumulation = 1 if model.transformer is None else 0  # passes of a step; 0: as its layout says
         self.far_every, self.far_ratio = (1, 1.0)  # of so many exchanges one is of all workers; `policies.levels`
         self.turn = 0  # exchanges of near workers since the last one of all
-        self.steps_since_decision = 0
+        self.steps_since_decision = self.decisions = 0
         self.done = False
 
     @property

@@ -193,6 +193,9 @@ class Decide(Section):
 
     every: Annotated[Span, Field(ge=1e-3)] | None = None  # time between decisions; none: on events only
     every_steps: Count | None = None  # also decide after this many steps of any training job
+    first_steps: tuple[
+        Count, ...
+    ] = ()  # steps before each of its first decisions, where they differ from `every_steps`
     # steps that a training job runs on while policies decide; then the plan takes effect for its workers
     delay_rounds: Annotated[Int, Field(ge=0)] = 0
     on_events: bool = True  # also at arrivals, completions and faults

@@ -97,12 +97,16 @@ class Decisions:
 
     def steps_left(self, job: TrainingJob) -> int:
         """Steps of a job until it asks for a decision."""
-        every = self.spec.every_steps
-        return 2**40 if every is None else max(1, every - job.progress.steps_since_decision)
+        return max(1, self._steps(job) - job.progress.steps_since_decision)
 
     def stepped(self, job: TrainingJob) -> None:
         """A job has done some steps."""
-        every = self.spec.every_steps
-        if every is not None and job.progress.steps_since_decision >= every:
+        if job.progress.steps_since_decision >= self._steps(job):
             job.progress.steps_since_decision = 0
+            job.progress.decisions += 1
             self.request()
+
+    def _steps(self, job: TrainingJob) -> int:
+        """Steps of a job between its last decision and its next."""
+        first, made = self.spec.first_steps, job.progress.decisions
+        return first[made] if made < len(first) else self.spec.every_steps or 2**40

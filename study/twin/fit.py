@@ -323,6 +323,7 @@ def scenario_data(
         "policy": policy,
         "decide": {
             "every_steps": manifest["decide_every"],
+            "first_steps": run.windows,
             "delay_rounds": manifest.get("delay_rounds", 0),
             "every": longest_s,
             "on_events": False,

@@ -160,6 +160,7 @@ class LiveRun:
     update_s: Floats
     exchanged: Bools  # (rounds,)
     points: tuple[DecisionPoint, ...]
+    windows: tuple[int, ...]  # rounds between the points, as far as they are known from the start on
     unheard: frozenset[int]  # points at which the policy was due, and failed, came late or was not asked
     notes: tuple[str, ...]
 
@@ -222,6 +223,7 @@ def read_run(folder: Path, policy: Policy | None = None) -> LiveRun:
         update_s=update_s,
         exchanged=exchanged,
         points=tuple(_points(folder, leader, lines[leader], len(exchanged))),
+        windows=_lengths(lines[leader], manifest["decide_every"]),
         unheard=_unheard(lines[leader]),
         notes=tuple(notes),
     )
@@ -356,6 +358,20 @@ def _points(folder: Path, leader: int, lines: Sequence[Mapping[str, Any]], round
                 return
             if line["time_s"] in entries:  # a full disk may have cost one or the other
                 yield DecisionPoint(int(line["point"]), int(line["rounds"]), entries[line["time_s"]])
+
+
+def _lengths(lines: Sequence[Mapping[str, Any]], every: int) -> tuple[int, ...]:
+    """Rounds of each window up to the last decision; the first after one may be shorter, then all are `every` long."""
+    found: list[int] = []
+    last = 0
+    for line in lines:
+        if line.get("event") == "decision":
+            more, rounds = line["point"] - len(found) - 1, line["rounds"] - last
+            if rounds <= every * more:  # lines were lost
+                break
+            found += [rounds - every * more, *[every] * more]
+            last = line["rounds"]
+    return tuple(found)
 
 
 def _unheard(lines: Sequence[Mapping[str, Any]]) -> frozenset[int]:

@@ -191,12 +191,17 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "overhead_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
         "pairs": len(ratios),
+        "ratios": ratios,
         "extra_cpu_s_per_step": statistics.median(extra) * wanted_s,
         "shares": result["shares"],
         "verdict": verdict(ratios),
         "verdict_cpu": verdict(extra),
     }
-    print(json.dumps(found) if given.format == "json" else "\n".join(f"{k}: {v}" for k, v in found.items()))
+    print(
+        json.dumps(found)
+        if given.format == "json"
+        else "\n".join(f"{k}: {v}" for k, v in found.items() if k != "ratios")
+    )
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
     rows: list[Floats] = []
     infos: list[RoundInfo] = []
     begun_at: int | None = None
+    changed = False
     update_s, batches = np.zeros(ranks), iter(sampler)
     for k in range(given.rounds):
         try:
@@ -116,15 +117,13 @@ def write(given: Given, folder: Path, seed: int = 0) -> Path:
         assert row.shape == (ranks, len(COLUMNS))
         sampler.finish()
         if begun_at is not None and k + 1 - begun_at >= options.delay_rounds:
-            _act(leader, sampler)
-            begun_at = None
-        if begun_at is None and len(infos) >= options.decide_every:
+            begun_at, changed = None, _act(leader, sampler)
+        if begun_at is None and len(infos) >= (options.half if changed else options.every):
             with _failing(leader, leader.points + 1 in given.fails):
                 _report(leader, recorders, sampler, rows, infos, [place.share for place in places])
             rows, infos, begun_at = [], [], k + 1
             if not options.delay_rounds:
-                _act(leader, sampler)
-                begun_at = None
+                begun_at, changed = None, _act(leader, sampler)
     for recorder in recorders:
         recorder.close()
     return folder
@@ -163,7 +162,9 @@ def _report(
     leader.begin(np.stack(gathered), infos, sampler, (1, 1))
 
 
-def _act(leader: Leader, sampler: ShareSampler) -> None:
+def _act(leader: Leader, sampler: ShareSampler) -> bool:
+    """Whether something changes."""
     change = leader.answer(float(sampler.drawn))
     if not change.is_empty():
         sampler.schedule(change)
+    return not change.is_empty()

@@ -42,7 +42,7 @@ on_one_device = Given(
         (Given(options={"delay_rounds": 1}, pause=pauses), 0.01),
         (Given(options={"delay_rounds": 4}), 1e-3),
         (Given(samples=1000), 1e-3),
-        (Given(slow=three), 0.03),  # a speed that changes in the middle of a window
+        (Given(slow=three), 0.04),  # a speed that changes in the middle of a window, the shortest of 4 rounds
         (Given(fixed_s=100e-3, update_part=0.02), 1e-3),
         (on_one_device, 1e-3),
     ],
@@ -61,9 +61,27 @@ def test_given_times_come_out_again(given: Given, within: float, tmp_path: Path)
     found = twin(read_run(write(given, tmp_path / "run")))
     assert max(window.error for window in found.windows) < within
     assert found.parted is None
-    assert found.decisions_identical == len(found.windows) == given.rounds // EVERY - (given.rounds % EVERY == 0)
+    assert found.decisions_identical == len(found.windows) >= given.rounds // EVERY - 1
     assert len({window.samples for window in found.windows}) > 3
     assert found.replay_differences == ()
+
+
+@pytest.mark.parametrize(("factor", "best"), [(2.0, 39), (6.0, 48)])
+def test_a_slow_rank_is_answered_within_thirty_rounds(factor: float, best: int, tmp_path: Path) -> None:
+    """Of 96 samples a rank of 3 that is twice as slow should get 19 of 19, 39, 38; at six times, 8 of 8, 44, 44.
+
+    So a round takes as long as 39 or 48 samples of a healthy rank (2 ms each), where equal shares take 64 or 192.
+    """
+    slow = Given(
+        fixed_s=0.0,
+        slow=lambda k: np.array([factor if k >= 63 else 1.0, 1.0, 1.0]),
+        rounds=130,
+        options={"global_batch": 96, "decide_every": 10},
+    )
+    found = twin(read_run(write(slow, tmp_path / "run")))
+    assert float(found.run.round_s[93:123].mean()) - 8e-3 < best * 2e-3 / 0.95
+    assert found.parted is None
+    assert {w.last_round + 1 - w.first_round for w in found.windows} == {5, 10}
 
 
 def test_noise_adds_no_error_of_its_own(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_parts_of_a_device_that_cannot_change_have_a_twin(tmp_path: Path, capsys
     assert cli.main(["twin", str(tmp_path), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["ranks"], found["rounds"], found["replay_equal"]) == (2, ROUNDS, True)
-    assert found["decisions"] == len(found["windows"]) == ROUNDS // EVERY - 1
+    assert found["decisions"] == len(found["windows"]) >= ROUNDS // EVERY - 1
     decisions = [entry.decision for entry in read(folder / "decisions-0.jsonl")]
     assert len(decisions) >= found["decisions"] > 0
     for decision in decisions:
