@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equipoise.api import compare, load, run, size, sweep
+    from equipoise.api import load, run
     from equipoise.live.attach import attach
     from equipoise.sim.scenario.model import Scenario
+    from equipoise.studies import compare, size, sweep
 
 if not (Path(__file__).parent / "sim").is_dir():
     raise ImportError(
@@ -27,10 +28,10 @@ __all__ = ["Scenario", "attach", "compare", "load", "run", "size", "sweep"]
 
 _WHERE = {
     "run": "equipoise.api",
-    "compare": "equipoise.api",
+    "compare": "equipoise.studies",
     "load": "equipoise.api",
-    "size": "equipoise.api",
-    "sweep": "equipoise.api",
+    "size": "equipoise.studies",
+    "sweep": "equipoise.studies",
     "attach": "equipoise.live.attach",
     "Scenario": "equipoise.sim.scenario.model",
 }

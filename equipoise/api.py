@@ -1,4 +1,4 @@
-"""The public functions: from a scenario (file, plain data or object) to a run or a comparison."""
+"""The public functions that read a scenario (file, plain data or object) and make one run of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.given import called, path_of, texts_of, whole_of, wrong
-from equipoise.policies.parameters import GivenPolicy, as_policies, as_policy
+from equipoise.given import called, path_of, texts_of, whole_of
+from equipoise.policies.parameters import GivenPolicy, as_policy
 from equipoise.policies.registry import make_policy
 from equipoise.sim.loading.file import from_mapping, read_scenario, to_trace
 from equipoise.sim.loading.file import load as load_scenario
@@ -16,19 +16,10 @@ from equipoise.sim.run import run as simulate
 from equipoise.sim.scenario.model import Scenario, TraceSpec
 from equipoise.sim.traces.trace import Trace
 from equipoise.study.folders import SUMMARY, check_free
-from equipoise.study.questions.size import Answer, Question, read_vary
-from equipoise.study.questions.size import size as find_size
-from equipoise.study.questions.targets import read_target
-from equipoise.study.runs.compare import compare as compare_policies
-from equipoise.study.runs.comparison import Comparison
-from equipoise.study.runs.make import Progress
 from equipoise.study.runs.perform import UNFINISHED, make_run
-from equipoise.study.runs.sweep import SweepOptions, SweepOutcome
-from equipoise.study.runs.sweep import sweep as make_sweep
-from equipoise.study.runs.until import read_until
 from equipoise.study.runs.warm import warm
 
-__all__ = ["AnyScenario", "compare", "load", "prepare", "run", "size", "sweep"]
+__all__ = ["AnyScenario", "load", "prepare", "run"]
 
 AnyScenario = Scenario | str | Path | Mapping[str, Any]
 """A scenario, the path of its YAML file, or plain data as in such a file."""
@@ -136,103 +127,3 @@ def run(
 def unfinished(out: Path) -> Path:
     """Folder for the records of a run until it is finished, so that a finished run in `out` is not overwritten."""
     return out / UNFINISHED if (out / SUMMARY).is_file() else out
-
-
-def compare(
-    scenario: AnyScenario,
-    policies: GivenPolicy | Sequence[GivenPolicy],
-    seeds: int = 5,
-    *,
-    trace: Trace | str | Path | None = None,
-    overrides: Sequence[str] = (),
-    jobs: int = 1,
-    out: str | Path | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
-    until: str | None = None,
-    max_seeds: int = 100,
-    timeline: bool = False,
-    journal: bool = False,
-    by: Sequence[str] = (),
-) -> Comparison:
-    """Simulate every policy (string, Policy or stage) on the same seeds; ratios refer to the first policy.
-
-    jobs: number of processes. out: folder for the runs; a second call with the same inputs reuses them. The rest
-    as in `run`; progress is called as progress(runs done, total runs, "POLICY seed N"). until:
-    `ci:SHARE[:METRIC[:ratio]]` adds seeds, from `seeds` up to `max_seeds`, until the 95 % interval of the metric
-    under every policy (or of the ratios to the first) is within that fraction of its middle. timeline, journal: keep
-    them as well, with each run in `out`. by: also group jobs by these (`gpus`, `ran_on`, `class`, `user`,
-    `account`, `queue`, `partition`). A policy with a failed run is left out and listed in `failures`.
-
-    Raises InputError and PolicyError, one line per mistake; ValueError for a journal or timeline without
-    `out`.
-    """
-    seeds, jobs, max_seeds = (
-        whole_of("seeds", seeds, 1),
-        whole_of("jobs", jobs, 1),
-        whole_of("max_seeds", max_seeds, 1),
-    )
-    keep, by = None if out is None else Path(path_of("out", out)), texts_of("by", by, "gpus")
-    called("progress", progress)
-    if until is not None and not isinstance(until, str):
-        raise wrong("until", until, "a string such as 'ci:2%'")
-    if keep is None and (journal or timeline):
-        raise ValueError("journal and timeline need out, the folder to write them to")
-    ready, read, _ = prepare(scenario, trace, overrides)
-    return compare_policies(
-        ready,
-        as_policies(policies),
-        seeds,
-        trace=read,
-        jobs_parallel=jobs,
-        out=keep,
-        progress=progress,
-        until=None if until is None else read_until(until, seeds, max_seeds),
-        timeline=timeline,
-        journal=journal,
-        by=by,
-    )
-
-
-def sweep(
-    file: str | Path,
-    out: str | Path,
-    *,
-    policies: GivenPolicy | Sequence[GivenPolicy] = (),
-    jobs: int = 1,
-    progress: Progress | None = None,
-) -> SweepOutcome:
-    """Run all runs of a sweep file that are not in folder `out` yet; `policies` replaces those in the file.
-
-    jobs: number of processes. progress: called as progress(runs done, total runs, label of the last run).
-
-    Raises InputError and PolicyError, one line per mistake, StoreError when `out` cannot be used.
-    """
-    called("progress", progress)
-    options = SweepOptions(jobs=whole_of("jobs", jobs, 1), policies=tuple(as_policies(policies)))
-    source, keep = Path(path_of("file", file, "the path of a sweep file")), Path(path_of("out", out))
-    return make_sweep(source, keep, options, progress=progress)
-
-
-def size(
-    scenario: str | Path,
-    vary: Sequence[str],
-    targets: Sequence[str],
-    *,
-    policy: GivenPolicy | None = None,
-    seeds: int = 5,
-    jobs: int = 1,
-    progress: Progress | None = None,
-) -> Answer:
-    """The fewest nodes with which a scenario file meets all targets, under `policy` (default: the scenario's).
-
-    vary: as `cluster.nodes.0.count=4:16`. targets: as `makespan<=10h`. seeds, jobs and progress as in `compare`.
-
-    Raises InputError and PolicyError, one line per mistake.
-    """
-    called("progress", progress)
-    file = Path(path_of("scenario", scenario, _FILE))
-    varied = dict(map(read_vary, texts_of("vary", vary, "cluster.nodes.0.count=4:16")))
-    wanted = tuple(map(read_target, texts_of("targets", targets, "makespan<=10h")))
-    chosen = None if policy is None else as_policy(policy)
-    seeds, jobs = whole_of("seeds", seeds, 1), whole_of("jobs", jobs, 1)
-    return find_size(Question(file, varied, wanted, chosen, seeds, jobs=jobs), progress)

@@ -16,6 +16,12 @@ def files(pattern: str) -> list[Path]:
 
 
 @cache
+def part(feature: str, name: str) -> ModuleType:
+    """The module of this name of one feature."""
+    return import_module(f"equipoise.sim.features.{feature}.{name}")
+
+
+@cache
 def parts(name: str) -> tuple[ModuleType, ...]:
     """The module of this name of each feature, in order of the features' names."""
-    return tuple(import_module(f"equipoise.sim.features.{path.parent.name}.{name}") for path in files(f"{name}.py"))
+    return tuple(part(path.parent.name, name) for path in files(f"{name}.py"))

@@ -73,7 +73,7 @@ def _inputs(scenario: Scenario, policy: Policy, trace: Trace | None) -> dict[str
 def is_random(scenario: Scenario) -> bool:
     """Whether runs with different seeds can differ."""
     faults = acting_faults(scenario)
-    if any(feature.is_random(scenario) for feature in features()):
+    if any(feature.is_random(scenario) for feature in features(scenario)):
         return True
     random = (faults.crash, faults.fail_slow, faults.link, faults.rack, faults.spot, faults.corrupt_gradient)
     spread = any(job.data and isinstance(job.data.shard_sizes, SpreadSizes) for job in scenario.workload.jobs)

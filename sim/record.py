@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.base.database import database, writing
 from equipoise.base.files import replacing, write_whole
 from equipoise.base.json_values import plain
 from equipoise.policies.observation import Columns
@@ -273,6 +272,8 @@ def versions() -> dict[str, str]:
 
 def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     """Write equal-length columns as Parquet, through a temporary file; equal columns give equal bytes."""
+    from equipoise.base.database import database, writing  # loads DuckDB, which a run without files never needs
+
     # An empty column of texts has no type of its own.
     listed = [f'"{k}"' if v.dtype != object else f'CAST("{k}" AS VARCHAR) AS "{k}"' for k, v in columns.items()]
     with replacing(path) as draft, database() as connection:
@@ -286,6 +287,8 @@ def write_parquet(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
 
 def read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     """The columns of a file that `write_parquet` wrote; texts as objects, what is not there NaN."""
+    from equipoise.base.database import database
+
     with database() as connection:
         found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)]).fetchnumpy()
     return {name: _filled(column) for name, column in found.items()}

@@ -261,7 +261,7 @@ class Results:
         scenario, cluster = world.scenario, world.cluster
         on = dict(zip(cluster.gpu_models, cluster.accelerators, strict=True))
         notes += measured_notes(scenario.noise, scenario.workload.models, on)
-        for feature in features():
+        for feature in features(scenario):
             notes += feature.notes(world.scenario, world.cluster)
         notes += failures(world.scenario.faults, world.cluster, world.demand.gpus)
         flop, peak_flop, _ = self._model_work().values()

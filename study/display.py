@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from equipoise.sim.scenario.units import TIME, format_bytes, format_joules, format_kg, format_seconds, format_usd
 from equipoise.sim.shown import all_shown
@@ -181,3 +182,9 @@ def show(metric: str, mean: float, half: float = math.nan) -> str:
     elif not unit and mean == round(mean):
         number = f"{mean:.0f}"
     return f"{number}{plus_minus(half / scale)} {unit}".rstrip()
+
+
+def texts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows of a feature's table as texts, the titles first."""
+    shown = [tuple(value if isinstance(value, str) else show(*value) for value in row.values()) for row in rows]
+    return [tuple(rows[0]), *shown] if rows else []

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-
-from scipy.special import ndtri, stdtr, stdtrit
+from statistics import NormalDist
 
 from equipoise.sim.llm.quantities import ShardingPlan
 from equipoise.sim.llm.shape import NARROW
@@ -41,7 +40,7 @@ class Spread:
     @classmethod
     def between(cls, low: float, high: float) -> Spread:
         """The log-normal one whose interval is low to high."""
-        mean, scale = math.log(low * high) / 2.0, math.log(high / low) / 2.0 / float(ndtri((1.0 + SHARE) / 2.0))
+        mean, scale = math.log(low * high) / 2.0, math.log(high / low) / 2.0 / NormalDist().inv_cdf((1.0 + SHARE) / 2.0)
         return cls(((1.0, mean, scale, NORMAL),))
 
     def chance_below(self, ratio: float) -> float:
@@ -49,6 +48,8 @@ class Spread:
         if ratio <= 0.0:
             return 0.0
         at = math.log(ratio)
+        from scipy.special import stdtr  # takes a while to load, and not every run predicts a step
+
         found = (w * (float(stdtr(d, (at - m) / s)) if s > 0.0 else float(at >= m)) for w, m, s, d in self.parts)
         return math.fsum(found)
 
@@ -56,12 +57,12 @@ class Spread:
         """Factors of the prediction that hold `share` of measurements, as many below them as above."""
         if len(self.parts) == 1:
             _, mean, scale, degrees = self.parts[0]
-            half = scale * float(stdtrit(degrees, (1.0 + share) / 2.0))
+            half = scale * _student_quantile(degrees, (1.0 + share) / 2.0)
             return math.exp(mean - half), math.exp(mean + half)
         return self._quantile((1.0 - share) / 2.0), self._quantile((1.0 + share) / 2.0)
 
     def _quantile(self, chance: float) -> float:
-        far = [stdtrit(d, 1e-4) * s for _, _, s, d in self.parts]
+        far = [_student_quantile(d, 1e-4) * s for _, _, s, d in self.parts]
         low = min(m + f for (_, m, _, _), f in zip(self.parts, far, strict=True))
         high = max(m - f for (_, m, _, _), f in zip(self.parts, far, strict=True))
         for _ in range(60):
@@ -85,6 +86,12 @@ class Spread:
             return self
         stalled = [(w * chance, m + math.log(longer), s, d) for w, m, s, d in self.parts]
         return Spread((*((w * (1.0 - chance), m, s, d) for w, m, s, d in self.parts), *stalled))
+
+
+def _student_quantile(degrees: float, chance: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, chance))
 
 
 _RUNS = """

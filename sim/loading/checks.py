@@ -76,7 +76,7 @@ def problems(scenario: Scenario, base: Path | None = None, *, fits: bool = True)
     for k, job in enumerate(scenario.workload.jobs):
         found += _job(scenario, profile, job, ("workload", "jobs", k), fits)
     found += _described(scenario)
-    for feature in features():
+    for feature in features(scenario):
         found += feature.problems(scenario, profile)
     found += [*throughput_problems(scenario), *pool_problems(scenario)]
     for name, model in scenario.workload.models.items():
@@ -119,7 +119,7 @@ def doubts(scenario: Scenario, tree: Tree | None = None) -> list[Problem]:
         *_doubts(scenario, ()),
         *parallel_doubts(scenario),
         *plausible_doubts(scenario, profile, tree),
-        *(doubt for feature in features() for doubt in feature.doubts(scenario, profile)),
+        *(doubt for feature in features(scenario) for doubt in feature.doubts(scenario, profile)),
     ]
 
 

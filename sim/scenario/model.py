@@ -340,6 +340,21 @@ class Scenario(_Keys):
     # end of the run; none: run until every job is done. Features may run until then
     horizon: Span | None = None
 
+    @property
+    def unused_features(self) -> frozenset[str]:
+        """Names of the features none of whose keys is set."""
+        found = set()
+        for module in parts("section"):
+            own, of_groups = (getattr(module, name, Section).model_fields for name in ("KEYS", "GROUP_KEYS"))
+            used = any(getattr(self, name) != field.default for name, field in own.items()) or any(
+                getattr(group, name) != field.default
+                for group in self.cluster.groups
+                for name, field in of_groups.items()
+            )
+            if not used:
+                found.add(module.__name__.split(".")[-2])
+        return frozenset(found)
+
     @field_validator("policy", mode="before")
     @classmethod
     def _one_stage_is_a_list(cls, value: Any) -> Any:

@@ -13,7 +13,7 @@ from equipoise.policies.observation import Bools, Columns, Floats
 from equipoise.sim.clock import Clock
 from equipoise.sim.cluster.cluster import Cluster
 from equipoise.sim.cluster.meter import Meter
-from equipoise.sim.discover import parts
+from equipoise.sim.discover import files, part
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.job.listener import Listener
 from equipoise.sim.ledger.bill import Biller
@@ -119,14 +119,16 @@ class Feature:
     jobs: Callable[[Scenario, int], Iterable[JobSpec]] = lambda *_: ()
 
 
-def features() -> tuple[Feature, ...]:
-    """Every feature that is there."""
-    return tuple(module.FEATURE for module in parts("feature") if isinstance(module.FEATURE, Feature))
+def features(scenario: Scenario) -> tuple[Feature, ...]:
+    """The features that a scenario uses; the others are not even loaded."""
+    unused = scenario.unused_features
+    names = [path.parent.name for path in files("feature.py")]
+    return tuple(part(name, "feature").FEATURE for name in names if name not in unused)
 
 
 def with_jobs(scenario: Scenario, seed: int) -> Scenario:
     """With the jobs of features, in place of those that they submitted for another seed."""
-    made = {job.name: job for feature in features() for job in feature.jobs(scenario, seed)}
+    made = {job.name: job for feature in features(scenario) for job in feature.jobs(scenario, seed)}
     if not made:
         return scenario
     others = tuple(job for job in scenario.workload.jobs if job.name not in made)

@@ -221,7 +221,7 @@ class SimWorld:
             self.timeline,
             lambda: (lack for runtime in self.runtimes for lack in runtime.lacks()),
         )
-        started = tuple(one for feature in features() if (one := feature.start(engine)) is not None)
+        started = tuple(one for feature in features(self.scenario) if (one := feature.start(engine)) is not None)
         for runtime in started:
             self.listeners.add(runtime)
         return started

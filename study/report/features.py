@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
 from equipoise.sim.record import read_parquet
 from equipoise.sim.shown import Shown, all_shown
-from equipoise.study.display import show
+from equipoise.study.display import texts
 from equipoise.study.report.study import RunFolder, Study, first_of_each_policy
 from equipoise.study.report.tables import table
-
-
-def texts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of a feature's table as texts, the titles first."""
-    shown = [tuple(value if isinstance(value, str) else show(*value) for value in row.values()) for row in rows]
-    return [tuple(rows[0]), *shown] if rows else []
 
 
 def feature_tables(study: Study) -> Iterator[tuple[tuple[str, str, str], str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise import api
+from equipoise import api, studies
 from equipoise.formats.text.columns import Text
 from equipoise.policies.observation import Floats
 from equipoise.policies.registry import make_stage
@@ -313,7 +313,7 @@ def write(out: Path, steps: Sequence[int], wanted: Sequence[str], jobs: int) -> 
             if wanted and case.title not in wanted:
                 continue
             kept = out / case.title
-            found = api.compare(case.scenario, case.policies, seeds, trace=case.trace, out=kept, jobs=jobs)
+            found = studies.compare(case.scenario, case.policies, seeds, trace=case.trace, out=kept, jobs=jobs)
             n = len(found.seeds)
             lines = [f"## {case.title}\n", f"{case.what} {n} seed{'s' * (n > 1)}. {case.without}".rstrip() + "\n"]
             told = [*price_of_the_bound(found), *losses(found, case.differs)]

@@ -223,14 +223,14 @@ def test_a_model_that_a_trace_names_is_told_with_its_line(
     assert capsys.readouterr().err == f"{path}:3:1: job 2 names an unknown model 'mm'; did you mean 'm'?\n"
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize(("command", "module"), [("run", "api"), ("compare", "studies")])
 def test_an_out_that_cannot_be_is_told_before_anything_runs(
-    command: str, scenario: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, module: str, scenario: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it ran")
 
-    monkeypatch.setattr(f"equipoise.api.{command}", never)
+    monkeypatch.setattr(f"equipoise.{module}.{command}", never)
     assert cli.main([command, scenario, "--policy", "fifo", "--out", f"{scenario}/below"]) == 2
     assert f"'{scenario}/below': Not a directory" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equipoise import api
+from equipoise import api, studies
 from equipoise.sim.loading.file import from_mapping
 from equipoise.study.bounds import lower_bound
 from equipoise.study.display import digits
@@ -94,7 +94,7 @@ def test_the_bound_is_met_where_jobs_run_alone_on_their_best_model():
 
 
 def test_on_the_quickstart_the_best_policy_is_near_the_bound_and_the_table_says_how_near():
-    found = api.compare("scenarios/quickstart.yaml", ["none", "lb-bsp+adacomm", "s1+s2+s3+s4"], seeds=2)
+    found = studies.compare("scenarios/quickstart.yaml", ["none", "lb-bsp+adacomm", "s1+s2+s3+s4"], seeds=2)
     over = [cell.over_bound for cell in found.cells if cell.metric == "completion_mean_s"]
     assert 1.0 <= min(over) <= 1.15
     assert min(over) < 1.3 < max(over), "the bound does not follow the policies"

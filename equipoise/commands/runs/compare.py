@@ -85,7 +85,7 @@ def compare(
 
     With several scenarios: a table for each, and one with ratios and tests for each and over all.
     """
-    from equipoise import api
+    from equipoise import api, studies
 
     need_out(out, timeline=timeline, journal=journal)
     double = [policy for k, policy in enumerate(policies) if policy in policies[:k]]
@@ -104,7 +104,7 @@ def compare(
     for name, (ready, read, _) in prepared.items():
         try:
             with progress(state.quiet, name or ready.name) as tell:
-                found = api.compare(
+                found = studies.compare(
                     ready,
                     chosen,
                     seeds,

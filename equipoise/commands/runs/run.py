@@ -162,8 +162,7 @@ def _classes(made: Run) -> Iterator[FindingsTable]:
 def _others(made: Run) -> Iterator[FindingsTable]:
     """The tables of features, and rented node hours of each elastic group of nodes."""
     from equipoise.sim.shown import all_shown
-    from equipoise.study.display import show
-    from equipoise.study.report.features import texts
+    from equipoise.study.display import show, texts
 
     for shown in all_shown():
         if rows := texts(shown.rows(made.tables)):

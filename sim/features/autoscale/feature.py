@@ -9,7 +9,7 @@ from equipoise.sim.features.autoscale.section import autoscale_of
 from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.tree import KeyPath
-from equipoise.sim.world.feature import Feature, WorldParts
+from equipoise.sim.world.feature import Feature
 
 
 def _problems(scenario: Scenario, _: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:
@@ -20,8 +20,4 @@ def _problems(scenario: Scenario, _: HardwareProfile) -> Iterator[tuple[KeyPath,
             yield ("cluster", "nodes", k, "autoscale", "min"), text
 
 
-def _start(parts: WorldParts) -> NodeRenting | None:
-    return NodeRenting(parts) if any(group.rented for group in parts.scenario.cluster.groups) else None
-
-
-FEATURE = Feature(problems=_problems, start=_start)
+FEATURE = Feature(problems=_problems, start=NodeRenting)

@@ -42,20 +42,11 @@ class PostTrainingRun(FeatureRun):
         return {"post_training": {n: np.array([row[n] for row in self.rows], dtype=kinds[n]) for n in names}}
 
 
-def _start(world: WorldParts) -> PostTrainingRun | None:
-    return PostTrainingRun(world) if loops_of(world.scenario) else None
-
-
 def _notes(scenario: Scenario, cluster: Cluster) -> Iterable[str]:
     for loop in loops_of(scenario):
         yield f"loop {loop.name}: steps take, for 90 % of such runs, {'; '.join(certainty_of(loop, scenario).lines())}"
 
 
 FEATURE = Feature(
-    problems=problems,
-    doubts=doubts,
-    is_random=lambda scenario: bool(loops_of(scenario)),
-    start=_start,
-    notes=_notes,
-    jobs=_jobs,
+    problems=problems, doubts=doubts, is_random=lambda _: True, start=PostTrainingRun, notes=_notes, jobs=_jobs
 )

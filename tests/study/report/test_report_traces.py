@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise import api, cli
+from equipoise import cli, studies
 from equipoise.study.report.read import read_study
 from equipoise.study.runs.across import across
 from equipoise.study.runs.comparison import Comparison
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_was_written_is_read_again(made: Path) -> None:
-    found = api.compare(made / "case.yaml", ["fifo", "sjf"], 1, trace=made / "mid.csv")
+    found = studies.compare(made / "case.yaml", ["fifo", "sjf"], 1, trace=made / "mid.csv")
     read = Comparison.read(json.loads(found.as_json()))
     assert read.as_table() == found.as_table()
     assert read.as_json() == found.as_json()
@@ -41,7 +41,7 @@ def test_what_was_written_is_read_again(made: Path) -> None:
 
 def test_its_numbers_are_those_of_the_table_over_all_traces(made: Path) -> None:
     study = read_study(made / "out")
-    each = {n: api.compare(made / "case.yaml", ["fifo", "sjf"], 1, trace=made / f"{n}.csv") for n in LENGTHS}
+    each = {n: studies.compare(made / "case.yaml", ["fifo", "sjf"], 1, trace=made / f"{n}.csv") for n in LENGTHS}
     cells = {(cell.metric, cell.policy): cell for cell in across(each).cells}
     assert {row.metric for row in study.rows} == {metric for metric, _ in cells}
     for row in study.rows:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from equipoise import api
+from equipoise import studies
 from equipoise.cli import main
 from equipoise.sim.record import read_parquet
 from equipoise.sim.scenario.tree import InputError
@@ -43,7 +43,9 @@ def traces(tmp_path):
 
 
 def compared(folder, **more):
-    return {f"t{k}": api.compare(folder / "x.yaml", POLICIES, 2, trace=folder / f"t{k}.csv", **more) for k in range(3)}
+    return {
+        f"t{k}": studies.compare(folder / "x.yaml", POLICIES, 2, trace=folder / f"t{k}.csv", **more) for k in range(3)
+    }
 
 
 def test_traces_are_paired_with_each_other(traces):
@@ -64,9 +66,9 @@ def test_traces_are_paired_with_each_other(traces):
 
 def test_groups_sum_to_all_and_are_the_same_from_memory_and_disk(traces):
     kinds = ("gpus", "ran_on", "user")
-    made = api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=kinds)
-    kept = api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=kinds, out=traces / "out")
-    again = api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=("user",), out=traces / "out")
+    made = studies.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=kinds)
+    kept = studies.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=kinds, out=traces / "out")
+    again = studies.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=("user",), out=traces / "out")
     assert [r.groups for r in made.results] == [r.groups for r in kept.results]
     assert {key for r in again.results for key in r.groups} < {key for r in kept.results for key in r.groups}
     for result in made.results:
@@ -79,7 +81,7 @@ def test_groups_sum_to_all_and_are_the_same_from_memory_and_disk(traces):
         span_s = (jobs["completion_s"] - jobs["arrival_s"])[mine]
         assert result.groups["completion_p95_s[user a]"] == pytest.approx(np.percentile(span_s, 95))
     with pytest.raises(InputError, match="--by 'size': allowed: gpus, ran_on"):
-        api.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=("size",))
+        studies.compare(traces / "x.yaml", POLICIES, 2, trace=traces / "t0.csv", by=("size",))
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from equipoise import api
+from equipoise import studies
 from equipoise.cli import main
 from equipoise.study.runs.across import _NONE, SCENARIOS, SEEDS, ComparisonLine, Together
 from equipoise.study.statistics import Interval, holm, paired_effect, paired_p, paired_ratio, stratified_ratio
@@ -40,7 +40,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(files):
-    return Together({name: api.compare(files / f"{name}.yaml", POLICIES, 4) for name in ("small", "large", "sure")})
+    return Together({name: studies.compare(files / f"{name}.yaml", POLICIES, 4) for name in ("small", "large", "sure")})
 
 
 def line_of(together, scenario, policy, metric="completion_mean_s"):
