@@ -106,7 +106,7 @@ def _tried(loop: Loop) -> Iterator[Loop]:
     if not loop.generates:
         yield loop
         return
-    whole = {"gpus": None}
+    whole = {"gpus": None, "stream": False}
     if loop.gpus % loop.rollout.tensor == 0:
         yield loop.model_copy(update={"rollout": loop.rollout.model_copy(update=whole), "behind": 0})
     every = loop.rollout.tensor * max(1, math.ceil(loop.gpus / loop.rollout.tensor / (SPLITS_MOST + 1)))
@@ -155,13 +155,16 @@ def _waits(best: Split) -> str:
     if not best.loop.generates:
         scored = f", scoring {_time(step.scoring_s)}" if step.scoring_s else ""
         return f"Training takes {_time(step.training_s)} of it{scored}."
-    tail = f"replicas are done {_time(step.tail_s)} before the last response in the mean"
+    longest_s = float(best.phases.longest_s.mean())
+    tail = f", and replicas are done {_time(step.tail_s)} before the last response in the mean" if step.tail_s else ""
+    if longest_s > 0.7 * step.rollout_s:
+        tail += f"; the longest response alone takes {_time(longest_s)}, which no GPU shortens"
     if best.loop.colocated:
-        return f"GPUs wait {100 * step.waiting:.0f} % of the time: {tail}."
+        return f"GPUs wait {100 * step.waiting:.0f} % of the time: {tail.removeprefix(', and ')}."
     waits = f"trainers wait {_time(step.trainers_wait_s)} of a step for rollouts"
     if step.replicas_wait_s > step.trainers_wait_s:
         waits = f"replicas wait {_time(step.replicas_wait_s)} of a step for trained weights"
-    return f"GPUs wait {100 * step.waiting:.0f} % of the time: {waits}, and {tail}."
+    return f"GPUs wait {100 * step.waiting:.0f} % of the time: {waits}{tail}."
 
 
 def _rows(found: list[Split], likely: Mapping[int, float]) -> tuple[tuple[str, ...], ...]:

@@ -89,26 +89,34 @@ def _mean_cut(mu: float, sigma: float, most: float) -> float:
     return math.exp(min(mu + sigma * sigma / 2.0, 300.0)) * float(ndtr(at - sigma)) + most * float(ndtr(-at))
 
 
-def rollout_s(loop: Loop, decode: Decode, count: int, seed: int, step: int) -> tuple[float, float, Floats]:
-    """(seconds until the last response of a step, mean seconds that replicas then have waited, its lengths).
+def tool_waits_s(loop: Loop, count: int, seed: int, name: str) -> Floats:
+    """How long each of `count` responses waits for tools, (count,)."""
+    calls = loop.rollout.tool_calls
+    waited = stream(seed, f"{name}:tools").standard_gamma(calls, count) if calls else np.zeros(count)
+    return np.asarray(loop.rollout.tool_time * waited)
+
+
+def done_s(loop: Loop, decode: Decode, tokens: Floats, tools_s: Floats) -> tuple[Floats, Floats]:
+    """When each response is complete (n,), and when each replica has completed all of its own (replicas,).
 
     Response k goes to replica k modulo their number, which takes them in order.
     """
     replicas = loop.rollout_gpus // loop.rollout.tensor
-    tokens = lengths(loop.response, count, seed, f"post_training:{loop.name}:{step}")
-    calls, waited = loop.rollout.tool_calls, stream(seed, f"post_training:{loop.name}:{step}:tools")
-    tools = loop.rollout.tool_time * waited.standard_gamma(calls, count) if calls else 0.0
-    done, ends = np.empty(count), np.zeros(replicas)
-    for k in range(min(replicas, count)):
+    done, ends = np.empty(tokens.size), np.zeros(replicas)
+    for k in range(min(replicas, tokens.size)):
         own = np.ascontiguousarray(tokens[k::replicas])
-        out = np.empty(own.size)
-        room = np.empty((3, max(1, decode.slots)))
+        out, room = np.empty(own.size), np.empty((3, max(1, decode.slots)))
         _generate(own, loop.prompt_tokens, np.array(decode[:-1]), room, out)
-        done[k::replicas] = out + own.size * loop.prompt_tokens * decode.product_s
-    done += tools
-    for k in range(min(replicas, count)):
+        done[k::replicas] = out + np.arange(1, own.size + 1) * loop.prompt_tokens * decode.product_s
+        done[k::replicas] += tools_s[k::replicas]
         ends[k] = done[k::replicas].max()
-    return float(ends.max()), float(ends.max() - ends.mean()), tokens
+    return done, ends
+
+
+def alone_s(decode: Decode, prompt: int, tokens: float) -> float:
+    """How long a response takes that no other shares its replica with: the least that any rollout takes."""
+    each_s = decode.fixed_s + decode.response_s + max(decode.dense_s + decode.experts_s * decode.used, decode.product_s)
+    return tokens * (each_s + decode.token_s * (prompt + (tokens + 1.0) / 2.0))
 
 
 @jit_in_place

@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.policies.observation import Floats
 from equipoise.sim.cost.transformer import accelerator_of, plan_of, section, stack_in_force
-from equipoise.sim.features.post_training.decode import DRAWN, Decode, decode_of, rollout_s
+from equipoise.sim.features.post_training.decode import DRAWN, Decode, alone_s, decode_of, done_s, lengths, tool_waits_s
 from equipoise.sim.features.post_training.section import Loop
 from equipoise.sim.hardware.profile import link_bytes_per_s, load_profile
 from equipoise.sim.llm.step_time import StepEstimate, step_time
@@ -31,6 +31,7 @@ class Phases:
     rollout_s: Floats
     tail_s: Floats
     tokens: Floats
+    longest_s: Floats  # each step's longest response, alone on its replica
     scoring_s: float
     training_s: float
     handover_s: float
@@ -47,6 +48,7 @@ class Phases:
             self,
             rollout_s=rollout * self.rollout_s,
             tail_s=rollout * self.tail_s,
+            longest_s=rollout * self.longest_s,
             scoring_s=training * self.scoring_s,
             training_s=training * self.training_s,
         )
@@ -86,10 +88,19 @@ def phases(loop: Loop, scenario: Scenario, seed: int) -> Phases:
         training_s, scoring_s = training_s + critic[0], scoring_s + critic[1]
     if loop.reward is not None:
         scoring_s += _work_s(loop, scenario.workload.models[loop.reward], scenario, every, drawn)[1]
+    ends_s, tails_s, longest_s = (
+        np.array(times) if loop.generates else np.zeros(drawn)
+        for times in (
+            [end for end, _, _ in rolled],
+            [tail for _, tail, _ in rolled],
+            [alone_s(decode, loop.prompt_tokens, float(tokens.max())) for tokens in given],
+        )
+    )
     return Phases(
-        np.array([end for end, _, _ in rolled]) if loop.generates else np.zeros(drawn),
-        np.array([tail for _, tail, _ in rolled]) if loop.generates else np.zeros(drawn),
+        ends_s,
+        tails_s,
         np.array([tokens.sum() + loop.responses * loop.prompt_tokens for tokens in given]),
+        longest_s,
         scoring_s,
         training_s,
         _handover_s(loop, model, scenario),
@@ -99,14 +110,30 @@ def phases(loop: Loop, scenario: Scenario, seed: int) -> Phases:
 
 @lru_cache(maxsize=64)
 def _rolled(loop: Loop, decode: Decode, drawn: int, seed: int) -> list[tuple[float, float, Floats]]:
-    """Rollouts of the drawn steps; without rollouts only the lengths count."""
+    """(seconds, mean seconds that replicas wait for the last, tokens of each response) of each drawn step's rollouts.
+
+    Streamed rollouts of a step end so much after those of the step before: replicas wait for none.
+    """
     given = loop if loop.generates else loop.model_copy(update={"algorithm": "grpo"})
-    found = [rollout_s(given, decode, loop.responses, seed, step) for step in range(drawn)]
-    if not (every := loop.evaluation.every):
-        return found
-    beside = given.model_copy(update={"name": f"{loop.name}:evaluation"})
-    more = rollout_s(beside, decode, loop.evaluation.responses, seed, 0)[0] / every
-    return [(end + more, tail, tokens) for end, tail, tokens in found]  # spread over the steps between two
+    names = [f"post_training:{loop.name}:{step}" for step in range(drawn)]
+    tokens = [lengths(loop.response, loop.responses, seed, name) for name in names]
+    tools = [tool_waits_s(loop, loop.responses, seed, name) for name in names]
+    more = _evaluation_s(given, decode, seed)
+    if loop.rollout.stream:
+        done, _ = done_s(given, decode, np.concatenate(tokens), np.concatenate(tools))
+        ends = np.maximum.accumulate(done.reshape(drawn, -1).max(axis=1))
+        return [(end + more, 0.0, t) for end, t in zip(np.diff(ends, prepend=0.0).tolist(), tokens, strict=True)]
+    every = [done_s(given, decode, *both)[1] for both in zip(tokens, tools, strict=True)]
+    return [(float(e.max()) + more, float(e.max() - e.mean()), t) for e, t in zip(every, tokens, strict=True)]
+
+
+def _evaluation_s(loop: Loop, decode: Decode, seed: int) -> float:
+    """Rollouts of an evaluation, spread over the steps between two."""
+    count, name = loop.evaluation.responses, f"post_training:{loop.name}:evaluation"
+    if not loop.evaluation.every:
+        return 0.0
+    tokens, waits_s = lengths(loop.response, count, seed, name), tool_waits_s(loop, count, seed, name)
+    return float(done_s(loop, decode, tokens, waits_s)[0].max()) / loop.evaluation.every
 
 
 def decode_for(loop: Loop, scenario: Scenario) -> Decode:
@@ -177,17 +204,18 @@ def _handover_s(loop: Loop, model: Model, scenario: Scenario) -> float:
 def parts(loop: Loop, p: Phases) -> StepParts:
     """Mean parts of a step, and the time of all steps, event by event.
 
-    A batch is rolled out once the replicas are free and have the weights of the training `behind` + 1 steps before;
+    A batch is rolled out once the replicas are free and have the weights of the training `behind` + 1 steps before, and
+    no sooner than its longest response;
     it is trained on once the trainers are free. Replicas that are ahead stop for each handover, too.
     """
     count, replicas_s, ended = loop.steps, 0.0, np.zeros(loop.steps)
     trainers_s = 0.0
     for step in range(count):
         first = step - 1 - loop.behind
-        ready_s = max(replicas_s, ended[first] if first >= 0 else 0.0)
-        replicas_s = (
-            ready_s + float(p.rollout_s[step % p.rollout_s.size]) + (p.handover_s if first >= 0 < loop.behind else 0.0)
-        )
+        k, weights_s = step % p.rollout_s.size, float(ended[first]) if first >= 0 else 0.0
+        stopped_s = p.handover_s if first >= 0 < loop.behind else 0.0
+        rolled_s = max(replicas_s, weights_s) + float(p.rollout_s[k])
+        replicas_s = max(rolled_s, weights_s + float(p.longest_s[k])) + stopped_s
         trainers_s = max(trainers_s, replicas_s) + p.trainer_s
         ended[step] = trainers_s
     warm = min(count - 1, 2 * loop.behind)  # until the pipeline is full

@@ -24,6 +24,9 @@ class Rollout(Section):
 
     gpus: Count | None = None  # GPUs that only roll out; none: colocated, all GPUs roll out and train in turn
     tensor: Count = 1  # GPUs of a replica
+    stream: bool = (
+        False  # replicas go on with the next step's responses while others complete this one's; needs `behind`
+    )
     slots: Annotated[Int, Field(ge=1, le=4096)] = 256  # most responses that a replica generates at once
     tool_calls: Annotated[Float, Field(ge=0)] = 0.0  # calls of tools per response, in the mean
     tool_time: Seconds = 0.0  # time of a call in the mean (exponential), during which the response waits
@@ -112,6 +115,10 @@ class Loop(Section):
             raise ValueError(f"rollout.gpus: {self.rollout.gpus} of {self.gpus} GPUs leave none to train")
         if self.behind and (self.colocated or not self.generates):
             raise ValueError("behind: needs 'rollout.gpus': GPUs that do both in turn cannot be ahead")
+        if self.rollout.stream and not self.behind:
+            raise ValueError(
+                "rollout.stream: needs 'behind' of at least 1: the next step's responses use older weights"
+            )
         if self.rollout_gpus % self.rollout.tensor:
             raise ValueError(f"rollout.tensor: {self.rollout_gpus} GPUs are not a multiple of {self.rollout.tensor}")
         if self.response.mean >= self.response.most:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import run
-from equipoise.sim.features.post_training.decode import Decode, lengths, rollout_s
+from equipoise.sim.features.post_training.decode import Decode, done_s, lengths
 from equipoise.sim.features.post_training.decode import _generate as generate
 from equipoise.sim.features.post_training.phases import Phases, decode_for, parts, phases
 from equipoise.sim.features.post_training.section import Loop, Response, loops_of
@@ -80,6 +80,9 @@ def test_laws(keys: dict[str, Any], rollout: int | None, behind: int, calls: flo
         assert sync.step_s == pytest.approx(sync.rollout_s + trained, rel=1e-6)
         (further,) = [parts(loop.model_copy(update={"behind": behind + 1}), p)]
         assert further.total_s <= step.total_s * (1 + 1e-9)
+        if behind:
+            streamed = scenario(**keys, rollout={**split, "stream": True}, behind=behind)
+            assert parts(*found(streamed)).total_s <= step.total_s * (1 + 1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -91,10 +94,10 @@ def test_more_gpus_never_slow_rollouts(count: int, cov: float, mean: int, slots:
     case = scenario(response={"mean": mean, "cov": cov}, rollout={"gpus": 4, "slots": slots})
     loop, _ = found(case)
     decode = decode_for(loop, case)
-    times = []
+    times, tokens = [], lengths(loop.response, count, seed, "x")
     for gpus in (1, 2, 4, 8, 16):
         wider = loop.model_copy(update={"rollout": loop.rollout.model_copy(update={"gpus": gpus})})
-        times.append(rollout_s(wider, decode, count, seed, 0)[0])
+        times.append(float(done_s(wider, decode, tokens, np.zeros(count))[0].max()))
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(times))
 
 
