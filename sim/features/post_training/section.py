@@ -14,9 +14,9 @@ Natural = Annotated[Int, Field(ge=0)]
 class Response(Section):
     """Tokens of a response: log-normal, cut at the longest. The mean is of what is left after the cut."""
 
-    mean: Positive  # tokens in the mean
+    mean: Positive  # mean number of tokens
     cov: Annotated[Float, Field(ge=0, le=5)] = 0.8  # coefficient of variation before the cut: how long the tail is
-    most: Count = 4096  # tokens at which a response is cut
+    most: Count = 4096  # limit at which a response is cut
 
 
 class Rollout(Section):
@@ -24,9 +24,8 @@ class Rollout(Section):
 
     gpus: Count | None = None  # GPUs that only roll out; none: colocated, all GPUs roll out and train in turn
     tensor: Count = 1  # GPUs of a replica
-    stream: bool = (
-        False  # replicas go on with the next step's responses while others complete this one's; needs `behind`
-    )
+    # replicas go on with the next step's responses while others complete this one's; needs `behind`
+    stream: bool = False
     slots: Annotated[Int, Field(ge=1, le=4096)] = 256  # most responses that a replica generates at once
     tool_calls: Annotated[Float, Field(ge=0)] = 0.0  # calls of tools per response, in the mean
     tool_time: Seconds = 0.0  # time of a call in the mean (exponential), during which the response waits
@@ -35,8 +34,8 @@ class Rollout(Section):
 class Handover(Section):
     """New weights on their way from the trainers to the replicas."""
 
-    rate: BytesPerS = 14e9  # of all weights together, never more than the trainers' nodes can send
-    fixed: Seconds = 4.0  # beside it: the replicas stop, reshard and start again
+    rate: BytesPerS = 14e9  # rate for all weights together; never more than the trainers' nodes can send
+    fixed: Seconds = 4.0  # in addition, the replicas stop, reshard and start again
 
 
 class Evaluation(Section):
@@ -49,13 +48,13 @@ class Evaluation(Section):
 class Loop(Section):
     """A model that is trained on its own responses (GRPO, PPO), or on given ones (DPO, supervised fine-tuning)."""
 
-    name: Annotated[str, Field(min_length=1)] = "post-training"  # of its job, in results
+    name: Annotated[str, Field(min_length=1)] = "post-training"  # name of the loop and of its job
     # grpo, ppo: responses are rolled out; dpo: given pairs, scored by a reference; sft: given responses
     algorithm: Literal["grpo", "ppo", "dpo", "sft"] = "grpo"
     model: str  # a name in workload.models, with a `transformer` section: its layout is that of the trainers
-    gpus: Count  # GPUs of the loop together
+    gpus: Count  # GPUs for rollouts and training together
     arrival: Seconds = 0.0  # when its job is submitted
-    priority: Positive = 1.0  # of its job
+    priority: Positive = 1.0  # priority of its job
     steps: Count = 100  # steps, each of a batch of responses
     prompts: Count = 64  # prompts of a step
     samples: Count = 16  # responses per prompt
@@ -63,7 +62,7 @@ class Loop(Section):
     prompt_tokens: Natural = 150  # tokens of a prompt
     response: Response
     rollout: Rollout = Rollout()
-    # steps that rollouts may be ahead of the training they use weights of; 0: synchronous. Needs `rollout.gpus`
+    # steps by which rollouts may be ahead of training, with older weights; 0: synchronous. Needs `rollout.gpus`
     behind: Annotated[Int, Field(ge=0, le=64)] = 0
     reference: bool | None = None  # a frozen copy scores each response; none: yes, but for sft
     log_probs: bool | None = None  # the trainers score each response again before training; none: for grpo and ppo
