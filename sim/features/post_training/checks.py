@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from equipoise.sim.cost.transformer import memory_need_bytes, section
 from equipoise.sim.features.post_training.certainty import certainty_of
 from equipoise.sim.features.post_training.phases import decode_for, phases
 from equipoise.sim.features.post_training.section import Loop, loops_of
@@ -11,6 +12,7 @@ from equipoise.sim.hardware.profile import HardwareProfile
 from equipoise.sim.scenario.model import Scenario
 from equipoise.sim.scenario.names import unknown
 from equipoise.sim.scenario.tree import KeyPath
+from equipoise.sim.scenario.units import format_bytes
 
 Problem = tuple[KeyPath, str]
 
@@ -55,7 +57,15 @@ def _room(loop: Loop, scenario: Scenario, path: KeyPath) -> Iterator[Problem]:
 
 
 def doubts(scenario: Scenario, profile: HardwareProfile) -> Iterator[Problem]:
-    """Warnings on loops that no published run is like."""
+    """Warnings on trainers that need more memory than a GPU has, and on loops that no published run is like."""
     for k, loop in enumerate(loops_of(scenario)):
-        if loop.model in scenario.workload.models and (outside := certainty_of(loop, scenario).outside):
+        if outside := certainty_of(loop, scenario).outside:
             yield ("post_training", k), f"outside of what was measured: {'; '.join(outside)}"
+        if loop.adapter == "none":
+            model = scenario.workload.models[loop.model]
+            layout = section(model)[1].layout
+            need = memory_need_bytes(model, layout.pp * layout.micro_batch, loop.trainer_gpus // layout.replica_gpus)
+            has = profile.accelerator(scenario.cluster.groups[0].accelerator).memory_bytes.value
+            if need > has:
+                text = f"training needs {format_bytes(need)} on a GPU of {format_bytes(has)}"
+                yield ("post_training", k, "gpus"), f"{text}: recompute, shard more (zero, tp, pp), or use more GPUs"

@@ -60,3 +60,11 @@ def test_a_scenario_without_a_loop(capsys: pytest.CaptureFixture[str]) -> None:
     """It is said what is missing."""
     assert main(["post-train", "quickstart"]) == WRONG_INPUT
     assert "needs a section 'post_training'" in capsys.readouterr().err
+
+
+def test_trainers_that_need_more_memory_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """70B with ZeRO 1 over eight replicas of 4 GPUs: 2 + 2 + 4 bytes a parameter and more on each, 140 GB and more."""
+    model = "workload.models.policy.transformer"
+    changes = (f"{model}.config=llama3-70b", f"{model}.layout.pp=1")
+    assert main(["post-train", SCENARIO, *(text for change in changes for text in ("--set", change))]) == OK
+    assert "training needs" in capsys.readouterr().err
