@@ -40,6 +40,7 @@ BUILT_IN: dict[str, str] = {
     "pollux": "equipoise.policies.baselines.goodput:Pollux",
     "sia": "equipoise.policies.baselines.goodput:Sia",
     "lb-bsp": "equipoise.policies.baselines.tasks:LbBsp",
+    "linear": "equipoise.policies.baselines.linear:Linear",
     "drf": "equipoise.policies.baselines.optimus:Drf",
     "optimus": "equipoise.policies.baselines.optimus:Optimus",
     "shockwave": "equipoise.policies.baselines.shockwave:Shockwave",

@@ -20,3 +20,9 @@ def policy_of(text: str) -> Policy:
         raise WrongInputError(str(error)) from error
     except OSError as error:
         raise WrongInputError(f"{text}: {error.strerror}") from error
+
+
+def named(text: str) -> str:
+    """As `policy_of`, the name from which the policy can be made again."""
+    policy = policy_of(text)
+    return policy.name if text.endswith((".yaml", ".yml")) else text

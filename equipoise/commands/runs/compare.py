@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equipoise.base.tables import as_csv
+from equipoise.commands.live.policies import named
 from equipoise.commands.types import IntRange
 from equipoise.commands.variants import until_options
 from equipoise.exit_codes import OK, OUTSIDE, SOME_FAILED
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     "policies",
     metavar="POLICY",
     multiple=True,
-    help="Stages joined by +, or none; may be repeated, ratios refer to the first. Default: none, scenario's.",
+    help="Stages joined by +, none, or an exported file; may be repeated, ratios refer to the first. Default: none, "
+    "scenario's.",
 )
 @click.option("--seeds", type=IntRange(min=1), default=5, show_default=True, help="Seeds per policy.")
 @until_options
@@ -96,9 +98,7 @@ def compare(
     note(False, *dict.fromkeys(line for _, _, warnings in prepared.values() for line in warnings))
     many = len(prepared) > 1
     own = [make_policy(ready.policy).name for ready, _, _ in prepared.values()]
-    chosen = policies or tuple(dict.fromkeys(("none", *own)))
-    for policy in chosen:
-        make_policy(policy)
+    chosen = tuple(map(named, policies)) or tuple(dict.fromkeys(("none", *own)))
     writable(out, "comparison")
     made: dict[str, Comparison] = {}
     for name, (ready, read, _) in prepared.items():

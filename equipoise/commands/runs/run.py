@@ -14,6 +14,7 @@ import click
 
 from equipoise.base.json_values import plain
 from equipoise.base.tables import as_csv
+from equipoise.commands.live.policies import policy_of
 from equipoise.commands.types import IntRange
 from equipoise.exit_codes import FAILURE, INTERRUPTED, OK
 from equipoise.options import (
@@ -30,7 +31,6 @@ from equipoise.options import (
     wide_option,
     writable,
 )
-from equipoise.policies.registry import make_policy
 from equipoise.study.terminal import printable
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @scenario_options
-@click.option("--policy", metavar="POLICY", help="Stages joined by +, or none. Default: the scenario's.")
+@click.option("--policy", metavar="POLICY", help="Stages joined by +, none, or a file. Default: the scenario's.")
 @click.option("--seed", type=IntRange(min=0), help="Seed of the run. Default: the scenario's.")
 @output_options
 @record_options
@@ -68,7 +68,7 @@ def run(
     need_out(out, timeline=timeline, journal=journal)
     ready, jobs, warnings = api.prepare(scenario, trace, overrides)
     note(False, *warnings)
-    chosen = None if policy is None else make_policy(policy)
+    chosen = None if policy is None else policy_of(policy)
     writable(out, "run")
     code = OK
     holding = nullcontext() if out is None else only_run(Path(out))
