@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.policies.allocation.locality import lost_apart_s
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking, gpus_wanted
 from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen, holdings, reordered, working
@@ -184,9 +183,8 @@ def shrink_jobs(
 ) -> Ints:
     """Start waiting jobs (positions in the ranking) on GPUs that elastic jobs give up, where that pays off.
 
-    A waiting job gains the time until as many GPUs are free, at most its own duration, less its loss on slower nodes
-    or across racks. A loss is weighted by priority and by the relative utilisation of the job's GPUs. Returns the
-    rows of the jobs that gave up GPUs.
+    A waiting job gains the time until as many GPUs are free, at most its own duration. A loss is weighted by
+    priority and by the relative utilisation of the job's GPUs. Returns the rows of the jobs that gave up GPUs.
     """
     o, shrunk = proposal.observation, []
     columns = elastic_columns(proposal, nodes, rows)
@@ -196,18 +194,15 @@ def shrink_jobs(
         if not len(rows):
             break
         row = int(ranking.waiting[k])
-        claim = ranking.priority(rows)
-        claim = claim * _busy(offset, nodes.efficiency[o.gpus.node[held]])
+        claim = ranking.priority(rows) * _busy(offset, nodes.efficiency[o.gpus.node[held]])
         service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=horizon_s))
         gain_s = min(service_s, horizon_s, free_in_s(proposal, columns, int(ranking.wanted[k]), scaling, table))
         share = min(float(o.jobs.gpu_share_requested[row]), 1.0)
         kept, gpu = np.empty(len(rows), dtype=np.int64), np.empty(int(ranking.wanted[k]), dtype=np.int64)
-        room = (proposal, columns, claim, horizon_s, scaling, table, kept, gpu)
-        a = float(ranking.waiting_a[k])
-        if not _makes_way(row, share, a * gain_s, *room):
-            continue
-        lost_s = lost_there_s(o, nodes, row, gpu, int(scaling[5][row]), service_s)
-        if lost_s > 0.0 and not _makes_way(row, share, a * (gain_s - lost_s), *room):
+        worth_s, memory_bytes = float(ranking.waiting_a[k]) * gain_s, float(o.jobs.memory_bytes[row])
+        room = (horizon_s, working(proposal.columns), o.gpus.node, scaling, table, kept, gpu)
+        one_model = bool(o.jobs.one_gpu_model[row])
+        if not shrink_for(len(gpu), share, memory_bytes, one_model, worth_s, columns, claim, *room):
             continue
         gpus = kept * o.jobs.gpus_per_worker[rows]
         given = gpus < np.diff(offset)
@@ -218,39 +213,6 @@ def shrink_jobs(
         columns = chosen(columns, np.flatnonzero(~given))
         proposal.start((np.array([row]), np.array([0, len(gpu)]), gpu, np.full(len(gpu), share)))
     return np.array(shrunk, dtype=np.int64)
-
-
-def _makes_way(
-    row: int,
-    share: float,
-    worth_s: float,
-    proposal: Proposal,
-    columns: ElasticColumns,
-    claim: Floats,
-    horizon_s: float,
-    scaling: ScalingColumns,
-    table: TableColumns,
-    kept: Ints,
-    gpu: Ints,
-) -> bool:
-    """Whether starting a job (row) of this worth pays off; writes the workers that each job keeps, and its GPUs."""
-    o = proposal.observation
-    return shrink_for(
-        len(gpu),
-        share,
-        float(o.jobs.memory_bytes[row]),
-        bool(o.jobs.one_gpu_model[row]),
-        worth_s,
-        columns,
-        claim,
-        horizon_s,
-        working(proposal.columns),
-        o.gpus.node,
-        scaling,
-        table,
-        kept,
-        gpu,
-    )
 
 
 def free_in_s(
@@ -288,17 +250,6 @@ def _free_by(proposal: Proposal, left_s: Floats, gpus: int) -> float:
     if proposal.avoided is not None:
         ends_s[proposal.avoided] = np.inf
     return float(np.partition(ends_s, gpus - 1)[gpus - 1]) if gpus <= len(ends_s) else math.inf
-
-
-def lost_there_s(o: Observation, nodes: NodeState, row: int, gpu: Ints, interval: int, service_s: float) -> float:
-    """Extra time (s) of a job on these GPUs over as many of the fastest ones, in one rack if possible."""
-    speed, node = np.where(o.nodes.up, nodes.speed, 0.0)[o.gpus.node], o.gpus.node[gpu]
-    best = float(-np.partition(-speed, len(gpu) - 1)[len(gpu) - 1])
-    lost_s = service_s * max(best / float(nodes.speed[node].min()) - 1.0, 0.0)
-    racks, size = np.unique(o.nodes.rack[o.gpus.node], return_counts=True)
-    if len(racks) > 1 and size.max() >= len(gpu) and len(np.unique(o.nodes.rack[node])) > 1:
-        lost_s += float(np.nan_to_num(lost_apart_s(o, row, len(gpu), interval)))
-    return lost_s
 
 
 def _busy(offset: Ints, efficiency: Floats) -> Floats:

@@ -1,14 +1,12 @@
-"""Free GPUs for elastic training jobs, by the gain of each given the exchanges of other jobs."""
+"""Free GPUs for elastic training jobs, by the gain of each."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from equipoise.policies.allocation.contention import Exchanges
 from equipoise.policies.allocation.elastic import chosen, elastic_columns, on_living_nodes, without_shunned
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, Ranking
-from equipoise.policies.allocation.starts import Starts
 from equipoise.policies.kernels.gangs import NO_ROWS, NO_VALUES, frozen, new_grants, trimmed, working
 from equipoise.policies.kernels.scaling import ElasticColumns, ScalingColumns, TableColumns, grow
 from equipoise.policies.observation import Bools, Floats, Ints
@@ -26,7 +24,6 @@ def grow_jobs(
     rows: Ints,
     horizon_s: float,
     margin: float,
-    starts: Starts,
 ) -> tuple[Ints, Floats]:
     """Give free GPUs to elastic jobs that surely gain from them; returns their rows and the seconds each gains.
 
@@ -48,22 +45,18 @@ def grow_jobs(
     if len(nodes.model_speed) > 1:  # a job that changes its model releases all its GPUs
         able &= without_shunned(proposal, columns)
     columns = chosen(columns, order[able[order]][:_MOST])
-    others, grown, gains = Exchanges(proposal, nodes, scaling, table), list[int](), list[float]()
+    grown, gains = list[int](), list[float]()
     for k, row in enumerate(columns[0].tolist()):
         one = chosen(columns, np.array([k]))
         closed, rack = ~allowed_nodes(o, row), o.nodes.rack[o.gpus.node[one[2]]]
         if (rack == rack[0]).all():
             closed |= o.nodes.rack != rack[0]
-        new, alone_s = _granted(proposal, nodes, scaling, table, one, horizon_s, margin, closed)
-        if not len(new) or starts.time_s(row, new) > (1.0 - margin) * starts.time_s(row, one[2]):
+        new, gain_s = _granted(proposal, nodes, scaling, table, one, horizon_s, margin, closed)
+        if not len(new):
             continue
-        others.without(row, one[2])
-        gain_s = others.gain_s(row, one[2], new, float(one[4][0]), alone_s, margin)
-        if gain_s > 0.0:
-            proposal.resize(row, one[2], new)
-            grown.append(row)
-            gains.append(gain_s)
-        others.beside(row, new if gain_s > 0.0 else one[2])
+        proposal.resize(row, one[2], new)
+        grown.append(row)
+        gains.append(gain_s)
     return np.array(grown, dtype=np.int64), np.array(gains)
 
 

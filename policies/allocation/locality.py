@@ -1,9 +1,7 @@
-"""S422's d: distance of nodes from a job's data and from its other workers.
+"""S422's d: distance of nodes from a job's data.
 
-For one job and its candidate nodes, d is the time that its workers would wait for remote data, relative to its
-computing time. Candidates are the nodes that store its data and the first others by weight: no more of those can be
-used. A gang with long exchanges is placed in one rack if possible, and waits for one where that costs less than
-exchanging across racks.
+For one job and its candidate nodes, d is the time that its workers would fetch remote data, relative to its computing
+time. Candidates are the nodes that store its data and the first others by weight: no more of those can be used.
 """
 
 from __future__ import annotations
@@ -13,10 +11,7 @@ import numpy as np
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.kernels.gangs import RoomColumns, frozen
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
-from equipoise.policies.physics import overlapped_s
 
-_OWN = 16  # waiting jobs with data or dear exchanges, from the first, that are placed each for itself
-_DEAR = 0.05  # exchange over work from which on a gang stays in one rack
 _NIC_LEAST_FREE = 0.01  # an interface counts as at least that much free
 
 
@@ -70,18 +65,3 @@ def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
     own[looked_at] = weight[looked_at] / (1.0 + fetch_s_of(o, row, gpus, looked_at) / work_s)
     ranked = looked_at[np.lexsort((free[looked_at], -own[looked_at]))]
     return columns._replace(weight=frozen(own), order=frozen(ranked))
-
-
-def lost_apart_s(o: Observation, row: int, gpus: int, interval: int) -> float:
-    """Extra time (s) of a job (row) on this many GPUs of two racks rather than one; NaN where unknown."""
-    speeds, gamma = o.speeds, float(np.nan_to_num(o.jobs.gamma[row], nan=1.0))
-    here = np.flatnonzero((speeds.job == row) & (speeds.gpus == gpus) & (speeds.apart_exchange_s > 0.0))
-    if not len(here):
-        return np.nan
-    k = here[np.argmax(speeds.samples_per_s[here])]
-    work_s = float(o.jobs.global_batch[row] / speeds.samples_per_s[k])
-    step_s, apart_s = (
-        (interval - 1) * work_s + overlapped_s(work_s, float(exchange_s[k]), gamma)
-        for exchange_s in (speeds.exchange_s, speeds.apart_exchange_s)
-    )
-    return float(np.nan_to_num(o.jobs.service_s[row])) * max(apart_s / step_s - 1.0, 0.0)

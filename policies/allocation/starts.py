@@ -1,9 +1,9 @@
 """S422 for waiting jobs: the GPUs that let a job end soonest, by one estimate of its time on them.
 
-The estimate counts the GPU model, nodes that were measured slow, the time to fetch data that is stored elsewhere,
-exchanges across more nodes or racks than needed or over slower interfaces, and for an elastic job its number of
-workers. What differs by less than `SURE` is not told apart: then the fewest and slowest GPUs are taken, on the fewest
-nodes, so that fast GPUs and whole nodes stay free. A job waits for better GPUs where that is surely quicker.
+The estimate counts the GPU model, nodes that were measured slow, the time to fetch data that is stored elsewhere, and
+for an elastic job its number of workers. What differs by less than `SURE` is not told apart: then the fewest and
+slowest GPUs are taken, on the fewest nodes and in one rack, so that fast GPUs and whole nodes stay free. A job waits
+for GPUs of another model where that is surely quicker.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.policies.allocation.elastic import elastic_columns, elastic_rows, held_gpus, slower, slowest_models
-from equipoise.policies.allocation.locality import fetch_s_of, lost_apart_s, with_data
+from equipoise.policies.allocation.locality import fetch_s_of, with_data
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, gpus_wanted, paces
 from equipoise.policies.allocation.widths import sizes_between
 from equipoise.policies.kernels.gangs import NO_ROWS, RequestColumns, frozen, request_columns, start_in_order
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
-from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, exchanging_of, times_of
+from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints
 from equipoise.policies.quotas.limits import allowed_nodes
 
@@ -27,8 +27,6 @@ _OWN = 16  # first jobs that are placed each for itself...
 _OWN_NODES = 20_000  # ... and fewer on more nodes than this over their number
 SURE = 0.1  # relative difference between two estimates that counts
 _WAIT = 0.7  # of the time with the GPUs that are free, below which a job waits for others
-_RACKS = 64  # for which a job may wait
-_SLOW = 0.8  # measured speed of a node over that of its model from which on it counts as its model does
 
 
 class GpuChoice(NamedTuple):
@@ -43,18 +41,14 @@ class GpuChoice(NamedTuple):
 class Starts:
     """Starts jobs of one decision."""
 
-    def __init__(
-        self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns, intervals: Ints
-    ) -> None:
+    def __init__(self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns) -> None:
         self.proposal, self.nodes, self.scaling, self.table = proposal, nodes, scaling, table
-        self.intervals = intervals
         o = proposal.observation
         self.worth: Floats = np.where(np.isnan(nodes.model_speed), 1.0, nodes.model_speed)[nodes.model]
-        self.ratio: Floats = np.where(nodes.ratio >= _SLOW, 1.0, np.maximum(nodes.ratio, 1e-3))
+        self.ratio: Floats = np.maximum(nodes.ratio, 1e-3)
         self.models = len(nodes.model_speed)
-        self.racks = len(o.nodes) > 0 and bool((o.nodes.rack != o.nodes.rack[0]).any())
-        self.largest: Ints = np.cumsum(-np.sort(-o.nodes.gpus))
         self._frees: Floats | None = None
+        self.racks = len(o.nodes) > 0 and bool((o.nodes.rack != o.nodes.rack[0]).any())
 
     def start(self, queue: Ints, strict: bool, requests: RequestColumns, may_wait: bool) -> int:
         """Start jobs of `queue` (rows) in order; `strict`: up to the first that cannot. Returns the number started."""
@@ -68,7 +62,7 @@ class Starts:
             started = (
                 self._one(int(part[0]), requests, may_wait) if own[at] else len(self._bulk(part, strict, requests))
             )
-            begun += max(started, 0)
+            begun += started
             if strict and started < len(part):
                 break
             at = end
@@ -131,10 +125,10 @@ class Starts:
         found = []
         for m in range(self.models):
             here = np.where(nodes.model == m, usable, 0)
-            found += self._on(row, here, sizes, times[:, m], m)
+            found += self._on(row, here, sizes, times[:, m])
         if not found and self.models > 1 and not jobs.one_gpu_model[row]:
             slowest = times.max(axis=1, initial=0.0, where=np.isfinite(times))
-            found = self._on(row, usable, sizes, slowest, -1)
+            found = self._on(row, usable, sizes, slowest)
         return found
 
     def _sizes(self, row: int, gpus: int, per: int) -> list[int]:
@@ -169,17 +163,8 @@ class Starts:
         steps = step_s.reshape(-1, n)
         return np.where(np.isfinite(times), times * steps[:-1] / steps[-1], np.inf)
 
-    def time_s(self, row: int, gpu: Ints) -> float:
-        """Estimated time (s) left of a training job with these whole GPUs."""
-        o, per = self.proposal.observation, max(int(self.proposal.observation.jobs.gpus_per_worker[row]), 1)
-        node = np.unique(o.gpus.node[gpu])
-        times = self._times_s(row, [len(gpu)], per)[0][self.nodes.model[node]]
-        free = np.bincount(o.gpus.node[gpu], minlength=len(o.nodes)).astype(np.int64)
-        own_s = times / self.ratio[node] + self._fetch_s(row, len(gpu), node)
-        return float(own_s.max()) + self._apart_s(row, len(gpu), node, free, int(self.nodes.model[node[0]]))
-
-    def _on(self, row: int, free: Ints, sizes: list[int], times: Floats, model: int) -> list[GpuChoice]:
-        """Options on nodes with these free GPUs: the fewest nodes, the quickest, and one rack."""
+    def _on(self, row: int, free: Ints, sizes: list[int], times: Floats) -> list[GpuChoice]:
+        """Options on nodes with these free GPUs: one rack, the fewest nodes, and the quickest."""
         o, found = self.proposal.observation, list[GpuChoice]()
         some, total = np.flatnonzero(free > 0), int(free.sum())
         for size, time_s in zip(sizes, times.tolist(), strict=True):
@@ -191,12 +176,12 @@ class Starts:
                 rack = np.bincount(o.nodes.rack[some], free[some]).astype(np.int64)
                 enough = np.flatnonzero(rack >= size)
                 if len(enough):
-                    sets.append(some[o.nodes.rack[some] == enough[rack[enough].argmin()]])
+                    sets.insert(0, some[o.nodes.rack[some] == enough[rack[enough].argmin()]])
             reads = self.proposal.columns.weight if o.jobs.input_bytes[row] > 0.0 else None
             for part in sets:
                 chosen = _fewest(part, free[part], size, None if reads is None else reads[part])
                 at = np.searchsorted(some, chosen)
-                estimate_s = float(own_s[at].max()) + self._apart_s(row, size, chosen, free, model)
+                estimate_s = float(own_s[at].max())
                 worth = float((free[chosen] * self.worth[chosen]).sum())
                 if not any(np.array_equal(chosen, old.nodes) and old.gpus == size for old in found):
                     found.append(GpuChoice(estimate_s, size, size * worth / max(free[chosen].sum(), 1), chosen))
@@ -205,29 +190,6 @@ class Starts:
     def _fetch_s(self, row: int, gpus: int, nodes: Ints) -> Floats | float:
         o = self.proposal.observation
         return fetch_s_of(o, row, gpus, nodes) if with_data(o, np.array([row]))[0] else 0.0
-
-    def _apart_s(self, row: int, gpus: int, chosen: Ints, free: Ints, model: int) -> float:
-        """Extra time (s) for exchanges across more nodes than needed, slower interfaces, or racks."""
-        o = self.proposal.observation
-        if o.jobs.rigid[row] or len(chosen) < 2:
-            return 0.0
-        per, m = max(int(o.jobs.gpus_per_worker[row]), 1), max(model, 0)
-        share = np.zeros(1)
-        rows, workers = frozen(np.array([row])), np.array([gpus // per])
-        exchanging_of(rows, np.zeros(1, np.int64), workers, np.array([m]), self.scaling, self.table, share)
-        service_s = float(np.nan_to_num(o.jobs.service_s[row], nan=3600.0))
-        extra = 0.0
-        fewest = int(np.searchsorted(self.largest, gpus)) + 1
-        if len(chosen) > fewest:
-            extra += float(share[0])
-        nic, first = o.nodes.nic_bytes_per_s, int(np.where(self.nodes.model == m, o.nodes.gpus, -1).argmax())
-        if fewest > 1 and nic[chosen].min() > 0.0:  # the estimate is for the largest nodes of the model
-            extra += float(share[0]) * max(float(nic[first] / nic[chosen].min()) - 1.0, 0.0)
-        lost_s = service_s * extra
-        if self.racks and len(np.unique(o.nodes.rack[chosen])) > 1:
-            known_s = lost_apart_s(o, row, gpus, int(self.intervals[row]))
-            lost_s = max(lost_s, float(share[0]) * service_s if np.isnan(known_s) else known_s)
-        return lost_s
 
     def shortest_s(self, row: int) -> float:
         """Time (s) of a job on the model that is best for it."""
@@ -242,7 +204,7 @@ class Starts:
         The GPUs are those that come free first; jobs that are to wait for them before this one are counted.
         """
         o = self.proposal.observation
-        if self.models < 2 and not self.racks:
+        if self.models < 2:
             return np.inf, NO_ROWS
         gpus = int(gpus_wanted(o, np.array([row]))[0])
         pace = paces(o, self.nodes.model_speed, np.array([row]))[0]
@@ -258,16 +220,14 @@ class Starts:
             self._frees = ends_s
         allowed = allowed_nodes(o, row)[o.gpus.node]
         best_s, best = np.inf, NO_ROWS
-        for m in range(self.models if not o.jobs.rigid[row] or self.models > 1 else 0):
+        for m in range(self.models):
             places = np.flatnonzero(allowed & (o.gpus.model == m))
-            rack = o.nodes.rack[o.gpus.node[places]]
-            count = np.bincount(rack) if self.racks else np.zeros(1)
-            own = [places[rack == k] for k in np.flatnonzero(count >= gpus)[:_RACKS]] or [places]
-            for part in own if pace[m] > 0.0 and len(places) >= gpus else ():
-                soonest = part[np.argpartition(self._frees[part], gpus - 1)[:gpus]]
-                free_s = float(self._frees[soonest].max())
-                if free_s > 0.0 and free_s + own_s / pace[m] < best_s:  # else it can have them now
-                    best_s, best = free_s + own_s / pace[m], soonest
+            if not pace[m] > 0.0 or len(places) < gpus:
+                continue
+            soonest = places[np.argpartition(self._frees[places], gpus - 1)[:gpus]]
+            free_s = float(self._frees[soonest].max())
+            if free_s > 0.0 and free_s + own_s / pace[m] < best_s:  # else it can have them now
+                best_s, best = free_s + own_s / pace[m], soonest
         return best_s, best
 
 

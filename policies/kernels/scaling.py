@@ -236,19 +236,6 @@ def times_of(
         result_s[k] = step_s(job, workers[k], model[k], t)
 
 
-@jit_in_place
-def exchanging_of(
-    rows: Ints, now: Ints, workers: Ints, model: Ints, scaling: ScalingColumns, table: TableColumns, share: Floats
-) -> None:
-    """Write the share of time, 0..1, in which each job (rows) with these workers on a model exchanges."""
-    t = SpeedTable(*table)
-    for i in range(rows.size):
-        job = job_of(rows[i], now[i], model[i], scaling)
-        every_s = job.interval * step_s(job, workers[i], model[i], t)
-        exchange_s = _exchange_s(job, workers[i], model[i], t)
-        share[i] = min(exchange_s / every_s, 1.0) if every_s > 0.0 else 0.0
-
-
 class ElasticArrays(NamedTuple):
     """Training jobs that can change size, with the GPUs of each in compressed rows, the last to give up first."""
 

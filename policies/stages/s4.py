@@ -51,23 +51,14 @@ from equipoise.policies.kernels.gangs import (
     start_in_order,
 )
 from equipoise.policies.kernels.placement import ANY, WEIGHTED
-from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns
+from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns
 from equipoise.policies.observation import Floats, Ints, Observation
 from equipoise.policies.plan import BY_CLOCK
 from equipoise.policies.stages.frozen import check_frozen
 from equipoise.policies.stages.guard import Record, Verdict, guard_blocked, guard_empty
 from equipoise.policies.stages.power import at_full_clock
 from equipoise.policies.stages.unhealthy import avoided_gpus, replace_suspects
-from equipoise.policies.stages.watch import (
-    back_off,
-    corrected,
-    going_back_pays,
-    measured,
-    remember_exchanges,
-    review,
-    watch,
-    way_back,
-)
+from equipoise.policies.stages.watch import corrected, measured, remember_exchanges, review, watch, way_back
 
 _PREEMPTING = 128  # first waiting jobs for which running jobs may be stopped
 _PREEMPT_RATIO = 0.5  # a job is stopped for one that needs less than this share of its time left
@@ -88,12 +79,12 @@ class NodeAllocation(AllocationStage):
     data that is stored elsewhere, for a waiting job the time to fetch it over the time to compute; R_j is the
     measured speed of the node. `formula`: jobs in order of sum_j R_ij per GPU asked for, whole gangs. The first few
     start where one estimate says that they end soonest (`allocation/starts.py`): it counts the GPU model, nodes that
-    were measured slow, data stored elsewhere, exchanges across nodes and racks, and the number of workers of an
-    elastic job. A node that was never measured counts as the others of its model do. What is not surely different
-    counts as equal: then fewer and slower GPUs are taken, on fewer nodes, or on those of highest R_ij by a job that
-    reads data. A job waits for better GPUs where it surely ends sooner. `optimal`: the sizes that maximise
-    goodput by an integer programme (Sia, Jayaram Subramanya et al. 2023). The source's formula images are lost: the
-    forms are ours, with its variables and directions.
+    were measured slow, data stored elsewhere, and the number of workers of an elastic job. A node that was never
+    measured counts as the others of its model do. What is not surely different counts as equal: then fewer and slower
+    GPUs are taken, on fewer nodes, or on those of highest R_ij by a job that reads data. A job waits for another
+    GPU model where it surely ends sooner. `optimal`: the sizes that maximise goodput by an integer programme (Sia,
+    Jayaram Subramanya et al. 2023). The source's formula images are lost: the forms are ours, with its variables and
+    directions.
 
     Order: as above. Blocking: jobs that do not fit are skipped until the first has waited for as long as it takes,
     or `reserve_after_s`, or the job of highest A that and its own duration: then it has a reservation until it
@@ -177,7 +168,6 @@ class NodeAllocation(AllocationStage):
         proposal = Proposal(o, ranking.weight, nodes.model, order, unsound, nodes.speed)
         values = nodes.values() | _use(o) | self._undo(proposal, verdict, memory, before, len(ranking.overdue) > 0)
         values["s413_replaced"] = replace_suspects(proposal)
-        memory = back_off(o, memory, before, verdict.rollback, self.noise)
         able = elastic_rows(o, ranking.running)
         able = able[measured(o, memory, able)]
         able, narrows = able[~guard_blocked(memory["guard"], able, o.time_s) & ~saved[able]], able
@@ -234,14 +224,13 @@ class NodeAllocation(AllocationStage):
     def _undo(
         self, proposal: Proposal, verdict: Verdict, memory: Memory, before: Record, reserved: bool
     ) -> dict[str, Any]:
-        """S413: give jobs back their former GPUs, where these are free, not `reserved`, and it pays off."""
+        """S413: give jobs back their former GPUs, where these are free and not `reserved`."""
         o, undone = proposal.observation, []
         judged = np.concatenate((verdict.keep, verdict.rollback))
         for row in verdict.rollback.tolist():
             gpus = way_back(proposal, memory, row)
-            was = float(before["before"][np.searchsorted(before["id"], row)])
             held = proposal.gpus_of(row)[0]
-            if gpus is not None and going_back_pays(o, row, was) and (not reserved or np.isin(gpus, held).all()):
+            if gpus is not None and (not reserved or np.isin(gpus, held).all()):
                 proposal.resize(row, held, gpus)
                 undone.append(row)
         return {
@@ -307,8 +296,7 @@ class NodeAllocation(AllocationStage):
         Also returns the time (s) that each job takes if one has a reservation, else None.
         """
         o = proposal.observation
-        intervals = Scaling(*scaling).sync_interval
-        starts, requests = Starts(proposal, nodes, scaling, table, intervals), request_columns(o)
+        starts, requests = Starts(proposal, nodes, scaling, table), request_columns(o)
         late = ranking.overdue
         overdue = self._start_first(starts, late[~proposal.touched(late)], requests, False)
         queue, first = ranking.waiting[~proposal.touched(ranking.waiting)], -1
@@ -320,12 +308,9 @@ class NodeAllocation(AllocationStage):
             queue = queue[~proposal.touched(queue)]
         if overdue < 0:
             first = self._start_first(starts, queue, requests, True)
-            if (
-                first >= 0
-                and not proposal.touched(np.array([first]))[0]
-                and (_waited_s(o, np.array([first]))[0] > min(self.reserve_after_s, starts.shortest_s(first)))
-            ):
-                overdue = first
+            if first >= 0 and not proposal.touched(np.array([first]))[0]:  # else it is to wait
+                patience_s = min(self.reserve_after_s, starts.shortest_s(first))
+                overdue = first if _waited_s(o, np.array([first]))[0] > patience_s else -1
             queue = queue[~proposal.touched(queue)]
         reserved_s, takes_s = math.nan, None
         if overdue >= 0:
@@ -415,8 +400,7 @@ class NodeAllocation(AllocationStage):
         if overdue >= 0 or not proposal.touched(ranking.waiting[waits]).all():
             return {"s422_grown": NO_ROWS, "s422_shrunk": shrunk}
         rows = rows[~proposal.touched(rows)]
-        starts = Starts(proposal, nodes, scaling, table, Scaling(*scaling).sync_interval)
-        grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, SURE, starts)
+        grown, gain_s = grow_jobs(proposal, nodes, ranking, scaling, table, rows, self.horizon_s, SURE)
         return {"s422_grown": grown, "s422_gain_s": gain_s, "s422_shrunk": shrunk}
 
 

@@ -113,30 +113,6 @@ def way_back(proposal: Proposal, memory: Memory, row: int) -> Ints | None:
     return gpus if there.all() else None
 
 
-def back_off(o: Observation, memory: dict[str, Any], before: Memory, rejected: Ints, noise: float) -> dict[str, Any]:
-    """The memory in which a rejected change is not tried again until its cost is under `noise` of the time.
-
-    before: the guard's record with the rejected changes. The cost is the goodput lost and two restarts.
-    """
-    if not len(rejected) or noise <= 0.0:
-        return memory
-    guard = memory["guard"]
-    until_s = guard["blocked_until_s"].copy()
-    at, was = np.searchsorted(guard["id"], rejected), np.searchsorted(before["id"], rejected)
-    kept = np.nan_to_num(o.jobs.goodput_samples_per_s[rejected]) / before["before"][was]
-    lost_s = (o.time_s - before["since_s"][was]) * np.maximum(1.0 - kept, 0.0)
-    trial_s = lost_s + 2.0 * np.nan_to_num(o.jobs.restart_s[rejected])
-    until_s[at] = np.maximum(until_s[at], o.time_s + trial_s / noise)
-    return {**memory, "guard": {**guard, "blocked_until_s": until_s}}
-
-
-def going_back_pays(o: Observation, row: int, before: float) -> bool:
-    """Whether the time saved on the remaining work exceeds another restart."""
-    left_s = o.jobs.remaining_samples[row] / max(float(o.jobs.goodput_samples_per_s[row]), 1e-9)
-    saved_s = left_s * (1.0 - o.jobs.goodput_samples_per_s[row] / before)
-    return not saved_s <= np.nan_to_num(o.jobs.restart_s[row])
-
-
 def watch(
     proposal: Proposal,
     nodes: NodeState,

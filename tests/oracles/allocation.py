@@ -146,20 +146,6 @@ def step(job, workers, model):
     return ((job["interval"] - 1) * work + together) / job["interval"]
 
 
-def exchanging(job, workers, model):
-    """Share of its time that a job exchanges."""
-    return min(work_and_exchange(job, workers, model)[1] / (job["interval"] * step(job, workers, model)), 1.0)
-
-
-def spanned(holder, node):
-    """By job: the nodes on which it holds GPUs."""
-    found = {}
-    for job, at in zip(holder, node, strict=True):
-        if job >= 0:
-            found.setdefault(int(job), set()).add(int(at))
-    return found
-
-
 def best_worth(configurations, jobs, must, room):
     """Most worth by trying all choices. configurations: (job, GPUs, model, worth)."""
     options = []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.policies.allocation import contention, elastic
+from equipoise.policies.allocation import elastic
 from equipoise.policies.allocation.preemption import patient_bars
 from equipoise.policies.allocation.ranking import _worth
 from equipoise.policies.allocation.sizes import best_sizes
@@ -317,32 +317,6 @@ def test_step_time(seed):
     scaling.times_of(*as_used("R", np.arange(3)), now, here, index, workers, model, columns, table, result)
     plain = [naive.step(jobs[i], int(n), int(m)) for i, n, m in zip(index, workers, model, strict=True)]
     assert result == pytest.approx(plain)
-
-
-@MANY
-@given(seed=SEEDS)
-def test_share_of_time_that_a_job_exchanges(seed):
-    rng = np.random.default_rng(seed)
-    jobs, columns, table = drawn_jobs(rng)
-    workers, model, share = rng.integers(1, 9, 3), ints([job["model"] for job in jobs]), np.empty(3)
-    now = ints([job["now"] for job in jobs])
-    scaling.exchanging_of(*as_used("R", np.arange(3)), now, workers, model, columns, table, share)
-    plain = [naive.exchanging(j, int(n), int(m)) for j, n, m in zip(jobs, workers, model, strict=True)]
-    assert share == pytest.approx(plain)
-
-
-@MANY
-@given(seed=SEEDS)
-def test_nodes_that_jobs_span(seed):
-    rng = np.random.default_rng(seed)
-    node, jobs, nodes = np.sort(rng.integers(0, 4, 12)), 5, 4
-    holder, count, seen = rng.integers(-2, jobs, 12), np.zeros(jobs, np.int64), np.full(jobs, -1)
-    contention.spanned(*as_used("RRww", holder, node, count, seen))
-    plain = naive.spanned(holder, node)
-    assert count.tolist() == [len(plain.get(job, ())) for job in range(jobs)]
-    share, busy = rng.random(jobs), np.zeros(nodes)
-    contention.add_to_nodes(*as_used("RRRww", holder, node, share, np.full(jobs, -1), busy))
-    assert busy == pytest.approx([sum(share[j] for j in plain if n in plain[j]) for n in range(nodes)])
 
 
 @MANY
