@@ -65,6 +65,7 @@ class AllocationStage(Stage):
     preemption: ClassVar[str]  # whether and when a running job is stopped
     places: ClassVar[str] = ""  # placement of gangs, if there is no `placement` parameter
     starvation: ClassVar[str] = ""  # whether a job may wait for as long as others arrive
+    fidelity: ClassVar[str] = ""  # how far it is what it is named after: exact, faithful, like, or not compared
     starts_only: ClassVar[bool] = False
     """It only starts waiting jobs on free GPUs: a world need not ask it when no job waits or no GPU is free."""
     honours: ClassVar[tuple[str, ...]] = ("limits", "partitions", "GPU types", "topology required")

@@ -43,7 +43,7 @@ BUILT_IN: dict[str, str] = {
     "linear": "equipoise.policies.baselines.linear:Linear",
     "drf": "equipoise.policies.baselines.optimus:Drf",
     "optimus": "equipoise.policies.baselines.optimus:Optimus",
-    "shockwave": "equipoise.policies.baselines.shockwave:Shockwave",
+    "shockwave-like": "equipoise.policies.baselines.shockwave:Shockwave",
     "lucid": "equipoise.policies.baselines.lucid:Lucid",
     "best-fit": "equipoise.policies.baselines.shares:BestFit",
     "fgd": "equipoise.policies.baselines.shares:Fgd",

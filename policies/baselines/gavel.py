@@ -97,6 +97,7 @@ class Gavel(RoundBased):
     name: ClassVar[str] = "gavel"
     order: ClassVar[str] = "share of time due on a GPU model over time received there"
     starvation: ClassVar[str] = "never: a job that has received no time comes first"
+    fidelity: ClassVar[str] = "faithful for finish-time; like for makespan and throughput; not compared for max-min"
 
     objective: str = "max-min"
 

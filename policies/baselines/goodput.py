@@ -155,6 +155,7 @@ class Pollux(RoundBased):
     name: ClassVar[str] = "pollux"
     order: ClassVar[str] = "gain in 1 / speed-up per GPU"
     starvation: ClassVar[str] = "a gang may wait for as long as smaller jobs gain more per GPU"
+    fidelity: ClassVar[str] = "not compared: no public completion times by job are at hand"
 
     round_s: float = 60.0
 
@@ -253,6 +254,7 @@ class Sia(RoundBased):
     name: ClassVar[str] = "sia"
     order: ClassVar[str] = "integer programme over goodputs"
     starvation: ClassVar[str] = "a gang may wait for as long as smaller jobs are worth more per GPU"
+    fidelity: ClassVar[str] = "not compared: no public completion times by job are at hand"
 
     round_s: float = 60.0
     power: float = -0.5

@@ -33,6 +33,7 @@ class Lucid(AllocationStage):
     order: ClassVar[str] = "GPUs x estimated duration, then id"
     blocking: ClassVar[str] = "greedy: passes over what does not fit"
     starvation: ClassVar[str] = "a long job or a gang may wait for as long as shorter or smaller ones arrive"
+    fidelity: ClassVar[str] = "not compared: no public completion times by job are at hand"
     preemption: ClassVar[str] = "never"
     needs: ClassVar[frozenset[str]] = frozenset({"nodes", "gpus", "jobs", "workers"})
 

@@ -36,6 +36,7 @@ class Optimus(RoundBased):
     name: ClassVar[str] = "optimus"
     order: ClassVar[str] = "time saved per GPU"
     starvation: ClassVar[str] = "a job may wait for as long as smaller ones take the GPUs"
+    fidelity: ClassVar[str] = "not compared: no public completion times by job are at hand"
 
     round_s: float = 600.0
     beginner: float = 0.05

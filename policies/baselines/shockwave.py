@@ -37,9 +37,10 @@ class Shockwave(RoundBased):
     the observed `service_s` and `speeds` are used. Its physical run is missed by 39.8 %, its mean completion by 29 %.
     """
 
-    name: ClassVar[str] = "shockwave"
+    name: ClassVar[str] = "shockwave-like"
     order: ClassVar[str] = "rounds bought in the window"
     starvation: ClassVar[str] = "never: rho, and so the budget, grows without bound while a job waits"
+    fidelity: ClassVar[str] = "like: its physical run is missed by 39.8 %, its mean completion by 29 %"
 
     round_s: float = 120.0
     window: int = 20

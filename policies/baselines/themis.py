@@ -34,6 +34,7 @@ class Themis(RoundBased):
     name: ClassVar[str] = "themis"
     order: ClassVar[str] = "worst finish-time fairness, then arrival"
     starvation: ClassVar[str] = "never: rho grows without bound while a job waits"
+    fidelity: ClassVar[str] = "not compared: no public completion times by job are at hand"
 
     fairness: float = 0.8  # f: the larger, the fewer jobs choose first
 

@@ -49,7 +49,7 @@ RIGID = (
     "themis",
     "gavel",
     "drf",
-    "shockwave",
+    "shockwave-like",
     "s4",
     "s4(mode=optimal)",
     f"s4({FREE})",

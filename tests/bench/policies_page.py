@@ -126,7 +126,7 @@ def text() -> str:
     for row in stages():
         if row["name"] in BUILT_IN:
             parts += [f"### {row['name']}\n", f"{row['what']}\n"]
-            facts = ("kind", "order", "blocking", "preemption", "starvation", "placement", "parameters")
+            facts = ("kind", "order", "blocking", "preemption", "starvation", "fidelity", "placement", "parameters")
             parts.append("\n".join(f"- {key}: {row[key]}" for key in facts if row.get(key)) + "\n")
     return "\n".join(parts)
 

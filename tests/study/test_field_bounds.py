@@ -18,7 +18,7 @@ POLICIES = (
     "pollux",
     "sia",
     "optimus",
-    "shockwave",
+    "shockwave-like",
     "lucid",
     "zeus+fifo",
     "diloco+fifo",

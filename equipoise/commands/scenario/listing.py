@@ -62,7 +62,7 @@ def _stage(name: str, cls: Any, origin: str) -> dict[str, Any]:
     parameters = {f.name: f.default for f in dataclasses.fields(cls)}
     doc = (cls.__doc__ or "").strip().split("\n\n")[0]
     row = {"name": name, "what": " ".join(doc.split()), "kind": cls.kind, "from": origin}
-    for promise in ("order", "blocking", "preemption", "starvation"):
+    for promise in ("order", "blocking", "preemption", "starvation", "fidelity"):
         row[promise] = getattr(cls, promise, "")
     row["placement"] = ", ".join(PLACEMENTS) if "placement" in parameters else getattr(cls, "places", "")
     row["of queues"] = ", ".join(getattr(cls, "honours", ()))

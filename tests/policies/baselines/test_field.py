@@ -234,7 +234,7 @@ def test_shockwave_sells_rounds_by_budget():
 def test_shockwave_runs_the_job_that_has_waited_longer():
     """An hour of work each on one GPU: rho is (0 + 2) / 2 = 1 and (2 + 2) / 2 = 2, so that the second buys more."""
     observation = kinds([[2.0], [2.0]], gpus=(1,), arrival_s=np.array([0.0, -7200.0]))
-    plan, _ = make_stage("shockwave").refine(observation, UNCHANGED, {})
+    plan, _ = make_stage("shockwave-like").refine(observation, UNCHANGED, {})
     assert list(placed(plan, observation)) == [1]
 
 
@@ -283,7 +283,7 @@ def test_shockwave_sells_rounds_once_in_a_window(monkeypatch):
     """12 rounds with the same jobs, in windows of 6."""
     sold = []
     monkeypatch.setattr(shockwave, "market", lambda *given: sold.append(given) or market(*given))
-    stage, memory, after = make_stage("shockwave", {"window": 6}), {}, []
+    stage, memory, after = make_stage("shockwave-like", {"window": 6}), {}, []
     seen = elastic(1024)
     for k in range(12):
         seen.time_s = k * stage.round_s
