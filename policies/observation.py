@@ -305,7 +305,7 @@ class Speeds(Table):
     gpus = _int("number of GPUs")
     samples_per_s = _float("estimated throughput, exchanges excluded")
     exchange_s = _float("estimated time of one gradient exchange without contention")
-    apart_exchange_s = _float("`exchange_s` with half of the workers in one rack and half in another")
+    apart_exchange_s = _float("`exchange_s` with half of the workers on one node and half on others")
 
 
 class Shards(Table):

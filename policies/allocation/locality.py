@@ -11,6 +11,7 @@ import numpy as np
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.kernels.gangs import RoomColumns, frozen
 from equipoise.policies.observation import Bools, Floats, Ints, Observation
+from equipoise.policies.physics import overlapped_s
 
 _NIC_LEAST_FREE = 0.01  # an interface counts as at least that much free
 
@@ -65,3 +66,23 @@ def own_room(proposal: Proposal, row: int, gpus: int) -> RoomColumns:
     own[looked_at] = weight[looked_at] / (1.0 + fetch_s_of(o, row, gpus, looked_at) / work_s)
     ranked = looked_at[np.lexsort((free[looked_at], -own[looked_at]))]
     return columns._replace(weight=frozen(own), order=frozen(ranked))
+
+
+def slower_apart(o: Observation, row: int, gpus: int, interval: int, nodes: Ints, one_node: bool) -> float:
+    """Step of a training job (row) with this many GPUs on `nodes` over that on its estimate's nodes; 1 where unknown.
+
+    one_node: the estimate is for one node.
+    """
+    speeds, gamma = o.speeds, float(np.nan_to_num(o.jobs.gamma[row], nan=1.0))
+    here = np.flatnonzero((speeds.job == row) & (speeds.gpus == gpus))
+    if not len(here):
+        return 1.0
+    k = here[np.argmax(speeds.samples_per_s[here])]
+    work_s, nic = float(o.jobs.global_batch[row] / speeds.samples_per_s[k]), o.nodes.nic_bytes_per_s
+    slow = float(nic.max() / max(nic[nodes].min(), 1.0)) if nic[nodes].min() > 0.0 else 1.0
+    apart_s = float((speeds.apart_exchange_s if one_node else speeds.exchange_s)[k]) * slow
+    step_s, then_s = (
+        (interval - 1) * work_s + overlapped_s(work_s, exchange_s, gamma)
+        for exchange_s in (float(speeds.exchange_s[k]), apart_s)
+    )
+    return max(then_s / step_s, 1.0) if then_s < np.inf and step_s > 0.0 else 1.0

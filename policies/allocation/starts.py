@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.policies.allocation.elastic import elastic_columns, elastic_rows, held_gpus, slower, slowest_models
-from equipoise.policies.allocation.locality import fetch_s_of, with_data
+from equipoise.policies.allocation.locality import fetch_s_of, slower_apart, with_data
 from equipoise.policies.allocation.proposal import Proposal
 from equipoise.policies.allocation.ranking import NodeState, gpus_wanted, paces
 from equipoise.policies.allocation.widths import sizes_between
 from equipoise.policies.kernels.gangs import NO_ROWS, RequestColumns, frozen, request_columns, start_in_order
 from equipoise.policies.kernels.placement import WEIGHTED, WHOLE
-from equipoise.policies.kernels.scaling import ScalingColumns, TableColumns, times_of
+from equipoise.policies.kernels.scaling import Scaling, ScalingColumns, TableColumns, times_of
 from equipoise.policies.observation import RUNNING, Bools, Floats, Ints
 from equipoise.policies.quotas.limits import allowed_nodes
 
@@ -30,9 +30,13 @@ _WAIT = 0.7  # of the time with the GPUs that are free, below which a job waits 
 
 
 class GpuChoice(NamedTuple):
-    """GPUs on which a job could start: its time there (s), their number, their worth, and their nodes."""
+    """GPUs on which a job could start: its time there (s), their number, their worth, and their nodes.
+
+    alone_s is the time without what its exchanges lose between these nodes, which a job does not wait to avoid.
+    """
 
     time_s: float
+    alone_s: float
     gpus: int
     worth: float
     nodes: Ints
@@ -43,6 +47,7 @@ class Starts:
 
     def __init__(self, proposal: Proposal, nodes: NodeState, scaling: ScalingColumns, table: TableColumns) -> None:
         self.proposal, self.nodes, self.scaling, self.table = proposal, nodes, scaling, table
+        self.intervals = Scaling(*scaling).sync_interval
         o = proposal.observation
         self.worth: Floats = np.where(np.isnan(nodes.model_speed), 1.0, nodes.model_speed)[nodes.model]
         self.ratio: Floats = np.maximum(nodes.ratio, 1e-3)
@@ -91,7 +96,8 @@ class Starts:
             return 0
         best_s = min(option.time_s for option in found)
         later_s, gpus = self._later(row) if may_wait else (np.inf, NO_ROWS)
-        if later_s + max(o.time_s - float(o.jobs.queued_since_s[row]), 0.0) < _WAIT * best_s:
+        waited_s = max(o.time_s - float(o.jobs.queued_since_s[row]), 0.0)
+        if later_s + waited_s < _WAIT * min(option.alone_s for option in found):
             assert self._frees is not None
             self._frees[gpus] = later_s
             proposal.leave(np.array([row]))
@@ -181,15 +187,24 @@ class Starts:
             for part in sets:
                 chosen = _fewest(part, free[part], size, None if reads is None else reads[part])
                 at = np.searchsorted(some, chosen)
-                estimate_s = float(own_s[at].max())
+                alone_s = float(own_s[at].max())
+                estimate_s = alone_s + time_s * (self._slower(row, size, chosen) - 1.0)
                 worth = float((free[chosen] * self.worth[chosen]).sum())
                 if not any(np.array_equal(chosen, old.nodes) and old.gpus == size for old in found):
-                    found.append(GpuChoice(estimate_s, size, size * worth / max(free[chosen].sum(), 1), chosen))
+                    found.append(
+                        GpuChoice(estimate_s, alone_s, size, size * worth / max(free[chosen].sum(), 1), chosen)
+                    )
         return found
 
     def _fetch_s(self, row: int, gpus: int, nodes: Ints) -> Floats | float:
         o = self.proposal.observation
         return fetch_s_of(o, row, gpus, nodes) if with_data(o, np.array([row]))[0] else 0.0
+
+    def _slower(self, row: int, gpus: int, chosen: Ints) -> float:
+        o = self.proposal.observation
+        if o.jobs.rigid[row] or len(chosen) < 2:
+            return 1.0
+        return slower_apart(o, row, gpus, int(self.intervals[row]), chosen, bool(o.nodes.gpus.max() >= gpus))
 
     def shortest_s(self, row: int) -> float:
         """Time (s) of a job on the model that is best for it."""

@@ -306,15 +306,14 @@ class Configuration:
         """One exchange (s) on links that nothing else uses, on the fewest nodes with that GPU model.
 
         Where these hold fewer workers, the nodes with other models help out; NaN where all hold fewer. `apart`:
-        half of the workers are in the first of those nodes' racks, the others elsewhere; NaN where all are in one.
+        half of the workers are in the first of those nodes, the others elsewhere; NaN where there is no other.
         """
         cluster = self.cluster
         room = cluster.nodes.gpus // self.gpus_per_worker
         order = np.lexsort((np.arange(len(room)), -room, cluster.node_model != gpu_model))
         places = np.repeat(order, room[order])
         if apart:
-            rack = cluster.topology.rack[places]
-            here = rack == rack[:1]
+            here = places == places[:1]
             places = np.concatenate((places[here][: workers // 2], places[~here][: workers - workers // 2]))
         if len(places) < workers or workers == 0:
             return math.nan

@@ -511,3 +511,33 @@ def test_a_job_that_its_host_holds_back_grows_onto_other_hosts():
     job = {"name": "j", "gpus": 8, "model": "m", "steps": 1000, "global_batch": 256, "workers_min": 1, "workers_max": 8}
     other = {"name": "other", "gpus": 6, "duration": 60.0}
     assert completion_s(nodes, models, [other, job | {"arrival": 1.0}], "s4", "j") < 200.0
+
+
+@pytest.mark.parametrize("policy", ["s4", "s1+s2+s3+s4"])
+def test_a_gang_is_not_spread_over_slow_interfaces_to_be_at_its_data(policy):
+    """2 GB on two nodes of one GPU each: over 1 Gbit/s they come to one node in 16 s.
+
+    Across the two, each of 100 exchanges of 700 MB takes 5.6 s.
+    """
+    nodes = [
+        {"name": "small", "count": 2, "gpus": 1, "nic": "1 Gbit/s"},
+        {"name": "large", "count": 1, "gpus": 8, "nic": "10 Gbit/s"},
+    ]
+    model = {"fixed_time": 0.005, "sample_time": 5e-5, "gradient": "700 MB", "overlap": 1.5, "drift": 0.1}
+    place = {"kind": "nodes", "nodes": ["small-0", "small-1"]}
+    data = {"samples": 100_000, "sample_size": "20 kB", "shards": 100, "placement": place}
+    job = {"name": "j", "gpus": 2, "model": "m", "steps": 100, "global_batch": 1000, "data": data}
+    assert completion_s(nodes, {"m": model}, [job], policy, "j") < 60.0
+
+
+@pytest.mark.parametrize("policy", ["s3", "s3(mode=optimal)"])
+def test_a_job_does_not_start_at_the_interval_of_gpus_that_it_does_not_get(policy):
+    """On the node that it gets exchanges cost little, on the faster GPUs, one a node, each takes seconds."""
+    nodes = [
+        {"name": "one", "count": 1, "gpus": 8, "accelerator": "a100_sxm_80gb", "nic": "25 Gbit/s"},
+        {"name": "spread", "count": 8, "gpus": 1, "accelerator": "h100_sxm", "nic": "1 Gbit/s"},
+    ]
+    model = {"flop_per_sample": 100e9, "kind": "large-products", "gradient": "220 MB", "overlap": 1.5, "drift": 0.05}
+    job = {"name": "j", "gpus": 8, "model": "m", "steps": 200, "global_batch": 512}
+    alone_s = completion_s(nodes, {"m": model}, [job], "fifo", "j")
+    assert completion_s(nodes, {"m": model}, [job], policy, "j") <= 1.01 * alone_s
