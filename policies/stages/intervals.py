@@ -67,8 +67,8 @@ def no_longer_than_fed(
 def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
     """`plan` with an interval for each training job that waits for its first start, by its estimates.
 
-    Estimates are for the requested GPUs on the fastest GPU model; jobs without estimates keep their
-    interval, as do those whose stored data is to be read.
+    Estimates are for the requested GPUs. Where a job will run is not known, so that of all GPU models the shortest
+    interval counts. Jobs without estimates keep theirs, as do those whose stored data is to be read.
     """
     o, jobs, speeds = observation, observation.jobs, observation.speeds
     if not len(speeds) or not len(o.waiting):
@@ -80,9 +80,9 @@ def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
         known &= ~np.isin(speeds.job, o.stores.job) | ~(jobs.input_bytes[speeds.job] > 0.0)
     if not known.any():
         return plan
-    intervals = plan.intervals(o).copy()
-    before = intervals.copy()
-    for k in np.flatnonzero(known)[np.argsort(speeds.samples_per_s[known], kind="stable")].tolist():
+    before = plan.intervals(o)
+    first = np.full(len(jobs), np.iinfo(np.int64).max)
+    for k in np.flatnonzero(known).tolist():
         job = int(speeds.job[k])
         work_s = jobs.global_batch[job] / speeds.samples_per_s[k]
         gamma = float(np.nan_to_num(jobs.gamma[job], nan=1.0))
@@ -91,7 +91,8 @@ def first_intervals(observation: Observation, plan: Plan, delay: float) -> Plan:
         )
         h = speeds.exchange_s[k] / (settled_ratio(delay) * work_s)
         if bound >= 1.0:
-            intervals[job] = math.floor(min(max(h, 1.0), bound) + 0.5)
+            first[job] = min(first[job], math.floor(min(max(h, 1.0), bound) + 0.5))
+    intervals = np.where(first < np.iinfo(np.int64).max, first, before)
     return plan if np.array_equal(intervals, before) else plan.with_(sync_interval=intervals)
 
 
