@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from equipoise.options import WrongInputError
-from equipoise.policies.contract import Policy
-from equipoise.policies.record.export import ExportError, load_policy
 from equipoise.policies.registry import make_policy
+
+if TYPE_CHECKING:
+    from equipoise.policies.contract import Policy
 
 
 def policy_of(text: str) -> Policy:
     """An exported file, or stages joined by +."""
     if not text.endswith((".yaml", ".yml")):
         return make_policy(text)
+    from equipoise.policies.record.export import ExportError, load_policy  # loads Numba, which `--help` does without
+
     try:
         return load_policy(Path(text)).policy
     except ExportError as error:
