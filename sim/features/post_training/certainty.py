@@ -95,15 +95,24 @@ def certainty_of(loop: Loop, scenario: Scenario) -> StepCertainty:
         outside.append("more than one step behind")
     if loop.rollout.tool_calls:
         outside.append("tools")
+    if loop.rollout.stream:
+        outside.append("replicas that go on with the next step's responses")
     if loop.response.most > 16384:
         outside.append(f"responses of {loop.response.most:,} tokens")
     nearest = min(
         runs, key=lambda run: math.log(run.parameters / size) ** 2 + math.log(run.gpus / loop.gpus) ** 2 / 4.0
     )
     families = len({run.family for run in runs})
-    rests_on = f"{len(runs)} published runs of {families} families of {kind} models that were not fitted"
-    rests_on += f", all with NVIDIA NeMo-RL; {OTHER_SOFTWARE}" if kind == "dense" else ""
-    return StepCertainty(_spread(kind), rests_on, tuple(outside), nearest, group=(kind, "post-training"), gpu=gpu)
+    rests_on = f"{len(runs)} published runs of {families} families of {kind} models, "
+    by = "each by constants of the others, all with NVIDIA NeMo-RL"
+    rests_on += f"{by}; {OTHER_SOFTWARE}" if kind == "dense" else "by constants of one of them, Qwen3 30B"
+    spread = _spread(kind)
+    if outside:  # nothing public tells how much wider: as wide as the widest
+        spread, rests_on = (
+            _spread("experts"),
+            "unknown: no published run is like it; the interval of models with experts",
+        )
+    return StepCertainty(spread, rests_on, tuple(outside), nearest, group=(kind, "post-training"), gpu=gpu)
 
 
 def errors(kind: str, chances: int = 9) -> list[tuple[float, float]]:
