@@ -202,8 +202,7 @@ class Stepping:
 
     def decide_after(self) -> int:
         """Rounds between decisions: fewer after a change, and at first if data lies in files, on slow paths perhaps."""
-        options = self._parts.options
-        every = options.half if self._changed else options.every
+        every = self._parts.options.half if self._changed else self._parts.options.every
         return min(every, max(2, self.round // 2)) if self._parts.agreement.plane is not None else every
 
     def _agreed(self) -> RoundChange | None:

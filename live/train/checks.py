@@ -95,8 +95,7 @@ class ForwardCheck:
 
     def begin(self) -> None:
         """A training forward pass begins. Raises RuntimeError inside PyTorch's `context_parallel`."""
-        attention = torch.nn.functional.scaled_dot_product_attention
-        if (attention.__module__ or "").startswith("torch.distributed"):
+        if (torch.nn.functional.scaled_dot_product_attention.__module__ or "").startswith("torch.distributed"):
             raise RuntimeError(_SHARED)
         self._before = self._exchanges()
 

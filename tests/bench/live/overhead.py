@@ -88,7 +88,6 @@ def measure(
             policy=policy,
             global_batch=batch,
             mode=mode,
-            statistics_every=10,
             run_dir=run_dir,
             delay_rounds=delay_rounds,
         )
